@@ -1,0 +1,1 @@
+"""ssvit: self-supervised pre-training of Vision Transformers by masked patch prediction."""

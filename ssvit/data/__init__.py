@@ -1,0 +1,1 @@
+"""From files, memory or thin air to uint8 batches, each a pure function of the seed and the step."""

@@ -1,0 +1,90 @@
+"""What images a folder holds, and of which class: read from names alone, so that a wrong root is told at once.
+
+Two layouts are known: images that lie in the folder itself (no class), and one subfolder a class, whose images may lie
+at any depth. Where a folder holds both, the whole of it counts as unlabelled. Names that begin with a dot are passed
+over. This module imports nothing but the standard library.
+"""
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from ssvit.options import OptionError, UserError
+
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm", ".pbm")
+HELD_OUT = ("val", "validation", "valid", "test")
+
+
+def check(root: Any) -> None:
+    """Tell in one line what is wrong with a root: OptionError if it is no folder or holds no image at any depth.
+
+    Stops at the first image, so it costs nothing on millions.
+    """
+    if not isinstance(root, str | os.PathLike) or not os.fspath(root):
+        raise OptionError("root", root, "must name a folder of images")
+    if not os.path.exists(root):
+        raise OptionError("root", root, "no such folder")
+    if not os.path.isdir(root):
+        raise OptionError("root", root, "must be a folder, and this is a file")
+    try:
+        first = next(_images(os.fspath(root)), None)
+    except OSError as error:
+        raise OptionError("root", root, f"cannot be read: {error.strerror}") from None
+    if first is None:
+        raise OptionError("root", root, f"holds no image (a file ending in {', '.join(IMAGE_SUFFIXES)})")
+
+
+def list_images(root: str) -> list[tuple[str, str | None]]:
+    """All images of a folder as (path, class name or None), sorted by class and path. UserError if there is none."""
+    found = []
+    try:
+        for entry in _entries(root):
+            if entry.is_dir():
+                found += [(path, entry.name) for path in _images(entry.path)]
+            elif _is_image(entry):
+                found.append((entry.path, None))
+    except OSError as error:
+        raise UserError(f"{error.filename}: cannot be read: {error.strerror}") from None
+    if not found:
+        raise UserError(f"{root}: holds no image (a file ending in {', '.join(IMAGE_SUFFIXES)})")
+    if any(name is None for _, name in found):
+        return sorted((path, None) for path, _ in found)
+    return sorted(found, key=lambda image: (image[1], image[0]))
+
+
+def splits(root: str) -> tuple[str, str | None]:
+    """The folders to train on and to hold out: (root/train, root/val or its like), or (root, None) if it has no split.
+
+    A folder named train counts as a class like any other where other classes stand beside it and no held-out folder.
+    """
+    train = os.path.join(root, "train")
+    held_out = next((path for path in (os.path.join(root, name) for name in HELD_OUT) if os.path.isdir(path)), None)
+    if not os.path.isdir(train):
+        return root, None
+    others = (entry for entry in _entries(root) if entry.name != "train")
+    if held_out is None and any(_is_image(entry) or (entry.is_dir() and any(_images(entry.path))) for entry in others):
+        return root, None
+    return train, held_out
+
+
+def _entries(folder: str) -> list[os.DirEntry]:
+    with os.scandir(folder) as entries:
+        return sorted((entry for entry in entries if not entry.name.startswith(".")), key=lambda entry: entry.name)
+
+
+def _is_image(entry: os.DirEntry) -> bool:
+    return entry.name.lower().endswith(IMAGE_SUFFIXES) and entry.is_file()
+
+
+def _images(folder: str) -> Iterator[str]:
+    """Paths of the images below a folder, links followed save those that lead back to where they lie."""
+    for entry in _entries(folder):
+        if _is_image(entry):
+            yield entry.path
+        elif entry.is_dir() and not (entry.is_symlink() and _leads_back(entry.path)):
+            yield from _images(entry.path)
+
+
+def _leads_back(link: str) -> bool:
+    target = os.path.realpath(link)
+    return os.path.commonpath([target, os.path.realpath(os.path.dirname(link))]) == target

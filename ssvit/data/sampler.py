@@ -1,0 +1,53 @@
+"""Which images at which step: a slot numbers an image in the order of training, and everything follows from the slot.
+
+Step s of a run holds slots s * batch_size ... (s + 1) * batch_size - 1. Slot t shows image t % size of the order
+of epoch t // size, so every image comes once an epoch, batches may straddle epochs, and nothing has to be saved to
+go on from any step.
+
+Letters: b slots.
+"""
+
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from ssvit.options import OptionError, whole
+from ssvit.randomness import permutation
+
+
+@lru_cache(maxsize=4)
+def _order(seed: int, epoch: int, size: int) -> Tensor:
+    return permutation(seed, f"order of epoch {epoch}", size)
+
+
+def indices(slots: Tensor, *, size: int, seed: int) -> Tensor:
+    """The image that each slot shows: slots (b,) int64 -> (b,) int64 in [0, size), a function of (seed, slot) alone."""
+    epochs, places = slots.div(size, rounding_mode="floor"), slots.remainder(size)
+    shown = torch.empty_like(slots)
+    for epoch in epochs.unique().tolist():
+        of_epoch = epochs == epoch
+        shown[of_epoch] = _order(seed, epoch, size)[places[of_epoch]]
+    return shown
+
+
+def slots(step: int, micro: int, *, batch_size: int, accumulate: int = 1, rank: int = 0, world: int = 1) -> Tensor:
+    """The slots of one micro-batch: (batch_size / (world * accumulate),) int64.
+
+    Process `rank` of `world` takes its contiguous part of the global batch, and micro-batch `micro` of `accumulate`
+    its contiguous part of that.
+    """
+    count = batch_size // (world * accumulate)
+    start = step * batch_size + (rank * accumulate + micro) * count
+    return torch.arange(start, start + count)
+
+
+def check(*, batch_size: int, accumulate: int, world: int, size: int) -> None:
+    """OptionError if the global batch cannot be split evenly, or holds more images than there are."""
+    whole("batch_size", batch_size)
+    whole("accumulate", accumulate)
+    if batch_size % (world * accumulate):
+        right = f"must be divisible by processes * accumulate = {world} * {accumulate}"
+        raise OptionError("batch_size", batch_size, right)
+    if batch_size > size:
+        raise OptionError("batch_size", batch_size, f"must be no more than the {size} images to train on")

@@ -1,0 +1,191 @@
+"""Where images come from: a set held in memory, or a list of files, and the builders that make train and held-out sets.
+
+Letters: n images, c channels, h, w pixels.
+"""
+
+import hashlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from ssvit.data import folder as folders
+from ssvit.options import OptionError, UserError, flag, number, one_of, pair, whole
+from ssvit.randomness import uniform
+
+
+class Source(Protocol):
+    """Images in a fixed order: labels (n,) int64 into `classes`, or None; the fingerprint tells content and order."""
+
+    labels: Tensor | None
+    classes: tuple[str, ...]
+    channels: int
+
+    def __len__(self) -> int: ...
+
+    @property
+    def fingerprint(self) -> str: ...
+
+    def take(self, indices: Tensor) -> "Source": ...
+
+
+@dataclass(frozen=True)
+class Data:
+    """What to train on, what to measure on, and the names of the training set's classes (none if unlabelled)."""
+
+    train: Source
+    held_out: Source
+    classes: tuple[str, ...]
+
+
+class Memory:
+    """Images of one size held as one tensor: images (n, c, h, w) uint8, labels (n,). UserError for a label amiss."""
+
+    def __init__(self, images: Tensor, labels: Any = None, classes: Sequence[str] = ()) -> None:
+        if images.ndim != 4 or images.dtype != torch.uint8:
+            raise ValueError(f"images must be (n, c, h, w) uint8, not {tuple(images.shape)} {images.dtype}")
+        self.images = images.contiguous()
+        self.labels = _labels(labels, len(images), classes)
+        self.classes = tuple(classes)
+        self.channels = images.shape[1]
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """sha256 of the shape and the pixels."""
+        digest = hashlib.sha256(str(tuple(self.images.shape)).encode())
+        digest.update(self.images.numpy())
+        return digest.hexdigest()
+
+    def take(self, indices: Tensor) -> "Memory":
+        """The set of the images at `indices`, in that order."""
+        labels = None if self.labels is None else self.labels[indices]
+        return Memory(self.images[indices], labels, self.classes)
+
+
+class Files:
+    """Image files of any size, decoded to RGB as they are needed; labels (n,). UserError for a label amiss."""
+
+    channels = 3
+
+    def __init__(self, paths: Sequence[str], labels: Any = None, classes: Sequence[str] = ()) -> None:
+        self.paths = [os.fspath(path) for path in paths]
+        self.labels = _labels(labels, len(self.paths), classes)
+        self.classes = tuple(classes)
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """sha256 of the names below the common folder and the sizes: the same wherever the folder lies."""
+        digest = hashlib.sha256()
+        # What the first and the last of the sorted paths share, all share.
+        top = os.path.commonpath([os.path.dirname(path) for path in (min(self.paths), max(self.paths))])
+        for path in self.paths:
+            size = os.path.getsize(path) if os.path.isfile(path) else -1
+            digest.update(f"{os.path.relpath(path, top)}\0{size}\0".encode(errors="surrogateescape"))
+        return digest.hexdigest()
+
+    def take(self, indices: Tensor) -> "Files":
+        """The set of the files at `indices`, in that order."""
+        labels = None if self.labels is None else self.labels[indices]
+        return Files([self.paths[i] for i in indices.tolist()], labels, self.classes)
+
+
+def _labels(labels: Any, count: int, classes: Sequence[str]) -> Tensor | None:
+    if labels is None:
+        return None
+    labels = torch.as_tensor(labels, dtype=torch.int64)
+    if labels.shape != (count,):
+        raise UserError(f"{len(labels)} labels for {count} images")
+    wrong = labels[(labels < 0) | (labels >= len(classes))]
+    if len(wrong):
+        raise UserError(f"label {wrong[0].item()} is outside of [0, {len(classes)}), the range of the classes")
+    return labels
+
+
+def synthetic(*, size: Any = 32, images: int = 8192, held_out_images: int = 2048, seed: int = 0) -> Data:
+    """The embedded set, drawn anew at each start: nothing to download. OptionError for sizes or counts amiss."""
+    from ssvit.data.synthetic import CLASSES, render
+
+    size = pair("size", size)
+    whole("images", images)
+    whole("held_out_images", held_out_images)
+    train = render(torch.arange(images), seed=seed, size=size)
+    held_out = render(torch.arange(images, images + held_out_images), seed=seed, size=size)
+    return Data(Memory(*train, CLASSES), Memory(*held_out, CLASSES), CLASSES)
+
+
+def folder(*, root: str, held_out: float = 0.1, seed: int = 0) -> Data:
+    """A folder of images, flat or with a subfolder for each class, or two of those named train and val.
+
+    Without a val (or validation, valid, test) folder the fraction `held_out` of the images is kept from training.
+    UserError if the held-out images have a class that training lacks.
+    """
+    folders.check(root)
+    train_root, held_out_root = folders.splits(root)
+    train = _files(train_root)
+    if held_out_root is None:
+        train, kept = split(train, held_out=held_out, seed=seed)
+    else:
+        kept = _files(held_out_root, train.classes)
+    return Data(train, kept, train.classes)
+
+
+def imagenet(*, root: str) -> Data:
+    """ImageNet in its usual layout: train/ and val/, in each a folder for every class, named by its wnid."""
+    folders.check(root)
+    for name in ("train", "val"):
+        path = os.path.join(root, name)
+        if not os.path.isdir(path):
+            raise OptionError("root", root, f"holds no folder {name}: ImageNet's usual layout is train/ and val/")
+    train = _files(os.path.join(root, "train"))
+    if not train.classes:
+        raise OptionError("root", root, "images lie in train/ itself, not in a folder for each class")
+    held_out = _files(os.path.join(root, "val"), train.classes)
+    if held_out.labels is None:
+        raise OptionError("root", root, "images lie in val/ itself: sort them into a folder for each class (wnid)")
+    return Data(train, held_out, train.classes)
+
+
+def torchvision_set(
+    *,
+    name: str,
+    root: str,
+    download: bool = False,
+    split: str | None = None,
+    held_out: float | None = None,
+    seed: int = 0,
+) -> Data:
+    """A public data set as torchvision reads it: cifar10, cifar100, stl10, flowers102 or oxford_pets.
+
+    Trains on all labelled images that are not the set's test images, or with split=unlabeled on STL-10's unlabelled
+    ones. Measures on the test images or, where `held_out` gives a fraction, on that part of the training images
+    (the development split by which options are chosen). UserError if the files are absent or damaged.
+    """
+    one_of("name", name, _READERS)
+    flag("download", download)
+    if split is not None and (name, split) != ("stl10", "unlabeled"):
+        raise OptionError("split", split, "must be left out, or unlabeled for stl10")
+    train_parts, test_part = _READERS[name]
+    try:
+        train = _torchvision(name, root, (split,) if split else train_parts, download)
+        test = _torchvision(name, root, (test_part,), download) if held_out is None else None
+    except ModuleNotFoundError as error:
+        raise UserError(f"data.name={name}: reading it needs the package {error.name}") from None
+    except (RuntimeError, OSError, EOFError) as error:
+        if download:
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise UserError(f"data.root={root}: {name} could not be fetched: {reason}") from None
+        right = "give the folder that holds it, or set data.download=true to fetch it"
+        raise UserError(f"data.root={root}: holds no whole {name}: {right}") from None
+    if test is None:
+        train, test = globals()["split"](train, held_out=held_out, seed=seed)
+    return Data(train, test, train.classes)

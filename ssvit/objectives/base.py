@@ -1,0 +1,24 @@
+"""What the training loop asks of a method: a module that owns an encoder, draws its randomness and gives a loss.
+
+Letters: b images.
+"""
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from ssvit.encoder.vit import ViT
+
+
+class Objective(nn.Module):
+    """A way of training an encoder. Fine-tuning is one too. A method is one module here and one file in configs."""
+
+    encoder: ViT
+
+    def draw(self, slots: Tensor, *, seed: int) -> Any:
+        """Every random choice about the images of slots (b,), as a tuple of tensors whose first dimension is b."""
+        return ()
+
+    def forward(self, images: Tensor, labels: Tensor | None, draw: Any) -> dict[str, Tensor]:
+        """images (b, c, h, w) uint8 or in [0, 1], labels (b,) or None: "loss" is minimised, the rest is shown."""
+        raise NotImplementedError

@@ -1,0 +1,49 @@
+"""Masked patch prediction: corrupt half of the patch embeddings, predict each one's colour (Appendix B.1.2).
+
+Letters: b images, n patches, m corrupted patches an image, d width.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from ssvit.encoder.vit import ViT
+from ssvit.masking import Corruption, Masking, corrupt
+from ssvit.objectives.base import Objective
+from ssvit.targets import Target
+
+
+class MaskedPatch(Objective):
+    """The paper's self-supervised objective: a [mask] embedding and a linear head beside the encoder.
+
+    The head starts at zero, as all the authors' output layers do, so the first loss is that of a uniform guess.
+    """
+
+    def __init__(self, *, encoder: ViT, masking: Masking, target: Target) -> None:
+        super().__init__()
+        self.encoder, self.masking, self.target = encoder, masking, target
+        self.mask_token = nn.Parameter(torch.randn(encoder.width) * 0.02)
+        self.head = nn.Linear(encoder.width, target.width)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+    def draw(self, slots: Tensor, *, seed: int) -> Corruption:
+        """Which patches of the images of slots (b,) are corrupted, and how."""
+        return self.masking.draw(slots, seed=seed, grid=self.encoder.grid)
+
+    def predict(self, images: Tensor, draw: Corruption) -> Tensor:
+        """What the head says of each corrupted patch, from that patch's own output: -> (b, m, target.width)."""
+        tokens = self.encoder.embed(images)
+        tokens = corrupt(tokens, self.mask_token, draw)
+        return self.head(self.encoder.encode(tokens, at=draw.at))
+
+    def corrupted_labels(self, images: Tensor, draw: Corruption) -> Tensor:
+        """The labels of the corrupted patches: -> (b, m, ...)."""
+        labels = self.target.labels(images)
+        return labels.gather(1, draw.at[:, :, None].expand(-1, -1, labels.shape[-1]))
+
+    def forward(self, images: Tensor, labels: Tensor | None, draw: Corruption) -> dict[str, Tensor]:
+        """The mean loss over the corrupted patches, and the mean score of the best guess."""
+        truth = self.corrupted_labels(images, draw)
+        prediction = self.predict(images, draw)
+        score = self.target.score(self.target.guess(prediction.detach()), truth)
+        return {"loss": self.target.losses(prediction, truth).mean(), self.target.score_name: score.mean()}

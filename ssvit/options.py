@@ -1,0 +1,67 @@
+"""What an option may be, said once: constructors call these checks, and so do the tools before the slow imports.
+
+A check raises `OptionError` with one line that names the option, its value and what would be right. This module
+imports nothing but the standard library.
+"""
+
+from collections.abc import Iterable
+from numbers import Integral, Real
+from typing import Any
+
+
+class UserError(Exception):
+    """A failure that the user can mend: its message is one line, and the tools print that line and no traceback."""
+
+
+class OptionError(UserError, ValueError):
+    """An option has a value that it cannot have."""
+
+    def __init__(self, name: str, value: Any, right: str) -> None:
+        super().__init__(f"{name}={value}: {right}")
+        self.name, self.value, self.right = name, value, right
+
+    def within(self, group: str) -> "OptionError":
+        """The same error with the option named from the root of the configuration, as the user typed it."""
+        return OptionError(f"{group}.{self.name}", self.value, self.right)
+
+
+def whole(name: str, value: Any, at_least: int = 1) -> None:
+    """`value` must be an integer of `at_least` or more."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < at_least:
+        raise OptionError(name, value, f"must be a whole number, {at_least} or more")
+
+
+def number(name: str, value: Any, low: float, high: float = float("inf"), *, above: bool = False) -> None:
+    """`value` must be a finite number from `low` to `high`, or above `low` where `above` is set."""
+    is_number = isinstance(value, Real) and not isinstance(value, bool) and float("-inf") < value < float("inf")
+    if not is_number or value > high or value < low or (above and value == low):
+        least = f"above {low:g}" if above else f"{low:g} or more"
+        most = "" if high == float("inf") else f" and at most {high:g}"
+        raise OptionError(name, value, f"must be a number, {least}{most}")
+
+
+def one_of(name: str, value: Any, allowed: Iterable[Any]) -> None:
+    """`value` must stand in `allowed`."""
+    allowed = tuple(allowed)
+    if value not in allowed:
+        raise OptionError(name, value, f"must be one of {', '.join(map(str, allowed))}")
+
+
+def flag(name: str, value: Any) -> None:
+    """`value` must be true or false."""
+    if not isinstance(value, bool):
+        raise OptionError(name, value, "must be true or false")
+
+
+def pair(name: str, value: Any, at_least: int = 1) -> tuple[int, int]:
+    """Read a height and width: one whole number for both, or a list of two. Returns (height, width)."""
+    values = (value, value) if not isinstance(value, list | tuple) else tuple(value)
+    try:
+        if len(values) != 2:
+            raise OptionError(name, value, "")
+        for part in values:
+            whole(name, part, at_least)
+    except OptionError:
+        right = f"must be a whole number of pixels, {at_least} or more, or [height, width]"
+        raise OptionError(name, value, right) from None
+    return values

@@ -1,0 +1,150 @@
+"""What is predicted of a corrupted patch: the three targets of the paper's Appendix B.1.2.
+
+A target owns the width of its prediction, its labels, its loss, and what is needed to judge it: a best guess, a
+score of that guess, the best constant, and how a label looks. Labels are made from the augmented image before any
+normalisation: float in [0, 1], or uint8, for which they are exact.
+
+Letters: b images, c channels, n patches of p x q pixels, g x g cells a patch, k classes; ... any leading shape.
+"""
+
+import math
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange, repeat
+from torch import Tensor
+
+from ssvit import rules
+from ssvit.options import pair
+
+
+class Target(Protocol):
+    """What an objective asks of a target. `score` is better when higher if `higher_is_better`."""
+
+    width: int
+    score_name: str
+    higher_is_better: bool
+
+    def labels(self, images: Tensor) -> Tensor:
+        """(b, c, h, w) in [0, 1] or uint8 -> (b, n, ...)."""
+
+    def losses(self, prediction: Tensor, labels: Tensor) -> Tensor:
+        """The loss of each patch: (..., width) and the labels of those patches -> (...)."""
+
+    def guess(self, prediction: Tensor) -> Tensor:
+        """The likeliest labels: (..., width) -> (..., as labels)."""
+
+    def score(self, guess: Tensor, labels: Tensor) -> Tensor:
+        """How good a guess is, patch by patch: labels and labels -> (...)."""
+
+    def constant(self, labels: Tensor) -> tuple[float, Tensor]:
+        """The least loss of a constant prediction on these labels, and the constant guess that scores best."""
+
+    def paint(self, labels: Tensor) -> Tensor:
+        """Labels as pixels: (..., as labels) -> (..., c, p, q) in [0, 1]."""
+
+
+class ColorGrid:
+    """The mean colours of a grid of cells, each channel in 2^bits levels, one class a cell.
+
+    The paper's 4x4 downsized patch: grid=4, bits=3, 16 predictions of 512 classes. level = min(floor(levels * mean),
+    levels - 1) and class = levels^2 R + levels G + B (for three channels).
+    """
+
+    score_name = "accuracy"
+    higher_is_better = True
+
+    def __init__(self, *, patch_size: int | tuple[int, int], channels: int = 3, grid: int = 4, bits: int = 3) -> None:
+        rules.target(patch_size=patch_size, channels=channels, grid=grid, bits=bits)
+        self.patch_size, self.channels, self.grid = pair("patch_size", patch_size), channels, grid
+        self.levels = 2**bits
+        self.classes = self.levels**channels
+        self.width = grid * grid * self.classes
+
+    def labels(self, images: Tensor) -> Tensor:
+        """(b, c, h, w) in [0, 1] or uint8 -> (b, n, g * g) int64.
+
+        In float64: sums of bytes are exact, and a quotient that is a whole number comes out as that number.
+        """
+        full = 255.0 if images.dtype == torch.uint8 else 1.0
+        cell = self.patch_size[0] // self.grid, self.patch_size[1] // self.grid
+        sums = F.avg_pool2d(images.double(), cell, divisor_override=1)
+        levels = (sums * self.levels / (math.prod(cell) * full)).long().clamp(0, self.levels - 1)
+        weight = self.levels ** torch.arange(self.channels - 1, -1, -1, device=images.device)
+        classes = (levels * weight[:, None, None]).sum(1)
+        return rearrange(classes, "b (y g) (x h) -> b (y x) (g h)", g=self.grid, h=self.grid)
+
+    def losses(self, prediction: Tensor, labels: Tensor) -> Tensor:
+        """Cross-entropy in nats, averaged over the cells of a patch: (..., width), (..., g * g) -> (...)."""
+        logits = prediction.reshape(-1, self.classes).float()
+        return F.cross_entropy(logits, labels.flatten(), reduction="none").view(labels.shape).mean(-1)
+
+    def guess(self, prediction: Tensor) -> Tensor:
+        """(..., width) -> (..., g * g)."""
+        return prediction.unflatten(-1, (self.grid**2, self.classes)).argmax(-1)
+
+    def score(self, guess: Tensor, labels: Tensor) -> Tensor:
+        """The share of cells that are right: (..., g * g) twice -> (...)."""
+        return (guess == labels).double().mean(-1)
+
+    def constant(self, labels: Tensor) -> tuple[float, Tensor]:
+        """The entropy of the classes in nats, averaged over the cells, and each cell's most frequent class."""
+        counts = torch.stack([torch.bincount(cell, minlength=self.classes) for cell in labels.flatten(0, -2).T])
+        share = counts.double() / counts.sum(1, keepdim=True)
+        return -torch.xlogy(share, share).sum(1).mean().item(), counts.argmax(1)
+
+    def paint(self, labels: Tensor) -> Tensor:
+        """Each cell in the middle colour of its class: (..., g * g) -> (..., c, p, q)."""
+        weight = self.levels ** torch.arange(self.channels - 1, -1, -1, device=labels.device)
+        colors = ((labels[..., None] // weight) % self.levels + 0.5) / self.levels
+        cells = colors.unflatten(-2, (self.grid, self.grid))
+        p, q = self.patch_size[0] // self.grid, self.patch_size[1] // self.grid
+        return repeat(cells, "... y x c -> ... c (y p) (x q)", p=p, q=q)
+
+
+class MeanColor(ColorGrid):
+    """The mean colour of the whole patch in 2^bits levels a channel: by default 3 bits, 512 classes (the paper's)."""
+
+    def __init__(self, *, patch_size: int | tuple[int, int], channels: int = 3, bits: int = 3) -> None:
+        super().__init__(patch_size=patch_size, channels=channels, grid=1, bits=bits)
+
+
+class Pixels:
+    """Regression of every pixel with L2, in the range [-1, 1] that the authors' images have."""
+
+    score_name = "squared error"
+    higher_is_better = False
+
+    def __init__(self, *, patch_size: int | tuple[int, int], channels: int = 3) -> None:
+        rules.target(patch_size=patch_size, channels=channels)
+        self.patch_size, self.channels = pair("patch_size", patch_size), channels
+        self.width = channels * math.prod(self.patch_size)
+
+    def labels(self, images: Tensor) -> Tensor:
+        """(b, c, h, w) in [0, 1] or uint8 -> (b, n, c * p * q) float32 in [-1, 1]."""
+        p, q = self.patch_size
+        patches = rearrange(images.float(), "b c (y p) (x q) -> b (y x) (c p q)", p=p, q=q)
+        return patches * (2 / 255 if images.dtype == torch.uint8 else 2) - 1
+
+    def losses(self, prediction: Tensor, labels: Tensor) -> Tensor:
+        """Squared error, averaged over the pixels and channels of a patch: (..., width) twice -> (...)."""
+        return (prediction.float() - labels).square().mean(-1)
+
+    def guess(self, prediction: Tensor) -> Tensor:
+        """The prediction itself: (..., width)."""
+        return prediction.float()
+
+    def score(self, guess: Tensor, labels: Tensor) -> Tensor:
+        """The squared error: (..., width) twice -> (...)."""
+        return self.losses(guess, labels).double()
+
+    def constant(self, labels: Tensor) -> tuple[float, Tensor]:
+        """The variance about the mean patch, and that patch."""
+        mean = labels.flatten(0, -2).double().mean(0)
+        return (labels.double() - mean).square().mean().item(), mean.float()
+
+    def paint(self, labels: Tensor) -> Tensor:
+        """(..., c * p * q) -> (..., c, p, q) in [0, 1]."""
+        return ((labels + 1) / 2).clamp(0, 1).unflatten(-1, (self.channels, *self.patch_size))
+

@@ -1,0 +1,131 @@
+"""What a run tells while it works: a live bar or plain lines, metrics.jsonl, TensorBoard, pictures.
+
+Only the main process has a journal that speaks; the others have a silent one.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from ssvit.options import UserError
+from ssvit.training.recipe import Recipe
+
+
+class Journal:
+    """Opened at `first_step`; what an interrupted run had written beyond that step is taken out first."""
+
+    def __init__(self, folder: Path, recipe: Recipe, *, first_step: int, speaks: bool = True) -> None:
+        self.folder, self.recipe, self.speaks = folder, recipe, speaks
+        self.history: list[dict[str, float]] = []
+        self._since, self._since_step, self._waited, self._rate = time.perf_counter(), first_step, 0.0, 0.0
+        if not speaks:
+            return
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._rows = folder / "metrics.jsonl"
+        self._keep_rows_up_to(first_step)
+        self._board = SummaryWriter(str(folder), purge_step=first_step)
+        batch = recipe.batch_size
+        self._bar = tqdm(
+            total=recipe.steps * batch, initial=first_step * batch, unit=" images", unit_scale=True, dynamic_ncols=True,
+            disable=not sys.stderr.isatty(), smoothing=0.05, file=sys.stderr,
+        )  # fmt: skip
+
+    def _keep_rows_up_to(self, step: int) -> None:
+        if self._rows.exists():
+            for line in self._rows.read_text().splitlines():
+                try:
+                    row = json.loads(line)
+                except ValueError:  # the line that was being written when the process was killed
+                    continue
+                if row["step"] <= step:
+                    self.history.append(row)
+            beside = self._rows.with_suffix(".part")
+            beside.write_text("".join(json.dumps(row) + "\n" for row in self.history))
+            beside.replace(self._rows)
+
+    def say(self, text: str) -> None:
+        """A line for the user, above the live bar if there is one."""
+        if self.speaks:
+            tqdm.write(text, file=sys.stdout)
+            sys.stdout.flush()
+
+    def pause(self, seconds: float) -> None:
+        """Time that was not training (an evaluation, a checkpoint) and must not lower the rate that is shown."""
+        self._since += seconds
+
+    def train(self, step: int, metrics: Mapping[str, float], *, waited: float) -> None:
+        """After `step` updates: the metrics of the last, and the seconds waited for data since the run began."""
+        if not self.speaks:
+            return
+        shown = ", ".join(f"{name} {value:.3f}" for name, value in metrics.items() if name != "skipped")
+        if not self._bar.disable:
+            self._bar.set_postfix_str(shown, refresh=False)
+            self._bar.update(self.recipe.batch_size)
+        if not self.recipe.due(step, self.recipe.log_every):
+            return
+        elapsed = max(time.perf_counter() - self._since, 1e-9)
+        rate = (step - self._since_step) * self.recipe.batch_size / elapsed
+        share = (waited - self._waited) / elapsed
+        # What is left is told from a mean over the run, so that one slow stretch does not shake it.
+        self._rate = rate if self._rate == 0 else 0.7 * self._rate + 0.3 * rate
+        left = (self.recipe.steps - step) * self.recipe.batch_size / self._rate
+        self._since, self._since_step, self._waited = time.perf_counter(), step, waited
+        if self._bar.disable:
+            self.say(
+                f"step {step}/{self.recipe.steps}  {shown}  {rate:.0f} images/s  "
+                f"waiting for data {100 * share:.1f} %  {_clock(left)} left"
+            )
+        rates = {"images_per_second": rate, "waiting_share": share}
+        self.record(step, {**{f"train/{name}": value for name, value in metrics.items()}, **rates})
+
+    def record(self, step: int, row: Mapping[str, float]) -> None:
+        """Put a row into metrics.jsonl and its scalars into TensorBoard."""
+        if not self.speaks:
+            return
+        self.history.append({"step": step, **row})
+        try:
+            with open(self._rows, "a") as file:
+                file.write(json.dumps(self.history[-1]) + "\n")
+            for name, value in row.items():
+                self._board.add_scalar(name, value, step)
+            self._board.flush()
+        except OSError as error:
+            raise UserError(
+                f"{self._rows}: cannot be written ({error.strerror}); "
+                "the same command goes on from the newest checkpoint"
+            ) from None
+
+    def show(self, step: int, name: str, figure: Any) -> None:
+        """Save a figure as <name>.png in the run folder, and put it into TensorBoard."""
+        if not self.speaks:
+            return
+        try:
+            beside = self.folder / f".{name}.png.part"
+            figure.savefig(beside, format="png")
+            beside.replace(self.folder / f"{name}.png")
+            from PIL import Image
+            import numpy
+
+            with Image.open(self.folder / f"{name}.png") as picture:
+                self._board.add_image(name, numpy.asarray(picture.convert("RGB")), step, dataformats="HWC")
+        except OSError as error:
+            raise UserError(f"{self.folder / name}.png: cannot be written ({error.strerror})") from None
+
+    def close(self) -> None:
+        """Finish the bar and the event file."""
+        if self.speaks:
+            self._bar.close()
+            self._board.close()
+
+
+def _clock(seconds: float) -> str:
+    """Seconds as 2:05 or 3:02:05."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

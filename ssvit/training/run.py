@@ -1,0 +1,96 @@
+"""The folder of a run: who may write in it, and whether a command may go on with what is there. No torch.
+
+outputs/<name>/ holds config.yaml, metrics.jsonl, TensorBoard's event files, the pictures and step_*/ (checkpoints).
+"""
+
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+import yaml
+
+from ssvit.options import UserError
+
+# What may differ between a run and its continuation: it changes where and how fast, not what is computed.
+FREE = ("overwrite", "workers", "fabric")
+
+
+class RunError(UserError):
+    """The run folder cannot be used as asked."""
+
+
+def is_main_process() -> bool:
+    """Whether this process is the first of the run, as torchrun, SLURM and Fabric's own launcher tell it."""
+    return all(os.environ.get(name, "0") == "0" for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID"))
+
+
+def flatten(config: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """The leaves of nested dictionaries: ("recipe.lr", 0.001), …"""
+    if isinstance(config, Mapping):
+        for key, value in config.items():
+            yield from flatten(value, f"{name}.{key}" if name else str(key))
+    else:
+        yield name, config
+
+
+def refuse_difference(old: Mapping[str, Any], new: Mapping[str, Any], folder: Path) -> None:
+    """RunError naming the first option in which two configurations differ, of those that matter."""
+    before, now = (dict(flatten({k: v for k, v in config.items() if k not in FREE})) for config in (old, new))
+    for key in [*now, *before]:
+        if before.get(key) != now.get(key):
+            raise RunError(
+                f"{key}={now.get(key, '(absent)')}: the run in {folder} was started with "
+                f"{before.get(key, '(absent)')}; use that, another name=…, or overwrite=true"
+            )
+
+
+class RunFolder:
+    """A run's folder, held by one process from `open` to the end of that process (the system lets go of the lock)."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self._lock: TextIO | None = None
+
+    def open(self, config: Mapping[str, Any], *, overwrite: bool) -> None:
+        """Take the folder for the run that `config`, the whole configuration as plain data, describes.
+
+        RunError if another process has it, or if it holds a run that was configured otherwise, or no run at all.
+        """
+        stored = self.path / "config.yaml"
+        try:
+            if self.path.exists() and not stored.exists() and any(e.name != "lock" for e in self.path.iterdir()):
+                raise RunError(f"name={self.path.name}: {self.path} exists and holds no run; use another name")
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = open(self.path / "lock", "w")  # noqa: SIM115 (kept open: closing it lets go of the lock)
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunError(f"name={self.path.name}: another process writes in {self.path}; use another name") from None
+        except OSError as error:
+            raise RunError(f"outputs={self.path.parent}: cannot write {self.path} ({error.strerror})") from None
+        if overwrite:
+            self._clear()
+        if stored.exists():
+            try:
+                old = yaml.safe_load(stored.read_text())
+                refuse_difference(old, config, self.path)
+            except (yaml.YAMLError, AttributeError, UnicodeDecodeError):
+                raise RunError(f"{stored}: cannot be read; overwrite=true starts the run anew") from None
+        else:
+            _write(stored, yaml.safe_dump(dict(config), sort_keys=False))
+
+    def _clear(self) -> None:
+        for entry in self.path.iterdir():
+            if entry.is_dir():
+                shutil.rmtree(entry)
+            elif entry.name != "lock":
+                entry.unlink()
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a small file so that it is there whole or not at all."""
+    beside = path.with_name(path.name + ".part")
+    beside.write_text(text)
+    beside.replace(path)

@@ -1,0 +1,194 @@
+"""The embedded data set: a pure function of (seed, index), fair in its labels and colours, natural in its statistics."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from ssvit.data import synthetic
+from ssvit.data.synthetic import CLASSES, SHAPES, render
+from ssvit.options import OptionError
+
+
+def accuracy(features: torch.Tensor, labels: torch.Tensor) -> float:
+    """Share of held-out images that least squares from the other half classifies rightly."""
+    features = features.double()
+    features = torch.cat([(features - features.mean(0)) / features.std(0), torch.ones(len(features), 1)], dim=1)
+    half = len(features) // 2
+    weights = torch.linalg.lstsq(features[:half], F.one_hot(labels[:half], len(CLASSES)).double()).solution
+    return ((features[half:] @ weights).argmax(1) == labels[half:]).double().mean().item()
+
+
+def quadratic(features: torch.Tensor) -> torch.Tensor:
+    """Features and the products of every two of them."""
+    first, second = torch.triu_indices(features.shape[1], features.shape[1])
+    return torch.cat([features, features[:, first] * features[:, second]], dim=1)
+
+
+def foreground(monkeypatch: pytest.MonkeyPatch, indices: torch.Tensor, size: int) -> torch.Tensor:
+    """Where the shape hides the scene wholly, (b, h, w): those pixels stay when the scene turns from black to white."""
+    pictures = []
+    for value in (0.0, 1.0):
+        monkeypatch.setattr(synthetic, "_paint_leaves", lambda canvas, *_, value=value: canvas.fill_(value))
+        pictures.append(render(indices, seed=0, size=size)[0])
+    monkeypatch.undo()
+    return (pictures[0] == pictures[1]).all(dim=1)
+
+
+def test_form_of_what_is_drawn():
+    images, labels = render(torch.arange(5), seed=0, size=(24, 40))
+    assert images.shape == (5, 3, 24, 40)
+    assert images.dtype == torch.uint8
+    assert labels.shape == (5,)
+    assert labels.dtype == torch.int64
+    assert render(torch.arange(0), seed=0, size=8)[0].shape == (0, 3, 8, 8)
+
+
+@pytest.mark.parametrize("size", [0, [8, 8, 8], 2.5])
+def test_a_size_that_cannot_be_is_refused(size):
+    with pytest.raises(OptionError, match="size"):
+        render(torch.arange(2), seed=0, size=size)
+
+
+@pytest.mark.parametrize("size", [32, 7, 1, (9, 33), (64, 16)])
+def test_an_image_does_not_depend_on_its_batch(size):
+    images, labels = render(torch.arange(64), seed=3, size=size)
+    scattered = torch.tensor([63, 7, 7, 0, 31])
+    for batch in (torch.tensor([7]), torch.arange(5, 22), torch.arange(63, -1, -1), scattered):
+        alone, alone_labels = render(batch, seed=3, size=size)
+        assert torch.equal(alone, images[batch])
+        assert torch.equal(alone_labels, labels[batch])
+
+
+@pytest.mark.parametrize("chunk", [1, 1000, 5000, 1 << 20])
+def test_an_image_does_not_depend_on_threads_or_chunks(monkeypatch, chunk):
+    indices, size, threads = torch.arange(12), (61, 67), torch.get_num_threads()
+    expected = render(indices, seed=3, size=size)[0]
+    monkeypatch.setattr(synthetic, "_CHUNK", chunk)
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            assert torch.equal(render(indices, seed=3, size=size)[0], expected)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_arithmetic_before_rounding_has_the_same_bits_in_any_batch():
+    # Rounding to 8 bits would hide most differences of the last float bit, so look at the noise, leaves and shape alone.
+    grid = synthetic._grid(13, 19, torch.device("cpu"))
+    numbers = synthetic._numbers(torch.arange(50), 0, 97)
+    lattices = [
+        synthetic._numbers(torch.arange(50), i, 2 * (cells + 1) ** 2) for i, (cells, _) in enumerate(synthetic._OCTAVES)
+    ]
+    light, palette = synthetic._direction(numbers[:, :1]), synthetic._palette(numbers[:, :12])
+    labels = torch.arange(50) % 10
+
+    def paint(rows: slice) -> torch.Tensor:
+        x, y = synthetic._noise([lattice[rows] for lattice in lattices], grid).unbind(1)
+        ray = tuple(part[rows] for part in light)
+        numbers_of_leaves = synthetic._numbers(torch.arange(50)[rows], 1, 10 * synthetic._LEAVES)
+        canvas = synthetic._background(grid, x, palette[rows])
+        leaves = synthetic._leaves(numbers_of_leaves, palette[rows], ray, grid)
+        synthetic._paint_leaves(canvas, x, y, (synthetic._stripes(x, y, numbers[rows, :3]),), leaves)
+        synthetic._paint_shape(canvas, labels[rows], numbers[rows, 12:23], ray, grid)
+        return canvas
+
+    together = paint(slice(0, 50))
+    for rows in (slice(7, 8), slice(1, 18), slice(20, 50)):
+        assert torch.equal(paint(rows), together[rows])
+
+
+def test_seeds_and_indices_differ():
+    first, first_labels = render(torch.arange(100), seed=0, size=16)
+    second, second_labels = render(torch.arange(100), seed=1, size=16)
+    assert (first.float() - second.float()).abs().mean(dim=(1, 2, 3)).min() > 10
+    assert (first_labels != second_labels).sum() > 70
+    assert len(first.flatten(1).unique(dim=0)) == 100
+
+
+def test_labels_are_balanced_and_unordered():
+    labels = render(torch.arange(1000), seed=5, size=1)[1].view(-1, 10)
+    assert torch.equal(labels.sort(dim=1).values, torch.arange(10).expand(100, 10))
+    assert len(labels.unique(dim=0)) > 95
+
+
+def test_sizes_of_one_aspect_show_one_scene():
+    large = render(torch.arange(20), seed=0, size=128)[0].float()
+    small = render(torch.arange(20), seed=0, size=32)[0].float()
+    shrunk = F.avg_pool2d(large, 4)
+    assert torch.corrcoef(torch.stack([small.flatten(), shrunk.flatten()]))[0, 1] > 0.95
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_shapes_have_one_area_and_their_middle_at_the_origin(name):
+    axis = torch.linspace(-2, 2, 801)
+    y, x = torch.meshgrid(axis, axis, indexing="ij")
+    inside = SHAPES[name](x, y) < 0
+    assert inside.sum().item() * (4 / 800) ** 2 == pytest.approx(math.pi, rel=0.02)
+    assert abs(x[inside].mean()) < 0.03
+    assert abs(y[inside].mean()) < 0.03
+    assert (x[inside] ** 2 + y[inside] ** 2).max() < 1.7**2
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_distances_to_a_shape_have_slope_one_at_its_edge(name):
+    axis = torch.linspace(-2, 2, 801, dtype=torch.float64)
+    y, x = torch.meshgrid(axis, axis, indexing="ij")
+    distance = SHAPES[name](x, y)
+    slope = torch.stack(torch.gradient(distance, spacing=4 / 800)).norm(dim=0)
+    assert slope[distance.abs() < 0.02].median().item() == pytest.approx(1, abs=0.03)
+
+
+def test_colour_tells_nothing_of_the_class(monkeypatch):
+    indices = torch.arange(4000)
+    images, labels = render(indices, seed=0, size=24)
+    images = images.double() / 255
+    mask = foreground(monkeypatch, indices, 24)[:, None].double()
+    shape_color = (images * mask).sum((2, 3)) / mask.sum((2, 3)).clamp(min=1)
+    # Chance is 0.1 with a standard deviation of 0.007 on the 2000 held-out images.
+    assert accuracy(quadratic(images.mean((2, 3))), labels) < 0.13
+    assert accuracy(quadratic(shape_color), labels) < 0.14
+
+
+def test_the_class_is_visible(monkeypatch):
+    indices = torch.arange(2000)
+    mask = foreground(monkeypatch, indices, 48).double().flatten(1)
+    labels = render(indices, seed=0, size=1)[1]
+    y, x = (place.flatten().double() for place in torch.meshgrid(torch.arange(48), torch.arange(48), indexing="ij"))
+    area = mask.sum(1, keepdim=True)
+    assert area.min() > 0.05 * 48**2
+    dx, dy = x - (mask * x).sum(1, keepdim=True) / area, y - (mask * y).sum(1, keepdim=True) / area
+    distance = (dx**2 + dy**2).sqrt() / (area / math.pi).sqrt()
+    bins = torch.stack([((distance < r) * mask).sum(1) / area[:, 0] for r in torch.arange(0.3, 1.8, 0.1)], dim=1)
+    assert accuracy(quadratic(bins), labels) > 0.6
+
+
+def test_neighbouring_pixels_agree():
+    images = render(torch.arange(200), seed=0, size=32)[0].double()
+    for one, other in ((images[..., 1:], images[..., :-1]), (images[..., 1:, :], images[..., :-1, :])):
+        assert torch.corrcoef(torch.stack([one.flatten(), other.flatten()]))[0, 1] > 0.8
+
+
+def test_power_falls_with_frequency_as_in_natural_images():
+    size = 64
+    images = render(torch.arange(200), seed=0, size=size)[0].double().mean(1)
+    window = torch.hann_window(size, periodic=False, dtype=torch.float64)
+    images = (images - images.mean((1, 2), keepdim=True)) * window * window[:, None]
+    power = torch.fft.fft2(images).abs().square().mean(0)
+    frequency = torch.fft.fftfreq(size, 1 / size).double()
+    ring = (frequency**2 + frequency[:, None] ** 2).sqrt().round().long()
+    radial = torch.stack([power[ring == r].mean() for r in range(2, 25)]).log()
+    octave = torch.arange(2, 25).double().log()
+    slope = ((octave - octave.mean()) * radial).sum() / (octave - octave.mean()).square().sum()
+    assert -3 < slope < -1.5
+
+
+@pytest.mark.parametrize("patch", [4, 8])
+def test_patch_colours_spread_over_many_classes(patch):
+    images = render(torch.arange(500), seed=0, size=32)[0].double() / 255
+    levels = (F.avg_pool2d(images, patch) * 8).long().clamp(max=7)
+    share = torch.bincount((levels * torch.tensor([64, 8, 1])[:, None, None]).sum(1).flatten(), minlength=512)
+    share = share / share.sum()
+    assert -(share * share.clamp(min=1e-12).log()).sum() > 3.5
+    assert share.max() < 0.12
