@@ -4,7 +4,8 @@ A check raises `OptionError` with one line that names the option, its value and 
 imports nothing but the standard library.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from numbers import Integral, Real
 from typing import Any
 
@@ -20,9 +21,14 @@ class OptionError(UserError, ValueError):
         super().__init__(f"{name}={value}: {right}")
         self.name, self.value, self.right = name, value, right
 
-    def within(self, group: str) -> "OptionError":
-        """The same error with the option named from the root of the configuration, as the user typed it."""
-        return OptionError(f"{group}.{self.name}", self.value, self.right)
+
+@contextmanager
+def within(group: str) -> Iterator[None]:
+    """Name the options of errors raised in the block from the root of the configuration, as the user typed them."""
+    try:
+        yield
+    except OptionError as error:
+        raise OptionError(f"{group}.{error.name}", error.value, error.right) from None
 
 
 def whole(name: str, value: Any, at_least: int = 1) -> None:

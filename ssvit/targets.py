@@ -45,6 +45,11 @@ class Target(Protocol):
         """Labels as pixels: (..., as labels) -> (..., c, p, q) in [0, 1]."""
 
 
+def _at_least_float32(prediction: Tensor) -> Tensor:
+    """Losses are too fine for half precision."""
+    return prediction.to(torch.promote_types(prediction.dtype, torch.float32))
+
+
 class ColorGrid:
     """The mean colours of a grid of cells, each channel in 2^bits levels, one class a cell.
 
@@ -77,7 +82,7 @@ class ColorGrid:
 
     def losses(self, prediction: Tensor, labels: Tensor) -> Tensor:
         """Cross-entropy in nats, averaged over the cells of a patch: (..., width), (..., g * g) -> (...)."""
-        logits = prediction.reshape(-1, self.classes).float()
+        logits = _at_least_float32(prediction.reshape(-1, self.classes))
         return F.cross_entropy(logits, labels.flatten(), reduction="none").view(labels.shape).mean(-1)
 
     def guess(self, prediction: Tensor) -> Tensor:
@@ -129,11 +134,11 @@ class Pixels:
 
     def losses(self, prediction: Tensor, labels: Tensor) -> Tensor:
         """Squared error, averaged over the pixels and channels of a patch: (..., width) twice -> (...)."""
-        return (prediction.float() - labels).square().mean(-1)
+        return (_at_least_float32(prediction) - labels).square().mean(-1)
 
     def guess(self, prediction: Tensor) -> Tensor:
         """The prediction itself: (..., width)."""
-        return prediction.float()
+        return _at_least_float32(prediction)
 
     def score(self, guess: Tensor, labels: Tensor) -> Tensor:
         """The squared error: (..., width) twice -> (...)."""
@@ -147,4 +152,3 @@ class Pixels:
     def paint(self, labels: Tensor) -> Tensor:
         """(..., c * p * q) -> (..., c, p, q) in [0, 1]."""
         return ((labels + 1) / 2).clamp(0, 1).unflatten(-1, (self.channels, *self.patch_size))
-

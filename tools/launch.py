@@ -5,6 +5,7 @@ Status: 0 done, 1 failed, 2 the configuration is wrong, 130 and 143 stopped by C
 
 import difflib
 import os
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,9 +17,15 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ["HYDRA_FULL_ERROR"] = "1"
 
 import hydra
-from hydra.errors import HydraException, MissingConfigException
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
+from omegaconf.errors import (
+    ConfigAttributeError,
+    ConfigKeyError,
+    InterpolationToMissingValueError,
+    MissingMandatoryValue,
+    OmegaConfBaseException,
+)
 
 from ssvit.options import OptionError, UserError
 
@@ -29,18 +36,23 @@ def launch(name: str, main: Callable[[DictConfig, dict[str, Any]], None]) -> Non
     """Compose configs/<name>.yaml with the command line and call main(config, the same as plain data)."""
 
     def run(config: DictConfig) -> None:
-        main(config, OmegaConf.to_container(config, resolve=True, throw_on_missing=True))
+        try:
+            main(config, OmegaConf.to_container(config, resolve=True, throw_on_missing=True))
+        except OptionError as error:
+            leave(f"{_typed(error.name, config)}={error.value}: {error.right}", 2)
+        except UserError as error:
+            leave(str(error), getattr(error, "status", 1))
+        except OmegaConfBaseException as error:
+            leave(_reason(error), 2)
+        except OSError as error:
+            leave(f"{error.filename or 'system'}: {error.strerror or error}", 1)
 
     try:
         hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name=name)(run)()
     except (HydraException, OmegaConfBaseException) as error:
         leave(_reason(error), 2)
-    except UserError as error:
-        leave(str(error), getattr(error, "status", 2 if isinstance(error, OptionError) else 1))
     except KeyboardInterrupt:
         leave("stopped by Ctrl-C", 130)
-    except OSError as error:
-        leave(f"{error.filename or 'system'}: {error.strerror or error}", 1)
 
 
 def leave(line: str, status: int) -> NoReturn:
@@ -50,18 +62,30 @@ def leave(line: str, status: int) -> NoReturn:
     sys.exit(status)
 
 
+def _typed(name: str, config: DictConfig) -> str:
+    """The option to type for one that only refers to it: data.root where data.source.root is ${data.root}."""
+    node: Any = OmegaConf.to_container(config, resolve=False)
+    for key in name.split("."):
+        node = node.get(key) if isinstance(node, dict) else None
+    reference = re.fullmatch(r"\$\{([\w.]+)\}", node) if isinstance(node, str) else None
+    return reference[1] if reference else name
+
+
 def _reason(error: Exception) -> str:
     """What a Hydra or OmegaConf error means for the command line, in one line."""
+    cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
+    first = str(cause).partition("\n")[0]
+    if isinstance(error, OverrideParseException):
+        return f"{error.override}: must be written option=value"
     if isinstance(error, MissingConfigException) and error.options:
         group, _, name = (error.missing_cfg_file or "").rpartition("/")
         return f"{group}={name}: must be one of {', '.join(error.options)}"
-    cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
-    if isinstance(cause, MissingMandatoryValue):
-        return f"{cause.full_key or str(cause).rpartition(' ')[2]}: has no default and must be given"
-    if isinstance(cause, ConfigKeyError) and cause.full_key:
-        known = [str(key) for key in cause.parent_node] if cause.parent_node is not None else []
+    if isinstance(cause, MissingMandatoryValue | InterpolationToMissingValueError):
+        return f"{first.rpartition(': ')[2]}: has no default and must be given"
+    if isinstance(cause, ConfigKeyError | ConfigAttributeError) and cause.full_key and cause.parent_node is not None:
+        known = [str(key) for key in cause.parent_node]
         parent, _, key = cause.full_key.rpartition(".")
         close = difflib.get_close_matches(key, known, n=1)
         hint = f"did you mean {parent + '.' if parent else ''}{close[0]}?" if close else f"there are {', '.join(known)}"
         return f"{cause.full_key}: there is no such option; {hint}"
-    return str(error).partition("\nSee https://")[0].partition("\n    full_key")[0]
+    return first

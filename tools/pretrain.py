@@ -4,25 +4,27 @@ Every option stands in configs/; give any as group=choice or group.option=value.
 the run was stopped.
 """
 
-from pathlib import Path
 from typing import Any
 
 from launch import launch
 from omegaconf import DictConfig
 
 from ssvit import rules
+from ssvit.options import whole, within
 from ssvit.training.recipe import Recipe
 from ssvit.training.run import RunFolder, is_main_process
 
 
 def main(config: DictConfig, plain: dict[str, Any]) -> None:
     """Check the configuration, take the run folder, and only then load torch, build and train."""
+    whole("workers", plain["workers"], at_least=0)
     rules.check(plain)
-    recipe = Recipe(**plain["recipe"])
-    folder = RunFolder(Path(plain["outputs"]) / plain["name"])
+    with within("recipe"):
+        recipe = Recipe(**plain["recipe"])
+        rules.batch_fits(recipe.batch_size, plain["data"]["source"])
+    folder = RunFolder(plain["outputs"], plain["name"])
     if is_main_process():
         folder.open(plain, overwrite=plain["overwrite"])
-    print(f"{folder.path}: {plain['name']}", flush=True)
 
     from hydra.utils import instantiate
 
@@ -30,11 +32,11 @@ def main(config: DictConfig, plain: dict[str, Any]) -> None:
     from ssvit.training import engine, loop
 
     fabric = engine.start(recipe, **plain["fabric"])
-    data = instantiate(config.data.source)
-    objective = instantiate(config.objective)
+    data = instantiate(config.data.source, _convert_="all")
+    objective = instantiate(config.objective, _convert_="all")
     loader = Loader(
         source=data.train,
-        transform=instantiate(config.data.augment),
+        transform=instantiate(config.data.augment, _convert_="all"),
         seed=recipe.seed,
         batch_size=recipe.batch_size,
         accumulate=recipe.accumulate,
@@ -43,9 +45,15 @@ def main(config: DictConfig, plain: dict[str, Any]) -> None:
         workers=plain["workers"],
         device=fabric.device,
     )
-    view = instantiate(config.data.view)
-    evaluators = {name: instantiate(part, source=data.held_out, transform=view) for name, part in config.evaluators.items()}
-    facts = {"encoder": plain["encoder"], "data": data.train.fingerprint, "precision": fabric.precision}
+    view = instantiate(config.data.view, _convert_="all")
+    evaluators = {
+        name: instantiate(part, source=data.held_out, transform=view) for name, part in config.evaluators.items()
+    }
+    facts = {
+        "encoder": objective.encoder.arguments,
+        "data": data.train.fingerprint,
+        "precision": engine.precision(recipe, fabric.device),
+    }
     loop.train(fabric, objective, loader, recipe, folder.path, evaluators=evaluators, facts=facts)
 
 

@@ -11,6 +11,8 @@ Letters: h, w pixels.
 
 import io
 import os
+import re
+import stat
 import warnings
 
 import numpy as np
@@ -43,10 +45,11 @@ class Unreadable(UserError):
 def load(path: str) -> Tensor:
     """Read an image file: (3, h, w) uint8, RGB. Unreadable if it cannot be read, is damaged, truncated or too large."""
     try:
-        if not os.path.isfile(path):
-            raise ValueError("no such file")
-        if (size := os.path.getsize(path)) > BYTE_LIMIT:
-            raise ValueError(f"{size} bytes, more than the limit of {BYTE_LIMIT}")
+        status = os.stat(path)
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError("no regular file")
+        if status.st_size > BYTE_LIMIT:
+            raise ValueError(f"{status.st_size} bytes, more than the limit of {BYTE_LIMIT}")
         data = np.fromfile(path, dtype=np.uint8)
         image = _jpeg(data) if data[:3].tobytes() == b"\xff\xd8\xff" else _pillow(data)
     except Exception as error:  # decoders raise what they like: struct.error, SyntaxError, MemoryError, ...
@@ -108,4 +111,4 @@ def _reason(error: Exception) -> str:
     if isinstance(error, Image.UnidentifiedImageError):
         return "no image of a known format"
     text = str(error).splitlines()[0] if str(error) else type(error).__name__
-    return text.rpartition(".cpp:")[2].partition(", ")[2] or text  # torchvision puts its source file in front
+    return re.sub(r"^.*\.cpp:\d+, ", "", text)  # torchvision puts its source file in front

@@ -7,6 +7,7 @@ over. This module imports nothing but the standard library.
 
 import os
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 from ssvit.options import OptionError, UserError
@@ -32,6 +33,11 @@ def check(root: Any) -> None:
         raise OptionError("root", root, f"cannot be read: {error.strerror}") from None
     if first is None:
         raise OptionError("root", root, f"holds no image (a file ending in {', '.join(IMAGE_SUFFIXES)})")
+
+
+def count(root: str, at_most: int) -> int:
+    """How many images there are to train on, counting no further than `at_most`."""
+    return sum(1 for _ in islice(_images(splits(root)[0]), at_most))
 
 
 def list_images(root: str) -> list[tuple[str, str | None]]:

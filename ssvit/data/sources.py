@@ -133,7 +133,7 @@ def folder(*, root: str, held_out: float = 0.1, seed: int = 0) -> Data:
     train_root, held_out_root = folders.splits(root)
     train = _files(train_root)
     if held_out_root is None:
-        train, kept = split(train, held_out=held_out, seed=seed)
+        train, kept = hold_out(train, fraction=held_out, seed=seed)
     else:
         kept = _files(held_out_root, train.classes)
     return Data(train, kept, train.classes)
@@ -187,5 +187,67 @@ def torchvision_set(
         right = "give the folder that holds it, or set data.download=true to fetch it"
         raise UserError(f"data.root={root}: holds no whole {name}: {right}") from None
     if test is None:
-        train, test = globals()["split"](train, held_out=held_out, seed=seed)
+        train, test = hold_out(train, fraction=held_out, seed=seed)
     return Data(train, test, train.classes)
+
+
+def hold_out(source: Source, *, fraction: float, seed: int) -> tuple[Source, Source]:
+    """Part a source into (train, held out): the `fraction` of the images whose hash of (seed, index) is least.
+
+    At least one image goes to each part. OptionError unless 0 < fraction < 1, UserError for fewer than two images.
+    """
+    number("held_out", fraction, 0, above=True)
+    if fraction >= 1:
+        raise OptionError("held_out", fraction, "must be a fraction of the images, below 1")
+    if len(source) < 2:
+        raise UserError("one image cannot be parted into images to train on and images to hold out")
+    order = uniform(seed, "held out", torch.arange(len(source)), 1)[:, 0].argsort()
+    count = min(max(1, round(fraction * len(source))), len(source) - 1)
+    return source.take(order[count:].sort().values), source.take(order[:count].sort().values)
+
+
+def _files(root: str, classes: Sequence[str] = ()) -> Files:
+    """The images of a folder, labelled by `classes` where given, else by the names that it holds."""
+    found = folders.list_images(root)
+    paths = [path for path, _ in found]
+    names = {name for _, name in found}
+    if None in names:
+        return Files(paths)
+    classes = tuple(classes) or tuple(sorted(names))
+    if unknown := names - set(classes):
+        raise UserError(f"{root}: the class {min(unknown)} is not among the {len(classes)} that are trained on")
+    label = {name: number for number, name in enumerate(classes)}
+    return Files(paths, [label[name] for _, name in found], classes)
+
+
+# The parts that make up the training set, and the part that is measured on.
+_READERS = {
+    "cifar10": (("train",), "test"),
+    "cifar100": (("train",), "test"),
+    "stl10": (("train",), "test"),
+    "flowers102": (("train", "val"), "test"),
+    "oxford_pets": (("trainval",), "test"),
+}
+
+
+def _torchvision(name: str, root: str, parts: Sequence[str], download: bool) -> Source:
+    from torchvision import datasets
+
+    if name in ("cifar10", "cifar100"):
+        reader = datasets.CIFAR10 if name == "cifar10" else datasets.CIFAR100
+        found = reader(root, train=parts == ("train",), download=download)
+        return Memory(torch.from_numpy(found.data).permute(0, 3, 1, 2), found.targets, found.classes)
+    if name == "stl10":
+        found = datasets.STL10(root, split=parts[0], download=download)
+        images = torch.from_numpy(found.data)
+        return Memory(images) if parts[0] == "unlabeled" else Memory(images, found.labels, found.classes)
+    if name == "flowers102":
+        found = [datasets.Flowers102(root, split=part, download=download) for part in parts]
+        paths, labels = _joined(found, "_image_files"), _joined(found, "_labels")
+        return Files(paths, labels, getattr(found[0], "classes", [f"flower {i}" for i in range(102)]))
+    found = [datasets.OxfordIIITPet(root, split=part, download=download) for part in parts]
+    return Files(_joined(found, "_images"), _joined(found, "_labels"), found[0].classes)
+
+
+def _joined(sets: Sequence[Any], attribute: str) -> list[Any]:
+    return [item for part in sets for item in getattr(part, attribute)]

@@ -4,11 +4,11 @@ The dead-leaves model gives the scale-free statistics of natural images: opaque 
 r^-3, painted over one another (Lee, Mumford, Huang 2001). Light, texture and a small palette of each scene make hidden
 patches predictable from visible ones. The shape is the class; its pose, colour and texture say nothing of it.
 
-Every number comes from additions, products, minima, square roots and tables. Those are rounded alike in vectors and
-in their remainders, which torch's sines and exponentials are not: so an image has the same bits in any batch and for
-any number of threads.
+Every number comes from sums, products, minima, square roots and tables. Those are rounded alike wherever they stand
+in a batch, which torch does not promise of its powers and angles (a vector and its remainder differ in the last bit):
+so an image has the same bits in any batch and for any number of threads.
 
-Letters: b images, k leaves, f texture fields, c channels, p pixels = h * w. Lengths are in units of sqrt(h * w).
+Letters: b images, k leaves, p pixels = h * w. Lengths are in units of sqrt(h * w).
 """
 
 import math
@@ -20,10 +20,10 @@ from torch import Tensor
 from ssvit.options import pair, whole
 from ssvit.randomness import uniform
 
-_LEAVES = 24
-_RADII = (0.06, 0.45)
+_LEAVES = 16
+_RADII = (0.15, 0.7)  # least and most
 _OCTAVES = ((3, 1.0), (6, 0.6), (12, 0.35))  # cells of the noise along each side, and its weight
-_CHUNK = 1 << 17  # pixels drawn at a time: what is being worked on stays in the processor's cache
+_CHUNK = 1 << 17  # pixels drawn at a time: enough to pay for the calls, few enough for the cache
 _TURN = 1 << 12  # entries of the table of cosines
 _COSINE = torch.tensor([math.cos(2 * math.pi * i / _TURN) for i in range(_TURN)])
 
@@ -238,13 +238,13 @@ class _Leaves(NamedTuple):
     vx: Tensor
     vy: Tensor
     v0: Tensor
-    light_u: Tensor
+    light_u: Tensor  # gain of brightness along u
     light_v: Tensor
-    texture: Tensor
+    texture: Tensor  # contrast of its texture
     ambient: Tensor
-    sharpness: Tensor
+    sharpness: Tensor  # slope of its edge over the squared norm, and what to add
     blur: Tensor
-    reach: Tensor
+    reach: Tensor  # the same of the shadow that it casts around itself
     gloom: Tensor
     color: Tensor  # (k, b, 3, 1)
 
@@ -260,7 +260,7 @@ def _leaves(numbers: Tensor, palette: Tensor, light: tuple[Tensor, Tensor], grid
     ux, uy, vx, vy = cos / u_radius, sin / u_radius, -sin / v_radius, cos / v_radius
     x, y = ((place - 0.5) * (side * 1.1) for place, side in zip((x, y), grid.extent, strict=True))
     lx, ly = (part[:, 0] * 0.22 for part in light)
-    sharpness = v_radius * (grid.density / 2)
+    sharpness = radius * (grid.density * 0.65)
     reach = (v_radius * 4).clamp_(max=0.6)
     bases = palette.gather(1, (tint.T * 4).long()[:, :, None].expand(-1, -1, 3)).permute(2, 1, 0)
     color = _color(
@@ -291,8 +291,8 @@ def _paint_leaves(canvas: Tensor, x: Tensor, y: Tensor, fields: tuple[Tensor, ..
         norm = torch.maximum(u, v, out=u) if k % 4 == 0 else u.add_(v)
         outside = torch.mul(norm, leaf.sharpness, out=v).add_(leaf.blur).clamp_(0, 1)
         shade.sub_(torch.mul(norm, roundness, out=spare)).add_(leaf.ambient).mul_(torch.sub(one, outside, out=spare))
-        lit = torch.mul(norm, leaf.reach, out=u).add_(leaf.gloom)
-        canvas.mul_(torch.minimum(outside, lit, out=u)[:, None])
+        lit = torch.mul(norm, leaf.reach, out=u).add_(leaf.gloom).clamp_(max=1)
+        canvas.mul_(lit.mul_(outside)[:, None])
         canvas.add_(torch.mul(leaf.color, shade[:, None], out=layer))
 
 
@@ -315,8 +315,8 @@ def _paint_shape(canvas: Tensor, labels: Tensor, numbers: Tensor, light: tuple[T
     stripes = _wave(u * (period + 0.8) + phase) * (contrast * 0.5 - 0.25).clamp_(min=0)
     shade = (dx * lx + dy * ly) * (0.25 / radius) + stripes + (depth * 3).clamp_(0, 1) * 0.25 + 0.85
     cover = (depth * (radius * grid.density) + 0.5).clamp_(0, 1)
-    unshaded = (0.1 - depth * (radius * 10)).clamp_(0.4, 1)
+    lit = (0.4 - depth * (radius * 8)).clamp_(0.4, 1)
     rainbow = torch.cat([_direction(hue + third / 3)[0] for third in range(3)], dim=1)
-    color = (rainbow * (chroma[:, 0:] * 0.3 + 0.1) + (bright * 0.5 + 0.25)).clamp_(0.03, 1)
-    canvas *= ((1 - cover) * unshaded)[:, None]
+    color = (rainbow * (chroma * 0.3 + 0.1) + (bright * 0.5 + 0.25)).clamp_(0.03, 1)
+    canvas *= ((1 - cover) * lit)[:, None]
     canvas += color[:, :, None] * (shade * cover)[:, None]

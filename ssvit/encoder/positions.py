@@ -66,7 +66,7 @@ class Relative(nn.Module):
         """queries (b, h, q, k), their places (b, q) and the places of all tokens (b, t) -> logits (b, h, q, t)."""
         logits = queries @ self.keys.to(queries.dtype).T
         offset = asking[:, :, None] - places[:, None, :] + len(self.keys) // 2
-        return logits.gather(-1, repeat(offset, "b q t -> b h q t", h=queries.shape[1], b=len(queries)))
+        return logits.gather(-1, offset[:, None].expand(*queries.shape[:2], -1, -1))
 
 
 ADDITIVE = {"learned_1d": Learned1D, "learned_2d": Learned2D, "sine_cosine_2d": SineCosine2D}

@@ -132,7 +132,7 @@ class ViT(nn.Module):
 
         self.patch = nn.Linear(channels * math.prod(self.patch_size), width)
         self.class_token = nn.Parameter(torch.zeros(1, 1, width)) if class_token else None
-        self.positions = self._positions(positions, positions_at, depth)
+        self.positions, self.layers_with_positions = self._positions(positions, positions_at, depth)
         self.dropout = nn.Dropout(dropout)
         self.blocks = nn.ModuleList(
             Block(
@@ -155,15 +155,13 @@ class ViT(nn.Module):
         """How many patches an image has."""
         return math.prod(self.grid)
 
-    def _positions(self, kind: str, at: str, depth: int) -> nn.ModuleList:
-        """One module for each layer at whose input positions are added: none, the first, or all (maybe one module)."""
+    def _positions(self, kind: str, at: str, depth: int) -> tuple[nn.ModuleList, int]:
+        """The embeddings, each once, and at the input of how many layers they are added, in turn."""
         if kind not in positions.ADDITIVE:
-            return nn.ModuleList()
-        modules = [
-            positions.ADDITIVE[kind](self.grid, self.special, self.width)
-            for _ in range(depth if at == "every_layer" else 1)
-        ]
-        return nn.ModuleList(modules * depth if at == "every_layer_shared" else modules)
+            return nn.ModuleList(), 0
+        count = depth if at == "every_layer" else 1
+        modules = [positions.ADDITIVE[kind](self.grid, self.special, self.width) for _ in range(count)]
+        return nn.ModuleList(modules), 1 if at == "stem" else depth
 
     def _initialise(self) -> None:
         """As the authors' JAX code: patches LeCun-normal, other matrices Xavier-uniform, MLP biases N(0, 1e-6)."""
@@ -201,7 +199,8 @@ class ViT(nn.Module):
         kind = images.device.type
         if torch.is_autocast_enabled(kind):
             weight = weight.to(torch.get_autocast_dtype(kind))
-        shift = weight.float() @ (self.mean * unit).repeat_interleave(area)
+        # A sum of products, since autocast would make a matrix product round the mean to half precision.
+        shift = (weight * (self.mean * unit).repeat_interleave(area)).sum(1)
         return F.linear(patches.to(weight.dtype), weight, (self.patch.bias - shift).to(weight.dtype))
 
     def encode(self, tokens: Tensor, *, keep: Tensor | None = None, at: Tensor | None = None) -> Tensor:
@@ -222,8 +221,8 @@ class ViT(nn.Module):
         if at is not None:
             at = at + self.special
         for layer, block in enumerate(self.blocks):
-            if layer < len(self.positions):
-                rows = self.positions[layer]()
+            if layer < self.layers_with_positions:
+                rows = self.positions[layer % len(self.positions)]()
                 x = x + (rows if keep is None else rows[places]).to(x.dtype)
             if layer == 0:
                 x = self.dropout(x)

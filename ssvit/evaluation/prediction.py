@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ssvit.data.loader import evaluation_images
+from ssvit.data.loader import evaluation_batches
 from ssvit.inspection import figures
 from ssvit.masking import FATES, MASKED, Corruption
 from ssvit.objectives.masked_patch import MaskedPatch
@@ -37,24 +37,23 @@ def nearest_uncorrupted(at: Tensor, grid: tuple[int, int]) -> Tensor:
 
 
 class Prediction:
-    """The panel of a `MaskedPatch` model on the first `images` of a source."""
+    """The panel of a `MaskedPatch` model on `images` images of a source, always the same."""
 
-    def __init__(self, *, source: Any, transform: Any, images: int = 1024, batch_size: int = 128, seed: int = 0) -> None:
+    def __init__(
+        self, *, source: Any, transform: Any, images: int = 1024, batch_size: int = 128, seed: int = 0
+    ) -> None:
         whole("images", images)
         whole("batch_size", batch_size)
         self.source, self.transform, self.seed = source, transform, seed
-        self.images, self.batch_size = min(images, len(source)), batch_size
+        self.images, self.batch_size = images, batch_size
         self._floor: dict[str, float] | None = None
 
     def _batches(self, objective: MaskedPatch) -> Any:
         """(images (b, c, h, w), corruption) on the model's device."""
         device = objective.mask_token.device
-        first = 0
-        for images in evaluation_images(self.source, self.transform, batch_size=self.batch_size, limit=self.images):
-            slots = torch.arange(first, first + len(images))
-            first += len(images)
-            draw = objective.draw(slots, seed=self.seed)
-            yield images.to(device), Corruption(*(choice.to(device) for choice in draw))
+        for batch in evaluation_batches(self.source, self.transform, batch_size=self.batch_size, limit=self.images):
+            draw = objective.draw(batch.slots, seed=self.seed)
+            yield batch.images.to(device), Corruption(*(choice.to(device) for choice in draw))
 
     def _baselines(self, objective: MaskedPatch) -> dict[str, float]:
         """They need the labels alone, so once is enough."""
@@ -69,7 +68,10 @@ class Prediction:
         labels = torch.cat(truth)
         loss, guess = target.constant(labels)
         name = target.score_name.replace(" ", "_")
-        baselines = {"loss_constant": loss, f"{name}_constant": target.score(guess.expand_as(labels), labels).mean().item()}
+        baselines = {
+            "loss_constant": loss,
+            f"{name}_constant": target.score(guess.expand_as(labels), labels).mean().item(),
+        }
         if copied:
             baselines[f"{name}_copying"] = torch.cat(copied).mean().item()
         return baselines
@@ -113,7 +115,10 @@ class Prediction:
         value = metrics.get(asked, metrics[name])
         what = f"{name.replace('_', ' ')} on masked patches" if asked in metrics else name.replace("_", " ")
         constant = "the most frequent class" if is_share else "the mean patch"
-        for key, words in ((f"{name}_copying", "copying the nearest uncorrupted patch"), (f"{name}_constant", constant)):
+        for key, words in (
+            (f"{name}_copying", "copying the nearest uncorrupted patch"),
+            (f"{name}_constant", constant),
+        ):
             if key in metrics:
                 good = value > metrics[key] if is_share else value < metrics[key]
                 verdicts.append(good)
@@ -129,7 +134,7 @@ class Prediction:
         return lines
 
     def draw(self, objective: MaskedPatch, history: Sequence[Mapping[str, float]]) -> dict[str, Any]:
-        """`mosaic`: images, what the model sees of them, its answer and the truth. `learning`: the metrics over time."""
+        """`mosaic`: images, what the model sees of them, its answer, the truth. `learning`: the metrics over time."""
         target = objective.target
         images, draw = next(iter(self._batches(objective)))
         images, draw = images[:12], Corruption(*(choice[:12] for choice in draw))
@@ -137,7 +142,11 @@ class Prediction:
         guess = target.guess(objective.predict(images, draw).float())
         answered = labels.clone().scatter(1, draw.at[:, :, None].expand_as(guess), guess.to(labels.dtype))
         mosaic = figures.mosaic(
-            images=images, draw=draw, answer=target.paint(answered), truth=target.paint(labels), grid=objective.encoder.grid
+            images=images,
+            draw=draw,
+            answer=target.paint(answered),
+            truth=target.paint(labels),
+            grid=objective.encoder.grid,
         )
         return {"mosaic": mosaic, "learning": figures.learning(history, target.score_name)}
 

@@ -9,15 +9,19 @@ from typing import Any
 import numpy as np
 import torch
 from einops import rearrange
+from matplotlib.collections import PatchCollection
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 from torch import Tensor
 
-from ssvit.masking import KEPT, MASKED, REPLACED, Corruption
+from ssvit.masking import FATES, KEPT, MASKED, REPLACED, Corruption
 
 INK = "#222222"
 COLORS = {"model": "#1b6ca8", "train": "#9db4c4", "masked": "#1b6ca8", "replaced": "#e07b00", "kept": "#3a9d5d"}
 GREY = 0.5
+FRAME = 1.4  # points
+DPI = 150
+COLUMNS = ("image", "corrupted", "predicted", "true")
 
 
 def _rgb(images: Tensor) -> np.ndarray:
@@ -36,7 +40,8 @@ def _assemble(patches: Tensor, grid: tuple[int, int]) -> Tensor:
 def mosaic(*, images: Tensor, draw: Corruption, answer: Tensor, truth: Tensor, grid: tuple[int, int]) -> Figure:
     """Each image (b, c, h, w) beside its corrupted form, the answer and the truth, both (b, n, c, p, q).
 
-    Masked patches are grey; replaced and kept ones have a frame in the colour of the legend.
+    Masked patches are grey; replaced and kept ones have a frame in the colour of the legend. All is one picture, of
+    a whole number of dots a pixel, since an axis for each image would take a second to draw.
     """
     images = images.float() / (255 if images.dtype == torch.uint8 else 1)
     p, q = answer.shape[-2:]
@@ -46,48 +51,59 @@ def mosaic(*, images: Tensor, draw: Corruption, answer: Tensor, truth: Tensor, g
     source = source.scatter(1, draw.at, torch.where(draw.fate == REPLACED, draw.other, draw.at))
     seen = patches.gather(1, source[:, :, None, None, None].expand_as(patches))
     seen = torch.where((fate == MASKED)[:, :, None, None, None], GREY, seen)
-
-    columns = ("image", "corrupted", "predicted", "true")
     panels = [_rgb(part) for part in (images, *(_assemble(part, grid) for part in (seen, answer, truth)))]
+    fates = fate.tolist()
+
+    height, width = images.shape[2:]
+    gap = max(1, width // 16)
     blocks = 2 if len(images) > 3 else 1
     rows = -(-len(images) // blocks)
-    height, width = images.shape[2:]
-    figure = Figure(figsize=(1.35 * (4 * blocks + 0.3 * (blocks - 1)), 1.35 * rows * height / width + 0.75), dpi=110)
-    spacing = [part for block in range(blocks) for part in [*([0.18] if block else []), 1, 1, 1, 1]]
-    axes = figure.add_gridspec(
-        rows, len(spacing), width_ratios=spacing, left=0.01, right=0.99, top=1 - 0.32 / figure.get_figheight(),
-        bottom=0.36 / figure.get_figheight(), wspace=0.06, hspace=0.06,
-    )  # fmt: skip
+    tall, wide = rows * (height + gap) - gap, blocks * (4 * (width + gap) + 2 * gap) - 3 * gap
+    canvas = np.ones((tall, wide, 3), dtype=np.float32)
+    dots = max(1, round(190 / width))
+    top, bottom, side = 0.3 * DPI, 0.45 * DPI, 0.1 * DPI
+    full_height, full_width = tall * dots + top + bottom, wide * dots + 2 * side
+    figure = Figure(figsize=(full_width / DPI, full_height / DPI), dpi=DPI)
+    axis = figure.add_axes(
+        (side / full_width, bottom / full_height, wide * dots / full_width, tall * dots / full_height)
+    )
+    axis.set_axis_off()
+    frames: dict[str, list[Rectangle]] = {"replaced": [], "kept": []}
+    inset = FRAME * DPI / 72 / dots / 2  # half of a frame's line, in pixels, so that neighbours do not overlap
     for place in range(len(images)):
         row, block = place % rows, place // rows
-        for column, (title, panel) in enumerate(zip(columns, panels, strict=True)):
-            axis = figure.add_subplot(axes[row, block * 5 + column])
-            axis.imshow(panel[place].clip(0, 1), interpolation="nearest")
-            axis.set_axis_off()
+        y = row * (height + gap)
+        for column, (title, panel) in enumerate(zip(COLUMNS, panels, strict=True)):
+            x = block * (4 * (width + gap) + 2 * gap) + column * (width + gap)
+            canvas[y : y + height, x : x + width] = panel[place].clip(0, 1)
             if row == 0:
-                axis.set_title(title, fontsize=10, color=INK, pad=4)
+                axis.text(x + width / 2 - 0.5, -0.5 - 0.05 * DPI / dots, title, ha="center", va="bottom", color=INK)
             if title == "corrupted":
-                for patch, kind in enumerate(fate[place].tolist()):
+                for patch, kind in enumerate(fates[place]):
                     if kind in (REPLACED, KEPT):
-                        corner = (patch % grid[1] * q - 0.5, patch // grid[1] * p - 0.5)
-                        color = COLORS["replaced" if kind == REPLACED else "kept"]
-                        axis.add_patch(Rectangle(corner, q, p, fill=False, edgecolor=color, linewidth=1.1))
+                        corner = (x + patch % grid[1] * q - 0.5 + inset, y + patch // grid[1] * p - 0.5 + inset)
+                        frames[FATES[kind]].append(Rectangle(corner, q - 2 * inset, p - 2 * inset))
+    axis.imshow(canvas, interpolation="nearest")
+    for name, rectangles in frames.items():
+        axis.add_collection(
+            PatchCollection(rectangles, facecolor="none", edgecolor=COLORS[name], linewidth=FRAME, joinstyle="miter")
+        )
     figure.legend(
         handles=[
             Patch(facecolor=str(GREY), label="masked"),
-            Patch(facecolor="none", edgecolor=COLORS["replaced"], label="replaced by another patch"),
-            Patch(facecolor="none", edgecolor=COLORS["kept"], label="kept, still to be predicted"),
+            Patch(facecolor="none", edgecolor=COLORS["replaced"], linewidth=FRAME, label="replaced by another"),
+            Patch(facecolor="none", edgecolor=COLORS["kept"], linewidth=FRAME, label="kept, yet to be predicted"),
         ],
-        loc="lower center", ncols=3, frameon=False, fontsize=9, labelcolor=INK, borderaxespad=0.2,
+        loc="lower center", ncols=3, frameon=False, fontsize=9, labelcolor=INK, borderaxespad=0.3, columnspacing=1.5,
     )  # fmt: skip
     return figure
 
 
 def learning(history: Sequence[Mapping[str, float]], score_name: str) -> Figure:
-    """Loss and score over the steps, with the baselines as dashed lines. `history`: rows of metrics, each with "step"."""
+    """Loss and score over the steps, the baselines as dashed lines. `history`: rows of metrics with their "step"."""
     score = score_name.replace(" ", "_")
     percent = 100 if score == "accuracy" else 1
-    figure = Figure(figsize=(10, 3.8), dpi=110, layout="constrained")
+    figure = Figure(figsize=(10, 3.8), dpi=DPI, layout="constrained")
     left, right = figure.subplots(1, 2)
 
     def line(axis: Any, key: str, label: str, color: str, scale: float = 1, **style: Any) -> None:

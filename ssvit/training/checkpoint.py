@@ -91,13 +91,13 @@ def load(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
         except OSError as error:
             raise CheckpointError(f"{path / name}: cannot be read ({error.strerror})") from None
         except safetensors.SafetensorError as error:
-            raise CheckpointError(f"{path / name}: is not a safetensors file ({error}), nothing of it was run") from None
+            raise CheckpointError(
+                f"{path / name}: is not a safetensors file ({error}), nothing of it was run"
+            ) from None
     return manifest, states
 
 
-def newest(
-    folder: Path, warn: Callable[[str], None]
-) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]] | None:
+def newest(folder: Path, warn: Callable[[str], None]) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]] | None:
     """The newest usable checkpoint in a run's folder, or None where there has been none.
 
     Leftovers of interrupted writing are removed. A damaged checkpoint is passed over with a warning; CheckpointError
@@ -113,8 +113,10 @@ def newest(
             warn(f"warning: {error}; falling back to the checkpoint before it")
             last = error
     if candidates:
-        raise CheckpointError(f"{folder}: none of its {len(candidates)} checkpoints is usable ({last}); "
-                              "overwrite=true starts the run anew")
+        raise CheckpointError(
+            f"{folder}: none of its {len(candidates)} checkpoints is usable ({last}); "
+            "overwrite=true starts the run anew"
+        )
     return None
 
 
@@ -128,7 +130,7 @@ def set_aside_after(folder: Path, step: int) -> None:
 
 
 def load_encoder(path: Path) -> ViT:
-    """The encoder of a checkpoint, the averaged one if there is one. CheckpointError unless every tensor has its place."""
+    """The encoder of a checkpoint, the averaged one if there is one. CheckpointError unless every tensor fits."""
     manifest, states = load(path)
     state = {
         name.removeprefix("encoder."): tensor

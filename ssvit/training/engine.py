@@ -1,5 +1,6 @@
 """Where and in which numbers a run computes: Lightning Fabric, set up from the options."""
 
+import logging
 from typing import Any
 
 import torch
@@ -17,17 +18,21 @@ def native_bfloat16(device: torch.device) -> bool:
     return device.type == "cpu" and (torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 
+def precision(recipe: Recipe, device: torch.device) -> str:
+    """The numbers to compute in: as the recipe says, or by `auto` bf16-mixed where it is native, else 32-true."""
+    if recipe.precision != "auto":
+        return recipe.precision
+    return "bf16-mixed" if native_bfloat16(device) else "32-true"
+
+
 def start(recipe: Recipe, **options: Any) -> Fabric:
     """Fabric, launched: options are its own (accelerator, devices, num_nodes, strategy).
-
-    Precision `auto` is bf16-mixed where `native_bfloat16` says so, else 32-true. UserError where Fabric refuses.
+    UserError where Fabric refuses.
     """
+    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # it announces what the run says itself
     try:
         device = Fabric(accelerator=options.get("accelerator", "auto"), devices=1).device
-        precision = recipe.precision
-        if precision == "auto":
-            precision = "bf16-mixed" if native_bfloat16(device) else "32-true"
-        fabric = Fabric(precision=precision, **options)
+        fabric = Fabric(precision=precision(recipe, device), **options)
         fabric.launch()
     except (ValueError, RuntimeError, TypeError, MisconfigurationException) as error:
         asked = ", ".join(f"fabric.{name}={value}" for name, value in options.items())

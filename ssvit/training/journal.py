@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy
+from PIL import Image
 from tqdm import tqdm
 
 from ssvit.options import UserError
@@ -109,9 +111,6 @@ class Journal:
             beside = self.folder / f".{name}.png.part"
             figure.savefig(beside, format="png")
             beside.replace(self.folder / f"{name}.png")
-            from PIL import Image
-            import numpy
-
             with Image.open(self.folder / f"{name}.png") as picture:
                 self._board.add_image(name, numpy.asarray(picture.convert("RGB")), step, dataformats="HWC")
         except OSError as error:

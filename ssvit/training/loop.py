@@ -93,17 +93,17 @@ def train(
         betas=tuple(recipe.betas),
         fused=True,
     )
-    average = copy.deepcopy(objective).requires_grad_(False) if recipe.ema else None
     compiled = torch.compile(objective) if compiles(recipe, fabric.device) else objective
     model, optimizer = fabric.setup(compiled, optimizer)
-    if average is not None:
-        average = fabric.to_device(average)
+    # What Fabric wraps (the module as the strategy spreads it, and torch's optimiser) is what a checkpoint holds.
+    spread = model._forward_module, optimizer.optimizer
+    average = copy.deepcopy(objective).requires_grad_(False) if recipe.ema else None
     if found is not None:
         manifest, states = found
         for name, value in facts.items():
             if manifest.get(name) != value:
                 raise UserError(f"{name}: is not what the run in {folder} was started with; overwrite=true starts anew")
-        checkpoint.restore(model, optimizer, states)
+        checkpoint.restore(*spread, states)
         if average is not None:
             average.load_state_dict(states["ema"])
         if fabric.is_global_zero:
@@ -136,7 +136,7 @@ def train(
 
     def save(step: int) -> None:
         began = time.perf_counter()
-        states = checkpoint.gather(model, optimizer)
+        states = checkpoint.gather(*spread)
         if average is not None:
             states["ema"] = average.state_dict()
         failure = ""
@@ -148,6 +148,13 @@ def train(
         if any(agree(fabric, [float(bool(failure))])):
             raise checkpoint.CheckpointError(failure or "the main process could not save")
         journal.pause(time.perf_counter() - began)
+
+    told: set[str] = set()
+
+    def tell_unreadable() -> None:
+        for path in sorted(loader.unreadable.keys() - told):
+            journal.say(f"unreadable, another image takes its place: {path}: {loader.unreadable[path]}")
+        told.update(loader.unreadable)
 
     bad = 0
     with Stop.listening() as stop, contextlib.closing(journal):
@@ -186,6 +193,7 @@ def train(
             complete = step + 1
             shown = {**outputs, "lr": recipe.learning_rate(step), "gradient_norm": norm}
             journal.train(complete, shown, waited=loader.waited)
+            tell_unreadable()
             if bad == BAD_STEPS:
                 raise UserError(
                     f"the loss or gradient was not finite {BAD_STEPS} steps in a row, up to step {complete}: the run "

@@ -19,7 +19,7 @@ class Recipe:
     process splits its part of an update into. lr: the peak learning rate, reached after warmup steps and followed by
     a cosine or linear decay to zero, or constant. betas, weight_decay: AdamW's. clip: the largest global norm of the
     gradient, 0 for no limit. ema: momentum of the averaged copy of the weights, 0 for none. precision: auto
-    (bfloat16 where the device computes in it natively), bf16-mixed, 16-mixed, 32-true or 64-true. compile: auto (on
+    (bfloat16 where the device computes in it natively), bf16-mixed, 32-true or 64-true. compile: auto (on
     for CUDA), true or false. seed: of everything random. evaluate_every, save_every, log_every: in steps.
     """
 
@@ -56,7 +56,7 @@ class Recipe:
             number("betas", beta, 0, 0.999999)
         number("ema", self.ema, 0, 0.999999)
         one_of("decay", self.decay, ("cosine", "linear", "constant"))
-        one_of("precision", self.precision, ("auto", "bf16-mixed", "16-mixed", "32-true", "64-true"))
+        one_of("precision", self.precision, ("auto", "bf16-mixed", "32-true", "64-true"))
         if self.compile != "auto":
             flag("compile", self.compile)
         if self.batch_size % self.accumulate:

@@ -12,7 +12,7 @@ from typing import Any, TextIO
 
 import yaml
 
-from ssvit.options import UserError
+from ssvit.options import OptionError, UserError, flag
 
 # What may differ between a run and its continuation: it changes where and how fast, not what is computed.
 FREE = ("overwrite", "workers", "fabric")
@@ -50,15 +50,19 @@ def refuse_difference(old: Mapping[str, Any], new: Mapping[str, Any], folder: Pa
 class RunFolder:
     """A run's folder, held by one process from `open` to the end of that process (the system lets go of the lock)."""
 
-    def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
+    def __init__(self, outputs: str, name: str) -> None:
+        if not isinstance(name, str) or name in ("", ".", "..") or "/" in name:
+            raise OptionError("name", name, "must be the name of a folder in outputs, without a slash")
+        self.path = Path(outputs) / name
         self._lock: TextIO | None = None
 
     def open(self, config: Mapping[str, Any], *, overwrite: bool) -> None:
         """Take the folder for the run that `config`, the whole configuration as plain data, describes.
 
-        RunError if another process has it, or if it holds a run that was configured otherwise, or no run at all.
+        OptionError if `overwrite` is no flag. RunError if another process has the folder, or if it holds a run that
+        was configured otherwise, or something that is no run.
         """
+        flag("overwrite", overwrite)
         stored = self.path / "config.yaml"
         try:
             if self.path.exists() and not stored.exists() and any(e.name != "lock" for e in self.path.iterdir()):

@@ -1,0 +1,1 @@
+"""ssvit beside what else there is, measured in the same process in the same minutes."""

@@ -1,0 +1,324 @@
+"""Batches from any step on, the same for any number of workers and processes.
+
+A set in memory is gathered and augmented a micro-batch at a time, on the device. Files are decoded and augmented by
+worker processes, a micro-batch each; a file that cannot be read gives its place to another image, chosen by hash of
+the slot, and is counted.
+
+Letters: b images, c channels, h, w pixels.
+"""
+
+import atexit
+import contextlib
+import math
+import multiprocessing
+import signal
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from ssvit.data import sampler
+from ssvit.data.decode import Unreadable, load
+from ssvit.data.sources import Files, Memory, Source
+from ssvit.options import UserError, whole
+from ssvit.randomness import permutation, uniform
+
+TOLERATED = 0.01  # share of unreadable files above which a run stops
+_ENOUGH = 300  # files seen before that share is judged, or all of them if there are fewer
+_REPLACEMENTS = 64  # other images tried in the place of an unreadable one
+_PART = 32  # images decoded before they are augmented together
+
+
+@dataclass
+class Batch:
+    """One micro-batch: images (b, c, h, w) uint8, labels (b,) int64 or None, slots (b,) int64, its place in the run."""
+
+    images: Tensor
+    labels: Tensor | None
+    slots: Tensor
+    step: int
+    micro: int
+
+
+class Loader:
+    """Training batches of a source.
+
+    batch_size: images of a step over all `world` processes and `accumulate` micro-batches; workers: processes that
+    read files (none are used for a set in memory). OptionError for a batch size that cannot be split.
+    `waited`: seconds spent waiting for data so far; `unreadable`: reason by path of the files that could not be read.
+    """
+
+    def __init__(
+        self,
+        *,
+        source: Source,
+        transform: Any,
+        seed: int,
+        batch_size: int,
+        accumulate: int = 1,
+        rank: int = 0,
+        world: int = 1,
+        workers: int = 0,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        sampler.check(batch_size=batch_size, accumulate=accumulate, world=world, size=len(source))
+        whole("workers", workers, 0)
+        self.source, self.transform, self.seed = source, transform, seed
+        self.batch_size, self.accumulate, self.rank, self.world = batch_size, accumulate, rank, world
+        self.workers, self.device = workers, torch.device(device)
+        self.waited = 0.0
+        self._tally = _Tally(len(source))
+
+    @property
+    def unreadable(self) -> dict[str, str]:
+        """Why each file that could not be read so far could not: {path: reason}."""
+        return self._tally.reasons
+
+    def batches(self, first_step: int, last_step: int) -> Iterator[Batch]:
+        """The micro-batches of steps first_step ... last_step - 1, in order.
+
+        UserError if more than 1 % of the files cannot be read, or if a worker dies.
+        """
+        units = ((step, micro) for step in range(first_step, last_step) for micro in range(self.accumulate))
+        read = self._from_memory if isinstance(self.source, Memory) else self._from_files
+        with contextlib.closing(read(units)) as batches:
+            while True:
+                began = time.perf_counter()
+                batch = next(batches, None)
+                self.waited += time.perf_counter() - began
+                if batch is None:
+                    return
+                yield batch
+
+    def _slots(self, step: int, micro: int) -> tuple[Tensor, Tensor]:
+        """Slots and the images that they show."""
+        slots = sampler.slots(
+            step, micro, batch_size=self.batch_size, accumulate=self.accumulate, rank=self.rank, world=self.world
+        )
+        return slots, sampler.indices(slots, size=len(self.source), seed=self.seed)
+
+    def _from_memory(self, units: Iterable[tuple[int, int]]) -> Iterator[Batch]:
+        images, labels = _on(self.device, self.source.images, self.source.labels)
+        for step, micro in units:
+            slots, indices = _on(self.device, *self._slots(step, micro))
+            taken = self.transform(images.index_select(0, indices), slots, self.seed)
+            yield Batch(taken, None if labels is None else labels[indices], slots, step, micro)
+
+    def _from_files(self, units: Iterable[tuple[int, int]]) -> Iterator[Batch]:
+        work = ((unit, *self._slots(*unit)) for unit in units)
+        reader = _Reader(self.source, self.transform, self.seed)
+        for (step, micro), read in _read(reader, work, self.workers, self.device, self._tally):
+            images, labels, slots = _on(self.device, read.images, read.labels, read.slots)
+            yield Batch(images, labels, slots, step, micro)
+
+
+def evaluation_batches(
+    source: Source,
+    transform: Any,
+    *,
+    batch_size: int,
+    limit: int | None = None,
+    rank: int = 0,
+    world: int = 1,
+    workers: int = 0,
+    device: torch.device | str = "cpu",
+) -> Iterator[Batch]:
+    """Each image exactly once, in order; `slots` tells which one it is in the source.
+
+    limit: that many images, drawn from the whole source and always the same ones. Process `rank` of `world` takes its
+    contiguous part. Unreadable files are left out; UserError if they are more than 1 %.
+    """
+    whole("batch_size", batch_size)
+    count = len(source)
+    indices = torch.arange(count)
+    if limit is not None and limit < count:
+        whole("limit", limit)
+        indices = permutation(0, "evaluation subset", count)[:limit].sort().values
+    part = indices[len(indices) * rank // world : len(indices) * (rank + 1) // world]
+    if isinstance(source, Memory):
+        return _evaluation_from_memory(source, transform, part.split(batch_size), torch.device(device))
+    return _evaluation_from_files(source, transform, part.split(batch_size), workers, torch.device(device))
+
+
+def evaluation_images(source: Source, transform: Any, **options: Any) -> Iterator[Tensor]:
+    """The images alone of `evaluation_batches`, whose options it takes."""
+    return (batch.images for batch in evaluation_batches(source, transform, **options))
+
+
+def _evaluation_from_memory(
+    source: Memory, transform: Any, parts: Iterable[Tensor], device: torch.device
+) -> Iterator[Batch]:
+    for step, indices in enumerate(parts):
+        images, labels = source.images[indices], None if source.labels is None else source.labels[indices]
+        images, labels, slots = _on(device, images, labels, indices)
+        yield Batch(transform(images, slots, 0), labels, slots, step, 0)
+
+
+def _evaluation_from_files(
+    source: Files, transform: Any, parts: Iterable[Tensor], workers: int, device: torch.device
+) -> Iterator[Batch]:
+    work = ((step, indices, indices) for step, indices in enumerate(parts))
+    reader = _Reader(source, transform, seed=None)
+    for step, read in _read(reader, work, workers, device, _Tally(len(source))):
+        if len(read.slots):
+            images, labels, slots = _on(device, read.images, read.labels, read.slots)
+            yield Batch(images, labels, slots, step, 0)
+
+
+class _Read(NamedTuple):
+    """What came of a micro-batch's files."""
+
+    images: Tensor | None
+    labels: Tensor | None
+    slots: Tensor
+    opened: int
+    failures: list[Unreadable]
+
+
+class _Reader(Dataset):
+    """Decodes and augments a micro-batch, in whatever process: (name, slots, indices) -> (name, _Read or UserError).
+
+    An error is handed over as a value, because a worker that raises it wraps it in its own traceback. Without a seed
+    unreadable images are left out instead of replaced.
+    """
+
+    def __init__(self, source: Files, transform: Any, seed: int | None) -> None:
+        self.source, self.transform, self.seed = source, transform, seed
+
+    def __getitem__(self, work: tuple[Any, list[int], list[int]]) -> tuple[Any, _Read | UserError]:
+        name, slots, indices = work
+        try:
+            return name, self._read(slots, indices)
+        except UserError as error:
+            return name, error
+
+    def _read(self, slots: list[int], indices: list[int]) -> _Read:
+        failures: list[Unreadable] = []
+        done, shown, opened, parts = [], [], 0, []
+        for start in range(0, len(slots), _PART):
+            images, part = [], []
+            for slot, index in zip(slots[start : start + _PART], indices[start : start + _PART], strict=True):
+                for candidate in self._candidates(slot, index):
+                    opened += 1
+                    try:
+                        images.append(load(self.source.paths[candidate]))
+                    except Unreadable as failure:
+                        failures.append(failure)
+                        continue
+                    part.append(slot)
+                    shown.append(candidate)
+                    break
+                else:
+                    if self.seed is not None:
+                        raise UserError(f"{opened} images were tried and too few can be read; the first: {failures[0]}")
+            if images:
+                parts.append(self.transform(images, torch.tensor(part), self.seed or 0))
+            done += part
+        labels = None if self.source.labels is None else self.source.labels[torch.tensor(shown, dtype=torch.int64)]
+        return _Read(torch.cat(parts) if parts else None, labels, torch.tensor(done), opened, failures)
+
+    def _candidates(self, slot: int, index: int) -> Iterator[int]:
+        yield index
+        if self.seed is not None:
+            draws = uniform(self.seed, "replacement", torch.tensor([slot]), _REPLACEMENTS)[0]
+            yield from (draws * len(self.source)).long().tolist()
+
+
+class _Tally:
+    """Counts the files seen and those unreadable, each once, and says when the latter are too many."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.seen = size, 0
+        self.reasons: dict[str, str] = {}
+
+    def add(self, opened: int, failures: list[Unreadable]) -> None:
+        """UserError once the share of unreadable files is above the tolerated one.
+
+        Until all files have been seen, three standard deviations more are allowed, so that a set just within the
+        limit is not stopped by chance.
+        """
+        self.seen = min(self.seen + opened, self.size)
+        self.reasons |= {failure.path: failure.reason for failure in failures}
+        allowed = TOLERATED * self.seen
+        if self.seen < self.size:
+            allowed += 3 * math.sqrt(allowed)
+        if self.seen >= min(_ENOUGH, self.size) and len(self.reasons) > allowed:
+            path, reason = next(iter(self.reasons.items()))
+            raise UserError(
+                f"{len(self.reasons)} of {self.seen} image files cannot be read, more than {TOLERATED:.0%}; "
+                f"the first: {path}: {reason}"
+            )
+
+
+def _read(
+    reader: _Reader, work: Iterable[tuple[Any, Tensor, Tensor]], workers: int, device: torch.device, tally: _Tally
+) -> Iterator[tuple[Any, _Read]]:
+    """Work done in order by `workers` processes, or by this one if there are none."""
+    loader = DataLoader(
+        reader,
+        # Lists, since each tensor sent to a worker would cost a shared memory file.
+        sampler=((name, slots.tolist(), indices.tolist()) for name, slots, indices in work),
+        batch_size=None,
+        collate_fn=_unchanged,
+        num_workers=workers,
+        worker_init_fn=_ignore_signals,
+        pin_memory=device.type == "cuda",
+    )
+    with _running(loader) as results:
+        while True:
+            try:
+                name, read = next(results)
+            except StopIteration:
+                return
+            except RuntimeError as error:
+                if "exited unexpectedly" not in str(error):
+                    raise
+                raise UserError("a data worker died, most often for want of memory: try fewer data workers") from None
+            if isinstance(read, UserError):
+                raise read
+            tally.add(read.opened, read.failures)
+            yield name, read
+
+
+@contextlib.contextmanager
+def _running(loader: DataLoader) -> Iterator[Iterator[Any]]:
+    """A data loader's results, and the certainty that its workers end with them."""
+    handler, others = signal.getsignal(signal.SIGCHLD), set(multiprocessing.active_children())
+    results = iter(loader)
+    workers = set(multiprocessing.active_children()) - others
+    if workers and threading.current_thread() is threading.main_thread():
+        # Torch's handler raises the death of a worker in whatever line the main process is; next() tells it as well.
+        signal.signal(signal.SIGCHLD, handler or signal.SIG_DFL)
+
+    def stop() -> None:
+        if workers:
+            results._shutdown_workers()
+        for worker in workers:
+            worker.kill()  # only one that hangs is left by now
+
+    # Registered after torch's own clean-up and hence run before it, which would wait for ever: workers ignore SIGTERM.
+    atexit.register(stop)
+    try:
+        yield results
+    finally:
+        atexit.unregister(stop)
+        stop()
+
+
+def _ignore_signals(worker: int) -> None:
+    """Ctrl-C and SIGTERM reach the whole process group: what they mean is for the main process to decide."""
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signum, signal.SIG_IGN)
+
+
+def _unchanged(item: Any) -> Any:
+    return item
+
+
+def _on(device: torch.device, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
+    return tuple(tensor if tensor is None else tensor.to(device, non_blocking=True) for tensor in tensors)

@@ -1,0 +1,30 @@
+"""What several tests need: the environment of the tools, tiny images, and the command line."""
+
+import os
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+# The server that child processes are forked from finds its modules by this, and so has torch loaded already.
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT / "tests"), os.environ.get("PYTHONPATH"))))
+
+
+@pytest.fixture
+def tool(tmp_path):
+    """Run a tool as a user would, on a tiny model: tool("pretrain", "recipe.steps=4", …) -> the finished process."""
+
+    def run(name, *options, status=0, timeout=120, prefix=(), **environment):
+        command = [*prefix, sys.executable, str(ROOT / "tools" / f"{name}.py"), f"outputs={tmp_path}/outputs", *options]
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=timeout, cwd=tmp_path, env={**os.environ, **environment}
+        )
+        assert done.returncode == status, f"status {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done
+
+    return run

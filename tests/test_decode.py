@@ -1,0 +1,203 @@
+"""Every kind of file decodes to what its pixels say, and no damaged file does worse than an Unreadable."""
+
+import io
+import pickle
+import struct
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from ssvit.data import decode
+from ssvit.data.decode import Unreadable, load
+
+RNG = np.random.default_rng(0)
+GREY = RNG.integers(0, 256, (24, 40), dtype=np.uint8)
+RGB = RNG.integers(0, 256, (24, 40, 3), dtype=np.uint8)
+ALPHA = RNG.integers(0, 256, (24, 40, 1), dtype=np.uint8)
+
+
+def smooth(channels: int) -> np.ndarray:
+    """An image that JPEG keeps well: (24, 40, channels)."""
+    y, x = np.mgrid[0:24, 0:40]
+    return np.stack([(40 * c + 3 * x + 2 * y) % 200 for c in range(channels)], axis=2).astype(np.uint8)
+
+
+def loaded(image: Image.Image, path: Path, **options: object) -> np.ndarray:
+    image.save(path, **options)
+    pixels = load(str(path))
+    assert pixels.dtype == torch.uint8
+    assert pixels.shape == (3, image.height, image.width)
+    return pixels.permute(1, 2, 0).numpy()
+
+
+def threefold(grey: np.ndarray) -> np.ndarray:
+    return np.repeat(grey[:, :, None], 3, axis=2)
+
+
+@pytest.mark.parametrize("suffix", ["png", "bmp", "tiff", "webp", "ppm"])
+def test_lossless_rgb(tmp_path: Path, suffix: str) -> None:
+    options = {"lossless": True} if suffix == "webp" else {}
+    np.testing.assert_array_equal(loaded(Image.fromarray(RGB), tmp_path / f"a.{suffix}", **options), RGB)
+
+
+def test_greyscale(tmp_path: Path) -> None:
+    np.testing.assert_array_equal(loaded(Image.fromarray(GREY), tmp_path / "a.png"), threefold(GREY))
+
+
+def test_one_bit(tmp_path: Path) -> None:
+    bits = GREY > 127
+    np.testing.assert_array_equal(loaded(Image.fromarray(bits), tmp_path / "a.png"), threefold(bits * np.uint8(255)))
+
+
+def test_palette(tmp_path: Path) -> None:
+    colours = RNG.integers(0, 256, (256, 3), dtype=np.uint8)
+    image = Image.frombytes("P", (40, 24), GREY.tobytes())
+    image.putpalette(colours.tobytes())
+    np.testing.assert_array_equal(loaded(image, tmp_path / "a.png"), colours[GREY])
+
+
+def test_transparent_palette_entry_is_black(tmp_path: Path) -> None:
+    colours = RNG.integers(1, 256, (256, 3), dtype=np.uint8)
+    image = Image.frombytes("P", (40, 24), GREY.tobytes())
+    image.putpalette(colours.tobytes())
+    expected = np.where((GREY == 7)[:, :, None], 0, colours[GREY])
+    np.testing.assert_array_equal(loaded(image, tmp_path / "a.png", transparency=7), expected)
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA"])
+def test_alpha_is_laid_over_black(tmp_path: Path, mode: str) -> None:
+    colour = RGB if mode == "RGBA" else GREY[:, :, None]
+    got = loaded(Image.fromarray(np.concatenate((colour, ALPHA), axis=2), mode), tmp_path / "a.png")
+    expected = np.broadcast_to(colour, RGB.shape) * (ALPHA / 255.0)
+    assert np.abs(got - expected).max() <= 1
+
+
+@pytest.mark.parametrize("suffix", ["png", "tiff"])
+def test_sixteen_bit_grey_is_scaled(tmp_path: Path, suffix: str) -> None:
+    wide = RNG.integers(0, 65536, (24, 40), dtype=np.uint16)
+    wide[0, :2] = 0, 65535
+    got = loaded(Image.fromarray(wide), tmp_path / f"a.{suffix}")
+    np.testing.assert_array_equal(got, threefold(np.rint(wide / 257.0).astype(np.uint8)))
+
+
+@pytest.mark.parametrize(("mode", "channels"), [("RGB", 3), ("L", 1)])
+@pytest.mark.parametrize("progressive", [False, True])
+def test_jpeg(tmp_path: Path, mode: str, channels: int, progressive: bool) -> None:
+    pixels = smooth(channels)
+    got = loaded(Image.fromarray(pixels.squeeze(), mode), tmp_path / "a.jpg", quality=95, progressive=progressive)
+    assert np.abs(got.astype(int) - np.broadcast_to(pixels, got.shape)).mean() < 4
+    with Image.open(tmp_path / "a.jpg") as image:
+        assert np.abs(got.astype(int) - np.asarray(image.convert("RGB"))).max() <= 2
+
+
+def test_cmyk_jpeg(tmp_path: Path) -> None:
+    inks = smooth(4)
+    got = loaded(Image.fromarray(inks, "CMYK"), tmp_path / "a.jpg", quality=98)
+    expected = (255.0 - inks[:, :, :3]) * (255.0 - inks[:, :, 3:]) / 255.0
+    assert np.abs(got - expected).mean() < 4
+
+
+def test_suffix_does_not_decide(tmp_path: Path) -> None:
+    Image.fromarray(RGB).save(tmp_path / "a.png")
+    (tmp_path / "a.png").rename(tmp_path / "a.jpg")
+    np.testing.assert_array_equal(load(str(tmp_path / "a.jpg")).permute(1, 2, 0).numpy(), RGB)
+
+
+def encoded(kind: str) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(smooth(3)).save(file, kind)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "GIF", "BMP", "WEBP"])
+def test_truncated_files_are_unreadable(tmp_path: Path, kind: str) -> None:
+    data, path = encoded(kind), tmp_path / "a.img"
+    for length in (0, 3, 20, len(data) // 2):
+        path.write_bytes(data[:length])
+        with pytest.raises(Unreadable) as caught:
+            load(str(path))
+        assert caught.value.path == str(path)
+        assert caught.value.reason
+        assert "\n" not in str(caught.value)
+        assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+
+
+def png_of_size(height: int, width: int) -> bytes:
+    def chunk(kind: bytes, body: bytes) -> bytes:
+        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
+    return (
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"\0" * 99)) + chunk(b"IEND", b"")
+    )
+
+
+def jpeg_of_size(height: int, width: int) -> bytes:
+    data = encoded("JPEG")
+    at = data.index(b"\xff\xc0") + 5
+    return data[:at] + struct.pack(">HH", height, width) + data[at + 4 :]
+
+
+@pytest.mark.parametrize("make", [png_of_size, jpeg_of_size])
+def test_a_bomb_is_refused_by_its_header(tmp_path: Path, make: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "bomb").write_bytes(make(60000, 50000))
+
+    def decoded(*args: object, **options: object) -> None:
+        raise AssertionError("the pixels of a bomb were decoded")
+
+    monkeypatch.setattr(decode, "decode_jpeg", decoded)
+    monkeypatch.setattr(Image.Image, "load", decoded)
+    with pytest.raises(Unreadable, match=r"50000x60000 pixels, more than|3000000000 pixels"):
+        load(str(tmp_path / "bomb"))
+
+
+def test_what_is_no_image_is_unreadable(tmp_path: Path) -> None:
+    (tmp_path / "text.jpg").write_text("not an image")
+    for path, reason in (
+        ("text.jpg", "no image of a known format"),
+        ("absent.jpg", "no such file"),
+        (".", "no such file"),
+    ):
+        with pytest.raises(Unreadable, match=reason):
+            load(str(tmp_path / path))
+
+
+MUTANTS = """
+import random, sys
+import torch
+from ssvit.data.decode import Unreadable, load
+
+torch.set_num_threads(1)
+target, sources = sys.argv[1], [open(path, "rb").read() for path in sys.argv[2:]]
+rng, counts = random.Random(1), [0, 0]
+for i in range(1000):
+    mutant = bytearray(sources[i % 2])
+    for _ in range(rng.choice((1, 2, 8))):
+        bit = rng.randrange(16, 8 * len(mutant))
+        mutant[bit // 8] ^= 1 << bit % 8
+    open(target, "wb").write(mutant)
+    try:
+        image = load(target)
+        assert image.dtype == torch.uint8 and image.ndim == 3 and image.shape[0] == 3
+        counts[0] += 1
+    except Unreadable:
+        counts[1] += 1
+print(*counts)
+"""
+
+
+def test_a_thousand_mutants_do_not_crash_the_process(tmp_path: Path) -> None:
+    for kind in ("JPEG", "PNG"):
+        (tmp_path / kind).write_bytes(encoded(kind))
+    command = [sys.executable, "-c", MUTANTS, *(str(tmp_path / name) for name in ("mutant", "JPEG", "PNG"))]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    fine, unreadable = map(int, done.stdout.split())
+    assert fine + unreadable == 1000
+    assert unreadable > 100

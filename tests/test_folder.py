@@ -1,0 +1,82 @@
+"""Folders are read by name alone: layouts, order, splits, and one line for a root that is wrong."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ssvit.data.folder import check, list_images, splits
+from ssvit.options import OptionError, UserError
+
+
+def touch(root: Path, *names: str) -> str:
+    for name in names:
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    return str(root)
+
+
+def test_flat_folder_has_no_classes(tmp_path: Path) -> None:
+    root = touch(tmp_path, "b.PNG", "a.jpg", "notes.txt", ".hidden.jpg")
+    assert list_images(root) == [(os.path.join(root, "a.jpg"), None), (os.path.join(root, "b.PNG"), None)]
+
+
+def test_a_subfolder_is_a_class_at_any_depth(tmp_path: Path) -> None:
+    root = touch(tmp_path, "dog/1.jpg", "cat/deep/er/2.jpg", "cat/1.jpg", "readme.md", ".cache/3.jpg")
+    names = [(os.path.relpath(path, root), name) for path, name in list_images(root)]
+    assert names == [("cat/1.jpg", "cat"), ("cat/deep/er/2.jpg", "cat"), ("dog/1.jpg", "dog")]
+
+
+def test_mixed_folder_is_unlabelled(tmp_path: Path) -> None:
+    root = touch(tmp_path, "z.jpg", "cat/1.jpg")
+    assert [name for _, name in list_images(root)] == [None, None]
+
+
+def test_links_are_followed_but_not_in_circles(tmp_path: Path) -> None:
+    root = touch(tmp_path / "root", "cat/1.jpg")
+    touch(tmp_path / "elsewhere", "2.jpg")
+    (tmp_path / "root" / "dog").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "root" / "cat" / "loop").symlink_to(tmp_path / "root")
+    assert [name for _, name in list_images(root)] == ["cat", "dog"]
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (("train/a/1.jpg", "val/a/1.jpg", "test/a/1.jpg"), ("train", "val")),
+        (("train/1.jpg", "test/1.jpg"), ("train", "test")),
+        (("train/1.jpg", "validation/1.jpg"), ("train", "validation")),
+        (("train/1.jpg",), ("train", None)),
+        (("train/1.jpg", "bus/1.jpg"), (".", None)),  # a class that is named train
+        (("a/1.jpg", "b/1.jpg"), (".", None)),
+    ],
+)
+def test_splits(tmp_path: Path, names: tuple[str, ...], expected: tuple[str, str | None]) -> None:
+    root = touch(tmp_path, *names)
+    found = tuple(folder if folder is None else os.path.relpath(folder, root) for folder in splits(root))
+    assert found == expected
+
+
+def test_check_names_what_is_wrong(tmp_path: Path) -> None:
+    check(touch(tmp_path / "good", "a/b/c/1.jpeg"))
+    for root, words in (
+        (str(tmp_path / "absent"), "no such folder"),
+        (os.path.join(touch(tmp_path / "file", "1.jpg"), "1.jpg"), "this is a file"),
+        (touch(tmp_path / "empty", "a/notes.txt"), "holds no image"),
+        (None, "must name a folder"),
+    ):
+        with pytest.raises(OptionError, match=words) as caught:
+            check(root)
+        assert str(caught.value).startswith(f"root={root}: ")
+        assert "\n" not in str(caught.value)
+    with pytest.raises(UserError, match="holds no image"):
+        list_images(str(tmp_path / "empty"))
+
+
+def test_imports_nothing_slow() -> None:
+    code = "import sys, ssvit.data.folder; print([m for m in ('torch', 'numpy', 'PIL') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,116 @@
+"""The house of the package: imports run downward, floors know only what they may, and what must start fast does."""
+
+import ast
+import graphlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+FLOORS = {
+    **dict.fromkeys(("options", "rules", "randomness", "masking", "targets", "encoder"), 0),
+    **dict.fromkeys(("objectives", "data", "evaluation", "inspection"), 1),
+    **dict.fromkeys(("training", "benchmark"), 2),
+}
+WITHOUT_TORCH = ("options", "rules", "training.recipe", "training.run", "data.folder")
+MODULES = sorted((ROOT / "ssvit").rglob("*.py"))
+TOOLS = [path for path in sorted((ROOT / "tools").glob("*.py")) if "__main__" in path.read_text()]
+
+
+def imports(source: str, known: frozenset[str] = frozenset()) -> set[str]:
+    """Full names of what a module imports anywhere in it, as modules where `known` has them."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"line {node.lineno}: relative import"
+            for alias in node.names:
+                full = f"{node.module}.{alias.name}"
+                found.add(full if full in known else node.module)
+    return found
+
+
+def name_of(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+KNOWN = frozenset(name_of(path) for path in MODULES)
+IMPORTS = {name_of(path): imports(path.read_text(), KNOWN) for path in MODULES}
+
+
+def floor_of(module: str) -> int:
+    return FLOORS[module.split(".")[1]] if "." in module else -1
+
+
+def outside(module: str) -> set[str]:
+    """Packages that a module imports besides ssvit and the standard library."""
+    return {name.split(".")[0] for name in IMPORTS[module]} - {"ssvit"} - sys.stdlib_module_names
+
+
+def test_reads_every_kind_of_import():
+    source = "import a.b\nfrom c import d\ndef f():\n    if f:\n        from ssvit.training import loop\n"
+    assert imports(source) == {"a.b", "c", "ssvit.training"}
+    assert imports(source, frozenset({"ssvit.training.loop"})) == {"a.b", "c", "ssvit.training.loop"}
+    with pytest.raises(AssertionError, match="relative"):
+        imports("from . import vit")
+
+
+def test_reads_the_package():
+    assert {"ssvit.encoder.vit", "ssvit.masking", "ssvit.training.loop"} <= KNOWN
+    assert "ssvit.encoder.vit" in IMPORTS["ssvit.objectives.masked_patch"]
+
+
+@pytest.mark.parametrize("module", sorted(KNOWN))
+def test_imports_run_downward(module):
+    upward = {name for name in IMPORTS[module] if name.startswith("ssvit") and floor_of(name) > floor_of(module)}
+    assert not upward, f"{module} imports from a floor above it"
+
+
+def test_no_two_modules_need_each_other():
+    graph = {module: names & KNOWN for module, names in IMPORTS.items()}
+    tuple(graphlib.TopologicalSorter(graph).static_order())
+
+
+@pytest.mark.parametrize("module", sorted(module for module in KNOWN if floor_of(module) == 0))
+def test_the_lowest_floor_knows_torch_and_einops_alone(module):
+    assert outside(module) <= {"torch", "einops"}
+
+
+@pytest.mark.parametrize("module", sorted(KNOWN))
+def test_frameworks_stay_where_they_belong(module):
+    part = module.split(".")[1] if "." in module else ""
+    homes = {
+        "lightning_fabric": ("training",),
+        "hydra": (),
+        "omegaconf": (),
+        "tools": (),
+        "launch": (),
+        "pytorch_lightning": (),
+        "timm": ("benchmark",),
+        "transformers": ("benchmark",),
+        "vit_pytorch": ("benchmark",),
+        "sklearn": ("benchmark",),
+    }
+    astray = {package for package in outside(module) if package in homes and part not in homes[package]}
+    assert not astray
+
+
+@pytest.mark.parametrize("module", WITHOUT_TORCH)
+def test_loads_without_torch(module):
+    check = (
+        f"import ssvit.{module}, sys; sys.exit(any(n in sys.modules for n in ('torch', 'numpy', 'lightning_fabric')))"
+    )
+    assert subprocess.run([sys.executable, "-c", check], cwd=ROOT, timeout=60).returncode == 0
+
+
+def test_there_are_tools():
+    assert "pretrain.py" in {path.name for path in TOOLS}
+
+
+@pytest.mark.parametrize("path", TOOLS, ids=lambda path: path.name)
+def test_a_tool_is_short(path):
+    assert len(path.read_text().splitlines()) < 60

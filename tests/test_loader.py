@@ -1,0 +1,297 @@
+"""A batch is a function of the seed and the step alone: of no worker, process, restart, or damaged file."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from ssvit.data import sampler
+from ssvit.data.decode import Unreadable
+from ssvit.data.loader import Batch, Loader, _Tally, evaluation_batches, evaluation_images
+from ssvit.data.sources import Files, Memory
+from ssvit.data.transforms import CenterCrop, InceptionCrop, ShiftCrop
+from ssvit.options import OptionError, UserError
+
+TAG = CenterCrop(size=1)  # leaves one pixel, by which each image is known
+
+
+def tagged(count: int) -> Memory:
+    return Memory(torch.arange(count, dtype=torch.uint8).view(-1, 1, 1, 1))
+
+
+def folder(root: Path, count: int, damaged: Iterable[int] = ()) -> Files:
+    """Files of which number i is grey i all over; those damaged hold text."""
+    paths = [root / f"{i:03d}.png" for i in range(count)]
+    for i, path in enumerate(paths):
+        if i in damaged:
+            path.write_text("damaged")
+        else:
+            Image.new("L", (5 + i % 3, 6), i).save(path)
+    return Files(paths, [i % 2 for i in range(count)], ("even", "odd"))
+
+
+def tags(batches: Iterable[Batch]) -> list[int]:
+    return [tag for batch in batches for tag in batch.images[:, 0, 0, 0].tolist()]
+
+
+def same(first: Iterable[Batch], second: Iterable[Batch]) -> bool:
+    return all(
+        (a.step, a.micro) == (b.step, b.micro)
+        and all(torch.equal(getattr(a, name), getattr(b, name)) for name in ("images", "labels", "slots"))
+        for a, b in zip(first, second, strict=True)
+    )
+
+
+def test_each_image_comes_once_an_epoch_though_batches_straddle_epochs() -> None:
+    shown = tags(Loader(source=tagged(50), transform=TAG, seed=0, batch_size=8).batches(0, 25))
+    epochs = [shown[i : i + 50] for i in range(0, 200, 50)]
+    assert all(sorted(epoch) == list(range(50)) for epoch in epochs)
+    assert all(a != b for a, b in pairwise(epochs))
+
+
+def test_indices_are_a_function_of_seed_and_slot() -> None:
+    slots = torch.arange(1000)
+    every = sampler.indices(slots, size=37, seed=5)
+    scattered = torch.randperm(1000, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(sampler.indices(scattered, size=37, seed=5), every[scattered])
+    assert not torch.equal(sampler.indices(slots, size=37, seed=6), every)
+
+
+def test_processes_and_micro_batches_part_the_same_global_batch() -> None:
+    source = Memory(torch.randint(0, 256, (40, 3, 8, 8), dtype=torch.uint8), [0] * 40, ("a",))
+
+    def load(**options: int) -> list[Batch]:
+        loader = Loader(source=source, transform=InceptionCrop(size=6), seed=1, batch_size=24, **options)
+        return list(loader.batches(2, 5))
+
+    whole = load()
+    for world, accumulate in ((4, 1), (1, 3), (2, 2), (4, 6)):
+        parts = [load(rank=rank, world=world, accumulate=accumulate) for rank in range(world)]
+        for step in range(3):
+            ordered = [part[step * accumulate + micro] for part in parts for micro in range(accumulate)]
+            assert {batch.step for batch in ordered} == {step + 2}
+            assert torch.equal(torch.cat([batch.slots for batch in ordered]), whole[step].slots)
+            assert torch.equal(torch.cat([batch.images for batch in ordered]), whole[step].images)
+
+
+def test_slots_number_the_images_of_training() -> None:
+    assert sampler.slots(3, 0, batch_size=4).tolist() == [12, 13, 14, 15]
+    assert sampler.slots(3, 1, batch_size=8, accumulate=2, rank=1, world=2).tolist() == [30, 31]
+
+
+@pytest.mark.parametrize("transform", [InceptionCrop(size=6), ShiftCrop(size=8, padding=2)])
+def test_going_on_at_a_step_gives_the_tail(transform: InceptionCrop | ShiftCrop) -> None:
+    source = Memory(torch.randint(0, 256, (40, 3, 8, 8), dtype=torch.uint8), [0] * 40, ("a",))
+
+    def load(first: int) -> list[Batch]:
+        return list(Loader(source=source, transform=transform, seed=1, batch_size=16, accumulate=2).batches(first, 9))
+
+    assert same(load(0)[10:], load(5))
+
+
+def test_any_number_of_workers_gives_the_same_batches(tmp_path: Path) -> None:
+    source = folder(tmp_path, 100, damaged=[17])
+
+    def load(workers: int, first: int) -> list[Batch]:
+        options = {"seed": 3, "batch_size": 20, "accumulate": 2, "workers": workers}
+        return list(Loader(source=source, transform=InceptionCrop(size=4), **options).batches(first, 8))
+
+    alone = load(0, 0)
+    assert same(alone, load(2, 0))
+    assert same(alone[6:], load(3, 3))
+
+
+def test_labels_belong_to_the_images_shown(tmp_path: Path) -> None:
+    source = folder(tmp_path, 100, damaged=[41])
+    for batch in Loader(source=source, transform=TAG, seed=0, batch_size=25).batches(0, 8):
+        assert (batch.images[:, 0, 0, 0] % 2 == batch.labels).all()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_damaged_file_gives_its_place_to_another(tmp_path: Path, workers: int) -> None:
+    source = folder(tmp_path, 120, damaged=[7])
+
+    def load() -> tuple[Loader, list[int]]:
+        loader = Loader(source=source, transform=TAG, seed=0, batch_size=30, workers=workers)
+        return loader, tags(loader.batches(0, 8))
+
+    loader, shown = load()
+    sound = tags(Loader(source=tagged(120), transform=TAG, seed=0, batch_size=30).batches(0, 8))
+    replaced = [(a, b) for a, b in zip(shown, sound, strict=True) if a != b]
+    assert [b for _, b in replaced] == [7, 7]
+    assert load()[1] == shown
+    assert loader.unreadable == {source.paths[7]: "no image of a known format"}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_nothing_readable_stops_at_once(tmp_path: Path, workers: int) -> None:
+    source = folder(tmp_path, 10, damaged=range(10))
+    loader = Loader(source=source, transform=TAG, seed=0, batch_size=5, workers=workers)
+    with pytest.raises(UserError, match=r"can be read; the first: .*\.png: no image of a known format") as caught:
+        next(loader.batches(0, 100))
+    assert "\n" not in str(caught.value)
+
+
+def test_more_than_one_in_a_hundred_stops(tmp_path: Path) -> None:
+    def steps(damaged: int) -> int:
+        root = tmp_path / str(damaged)
+        root.mkdir()
+        loader = Loader(source=folder(root, 250, range(damaged)), transform=TAG, seed=0, batch_size=50)
+        return sum(1 for _ in loader.batches(0, 40))
+
+    assert steps(2) == 40  # 0.8 %
+    line = r"^\d of 250 image files cannot be read, more than 1%; the first: .*\.png: no image of a known format$"
+    with pytest.raises(UserError, match=line):
+        steps(4)  # 1.6 %
+
+
+def test_few_failures_early_in_a_large_set_do_not_stop() -> None:
+    failures = [Unreadable(f"{i}.jpg", "damaged") for i in range(200)]
+    _Tally(100_000).add(299, failures)  # too few seen to judge
+    tally = _Tally(100_000)
+    tally.add(400, failures[:9])  # 2.25 %, by chance perhaps: 4 expected, 6 more allowed
+    for _ in range(5):
+        tally.add(0, failures[:9])  # seen again, they count no more
+    with pytest.raises(UserError, match="11 of 401"):
+        tally.add(1, failures[9:11])
+
+
+class _Exits:
+    """A transform in whose midst the worker is killed, as for want of memory."""
+
+    def __call__(self, images: list[Tensor], slots: Tensor, seed: int) -> Tensor:
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError
+
+
+def test_a_dead_worker_is_told_in_one_line(tmp_path: Path) -> None:
+    loader = Loader(source=folder(tmp_path, 10), transform=_Exits(), seed=0, batch_size=5, workers=1)
+    with pytest.raises(UserError, match="a data worker died") as caught:
+        list(loader.batches(0, 2))
+    assert "\n" not in str(caught.value)
+
+
+def test_an_error_of_the_transform_reaches_the_user_in_one_line(tmp_path: Path) -> None:
+    loader = Loader(source=folder(tmp_path, 10), transform=ShiftCrop(size=50), seed=0, batch_size=5, workers=1)
+    with pytest.raises(UserError, match=r"^an image of \dx6 pixels is too small") as caught:
+        list(loader.batches(0, 2))
+    assert "\n" not in str(caught.value)
+
+
+ORPHANS = """
+import sys, time
+from multiprocessing import active_children
+from ssvit.data.loader import Loader
+from ssvit.data.sources import Files
+from ssvit.data.transforms import CenterCrop
+
+paths = [sys.argv[1]] * 64
+loader = Loader(source=Files(paths), transform=CenterCrop(size=4), seed=0, batch_size=8, workers=2)
+batches = loader.batches(0, 10_000)
+next(batches)
+print(*(child.pid for child in active_children()), flush=True)
+if sys.argv[2] == "wait":
+    time.sleep(60)
+raise RuntimeError("a mistake in the loop")
+"""
+
+
+def gone(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return True
+    return state == "Z"
+
+
+def run_orphans(tmp_path: Path, then: str) -> tuple[subprocess.Popen, list[int]]:
+    Image.new("RGB", (6, 6)).save(tmp_path / "a.png")
+    command = [sys.executable, "-c", ORPHANS, str(tmp_path / "a.png"), then]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    return process, [int(pid) for pid in process.stdout.readline().split()]
+
+
+def wait_until_gone(pids: list[int], seconds: float) -> bool:
+    until = time.monotonic() + seconds
+    while not all(map(gone, pids)) and time.monotonic() < until:
+        time.sleep(0.05)
+    return all(map(gone, pids))
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
+def test_workers_ignore_signals_and_die_with_the_main_process(tmp_path: Path) -> None:
+    process, pids = run_orphans(tmp_path, "wait")
+    assert len(pids) == 2
+    for pid in pids:
+        os.kill(pid, signal.SIGINT)
+        os.kill(pid, signal.SIGTERM)
+    time.sleep(0.3)
+    assert not any(map(gone, pids))
+    process.kill()
+    process.wait()
+    assert wait_until_gone(pids, 20)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
+def test_an_error_amid_the_batches_leaves_no_worker(tmp_path: Path) -> None:
+    process, pids = run_orphans(tmp_path, "raise")
+    assert process.wait(timeout=30) == 1
+    assert wait_until_gone(pids, 1)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_evaluation_shows_each_image_once_in_order(tmp_path: Path, workers: int) -> None:
+    source = folder(tmp_path, 23)
+    batches = list(evaluation_batches(source, TAG, batch_size=5, workers=workers))
+    assert tags(batches) == list(range(23))
+    assert torch.cat([batch.slots for batch in batches]).tolist() == list(range(23))
+    assert torch.cat([batch.labels for batch in batches]).tolist() == [i % 2 for i in range(23)]
+
+
+@pytest.mark.parametrize("limit", [None, 1, 22, 200])
+def test_evaluation_parts_add_up(limit: int | None) -> None:
+    whole = tags(evaluation_batches(tagged(50), TAG, batch_size=7, limit=limit))
+    assert len(whole) == min(limit or 50, 50)
+    assert whole == sorted(set(whole))
+    parts = [tags(evaluation_batches(tagged(50), TAG, batch_size=7, limit=limit, rank=r, world=4)) for r in range(4)]
+    assert [tag for part in parts for tag in part] == whole
+    assert sum(len(images) for images in evaluation_images(tagged(50), TAG, batch_size=7, limit=limit)) == len(whole)
+
+
+def test_evaluation_leaves_damaged_files_out(tmp_path: Path) -> None:
+    batches = list(evaluation_batches(folder(tmp_path, 200, damaged=[3]), TAG, batch_size=1))
+    assert tags(batches) == [i for i in range(200) if i != 3]
+    assert Counter(batch.step for batch in batches)[3] == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"batch_size": 12, "world": 5}, r"batch_size=12: must be divisible by processes \* accumulate = 5 \* 1"),
+        ({"batch_size": 12, "accumulate": 8}, "batch_size=12: must be divisible"),
+        ({"batch_size": 51}, "batch_size=51: must be no more than the 50 images"),
+        ({"batch_size": 0}, "batch_size=0: must be a whole number"),
+        ({"batch_size": 5, "workers": -1}, "workers=-1: must be a whole number"),
+    ],
+)
+def test_wrong_options_are_named(options: dict[str, int], words: str) -> None:
+    with pytest.raises(OptionError, match=words):
+        Loader(source=tagged(50), transform=TAG, seed=0, **options)
+
+
+def test_waiting_is_counted(tmp_path: Path) -> None:
+    loader = Loader(source=folder(tmp_path, 20), transform=TAG, seed=0, batch_size=10)
+    assert loader.waited == 0
+    list(loader.batches(0, 2))
+    assert loader.waited > 0

@@ -1,0 +1,109 @@
+"""Position embeddings against plain Python loops over rows, columns and tokens."""
+
+import math
+
+import pytest
+import torch
+
+from ssvit.encoder.positions import Learned1D, Learned2D, Relative, SineCosine2D
+
+GRIDS = [(1, 1), (4, 4), (3, 5), (5, 2)]
+
+
+@pytest.mark.parametrize("special", [0, 1])
+@pytest.mark.parametrize("grid", GRIDS)
+def test_learned_1d_has_one_row_a_token(grid, special):
+    module = Learned1D(grid, special, 12)
+    assert module().shape == (special + grid[0] * grid[1], 12)
+    assert module() is module.embedding
+
+
+@pytest.mark.parametrize("special", [0, 1])
+@pytest.mark.parametrize("grid", GRIDS)
+def test_learned_2d_joins_the_column_and_the_row(grid, special):
+    module = Learned2D(grid, special, 12)
+    rows = module()
+    assert rows.shape == (special + grid[0] * grid[1], 12)
+    assert torch.equal(rows[:special], module.special)
+    for y in range(grid[0]):
+        for x in range(grid[1]):
+            expected = module.columns[x].tolist() + module.rows[y].tolist()
+            assert rows[special + y * grid[1] + x].tolist() == expected
+
+
+def test_learned_2d_gives_a_row_the_gradient_of_all_its_patches():
+    module = Learned2D((3, 5), 1, 8)
+    weight = torch.randn(16, 8)
+    (module() * weight).sum().backward()
+    by_place = weight[1:].view(3, 5, 8)
+    torch.testing.assert_close(module.columns.grad, by_place[..., :4].sum(0))
+    torch.testing.assert_close(module.rows.grad, by_place[..., 4:].sum(1))
+    torch.testing.assert_close(module.special.grad, weight[:1])
+
+
+@pytest.mark.parametrize("special", [0, 1])
+@pytest.mark.parametrize("grid", GRIDS)
+def test_sine_cosine_is_the_formula(grid, special):
+    width = 24
+    module = SineCosine2D(grid, special, width)
+    rows = module()
+    assert rows.shape == (special + grid[0] * grid[1], width)
+    assert not rows[:special].any()
+    quarter = width // 4
+    for y in range(grid[0]):
+        for x in range(grid[1]):
+            expected = []
+            for place in (x, y):
+                for wave in (math.sin, math.cos):
+                    expected += [wave(place / 10_000 ** (i / quarter)) for i in range(quarter)]
+            found = rows[special + y * grid[1] + x].double()
+            torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64), atol=1e-7, rtol=0)
+
+
+def test_sine_cosine_learns_nothing_and_needs_no_place_in_a_checkpoint():
+    module = SineCosine2D((3, 4), 1, 8)
+    assert not list(module.parameters())
+    assert not module.state_dict()
+    assert [name for name, _ in module.named_buffers()] == ["embedding"]
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_relative_logits_are_products_with_the_key_of_the_offset(batched):
+    b, heads, tokens, k = 3, 2, 7, 4
+    module = Relative(tokens, k)
+    queries = torch.randn(b, heads, tokens, k)
+    places = torch.arange(tokens)[None].expand(b if batched else 1, -1)
+    logits = module(queries, places, places)
+    assert logits.shape == (b, heads, tokens, tokens)
+    for image in range(b):
+        for head in range(heads):
+            for i in range(tokens):
+                for j in range(tokens):
+                    key = module.keys[i - j + tokens - 1].tolist()
+                    expected = sum(q * w for q, w in zip(queries[image, head, i].tolist(), key, strict=True))
+                    assert logits[image, head, i, j].item() == pytest.approx(expected, abs=1e-6)
+
+
+def test_relative_logits_of_some_tokens_at_their_own_places():
+    b, heads, tokens, k = 2, 3, 9, 4
+    module = Relative(tokens, k)
+    asking = torch.tensor([[8, 0], [3, 5]])
+    places = torch.tensor([[0, 8, 2, 4], [5, 3, 0, 7]])
+    queries = torch.randn(b, heads, 2, k)
+    logits = module(queries, asking, places)
+    assert logits.shape == (b, heads, 2, 4)
+    for image in range(b):
+        for i in range(2):
+            for j in range(4):
+                key = module.keys[asking[image, i] - places[image, j] + tokens - 1]
+                torch.testing.assert_close(logits[image, :, i, j], queries[image, :, i] @ key)
+
+
+@pytest.mark.parametrize("kind", [Learned1D, Learned2D])
+def test_learned_embeddings_start_small_and_random(kind):
+    torch.manual_seed(0)
+    for parameter in kind((40, 40), 1, 64).parameters():
+        if parameter.numel() > 1000:
+            assert parameter.std().item() == pytest.approx(0.02, rel=0.1)
+            assert abs(parameter.mean().item()) < 0.003
+    assert Relative(200, 64).keys.std().item() == pytest.approx(0.02, rel=0.05)

@@ -1,0 +1,109 @@
+"""Hashed random numbers: the published generator to the bit, functions of (seed, kind, slot) alone, and uniform."""
+
+import pytest
+import torch
+from scipy import stats
+
+from ssvit.randomness import key, permutation, uniform
+
+MASK = (1 << 64) - 1
+GOLDEN = 0x9E3779B97F4A7C15
+
+
+def splitmix64(state: int, count: int) -> list[int]:
+    """The generator as published (Steele, Lea, Flood 2014), in Python's unbounded integers."""
+    numbers = []
+    for _ in range(count):
+        state = (state + GOLDEN) & MASK
+        z = state
+        z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MASK
+        numbers.append(z ^ (z >> 31))
+    return numbers
+
+
+def reference(seed: int, kind: str, slot: int, count: int) -> list[float]:
+    """Slot t's stream starts at the t-th number of the stream of the key."""
+    start = splitmix64((key(seed, kind) + (slot - 1) * GOLDEN) & MASK, 1)[0]
+    return [(number >> 11) / 2**53 for number in splitmix64(start, count)]
+
+
+def test_the_reference_is_splitmix64():
+    assert splitmix64(1234567, 3) == [6457827717110365317, 3203168211198807973, 9817491932198370423]
+
+
+@pytest.mark.parametrize(("seed", "kind"), [(0, "flip"), (1, "crop"), (2**40, "corrupted patches"), (7, "")])
+def test_bits_are_those_of_splitmix64(seed, kind):
+    slots = [0, 1, 2, 1000, 2**31 - 1, 2**31, 2**40 + 3, 2**62 + 12345, 2**63 - 1]
+    numbers = uniform(seed, kind, torch.tensor(slots), 9)
+    assert numbers.dtype == torch.float64
+    assert numbers.tolist() == [reference(seed, kind, slot, 9) for slot in slots]
+
+
+def test_a_number_does_not_depend_on_its_batch():
+    whole = uniform(3, "kind", torch.arange(100), 20)
+    order = torch.randperm(100, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(uniform(3, "kind", order, 20), whole[order])
+    assert torch.equal(uniform(3, "kind", torch.tensor([42]), 20)[0], whole[42])
+    assert torch.equal(uniform(3, "kind", torch.arange(100), 7), whole[:, :7])
+    assert uniform(3, "kind", torch.arange(0), 7).shape == (0, 7)
+
+
+def test_no_state_is_read_or_left_behind():
+    before = torch.get_rng_state()
+    first = uniform(0, "a", torch.arange(5), 5), permutation(0, "a", 50)
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(123)
+    again = uniform(0, "a", torch.arange(5), 5), permutation(0, "a", 50)
+    assert torch.equal(first[0], again[0])
+    assert torch.equal(first[1], again[1])
+
+
+def test_numbers_are_uniform():
+    numbers = uniform(11, "uniformity", torch.arange(1000), 200)
+    assert (numbers >= 0).all()
+    assert (numbers < 1).all()
+    assert stats.kstest(numbers.flatten().numpy(), "uniform").pvalue > 1e-3
+    # Each slot's first number, and each number with the next of its slot, and with the same of the next slot.
+    assert stats.kstest(uniform(11, "first", torch.arange(100_000), 1).flatten().numpy(), "uniform").pvalue > 1e-3
+    for one, other in ((numbers[:, :-1], numbers[:, 1:]), (numbers[:-1], numbers[1:])):
+        cells = ((one * 16).long() * 16 + (other * 16).long()).flatten()
+        assert stats.chisquare(torch.bincount(cells, minlength=256).numpy()).pvalue > 1e-3
+
+
+def test_every_bit_is_fair():
+    numbers = (uniform(5, "bits", torch.arange(2000), 50) * 2**53).long().flatten()
+    ones = torch.stack([(numbers >> bit) & 1 for bit in range(53)]).sum(1)
+    assert ((ones - len(numbers) / 2).abs() < 5 * (len(numbers) / 4) ** 0.5).all()
+
+
+def test_seeds_kinds_slots_and_places_are_independent():
+    slots = torch.arange(20_000)
+    samples = [uniform(seed, kind, slots, 1)[:, 0] for seed in (0, 1, 2) for kind in ("flip", "crop", "flip ")]
+    samples += [uniform(0, "flip", slots + 1, 1)[:, 0], uniform(0, "flip", slots + 128, 1)[:, 0]]
+    samples += list(uniform(0, "places", slots, 4).T)
+    correlation = torch.corrcoef(torch.stack(samples)).fill_diagonal_(0)
+    assert correlation.abs().max() < 5 / len(slots) ** 0.5
+
+
+def test_streams_do_not_overlap():
+    numbers = torch.cat([uniform(seed, kind, torch.arange(500), 40).flatten() for seed in (0, 1) for kind in "ab"])
+    assert len(numbers.unique()) == len(numbers)
+
+
+def test_keys_are_positive_integers_and_all_different():
+    keys = [key(seed, kind) for seed in range(50) for kind in ("", "a", "b", "1", "/")]
+    assert len(set(keys)) == len(keys)
+    assert all(0 <= number < 2**63 for number in keys)
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 1000])
+def test_a_permutation_has_everything_once(size):
+    assert torch.equal(permutation(0, "order", size).sort().values, torch.arange(size))
+
+
+def test_permutations_of_other_seeds_and_kinds_differ():
+    orders = [permutation(seed, kind, 1000) for seed in (0, 1) for kind in ("epoch 0", "epoch 1")]
+    for place, order in enumerate(orders):
+        for other in orders[:place]:
+            assert (order == other).sum() < 10

@@ -1,0 +1,214 @@
+"""Builders put the right images with the right labels, and say in one line what is wrong with a root."""
+
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torchvision.datasets
+from PIL import Image
+
+from ssvit.data import sources
+from ssvit.data.sources import Files, Memory, hold_out
+from ssvit.options import OptionError, UserError
+
+SHARED = Path(__file__).resolve().parents[2] / "shared" / "datasets"
+
+
+def paint(path: Path, colour: tuple[int, int, int] = (1, 2, 3)) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (8, 6), colour).save(path)
+
+
+def test_labels_out_of_range_are_named() -> None:
+    images = torch.zeros(3, 3, 4, 4, dtype=torch.uint8)
+    for value in (-1, 2):
+        with pytest.raises(UserError, match=rf"label {value} is outside of \[0, 2\)"):
+            Memory(images, [0, value, 1], ("a", "b"))
+    with pytest.raises(UserError, match="2 labels for 3 images"):
+        Files(["a", "b", "c"], [0, 0], ("a",))
+
+
+def test_memory_fingerprint_tells_pixels_order_and_shape() -> None:
+    images = torch.randint(0, 256, (5, 3, 4, 6), dtype=torch.uint8)
+    changed = images.clone()
+    changed[4, 2, 3, 5] ^= 1
+    sets = (images, changed, images.flip(0), images.view(5, 3, 6, 4))
+    assert len({Memory(one).fingerprint for one in sets}) == 4
+    assert Memory(images).fingerprint == Memory(images.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)).fingerprint
+
+
+def test_files_fingerprint_tells_names_sizes_and_order_but_not_the_place(tmp_path: Path) -> None:
+    def make(root: Path, second: bytes = b"22") -> list[str]:
+        for name, body in (("a/1.jpg", b"1"), ("b/2.jpg", second)):
+            (root / name).parent.mkdir(parents=True)
+            (root / name).write_bytes(body)
+        return [str(root / "a/1.jpg"), str(root / "b/2.jpg")]
+
+    here = make(tmp_path / "here")
+    first = Files(here).fingerprint
+    assert Files(make(tmp_path / "there")).fingerprint == first
+    others = {Files(here[::-1]).fingerprint, Files(here[:1]).fingerprint, Files(make(tmp_path / "x", b"3")).fingerprint}
+    assert len(others | {first}) == 4
+
+
+def test_hold_out_parts_the_set_the_same_way_each_time() -> None:
+    source = Memory(torch.arange(200, dtype=torch.uint8).view(200, 1, 1, 1))
+    train, kept = hold_out(source, fraction=0.1, seed=0)
+    assert (len(train), len(kept)) == (180, 20)
+    both = torch.cat((train.images, kept.images)).flatten()
+    assert both.sort().values.tolist() == list(range(200))
+    assert torch.equal(hold_out(source, fraction=0.1, seed=0)[1].images, kept.images)
+    assert not torch.equal(hold_out(source, fraction=0.1, seed=1)[1].images, kept.images)
+    assert [len(part) for part in hold_out(source.take(torch.arange(2)), fraction=0.01, seed=0)] == [1, 1]
+    for fraction in (0, 1, -0.5, float("nan")):
+        with pytest.raises(OptionError, match="held_out="):
+            hold_out(source, fraction=fraction, seed=0)
+    with pytest.raises(UserError, match="one image"):
+        hold_out(source.take(torch.arange(1)), fraction=0.5, seed=0)
+
+
+def test_folder_of_classes(tmp_path: Path) -> None:
+    for name in ("cat", "ant"):
+        for i in range(10):
+            paint(tmp_path / name / f"{i}.png")
+    data = sources.folder(root=str(tmp_path), held_out=0.2, seed=0)
+    assert data.classes == ("ant", "cat")
+    assert (len(data.train), len(data.held_out)) == (16, 4)
+    for part in (data.train, data.held_out):
+        assert [data.classes[label] for label in part.labels] == [Path(path).parent.name for path in part.paths]
+
+
+def test_folder_with_its_own_split(tmp_path: Path) -> None:
+    for name in ("train/ant/1", "train/cat/1", "train/cat/2", "val/cat/3"):
+        paint(tmp_path / f"{name}.png")
+    data = sources.folder(root=str(tmp_path))
+    assert (len(data.train), len(data.held_out)) == (3, 1)
+    assert data.held_out.labels.tolist() == [1]
+    paint(tmp_path / "val" / "eel" / "4.png")
+    with pytest.raises(UserError, match="the class eel is not among the 2 that are trained on"):
+        sources.folder(root=str(tmp_path))
+
+
+def test_flat_folder_is_unlabelled(tmp_path: Path) -> None:
+    for i in range(5):
+        paint(tmp_path / f"{i}.png")
+    data = sources.folder(root=str(tmp_path))
+    assert data.classes == ()
+    assert data.train.labels is None
+    assert (len(data.train), len(data.held_out)) == (4, 1)
+
+
+def test_imagenet_layout(tmp_path: Path) -> None:
+    for name in ("train/n01/1", "train/n02/2", "val/n02/3"):
+        paint(tmp_path / f"{name}.png")
+    data = sources.imagenet(root=str(tmp_path))
+    assert data.classes == ("n01", "n02")
+    assert data.held_out.labels.tolist() == [1]
+    (tmp_path / "val/n02/3.png").rename(tmp_path / "val/3.png")
+    with pytest.raises(OptionError, match="images lie in val/ itself"):
+        sources.imagenet(root=str(tmp_path))
+    (tmp_path / "val").rename(tmp_path / "other")
+    with pytest.raises(OptionError, match="holds no folder val"):
+        sources.imagenet(root=str(tmp_path))
+
+
+def test_synthetic_parts_share_no_image() -> None:
+    data = sources.synthetic(size=(16, 24), images=20, held_out_images=12, seed=3)
+    assert data.train.images.shape == (20, 3, 16, 24)
+    assert data.held_out.images.shape == (12, 3, 16, 24)
+    every = torch.cat((data.train.images, data.held_out.images)).flatten(1)
+    assert len(every.unique(dim=0)) == 32
+    assert data.train.labels.max() < len(data.classes)
+
+
+@pytest.mark.parametrize("name", ["cifar10", "cifar100", "stl10", "flowers102", "oxford_pets"])
+def test_absent_sets_are_told_in_one_line(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UserError) as caught:
+        sources.torchvision_set(name=name, root=str(tmp_path))
+    message = str(caught.value)
+    assert f"data.root={tmp_path}: holds no whole {name}" in message
+    assert "data.download=true" in message
+    assert "\n" not in message
+
+
+def test_wrong_names_of_sets_are_named(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=r"name=mnist: must be one of cifar10, .*oxford_pets"):
+        sources.torchvision_set(name="mnist", root=str(tmp_path))
+    with pytest.raises(OptionError, match="split=unlabeled"):
+        sources.torchvision_set(name="cifar10", root=str(tmp_path), split="unlabeled")
+
+
+def fake_cifar(root: Path) -> dict[str, tuple[np.ndarray, list[int]]]:
+    """CIFAR-10's files, with four images each: planes of red, green and blue, row by row."""
+    rng, folder, parts = np.random.default_rng(0), root / "cifar-10-batches-py", {}
+    folder.mkdir()
+    for name in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"):
+        parts[name] = (rng.integers(0, 256, (4, 3072), dtype=np.uint8), rng.integers(0, 10, 4).tolist())
+        (folder / name).write_bytes(pickle.dumps({"data": parts[name][0], "labels": parts[name][1]}))
+    (folder / "batches.meta").write_bytes(pickle.dumps({"label_names": [f"class {i}" for i in range(10)]}))
+    return parts
+
+
+def test_cifar_bytes_become_the_right_pixels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = fake_cifar(tmp_path)
+    monkeypatch.setattr("torchvision.datasets.cifar.check_integrity", lambda *args: True)
+    data = sources.torchvision_set(name="cifar10", root=str(tmp_path))
+    assert (len(data.train), len(data.held_out)) == (20, 4)
+    assert data.classes[3] == "class 3"
+    for source, name, first in ((data.train, "data_batch_3", 8), (data.held_out, "test_batch", 0)):
+        for i in range(4):
+            flat = parts[name][0][i]
+            image = source.images[first + i]
+            assert image[1, 5, 9] == flat[1024 + 5 * 32 + 9]
+            np.testing.assert_array_equal(image.numpy().reshape(-1), flat)
+            assert source.labels[first + i] == parts[name][1][i]
+    development = sources.torchvision_set(name="cifar10", root=str(tmp_path), held_out=0.1)
+    assert (len(development.train), len(development.held_out)) == (18, 2)
+
+
+class _Stub:
+    """A stand-in for torchvision's readers of file sets and of STL-10."""
+
+    def __init__(self, root: str, split: str, download: bool) -> None:
+        self._image_files = self._images = [Path(root) / split / f"{i}.jpg" for i in range(3)]
+        self._labels = [0, 1, 0]
+        self.classes = ["a", "b"]
+        self.data = np.full((3, 3, 96, 96), len(split), dtype=np.uint8)
+        self.labels = np.array([0, 1, 1]) if split != "unlabeled" else np.array([-1, -1, -1])
+
+
+def test_file_sets_train_on_all_but_the_test_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torchvision.datasets, "Flowers102", _Stub)
+    monkeypatch.setattr(torchvision.datasets, "OxfordIIITPet", _Stub)
+    for name, trained in (("flowers102", {"train", "val"}), ("oxford_pets", {"trainval"})):
+        data = sources.torchvision_set(name=name, root=str(tmp_path))
+        assert {Path(path).parent.name for path in data.train.paths} == trained
+        assert {Path(path).parent.name for path in data.held_out.paths} == {"test"}
+        assert data.held_out.labels.tolist() == [0, 1, 0]
+
+
+def test_stl10_unlabelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torchvision.datasets, "STL10", _Stub)
+    data = sources.torchvision_set(name="stl10", root=str(tmp_path), split="unlabeled")
+    assert data.classes == ()
+    assert data.train.labels is None
+    assert (data.train.images == len("unlabeled")).all()
+    assert data.held_out.labels.tolist() == [0, 1, 1]
+    assert sources.torchvision_set(name="stl10", root=str(tmp_path)).classes == ("a", "b")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (SHARED / "unpack.py").exists(), reason="the shared data sets are not here")
+def test_real_cifar10(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, str(SHARED / "unpack.py"), str(tmp_path)], check=True, capture_output=True)
+    data = sources.torchvision_set(name="cifar10", root=str(tmp_path))
+    assert (len(data.train), len(data.held_out)) == (50_000, 10_000)
+    assert data.train.labels.bincount().tolist() == [5000] * 10
+    assert data.classes[0] == "airplane"
+    # Channel means as published for the training images.
+    means = data.train.images.double().mean((0, 2, 3)) / 255
+    torch.testing.assert_close(means, torch.tensor([0.4914, 0.4822, 0.4465], dtype=torch.float64), atol=1e-4, rtol=0)

@@ -1,0 +1,304 @@
+"""Targets against plain loops over patches, cells and channels, in exact fractions where bytes allow them."""
+
+import math
+from fractions import Fraction
+
+import pytest
+import torch
+from scipy import stats
+
+from ssvit.options import OptionError
+from ssvit.targets import ColorGrid, MeanColor, Pixels
+
+TARGETS = [
+    MeanColor(patch_size=4),
+    ColorGrid(patch_size=4, grid=2, bits=1),
+    Pixels(patch_size=4),
+]
+
+
+def images_of(b: int, c: int, h: int, w: int, seed: int = 0) -> torch.Tensor:
+    """Bytes whose patches have many different means, black and white among them."""
+    generator = torch.Generator().manual_seed(seed)
+    images = torch.randint(0, 256, (b, c, h, w), generator=generator, dtype=torch.uint8)
+    coarse = torch.randint(0, 256, (b, c, -(-h // 8), -(-w // 8)), generator=generator).float()
+    smooth = torch.nn.functional.interpolate(coarse, size=(h, w), mode="nearest")
+    images = ((images.float() - 128) / 4 + smooth).clamp(0, 255).to(torch.uint8)
+    images[0, :, : h // 2], images[0, :, h // 2 :] = 0, 255
+    return images
+
+
+def class_of(means: list[Fraction], bits: int) -> int:
+    """64 R + 8 G + B for three channels of three bits; the brightest value belongs to the last level."""
+    levels, number = 2**bits, 0
+    for mean in means:
+        number = number * levels + min(math.floor(mean * levels), levels - 1)
+    return number
+
+
+def loop_labels(images: torch.Tensor, patch: tuple[int, int], grid: int, bits: int) -> list:
+    """Labels by loops in exact arithmetic: of bytes as k / 255, of floats as the binary fractions that they are."""
+    full = 255 if images.dtype == torch.uint8 else 1
+    p, q = patch[0] // grid, patch[1] // grid
+    labels = []
+    for image in images.tolist():
+        h, w = len(image[0]), len(image[0][0])
+        rows = []
+        for top in range(0, h, patch[0]):
+            for left in range(0, w, patch[1]):
+                cells = []
+                for y in range(top, top + patch[0], p):
+                    for x in range(left, left + patch[1], q):
+                        sums = [sum(Fraction(v) for row in ch[y : y + p] for v in row[x : x + q]) for ch in image]
+                        cells.append(class_of([value / (p * q * full) for value in sums], bits))
+                rows.append(cells)
+        labels.append(rows)
+    return labels
+
+
+@pytest.mark.parametrize("as_float", [False, True])
+@pytest.mark.parametrize(
+    ("channels", "size", "patch", "grid", "bits"),
+    [
+        (3, (16, 16), (4, 4), 1, 3),
+        (3, (16, 24), (8, 4), 1, 3),
+        (3, (16, 24), (8, 4), 2, 3),
+        (3, (8, 16), (8, 8), 4, 3),
+        (1, (12, 8), (4, 4), 2, 3),
+        (4, (8, 8), (4, 4), 1, 3),
+        (3, (8, 8), (4, 4), 1, 1),
+        (3, (8, 8), (4, 4), 4, 2),
+        (3, (8, 8), (2, 4), 2, 4),
+        (3, (8, 8), (4, 4), 1, 5),
+        (1, (6, 9), (3, 3), 3, 8),
+    ],
+)
+def test_labels_equal_loops_in_exact_arithmetic(channels, size, patch, grid, bits, as_float):
+    images = images_of(3, channels, *size)
+    if as_float:
+        images = images / 255
+    target = ColorGrid(patch_size=patch, channels=channels, grid=grid, bits=bits)
+    labels = target.labels(images)
+    assert labels.dtype == torch.int64
+    assert labels.tolist() == loop_labels(images, patch, grid, bits)
+    assert target.classes == 2 ** (bits * channels)
+    assert target.width == grid * grid * target.classes
+    if grid == 1:
+        mean = MeanColor(patch_size=patch, channels=channels, bits=bits)
+        assert torch.equal(mean.labels(images), labels)
+        assert mean.width == target.classes
+
+
+@pytest.mark.parametrize("bits", [1, 2, 3, 4, 5])
+def test_every_byte_has_its_level(bits):
+    images = torch.arange(256, dtype=torch.uint8).view(256, 1, 1, 1).expand(-1, 1, 4, 4)
+    target = MeanColor(patch_size=4, channels=1, bits=bits)
+    expected = [class_of([Fraction(value, 255)], bits) for value in range(256)]
+    assert target.labels(images).flatten().tolist() == expected
+    assert expected[0] == 0
+    assert expected[255] == 2**bits - 1
+
+
+def test_byte_sums_on_both_sides_of_each_boundary():
+    # 16 bytes whose sum is s have mean s / (16 * 255), and 510 k is exactly the boundary k / 8.
+    target = MeanColor(patch_size=4, channels=1)
+    sums = [510 * k + d for k in range(9) for d in (-2, -1, 0, 1, 2) if 0 <= 510 * k + d <= 4080]
+    images = torch.tensor([[s // 16 + (place < s % 16) for place in range(16)] for s in sums]).to(torch.uint8)
+    assert images.long().sum(1).tolist() == sums
+    assert target.labels(images.view(-1, 1, 4, 4)).flatten().tolist() == [min(s // 510, 7) for s in sums]
+
+
+@pytest.mark.parametrize("patch", [4, 14, 16])
+def test_floats_on_both_sides_of_each_boundary(patch):
+    target = MeanColor(patch_size=patch, channels=1)
+    edges = torch.arange(9, dtype=torch.float32) / 8
+    below, above = (torch.nextafter(edges, torch.tensor(side)) for side in (-1.0, 2.0))
+    for values, expected in ((edges, [*range(8), 7]), (below[1:], range(8)), (above[:8], range(8))):
+        images = values.view(-1, 1, 1, 1).expand(-1, 1, patch, patch)
+        assert target.labels(images).flatten().tolist() == list(expected)
+
+
+@pytest.mark.parametrize("patch", [4, 14, 16])
+def test_one_pixel_a_last_bit_below_a_boundary_is_enough(patch):
+    images = (torch.arange(1, 9) / 8).view(8, 1, 1, 1).repeat(1, 1, patch, patch)
+    images[:, 0, 0, 0] = torch.nextafter(images[:, 0, 0, 0], torch.tensor(0.0))
+    assert MeanColor(patch_size=patch, channels=1).labels(images).flatten().tolist() == list(range(8))
+
+
+@pytest.mark.parametrize(
+    ("color", "expected"),
+    [((0, 0, 0), 0), ((1, 1, 1), 511), ((1, 0, 0), 448), ((0, 1, 0), 56), ((0, 0, 1), 7), ((0.5, 0.25, 0.126), 273)],
+)
+def test_classes_are_64_r_8_g_b(color, expected):
+    image = torch.tensor(color).view(1, 3, 1, 1).expand(1, 3, 8, 8)
+    assert (MeanColor(patch_size=4).labels(image) == expected).all()
+
+
+def test_values_beyond_the_range_stay_in_the_outer_levels():
+    images = torch.tensor([-0.2, -1e-9, 1 + 1e-6, 1.3]).view(4, 1, 1, 1).expand(-1, 3, 4, 4)
+    assert MeanColor(patch_size=4).labels(images).flatten().tolist() == [0, 0, 511, 511]
+
+
+def mirrored(labels: torch.Tensor, grid: tuple[int, int], cells: int) -> torch.Tensor:
+    """The label map of the image flipped left to right."""
+    by_place = labels.view(len(labels), *grid, cells, cells)
+    return by_place.flip(2, 4).reshape(labels.shape)
+
+
+@pytest.mark.parametrize("cells", [1, 2])
+def test_a_flipped_image_has_the_flipped_labels(cells):
+    images, target = images_of(4, 3, 16, 24), ColorGrid(patch_size=[8, 4], grid=cells)
+    assert torch.equal(target.labels(images.flip(-1)), mirrored(target.labels(images), (2, 6), cells))
+
+
+def test_a_cropped_image_has_the_labels_of_its_own_pixels():
+    images, target = images_of(4, 3, 24, 24), MeanColor(patch_size=8)
+    whole = target.labels(images).view(4, 3, 3)
+    assert torch.equal(target.labels(images[:, :, 8:, :16]).view(4, 2, 2), whole[:, 1:, :2])
+    assert not torch.equal(target.labels(images[:, :, 3:19, 5:21]).view(4, 2, 2), whole[:, 1:, :2])
+
+
+def test_patches_are_in_raster_order_as_the_encoder_has_them():
+    images = torch.zeros(1, 3, 8, 12)
+    images[:, 0, 4:, 8:] = 1
+    assert MeanColor(patch_size=4).labels(images).flatten().tolist() == [0, 0, 0, 0, 0, 448]
+
+
+@pytest.mark.parametrize("grid", [1, 2])
+def test_cross_entropy_equals_a_loop(grid):
+    torch.manual_seed(0)
+    target = ColorGrid(patch_size=4, channels=2, grid=grid, bits=2)
+    logits, labels = torch.randn(2, 3, target.width) * 3, torch.randint(0, 16, (2, 3, grid * grid))
+    losses = target.losses(logits, labels)
+    guess, score = target.guess(logits), target.score(target.guess(logits), labels)
+    assert losses.shape == score.shape == (2, 3)
+    for image in range(2):
+        for patch in range(3):
+            cells = logits[image, patch].double().split(16)
+            values = [
+                math.log(sum(math.exp(v) for v in cell.tolist())) - cell[label].item()
+                for cell, label in zip(cells, labels[image, patch].tolist(), strict=True)
+            ]
+            assert losses[image, patch].item() == pytest.approx(sum(values) / len(values), abs=1e-5)
+            best = [max(range(16), key=cell.tolist().__getitem__) for cell in cells]
+            assert guess[image, patch].tolist() == best
+            right = sum(a == b for a, b in zip(best, labels[image, patch].tolist(), strict=True))
+            assert score[image, patch].item() == right / len(cells)
+
+
+def test_pixels_are_the_patches_from_minus_one_to_one():
+    images, target = images_of(2, 3, 8, 12), Pixels(patch_size=[4, 6])
+    labels = target.labels(images)
+    assert labels.shape == (2, 4, 72)
+    assert labels.dtype == torch.float32
+    for image in range(2):
+        for patch in range(4):
+            top, left = patch // 2 * 4, patch % 2 * 6
+            cut = images[image, :, top : top + 4, left : left + 6].flatten().tolist()
+            expected = torch.tensor([2 * v / 255 - 1 for v in cut])
+            torch.testing.assert_close(labels[image, patch], expected, atol=1e-6, rtol=0)
+    torch.testing.assert_close(target.labels(images / 255), labels, atol=1e-6, rtol=0)
+    every_byte = Pixels(patch_size=16, channels=1).labels(torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16))
+    assert every_byte.min() == -1
+    assert every_byte.max() == 1
+
+
+def test_squared_error_equals_a_loop():
+    torch.manual_seed(0)
+    target = Pixels(patch_size=2)
+    prediction, labels = torch.randn(2, 3, 12), torch.rand(2, 3, 12) * 2 - 1
+    losses = target.losses(prediction.bfloat16(), labels)
+    assert losses.dtype == torch.float32
+    for image in range(2):
+        for patch in range(3):
+            pairs = zip(prediction[image, patch].bfloat16().tolist(), labels[image, patch].tolist(), strict=True)
+            expected = sum((a - b) ** 2 for a, b in pairs) / 12
+            assert losses[image, patch].item() == pytest.approx(expected, abs=1e-5)
+    assert torch.equal(target.score(target.guess(prediction), labels), target.losses(prediction, labels).double())
+
+
+@pytest.mark.parametrize("grid", [1, 2])
+def test_the_constant_of_classes_is_their_entropy_and_the_most_frequent(grid):
+    target = ColorGrid(patch_size=4, grid=grid)
+    labels = target.labels(images_of(20, 3, 16, 16))
+    loss, guess = target.constant(labels)
+    cells = labels.flatten(0, 1).T
+    entropies = [stats.entropy(torch.bincount(cell, minlength=512).numpy()) for cell in cells]
+    assert loss == pytest.approx(sum(entropies) / len(entropies), abs=1e-9)
+    assert guess.shape == (grid * grid,)
+    for cell, best in zip(cells.tolist(), guess.tolist(), strict=True):
+        assert cell.count(best) == max(cell.count(value) for value in cell)
+    # No constant prediction has a lower loss: the one with it predicts the shares.
+    shares = torch.stack([torch.bincount(cell, minlength=512) for cell in cells]).double() / cells.shape[1]
+    logits = (shares + 1e-12).log().flatten().expand(*labels.shape[:2], -1)
+    assert target.losses(logits, labels).mean().item() == pytest.approx(loss, abs=1e-4)
+
+
+def test_the_constant_of_pixels_is_their_variance_and_mean():
+    target = Pixels(patch_size=4)
+    labels = target.labels(images_of(10, 3, 8, 8))
+    loss, guess = target.constant(labels)
+    flat = labels.flatten(0, 1).double()
+    torch.testing.assert_close(guess.double(), flat.sum(0) / len(flat), atol=1e-6, rtol=0)
+    assert loss == pytest.approx(flat.var(0, correction=0).mean().item(), rel=1e-9)
+    assert target.losses(guess.expand_as(labels), labels).mean().item() == pytest.approx(loss, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("patch", "channels", "grid", "bits"), [(4, 3, 1, 3), ((8, 4), 3, 2, 3), (4, 1, 4, 8), (4, 4, 1, 2), (6, 3, 3, 5)]
+)
+def test_painted_labels_have_those_labels(patch, channels, grid, bits):
+    torch.manual_seed(0)
+    target = ColorGrid(patch_size=patch, channels=channels, grid=grid, bits=bits)
+    labels = torch.randint(0, target.classes, (5, 6, grid * grid))
+    painted = target.paint(labels)
+    p, q = target.patch_size
+    assert painted.shape == (5, 6, channels, p, q)
+    assert painted.min() > 0
+    assert painted.max() < 1
+    images = painted.view(5, 2, 3, channels, p, q).permute(0, 3, 1, 4, 2, 5).reshape(5, channels, 2 * p, 3 * q)
+    assert torch.equal(target.labels(images), labels)
+
+
+def test_painted_pixels_are_the_image():
+    images, target = images_of(2, 3, 8, 12), Pixels(patch_size=4)
+    painted = target.paint(target.labels(images))
+    assert torch.equal(painted[0, 4, :, 1, 2].mul(255).round().to(torch.uint8), images[0, :, 5, 6])
+    assert target.paint(torch.tensor([[-3.0] * 24 + [3.0] * 24])).unique().tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: type(target).__name__)
+def test_targets_keep_their_promises_about_shapes(target):
+    images = images_of(2, 3, 8, 12)
+    labels = target.labels(images)
+    prediction = torch.randn(2, 6, target.width).bfloat16()
+    assert labels.shape[:2] == (2, 6)
+    assert target.losses(prediction, labels).shape == (2, 6)
+    assert target.losses(prediction, labels).dtype == torch.float32
+    assert target.guess(prediction).shape == labels.shape
+    assert target.score(target.guess(prediction), labels).shape == (2, 6)
+    assert target.paint(labels).shape == (2, 6, 3, 4, 4)
+    perfect, poor = (target.score(guess, labels).mean() for guess in (labels, labels.flip(1)))
+    assert (perfect > poor) == target.higher_is_better
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "options"),
+    [
+        (ColorGrid, "grid", {"grid": 3}),
+        (ColorGrid, "grid", {"grid": 0}),
+        (ColorGrid, "grid", {"patch_size": [8, 6], "grid": 4}),
+        (MeanColor, "bits", {"bits": 0}),
+        (MeanColor, "bits", {"bits": 6}),
+        (MeanColor, "bits", {"bits": 9, "channels": 1}),
+        (MeanColor, "bits", {"bits": 2.0}),
+        (MeanColor, "channels", {"channels": 0}),
+        (MeanColor, "patch_size", {"patch_size": "8"}),
+        (Pixels, "patch_size", {"patch_size": -8}),
+        (Pixels, "channels", {"channels": None}),
+    ],
+)
+def test_options_that_cannot_be_are_named(kind, name, options):
+    with pytest.raises(OptionError) as raised:
+        kind(**{"patch_size": 8} | options)
+    assert raised.value.name == name

@@ -1,0 +1,304 @@
+"""The loop: exact resumption however a run ends, the same numbers however it is spread, nothing lost, bad steps."""
+
+import json
+import math
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import socket
+import time
+from pathlib import Path
+
+import pytest
+import tiny
+import torch
+from lightly.utils.scheduler import cosine_schedule
+from torchvision.io import write_png
+
+from ssvit.options import OptionError, UserError
+from ssvit.training import checkpoint, loop
+from ssvit.training.recipe import Recipe, parameter_groups
+
+children = multiprocessing.get_context("forkserver")
+children.set_forkserver_preload(["tiny"])
+
+
+def final(folder: Path) -> dict[str, str]:
+    """The sha256 of each file of a run's newest checkpoint: equal exactly if the runs are bit for bit the same."""
+    newest = max(folder.glob("step_*"))
+    return json.loads((newest / "manifest.json").read_text())["sha256"]
+
+
+def rows(folder: Path, key: str) -> dict[int, float]:
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return {row["step"]: row[key] for row in lines if key in row}
+
+
+@pytest.fixture(scope="session")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pictures")
+    for number, picture in enumerate(tiny.pictures()):
+        write_png(picture, str(folder / f"{number:02}.png"))
+    return folder
+
+
+class Interrupted(Exception):
+    """Stands for a process that ends in the middle of a step."""
+
+
+class InterruptedAt(tiny.MaskedPatch):
+    """Fails at one call of forward, with all that the steps before it have left behind."""
+
+    calls_left = -1
+
+    def forward(self, *inputs):
+        self.calls_left -= 1
+        if self.calls_left == 0:
+            raise Interrupted
+        return super().forward(*inputs)
+
+
+def interrupted(calls: int, dropout: float = 0.0) -> InterruptedAt:
+    objective = tiny.model(dropout)
+    objective.__class__ = InterruptedAt
+    objective.calls_left = calls
+    return objective
+
+
+@pytest.mark.parametrize(("decay", "end"), [("cosine", 0.0), ("linear", 0.0), ("constant", 1.0)])
+def test_learning_rate_warms_up_linearly_then_decays(decay, end):
+    recipe = Recipe(steps=100, warmup=10, lr=0.5, decay=decay)
+    rates = [recipe.learning_rate(step) for step in range(101)]
+    assert rates[:10] == pytest.approx([0.5 * (step + 1) / 10 for step in range(10)])
+    assert rates[10] == pytest.approx(0.5)
+    assert rates[100] == pytest.approx(0.5 * end)
+    for step in range(10, 100):
+        done = (step - 10) / 90
+        assert rates[step] == pytest.approx(
+            {"cosine": cosine_schedule(step - 10, 91, 0.5, 0), "linear": 0.5 * (1 - done), "constant": 0.5}[decay]
+        )
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("steps", 0), ("steps", "abc"), ("lr", -1e-3), ("lr", math.nan), ("warmup", 1000), ("betas", 0.9), ("ema", 1),
+     ("decay", "exponential"), ("precision", "fp8"), ("compile", "yes"), ("accumulate", 3), ("clip", -1), ("seed", 1.5)],
+)  # fmt: skip
+def test_recipe_names_the_option_that_cannot_be(option, value):
+    with pytest.raises(OptionError, match=f"^{option}="):
+        Recipe(**{option: value})
+
+
+def test_only_matrices_decay():
+    objective = tiny.model()
+    names = {id(parameter): name for name, parameter in objective.named_parameters()}
+    decayed, free = (
+        {names[id(p)] for p in group["params"]} for group in parameter_groups(objective.named_parameters(), 0.1)
+    )
+    expected = {f"encoder.blocks.{i}.{part}.weight" for i in (0, 1)
+                for part in ("attention.qkv", "attention.out", "expand", "contract")}  # fmt: skip
+    assert decayed == expected | {"encoder.patch.weight", "head.weight"}
+    assert free == set(names.values()) - decayed
+    assert {"mask_token", "encoder.class_token", "encoder.positions.0.embedding"} <= free
+
+
+def test_a_run_interrupted_anywhere_ends_with_the_same_bits(tmp_path, files):
+    tiny.train(tmp_path / "whole", data=files, dropout=0.2, accumulate=2)
+    folder = tmp_path / "broken"
+    for calls, workers in ((5, 0), (9, 2), (2, 0)):  # in the middle of a step, and before the next checkpoint
+        with pytest.raises(Interrupted):
+            tiny.train(
+                folder, data=files, workers=workers, dropout=0.2, accumulate=2, objective=interrupted(calls, 0.2)
+            )
+    tiny.train(folder, data=files, workers=2, dropout=0.2, accumulate=2)
+    assert final(folder) == final(tmp_path / "whole")
+    assert rows(folder, "train/loss") == rows(tmp_path / "whole", "train/loss")
+    assert {"model.safetensors", "ema.safetensors", "optimizer.safetensors"} == set(final(folder))
+
+
+def killed_at_random(tmp_path: Path, files: Path, kills: int, seed: int) -> None:
+    recipe = {"data": files, "steps": 60, "save_every": 2, "dropout": 0.1}
+    chance = random.Random(seed)
+    seconds = []
+    for name in ("warm", "whole"):  # the first starts the server that the others are forked from
+        began = time.monotonic()
+        worker = children.Process(target=tiny.train, args=(tmp_path / name,), kwargs=recipe)
+        worker.start()
+        worker.join()
+        seconds.append(time.monotonic() - began)
+    folder, killed = tmp_path / "killed", 0
+    while killed < kills:
+        worker = children.Process(
+            target=tiny.train, args=(folder,), kwargs={**recipe, "workers": chance.choice([0, 2])}
+        )
+        worker.start()
+        worker.join(chance.uniform(0.1, 0.9) * seconds[1])
+        if worker.exitcode is not None:  # it got to the end: what is left of the kills falls on another run
+            assert worker.exitcode == 0
+            assert final(folder) == final(tmp_path / "whole")
+            shutil.rmtree(folder)
+            continue
+        os.kill(worker.pid, signal.SIGKILL)
+        worker.join()
+        killed += 1
+    tiny.train(folder, **recipe)
+    assert final(folder) == final(tmp_path / "whole")
+
+
+def test_killed_at_random_moments_a_run_ends_with_the_same_bits(tmp_path, files):
+    killed_at_random(tmp_path, files, kills=3, seed=0)
+
+
+@pytest.mark.slow
+def test_killed_at_twenty_random_moments_a_run_ends_with_the_same_bits(tmp_path, files):
+    killed_at_random(tmp_path, files, kills=20, seed=1)
+
+
+def test_accumulation_gives_the_gradients_of_the_whole_batch(tmp_path):
+    # In float64, because Adam blows the rounding of gradients that are zero (of the keys' biases) up to whole steps.
+    _, whole = tiny.train(tmp_path / "1", steps=4, precision="64-true")
+    _, split = tiny.train(tmp_path / "4", steps=4, precision="64-true", accumulate=4)
+    for one, other in zip(whole.parameters(), split.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-8)
+    losses = [list(rows(tmp_path / name, "train/loss").values()) for name in "14"]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+
+
+def test_the_averaged_copy_follows_the_weights(tmp_path):
+    """Checkpoints of every step hold both, so that the average can be followed in float64."""
+    tiny.train(tmp_path, steps=3, warmup=1, save_every=1, ema=0.75)
+    start = tiny.model().state_dict()["mask_token"].double()
+    for step in (1, 2, 3):
+        _, states = checkpoint.load(tmp_path / f"step_{step:08d}")
+        start = 0.75 * start + 0.25 * states["model"]["mask_token"].double()
+        torch.testing.assert_close(states["ema"]["mask_token"].double(), start, rtol=0, atol=1e-6)
+
+
+def join(folder: Path, rank: int, world: int, port: int, kwargs: dict) -> None:
+    os.environ.update(
+        RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world), LOCAL_WORLD_SIZE=str(world), GROUP_RANK="0",
+        MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), TORCHELASTIC_RUN_ID="test",
+    )  # fmt: skip
+    if bad := kwargs.pop("bad_on_rank", None):
+        if bad[0] == rank:
+            objective = tiny.model()
+            objective.__class__ = BadAt
+            objective.bad = bad[1]
+            kwargs["objective"] = objective
+    tiny.train(folder, **kwargs)
+
+
+def spread(folder: Path, world: int, **kwargs) -> list[int]:
+    """Run in `world` processes; returns their exit codes."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    processes = [children.Process(target=join, args=(folder, rank, world, port, kwargs)) for rank in range(world)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(120)
+    return [process.exitcode for process in processes]
+
+
+def test_two_processes_train_as_one_does(tmp_path):
+    tiny.train(tmp_path / "one", steps=6, precision="64-true")
+    assert spread(tmp_path / "two", 2, steps=6, precision="64-true") == [0, 0]
+    one, two = (rows(tmp_path / name, "train/loss") for name in ("one", "two"))
+    assert one.keys() == two.keys()
+    assert list(one.values()) == pytest.approx(list(two.values()), rel=1e-6)
+    weights = [checkpoint.load(tmp_path / name / "step_00000006")[1]["model"] for name in ("one", "two")]
+    for name in weights[0]:
+        torch.testing.assert_close(weights[0][name], weights[1][name], rtol=1e-6, atol=1e-8)
+
+
+class BadAt(tiny.MaskedPatch):
+    """Gives a loss that is not finite at some calls of forward, counted from 0."""
+
+    bad: tuple[int, ...] = ()
+    calls = 0
+
+    def forward(self, *inputs):
+        result = super().forward(*inputs)
+        if self.calls in self.bad:
+            result["loss"] = result["loss"] * math.nan
+        self.calls += 1
+        return result
+
+
+def bad_at(*calls: int) -> BadAt:
+    objective = tiny.model()
+    objective.__class__ = BadAt
+    objective.bad = calls
+    return objective
+
+
+def test_a_step_that_is_not_finite_is_skipped(tmp_path, capsys):
+    tiny.train(tmp_path, steps=4, warmup=1, save_every=1, objective=bad_at(2))
+    before, bad = (checkpoint.load(tmp_path / f"step_{step:08d}")[1] for step in (2, 3))
+    after = checkpoint.load(tmp_path / "step_00000004")[1]
+    for name in before:
+        assert all(torch.equal(before[name][key], bad[name][key]) for key in before[name])
+    assert not torch.equal(bad["model"]["mask_token"], after["model"]["mask_token"])
+    assert "step 3: skipped" in capsys.readouterr().out
+
+
+def test_five_bad_steps_in_a_row_stop_the_run(tmp_path):
+    with pytest.raises(UserError, match=r"5 steps in a row, up to step 9"):
+        tiny.train(tmp_path, objective=bad_at(0, 1, 2, 4, 5, 6, 7, 8))
+    assert max(tmp_path.glob("step_*")).name == "step_00000006"
+
+
+def test_all_processes_skip_when_one_is_not_finite(tmp_path):
+    assert spread(tmp_path, 2, steps=4, warmup=1, save_every=1, bad_on_rank=(1, (2,))) == [0, 0]
+    before, bad = (checkpoint.load(tmp_path / f"step_{step:08d}")[1]["model"] for step in (2, 3))
+    assert all(torch.equal(before[name], bad[name]) for name in before)
+
+
+def test_a_checkpoint_of_another_encoder_is_refused(tmp_path):
+    tiny.train(tmp_path, steps=3, warmup=1)
+    with pytest.raises(UserError, match="encoder: is not what the run"):
+        tiny.train(tmp_path, steps=6, facts={"encoder": {"width": 32}})
+
+
+def test_a_finished_run_says_so_and_changes_nothing(tmp_path, capsys):
+    assert tiny.train(tmp_path)[0] is True
+    before = final(tmp_path)
+    assert tiny.train(tmp_path)[0] is False
+    assert "is finished (12 steps)" in capsys.readouterr().out
+    assert final(tmp_path) == before
+
+
+def test_plain_lines_and_rows_come_once_a_step(tmp_path, capsys):
+    with pytest.raises(Interrupted):
+        tiny.train(tmp_path, objective=interrupted(8))
+    tiny.train(tmp_path)
+    told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("step ")]
+    assert told[0].startswith("step 1/12 ")
+    assert told[-1].startswith("step 12/12 ")
+    assert "images/s" in told[0]
+    steps = [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert steps == sorted(steps)
+    assert [step for step in steps if step] and len(rows(tmp_path, "train/loss")) == 12
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_at_the_step_boundary(tmp_path, signum):
+    class Signalled(tiny.MaskedPatch):
+        def forward(self, *inputs):
+            self.calls += 1
+            if self.calls == 5:
+                os.kill(os.getpid(), signum)
+            return super().forward(*inputs)
+
+    objective = tiny.model()
+    objective.__class__, objective.calls = Signalled, 0
+    with pytest.raises(loop.Stopped) as stopped:
+        tiny.train(tmp_path / "stopped", objective=objective)
+    assert stopped.value.status == 128 + signum
+    assert max((tmp_path / "stopped").glob("step_*")).name == "step_00000005"
+    tiny.train(tmp_path / "stopped")
+    tiny.train(tmp_path / "whole")
+    assert final(tmp_path / "stopped") == final(tmp_path / "whole")

@@ -1,0 +1,76 @@
+"""The smallest run that has everything: files read by workers, dropout, accumulation, an averaged copy, checkpoints.
+
+A module of its own, so that child processes can be started on its functions.
+"""
+
+import os
+from pathlib import Path
+
+import torch
+
+from ssvit.data.loader import Loader
+from ssvit.data.sources import Files, Memory
+from ssvit.data.transforms import InceptionCrop
+from ssvit.encoder.vit import ViT
+from ssvit.masking import Masking
+from ssvit.objectives.masked_patch import MaskedPatch
+from ssvit.randomness import uniform
+from ssvit.targets import MeanColor
+from ssvit.training import engine, loop
+from ssvit.training.recipe import Recipe
+
+RECIPE = {
+    "steps": 12, "batch_size": 8, "lr": 1e-2, "warmup": 3, "ema": 0.9, "precision": "32-true", "log_every": 1,
+    "save_every": 3, "evaluate_every": 6,
+}  # fmt: skip
+
+
+def pictures(count: int = 24, side: int = 16) -> torch.Tensor:
+    """(count, 3, side, side) uint8: smooth colours, so that there is something to learn."""
+    corners = uniform(0, "pictures", torch.arange(count), 12).view(count, 3, 2, 2)
+    return (torch.nn.functional.interpolate(corners, size=side, mode="bilinear") * 255).to(torch.uint8)
+
+
+def source(folder: Path | None = None) -> Files | Memory:
+    """The pictures in memory, or as the PNG files that `folder` holds."""
+    return Memory(pictures()) if folder is None else Files(sorted(str(path) for path in folder.glob("*.png")))
+
+
+def model(dropout: float = 0.0, seed: int = 0) -> MaskedPatch:
+    """A masked patch objective on a Transformer of two narrow layers."""
+    torch.manual_seed(seed)
+    encoder = ViT(
+        image_size=16, patch_size=4, width=16, depth=2, heads=2, dropout=dropout, stochastic_depth=dropout
+    )  # fmt: skip
+    return MaskedPatch(encoder=encoder, masking=Masking(), target=MeanColor(patch_size=4, bits=1))
+
+
+def train(
+    folder: Path, *, data=None, workers=0, dropout=0.0, objective=None, evaluators=None, facts=None, **recipe
+) -> tuple[bool, MaskedPatch]:
+    """Run the loop in `folder` as the tool does; returns what the loop says, and the trained objective."""
+    torch.set_num_threads(1)
+    folder.mkdir(parents=True, exist_ok=True)
+    numbers = Recipe(**{**RECIPE, **recipe})
+    fabric = engine.start(numbers, accelerator="cpu", devices=int(os.environ.get("WORLD_SIZE", "1")))
+    objective = objective or model(dropout)
+    loader = Loader(
+        source=source(data),
+        transform=InceptionCrop(size=16, scale=(0.5, 1.0)),
+        seed=numbers.seed,
+        batch_size=numbers.batch_size,
+        accumulate=numbers.accumulate,
+        rank=fabric.global_rank,
+        world=fabric.world_size,
+        workers=workers,
+    )
+    worked = loop.train(
+        fabric,
+        objective,
+        loader,
+        numbers,
+        folder,
+        evaluators=evaluators or {},
+        facts=facts or {"encoder": objective.encoder.arguments},
+    )
+    return worked, objective
