@@ -118,7 +118,7 @@ class MeanColor(ColorGrid):
 class Pixels:
     """Regression of every pixel with L2, in the range [-1, 1] that the authors' images have."""
 
-    score_name = "squared error"
+    score_name = "squared_error"
     higher_is_better = False
 
     def __init__(self, *, patch_size: int | tuple[int, int], channels: int = 3) -> None:

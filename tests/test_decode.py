@@ -161,8 +161,8 @@ def test_what_is_no_image_is_unreadable(tmp_path: Path) -> None:
     (tmp_path / "text.jpg").write_text("not an image")
     for path, reason in (
         ("text.jpg", "no image of a known format"),
-        ("absent.jpg", "no such file"),
-        (".", "no such file"),
+        ("absent.jpg", "No such file"),
+        (".", "no regular file"),
     ):
         with pytest.raises(Unreadable, match=reason):
             load(str(tmp_path / path))

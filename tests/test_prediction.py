@@ -67,7 +67,7 @@ def numbers(model: MaskedPatch, images: torch.Tensor, seed: int) -> dict[str, fl
     """The whole panel by loops over images and patches."""
     target, grid = model.target, model.encoder.grid
     draw = model.draw(torch.arange(len(images)), seed=seed)
-    name = target.score_name.replace(" ", "_")
+    name = target.score_name
     losses, scores = {fate: [] for fate in FATES}, {fate: [] for fate in FATES}
     truth, copied = [], []
     for image in range(len(images)):
@@ -237,7 +237,7 @@ def test_words_of_a_model_that_knows_nothing():
 def test_pictures_of_any_number_of_channels(channels, tmp_path):
     target = MeanColor(patch_size=4, channels=channels, bits=2)
     model, prediction = build(target, channels=channels), panel(smooth_images(channels=channels))
-    history = [{"step": 0, **{f"held_out/{k}": v for k, v in prediction.measure(model).items()}}]
+    history = [{"step": 0, **prediction.measure(model)}]
     for name, figure in prediction.draw(model, history).items():
         figure.savefig(tmp_path / f"{name}.png")
     assert {path.name for path in tmp_path.iterdir()} == {"mosaic.png", "learning.png"}
@@ -268,7 +268,7 @@ def cut(canvas: torch.Tensor) -> list[list[torch.Tensor]]:
 @pytest.mark.parametrize("target", TARGETS, ids=IDS)
 def test_the_mosaic_shows_each_image_four_times_and_nothing_hidden(target, count):
     model, prediction = build(target), panel(smooth_images(count), images=count)
-    history = [{"step": 0, **{f"held_out/{name}": value for name, value in prediction.measure(model).items()}}]
+    history = [{"step": 0, **prediction.measure(model)}]
     figure = prediction.draw(model, history)["mosaic"]
     shown = min(count, 12)
     panels = cut(torch.from_numpy(figure.axes[0].images[0].get_array().data).permute(2, 0, 1))

@@ -3,7 +3,6 @@
 A module of its own, so that child processes can be started on its functions.
 """
 
-import os
 from pathlib import Path
 
 import torch
@@ -52,7 +51,7 @@ def train(
     torch.set_num_threads(1)
     folder.mkdir(parents=True, exist_ok=True)
     numbers = Recipe(**{**RECIPE, **recipe})
-    fabric = engine.start(numbers, accelerator="cpu", devices=int(os.environ.get("WORLD_SIZE", "1")))
+    fabric = engine.start(numbers, accelerator="cpu")
     objective = objective or model(dropout)
     loader = Loader(
         source=source(data),

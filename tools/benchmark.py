@@ -1,37 +1,31 @@
 """Measure a part of ssvit beside its peers: python tools/benchmark.py part=data"""
 
-import os
-
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # must stand before torch is loaded
-
 import importlib
 import json
-import sys
 from pathlib import Path
+from typing import Any
 
-import hydra
+from launch import launch
 from omegaconf import DictConfig
 
-from ssvit.options import UserError, one_of, whole
+from ssvit.options import one_of, whole
 
 PARTS = ("data",)
 
 
-@hydra.main(version_base="1.3", config_path="../configs", config_name="benchmark")
-def main(config: DictConfig) -> None:
-    try:
-        one_of("part", config.part, PARTS)
-        whole("rounds", config.rounds)
-    except UserError as error:
-        sys.exit(str(error))
-    from ssvit.benchmark.timing import plain, table
+def main(config: DictConfig, plain: dict[str, Any]) -> None:
+    """Check the options, measure, print the tables, and write the rates if asked to."""
+    one_of("part", plain["part"], PARTS)
+    whole("rounds", plain["rounds"])
 
-    results = importlib.import_module(f"ssvit.benchmark.{config.part}").run(rounds=config.rounds)
+    from ssvit.benchmark.timing import as_json, table
+
+    results = importlib.import_module(f"ssvit.benchmark.{plain['part']}").run(rounds=plain["rounds"])
     for title, rates in results.items():
         print(table(title, rates))
-    if config.output:
-        Path(config.output).write_text(json.dumps(plain(results), indent=2) + "\n")
+    if plain["output"] is not None:
+        Path(plain["output"]).write_text(json.dumps(as_json(results), indent=2) + "\n")
 
 
 if __name__ == "__main__":
-    main()
+    launch("benchmark", main)

@@ -9,19 +9,13 @@ from typing import Any
 from launch import launch
 from omegaconf import DictConfig
 
-from ssvit import rules
-from ssvit.options import whole, within
-from ssvit.training.recipe import Recipe
+from ssvit.training import preflight
 from ssvit.training.run import RunFolder, is_main_process
 
 
 def main(config: DictConfig, plain: dict[str, Any]) -> None:
     """Check the configuration, take the run folder, and only then load torch, build and train."""
-    whole("workers", plain["workers"], at_least=0)
-    rules.check(plain)
-    with within("recipe"):
-        recipe = Recipe(**plain["recipe"])
-        rules.batch_fits(recipe.batch_size, plain["data"]["source"])
+    recipe = preflight.check(plain)
     folder = RunFolder(plain["outputs"], plain["name"])
     if is_main_process():
         folder.open(plain, overwrite=plain["overwrite"])

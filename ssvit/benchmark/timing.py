@@ -72,6 +72,6 @@ def table(title: str, rates: Sequence[Rate]) -> str:
     return "\n".join(lines)
 
 
-def plain(results: Mapping[str, Sequence[Rate]]) -> dict[str, list[dict[str, Any]]]:
+def as_json(results: Mapping[str, Sequence[Rate]]) -> dict[str, list[dict[str, Any]]]:
     """Results by title, as JSON can hold them."""
     return {title: [asdict(rate) for rate in rates] for title, rates in results.items()}

@@ -16,4 +16,7 @@ class Evaluator(Protocol):
         """What the numbers of `measure` mean, in words, a line each."""
 
     def draw(self, objective: Objective, history: Sequence[Mapping[str, float]]) -> dict[str, Any]:
-        """Pictures by name (matplotlib figures): `history` has all rows of metrics so far, each with its "step"."""
+        """Pictures by name (matplotlib figures).
+
+        history: all rows of metrics so far, each with its "step": what `measure` gave, and training's as "train/…".
+        """

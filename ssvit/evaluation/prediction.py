@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ssvit.data.loader import evaluation_batches
+from ssvit.encoder.vit import gather
 from ssvit.inspection import figures
 from ssvit.masking import FATES, MASKED, Corruption
 from ssvit.objectives.masked_patch import MaskedPatch
@@ -62,12 +63,12 @@ class Prediction:
         for images, draw in self._batches(objective):
             labels = target.labels(images).cpu()
             at = draw.at.cpu()
-            truth.append(_take(labels, at))
+            truth.append(gather(labels, at))
             if at.shape[1] < grid[0] * grid[1]:
-                copied.append(target.score(_take(labels, nearest_uncorrupted(at, grid)), truth[-1]))
+                copied.append(target.score(gather(labels, nearest_uncorrupted(at, grid)), truth[-1]))
         labels = torch.cat(truth)
         loss, guess = target.constant(labels)
-        name = target.score_name.replace(" ", "_")
+        name = target.score_name
         baselines = {
             "loss_constant": loss,
             f"{name}_constant": target.score(guess.expand_as(labels), labels).mean().item(),
@@ -80,7 +81,7 @@ class Prediction:
         """Loss and score over all corrupted patches and apart for masked, replaced and kept ones, and the baselines."""
         if self._floor is None:
             self._floor = self._baselines(objective)
-        target, name = objective.target, objective.target.score_name.replace(" ", "_")
+        target, name = objective.target, objective.target.score_name
         losses, scores, fates = [], [], []
         for images, draw in self._batches(objective):
             truth = objective.corrupted_labels(images, draw)
@@ -149,7 +150,3 @@ class Prediction:
             grid=objective.encoder.grid,
         )
         return {"mosaic": mosaic, "learning": figures.learning(history, target.score_name)}
-
-
-def _take(labels: Tensor, places: Tensor) -> Tensor:
-    return labels.gather(1, places[:, :, None].expand(-1, -1, labels.shape[-1]))

@@ -100,8 +100,8 @@ def mosaic(*, images: Tensor, draw: Corruption, answer: Tensor, truth: Tensor, g
 
 
 def learning(history: Sequence[Mapping[str, float]], score_name: str) -> Figure:
-    """Loss and score over the steps, the baselines as dashed lines. `history`: rows of metrics with their "step"."""
-    score = score_name.replace(" ", "_")
+    """Loss and score over the steps, the baselines as dashed lines. `history`: see `Evaluator.draw`."""
+    score, words = score_name, score_name.replace("_", " ")
     percent = 100 if score == "accuracy" else 1
     figure = Figure(figsize=(10, 3.8), dpi=DPI, layout="constrained")
     left, right = figure.subplots(1, 2)
@@ -117,15 +117,15 @@ def learning(history: Sequence[Mapping[str, float]], score_name: str) -> Figure:
             axis.axhline(values[-1], color=INK, linewidth=1, linestyle=style, label=f"{label}: {values[-1]:.3g}")
 
     line(left, "train/loss", "training", COLORS["train"], linewidth=1)
-    line(left, "held_out/loss", "held-out", COLORS["model"], linewidth=2, marker=".")
+    line(left, "loss", "held-out", COLORS["model"], linewidth=2, marker=".")
     entropy = "entropy of the labels" if score == "accuracy" else "variance of the labels"
-    floor(left, "held_out/loss_constant", entropy, "--")
+    floor(left, "loss_constant", entropy, "--")
     for fate in ("masked", "replaced", "kept"):
-        line(right, f"held_out/{score}_{fate}", f"{fate} patches", COLORS[fate], percent, linewidth=2, marker=".")
-    floor(right, f"held_out/{score}_copying", "copying the nearest", "--", percent)
-    floor(right, f"held_out/{score}_constant", "most frequent class" if percent == 100 else "mean patch", ":", percent)
+        line(right, f"{score}_{fate}", f"{fate} patches", COLORS[fate], percent, linewidth=2, marker=".")
+    floor(right, f"{score}_copying", "copying the nearest", "--", percent)
+    floor(right, f"{score}_constant", "most frequent class" if percent == 100 else "mean patch", ":", percent)
     left.set_ylabel("loss" if percent == 1 else "loss (nats)")
-    right.set_ylabel(score_name if percent == 1 else f"{score_name} (%)")
+    right.set_ylabel(words if percent == 1 else f"{words} (%)")
     for axis in (left, right):
         axis.set_xlabel("step")
         axis.set_ylim(bottom=0)

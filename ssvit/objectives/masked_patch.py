@@ -6,7 +6,7 @@ Letters: b images, n patches, m corrupted patches an image, d width.
 import torch
 from torch import Tensor, nn
 
-from ssvit.encoder.vit import ViT
+from ssvit.encoder.vit import ViT, gather
 from ssvit.masking import Corruption, Masking, corrupt
 from ssvit.objectives.base import Objective
 from ssvit.targets import Target
@@ -38,8 +38,7 @@ class MaskedPatch(Objective):
 
     def corrupted_labels(self, images: Tensor, draw: Corruption) -> Tensor:
         """The labels of the corrupted patches: -> (b, m, ...)."""
-        labels = self.target.labels(images)
-        return labels.gather(1, draw.at[:, :, None].expand(-1, -1, labels.shape[-1]))
+        return gather(self.target.labels(images), draw.at)
 
     def forward(self, images: Tensor, labels: Tensor | None, draw: Corruption) -> dict[str, Tensor]:
         """The mean loss over the corrupted patches, and the mean score of the best guess."""

@@ -1,6 +1,7 @@
 """Where and in which numbers a run computes: Lightning Fabric, set up from the options."""
 
 import logging
+import os
 from typing import Any
 
 import torch
@@ -32,13 +33,21 @@ def start(recipe: Recipe, **options: Any) -> Fabric:
     logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # it announces what the run says itself
     try:
         device = Fabric(accelerator=options.get("accelerator", "auto"), devices=1).device
-        fabric = Fabric(precision=precision(recipe, device), **options)
+        fabric = Fabric(precision=precision(recipe, device), **_as_launched(options))
         fabric.launch()
     except (ValueError, RuntimeError, TypeError, MisconfigurationException) as error:
         asked = ", ".join(f"fabric.{name}={value}" for name, value in options.items())
         raise UserError(f"{asked}: {' '.join(str(error).split())}") from None
     seed_everything(recipe.seed, verbose=False)
     return fabric
+
+
+def _as_launched(options: dict[str, Any]) -> dict[str, Any]:
+    """Under torchrun, automatic devices are as many as torchrun has started; Fabric takes one on a CPU."""
+    if "TORCHELASTIC_RUN_ID" in os.environ and options.get("devices", "auto") == "auto":
+        here, all_nodes = (int(os.environ[name]) for name in ("LOCAL_WORLD_SIZE", "WORLD_SIZE"))
+        return {**options, "devices": here, "num_nodes": all_nodes // here}
+    return options
 
 
 def compiles(recipe: Recipe, device: torch.device) -> bool:

@@ -51,6 +51,10 @@ class Journal:
             beside.write_text("".join(json.dumps(row) + "\n" for row in self.history))
             beside.replace(self._rows)
 
+    def history_of(self, evaluator: str) -> list[dict[str, float]]:
+        """All rows so far as that evaluator knows them: its own metrics by their names, training's as "train/…"."""
+        return [{key.removeprefix(f"{evaluator}/"): value for key, value in row.items()} for row in self.history]
+
     def say(self, text: str) -> None:
         """A line for the user, above the live bar if there is one."""
         if self.speaks:

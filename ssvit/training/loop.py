@@ -126,7 +126,7 @@ def train(
             journal.record(step, row)
             for name, evaluator in evaluators.items():
                 if fabric.is_global_zero:
-                    for title, figure in evaluator.draw(judged, journal.history).items():
+                    for title, figure in evaluator.draw(judged, journal.history_of(name)).items():
                         journal.show(step, title, figure)
                 if step == recipe.steps:
                     for line in evaluator.explain(metrics[name]):

@@ -15,7 +15,7 @@ import yaml
 from ssvit.options import OptionError, UserError, flag
 
 # What may differ between a run and its continuation: it changes where and how fast, not what is computed.
-FREE = ("overwrite", "workers", "fabric")
+FREE = ("overwrite", "outputs", "workers", "fabric")
 
 
 class RunError(UserError):

@@ -1,0 +1,69 @@
+"""What must hold between the options of a data set or a transform, as far as names and numbers tell: no torch.
+
+The tools ask this before the slow imports; the constructors and builders check what they are given themselves.
+"""
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from ssvit.data import folder
+from ssvit.options import OptionError, flag, number, pair, whole
+
+
+def crop(
+    *,
+    size: Any,
+    scale: Any = (0.08, 1.0),
+    ratio: Any = (0.75, 4 / 3),
+    flip: Any = 0.5,
+    padding: Any = 0,
+    resize: Any = None,
+) -> None:
+    """OptionError unless these can be the arguments of a transform in `ssvit.data.transforms`."""
+    pair("size", size)
+    for name, value, high in (("scale", scale, 1), ("ratio", ratio, float("inf"))):
+        if not isinstance(value, list | tuple) or len(value) != 2:
+            raise OptionError(name, value, "must be two numbers, [least, most]")
+        for part in value:
+            number(name, part, 0, high, above=True)
+        if value[0] > value[1]:
+            raise OptionError(name, value, "must be [least, most], and the first is larger")
+    number("flip", flip, 0, 1)
+    whole("padding", padding, at_least=0)
+    if resize is not None:
+        whole("resize", resize)
+
+
+def images_in_folder(*, root: Any, held_out: Any = 0.1, seed: Any = 0) -> None:
+    """OptionError unless a folder holds images and the fraction to hold out is one."""
+    folder.check(root)
+    number("held_out", held_out, 0, 0.9, above=True)
+    whole("seed", seed, at_least=0)
+
+
+def public_set(*, name: Any, root: Any, download: Any, split: Any, held_out: Any, seed: Any) -> None:
+    """OptionError unless a public set is there, or may be fetched."""
+    flag("download", download)
+    if not download and not os.path.isdir(str(root)):
+        raise OptionError("root", root, f"no such folder; give the one that holds {name}, or data.download=true")
+    if held_out is not None:
+        number("held_out", held_out, 0, 0.9, above=True)
+    whole("seed", seed, at_least=0)
+
+
+def drawn_set(*, size: Any, images: Any, held_out_images: Any, seed: Any) -> None:
+    """OptionError unless these can be the arguments of `ssvit.data.sources.synthetic`."""
+    pair("size", size)
+    for name, value in (("images", images), ("held_out_images", held_out_images)):
+        whole(name, value)
+    whole("seed", seed, at_least=0)
+
+
+def batch_fits(batch_size: int, source: Mapping[str, Any]) -> None:
+    """OptionError if one batch is known to hold more images than there are, as far as names and numbers tell."""
+    known = source.get("images")
+    if source.get("_target_") == "ssvit.data.sources.folder":
+        known = folder.count(source["root"], at_most=batch_size)
+    if known is not None and batch_size > known:
+        raise OptionError("batch_size", batch_size, f"must be no more than the {known} images to train on")

@@ -1,0 +1,60 @@
+"""A configuration checked as a whole before torch is loaded, so that a mistake is told within a second.
+
+Wherever a `_target_` has rules here, they are applied to its options. A part without rules checks itself when it is
+built, a few seconds later.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ssvit import rules
+from ssvit.data import rules as data_rules
+from ssvit.options import UserError, whole, within
+from ssvit.training.recipe import Recipe
+
+RULES: Mapping[str, Callable[..., None]] = {
+    "ssvit.encoder.vit.ViT": rules.encoder,
+    "ssvit.masking.Masking": rules.masking,
+    "ssvit.targets.MeanColor": rules.target,
+    "ssvit.targets.ColorGrid": rules.target,
+    "ssvit.targets.Pixels": rules.target,
+    "ssvit.data.transforms.InceptionCrop": data_rules.crop,
+    "ssvit.data.transforms.ShiftCrop": data_rules.crop,
+    "ssvit.data.transforms.CenterCrop": data_rules.crop,
+    "ssvit.data.sources.folder": data_rules.images_in_folder,
+    "ssvit.data.sources.torchvision_set": data_rules.public_set,
+    "ssvit.data.sources.synthetic": data_rules.drawn_set,
+    "ssvit.data.sources.imagenet": data_rules.images_in_folder,
+}
+
+
+def parts(config: Any, name: str = "") -> None:
+    """Apply RULES to every part of nested dictionaries and lists; errors name the full option."""
+    if isinstance(config, Mapping):
+        for key, value in config.items():
+            parts(value, f"{name}.{key}" if name else str(key))
+        if rule := RULES.get(config.get("_target_", "")):
+            options = {key: value for key, value in config.items() if not key.startswith("_")}
+            try:
+                inspect.signature(rule).bind(**options)
+            except TypeError as error:
+                raise UserError(f"{name}: {error}") from None
+            with within(name):
+                rule(**options)
+    elif isinstance(config, list):
+        for place, value in enumerate(config):
+            parts(value, f"{name}[{place}]")
+
+
+def check(config: Mapping[str, Any]) -> Recipe:
+    """OptionError (or UserError) unless `config`, a whole configuration as plain data, can be; its recipe if it can."""
+    whole("workers", config["workers"], at_least=0)
+    parts(config)
+    with within("recipe"):
+        try:
+            recipe = Recipe(**config["recipe"])
+        except TypeError as error:
+            raise UserError(f"recipe: {str(error).partition(' ')[2]}") from None
+        data_rules.batch_fits(recipe.batch_size, config["data"]["source"])
+    return recipe

@@ -1,0 +1,218 @@
+"""tools/pretrain.py as a user runs it: mistakes told in one line before torch loads, runs that end as they should."""
+
+import fcntl
+import json
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from PIL import Image
+
+TINY = (
+    "data.images=64", "data.held_out_images=32", "data.image_size=16", "encoder.width=16", "encoder.depth=2",
+    "encoder.heads=2", "target.bits=1", "recipe.batch_size=8", "recipe.steps=6", "recipe.warmup=2",
+    "recipe.save_every=2", "recipe.evaluate_every=3", "recipe.log_every=1", "recipe.precision=32-true",
+)  # fmt: skip
+
+
+@pytest.fixture
+def no_torch(tmp_path):
+    """A path on which importing torch ends the process: what passes with it was told before torch was loaded."""
+    (tmp_path / "trap" / "torch").mkdir(parents=True)
+    (tmp_path / "trap" / "torch" / "__init__.py").write_text("raise SystemExit('torch was imported')")
+    return str(tmp_path / "trap")
+
+
+def one_line(done) -> str:
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    return line
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["recipe.lrr=1"], "recipe.lrr: there is no such option; did you mean recipe.lr?"),
+        (["recipe.steps=abc"], "recipe.steps=abc: must be a whole number"),
+        (["recipe.lr=-0.1"], "recipe.lr=-0.1: must be a number, above 0"),
+        (["objective=telepathy"], "objective=telepathy: must be one of masked_patch"),
+        (["experiment=telepathy"], "experiment=telepathy: must be one of"),
+        (["encoder.patch_size=5"], "encoder.patch_size=5: must divide the image's height of 32"),
+        (["encoder.patch_size=64"], "encoder.patch_size=64: must be at most the image's height of 32 pixels"),
+        (["data.image_size=[32,30]"], "encoder.patch_size=4: must divide the image's width of 30"),
+        (["encoder.heads=5"], "encoder.heads=5: must divide width=192"),
+        (["objective.masking.mask=0.7"], "objective.masking.mask + replace + keep=0.9: the three fractions"),
+        (["objective.masking.corrupted=1.5"], "objective.masking.corrupted=1.5: must be a number"),
+        (["target.bits=9"], "target.bits=9: must be at most 5 for 3 channels"),
+        (["target=color_grid", "target.grid=3"], "target.grid=3: must divide the patch of 4x4 pixels"),
+        (["recipe.batch_size=9000"], "recipe.batch_size=9000: must be no more than the 8192 images"),
+        (["recipe.batch_size=9", "recipe.accumulate=2"], "recipe.accumulate=2: must divide batch_size=9"),
+        (["data=folder"], "data.root: has no default and must be given"),
+        (["data=folder", "data.root=/no/such/place"], "data.root=/no/such/place: no such folder"),
+        (["data=cifar10", "data.root=/no/such/place"], "data.root=/no/such/place: no such folder; give"),
+        (["workers=-1"], "workers=-1: must be a whole number, 0 or more"),
+        (["name=a/b"], "name=a/b: must be the name of a folder"),
+        (["steps"], "steps: must be written option=value"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_told_in_one_line_before_torch_loads(tool, no_torch, options, told):
+    assert one_line(tool("pretrain", *options, status=2, PYTHONPATH=no_torch)).startswith(f"pretrain.py: {told}")
+
+
+def test_a_folder_without_images_is_told_before_torch_loads(tool, no_torch, tmp_path):
+    (tmp_path / "empty").mkdir()
+    line = one_line(tool("pretrain", "data=folder", "data.root=empty", status=2, PYTHONPATH=no_torch))
+    assert line.startswith("pretrain.py: data.root=empty: holds no image")
+    (tmp_path / "empty" / "notes.txt").write_text("no image")
+    assert "holds no image" in one_line(
+        tool("pretrain", "data=folder", "data.root=empty", status=2, PYTHONPATH=no_torch)
+    )
+
+
+def pictures(folder: Path, count: int) -> Path:
+    folder.mkdir()
+    noise = np.random.default_rng(0)
+    for number in range(count):
+        Image.fromarray(noise.integers(0, 255, (20, 24, 3), dtype=np.uint8)).save(folder / f"{number}.png")
+    return folder
+
+
+def test_a_batch_larger_than_the_folder_is_told_before_torch_loads(tool, no_torch, tmp_path):
+    root = pictures(tmp_path / "few", 5)
+    done = tool("pretrain", "data=folder", f"data.root={root}", "encoder.patch_size=16", status=2, PYTHONPATH=no_torch)
+    assert "recipe.batch_size=128: must be no more than the 5 images" in one_line(done)
+
+
+def test_a_folder_of_files_that_are_no_images_stops_the_run(tool, tmp_path):
+    (tmp_path / "texts").mkdir()
+    for number in range(20):
+        (tmp_path / "texts" / f"{number}.jpg").write_text("no image")
+    done = tool("pretrain", *TINY[2:], "data=folder", "data.root=texts", "workers=2", status=1)
+    (line,) = done.stderr.splitlines()
+    assert "texts" in line
+    assert "no image" in line
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A tiny run that has ended well, with its output."""
+    folder = tmp_path_factory.mktemp("run")
+    command = [sys.executable, str(Path(__file__).parent.parent / "tools/pretrain.py"), "outputs=outputs", *TINY]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return folder, done.stdout
+
+
+def test_a_run_tells_and_leaves_what_it_should(run):
+    folder, told = run
+    left = folder / "outputs" / "masked_patch_synthetic"
+    lines = told.splitlines()
+    assert sum(line.startswith("step ") for line in lines) == 6
+    assert lines[0].startswith("step 1/6 ")
+    assert any("the entropy of the labels" in line for line in lines)
+    assert any("copying the nearest uncorrupted patch" in line for line in lines)
+    assert any("the most frequent class" in line for line in lines)
+    for picture in ("mosaic.png", "learning.png"):
+        with Image.open(left / picture) as image:
+            assert min(image.size) > 300
+    assert yaml.safe_load((left / "config.yaml").read_text())["recipe"]["steps"] == 6
+    assert sorted(path.name for path in left.glob("step_*")) == [f"step_{step:08d}" for step in (2, 4, 6)]
+    rows = [json.loads(line) for line in (left / "metrics.jsonl").read_text().splitlines()]
+    held_out = [row for row in rows if "held_out/loss" in row]
+    assert [row["step"] for row in held_out] == [0, 3, 6]
+    expected = {"accuracy_masked", "accuracy_replaced", "accuracy_kept", "accuracy_copying", "accuracy_constant",
+                "loss_constant"}  # fmt: skip
+    assert expected <= {key.removeprefix("held_out/") for key in held_out[-1]}
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    board = EventAccumulator(str(left)).Reload()
+    assert {"train/loss", "held_out/accuracy_masked"} <= set(board.Tags()["scalars"])
+    assert "mosaic" in board.Tags()["images"]
+
+
+@pytest.fixture
+def again(run, tmp_path, tool):
+    shutil.copytree(run[0] / "outputs", tmp_path / "outputs")
+    return tmp_path / "outputs" / "masked_patch_synthetic"
+
+
+def test_the_same_command_again_says_that_it_is_finished(again, tool):
+    done = tool("pretrain", *TINY)
+    assert "is finished (6 steps)" in done.stdout
+    assert "step 1/6" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    "option", ["recipe.lr=0.1", "data.images=32", "recipe.batch_size=4", "target.bits=2", "data.augment.flip=0"]
+)
+def test_another_configuration_is_refused(again, tool, no_torch, option):
+    line = one_line(tool("pretrain", *TINY, option, status=1, PYTHONPATH=no_torch))
+    assert "was started with" in line
+    assert option.partition("=")[0].rpartition(".")[2] in line
+
+
+def test_a_folder_in_use_is_refused(again, tool, no_torch):
+    with open(again / "lock") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert "another process" in one_line(tool("pretrain", *TINY, status=1, PYTHONPATH=no_torch))
+
+
+def test_overwrite_clears_a_run_but_nothing_else(again, tool, no_torch, tmp_path):
+    (again / "step_00000002" / "note").write_text("old")
+    tool("pretrain", *TINY, "overwrite=true", "recipe.steps=4")
+    assert not (again / "step_00000006").exists()
+    (tmp_path / "outputs" / "mine").mkdir()
+    (tmp_path / "outputs" / "mine" / "thesis.tex").write_text("precious")
+    line = one_line(tool("pretrain", *TINY, "name=mine", "overwrite=true", status=1, PYTHONPATH=no_torch))
+    assert "holds no run" in line
+    assert (tmp_path / "outputs" / "mine" / "thesis.tex").read_text() == "precious"
+
+
+def start(tmp_path, *options, **more):
+    command = [sys.executable, str(Path(__file__).parent.parent / "tools/pretrain.py"), "outputs=outputs", *options]
+    return subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **more
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("signum", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_ends_the_run_saved_with_the_shells_status(tmp_path, signum, status):
+    process = start(tmp_path, *TINY, "recipe.steps=100000", "recipe.save_every=100000", "recipe.evaluate_every=100000")
+    for line in process.stdout:
+        if line.startswith("step 3/"):
+            break
+    process.send_signal(signum)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == status
+    assert len(errors.splitlines()) == 1
+    assert f"stopped by {signum.name}" in errors
+    assert len(list((tmp_path / "outputs/masked_patch_synthetic").glob("step_*"))) == 1
+
+
+def test_a_file_size_limit_keeps_the_last_good_checkpoint(tool, tmp_path, run):
+    """The weights fit, the pictures fit, the rows of metrics do not: the run ends, and goes on exactly afterwards."""
+    options = (*TINY, "encoder.width=64", "recipe.evaluate_every=100")
+    tool("pretrain", *options, "name=whole")
+    size = max(path.stat().st_size for path in (tmp_path / "outputs/whole").rglob("*.safetensors"))
+    tool("pretrain", *options, "name=full", "recipe.steps=6", status=1, prefix=("prlimit", f"--fsize={size - 1}"))
+    folder = tmp_path / "outputs/full"
+    assert not list(folder.glob(".step*"))
+    tool("pretrain", *options, "name=full")
+    sums = [json.loads((tmp_path / "outputs" / name / "step_00000006/manifest.json").read_text())["sha256"]
+            for name in ("whole", "full")]  # fmt: skip
+    assert sums[0] == sums[1]
+
+
+def test_torchrun_gives_the_losses_of_one_process(tool, run, tmp_path):
+    done = tool(
+        "pretrain", *TINY, "fabric.accelerator=cpu",
+        prefix=(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", "--no-python"),
+    )  # fmt: skip
+    one, two = ([line.split("loss ")[1].split(",")[0] for line in text.splitlines() if line.startswith("step ")]
+                for text in (run[1], done.stdout))  # fmt: skip
+    assert one == two
