@@ -17,6 +17,8 @@ import torch
 from lightly.utils.scheduler import cosine_schedule
 from torchvision.io import write_png
 
+from ssvit.data.transforms import CenterCrop
+from ssvit.evaluation.prediction import Prediction
 from ssvit.options import OptionError, UserError
 from ssvit.training import checkpoint, loop
 from ssvit.training.recipe import Recipe, parameter_groups
@@ -210,6 +212,24 @@ def test_two_processes_train_as_one_does(tmp_path):
     weights = [checkpoint.load(tmp_path / name / "step_00000006")[1]["model"] for name in ("one", "two")]
     for name in weights[0]:
         torch.testing.assert_close(weights[0][name], weights[1][name], rtol=1e-6, atol=1e-8)
+
+
+def test_two_processes_with_a_shard_each_train_as_one_does(tmp_path):
+    """And a run that was sharded goes on in one process: a checkpoint is whole, whatever wrote it."""
+    evaluators = {"held_out": Prediction(source=tiny.source(), transform=CenterCrop(size=16))}
+    tiny.train(tmp_path / "one", steps=6, evaluators=evaluators, ema=0.5)
+    options = {"steps": 6, "evaluators": evaluators, "ema": 0.5}
+    assert spread(tmp_path / "two", 2, strategy="sharded", **options) == [0, 0]
+    for key in ("train/loss", "held_out/loss"):
+        one, two = (rows(tmp_path / name, key) for name in ("one", "two"))
+        assert list(one.values()) == pytest.approx(list(two.values()), rel=1e-4)
+    shutil.rmtree(tmp_path / "two" / "step_00000006")
+    tiny.train(tmp_path / "two", **options)
+    manifests = [checkpoint.load(tmp_path / name / "step_00000006") for name in ("one", "two")]
+    shapes = [
+        {kind: {n: t.shape for n, t in state.items()} for kind, state in states.items()} for _, states in manifests
+    ]
+    assert shapes[0] == shapes[1]
 
 
 class BadAt(tiny.MaskedPatch):

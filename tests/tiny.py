@@ -6,6 +6,8 @@ A module of its own, so that child processes can be started on its functions.
 from pathlib import Path
 
 import torch
+from lightning_fabric.strategies import FSDPStrategy
+from torch.distributed.fsdp import FullyShardedDataParallel
 
 from ssvit.data.loader import Loader
 from ssvit.data.sources import Files, Memory
@@ -44,14 +46,36 @@ def model(dropout: float = 0.0, seed: int = 0) -> MaskedPatch:
     return MaskedPatch(encoder=encoder, masking=Masking(), target=MeanColor(patch_size=4, bits=1))
 
 
+def sharded() -> FSDPStrategy:
+    """Fabric's sharded strategy, which is for GPUs, made to run on CPUs."""
+
+    class Sharded(FSDPStrategy):
+        def setup_module(self, module):
+            return FullyShardedDataParallel(module, device_id=torch.device("cpu"), use_orig_params=True)
+
+        def barrier(self, *args, **kwargs):
+            torch.distributed.barrier()
+
+    return Sharded(process_group_backend="gloo")
+
+
 def train(
-    folder: Path, *, data=None, workers=0, dropout=0.0, objective=None, evaluators=None, facts=None, **recipe
+    folder: Path,
+    *,
+    data=None,
+    workers=0,
+    dropout=0.0,
+    objective=None,
+    evaluators=None,
+    facts=None,
+    strategy="auto",
+    **recipe,
 ) -> tuple[bool, MaskedPatch]:
     """Run the loop in `folder` as the tool does; returns what the loop says, and the trained objective."""
     torch.set_num_threads(1)
     folder.mkdir(parents=True, exist_ok=True)
     numbers = Recipe(**{**RECIPE, **recipe})
-    fabric = engine.start(numbers, accelerator="cpu")
+    fabric = engine.start(numbers, accelerator="cpu", strategy=sharded() if strategy == "sharded" else strategy)
     objective = objective or model(dropout)
     loader = Loader(
         source=source(data),

@@ -23,7 +23,7 @@ from ssvit.data.sources import Files, Memory
 from ssvit.data.transforms import InceptionCrop
 
 _FILES, _FILE_SIZE, _CROP = 64, (375, 500), 224
-_SMALL, _SMALL_SIZE, _BATCH = 8192, 32, 4096
+_SMALL, _SMALL_SIZE, _BATCH = 8192, 32, 256
 _FEW = 1024  # small images that the slow contenders do in a round
 
 

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
@@ -31,6 +32,7 @@ from ssvit.randomness import permutation, uniform
 TOLERATED = 0.01  # share of unreadable files above which a run stops
 _ENOUGH = 300  # files seen before that share is judged, or all of them if there are fewer
 _REPLACEMENTS = 64  # other images tried in the place of an unreadable one
+_BLOCK = 1 << 24  # bytes of images in memory that are augmented together
 _PART = 32  # images decoded before they are augmented together
 
 
@@ -104,10 +106,19 @@ class Loader:
 
     def _from_memory(self, units: Iterable[tuple[int, int]]) -> Iterator[Batch]:
         images, labels = _on(self.device, self.source.images, self.source.labels)
-        for step, micro in units:
-            slots, indices = _on(self.device, *self._slots(step, micro))
+        count = self.batch_size // (self.world * self.accumulate)
+        together = max(1, _BLOCK // (images[0].numel() * count))
+        units = iter(units)
+        while block := list(islice(units, together)):
+            # A small batch costs nearly as much as a large one: several are made at once, and the slots keep them
+            # what they would have been alone.
+            drawn = [self._slots(step, micro) for step, micro in block]
+            slots, indices = _on(self.device, *(torch.cat(parts) for parts in zip(*drawn, strict=True)))
             taken = self.transform(images.index_select(0, indices), slots, self.seed)
-            yield Batch(taken, None if labels is None else labels[indices], slots, step, micro)
+            for number, (step, micro) in enumerate(block):
+                place = slice(number * count, (number + 1) * count)
+                own = None if labels is None else labels[indices[place]]
+                yield Batch(taken[place], own, slots[place], step, micro)
 
     def _from_files(self, units: Iterable[tuple[int, int]]) -> Iterator[Batch]:
         work = ((unit, *self._slots(*unit)) for unit in units)

@@ -17,6 +17,13 @@ from typing import Any
 import safetensors.torch
 import torch
 from torch import Tensor
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
 
 from ssvit.encoder.vit import ViT
 from ssvit.options import OptionError, UserError
@@ -165,35 +172,40 @@ def _synchronise(folder: Path) -> None:
         os.close(descriptor)
 
 
-def gather(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Tensor]]:
-    """The weights and the optimiser's state as plain tensors by name, whole, whatever the strategy spreads them over.
+_WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
+
+
+def gather_weights(model: torch.nn.Module) -> dict[str, Tensor]:
+    """The weights by name, each whole, whatever the strategy spreads them over.
 
     Every process must call it; all but the first may get nothing.
     """
-    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_optimizer_state_dict
+    # Copies, here and below: torch may give the weights themselves, or views of one storage.
+    return {name: tensor.clone() for name, tensor in get_model_state_dict(model, options=_WHOLE).items()}
 
-    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-    moments = get_optimizer_state_dict(model, optimizer, options=options).get("state", {})
+
+def gather(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Tensor]]:
+    """The weights and the optimiser's state, as `gather_weights` does."""
+    moments = get_optimizer_state_dict(model, optimizer, options=_WHOLE).get("state", {})
     return {
-        "model": get_model_state_dict(model, options=options),
-        "optimizer": {f"{name}/{key}": value for name, state in moments.items() for key, value in state.items()},
+        "model": gather_weights(model),
+        "optimizer": {
+            f"{name}/{key}": value.clone() for name, state in moments.items() for key, value in state.items()
+        },
     }
+
+
+def restore_weights(model: torch.nn.Module, state: dict[str, Tensor]) -> None:
+    """Put back what `gather_weights` gave."""
+    set_model_state_dict(model, state, options=_WHOLE)
 
 
 def restore(model: torch.nn.Module, optimizer: torch.optim.Optimizer, states: dict[str, dict[str, Tensor]]) -> None:
     """Put back what `gather` gave; the optimiser's hyperparameters stay those of the recipe."""
-    from torch.distributed.checkpoint.state_dict import (
-        StateDictOptions,
-        get_optimizer_state_dict,
-        set_model_state_dict,
-        set_optimizer_state_dict,
-    )
-
-    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-    set_model_state_dict(model, states["model"], options=options)
-    groups = get_optimizer_state_dict(model, optimizer, options=options)["param_groups"]
+    restore_weights(model, states["model"])
+    groups = get_optimizer_state_dict(model, optimizer, options=_WHOLE)["param_groups"]
     moments: dict[str, dict[str, Tensor]] = {}
     for name, value in states["optimizer"].items():
         parameter, key = name.rsplit("/", 1)
         moments.setdefault(parameter, {})[key] = value
-    set_optimizer_state_dict(model, optimizer, {"state": moments, "param_groups": groups}, options=options)
+    set_optimizer_state_dict(model, optimizer, {"state": moments, "param_groups": groups}, options=_WHOLE)

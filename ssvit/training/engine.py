@@ -2,11 +2,13 @@
 
 import logging
 import os
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from lightning_fabric import Fabric, seed_everything
 from lightning_fabric.utilities.exceptions import MisconfigurationException
+from torch.distributed.fsdp import FullyShardedDataParallel
 
 from ssvit.options import UserError
 from ssvit.training.recipe import Recipe
@@ -53,3 +55,10 @@ def _as_launched(options: dict[str, Any]) -> dict[str, Any]:
 def compiles(recipe: Recipe, device: torch.device) -> bool:
     """Whether to compile: as said, or by `auto` on CUDA alone (on a CPU it gains 10 % after minutes of compiling)."""
     return device.type == "cuda" if recipe.compile == "auto" else recipe.compile
+
+
+def gathered(module: torch.nn.Module) -> AbstractContextManager[None]:
+    """While the block runs, every process has the whole of a module that a strategy has spread in parts."""
+    if isinstance(module, FullyShardedDataParallel):
+        return FullyShardedDataParallel.summon_full_params(module, writeback=False)
+    return nullcontext()

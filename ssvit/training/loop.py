@@ -5,7 +5,6 @@ the step are all that a checkpoint needs: a run that is killed anywhere and star
 """
 
 import contextlib
-import copy
 import math
 import signal
 import time
@@ -22,8 +21,8 @@ from ssvit.evaluation.base import Evaluator
 from ssvit.objectives.base import Objective
 from ssvit.options import UserError
 from ssvit.randomness import key
-from ssvit.training import checkpoint
-from ssvit.training.engine import compiles
+from ssvit.training import checkpoint, engine
+from ssvit.training.average import Average
 from ssvit.training.journal import Journal
 from ssvit.training.recipe import Recipe, parameter_groups
 
@@ -93,19 +92,21 @@ def train(
         betas=tuple(recipe.betas),
         fused=True,
     )
-    compiled = torch.compile(objective) if compiles(recipe, fabric.device) else objective
+    compiled = torch.compile(objective) if engine.compiles(recipe, fabric.device) else objective
     model, optimizer = fabric.setup(compiled, optimizer)
     # What Fabric wraps (the module as the strategy spreads it, and torch's optimiser) is what a checkpoint holds.
     spread = model._forward_module, optimizer.optimizer
-    average = copy.deepcopy(objective).requires_grad_(False) if recipe.ema else None
+    average = Average(objective, recipe.ema) if recipe.ema else None
+    averaged = average.in_place if average is not None else contextlib.nullcontext
     if found is not None:
         manifest, states = found
         for name, value in facts.items():
             if manifest.get(name) != value:
                 raise UserError(f"{name}: is not what the run in {folder} was started with; overwrite=true starts anew")
-        checkpoint.restore(*spread, states)
         if average is not None:
-            average.load_state_dict(states["ema"])
+            checkpoint.restore_weights(spread[0], states["ema"])
+            average.take()
+        checkpoint.restore(*spread, states)
         if fabric.is_global_zero:
             checkpoint.set_aside_after(folder, first)
     if first == recipe.steps:
@@ -115,30 +116,30 @@ def train(
         say(f"going on in {folder} after step {first}")
 
     journal = Journal(folder, recipe, first_step=first, speaks=fabric.is_global_zero)
-    judged = average if average is not None else objective
 
     def evaluate(step: int) -> None:
         began = time.perf_counter()
-        judged.eval()
-        with torch.no_grad(), fabric.autocast():
-            metrics = {name: evaluator.measure(judged) for name, evaluator in evaluators.items()}
+        objective.eval()
+        with averaged(), engine.gathered(spread[0]), torch.no_grad(), fabric.autocast():
+            metrics = {name: evaluator.measure(objective) for name, evaluator in evaluators.items()}
             row = {f"{name}/{key}": value for name, group in metrics.items() for key, value in group.items()}
             journal.record(step, row)
             for name, evaluator in evaluators.items():
                 if fabric.is_global_zero:
-                    for title, figure in evaluator.draw(judged, journal.history_of(name)).items():
+                    for title, figure in evaluator.draw(objective, journal.history_of(name)).items():
                         journal.show(step, title, figure)
                 if step == recipe.steps:
                     for line in evaluator.explain(metrics[name]):
                         journal.say(f"{name.replace('_', '-')}: {line}")
-        judged.train()
+        objective.train()
         journal.pause(time.perf_counter() - began)
 
     def save(step: int) -> None:
         began = time.perf_counter()
         states = checkpoint.gather(*spread)
         if average is not None:
-            states["ema"] = average.state_dict()
+            with averaged():
+                states["ema"] = checkpoint.gather_weights(spread[0])
         failure = ""
         if fabric.is_global_zero:
             try:
@@ -185,7 +186,7 @@ def train(
                 optimizer.step()
                 bad = 0
                 if average is not None:
-                    _follow(average, objective, recipe.ema)
+                    average.follow()
             else:
                 bad += 1
                 journal.say(f"step {step + 1}: skipped, the loss is {outputs['loss']:g}, the gradient's norm {norm:g}")
@@ -216,9 +217,3 @@ def _to(device: torch.device, values: Sequence[Any]) -> Any:
     """A tuple of tensors, or None, on a device."""
     moved = [value if value is None else value.to(device, non_blocking=True) for value in values]
     return type(values)(*moved) if hasattr(values, "_fields") else tuple(moved)
-
-
-@torch.no_grad()
-def _follow(average: torch.nn.Module, model: torch.nn.Module, momentum: float) -> None:
-    """average = momentum * average + (1 - momentum) * model, parameter by parameter."""
-    torch._foreach_lerp_(list(average.parameters()), list(model.parameters()), 1 - momentum)
