@@ -44,7 +44,7 @@ def test_three_are_kept_and_leftovers_removed(three):
 
 def test_any_flipped_bit_is_noticed_and_the_one_before_taken(three):
     chance = random.Random(0)
-    for file in ("model.safetensors", "optimizer.safetensors"):
+    for file in ("model.safetensors", "optimizer.safetensors", "manifest.json"):
         path = three / "step_00000003" / file
         whole = path.read_bytes()
         for _ in range(50):
@@ -54,11 +54,11 @@ def test_any_flipped_bit_is_noticed_and_the_one_before_taken(three):
             warnings = []
             assert checkpoint.newest(three, warnings.append)[0]["step"] == 2
             assert len(warnings) == 1
-            assert str(path) in warnings[0]
+            assert "step_00000003" in warnings[0]
         path.write_bytes(whole)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"schema": 9, "sha256": {}}', '{"schema": 1, "sha256": {}}'])
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", "5", '{"schema": 1, "sha256": {}}', '{"seal": 1}'])
 def test_a_damaged_manifest_is_noticed(three, text):
     (three / "step_00000003" / "manifest.json").write_text(text)
     warnings = []
@@ -74,6 +74,12 @@ def test_when_none_is_usable_the_run_is_refused(three):
     assert checkpoint.newest(three / "elsewhere", pytest.fail) is None
 
 
+def rewrite(folder, manifest):
+    """As one would who wants to be believed."""
+    manifest.pop("seal")
+    (folder / "manifest.json").write_text(json.dumps({**manifest, "seal": checkpoint.seal(manifest)}))
+
+
 class Bomb:
     def __reduce__(self):
         return os.mkdir, ("exploded",)
@@ -87,7 +93,7 @@ def test_a_pickle_in_a_checkpoint_does_not_run(three, monkeypatch):
         (folder / file).write_bytes(data)
         manifest = json.loads((folder / "manifest.json").read_text())
         manifest["sha256"][file] = hashlib.sha256(data).hexdigest()
-        (folder / "manifest.json").write_text(json.dumps(manifest))
+        rewrite(folder, manifest)
         with pytest.raises(CheckpointError, match="is not a safetensors file"):
             checkpoint.load(folder)
     assert not (three / "exploded").exists()
@@ -98,7 +104,7 @@ def test_a_manifest_cannot_name_files_elsewhere(three):
     (three / "secret.safetensors").write_bytes(b"")
     manifest = json.loads((folder / "manifest.json").read_text())
     manifest["sha256"]["../secret.safetensors"] = hashlib.sha256(b"").hexdigest()
-    (folder / "manifest.json").write_text(json.dumps(manifest))
+    rewrite(folder, manifest)
     with pytest.raises(CheckpointError, match="cannot be read"):
         checkpoint.load(folder)
 

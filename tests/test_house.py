@@ -14,7 +14,15 @@ FLOORS = {
     **dict.fromkeys(("objectives", "data", "evaluation", "inspection"), 1),
     **dict.fromkeys(("training", "benchmark"), 2),
 }
-WITHOUT_TORCH = ("options", "rules", "training.recipe", "training.run", "data.folder")
+WITHOUT_TORCH = (
+    "options",
+    "rules",
+    "training.recipe",
+    "training.run",
+    "training.preflight",
+    "data.folder",
+    "data.rules",
+)
 MODULES = sorted((ROOT / "ssvit").rglob("*.py"))
 TOOLS = [path for path in sorted((ROOT / "tools").glob("*.py")) if "__main__" in path.read_text()]
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ssvit.data import sampler
 from ssvit.data.decode import Unreadable
-from ssvit.data.loader import Batch, Loader, _Tally, evaluation_batches, evaluation_images
+from ssvit.data.loader import Batch, Loader, _Tally, evaluation_batches
 from ssvit.data.sources import Files, Memory
 from ssvit.data.transforms import CenterCrop, InceptionCrop, ShiftCrop
 from ssvit.options import OptionError, UserError
@@ -266,7 +266,6 @@ def test_evaluation_parts_add_up(limit: int | None) -> None:
     assert whole == sorted(set(whole))
     parts = [tags(evaluation_batches(tagged(50), TAG, batch_size=7, limit=limit, rank=r, world=4)) for r in range(4)]
     assert [tag for part in parts for tag in part] == whole
-    assert sum(len(images) for images in evaluation_images(tagged(50), TAG, batch_size=7, limit=limit)) == len(whole)
 
 
 def test_evaluation_leaves_damaged_files_out(tmp_path: Path) -> None:

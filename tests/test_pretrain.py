@@ -17,6 +17,7 @@ TINY = (
     "data.images=64", "data.held_out_images=32", "data.image_size=16", "encoder.width=16", "encoder.depth=2",
     "encoder.heads=2", "target.bits=1", "recipe.batch_size=8", "recipe.steps=6", "recipe.warmup=2",
     "recipe.save_every=2", "recipe.evaluate_every=3", "recipe.log_every=1", "recipe.precision=32-true",
+    "fabric.accelerator=cpu",
 )  # fmt: skip
 
 
@@ -85,7 +86,7 @@ def pictures(folder: Path, count: int) -> Path:
 def test_a_batch_larger_than_the_folder_is_told_before_torch_loads(tool, no_torch, tmp_path):
     root = pictures(tmp_path / "few", 5)
     done = tool("pretrain", "data=folder", f"data.root={root}", "encoder.patch_size=16", status=2, PYTHONPATH=no_torch)
-    assert "recipe.batch_size=128: must be no more than the 5 images" in one_line(done)
+    assert "recipe.batch_size=64: must be no more than the 5 images" in one_line(done)
 
 
 def test_a_folder_of_files_that_are_no_images_stops_the_run(tool, tmp_path):
@@ -113,7 +114,9 @@ def test_a_run_tells_and_leaves_what_it_should(run):
     left = folder / "outputs" / "masked_patch_synthetic"
     lines = told.splitlines()
     assert sum(line.startswith("step ") for line in lines) == 6
-    assert lines[0].startswith("step 1/6 ")
+    assert lines[0].endswith("starts; 0.01 million weights in the encoder, 64 images, 1 x cpu")
+    assert lines[1].startswith("step 1/6 ")
+    assert lines[-1].endswith("mosaic.png")
     assert any("the entropy of the labels" in line for line in lines)
     assert any("copying the nearest uncorrupted patch" in line for line in lines)
     assert any("the most frequent class" in line for line in lines)
@@ -194,23 +197,74 @@ def test_a_signal_ends_the_run_saved_with_the_shells_status(tmp_path, signum, st
     assert len(list((tmp_path / "outputs/masked_patch_synthetic").glob("step_*"))) == 1
 
 
-def test_a_file_size_limit_keeps_the_last_good_checkpoint(tool, tmp_path, run):
-    """The weights fit, the pictures fit, the rows of metrics do not: the run ends, and goes on exactly afterwards."""
+def sums(folder: Path) -> dict[str, str]:
+    return json.loads((folder / "step_00000006" / "manifest.json").read_text())["sha256"]
+
+
+def kill_after(tmp_path: Path, line_start: str, *options: str) -> None:
+    process = start(tmp_path, *options)
+    for line in process.stdout:
+        if line.startswith(line_start):
+            break
+    process.kill()
+    process.communicate()
+
+
+def test_a_file_size_limit_keeps_the_last_good_checkpoint(tool, tmp_path):
     options = (*TINY, "encoder.width=64", "recipe.evaluate_every=100")
     tool("pretrain", *options, "name=whole")
     size = max(path.stat().st_size for path in (tmp_path / "outputs/whole").rglob("*.safetensors"))
-    tool("pretrain", *options, "name=full", "recipe.steps=6", status=1, prefix=("prlimit", f"--fsize={size - 1}"))
-    folder = tmp_path / "outputs/full"
-    assert not list(folder.glob(".step*"))
+    kill_after(tmp_path, "step 3/6", *options, "name=full")
+    full = tmp_path / "outputs/full"
+    done = tool("pretrain", *options, "name=full", status=1, prefix=("prlimit", f"--fsize={size - 1}"))
+    (line,) = done.stderr.splitlines()
+    assert "step_00000004: cannot be written (File too large)" in line
+    assert [path.name for path in full.glob("*step*")] == ["step_00000002"]
     tool("pretrain", *options, "name=full")
-    sums = [json.loads((tmp_path / "outputs" / name / "step_00000006/manifest.json").read_text())["sha256"]
-            for name in ("whole", "full")]  # fmt: skip
-    assert sums[0] == sums[1]
+    assert sums(full) == sums(tmp_path / "outputs/whole")
+
+
+def test_killed_with_workers_the_same_command_goes_on_at_once(tool, tmp_path):
+    root = pictures(tmp_path / "many", 40)
+    options = (*TINY[3:], "data=folder", f"data.root={root}", "data.image_size=16", "encoder.patch_size=4")
+    tool("pretrain", *options, "name=whole")
+    kill_after(tmp_path, "step 3/6", *options, "name=killed", "workers=2")
+    done = tool("pretrain", *options, "name=killed", "workers=1")
+    assert "goes on after step 2" in done.stdout
+    assert sums(tmp_path / "outputs/killed") == sums(tmp_path / "outputs/whole")
+
+
+def test_a_fault_that_only_the_data_show_is_told_in_one_line(tool, tmp_path):
+    (tmp_path / "cifar").mkdir()
+    done = tool("pretrain", *TINY[3:], "data=cifar10", "data.root=cifar", status=1)
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("pretrain.py: data.root=cifar: holds no whole cifar10")
+    done = tool("pretrain", *TINY, "evaluators.held_out.images=-1", status=2)
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("pretrain.py: evaluators.held_out.images=-1: must be a whole number")
+
+
+def test_on_a_terminal_there_is_a_live_bar(tmp_path):
+    ours, theirs = os.openpty()
+    command = [sys.executable, str(Path(__file__).parent.parent / "tools/pretrain.py"), "outputs=outputs", *TINY]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=theirs, stderr=theirs, env=os.environ | {"COLUMNS": "200"})
+    os.close(theirs)
+    shown = b""
+    while True:
+        try:
+            shown += os.read(ours, 4096)
+        except OSError:  # the other side is closed
+            break
+    assert process.wait() == 0
+    text = shown.decode()
+    assert "step 1/6" not in text
+    for word in ("100%", "images/s", "loss ", "accuracy ", "waiting for data", "the entropy of the labels"):
+        assert word in text
 
 
 def test_torchrun_gives_the_losses_of_one_process(tool, run, tmp_path):
     done = tool(
-        "pretrain", *TINY, "fabric.accelerator=cpu",
+        "pretrain", *TINY,
         prefix=(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", "--no-python"),
     )  # fmt: skip
     one, two = ([line.split("loss ")[1].split(",")[0] for line in text.splitlines() if line.startswith("step ")]

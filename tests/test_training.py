@@ -121,6 +121,30 @@ def test_a_run_interrupted_anywhere_ends_with_the_same_bits(tmp_path, files):
     assert {"model.safetensors", "ema.safetensors", "optimizer.safetensors"} == set(final(folder))
 
 
+def test_each_evaluation_stands_once_in_the_metrics_of_an_interrupted_run(tmp_path):
+    evaluators = {"held_out": Prediction(source=tiny.source(), transform=CenterCrop(size=16))}
+    for calls in (2, 5):  # before the first checkpoint, and after it
+        with pytest.raises(Interrupted):
+            tiny.train(tmp_path, evaluators=evaluators, objective=interrupted(calls))
+    tiny.train(tmp_path, evaluators=evaluators)
+    steps = [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()
+             if "held_out/loss" in line]  # fmt: skip
+    assert steps == [0, 6, 12]
+
+
+@pytest.mark.slow
+def test_compiled_a_run_trains_alike_and_goes_on_exactly(tmp_path):
+    tiny.train(tmp_path / "plain", ema=0.0)
+    tiny.train(tmp_path / "compiled", ema=0.0, compile=True)
+    plain, compiled = (list(rows(tmp_path / name, "train/loss").values()) for name in ("plain", "compiled"))
+    assert compiled == pytest.approx(plain, rel=1e-3)
+    before = final(tmp_path / "compiled")
+    shutil.rmtree(tmp_path / "compiled" / "step_00000012")
+    tiny.train(tmp_path / "compiled", ema=0.0, compile=True)
+    assert final(tmp_path / "compiled") == before
+    assert checkpoint.load_encoder(tmp_path / "compiled" / "step_00000012").width == 16
+
+
 def killed_at_random(tmp_path: Path, files: Path, kills: int, seed: int) -> None:
     recipe = {"data": files, "steps": 60, "save_every": 2, "dropout": 0.1}
     chance = random.Random(seed)

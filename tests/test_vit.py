@@ -9,7 +9,8 @@ import safetensors.torch
 import timm
 import torch
 import torch.nn.functional as F
-import yaml
+from hydra import compose, initialize_config_dir
+from hydra.utils import instantiate
 
 from ssvit.encoder.attention import attend
 from ssvit.encoder.vit import StochasticDepth, ViT
@@ -108,12 +109,12 @@ def plain(vit: ViT, image: torch.Tensor, heads: int, keep: list[int] | None = No
 
 def from_config(name: str, image_size: int, **changes) -> tuple[ViT, str]:
     """An encoder of configs/encoder, without memory for its weights, and the text of its file."""
-    text = (CONFIGS / f"{name}.yaml").read_text()
-    filled = {"image_size": image_size, "channels": 3, "mean": 0.5, "std": 0.5}
-    options = yaml.safe_load(re.sub(r"\$\{data\.(\w+)\}", lambda found: str(filled[found[1]]), text))
-    assert options.pop("_target_") == "ssvit.encoder.vit.ViT"
+    with initialize_config_dir(str(CONFIGS.parent), version_base="1.3"):
+        config = compose("pretrain", [f"encoder={name}", f"data.image_size={image_size}", "name=test"])
     with torch.device("meta"):
-        return ViT(**options | changes), text
+        encoder = instantiate(config.encoder, **changes, _convert_="all")
+    assert type(encoder) is ViT
+    return encoder, (CONFIGS / f"{name}.yaml").read_text()
 
 
 def millions(vit: ViT) -> float:

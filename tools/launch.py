@@ -17,7 +17,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ["HYDRA_FULL_ERROR"] = "1"
 
 import hydra
-from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from hydra.errors import HydraException, InstantiationException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import (
     ConfigAttributeError,
@@ -28,6 +28,10 @@ from omegaconf.errors import (
 )
 
 from ssvit.options import OptionError, UserError
+
+# A file name that the terminal's encoding lacks must not end a run.
+for stream in (sys.stdout, sys.stderr):
+    stream.reconfigure(errors="backslashreplace")
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 
@@ -42,6 +46,8 @@ def launch(name: str, main: Callable[[DictConfig, dict[str, Any]], None]) -> Non
             leave(f"{_typed(error.name, config)}={error.value}: {error.right}", 2)
         except UserError as error:
             leave(str(error), getattr(error, "status", 1))
+        except InstantiationException as error:
+            _explain(error, config)
         except OmegaConfBaseException as error:
             leave(_reason(error), 2)
         except OSError as error:
@@ -69,6 +75,19 @@ def _typed(name: str, config: DictConfig) -> str:
         node = node.get(key) if isinstance(node, dict) else None
     reference = re.fullmatch(r"\$\{([\w.]+)\}", node) if isinstance(node, str) else None
     return reference[1] if reference else name
+
+
+def _explain(error: InstantiationException, config: DictConfig) -> NoReturn:
+    """Tell what a constructor refused; any other failure in it is a fault of the program and is raised as it was."""
+    part = str(error).rpartition("full_key: ")[2]
+    cause = error.__cause__
+    if isinstance(cause, OptionError):
+        leave(f"{_typed(f'{part}.{cause.name}', config)}={cause.value}: {cause.right}", 2)
+    if isinstance(cause, UserError):
+        leave(str(cause), 1)
+    if isinstance(cause, TypeError) and "argument" in str(cause):
+        leave(f"{part}: {cause}", 2)
+    raise cause or error
 
 
 def _reason(error: Exception) -> str:

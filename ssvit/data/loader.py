@@ -156,11 +156,6 @@ def evaluation_batches(
     return _evaluation_from_files(source, transform, part.split(batch_size), workers, torch.device(device))
 
 
-def evaluation_images(source: Source, transform: Any, **options: Any) -> Iterator[Tensor]:
-    """The images alone of `evaluation_batches`, whose options it takes."""
-    return (batch.images for batch in evaluation_batches(source, transform, **options))
-
-
 def _evaluation_from_memory(
     source: Memory, transform: Any, parts: Iterable[Tensor], device: torch.device
 ) -> Iterator[Batch]:

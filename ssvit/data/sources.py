@@ -23,7 +23,6 @@ class Source(Protocol):
 
     labels: Tensor | None
     classes: tuple[str, ...]
-    channels: int
 
     def __len__(self) -> int: ...
 
@@ -51,7 +50,6 @@ class Memory:
         self.images = images.contiguous()
         self.labels = _labels(labels, len(images), classes)
         self.classes = tuple(classes)
-        self.channels = images.shape[1]
 
     def __len__(self) -> int:
         return len(self.images)
@@ -71,8 +69,6 @@ class Memory:
 
 class Files:
     """Image files of any size, decoded to RGB as they are needed; labels (n,). UserError for a label amiss."""
-
-    channels = 3
 
     def __init__(self, paths: Sequence[str], labels: Any = None, classes: Sequence[str] = ()) -> None:
         self.paths = [os.fspath(path) for path in paths]

@@ -15,7 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ssvit.options import OptionError, UserError, number, pair, whole
+from ssvit.data import rules
+from ssvit.options import UserError, number, pair, whole
 from ssvit.randomness import uniform
 
 _TRIES = 10
@@ -38,10 +39,8 @@ class InceptionCrop:
         ratio: Sequence[float] = (3 / 4, 4 / 3),
         flip: float = 0.5,
     ) -> None:
-        self.size = pair("size", size)
-        self.scale, self.ratio = _range("scale", scale, 1.0), _range("ratio", ratio, math.inf)
-        number("flip", flip, 0, 1)
-        self.flip = flip
+        rules.crop(size=size, scale=scale, ratio=ratio, flip=flip)
+        self.size, self.scale, self.ratio, self.flip = pair("size", size), tuple(scale), tuple(ratio), flip
 
     def draw(self, seed: int, slots: Tensor, heights: Tensor, widths: Tensor) -> tuple[Tensor, Tensor]:
         """slots, heights, widths (b,) -> boxes (b, 4) int64: top, left, height and width of each crop; flips (b,) bool.
@@ -240,14 +239,3 @@ def _to_uint8(x: Tensor, out: Tensor) -> Tensor:
 def _chunk(images: Tensor) -> int:
     """How many images to work on at a time: all, or what fits into a CPU's cache."""
     return max(1, len(images) if images.device.type != "cpu" else _CHUNK // images[0].numel())
-
-
-def _range(name: str, value: Any, most: float) -> tuple[float, float]:
-    try:
-        low, high = value
-        number(name, low, 0, most, above=True)
-        number(name, high, low, most)
-    except (TypeError, ValueError):
-        top = "" if most == math.inf else f" and at most {most:g}"
-        raise OptionError(name, value, f"must be two numbers, [low, high], above 0{top}") from None
-    return low, high

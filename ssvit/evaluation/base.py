@@ -18,5 +18,6 @@ class Evaluator(Protocol):
     def draw(self, objective: Objective, history: Sequence[Mapping[str, float]]) -> dict[str, Any]:
         """Pictures by name (matplotlib figures).
 
-        history: all rows of metrics so far, each with its "step": what `measure` gave, and training's as "train/…".
+        history: all rows of metrics so far, each with its "step": what `measure` gave, and training's as "train/…";
+        None stands for a number that was not finite.
         """

@@ -17,7 +17,7 @@ from ssvit.encoder.vit import gather
 from ssvit.inspection import figures
 from ssvit.masking import FATES, MASKED, Corruption
 from ssvit.objectives.masked_patch import MaskedPatch
-from ssvit.options import whole
+from ssvit.options import UserError, whole
 
 
 def nearest_uncorrupted(at: Tensor, grid: tuple[int, int]) -> Tensor:
@@ -48,13 +48,20 @@ class Prediction:
         self.source, self.transform, self.seed = source, transform, seed
         self.images, self.batch_size = images, batch_size
         self._floor: dict[str, float] | None = None
+        # Held as bytes once read: every evaluation asks of the same images.
+        self._read: list[tuple[Tensor, Tensor]] | None = None
 
     def _batches(self, objective: MaskedPatch) -> Any:
         """(images (b, c, h, w), corruption) on the model's device."""
         device = objective.mask_token.device
-        for batch in evaluation_batches(self.source, self.transform, batch_size=self.batch_size, limit=self.images):
-            draw = objective.draw(batch.slots, seed=self.seed)
-            yield batch.images.to(device), Corruption(*(choice.to(device) for choice in draw))
+        if self._read is None:
+            read = evaluation_batches(self.source, self.transform, batch_size=self.batch_size, limit=self.images)
+            self._read = [(batch.images, batch.slots) for batch in read]
+            if not self._read:
+                raise UserError("none of the held-out images can be read, so there is nothing to evaluate on")
+        for images, slots in self._read:
+            draw = objective.draw(slots, seed=self.seed)
+            yield images.to(device), Corruption(*(choice.to(device) for choice in draw))
 
     def _baselines(self, objective: MaskedPatch) -> dict[str, float]:
         """They need the labels alone, so once is enough."""

@@ -107,12 +107,12 @@ def learning(history: Sequence[Mapping[str, float]], score_name: str) -> Figure:
     left, right = figure.subplots(1, 2)
 
     def line(axis: Any, key: str, label: str, color: str, scale: float = 1, **style: Any) -> None:
-        points = [(row["step"], row[key] * scale) for row in history if key in row]
+        points = [(row["step"], row[key] * scale) for row in history if row.get(key) is not None]
         if points:
             axis.plot(*zip(*points, strict=True), label=label, color=color, **style)
 
     def floor(axis: Any, key: str, label: str, style: str, scale: float = 1) -> None:
-        values = [row[key] * scale for row in history if key in row]
+        values = [row[key] * scale for row in history if row.get(key) is not None]
         if values:
             axis.axhline(values[-1], color=INK, linewidth=1, linestyle=style, label=f"{label}: {values[-1]:.3g}")
 

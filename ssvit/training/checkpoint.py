@@ -15,15 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import safetensors.torch
-import torch
 from torch import Tensor
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_model_state_dict,
-    get_optimizer_state_dict,
-    set_model_state_dict,
-    set_optimizer_state_dict,
-)
 
 from ssvit.encoder.vit import ViT
 from ssvit.options import OptionError, UserError
@@ -57,7 +49,7 @@ def save(folder: Path, step: int, states: Mapping[str, Mapping[str, Tensor]], fa
             _write(part / f"{name}.safetensors", data)
         versions = {name: version(name) for name in ("torch", "safetensors")}
         manifest = {"schema": SCHEMA, "step": step, **facts, "versions": versions, "sha256": sums}
-        _write(part / "manifest.json", json.dumps(manifest, indent=1).encode())
+        _write(part / "manifest.json", json.dumps({**manifest, "seal": seal(manifest)}, indent=1).encode())
         _synchronise(part)
         part.rename(target)
         _synchronise(folder)
@@ -79,14 +71,14 @@ def load(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
     """
     try:
         manifest = json.loads((path / "manifest.json").read_bytes())
-        sums = manifest["sha256"]
+        if manifest.pop("seal") != seal(manifest):
+            raise ValueError
         if manifest["schema"] != SCHEMA:
             raise CheckpointError(f"{path}: has schema {manifest['schema']}, this version reads {SCHEMA}")
-        if "model.safetensors" not in sums:
-            raise CheckpointError(f"{path / 'manifest.json'}: names no model.safetensors")
+        sums = manifest["sha256"]
     except OSError as error:
         raise CheckpointError(f"{path}: no readable manifest.json ({error.strerror}), so it is no checkpoint") from None
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         raise CheckpointError(f"{path / 'manifest.json'}: is damaged") from None
     states = {}
     for name, expected in sums.items():
@@ -102,6 +94,11 @@ def load(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
                 f"{path / name}: is not a safetensors file ({error}), nothing of it was run"
             ) from None
     return manifest, states
+
+
+def seal(manifest: Mapping[str, Any]) -> str:
+    """The sha256 of what a manifest says, which stands in it beside that: a flipped bit in a step number shows."""
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
 def newest(folder: Path, warn: Callable[[str], None]) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]] | None:
@@ -137,7 +134,10 @@ def set_aside_after(folder: Path, step: int) -> None:
 
 
 def load_encoder(path: Path) -> ViT:
-    """The encoder of a checkpoint, the averaged one if there is one. CheckpointError unless every tensor fits."""
+    """The encoder of a checkpoint, the averaged one if there is one, in eval mode.
+
+    CheckpointError unless every tensor has its place.
+    """
     manifest, states = load(path)
     state = {
         name.removeprefix("encoder."): tensor
@@ -149,7 +149,7 @@ def load_encoder(path: Path) -> ViT:
         encoder.load_state_dict(state)
     except (KeyError, TypeError, OptionError, RuntimeError) as error:
         raise CheckpointError(f"{path}: its encoder cannot be built: {' '.join(str(error).split())}") from None
-    return encoder
+    return encoder.eval()
 
 
 def _complete(folder: Path) -> list[Path]:
@@ -170,42 +170,3 @@ def _synchronise(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-_WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
-
-
-def gather_weights(model: torch.nn.Module) -> dict[str, Tensor]:
-    """The weights by name, each whole, whatever the strategy spreads them over.
-
-    Every process must call it; all but the first may get nothing.
-    """
-    # Copies, here and below: torch may give the weights themselves, or views of one storage.
-    return {name: tensor.clone() for name, tensor in get_model_state_dict(model, options=_WHOLE).items()}
-
-
-def gather(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Tensor]]:
-    """The weights and the optimiser's state, as `gather_weights` does."""
-    moments = get_optimizer_state_dict(model, optimizer, options=_WHOLE).get("state", {})
-    return {
-        "model": gather_weights(model),
-        "optimizer": {
-            f"{name}/{key}": value.clone() for name, state in moments.items() for key, value in state.items()
-        },
-    }
-
-
-def restore_weights(model: torch.nn.Module, state: dict[str, Tensor]) -> None:
-    """Put back what `gather_weights` gave."""
-    set_model_state_dict(model, state, options=_WHOLE)
-
-
-def restore(model: torch.nn.Module, optimizer: torch.optim.Optimizer, states: dict[str, dict[str, Tensor]]) -> None:
-    """Put back what `gather` gave; the optimiser's hyperparameters stay those of the recipe."""
-    restore_weights(model, states["model"])
-    groups = get_optimizer_state_dict(model, optimizer, options=_WHOLE)["param_groups"]
-    moments: dict[str, dict[str, Tensor]] = {}
-    for name, value in states["optimizer"].items():
-        parameter, key = name.rsplit("/", 1)
-        moments.setdefault(parameter, {})[key] = value
-    set_optimizer_state_dict(model, optimizer, {"state": moments, "param_groups": groups}, options=_WHOLE)

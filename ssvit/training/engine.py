@@ -6,11 +6,12 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from lightning_fabric import Fabric, seed_everything
+from lightning_fabric import Fabric
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 from torch.distributed.fsdp import FullyShardedDataParallel
 
 from ssvit.options import UserError
+from ssvit.randomness import key
 from ssvit.training.recipe import Recipe
 
 
@@ -32,15 +33,18 @@ def start(recipe: Recipe, **options: Any) -> Fabric:
     """Fabric, launched: options are its own (accelerator, devices, num_nodes, strategy).
     UserError where Fabric refuses.
     """
+    if options.get("accelerator", "auto") == "auto":
+        # Not Apple's: it has no float64, which random numbers and labels are made in.
+        options["accelerator"] = "cuda" if torch.cuda.is_available() else "cpu"
     logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # it announces what the run says itself
     try:
-        device = Fabric(accelerator=options.get("accelerator", "auto"), devices=1).device
+        device = Fabric(accelerator=options["accelerator"], devices=1).device
         fabric = Fabric(precision=precision(recipe, device), **_as_launched(options))
         fabric.launch()
     except (ValueError, RuntimeError, TypeError, MisconfigurationException) as error:
         asked = ", ".join(f"fabric.{name}={value}" for name, value in options.items())
         raise UserError(f"{asked}: {' '.join(str(error).split())}") from None
-    seed_everything(recipe.seed, verbose=False)
+    torch.manual_seed(key(recipe.seed, "weights"))
     return fabric
 
 
@@ -57,8 +61,16 @@ def compiles(recipe: Recipe, device: torch.device) -> bool:
     return device.type == "cuda" if recipe.compile == "auto" else recipe.compile
 
 
+def agree(fabric: Fabric, values: list[float]) -> list[float]:
+    """The mean of each value over all processes: the same list in every one, NaN where any process has NaN."""
+    if fabric.world_size == 1:
+        return values
+    return fabric.all_reduce(torch.tensor(values, dtype=torch.float64), reduce_op="mean").tolist()
+
+
 def gathered(module: torch.nn.Module) -> AbstractContextManager[None]:
     """While the block runs, every process has the whole of a module that a strategy has spread in parts."""
-    if isinstance(module, FullyShardedDataParallel):
-        return FullyShardedDataParallel.summon_full_params(module, writeback=False)
+    bare = getattr(module, "_orig_mod", module)  # what torch.compile has wrapped
+    if isinstance(bare, FullyShardedDataParallel):
+        return FullyShardedDataParallel.summon_full_params(bare, writeback=False)
     return nullcontext()

@@ -3,10 +3,12 @@
 Only the main process has a journal that speaks; the others have a silent one.
 """
 
+import contextlib
 import json
+import math
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,35 +25,37 @@ class Journal:
 
     def __init__(self, folder: Path, recipe: Recipe, *, first_step: int, speaks: bool = True) -> None:
         self.folder, self.recipe, self.speaks = folder, recipe, speaks
-        self.history: list[dict[str, float]] = []
+        self.history: list[dict[str, float | None]] = []
         self._since, self._since_step, self._waited, self._rate = time.perf_counter(), first_step, 0.0, 0.0
+        self._share = 0.0
+        self._told: set[str] = set()
         if not speaks:
             return
         from torch.utils.tensorboard import SummaryWriter
 
         self._rows = folder / "metrics.jsonl"
-        self._keep_rows_up_to(first_step)
-        self._board = SummaryWriter(str(folder), purge_step=first_step)
+        with self._told_in_one_line():
+            # A run that begins anew evaluates step 0 anew; one that goes on has done with the step it goes on from.
+            self._keep_rows_up_to(first_step or -1)
+            self._board = SummaryWriter(str(folder), purge_step=first_step + 1 if first_step else 0)
         batch = recipe.batch_size
         self._bar = tqdm(
             total=recipe.steps * batch, initial=first_step * batch, unit=" images", unit_scale=True, dynamic_ncols=True,
-            disable=not sys.stderr.isatty(), smoothing=0.05, file=sys.stderr,
+            disable=not (sys.stderr.isatty() and sys.stdout.isatty()), smoothing=0.05, file=sys.stderr,
         )  # fmt: skip
 
     def _keep_rows_up_to(self, step: int) -> None:
         if self._rows.exists():
-            for line in self._rows.read_text().splitlines():
-                try:
-                    row = json.loads(line)
-                except ValueError:  # the line that was being written when the process was killed
-                    continue
-                if row["step"] <= step:
-                    self.history.append(row)
+            for line in self._rows.read_text(errors="replace").splitlines():
+                # The line that was being written when the process was killed is passed over.
+                with contextlib.suppress(ValueError, TypeError, KeyError):
+                    if (row := json.loads(line))["step"] <= step:
+                        self.history.append(row)
             beside = self._rows.with_suffix(".part")
             beside.write_text("".join(json.dumps(row) + "\n" for row in self.history))
             beside.replace(self._rows)
 
-    def history_of(self, evaluator: str) -> list[dict[str, float]]:
+    def history_of(self, evaluator: str) -> list[dict[str, float | None]]:
         """All rows so far as that evaluator knows them: its own metrics by their names, training's as "train/…"."""
         return [{key.removeprefix(f"{evaluator}/"): value for key, value in row.items()} for row in self.history]
 
@@ -61,23 +65,33 @@ class Journal:
             tqdm.write(text, file=sys.stdout)
             sys.stdout.flush()
 
-    def pause(self, seconds: float) -> None:
-        """Time that was not training (an evaluation, a checkpoint) and must not lower the rate that is shown."""
-        self._since += seconds
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """What runs in the block (an evaluation, a checkpoint) is not training and does not lower the rate shown."""
+        began = time.perf_counter()
+        yield
+        self._since += time.perf_counter() - began
 
-    def train(self, step: int, metrics: Mapping[str, float], *, waited: float) -> None:
-        """After `step` updates: the metrics of the last, and the seconds waited for data since the run began."""
+    def train(self, step: int, metrics: Mapping[str, float], *, waited: float, unreadable: Mapping[str, str]) -> None:
+        """After `step` updates: the metrics of the last; since the run began, the seconds waited for data and the
+        files that could not be read, with the reason.
+        """
         if not self.speaks:
             return
-        shown = ", ".join(f"{name} {value:.3f}" for name, value in metrics.items() if name != "skipped")
+        for path in sorted(unreadable.keys() - self._told):
+            self.say(f"unreadable, another image takes its place: {path}: {unreadable[path]}")
+        self._told.update(unreadable)
+        shown = ", ".join(
+            f"{name} {value:.3g}" if name == "lr" else f"{name} {value:.3f}" for name, value in metrics.items()
+        )
         if not self._bar.disable:
-            self._bar.set_postfix_str(shown, refresh=False)
+            self._bar.set_postfix_str(f"{shown}, waiting for data {100 * self._share:.1f} %", refresh=False)
             self._bar.update(self.recipe.batch_size)
         if not self.recipe.due(step, self.recipe.log_every):
             return
         elapsed = max(time.perf_counter() - self._since, 1e-9)
         rate = (step - self._since_step) * self.recipe.batch_size / elapsed
-        share = (waited - self._waited) / elapsed
+        self._share = (waited - self._waited) / elapsed
         # What is left is told from a mean over the run, so that one slow stretch does not shake it.
         self._rate = rate if self._rate == 0 else 0.7 * self._rate + 0.3 * rate
         left = (self.recipe.steps - step) * self.recipe.batch_size / self._rate
@@ -85,46 +99,51 @@ class Journal:
         if self._bar.disable:
             self.say(
                 f"step {step}/{self.recipe.steps}  {shown}  {rate:.0f} images/s  "
-                f"waiting for data {100 * share:.1f} %  {_clock(left)} left"
+                f"waiting for data {100 * self._share:.1f} %  {_clock(left)} left"
             )
-        rates = {"images_per_second": rate, "waiting_share": share}
+        rates = {"images_per_second": rate, "waiting_share": self._share}
         self.record(step, {**{f"train/{name}": value for name, value in metrics.items()}, **rates})
 
     def record(self, step: int, row: Mapping[str, float]) -> None:
         """Put a row into metrics.jsonl and its scalars into TensorBoard."""
         if not self.speaks:
             return
-        self.history.append({"step": step, **row})
-        try:
+        numbers = {name: value if math.isfinite(value) else None for name, value in row.items()}
+        self.history.append({"step": step, **numbers})
+        with self._told_in_one_line():
             with open(self._rows, "a") as file:
                 file.write(json.dumps(self.history[-1]) + "\n")
             for name, value in row.items():
                 self._board.add_scalar(name, value, step)
             self._board.flush()
-        except OSError as error:
-            raise UserError(
-                f"{self._rows}: cannot be written ({error.strerror}); "
-                "the same command goes on from the newest checkpoint"
-            ) from None
 
     def show(self, step: int, name: str, figure: Any) -> None:
         """Save a figure as <name>.png in the run folder, and put it into TensorBoard."""
         if not self.speaks:
             return
-        try:
+        with self._told_in_one_line():
             beside = self.folder / f".{name}.png.part"
             figure.savefig(beside, format="png")
             beside.replace(self.folder / f"{name}.png")
             with Image.open(self.folder / f"{name}.png") as picture:
                 self._board.add_image(name, numpy.asarray(picture.convert("RGB")), step, dataformats="HWC")
+
+    @contextlib.contextmanager
+    def _told_in_one_line(self) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
-            raise UserError(f"{self.folder / name}.png: cannot be written ({error.strerror})") from None
+            raise UserError(
+                f"{error.filename or self.folder}: cannot be written ({error.strerror or error}); "
+                "the same command goes on from the newest checkpoint"
+            ) from None
 
     def close(self) -> None:
         """Finish the bar and the event file."""
         if self.speaks:
             self._bar.close()
-            self._board.close()
+            with contextlib.suppress(OSError):  # on a full disk, which has been told of already
+                self._board.close()
 
 
 def _clock(seconds: float) -> str:

@@ -7,7 +7,6 @@ the step are all that a checkpoint needs: a run that is killed anywhere and star
 import contextlib
 import math
 import signal
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
@@ -16,15 +15,15 @@ from typing import Any
 import torch
 from lightning_fabric import Fabric
 
-from ssvit.data.loader import Loader
+from ssvit.data.loader import Batch, Loader
 from ssvit.evaluation.base import Evaluator
 from ssvit.objectives.base import Objective
 from ssvit.options import UserError
 from ssvit.randomness import key
-from ssvit.training import checkpoint, engine
-from ssvit.training.average import Average
+from ssvit.training import engine
 from ssvit.training.journal import Journal
-from ssvit.training.recipe import Recipe, parameter_groups
+from ssvit.training.recipe import Recipe
+from ssvit.training.state import State
 
 BAD_STEPS = 5  # in a row, after which going on would only waste time
 
@@ -60,13 +59,6 @@ class Stop:
                 signal.signal(signum, handler)
 
 
-def agree(fabric: Fabric, values: list[float]) -> list[float]:
-    """The mean of each value over all processes: the same list in every one, NaN where any process has NaN."""
-    if fabric.world_size == 1:
-        return values
-    return fabric.all_reduce(torch.tensor(values, dtype=torch.float64), reduce_op="mean").tolist()
-
-
 def train(
     fabric: Fabric,
     objective: Objective,
@@ -83,130 +75,99 @@ def train(
     False if the run was finished already. Raises Stopped after SIGTERM or Ctrl-C, UserError where it cannot go on.
     """
     say = print if fabric.is_global_zero else _ignore
-    found = checkpoint.newest(folder, say)
-    fabric.barrier()
-    first = 0 if found is None else found[0]["step"]
-    optimizer = torch.optim.AdamW(
-        parameter_groups(objective.named_parameters(), recipe.weight_decay),
-        lr=recipe.lr,
-        betas=tuple(recipe.betas),
-        fused=True,
-    )
-    compiled = torch.compile(objective) if engine.compiles(recipe, fabric.device) else objective
-    model, optimizer = fabric.setup(compiled, optimizer)
-    # What Fabric wraps (the module as the strategy spreads it, and torch's optimiser) is what a checkpoint holds.
-    spread = model._forward_module, optimizer.optimizer
-    average = Average(objective, recipe.ema) if recipe.ema else None
-    averaged = average.in_place if average is not None else contextlib.nullcontext
-    if found is not None:
-        manifest, states = found
-        for name, value in facts.items():
-            if manifest.get(name) != value:
-                raise UserError(f"{name}: is not what the run in {folder} was started with; overwrite=true starts anew")
-        if average is not None:
-            checkpoint.restore_weights(spread[0], states["ema"])
-            average.take()
-        checkpoint.restore(*spread, states)
-        if fabric.is_global_zero:
-            checkpoint.set_aside_after(folder, first)
+    state = State(fabric, objective, recipe)
+    first = state.restore(folder, facts, say)
     if first == recipe.steps:
         say(f"{folder} is finished ({first} steps); overwrite=true starts it anew, name=… starts another")
         return False
-    if first:
-        say(f"going on in {folder} after step {first}")
-
+    weights = sum(parameter.numel() for parameter in objective.encoder.parameters())
+    say(
+        f"{folder}: {f'goes on after step {first}' if first else 'starts'}; {weights / 1e6:.2f} million weights in the "
+        f"encoder, {len(loader.source)} images, {fabric.world_size} x {fabric.device.type}"
+    )
     journal = Journal(folder, recipe, first_step=first, speaks=fabric.is_global_zero)
-
-    def evaluate(step: int) -> None:
-        began = time.perf_counter()
-        objective.eval()
-        with averaged(), engine.gathered(spread[0]), torch.no_grad(), fabric.autocast():
-            metrics = {name: evaluator.measure(objective) for name, evaluator in evaluators.items()}
-            row = {f"{name}/{key}": value for name, group in metrics.items() for key, value in group.items()}
-            journal.record(step, row)
-            for name, evaluator in evaluators.items():
-                if fabric.is_global_zero:
-                    for title, figure in evaluator.draw(objective, journal.history_of(name)).items():
-                        journal.show(step, title, figure)
-                if step == recipe.steps:
-                    for line in evaluator.explain(metrics[name]):
-                        journal.say(f"{name.replace('_', '-')}: {line}")
-        objective.train()
-        journal.pause(time.perf_counter() - began)
-
-    def save(step: int) -> None:
-        began = time.perf_counter()
-        states = checkpoint.gather(*spread)
-        if average is not None:
-            with averaged():
-                states["ema"] = checkpoint.gather_weights(spread[0])
-        failure = ""
-        if fabric.is_global_zero:
-            try:
-                checkpoint.save(folder, step, states, facts)
-            except checkpoint.CheckpointError as error:
-                failure = str(error)
-        if any(agree(fabric, [float(bool(failure))])):
-            raise checkpoint.CheckpointError(failure or "the main process could not save")
-        journal.pause(time.perf_counter() - began)
-
-    told: set[str] = set()
-
-    def tell_unreadable() -> None:
-        for path in sorted(loader.unreadable.keys() - told):
-            journal.say(f"unreadable, another image takes its place: {path}: {loader.unreadable[path]}")
-        told.update(loader.unreadable)
-
     bad = 0
     with Stop.listening() as stop, contextlib.closing(journal):
         if first == 0:
-            evaluate(0)
+            _evaluate(state, evaluators, journal, 0)
         batches = loader.batches(first, recipe.steps)
         for step in range(first, recipe.steps):
-            for group in optimizer.param_groups:
-                group["lr"] = recipe.learning_rate(step)
-            outputs: dict[str, float] = {}
-            for micro in range(recipe.accumulate):
-                batch = next(batches)
-                # Dropout and stochastic depth draw from torch's own generator: tied to the step, like the rest.
-                torch.manual_seed(key(recipe.seed, f"dropout {step} {micro} {fabric.global_rank}"))
-                draw = _to(fabric.device, objective.draw(batch.slots, seed=recipe.seed))
-                images, labels = _to(fabric.device, (batch.images, batch.labels))
-                with fabric.no_backward_sync(model, enabled=micro + 1 < recipe.accumulate):
-                    result = model(images, labels, draw)
-                    fabric.backward(result["loss"] / recipe.accumulate)
-                for name, value in result.items():
-                    outputs[name] = outputs.get(name, 0.0) + value.item() / recipe.accumulate
+            try:
+                outputs = _accumulate(state, objective, batches, recipe, step)
+            except torch.OutOfMemoryError:
+                raise UserError(
+                    f"recipe.accumulate={recipe.accumulate}: {fabric.device} is out of memory; "
+                    "a larger one makes smaller micro-batches of the same batch"
+                ) from None
             norm = fabric.clip_gradients(
-                model, optimizer, max_norm=recipe.clip or math.inf, error_if_nonfinite=False
+                state.model, state.optimizer, max_norm=recipe.clip or math.inf, error_if_nonfinite=False
             ).item()
-            *values, norm, asked = agree(fabric, [*outputs.values(), norm, float(stop.signum)])
+            # Every process decides by the same numbers: a loss that is not finite in one is so in the mean.
+            *values, norm, asked = engine.agree(fabric, [*outputs.values(), norm, float(stop.signum)])
             outputs = dict(zip(outputs, values, strict=True))
+            complete = step + 1
             if math.isfinite(outputs["loss"]) and math.isfinite(norm):
-                optimizer.step()
                 bad = 0
-                if average is not None:
-                    average.follow()
+                state.optimizer.step()
+                if state.average is not None:
+                    state.average.follow()
             else:
                 bad += 1
-                journal.say(f"step {step + 1}: skipped, the loss is {outputs['loss']:g}, the gradient's norm {norm:g}")
-            optimizer.zero_grad(set_to_none=True)
-            complete = step + 1
-            shown = {**outputs, "lr": recipe.learning_rate(step), "gradient_norm": norm}
-            journal.train(complete, shown, waited=loader.waited)
-            tell_unreadable()
+                journal.say(f"step {complete}: skipped, the loss is {outputs['loss']:g}, the gradient's norm {norm:g}")
+            state.optimizer.zero_grad(set_to_none=True)
+            outputs |= {"lr": recipe.learning_rate(step), "gradient_norm": norm}
+            journal.train(complete, outputs, waited=loader.waited, unreadable=loader.unreadable)
             if bad == BAD_STEPS:
                 raise UserError(
                     f"the loss or gradient was not finite {BAD_STEPS} steps in a row, up to step {complete}: the run "
                     f"stops; a lower recipe.lr than {recipe.lr:g} or recipe.precision=32-true may help"
                 )
             if recipe.due(complete, recipe.evaluate_every):
-                evaluate(complete)
+                _evaluate(state, evaluators, journal, complete)
             if recipe.due(complete, recipe.save_every) or asked:
-                save(complete)
+                with journal.paused():
+                    state.save(folder, complete, facts)
             if asked and complete < recipe.steps:
                 raise Stopped(stop.signum or signal.SIGTERM, complete)
     return True
+
+
+def _accumulate(
+    state: State, objective: Objective, batches: Iterator[Batch], recipe: Recipe, step: int
+) -> dict[str, float]:
+    """The gradients of one update, micro-batch by micro-batch; returns the mean of what the objective gives."""
+    fabric = state.fabric
+    for group in state.optimizer.param_groups:
+        group["lr"] = recipe.learning_rate(step)
+    outputs: dict[str, float] = {}
+    for micro in range(recipe.accumulate):
+        batch = next(batches)
+        # Dropout and stochastic depth draw from torch's own generator: tied to the step, like the rest.
+        torch.manual_seed(key(recipe.seed, f"dropout {step} {micro} {fabric.global_rank}"))
+        draw = _to(fabric.device, objective.draw(batch.slots, seed=recipe.seed))
+        images, labels = _to(fabric.device, (batch.images, batch.labels))
+        with fabric.no_backward_sync(state.model, enabled=micro + 1 < recipe.accumulate):
+            result = state.model(images, labels, draw)
+            fabric.backward(result["loss"] / recipe.accumulate)
+        for name, value in result.items():
+            outputs[name] = outputs.get(name, 0.0) + value.item() / recipe.accumulate
+    return outputs
+
+
+def _evaluate(state: State, evaluators: Mapping[str, Evaluator], journal: Journal, step: int) -> None:
+    """Ask every evaluator; at the end of the run also for its verdict in words."""
+    with journal.paused(), state.judged() as objective:
+        metrics = {name: evaluator.measure(objective) for name, evaluator in evaluators.items()}
+        journal.record(step, {f"{name}/{key}": value for name, own in metrics.items() for key, value in own.items()})
+        if not journal.speaks:
+            return
+        for name, evaluator in evaluators.items():
+            for title, figure in evaluator.draw(objective, journal.history_of(name)).items():
+                journal.show(step, title, figure)
+            if step == journal.recipe.steps:
+                for line in evaluator.explain(metrics[name]):
+                    journal.say(f"{name.replace('_', '-')}: {line}")
+                journal.say(f"pictures: {', '.join(map(str, sorted(journal.folder.glob('*.png'))))}")
 
 
 def _ignore(text: str) -> None:

@@ -5,7 +5,7 @@
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from ssvit.options import OptionError, flag, number, one_of, whole
@@ -61,11 +61,6 @@ class Recipe:
             flag("compile", self.compile)
         if self.batch_size % self.accumulate:
             raise OptionError("accumulate", self.accumulate, f"must divide batch_size={self.batch_size}")
-
-    @classmethod
-    def names(cls) -> list[str]:
-        """The options there are."""
-        return [field.name for field in fields(cls)]
 
     def learning_rate(self, step: int) -> float:
         """Linear warm-up from 0 (lr / warmup at step 0) to lr, then the decay, which would reach 0 at step `steps`."""

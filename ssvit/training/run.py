@@ -15,7 +15,9 @@ import yaml
 from ssvit.options import OptionError, UserError, flag
 
 # What may differ between a run and its continuation: it changes where and how fast, not what is computed.
-FREE = ("overwrite", "outputs", "workers", "fabric")
+# The fingerprint of the images stands for their folder, and the precision that was used for recipe.precision=auto:
+# both are in the checkpoint.
+FREE = ("overwrite", "outputs", "workers", "fabric", "data.root", "data.download", "data.source", "recipe.precision")
 
 
 class RunError(UserError):
@@ -24,7 +26,7 @@ class RunError(UserError):
 
 def is_main_process() -> bool:
     """Whether this process is the first of the run, as torchrun, SLURM and Fabric's own launcher tell it."""
-    return all(os.environ.get(name, "0") == "0" for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID"))
+    return all(os.environ.get(name, "0") == "0" for name in ("RANK", "LOCAL_RANK", "NODE_RANK", "SLURM_PROCID"))
 
 
 def flatten(config: Any, name: str = "") -> Iterator[tuple[str, Any]]:
@@ -38,9 +40,9 @@ def flatten(config: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 def refuse_difference(old: Mapping[str, Any], new: Mapping[str, Any], folder: Path) -> None:
     """RunError naming the first option in which two configurations differ, of those that matter."""
-    before, now = (dict(flatten({k: v for k, v in config.items() if k not in FREE})) for config in (old, new))
+    before, now = (dict(flatten(config)) for config in (old, new))
     for key in [*now, *before]:
-        if before.get(key) != now.get(key):
+        if before.get(key) != now.get(key) and not any(key == free or key.startswith(f"{free}.") for free in FREE):
             raise RunError(
                 f"{key}={now.get(key, '(absent)')}: the run in {folder} was started with "
                 f"{before.get(key, '(absent)')}; use that, another name=…, or overwrite=true"
@@ -50,8 +52,9 @@ def refuse_difference(old: Mapping[str, Any], new: Mapping[str, Any], folder: Pa
 class RunFolder:
     """A run's folder, held by one process from `open` to the end of that process (the system lets go of the lock)."""
 
-    def __init__(self, outputs: str, name: str) -> None:
-        if not isinstance(name, str) or name in ("", ".", "..") or "/" in name:
+    def __init__(self, outputs: str, name: str | int) -> None:
+        name = str(name)
+        if name in ("", ".", "..") or "/" in name:
             raise OptionError("name", name, "must be the name of a folder in outputs, without a slash")
         self.path = Path(outputs) / name
         self._lock: TextIO | None = None
@@ -65,11 +68,13 @@ class RunFolder:
         flag("overwrite", overwrite)
         stored = self.path / "config.yaml"
         try:
-            if self.path.exists() and not stored.exists() and any(e.name != "lock" for e in self.path.iterdir()):
+            if self.path.exists() and not stored.exists() and self._has_more():
                 raise RunError(f"name={self.path.name}: {self.path} exists and holds no run; use another name")
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = open(self.path / "lock", "w")  # noqa: SIM115 (kept open: closing it lets go of the lock)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # A worker process that outlives this one for a moment must not hold the folder.
+            os.register_at_fork(after_in_child=self._lock.close)
         except BlockingIOError:
             raise RunError(f"name={self.path.name}: another process writes in {self.path}; use another name") from None
         except OSError as error:
@@ -85,8 +90,13 @@ class RunFolder:
         else:
             _write(stored, yaml.safe_dump(dict(config), sort_keys=False))
 
+    def _has_more(self) -> bool:
+        """Whether there is more than a run leaves that ends before it has written its configuration."""
+        return any(entry.name not in ("lock", "config.yaml.part") for entry in self.path.iterdir())
+
     def _clear(self) -> None:
-        for entry in self.path.iterdir():
+        # The configuration last: as long as it is there, the folder is known as a run's.
+        for entry in sorted(self.path.iterdir(), key=lambda entry: entry.name == "config.yaml"):
             if entry.is_dir():
                 shutil.rmtree(entry)
             elif entry.name != "lock":

@@ -1,0 +1,113 @@
+"""What a run changes as it goes: the weights, the optimiser's state and the average, set up, saved and put back as one.
+
+How a strategy spreads them over processes is hidden here: a checkpoint is whole, whatever wrote it and reads it.
+"""
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning_fabric import Fabric
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+
+from ssvit.objectives.base import Objective
+from ssvit.options import UserError
+from ssvit.training import checkpoint, engine
+from ssvit.training.average import Average
+from ssvit.training.recipe import Recipe, parameter_groups
+
+_WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
+
+
+class State:
+    """An objective with fused AdamW (and its moving average, if the recipe has one) on the devices of a Fabric.
+
+    `model` is what computes the loss: the objective, compiled and spread as the recipe and the strategy say.
+    """
+
+    def __init__(self, fabric: Fabric, objective: Objective, recipe: Recipe) -> None:
+        self.fabric, self.objective = fabric, objective
+        groups = parameter_groups(objective.named_parameters(), recipe.weight_decay)
+        optimizer = torch.optim.AdamW(groups, lr=recipe.lr, betas=tuple(recipe.betas), fused=True)
+        compiled = torch.compile(objective) if engine.compiles(recipe, fabric.device) else objective
+        self.model, self.optimizer = fabric.setup(compiled, optimizer)
+        # What Fabric has wrapped once more: torch's functions know the module as the strategy spreads it.
+        self._spread: nn.Module = self.model._forward_module
+        self.average = Average(objective, recipe.ema) if recipe.ema else None
+
+    @contextlib.contextmanager
+    def judged(self) -> Iterator[Objective]:
+        """The objective as evaluations see it: whole in every process, averaged weights, eval mode, no gradients."""
+        averaged = self.average.in_place() if self.average is not None else contextlib.nullcontext()
+        self.objective.eval()
+        with averaged, engine.gathered(self._spread), torch.no_grad(), self.fabric.autocast():
+            yield self.objective
+        self.objective.train()
+
+    def save(self, folder: Path, step: int, facts: Mapping[str, Any]) -> None:
+        """Write a checkpoint; every process must call it. CheckpointError in all of them if it cannot be written."""
+        moments = get_optimizer_state_dict(self._spread, self.optimizer.optimizer, options=_WHOLE).get("state", {})
+        states = {
+            "model": self._weights(),
+            "optimizer": {
+                f"{name}/{key}": value.clone() for name, own in moments.items() for key, value in own.items()
+            },
+        }
+        if self.average is not None:
+            with self.average.in_place():
+                states["ema"] = self._weights()
+        failure = ""
+        if self.fabric.is_global_zero:
+            try:
+                checkpoint.save(folder, step, states, facts)
+            except checkpoint.CheckpointError as error:
+                failure = str(error)
+        if any(engine.agree(self.fabric, [float(bool(failure))])):
+            raise checkpoint.CheckpointError(failure or "the main process could not save")
+
+    def restore(self, folder: Path, facts: Mapping[str, Any], say: Callable[[str], None]) -> int:
+        """Go back to the newest usable checkpoint; returns its step, 0 if there is none.
+
+        UserError if it was written by a run with other facts.
+        """
+        found = checkpoint.newest(folder, say)
+        self.fabric.barrier()
+        if found is None:
+            return 0
+        manifest, states = found
+        for name, value in facts.items():
+            if manifest.get(name) != json.loads(json.dumps(value)):
+                raise UserError(
+                    f"{name}: is not what the run in {folder} was started with, which is {manifest.get(name)}; "
+                    "overwrite=true starts anew"
+                )
+        if self.average is not None:
+            set_model_state_dict(self._spread, states["ema"], options=_WHOLE)
+            self.average.take()
+        set_model_state_dict(self._spread, states["model"], options=_WHOLE)
+        optimizer = self.optimizer.optimizer
+        # The optimiser's hyperparameters stay those of the recipe.
+        groups = get_optimizer_state_dict(self._spread, optimizer, options=_WHOLE)["param_groups"]
+        moments: dict[str, dict[str, Tensor]] = {}
+        for name, value in states["optimizer"].items():
+            parameter, key = name.rsplit("/", 1)
+            moments.setdefault(parameter, {})[key] = value
+        both = {"state": moments, "param_groups": groups}
+        set_optimizer_state_dict(self._spread, optimizer, both, options=_WHOLE)
+        if self.fabric.is_global_zero:
+            checkpoint.set_aside_after(folder, manifest["step"])
+        return manifest["step"]
+
+    def _weights(self) -> dict[str, Tensor]:
+        """The weights by name, each whole. Copies: torch may give the weights themselves, or views of one storage."""
+        return {name: tensor.clone() for name, tensor in get_model_state_dict(self._spread, options=_WHOLE).items()}

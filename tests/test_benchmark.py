@@ -1,0 +1,32 @@
+"""The benchmark of the data path runs and reports; what it measures is never a test."""
+
+import json
+import subprocess
+import sys
+
+from conftest import ROOT
+
+from ssvit.benchmark.timing import compare
+
+
+def test_every_contender_works_once_a_round_in_turning_order():
+    order = []
+
+    def work(name):
+        return lambda: order.append(name) or 10
+
+    rates = compare({"a": work("a"), "b": work("b")}, reference="a", rounds=3)
+    assert order == ["a", "b", *"ab", *"ba", *"ab"]
+    assert [rate.name for rate in rates] == ["a", "b"]
+    assert rates[0].ratio == 1
+
+
+def test_the_tool_prints_tables_and_writes_json(tmp_path):
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "tools/benchmark.py"), "part=data", "rounds=1", "output=rates.json"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "500x375 JPEG files" in done.stdout
+    results = json.loads((tmp_path / "rates.json").read_text())
+    assert {rate["name"] for rates in results.values() for rate in rates} >= {"ssvit", "Pillow + transforms v1"}
