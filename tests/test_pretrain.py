@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import os
 import shutil
 import signal
 import subprocess
