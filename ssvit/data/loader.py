@@ -16,7 +16,6 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
@@ -86,7 +85,7 @@ class Loader:
 
         UserError if more than 1 % of the files cannot be read, or if a worker dies.
         """
-        units = ((step, micro) for step in range(first_step, last_step) for micro in range(self.accumulate))
+        units = range(first_step * self.accumulate, last_step * self.accumulate)
         read = self._from_memory if isinstance(self.source, Memory) else self._from_files
         with contextlib.closing(read(units)) as batches:
             while True:
@@ -97,35 +96,33 @@ class Loader:
                     return
                 yield batch
 
-    def _slots(self, step: int, micro: int) -> tuple[Tensor, Tensor]:
-        """Slots and the images that they show."""
-        slots = sampler.slots(
-            step, micro, batch_size=self.batch_size, accumulate=self.accumulate, rank=self.rank, world=self.world
-        )
+    def _slots(self, unit: int) -> tuple[Tensor, Tensor]:
+        """Slots of a micro-batch, counted over the steps, and the images that they show."""
+        parted = {"accumulate": self.accumulate, "rank": self.rank, "world": self.world}
+        slots = sampler.slots(*divmod(unit, self.accumulate), batch_size=self.batch_size, **parted)
         return slots, sampler.indices(slots, size=len(self.source), seed=self.seed)
 
-    def _from_memory(self, units: Iterable[tuple[int, int]]) -> Iterator[Batch]:
+    def _from_memory(self, units: range) -> Iterator[Batch]:
         images, labels = _on(self.device, self.source.images, self.source.labels)
         count = self.batch_size // (self.world * self.accumulate)
+        # A small batch costs nearly as much as a large one, so several are made together. Which ones does not depend
+        # on the first step, so that arithmetic that differs with the size of a batch differs alike after a restart.
         together = max(1, _BLOCK // (images[0].numel() * count))
-        units = iter(units)
-        while block := list(islice(units, together)):
-            # A small batch costs nearly as much as a large one: several are made at once, and the slots keep them
-            # what they would have been alone.
-            drawn = [self._slots(step, micro) for step, micro in block]
+        for start in range(units.start // together * together, units.stop, together):
+            drawn = [self._slots(unit) for unit in range(start, start + together)]
             slots, indices = _on(self.device, *(torch.cat(parts) for parts in zip(*drawn, strict=True)))
             taken = self.transform(images.index_select(0, indices), slots, self.seed)
-            for number, (step, micro) in enumerate(block):
-                place = slice(number * count, (number + 1) * count)
+            for unit in range(max(start, units.start), min(start + together, units.stop)):
+                place = slice((unit - start) * count, (unit - start + 1) * count)
                 own = None if labels is None else labels[indices[place]]
-                yield Batch(taken[place], own, slots[place], step, micro)
+                yield Batch(taken[place], own, slots[place], *divmod(unit, self.accumulate))
 
-    def _from_files(self, units: Iterable[tuple[int, int]]) -> Iterator[Batch]:
-        work = ((unit, *self._slots(*unit)) for unit in units)
+    def _from_files(self, units: range) -> Iterator[Batch]:
+        work = ((unit, *self._slots(unit)) for unit in units)
         reader = _Reader(self.source, self.transform, self.seed)
-        for (step, micro), read in _read(reader, work, self.workers, self.device, self._tally):
+        for unit, read in _read(reader, work, self.workers, self.device, self._tally):
             images, labels, slots = _on(self.device, read.images, read.labels, read.slots)
-            yield Batch(images, labels, slots, step, micro)
+            yield Batch(images, labels, slots, *divmod(unit, self.accumulate))
 
 
 def evaluation_batches(
@@ -236,7 +233,7 @@ class _Reader(Dataset):
 
 
 class _Tally:
-    """Counts the files seen and those unreadable, each once, and says when the latter are too many."""
+    """Counts the files opened and names those unreadable, and says when the latter are too many."""
 
     def __init__(self, size: int) -> None:
         self.size, self.seen = size, 0
