@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 
+import pytest
 from conftest import ROOT
 
 from ssvit.benchmark.timing import compare
@@ -21,6 +22,7 @@ def test_every_contender_works_once_a_round_in_turning_order():
     assert rates[0].ratio == 1
 
 
+@pytest.mark.slow
 def test_the_tool_prints_tables_and_writes_json(tmp_path):
     done = subprocess.run(
         [sys.executable, str(ROOT / "tools/benchmark.py"), "part=data", "rounds=1", "output=rates.json"],

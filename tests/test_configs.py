@@ -41,7 +41,7 @@ def build(config) -> None:
     """Everything but the data, on the meta device: a ViT-H has its shapes and takes no memory."""
     with torch.device("meta"):
         objective = instantiate(config.objective, _convert_="all")
-        outputs = objective.encoder(torch.zeros(1, objective.encoder.channels, *objective.encoder.image_size))
+        outputs = objective.encoder.encode(torch.zeros(1, objective.encoder.patches, objective.encoder.width))
     assert outputs.shape == (1, objective.encoder.special + objective.encoder.patches, objective.encoder.width)
     for transform in (config.data.augment, config.data.view):
         assert instantiate(transform, _convert_="all").size == objective.encoder.image_size

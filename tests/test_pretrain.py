@@ -5,8 +5,10 @@ import json
 import os
 import shutil
 import signal
+import struct
 import subprocess
 import sys
+import termios
 from pathlib import Path
 
 import numpy as np
@@ -217,7 +219,9 @@ def test_a_file_size_limit_keeps_the_last_good_checkpoint(tool, tmp_path):
     size = max(path.stat().st_size for path in (tmp_path / "outputs/whole").rglob("*.safetensors"))
     kill_after(tmp_path, "step 3/6", *options, "name=full")
     full = tmp_path / "outputs/full"
-    done = tool("pretrain", *options, "name=full", status=1, prefix=("prlimit", f"--fsize={size - 1}"))
+    limit = f"resource.setrlimit(resource.RLIMIT_FSIZE, ({size - 1}, {size - 1}))"
+    limited = (sys.executable, "-c", f"import os, resource, sys; {limit}; os.execv(sys.argv[1], sys.argv[1:])")
+    done = tool("pretrain", *options, "name=full", status=1, prefix=limited)
     (line,) = done.stderr.splitlines()
     assert "step_00000004: cannot be written (File too large)" in line
     assert [path.name for path in full.glob("*step*")] == ["step_00000002"]
@@ -247,8 +251,9 @@ def test_a_fault_that_only_the_data_show_is_told_in_one_line(tool, tmp_path):
 
 def test_on_a_terminal_there_is_a_live_bar(tmp_path):
     ours, theirs = os.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 200, 0, 0))
     command = [sys.executable, str(Path(__file__).parent.parent / "tools/pretrain.py"), "outputs=outputs", *TINY]
-    process = subprocess.Popen(command, cwd=tmp_path, stdout=theirs, stderr=theirs, env=os.environ | {"COLUMNS": "200"})
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=theirs, stderr=theirs)
     os.close(theirs)
     shown = b""
     while True:

@@ -31,7 +31,7 @@ from ssvit.randomness import permutation, uniform
 TOLERATED = 0.01  # share of unreadable files above which a run stops
 _ENOUGH = 300  # files seen before that share is judged, or all of them if there are fewer
 _REPLACEMENTS = 64  # other images tried in the place of an unreadable one
-_BLOCK = 1 << 24  # bytes of images in memory that are augmented together
+_BLOCK, _MOST = 1 << 24, 4096  # bytes and number of images in memory that are augmented together
 _PART = 32  # images decoded before they are augmented together
 
 
@@ -107,12 +107,13 @@ class Loader:
         count = self.batch_size // (self.world * self.accumulate)
         # A small batch costs nearly as much as a large one, so several are made together. Which ones does not depend
         # on the first step, so that arithmetic that differs with the size of a batch differs alike after a restart.
-        together = max(1, _BLOCK // (images[0].numel() * count))
+        together = max(1, min(_MOST, _BLOCK // images[0].numel()) // count)
         for start in range(units.start // together * together, units.stop, together):
-            drawn = [self._slots(unit) for unit in range(start, start + together)]
+            block = range(start, min(start + together, units.stop))
+            drawn = [self._slots(unit) for unit in block]
             slots, indices = _on(self.device, *(torch.cat(parts) for parts in zip(*drawn, strict=True)))
             taken = self.transform(images.index_select(0, indices), slots, self.seed)
-            for unit in range(max(start, units.start), min(start + together, units.stop)):
+            for unit in block[max(units.start - start, 0) :]:
                 place = slice((unit - start) * count, (unit - start + 1) * count)
                 own = None if labels is None else labels[indices[place]]
                 yield Batch(taken[place], own, slots[place], *divmod(unit, self.accumulate))

@@ -5,6 +5,7 @@ the step are all that a checkpoint needs: a run that is killed anywhere and star
 """
 
 import contextlib
+import functools
 import math
 import signal
 from collections.abc import Iterator, Mapping, Sequence
@@ -74,7 +75,7 @@ def train(
     facts: what the run is bound to, stored in each checkpoint; a checkpoint with other facts is refused. Returns
     False if the run was finished already. Raises Stopped after SIGTERM or Ctrl-C, UserError where it cannot go on.
     """
-    say = print if fabric.is_global_zero else _ignore
+    say = functools.partial(print, flush=True) if fabric.is_global_zero else _ignore
     state = State(fabric, objective, recipe)
     first = state.restore(folder, facts, say)
     if first == recipe.steps:
