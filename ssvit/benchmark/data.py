@@ -46,6 +46,8 @@ def scenes(count: int, size: tuple[int, int], *, seed: int) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     image = torch.full((count, 3, *size), 0.5)
     for cells, weight in ((4, 0.5), (16, 0.25), (64, 0.12), (256, 0.05)):
+        if cells > max(size):
+            break
         noise = torch.rand(count, 3, cells, cells, generator=generator) - 0.5
         image += weight * F.interpolate(noise, size=size, mode="bicubic", align_corners=False)
     return (image.clamp(0, 1) * 255).round().to(torch.uint8)
