@@ -157,7 +157,7 @@ def test_a_better_model_measures_better_against_the_same_baselines():
 @torch.no_grad()
 def test_the_number_of_images_is_limited_to_what_there_is():
     few = panel(images=9, batch_size=4)
-    assert sum(len(images) for images, _ in few._batches(build())) == 9
+    assert sum(len(images) for images, _ in few._held_out()) == 9
     assert panel(images=10_000).measure(build()) == panel().measure(build())
 
 
@@ -273,9 +273,10 @@ def test_the_mosaic_shows_each_image_four_times_and_nothing_hidden(target, count
     shown = min(count, 12)
     panels = cut(torch.from_numpy(figure.axes[0].images[0].get_array().data).permute(2, 0, 1))
     assert len(panels) == shown
-    images = smooth_images(count)[:shown] / 255
-    draw = model.draw(torch.arange(shown), seed=0)
-    labels = target.labels(smooth_images(count)[:shown])
+    spread = [place * (count - 1) // max(shown - 1, 1) for place in range(shown)]
+    images = smooth_images(count)[spread] / 255
+    draw = model.draw(torch.tensor(spread), seed=0)
+    labels = target.labels(smooth_images(count)[spread])
     for image in range(shown):
         original, seen, answer, truth = panels[image]
         torch.testing.assert_close(original, images[image])

@@ -19,6 +19,8 @@ from ssvit.masking import FATES, MASKED, Corruption
 from ssvit.objectives.masked_patch import MaskedPatch
 from ssvit.options import UserError, whole
 
+_SHOWN = 12  # images in the mosaic
+
 
 def nearest_uncorrupted(at: Tensor, grid: tuple[int, int]) -> Tensor:
     """For each corrupted patch the nearest patch that is not: at (b, m) -> (b, m), the first in raster order of equals.
@@ -51,23 +53,26 @@ class Prediction:
         # Held as bytes once read: every evaluation asks of the same images.
         self._read: list[tuple[Tensor, Tensor]] | None = None
 
-    def _batches(self, objective: MaskedPatch) -> Any:
-        """(images (b, c, h, w), corruption) on the model's device."""
-        device = objective.mask_token.device
+    def _held_out(self) -> list[tuple[Tensor, Tensor]]:
+        """The images (b, c, h, w) and their slots (b,), batch by batch."""
         if self._read is None:
             read = evaluation_batches(self.source, self.transform, batch_size=self.batch_size, limit=self.images)
             self._read = [(batch.images, batch.slots) for batch in read]
             if not self._read:
                 raise UserError("none of the held-out images can be read, so there is nothing to evaluate on")
-        for images, slots in self._read:
-            draw = objective.draw(slots, seed=self.seed)
-            yield images.to(device), Corruption(*(choice.to(device) for choice in draw))
+        return self._read
+
+    def _asked(self, objective: MaskedPatch, images: Tensor, slots: Tensor) -> tuple[Tensor, Corruption]:
+        """Images and their corruption on the model's device."""
+        device = objective.mask_token.device
+        draw = objective.draw(slots, seed=self.seed)
+        return images.to(device), Corruption(*(choice.to(device) for choice in draw))
 
     def _baselines(self, objective: MaskedPatch) -> dict[str, float]:
         """They need the labels alone, so once is enough."""
         target, grid = objective.target, objective.encoder.grid
         truth, copied = [], []
-        for images, draw in self._batches(objective):
+        for images, draw in (self._asked(objective, *batch) for batch in self._held_out()):
             labels = target.labels(images).cpu()
             at = draw.at.cpu()
             truth.append(gather(labels, at))
@@ -90,7 +95,7 @@ class Prediction:
             self._floor = self._baselines(objective)
         target, name = objective.target, objective.target.score_name
         losses, scores, fates = [], [], []
-        for images, draw in self._batches(objective):
+        for images, draw in (self._asked(objective, *batch) for batch in self._held_out()):
             truth = objective.corrupted_labels(images, draw)
             prediction = objective.predict(images, draw).float()
             losses.append(target.losses(prediction, truth).double().cpu())
@@ -144,8 +149,11 @@ class Prediction:
     def draw(self, objective: MaskedPatch, history: Sequence[Mapping[str, float]]) -> dict[str, Any]:
         """`mosaic`: images, what the model sees of them, its answer, the truth. `learning`: the metrics over time."""
         target = objective.target
-        images, draw = next(iter(self._batches(objective)))
-        images, draw = images[:12], Corruption(*(choice[:12] for choice in draw))
+        # Spread over all of them, since files come sorted by class.
+        images = [image for batch, _ in self._held_out() for image in batch]
+        chosen = torch.linspace(0, len(images) - 1, min(_SHOWN, len(images))).long()
+        slots = torch.cat([slots for _, slots in self._held_out()])[chosen]
+        images, draw = self._asked(objective, torch.stack([images[i] for i in chosen]), slots)
         labels = target.labels(images)
         guess = target.guess(objective.predict(images, draw).float())
         answered = labels.clone().scatter(1, draw.at[:, :, None].expand_as(guess), guess.to(labels.dtype))
