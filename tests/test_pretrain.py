@@ -162,6 +162,12 @@ def test_another_configuration_is_refused(again, tool, no_torch, option):
     assert option.partition("=")[0].rpartition(".")[2] in line
 
 
+def test_a_run_that_never_trained_may_be_configured_anew(tool, no_torch):
+    for lr in (0.1, 0.2):
+        done = tool("pretrain", *TINY, f"recipe.lr={lr}", status=1, PYTHONPATH=no_torch)
+        assert done.stderr == "torch was imported\n"
+
+
 def test_a_folder_in_use_is_refused(again, tool, no_torch):
     with open(again / "lock") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -81,7 +81,8 @@ class RunFolder:
             raise RunError(f"outputs={self.path.parent}: cannot write {self.path} ({error.strerror})") from None
         if overwrite:
             self._clear()
-        if stored.exists():
+        # A configuration alone is what a command leaves that failed before it trained: the next may mend it.
+        if stored.exists() and self._has_trained():
             try:
                 old = yaml.safe_load(stored.read_text())
                 refuse_difference(old, config, self.path)
@@ -89,6 +90,9 @@ class RunFolder:
                 raise RunError(f"{stored}: cannot be read; overwrite=true starts the run anew") from None
         else:
             _write(stored, yaml.safe_dump(dict(config), sort_keys=False))
+
+    def _has_trained(self) -> bool:
+        return (self.path / "metrics.jsonl").exists() or any(self.path.glob("*step_*"))
 
     def _has_more(self) -> bool:
         """Whether there is more than a run leaves that ends before it has written its configuration."""
