@@ -1,6 +1,6 @@
 """What must hold between the options of a data set or a transform, as far as names and numbers tell: no torch.
 
-The tools ask this before the slow imports; the constructors and builders check what they are given themselves.
+Asked by their constructors and builders, and by the tools before the slow imports.
 """
 
 import os

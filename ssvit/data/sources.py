@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from ssvit.data import folder as folders
-from ssvit.options import OptionError, UserError, flag, number, one_of, pair, whole
+from ssvit.data import rules
+from ssvit.options import OptionError, UserError, flag, number, one_of, pair
 from ssvit.randomness import uniform
 
 
@@ -111,9 +112,8 @@ def synthetic(*, size: Any = 32, images: int = 8192, held_out_images: int = 2048
     """The embedded set, drawn anew at each start: nothing to download. OptionError for sizes or counts amiss."""
     from ssvit.data.synthetic import CLASSES, render
 
+    rules.drawn_set(size=size, images=images, held_out_images=held_out_images, seed=seed)
     size = pair("size", size)
-    whole("images", images)
-    whole("held_out_images", held_out_images)
     train = render(torch.arange(images), seed=seed, size=size)
     held_out = render(torch.arange(images, images + held_out_images), seed=seed, size=size)
     return Data(Memory(*train, CLASSES), Memory(*held_out, CLASSES), CLASSES)
@@ -125,7 +125,7 @@ def folder(*, root: str, held_out: float = 0.1, seed: int = 0) -> Data:
     Without a val (or validation, valid, test) folder the fraction `held_out` of the images is kept from training.
     UserError if the held-out images have a class that training lacks.
     """
-    folders.check(root)
+    rules.images_in_folder(root=root, held_out=held_out, seed=seed)
     train_root, held_out_root = folders.splits(root)
     train = _files(train_root)
     if held_out_root is None:
@@ -137,7 +137,7 @@ def folder(*, root: str, held_out: float = 0.1, seed: int = 0) -> Data:
 
 def imagenet(*, root: str) -> Data:
     """ImageNet in its usual layout: train/ and val/, in each a folder for every class, named by its wnid."""
-    folders.check(root)
+    rules.images_in_folder(root=root)
     for name in ("train", "val"):
         path = os.path.join(root, name)
         if not os.path.isdir(path):

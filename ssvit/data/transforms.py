@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ssvit.data import rules
-from ssvit.options import UserError, number, pair, whole
+from ssvit.options import UserError, pair
 from ssvit.randomness import uniform
 
 _TRIES = 10
@@ -86,10 +86,8 @@ class ShiftCrop:
     """
 
     def __init__(self, *, size: Any, padding: int = 4, flip: float = 0.5) -> None:
-        self.size = pair("size", size)
-        whole("padding", padding, 0)
-        number("flip", flip, 0, 1)
-        self.padding, self.flip = padding, flip
+        rules.crop(size=size, padding=padding, flip=flip)
+        self.size, self.padding, self.flip = pair("size", size), padding, flip
 
     def __call__(self, images: Tensor | Sequence[Tensor], slots: Tensor, seed: int) -> Tensor:
         """(b, c, h, w) or a list of (c, h, w), uint8, with slots (b,) -> (b, c, *size) uint8.
@@ -125,10 +123,8 @@ class CenterCrop:
     """
 
     def __init__(self, *, size: Any, resize: int | None = None) -> None:
-        self.size = pair("size", size)
-        if resize is not None:
-            whole("resize", resize)
-        self.resize = resize
+        rules.crop(size=size, resize=resize)
+        self.size, self.resize = pair("size", size), resize
 
     def __call__(self, images: Tensor | Sequence[Tensor], slots: Tensor | None = None, seed: int = 0) -> Tensor:
         """(b, c, h, w) or a list of (c, h, w), uint8 -> (b, c, *size) uint8; slots and seed make no difference."""

@@ -168,7 +168,8 @@ def _evaluate(state: State, evaluators: Mapping[str, Evaluator], journal: Journa
             if step == journal.recipe.steps:
                 for line in evaluator.explain(metrics[name]):
                     journal.say(f"{name.replace('_', '-')}: {line}")
-                journal.say(f"pictures: {', '.join(map(str, sorted(journal.folder.glob('*.png'))))}")
+        if step == journal.recipe.steps:
+            journal.say(f"pictures: {', '.join(map(str, sorted(journal.folder.glob('*.png'))))}")
 
 
 def _ignore(text: str) -> None:
