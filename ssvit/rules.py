@@ -9,6 +9,9 @@ from ssvit.options import OptionError, flag, number, one_of, pair, whole
 POSITIONS = ("learned_1d", "learned_2d", "sine_cosine_2d", "relative", "none")
 PLACES = ("stem", "every_layer", "every_layer_shared")
 POOLINGS = ("patch_mean", "class_token")
+RESIZE = ("paper", "timm")
+# Arguments of an encoder that do not change which weights it has, so that those of another can be used.
+CHANGEABLE = ("image_size", "pooling", "dropout", "stochastic_depth")
 
 
 def grid(image_size: Any, patch_size: Any) -> tuple[int, int]:
@@ -41,6 +44,7 @@ def encoder(
     stochastic_depth: Any,
     mean: Any,
     std: Any,
+    distillation_token: Any = False,
 ) -> None:
     """OptionError unless these can be the arguments of `ssvit.encoder.vit.ViT`."""
     grid(image_size, patch_size)
@@ -51,6 +55,9 @@ def encoder(
     if width % heads:
         raise OptionError("heads", heads, f"must divide width={width}")
     flag("class_token", class_token)
+    flag("distillation_token", distillation_token)
+    if distillation_token and not class_token:
+        raise OptionError("distillation_token", distillation_token, "needs class_token=true, after which it stands")
     one_of("pooling", pooling, POOLINGS)
     if pooling == "class_token" and not class_token:
         raise OptionError("pooling", pooling, "needs class_token=true; without one, pool by patch_mean")

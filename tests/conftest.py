@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.append(str(ROOT / "tools"))  # what the tools share is tested too
 # The server that child processes are forked from finds its modules by this, and so has torch loaded already.
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT / "tests"), os.environ.get("PYTHONPATH"))))
 
@@ -28,3 +29,11 @@ def tool(tmp_path):
         return done
 
     return run
+
+
+@pytest.fixture
+def no_torch(tmp_path):
+    """A path on which importing torch ends the process: what passes with it was told before torch was loaded."""
+    (tmp_path / "trap" / "torch").mkdir(parents=True)
+    (tmp_path / "trap" / "torch" / "__init__.py").write_text("raise SystemExit('torch was imported')")
+    return str(tmp_path / "trap")

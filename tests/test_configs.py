@@ -1,7 +1,9 @@
 """Every configuration file composes, passes the checks, and builds; each experiment has its command on top."""
 
+import re
 from pathlib import Path
 
+import pretrained
 import pytest
 import torch
 import yaml
@@ -11,7 +13,7 @@ from omegaconf import OmegaConf
 from PIL import Image
 
 from ssvit.data.sources import Data
-from ssvit.training import preflight
+from ssvit.training import checkpoint, preflight, study
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 
@@ -20,10 +22,28 @@ def names(group: str) -> list[str]:
     return sorted(path.stem for path in (CONFIGS / group).glob("*.yaml"))
 
 
-def composed(*overrides: str):
+def composed(*overrides: str, tool: str = "pretrain"):
     # Names of runs refer to Hydra's own node, which only a started tool has.
     with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-        return compose("pretrain", [*overrides, "name=test"])
+        return compose(tool, [*overrides, "name=test"])
+
+
+def plain(config) -> dict:
+    return OmegaConf.to_container(config, resolve=True)
+
+
+@pytest.fixture
+def pretrained_run(tmp_path):
+    """Hydra's choices encoder=pretrained and data=pretrained, as a finished run of a small model gives them."""
+    config = composed()
+    arguments = {**plain(config.encoder), "_target_": None}
+    del arguments["_target_"]
+    run = tmp_path / "outputs" / "run"
+    run.mkdir(parents=True)
+    checkpoint.save(run, config.recipe.steps, {"model": {}}, {"encoder": arguments, "stage": "pretrain"})
+    (run / "config.yaml").write_text(yaml.safe_dump(OmegaConf.to_container(config, resolve=False)))
+    pretrained.offer({"outputs": str(tmp_path / "outputs")})
+    return run
 
 
 @pytest.fixture
@@ -40,7 +60,8 @@ def images(tmp_path):
 def build(config) -> None:
     """Everything but the data, on the meta device: a ViT-H has its shapes and takes no memory."""
     with torch.device("meta"):
-        objective = instantiate(config.objective, _convert_="all")
+        own = {"classes": ["a", "b"]} if "classes" in config.objective else {}
+        objective = instantiate(config.objective, **own, _convert_="all")
         outputs = objective.encoder.encode(torch.zeros(1, objective.encoder.patches, objective.encoder.width))
     assert outputs.shape == (1, objective.encoder.special + objective.encoder.patches, objective.encoder.width)
     for transform in (config.data.augment, config.data.view):
@@ -75,13 +96,18 @@ def test_every_data_set_composes_and_those_of_files_build(name, images):
 
 
 @pytest.mark.parametrize("name", names("experiment"))
-def test_every_experiment_composes_and_has_its_command_on_top(name, images, monkeypatch):
+def test_every_experiment_composes_and_has_its_command_on_top(name, images, monkeypatch, pretrained_run):
     monkeypatch.setattr("ssvit.data.folder.count", lambda root, at_most: at_most)
-    config = composed(f"experiment={name}", f"data.root={images}")
-    preflight.check(OmegaConf.to_container(config, resolve=True))
-    build(config)
     head = [line for line in (CONFIGS / "experiment" / f"{name}.yaml").read_text().splitlines() if line.startswith("#")]
-    assert any(f"tools/pretrain.py experiment={name} " in line for line in head)
+    (tool, rest), *others = re.findall(rf"tools/(\w+)\.py experiment={name} (.*)$", "\n".join(head), re.MULTILINE)
+    assert not others
+    options = [option.replace("PATH", str(images)) for option in rest.split()]
+    config = composed(f"experiment={name}", *options, tool=tool)
+    preflight.check(plain(config))
+    if tool == "pretrain":
+        build(config)
+    else:
+        study.check(plain(config))
 
 
 def test_the_papers_run_has_the_papers_numbers(images, monkeypatch):
@@ -93,6 +119,52 @@ def test_the_papers_run_has_the_papers_numbers(images, monkeypatch):
     masking = config.objective.masking
     assert (masking.corrupted, masking.mask, masking.replace, masking.keep) == (0.5, 0.8, 0.1, 0.1)
     assert composed("experiment=paper_imagenet_100k", f"data.root={images}").recipe.steps == 100_000
+
+
+@pytest.mark.parametrize(
+    ("name", "encoder", "epochs", "images_", "lr", "decay", "weight_decay", "dropout", "clip"),
+    [
+        ("jft_b", (768, 16), 7, 303e6, 8e-4, "linear", 0.1, 0, 0),
+        ("jft_l32", (1024, 32), 7, 303e6, 6e-4, "linear", 0.1, 0, 0),
+        ("jft_l16", (1024, 16), 14, 303e6, 4e-4, "linear", 0.1, 0, 0),
+        ("jft_h14", (1280, 14), 14, 303e6, 3e-4, "linear", 0.1, 0, 0),
+        ("imagenet21k_b", (768, 16), 90, 14_197_122, 1e-3, "linear", 0.03, 0.1, 0),
+        ("imagenet21k_l", (1024, 16), 90, 14_197_122, 1e-3, "linear", 0.03, 0.1, 0),
+        ("imagenet", (768, 16), 300, 1_281_167, 3e-3, "cosine", 0.3, 0.1, 1),
+    ],
+)  # fmt: skip
+def test_table_3(images, monkeypatch, name, encoder, epochs, images_, lr, decay, weight_decay, dropout, clip):
+    monkeypatch.setattr("ssvit.data.folder.count", lambda root, at_most: at_most)
+    config = composed(f"experiment=table3_{name}", f"data.root={images}")
+    recipe = preflight.check(plain(config))
+    assert (config.encoder.width, config.encoder.patch_size) == encoder
+    assert abs(recipe.steps - epochs * images_ / 4096) < 1
+    assert (recipe.batch_size, recipe.warmup, tuple(recipe.betas)) == (4096, 10_000, (0.9, 0.999))
+    assert (recipe.lr, recipe.decay, recipe.weight_decay, recipe.clip) == (lr, decay, weight_decay, clip)
+    assert (config.encoder.dropout, config.objective.hidden) == (dropout, encoder[0])
+    assert config.encoder.pooling == "class_token"
+
+
+@pytest.mark.parametrize(
+    ("name", "steps", "rates", "development"),
+    [
+        ("imagenet", 20_000, [0.003, 0.01, 0.03, 0.06], 0.01),
+        ("cifar100", 10_000, [0.001, 0.003, 0.01, 0.03], 0.02),
+        ("cifar10", 10_000, [0.001, 0.003, 0.01, 0.03], 0.02),
+        ("pets", 500, [0.001, 0.003, 0.01, 0.03], 0.1),
+        ("flowers", 500, [0.001, 0.003, 0.01, 0.03], 0.1),
+        ("vtab", 2500, [0.01], 0.2),
+    ],
+)
+def test_table_4(images, pretrained_run, name, steps, rates, development):
+    root = [] if name == "vtab" else [f"data.root={images}"]
+    config = composed(f"experiment=table4_{name}", *root, tool="finetune")
+    recipe = preflight.check(plain(config))
+    assert (recipe.steps, recipe.batch_size, recipe.optimizer, recipe.momentum) == (steps, 512, "sgd", 0.9)
+    assert (recipe.decay, recipe.weight_decay, recipe.clip, recipe.layer_decay) == ("cosine", 0, 1, 1)
+    assert plain(config.table4) == {"learning_rates": rates, "development": development}
+    assert config.data.image_size == 384
+    assert plain(config)["encoder"]["image_size"] == 384
 
 
 def test_every_file_opens_with_a_comment_that_says_what_it_is():

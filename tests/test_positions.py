@@ -10,7 +10,7 @@ from ssvit.encoder.positions import Learned1D, Learned2D, Relative, SineCosine2D
 GRIDS = [(1, 1), (4, 4), (3, 5), (5, 2)]
 
 
-@pytest.mark.parametrize("special", [0, 1])
+@pytest.mark.parametrize("special", [0, 1, 2])
 @pytest.mark.parametrize("grid", GRIDS)
 def test_learned_1d_has_one_row_a_token(grid, special):
     module = Learned1D(grid, special, 12)
@@ -18,7 +18,7 @@ def test_learned_1d_has_one_row_a_token(grid, special):
     assert module() is module.embedding
 
 
-@pytest.mark.parametrize("special", [0, 1])
+@pytest.mark.parametrize("special", [0, 1, 2])
 @pytest.mark.parametrize("grid", GRIDS)
 def test_learned_2d_joins_the_column_and_the_row(grid, special):
     module = Learned2D(grid, special, 12)
@@ -41,7 +41,7 @@ def test_learned_2d_gives_a_row_the_gradient_of_all_its_patches():
     torch.testing.assert_close(module.special.grad, weight[:1])
 
 
-@pytest.mark.parametrize("special", [0, 1])
+@pytest.mark.parametrize("special", [0, 1, 2])
 @pytest.mark.parametrize("grid", GRIDS)
 def test_sine_cosine_is_the_formula(grid, special):
     width = 24
@@ -60,17 +60,27 @@ def test_sine_cosine_is_the_formula(grid, special):
             torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64), atol=1e-7, rtol=0)
 
 
-def test_sine_cosine_learns_nothing_and_needs_no_place_in_a_checkpoint():
+@pytest.mark.parametrize("grid", [*GRIDS, (14, 14), (7, 30)])
+def test_unresized_sine_cosine_is_bit_for_bit_float64_waves_rounded(grid):
+    frequency = 10_000.0 ** -(torch.arange(48, dtype=torch.float64) / 48)
+    rows, columns = torch.meshgrid(*(torch.arange(side, dtype=torch.float64) for side in grid), indexing="ij")
+    angles = [place.flatten()[:, None] * frequency for place in (columns, rows)]
+    waves = torch.cat([wave for angle in angles for wave in (angle.sin(), angle.cos())], dim=1)
+    assert torch.equal(SineCosine2D(grid, 1, 192)(), torch.cat([torch.zeros(1, 192), waves.float()]))
+
+
+def test_sine_cosine_learns_nothing_and_tells_a_checkpoint_where_its_rows_and_columns_lie():
     module = SineCosine2D((3, 4), 1, 8)
     assert not list(module.parameters())
-    assert not module.state_dict()
-    assert [name for name, _ in module.named_buffers()] == ["embedding"]
+    assert {name: value.tolist() for name, value in module.state_dict().items()} == {
+        "rows": [0, 1, 2], "columns": [0, 1, 2, 3]
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("batched", [False, True])
 def test_relative_logits_are_products_with_the_key_of_the_offset(batched):
     b, heads, tokens, k = 3, 2, 7, 4
-    module = Relative(tokens, k)
+    module = Relative((2, 3), 1, k)
     queries = torch.randn(b, heads, tokens, k)
     places = torch.arange(tokens)[None].expand(b if batched else 1, -1)
     logits = module(queries, places, places)
@@ -86,7 +96,7 @@ def test_relative_logits_are_products_with_the_key_of_the_offset(batched):
 
 def test_relative_logits_of_some_tokens_at_their_own_places():
     b, heads, tokens, k = 2, 3, 9, 4
-    module = Relative(tokens, k)
+    module = Relative((2, 4), 1, k)
     asking = torch.tensor([[8, 0], [3, 5]])
     places = torch.tensor([[0, 8, 2, 4], [5, 3, 0, 7]])
     queries = torch.randn(b, heads, 2, k)
@@ -106,4 +116,4 @@ def test_learned_embeddings_start_small_and_random(kind):
         if parameter.numel() > 1000:
             assert parameter.std().item() == pytest.approx(0.02, rel=0.1)
             assert abs(parameter.mean().item()) < 0.003
-    assert Relative(200, 64).keys.std().item() == pytest.approx(0.02, rel=0.05)
+    assert Relative((10, 20), 0, 64).keys.std().item() == pytest.approx(0.02, rel=0.05)

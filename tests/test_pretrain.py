@@ -14,28 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from command import TINY, one_line, start
 from PIL import Image
-
-TINY = (
-    "data.images=64", "data.held_out_images=32", "data.image_size=16", "encoder.width=16", "encoder.depth=2",
-    "encoder.heads=2", "target.bits=1", "recipe.batch_size=8", "recipe.steps=6", "recipe.warmup=2",
-    "recipe.save_every=2", "recipe.evaluate_every=3", "recipe.log_every=1", "recipe.precision=32-true",
-    "fabric.accelerator=cpu",
-)  # fmt: skip
-
-
-@pytest.fixture
-def no_torch(tmp_path):
-    """A path on which importing torch ends the process: what passes with it was told before torch was loaded."""
-    (tmp_path / "trap" / "torch").mkdir(parents=True)
-    (tmp_path / "trap" / "torch" / "__init__.py").write_text("raise SystemExit('torch was imported')")
-    return str(tmp_path / "trap")
-
-
-def one_line(done) -> str:
-    assert done.stdout == ""
-    (line,) = done.stderr.splitlines()
-    return line
 
 
 @pytest.mark.parametrize(
@@ -44,7 +24,7 @@ def one_line(done) -> str:
         (["recipe.lrr=1"], "recipe.lrr: there is no such option; did you mean recipe.lr?"),
         (["recipe.steps=abc"], "recipe.steps=abc: must be a whole number"),
         (["recipe.lr=-0.1"], "recipe.lr=-0.1: must be a number, above 0"),
-        (["objective=telepathy"], "objective=telepathy: must be one of masked_patch"),
+        (["objective=telepathy"], "objective=telepathy: must be one of classify, masked_patch, supervised"),
         (["experiment=telepathy"], "experiment=telepathy: must be one of"),
         (["encoder.patch_size=5"], "encoder.patch_size=5: must divide the image's height of 32"),
         (["encoder.patch_size=64"], "encoder.patch_size=64: must be at most the image's height of 32 pixels"),
@@ -185,16 +165,11 @@ def test_overwrite_clears_a_run_but_nothing_else(again, tool, no_torch, tmp_path
     assert (tmp_path / "outputs" / "mine" / "thesis.tex").read_text() == "precious"
 
 
-def start(tmp_path, *options, **more):
-    command = [sys.executable, str(Path(__file__).parent.parent / "tools/pretrain.py"), "outputs=outputs", *options]
-    return subprocess.Popen(
-        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **more
-    )  # fmt: skip
-
-
 @pytest.mark.parametrize(("signum", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_ends_the_run_saved_with_the_shells_status(tmp_path, signum, status):
-    process = start(tmp_path, *TINY, "recipe.steps=100000", "recipe.save_every=100000", "recipe.evaluate_every=100000")
+    process = start(
+        tmp_path, "pretrain", *TINY, "recipe.steps=100000", "recipe.save_every=100000", "recipe.evaluate_every=100000"
+    )
     for line in process.stdout:
         if line.startswith("step 3/"):
             break
@@ -211,7 +186,7 @@ def sums(folder: Path) -> dict[str, str]:
 
 
 def kill_after(tmp_path: Path, line_start: str, *options: str) -> None:
-    process = start(tmp_path, *options)
+    process = start(tmp_path, "pretrain", *options)
     for line in process.stdout:
         if line.startswith(line_start):
             break

@@ -3,6 +3,7 @@
 import pickle
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -142,6 +143,42 @@ def test_wrong_names_of_sets_are_named(tmp_path: Path) -> None:
         sources.torchvision_set(name="cifar10", root=str(tmp_path), split="unlabeled")
 
 
+def test_a_subset_is_balanced_and_parts_are_disjoint() -> None:
+    labels = torch.arange(90) % 3
+    source = Memory(torch.arange(90, dtype=torch.uint8)[:, None, None, None], labels, ("a", "b", "c"))
+
+    def shown(**options) -> list[int]:
+        taken = sources.subset(source, **options)
+        shown = taken.images.flatten().tolist()
+        assert taken.labels.tolist() == [labels[i] for i in shown]
+        assert shown == sorted(shown)
+        return shown
+
+    halves = shown(part=(0, 0.5)), shown(part=(0.5, 1))
+    assert sorted(halves[0] + halves[1]) == list(range(90))
+    assert min(map(len, halves)) > 30
+    assert Counter(labels[i].item() for i in shown(images=12)) == {0: 4, 1: 4, 2: 4}
+    assert set(shown(images=12)) < set(shown(images=40))
+    assert shown(images=12) != shown(images=12, seed=1)
+    assert set(shown(images=20, part=(0, 0.5))) <= set(halves[0])
+    assert shown() == list(range(90))
+    unbalanced = source.take(torch.tensor([0, 1, 2, 3, 6, 9]))  # four of the first class, one of each other
+    assert Counter(sources.subset(unbalanced, images=4).labels.tolist()) == {0: 2, 1: 1, 2: 1}
+
+
+def test_a_subset_that_cannot_be_is_refused() -> None:
+    source = Memory(torch.zeros(9, 1, 1, 1, dtype=torch.uint8))
+    assert len(sources.subset(source, images=5)) == 5
+    for options, told in (
+        ({"images": 10}, "images=10: there are 9 images"),
+        ({"part": (0.5, 0.2)}, "part=.*from, to"),
+        ({"part": (0.1, 0.1000001)}, "part=.*there are 0 images"),
+        ({"images": 0}, "images=0: must be a whole number"),
+    ):
+        with pytest.raises(OptionError, match=told):
+            sources.subset(source, **options)
+
+
 def fake_cifar(root: Path) -> dict[str, tuple[np.ndarray, list[int]]]:
     """CIFAR-10's files, with four images each: planes of red, green and blue, row by row."""
     rng, folder, parts = np.random.default_rng(0), root / "cifar-10-batches-py", {}
@@ -166,8 +203,6 @@ def test_cifar_bytes_become_the_right_pixels(tmp_path: Path, monkeypatch: pytest
             assert image[1, 5, 9] == flat[1024 + 5 * 32 + 9]
             np.testing.assert_array_equal(image.numpy().reshape(-1), flat)
             assert source.labels[first + i] == parts[name][1][i]
-    development = sources.torchvision_set(name="cifar10", root=str(tmp_path), held_out=0.1)
-    assert (len(development.train), len(development.held_out)) == (18, 2)
 
 
 class _Stub:

@@ -17,7 +17,8 @@ import torch
 from lightly.utils.scheduler import cosine_schedule
 from torchvision.io import write_png
 
-from ssvit.data.transforms import CenterCrop
+from ssvit.data.loader import Loader
+from ssvit.data.transforms import CenterCrop, InceptionCrop
 from ssvit.evaluation.prediction import Prediction
 from ssvit.options import OptionError, UserError
 from ssvit.training import checkpoint, loop
@@ -87,7 +88,7 @@ def test_learning_rate_warms_up_linearly_then_decays(decay, end):
     ("option", "value"),
     [("steps", 0), ("steps", "abc"), ("lr", -1e-3), ("lr", math.nan), ("warmup", 1000), ("betas", 0.9), ("ema", 1),
      ("decay", "exponential"), ("precision", "fp8"), ("compile", "yes"), ("accumulate", 3), ("clip", -1),
-     ("seed", 1.5)],
+     ("seed", 1.5), ("optimizer", "lion"), ("momentum", 1), ("layer_decay", 0), ("layer_decay", 1.1)],
 )  # fmt: skip
 def test_recipe_names_the_option_that_cannot_be(option, value):
     with pytest.raises(OptionError, match=f"^{option}="):
@@ -105,6 +106,64 @@ def test_only_matrices_decay():
     assert decayed == expected | {"encoder.patch.weight", "head.weight"}
     assert free == set(names.values()) - decayed
     assert {"mask_token", "encoder.class_token", "encoder.positions.0.embedding"} <= free
+
+
+def test_layers_learn_the_slower_the_deeper_they_lie():
+    objective = tiny.model()  # of two layers
+    groups = parameter_groups(objective.named_parameters(), 0.1, layer_decay=0.5, depth=2)
+    names = {id(parameter): name for name, parameter in objective.named_parameters()}
+    shares = {names[id(p)]: (group["share"], group["weight_decay"]) for group in groups for p in group["params"]}
+    assert shares.keys() == set(names.values())
+    for name, (share, weight_decay) in shares.items():
+        layers_above = 3
+        for prefix, above in (("encoder.blocks.0", 2), ("encoder.blocks.1", 1), ("encoder.norm", 0), ("head", 0),
+                              ("mask_token", 0)):  # fmt: skip
+            if name.startswith(prefix):
+                layers_above = above
+        assert share == 0.5**layers_above
+        assert weight_decay == (0.1 if name in expected_matrices(objective) else 0)
+
+
+def expected_matrices(objective) -> set[str]:
+    free = ("token", "positions")
+    return {n for n, p in objective.named_parameters() if p.ndim > 1 and not any(word in n for word in free)}
+
+
+def test_sgd_takes_the_steps_of_its_formula(tmp_path):
+    """Against momentum, clipping and layer-wise rates written out as plain loops."""
+    options = {"optimizer": "sgd", "weight_decay": 0.0, "clip": 0.1, "ema": 0.0, "layer_decay": 0.5, "lr": 0.5,
+               "precision": "64-true", "warmup": 2, "steps": 5}  # fmt: skip
+    numbers = Recipe(**{**tiny.RECIPE, **options})
+    _, trained = tiny.train(tmp_path / "run", **options)
+    model = tiny.model().double()
+    crop = InceptionCrop(size=16, scale=(0.5, 1.0))
+    loader = Loader(source=tiny.source(), transform=crop, seed=0, batch_size=8)
+    velocity = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
+    for batch in loader.batches(0, 5):
+        loss = model(batch.images, None, model.draw(batch.slots, seed=0))["loss"]
+        gradients = dict(
+            zip(velocity, torch.autograd.grad(loss, list(model.parameters()), allow_unused=True), strict=True)
+        )
+        norm = sum((g**2).sum() for g in gradients.values() if g is not None) ** 0.5
+        for name, parameter in model.named_parameters():
+            if gradients[name] is None:
+                continue
+            velocity[name] = 0.9 * velocity[name] + gradients[name] * min(1, 0.1 / (norm + 1e-6))
+            layers = 0 if name.startswith(("head", "mask", "encoder.norm")) else 3
+            layers = 3 - 1 - int(name.split(".")[2]) if name.startswith("encoder.blocks") else layers
+            with torch.no_grad():
+                parameter -= numbers.learning_rate(batch.step) * 0.5**layers * velocity[name]
+    for (name, ours), plain in zip(trained.named_parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(ours, plain, rtol=1e-9, atol=1e-12, msg=name)
+
+
+def test_an_interrupted_run_of_sgd_ends_with_the_same_bits(tmp_path):
+    options = {"optimizer": "sgd", "lr": 0.1, "layer_decay": 0.8}
+    tiny.train(tmp_path / "whole", **options)
+    with pytest.raises(Interrupted):
+        tiny.train(tmp_path / "broken", objective=interrupted(5), **options)
+    tiny.train(tmp_path / "broken", **options)
+    assert final(tmp_path / "broken") == final(tmp_path / "whole")
 
 
 def test_a_run_interrupted_anywhere_ends_with_the_same_bits(tmp_path, files):

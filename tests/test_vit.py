@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
+from timm.models.deit import VisionTransformerDistilled
 
 from ssvit.encoder.attention import attend
 from ssvit.encoder.vit import StochasticDepth, ViT
@@ -22,6 +23,8 @@ KINDS = ("learned_1d", "learned_2d", "sine_cosine_2d", "relative", "none")
 PLACES = [(kind, "stem") for kind in KINDS] + [
     (kind, at) for kind in KINDS[:3] for at in ("every_layer", "every_layer_shared")
 ]
+
+SPECIAL = [{"class_token": False}, {"class_token": True}, {"distillation_token": True}]
 
 
 def build(**options) -> ViT:
@@ -68,8 +71,8 @@ def plain(vit: ViT, image: torch.Tensor, heads: int, keep: list[int] | None = No
     kept = range(len(cut)) if keep is None else keep
     z = [w["patch.weight"] @ cut[place] + w["patch.bias"] for place in kept]
     places = [vit.special + place for place in kept]
-    if "class_token" in w:
-        z, places = [w["class_token"].flatten(), *z], [0, *places]
+    special = [w[name].flatten() for name in ("class_token", "distillation_token") if name in w]
+    z, places = [*special, *z], [*range(len(special)), *places]
     at = vit.arguments["positions_at"]
     for layer in range(depth):
         if len(vit.positions) and (layer == 0 or at != "stem"):
@@ -144,10 +147,10 @@ def test_configurations_say_their_own_count(name, size):
     assert f"{millions(vit):.{len(said.split('.')[1])}f}" == said
 
 
-@pytest.mark.parametrize("class_token", [True, False])
+@pytest.mark.parametrize("special", SPECIAL)
 @pytest.mark.parametrize(("positions", "at"), PLACES)
-def test_equals_the_equations_of_the_paper(positions, at, class_token):
-    vit = build(positions=positions, positions_at=at, class_token=class_token, image_size=12, width=12).double()
+def test_equals_the_equations_of_the_paper(positions, at, special):
+    vit = build(positions=positions, positions_at=at, image_size=12, width=12, **special).double()
     images = random_images(2, h=12, w=12).double()
     expected = torch.stack([plain(vit, image, heads=3) for image in images])
     torch.testing.assert_close(vit(images), expected, atol=1e-10, rtol=1e-10)
@@ -173,16 +176,17 @@ def test_any_shape_equals_the_equations(options):
 
 
 @pytest.mark.parametrize(
-    ("size", "patch", "channels", "class_token"),
-    [((32, 32), 8, 3, True), ((16, 40), 8, 3, True), ((32, 24), 8, 1, True), ((32, 32), 8, 4, False)],
+    ("size", "patch", "channels", "special"),
+    [((32, 32), 8, 3, 1), ((16, 40), 8, 3, 1), ((32, 24), 8, 1, 1), ((32, 32), 8, 4, 0), ((16, 24), 8, 3, 2)],
 )
-def test_equals_timm(size, patch, channels, class_token):
+def test_equals_timm(size, patch, channels, special):
     vit = build(
-        image_size=size, patch_size=patch, width=48, depth=4, heads=4, channels=channels, class_token=class_token,
+        image_size=size, patch_size=patch, width=48, depth=4, heads=4, channels=channels, **SPECIAL[special],
         mean=0.45, std=0.22,
     )  # fmt: skip
     names = {"attention.qkv": "attn.qkv", "attention.out": "attn.proj", "expand": "mlp.fc1", "contract": "mlp.fc2"}
     names |= {"class_token": "cls_token", "patch.": "patch_embed.proj.", "positions.0.embedding": "pos_embed"}
+    names |= {"distillation_token": "dist_token"}
     state = {}
     for name, value in vit.state_dict().items():
         for ours, theirs in names.items():
@@ -191,9 +195,10 @@ def test_equals_timm(size, patch, channels, class_token):
     mean, std = (state.pop(name).view(-1, 1, 1) for name in ("mean", "std"))
     state["pos_embed"] = state["pos_embed"][None]
     state["patch_embed.proj.weight"] = state["patch_embed.proj.weight"].view(48, channels, patch, patch)
-    peer = timm.models.VisionTransformer(
+    kind = VisionTransformerDistilled if special == 2 else timm.models.VisionTransformer
+    peer = kind(
         img_size=size, patch_size=patch, in_chans=channels, embed_dim=48, depth=4, num_heads=4, num_classes=0,
-        global_pool="", class_token=class_token,
+        global_pool="token" if special else "", class_token=special > 0,
     ).eval()  # fmt: skip
     peer.load_state_dict(state)
     images = random_images(4, channels, *size)
@@ -248,11 +253,11 @@ def test_an_image_does_not_depend_on_its_batch():
     torch.testing.assert_close(vit(images)[3:4], vit(images[3:4]), atol=1e-6, rtol=1e-5)
 
 
-@pytest.mark.parametrize("class_token", [True, False])
+@pytest.mark.parametrize("special", SPECIAL)
 @pytest.mark.parametrize("kept", [None, 9])
 @pytest.mark.parametrize(("positions", "at"), PLACES)
-def test_outputs_at_some_places_are_those_of_the_whole(positions, at, kept, class_token):
-    vit = build(positions=positions, positions_at=at, class_token=class_token)
+def test_outputs_at_some_places_are_those_of_the_whole(positions, at, kept, special):
+    vit = build(positions=positions, positions_at=at, **special)
     keep = None if kept is None else some(3, 16, kept)
     asked = some(3, kept or 16, 5, seed=2)
     weight = torch.randn(3, 5, 24)
@@ -284,10 +289,10 @@ def test_one_place_may_be_asked_twice():
     torch.testing.assert_close(outputs[:, 0], outputs[:, 1])
 
 
-@pytest.mark.parametrize("class_token", [True, False])
+@pytest.mark.parametrize("special", SPECIAL)
 @pytest.mark.parametrize(("positions", "at"), PLACES)
-def test_kept_patches_are_encoded_alone_with_their_own_positions(positions, at, class_token):
-    vit = build(positions=positions, positions_at=at, class_token=class_token, width=12, depth=2).double()
+def test_kept_patches_are_encoded_alone_with_their_own_positions(positions, at, special):
+    vit = build(positions=positions, positions_at=at, width=12, depth=2, **special).double()
     images, keep = random_images(2).double(), some(2, 16, 5)
     expected = torch.stack([plain(vit, image, 3, kept.tolist()) for image, kept in zip(images, keep, strict=True)])
     torch.testing.assert_close(vit.encode(vit.embed(images), keep=keep), expected, atol=1e-10, rtol=1e-10)
@@ -317,15 +322,32 @@ def test_encoding_leaves_the_tokens_as_they_were():
     assert torch.equal(tokens, before)
 
 
-@pytest.mark.parametrize(
-    ("pooling", "class_token"), [("class_token", True), ("patch_mean", True), ("patch_mean", False)]
-)
-def test_pooling(pooling, class_token):
-    vit = build(pooling=pooling, class_token=class_token)
+POOLED = [("patch_mean", options) for options in SPECIAL] + [("class_token", options) for options in SPECIAL[1:]]
+
+
+@pytest.mark.parametrize(("pooling", "special"), POOLED)
+def test_pooling(pooling, special):
+    vit = build(pooling=pooling, **special)
     outputs = vit(random_images())
-    patches = [outputs[:, place] for place in range(vit.special, vit.special + 16)]
+    patches = [outputs[:, place] for place in range(SPECIAL.index(special), SPECIAL.index(special) + 16)]
     expected = outputs[:, 0] if pooling == "class_token" else sum(patches) / 16
     torch.testing.assert_close(vit.pool(outputs), expected)
+
+
+@pytest.mark.parametrize("positions", KINDS)
+@pytest.mark.parametrize(("pooling", "special"), POOLED)
+def test_an_image_is_represented_by_its_pooled_outputs(pooling, special, positions):
+    vit = build(pooling=pooling, positions=positions, **special).double()
+    images, weight = random_images().double(), torch.randn(3, 24).double()
+    results = []
+    for representation in (vit.pool(vit(images)), vit.represent(images)):
+        vit.zero_grad()
+        (representation * weight).sum().backward()
+        results.append((representation.detach(), {name: p.grad.clone() for name, p in vit.named_parameters()}))
+    (whole, gradients), (found, found_gradients) = results
+    assert pooling == "class_token" or torch.equal(found, whole)
+    torch.testing.assert_close(found, whole, atol=1e-14, rtol=1e-13)
+    torch.testing.assert_close(found_gradients, gradients, atol=1e-12, rtol=1e-10)
 
 
 def test_eval_is_without_chance():
@@ -368,7 +390,7 @@ def test_dropout_of_attention_keeps_the_expectation():
 
 def test_initialisation_is_the_authors():
     torch.manual_seed(0)
-    vit = ViT(image_size=64, patch_size=8, width=192, depth=2, heads=3)
+    vit = ViT(image_size=64, patch_size=8, width=192, depth=2, heads=3, distillation_token=True)
     patch = vit.patch.weight
     assert patch.std().item() == pytest.approx(192**-0.5, rel=0.02)
     assert patch.abs().max().item() <= 2 * 192**-0.5 / 0.8796 + 1e-6
@@ -392,6 +414,7 @@ def test_initialisation_is_the_authors():
         assert not block.attention.out.bias.any()
     assert not vit.patch.bias.any()
     assert not vit.class_token.any()
+    assert not vit.distillation_token.any()
     assert vit.positions[0].embedding.std().item() == pytest.approx(0.02, rel=0.03)
 
 
@@ -420,13 +443,13 @@ def test_parameters_of_the_other_positions(positions, expected):
 
 @pytest.mark.parametrize(("positions", "at"), PLACES)
 def test_weights_and_normalisation_travel_in_a_file(positions, at):
-    vit = build(positions=positions, positions_at=at, mean=[0.1, 0.2, 0.3], std=0.3)
+    vit = build(positions=positions, positions_at=at, mean=[0.1, 0.2, 0.3], std=0.3, distillation_token=True)
     file = safetensors.torch.save(vit.state_dict())
     torch.manual_seed(5)
     other = ViT(**vit.arguments | {"mean": 0.5, "std": 0.5}).eval()
     other.load_state_dict(safetensors.torch.load(file))
     assert torch.equal(other(random_images()), vit(random_images()))
-    assert {"mean", "std", "class_token", "patch.weight", "norm.bias"} <= vit.state_dict().keys()
+    assert {"mean", "std", "class_token", "distillation_token", "patch.weight", "norm.bias"} <= vit.state_dict().keys()
 
 
 @pytest.mark.parametrize("uint8", [True, False])
@@ -506,6 +529,8 @@ WRONG = [
     ("channels", {"channels": 0}),
     ("class_token", {"class_token": "yes"}),
     ("class_token", {"class_token": None}),
+    ("distillation_token", {"distillation_token": 1}),
+    ("distillation_token", {"distillation_token": True, "class_token": False, "pooling": "patch_mean"}),
     ("pooling", {"pooling": "max"}),
     ("pooling", {"pooling": "class_token", "class_token": False}),
     ("positions", {"positions": "rotary"}),

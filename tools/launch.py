@@ -36,11 +36,25 @@ for stream in (sys.stdout, sys.stderr):
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 
 
-def launch(name: str, main: Callable[[DictConfig, dict[str, Any]], None]) -> None:
-    """Compose configs/<name>.yaml with the command line and call main(config, the same as plain data)."""
+def launch(
+    name: str,
+    main: Callable[[DictConfig, dict[str, Any]], None],
+    *,
+    before: Callable[[dict[str, str]], None] | None = None,
+    positional: str | None = None,
+) -> None:
+    """Compose configs/<name>.yaml with the command line and call main(config, the same as plain data).
+
+    before: called first, with the options as they were typed, to add choices of its own to Hydra's. positional: the
+    option, a list, that arguments become which are not written option=value.
+    """
+    bare = [argument for argument in sys.argv[1:] if positional and _is_bare(argument)]
+    sys.argv[1:] = [argument for argument in sys.argv[1:] if argument not in bare]
 
     def run(config: DictConfig) -> None:
         try:
+            if bare:
+                config[positional] = [*config[positional], *bare]
             main(config, OmegaConf.to_container(config, resolve=True, throw_on_missing=True))
         except OptionError as error:
             leave(f"{_typed(error.name, config)}={error.value}: {error.right}", 2)
@@ -54,11 +68,25 @@ def launch(name: str, main: Callable[[DictConfig, dict[str, Any]], None]) -> Non
             leave(f"{error.filename or 'system'}: {error.strerror or error}", 1)
 
     try:
+        if before:
+            before(dict(argument.split("=", 1) for argument in sys.argv[1:] if "=" in argument))
         hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name=name)(run)()
     except (HydraException, OmegaConfBaseException) as error:
         leave(_reason(error), 2)
+    except UserError as error:
+        leave(str(error), 2)
     except KeyboardInterrupt:
         leave("stopped by Ctrl-C", 130)
+
+
+def storable(config: DictConfig) -> dict[str, Any]:
+    """A configuration as its run's folder keeps it: references as they were written, so that one can be changed."""
+    return OmegaConf.to_container(config, resolve=False) | {"name": str(config.name)}
+
+
+def _is_bare(argument: str) -> bool:
+    """Whether an argument is no option: a file that there is, or without the = or - that options have."""
+    return os.path.exists(argument) or not (argument.startswith("-") or "=" in argument)
 
 
 def leave(line: str, status: int) -> NoReturn:

@@ -58,6 +58,19 @@ def list_images(root: str) -> list[tuple[str, str | None]]:
     return sorted(found, key=lambda image: (image[1], image[0]))
 
 
+def pictures(path: str) -> list[str]:
+    """The pictures that a user means by a path: the file itself, or all images below a folder, sorted.
+
+    OptionError if there is no such path, or no image in the folder.
+    """
+    if os.path.isdir(path):
+        check(path)
+        return sorted(_images(path))
+    if not os.path.exists(path):
+        raise OptionError("images", path, "no such file or folder")
+    return [path]
+
+
 def splits(root: str) -> tuple[str, str | None]:
     """The folders to train on and to hold out: (root/train, root/val or its like), or (root, None) if it has no split.
 

@@ -149,9 +149,10 @@ def evaluation_batches(
         whole("limit", limit)
         indices = permutation(0, "evaluation subset", count)[:limit].sort().values
     part = indices[len(indices) * rank // world : len(indices) * (rank + 1) // world]
+    parts = part.split(batch_size) if len(part) else ()
     if isinstance(source, Memory):
-        return _evaluation_from_memory(source, transform, part.split(batch_size), torch.device(device))
-    return _evaluation_from_files(source, transform, part.split(batch_size), workers, torch.device(device))
+        return _evaluation_from_memory(source, transform, parts, torch.device(device))
+    return _evaluation_from_files(source, transform, parts, workers, torch.device(device))
 
 
 def _evaluation_from_memory(

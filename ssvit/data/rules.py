@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from ssvit.data import folder
-from ssvit.options import OptionError, flag, number, pair, whole
+from ssvit.options import OptionError, flag, number, one_of, pair, whole
+
+PUBLIC_SETS = ("cifar10", "cifar100", "stl10", "flowers102", "oxford_pets")
 
 
 def crop(
@@ -42,14 +44,14 @@ def images_in_folder(*, root: Any, held_out: Any = 0.1, seed: Any = 0) -> None:
     whole("seed", seed, at_least=0)
 
 
-def public_set(*, name: Any, root: Any, download: Any, split: Any, held_out: Any, seed: Any) -> None:
-    """OptionError unless a public set is there, or may be fetched."""
+def public_set(*, name: Any, root: Any, download: Any, split: Any) -> None:
+    """OptionError unless a public set is known, and is there or may be fetched."""
+    one_of("name", name, PUBLIC_SETS)
     flag("download", download)
+    if split is not None and (name, split) != ("stl10", "unlabeled"):
+        raise OptionError("split", split, "must be left out, or unlabeled for stl10")
     if not download and not os.path.isdir(str(root)):
         raise OptionError("root", root, f"no such folder; give the one that holds {name}, or data.download=true")
-    if held_out is not None:
-        number("held_out", held_out, 0, 0.9, above=True)
-    whole("seed", seed, at_least=0)
 
 
 def drawn_set(*, size: Any, images: Any, held_out_images: Any, seed: Any) -> None:
@@ -60,10 +62,26 @@ def drawn_set(*, size: Any, images: Any, held_out_images: Any, seed: Any) -> Non
     whole("seed", seed, at_least=0)
 
 
-def batch_fits(batch_size: int, source: Mapping[str, Any]) -> None:
-    """OptionError if one batch is known to hold more images than there are, as far as names and numbers tell."""
+def subset(*, part: Any, images: Any, seed: Any = 0) -> None:
+    """OptionError unless these can be the arguments of `ssvit.data.sources.subset`."""
+    if not isinstance(part, list | tuple) or len(part) != 2:
+        raise OptionError("part", part, "must be two numbers, [from, to]")
+    for bound in part:
+        number("part", bound, 0, 1)
+    if part[0] >= part[1]:
+        raise OptionError("part", part, "must be [from, to], and the first is not less than the second")
+    if images is not None:
+        whole("images", images)
+    whole("seed", seed, at_least=0)
+
+
+def batch_fits(batch_size: int, source: Mapping[str, Any], images: int | None) -> None:
+    """OptionError if one batch is known to hold more images than there are, as far as names and numbers tell, or than
+    the `images` that are taken of them.
+    """
     known = source.get("images")
     if source.get("_target_") == "ssvit.data.sources.folder":
         known = folder.count(source["root"], at_most=batch_size)
-    if known is not None and batch_size > known:
-        raise OptionError("batch_size", batch_size, f"must be no more than the {known} images to train on")
+    most = min((count for count in (known, images) if count is not None), default=batch_size)
+    if batch_size > most:
+        raise OptionError("batch_size", batch_size, f"must be no more than the {most} images to train on")

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ssvit.data import folder as folders
 from ssvit.data import rules
-from ssvit.options import OptionError, UserError, flag, number, one_of, pair
+from ssvit.options import OptionError, UserError, number, pair
 from ssvit.randomness import uniform
 
 
@@ -157,23 +157,17 @@ def torchvision_set(
     root: str,
     download: bool = False,
     split: str | None = None,
-    held_out: float | None = None,
-    seed: int = 0,
 ) -> Data:
     """A public data set as torchvision reads it: cifar10, cifar100, stl10, flowers102 or oxford_pets.
 
     Trains on all labelled images that are not the set's test images, or with split=unlabeled on STL-10's unlabelled
-    ones. Measures on the test images or, where `held_out` gives a fraction, on that part of the training images
-    (the development split by which options are chosen). UserError if the files are absent or damaged.
+    ones. Measures on the test images. UserError if the files are absent or damaged.
     """
-    one_of("name", name, _READERS)
-    flag("download", download)
-    if split is not None and (name, split) != ("stl10", "unlabeled"):
-        raise OptionError("split", split, "must be left out, or unlabeled for stl10")
+    rules.public_set(name=name, root=root, download=download, split=split)
     train_parts, test_part = _READERS[name]
     try:
         train = _torchvision(name, root, (split,) if split else train_parts, download)
-        test = _torchvision(name, root, (test_part,), download) if held_out is None else None
+        test = _torchvision(name, root, (test_part,), download)
     except ModuleNotFoundError as error:
         raise UserError(f"data.name={name}: reading it needs the package {error.name}") from None
     except (RuntimeError, OSError, EOFError) as error:
@@ -182,8 +176,6 @@ def torchvision_set(
             raise UserError(f"data.root={root}: {name} could not be fetched: {reason}") from None
         right = "give the folder that holds it, or set data.download=true to fetch it"
         raise UserError(f"data.root={root}: holds no whole {name}: {right}") from None
-    if test is None:
-        train, test = hold_out(train, fraction=held_out, seed=seed)
     return Data(train, test, train.classes)
 
 
@@ -202,6 +194,30 @@ def hold_out(source: Source, *, fraction: float, seed: int) -> tuple[Source, Sou
     return source.take(order[count:].sort().values), source.take(order[:count].sort().values)
 
 
+def subset(source: Source, *, part: Sequence[float] = (0, 1), images: int | None = None, seed: int = 0) -> Source:
+    """Fewer images of a source, in its order: those whose hash of (seed, index) lies in `part`, [from, to), and of
+    them `images`, as many of each class as of any other as far as there are.
+
+    Parts that do not overlap share no image. OptionError if there are not so many images, or none.
+    """
+    rules.subset(part=part, images=images, seed=seed)
+    hashes = uniform(seed, "subset", torch.arange(len(source)), 1)[:, 0]
+    chosen = ((hashes >= part[0]) & (hashes < part[1])).nonzero()[:, 0]
+    chosen = chosen[hashes[chosen].argsort()]
+    if not len(chosen) or (images is not None and images > len(chosen)):
+        name, value = ("part", list(part)) if images is None else ("images", images)
+        raise OptionError(name, value, f"there are {len(chosen)} images to choose from")
+    if images is not None and source.labels is not None:
+        # The first image of each class, then the second of each, and so on.
+        labels = source.labels[chosen]
+        turn = torch.empty_like(labels)
+        for label in labels.unique():
+            of_class = labels == label
+            turn[of_class] = torch.arange(int(of_class.sum()))
+        chosen = chosen[turn.argsort(stable=True)]
+    return source.take(chosen[:images].sort().values)
+
+
 def _files(root: str, classes: Sequence[str] = ()) -> Files:
     """The images of a folder, labelled by `classes` where given, else by the names that it holds."""
     found = folders.list_images(root)
@@ -216,7 +232,7 @@ def _files(root: str, classes: Sequence[str] = ()) -> Files:
     return Files(paths, [label[name] for _, name in found], classes)
 
 
-# The parts that make up the training set, and the part that is measured on.
+# The parts that make up the training set, and the part that is measured on, of each of rules.PUBLIC_SETS.
 _READERS = {
     "cifar10": (("train",), "test"),
     "cifar100": (("train",), "test"),

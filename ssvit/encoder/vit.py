@@ -4,11 +4,13 @@
 the sequence (corrupt it, drop patches from it) it does between the two. Normalisation belongs to the encoder, so
 images come in as they are: float in [0, 1], or uint8.
 
-Letters: b images, c channels, n patches, t tokens (the class token, if any, and the patches), d width, m places.
+Letters: b images, c channels, n patches, s special tokens (0 to 2), t tokens (special ones, then patches), d width,
+m places.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +20,14 @@ from torch import Tensor, nn
 from ssvit import rules
 from ssvit.encoder import positions
 from ssvit.encoder.attention import attend
-from ssvit.options import OptionError, pair
+from ssvit.options import OptionError, one_of, pair
+
+
+def lecun_normal_(matrix: Tensor) -> None:
+    """Fill a matrix (out, in) as the authors' JAX code does: normal of variance 1 / in, cut off at two deviations."""
+    # Cutting off leaves a deviation of 0.8796, which JAX divides out.
+    std = matrix.shape[1] ** -0.5 / 0.87962566
+    nn.init.trunc_normal_(matrix, std=std, a=-2 * std, b=2 * std)
 
 
 def gather(tokens: Tensor, places: Tensor) -> Tensor:
@@ -43,15 +52,15 @@ class StochasticDepth(nn.Module):
 class Attention(nn.Module):
     """Multi-head self-attention with one packed projection, (b, t, d) -> (b, t, d), or (b, m, d) at given places."""
 
-    def __init__(self, *, width: int, heads: int, dropout: float, relative_tokens: int | None) -> None:
+    def __init__(self, *, width: int, heads: int, dropout: float, relative: tuple[tuple[int, int], int] | None) -> None:
         super().__init__()
         self.heads, self.dropout = heads, dropout
         self.qkv = nn.Linear(width, 3 * width)
         self.out = nn.Linear(width, width)
-        self.relative = None if relative_tokens is None else positions.Relative(relative_tokens, width // heads)
+        self.relative = None if relative is None else positions.Relative(*relative, width // heads)
 
     def forward(self, x: Tensor, places: Tensor | None, at: Tensor | None) -> Tensor:
-        """`places` (b, t) or (1, t) says where each token stands, for relative positions; `at` (b, m) who asks."""
+        """places (b, t): where each token stands, None for each in its order; at (b, m): who asks, None for all."""
         if at is None:
             query, key, value = rearrange(self.qkv(x), "b t (three h k) -> three b h t k", three=3, h=self.heads)
         else:
@@ -62,6 +71,8 @@ class Attention(nn.Module):
             key, value = rearrange(both, "b t (two h k) -> two b h t k", two=2, h=self.heads)
         bias = None
         if self.relative is not None:
+            if places is None:
+                places = torch.arange(x.shape[1], device=x.device)[None]
             asking = places if at is None else places.expand(len(x), -1).gather(1, at)
             bias = self.relative(query, asking, places)
         heads = attend(query, key, value, bias, self.dropout if self.training else 0.0)
@@ -69,14 +80,24 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """A pre-norm Transformer layer: x = x + attention(norm(x)), then x = x + mlp(norm(x)) (equations 2 and 3)."""
+    """A pre-norm Transformer layer: x = x + attention(norm(x)), then x = x + mlp(norm(x)) (equations 2 and 3).
+
+    relative: the grid and the number of special tokens, where positions are relative ones.
+    """
 
     def __init__(
-        self, *, width: int, heads: int, mlp_width: int, dropout: float, drop: float, relative_tokens: int | None
+        self,
+        *,
+        width: int,
+        heads: int,
+        mlp_width: int,
+        dropout: float,
+        drop: float,
+        relative: tuple[tuple[int, int], int] | None,
     ) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(width, eps=1e-6)
-        self.attention = Attention(width=width, heads=heads, dropout=dropout, relative_tokens=relative_tokens)
+        self.attention = Attention(width=width, heads=heads, dropout=dropout, relative=relative)
         self.norm2 = nn.LayerNorm(width, eps=1e-6)
         self.expand = nn.Linear(width, mlp_width)
         self.contract = nn.Linear(mlp_width, width)
@@ -98,7 +119,8 @@ class ViT(nn.Module):
     `pool` makes of the outputs, class_token (the paper) or patch_mean. positions: learned_1d (the paper), learned_2d,
     sine_cosine_2d, relative or none, added at the stem (the paper), at every_layer, or at every_layer_shared (Table 8).
     stochastic_depth: the rate at the last layer, growing linearly from 0 at the first. mean, std: of the images'
-    channels, in [0, 1]. Initialised as in the authors' code. OptionError names an option that cannot be.
+    channels, in [0, 1]. distillation_token: a second special token, for what a teacher says (Touvron et al. 2021).
+    Initialised as in the authors' code. OptionError names an option that cannot be.
     """
 
     def __init__(
@@ -119,6 +141,7 @@ class ViT(nn.Module):
         stochastic_depth: float = 0.0,
         mean: float | Sequence[float] = 0.5,
         std: float | Sequence[float] = 0.5,
+        distillation_token: bool = False,
     ) -> None:
         self.arguments = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         rules.encoder(**self.arguments)
@@ -127,11 +150,11 @@ class ViT(nn.Module):
         self.patch_size = pair("patch_size", patch_size)
         self.grid = rules.grid(image_size, patch_size)
         self.width, self.channels, self.pooling = width, channels, pooling
-        self.special = int(class_token)
-        tokens = self.special + self.patches
+        self.special = int(class_token) + int(distillation_token)
 
         self.patch = nn.Linear(channels * math.prod(self.patch_size), width)
         self.class_token = nn.Parameter(torch.zeros(1, 1, width)) if class_token else None
+        self.distillation_token = nn.Parameter(torch.zeros(1, 1, width)) if distillation_token else None
         self.positions, self.layers_with_positions = self._positions(positions, positions_at, depth)
         self.dropout = nn.Dropout(dropout)
         self.blocks = nn.ModuleList(
@@ -141,7 +164,7 @@ class ViT(nn.Module):
                 mlp_width=mlp_width or 4 * width,
                 dropout=dropout,
                 drop=stochastic_depth * layer / max(depth - 1, 1),
-                relative_tokens=tokens if positions == "relative" else None,
+                relative=(self.grid, self.special) if positions == "relative" else None,
             )
             for layer in range(depth)
         )
@@ -165,9 +188,7 @@ class ViT(nn.Module):
 
     def _initialise(self) -> None:
         """As the authors' JAX code: patches LeCun-normal, other matrices Xavier-uniform, MLP biases N(0, 1e-6)."""
-        # Cutting a normal off at two deviations leaves a deviation of 0.8796, which JAX divides out.
-        std = self.patch.in_features**-0.5 / 0.87962566
-        nn.init.trunc_normal_(self.patch.weight, std=std, a=-2 * std, b=2 * std)
+        lecun_normal_(self.patch.weight)
         nn.init.zeros_(self.patch.bias)
         for block in self.blocks:
             for matrix in (*block.attention.qkv.weight.chunk(3), block.attention.out.weight):
@@ -204,30 +225,46 @@ class ViT(nn.Module):
         return F.linear(patches.to(weight.dtype), weight, (self.patch.bias - shift).to(weight.dtype))
 
     def encode(self, tokens: Tensor, *, keep: Tensor | None = None, at: Tensor | None = None) -> Tensor:
-        """Run the Transformer over patch embeddings: (b, n, d) -> (b, s + n, d), s = 1 with a class token, else 0.
+        """Run the Transformer over patch embeddings: (b, n, d) -> (b, s + n, d).
 
         keep (b, m): encode these patches alone, in this order, as masked autoencoders do -> (b, s + m, d).
         at (b, m): give the outputs of these patches alone, (b, m, d), computing the last layer only there. The two
         go together: `at` then counts in the order of `keep`.
         """
-        places = torch.arange(self.special + tokens.shape[1], device=tokens.device)[None]
+        x, places = self._sequence(tokens, keep)
+        last = len(self.blocks) - 1
+        for layer in range(last):
+            x = self._layer(layer, x, places, None)
+        x = self._layer(last, x, places, None if at is None else at + self.special)
+        return self.norm(x)
+
+    def layers(self, images: Tensor) -> Iterator[Tensor]:
+        """The tokens after each layer in turn, before the last norm: (b, c, h, w) -> (b, s + n, d), depth times."""
+        x, places = self._sequence(self.embed(images), None)
+        for layer in range(len(self.blocks)):
+            x = self._layer(layer, x, places, None)
+            yield x
+
+    def _sequence(self, tokens: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """All tokens (b, t, d), and where they stand in the whole sequence, (b, t), or None where in their order."""
+        places = None
         if keep is not None:
             tokens = gather(tokens, keep)
-            first = places[:, : self.special].expand(len(keep), -1)
+            first = torch.arange(self.special, device=keep.device).expand(len(keep), -1)
             places = torch.cat([first, keep + self.special], dim=1)
-        x = tokens
-        if self.class_token is not None:
-            x = torch.cat([self.class_token.expand(len(x), -1, -1).to(x.dtype), x], dim=1)
-        if at is not None:
-            at = at + self.special
-        for layer, block in enumerate(self.blocks):
-            if layer < self.layers_with_positions:
-                rows = self.positions[layer % len(self.positions)]()
-                x = x + (rows if keep is None else rows[places]).to(x.dtype)
-            if layer == 0:
-                x = self.dropout(x)
-            x = block(x, places, at if layer == len(self.blocks) - 1 else None)
-        return self.norm(x)
+        special = [token for token in (self.class_token, self.distillation_token) if token is not None]
+        if special:
+            tokens = torch.cat([*(token.expand(len(tokens), -1, -1).to(tokens.dtype) for token in special), tokens], 1)
+        return tokens, places
+
+    def _layer(self, layer: int, x: Tensor, places: Tensor | None, at: Tensor | None) -> Tensor:
+        """One layer, with the positions that are added before it; `at` (b, m) counts the special tokens too."""
+        if layer < self.layers_with_positions:
+            rows = self.positions[layer % len(self.positions)]()
+            x = x + (rows if places is None else rows[places]).to(x.dtype)
+        if layer == 0:
+            x = self.dropout(x)
+        return self.blocks[layer](x, places, at)
 
     def forward(self, images: Tensor) -> Tensor:
         """(b, c, h, w) -> (b, s + n, d)."""
@@ -236,3 +273,38 @@ class ViT(nn.Module):
     def pool(self, outputs: Tensor) -> Tensor:
         """One vector an image: (b, s + n, d) -> (b, d), the class token's (the paper) or the mean of the patches'."""
         return outputs[:, 0] if self.pooling == "class_token" else outputs[:, self.special :].mean(1)
+
+    def represent(self, images: Tensor) -> Tensor:
+        """pool(forward(images)), (b, c, h, w) -> (b, d), with the last layer computed only where it is read."""
+        tokens = self.embed(images)
+        if self.pooling == "patch_mean":
+            return self.pool(self.encode(tokens))
+        # Places count from the first patch, before which the special tokens stand.
+        first = torch.full((len(tokens), 1), -self.special, device=tokens.device)
+        return self.encode(tokens, at=first)[:, 0]
+
+    @property
+    def architecture(self) -> dict[str, Any]:
+        """The arguments that encoders must share for one to take the weights of the other."""
+        free = (*rules.CHANGEABLE, "mean", "std")
+        fixed = {name: value for name, value in self.arguments.items() if name not in free}
+        return fixed | {"patch_size": self.patch_size, "mlp_width": self.blocks[0].expand.out_features}
+
+    @torch.no_grad()
+    def take(self, other: "ViT", *, how: str = "paper") -> None:
+        """Take the weights, mean and std of an encoder whose images may have another size: positions keep their place.
+
+        how: one of `rules.RESIZE`. OptionError for an argument in which the two may not differ.
+        """
+        one_of("resize", how, rules.RESIZE)
+        for name, right in other.architecture.items():
+            if self.architecture[name] != right:
+                raise OptionError(name, self.architecture[name], f"must be {right}, as in the other encoder")
+        state = other.state_dict()
+        if self.grid != other.grid:
+            for name, module in self.named_modules():
+                if isinstance(module, positions.Positions):
+                    resized = module.resized(other.get_submodule(name), how)
+                    state |= {f"{name}.{key}": value for key, value in resized.items()}
+        self.load_state_dict(state)
+        self.arguments |= {name: other.arguments[name] for name in ("mean", "std")}

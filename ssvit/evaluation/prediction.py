@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ssvit.data.loader import evaluation_batches
 from ssvit.encoder.vit import gather
+from ssvit.evaluation.base import Evaluator
 from ssvit.inspection import figures
 from ssvit.masking import FATES, MASKED, Corruption
 from ssvit.objectives.masked_patch import MaskedPatch
@@ -39,7 +40,7 @@ def nearest_uncorrupted(at: Tensor, grid: tuple[int, int]) -> Tensor:
     return cost.masked_fill(corrupted[:, None, :], torch.iinfo(torch.int64).max).argmin(-1)
 
 
-class Prediction:
+class Prediction(Evaluator):
     """The panel of a `MaskedPatch` model on `images` images of a source, always the same."""
 
     def __init__(

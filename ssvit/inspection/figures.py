@@ -14,22 +14,12 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 from torch import Tensor
 
+from ssvit.inspection.style import COLORS, DPI, INK, over_steps, rgb, tidy
 from ssvit.masking import FATES, KEPT, MASKED, REPLACED, Corruption
 
-INK = "#222222"
-COLORS = {"model": "#1b6ca8", "train": "#9db4c4", "masked": "#1b6ca8", "replaced": "#e07b00", "kept": "#3a9d5d"}
 GREY = 0.5
 FRAME = 1.4  # points
-DPI = 150
 COLUMNS = ("image", "corrupted", "predicted", "true")
-
-
-def _rgb(images: Tensor) -> np.ndarray:
-    """(b, c, h, w) in [0, 1] -> (b, h, w, 3): three channels as they are, any other number as its mean in grey."""
-    images = images.float().cpu()
-    if images.shape[1] != 3:
-        images = images.mean(1, keepdim=True).expand(-1, 3, -1, -1)
-    return rearrange(images, "b c h w -> b h w c").numpy()
 
 
 def _assemble(patches: Tensor, grid: tuple[int, int]) -> Tensor:
@@ -51,7 +41,7 @@ def mosaic(*, images: Tensor, draw: Corruption, answer: Tensor, truth: Tensor, g
     source = source.scatter(1, draw.at, torch.where(draw.fate == REPLACED, draw.other, draw.at))
     seen = patches.gather(1, source[:, :, None, None, None].expand_as(patches))
     seen = torch.where((fate == MASKED)[:, :, None, None, None], GREY, seen)
-    panels = [_rgb(part) for part in (images, *(_assemble(part, grid) for part in (seen, answer, truth)))]
+    panels = [rgb(part) for part in (images, *(_assemble(part, grid) for part in (seen, answer, truth)))]
     fates = fate.tolist()
 
     height, width = images.shape[2:]
@@ -106,30 +96,22 @@ def learning(history: Sequence[Mapping[str, float]], score_name: str) -> Figure:
     figure = Figure(figsize=(10, 3.8), dpi=DPI, layout="constrained")
     left, right = figure.subplots(1, 2)
 
-    def line(axis: Any, key: str, label: str, color: str, scale: float = 1, **style: Any) -> None:
-        points = [(row["step"], row[key] * scale) for row in history if row.get(key) is not None]
-        if points:
-            axis.plot(*zip(*points, strict=True), label=label, color=color, **style)
-
     def floor(axis: Any, key: str, label: str, style: str, scale: float = 1) -> None:
         values = [row[key] * scale for row in history if row.get(key) is not None]
         if values:
             axis.axhline(values[-1], color=INK, linewidth=1, linestyle=style, label=f"{label}: {values[-1]:.3g}")
 
-    line(left, "train/loss", "training", COLORS["train"], linewidth=1)
-    line(left, "loss", "held-out", COLORS["model"], linewidth=2, marker=".")
+    over_steps(left, history, "train/loss", "training", color=COLORS["train"], linewidth=1)
+    over_steps(left, history, "loss", "held-out", color=COLORS["model"], linewidth=2, marker=".")
     entropy = "entropy of the labels" if score == "accuracy" else "variance of the labels"
     floor(left, "loss_constant", entropy, "--")
     for fate in ("masked", "replaced", "kept"):
-        line(right, f"{score}_{fate}", f"{fate} patches", COLORS[fate], percent, linewidth=2, marker=".")
+        own = {"color": COLORS[fate], "linewidth": 2, "marker": "."}
+        over_steps(right, history, f"{score}_{fate}", f"{fate} patches", percent, **own)
     floor(right, f"{score}_copying", "copying the nearest", "--", percent)
     floor(right, f"{score}_constant", "most frequent class" if percent == 100 else "mean patch", ":", percent)
     left.set_ylabel("loss" if percent == 1 else "loss (nats)")
     right.set_ylabel(words if percent == 1 else f"{words} (%)")
     for axis in (left, right):
-        axis.set_xlabel("step")
-        axis.set_ylim(bottom=0)
-        axis.grid(color="#e6e6e6", linewidth=0.8)
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.legend(frameon=False, fontsize=8)
+        tidy(axis, "step")
     return figure

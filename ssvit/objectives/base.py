@@ -15,6 +15,11 @@ class Objective(nn.Module):
 
     encoder: ViT
 
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Plain numbers and names that a checkpoint carries, from which what was trained can be built again."""
+        return {"encoder": self.encoder.arguments}
+
     def draw(self, slots: Tensor, *, seed: int) -> Any:
         """Every random choice about the images of slots (b,), as a tuple of tensors whose first dimension is b."""
         return ()

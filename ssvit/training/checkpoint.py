@@ -15,17 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import safetensors.torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ssvit.encoder.vit import ViT
-from ssvit.options import OptionError, UserError
+from ssvit.objectives.classify import Classify
+from ssvit.options import UserError
+from ssvit.training.manifest import SCHEMA, CheckpointError, complete, read, seal
+from ssvit.training.run import is_main_process
 
-SCHEMA = 1
 KEPT = 3
-
-
-class CheckpointError(UserError):
-    """A checkpoint cannot be written, or cannot be trusted."""
 
 
 def save(folder: Path, step: int, states: Mapping[str, Mapping[str, Tensor]], facts: Mapping[str, Any]) -> Path:
@@ -59,29 +57,22 @@ def save(folder: Path, step: int, states: Mapping[str, Mapping[str, Tensor]], fa
             f"{target}: cannot be written ({error.strerror}); the checkpoints before it are whole, "
             "and the same command goes on from the newest"
         ) from None
-    for old in _complete(folder)[:-KEPT]:
+    for old in complete(folder)[:-KEPT]:
         shutil.rmtree(old, ignore_errors=True)
     return target
 
 
-def load(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
+def load(path: Path, *, without: str = "") -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
     """Read and verify a checkpoint: (manifest, states). CheckpointError says what is wrong with which file.
 
-    What was verified is what is returned: each file is read once, and safetensors holds nothing but numbers.
+    `without` names a state that is left unread. What was verified is what is returned: each file is read once, and
+    safetensors holds nothing but numbers.
     """
-    try:
-        manifest = json.loads((path / "manifest.json").read_bytes())
-        if manifest.pop("seal") != seal(manifest):
-            raise ValueError
-        if manifest["schema"] != SCHEMA:
-            raise CheckpointError(f"{path}: has schema {manifest['schema']}, this version reads {SCHEMA}")
-        sums = manifest["sha256"]
-    except OSError as error:
-        raise CheckpointError(f"{path}: no readable manifest.json ({error.strerror}), so it is no checkpoint") from None
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise CheckpointError(f"{path / 'manifest.json'}: is damaged") from None
+    manifest = read(path)
     states = {}
-    for name, expected in sums.items():
+    for name, expected in manifest["sha256"].items():
+        if Path(name).stem == without:
+            continue
         try:
             data = (path / Path(name).name).read_bytes()
             if hashlib.sha256(data).hexdigest() != expected:
@@ -96,11 +87,6 @@ def load(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
     return manifest, states
 
 
-def seal(manifest: Mapping[str, Any]) -> str:
-    """The sha256 of what a manifest says, which stands in it beside that: a flipped bit in a step number shows."""
-    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
-
-
 def newest(folder: Path, warn: Callable[[str], None]) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]] | None:
     """The newest usable checkpoint in a run's folder, or None where there has been none.
 
@@ -109,7 +95,7 @@ def newest(folder: Path, warn: Callable[[str], None]) -> tuple[dict[str, Any], d
     """
     for leftover in folder.glob(".step_*.part"):
         shutil.rmtree(leftover, ignore_errors=True)
-    candidates = _complete(folder)
+    candidates = complete(folder)
     for path in reversed(candidates):
         try:
             return load(path)
@@ -126,34 +112,64 @@ def newest(folder: Path, warn: Callable[[str], None]) -> tuple[dict[str, Any], d
 
 def set_aside_after(folder: Path, step: int) -> None:
     """Rename the damaged checkpoints beyond `step`, whose places a continued run will write again."""
-    for path in _complete(folder):
+    for path in complete(folder):
         if int(path.name.removeprefix("step_")) > step:
             aside = path.with_name(f"damaged_{path.name}")
             shutil.rmtree(aside, ignore_errors=True)
             path.rename(aside)
 
 
-def load_encoder(path: Path) -> ViT:
-    """The encoder of a checkpoint, the averaged one if there is one, in eval mode.
+def load_encoder(path: str | Path, *, resize: str = "paper", announce: bool = False, **changes: Any) -> ViT:
+    """The encoder of a checkpoint (the averaged one if there is one), in eval mode, without the objective's own parts.
 
-    CheckpointError unless every tensor has its place.
+    changes: arguments to build it with in place of its own, of those in `rules.CHANGEABLE`. Another image size
+    resizes the position embeddings, in the way that `resize` says (see `ViT.take`). announce: say on the console what
+    was loaded. CheckpointError unless every tensor of the encoder has its place and every place its tensor.
     """
-    manifest, states = load(path)
-    state = {
-        name.removeprefix("encoder."): tensor
-        for name, tensor in states.get("ema", states["model"]).items()
-        if name.startswith("encoder.")
-    }
+    path = Path(path)
+    manifest, states = load(path, without="optimizer")
+    weights = states.get("ema", states["model"])
     try:
-        encoder = ViT(**manifest["encoder"])
-        encoder.load_state_dict(state)
-    except (KeyError, TypeError, OptionError, RuntimeError) as error:
+        trained = ViT(**manifest["encoder"])
+        own = _load(trained, weights, prefix="encoder.")
+        encoder = trained
+        if changed := {name: value for name, value in changes.items() if manifest["encoder"].get(name) != value}:
+            encoder = ViT(**{**manifest["encoder"], **changed})
+            encoder.take(trained, how=resize)
+    except (KeyError, TypeError, UserError, RuntimeError) as error:
         raise CheckpointError(f"{path}: its encoder cannot be built: {' '.join(str(error).split())}") from None
+    if announce and is_main_process():
+        left = sorted({name.split(".")[0] for name in weights.keys() - own})
+        grids = ["x".join(map(str, vit.grid)) for vit in (trained, encoder)]
+        print(
+            f"{path}: loaded {len(own)} of {len(own)} tensors of the encoder"
+            + (", averaged weights" if "ema" in states else "")
+            + (f"; positions resized from {grids[0]} to {grids[1]} patches ({resize})" if grids[0] != grids[1] else "")
+            + (f"; left behind: {', '.join(left)}" if left else ""),
+            flush=True,
+        )
     return encoder.eval()
 
 
-def _complete(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.glob("step_*") if path.name.removeprefix("step_").isdigit())
+def load_classifier(path: str | Path) -> Classify:
+    """The classifier of a fine-tuning or supervised checkpoint, in eval mode; CheckpointError if it has none."""
+    path = Path(path)
+    manifest, states = load(path, without="optimizer")
+    if "classifier" not in manifest:
+        raise CheckpointError(f"{path}: holds no classifier, only an encoder: tools/finetune.py makes one of it")
+    try:
+        classifier = Classify(encoder=ViT(**manifest["encoder"]), **manifest["classifier"])
+        _load(classifier, states.get("ema", states["model"]), prefix="")
+    except (KeyError, TypeError, UserError, RuntimeError) as error:
+        raise CheckpointError(f"{path}: its classifier cannot be built: {' '.join(str(error).split())}") from None
+    return classifier.eval()
+
+
+def _load(module: nn.Module, weights: Mapping[str, Tensor], prefix: str) -> set[str]:
+    """Load what stands under a prefix, strictly; returns the names of the tensors loaded."""
+    own = {name for name in weights if name.startswith(prefix)}
+    module.load_state_dict({name.removeprefix(prefix): weights[name] for name in own})
+    return own
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -20,6 +20,21 @@ from ssvit.options import UserError
 from ssvit.training.recipe import Recipe
 
 
+def rows(folder: Path) -> list[dict[str, Any]]:
+    """What a run has written into its metrics.jsonl, each row with its "step"; none where there is no file.
+
+    The line that was being written when a process was killed is passed over.
+    """
+    found = []
+    path = folder / "metrics.jsonl"
+    for line in path.read_text(errors="replace").splitlines() if path.exists() else ():
+        with contextlib.suppress(ValueError, TypeError, KeyError):
+            row = json.loads(line)
+            row["step"] + 0  # a number, or it is no row
+            found.append(row)
+    return found
+
+
 class Journal:
     """Opened at `first_step`; what an interrupted run had written beyond that step is taken out first."""
 
@@ -46,11 +61,7 @@ class Journal:
 
     def _keep_rows_up_to(self, step: int) -> None:
         if self._rows.exists():
-            for line in self._rows.read_text(errors="replace").splitlines():
-                # The line that was being written when the process was killed is passed over.
-                with contextlib.suppress(ValueError, TypeError, KeyError):
-                    if (row := json.loads(line))["step"] <= step:
-                        self.history.append(row)
+            self.history = [row for row in rows(self.folder) if row["step"] <= step]
             beside = self._rows.with_suffix(".part")
             beside.write_text("".join(json.dumps(row) + "\n" for row in self.history))
             beside.replace(self._rows)
@@ -116,6 +127,14 @@ class Journal:
             for name, value in row.items():
                 self._board.add_scalar(name, value, step)
             self._board.flush()
+
+    def write(self, name: str, text: str) -> None:
+        """Save a table as text under its name in the run folder."""
+        if self.speaks:
+            with self._told_in_one_line():
+                beside = self.folder / f".{name}.part"
+                beside.write_text(text)
+                beside.replace(self.folder / name)
 
     def show(self, step: int, name: str, figure: Any) -> None:
         """Save a figure as <name>.png in the run folder, and put it into TensorBoard."""

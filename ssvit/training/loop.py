@@ -139,7 +139,7 @@ def _accumulate(
     """The gradients of one update, micro-batch by micro-batch; returns the mean of what the objective gives."""
     fabric = state.fabric
     for group in state.optimizer.param_groups:
-        group["lr"] = recipe.learning_rate(step)
+        group["lr"] = group["share"] * recipe.learning_rate(step)
     outputs: dict[str, float] = {}
     for micro in range(recipe.accumulate):
         batch = next(batches)
@@ -168,8 +168,10 @@ def _evaluate(state: State, evaluators: Mapping[str, Evaluator], journal: Journa
             if step == journal.recipe.steps:
                 for line in evaluator.explain(metrics[name]):
                     journal.say(f"{name.replace('_', '-')}: {line}")
-        if step == journal.recipe.steps:
-            journal.say(f"pictures: {', '.join(map(str, sorted(journal.folder.glob('*.png'))))}")
+                for file, text in evaluator.tabulate(objective).items():
+                    journal.write(file, text)
+        if step == journal.recipe.steps and (pictures := sorted(journal.folder.glob("*.png"))):
+            journal.say(f"pictures: {', '.join(map(str, pictures))}")
 
 
 def _ignore(text: str) -> None:

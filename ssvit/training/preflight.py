@@ -10,11 +10,16 @@ from typing import Any
 
 from ssvit import rules
 from ssvit.data import rules as data_rules
-from ssvit.options import UserError, whole, within
+from ssvit.objectives import rules as objective_rules
+from ssvit.options import UserError, number, whole, within
+from ssvit.training import manifest
 from ssvit.training.recipe import Recipe
 
 RULES: Mapping[str, Callable[..., None]] = {
     "ssvit.encoder.vit.ViT": rules.encoder,
+    "ssvit.training.checkpoint.load_encoder": manifest.check_encoder,
+    "ssvit.objectives.classify.Classify": objective_rules.classify,
+    "ssvit.objectives.distillation.Distillation": objective_rules.distillation,
     "ssvit.masking.Masking": rules.masking,
     "ssvit.targets.MeanColor": rules.target,
     "ssvit.targets.ColorGrid": rules.target,
@@ -51,10 +56,14 @@ def check(config: Mapping[str, Any]) -> Recipe:
     """OptionError (or UserError) unless `config`, a whole configuration as plain data, can be; its recipe if it can."""
     whole("workers", config["workers"], at_least=0)
     parts(config)
+    with within("subset"):
+        data_rules.subset(**config["subset"])
+    if config["development"] is not None:
+        number("development", config["development"], 0, 0.9, above=True)
     with within("recipe"):
         try:
             recipe = Recipe(**config["recipe"])
         except TypeError as error:
             raise UserError(f"recipe: {str(error).partition(' ')[2]}") from None
-        data_rules.batch_fits(recipe.batch_size, config["data"]["source"])
+        data_rules.batch_fits(recipe.batch_size, config["data"]["source"], config["subset"]["images"])
     return recipe

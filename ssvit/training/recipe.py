@@ -4,6 +4,7 @@
 """
 
 import math
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -16,20 +17,25 @@ class Recipe:
     """How to train.
 
     steps: optimiser updates. batch_size: images of one update, over all processes. accumulate: micro-batches that a
-    process splits its part of an update into. lr: the peak learning rate, reached after warmup steps and followed by
-    a cosine or linear decay to zero, or constant. betas, weight_decay: AdamW's. clip: the largest global norm of the
-    gradient, 0 for no limit. ema: momentum of the averaged copy of the weights, 0 for none. precision: auto
-    (bfloat16 where the device computes in it natively), bf16-mixed, 32-true or 64-true. compile: auto (on
-    for CUDA), true or false. seed: of everything random. evaluate_every, save_every, log_every: in steps.
+    process splits its part of an update into. optimizer: adamw (with betas) or sgd (with momentum). lr: the peak
+    learning rate, reached after warmup steps and followed by a cosine or linear decay to zero, or constant.
+    layer_decay: what a layer's learning rate is of that of the layer above it. weight_decay: of matrices alone. clip:
+    the largest global norm of the gradient, 0 for no limit. ema: momentum of the averaged copy of the weights (Polyak),
+    0 for none. precision: auto (bfloat16 where the device computes in it natively), bf16-mixed, 32-true or 64-true.
+    compile: auto (on for CUDA), true or false. seed: of everything random. evaluate_every, save_every, log_every: in
+    steps.
     """
 
     steps: int = 1000
     batch_size: int = 256
     accumulate: int = 1
+    optimizer: str = "adamw"
     lr: float = 1e-3
     warmup: int = 100
     decay: str = "cosine"
     betas: tuple[float, float] = (0.9, 0.95)
+    momentum: float = 0.9
+    layer_decay: float = 1.0
     weight_decay: float = 0.05
     clip: float = 1.0
     ema: float = 0.0
@@ -54,7 +60,10 @@ class Recipe:
             raise OptionError("betas", self.betas, "must be two numbers, [beta1, beta2]")
         for beta in self.betas:
             number("betas", beta, 0, 0.999999)
-        number("ema", self.ema, 0, 0.999999)
+        for name in ("momentum", "ema"):
+            number(name, getattr(self, name), 0, 0.999999)
+        number("layer_decay", self.layer_decay, 0, 1, above=True)
+        one_of("optimizer", self.optimizer, ("adamw", "sgd"))
         one_of("decay", self.decay, ("cosine", "linear", "constant"))
         one_of("precision", self.precision, ("auto", "bf16-mixed", "32-true", "64-true"))
         if self.compile != "auto":
@@ -76,11 +85,31 @@ class Recipe:
         return step % every == 0 or step == self.steps
 
 
-def parameter_groups(named_parameters: Iterable[tuple[str, Any]], weight_decay: float) -> list[dict[str, Any]]:
-    """Matrices decay; biases, norms, positions and tokens do not. Only parameters that are trained are listed."""
-    decayed, free = [], []
+def layer_of(name: str, depth: int) -> int:
+    """The layer of a parameter of an objective by its name: 0 what comes before the first block of the encoder, 1 to
+    `depth` its blocks, depth + 1 what comes after them, which is its norm and the objective's own.
+    """
+    if block := re.match(r"encoder\.blocks\.(\d+)\.", name):
+        return int(block[1]) + 1
+    return depth + 1 if name.startswith("encoder.norm.") or not name.startswith("encoder.") else 0
+
+
+def parameter_groups(
+    named_parameters: Iterable[tuple[str, Any]], weight_decay: float, *, layer_decay: float = 1.0, depth: int = 0
+) -> list[dict[str, Any]]:
+    """Matrices decay; biases, norms, positions and tokens do not. Only parameters that are trained are listed, those
+    of the highest layer first.
+
+    `share` is what a group's learning rate is of the recipe's: layer_decay to the power of the layers above (Bao et
+    al. 2022, section 3.1), and 1 for all where layer_decay is.
+    """
+    groups: dict[tuple[float, bool], list[Any]] = {}
     for name, parameter in named_parameters:
         if parameter.requires_grad:
             is_matrix = parameter.ndim >= 2 and not any(word in name for word in ("positions", "token", "relative"))
-            (decayed if is_matrix else free).append(parameter)
-    return [{"params": decayed, "weight_decay": weight_decay}, {"params": free, "weight_decay": 0.0}]
+            share = layer_decay ** (depth + 1 - layer_of(name, depth))
+            groups.setdefault((share, is_matrix), []).append(parameter)
+    return [
+        {"params": parameters, "weight_decay": weight_decay if is_matrix else 0.0, "share": share}
+        for (share, is_matrix), parameters in sorted(groups.items(), key=lambda item: item[0], reverse=True)
+    ]

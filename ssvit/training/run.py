@@ -16,8 +16,11 @@ from ssvit.options import OptionError, UserError, flag
 
 # What may differ between a run and its continuation: it changes where and how fast, not what is computed.
 # The fingerprint of the images stands for their folder, and the precision that was used for recipe.precision=auto:
-# both are in the checkpoint.
-FREE = ("overwrite", "outputs", "workers", "fabric", "data.root", "data.download", "data.source", "recipe.precision")
+# both are in the checkpoint, and so is which weights a fine-tuning started from.
+FREE = (
+    "overwrite", "outputs", "workers", "fabric", "data.root", "data.download", "data.source", "recipe.precision",
+    "checkpoint", "encoder.path",
+)  # fmt: skip
 
 
 class RunError(UserError):

@@ -30,15 +30,23 @@ _WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
 class State:
-    """An objective with fused AdamW (and its moving average, if the recipe has one) on the devices of a Fabric.
+    """An objective with its optimiser (and its moving average, if the recipe has one) on the devices of a Fabric.
 
     `model` is what computes the loss: the objective, compiled and spread as the recipe and the strategy say.
     """
 
     def __init__(self, fabric: Fabric, objective: Objective, recipe: Recipe) -> None:
-        self.fabric, self.objective = fabric, objective
-        groups = parameter_groups(objective.named_parameters(), recipe.weight_decay)
-        optimizer = torch.optim.AdamW(groups, lr=recipe.lr, betas=tuple(recipe.betas), fused=True)
+        self.fabric, self.objective = fabric, objective.train()  # an encoder comes from its checkpoint in eval mode
+        groups = parameter_groups(
+            objective.named_parameters(),
+            weight_decay=recipe.weight_decay,
+            layer_decay=recipe.layer_decay,
+            depth=len(objective.encoder.blocks),
+        )
+        if recipe.optimizer == "sgd":
+            optimizer = torch.optim.SGD(groups, lr=recipe.lr, momentum=recipe.momentum, fused=True)
+        else:
+            optimizer = torch.optim.AdamW(groups, lr=recipe.lr, betas=tuple(recipe.betas), fused=True)
         compiled = torch.compile(objective) if engine.compiles(recipe, fabric.device) else objective
         self.model, self.optimizer = fabric.setup(compiled, optimizer)
         # What Fabric has wrapped once more: torch's functions know the module as the strategy spreads it.

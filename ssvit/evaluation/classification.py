@@ -1,0 +1,331 @@
+"""How many images does a classifier name right? Each image of a source once, and which classes are taken for which.
+
+Every process answers for its part of the images; the answers are then put together, image by image, in every process.
+So each number is made from the same answers in the same order, however many processes there are.
+
+Letters: b images, n images answered for, k classes.
+"""
+
+import csv
+import io
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, distributed
+
+from ssvit.data.loader import TOLERATED, Batch, evaluation_batches
+from ssvit.data.sources import Source
+from ssvit.evaluation.base import Evaluator
+from ssvit.inspection import classes as figures
+from ssvit.inspection import style
+from ssvit.objectives.classify import Classify
+from ssvit.options import UserError, whole
+
+_SHOWN = 24  # mistakes in the picture
+_NAMED = 3  # classes named in words
+_BLOCKS = 1000  # of classes in the confusion matrix, if there are more classes
+_IMAGENET_IMAGES, _IMAGENET_CLASSES = 50_000, 1000
+_WNID = re.compile(r"n\d{8}")
+_IMAGENET_NAME = re.compile(r"ILSVRC2012_val_(\d{8})\b")
+
+
+class Answers(NamedTuple):
+    """What a model said of images, in the order of the source; each (n,), on the CPU."""
+
+    place: Tensor  # which image of the source, int64
+    truth: Tensor  # its class, int64
+    guess: Tensor  # the most probable class, the first of equals, int64
+    among_five: Tensor  # whether the truth is among the five most probable, bool
+    loss: Tensor  # cross-entropy, float64
+    confidence: Tensor  # the probability of the guess, float64
+
+    @classmethod
+    def of(cls, logits: Tensor, batch: Batch) -> "Answers":
+        """From logits (b, k) of a batch. In float64, and ordered so that even a model that is not finite has answers,
+        and no right ones for it but by chance.
+        """
+        logarithms = logits.double().log_softmax(-1)
+        best = logits.argsort(dim=-1, descending=True, stable=True)[:, :5]
+        own = batch.labels[:, None]
+        own_and_best = logarithms.gather(1, torch.cat((own, best[:, :1]), dim=1))
+        columns = (batch.slots, batch.labels, best[:, 0], (best == own).any(1), -own_and_best[:, 0])
+        return cls(*(column.cpu() for column in (*columns, own_and_best[:, 1].exp())))
+
+    @classmethod
+    def joined(cls, parts: Sequence["Answers"]) -> "Answers":
+        """One after another."""
+        return cls(*(torch.cat(column) for column in zip(*parts, strict=True)))
+
+    @classmethod
+    def none(cls) -> "Answers":
+        """Of no images: the share of a process when there are fewer images than processes."""
+        whole_numbers, numbers = torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.float64)
+        return cls(whole_numbers, whole_numbers, whole_numbers, whole_numbers.bool(), numbers, numbers)
+
+    @property
+    def right(self) -> Tensor:
+        """Whether the guess is the truth: (n,)."""
+        return self.guess == self.truth
+
+    def confusion(self, classes: int, blocks: int | None = None) -> Tensor:
+        """How many images of a class (row) were taken for a class (column): (k, k).
+
+        blocks: sum neighbouring classes up to so many of about equal size; (blocks, blocks).
+        """
+        side = blocks or classes
+        row, column = (number * side // classes for number in (self.truth, self.guess))
+        return torch.bincount(row * side + column, minlength=side * side).view(side, side)
+
+    def worst(self, count: int) -> Tensor:
+        """Rows of the mistakes that the model was most confident of, those first; of equals in the order of places."""
+        wrong = (~self.right).nonzero()[:, 0]
+        return wrong[self.confidence[wrong].argsort(descending=True, stable=True)[:count]]
+
+
+class Tally(NamedTuple):
+    """What became of one class's images."""
+
+    name: str
+    images: int
+    correct: int
+    guessed: int  # images of any class taken for this one, its own among them
+    taken_for: str  # the class that they are most often taken for wrongly, "" for none
+    times: int
+
+    @property
+    def accuracy(self) -> float:
+        """Share of the class's images taken for it, also called recall; of a class with images alone."""
+        return self.correct / self.images
+
+
+def tally(answers: Answers, classes: Sequence[str]) -> list[Tally]:
+    """Class by class, in their order."""
+    k = len(classes)
+    taken: dict[int, tuple[int, int]] = {}
+    pairs, counts = (answers.truth * k + answers.guess)[~answers.right].unique(return_counts=True)
+    for pair, times in zip(pairs.tolist(), counts.tolist(), strict=True):
+        true, guess = divmod(pair, k)
+        if times > taken.get(true, (0, 0))[1]:
+            taken[true] = guess, times
+    kinds = (answers.truth, answers.truth[answers.right], answers.guess)
+    rows = zip(classes, *(torch.bincount(kind, minlength=k).tolist() for kind in kinds), strict=True)
+    tallies = []
+    for number, row in enumerate(rows):
+        guess, times = taken.get(number, (None, 0))
+        tallies.append(Tally(*row, "" if guess is None else classes[guess], times))
+    return tallies
+
+
+def read_real(path: str) -> list[set[int]]:
+    """ReaL labels (Beyer et al. 2020): the classes that may be named of each of ImageNet's validation images.
+
+    The file is the authors' real.json, a list of lists in the order of ILSVRC2012_val_00000001 and on. UserError if it
+    is not there or is something else.
+    """
+    try:
+        with open(path, encoding="utf-8") as file:
+            entries = json.load(file)
+    except OSError as error:
+        raise UserError(f"real={path}: {error.strerror}") from None
+    except (ValueError, RecursionError):
+        raise UserError(f"real={path}: is no JSON, or damaged") from None
+    if not isinstance(entries, list) or len(entries) != _IMAGENET_IMAGES:
+        found = f"a list of {len(entries)}" if isinstance(entries, list) else "no list"
+        raise UserError(f"real={path}: must hold a list for each of {_IMAGENET_IMAGES} images, but is {found}")
+    for number, entry in enumerate(entries, start=1):
+        if not isinstance(entry, list) or not all(
+            type(name) is int and 0 <= name < _IMAGENET_CLASSES for name in entry
+        ):
+            raise UserError(f"real={path}: the entry of image {number} is no list of class numbers from 0 to 999")
+    return [set(entry) for entry in entries]
+
+
+def imagenet_numbers(source: Source, real: str) -> list[int]:
+    """Which of ImageNet's validation images each image of a source is, from 1 on, as its file name tells.
+
+    UserError, naming the file `real` that asks for it, if the images or the classes are not ImageNet's.
+    """
+    # ReaL's class numbers count the wnids in order.
+    names = source.classes
+    if len(names) != _IMAGENET_CLASSES or list(names) != sorted(name for name in names if _WNID.fullmatch(name)):
+        raise UserError(f"real={real}: needs ImageNet's 1000 classes, named by wnid and in that order")
+    numbers = []
+    for path in getattr(source, "paths", [""]):
+        found = _IMAGENET_NAME.match(os.path.basename(path))
+        if not found or not 1 <= int(found[1]) <= _IMAGENET_IMAGES:
+            where = f"{path} does not" if path else "images in memory do not"
+            raise UserError(f"real={real}: the images' names must be ILSVRC2012_val_00000001 and so on: {where} fit")
+        numbers.append(int(found[1]))
+    return numbers
+
+
+class Classification(Evaluator):
+    """Accuracy of a classifier on every image of a source.
+
+    batch_size: images answered for at once, and workers: processes that read files, both for each process; real: path
+    of ImageNet's ReaL labels, to measure by them too.
+    """
+
+    def __init__(
+        self, *, source: Source, transform: Any, batch_size: int = 256, workers: int = 0, real: str | None = None
+    ) -> None:
+        whole("batch_size", batch_size)
+        whole("workers", workers, 0)
+        self.source, self.transform, self.real = source, transform, real
+        self.batch_size, self.workers = batch_size, workers
+        self.answers = Answers.none()  # those of the last measurement
+        self._allowed: list[set[int]] | None = None
+
+    def measure(self, objective: Classify) -> dict[str, float]:
+        """accuracy, accuracy_top5 (of more than five classes), loss (cross-entropy), accuracy_per_class (the mean of
+        the classes' own, of those that have images), accuracy_real, and unreadable: how many images, if any, are left
+        out of all these because they cannot be read.
+
+        UserError if the images have no labels or other classes than the model, if too many cannot be read, or if the
+        ReaL labels do not fit them.
+        """
+        try:
+            self._check(objective)
+            own: Answers | str = self._answer(objective)
+        except UserError as error:
+            own = str(error)  # told to the other processes, which would wait for this one's answers for ever
+        parts = _exchanged(own)
+        for part in parts:
+            if isinstance(part, str):
+                raise UserError(part)
+        self.answers = answers = Answers.joined(parts)
+        k, total, right = len(self.source.classes), len(self.source), answers.right
+        unreadable = total - len(right)
+        if unreadable > TOLERATED * total:
+            raise UserError(f"{unreadable} of {total} image files cannot be read, more than {TOLERATED:.0%}")
+        metrics = {"accuracy": _share(right)}
+        if k > 5:
+            metrics["accuracy_top5"] = _share(answers.among_five)
+        metrics["loss"] = answers.loss.mean().item()
+        images, correct = (torch.bincount(of, minlength=k) for of in (answers.truth, answers.truth[right]))
+        metrics["accuracy_per_class"] = (correct / images.double())[images > 0].mean().item()
+        if self._allowed is not None:
+            asked = [
+                guess in self._allowed[place]
+                for place, guess in zip(answers.place.tolist(), answers.guess.tolist(), strict=True)
+                if self._allowed[place]
+            ]
+            if asked:
+                metrics["accuracy_real"] = sum(asked) / len(asked)
+        if unreadable:
+            metrics["unreadable"] = unreadable
+        return metrics
+
+    def _check(self, objective: Classify) -> None:
+        """UserError unless the images can be asked of that model. Reads the ReaL labels at the first call."""
+        if self.source.labels is None:
+            raise UserError("the held-out images have no labels, so there is nothing to hold a classifier against")
+        if not len(self.source):
+            raise UserError("there are no held-out images to measure a classifier on")
+        for number, (theirs, own) in enumerate(zip_longest(self.source.classes, objective.classes)):
+            if theirs != own:
+                theirs, own = ("absent" if name is None else repr(name) for name in (theirs, own))
+                raise UserError(
+                    f"the classes of the held-out images ({len(self.source.classes)}) are not the model's "
+                    f"({len(objective.classes)}): class {number} is {theirs}, the model's is {own}"
+                )
+        if self.real is not None and self._allowed is None:
+            numbers = imagenet_numbers(self.source, self.real)
+            labels = read_real(self.real)
+            self._allowed = [labels[number - 1] for number in numbers]
+
+    def _batches(self, source: Source, **options: Any) -> Iterator[Batch]:
+        return evaluation_batches(source, self.transform, batch_size=self.batch_size, **options)
+
+    def _answer(self, objective: Classify) -> Answers:
+        """For this process's part of the images."""
+        spread = distributed.is_available() and distributed.is_initialized()
+        rank, world = (distributed.get_rank(), distributed.get_world_size()) if spread else (0, 1)
+        world = min(world, len(self.source))
+        if rank >= world:
+            return Answers.none()
+        device = next(objective.parameters()).device
+        batches = self._batches(self.source, rank=rank, world=world, workers=self.workers, device=device)
+        return Answers.joined(
+            [Answers.none(), *(Answers.of(objective.logits(batch.images), batch) for batch in batches)]
+        )
+
+    def explain(self, metrics: Mapping[str, float]) -> list[str]:
+        """The accuracies beside chance, and the classes that are named worst; of the last measurement."""
+        tallies = tally(self.answers, self.source.classes)
+        count = len(self.answers.place)
+        tops = [f"top-1 {_percent(metrics['accuracy'])}"]
+        if "accuracy_top5" in metrics:
+            tops.append(f"top-5 {_percent(metrics['accuracy_top5'])}")
+        frequent = max(one.images for one in tallies) / count
+        lines = [
+            f"{', '.join(tops)} of {count:,} images (chance {_percent(1 / len(tallies))}, "
+            f"always the most frequent class {_percent(frequent)})"
+        ]
+        means = [f"mean of the classes' accuracies {_percent(metrics['accuracy_per_class'])}"]
+        if "accuracy_real" in metrics:
+            means.append(f"by ReaL labels {_percent(metrics['accuracy_real'])}")
+        lines.append(f"{', '.join(means)}; loss {metrics['loss']:.3f}")
+        if "unreadable" in metrics:
+            lines.append(f"unreadable and left out: {metrics['unreadable']:,.0f} images")
+        lowest = sorted((one for one in tallies if one.correct < one.images), key=lambda one: one.accuracy)[:_NAMED]
+        told = [
+            f"{style.shown(one.name)} {_percent(one.accuracy)} "
+            f"(taken for {style.shown(one.taken_for)} {_percent(one.times / one.images)})"
+            for one in lowest
+        ]
+        return [*lines, f"lowest: {', '.join(told)}" if told else "no image is named wrong"]
+
+    def draw(self, objective: Classify, history: Sequence[Mapping[str, float | None]]) -> dict[str, Any]:
+        """Of the last measurement `confusion`: which class is taken for which, and `mistakes`: the most confident
+        ones. `learning`: the metrics over time.
+        """
+        answers, names = self.answers, self.source.classes
+        worst = answers.worst(_SHOWN)
+        wrong = self._batches(self.source.take(answers.place[worst])) if len(worst) else ()
+        columns = (column[worst].tolist() for column in (answers.truth, answers.guess, answers.confidence))
+        mistakes = [
+            figures.Mistake(image, names[truth], names[guess], confidence)
+            for image, truth, guess, confidence in zip(
+                (image for batch in wrong for image in batch.images), *columns, strict=True
+            )
+        ]
+        counts = answers.confusion(len(names), min(len(names), _BLOCKS))
+        return {
+            "confusion": figures.confusion(counts, names, accuracy=_share(answers.right)),
+            "mistakes": figures.mistakes(mistakes, wrong=int((~answers.right).sum()), images=len(answers.place)),
+            "learning": figures.learning(history, len(names)),
+        }
+
+    def tabulate(self, objective: Classify) -> dict[str, str]:
+        """`classes.csv`: a line for each class, of the last measurement; empty where there is nothing to divide by."""
+        text = io.StringIO()
+        table = csv.writer(text, lineterminator="\n")
+        table.writerow(("class", "images", "correct", "accuracy", "precision", "most_often_taken_for", "times"))
+        for one in tally(self.answers, self.source.classes):
+            accuracy = f"{one.accuracy:.4f}" if one.images else ""
+            precision = f"{one.correct / one.guessed:.4f}" if one.guessed else ""
+            table.writerow((one.name, one.images, one.correct, accuracy, precision, one.taken_for, one.times))
+        return {"classes.csv": text.getvalue().encode(errors="backslashreplace").decode()}
+
+
+def _exchanged(own: Answers | str) -> list[Answers | str]:
+    """What each process has, in their order."""
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return [own]
+    every: list[Any] = [None] * distributed.get_world_size()
+    distributed.all_gather_object(every, own)
+    return every
+
+
+def _share(flags: Tensor) -> float:
+    return flags.sum().item() / len(flags)
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"

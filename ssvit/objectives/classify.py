@@ -1,0 +1,134 @@
+"""Classification: a head that names an image's class. Fine-tuning and supervised pre-training are this one objective.
+
+They differ in the head alone (paper, section 3.1). An encoder with a distillation token has a second head, on that
+token's output (DeiT, Touvron et al. 2021).
+
+Letters: b images, c channels, d width, k classes.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torchvision.transforms import v2
+
+from ssvit.encoder.vit import ViT, lecun_normal_
+from ssvit.objectives import rules
+from ssvit.objectives.base import Objective
+from ssvit.objectives.distillation import Distillation
+from ssvit.options import OptionError, UserError
+
+
+class Classify(Objective):
+    """Cross-entropy with the labels, and with a teacher's opinion where there is one.
+
+    classes: their names, in the order of the labels. hidden: width of the head's hidden layer, None for a linear head
+    (the paper's in fine-tuning). label_smoothing: the part of a label that is shared out over all classes. mixup,
+    cutmix: alpha of the Beta distribution of the shares of mixed images, 0 for none; with both, either by chance for
+    each micro-batch (Zhang et al. 2018, Yun et al. 2019). The head's last layer starts at zero, as in the authors'
+    code, so the first loss is that of a uniform guess. OptionError names an option that cannot be, UserError says why
+    a teacher cannot teach this.
+    """
+
+    def __init__(
+        self,
+        *,
+        encoder: ViT,
+        classes: Sequence[str],
+        hidden: int | None = None,
+        label_smoothing: float = 0.0,
+        mixup: float = 0.0,
+        cutmix: float = 0.0,
+        distillation: Distillation | None = None,
+    ) -> None:
+        rules.classify(hidden=hidden, label_smoothing=label_smoothing, mixup=mixup, cutmix=cutmix)
+        if len(classes) < 2:
+            raise OptionError("classes", list(classes), "must be two or more")
+        if distillation is not None:
+            distillation.check(encoder, classes)
+        super().__init__()
+        self.encoder, self.classes, self.hidden = encoder, tuple(classes), hidden
+        self.label_smoothing, self.distillation = label_smoothing, distillation
+        self.head = _head(encoder.width, hidden, len(classes))
+        taught = encoder.distillation_token is not None
+        self.distilled_head = _head(encoder.width, hidden, len(classes)) if taught else None
+        ways = [
+            way(alpha=alpha, num_classes=len(classes))
+            for way, alpha in ((v2.MixUp, mixup), (v2.CutMix, cutmix))
+            if alpha
+        ]
+        self.mixing = v2.RandomChoice(ways) if len(ways) == 2 else ways[0] if ways else None
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The base's, and as "classifier" the options beside the encoder that build the same heads again."""
+        return super().facts | {"classifier": {"classes": list(self.classes), "hidden": self.hidden}}
+
+    def logits(self, images: Tensor) -> Tensor:
+        """What is said of images (b, c, h, w): -> (b, k), in float32 or finer, the mean of the heads' (DeiT)."""
+        return torch.stack(self.opinions(images)).mean(0)
+
+    def opinions(self, images: Tensor) -> tuple[Tensor, ...]:
+        """The logits of each head, the class head's first: (b, c, h, w) -> one or two of (b, k)."""
+        if self.distilled_head is None:
+            opinions = (self.head(self.encoder.represent(images)),)
+        else:
+            outputs = self.encoder(images)
+            opinions = (self.head(self.encoder.pool(outputs)), self.distilled_head(outputs[:, 1]))
+        # Softmax and losses are too fine for half precision.
+        return tuple(logits.to(torch.promote_types(logits.dtype, torch.float32)) for logits in opinions)
+
+    def forward(self, images: Tensor, labels: Tensor | None, draw: Any) -> dict[str, Tensor]:
+        """The mean loss, and the share of images whose label (the largest one, of a mixed image) is the first choice.
+
+        Without a teacher all heads learn the labels alike. With one, the last head has the teacher's opinion to learn
+        and the first has the labels; they are the same head where the encoder has no distillation token.
+        """
+        if labels is None:
+            raise UserError("objective: classification needs labels, and these images have none")
+        if self.training and self.mixing is not None:
+            images, labels = self._mix(images, labels)
+        opinions = self.opinions(images)
+        if self.distillation is None:
+            loss = torch.stack([self._against(labels, logits) for logits in opinions]).mean()
+        else:
+            weight = self.distillation.weight
+            taught = self.distillation.loss(opinions[-1], images)
+            loss = (1 - weight) * self._against(labels, opinions[0]) + weight * taught
+        with torch.no_grad():
+            guess = torch.stack(opinions).mean(0).argmax(1)
+            truth = labels if labels.ndim == 1 else labels.argmax(1)
+            accuracy = (guess == truth).float().mean()
+        return {"loss": loss, "accuracy": accuracy}
+
+    def _against(self, labels: Tensor, logits: Tensor) -> Tensor:
+        if labels.is_floating_point():
+            labels = labels.to(logits.dtype)
+        return F.cross_entropy(logits, labels, label_smoothing=self.label_smoothing)
+
+    # Outside of the compiled graph, which each step's new share would make anew.
+    @torch.compiler.disable
+    def _mix(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Mix each image with its neighbour: images in [0, 1] (b, c, h, w) and labels as shares of the classes (b, k).
+
+        The shares come from torch's global generator, which the training loop seeds from the step and the process.
+        """
+        if images.dtype == torch.uint8:
+            images = images / 255
+        return self.mixing(images, labels)
+
+
+def _head(width: int, hidden: int | None, classes: int) -> nn.Module:
+    """(b, d) -> (b, k), initialised as in the authors' code: the last layer zero, the hidden one LeCun-normal."""
+    output = nn.Linear(hidden or width, classes)
+    nn.init.zeros_(output.weight)
+    nn.init.zeros_(output.bias)
+    if hidden is None:
+        return output
+    first = nn.Linear(width, hidden)
+    lecun_normal_(first.weight)
+    nn.init.zeros_(first.bias)
+    return nn.Sequential(OrderedDict(hidden=first, tanh=nn.Tanh(), output=output))

@@ -1,0 +1,254 @@
+"""tools/finetune.py as a user runs it: what it starts from, what it leaves, studies, and mistakes in one line."""
+
+import csv
+import json
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from command import TINY, one_line, start
+from PIL import Image
+
+from ssvit.training import checkpoint, manifest
+
+TOOLS = Path(__file__).parent.parent / "tools"
+RUN = "masked_patch_synthetic"
+# Of the images and the model of TINY, what a fine-tuning may say again.
+SHORT = (
+    "recipe.batch_size=8", "recipe.steps=6", "recipe.warmup=2", "recipe.save_every=2", "recipe.evaluate_every=3",
+    "recipe.log_every=1", "recipe.precision=32-true", "fabric.accelerator=cpu",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory):
+    """The outputs of a tiny pre-training run that has finished."""
+    folder = tmp_path_factory.mktemp("pretrained")
+    command = [sys.executable, str(TOOLS / "pretrain.py"), "outputs=outputs", *TINY, "encoder.positions=learned_1d"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return folder / "outputs"
+
+
+@pytest.fixture
+def outputs(pretrained, tmp_path):
+    shutil.copytree(pretrained, tmp_path / "outputs")
+    return tmp_path / "outputs"
+
+
+def state(path: Path) -> dict[str, torch.Tensor]:
+    return checkpoint.load(path)[1]["model"]
+
+
+def test_without_arguments_it_takes_the_newest_run_and_its_images(outputs, tool):
+    done = tool("finetune", *SHORT, "evaluators.test.batch_size=7")
+    run = outputs / f"finetune_{RUN}"
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith(f"finetune_{RUN}: starts from {outputs / RUN / 'step_00000006'}")
+    names = {name for name in state(outputs / RUN / "step_00000006") if name.startswith("encoder.")}
+    loaded = next(line for line in lines if "loaded" in line)
+    assert f"loaded {len(names)} of {len(names)} tensors of the encoder; left behind: head, mask_token" in loaded
+    assert sum(line.startswith("step ") for line in lines) == 6
+    assert any("top-1" in line for line in lines)
+    for picture in ("confusion.png", "mistakes.png", "learning.png"):
+        with Image.open(run / picture) as image:
+            assert min(image.size) > 300
+    with open(run / "classes.csv", newline="") as file:
+        table = list(csv.DictReader(file))
+    assert sum(int(row["images"]) for row in table) == 32
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    tested = [row for row in rows if "test/accuracy" in row]
+    assert [row["step"] for row in tested] == [0, 3, 6]
+    assert sum(int(row["correct"]) for row in table) == round(32 * tested[-1]["test/accuracy"])
+    found = manifest.read(run / "step_00000006")
+    assert found["stage"] == "finetune"
+    assert found["classifier"]["classes"] == [row["class"] for row in table]
+    assert "is finished (6 steps)" in tool("finetune", *SHORT, "evaluators.test.batch_size=7").stdout
+
+
+def test_the_first_step_starts_from_the_pretrained_weights(outputs, tool):
+    """At a learning rate of almost 0 the weights after a step are those of the checkpoint, and the head is new."""
+    options = (*SHORT, "recipe.steps=1", "recipe.warmup=0", "recipe.lr=1e-30")
+    tool("finetune", *options)
+    tool("finetune", *options, "checkpoint=scratch")
+    before = state(outputs / RUN / "step_00000006")
+    after = state(outputs / f"finetune_{RUN}" / "step_00000001")
+    scratch = state(outputs / f"scratch_{RUN}" / "step_00000001")
+    assert after.keys() == scratch.keys()
+    assert {name for name in after if not name.startswith("encoder.")} == {"head.weight", "head.bias"}
+    for name in before.keys() & after.keys():
+        if name.startswith("encoder."):
+            assert torch.equal(before[name], after[name])
+    assert not torch.equal(before["encoder.patch.weight"], scratch["encoder.patch.weight"])
+    assert torch.equal(before["encoder.mean"], scratch["encoder.mean"])
+
+
+def test_a_higher_resolution_resizes_the_positions_and_says_so(outputs, tool):
+    done = tool("finetune", *SHORT, "data.image_size=[24,32]")
+    assert "positions resized from 4x4 to 6x8 patches (paper)" in done.stdout
+    final = outputs / f"finetune_{RUN}" / "step_00000006"
+    assert state(final)["encoder.positions.0.embedding"].shape == (1 + 6 * 8, 16)
+    assert checkpoint.load_classifier(final).encoder.image_size == (24, 32)
+
+
+def test_killed_at_any_step_it_ends_with_the_same_bits(outputs, tool, tmp_path):
+    options = (*SHORT, "objective.mixup=0.8", "objective.cutmix=1.0", "encoder.dropout=0.1", "recipe.ema=0.9",
+               "recipe.optimizer=adamw", "recipe.layer_decay=0.7")  # fmt: skip
+    tool("finetune", *options, "name=whole")
+    for signum, step in ((signal.SIGKILL, 3), (signal.SIGKILL, 5), (signal.SIGTERM, 1)):
+        process = start(tmp_path, "finetune", *options, "name=killed", "overwrite=false")
+        for line in process.stdout:
+            if line.startswith(f"step {step}/6"):
+                break
+        process.send_signal(signum)
+        process.communicate(timeout=60)
+        done = tool("finetune", *options, "name=killed")
+        assert "goes on after step" in done.stdout or "is finished" in done.stdout
+        found, whole = (manifest.read(outputs / name / "step_00000006")["sha256"] for name in ("killed", "whole"))
+        assert found == whole
+        shutil.rmtree(outputs / "killed")
+
+
+def test_comparison_runs_both_sides_alike_and_tells_them_apart(outputs, tool):
+    done = tool("finetune", *SHORT, "compare=scratch", "seeds=2", timeout=240)
+    folder = outputs / f"compare_{RUN}"
+    report = json.loads((folder / "comparison.json").read_text())
+    for side in ("pretrained", "scratch"):
+        finals = []
+        for seed in (0, 1):
+            run = folder / f"{side}_seed{seed}"
+            rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+            finals.append([row["test/accuracy"] for row in rows if "test/accuracy" in row][-1])
+            config = yaml.safe_load((run / "config.yaml").read_text())
+            assert config["recipe"]["seed"] == seed
+            assert config["recipe"]["steps"] == 6
+        assert report["accuracy"][side]["values"] == finals
+        assert report["accuracy"][side]["mean"] == pytest.approx(sum(finals) / 2)
+        assert report["accuracy"][side]["deviation"] == pytest.approx(abs(finals[0] - finals[1]) / 2**0.5)
+        assert report["curves"][side]["step"] == [0, 3, 6]
+    starts = [manifest.read(folder / f"{side}_seed0" / "step_00000006")["start"] for side in ("pretrained", "scratch")]
+    assert starts == [manifest.read(outputs / RUN / "step_00000006")["seal"], "scratch"]
+    seeds = [state(folder / f"scratch_seed{seed}" / "step_00000006")["encoder.patch.weight"] for seed in (0, 1)]
+    assert not torch.equal(*seeds)
+    assert "gain" in done.stdout
+    with Image.open(folder / "comparison.png") as image:
+        assert min(image.size) > 300
+    assert done.stdout.count("tensors of the encoder") == 2
+
+
+def test_the_sweep_chooses_on_the_development_split_alone(outputs, tool):
+    done = tool("finetune", *SHORT, "sweep=table4", "table4.learning_rates=[0.1,1e-9]", "table4.development=0.25",
+                timeout=240)  # fmt: skip
+    folder = outputs / f"table4_{RUN}"
+    report = json.loads((folder / "sweep.json").read_text())
+    assert set(report["development"]) == {"0.1", "1e-09"}
+    assert report["chosen"] == min(
+        (float(rate) for rate in report["development"]),
+        key=lambda rate: (-report["development"][f"{rate}"], rate),
+    )
+    counts = {}
+    for run in ("lr_0.1", "lr_1e-09", "chosen"):
+        with open(folder / run / "classes.csv", newline="") as file:
+            counts[run] = sum(int(row["images"]) for row in csv.DictReader(file))
+    assert counts == {"lr_0.1": 16, "lr_1e-09": 16, "chosen": 32}  # of 64 training and 32 test images
+    assert "64 images" in done.stdout.split("now on all training images")[1]
+    assert "48 images" in done.stdout.split("now on all training images")[0]
+
+
+def test_supervised_pretraining_is_fine_tuned_like_any_other(tool, tmp_path):
+    tool(
+        "pretrain",
+        *(option for option in TINY if "target" not in option),
+        "objective=supervised",
+        "subset.part=[0,0.5]",
+    )
+    done = tool("finetune", *SHORT, "subset.part=[0.5,1]")
+    assert "supervised_synthetic" in done.stdout.splitlines()[0]
+    assert "left behind: head" in done.stdout
+    teacher = tmp_path / "outputs" / "supervised_synthetic"
+    done = tool("pretrain", *(option for option in TINY if "target" not in option), "objective=supervised",
+                "distillation=deit", f"teacher={teacher / 'step_00000006'}", "name=student")  # fmt: skip
+    student = manifest.read(tmp_path / "outputs" / "student" / "step_00000006")
+    assert student["encoder"]["distillation_token"] is True
+    assert not any("teacher" in name for name in state(tmp_path / "outputs" / "student" / "step_00000006"))
+    done = tool("finetune", *SHORT, f"checkpoint={tmp_path}/outputs/student", "name=of_student")
+    assert "left behind: distilled_head, head" in done.stdout
+
+
+def test_predict_names_the_classes_of_pictures(outputs, tool, tmp_path):
+    tool("finetune", *SHORT)
+    (tmp_path / "album" / "deep").mkdir(parents=True)
+    Image.new("RGB", (40, 20), (200, 30, 30)).save(tmp_path / "album" / "deep" / "red.png")
+    Image.new("L", (16, 16)).save(tmp_path / "one = 1.png")
+    done = tool("predict", "album", "one = 1.png", "output=answers.json", "top=2")
+    answers = json.loads((tmp_path / "answers.json").read_text())
+    assert [Path(answer["image"]).name for answer in answers] == ["red.png", "one = 1.png"]
+    classifier = checkpoint.load_classifier(outputs / f"finetune_{RUN}" / "step_00000006")
+    for answer in answers:
+        assert len(answer["classes"]) == 2
+        assert answer["classes"][0]["class"] in classifier.classes
+    probabilities = classifier.logits(torch.zeros(1, 3, 16, 16, dtype=torch.uint8)).softmax(-1)[0]
+    assert answers[1]["classes"][0]["probability"] == pytest.approx(probabilities.max().item(), abs=1e-5)
+    (tmp_path / "bad.jpg").write_text("no image")
+    done = tool("predict", "one = 1.png", "bad.jpg", status=1)
+    assert "one = 1.png: " in done.stdout
+    assert "bad.jpg: no image" in done.stdout
+    assert done.stderr == "predict.py: 1 of 2 pictures could not be read\n"
+
+
+@pytest.mark.parametrize(
+    ("tool_name", "options", "told", "status"),
+    [
+        ("finetune", ["checkpoint=/no/where"], "checkpoint=/no/where: no such folder", 2),
+        ("finetune", ["encoder=ti"], "encoder=ti: a checkpoint brings its own", 2),
+        ("finetune", ["encoder.width=64"], "encoder.width: there is no such option", 2),
+        ("finetune", ["data.image_size=18"], "encoder.patch_size=4: must divide the image's height of 18", 2),
+        ("finetune", ["encoder.resize=zoom"], "encoder.resize=zoom: must be one of paper, timm", 2),
+        ("finetune", ["compare=nothing"], "compare=nothing: must be one of scratch", 2),
+        ("finetune", ["compare=scratch", "seeds=0"], "seeds=0: must be a whole number", 2),
+        ("finetune", ["compare=scratch", "sweep=table4"], "sweep=table4: goes without compare", 2),
+        ("finetune", ["table4.learning_rates=[0.1,-1]"], "table4.learning_rates=-1: must be a number, above 0", 2),
+        ("finetune", ["subset.part=[0.5,0.2]"], "subset.part=[0.5, 0.2]: must be [from, to]", 2),
+        ("finetune", ["subset.images=4"], "recipe.batch_size=8: must be no more than the 4 images", 2),
+        ("finetune", ["development=1.5"], "development=1.5: must be a number", 2),
+        ("finetune", ["recipe=lion"], "recipe=lion: must be one of adamw, sgd", 2),
+        ("finetune", ["recipe.optimizer=lion"], "recipe.optimizer=lion: must be one of adamw, sgd", 2),
+        ("finetune", ["recipe.layer_decay=0"], "recipe.layer_decay=0: must be a number, above 0", 2),
+        ("finetune", ["objective.label_smoothing=1"], "objective.label_smoothing=1: must be", 2),
+        ("predict", ["nothing.png"], "images=nothing.png: no such file or folder", 2),
+        ("predict", [], "images=: name pictures", 2),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_told_in_one_line_before_torch_loads(outputs, tool, no_torch, tool_name, options, told, status):
+    few = ["recipe.batch_size=8"] if tool_name == "finetune" else []
+    line = one_line(tool(tool_name, *few, *options, status=status, PYTHONPATH=no_torch))
+    assert line.startswith(f"{tool_name}.py: {told}")
+
+
+def test_without_a_finished_run_it_says_what_to_do(tool, no_torch, tmp_path):
+    line = one_line(tool("finetune", status=2, PYTHONPATH=no_torch))
+    assert "there is no pre-training run under" in line
+    assert "run tools/pretrain.py first" in line
+    process = start(tmp_path, "pretrain", *TINY, "recipe.steps=10000")
+    for told in process.stdout:
+        if told.startswith("step 3/"):
+            break
+    process.kill()
+    process.communicate()
+    line = one_line(tool("finetune", status=2, PYTHONPATH=no_torch))
+    assert "is finished" in line
+    assert "is at step 2 of 10000" in line
+
+
+def test_images_without_labels_are_told_in_one_line(outputs, tool, tmp_path):
+    (tmp_path / "flat").mkdir()
+    for number in range(20):
+        Image.new("RGB", (16, 16), (number, 0, 0)).save(tmp_path / "flat" / f"{number}.png")
+    done = tool("finetune", *SHORT, "data=folder", "data.root=flat", "data.image_size=16", status=1)
+    (line,) = done.stderr.splitlines()
+    assert "the images have no labels" in line

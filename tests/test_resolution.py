@@ -1,0 +1,225 @@
+"""An encoder taken to images of another size, against scipy's zoom, timm's resampling, and plain interpolation."""
+
+import pytest
+import scipy.ndimage
+import timm.layers
+import torch
+
+from ssvit.encoder.positions import Learned1D, Learned2D, Relative, SineCosine2D
+from ssvit.encoder.vit import ViT
+from ssvit.options import OptionError
+
+SMALL = {"image_size": 16, "patch_size": 4, "width": 24, "depth": 3, "heads": 3, "mean": 0.4, "std": 0.2}
+ADDITIVE = ("learned_1d", "learned_2d", "sine_cosine_2d")
+PLACES = [("relative", "stem"), ("none", "stem")]
+PLACES += [(kind, at) for kind in ADDITIVE for at in ("stem", "every_layer", "every_layer_shared")]
+GRIDS = [((4, 4), (7, 7)), ((7, 7), (4, 4)), ((3, 5), (8, 6)), ((6, 2), (3, 5)), ((4, 6), (4, 9)), ((1, 4), (3, 1))]
+
+
+def build(seed: int = 0, **options) -> ViT:
+    """A small encoder in which no weight is zero or one."""
+    torch.manual_seed(seed)
+    vit = ViT(**SMALL | options)
+    with torch.no_grad():
+        for parameter in vit.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    return vit.eval()
+
+
+def resized(kind: type, old: tuple[int, int], new: tuple[int, int], how: str, special: int = 1, width: int = 12):
+    """A module of one grid, and another that took its state over."""
+    torch.manual_seed(0)
+    before, after = kind(old, special, width), kind(new, special, width)
+    after.load_state_dict(after.resized(before, how))
+    return before, after
+
+
+def reference(table: torch.Tensor, new: tuple[int, int], how: str) -> torch.Tensor:
+    """A table (y, x, d) laid over another grid by a peer: scipy as in the authors' code, or timm."""
+    y, x, d = table.shape
+    if how == "paper":
+        return torch.from_numpy(scipy.ndimage.zoom(table.numpy(), (new[0] / y, new[1] / x, 1), order=1))
+    flat = timm.layers.resample_abs_pos_embed(table.reshape(1, y * x, d), list(new), [y, x], num_prefix_tokens=0)
+    return flat.view(*new, d)
+
+
+@pytest.mark.parametrize("special", [0, 1, 2])
+@pytest.mark.parametrize("how", ["paper", "timm"])
+@pytest.mark.parametrize(("old", "new"), GRIDS)
+@pytest.mark.parametrize("kind", [Learned1D, Learned2D])
+def test_learned_positions_are_laid_over_the_new_grid_as_the_peer_does(kind, old, new, how, special):
+    before, after = resized(kind, old, new, how, special)
+    assert torch.equal(after()[:special], before()[:special])
+    expected = reference(before()[special:].detach().view(*old, 12), new, how)
+    torch.testing.assert_close(after()[special:].detach().view(*new, 12), expected, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("how", ["paper", "timm"])
+@pytest.mark.parametrize(("old", "new"), [((4, 1), (7, 1)), ((4, 3), (7, 1)), ((7, 1), (4, 2)), ((4, 1), (7, 3))])
+@pytest.mark.parametrize("kind", [Learned1D, Learned2D, SineCosine2D])
+def test_a_grid_lying_down_is_resized_as_one_that_stands(kind, old, new, how):
+    standing, lying = kind(old, 0, 12), kind(old[::-1], 0, 12)
+    with torch.no_grad():
+        if kind is Learned1D:
+            lying.embedding.copy_(standing.embedding.view(*old, 12).transpose(0, 1).flatten(0, 1))
+        elif kind is Learned2D:
+            lying.rows.copy_(standing.columns), lying.columns.copy_(standing.rows)
+    results = []
+    for before, grid in ((standing, new), (lying, new[::-1])):
+        after = kind(grid, 0, 12)
+        after.load_state_dict(after.resized(before, how))
+        results.append(after().detach().view(*grid, 12))
+    expected = results[0] if kind is Learned1D else results[0].roll(6, dims=-1)
+    torch.testing.assert_close(results[1].transpose(0, 1), expected, atol=1e-6, rtol=1e-5)
+
+
+def test_the_two_ways_differ():
+    table = {how: resized(Learned1D, (4, 4), (7, 7), how)[1]() for how in ("paper", "timm")}
+    assert (table["paper"] - table["timm"]).norm() > 0.1 * table["paper"].norm()
+
+
+@pytest.mark.parametrize("how", ["paper", "timm"])
+@pytest.mark.parametrize(("old", "new"), GRIDS)
+def test_resized_sine_cosine_is_the_waves_at_the_resized_coordinates(old, new, how):
+    _, after = resized(SineCosine2D, old, new, how, special=2)
+    rows, columns = torch.meshgrid(*(torch.arange(side).float() for side in old), indexing="ij")
+    places = reference(torch.stack([rows, columns], dim=-1), new, how).double()
+    assert not after()[:2].any()
+    for y in range(new[0]):
+        for x in range(new[1]):
+            row, column = places[y, x]
+            frequency = torch.tensor([10_000.0 ** -(i / 3) for i in range(3)], dtype=torch.float64)
+            waves = [wave(place * frequency) for place in (column, row) for wave in (torch.sin, torch.cos)]
+            torch.testing.assert_close(after()[2 + y * new[1] + x].double(), torch.cat(waves), atol=2e-6, rtol=0)
+
+
+def test_resized_coordinates_travel_in_the_state():
+    _, after = resized(SineCosine2D, (4, 4), (7, 5), "paper")
+    loaded = SineCosine2D((7, 5), 1, 12)
+    assert not torch.equal(loaded(), after())
+    loaded.load_state_dict(after.state_dict())
+    assert torch.equal(loaded(), after())
+
+
+@pytest.mark.parametrize("how", ["paper", "timm"])
+@pytest.mark.parametrize(("old", "new"), [*GRIDS, ((2, 2), (1, 1)), ((1, 1), (2, 2)), ((14, 14), (24, 24))])
+@pytest.mark.parametrize("special", [0, 1, 2])
+def test_relative_keys_are_stretched_linearly_around_the_zero_offset(old, new, how, special):
+    before, after = resized(Relative, old, new, how, special, width=4)
+    last, longest = (special + y * x - 1 for y, x in (new, old))
+    assert torch.equal(after.keys[last], before.keys[longest])
+    for offset in range(-last, last + 1):
+        place = longest + (offset * longest / last if last else 0)
+        low = min(int(place), 2 * longest)
+        high = min(low + 1, 2 * longest)
+        expected = before.keys[low] + (place - low) * (before.keys[high] - before.keys[low])
+        torch.testing.assert_close(after.keys[last + offset], expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [Learned1D, Learned2D, SineCosine2D])
+def test_resizing_in_two_steps_is_resizing_in_one_for_what_is_linear_in_the_place(kind):
+    start, middle, twice, once = (kind((side, side), 1, 12) for side in (8, 12, 16, 16))
+    ramp = torch.arange(8.0)
+    with torch.no_grad():
+        if kind is Learned1D:
+            start.embedding[1:] = (3 * ramp[:, None] - 2 * ramp).flatten()[:, None] * torch.arange(1, 13)
+        elif kind is Learned2D:
+            start.rows[:], start.columns[:] = ramp[:, None] * torch.arange(6), -ramp[:, None]
+    middle.load_state_dict(middle.resized(start, "paper"))
+    twice.load_state_dict(twice.resized(middle, "paper"))
+    once.load_state_dict(once.resized(start, "paper"))
+    torch.testing.assert_close(twice(), once(), atol=1e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize("how", ["paper", "timm"])
+@pytest.mark.parametrize("special", [{}, {"distillation_token": True}, {"class_token": False, "pooling": "patch_mean"}])
+@pytest.mark.parametrize(("positions", "at"), PLACES)
+def test_all_but_the_positions_is_taken_as_it_is(positions, at, special, how):
+    options = {"positions": positions, "positions_at": at, **special}
+    old, new = build(**options), build(1, image_size=[24, 12], **options, mean=[0.1, 0.2, 0.3], std=0.5)
+    before = {name: value.clone() for name, value in old.state_dict().items()}
+    new.take(old, how=how)
+    modules = dict(new.named_modules())
+    for name, value in new.state_dict().items():
+        owner, _, leaf = name.rpartition(".")
+        if not owner.startswith("positions") and "relative" not in owner:
+            assert torch.equal(value, before[name]), name
+        else:
+            expected = modules[owner].resized(old.get_submodule(owner), how)[leaf]
+            assert torch.equal(value, expected), name
+        assert torch.equal(old.state_dict()[name], before[name])
+    assert new.grid == (6, 3)
+    assert all(parameter.is_leaf and parameter.requires_grad for parameter in new.parameters())
+    assert {name: new.arguments[name] for name in ("mean", "std")} == {"mean": 0.4, "std": 0.2}
+    assert new(torch.rand(2, 3, 24, 12)).isfinite().all()
+
+
+@pytest.mark.parametrize("at", ["every_layer", "every_layer_shared"])
+def test_positions_of_every_layer_are_resized_each_for_itself(at):
+    options = {"positions": "learned_1d", "positions_at": at}
+    old, new = build(**options), build(1, image_size=24, **options)
+    new.take(old, how="paper")
+    assert len(new.positions) == (3 if at == "every_layer" else 1)
+    for before, after in zip(old.positions, new.positions, strict=True):
+        expected = reference(before().detach()[1:].view(4, 4, 24), (6, 6), "paper")
+        torch.testing.assert_close(after().detach()[1:].view(6, 6, 24), expected, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("how", ["paper", "timm"])
+@pytest.mark.parametrize(("positions", "at"), PLACES)
+def test_on_the_same_grid_nothing_changes_by_a_bit(positions, at, how):
+    options = {"positions": positions, "positions_at": at, "distillation_token": True}
+    old, new = build(**options), build(1, **options, pooling="patch_mean", dropout=0.1, stochastic_depth=0.1, mean=0.6)
+    images = torch.rand(2, 3, 16, 16)
+    assert not torch.equal(new(images), old(images))
+    new.take(old, how=how)
+    assert torch.equal(new(images), old(images))
+
+
+def test_coordinates_once_resized_are_kept_on_the_same_grid():
+    first, second, third = (
+        build(seed, positions="sine_cosine_2d", image_size=size) for seed, size in enumerate((16, 24, 24))
+    )
+    second.take(first, how="paper")
+    third.take(second, how="timm")
+    assert third.positions[0].rows.tolist() == pytest.approx([0, 0.6, 1.2, 1.8, 2.4, 3])
+    assert torch.equal(third(torch.full((1, 3, 24, 24), 0.7)), second(torch.full((1, 3, 24, 24), 0.7)))
+
+
+def test_the_same_architecture_may_be_written_in_other_words():
+    old, new = build(), build(1, patch_size=[4, 4], mlp_width=96, image_size=[16, 16])
+    new.take(old, how="paper")
+    images = torch.rand(2, 3, 16, 16)
+    assert torch.equal(new(images), old(images))
+
+
+DIFFERENT = [
+    ("patch_size", {"patch_size": 8}, "(8, 8)", "(4, 4)"),
+    ("patch_size", {"patch_size": [2, 4]}, "(2, 4)", "(4, 4)"),
+    ("width", {"width": 48}, "48", "24"),
+    ("depth", {"depth": 2}, "2", "3"),
+    ("heads", {"heads": 4}, "4", "3"),
+    ("mlp_width", {"mlp_width": 50}, "50", "96"),
+    ("channels", {"channels": 1}, "1", "3"),
+    ("class_token", {"class_token": False, "pooling": "patch_mean"}, "False", "True"),
+    ("distillation_token", {"distillation_token": True}, "True", "False"),
+    ("positions", {"positions": "learned_2d"}, "learned_2d", "learned_1d"),
+    ("positions_at", {"positions_at": "every_layer"}, "every_layer", "stem"),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "own", "right"), DIFFERENT)
+def test_another_architecture_is_refused_by_name_and_nothing_is_taken(name, options, own, right):
+    old, new = build(), build(1, **options)
+    before = {key: value.clone() for key, value in new.state_dict().items()}
+    with pytest.raises(OptionError) as raised:
+        new.take(old, how="paper")
+    assert str(raised.value) == f"{name}={own}: must be {right}, as in the other encoder"
+    assert all(torch.equal(value, before[key]) for key, value in new.state_dict().items())
+
+
+@pytest.mark.parametrize("image_size", [16, 24])
+@pytest.mark.parametrize("how", ["bilinear", "", None])
+def test_a_way_that_is_none_is_refused(how, image_size):
+    with pytest.raises(OptionError, match=r"must be one of paper, timm$"):
+        build(image_size=image_size).take(build(), how=how)

@@ -1,0 +1,91 @@
+"""A comparison's numbers are those of its runs; the choice of a learning rate never sees the test images."""
+
+import json
+import statistics
+
+import pytest
+from PIL import Image
+
+from ssvit.options import OptionError
+from ssvit.training import study
+
+CONFIG = {
+    "compare": None, "sweep": None, "seeds": 3, "checkpoint": "newest", "development": None,
+    "table4": {"learning_rates": [0.1], "development": 0.1},
+}  # fmt: skip
+
+
+class Runs:
+    """Runs that are made up: what was asked for is kept."""
+
+    def __init__(self, score):
+        self.asked, self.score = [], score
+
+    def __call__(self, name, changes):
+        self.asked.append((name, dict(changes)))
+        final = self.score(name, changes)
+        return [{"step": 0, "test/accuracy": 0.1}, {"step": 3, "train/loss": 1.0}, {"step": 4, "test/accuracy": final}]
+
+
+def test_a_comparison_is_mean_and_deviation_over_its_runs(tmp_path, capsys):
+    scores = {("pretrained", 5): 0.6, ("pretrained", 6): 0.7, ("scratch", 5): 0.41, ("scratch", 6): 0.43}
+    runs = Runs(lambda name, changes: scores[name.split("_")[0], changes["recipe.seed"]])
+    study.compare(runs, seed=5, seeds=2, folder=tmp_path)
+    # Alike but for where they start.
+    for name, changes in runs.asked:
+        own = {"recipe.seed": int(name[-1])}
+        assert changes == (own | {"checkpoint": "scratch"} if name.startswith("scratch") else own)
+    report = json.loads((tmp_path / "comparison.json").read_text())
+    for side in ("pretrained", "scratch"):
+        values = [scores[side, seed] for seed in (5, 6)]
+        assert report["accuracy"][side]["mean"] == pytest.approx(sum(values) / 2)
+        assert report["accuracy"][side]["deviation"] == pytest.approx(statistics.stdev(values))
+        assert report["curves"][side] == {
+            "step": [0, 4],
+            "mean": [pytest.approx(0.1), pytest.approx(sum(values) / 2)],
+            "deviation": [pytest.approx(0), pytest.approx(statistics.stdev(values))],
+        }
+    assert report["gain"] == pytest.approx(0.23)
+    told = capsys.readouterr().out
+    assert "65.00 ± 7.07 %" in told
+    assert "42.00 ± 1.41 %" in told
+    assert "+23.00 points" in told
+    with Image.open(tmp_path / "comparison.png") as image:
+        assert min(image.size) > 300
+
+
+def test_a_comparison_of_one_seed_claims_no_deviation(tmp_path, capsys):
+    study.compare(Runs(lambda name, changes: 0.5), seed=0, seeds=1, folder=tmp_path)
+    assert "±" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("scores", "best"), [({0.1: 0.5, 0.01: 0.7, 0.3: 0.6}, 0.01), ({0.1: 0.5, 0.3: 0.5}, 0.1)])
+def test_the_choice_is_the_best_on_the_development_split(tmp_path, scores, best):
+    # On the test images the others would be better: that must not count.
+    runs = Runs(lambda name, changes: scores[changes["recipe.lr"]] if "development" in changes else 0.0)
+    assert study.choose(runs, learning_rates=list(scores), development=0.2, folder=tmp_path) == best
+    *tried, last = runs.asked
+    assert {changes["recipe.lr"] for _, changes in tried} == set(scores)
+    assert all(changes["development"] == 0.2 for _, changes in tried)
+    assert last == ("chosen", {"recipe.lr": best})
+    report = json.loads((tmp_path / "sweep.json").read_text())
+    assert (report["chosen"], report["test"]) == (best, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"compare": "nothing"}, "compare=nothing"),
+        ({"sweep": "table5"}, "sweep=table5"),
+        ({"seeds": 0}, "seeds=0"),
+        ({"compare": "scratch", "sweep": "table4"}, "sweep=table4"),
+        ({"compare": "scratch", "checkpoint": "scratch"}, "checkpoint=scratch"),
+        ({"sweep": "table4", "development": 0.1}, "development=0.1"),
+        ({"table4": {"learning_rates": [], "development": 0.1}}, "table4.learning_rates="),
+        ({"table4": {"learning_rates": [0.1], "development": 0}}, "table4.development=0"),
+    ],
+)
+def test_what_cannot_go_together_is_refused(change, told):
+    study.check(CONFIG)
+    with pytest.raises(OptionError, match=told):
+        study.check(CONFIG | change)

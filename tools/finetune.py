@@ -1,0 +1,41 @@
+"""Turn what a pre-training run left into a classifier: python tools/finetune.py
+
+Takes the newest finished run under outputs/ and its images, unless checkpoint= and data= name others. The same command
+again goes on where the run was stopped.
+"""
+
+from typing import Any
+
+from launch import launch, storable
+from omegaconf import DictConfig
+from pretrained import SCRATCH, default_name, from_scratch, offer
+
+from ssvit.training import manifest, preflight, study
+from ssvit.training.run import RunFolder, is_main_process
+
+
+def main(config: DictConfig, plain: dict[str, Any]) -> None:
+    """Check the configuration, take the run folder, and only then load torch, build and train."""
+    recipe = preflight.check(plain)
+    study.check(plain)
+    config.name = config.name or default_name(config)
+    if plain["checkpoint"] == SCRATCH:
+        config = from_scratch(config)
+    folder = RunFolder(config.outputs, config.name)
+    if is_main_process():
+        folder.open(storable(config), overwrite=config.overwrite)
+        print(f"{config.name}: starts from {config.encoder.get('path', 'random weights')}", flush=True)
+
+    from session import Session
+
+    session = Session(config, folder.path, stage=manifest.FINETUNE)
+    if plain["compare"]:
+        study.compare(session.run, seed=recipe.seed, seeds=plain["seeds"], folder=folder.path)
+    elif plain["sweep"]:
+        study.choose(session.run, folder=folder.path, **plain["table4"])
+    else:
+        session.train(config, folder.path)
+
+
+if __name__ == "__main__":
+    launch("finetune", main, before=offer)

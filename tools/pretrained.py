@@ -1,0 +1,74 @@
+"""The choices encoder=pretrained and data=pretrained: what an earlier run trained, and on which images. No torch."""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+from hydra.core.config_store import ConfigStore
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf
+
+from ssvit.options import OptionError, UserError
+from ssvit.rules import CHANGEABLE
+from ssvit.training import manifest
+
+SCRATCH = "scratch"
+
+
+def offer(arguments: dict[str, str]) -> None:
+    """Find the checkpoint that the command line means, and add its encoder and its data set to Hydra's choices.
+
+    OptionError or UserError if it is not there, or if its run does not tell the data set and the command line neither.
+    """
+    asked = arguments.get("checkpoint", "newest")
+    if asked == SCRATCH:
+        if "encoder" in arguments and ("data" in arguments or "experiment" in arguments):
+            return
+        asked = "newest"
+    elif "encoder" in arguments:
+        raise OptionError("encoder", arguments["encoder"], f"a checkpoint brings its own; or give checkpoint={SCRATCH}")
+    path = manifest.find(asked, outputs=arguments.get("outputs", "outputs"), stage=manifest.PRETRAIN)
+    trained = manifest.read(path)["encoder"]
+    store = ConfigStore.instance()
+    node = {
+        "_target_": "ssvit.training.checkpoint.load_encoder",
+        "path": str(path),
+        "resize": "paper",
+        "announce": True,
+        **{name: trained[name] for name in CHANGEABLE},
+        "image_size": "${data.image_size}",
+    }
+    store.store(group="encoder", name="pretrained", node=node)
+    try:
+        data = yaml.safe_load((path.parent / "config.yaml").read_text())["data"]
+    except (OSError, yaml.YAMLError, TypeError, KeyError):
+        if "data" not in arguments and "experiment" not in arguments:
+            raise UserError(f"{path}: no config.yaml of a run beside it tells its images; give data=…") from None
+    else:
+        store.store(group="data", name="pretrained", node=data)
+
+
+def default_name(config: DictConfig) -> str:
+    """What a run's folder is called: what it does, with what, and on which images if they are not the same run's."""
+    choices = HydraConfig.get().runtime.choices
+    what = "compare" if config.compare else config.sweep or ("scratch" if config.checkpoint == SCRATCH else "finetune")
+    start = Path(config.encoder.path).parent.name if "path" in config.encoder else choices.encoder
+    return "_".join([what, start] if choices.data == "pretrained" else [what, start, choices.data])
+
+
+def from_scratch(config: DictConfig) -> DictConfig:
+    """The same configuration with random weights in place of those of the checkpoint."""
+    if "path" not in config.encoder:
+        return config
+    options: dict[str, Any] = OmegaConf.to_container(config.encoder, resolve=False)
+    changes = {name: options[name] for name in CHANGEABLE}
+    config = config.copy()
+    OmegaConf.set_struct(config, False)
+    config.encoder = {
+        "_target_": "ssvit.encoder.vit.ViT",
+        **manifest.read(Path(options["path"]))["encoder"],
+        **changes,
+    }
+    config.checkpoint = SCRATCH
+    OmegaConf.set_struct(config, True)
+    return config
