@@ -1,0 +1,160 @@
+"""The vote of neighbours is what the published code counts, and what a plain loop counts."""
+
+import math
+from collections import defaultdict
+
+import pytest
+import torch
+import torch.nn.functional as F
+from lightly.utils.benchmarking.knn import knn_predict
+
+from ssvit.evaluation import knn as module
+from ssvit.evaluation.knn import knn, vote
+from ssvit.evaluation.knn_rules import NEIGHBOURS, PROTOCOLS, KnnProtocol
+from ssvit.evaluation.neighbours import Neighbours
+from ssvit.options import OptionError, UserError
+
+
+def features(count: int, d: int, classes: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Classes that overlap: features (count, d) and labels (count,)."""
+    generator = torch.Generator().manual_seed(seed)
+    centres = torch.randn(classes, d, generator=torch.Generator().manual_seed(99))
+    labels = torch.randint(classes, (count,), generator=generator)
+    return centres[labels] + 2 * torch.randn(count, d, generator=generator), labels
+
+
+def by_name(scores) -> dict:
+    return {(score.protocol, score.k): (score.top1, score.top5) for score in scores}
+
+
+def neighbours(similarities: list, labels: list) -> tuple[Neighbours, torch.Tensor]:
+    """Neighbours (one query a row) of such similarities, each another image, and the labels of these images."""
+    shape = torch.tensor(similarities).shape
+    return Neighbours(torch.tensor(similarities), torch.arange(shape.numel()).view(shape)), torch.tensor(
+        labels
+    ).flatten()
+
+
+def plain(nearest: Neighbours, labels: torch.Tensor, truth: torch.Tensor, temperature: float | None, k: int) -> tuple:
+    """Top-1 and top-5 as a loop: classes by their votes, of equals the one first met."""
+    right = [0, 0]
+    for similarities, indices, true in zip(*map(torch.Tensor.tolist, (*nearest, truth)), strict=True):
+        votes: dict[int, float] = defaultdict(float)
+        for similarity, image in zip(similarities[:k], indices[:k], strict=True):
+            votes[labels[image].item()] += 1 if temperature is None else math.exp(similarity / temperature)
+        ranked = sorted(votes, key=votes.get, reverse=True)
+        right[0] += true in ranked[:1]
+        right[1] += true in ranked[:5]
+    return right[0] / len(truth), right[1] / len(truth)
+
+
+def test_every_protocol_counts_what_a_loop_counts(monkeypatch):
+    monkeypatch.setattr(module, "_VOTES", 1500)  # in parts
+    train, train_labels = features(600, 16, 12, seed=0)
+    test, test_labels = features(101, 16, 12, seed=1)
+    found = by_name(knn(train, train_labels, test, test_labels, classes=12).scores)
+    similarities = F.normalize(test.double()) @ F.normalize(train.double()).T
+    nearest = Neighbours(*similarities.sort(descending=True))
+    assert list(found) == [(name, k) for name in PROTOCOLS for k in NEIGHBOURS]
+    for (name, k), score in found.items():
+        assert score == plain(nearest, train_labels, test_labels, PROTOCOLS[name].temperature, k), (name, k)
+    assert len(set(found.values())) > 10
+
+
+@pytest.mark.parametrize("classes", [2, 10, 100])
+def test_instance_discrimination_is_lightlys(classes):
+    train, train_labels = features(1000, 24, classes, seed=0)
+    test, test_labels = features(300, 24, classes, seed=1)
+    answer = knn_predict(F.normalize(test), F.normalize(train).T, train_labels, classes, knn_k=200, knn_t=0.1)
+    hit = answer == test_labels[:, None]
+    assert PROTOCOLS["instance_discrimination"].published == (200,)
+    found = knn(train, train_labels, test, test_labels, classes=classes, protocols=["instance_discrimination"], k=[200])
+    assert found.scores[0].top1 == hit[:, 0].double().mean().item()
+    # Some classes have no vote of 200: lightly puts them in an order of its own, here they are never right.
+    assert found.scores[0].top5 == hit[:, :5].any(1).double().mean().item()
+
+
+def test_dino_is_the_softmax_of_similarities():
+    """DINOv2's form: the weights of a query sum to one."""
+    train, train_labels = features(500, 8, 7, seed=0)
+    test, test_labels = features(200, 8, 7, seed=1)
+    similarities, indices = (F.normalize(test.double()) @ F.normalize(train.double()).T).topk(20)
+    votes = torch.einsum("mk,mkc->mc", (similarities / 0.07).softmax(1), F.one_hot(train_labels[indices], 7).double())
+    found = knn(train, train_labels, test, test_labels, classes=7, protocols=["dino", "solo_learn"], k=[20])
+    assert [s.top1 for s in found.scores] == [(votes.argmax(1) == test_labels).double().mean().item()] * 2
+
+
+def test_equal_votes_go_to_the_class_of_the_nearer():
+    nearest, labels = neighbours([[0.9, 0.8, 0.7, 0.6]], [[3, 1, 1, 3]])
+    uniform = {"uniform": KnnProtocol(None, ())}
+    for truth, right in ((3, 1.0), (1, 0.0)):
+        scores = vote(nearest, labels, torch.tensor([truth]), classes=4, protocols=uniform, k=[2, 3, 4])
+        assert [score.top1 for score in scores] == [right, 1 - right, right]
+
+
+def test_weights_let_one_near_image_outvote_two_far_ones():
+    nearest, labels = neighbours([[0.9, 0.5, 0.5]], [[0, 1, 1]])
+    for name, right in (("dino", 0), ("instance_discrimination", 0), ("uniform", 1)):
+        scores = vote(nearest, labels, torch.tensor([right]), classes=2, protocols={name: PROTOCOLS[name]}, k=[3])
+        assert next(scores).top1 == 1
+
+
+def test_a_class_without_a_vote_is_never_right():
+    nearest, labels = neighbours([[0.9, 0.8]], [[0, 1]])
+    for temperature in (None, 0.07, 1e-4):
+        for truth, expected in ((0, (1, 1)), (1, (0, 1)), (2, (0, 0))):
+            found = vote(
+                nearest, labels, torch.tensor([truth]), classes=3, protocols={"": KnnProtocol(temperature, ())}, k=[2]
+            )
+            assert [(score.top1, score.top5) for score in found] == [expected]
+
+
+def test_top5_ends_at_the_fifth_class():
+    nearest, labels = neighbours([[0.9, 0.8, 0.7, 0.6, 0.5, 0.4]] * 6, [list(range(6))] * 6)
+    (score,) = vote(nearest, labels, torch.arange(6), classes=6, protocols={"dino": PROTOCOLS["dino"]}, k=[6])
+    assert (score.top1, score.top5) == (1 / 6, 5 / 6)
+
+
+def test_a_class_that_only_training_images_have_still_takes_votes():
+    train, test = torch.eye(3)[[0, 0, 1]], torch.eye(3)[[0, 1]]
+    found = knn(train, torch.tensor([9, 9, 1]), test, torch.tensor([0, 1]), classes=10, protocols=["uniform"], k=[1])
+    assert found.scores[0].top1 == 0.5
+
+
+def test_copies_are_found_and_the_image_itself_is_left_out():
+    train, labels = features(80, 8, 3, seed=0)
+    train[50] = train[20]
+    leave_one_out = knn(train, labels, train, labels, classes=3, k=[5], own=torch.arange(80))
+    assert leave_one_out.duplicates.tolist() == [[20, 50], [50, 20]]
+    assert knn(train, labels, train, labels, classes=3, k=[5]).scores[0].top1 > leave_one_out.scores[0].top1
+
+
+IMAGES, LABELS = features(30, 4, 3, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"k": [1, 31]}, "k=31: must be at most 30, the images of the bank"),
+        ({"k": []}, r"k=\[\]: must be a list of one or more"),
+        ({"k": 5}, "k=5: must be a list of one or more"),
+        ({"k": [1.5]}, "k=1.5: must be a whole number, 1 or more"),
+        ({"protocols": ["moco"]}, "protocols=moco: must be one of instance_discrimination, dino, solo_learn, uniform"),
+        ({"protocols": "dino"}, "protocols=dino: must be a list of one or more"),
+        ({"train_labels": None}, "the training images have no labels, which a k-NN vote needs"),
+        ({"test_labels": None}, "the test images have no labels, which a k-NN vote needs"),
+        ({"test_labels": LABELS[1:]}, "29 labels for 30 test images"),
+        ({"classes": 2}, "label 2 of a training image is outside of .0, 2., its classes"),
+        ({"test": IMAGES[:0], "test_labels": LABELS[:0]}, "there are no test images"),
+        ({"test": IMAGES[:, :3]}, "the bank's features have width 4, but the queries' 3"),
+        ({"train": IMAGES.index_fill(0, torch.tensor([7]), math.inf)}, "the features of bank image 7 are not finite"),
+    ],
+)
+def test_says_in_a_line_what_cannot_be(changed, message):
+    given = {"train": IMAGES, "train_labels": LABELS, "test": IMAGES, "test_labels": LABELS, "classes": 3, "k": [1]}
+    with pytest.raises(UserError, match=message) as caught:
+        knn(**(given | changed))
+    assert "\n" not in str(caught.value)
+    if "k" in changed:
+        assert isinstance(caught.value, OptionError)
+        assert caught.value.name == "k"

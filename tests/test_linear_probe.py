@@ -1,0 +1,533 @@
+"""Linear probes against plain float64 loops and an independent solver, and what must never sway their choice."""
+
+import json
+import math
+from dataclasses import asdict
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from ssvit.evaluation.linear_probe import (
+    Logistic,
+    SgdProbe,
+    Standard,
+    batches,
+    descend,
+    fit,
+    hold_out_by_class,
+    moment,
+    score,
+)
+from ssvit.options import OptionError, UserError
+
+CLASSES = 4
+RATES = (0.3, 0.003, 0.03)
+L2S = (0.1, 0.001, 0.01)
+
+
+def clusters(count=300, width=7, *, apart=1.0, seed=0, dtype=torch.float64):
+    """Correlated features of uneven scale around a centre for each class, and their labels."""
+    draw = torch.Generator().manual_seed(100 + seed)
+    shape = torch.Generator().manual_seed(width)
+    centres = apart * torch.randn(CLASSES, width, generator=shape, dtype=torch.float64)
+    mix = torch.randn(width, width, generator=shape, dtype=torch.float64) * torch.logspace(0, -2, width).double()
+    labels = torch.arange(count) % CLASSES
+    features = (centres[labels] + torch.randn(count, width, generator=draw, dtype=torch.float64)) @ mix + 3
+    return features.to(dtype), labels
+
+
+TRAIN, LABELS = clusters()
+TEST, TEST_LABELS = clusters(200, seed=1)
+NOISE = torch.randn(300, 5, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+TEST_NOISE = torch.randn(200, 5, generator=torch.Generator().manual_seed(6), dtype=torch.float64)
+
+
+def sgd(train=None, labels=LABELS, test=None, test_labels=TEST_LABELS, *, classes=CLASSES, call=None, **options):
+    train = {"one": TRAIN} if train is None else train
+    test = {"one": TEST} if test is None else test
+    options = {"learning_rates": RATES, "epochs": 3, "batch_size": 32} | options
+    return SgdProbe(**options)(train, labels, test, test_labels, classes=classes, **(call or {}))
+
+
+def logistic(train=TRAIN, labels=LABELS, test=TEST, test_labels=TEST_LABELS, *, classes=CLASSES, call=None, **options):
+    return Logistic(**{"l2s": L2S} | options)(train, labels, test, test_labels, classes=classes, **(call or {}))
+
+
+def standardized(features, by):
+    """Rows as numpy would make them."""
+    features, by = features.double().numpy(), by.double().numpy()
+    return torch.from_numpy((features - by.mean(0)) / by.std(0))
+
+
+def trained_alone(features, labels, order, *, rate, momentum=0.9, weight_decay=0.0):
+    """One linear layer by autograd and torch.optim, a batch at a time."""
+    layer = torch.nn.Linear(features.shape[1], CLASSES, dtype=torch.float64)
+    torch.nn.init.zeros_(layer.weight)
+    torch.nn.init.zeros_(layer.bias)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=rate, momentum=momentum, weight_decay=weight_decay)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=len(order))
+    for batch in order:
+        optimizer.zero_grad()
+        F.cross_entropy(layer(features[batch]), labels[batch]).backward()
+        optimizer.step()
+        schedule.step()
+    return layer
+
+
+def accuracy(layer, features, labels):
+    return (layer(features).argmax(1) == labels).double().mean().item()
+
+
+def solved_alone(features, labels, l2):
+    """The layer (k, d + 1) by Newton's method in float64, its step halved until the objective falls."""
+    rows = F.pad(features, (0, 1), value=1)
+    truth, size = F.one_hot(labels, CLASSES).double(), CLASSES * rows.shape[1]
+    penalty = torch.full(rows.shape[1:], l2, dtype=torch.float64).index_fill(0, torch.tensor(features.shape[1]), 0)
+    layer = torch.zeros(CLASSES, rows.shape[1], dtype=torch.float64)
+    for _ in range(100):
+        chance = (rows @ layer.T).softmax(1)
+        slope = (chance - truth).T @ rows / len(rows) + penalty * layer
+        if slope.abs().max() < 1e-12:
+            break
+        between = torch.diag_embed(chance) - chance[:, :, None] * chance[:, None]
+        bend = torch.stack(
+            [torch.cat([(rows * between[:, a, b, None]).T @ rows for b in range(CLASSES)], 1) for a in range(CLASSES)]
+        ).reshape(size, size) / len(rows) + torch.diag(penalty.repeat(CLASSES))
+        # Adding a constant to all biases changes nothing, so the matrix is singular in that direction alone.
+        free = torch.zeros_like(layer).index_fill(1, torch.tensor(features.shape[1]), 1).flatten()
+        step = torch.linalg.solve(bend + torch.outer(free, free), slope.flatten()).view_as(layer)
+        before, share = objective(layer, features, labels, l2), 1.0
+        while share > 1e-6 and objective(layer - share * step, features, labels, l2) > before:
+            share /= 2
+        layer = layer - share * step
+    return layer
+
+
+def objective(layer, features, labels, l2):
+    layer = layer.double()
+    loss = F.cross_entropy(features.double() @ layer[:, :-1].T + layer[:, -1], labels)
+    return (loss + l2 / 2 * layer[:, :-1].square().sum()).item()
+
+
+def solve(features, labels, l2, **options):
+    rows = Standard.of(features, False)(features)
+    return fit(rows, labels, moment=moment(rows), classes=CLASSES, l2=l2, **options)
+
+
+@pytest.mark.parametrize(("momentum", "weight_decay"), [(0.9, 0.0), (0.0, 0.0), (0.5, 0.1)])
+def test_each_layer_of_the_grid_is_as_if_trained_alone(momentum, weight_decay):
+    order = list(batches(len(TRAIN), batch_size=50, epochs=4, seed=3))
+    rows = Standard.of(TRAIN, False)(TRAIN)
+    options = {"momentum": momentum, "weight_decay": weight_decay}
+    layers = descend(rows, LABELS, order, classes=CLASSES, learning_rates=RATES, steps=len(order), **options)
+    assert layers.shape == (len(RATES), CLASSES, TRAIN.shape[1] + 1)
+    for rate, layer in zip(RATES, layers, strict=True):
+        alone = trained_alone(TRAIN, LABELS, order, rate=rate, **options)
+        torch.testing.assert_close(layer[:, :-1], alone.weight.data, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(layer[:, -1], alone.bias.data, rtol=1e-9, atol=1e-12)
+        assert alone.weight.abs().max() > 1e-3
+
+
+def test_a_grid_of_one_equals_the_grid_of_many():
+    many = sgd({"one": TRAIN, "noise": NOISE}, test={"one": TEST, "noise": TEST_NOISE})
+    for place, rate in enumerate(RATES):
+        assert sgd(learning_rates=[rate]).grid["one"][0] == many.grid["one"][place]
+    order = list(batches(len(TRAIN), batch_size=64, epochs=2, seed=0))
+    rows = Standard.of(TRAIN, True)(TRAIN)
+    options = {"classes": CLASSES, "steps": len(order)}
+    layers = descend(rows, LABELS, order, learning_rates=RATES, **options)
+    for rate, layer in zip(RATES, layers, strict=True):
+        (alone,) = descend(rows, LABELS, order, learning_rates=[rate], **options)
+        torch.testing.assert_close(layer, alone, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("standardize", [True, False])
+def test_the_sgd_probe_is_the_loop_that_one_would_write(standardize):
+    sets = {"noise": (NOISE, TEST_NOISE), "one": (TRAIN, TEST)}
+    result = sgd(
+        {name: train for name, (train, _) in sets.items()},
+        test={name: test for name, (_, test) in sets.items()},
+        standardize=standardize,
+        call={"sweep": True},
+        held_out=0.2,
+        seed=4,
+    )
+    trained, kept = hold_out_by_class(LABELS, fraction=0.2, seed=4)
+    order = [trained[batch] for batch in batches(len(trained), batch_size=32, epochs=3, seed=4)]
+    for name, (train, test) in sets.items():
+        if standardize:
+            train, test = standardized(train, train[trained]), standardized(test, train[trained])
+        layers = {rate: trained_alone(train, LABELS, order, rate=rate) for rate in RATES}
+        expected = tuple(accuracy(layer, train[kept], LABELS[kept]) for layer in layers.values())
+        assert result.grid[name] == pytest.approx(expected, abs=1e-12)
+        choice = next(choice for choice in result.sweep if choice.features == name)
+        assert choice.validation == max(result.grid[name])
+        chosen = layers[choice.learning_rate]
+        assert choice.train == pytest.approx(accuracy(chosen, train[trained], LABELS[trained]), abs=1e-12)
+        assert choice.test == pytest.approx(accuracy(chosen, test, TEST_LABELS), abs=1e-12)
+    assert result.best.features == "one"
+    assert result.best in result.sweep
+    assert result.learning_rates == RATES
+
+
+def test_of_equal_accuracies_the_least_loss_is_chosen():
+    # Centres so far apart that every rate names every held-out image.
+    train, labels = clusters(apart=30.0)
+    test, test_labels = clusters(200, apart=30.0, seed=1)
+    result = sgd({"one": train}, labels, {"one": test}, test_labels)
+    assert result.grid["one"] == (1.0, 1.0, 1.0)
+    assert result.best.learning_rate == max(RATES)
+    # Of two sets that name all, the one whose classes lie further apart, wherever it stands.
+    sets = {"far": (train, test), "near": [clusters(n, apart=15.0, seed=own)[0] for n, own in ((300, 0), (200, 1))]}
+    for order in (("near", "far"), ("far", "near")):
+        parts = [{name: sets[name][part] for name in order} for part in (0, 1)]
+        both = sgd(parts[0], labels, parts[1], test_labels)
+        assert max(both.grid["near"]) == max(both.grid["far"]) == 1
+        assert both.best.features == "far"
+    # Of two that are the same, the first.
+    twice = sgd({"a": train, "b": train}, labels, {"a": test, "b": test}, test_labels)
+    assert twice.best.features == "a"
+
+
+def test_the_test_labels_change_the_test_accuracy_alone():
+    shuffled = TEST_LABELS[torch.randperm(len(TEST_LABELS), generator=torch.Generator().manual_seed(0))]
+    sets = {"noise": NOISE, "one": TRAIN}, {"noise": TEST_NOISE, "one": TEST}
+    results = [asdict(sgd(sets[0], test=sets[1], test_labels=labels)) for labels in (TEST_LABELS, shuffled)]
+    tests = [result["best"].pop("test") for result in results]
+    assert results[0] == results[1]
+    assert tests[0] > tests[1]
+    results = [asdict(logistic(test_labels=labels)) for labels in (TEST_LABELS, shuffled)]
+    tests = [result.pop("test") for result in results]
+    assert results[0] == results[1]
+    assert tests[0] > tests[1]
+
+
+@pytest.mark.parametrize("probe", [sgd, logistic])
+def test_it_is_a_function_of_its_seed(probe):
+    torch.manual_seed(0)
+    first = probe(seed=1)
+    torch.manual_seed(99)
+    assert probe(seed=1) == first
+    assert probe(seed=2) != first
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_separable_classes_are_all_named(dtype):
+    train, labels = clusters(apart=30.0, dtype=dtype)
+    test, test_labels = clusters(200, apart=30.0, seed=1, dtype=dtype)
+    by_sgd = sgd({"one": train}, labels, {"one": test}, test_labels).best
+    by_fit = logistic(train, labels, test, test_labels)
+    for result in (by_sgd, by_fit):
+        assert (result.train, result.validation, result.test) == (1, 1, 1)
+
+
+def test_random_labels_stay_at_chance():
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.randint(CLASSES, (2000,), generator=generator)
+    test_labels = torch.randint(CLASSES, (4000,), generator=generator)
+    train, test = torch.randn(2000, 3, generator=generator), torch.randn(4000, 3, generator=generator)
+    chances = [
+        sgd({"one": train}, labels, {"one": test}, test_labels).best.test,
+        logistic(train, labels, test, test_labels).test,
+    ]
+    # Four standard errors of 4,000 guesses.
+    assert chances == pytest.approx([1 / CLASSES] * 2, abs=4 * math.sqrt(0.25 * 0.75 / 4000))
+
+
+def test_a_set_that_tells_is_chosen_over_one_that_does_not():
+    result = sgd({"noise": NOISE, "one": TRAIN}, test={"noise": TEST_NOISE, "one": TEST})
+    assert result.best.features == "one"
+    assert max(result.grid["one"]) > max(result.grid["noise"]) + 0.2
+    assert result.sweep == ()
+
+
+def test_standardized_features_may_have_any_scale_and_shift_and_idle_columns():
+    scale, shift = torch.logspace(-4, 3, 7).double(), torch.linspace(-50, 50, 7).double()
+    idle = [torch.full((count, 1), 0.1, dtype=torch.float64) for count in (300, 200)]
+    moved = [torch.cat([features * scale + shift, own], 1) for features, own in zip((TRAIN, TEST), idle, strict=True)]
+    assert sgd({"one": moved[0]}, test={"one": moved[1]}) == sgd()
+    assert sgd({"one": moved[0]}, test={"one": moved[1]}, standardize=False) != sgd(standardize=False)
+    assert logistic(moved[0], test=moved[1]) == logistic()
+    assert Standard.of(moved[0], True)(moved[0])[:, 7].abs().max() == 0
+
+
+def test_rounding_alone_is_no_variation():
+    features = torch.randn(500, 3, generator=torch.Generator().manual_seed(0))
+    features[:, 1] = 1000.0
+    features[::2, 1] = torch.nextafter(torch.tensor(1000.0), torch.tensor(2000.0))
+    features[:, 2] = features[:, 2] * 1e-6
+    rows = Standard.of(features, True)(features)
+    torch.testing.assert_close(rows.std(0, correction=0), torch.tensor([1.0, 0.0, 1.0, 0.0]))
+    assert (rows[:, 3] == 1).all()
+
+
+@pytest.mark.parametrize("fraction", [0.1, 0.25, 0.9])
+def test_held_out_images_are_a_fraction_of_each_class(fraction):
+    labels = torch.tensor([0] * 40 + [2] * 21 + [3] * 2 + [4]).flip(0)
+    trained, kept = hold_out_by_class(labels, fraction=fraction, seed=0)
+    assert torch.cat([trained, kept]).sort().values.tolist() == list(range(len(labels)))
+    for label, count in ((0, 40), (2, 21), (3, 2)):
+        assert (labels[kept] == label).sum() == min(max(round(fraction * count), 1), count - 1)
+    assert (labels[kept] != 4).all()
+    assert torch.equal(kept, hold_out_by_class(labels, fraction=fraction, seed=0)[1])
+    assert not torch.equal(kept, hold_out_by_class(labels, fraction=fraction, seed=1)[1])
+
+
+@pytest.mark.parametrize(("count", "batch_size"), [(10, 3), (100, 32), (5, 64), (64, 64)])
+def test_every_epoch_shows_every_image_once_in_even_batches(count, batch_size):
+    order = list(batches(count, batch_size=batch_size, epochs=3, seed=0))
+    each = len(order) // 3
+    assert each == math.ceil(count / batch_size)
+    epochs = [torch.cat(order[start : start + each]) for start in range(0, len(order), each)]
+    assert all(epoch.sort().values.tolist() == list(range(count)) for epoch in epochs)
+    assert not torch.equal(epochs[0], epochs[1])
+    sizes = [len(batch) for batch in order]
+    assert max(sizes) <= batch_size
+    assert max(sizes) - min(sizes) <= 1
+    other = torch.cat(list(batches(count, batch_size=batch_size, epochs=3, seed=1)))
+    assert not torch.equal(torch.cat(order), other)
+
+
+def test_scores_equal_a_loop_whatever_the_chunks():
+    generator = torch.Generator().manual_seed(0)
+    features = torch.randn(2500, 6, generator=generator, dtype=torch.float64)
+    labels = torch.randint(CLASSES, (2500,), generator=generator)
+    layers = torch.randn(3, CLASSES, 7, generator=generator, dtype=torch.float64)
+    accuracies, losses = score(layers, Standard.of(features, False)(features), labels)
+    for place, layer in enumerate(layers):
+        logits = features @ layer[:, :-1].T + layer[:, -1]
+        assert accuracies[place] == pytest.approx((logits.argmax(1) == labels).double().mean().item(), abs=1e-12)
+        assert losses[place] == pytest.approx(F.cross_entropy(logits, labels).item(), rel=1e-12)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_layer_that_is_not_finite_names_nothing(bad):
+    layers = torch.zeros(2, CLASSES, 8, dtype=torch.float64)
+    layers[1, 0, 0] = bad
+    accuracies, losses = score(layers, Standard.of(TRAIN, False)(TRAIN), LABELS)
+    assert accuracies == [0.25, 0]
+    assert losses == [pytest.approx(math.log(CLASSES)), math.inf]
+
+
+def test_rates_that_diverge_are_not_chosen_and_spoil_no_other():
+    train, test = TRAIN.float(), TEST.float()
+    result = sgd({"one": train}, test={"one": test}, learning_rates=[0.03, 1e38])
+    assert result.grid["one"][1] == 0
+    assert result.best.learning_rate == 0.03
+    assert result.grid["one"][0] == sgd({"one": train}, test={"one": test}, learning_rates=[0.03]).grid["one"][0]
+    with pytest.raises(UserError, match="finite"):
+        sgd({"one": train}, test={"one": test}, learning_rates=[1e38])
+
+
+@pytest.mark.parametrize("l2", [1.0, 1e-2, 1e-4])
+@pytest.mark.parametrize(
+    "features",
+    [
+        standardized(TRAIN, TRAIN),
+        TRAIN,
+        TRAIN + 100,
+        torch.cat([standardized(TRAIN, TRAIN)] * 2, 1),
+        torch.randn(80, 120, generator=torch.Generator().manual_seed(0), dtype=torch.float64),
+    ],
+    ids=["standardized", "raw", "far from zero", "columns twice", "wider than long"],
+)
+def test_the_optimum_is_that_of_an_independent_solver(features, l2):
+    labels = LABELS[: len(features)]
+    found = solve(features, labels, l2)
+    expected = solved_alone(features, labels, l2)
+    assert found.converged
+    least = objective(expected, features, labels, l2)
+    assert objective(found.layer, features, labels, l2) == pytest.approx(least, abs=1e-8)
+    # What is that near to the least is that near to where it is, by the penalty alone.
+    assert (found.layer - expected)[:, :-1].norm() <= math.sqrt(2 * 1e-8 / l2)
+
+
+def test_wherever_it_starts_and_whatever_the_moment_it_is_the_same_optimum():
+    features = standardized(TRAIN, TRAIN)
+    rows = Standard.of(features, False)(features)
+    least = objective(solved_alone(features, LABELS, 1e-3), features, LABELS, 1e-3)
+    start = 3 * torch.randn(CLASSES, rows.shape[1], generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    sure = 1e3 * solved_alone(features, LABELS, 1e-3)
+    for options in ({"start": start}, {"start": sure}, {"moment": moment(2 * rows[:50])}, {"moment": torch.eye(8)}):
+        found = fit(rows, LABELS, classes=CLASSES, l2=1e-3, **{"moment": moment(rows)} | options)
+        assert found.converged
+        assert objective(found.layer, features, LABELS, 1e-3) == pytest.approx(least, abs=1e-8)
+
+
+def test_single_precision_reaches_the_same_optimum():
+    features = standardized(*[clusters(3000, 40)[0]] * 2)
+    labels = clusters(3000, 40)[1]
+    for l2 in (1e-2, 1e-4):
+        single, double = (solve(kind, labels, l2) for kind in (features.float(), features))
+        assert single.converged
+        assert single.layer.dtype == torch.float32
+        least = objective(double.layer, features, labels, l2)
+        assert objective(single.layer, features, labels, l2) == pytest.approx(least, abs=1e-7)
+
+
+def test_correlated_features_take_few_iterations_and_the_moment_is_why():
+    features, labels = clusters(1000, 60, apart=0.15)
+    features = standardized(features, features)
+    rows = Standard.of(features, False)(features)
+    least = objective(solved_alone(features, labels, 1e-5), features, labels, 1e-5)
+    options = {"classes": CLASSES, "l2": 1e-5, "iterations": 40}
+    found = fit(rows, labels, moment=moment(rows), **options)
+    assert found.converged
+    assert objective(found.layer, features, labels, 1e-5) == pytest.approx(least, abs=1e-8)
+    plain = fit(rows, labels, moment=torch.eye(61).double(), **options)
+    assert not plain.converged
+    assert objective(plain.layer, features, labels, 1e-5) > least + 1e-5
+
+
+@pytest.mark.parametrize("standardize", [True, False])
+def test_the_logistic_probe_chooses_on_held_out_images_and_fits_all_again(standardize):
+    result = logistic(standardize=standardize, held_out=0.8, seed=2)
+    trained, kept = hold_out_by_class(LABELS, fraction=0.8, seed=2)
+
+    def fitted(part, l2):
+        def rows(features):
+            return standardized(features, TRAIN[part]) if standardize else features
+
+        layer = solved_alone(rows(TRAIN[part]), LABELS[part], l2)
+
+        def judge(features, labels):
+            logits = rows(features) @ layer[:, :-1].T + layer[:, -1]
+            return (logits.argmax(1) == labels).double().mean().item()
+
+        return judge
+
+    assert result.l2s == tuple(sorted(L2S, reverse=True))
+    expected = [fitted(trained, l2)(TRAIN[kept], LABELS[kept]) for l2 in result.l2s]
+    assert result.grid == pytest.approx(expected, abs=1e-12)
+    assert result.validation == max(result.grid) == result.grid[result.l2s.index(result.l2)]
+    last = fitted(torch.arange(len(TRAIN)), result.l2)
+    assert result.train == pytest.approx(last(TRAIN, LABELS), abs=1e-12)
+    assert result.test == pytest.approx(last(TEST, TEST_LABELS), abs=1e-12)
+    assert result.converged
+
+
+def test_the_last_fit_standardizes_by_all_images():
+    _, kept = hold_out_by_class(LABELS, fraction=0.5, seed=0)
+    # What tells the classes apart is constant on the images that the penalty is chosen with.
+    telling = torch.zeros(len(LABELS), CLASSES, dtype=torch.float64)
+    telling[kept] = F.one_hot(LABELS[kept], CLASSES).double()
+    result = logistic(torch.cat([NOISE, telling], 1), test=torch.zeros(200, 5 + CLASSES).double(), held_out=0.5)
+    assert result.validation < 0.4
+    assert result.train > 0.5
+
+
+def test_large_features_that_repeat_under_a_small_penalty_are_solved():
+    features = 1e6 * torch.cat([standardized(TRAIN, TRAIN)] * 2, 1)
+    found = solve(features, LABELS, 1e-9)
+    assert found.converged
+    # As good as where they are small, since weights that are smaller by as much bear less of the penalty.
+    small = solve(features / 1e6, LABELS, 1e-6).layer
+    assert objective(found.layer, features, LABELS, 1e-9) <= objective(small, features / 1e6, LABELS, 1e-6)
+
+
+def test_too_few_iterations_are_admitted():
+    assert not logistic(iterations=1).converged
+
+
+def test_progress_counts_to_the_end():
+    told = []
+    sets = {"one": TRAIN, "noise": NOISE}, {"one": TEST, "noise": TEST_NOISE}
+    sgd(sets[0], test=sets[1], call={"progress": lambda *step: told.append(step)})
+    # 272 images are trained on: 9 batches of at most 32, 3 epochs, 2 sets.
+    assert told == [(step, 54) for step in range(1, 55)]
+    told.clear()
+    logistic(call={"progress": lambda *step: told.append(step)})
+    assert told == [(1, 4), (2, 4), (3, 4), (4, 4)]
+
+
+def test_results_are_json():
+    result = asdict(sgd(call={"sweep": True}))
+    assert json.loads(json.dumps(result))["best"] == result["best"]
+    result = asdict(logistic())
+    assert json.loads(json.dumps(result))["l2"] == result["l2"]
+
+
+def test_classes_that_are_not_tested_or_not_trained_on_are_no_matter():
+    few = TEST_LABELS < 2
+    assert 0 < sgd(test={"one": TEST[few]}, test_labels=TEST_LABELS[few]).best.test <= 1
+    assert sgd(classes=9).best.test > 0.5
+    assert logistic(classes=9).test > 0.5
+
+
+def spoiled(features, value):
+    features = features.clone()
+    features[7, 2] = value
+    return features
+
+
+REFUSALS = [
+    ({"labels": None}, "the training images have no labels"),
+    ({"test_labels": None}, "the test images have no labels"),
+    ({"labels": LABELS[:-1]}, "299 labels for the features of 300 training images"),
+    ({"labels": LABELS - 1}, r"label -1 of a training image is outside of \[0, 4\)"),
+    ({"test_labels": TEST_LABELS + 1}, r"label 4 of a test image is outside of \[0, 4\)"),
+    ({"labels": LABELS.clamp_max(2)}, "class 3 has test images and no training image"),
+    ({"labels": LABELS.clamp_max(2), "call": {"names": ["ant", "bee", "cat", "dog"]}}, r"class 3 \(dog\) has test"),
+    ({"train": TRAIN[:1], "labels": LABELS[:1]}, "needs 2 training images or more, and there are 1"),
+    ({"test": TEST[:0], "test_labels": TEST_LABELS[:0]}, "needs 1 test images or more, and there are 0"),
+    ({"train": TRAIN[:4], "labels": LABELS[:4]}, "none can be held out"),
+    ({"train": spoiled(TRAIN, math.nan)}, "some features of training images are not finite"),
+    ({"train": spoiled(TRAIN, -math.inf)}, "some features of training images are not finite"),
+    ({"test": spoiled(TEST, math.nan)}, "some features of test images are not finite"),
+    ({"test": TEST[:, 1:]}, "training features have width 7, but test features 6"),
+]
+
+
+@pytest.mark.parametrize("probe", [sgd, logistic])
+@pytest.mark.parametrize(("changes", "message"), REFUSALS)
+def test_refusals_are_one_line(probe, changes, message):
+    if probe is sgd:
+        changes = {name: {"one": value} if name in ("train", "test") else value for name, value in changes.items()}
+    with pytest.raises(UserError, match=message) as raised:
+        probe(**changes)
+    assert "\n" not in str(raised.value)
+
+
+def test_other_feature_sets_in_train_and_test_are_an_error():
+    with pytest.raises(ValueError, match="feature sets"):
+        sgd({"one": TRAIN}, test={"two": TEST})
+    with pytest.raises(ValueError, match="feature sets"):
+        sgd({}, test={})
+
+
+@pytest.mark.parametrize(
+    ("probe", "name", "value"),
+    [
+        (SgdProbe, "learning_rates", []),
+        (SgdProbe, "learning_rates", 0.1),
+        (SgdProbe, "learning_rates", "0.1"),
+        (SgdProbe, "learning_rates", [0.1, 0]),
+        (SgdProbe, "learning_rates", [0.1, 0.1]),
+        (SgdProbe, "learning_rates", [[0.1]]),
+        (SgdProbe, "epochs", 0),
+        (SgdProbe, "batch_size", 2.5),
+        (SgdProbe, "momentum", 1),
+        (SgdProbe, "weight_decay", -1),
+        (SgdProbe, "held_out", 0),
+        (SgdProbe, "standardize", "yes"),
+        (SgdProbe, "seed", -1),
+        (Logistic, "l2s", [0]),
+        (Logistic, "l2s", [math.inf]),
+        (Logistic, "held_out", 1),
+        (Logistic, "iterations", 0),
+        (Logistic, "seed", None),
+    ],
+)
+def test_options_that_cannot_be_are_named(probe, name, value):
+    with pytest.raises(OptionError) as raised:
+        probe(**{name: value})
+    assert raised.value.name == name
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("probe", [sgd, logistic])
+def test_one_class_is_nothing_to_tell_apart(probe):
+    with pytest.raises(OptionError) as raised:
+        probe(classes=1)
+    assert raised.value.name == "classes"
