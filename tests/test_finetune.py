@@ -141,6 +141,32 @@ def test_comparison_runs_both_sides_alike_and_tells_them_apart(outputs, tool):
     assert done.stdout.count("tensors of the encoder") == 2
 
 
+def test_a_study_can_be_extended_by_seeds_but_not_turned_into_another(outputs, tool):
+    options = (*SHORT, "recipe.steps=3", "compare=scratch")
+    tool("finetune", *options, "seeds=1")
+    done = tool("finetune", *options, "seeds=2", timeout=240)
+    assert done.stdout.count("is finished (3 steps)") == 2
+    assert len(json.loads((outputs / f"compare_{RUN}" / "comparison.json").read_text())["seeds"]) == 2
+    done = tool("finetune", *SHORT, f"name=compare_{RUN}", "recipe.steps=3", status=1)
+    assert "compare=None: the run in" in done.stderr
+
+
+def test_torchrun_gives_the_losses_and_the_accuracy_of_one_process(outputs, tool):
+    tool("finetune", *SHORT, "name=one")
+    tool(
+        "finetune", *SHORT, "name=two",
+        prefix=(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", "--no-python"),
+    )  # fmt: skip
+    one, two = (
+        [json.loads(line) for line in (outputs / name / "metrics.jsonl").read_text().splitlines()]
+        for name in ("one", "two")
+    )
+    for key in ("train/loss", "test/loss", "test/accuracy", "test/accuracy_top5"):
+        assert [row[key] for row in one if key in row] == pytest.approx(
+            [row[key] for row in two if key in row], rel=1e-4
+        )
+
+
 def test_the_sweep_chooses_on_the_development_split_alone(outputs, tool):
     done = tool("finetune", *SHORT, "sweep=table4", "table4.learning_rates=[0.1,1e-9]", "table4.development=0.25",
                 timeout=240)  # fmt: skip

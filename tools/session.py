@@ -37,8 +37,8 @@ class Session:
         folder = RunFolder(str(self.folder), name)
         if is_main_process():
             folder.open(storable(config), overwrite=config.overwrite)
+        self.fabric.barrier()  # nobody looks for checkpoints in a folder that is being cleared
         self.train(config, folder.path)
-        self.fabric.barrier()
         return journal.rows(folder.path)
 
     def train(self, config: DictConfig, folder: Path) -> None:

@@ -19,7 +19,7 @@ from ssvit.options import OptionError, UserError, flag
 # both are in the checkpoint, and so is which weights a fine-tuning started from.
 FREE = (
     "overwrite", "outputs", "workers", "fabric", "data.root", "data.download", "data.source", "recipe.precision",
-    "checkpoint", "encoder.path",
+    "checkpoint", "encoder.path", "seeds",
 )  # fmt: skip
 
 
@@ -95,7 +95,8 @@ class RunFolder:
             _write(stored, yaml.safe_dump(dict(config), sort_keys=False))
 
     def _has_trained(self) -> bool:
-        return (self.path / "metrics.jsonl").exists() or any(self.path.glob("*step_*"))
+        """Whether the run, or one of the runs of a study, has begun."""
+        return any(any(self.path.glob(trace)) for trace in ("metrics.jsonl", "*step_*", "*/config.yaml"))
 
     def _has_more(self) -> bool:
         """Whether there is more than a run leaves that ends before it has written its configuration."""
