@@ -62,7 +62,7 @@ def compare(run: Run, *, seed: int, seeds: int, folder: Path) -> None:
     from ssvit.inspection.comparison import comparison
 
     comparison(curves, SIDES).savefig(folder / "comparison.png")
-    print(f"\ntop-1 on the test images, {seeds} seeds each{', mean ± deviation' if seeds > 1 else ''}")
+    print(f"\ntop-1 on the test images, {f'{seeds} seeds each, mean ± deviation' if seeds > 1 else 'one seed each'}")
     for side, words in SIDES.items():
         each = "  ".join(f"{100 * value:.2f}" for value in finals[side])
         print(f"  {words:<14}{_percent(summary[side])}   ({each})")
