@@ -127,7 +127,7 @@ def test_a_full_disk_leaves_the_checkpoints_before(three, monkeypatch, broken):
         elif broken == "rename":
             patch.setattr("pathlib.Path.rename", full)
         else:
-            patch.setattr(checkpoint, "_write", full)
+            patch.setattr(checkpoint, "write", full)
         with pytest.raises(CheckpointError, match="No space left on device") as error:
             checkpoint.save(three, 4, STATES, {})
     assert "\n" not in str(error.value)

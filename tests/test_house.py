@@ -10,12 +10,13 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 FLOORS = {
-    **dict.fromkeys(("options", "rules", "randomness", "masking", "targets", "encoder"), 0),
+    **dict.fromkeys(("options", "durable", "rules", "randomness", "masking", "targets", "encoder"), 0),
     **dict.fromkeys(("objectives", "data", "evaluation", "inspection"), 1),
     **dict.fromkeys(("training", "benchmark"), 2),
 }
 WITHOUT_TORCH = (
     "options",
+    "durable",
     "rules",
     "training.recipe",
     "training.run",
@@ -24,6 +25,8 @@ WITHOUT_TORCH = (
     "objectives.rules",
     "evaluation.few_shot_rules",
     "evaluation.knn_rules",
+    "evaluation.gallery_rules",
+    "evaluation.features_rules",
     "training.preflight",
     "data.folder",
     "data.rules",

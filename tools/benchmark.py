@@ -10,7 +10,7 @@ from omegaconf import DictConfig
 
 from ssvit.options import one_of, whole
 
-PARTS = ("data",)
+PARTS = ("data", "probe", "knn")
 
 
 def main(config: DictConfig, plain: dict[str, Any]) -> None:

@@ -63,12 +63,15 @@ def pictures(path: str) -> list[str]:
 
     OptionError if there is no such path, or no image in the folder.
     """
-    if os.path.isdir(path):
-        check(path)
-        return sorted(_images(path))
     if not os.path.exists(path):
         raise OptionError("images", path, "no such file or folder")
-    return [path]
+    if not os.path.isdir(path):
+        return [path]
+    try:
+        check(path)
+    except OptionError as error:
+        raise OptionError("images", path, error.right) from None
+    return sorted(_images(path))
 
 
 def splits(root: str) -> tuple[str, str | None]:

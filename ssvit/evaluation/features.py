@@ -6,10 +6,12 @@ encoder's own normalisation, and `Pixels` is the floor that needs no model at al
 Letters: b, n images, t tokens, d width.
 """
 
+import contextlib
 import hashlib
+import itertools
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,38 +19,17 @@ from typing import Any, Protocol
 import safetensors
 import safetensors.torch
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, distributed
 
 from ssvit.data.loader import evaluation_batches
 from ssvit.data.sources import Source
 from ssvit.encoder.vit import ViT
-from ssvit.options import OptionError, UserError, one_of, whole
+from ssvit.evaluation import features_rules as rules
+from ssvit.evaluation.features_rules import Reading
+from ssvit.options import UserError
 
-POOLINGS = ("patch_mean", "class_token", "both")
-NORMS = ("after", "before")
-
-
-@dataclass(frozen=True)
-class Reading:
-    """Which of an encoder's numbers are its features.
-
-    layer: after which block, 1 for the first. pooling: patch_mean, class_token, or both, one beside the other. norm:
-    after the encoder's last norm, or before it. OptionError names one that cannot be.
-    """
-
-    layer: int
-    pooling: str = "patch_mean"
-    norm: str = "after"
-
-    def __post_init__(self) -> None:
-        whole("layer", self.layer)
-        one_of("pooling", self.pooling, POOLINGS)
-        one_of("norm", self.norm, NORMS)
-
-    @property
-    def name(self) -> str:
-        """For tables and files: layer6_patch_mean."""
-        return f"layer{self.layer}_{self.pooling}" + ("_before_norm" if self.norm == "before" else "")
+_LARGEST = 32  # pixels a side of an image as its own features
 
 
 class Extractor(Protocol):
@@ -60,32 +41,32 @@ class Extractor(Protocol):
 
 
 class Frozen:
-    """An encoder's features at some readings. OptionError for one that the encoder does not have."""
+    """An encoder's features at some readings. OptionError for one that the encoder does not have.
+
+    identity: what tells these weights from all others, for a `Cache`: the seal of their checkpoint.
+    """
 
     def __init__(self, encoder: ViT, readings: Sequence[Reading], *, identity: str) -> None:
-        depth = len(encoder.blocks)
         for reading in readings:
-            if reading.layer > depth:
-                raise OptionError("layer", reading.layer, f"must be at most {depth}, the encoder's layers")
-            if reading.pooling != "patch_mean" and encoder.class_token is None:
-                raise OptionError("pooling", reading.pooling, "must be patch_mean: the encoder has no class token")
-        self.encoder, self.readings, self.identity = encoder, tuple(readings), identity
+            reading.check(depth=len(encoder.blocks), class_token=encoder.class_token is not None)
+        self.encoder, self.readings = encoder, tuple(readings)
+        self.identity = f"{identity} {' '.join(reading.name for reading in readings)}"
 
     @torch.no_grad()
     def __call__(self, images: Tensor) -> dict[str, Tensor]:
         """(b, c, h, w), uint8 or in [0, 1] -> {reading's name: (b, d) or (b, 2 d)}; the encoder's mode is put back."""
         mode = self.encoder.training
         self.encoder.eval()
-        wanted = {reading.layer for reading in self.readings}
-        features = {}
-        for layer, tokens in enumerate(self.encoder.layers(images), start=1):
-            if layer in wanted:
-                for reading in (reading for reading in self.readings if reading.layer == layer):
-                    features[reading.name] = self._pooled(tokens, reading).float()
-            if layer == max(wanted):
-                break
-        self.encoder.train(mode)
-        return features
+        try:
+            last = max(reading.layer for reading in self.readings)
+            features = {}
+            for layer, tokens in enumerate(itertools.islice(self.encoder.layers(images), last), start=1):
+                for reading in self.readings:
+                    if reading.layer == layer:
+                        features[reading.name] = self._pooled(tokens, reading).float()
+            return features
+        finally:
+            self.encoder.train(mode)
 
     def _pooled(self, tokens: Tensor, reading: Reading) -> Tensor:
         if reading.norm == "after":
@@ -95,13 +76,14 @@ class Frozen:
 
 
 class Pixels:
-    """The image itself as its features, (b, c h w) in [0, 1]."""
+    """The image itself as its features, (b, c h w) in [0, 1]; one larger than 32 pixels a side is averaged to that."""
 
-    identity = "pixels"
+    identity = f"pixels, at most {_LARGEST} a side"
 
     def __call__(self, images: Tensor) -> dict[str, Tensor]:
-        unit = 255 if images.dtype == torch.uint8 else 1
-        return {"pixels": images.flatten(1).float() / unit}
+        images = images.float() / (255 if images.dtype == torch.uint8 else 1)
+        size = [min(side, _LARGEST) for side in images.shape[2:]]
+        return {"pixels": F.adaptive_avg_pool2d(images, size).flatten(1)}
 
 
 @dataclass(frozen=True)
@@ -129,30 +111,41 @@ def extract(
     With torch.distributed each process reads a part, and all have the whole in the end. progress(done, all) is called
     after each batch. Unreadable files are left out. UserError if none can be read, or if a feature is not finite.
     """
-    from torch import distributed
-
-    together = distributed.is_available() and distributed.is_initialized()
-    rank, world = (distributed.get_rank(), distributed.get_world_size()) if together else (0, 1)
+    rank, world = _place()
     shared = {"batch_size": batch_size, "limit": limit, "workers": workers, "device": device}
-    parts, count = [], min(len(source), limit or len(source))
+    count = len(source) if limit is None else min(limit, len(source))
+    parts, done = [], 0
     for batch in evaluation_batches(source, transform, rank=rank, world=world, **shared):
-        values = {name: value.cpu() for name, value in function(batch.images).items()}
-        labels = None if batch.labels is None else batch.labels.cpu()
-        parts.append((values, labels, batch.slots.cpu()))
+        parts.append(({name: value.cpu() for name, value in function(batch.images).items()}, batch.slots.cpu()))
+        done += world * len(batch.slots)
         if progress:
-            progress(min(world * sum(len(places) for *_, places in parts), count), count)
-    if together:
-        gathered: list[Any] = [None] * world
-        distributed.all_gather_object(gathered, parts)
-        parts = [part for own in gathered for part in own]
+            progress(min(done, count), count)
+    if world > 1:
+        parts = [part for of_process in _gathered(parts) for part in of_process]
     if not parts:
         raise UserError("none of the images can be read, so there are no features")
-    values = {name: torch.cat([part[name] for part, *_ in parts]) for name in parts[0][0]}
+    values = {name: torch.cat([part[name] for part, _ in parts]) for name in parts[0][0]}
     for name, value in values.items():
         if not value.isfinite().all():
             raise UserError(f"{name}: some features are not finite, so nothing can be measured on them")
-    labels = None if source.labels is None else torch.cat([labels for _, labels, _ in parts])
-    return Features(values, labels, torch.cat([places for *_, places in parts]))
+    return _labelled(values, torch.cat([places for _, places in parts]), source)
+
+
+def _labelled(values: dict[str, Tensor], places: Tensor, source: Source) -> Features:
+    return Features(values, None if source.labels is None else source.labels[places], places)
+
+
+def _place() -> tuple[int, int]:
+    """Which process of how many this is."""
+    together = distributed.is_available() and distributed.is_initialized()
+    return (distributed.get_rank(), distributed.get_world_size()) if together else (0, 1)
+
+
+def _gathered(own: Any) -> list[Any]:
+    """What each process has, in all of them."""
+    every: list[Any] = [None] * distributed.get_world_size()
+    distributed.all_gather_object(every, own)
+    return every
 
 
 class Cache:
@@ -167,11 +160,13 @@ class Cache:
     def extract(
         self, function: Extractor, source: Source, transform: Any, *, view: Mapping[str, Any], **options: Any
     ) -> Features:
-        """As the function `extract`; view: the options of the transform, since it cannot tell them itself."""
+        """As the function `extract`; view: the options of the transform, since it cannot tell them itself.
+
+        Labels are not kept but the source's own, as images that are named anew have the same features.
+        """
         device = torch.device(options.get("device", "cpu"))
         made_of = {
             "function": function.identity,
-            "readings": [reading.name for reading in getattr(function, "readings", ())],
             "images": source.fingerprint,
             "view": dict(view),
             "limit": options.get("limit"),
@@ -179,10 +174,14 @@ class Cache:
         }
         text = json.dumps(made_of, sort_keys=True)
         path = self.folder / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.safetensors"
-        if (kept := _read(path, text)) is not None:
-            return kept
+        rank, world = _place()
+        kept = _read(path, text)
+        # Processes extract together or not at all, wherever each has its folder.
+        found = [kept is not None] if world == 1 else _gathered(kept is not None)
+        if kept is not None and all(found):
+            return _labelled(*kept, source)
         features = extract(function, source, transform, **options)
-        if int(os.environ.get("RANK", 0)) == 0:
+        if rank == 0:
             _write(path, text, features)
         return features
 
@@ -198,20 +197,25 @@ def _digest(tensors: Mapping[str, Tensor]) -> str:
 def _write(path: Path, made_of: str, features: Features) -> None:
     tensors = {f"values/{name}": value.contiguous() for name, value in features.values.items()}
     tensors["places"] = features.places
-    if features.labels is not None:
-        tensors["labels"] = features.labels
     beside = path.with_suffix(f".{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        for leftover in path.parent.glob(f"{path.stem}.*.part"):
+            leftover.unlink(missing_ok=True)
         safetensors.torch.save_file(tensors, beside, metadata={"made_of": made_of, "sha256": _digest(tensors)})
         beside.replace(path)
-    except OSError as error:
-        beside.unlink(missing_ok=True)
-        raise UserError(f"{path.parent}: features cannot be kept there ({error.strerror or error})") from None
+    except FileNotFoundError:
+        pass  # another process that writes the same features took it for a leftover
+    except (OSError, safetensors.SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"{path.parent}: features cannot be kept there ({reason})") from None
+    finally:
+        with contextlib.suppress(OSError):
+            beside.unlink(missing_ok=True)
 
 
-def _read(path: Path, made_of: str) -> Features | None:
-    """The features of a file, or None if there is none or it is not whole."""
+def _read(path: Path, made_of: str) -> tuple[dict[str, Tensor], Tensor] | None:
+    """The features and places in a file, or None if there is none or it is not whole."""
     try:
         with safetensors.safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
@@ -220,14 +224,10 @@ def _read(path: Path, made_of: str) -> Features | None:
         return None
     if metadata.get("made_of") != made_of or metadata.get("sha256") != _digest(tensors):
         return None
-    values = {name.removeprefix("values/"): value for name, value in tensors.items() if name.startswith("values/")}
-    return Features(values, tensors.get("labels"), tensors["places"])
+    places = tensors.pop("places")
+    return {name.removeprefix("values/"): value for name, value in tensors.items()}, places
 
 
-def readings(encoder: ViT, *, layer: Any = "last", pooling: str = "patch_mean", norm: str = "after") -> list[Reading]:
-    """The readings that options mean: layer is a number, a list of them, "last" or "all"."""
-    depth = len(encoder.blocks)
-    layers: Iterator[int] | list[int] = {"last": [depth], "all": list(range(1, depth + 1))}.get(
-        layer if isinstance(layer, str) else "", layer if isinstance(layer, list) else [layer]
-    )
-    return [Reading(number, pooling, norm) for number in layers]
+def readings(encoder: ViT, **options: Any) -> list[Reading]:
+    """The readings of an encoder that options mean: see `features_rules.readings`."""
+    return rules.readings(depth=len(encoder.blocks), class_token=encoder.class_token is not None, **options)

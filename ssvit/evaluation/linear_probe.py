@@ -23,7 +23,7 @@ from ssvit.options import OptionError, UserError, flag, number, whole
 from ssvit.randomness import permutation
 
 # DINOv2's grid, there for batches of 256.
-LEARNING_RATES = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1)
+LEARNING_RATES = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1, 0.2, 0.5, 1.0)
 L2S = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
 
 _CHUNK = 1024  # rows at a time, few enough that what comes of them stays in a processor's cache

@@ -116,6 +116,14 @@ def build(vectors: Tensor, kind: str = "flat", **options: Any) -> faiss.Index:
     return choose(kind, **options).build(_of_length_one(vectors))
 
 
+def check_k(k: int, images: int, *, own: bool) -> None:
+    """OptionError unless a bank of so many images has k neighbours; own: for a query that stands there itself."""
+    whole("k", k)
+    if k + own > images:
+        besides = " besides the query itself" if own else ""
+        raise OptionError("k", k, f"must be at most {images - own}, the images of the bank{besides}")
+
+
 def search(index: faiss.Index, queries: Tensor, k: int, *, own: Tensor | None = None) -> Neighbours:
     """The k nearest of the bank for queries (m, d).
 
@@ -123,11 +131,8 @@ def search(index: faiss.Index, queries: Tensor, k: int, *, own: Tensor | None = 
     place is left out: another image with the same vector stays. Where an approximate index has found fewer than k, the
     index is -1 and the similarity -inf. OptionError if the bank has fewer than k others.
     """
-    whole("k", k)
     extra = 0 if own is None else 1
-    if k + extra > index.ntotal:
-        besides = " besides the query itself" if extra else ""
-        raise OptionError("k", k, f"must be at most {index.ntotal - extra}, the images of the bank{besides}")
+    check_k(k, index.ntotal, own=bool(extra))
     similarities, indices = map(torch.from_numpy, index.search(_of_length_one(queries).numpy(), k + extra))
     similarities = similarities.masked_fill(indices < 0, -math.inf)
     if own is not None:

@@ -23,6 +23,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from ssvit.durable import seal, synchronise, write
 from ssvit.options import UserError
 
 KIND, SCHEMA = "image vectors", 1
@@ -58,6 +59,12 @@ def unit(vectors: Tensor, names: Sequence[str] | None = None) -> Tensor:
     return scaled
 
 
+def check_vacant(folder: Path) -> None:
+    """StoreError unless a new store can be made there: what it holds already is never written over."""
+    if folder.exists() and any(folder.iterdir()):
+        raise StoreError(f"{folder}: holds something already; add to it if it is a store, or take another")
+
+
 class Store:
     """The vectors that a folder holds. Made by `create` or `open`; `add` adds to the folder and to this object."""
 
@@ -88,8 +95,7 @@ class Store:
         vectors = unit(vectors, names)
         part = folder.with_name(f".{folder.name}.part")
         try:
-            if folder.exists() and any(folder.iterdir()):
-                raise StoreError(f"{folder}: holds something already; add to it if it is a store, or take another")
+            check_vacant(folder)
             part.mkdir(parents=True, exist_ok=True)
             with _held(part):
                 for leftover in part.iterdir():
@@ -98,7 +104,7 @@ class Store:
                 entries = _write_shards(part, vectors, names, labels, first=0)
                 _write_manifest(part, {**facts, "classes": list(classes), "shards": entries})
                 part.rename(folder)
-                _synchronise(folder.parent)
+                synchronise(folder.parent)
         except OSError as error:
             shutil.rmtree(part, ignore_errors=True)
             raise StoreError(f"{folder}: cannot be written ({error.strerror})") from None
@@ -252,9 +258,9 @@ def _write_shards(
         shard = _Shard(vectors[part], labels[part].contiguous(), torch.frombuffer(text, dtype=torch.uint8))
         data = safetensors.torch.save(shard._asdict())
         path = folder / f"vectors_{number:08d}.safetensors"
-        _write(path, data)
+        write(path, data)
         entries.append({"file": path.name, "count": len(shard.vectors), "sha256": hashlib.sha256(data).hexdigest()})
-    _synchronise(folder)
+    synchronise(folder)
     return entries
 
 
@@ -283,8 +289,7 @@ def _map(folder: Path, entry: Mapping[str, Any], manifest: Mapping[str, Any]) ->
 def _sealed(facts: Mapping[str, Any]) -> bytes:
     """The text of a manifest: facts, and the sha256 of them in the place of an older one."""
     facts = {key: value for key, value in facts.items() if key != "seal"}
-    seal = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
-    return json.dumps({**facts, "seal": seal}, indent=1).encode()
+    return json.dumps({**facts, "seal": seal(facts)}, indent=1).encode()
 
 
 def _read_manifest(folder: Path) -> dict[str, Any]:
@@ -318,9 +323,9 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
 def _write_manifest(folder: Path, facts: Mapping[str, Any]) -> None:
     """Put a manifest in its place, from one moment to the next."""
     part = folder / "manifest.json.part"
-    _write(part, _sealed(facts))
+    write(part, _sealed(facts))
     part.rename(folder / "manifest.json")
-    _synchronise(folder)
+    synchronise(folder)
 
 
 def _sweep(folder: Path) -> None:
@@ -341,21 +346,5 @@ def _held(folder: Path) -> Iterator[None]:
         except BlockingIOError:
             raise StoreError(f"{folder}: another process is writing to it") from None
         yield
-    finally:
-        os.close(descriptor)
-
-
-def _write(path: Path, data: bytes) -> None:
-    with open(path, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _synchronise(folder: Path) -> None:
-    """Make a folder's entries durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
     finally:
         os.close(descriptor)

@@ -7,7 +7,6 @@ as a hidden folder beside its place, synchronised to disk and renamed; the newes
 
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Callable, Mapping
 from importlib.metadata import version
@@ -17,10 +16,11 @@ from typing import Any
 import safetensors.torch
 from torch import Tensor, nn
 
+from ssvit.durable import seal, synchronise, write
 from ssvit.encoder.vit import ViT
 from ssvit.objectives.classify import Classify
 from ssvit.options import UserError
-from ssvit.training.manifest import SCHEMA, CheckpointError, complete, read, seal
+from ssvit.training.manifest import SCHEMA, CheckpointError, complete, read
 from ssvit.training.run import is_main_process
 
 KEPT = 3
@@ -44,13 +44,13 @@ def save(folder: Path, step: int, states: Mapping[str, Mapping[str, Tensor]], fa
         for name, state in states.items():
             data = safetensors.torch.save({key: tensor.contiguous() for key, tensor in state.items()})
             sums[f"{name}.safetensors"] = hashlib.sha256(data).hexdigest()
-            _write(part / f"{name}.safetensors", data)
+            write(part / f"{name}.safetensors", data)
         versions = {name: version(name) for name in ("torch", "safetensors")}
         manifest = {"schema": SCHEMA, "step": step, **facts, "versions": versions, "sha256": sums}
-        _write(part / "manifest.json", json.dumps({**manifest, "seal": seal(manifest)}, indent=1).encode())
-        _synchronise(part)
+        write(part / "manifest.json", json.dumps({**manifest, "seal": seal(manifest)}, indent=1).encode())
+        synchronise(part)
         part.rename(target)
-        _synchronise(folder)
+        synchronise(folder)
     except OSError as error:
         shutil.rmtree(part, ignore_errors=True)
         raise CheckpointError(
@@ -170,19 +170,3 @@ def _load(module: nn.Module, weights: Mapping[str, Tensor], prefix: str) -> set[
     own = {name for name in weights if name.startswith(prefix)}
     module.load_state_dict({name.removeprefix(prefix): weights[name] for name in own})
     return own
-
-
-def _write(path: Path, data: bytes) -> None:
-    with open(path, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _synchronise(folder: Path) -> None:
-    """Make a folder's entries durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

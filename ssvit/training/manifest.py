@@ -4,15 +4,14 @@ A run's folder holds config.yaml and step_*/ (its checkpoints); each of these ha
 was trained ("encoder", "stage", …), and a sha256 of every file and of itself, the seal.
 """
 
-import hashlib
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from ssvit import rules
+from ssvit.durable import seal
 from ssvit.options import OptionError, UserError, one_of
 
 SCHEMA = 2
@@ -23,16 +22,11 @@ class CheckpointError(UserError):
     """A checkpoint cannot be written, or cannot be trusted."""
 
 
-def seal(manifest: Mapping[str, Any]) -> str:
-    """The sha256 of what a manifest says, which stands in it beside that: a flipped bit in a step number shows."""
-    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
-
-
 def read(path: Path) -> dict[str, Any]:
     """The verified manifest of the checkpoint in a folder. CheckpointError says what is wrong with it."""
     try:
         manifest = json.loads((path / "manifest.json").read_bytes())
-        if manifest["seal"] != seal({key: value for key, value in manifest.items() if key != "seal"}):
+        if manifest["seal"] != seal(manifest):
             raise ValueError
         if manifest["schema"] != SCHEMA:
             raise CheckpointError(f"{path}: has schema {manifest['schema']}, this version reads {SCHEMA}")

@@ -1,0 +1,31 @@
+"""Files that outlive a power cut, and what shows that one has been damaged. Standard library only."""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+def write(path: Path, data: bytes) -> None:
+    """Write a file and wait until the disk has it; its name is as durable once `synchronise` has run on its folder."""
+    with open(path, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def synchronise(folder: Path) -> None:
+    """Make a folder's entries durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def seal(facts: Mapping[str, Any]) -> str:
+    """The sha256 of what a manifest says, but for the seal that stands in it: a flipped bit in a number shows."""
+    facts = {key: value for key, value in facts.items() if key != "seal"}
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()

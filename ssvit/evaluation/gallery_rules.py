@@ -1,0 +1,45 @@
+"""Which pictures a user means, and what may be asked of a store of pictures. Standard library only."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ssvit.data import folder
+from ssvit.options import OptionError, flag, one_of, whole
+
+ACTIONS = INDEX, ADD, QUERY = ("index", "add", "query")
+
+
+def check(
+    *, action: Any, store: Any, k: Any, batch_size: Any, workers: Any, ranking: Any, sheet: Any, output: Any
+) -> None:
+    """OptionError for options of tools/retrieve.py that cannot be; sheet, output: files to write, or None."""
+    one_of("action", action, ACTIONS)
+    if action != INDEX and not Path(str(store)).is_dir():
+        raise OptionError("store", store, f"no such folder: action={INDEX} makes a store")
+    for name, value in (("k", k), ("batch_size", batch_size), ("workers", workers)):
+        whole(name, value)
+    flag("ranking", ranking)
+    for name, value in (("sheet", sheet), ("output", output)):
+        if value is not None and not Path(str(value)).absolute().parent.is_dir():
+            raise OptionError(name, value, "there is no such folder to write it into")
+        if value is not None and Path(str(value)).is_dir():
+            raise OptionError(name, value, "must be a file, and this is a folder")
+
+
+def pictures(images: Sequence[Any]) -> dict[str, str | None]:
+    """Files and folders as {absolute path: class}, each picture once.
+
+    The class is the name of the subfolder where a folder has one for each class, else None. OptionError if one is not
+    there, holds no picture, or none is given.
+    """
+    if not images:
+        raise OptionError("images", "", "name pictures, or folders of them, after the options")
+    found: dict[str, str | None] = {}
+    for image in map(str, images):
+        paths = folder.pictures(image)
+        for path, name in folder.list_images(image) if os.path.isdir(image) else [(path, None) for path in paths]:
+            path = os.path.abspath(path)
+            found[path] = name or found.get(path)
+    return found

@@ -1,0 +1,216 @@
+"""tools/few_shot.py, linear_probe.py and knn.py: their numbers are those of the checkpoint's features and of floors."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import few_shot as few_shot_tool
+import knn as knn_tool
+import linear_probe as linear_probe_tool
+import pretrained
+import pytest
+import torch
+from command import TINY, one_line
+from hydra import compose, initialize_config_dir
+from hydra.errors import InstantiationException
+from omegaconf import OmegaConf
+from PIL import Image
+
+from ssvit.data.sources import synthetic
+from ssvit.data.transforms import CenterCrop
+from ssvit.encoder.vit import ViT
+from ssvit.evaluation.features import Frozen, Pixels, Reading, extract
+from ssvit.evaluation.few_shot import few_shot
+from ssvit.evaluation.knn import knn
+from ssvit.evaluation.linear_probe import SgdProbe
+from ssvit.options import OptionError, UserError
+from ssvit.randomness import key
+from ssvit.training import checkpoint, manifest
+
+ROOT = Path(__file__).parent.parent
+TOOLS = {"few_shot": few_shot_tool, "knn": knn_tool, "linear_probe": linear_probe_tool}
+ROWS = ["layer1_patch_mean", "layer2_patch_mean", "random_layer1_patch_mean", "random_layer2_patch_mean", "pixels"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A tiny pre-training run that has finished."""
+    folder = tmp_path_factory.mktemp("run")
+    command = [sys.executable, str(ROOT / "tools" / "pretrain.py"), "outputs=outputs", *TINY, "encoder.dropout=0.1"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return folder / "outputs" / "masked_patch_synthetic"
+
+
+@pytest.fixture
+def measured(run, tmp_path):
+    """Run a tool's main function in this process: measured("knn", "k=[1]") -> its numbers as JSON."""
+
+    def measure(tool, *options):
+        options = (f"outputs={run.parent}", f"cache={tmp_path}/features", f"output={tmp_path}/numbers.json", *options)
+        pretrained.offer(dict(option.split("=", 1) for option in options))
+        with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
+            config = compose(tool, list(options))
+        TOOLS[tool].main(config, OmegaConf.to_container(config, resolve=True))
+        return json.loads((tmp_path / "numbers.json").read_text())
+
+    return measure
+
+
+@pytest.fixture(scope="module")
+def expected(run):
+    """The features that the tools must measure, read in one go: (train, test), each with labels."""
+    path = run / "step_00000006"
+    trained = checkpoint.load_encoder(path).train()  # as training has it
+    torch.manual_seed(key(0, "weights"))
+    untrained = ViT(**manifest.read(path)["encoder"])
+    assert not torch.equal(trained.patch.weight, untrained.patch.weight)
+    data = synthetic(size=16, images=64, held_out_images=32)
+    asked = [Reading(1), Reading(2)]
+    found = []
+    for source in (data.train, data.held_out):
+        values = {}
+        for prefix, encoder in (("", trained), ("random_", untrained)):
+            features = extract(Frozen(encoder, asked, identity="x"), source, CenterCrop(size=16, resize=None))
+            values |= {f"{prefix}{name}": value for name, value in features.values.items()}
+        values |= extract(Pixels(), source, CenterCrop(size=16, resize=None)).values
+        found.append((values, source.labels))
+    assert list(found[0][0]) == ROWS
+    return found
+
+
+def test_few_shot_measures_the_features_and_the_floors(measured, expected, capsys):
+    report = measured("few_shot", "features.layer=all", "shots=[1,3,all]", "seeds=2", "l2=[1,1024]")
+    (train, labels), (test, test_labels) = expected
+    assert list(report["numbers"]) == ROWS
+    for name, scores in report["numbers"].items():
+        right = few_shot(train[name], labels, test[name], test_labels, classes=10, protocol="paper",
+                         shots=[1, 3, "all"], seeds=2, l2=[1, 1024])  # fmt: skip
+        assert [score["mean"] for score in scores] == [score.mean for score in right.scores]
+        assert [score["shots"] for score in scores] == [1, 3, "all"]
+    # Leave-one-out, by a fit to all images but one, each whitened as the whole set is.
+    left_out = {}
+    for name in ROWS[:2]:
+        x = train[name].double()
+        white = torch.cat([(x - x.mean(0)) / (x.std(0, correction=0) + 1e-5), torch.full((64, 1), 100.0)], 1)
+        signs = 2 * torch.nn.functional.one_hot(labels, 10).double() - 1
+        l2 = report["numbers"][name][-1]["fits"][0]["l2"]
+        right = 0
+        for row in range(64):
+            others = torch.arange(64) != row
+            a, b = white[others], signs[others]
+            weights = torch.linalg.solve(a.T @ a + l2 * torch.eye(17), a.T @ b)
+            right += ((white[row] @ weights).argmax() == labels[row]).item()
+        left_out[name] = right
+    assert left_out[report["best"]] == max(left_out.values())
+    printed = capsys.readouterr().out
+    for name, scores in report["numbers"].items():
+        (line,) = [line for line in printed.splitlines() if line.startswith(f"{name} ")]
+        assert f"{100 * scores[-1]['mean']:.1f} %" in line
+    assert f"best: {report['best']}, chosen by leave-one-out" in printed
+    assert "step_00000006: 64 training and 32 test images, 10 classes" in printed
+    assert (report["checkpoint"][-13:], report["train_images"], report["test_images"]) == ("step_00000006", 64, 32)
+
+
+def test_knn_measures_the_features_and_chooses_among_the_bank(measured, expected):
+    report = measured("knn", "features.layer=all", "k=[5,1]", "protocol=uniform")
+    (train, labels), (test, test_labels) = expected
+    for name, numbers in report["numbers"].items():
+        right = knn(train[name], labels, test[name], test_labels, classes=10, protocols=["uniform"], k=[1, 5])
+        assert numbers["top1"] == {str(score.k): score.top1 for score in right.scores}
+        assert numbers["top5"] == {str(score.k): score.top5 for score in right.scores}
+        if not name.startswith("layer"):
+            assert "leave_one_out" not in numbers
+            continue
+        near = torch.nn.functional.normalize(train[name].double(), dim=1)
+        near = near @ near.T
+        near.fill_diagonal_(-2)
+        assert numbers["leave_one_out"]["1"] == (labels[near.argmax(1)] == labels).double().mean().item()
+    left_out = {name: max(report["numbers"][name]["leave_one_out"].values()) for name in ROWS[:2]}
+    assert left_out[report["best"]] == max(left_out.values())
+
+
+def test_linear_probe_by_either_method(measured, expected, tmp_path):
+    report = measured("linear_probe", "features.layer=all", "sgd.epochs=2", "sgd.learning_rates=[0.01,0.1]")
+    (train, labels), (test, test_labels) = expected
+    probe = SgdProbe(epochs=2, learning_rates=[0.01, 0.1])
+    for name, numbers in report["numbers"].items():
+        right = probe({name: train[name]}, labels, {name: test[name]}, test_labels, classes=10)
+        assert numbers["test"] == right.best.test
+        assert tuple(numbers["validation_grid"]) == right.grid[name]
+    validation = {name: report["numbers"][name]["validation"] for name in ROWS[:2]}
+    assert validation[report["best"]] == max(validation.values())
+    report = measured("linear_probe", "method=logistic", "logistic.l2s=[0.1]", "floors=false", "features.layer=1",
+                      "train_images=40", "test_images=20")  # fmt: skip
+    assert list(report["numbers"]) == ROWS[:1]
+    assert (report["train_images"], report["test_images"]) == (40, 20)
+
+
+def test_features_are_computed_once_for_all_tools(measured, tmp_path, monkeypatch):
+    first = measured("knn", "k=[1]", "precision=bf16-mixed")
+    assert len(list((tmp_path / "features").iterdir())) == 6
+    monkeypatch.setattr(Frozen, "__call__", lambda *call: pytest.fail("computed again"))
+    assert measured("knn", "k=[1]", "precision=bf16-mixed") == first
+    measured("few_shot", "shots=[1]", "precision=bf16-mixed")
+    monkeypatch.undo()
+    measured("few_shot", "shots=[1]", "floors=false")
+    assert len(list((tmp_path / "features").iterdir())) == 8  # other numbers in float32
+    measured("few_shot", "shots=[1]", "floors=false", "cache=null", "features.pooling=both", "features.norm=before")
+    assert len(list((tmp_path / "features").iterdir())) == 8
+
+
+def folder_of(path, **classes):
+    for part in ("train", "val"):
+        for name in classes[part]:
+            (path / part / name).mkdir(parents=True)
+            for number in range(3):
+                Image.new("RGB", (16, 16), (80 * number, 0, 0)).save(path / part / name / f"{number}.png")
+    return ("data=folder", f"data.root={path}", "data.image_size=16", "workers=0")
+
+
+def test_images_that_cannot_be_measured_are_told(measured, tmp_path):
+    with pytest.raises(InstantiationException, match="the class c is not among the 2"):
+        measured("knn", *folder_of(tmp_path / "other", train="ab", val="ac"))
+    with pytest.raises(UserError, match="the images have no labels"):
+        measured("knn", *folder_of(tmp_path / "none", train=[""], val=[""]))
+    same = folder_of(tmp_path / "same", train="ab", val="ab")
+    with pytest.raises(UserError, match=r"shots=4: class 0 \(a\) has 3 training images, and at least 4 are needed"):
+        measured("few_shot", *same, "shots=[4]")
+    with pytest.raises(OptionError, match="k=6: must be below 6, the training images"):
+        measured("knn", *same, "k=[6]")
+    with pytest.raises(OptionError, match="train_images=7: there are 6 images to choose from"):
+        measured("knn", *same, "train_images=7")
+    assert measured("knn", *same, "k=[5]")["numbers"][ROWS[1]]["test_images_in_train"] == 6
+    with pytest.raises(OptionError, match=r"sgd\.epochs=0"):
+        measured("linear_probe", "sgd.epochs=0")
+
+
+def test_as_a_command(run, tool, tmp_path):
+    done = tool("knn", f"checkpoint={run}", "k=[1,3]", f"output={tmp_path}/knn.json")
+    assert done.stderr == ""
+    assert str(run / "step_00000006") in done.stdout
+    assert list(json.loads((tmp_path / "knn.json").read_text())["numbers"]) == [ROWS[1], ROWS[3], ROWS[4]]
+    assert (tmp_path / "outputs" / "features").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("tool_name", "options", "told"),
+    [
+        ("knn", ["checkpoint=/no/where"], "checkpoint=/no/where: no such folder"),
+        ("knn", ["checkpoint=scratch"], "checkpoint=scratch: "),
+        ("knn", ["features.layer=3"], "features.layer=3: must be at most 2"),
+        ("knn", ["k=[0]"], "k=0: must be a whole number"),
+        ("knn", ["protocol=best"], "protocol=best: must be one of"),
+        ("few_shot", ["features.pooling=max"], "features.pooling=max: must be one of"),
+        ("few_shot", ["protocol=mine"], "protocol=mine: must be one of paper, big_vision"),
+        ("few_shot", ["output=/no/where/a.json"], "output=/no/where/a.json: there is no such folder"),
+        ("few_shot", ["data.image_size=18"], "encoder.patch_size=4: must divide the image's height of 18"),
+        ("linear_probe", ["method=svm"], "method=svm: must be one of sgd, logistic"),
+        ("linear_probe", ["precision=8"], "precision=8: must be one of"),
+        ("linear_probe", ["train_images=0"], "train_images=0: must be a whole number"),
+    ],
+)
+def test_a_mistake_is_told_in_one_line_before_torch_loads(run, tool, no_torch, tool_name, options, told):
+    line = one_line(tool(tool_name, f"outputs={run.parent}", *options, status=2, PYTHONPATH=no_torch))
+    assert line.startswith(f"{tool_name}.py: {told}")

@@ -1,0 +1,247 @@
+"""tools/retrieve.py as a user runs it: a store of pictures, added to and asked, and mistakes in one line."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from command import TINY, one_line
+from PIL import Image
+
+from ssvit.data.decode import load
+from ssvit.data.transforms import CenterCrop
+from ssvit.evaluation import gallery, gallery_rules, retrieval
+from ssvit.evaluation.store import Store
+from ssvit.options import OptionError, UserError
+from ssvit.training import checkpoint, manifest
+
+TOOLS = Path(__file__).parent.parent / "tools"
+RUN = "masked_patch_synthetic"
+
+
+def paint(path: Path, seed: int, size: tuple[int, int] = (20, 16)) -> None:
+    """A picture of its own, of (width, height)."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    noise = np.random.default_rng(seed).integers(0, 256, (4, 5, 3), dtype=np.uint8)
+    Image.fromarray(noise).resize(size, Image.Resampling.BICUBIC).save(path)
+
+
+def album(folder: Path, *, first: int, count: int, classes: tuple[str, ...] = ("ant", "bee")) -> Path:
+    for number in range(count):
+        paint(folder / classes[number % len(classes)] / f"{number}.png", first + number, (20 + number, 16))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A folder with a tiny run, an album of 12 and a damaged file, and the store that the tool has made of it."""
+    folder = tmp_path_factory.mktemp("made")
+    done = subprocess.run(
+        [sys.executable, str(TOOLS / "pretrain.py"), "outputs=outputs", *TINY],
+        capture_output=True, text=True, cwd=folder, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (album(folder / "album", first=0, count=12) / "bee" / "bad.jpg").write_text("no image")
+    done = subprocess.run(
+        [sys.executable, str(TOOLS / "retrieve.py"), "outputs=outputs", "action=index", "store=store", "album"],
+        capture_output=True, text=True, cwd=folder, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return folder, done
+
+
+@pytest.fixture
+def work(made, tmp_path):
+    """A copy to work on; the store's pictures stay where they were."""
+    for name in ("outputs", "store"):
+        shutil.copytree(made[0] / name, tmp_path / name)
+    return tmp_path
+
+
+def described(folder: Path, paths: list[str]) -> np.ndarray:
+    """The features as one would write them down, a picture at a time, in float64."""
+    encoder = checkpoint.load_encoder(folder / "outputs" / RUN / "step_00000006").double()
+    rows = []
+    for path in paths:
+        image = CenterCrop(size=16)([load(path)])
+        with torch.no_grad():
+            *_, tokens = encoder.layers(image.double() / 255)
+            rows.append(encoder.norm(tokens)[0, 1:].mean(0).numpy())
+    rows = np.stack(rows)
+    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+
+def test_a_store_holds_the_features_of_the_pictures_that_can_be_read(made):
+    folder, done = made
+    assert f"{folder}/album/bee/bad.jpg: no image" in done.stdout
+    assert "store: holds 12 pictures of 2 classes" in done.stdout
+    assert "read 13 files, " in done.stdout
+    assert "a second; 1 could not be read and stayed out" in done.stdout
+    store = Store.open(folder / "store")
+    assert store.names == sorted(str(path) for path in (folder / "album").rglob("*.png"))
+    assert [store.classes[label] for label in store.labels] == [Path(name).parent.name for name in store.names]
+    assert np.allclose(store.vectors.numpy(), described(folder, store.names), atol=1e-5)
+    seal = manifest.read(folder / "outputs" / RUN / "step_00000006")["seal"]
+    assert store.encoder == f"{seal[:16]} layer2_patch_mean"
+
+
+def test_only_new_pictures_are_added(made, work, tool):
+    album(work / "more", first=50, count=3, classes=("cat",))
+    held = (made[0] / "store" / "manifest.json").read_bytes()
+    done = tool("retrieve", "action=add", "store=store", "more", f"{made[0]}/album/ant", f"{made[0]}/album/ant/0.png")
+    assert "store: 3 pictures added, 6 were there already; holds 15 pictures of 3 classes" in done.stdout
+    assert "read 3 files" in done.stdout
+    store = Store.open(work / "store")
+    assert store.names[12:] == [str(work / "more" / "cat" / f"{number}.png") for number in range(3)]
+    assert store.labels.tolist()[12:] == [2, 2, 2]
+    assert np.allclose(store.vectors.numpy(), described(work, store.names), atol=1e-5)
+    assert (made[0] / "store" / "manifest.json").read_bytes() == held
+
+
+def test_a_query_is_answered_in_words_as_json_and_as_a_sheet(made, work, tool):
+    album(work / "asked", first=100, count=4, classes=("ant", "bee", "cat"))
+    shutil.copy(made[0] / "album" / "bee" / "3.png", work / "asked" / "bee" / "copy.png")
+    (work / "asked" / "bee" / "bad.png").write_text("no image")
+    known = str(made[0] / "album" / "bee" / "5.png")
+    done = tool("retrieve", "action=query", "store=store", "asked", known, "k=6", "sheet=sheet.png",
+                "output=found.json", "index=ivf", "index.nlist=3", "index.nprobe=3")  # fmt: skip
+    found = json.loads((work / "found.json").read_text())
+    paths = [one["image"] for one in found]
+    assert paths == [*sorted(str(path) for path in (work / "asked").rglob("*.png") if path.stem != "bad"), known]
+    assert [one["class"] for one in found] == ["ant", "ant", "bee", "bee", "cat", None]
+    names = Store.open(work / "store").names
+    for one, row in zip(found, described(work, paths) @ described(work, names).T, strict=True):
+        order = sorted((i for i in range(12) if names[i] != one["image"]), key=lambda i: -row[i])[:6]
+        assert [neighbour["image"] for neighbour in one["neighbours"]] == [names[i] for i in order]
+        assert np.allclose([neighbour["similarity"] for neighbour in one["neighbours"]], row[order], atol=1e-5)
+        first = one["neighbours"][0]
+        assert first["class"] == Path(first["image"]).parent.name
+        assert f"{one['image']}: {first['image']} ({first['class']}) {first['similarity']:.3f}\n" in done.stdout
+    assert found[3]["neighbours"][0]["image"].endswith("/bee/3.png")
+    assert "asked/bee/bad.png: no image" in done.stdout
+    assert "100.00 % of the neighbours that the exact index finds" in done.stdout
+    right = [[n["class"] == one["class"] for n in one["neighbours"]] for one in found[:4]]
+    assert "4 queries of a class that the store has" in done.stdout
+    for k in (1, 5, 6):
+        assert f"recall@{k} {100 * sum(any(row[:k]) for row in right) / 4:.2f} %" in " ".join(done.stdout.split())
+        assert f"precision@{k} {100 * sum(sum(row[:k]) for row in right) / 4 / k:.2f} %" in " ".join(
+            done.stdout.split()
+        )
+    assert "\nmap  " in done.stdout
+    with Image.open(work / "sheet.png") as image:
+        assert image.format == "PNG"
+        assert min(image.size) > 900  # six rows
+
+
+def test_what_is_wrong_with_a_store_is_told_in_one_line(made, work, tool):
+    pictures = f"{made[0]}/album"
+    shard = work / "store" / "vectors_00000000.safetensors"
+    before = f"checkpoint=outputs/{RUN}/step_00000004"
+    seals = [manifest.read(work / "outputs" / RUN / f"step_0000000{step}")["seal"][:16] for step in (6, 4)]
+    line = one_line(tool("retrieve", "action=add", "store=store", before, pictures, status=1))
+    assert f"made with the encoder {seals[0]} layer2_patch_mean, not with {seals[1]} layer2_patch_mean" in line
+    shard.write_bytes(shard.read_bytes()[:-1])
+    line = one_line(tool("retrieve", "action=query", "store=store", pictures, status=1))
+    assert line == f"retrieve.py: {shard.relative_to(work)}: is damaged (its sha256 is not the manifest's)"
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["action=find", "store=s", "."], "action=find: must be one of index, add, query"),
+        (["action=query", "store=s"], "images=: name pictures, or folders of them"),
+        (["action=query", "store=s", "nothing.png"], "images=nothing.png: no such file or folder"),
+        (["action=query", "store=s", "trap"], "images=trap: holds no image"),
+        (["action=add", "store=none", "one.png"], "store=none: no such folder: action=index makes a store"),
+        (["action=query", "."], "store: has no default and must be given"),
+        (["action=query", "store=s", "one.png", "k=0"], "k=0: must be a whole number"),
+        (["action=query", "store=s", "one.png", "index=tree"], "index=tree: must be one of flat, hnsw, ivf"),
+        (["action=query", "store=s", "one.png", "index=ivf", "index.links=3"], "index.links: there is no such option"),
+        (["action=query", "store=s", "one.png", "sheet=no/where.png"], "sheet=no/where.png: there is no such folder"),
+        (
+            ["action=query", "store=s", "one.png", "features.layer=3"],
+            "features.layer=3: must be at most 2, the encoder's layers",
+        ),
+        (["action=query", "store=s", "one.png", "features.layer=all"], "features.layer=all: must be one"),
+        (["action=query", "store=s", "one.png", "checkpoint=none"], "checkpoint=none: no such folder"),
+    ],
+)
+def test_a_mistake_is_told_in_one_line_before_torch_loads(work, tool, no_torch, options, told):
+    paint(work / "one.png", 1)
+    (work / "s").mkdir()
+    line = one_line(tool("retrieve", *options, status=2, PYTHONPATH=no_torch))
+    assert line.startswith(f"retrieve.py: {told}")
+
+
+class Mean:
+    """An extractor that needs no model: the mean colour."""
+
+    identity = "mean colour"
+
+    def __call__(self, images: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"mean": images.float().mean((2, 3))}
+
+
+@pytest.mark.parametrize(("batch_size", "workers"), [(1, 1), (5, 3), (64, 4)])
+def test_describing_keeps_the_order_for_any_batch_and_number_of_threads(tmp_path, batch_size, workers):
+    paths = gallery_rules.pictures([album(tmp_path / "album", first=0, count=11)])
+    (tmp_path / "bad.png").write_text("no image")
+    asked = [*list(paths)[:6], str(tmp_path / "bad.png"), *list(paths)[6:]]
+    read, vectors = gallery.Describer(Mean(), CenterCrop(size=16), batch_size=batch_size, workers=workers)(asked)
+    assert read == list(paths)
+    for path, vector in zip(read, vectors, strict=True):
+        assert torch.allclose(vector, CenterCrop(size=16)([load(path)])[0].float().mean((1, 2)))
+
+
+def test_a_file_given_twice_counts_once_and_keeps_its_class(tmp_path, monkeypatch):
+    album(tmp_path / "album", first=0, count=2)
+    monkeypatch.chdir(tmp_path)
+    ant, bee = (str(tmp_path / "album" / name) for name in ("ant/0.png", "bee/1.png"))
+    assert gallery_rules.pictures([ant, "album"]) == {ant: "ant", bee: "bee"}
+    assert gallery_rules.pictures(["album", "album/bee"]) == {ant: "ant", bee: "bee"}
+    paint(tmp_path / "album" / "loose.png", 7)
+    assert set(gallery_rules.pictures(["album"]).values()) == {None}
+
+
+def test_nothing_is_read_for_a_store_that_cannot_be_made_or_asked(tmp_path):
+    pictures = gallery_rules.pictures([album(tmp_path / "album", first=0, count=4)])
+    store = str(tmp_path / "store")
+    gallery.index(store, pictures, gallery.Describer(Mean(), CenterCrop(size=16)))
+    idle = gallery.Describer(Mean(), CenterCrop(size=16))
+    with pytest.raises(UserError, match="holds something already"):
+        gallery.index(store, pictures, idle)
+    with pytest.raises(UserError, match=r"album: no readable manifest\.json .* so it is no store"):
+        gallery.query(str(tmp_path / "album"), pictures, idle, retrieval.Flat(), 1)
+    with pytest.raises(OptionError, match="at most 3"):
+        gallery.query(store, pictures, idle, retrieval.Flat(), 4)
+    with pytest.raises(OptionError, match=r"index\.nlist=5: must be at most 4"):
+        gallery.query(store, pictures, idle, retrieval.IVF(nlist=5), 3)
+    assert "0 pictures added, 4 were there already" in gallery.add(store, pictures, idle)
+    assert idle.opened == 0
+    with pytest.raises(UserError, match="none of the 1 pictures can be read"):
+        gallery.query(store, {str(tmp_path): None}, idle, retrieval.Flat(), 1)
+
+
+def test_a_picture_that_is_gone_is_still_a_neighbour(tmp_path):
+    pictures = gallery_rules.pictures([album(tmp_path / "album", first=0, count=4)])
+    describe = gallery.Describer(Mean(), CenterCrop(size=16))
+    gallery.index(str(tmp_path / "store"), pictures, describe)
+    first, *others = pictures
+    for path in others:
+        Path(path).unlink()
+    answer = gallery.query(str(tmp_path / "store"), {first: "ant"}, describe, retrieval.Flat(), 3)
+    assert sorted(one["image"] for one in answer.records()[0]["neighbours"]) == sorted(others)
+    answer.sheet().savefig(tmp_path / "sheet.png")
+    assert (tmp_path / "sheet.png").stat().st_size > 0
+
+
+def test_classes_of_one_picture_each_leave_nothing_to_measure(tmp_path):
+    pictures = gallery_rules.pictures([album(tmp_path / "album", first=0, count=2)])
+    describe = gallery.Describer(Mean(), CenterCrop(size=16))
+    gallery.index(str(tmp_path / "store"), pictures, describe)
+    answer = gallery.query(str(tmp_path / "store"), pictures, describe, retrieval.Flat(), 1)
+    assert "nothing to measure" in answer.told(ranking=True)
