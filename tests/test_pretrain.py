@@ -42,6 +42,7 @@ from PIL import Image
         (["workers=-1"], "workers=-1: must be a whole number, 0 or more"),
         (["name=a/b"], "name=a/b: must be the name of a folder"),
         (["steps"], "steps: must be written option=value"),
+        (["~recipe"], "~recipe: an option can be changed, as option=value, but not taken away"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_told_in_one_line_before_torch_loads(tool, no_torch, options, told):

@@ -51,6 +51,10 @@ def launch(
     bare = [argument for argument in sys.argv[1:] if positional and _is_bare(argument)]
     sys.argv[1:] = [argument for argument in sys.argv[1:] if argument not in bare]
 
+    for argument in sys.argv[1:]:
+        if argument.startswith("~"):
+            leave(f"{argument}: an option can be changed, as option=value, but not taken away", 2)
+
     def run(config: DictConfig) -> None:
         try:
             if bare:
