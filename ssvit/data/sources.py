@@ -201,6 +201,8 @@ def subset(source: Source, *, part: Sequence[float] = (0, 1), images: int | None
     Parts that do not overlap share no image. OptionError if there are not so many images, or none.
     """
     rules.subset(part=part, images=images, seed=seed)
+    if tuple(part) == (0, 1) and images is None:
+        return source
     hashes = uniform(seed, "subset", torch.arange(len(source)), 1)[:, 0]
     chosen = ((hashes >= part[0]) & (hashes < part[1])).nonzero()[:, 0]
     chosen = chosen[hashes[chosen].argsort()]

@@ -32,6 +32,19 @@ from ssvit.options import UserError
 _LARGEST = 32  # pixels a side of an image as its own features
 
 
+def check_labels(which: str, features: Tensor, labels: Tensor | None, classes: int, *, measure: str) -> None:
+    """UserError unless each of the features (n, d) of the `which` images has its label in [0, classes)."""
+    if labels is None:
+        raise UserError(f"the {which} images have no labels, which {measure} needs")
+    if not len(features):
+        raise UserError(f"there are no {which} images")
+    if len(labels) != len(features):
+        raise UserError(f"{len(labels)} labels for {len(features)} {which} images")
+    wrong = labels[(labels < 0) | (labels >= classes)]
+    if len(wrong):
+        raise UserError(f"label {wrong[0].item()} of a {which} image is outside of [0, {classes}), its classes")
+
+
 class Extractor(Protocol):
     """A function of images (b, c, h, w) that gives named features, each (b, d) float32; what it is, in one string."""
 

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ssvit.evaluation import few_shot_rules as rules
+from ssvit.evaluation.features import check_labels
 from ssvit.evaluation.few_shot_rules import ALL
 from ssvit.options import UserError, whole
 from ssvit.randomness import permutation
@@ -271,15 +272,7 @@ class Signs:
 
 def _checked(which: str, features: Tensor, labels: Tensor | None, classes: int) -> Tensor:
     """The labels, on the features' device. UserError unless both can be."""
-    if labels is None:
-        raise UserError(f"the {which} images have no labels, which few-shot accuracy needs")
-    if not len(features):
-        raise UserError(f"there are no {which} images")
-    if len(labels) != len(features):
-        raise UserError(f"{len(labels)} labels for {len(features)} {which} images")
-    wrong = labels[(labels < 0) | (labels >= classes)]
-    if len(wrong):
-        raise UserError(f"label {wrong[0].item()} of a {which} image is outside of [0, {classes}), its classes")
+    check_labels(which, features, labels, classes, measure="few-shot accuracy")
     for rows in _chunks(len(features)):
         bad = ~features[rows].isfinite().all(1)
         if bad.any():

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from ssvit.evaluation import knn_rules as rules
+from ssvit.evaluation.features import check_labels
 from ssvit.evaluation.knn_rules import KnnProtocol
 from ssvit.evaluation.neighbours import Neighbours, duplicates, search_together
-from ssvit.options import UserError, whole
+from ssvit.options import whole
 
 _VOTES = 1 << 22  # votes held at a time
 _NEVER = 1 << 30  # the rank of a class without a vote
@@ -61,7 +62,7 @@ def knn(
     chosen, ks = rules.knn(protocols, k)
     whole("classes", classes)
     for which, features, labels in (("training", train, train_labels), ("test", test, test_labels)):
-        _check(which, features, labels, classes)
+        check_labels(which, features, labels, classes, measure="a k-NN vote")
     nearest = search_together(test, train, ks[-1], own=own)
     nearest = Neighbours(*(column.cpu() for column in nearest))
     scores = vote(nearest, train_labels.cpu(), test_labels.cpu(), classes=classes, protocols=chosen, k=ks)
@@ -117,16 +118,3 @@ def _ranks(
         before = (votes > own) | ((votes == own) & (first < of_truth))
         ranks.append(before.sum(1).masked_fill(of_truth[:, 0] >= k, _NEVER))
     return torch.stack(ranks)
-
-
-def _check(which: str, features: Tensor, labels: Tensor | None, classes: int) -> None:
-    """UserError unless features and labels can be."""
-    if labels is None:
-        raise UserError(f"the {which} images have no labels, which a k-NN vote needs")
-    if not len(features):
-        raise UserError(f"there are no {which} images")
-    if len(labels) != len(features):
-        raise UserError(f"{len(labels)} labels for {len(features)} {which} images")
-    wrong = labels[(labels < 0) | (labels >= classes)]
-    if len(wrong):
-        raise UserError(f"label {wrong[0].item()} of a {which} image is outside of [0, {classes}), its classes")

@@ -30,7 +30,9 @@ def read(path: Path) -> dict[str, Any]:
             raise ValueError
         if manifest["schema"] != SCHEMA:
             raise CheckpointError(f"{path}: has schema {manifest['schema']}, this version reads {SCHEMA}")
-        return manifest if isinstance(manifest["sha256"], dict) else {}["sha256"]
+        if not isinstance(manifest["sha256"], dict):
+            raise ValueError
+        return manifest
     except OSError as error:
         raise CheckpointError(f"{path}: no readable manifest.json ({error.strerror}), so it is no checkpoint") from None
     except (ValueError, KeyError, TypeError, AttributeError):
