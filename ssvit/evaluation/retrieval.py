@@ -11,7 +11,6 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import faiss
 import torch
@@ -19,7 +18,7 @@ from torch import Tensor
 
 from ssvit.evaluation.neighbours import Neighbours
 from ssvit.evaluation.store import UNKNOWN
-from ssvit.options import OptionError, UserError, one_of, whole
+from ssvit.options import OptionError, UserError, whole
 from ssvit.randomness import key
 
 _TIE = 1e-6  # of similarities: what float32 sums in another order differ by, at most
@@ -32,7 +31,7 @@ class Flat:
 
     def build(self, vectors: Tensor) -> faiss.Index:
         index = faiss.IndexFlatIP(vectors.shape[1])
-        index.add(vectors.numpy())
+        index.add(_of_length_one(vectors).numpy())
         return index
 
 
@@ -66,6 +65,7 @@ class IVF:
         index.cp.seed = key(self.seed, "ivf") & 0x7FFFFFFF
         index.cp.max_points_per_centroid = 64
         index.cp.min_points_per_centroid = 1  # a small bank has small cells, which need no warning
+        vectors = _of_length_one(vectors)
         index.train(vectors.numpy())
         index.add(vectors.numpy())
         index.nprobe = min(self.nprobe or round(math.sqrt(nlist)), nlist)
@@ -93,27 +93,9 @@ class HNSW:
         index = faiss.IndexHNSWFlat(vectors.shape[1], self.links, faiss.METRIC_INNER_PRODUCT)
         index.hnsw.efConstruction = self.ef_construction
         with _threads(1):
-            index.add(vectors.numpy())
+            index.add(_of_length_one(vectors).numpy())
         index.hnsw.efSearch = self.ef_search
         return index
-
-
-KINDS = {"flat": Flat, "ivf": IVF, "hnsw": HNSW}
-
-
-def choose(kind: str, **options: Any) -> Flat | IVF | HNSW:
-    """A kind of index by its name; OptionError for another name, or for an option that is not the kind's."""
-    one_of("kind", kind, KINDS)
-    own = KINDS[kind].__dataclass_fields__
-    for name, value in options.items():
-        if name not in own:
-            raise OptionError(name, value, f"is no option of kind={kind}, which has {', '.join(own) or 'none'}")
-    return KINDS[kind](**options)
-
-
-def build(vectors: Tensor, kind: str = "flat", **options: Any) -> faiss.Index:
-    """An index of a bank (n, d): the same for the same vectors, options and number of threads."""
-    return choose(kind, **options).build(_of_length_one(vectors))
 
 
 def check_k(k: int, images: int, *, own: bool) -> None:
