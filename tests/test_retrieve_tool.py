@@ -13,6 +13,7 @@ from command import TINY, one_line
 from PIL import Image
 
 from ssvit.data.decode import load
+from ssvit.data.sources import Data, Memory
 from ssvit.data.transforms import CenterCrop
 from ssvit.evaluation import gallery, gallery_rules, retrieval
 from ssvit.evaluation.store import Store
@@ -79,7 +80,7 @@ def test_a_store_holds_the_features_of_the_pictures_that_can_be_read(made):
     folder, done = made
     assert f"{folder}/album/bee/bad.jpg: no image" in done.stdout
     assert "store: holds 12 pictures of 2 classes" in done.stdout
-    assert "read 13 files, " in done.stdout
+    assert "read 13 pictures, " in done.stdout
     assert "a second; 1 could not be read and stayed out" in done.stdout
     store = Store.open(folder / "store")
     assert store.names == sorted(str(path) for path in (folder / "album").rglob("*.png"))
@@ -94,7 +95,7 @@ def test_only_new_pictures_are_added(made, work, tool):
     held = (made[0] / "store" / "manifest.json").read_bytes()
     done = tool("retrieve", "action=add", "store=store", "more", f"{made[0]}/album/ant", f"{made[0]}/album/ant/0.png")
     assert "store: 3 pictures added, 6 were there already; holds 15 pictures of 3 classes" in done.stdout
-    assert "read 3 files" in done.stdout
+    assert "read 3 pictures" in done.stdout
     store = Store.open(work / "store")
     assert store.names[12:] == [str(work / "more" / "cat" / f"{number}.png") for number in range(3)]
     assert store.labels.tolist()[12:] == [2, 2, 2]
@@ -158,6 +159,8 @@ def test_what_is_wrong_with_a_store_is_told_in_one_line(made, work, tool):
         (["action=query", "store=s", "trap"], "images=trap: holds no image"),
         (["action=add", "store=none", "one.png"], "store=none: no such folder: action=index makes a store"),
         (["action=query", "."], "store: has no default and must be given"),
+        (["action=index", "store=s", "data=cifar10"], "data.root: has no default and must be given"),
+        (["action=index", "store=s", "data=synthetic", "split=all"], "split=all: must be one of train, held_out"),
         (["action=query", "store=s", "one.png", "k=0"], "k=0: must be a whole number"),
         (["action=query", "store=s", "one.png", "index=tree"], "index=tree: must be one of flat, hnsw, ivf"),
         (["action=query", "store=s", "one.png", "index=ivf", "index.links=3"], "index.links: there is no such option"),
@@ -175,6 +178,34 @@ def test_a_mistake_is_told_in_one_line_before_torch_loads(work, tool, no_torch, 
     (work / "s").mkdir()
     line = one_line(tool("retrieve", *options, status=2, PYTHONPATH=no_torch))
     assert line.startswith(f"retrieve.py: {told}")
+
+
+def test_a_data_set_is_stored_and_asked_as_pictures_are(work, tool):
+    own = ["data=synthetic", "data.images=40", "data.held_out_images=12"]
+    made = tool("retrieve", "outputs=outputs", "action=index", "store=set", *own)
+    assert "set: holds 40 pictures of 10 classes" in made.stdout
+    asked = ["action=query", "store=set", "k=3", "output=out.json", "sheet=sheet.png"]
+    told = tool("retrieve", "outputs=outputs", *asked, *own, "split=held_out").stdout
+    answers = json.loads((work / "out.json").read_text())
+    assert [one["image"] for one in answers] == [f"synthetic/held_out/{place}" for place in range(12)]
+    names = {one["image"] for answer in answers for one in answer["neighbours"]}
+    assert names <= {f"synthetic/train/{place}" for place in range(40)}
+    assert "precision@3" in told
+    # An image of the set itself is no neighbour of its own, whichever way it is asked for.
+    tool("retrieve", "outputs=outputs", *asked, *own)
+    for place, answer in enumerate(json.loads((work / "out.json").read_text())):
+        assert f"synthetic/train/{place}" not in [one["image"] for one in answer["neighbours"]]
+
+
+def test_a_set_in_memory_is_opened_by_name_and_any_other_name_is_a_file(tmp_path):
+    images = torch.randint(256, (5, 3, 8, 8), dtype=torch.uint8)
+    held = Memory(images, [0, 1, 0, 1, 1], ("ant", "bee"))
+    splits, opened = gallery.of_data_set("own", Data(held, held.take(torch.tensor([3])), ("ant", "bee")))
+    assert splits["train"] == {f"own/train/{place}": ("ant", "bee")[label] for place, label in enumerate(held.labels)}
+    assert splits["held_out"] == {"own/held_out/0": "bee"}
+    assert torch.equal(opened("own/held_out/0"), images[3])
+    paint(tmp_path / "one.png", 1)
+    assert torch.equal(opened(str(tmp_path / "one.png")), load(str(tmp_path / "one.png")))
 
 
 class Mean:

@@ -1,24 +1,26 @@
-"""Find pictures that look alike: python tools/retrieve.py action=index|add|query store=FOLDER PICTURES…"""
+"""Find pictures that look alike: python tools/retrieve.py action=index|add|query store=FOLDER PICTURES…|data=SET"""
 
-import json
-from pathlib import Path
 from typing import Any
 
+from hydra.core.hydra_config import HydraConfig
 from launch import launch
 from omegaconf import DictConfig
 
 from ssvit.evaluation import features_rules, gallery_rules
 from ssvit.options import OptionError, within
-from ssvit.training import manifest
+from ssvit.training import manifest, preflight
 
 
 def main(config: DictConfig, plain: dict[str, Any]) -> None:
     """Make a store of pictures, add to it, or ask it; files that cannot be read are named and left out."""
-    checked = ("action", "store", "k", "batch_size", "workers", "ranking", "sheet", "output")
+    checked = ("action", "store", "split", "k", "batch_size", "workers", "ranking", "sheet", "output")
     gallery_rules.check(**{name: plain[name] for name in checked})
-    pictures = gallery_rules.pictures(plain["images"])
+    preflight.parts(plain)
+    of_a_set = plain["data"] is not None
+    pictures = gallery_rules.pictures(plain["images"]) if plain["images"] or not of_a_set else {}
     checkpoint = manifest.find(plain["checkpoint"], outputs=plain["outputs"], stage=manifest.PRETRAIN)
-    facts = manifest.read(checkpoint)
+    with within("encoder"):
+        facts = manifest.read(checkpoint, plain["encoder"])
     own = {"depth": facts["encoder"]["depth"], "class_token": facts["encoder"]["class_token"]}
     with within("features"):
         found = features_rules.readings(**own, **plain["features"])
@@ -27,25 +29,27 @@ def main(config: DictConfig, plain: dict[str, Any]) -> None:
 
     from hydra.utils import instantiate
 
+    from ssvit.data.decode import load
     from ssvit.data.transforms import CenterCrop
     from ssvit.evaluation import gallery
     from ssvit.evaluation.features import Frozen
     from ssvit.training.checkpoint import load_encoder
 
     kind = instantiate(config.index)
-    frozen = Frozen(load_encoder(checkpoint), found, identity=facts["seal"][:16])
+    frozen = Frozen(load_encoder(checkpoint, **plain["encoder"]), found, identity=facts["seal"][:16])
     view = CenterCrop(**facts.get("view", {"size": facts["encoder"]["image_size"]}))
-    describe = gallery.Describer(frozen, view, batch_size=plain["batch_size"], workers=plain["workers"])
+    if of_a_set:
+        called = HydraConfig.get().runtime.choices.data
+        splits, load = gallery.of_data_set(called, instantiate(config.data.source, _convert_="all"))
+        pictures = pictures or splits[plain["split"]]
+    describe = gallery.Describer(frozen, view, load=load, **{name: plain[name] for name in ("batch_size", "workers")})
     if plain["action"] == gallery_rules.INDEX:
         told = gallery.index(plain["store"], pictures, describe)
     elif plain["action"] == gallery_rules.ADD:
         told = gallery.add(plain["store"], pictures, describe)
     else:
         answer = gallery.query(plain["store"], pictures, describe, kind, plain["k"])
-        if plain["output"] is not None:
-            Path(plain["output"]).write_text(json.dumps(answer.records(), indent=1) + "\n")
-        if plain["sheet"] is not None:
-            answer.sheet().savefig(plain["sheet"], format="png")
+        answer.write(sheet=plain["sheet"], output=plain["output"])
         told = answer.told(ranking=plain["ranking"])
     print(told)
     print(describe.told)

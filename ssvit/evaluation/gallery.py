@@ -1,14 +1,18 @@
-"""A user's own pictures and a store of vectors: their features, what is put in, and what a query is answered.
+"""Pictures and a store of vectors: their features, what is put in, and what a query is answered.
 
-A picture's name in the store is its path, and its class the name of its folder where that is known.
+A picture's name in the store is its path, and its class the name of its folder where that is known; one of a data set
+in memory is named after its place there.
 
 Letters: n pictures, m queries, k neighbours, d width, c channels, h, w pixels.
 """
 
+import itertools
+import json
 import math
+import os
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +24,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from ssvit.data.decode import Unreadable, load
+from ssvit.data.sources import Data, Files
 from ssvit.data.transforms import resize
 from ssvit.evaluation import retrieval
 from ssvit.evaluation.features import Extractor
@@ -29,22 +34,44 @@ from ssvit.inspection.contact_sheet import QUERIES, Neighbour, Row, contact_shee
 from ssvit.options import UserError, whole, within
 
 Kind = retrieval.Flat | retrieval.IVF | retrieval.HNSW
+Load = Callable[[str], Tensor]  # a picture's name -> (c, h, w) uint8
 
+_LINES = 20  # of queries told on the console
 _LONGER = 340  # pixels of a picture on a sheet
 _BLANK = torch.full((3, 1, 1), 230, dtype=torch.uint8)  # for a picture that is no longer there
 
 
+def of_data_set(called: str, data: Data) -> tuple[dict[str, dict[str, str | None]], Load]:
+    """The pictures {name: class} of a data set's splits, train and held_out, and what opens a picture by its name.
+
+    Those that are files have their path for a name. Those in memory are named like cifar10/train/17 and opened from
+    there; any other name is taken for a file's.
+    """
+    splits, held = {}, {}
+    for split, source in (("train", data.train), ("held_out", data.held_out)):
+        if isinstance(source, Files):
+            names = [os.path.abspath(path) for path in source.paths]
+        else:
+            names = [f"{called}/{split}/{place}" for place in range(len(source))]
+            held |= dict(zip(names, source.images, strict=True))
+        labels = [None] * len(source) if source.labels is None else [source.classes[label] for label in source.labels]
+        splits[split] = dict(zip(names, labels, strict=True))
+    return splits, lambda name: held[name] if name in held else load(name)
+
+
 class Describer:
-    """Vectors of picture files by an extractor of one feature, the pictures seen through a transform.
+    """Vectors of pictures by an extractor of one feature, the pictures seen through a transform.
 
     `identity` is the extractor's. Files that cannot be read are named on the console as they are met, and left out;
-    `told` says how many, and how fast it went. workers: threads that read files.
+    `told` says how many, and how fast it went. workers: threads that read files. load: what opens a picture.
     """
 
-    def __init__(self, function: Extractor, transform: Any, *, batch_size: int = 64, workers: int = 4) -> None:
+    def __init__(
+        self, function: Extractor, transform: Any, *, batch_size: int = 64, workers: int = 4, load: Load = load
+    ) -> None:
         whole("batch_size", batch_size)
         whole("workers", workers)
-        self.function, self.transform = function, transform
+        self.function, self.transform, self.load = function, transform, load
         self.batch_size, self.workers = batch_size, workers
         self.identity = function.identity
         self.opened, self.left_out, self.seconds = 0, 0, 0.0
@@ -53,7 +80,7 @@ class Describer:
     def told(self) -> str:
         """Of the files read so far."""
         left_out = f"; {self.left_out} could not be read and stayed out" if self.left_out else ""
-        return f"read {self.opened} files, {self.opened / max(self.seconds, 1e-9):.0f} a second{left_out}"
+        return f"read {self.opened} pictures, {self.opened / max(self.seconds, 1e-9):.0f} a second{left_out}"
 
     def __call__(self, paths: Sequence[str]) -> tuple[list[str], Tensor]:
         """The files that can be read, in order, and their vectors (n, d). UserError if there is none."""
@@ -87,7 +114,7 @@ class Describer:
     def _seen(self, path: str) -> Tensor | Unreadable:
         """A file as the extractor sees it, (1, c, h, w): made small at once, since a batch of photographs is large."""
         try:
-            return self.transform([load(path)])
+            return self.transform([self.load(path)])
         except Unreadable as failure:
             return failure
 
@@ -122,7 +149,7 @@ def add(folder: str, pictures: Mapping[str, str | None], describe: Describer) ->
 class Answer:
     """What a store has most like each of m queries, {path: class}: the neighbours, and where its own place is.
 
-    exactness: the share of the true neighbours that an approximate index has found, or None.
+    exactness: the share of the true neighbours that an approximate index has found, or None. load: opens a picture.
     """
 
     store: Store
@@ -131,6 +158,7 @@ class Answer:
     own: Tensor | None
     neighbours: Neighbours
     exactness: float | None
+    load: Load
 
     def __iter__(self) -> Iterator[tuple[str, list[dict[str, Any]]]]:
         """For each query its path and its neighbours, best first; an approximate index may have found fewer than k."""
@@ -176,12 +204,14 @@ class Answer:
         return found
 
     def told(self, *, ranking: bool) -> str:
-        """For the console: the nearest of each query, how many of the true neighbours were found, and the measures."""
+        """For the console: the nearest of the first queries, the share of the true neighbours found, the measures."""
         lines = []
-        for path, found in self:
+        for path, found in itertools.islice(self, _LINES):
             best = found[0] if found else {"image": "nothing", "class": None, "similarity": -math.inf}
             of_class = f" ({best['class']})" if best["class"] else ""
             lines.append(f"{path}: {best['image']}{of_class} {best['similarity']:.3f}")
+        if len(self.queries) > _LINES:
+            lines.append(f"… and {len(self.queries) - _LINES} more; output=FILE has all")
         if self.exactness is not None:
             lines.append(f"{100 * self.exactness:.2f} % of the neighbours that the exact index finds")
         try:
@@ -191,6 +221,13 @@ class Answer:
         except UserError as reason:
             lines.append(str(reason))
         return "\n".join(lines)
+
+    def write(self, *, sheet: str | None, output: str | None) -> None:
+        """Save the contact sheet as a PNG file and the records as a JSON file, where they are named."""
+        if output is not None:
+            Path(output).write_text(json.dumps(self.records(), indent=1) + "\n")
+        if sheet is not None:
+            self.sheet().savefig(sheet, format="png")
 
     def sheet(self) -> Figure:
         """As many queries as a contact sheet holds, evenly from all of them."""
@@ -202,14 +239,24 @@ class Answer:
         own = self.queries[path]
         neighbours = [
             Neighbour(
-                _small(one["image"]),
+                self._small(one["image"]),
                 one["similarity"],
                 one["class"] or Path(one["image"]).name,
                 None if own is None or one["class"] is None else one["class"] == own,
             )
             for one in found
         ]
-        return Row(_small(path), own or Path(path).name, neighbours)
+        return Row(self._small(path), own or Path(path).name, neighbours)
+
+    def _small(self, path: str) -> Tensor:
+        """A picture of a sheet, (c, h, w) uint8."""
+        try:
+            image = self.load(path)
+        except Unreadable:
+            return _BLANK
+        h, w = image.shape[1:]
+        scale = min(1, _LONGER / max(h, w))
+        return resize(image[None], (math.ceil(scale * h), math.ceil(scale * w)))[0]
 
 
 def query(folder: str, pictures: Mapping[str, str | None], describe: Describer, kind: Kind, k: int) -> Answer:
@@ -229,7 +276,7 @@ def query(folder: str, pictures: Mapping[str, str | None], describe: Describer, 
     if not isinstance(kind, retrieval.Flat):
         exact = retrieval.search(retrieval.Flat().build(store.vectors), vectors, k, own=own)
     exactness = None if exact is neighbours else retrieval.found(neighbours, exact)
-    return Answer(store, {name: pictures[name] for name in names}, vectors, own, neighbours, exactness)
+    return Answer(store, {name: pictures[name] for name in names}, vectors, own, neighbours, exactness, describe.load)
 
 
 def _labels(names: Sequence[str], pictures: Mapping[str, str | None]) -> tuple[list[int], list[str]]:
@@ -237,14 +284,3 @@ def _labels(names: Sequence[str], pictures: Mapping[str, str | None]) -> tuple[l
     classes = sorted({pictures[name] for name in names} - {None})
     number = {name: number for number, name in enumerate(classes)}
     return [number.get(pictures[name], UNKNOWN) for name in names], classes
-
-
-def _small(path: str) -> Tensor:
-    """A picture of a sheet, (c, h, w) uint8."""
-    try:
-        image = load(path)
-    except Unreadable:
-        return _BLANK
-    h, w = image.shape[1:]
-    scale = min(1, _LONGER / max(h, w))
-    return resize(image[None], (math.ceil(scale * h), math.ceil(scale * w)))[0]

@@ -12,10 +12,11 @@ ACTIONS = INDEX, ADD, QUERY = ("index", "add", "query")
 
 
 def check(
-    *, action: Any, store: Any, k: Any, batch_size: Any, workers: Any, ranking: Any, sheet: Any, output: Any
+    *, action: Any, store: Any, split: Any, k: Any, batch_size: Any, workers: Any, ranking: Any, sheet: Any, output: Any
 ) -> None:
     """OptionError for options of tools/retrieve.py that cannot be; sheet, output: files to write, or None."""
     one_of("action", action, ACTIONS)
+    one_of("split", split, ("train", "held_out"))
     if action != INDEX and not Path(str(store)).is_dir():
         raise OptionError("store", store, f"no such folder: action={INDEX} makes a store")
     for name, value in (("k", k), ("batch_size", batch_size), ("workers", workers)):
@@ -35,7 +36,7 @@ def pictures(images: Sequence[Any]) -> dict[str, str | None]:
     there, holds no picture, or none is given.
     """
     if not images:
-        raise OptionError("images", "", "name pictures, or folders of them, after the options")
+        raise OptionError("images", "", "name pictures, or folders of them, after the options, or a data set (data=…)")
     found: dict[str, str | None] = {}
     for image in map(str, images):
         paths = folder.pictures(image)
