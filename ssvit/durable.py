@@ -16,6 +16,16 @@ def write(path: Path, data: bytes) -> None:
         os.fsync(file.fileno())
 
 
+def replace(path: Path, data: bytes) -> None:
+    """Write a file whole or not at all: until the new one is complete, its name keeps the old one."""
+    beside = path.with_name(f".{path.name}.part")
+    try:
+        write(beside, data)
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
 def synchronise(folder: Path) -> None:
     """Make a folder's entries durable."""
     descriptor = os.open(folder, os.O_RDONLY)

@@ -2,6 +2,7 @@
 tools before torch is loaded. Standard library only.
 """
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ssvit.options import OptionError, flag, number, one_of, pair, whole
@@ -10,8 +11,10 @@ POSITIONS = ("learned_1d", "learned_2d", "sine_cosine_2d", "relative", "none")
 PLACES = ("stem", "every_layer", "every_layer_shared")
 POOLINGS = ("patch_mean", "class_token")
 RESIZE = ("paper", "timm")
+# Groups of channels that a hybrid's stem normalises.
+GROUPS = 32
 # Arguments of an encoder that do not change which weights it has, so that those of another can be used.
-CHANGEABLE = ("image_size", "pooling", "dropout", "stochastic_depth")
+CHANGEABLE = ("image_size", "pooling", "dropout", "stochastic_depth", "activation_checkpointing")
 
 
 def grid(image_size: Any, patch_size: Any) -> tuple[int, int]:
@@ -25,6 +28,28 @@ def grid(image_size: Any, patch_size: Any) -> tuple[int, int]:
             divisors = ", ".join(str(d) for d in range(2, pixels // 2 + 1) if pixels % d == 0) or pixels
             raise OptionError("patch_size", patch_size, f"must divide the image's {side} of {pixels} ({divisors})")
     return height // patch[0], width // patch[1]
+
+
+def stride(layers: Sequence[int]) -> int:
+    """Pixels from one place to the next in the feature map of a hybrid's stem of so many units a stage."""
+    return 2 ** (1 + max(len(layers), 1))
+
+
+def hybrid(stem: Any, patch_size: Any) -> None:
+    """OptionError unless this can be the stem of a hybrid, under patches of this size."""
+    if not isinstance(stem, Mapping) or set(stem) != {"layers", "width"}:
+        raise OptionError("stem", stem, "must be null, or {layers: units of each stage, width: channels of the first}")
+    layers, width = stem["layers"], stem["width"]
+    if not isinstance(layers, list | tuple):
+        raise OptionError("stem.layers", layers, "must be a list, the units of each stage, as [3, 4, 9]")
+    for units in layers:
+        whole("stem.layers", units)
+    whole("stem.width", width)
+    if width % GROUPS:
+        raise OptionError("stem.width", width, f"must be a multiple of {GROUPS}, the groups of channels to normalise")
+    step = stride(layers)
+    if any(side % step for side in pair("patch_size", patch_size)):
+        raise OptionError("patch_size", patch_size, f"must be a multiple of {step}, the stride of stem.layers={layers}")
 
 
 def encoder(
@@ -45,9 +70,13 @@ def encoder(
     mean: Any,
     std: Any,
     distillation_token: Any = False,
+    activation_checkpointing: Any = False,
+    stem: Any = None,
 ) -> None:
     """OptionError unless these can be the arguments of `ssvit.encoder.vit.ViT`."""
     grid(image_size, patch_size)
+    if stem is not None:
+        hybrid(stem, patch_size)
     for name, value in (("width", width), ("depth", depth), ("heads", heads), ("channels", channels)):
         whole(name, value)
     if mlp_width is not None:
@@ -56,6 +85,7 @@ def encoder(
         raise OptionError("heads", heads, f"must divide width={width}")
     flag("class_token", class_token)
     flag("distillation_token", distillation_token)
+    flag("activation_checkpointing", activation_checkpointing)
     if distillation_token and not class_token:
         raise OptionError("distillation_token", distillation_token, "needs class_token=true, after which it stands")
     one_of("pooling", pooling, POOLINGS)

@@ -128,6 +128,9 @@ def test_the_papers_run_has_the_papers_numbers(images, monkeypatch):
         ("jft_l32", (1024, 32), 7, 303e6, 6e-4, "linear", 0.1, 0, 0),
         ("jft_l16", (1024, 16), 14, 303e6, 4e-4, "linear", 0.1, 0, 0),
         ("jft_h14", (1280, 14), 14, 303e6, 3e-4, "linear", 0.1, 0, 0),
+        ("jft_r50_b16", (768, 16), 7, 303e6, 8e-4, "linear", 0.1, 0, 0),
+        ("jft_r50_l32", (1024, 32), 7, 303e6, 2e-4, "linear", 0.1, 0, 0),
+        ("jft_r50_l16", (1024, 16), 14, 303e6, 4e-4, "linear", 0.1, 0, 0),
         ("imagenet21k_b", (768, 16), 90, 14_197_122, 1e-3, "linear", 0.03, 0.1, 0),
         ("imagenet21k_l", (1024, 16), 90, 14_197_122, 1e-3, "linear", 0.03, 0.1, 0),
         ("imagenet", (768, 16), 300, 1_281_167, 3e-3, "cosine", 0.3, 0.1, 1),
@@ -138,6 +141,8 @@ def test_table_3(images, monkeypatch, name, encoder, epochs, images_, lr, decay,
     config = composed(f"experiment=table3_{name}", f"data.root={images}")
     recipe = preflight.check(plain(config))
     assert (config.encoder.width, config.encoder.patch_size) == encoder
+    layers = {16: [3, 4, 9], 32: [3, 4, 6, 3]}[encoder[1]] if "r50" in name else None
+    assert plain(config.encoder)["stem"] == (layers and {"layers": layers, "width": 64})
     assert abs(recipe.steps - epochs * images_ / 4096) < 1
     assert (recipe.batch_size, recipe.warmup, tuple(recipe.betas)) == (4096, 10_000, (0.9, 0.999))
     assert (recipe.lr, recipe.decay, recipe.weight_decay, recipe.clip) == (lr, decay, weight_decay, clip)

@@ -91,8 +91,13 @@ def test_images_come_once_in_order_with_labels_and_places():
     torch.testing.assert_close(found.values["pixels"], source.images.flatten(1) / 255)
     assert (found.labels.tolist(), found.places.tolist()) == (source.labels.tolist(), list(range(10)))
     assert told == [(4, 10), (8, 10), (10, 10)]
+    source.images[7] = source.images[2]
+    alike = extract(Pixels(), source, CROP, batch_size=4).digests
+    assert (alike[:, None] == alike).all(2).triu(1).nonzero().tolist() == [[2, 7]]
+    assert alike[3].equal(found.digests[3])
     few = extract(Pixels(), source, CROP, limit=3)
-    torch.testing.assert_close(few.values["pixels"], found.values["pixels"][few.places])
+    assert len(few.places) == 3
+    torch.testing.assert_close(few.values["pixels"], source.images[few.places].flatten(1) / 255)
     assert few.labels.tolist() == source.labels[few.places].tolist()
     assert extract(Pixels(), images(labels=False), CROP).labels is None
 
@@ -157,8 +162,13 @@ def test_kept_features_are_the_same_and_others_are_computed(tmp_path, counted):
         return len(counted) > before, found
 
     assert missed(function=Frozen(vit(1), [Reading(1), Reading(3)], identity="other"))[0]
-    assert missed(function=Frozen(encoder, [Reading(1)], identity="seal"))[0]
     assert missed(function=Frozen(encoder, [Reading(1), Reading(3, "both")], identity="seal"))[0]
+    for asked in ([Reading(3)], [Reading(3, "both"), Reading(3), Reading(1)]):
+        is_missed, found = missed(function=Frozen(encoder, asked, identity="seal"))
+        assert not is_missed
+        assert list(found.values) == [reading.name for reading in asked]
+        assert found.values[asked[-1].name].equal(first.values[asked[-1].name])
+        assert found.digests.equal(first.digests)
     assert missed(function=Pixels())[0]
     assert missed(source=images(seed=1))[0]
     assert missed(view={"size": 8, "resize": 9}, crop=CenterCrop(size=8, resize=9))[0]

@@ -38,7 +38,7 @@ def run(tmp_path_factory):
     """A tiny pre-training run that has finished."""
     folder = tmp_path_factory.mktemp("run")
     command = [sys.executable, str(ROOT / "tools" / "pretrain.py"), "outputs=outputs", *TINY, "encoder.dropout=0.1"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=600)
     assert done.returncode == 0, done.stderr
     return folder / "outputs" / "masked_patch_synthetic"
 
@@ -160,16 +160,17 @@ def test_features_are_computed_once_for_all_tools(measured, tmp_path, monkeypatc
     assert len(list((tmp_path / "features").iterdir())) == 8
 
 
-def folder_of(path, **classes):
+def folder_of(path, count=3, **classes):
     for part in ("train", "val"):
         for name in classes[part]:
             (path / part / name).mkdir(parents=True)
-            for number in range(3):
+            for number in range(count):
                 Image.new("RGB", (16, 16), (80 * number, 0, 0)).save(path / part / name / f"{number}.png")
     return ("data=folder", f"data.root={path}", "data.image_size=16", "workers=0")
 
 
-def test_images_that_cannot_be_measured_are_told(measured, tmp_path):
+def test_images_that_cannot_be_measured_are_told_before_features_are_read(measured, tmp_path, monkeypatch):
+    monkeypatch.setattr(Frozen, "__call__", lambda *call: pytest.fail("read"))
     with pytest.raises(InstantiationException, match="the class c is not among the 2"):
         measured("knn", *folder_of(tmp_path / "other", train="ab", val="ac"))
     with pytest.raises(UserError, match="the images have no labels"):
@@ -179,11 +180,29 @@ def test_images_that_cannot_be_measured_are_told(measured, tmp_path):
         measured("few_shot", *same, "shots=[4]")
     with pytest.raises(OptionError, match="k=6: must be below 6, the training images"):
         measured("knn", *same, "k=[6]")
-    with pytest.raises(OptionError, match="train_images=7: there are 6 images to choose from"):
-        measured("knn", *same, "train_images=7")
-    assert measured("knn", *same, "k=[5]")["numbers"][ROWS[1]]["test_images_in_train"] == 6
-    with pytest.raises(OptionError, match=r"sgd\.epochs=0"):
+    one = folder_of(tmp_path / "one", count=1, train="ab", val="ab")
+    with pytest.raises(
+        OptionError, match=r"sgd\.held_out=0\.1: no class has two training images, so none can be held out"
+    ):
+        measured("linear_probe", *one)
+    with pytest.raises(InstantiationException, match=r"epochs=0: must be a whole number(.|\n)*full_key: sgd"):
         measured("linear_probe", "sgd.epochs=0")
+
+
+def test_images_in_both_sets_are_told(measured, tmp_path, capsys):
+    same = folder_of(tmp_path / "same", train="ab", val="bc")
+    (tmp_path / "same" / "val" / "c").rename(tmp_path / "same" / "val" / "a")
+    Image.new("RGB", (16, 16), (0, 9, 0)).save(tmp_path / "same" / "val" / "a" / "1.png")
+    copies = measured("knn", *same, "k=[5]", "floors=false")["copies"]
+    assert copies["test_images_in_train"] == 5
+    for pair in copies["examples"]:
+        train, test = (Image.open(pair[name]) for name in ("train", "test"))
+        assert train.tobytes() == test.tobytes()
+    assert "5 of the test images stand among the training images too, pixel for pixel: " in capsys.readouterr().out
+    report = measured("few_shot", "shots=[1]", "floors=false")
+    assert report["copies"] == {"test_images_in_train": 0, "examples": []}
+    assert "pixel for pixel" not in capsys.readouterr().out
+    assert measured("knn", *same, "k=[5]", "floors=false", "train_images=9", "test_images=3")["train_images"] == 6
 
 
 def test_as_a_command(run, tool, tmp_path):

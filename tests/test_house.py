@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 FLOORS = {
     **dict.fromkeys(("options", "durable", "rules", "randomness", "masking", "targets", "encoder"), 0),
-    **dict.fromkeys(("objectives", "data", "evaluation", "inspection"), 1),
+    **dict.fromkeys(("objectives", "data", "evaluation", "inspection", "exchange"), 1),
     **dict.fromkeys(("training", "benchmark"), 2),
 }
 WITHOUT_TORCH = (
@@ -25,11 +25,19 @@ WITHOUT_TORCH = (
     "objectives.rules",
     "evaluation.few_shot_rules",
     "evaluation.knn_rules",
+    "evaluation.linear_probe_rules",
+    "evaluation.measured",
+    "evaluation.measures",
     "evaluation.gallery_rules",
     "evaluation.features_rules",
+    "evaluation.probing_rules",
     "training.preflight",
     "data.folder",
     "data.rules",
+    "benchmark.rules",
+    "exchange.reading",
+    "exchange.export_rules",
+    "inspection.visualize_rules",
 )
 MODULES = sorted((ROOT / "ssvit").rglob("*.py"))
 TOOLS = [path for path in sorted((ROOT / "tools").glob("*.py")) if "__main__" in path.read_text()]
@@ -106,10 +114,11 @@ def test_frameworks_stay_where_they_belong(module):
         "tools": (),
         "launch": (),
         "pytorch_lightning": (),
+        "onnxruntime": ("exchange",),
         "timm": ("benchmark",),
         "transformers": ("benchmark",),
         "vit_pytorch": ("benchmark",),
-        "sklearn": ("benchmark",),
+        "sklearn": ("benchmark", "inspection"),
     }
     astray = {package for package in outside(module) if package in homes and part not in homes[package]}
     assert not astray

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ssvit.evaluation import neighbours
-from ssvit.evaluation.neighbours import Neighbours, duplicates, search, search_together
+from ssvit.evaluation.neighbours import Neighbours, search, search_together
 from ssvit.options import OptionError, UserError
 
 children = multiprocessing.get_context("spawn")
@@ -219,13 +219,6 @@ def test_leaves_the_query_itself_out_but_not_its_copies(n):
 def test_no_queries_have_no_neighbours():
     found = search(normal(0, 8), normal(10, 8), 3)
     assert found.similarities.shape == found.indices.shape == (0, 3)
-
-
-def test_duplicates_are_named_with_their_pictures():
-    bank = normal(500, 32)
-    queries = torch.cat((normal(5, 32, seed=1), 2 * bank[[7, 300]], bank[7:8] + 1e-2))
-    bank[400] = bank[7]
-    assert duplicates(search(queries, bank, 10)).tolist() == [[5, 7], [5, 400], [6, 300]]
 
 
 @pytest.mark.parametrize(

@@ -100,11 +100,11 @@ def test_a_run_tells_and_leaves_what_it_should(run):
     assert sum(line.startswith("step ") for line in lines) == 6
     assert lines[0].endswith("starts; 0.01 million weights in the encoder, 64 images, 1 x cpu")
     assert lines[1].startswith("step 1/6 ")
-    assert lines[-1].endswith("mosaic.png")
+    assert lines[-1].endswith("probes.png")
     assert any("the entropy of the labels" in line for line in lines)
     assert any("copying the nearest uncorrupted patch" in line for line in lines)
     assert any("the most frequent class" in line for line in lines)
-    for picture in ("mosaic.png", "learning.png"):
+    for picture in ("mosaic.png", "learning.png", "probes.png"):
         with Image.open(left / picture) as image:
             assert min(image.size) > 300
     assert yaml.safe_load((left / "config.yaml").read_text())["recipe"]["steps"] == 6
@@ -118,7 +118,7 @@ def test_a_run_tells_and_leaves_what_it_should(run):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     board = EventAccumulator(str(left)).Reload()
-    assert {"train/loss", "held_out/accuracy_masked"} <= set(board.Tags()["scalars"])
+    assert {"train/loss", "held_out/accuracy_masked", "probe/knn20", "probe/few_shot5_last"} <= set(board.Tags()["scalars"])
     assert "mosaic" in board.Tags()["images"]
 
 

@@ -1,12 +1,14 @@
 """What the tools that measure frozen features share: which features of which images, the floors, table and report.
 
-`check` comes before torch is loaded; `banks` loads it.
+`check` comes before torch is loaded; `measured` loads it.
 """
 
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,28 +19,19 @@ from tqdm import tqdm
 
 from ssvit.evaluation import features_rules
 from ssvit.evaluation.features_rules import Reading
+from ssvit.evaluation.measured import Measured
+from ssvit.evaluation.measures import Measure
 from ssvit.options import OptionError, UserError, flag, one_of, whole, within
 from ssvit.training import manifest, preflight
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from lightning_fabric import Fabric
 
-    from ssvit.data.sources import Source
+    from ssvit.data.sources import Data
+    from ssvit.evaluation.banks import Banks
+    from ssvit.evaluation.features import Extractor
 
-
-@dataclass(frozen=True)
-class Banks:
-    """Named features of the training and of the test images, (n, d) and (m, d), with their labels and classes' names.
-
-    own: the names of those of the checkpoint, in the order of layers; the others are floors.
-    """
-
-    own: tuple[str, ...]
-    train: dict[str, "Tensor"]
-    test: dict[str, "Tensor"]
-    train_labels: "Tensor"
-    test_labels: "Tensor"
-    classes: tuple[str, ...]
+_EXAMPLES = 3  # images in both sets that are named
 
 
 def check(plain: Mapping[str, Any]) -> list[Reading]:
@@ -52,79 +45,113 @@ def check(plain: Mapping[str, Any]) -> list[Reading]:
     whole("workers", plain["workers"], at_least=0)
     flag("floors", plain["floors"])
     one_of("precision", plain["precision"], ("32-true", "bf16-mixed", "auto"))
-    one_of("device", plain["device"], ("auto", "cpu", "cuda"))
     if plain["output"] is not None and not Path(plain["output"]).absolute().parent.is_dir():
         raise OptionError("output", plain["output"], "there is no such folder")
     preflight.parts(plain)
-    encoder = manifest.read(Path(plain["encoder"]["path"]))["encoder"]
+    encoder = manifest.read(Path(plain["encoder"]["path"]), plain["encoder"])["encoder"]
     with within("features"):
         return features_rules.readings(depth=encoder["depth"], class_token=encoder["class_token"], **plain["features"])
 
 
-def banks(config: DictConfig, plain: Mapping[str, Any], readings: Sequence[Reading]) -> Banks:
-    """Load the images and the encoder, and read the features, or find them kept. UserError if there are no labels."""
+def measured(
+    config: DictConfig, plain: Mapping[str, Any], readings: Sequence[Reading], measures: Mapping[str, Measure]
+) -> tuple["Banks", list[Measured]] | None:
+    """What measures find, by the group of options that each has ("" for none); None in all processes but the main one.
+
+    The processes share the reading of features, and the main one goes on alone. UserError if the images do not
+    suffice: what their labels tell is told before a feature is read.
+    """
     import torch
 
-    from ssvit.evaluation.features import Cache, Frozen, Pixels, extract
-    from ssvit.randomness import key
     from ssvit.training import engine
+    from ssvit.training.recipe import Recipe
 
-    one_of("device", plain["device"], ("auto", "cpu", *(["cuda"] if torch.cuda.is_available() else [])))
-    device = torch.device("cuda" if plain["device"] != "cpu" and torch.cuda.is_available() else "cpu")
-    half = plain["precision"] == "bf16-mixed" or (plain["precision"] == "auto" and engine.native_bfloat16(device))
+    data = _data(config, plain)
+    for group, measure in measures.items():
+        with within(group) if group else nullcontext():
+            measure.check(data.train.labels, data.held_out.labels, data.classes)
+    functions = _functions(config, plain, readings)
+    threads = torch.get_num_threads()
+    fabric = engine.start(Recipe(precision=plain["precision"]), **plain["fabric"])
+    try:
+        banks = _banks(config, plain, data, functions, fabric)
+    except UserError:
+        if fabric.is_global_zero:
+            raise
+        return None  # all have failed alike, and one tells it
+    engine.part()
+    if not fabric.is_global_zero:
+        return None
+    torch.set_num_threads(threads)
+    return banks, [measure(banks, told) for measure in measures.values()]
+
+
+def _data(config: DictConfig, plain: Mapping[str, Any]) -> "Data":
+    """Labelled images of the same classes, at most as many as are asked for."""
+    from ssvit.data.sources import Data, subset
 
     data = instantiate(config.data.source, _convert_="all")
     if data.train.labels is None or data.held_out.labels is None:
         raise UserError("the images have no labels: give each class a folder of its own, or another data set (data=…)")
     if data.held_out.classes != data.train.classes:
         raise UserError("the test images are of other classes than the training images")
-    sources = {
-        "train": _limited("train_images", data.train, plain),
-        "test": _limited("test_images", data.held_out, plain),
-    }
+    parts = []
+    for images, source in ((plain["train_images"], data.train), (plain["test_images"], data.held_out)):
+        parts.append(source if images is None else subset(source, images=min(images, len(source))))
+    return Data(*parts, data.classes)
+
+
+def _functions(config: DictConfig, plain: Mapping[str, Any], readings: Sequence[Reading]) -> dict[str, "Extractor"]:
+    """The encoder of the checkpoint, and the floors, by what goes before the names of their features."""
+    import torch
+
+    from ssvit.evaluation.features import Frozen, Pixels
+    from ssvit.randomness import key
 
     def frozen(node: DictConfig, weights: str) -> Frozen:
         torch.manual_seed(key(0, "weights"))
-        encoder = instantiate(node, _convert_="all").to(device)
+        encoder = instantiate(node, _convert_="all")
         return Frozen(encoder, readings, identity=json.dumps([weights, encoder.arguments]))
 
-    path = Path(plain["encoder"]["path"])
-    functions: dict[str, Any] = {
-        "": frozen(config.encoder, f"{manifest.read(path)['seal']}, resized as {plain['encoder']['resize']}")
-    }
+    own = plain["encoder"]
+    seal = manifest.read(Path(own["path"]), own)["seal"]
+    functions: dict[str, Extractor] = {"": frozen(config.encoder, f"{seal}, resized as {own['resize']}")}
     if plain["floors"]:
         functions["random_"] = frozen(from_scratch(config).encoder, f"random weights of torch {torch.__version__}")
         functions["pixels"] = Pixels()
+    return functions
+
+
+def _banks(
+    config: DictConfig, plain: Mapping[str, Any], data: "Data", functions: Mapping[str, "Extractor"], fabric: "Fabric"
+) -> "Banks":
+    """Read the features, each process its part, or find them kept."""
+    from ssvit.evaluation.banks import Bank, Banks
+    from ssvit.evaluation.features import Cache, Frozen, extract
+
     view = instantiate(config.data.view, _convert_="all")
-    options = {name: plain[name] for name in ("batch_size", "workers")} | {"device": device}
-    found: dict[str, dict[str, Tensor]] = {"train": {}, "test": {}}
-    labels, own = {}, ()
-    for prefix, function in functions.items():
-        for which, source in sources.items():
-            options["progress"] = told(f"{prefix.strip('_') or 'encoder'}, {which} images")
-            with torch.autocast(device.type, torch.bfloat16, enabled=half):
+    options = {name: plain[name] for name in ("batch_size", "workers")} | {"device": fabric.device}
+    banks = []
+    for which, source in (("training", data.train), ("test", data.held_out)):
+        read = []
+        for prefix, function in functions.items():
+            if isinstance(function, Frozen):
+                function.encoder.to(fabric.device)
+            if fabric.is_global_zero:
+                options["progress"] = told(f"{prefix.strip('_') or 'encoder'}, {which} images", " images")
+            with fabric.autocast():
                 if plain["cache"] is None:
-                    features = extract(function, source, view, **options)
+                    found = extract(function, source, view, **options)
                 else:
                     cache = Cache(Path(plain["cache"]))
-                    features = cache.extract(function, source, view, view=plain["data"]["view"], **options)
-            named = {name if name == prefix else f"{prefix}{name}": value for name, value in features.values.items()}
-            found[which] |= named
-            labels[which] = features.labels
-        own = own or tuple(named)
-    return Banks(own, found["train"], found["test"], labels["train"], labels["test"], data.train.classes)
+                    found = cache.extract(function, source, view, view=plain["data"]["view"], **options)
+            named = {name if name == prefix else f"{prefix}{name}": value for name, value in found.values.items()}
+            read.append(replace(found, values=named))
+        banks.append(Bank.of(read, source, view))
+    return Banks(tuple(functions[""].identities), data.classes, *banks)
 
 
-def _limited(option: str, source: "Source", plain: Mapping[str, Any]) -> "Source":
-    from ssvit.data.sources import subset
-
-    images = plain[option]
-    if images is not None and images > len(source):
-        raise OptionError(option, images, f"there are {len(source)} images to choose from")
-    return subset(source, images=images)
-
-
-def told(what: str, unit: str = " images") -> Callable[[int, int], None]:
+def told(what: str, unit: str) -> Callable[[int, int], None]:
     """A function of (done, all) that shows how far a work is, its rate and the time left, unless it is soon done."""
     rarely = 0.5 if sys.stdout.isatty() else 10
     bar = tqdm(desc=what, unit=unit, mininterval=rarely, delay=rarely, dynamic_ncols=True, file=sys.stdout)
@@ -138,37 +165,62 @@ def told(what: str, unit: str = " images") -> Callable[[int, int], None]:
     return tell
 
 
-def report(
-    plain: Mapping[str, Any],
-    banks: Banks,
-    *,
-    measure: Mapping[str, Any],
-    cells: Mapping[str, Sequence[str]],
-    columns: Sequence[str],
-    numbers: Mapping[str, Any],
-    best: str,
-    by: str,
-) -> None:
-    """Print a table, a row for each feature set, and write its numbers if asked to.
+def facts(plain: Mapping[str, Any], banks: "Banks") -> dict[str, Any]:
+    """What was measured, for a file; copies: test images that are training images too, and the first of them."""
+    copies = banks.copies()
+    return {
+        "checkpoint": plain["encoder"]["path"],
+        "train_images": len(banks.train),
+        "test_images": len(banks.test),
+        "classes": list(banks.classes),
+        "features": plain["features"],
+        "precision": plain["precision"],
+        "versions": {name: version(name) for name in ("ssvit", "torch")},
+        "copies": {
+            "test_images_in_train": len(copies),
+            "examples": [
+                {"test": banks.test.name(test), "train": banks.train.name(train)} for test, train in copies[:_EXAMPLES]
+            ],
+        },
+    }
 
-    measure: the options of the measure, for the file. best: the feature set that was chosen, `by` what.
-    """
-    counts = {"train_images": len(banks.train_labels), "test_images": len(banks.test_labels)}
-    print(f"{plain['encoder']['path']}: {counts['train_images']} training and {counts['test_images']} test images, "
-          f"{len(banks.classes)} classes")  # fmt: skip
-    rows = [["features", *columns], *([name, *row] for name, row in cells.items())]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for name, *row in rows:
-        print("  ".join([name.ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(row, widths[1:], strict=True))]))
+
+def opening(facts: Mapping[str, Any]) -> str:
+    """What was measured, for the console: a line, and one more if images stand in both sets."""
+    copies = facts["copies"]["test_images_in_train"]
+    lines = [f"{facts['checkpoint']}: {facts['train_images']} training and {facts['test_images']} test images, "
+             f"{len(facts['classes'])} classes"]  # fmt: skip
+    if copies:
+        examples = ", ".join(f"{one['test']} is {one['train']}" for one in facts["copies"]["examples"])
+        lines.append(f"{copies} of the test images stand among the training images too, pixel for pixel: {examples}"
+                     + (", …" if copies > _EXAMPLES else ""))  # fmt: skip
+    return "\n".join(lines)
+
+
+def report(plain: Mapping[str, Any], banks: "Banks", found: Measured) -> None:
+    """Print a table, a row for each feature set, and write the numbers if asked to."""
+    own = facts(plain, banks)
+    print(opening(own))
+    rows = [["features", *found.columns]]
+    for name, values in found.values.items():
+        rows.append([name, *map(_percent, values, found.deviations[name])])
+    print(table(rows))
     if len(banks.own) > 1:
-        print(f"best: {best}, chosen by {by}, without test labels")
+        print(f"best: {found.best}, chosen by {found.chosen_by}, without test labels")
     if plain["output"] is not None:
-        facts = {"checkpoint": plain["encoder"]["path"], **counts, "classes": list(banks.classes)}
-        asked = {name: plain[name] for name in ("features", "precision")}
-        whole_report = {**facts, **asked, "measure": measure, "best": best, "chosen_by": by, "numbers": numbers}
-        Path(plain["output"]).write_text(json.dumps(whole_report, indent=1) + "\n")
+        numbers = {"measure": found.options, "best": found.best, "chosen_by": found.chosen_by, "numbers": found.numbers}
+        Path(plain["output"]).write_text(json.dumps(own | numbers, indent=1) + "\n")
 
 
-def percent(share: float, deviation: float | None = None) -> str:
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """Cells in columns, the first to the left."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join([first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row, widths[1:], strict=True))])
+        for first, *row in rows
+    )
+
+
+def _percent(share: float, deviation: float | None) -> str:
     """0.523 -> 52.3 %."""
     return f"{100 * share:.1f} %" + (f" ± {100 * deviation:.1f}" if deviation is not None else "")

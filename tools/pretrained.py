@@ -1,5 +1,6 @@
 """The choices encoder=pretrained and data=pretrained: what an earlier run trained, and on which images. No torch."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,8 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from ssvit.options import OptionError, UserError
+from ssvit.exchange import reading
+from ssvit.options import OptionError, UserError, within
 from ssvit.rules import CHANGEABLE
 from ssvit.training import manifest
 
@@ -28,15 +30,19 @@ def offer(arguments: dict[str, str]) -> None:
     elif "encoder" in arguments:
         raise OptionError("encoder", arguments["encoder"], f"a checkpoint brings its own; or give checkpoint={SCRATCH}")
     path = manifest.find(asked, outputs=arguments.get("outputs", "outputs"), stage=manifest.PRETRAIN)
-    trained = manifest.read(path)["encoder"]
+    told = _told(path, arguments)
+    with within("encoder"):
+        trained = manifest.read(path, told)["encoder"]
     store = ConfigStore.instance()
     node = {
         "_target_": "ssvit.training.checkpoint.load_encoder",
         "path": str(path),
         "resize": "paper",
         "announce": True,
-        **{name: trained[name] for name in CHANGEABLE},
+        "activation_checkpointing": False,  # of which older checkpoints say nothing
+        **{name: trained[name] for name in CHANGEABLE if name in trained},
         "image_size": "${data.image_size}",
+        **told,
     }
     store.store(group="encoder", name="pretrained", node=node)
     try:
@@ -48,11 +54,22 @@ def offer(arguments: dict[str, str]) -> None:
         store.store(group="data", name="pretrained", node=data)
 
 
+def _told(path: Path, arguments: Mapping[str, str]) -> dict[str, Any]:
+    """What the command line tells of a foreign file, each option that may, None where it does not."""
+    if not path.is_file():
+        return {}
+    try:
+        return {name: yaml.safe_load(arguments.get(f"encoder.{name}", "null")) for name in reading.TOLD}
+    except yaml.YAMLError:
+        raise OptionError("checkpoint", path, "an option encoder.… beside it cannot be read") from None
+
+
 def default_name(config: DictConfig) -> str:
     """What a run's folder is called: what it does, with what, and on which images if they are not the same run's."""
     choices = HydraConfig.get().runtime.choices
     what = "compare" if config.compare else config.sweep or ("scratch" if config.checkpoint == SCRATCH else "finetune")
-    start = Path(config.encoder.path).parent.name if "path" in config.encoder else choices.encoder
+    path = Path(config.encoder.get("path", choices.encoder))
+    start = path.parent.name if path.is_dir() else path.stem
     return "_".join([what, start] if choices.data == "pretrained" else [what, start, choices.data])
 
 
@@ -66,7 +83,7 @@ def from_scratch(config: DictConfig) -> DictConfig:
     OmegaConf.set_struct(config, False)
     config.encoder = {
         "_target_": "ssvit.encoder.vit.ViT",
-        **manifest.read(Path(options["path"]))["encoder"],
+        **manifest.read(Path(options["path"]), options)["encoder"],
         **changes,
     }
     config.checkpoint = SCRATCH

@@ -12,6 +12,9 @@ from pretrained import SCRATCH, from_scratch
 
 from ssvit.data.loader import Loader
 from ssvit.data.sources import Data, hold_out, subset
+from ssvit.evaluation.base import Evaluator
+from ssvit.evaluation.probing import Probing
+from ssvit.evaluation.probing_rules import interval
 from ssvit.options import UserError
 from ssvit.randomness import key
 from ssvit.training import engine, journal, loop, manifest
@@ -63,15 +66,35 @@ class Session:
         evaluators = {
             name: instantiate(part, source=data.held_out, transform=view, _convert_="all")
             for name, part in config.evaluators.items()
-        }
+        } | self._probes(config, data, view)
+        start = SCRATCH
+        if "path" in config.encoder:
+            start = manifest.read(Path(config.encoder.path), _plain(config.encoder))["seal"]
         facts = objective.facts | {
             "stage": self.stage,
-            "start": manifest.read(Path(config.encoder.path))["seal"] if "path" in config.encoder else SCRATCH,
+            "start": start,
             "data": data.train.fingerprint,
             "view": {name: value for name, value in _plain(config.data.view).items() if name != "_target_"},
             "precision": engine.precision(recipe, self.fabric.device),
         }
         loop.train(self.fabric, objective, loader, recipe, folder, evaluators=evaluators, facts=facts)
+
+    def _probes(self, config: DictConfig, data: Data, view: Any) -> dict[str, Evaluator]:
+        """The probes of a pre-training run, as far as its images suffice for them."""
+        if not config.get("probe"):
+            return {}
+        options = _plain(config.probing)
+        options["every"] = interval(
+            options["every"],
+            images=min(options["train_images"], len(data.train)) + min(options["test_images"], len(data.held_out)),
+            **{name: config.recipe[name] for name in ("steps", "batch_size", "evaluate_every")},
+        )
+        probes = instantiate(config.probe, _convert_="all")
+        probing = Probing(probes=probes, train=data.train, test=data.held_out, transform=view, **options)
+        if is_main_process():
+            for line in probing.refused:
+                print(line, flush=True)
+        return {"probe": probing} if probing.probes else {}
 
     def _parted(self, config: DictConfig) -> Data:
         """The images that a run trains on and is measured on."""

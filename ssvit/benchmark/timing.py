@@ -12,64 +12,93 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Rate:
-    """Items a second of one contender: by CPU time over all threads, by the clock, and beside the reference.
+    """Items a second of one contender: of work, by the clock, and beside the reference.
 
-    spread: interquartile range of the rate by CPU time, as a share of its median; ratio: rate by CPU time over the
-    reference's, median over rounds.
+    A second of work is one of CPU time, over all threads, or one of a GPU's time by its own events. quartiles: of the
+    rate per second of work; spread: their distance as a share of its median; ratio: rate over the reference's, median
+    over rounds. share: of the machine's measured peak that the work is worth, and memory: megabytes at the highest,
+    where they were measured.
     """
 
     name: str
-    per_cpu_second: float
+    per_work_second: float
     per_second: float
+    quartiles: tuple[float, float]
     spread: float
     ratio: float
+    share: float | None = None
+    memory: float | None = None
 
 
-def compare(contenders: Mapping[str, Callable[[], int]], *, reference: str, rounds: int = 7) -> list[Rate]:
+def compare(
+    contenders: Mapping[str, Callable[[], float]], *, reference: str, rounds: int = 7, device: str = "cpu"
+) -> list[Rate]:
     """Time contenders, each a function that works once and returns how many items it did.
 
     One untimed round comes first. The order turns by one place each round.
     """
     names = list(contenders)
-    cpu: dict[str, list[float]] = {name: [] for name in names}
+    work: dict[str, list[float]] = {name: [] for name in names}
     wall: dict[str, list[float]] = {name: [] for name in names}
+    timed = _gpu_seconds if device == "cuda" else _cpu_seconds
     for name in names:
         contenders[name]()
     for turn in range(rounds):
         for place in range(len(names)):
             name = names[(turn + place) % len(names)]
-            began_cpu, began = time.process_time(), time.perf_counter()
-            count = contenders[name]()
+            began = time.perf_counter()
+            count, seconds = timed(contenders[name])
             wall[name].append(count / (time.perf_counter() - began))
-            cpu[name].append(count / (time.process_time() - began_cpu))
+            work[name].append(count / seconds)
     return [
         Rate(
             name=name,
-            per_cpu_second=statistics.median(cpu[name]),
+            per_work_second=statistics.median(work[name]),
             per_second=statistics.median(wall[name]),
-            spread=_spread(cpu[name]),
-            ratio=statistics.median(ours / theirs for ours, theirs in zip(cpu[name], cpu[reference], strict=True)),
+            quartiles=_quartiles(work[name]),
+            spread=(_quartiles(work[name])[1] - _quartiles(work[name])[0]) / statistics.median(work[name]),
+            ratio=statistics.median(ours / theirs for ours, theirs in zip(work[name], work[reference], strict=True)),
         )
         for name in names
     ]
 
 
-def _spread(rates: Sequence[float]) -> float:
+def _cpu_seconds(work: Callable[[], float]) -> tuple[float, float]:
+    began = time.process_time()
+    count = work()
+    return count, time.process_time() - began
+
+
+def _gpu_seconds(work: Callable[[], float]) -> tuple[float, float]:
+    """By events on the stream, which the host waits for, so that no contender pays for the one before it."""
+    import torch
+
+    began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    began.record()
+    count = work()
+    ended.record()
+    ended.synchronize()
+    return count, began.elapsed_time(ended) / 1000
+
+
+def _quartiles(rates: Sequence[float]) -> tuple[float, float]:
     if len(rates) < 2:
-        return 0.0
-    low, middle, high = statistics.quantiles(rates, n=4)
-    return (high - low) / middle
+        return rates[0], rates[0]
+    low, _, high = statistics.quantiles(rates, n=4)
+    return low, high
 
 
 def table(title: str, rates: Sequence[Rate]) -> str:
-    """The rates as aligned text, the ratios last."""
+    """The rates as aligned text; share and memory stand in it if any contender has them."""
     width = max(len(rate.name) for rate in rates)
-    lines = [title, f"  {'':{width}}  items/CPU s   items/s   spread   ratio"]
-    lines += [
-        f"  {r.name:{width}}  {r.per_cpu_second:11,.0f} {r.per_second:9,.0f} {r.spread:8.0%} {r.ratio:6.2f}x"
-        for r in rates
-    ]
-    return "\n".join(lines)
+    shares, memories = (any(getattr(rate, name) is not None for rate in rates) for name in ("share", "memory"))
+    head = f"  {'':{width}}  items/work s   items/s   spread   ratio"
+    lines = [title, head + "   share" * shares + "   memory" * memories]
+    for r in rates:
+        line = f"  {r.name:{width}}  {r.per_work_second:12,.1f} {r.per_second:9,.1f} {r.spread:8.0%} {r.ratio:6.2f}x"
+        line += ("" if r.share is None else f"{r.share:8.0%}").rjust(8) * shares
+        lines.append(line + ("" if r.memory is None else f"{r.memory:6,.0f} MB").rjust(9) * memories)
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def as_json(results: Mapping[str, Sequence[Rate]]) -> dict[str, list[dict[str, Any]]]:

@@ -148,8 +148,9 @@ def evaluation_batches(
     if limit is not None and limit < count:
         whole("limit", limit)
         indices = permutation(0, "evaluation subset", count)[:limit].sort().values
-    part = indices[len(indices) * rank // world : len(indices) * (rank + 1) // world]
-    parts = part.split(batch_size) if len(part) else ()
+    # Whole batches, the same for any number of processes: the last bits of a product depend on what is beside an image.
+    parts = indices.split(batch_size) if len(indices) else ()
+    parts = parts[len(parts) * rank // world : len(parts) * (rank + 1) // world]
     if isinstance(source, Memory):
         return _evaluation_from_memory(source, transform, parts, torch.device(device))
     return _evaluation_from_files(source, transform, parts, workers, torch.device(device))

@@ -70,8 +70,8 @@ class Learned2D(Positions):
         self.special = nn.Parameter(torch.randn(special, width) * 0.02)
 
     def forward(self) -> Tensor:
-        across = repeat(self.columns, "x d -> (y x) d", y=len(self.rows))
-        down = repeat(self.rows, "y d -> (y x) d", x=len(self.columns))
+        across = repeat(self.columns, "x d -> (y x) d", y=self.rows.shape[0])
+        down = repeat(self.rows, "y d -> (y x) d", x=self.columns.shape[0])
         return torch.cat([self.special, torch.cat([across, down], dim=1)])
 
     def resized(self, other: "Learned2D", how: str) -> dict[str, Tensor]:
@@ -96,8 +96,8 @@ class SineCosine2D(Positions):
         count = self.width // 4
         frequency = 10_000.0 ** -(torch.arange(count, dtype=torch.float64, device=self.rows.device) / count)
         across, down = (place.double()[:, None] * frequency for place in (self.columns, self.rows))
-        across = repeat(torch.cat([across.sin(), across.cos()], dim=1), "x d -> (y x) d", y=len(self.rows))
-        down = repeat(torch.cat([down.sin(), down.cos()], dim=1), "y d -> (y x) d", x=len(self.columns))
+        across = repeat(torch.cat([across.sin(), across.cos()], dim=1), "x d -> (y x) d", y=self.rows.shape[0])
+        down = repeat(torch.cat([down.sin(), down.cos()], dim=1), "y d -> (y x) d", x=self.columns.shape[0])
         return F.pad(torch.cat([across, down], dim=1).to(self.rows.dtype), (0, 0, self.special_tokens, 0))
 
     def resized(self, other: "SineCosine2D", how: str) -> dict[str, Tensor]:

@@ -9,17 +9,20 @@ m places.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from ssvit import rules
 from ssvit.encoder import positions
-from ssvit.encoder.attention import attend
+from ssvit.encoder.attention import attend, attend_packed, merge, split
+from ssvit.encoder.fused import Linear, linear
+from ssvit.encoder.hybrid import Convolution, ResNet
 from ssvit.options import OptionError, one_of, pair
 
 
@@ -55,28 +58,27 @@ class Attention(nn.Module):
     def __init__(self, *, width: int, heads: int, dropout: float, relative: tuple[tuple[int, int], int] | None) -> None:
         super().__init__()
         self.heads, self.dropout = heads, dropout
-        self.qkv = nn.Linear(width, 3 * width)
-        self.out = nn.Linear(width, width)
+        self.qkv = Linear(width, 3 * width)
+        self.out = Linear(width, width)
         self.relative = None if relative is None else positions.Relative(*relative, width // heads)
 
     def forward(self, x: Tensor, places: Tensor | None, at: Tensor | None) -> Tensor:
         """places (b, t): where each token stands, None for each in its order; at (b, m): who asks, None for all."""
         if at is None:
-            query, key, value = rearrange(self.qkv(x), "b t (three h k) -> three b h t k", three=3, h=self.heads)
+            query, packed = None, self.qkv(x)
         else:
             ask, answer = self.qkv.weight.split((x.shape[-1], 2 * x.shape[-1]))
             ask_bias, answer_bias = self.qkv.bias.split((len(ask), len(answer)))
-            query = rearrange(F.linear(gather(x, at), ask, ask_bias), "b m (h k) -> b h m k", h=self.heads)
-            both = F.linear(x, answer, answer_bias)
-            key, value = rearrange(both, "b t (two h k) -> two b h t k", two=2, h=self.heads)
-        bias = None
-        if self.relative is not None:
-            if places is None:
-                places = torch.arange(x.shape[1], device=x.device)[None]
-            asking = places if at is None else places.expand(len(x), -1).gather(1, at)
-            bias = self.relative(query, asking, places)
-        heads = attend(query, key, value, bias, self.dropout if self.training else 0.0)
-        return self.out(rearrange(heads, "b h t k -> b t (h k)"))
+            query, packed = linear(gather(x, at), ask, ask_bias), linear(x, answer, answer_bias)
+        dropout = self.dropout if self.training else 0.0
+        if self.relative is None:
+            return self.out(attend_packed(query, packed, self.heads, dropout))
+        if places is None:
+            places = torch.arange(x.shape[1], device=x.device)[None]
+        asking = places if at is None else places.expand(len(x), -1).gather(1, at)
+        query, key, value = split(query, packed, self.heads)
+        bias = self.relative(query, asking, places)
+        return self.out(merge(attend(query, key, value, bias, dropout)))
 
 
 class Block(nn.Module):
@@ -99,8 +101,8 @@ class Block(nn.Module):
         self.norm1 = nn.LayerNorm(width, eps=1e-6)
         self.attention = Attention(width=width, heads=heads, dropout=dropout, relative=relative)
         self.norm2 = nn.LayerNorm(width, eps=1e-6)
-        self.expand = nn.Linear(width, mlp_width)
-        self.contract = nn.Linear(mlp_width, width)
+        self.expand = Linear(width, mlp_width)
+        self.contract = Linear(mlp_width, width)
         self.dropout = nn.Dropout(dropout)
         self.drop = StochasticDepth(drop)
 
@@ -120,7 +122,9 @@ class ViT(nn.Module):
     sine_cosine_2d, relative or none, added at the stem (the paper), at every_layer, or at every_layer_shared (Table 8).
     stochastic_depth: the rate at the last layer, growing linearly from 0 at the first. mean, std: of the images'
     channels, in [0, 1]. distillation_token: a second special token, for what a teacher says (Touvron et al. 2021).
-    Initialised as in the authors' code. OptionError names an option that cannot be.
+    stem: {"layers": …, "width": …} of the `hybrid.ResNet` of a hybrid; patch_size is the image area under a token all
+    the same. activation_checkpointing: in training keep only what stands between the layers, and compute a layer once
+    more for its gradients. Initialised as in the authors' code. OptionError names an option that cannot be.
     """
 
     def __init__(
@@ -142,6 +146,8 @@ class ViT(nn.Module):
         mean: float | Sequence[float] = 0.5,
         std: float | Sequence[float] = 0.5,
         distillation_token: bool = False,
+        activation_checkpointing: bool = False,
+        stem: Mapping[str, Any] | None = None,
     ) -> None:
         self.arguments = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         rules.encoder(**self.arguments)
@@ -150,9 +156,13 @@ class ViT(nn.Module):
         self.patch_size = pair("patch_size", patch_size)
         self.grid = rules.grid(image_size, patch_size)
         self.width, self.channels, self.pooling = width, channels, pooling
+        self.activation_checkpointing = activation_checkpointing
         self.special = int(class_token) + int(distillation_token)
 
-        self.patch = nn.Linear(channels * math.prod(self.patch_size), width)
+        self.stem = None if stem is None else ResNet(channels=channels, **stem)
+        stride, mapped = (1, channels) if self.stem is None else (self.stem.stride, self.stem.outputs)
+        self.cut = self.patch_size[0] // stride, self.patch_size[1] // stride
+        self.patch = nn.Linear(mapped * math.prod(self.cut), width)
         self.class_token = nn.Parameter(torch.zeros(1, 1, width)) if class_token else None
         self.distillation_token = nn.Parameter(torch.zeros(1, 1, width)) if distillation_token else None
         self.positions, self.layers_with_positions = self._positions(positions, positions_at, depth)
@@ -187,7 +197,10 @@ class ViT(nn.Module):
         return nn.ModuleList(modules), 1 if at == "stem" else depth
 
     def _initialise(self) -> None:
-        """As the authors' JAX code: patches LeCun-normal, other matrices Xavier-uniform, MLP biases N(0, 1e-6)."""
+        """As the authors' JAX code: stem and patches LeCun-normal, the rest Xavier-uniform, MLP biases N(0, 1e-6)."""
+        for module in self.modules():
+            if isinstance(module, Convolution):
+                lecun_normal_(module.weight.flatten(1))
         lecun_normal_(self.patch.weight)
         nn.init.zeros_(self.patch.bias)
         for block in self.blocks:
@@ -200,20 +213,34 @@ class ViT(nn.Module):
                 nn.init.normal_(layer.bias, std=1e-6)
 
     def patchify(self, images: Tensor) -> Tensor:
-        """Cut images into patches in raster order: (b, c, h, w) -> (b, n, c * p * q). OptionError for another shape."""
+        """Cut images into patches in raster order: (b, c, h, w) -> (b, n, c * p * q). OptionError for another shape.
+
+        A hybrid cuts its stem's map of f channels into patches of as many of its places as span p x q pixels.
+        """
         if tuple(images.shape[1:]) != (self.channels, *self.image_size):
             found, right = "x".join(map(str, images.shape[1:])), "x".join(map(str, (self.channels, *self.image_size)))
             raise OptionError("images", found, f"this encoder takes images of {right} (channels, height, width)")
-        p, q = self.patch_size
+        if self.stem is not None:
+            images = self.stem(self.normalise(images))
+        p, q = self.cut
         return rearrange(images, "b c (y p) (x q) -> b (y x) (c p q)", p=p, q=q)
+
+    def normalise(self, images: Tensor) -> Tensor:
+        """Images less their channels' mean, over their std: (b, c, h, w), [0, 1] or uint8, -> (b, c, h, w)."""
+        unit = 255.0 if images.dtype == torch.uint8 else 1.0
+        mean, std = ((value * unit)[:, None, None] for value in (self.mean, self.std))
+        return (images.to(mean.dtype) - mean) / std
 
     def embed(self, images: Tensor) -> Tensor:
         """Normalise and project each patch, without positions: (b, c, h, w), [0, 1] or uint8, -> (b, n, d).
 
         The normalisation is folded into the projection: x W / std + (bias - mean / std W), so that no normalised
         copy of the images is made. The shift takes the weight as rounded for the product, so that it cancels exactly.
+        A hybrid's stem pads normalised images with zeros, which cannot be folded.
         """
         patches = self.patchify(images)
+        if self.stem is not None:
+            return self.patch(patches)
         area = math.prod(self.patch_size)
         unit = 255.0 if images.dtype == torch.uint8 else 1.0
         weight = self.patch.weight / (self.std * unit).repeat_interleave(area)
@@ -222,7 +249,7 @@ class ViT(nn.Module):
             weight = weight.to(torch.get_autocast_dtype(kind))
         # A sum of products, since autocast would make a matrix product round the mean to half precision.
         shift = (weight * (self.mean * unit).repeat_interleave(area)).sum(1)
-        return F.linear(patches.to(weight.dtype), weight, (self.patch.bias - shift).to(weight.dtype))
+        return linear(patches.to(weight.dtype), weight, (self.patch.bias - shift).to(weight.dtype))
 
     def encode(self, tokens: Tensor, *, keep: Tensor | None = None, at: Tensor | None = None) -> Tensor:
         """Run the Transformer over patch embeddings: (b, n, d) -> (b, s + n, d).
@@ -254,7 +281,8 @@ class ViT(nn.Module):
             places = torch.cat([first, keep + self.special], dim=1)
         special = [token for token in (self.class_token, self.distillation_token) if token is not None]
         if special:
-            tokens = torch.cat([*(token.expand(len(tokens), -1, -1).to(tokens.dtype) for token in special), tokens], 1)
+            images = tokens.shape[0]
+            tokens = torch.cat([*(token.expand(images, -1, -1).to(tokens.dtype) for token in special), tokens], 1)
         return tokens, places
 
     def _layer(self, layer: int, x: Tensor, places: Tensor | None, at: Tensor | None) -> Tensor:
@@ -264,6 +292,8 @@ class ViT(nn.Module):
             x = x + (rows if places is None else rows[places]).to(x.dtype)
         if layer == 0:
             x = self.dropout(x)
+        if self.activation_checkpointing and self.training and torch.is_grad_enabled():
+            return checkpoint(self.blocks[layer], x, places, at, use_reentrant=False)
         return self.blocks[layer](x, places, at)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -280,7 +310,7 @@ class ViT(nn.Module):
         if self.pooling == "patch_mean":
             return self.pool(self.encode(tokens))
         # Places count from the first patch, before which the special tokens stand.
-        first = torch.full((len(tokens), 1), -self.special, device=tokens.device)
+        first = torch.full((tokens.shape[0], 1), -self.special, device=tokens.device)
         return self.encode(tokens, at=first)[:, 0]
 
     @property
@@ -288,6 +318,8 @@ class ViT(nn.Module):
         """The arguments that encoders must share for one to take the weights of the other."""
         free = (*rules.CHANGEABLE, "mean", "std")
         fixed = {name: value for name, value in self.arguments.items() if name not in free}
+        if self.stem is not None:
+            fixed["stem"] = {**fixed["stem"], "layers": list(fixed["stem"]["layers"])}
         return fixed | {"patch_size": self.patch_size, "mlp_width": self.blocks[0].expand.out_features}
 
     @torch.no_grad()

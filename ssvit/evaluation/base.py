@@ -11,14 +11,18 @@ class Evaluator:
 
     The numbers are the whole of an evaluation; words, pictures and tables are its own choice, and are asked for after
     them, of the main process alone.
+
+    every: steps from one evaluation to the next; None for the recipe's evaluate_every.
     """
+
+    every: int | None = None
 
     def measure(self, objective: Objective) -> dict[str, float]:
         """Named numbers of the model as it is now. Every process calls it, and gets the same."""
         raise NotImplementedError
 
-    def explain(self, metrics: Mapping[str, float]) -> list[str]:
-        """What the numbers of `measure` mean, in words, a line each."""
+    def explain(self, metrics: Mapping[str, float], history: Sequence[Mapping[str, float | None]] = ()) -> list[str]:
+        """What the numbers of `measure` mean, in words, a line each. history: as for `draw`."""
         return []
 
     def draw(self, objective: Objective, history: Sequence[Mapping[str, float | None]]) -> dict[str, Any]:

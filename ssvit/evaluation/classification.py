@@ -255,7 +255,7 @@ class Classification(Evaluator):
             [Answers.none(), *(Answers.of(objective.logits(batch.images), batch) for batch in batches)]
         )
 
-    def explain(self, metrics: Mapping[str, float]) -> list[str]:
+    def explain(self, metrics: Mapping[str, float], history: Sequence[Mapping[str, float | None]] = ()) -> list[str]:
         """The accuracies beside chance, and the classes that are named worst; of the last measurement."""
         tallies = tally(self.answers, self.source.classes)
         count = len(self.answers.place)

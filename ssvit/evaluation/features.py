@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import safetensors
 import safetensors.torch
@@ -30,6 +30,9 @@ from ssvit.evaluation.features_rules import Reading
 from ssvit.options import UserError
 
 _LARGEST = 32  # pixels a side of an image as its own features
+_FILE = _VALUES, _PLACES, _DIGESTS = ("values", "places", "digests")  # what a file of kept features holds
+
+T = TypeVar("T")
 
 
 def check_labels(which: str, features: Tensor, labels: Tensor | None, classes: int, *, measure: str) -> None:
@@ -46,9 +49,13 @@ def check_labels(which: str, features: Tensor, labels: Tensor | None, classes: i
 
 
 class Extractor(Protocol):
-    """A function of images (b, c, h, w) that gives named features, each (b, d) float32; what it is, in one string."""
+    """A function of images (b, c, h, w) that gives named features, each (b, d) float32.
+
+    identity: what it is, in one string; identities: the same for each of its features alone.
+    """
 
     identity: str
+    identities: Mapping[str, str]
 
     def __call__(self, images: Tensor) -> dict[str, Tensor]: ...
 
@@ -64,6 +71,7 @@ class Frozen:
             reading.check(depth=len(encoder.blocks), class_token=encoder.class_token is not None)
         self.encoder, self.readings = encoder, tuple(readings)
         self.identity = f"{identity} {' '.join(reading.name for reading in readings)}"
+        self.identities = {reading.name: f"{identity} {reading.name}" for reading in readings}
 
     @torch.no_grad()
     def __call__(self, images: Tensor) -> dict[str, Tensor]:
@@ -92,6 +100,7 @@ class Pixels:
     """The image itself as its features, (b, c h w) in [0, 1]; one larger than 32 pixels a side is averaged to that."""
 
     identity = f"pixels, at most {_LARGEST} a side"
+    identities: Mapping[str, str] = {"pixels": identity}
 
     def __call__(self, images: Tensor) -> dict[str, Tensor]:
         images = images.float() / (255 if images.dtype == torch.uint8 else 1)
@@ -101,11 +110,16 @@ class Pixels:
 
 @dataclass(frozen=True)
 class Features:
-    """Features of images by name, each (n, d) float32; labels (n,) or None; which images of the source, (n,)."""
+    """Features of images by name, each (n, d) float32, and the images themselves.
+
+    labels: (n,) or None. places: which images of the source they are, (n,). digests: hashes of their pixels as the
+    function saw them, (n, 2) int64: the same for the same picture alone.
+    """
 
     values: dict[str, Tensor]
     labels: Tensor | None
     places: Tensor
+    digests: Tensor
 
 
 def extract(
@@ -122,30 +136,42 @@ def extract(
     """The features of each image of a source once, in order, or of `limit` of them that are always the same.
 
     With torch.distributed each process reads a part, and all have the whole in the end. progress(done, all) is called
-    after each batch. Unreadable files are left out. UserError if none can be read, or if a feature is not finite.
+    after each batch. Unreadable files are left out. UserError, in all processes alike, if none can be read, or if a
+    feature is not finite.
     """
     rank, world = _place()
     shared = {"batch_size": batch_size, "limit": limit, "workers": workers, "device": device}
     count = len(source) if limit is None else min(limit, len(source))
-    parts, done = [], 0
-    for batch in evaluation_batches(source, transform, rank=rank, world=world, **shared):
-        parts.append(({name: value.cpu() for name, value in function(batch.images).items()}, batch.slots.cpu()))
-        done += world * len(batch.slots)
-        if progress:
-            progress(min(done, count), count)
-    if world > 1:
-        parts = [part for of_process in _gathered(parts) for part in of_process]
+
+    def read() -> list[tuple[dict[str, Tensor], Tensor, Tensor]]:
+        parts, done = [], 0
+        for batch in evaluation_batches(source, transform, rank=rank, world=world, **shared):
+            values = {name: value.cpu() for name, value in function(batch.images).items()}
+            parts.append((values, batch.slots.cpu(), _digests(batch.images)))
+            done += world * len(batch.slots)
+            if progress:
+                progress(min(done, count), count)
+        return parts
+
+    parts = [part for of_process in _of_all(read) for part in of_process]
     if not parts:
         raise UserError("none of the images can be read, so there are no features")
-    values = {name: torch.cat([part[name] for part, _ in parts]) for name in parts[0][0]}
-    for name, value in values.items():
+    values, places, digests = zip(*parts, strict=True)
+    joined = {name: torch.cat([part[name] for part in values]) for name in values[0]}
+    for name, value in joined.items():
         if not value.isfinite().all():
             raise UserError(f"{name}: some features are not finite, so nothing can be measured on them")
-    return _labelled(values, torch.cat([places for _, places in parts]), source)
+    return _labelled(joined, torch.cat(places), torch.cat(digests), source)
 
 
-def _labelled(values: dict[str, Tensor], places: Tensor, source: Source) -> Features:
-    return Features(values, None if source.labels is None else source.labels[places], places)
+def _digests(images: Tensor) -> Tensor:
+    """128 bits of BLAKE2b of each image's pixels: (b, c, h, w) uint8 -> (b, 2) int64."""
+    hashes = (hashlib.blake2b(pixels, digest_size=16).digest() for pixels in images.contiguous().cpu().numpy())
+    return torch.frombuffer(bytearray(b"".join(hashes)), dtype=torch.int64).view(-1, 2)
+
+
+def _labelled(values: dict[str, Tensor], places: Tensor, digests: Tensor, source: Source) -> Features:
+    return Features(values, None if source.labels is None else source.labels[places], places, digests)
 
 
 def _place() -> tuple[int, int]:
@@ -154,17 +180,28 @@ def _place() -> tuple[int, int]:
     return (distributed.get_rank(), distributed.get_world_size()) if together else (0, 1)
 
 
-def _gathered(own: Any) -> list[Any]:
-    """What each process has, in all of them."""
-    every: list[Any] = [None] * distributed.get_world_size()
+def _of_all(act: Callable[[], T]) -> list[T]:
+    """What `act` gives in each process, in all of them; a UserError of one is raised in all, so that none waits."""
+    _, world = _place()
+    if world == 1:
+        return [act()]
+    try:
+        own: Any = act()
+    except UserError as error:
+        own = error
+    every: list[Any] = [None] * world
     distributed.all_gather_object(every, own)
+    for one in every:
+        if isinstance(one, UserError):
+            raise one
     return every
 
 
 class Cache:
     """Features kept in a folder, found again by what they were made of: the same encoder, images and transform.
 
-    A file is written whole or not at all, and verified by its sha256 when it is read; a damaged one is made anew.
+    Each feature set has a file of its own, whatever it was computed with. A file is written whole or not at all, and
+    verified by its sha256 when it is read; a damaged one is made anew.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -175,28 +212,48 @@ class Cache:
     ) -> Features:
         """As the function `extract`; view: the options of the transform, since it cannot tell them itself.
 
-        Labels are not kept but the source's own, as images that are named anew have the same features.
+        If one of the function's features is not kept, all are computed, since that is one pass. Labels are not kept
+        but the source's own, as images that are named anew have the same features.
         """
         device = torch.device(options.get("device", "cpu"))
-        made_of = {
-            "function": function.identity,
+        shared = {
             "images": source.fingerprint,
             "view": dict(view),
             "limit": options.get("limit"),
             "precision": str(torch.get_autocast_dtype(device.type)) if torch.is_autocast_enabled(device.type) else "",
         }
-        text = json.dumps(made_of, sort_keys=True)
-        path = self.folder / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.safetensors"
-        rank, world = _place()
-        kept = _read(path, text)
+        made_of = {
+            name: json.dumps(shared | {"function": identity}, sort_keys=True)
+            for name, identity in function.identities.items()
+        }
+        paths = {
+            name: self.folder / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.safetensors"
+            for name, text in made_of.items()
+        }
+        kept = _together({name: _read(path, made_of[name]) for name, path in paths.items()})
         # Processes extract together or not at all, wherever each has its folder.
-        found = [kept is not None] if world == 1 else _gathered(kept is not None)
-        if kept is not None and all(found):
+        if all(_of_all(lambda: kept is not None)):
             return _labelled(*kept, source)
         features = extract(function, source, transform, **options)
-        if rank == 0:
-            _write(path, text, features)
+
+        def write() -> None:
+            for name, path in paths.items():
+                own = {_VALUES: features.values[name], _PLACES: features.places, _DIGESTS: features.digests}
+                _write(path, made_of[name], own)
+
+        _of_all(write if _place()[0] == 0 else lambda: None)
         return features
+
+
+def _together(files: Mapping[str, dict[str, Tensor] | None]) -> tuple[dict[str, Tensor], Tensor, Tensor] | None:
+    """Features by name, places and digests of what the files hold. None if one is not there, or is of other images."""
+    first, *others = files.values()
+    if first is None or any(
+        other is None or not all(torch.equal(other[name], first[name]) for name in (_PLACES, _DIGESTS))
+        for other in others
+    ):
+        return None
+    return {name: file[_VALUES] for name, file in files.items()}, first[_PLACES], first[_DIGESTS]
 
 
 def _digest(tensors: Mapping[str, Tensor]) -> str:
@@ -207,9 +264,8 @@ def _digest(tensors: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def _write(path: Path, made_of: str, features: Features) -> None:
-    tensors = {f"values/{name}": value.contiguous() for name, value in features.values.items()}
-    tensors["places"] = features.places
+def _write(path: Path, made_of: str, tensors: Mapping[str, Tensor]) -> None:
+    tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
     beside = path.with_suffix(f".{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -227,18 +283,16 @@ def _write(path: Path, made_of: str, features: Features) -> None:
             beside.unlink(missing_ok=True)
 
 
-def _read(path: Path, made_of: str) -> tuple[dict[str, Tensor], Tensor] | None:
-    """The features and places in a file, or None if there is none or it is not whole."""
+def _read(path: Path, made_of: str) -> dict[str, Tensor] | None:
+    """What a file holds, or None if there is none or it is not whole."""
     try:
         with safetensors.safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no dictionary)
     except (OSError, safetensors.SafetensorError):
         return None
-    if metadata.get("made_of") != made_of or metadata.get("sha256") != _digest(tensors):
-        return None
-    places = tensors.pop("places")
-    return {name.removeprefix("values/"): value for name, value in tensors.items()}, places
+    is_whole = metadata.get("made_of") == made_of and metadata.get("sha256") == _digest(tensors)
+    return tensors if is_whole and set(tensors) == set(_FILE) else None
 
 
 def readings(encoder: ViT, **options: Any) -> list[Reading]:

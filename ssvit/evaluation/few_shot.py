@@ -10,7 +10,7 @@ p penalties.
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +19,7 @@ from torch import Tensor
 from ssvit.evaluation import few_shot_rules as rules
 from ssvit.evaluation.features import check_labels
 from ssvit.evaluation.few_shot_rules import ALL
-from ssvit.options import UserError, whole
+from ssvit.options import OptionError, UserError, whole
 from ssvit.randomness import permutation
 
 _CHUNK = 256  # rows in float64 at a time, few enough to stay in a processor's cache
@@ -30,12 +30,17 @@ _BIAS = 100.0  # large, so that the penalty hardly touches the intercept
 
 @dataclass(frozen=True)
 class Fit:
-    """One regression: its draw (None for all images), its images, its penalty, and its accuracy on the test set."""
+    """One regression: its draw (None for all images), its images, its penalty, and its accuracy on the test set.
+
+    left_out: how many of its images the fits to all others name rightly; error: the squared error of what these say.
+    """
 
     seed: int | None
     images: int
     l2: float
     accuracy: float
+    left_out: int
+    error: float
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,11 @@ class Score:
     mean: float
     deviation: float | None
     fits: tuple[Fit, ...]
+
+    @property
+    def left_out(self) -> tuple[int, float]:
+        """How good it is by its training images alone: the more the better. See `Fit`."""
+        return sum(fit.left_out for fit in self.fits), -sum(fit.error for fit in self.fits)
 
 
 @dataclass(frozen=True)
@@ -81,13 +91,14 @@ def few_shot(
     test_labels = _checked("test", test, test_labels, classes)
     if train.shape[1] != test.shape[1]:
         raise UserError(f"training features have width {train.shape[1]}, but test features {test.shape[1]}")
-    _enough(train_labels, classes, asked.shots, names)
+    check_shots(train_labels, classes, asked.shots, names)
 
     def fit(seed: int | None, support: Tensor, labels: Tensor) -> Fit:
         rows = Whitened.by_its_own(support)
         path = RidgePath(rows, Signs(labels, classes))
-        penalty = choose(path, asked.l2) if len(asked.l2) > 1 else asked.l2[0]
-        return Fit(seed, len(support), float(penalty), accuracy(path, penalty, rows.like(test), test_labels))
+        chosen = choose(path, asked.l2)
+        return Fit(seed, len(support), chosen.l2, accuracy(path, chosen.l2, rows.like(test), test_labels),
+                   chosen.right, chosen.error)  # fmt: skip
 
     draws = [draw(train_labels, classes, seed) for seed in range(asked.seeds)]
     scores = []
@@ -121,7 +132,15 @@ def accuracy(path: "RidgePath", l2: float, features: "Rows", labels: Tensor) -> 
     return right.item() / len(labels)
 
 
-def choose(path: "RidgePath", l2: Sequence[float]) -> float:
+class Chosen(NamedTuple):
+    """A penalty, how many rows the fits to all others name rightly, and the squared error of what these say."""
+
+    l2: float
+    right: int
+    error: float
+
+
+def choose(path: "RidgePath", l2: Sequence[float]) -> Chosen:
     """The penalty whose fits to all images but one name most of those left out; of equals, the least squared error.
 
     Accuracy and not the squared error first, because accuracy is what is reported: with few shots the least error is
@@ -132,7 +151,8 @@ def choose(path: "RidgePath", l2: Sequence[float]) -> float:
         for targets, said in path.leave_one_out(l2)
     ]
     right, error = (sum(column) for column in zip(*tallies, strict=True))
-    return min(zip((-right).tolist(), error.tolist(), l2, strict=True))[2]
+    less, error, penalty = min(zip((-right).tolist(), error.tolist(), map(float, l2), strict=True))
+    return Chosen(penalty, -less, error)
 
 
 class Rows(Protocol):
@@ -281,8 +301,8 @@ def _checked(which: str, features: Tensor, labels: Tensor | None, classes: int) 
     return labels.to(features.device)
 
 
-def _enough(labels: Tensor, classes: int, shots: Sequence[int | str], names: Sequence[str]) -> None:
-    """UserError unless every class has as many images as the shots, and one at least."""
+def check_shots(labels: Tensor, classes: int, shots: Sequence[int | str], names: Sequence[str] = ()) -> None:
+    """OptionError unless every class has as many training images as the shots, and one at least."""
     images = torch.bincount(labels, minlength=classes)
     fewest = images.argmin().item()
     named = f"{fewest} ({names[fewest]})" if names else f"{fewest}"
@@ -290,4 +310,4 @@ def _enough(labels: Tensor, classes: int, shots: Sequence[int | str], names: Seq
         needed = 1 if count == ALL else count
         if images[fewest] < needed:
             has = f"class {named} has {images[fewest].item()} training images"
-            raise UserError(f"shots={count}: {has}, and at least {needed} are needed")
+            raise OptionError("shots", count, f"{has}, and at least {needed} are needed")

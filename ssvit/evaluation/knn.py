@@ -14,7 +14,7 @@ from torch import Tensor
 from ssvit.evaluation import knn_rules as rules
 from ssvit.evaluation.features import check_labels
 from ssvit.evaluation.knn_rules import KnnProtocol
-from ssvit.evaluation.neighbours import Neighbours, duplicates, search_together
+from ssvit.evaluation.neighbours import Neighbours, search_together
 from ssvit.options import whole
 
 _VOTES = 1 << 22  # votes held at a time
@@ -33,13 +33,9 @@ class Score:
 
 @dataclass(frozen=True)
 class Knn:
-    """The scores, by protocol and then by k, and the images that stand in both sets, as far as features tell.
-
-    duplicates (p, 2): a test image and one of its nearest training images that look the same to the encoder.
-    """
+    """The scores, by protocol and then by k."""
 
     scores: tuple[Score, ...]
-    duplicates: Tensor
 
 
 def knn(
@@ -66,7 +62,7 @@ def knn(
     nearest = search_together(test, train, ks[-1], own=own)
     nearest = Neighbours(*(column.cpu() for column in nearest))
     scores = vote(nearest, train_labels.cpu(), test_labels.cpu(), classes=classes, protocols=chosen, k=ks)
-    return Knn(tuple(scores), duplicates(nearest))
+    return Knn(tuple(scores))
 
 
 def vote(

@@ -19,12 +19,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ssvit.options import OptionError, UserError, flag, number, whole
+from ssvit.evaluation import linear_probe_rules as rules
+from ssvit.options import OptionError, UserError, whole
 from ssvit.randomness import permutation
-
-# DINOv2's grid, there for batches of 256.
-LEARNING_RATES = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1, 0.2, 0.5, 1.0)
-L2S = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
 
 _CHUNK = 1024  # rows at a time, few enough that what comes of them stays in a processor's cache
 _GRADIENT = 1e-6  # L-BFGS has converged where no element of the gradient is larger,
@@ -62,7 +59,8 @@ class LogisticResult:
     """What `Logistic` found: the chosen penalty, its accuracies, and the validation accuracy of each penalty.
 
     validation is of the fit without the held-out images; train and test are of the fit to all training images.
-    converged: whether every fit was at its optimum before the iterations ran out.
+    converged: whether every fit was at its optimum before the iterations ran out. predictions: the class that each test
+    image is taken for, (m,).
     """
 
     l2: float
@@ -72,10 +70,10 @@ class LogisticResult:
     l2s: tuple[float, ...]
     grid: tuple[float, ...]
     converged: bool
+    predictions: tuple[int, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class SgdProbe:
+class SgdProbe(rules.Sgd):
     """A linear layer for each feature set and learning rate, trained by SGD on the same batches, from zero.
 
     learning_rates: at the start, as they are (not scaled by the batch size), then down to 0 along half a cosine.
@@ -84,23 +82,6 @@ class SgdProbe:
     on, so that one grid suits features of any scale: an untrained encoder's, raw pixels, those before the last norm.
     OptionError names an option that cannot be.
     """
-
-    learning_rates: Sequence[float] = LEARNING_RATES
-    epochs: int = 20
-    batch_size: int = 256
-    momentum: float = 0.9
-    weight_decay: float = 0.0
-    held_out: float = 0.1
-    standardize: bool = True
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        _positive("learning_rates", self.learning_rates)
-        whole("epochs", self.epochs)
-        whole("batch_size", self.batch_size)
-        number("momentum", self.momentum, 0, 0.999)
-        number("weight_decay", self.weight_decay, 0)
-        _choosing(self.held_out, self.standardize, self.seed)
 
     @torch.no_grad()
     def __call__(
@@ -172,25 +153,13 @@ class _Found(NamedTuple):
     loss: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class Logistic:
+class Logistic(rules.Lbfgs):
     """Multinomial logistic regression by L-BFGS on all images at once: mean cross-entropy + l2 / 2 |weights|^2.
 
     l2s: the penalties to choose from (scikit-learn's C is 1 / (n l2)); the bias bears none. Each fit starts from that
     of the next stronger penalty, and the chosen one is fitted again to all training images. held_out, standardize: as
     for `SgdProbe`. iterations: at most, a fit. OptionError names an option that cannot be.
     """
-
-    l2s: Sequence[float] = L2S
-    held_out: float = 0.1
-    standardize: bool = True
-    iterations: int = 500
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        _positive("l2s", self.l2s)
-        whole("iterations", self.iterations)
-        _choosing(self.held_out, self.standardize, self.seed)
 
     @torch.no_grad()
     def __call__(
@@ -232,16 +201,38 @@ class Logistic:
         if progress:
             progress(len(l2s) + 1, len(l2s) + 1)
         (reached,), _ = score(last.layer[None], rows, y)
-        (tested,), _ = score(last.layer[None], standard(test), test_labels.to(train.device))
+        rows = standard(test)
+        (tested,), _ = score(last.layer[None], rows, test_labels.to(train.device))
         converged = all(one.converged for one in [*fits, last])
-        return LogisticResult(l2s[best], reached, accuracies[best], tested, tuple(l2s), tuple(accuracies), converged)
+        predictions = torch.cat([(last.layer @ x.T).argmax(0) for x in rows.split(_CHUNK)])
+        return LogisticResult(l2s[best], reached, accuracies[best], tested, tuple(l2s), tuple(accuracies), converged,
+                              tuple(predictions.tolist()))  # fmt: skip
+
+
+def check_labels(
+    train_labels: Tensor | None, test_labels: Tensor | None, classes: int, names: Sequence[str] = ()
+) -> None:
+    """UserError unless images with these labels, (n,) and (m,), can be trained and tested on."""
+    whole("classes", classes, 2)
+    for which, least, labels in (("training", 2, train_labels), ("test", 1, test_labels)):
+        if labels is None:
+            raise UserError(f"the {which} images have no labels, which a linear probe needs")
+        if len(labels) < least:
+            raise UserError(f"a linear probe needs {least} {which} images or more, and there are {len(labels)}")
+        wrong = labels[(labels < 0) | (labels >= classes)]
+        if len(wrong):
+            raise UserError(f"label {wrong[0].item()} of a {which} image is outside of [0, {classes}), its classes")
+    untrained = sorted(set(test_labels.unique().tolist()) - set(train_labels.unique().tolist()))
+    if untrained:
+        named = f"{untrained[0]} ({names[untrained[0]]})" if names else f"{untrained[0]}"
+        raise UserError(f"class {named} has test images and no training image, so it cannot be learned")
 
 
 def hold_out_by_class(labels: Tensor, *, fraction: float, seed: int) -> tuple[Tensor, Tensor]:
     """Part the images into (train, held out), each class alike: labels (n,) -> places of both, ascending.
 
     Of each class the fraction is rounded, but at least one image goes to either part, and an only one to train.
-    UserError if nothing can be held out.
+    OptionError if nothing can be held out.
     """
     labels = labels.cpu()
     order = permutation(seed, "linear probe, held out", len(labels))
@@ -251,7 +242,8 @@ def hold_out_by_class(labels: Tensor, *, fraction: float, seed: int) -> tuple[Te
     rank = torch.arange(len(labels)) - (counts.cumsum(0) - counts)[labels[order]]
     is_held_out = rank < (fraction * of_class.double()).round().clamp_min(1).minimum(of_class - 1)
     if not is_held_out.any():
-        raise UserError("no class has two training images, so none can be held out to choose the best probe by")
+        right = "no class has two training images, so none can be held out to choose the best probe by"
+        raise OptionError("held_out", fraction, right)
     return order[~is_held_out].sort().values, order[is_held_out].sort().values
 
 
@@ -427,23 +419,6 @@ def _best(accuracies: Sequence[float], losses: Sequence[float]) -> int:
     return max(range(len(losses)), key=lambda place: (accuracies[place], -losses[place]))
 
 
-def _positive(name: str, values: Sequence[float]) -> None:
-    """OptionError unless it is a list of different numbers above 0."""
-    right = "must be a list of different numbers"
-    if isinstance(values, str) or not isinstance(values, Sequence) or not values:
-        raise OptionError(name, values, right)
-    for value in values:
-        number(name, value, 0, above=True)
-    if len(set(values)) < len(values):
-        raise OptionError(name, values, right)
-
-
-def _choosing(held_out: float, standardize: bool, seed: int) -> None:
-    number("held_out", held_out, 0, 0.9, above=True)
-    flag("standardize", standardize)
-    whole("seed", seed, 0)
-
-
 def _checked(
     train: Mapping[str, Tensor],
     train_labels: Tensor | None,
@@ -456,14 +431,8 @@ def _checked(
     whole("classes", classes, 2)
     if train.keys() != test.keys() or not train:
         raise ValueError(f"feature sets to train on {list(train)}, to test on {list(test)}")
-    for which, least, features, labels in (("training", 2, train, train_labels), ("test", 1, test, test_labels)):
-        if labels is None:
-            raise UserError(f"the {which} images have no labels, which a linear probe needs")
-        if len(labels) < least:
-            raise UserError(f"a linear probe needs {least} {which} images or more, and there are {len(labels)}")
-        wrong = labels[(labels < 0) | (labels >= classes)]
-        if len(wrong):
-            raise UserError(f"label {wrong[0].item()} of a {which} image is outside of [0, {classes}), its classes")
+    check_labels(train_labels, test_labels, classes, names)
+    for which, features, labels in (("training", train, train_labels), ("test", test, test_labels)):
         for name, values in features.items():
             if len(values) != len(labels):
                 raise UserError(f"{name}: {len(labels)} labels for the features of {len(values)} {which} images")
@@ -471,8 +440,4 @@ def _checked(
                 raise UserError(f"{name}: training features have width {width}, but test features {values.shape[1]}")
             if not all(bound.isfinite() for bound in torch.aminmax(values)):
                 raise UserError(f"{name}: some features of {which} images are not finite")
-    untrained = sorted(set(test_labels.unique().tolist()) - set(train_labels.unique().tolist()))
-    if untrained:
-        named = f"{untrained[0]} ({names[untrained[0]]})" if names else f"{untrained[0]}"
-        raise UserError(f"class {named} has test images and no training image, so it cannot be learned")
     return train_labels.cpu(), test_labels.cpu()

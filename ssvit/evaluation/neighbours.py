@@ -59,15 +59,6 @@ def search_together(queries: Tensor, bank: Tensor, k: int, *, own: Tensor | None
     return Neighbours(*(torch.cat(column).to(queries.device) for column in zip(*every, strict=True)))
 
 
-def duplicates(neighbours: Neighbours, *, tolerance: float = 1e-6) -> Tensor:
-    """Pairs (p, 2) of a query and one of its k nearest that are the same picture, by their features.
-
-    That is, with a cosine of 1 - tolerance or more: to an encoder that tells nothing apart all pictures are the same.
-    """
-    query, place = (neighbours.similarities >= 1 - tolerance).nonzero(as_tuple=True)
-    return torch.stack((query, neighbours.indices[query, place]), dim=1)
-
-
 def _check(queries: Tensor, bank: Tensor, k: int, own: Tensor | None) -> None:
     whole("k", k)
     if queries.shape[1] != bank.shape[1]:

@@ -110,7 +110,7 @@ class Prediction(Evaluator):
                 metrics[f"{name}_{word}"] = score[fate == kind].mean().item()
         return metrics | self._floor
 
-    def explain(self, metrics: Mapping[str, float]) -> list[str]:
+    def explain(self, metrics: Mapping[str, float], history: Sequence[Mapping[str, float | None]] = ()) -> list[str]:
         """Above or below each baseline, in words."""
         name = next(key.removesuffix("_constant") for key in metrics if key.endswith("_constant") and "loss" not in key)
         is_share = name == "accuracy"

@@ -18,9 +18,10 @@ from torch import Tensor, nn
 
 from ssvit.durable import seal, synchronise, write
 from ssvit.encoder.vit import ViT
+from ssvit.exchange import reading
 from ssvit.objectives.classify import Classify
 from ssvit.options import UserError
-from ssvit.training.manifest import SCHEMA, CheckpointError, complete, read
+from ssvit.training.manifest import SCHEMA, CheckpointError, complete, read, untold
 from ssvit.training.run import is_main_process
 
 KEPT = 3
@@ -62,12 +63,17 @@ def save(folder: Path, step: int, states: Mapping[str, Mapping[str, Tensor]], fa
     return target
 
 
-def load(path: Path, *, without: str = "") -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
+def load(
+    path: Path, *, without: str = "", told: Mapping[str, Any] | None = None
+) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
     """Read and verify a checkpoint: (manifest, states). CheckpointError says what is wrong with which file.
 
     `without` names a state that is left unread. What was verified is what is returned: each file is read once, and
-    safetensors holds nothing but numbers.
+    safetensors holds nothing but numbers. A foreign file has the state of an encoder alone; see `manifest.read`.
     """
+    if path.is_file():
+        foreign = reading.read(path, told or {})
+        return foreign.facts, {"model": {f"encoder.{name}": value for name, value in foreign.weights().items()}}
     manifest = read(path)
     states = {}
     for name, expected in manifest["sha256"].items():
@@ -125,17 +131,17 @@ def load_encoder(path: str | Path, *, resize: str = "paper", announce: bool = Fa
     changes: arguments to build it with in place of its own, of those in `rules.CHANGEABLE`. Another image size
     resizes the position embeddings, in the way that `resize` says (see `ViT.take`). announce: say on the console what
     was loaded. CheckpointError unless every tensor of the encoder has its place and every place its tensor.
+
+    path may be a file of another framework's weights; then heads, mean, std and trained_size (the size of the images
+    that it was trained on) tell what its tensors do not, and None leaves it to what is usual.
     """
     path = Path(path)
-    manifest, states = load(path, without="optimizer")
+    manifest, states = load(path, without="optimizer", told=changes)
     weights = states.get("ema", states["model"])
     try:
         trained = ViT(**manifest["encoder"])
         own = _load(trained, weights, prefix="encoder.")
-        encoder = trained
-        if changed := {name: value for name, value in changes.items() if manifest["encoder"].get(name) != value}:
-            encoder = ViT(**{**manifest["encoder"], **changed})
-            encoder.take(trained, how=resize)
+        encoder = _changed(trained, untold(path, changes), resize)
     except (KeyError, TypeError, UserError, RuntimeError) as error:
         raise CheckpointError(f"{path}: its encoder cannot be built: {' '.join(str(error).split())}") from None
     if announce and is_main_process():
@@ -145,14 +151,18 @@ def load_encoder(path: str | Path, *, resize: str = "paper", announce: bool = Fa
             f"{path}: loaded {len(own)} of {len(own)} tensors of the encoder"
             + (", averaged weights" if "ema" in states else "")
             + (f"; positions resized from {grids[0]} to {grids[1]} patches ({resize})" if grids[0] != grids[1] else "")
-            + (f"; left behind: {', '.join(left)}" if left else ""),
+            + (f"; left behind: {', '.join(left)}" if left else "")
+            + "".join(f"; {note}" for note in manifest.get("notes", ())),
             flush=True,
         )
     return encoder.eval()
 
 
-def load_classifier(path: str | Path) -> Classify:
-    """The classifier of a fine-tuning or supervised checkpoint, in eval mode; CheckpointError if it has none."""
+def load_classifier(path: str | Path, *, resize: str = "paper", **changes: Any) -> Classify:
+    """The classifier of a fine-tuning or supervised checkpoint, in eval mode; CheckpointError if it has none.
+
+    resize, changes: of its encoder, as in `load_encoder`.
+    """
     path = Path(path)
     manifest, states = load(path, without="optimizer")
     if "classifier" not in manifest:
@@ -160,9 +170,19 @@ def load_classifier(path: str | Path) -> Classify:
     try:
         classifier = Classify(encoder=ViT(**manifest["encoder"]), **manifest["classifier"])
         _load(classifier, states.get("ema", states["model"]), prefix="")
+        classifier.encoder = _changed(classifier.encoder, changes, resize)
     except (KeyError, TypeError, UserError, RuntimeError) as error:
         raise CheckpointError(f"{path}: its classifier cannot be built: {' '.join(str(error).split())}") from None
     return classifier.eval()
+
+
+def _changed(trained: ViT, changes: Mapping[str, Any], resize: str) -> ViT:
+    """An encoder built with some other arguments and the same weights, itself where none is another."""
+    if all(trained.arguments.get(name) == value for name, value in changes.items()):
+        return trained
+    encoder = ViT(**{**trained.arguments, **changes})
+    encoder.take(trained, how=resize)
+    return encoder
 
 
 def _load(module: nn.Module, weights: Mapping[str, Tensor], prefix: str) -> set[str]:

@@ -1,8 +1,9 @@
 """Where and in which numbers a run computes: Lightning Fabric, set up from the options."""
 
+import ctypes
 import logging
 import os
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
 import torch
@@ -13,6 +14,8 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from ssvit.options import UserError
 from ssvit.randomness import key
 from ssvit.training.recipe import Recipe
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
 
 
 def native_bfloat16(device: torch.device) -> bool:
@@ -44,8 +47,21 @@ def start(recipe: Recipe, **options: Any) -> Fabric:
     except (ValueError, RuntimeError, TypeError, MisconfigurationException) as error:
         asked = ", ".join(f"fabric.{name}={value}" for name, value in options.items())
         raise UserError(f"{asked}: {' '.join(str(error).split())}") from None
+    if fabric.device.type == "cpu":
+        keep_memory()
     torch.manual_seed(key(recipe.seed, "weights"))
     return fabric
+
+
+def keep_memory() -> None:
+    """Have the process keep the memory that a step frees for the next step, where its C library is glibc.
+
+    glibc gives large blocks back to the kernel at once, which clears each page anew when a tensor next touches it.
+    """
+    with suppress(OSError, AttributeError):
+        libc = ctypes.CDLL("libc.so.6")
+        libc.mallopt(_M_MMAP_THRESHOLD, 1 << 30)
+        libc.mallopt(_M_TRIM_THRESHOLD, (1 << 31) - 1)
 
 
 def _as_launched(options: dict[str, Any]) -> dict[str, Any]:
@@ -54,6 +70,12 @@ def _as_launched(options: dict[str, Any]) -> dict[str, Any]:
         here, all_nodes = (int(os.environ[name]) for name in ("LOCAL_WORLD_SIZE", "WORLD_SIZE"))
         return {**options, "devices": here, "num_nodes": all_nodes // here}
     return options
+
+
+def part() -> None:
+    """Let go of the other processes: what they share is done, and each goes on alone."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 def compiles(recipe: Recipe, device: torch.device) -> bool:

@@ -94,7 +94,7 @@ def train(
         batches = loader.batches(first, recipe.steps)
         for step in range(first, recipe.steps):
             try:
-                outputs = _accumulate(state, objective, batches, recipe, step)
+                outputs = accumulate(state, objective, batches, recipe, step)
             except torch.OutOfMemoryError:
                 raise UserError(
                     f"recipe.accumulate={recipe.accumulate}: {fabric.device} is out of memory; "
@@ -123,8 +123,7 @@ def train(
                     f"the loss or gradient was not finite {BAD_STEPS} steps in a row, up to step {complete}: the run "
                     f"stops; a lower recipe.lr than {recipe.lr:g} or recipe.precision=32-true may help"
                 )
-            if recipe.due(complete, recipe.evaluate_every):
-                _evaluate(state, evaluators, journal, complete)
+            _evaluate(state, evaluators, journal, complete)
             if recipe.due(complete, recipe.save_every) or asked:
                 with journal.paused():
                     state.save(folder, complete, facts)
@@ -133,7 +132,7 @@ def train(
     return True
 
 
-def _accumulate(
+def accumulate(
     state: State, objective: Objective, batches: Iterator[Batch], recipe: Recipe, step: int
 ) -> dict[str, float]:
     """The gradients of one update, micro-batch by micro-batch; returns the mean of what the objective gives."""
@@ -156,7 +155,11 @@ def _accumulate(
 
 
 def _evaluate(state: State, evaluators: Mapping[str, Evaluator], journal: Journal, step: int) -> None:
-    """Ask every evaluator; at the end of the run also for its verdict in words."""
+    """Ask the evaluators that are due; at the end of the run also for their verdicts in words."""
+    recipe = journal.recipe
+    evaluators = {name: one for name, one in evaluators.items() if recipe.due(step, one.every or recipe.evaluate_every)}
+    if not evaluators:
+        return
     with journal.paused(), state.judged() as objective:
         metrics = {name: evaluator.measure(objective) for name, evaluator in evaluators.items()}
         journal.record(step, {f"{name}/{key}": value for name, own in metrics.items() for key, value in own.items()})
@@ -165,12 +168,12 @@ def _evaluate(state: State, evaluators: Mapping[str, Evaluator], journal: Journa
         for name, evaluator in evaluators.items():
             for title, figure in evaluator.draw(objective, journal.history_of(name)).items():
                 journal.show(step, title, figure)
-            if step == journal.recipe.steps:
-                for line in evaluator.explain(metrics[name]):
+            if step == recipe.steps:
+                for line in evaluator.explain(metrics[name], journal.history_of(name)):
                     journal.say(f"{name.replace('_', '-')}: {line}")
                 for file, text in evaluator.tabulate(objective).items():
                     journal.write(file, text)
-        if step == journal.recipe.steps and (pictures := sorted(journal.folder.glob("*.png"))):
+        if step == recipe.steps and (pictures := sorted(journal.folder.glob("*.png"))):
             journal.say(f"pictures: {', '.join(map(str, pictures))}")
 
 

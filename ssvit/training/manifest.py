@@ -1,10 +1,12 @@
 """What a checkpoint says of itself, and which checkpoint a user means: read without torch.
 
 A run's folder holds config.yaml and step_*/ (its checkpoints); each of these has a manifest.json with the step, what
-was trained ("encoder", "stage", …), and a sha256 of every file and of itself, the seal.
+was trained ("encoder", "stage", …), and a sha256 of every file and of itself, the seal. A file of another framework's
+weights is a checkpoint too, whose manifest is what `ssvit.exchange` finds in it.
 """
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import yaml
 
 from ssvit import rules
 from ssvit.durable import seal
+from ssvit.exchange import files, reading
 from ssvit.options import OptionError, UserError, one_of
 
 SCHEMA = 2
@@ -22,8 +25,17 @@ class CheckpointError(UserError):
     """A checkpoint cannot be written, or cannot be trusted."""
 
 
-def read(path: Path) -> dict[str, Any]:
-    """The verified manifest of the checkpoint in a folder. CheckpointError says what is wrong with it."""
+def read(path: Path, told: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The verified manifest of the checkpoint in a folder. CheckpointError says what is wrong with it.
+
+    Of a foreign file, what stands for one; told: options that may hold those of `reading.TOLD`. ForeignError or
+    OptionError if it cannot be read, or what it holds must be told.
+    """
+    if path.is_file():
+        return reading.read(path, told or {}).facts
+    for name in reading.TOLD:
+        if told and told.get(name) is not None:
+            raise OptionError(name, told[name], "is told of foreign files alone; a checkpoint of ours has its own")
     try:
         manifest = json.loads((path / "manifest.json").read_bytes())
         if manifest["seal"] != seal(manifest):
@@ -48,15 +60,19 @@ def find(asked: str, *, outputs: str, stage: str) -> Path:
     """The folder of the checkpoint that a user means by the option checkpoint=`asked`.
 
     newest: the last one of the finished run of that stage under `outputs` that was written last. Otherwise a path: a
-    checkpoint's folder, or a run's, for its newest. OptionError if there is none.
+    checkpoint's folder, or a run's, for its newest; a foreign file. OptionError if there is none.
     """
     if asked == "newest":
         return _newest_finished(Path(outputs), stage)
     path = Path(str(asked))
     if (path / "manifest.json").is_file():
         return path
+    if path.is_file():
+        files.check(path)
+        return path
     if not path.is_dir():
-        raise OptionError("checkpoint", asked, "no such folder; give that of a checkpoint (step_…) or of its run")
+        right = "no such folder; give that of a checkpoint (step_…) or of its run, or a file of foreign weights"
+        raise OptionError("checkpoint", asked, right)
     if not (found := complete(path)):
         raise OptionError("checkpoint", asked, "holds no checkpoint (a folder step_…)")
     return found[-1]
@@ -84,6 +100,17 @@ def _newest_finished(outputs: Path, stage: str) -> Path:
 
 
 def check_encoder(*, path: Any, resize: Any, announce: bool, **changes: Any) -> None:
-    """OptionError unless the encoder of a checkpoint can be built with `changes`, of those in `rules.CHANGEABLE`."""
+    """OptionError unless the encoder of a checkpoint can be built with `changes`, of those in `rules.CHANGEABLE`.
+
+    Those of a foreign file may hold what is told of it too.
+    """
     one_of("resize", resize, rules.RESIZE)
-    rules.encoder(**{**read(Path(path))["encoder"], **changes})
+    path = Path(path)
+    trained = read(path, changes)["encoder"]
+    rules.encoder(**{**trained, **untold(path, changes)})
+
+
+def untold(path: Path, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options without those that tell what a foreign file does not; of a checkpoint of ours they change nothing."""
+    told = {name for name in reading.TOLD if path.is_file() or options.get(name) is None}
+    return {name: value for name, value in options.items() if name not in told}

@@ -16,10 +16,10 @@ from ssvit.options import OptionError, UserError, flag
 
 # What may differ between a run and its continuation: it changes where and how fast, not what is computed.
 # The fingerprint of the images stands for their folder, and the precision that was used for recipe.precision=auto:
-# both are in the checkpoint, and so is which weights a fine-tuning started from.
+# both are in the checkpoint, and so is which weights a fine-tuning started from. Probes look on.
 FREE = (
     "overwrite", "outputs", "workers", "fabric", "data.root", "data.download", "data.source", "recipe.precision",
-    "checkpoint", "encoder.path", "seeds",
+    "checkpoint", "encoder.path", "seeds", "probe", "probing",
 )  # fmt: skip
 
 

@@ -1,0 +1,203 @@
+"""Other projects' Vision Transformers at masked patch prediction, as objectives that ssvit's own loop can train.
+
+All encode every patch. vit-pytorch, transformers and lightly bring a masked objective, which is used; timm and
+torchvision bring the encoder alone, which gets ssvit's corruption, head and loss. Peers are given float images in
+[0, 1] and spared the normalisation, which ssvit does inside its step.
+
+Letters: b images, c channels, n patches, m corrupted patches an image, d width.
+"""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from torch import Tensor, nn
+
+from ssvit.benchmark.rules import Size
+from ssvit.encoder.vit import gather
+from ssvit.masking import Corruption, Masking, corrupt
+from ssvit.objectives.base import Objective
+from ssvit.targets import MeanColor
+
+
+class Peer(Objective):
+    """A peer's model, with the corruption that ssvit would draw."""
+
+    def __init__(self, size: Size) -> None:
+        super().__init__()
+        self.size, self.masking = size, Masking()
+        self.encoder = SimpleNamespace(blocks=())  # what the optimiser asks, for learning rates by layer
+
+    def draw(self, slots: Tensor, *, seed: int) -> Corruption:
+        """Which patches are corrupted, and how; vit-pytorch draws once more for itself."""
+        side = self.size.image_size // self.size.patch_size
+        return self.masking.draw(slots, seed=seed, grid=(side, side))
+
+    def masked(self, draw: Corruption) -> Tensor:
+        """(b, n), true at the corrupted patches."""
+        empty = torch.zeros(len(draw.at), (self.size.image_size // self.size.patch_size) ** 2, dtype=torch.bool)
+        return empty.to(draw.at.device).scatter(1, draw.at, True)
+
+
+class VitPytorch(Peer):
+    """vit-pytorch's masked patch prediction (its `mpp.py`), mended where the current encoder makes it crash."""
+
+    def __init__(self, size: Size) -> None:
+        from vit_pytorch import ViT
+        from vit_pytorch.mpp import MPP
+
+        super().__init__(size)
+        vit = ViT(
+            image_size=size.image_size,
+            patch_size=size.patch_size,
+            num_classes=0,
+            dim=size.width,
+            depth=size.depth,
+            heads=size.heads,
+            mlp_dim=4 * size.width,
+        )
+        # The encoder has lost the leading dimension of these two, which its masked patch prediction still expects.
+        vit.cls_token = nn.Parameter(vit.cls_token[None])
+        vit.pos_embedding = nn.Parameter(vit.pos_embedding[None])
+        self.model = MPP(
+            vit,
+            patch_size=size.patch_size,
+            dim=size.width,
+            mask_prob=self.masking.corrupted,
+            replace_prob=self.masking.mask,
+            random_patch_prob=self.masking.replace,
+        )
+        # It is assigned to rows, which a tensor of three dimensions cannot be.
+        self.model.mask_token = nn.Parameter(self.model.mask_token.flatten())
+
+    def forward(self, images: Tensor, labels: Tensor | None, draw: Corruption) -> dict[str, Tensor]:
+        """Its own corruption of the pixels, head on all patches, and mean colours in 3 bits."""
+        return {"loss": self.model(images.float())}  # Fabric gives bfloat16, to which its token cannot be assigned
+
+
+class Transformers(Peer):
+    """transformers' `ViTForMaskedImageModeling`: masked patches, pixels of all patches, L1 on the masked ones."""
+
+    def __init__(self, size: Size) -> None:
+        from transformers import ViTConfig, ViTForMaskedImageModeling
+
+        super().__init__(size)
+        config = ViTConfig(
+            image_size=size.image_size,
+            patch_size=size.patch_size,
+            encoder_stride=size.patch_size,
+            hidden_size=size.width,
+            num_hidden_layers=size.depth,
+            num_attention_heads=size.heads,
+            intermediate_size=4 * size.width,
+            hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0,
+            attn_implementation="sdpa",
+        )
+        self.model = ViTForMaskedImageModeling(config)
+
+    def forward(self, images: Tensor, labels: Tensor | None, draw: Corruption) -> dict[str, Tensor]:
+        """Its own loss."""
+        return {"loss": self.model(images, bool_masked_pos=self.masked(draw)).loss}
+
+
+class Lightly(Peer):
+    """SimMIM with lightly's masked encoder, as its example has it: masked patches, L1 on their pixels."""
+
+    def __init__(self, size: Size) -> None:
+        from lightly.models.modules import MaskedVisionTransformerTorchvision
+
+        super().__init__(size)
+        self.model = MaskedVisionTransformerTorchvision(vit=_torchvision(size))
+        self.decoder = nn.Linear(size.width, 3 * size.patch_size**2)
+
+    def forward(self, images: Tensor, labels: Tensor | None, draw: Corruption) -> dict[str, Tensor]:
+        """L1 between the head's answer for the masked patches and their pixels."""
+        at = draw.at + 1  # it counts the class token
+        outputs = self.model.encode(images, idx_mask=at)
+        p = self.size.patch_size
+        pixels = rearrange(images, "b c (y p) (x q) -> b (y x) (c p q)", p=p, q=p)
+        return {"loss": F.l1_loss(self.decoder(gather(outputs, at)), gather(pixels, draw.at))}
+
+
+class Encoder(Peer):
+    """A peer that brings an encoder alone: ssvit's corruption, head at the corrupted patches, labels and loss."""
+
+    def __init__(self, size: Size) -> None:
+        super().__init__(size)
+        self.target = MeanColor(patch_size=size.patch_size)
+        self.mask_token = nn.Parameter(torch.randn(size.width) * 0.02)
+        self.head = nn.Linear(size.width, self.target.width)
+
+    def encode(self, images: Tensor, draw: Corruption) -> Tensor:
+        """Outputs for the class token and all patches, (b, 1 + n, d), of which some were corrupted."""
+        raise NotImplementedError
+
+    def forward(self, images: Tensor, labels: Tensor | None, draw: Corruption) -> dict[str, Tensor]:
+        """Cross-entropy of the mean colours."""
+        prediction = self.head(gather(self.encode(images, draw), draw.at + 1))
+        return {"loss": self.target.losses(prediction, gather(self.target.labels(images), draw.at)).mean()}
+
+
+class Timm(Encoder):
+    """timm's `VisionTransformer`."""
+
+    def __init__(self, size: Size) -> None:
+        from timm.models.vision_transformer import VisionTransformer
+
+        super().__init__(size)
+        self.model = VisionTransformer(
+            img_size=size.image_size,
+            patch_size=size.patch_size,
+            embed_dim=size.width,
+            depth=size.depth,
+            num_heads=size.heads,
+            num_classes=0,
+            global_pool="",
+        )
+
+    def encode(self, images: Tensor, draw: Corruption) -> Tensor:
+        """Its forward, with the corruption after its patch embedding."""
+        tokens = corrupt(self.model.patch_embed(images), self.mask_token, draw)
+        return self.model.norm(self.model.blocks(self.model._pos_embed(tokens)))
+
+
+class Torchvision(Encoder):
+    """torchvision's `VisionTransformer`."""
+
+    def __init__(self, size: Size) -> None:
+        super().__init__(size)
+        self.model = _torchvision(size)
+
+    def encode(self, images: Tensor, draw: Corruption) -> Tensor:
+        """Its forward, with the corruption after its patch embedding."""
+        tokens = corrupt(self.model._process_input(images), self.mask_token, draw)
+        special = self.model.class_token.expand(len(tokens), -1, -1).to(tokens.dtype)
+        return self.model.encoder(torch.cat([special, tokens], dim=1))
+
+
+def _torchvision(size: Size) -> Any:
+    from torchvision.models import VisionTransformer
+
+    model = VisionTransformer(
+        image_size=size.image_size,
+        patch_size=size.patch_size,
+        num_layers=size.depth,
+        num_heads=size.heads,
+        hidden_dim=size.width,
+        mlp_dim=4 * size.width,
+    )
+    model.heads = nn.Identity()
+    return model
+
+
+PEERS: dict[str, Callable[[Size], Peer]] = {
+    "vit-pytorch MPP": VitPytorch,
+    "transformers MIM": Transformers,
+    "timm + head": Timm,
+    "torchvision + head": Torchvision,
+    "lightly SimMIM": Lightly,
+}

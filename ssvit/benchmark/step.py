@@ -1,0 +1,204 @@
+"""A whole training step of masked patch prediction beside other projects' Vision Transformers.
+
+Each contender is trained by ssvit's own loop: the same draw, precision, clipping and fused AdamW, one after the other
+in every round, on the same images. What the step is worth is the same for all: the multiplications and additions of
+matrix products that ssvit's step needs, forward and backward, with the last layer only where it is read. `share` is
+that work over the machine's own matrix products, measured in the same rounds.
+
+Letters: b images.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from importlib.util import find_spec
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from ssvit.benchmark.data import scenes
+from ssvit.benchmark.peers import PEERS
+from ssvit.benchmark.rules import SIZES, Size
+from ssvit.benchmark.rules import step as check
+from ssvit.benchmark.timing import Rate, compare
+from ssvit.data.loader import Batch
+from ssvit.encoder import fused
+from ssvit.encoder.vit import ViT
+from ssvit.masking import Masking
+from ssvit.objectives.base import Objective
+from ssvit.objectives.masked_patch import MaskedPatch
+from ssvit.targets import MeanColor
+from ssvit.training import engine
+from ssvit.training.loop import accumulate
+from ssvit.training.recipe import Recipe
+from ssvit.training.state import State
+
+OURS = "ssvit"
+_PEAK = 2048  # rows and columns of the matrices that the machine's peak is measured on
+
+
+def run(
+    *,
+    rounds: int = 7,
+    model: str = "ti",
+    precision: str = "bf16-mixed",
+    threads: int = 1,
+    compile: bool = False,
+    device: str = "cpu",
+    batch: int | None = None,
+    peers: bool = True,
+    memory: bool = True,
+) -> dict[str, list[Rate]]:
+    """The rates in images a second, and of the machine's matrix products in GFLOP a second, by title.
+
+    compile: every contender by torch.compile. batch: images a step, by default what `rules.SIZES` says. peers: those
+    that are installed. memory: the highest of two steps, in a process of its own for each contender.
+    """
+    check(
+        model=model, precision=precision, threads=threads, compile=compile, device=device, batch=batch, peers=peers,
+        memory=memory,
+    )  # fmt: skip
+    size = SIZES[model]
+    b = batch or size.batch[device]
+    options = {"precision": precision, "compile": compile, "device": device, "batch": b}
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        names = [OURS, *(name for name in PEERS if peers and find_spec(name.split()[0].replace("-", "_")))]
+        contenders: dict[str, Callable[[], float]] = {name: Steps(name, size, **options) for name in names}
+        if threads > 1:
+            contenders[f"{OURS}, 1 thread"] = _alone(contenders[OURS], threads)
+        products = _products(precision, device)
+        rates = compare(contenders | products, reference=OURS, rounds=rounds, device=device)
+    finally:
+        torch.set_num_threads(before)
+    peak = max(rate.per_work_second for rate in rates if rate.name in products)
+    worth = useful(size) / 1e9
+    for place, rate in enumerate(rates):
+        if rate.name not in products:
+            rates[place] = rate = replace(rate, share=rate.per_work_second * worth / peak)
+        if rate.name in names and memory:
+            rates[place] = replace(rate, memory=_memory(rate.name, size, options))
+    how = f"{precision}, {'compiled' if compile else 'eager'}, {device}, {threads} thread{'s' * (threads > 1)}"
+    return {f"{model}, {size.image_size} px, {b} images a step, {worth:.2f} GFLOP an image, {how}": rates}
+
+
+class Steps:
+    """The training of one contender, from its start on: each call is one step, and returns how many images it took."""
+
+    def __init__(self, name: str, size: Size, *, precision: str, compile: bool, device: str, batch: int) -> None:
+        self.recipe = Recipe(
+            steps=1_000_000, warmup=0, decay="constant", batch_size=batch, precision=precision, compile=compile
+        )
+        self.fabric = engine.start(self.recipe, accelerator=device, devices=1)
+        self.objective = ours(size) if name == OURS else PEERS[name](size)
+        images = scenes(batch, (size.image_size, size.image_size), seed=0)
+        self.batches = _endless((images if name == OURS else images / 255).to(self.fabric.device))
+        self.state = State(self.fabric, self.objective, self.recipe)
+        self.step = 0
+
+    def __call__(self) -> int:
+        accumulate(self.state, self.objective, self.batches, self.recipe, self.step)
+        self.fabric.clip_gradients(self.state.model, self.state.optimizer, max_norm=self.recipe.clip)
+        self.state.optimizer.step()
+        self.state.optimizer.zero_grad(set_to_none=True)
+        self.step += 1
+        return self.recipe.batch_size
+
+
+def ours(size: Size) -> Objective:
+    """The objective as configs/objective/masked_patch.yaml has it."""
+    encoder = ViT(
+        image_size=size.image_size,
+        patch_size=size.patch_size,
+        width=size.width,
+        depth=size.depth,
+        heads=size.heads,
+    )
+    return MaskedPatch(encoder=encoder, masking=Masking(), target=MeanColor(patch_size=size.patch_size))
+
+
+def useful(size: Size) -> float:
+    """FLOPs of one image's step in matrix products, two for a multiplication and its addition."""
+    objective, b = ours(size), 2
+    images = torch.zeros(b, 3, size.image_size, size.image_size, dtype=torch.uint8)
+    draw = objective.draw(torch.arange(b), seed=0)
+    linear = {torch.ops.mkldnn._linear_pointwise: _linear_flops} if fused.AVAILABLE else {}
+    counter = FlopCounterMode(display=False, custom_mapping=linear)
+    # In bfloat16 attention is made of matrix products, which can be counted.
+    with counter, torch.autocast("cpu", torch.bfloat16):
+        objective(images, None, draw)["loss"].backward()
+    return counter.get_total_flops() / b
+
+
+def _linear_flops(x: torch.Size, weight: torch.Size, *_: Any, **__: Any) -> int:
+    return 2 * math.prod(x) * weight[0]
+
+
+def _endless(images: Tensor) -> Iterator[Batch]:
+    slots = torch.arange(len(images))
+    step = 0
+    while True:
+        yield Batch(images, None, slots + step * len(images), step, 0)
+        step += 1
+
+
+def _products(precision: str, device: str) -> dict[str, Callable[[], float]]:
+    """The machine's peak: a product of large matrices, by torch and, where float32 has it, by oneDNN."""
+    dtype = torch.bfloat16 if precision == "bf16-mixed" else torch.float32
+    matrix = torch.randn(_PEAK, _PEAK, generator=torch.Generator().manual_seed(0)).to(device, dtype)
+    giga = 2 * _PEAK**3 / 1e9
+    ways = {f"torch product of {_PEAK}": lambda: matrix @ matrix}
+    if device == "cpu" and dtype == torch.float32 and fused.AVAILABLE:
+        ways[f"oneDNN product of {_PEAK}"] = lambda: fused.product(matrix, matrix)
+
+    def work(way: Callable[[], Tensor]) -> Callable[[], float]:
+        return lambda: (way(), giga)[1]
+
+    return {name: work(way) for name, way in ways.items()}
+
+
+def _alone(steps: Callable[[], float], threads: int) -> Callable[[], float]:
+    """The same on one thread."""
+
+    def work() -> float:
+        torch.set_num_threads(1)
+        try:
+            return steps()
+        finally:
+            torch.set_num_threads(threads)
+
+    return work
+
+
+def _memory(name: str, size: Size, options: dict[str, Any]) -> float | None:
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(_peak, name, size, options).result()
+
+
+def _peak(name: str, size: Size, options: dict[str, Any]) -> float | None:
+    """Megabytes that two steps take at the highest, weights and optimiser included: of the GPU, or of the process
+    beyond what it has before the model is built; None where the system does not tell.
+    """
+    torch.set_num_threads(1)
+    before = _resident("VmRSS")
+    steps = Steps(name, size, **options)
+    for _ in range(2):
+        steps()
+    if options["device"] == "cuda":
+        return torch.cuda.max_memory_allocated() / 1e6
+    return None if before is None else _resident("VmHWM") - before
+
+
+def _resident(kind: str) -> float | None:
+    """Of this process, in megabytes: VmRSS now, VmHWM at the highest."""
+    status = Path("/proc/self/status")
+    if not status.exists():
+        return None
+    (line,) = (line for line in status.read_text().splitlines() if line.startswith(kind))
+    return int(line.split()[1]) * 1024 / 1e6

@@ -1,0 +1,91 @@
+"""The stem of a hybrid: a ResNet, whose feature map is cut into patches in place of the image (section 3.1).
+
+That of the authors' code, after BiT (Kolesnikov et al. 2020): bottlenecks as in ResNet v1.5, filters standardised,
+groups of channels normalised in place of batches. A token sees more of the image than the area under it, so what
+stands under a corrupted patch is partly seen by its neighbours.
+
+Letters: b images, c channels, h x w their height and width, f channels of a feature map of y x x places.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ssvit import rules
+
+
+class Convolution(nn.Conv2d):
+    """A convolution without bias, its filters standardised (Qiao et al. 2019), its input padded as "SAME" in JAX.
+
+    A map of y x x places becomes one of y / stride x x / stride, which must be whole.
+    """
+
+    def __init__(self, inputs: int, outputs: int, size: int, stride: int = 1) -> None:
+        # Of an odd number of zeros, the one too many stands below and to the right.
+        padding, self.more = divmod(max(size - stride, 0), 2)
+        super().__init__(inputs, outputs, size, stride, padding, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        # Where parameters are kept in half precision, that is too coarse for a mean.
+        weight = self.weight.to(torch.promote_types(self.weight.dtype, torch.float32))
+        std, mean = torch.std_mean(weight, dim=(1, 2, 3), correction=0, keepdim=True)
+        weight = (weight - mean) / (std + 1e-5)
+        if self.more:
+            x = F.pad(x, (0, self.more, 0, self.more))
+        return F.conv2d(x, weight.to(x.dtype), stride=self.stride, padding=self.padding)
+
+
+class Norm(nn.GroupNorm):
+    """Normalisation of an image's channels in groups (Wu and He 2018)."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(rules.GROUPS, channels, eps=1e-6)
+
+
+class Bottleneck(nn.Module):
+    """A residual unit of three convolutions: (b, inputs, y, x) -> (b, 4 * width, y / stride, x / stride).
+
+    Its last scale is 0 at the start, where the unit is its shortcut alone.
+    """
+
+    def __init__(self, *, inputs: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.conv1, self.norm1 = Convolution(inputs, width, 1), Norm(width)
+        self.conv2, self.norm2 = Convolution(width, width, 3, stride), Norm(width)
+        self.conv3, self.norm3 = Convolution(width, 4 * width, 1), Norm(4 * width)
+        nn.init.zeros_(self.norm3.weight)
+        self.shortcut = nn.Identity()
+        if inputs != 4 * width or stride != 1:
+            self.shortcut = nn.Sequential(Convolution(inputs, 4 * width, 1, stride), Norm(4 * width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        branch = F.relu(self.norm1(self.conv1(x)))
+        branch = F.relu(self.norm2(self.conv2(branch)))
+        return F.relu(self.shortcut(x) + self.norm3(self.conv3(branch)))
+
+
+class ResNet(nn.Module):
+    """Normalised images (b, c, h, w) to a feature map (b, f, h / stride, w / stride).
+
+    layers: the units of each stage, (3, 4, 6, 3) for a ResNet-50; () for the root alone. width: channels of the root,
+    doubled from stage to stage. The stride is 4 after the root and the first stage, and doubles with each further one.
+    """
+
+    def __init__(self, *, channels: int, layers: Sequence[int], width: int) -> None:
+        super().__init__()
+        self.stride = rules.stride(layers)
+        self.root, self.norm = Convolution(channels, width, 7, 2), Norm(width)
+        self.stages, self.outputs = nn.Sequential(), width
+        for stage, units in enumerate(layers):
+            self.stages.append(nn.Sequential())
+            for unit in range(units):
+                stride = 2 if stage > 0 and unit == 0 else 1
+                self.stages[stage].append(Bottleneck(inputs=self.outputs, width=width * 2**stage, stride=stride))
+                self.outputs = 4 * width * 2**stage
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = F.relu(self.norm(self.root(images)))
+        # The places that ceil_mode adds stand below and to the right, as those of "SAME" do.
+        return self.stages(F.max_pool2d(x, 3, 2, ceil_mode=True))

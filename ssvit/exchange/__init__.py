@@ -1,0 +1,1 @@
+"""Weights of other frameworks, read and written."""

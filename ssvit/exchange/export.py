@@ -1,0 +1,133 @@
+"""A checkpoint as a folder that others open: weights, their configuration, and a model card, all there or nothing."""
+
+import json
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+
+from ssvit.durable import synchronise, write
+from ssvit.encoder.vit import ViT
+from ssvit.exchange import card, export_rules, huggingface, timm, writing
+from ssvit.exchange.layout import per_channel
+from ssvit.objectives.classify import Classify
+from ssvit.options import OptionError, UserError
+
+WEIGHTS = "model.safetensors"
+
+
+def export(
+    model: ViT | Classify, folder: Path, *, format: str, any_size: str | None, facts: Mapping[str, Any], run: Path,
+    configuration: Mapping[str, Any], overwrite: bool,
+) -> list[str]:  # fmt: skip
+    """Write a folder; returns what is to be said of it.
+
+    any_size: how positions are resized in a program that takes images of any size, None for one that does not. facts:
+    the checkpoint's manifest. run: the folder of its run, whose results the card tells, and configuration: the run's.
+    OptionError if the folder is there and `overwrite` is not set; UserError if the disk refuses.
+    """
+    if folder.exists() and not overwrite:
+        raise OptionError("output", folder, "is there; overwrite=true replaces it")
+    encoder = model if isinstance(model, ViT) else model.encoder
+    part, old = (folder.with_name(f".{folder.name}.{what}") for what in ("part", "old"))
+    try:
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir(parents=True)
+        outputs, remarks = _WRITERS[format](model, part, any_size)
+        text = card.write(
+            name=run.name,
+            format=format,
+            facts={**facts, "encoder": encoder.arguments},
+            outputs=outputs,
+            normalisation={name: per_channel(encoder.arguments[name], encoder.channels) for name in ("mean", "std")},
+            results=card.measured(run),
+            configuration=card.trained(configuration),
+            classes=_classes(model),
+            remarks=remarks,
+        )
+        write(part / "README.md", text.encode())
+        synchronise(part)
+        if folder.exists():
+            folder.rename(old)
+        part.rename(folder)
+        synchronise(folder.parent)
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be written ({error.strerror})") from None
+    finally:
+        for leftover in (part, old):
+            shutil.rmtree(leftover, ignore_errors=True)
+    return remarks
+
+
+def _classes(model: ViT | Classify) -> Sequence[str]:
+    return () if isinstance(model, ViT) else model.classes
+
+
+def _json(path: Path, content: Mapping[str, Any]) -> None:
+    write(path, json.dumps(content, indent=1).encode())
+
+
+def _weights(path: Path, tensors: Mapping[str, Any]) -> list[str]:
+    write(path, safetensors.torch.save(dict(tensors), metadata={"format": "pt"}))
+    return [f"{len(tensors)} tensors, {sum(tensor.numel() for tensor in tensors.values()) / 1e6:.2f} million numbers"]
+
+
+def _ours(model: ViT | Classify, folder: Path, any_size: None) -> tuple[Sequence[str], list[str]]:
+    state = {name if isinstance(model, Classify) else f"encoder.{name}": v for name, v in model.state_dict().items()}
+    facts = {"encoder": model.arguments} if isinstance(model, ViT) else model.facts
+    _json(folder / "config.json", facts)
+    return ("tokens",), _weights(folder / WEIGHTS, {name: value.contiguous() for name, value in state.items()})
+
+
+def _timm(model: ViT | Classify, folder: Path, any_size: None) -> tuple[Sequence[str], list[str]]:
+    encoder, head = (model, None) if isinstance(model, ViT) else (model.encoder, model)
+    _json(folder / "config.json", timm.config(encoder, _classes(model)))
+    told = _weights(folder / WEIGHTS, writing.tensors(timm.TIMM, encoder, head))
+    return ("tokens",), told if encoder.stem is None else [*told, timm.TIMM.inexact]
+
+
+def _huggingface(model: ViT | Classify, folder: Path, any_size: None) -> tuple[Sequence[str], list[str]]:
+    encoder, head = (model, None) if isinstance(model, ViT) else (model.encoder, model)
+    _json(folder / "config.json", huggingface.config(encoder, _classes(model)))
+    _json(folder / "preprocessor_config.json", huggingface.preprocessor(encoder))
+    tensors = writing.tensors(huggingface.HUGGINGFACE, encoder, head, prefix="" if head is None else "vit.")
+    return ("tokens",), _weights(folder / WEIGHTS, tensors)
+
+
+def _torch_export(model: ViT | Classify, folder: Path, any_size: str | None) -> tuple[Sequence[str], list[str]]:
+    from ssvit.exchange import program
+
+    traced = program.Program(model, how=any_size).eval()
+    program.write_torch(program.trace(traced), folder / "model.pt2")
+    return traced.outputs, [_sizes(any_size)]
+
+
+def _onnx(model: ViT | Classify, folder: Path, any_size: str | None) -> tuple[Sequence[str], list[str]]:
+    from ssvit.exchange import program
+
+    traced = program.Program(model, how=any_size).eval()
+    path = folder / "model.onnx"
+    program.write_onnx(program.trace(traced), traced.outputs, path)
+    found = program.difference(traced, path)
+    if found is None:
+        return traced.outputs, [_sizes(any_size), "not held against onnxruntime, which is not installed"]
+    if not found < program.TOLERANCE:
+        raise UserError(f"format=onnx: onnxruntime gives outputs that differ by {found:.1g}; nothing was written")
+    return traced.outputs, [_sizes(any_size), f"largest difference from torch in onnxruntime {found:.1e}"]
+
+
+def _sizes(any_size: str | None) -> str:
+    if any_size is None:
+        return "any number of images, all of one size"
+    return f"any number of images, of any size that the patches divide; positions resized as {any_size}"
+
+
+_WRITERS: Mapping[str, Callable[..., tuple[Sequence[str], list[str]]]] = {
+    export_rules.ONNX: _onnx,
+    export_rules.PROGRAM: _torch_export,
+    export_rules.OURS: _ours,
+    export_rules.TIMM: _timm,
+    export_rules.HUGGINGFACE: _huggingface,
+}

@@ -1,0 +1,108 @@
+"""Hugging Face transformers: ViT, DeiT and ViTMAE, by the names that its files have (its classes have others)."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ssvit.exchange.layout import HALF, Layout, Place, both, described, per_channel
+from ssvit.options import UserError
+
+if TYPE_CHECKING:
+    from ssvit.encoder.vit import ViT
+
+_LAYER = "encoder.layer.{i}"
+_ATTENTION = tuple(f"{_LAYER}.attention.attention.{part}" for part in ("query", "key", "value"))
+
+
+def _beside(folder: Path) -> dict[str, Any]:
+    """What config.json and preprocessor_config.json tell. UserError for a model that is no plain ViT."""
+    config, images = described(folder / "config.json"), described(folder / "preprocessor_config.json")
+    if (activation := config.get("hidden_act", "gelu")) != "gelu":
+        raise UserError(f"{folder / 'config.json'}: hidden_act {activation} has no place here, where it is gelu")
+    epsilon = config.get("layer_norm_eps", 1e-12)
+    remark = f"norms add 1e-06 to the variance where theirs add {epsilon:g}: it matters where tokens vary little"
+    return {
+        "heads": config.get("num_attention_heads"),
+        "trained_size": config.get("image_size"),
+        "mean": images.get("image_mean"),
+        "std": images.get("image_std"),
+        **({"remark": remark} if epsilon != 1e-6 else {}),
+    }
+
+
+def lacks(arguments: Mapping[str, Any], classifier: Mapping[str, Any] | None) -> str | None:
+    """What of an encoder with these arguments, and of its head, transformers' ViT does not have; None if it has all."""
+    if arguments.get("stem") is not None:
+        return "a hybrid's stem"
+    if not arguments["class_token"] or arguments.get("distillation_token", False):
+        return "any special tokens but the class token alone"
+    if classifier is not None and arguments["pooling"] != "class_token":
+        return f"a head on pooling={arguments['pooling']}"
+    if classifier is not None and classifier["hidden"] is not None:
+        return "a head with a hidden layer"
+    return None
+
+
+def config(encoder: "ViT", classes: Sequence[str]) -> dict[str, Any]:
+    """The config.json that from_pretrained reads; without classes that of the encoder alone."""
+    labels = {str(label): name for label, name in enumerate(classes)}
+    return {
+        "architectures": ["ViTForImageClassification" if classes else "ViTModel"],
+        "model_type": "vit",
+        "hidden_size": encoder.width,
+        "num_hidden_layers": len(encoder.blocks),
+        "num_attention_heads": encoder.arguments["heads"],
+        "intermediate_size": encoder.blocks[0].expand.out_features,
+        "hidden_act": "gelu",
+        "hidden_dropout_prob": 0.0,
+        "attention_probs_dropout_prob": 0.0,
+        "layer_norm_eps": encoder.norm.eps,
+        "image_size": _one_or_two(encoder.image_size),
+        "patch_size": _one_or_two(encoder.patch_size),
+        "num_channels": encoder.channels,
+        "qkv_bias": True,
+        **({"id2label": labels, "label2id": {name: int(label) for label, name in labels.items()}} if classes else {}),
+    }
+
+
+def preprocessor(encoder: "ViT") -> dict[str, Any]:
+    """The preprocessor_config.json beside it: bytes to normalised images of the encoder's size."""
+    height, width = encoder.image_size
+    return {
+        "image_processor_type": "ViTImageProcessor",
+        "do_resize": True,
+        "size": {"height": height, "width": width},
+        "resample": 2,  # bilinear
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": True,
+        "image_mean": per_channel(encoder.arguments["mean"], encoder.channels),
+        "image_std": per_channel(encoder.arguments["std"], encoder.channels),
+    }
+
+
+def _one_or_two(size: tuple[int, int]) -> int | list[int]:
+    return size[0] if size[0] == size[1] else list(size)
+
+
+HUGGINGFACE = Layout(
+    peer="Hugging Face",
+    signature="embeddings.patch_embeddings.projection.weight",
+    table=(
+        *both("patch", "embeddings.patch_embeddings.projection", weight="d c p q -> d (c p q)"),
+        Place("class_token", ("embeddings.cls_token",)),
+        Place("distillation_token", ("embeddings.distillation_token",)),
+        Place("positions.0.embedding", ("embeddings.position_embeddings",), "1 t d -> t d"),
+        *both("blocks.{i}.norm1", f"{_LAYER}.layernorm_before"),
+        *both("blocks.{i}.attention.qkv", *_ATTENTION, weight="three e d -> (three e) d", bias="three e -> (three e)"),
+        *both("blocks.{i}.attention.out", f"{_LAYER}.attention.output.dense"),
+        *both("blocks.{i}.norm2", f"{_LAYER}.layernorm_after"),
+        *both("blocks.{i}.expand", f"{_LAYER}.intermediate.dense", weight="m d -> m d"),
+        *both("blocks.{i}.contract", f"{_LAYER}.output.dense"),
+        *both("norm", "layernorm"),
+    ),
+    head=both("head", "classifier"),
+    left=r"pooler\.|embeddings\.mask_token$",
+    normalisation=HALF,
+    beside=_beside,
+)

@@ -1,0 +1,128 @@
+"""An encoder, or a classifier, as one program of images: what ONNX and torch.export write.
+
+Images come in as they do in training, float in [0, 1]; normalisation is inside. A program takes any number of images,
+and of any size that patches divide if it is to: positions are then resized within it, by the very functions that
+`ViT.take` resizes them with.
+
+Letters: b images, c channels, t tokens, d width, k classes.
+"""
+
+import copy
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from ssvit.encoder.vit import ViT
+from ssvit.objectives.classify import Classify
+from ssvit.options import UserError
+
+INPUT = "images"
+TOLERANCE = 1e-4  # between onnxruntime and torch, of outputs of the last norm, about 1
+_LARGEST = 1024  # patches along a side, for the tracer, which wants a bound
+
+
+class Program(nn.Module):
+    """(b, c, h, w) -> a classifier's logits (b, k); or an encoder's tokens (b, t, d) and their pooled features (b, d).
+
+    how: the way in which positions are resized to images of any size, None for those of the encoder's size alone.
+    """
+
+    def __init__(self, model: ViT | Classify, *, how: str | None) -> None:
+        super().__init__()
+        self.model, self.how = model, how
+        self.outputs = ("tokens", "features") if isinstance(model, ViT) else ("logits",)
+
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        model = self.model if self.how is None else self._sized(images.shape[2], images.shape[3])
+        if isinstance(model, ViT):
+            tokens = model(images)
+            return tokens, model.pool(tokens)
+        return (model.logits(images),)
+
+    def _sized(self, height: int, width: int) -> ViT | Classify:
+        """The model for images of another size: a shell of its own around the same weights."""
+        whole = isinstance(self.model, ViT)
+        encoder = copy.copy(self.model if whole else self.model.encoder)
+        p, q = encoder.patch_size
+        encoder.image_size, encoder.grid = (height, width), (height // p, width // q)
+        rows = []
+        for module in encoder.positions:
+            target = copy.copy(module)
+            target.grid = encoder.grid
+            rows.append(functional_call(target, target.resized(module, self.how), ()))
+        # What an instance has goes before what its module's tables have.
+        encoder.__dict__["positions"] = [lambda row=row: row for row in rows]
+        if whole:
+            return encoder
+        model = copy.copy(self.model)
+        model.__dict__["encoder"] = encoder
+        return model
+
+
+@torch.no_grad()
+def trace(program: Program) -> ExportedProgram:
+    """The program as one graph, which does not tell where it was made. UserError if it cannot be traced."""
+    encoder = program.model if isinstance(program.model, ViT) else program.model.encoder
+    (height, width), (p, q) = encoder.image_size, encoder.patch_size
+    shape: dict[int, Dim] = {0: Dim("batch")}
+    if program.how is not None:
+        shape |= {2: p * Dim("rows", max=_LARGEST), 3: q * Dim("columns", max=_LARGEST)}
+        # Sizes that are unlike each other, and unlike those that the weights are for, keep the tracer from taking
+        # them for the same.
+        height, width = height + p, width + 2 * q
+    images = torch.rand(2, encoder.channels, height, width)
+    try:
+        # By its formula, attention gives the same strides on every machine, and when ONNX takes it apart.
+        with sdpa_kernel(SDPBackend.MATH):
+            exported = torch.export.export(program.eval(), (images,), dynamic_shapes=(shape,))
+    except (torch._dynamo.exc.UserError, torch.fx.experimental.symbolic_shapes.GuardOnDataDependentSymNode) as error:
+        raise UserError(f"the encoder cannot be traced: {str(error).splitlines()[0]}") from None
+    for node in exported.graph.nodes:
+        for told in ("stack_trace", "nn_module_stack", "source_fn_stack", "from_node"):
+            node.meta.pop(told, None)
+    return exported
+
+
+def write_torch(exported: ExportedProgram, path: Path) -> None:
+    """As torch.export.load reads it."""
+    torch.export.save(exported, path)
+
+
+def write_onnx(exported: ExportedProgram, outputs: tuple[str, ...], path: Path) -> None:
+    """As ONNX, the weights inside."""
+    with sdpa_kernel(SDPBackend.MATH):
+        written = torch.onnx.export(exported, input_names=[INPUT], output_names=outputs, dynamo=True, verbose=False)
+    model = written.model
+    for node in (model.graph, *model.graph, *(function for function in model.functions.values())):
+        node.metadata_props.clear()
+        node.doc_string = None
+    written.save(path)
+
+
+@torch.no_grad()
+def difference(program: Program, path: Path) -> float | None:
+    """The largest difference between an ONNX file in onnxruntime and the program itself, None without onnxruntime.
+
+    Over images one and three at a time, and of another size where the program takes any.
+    """
+    try:
+        import onnxruntime
+    except ModuleNotFoundError:
+        return None
+    encoder = program.model if isinstance(program.model, ViT) else program.model.encoder
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    sizes = [encoder.image_size]
+    if program.how is not None:
+        (height, width), (p, q) = encoder.image_size, encoder.patch_size
+        sizes += [(height + p, width), (2 * height, width + q)]
+    worst = 0.0
+    for count, size in ((1, sizes[0]), *((3, size) for size in sizes)):
+        images = torch.rand(count, encoder.channels, *size, generator=torch.Generator().manual_seed(count))
+        found = session.run(None, {INPUT: images.numpy()})
+        for ours, theirs in zip(program(images), found, strict=True):
+            worst = max(worst, (ours - torch.from_numpy(theirs)).abs().max().item())
+    return worst

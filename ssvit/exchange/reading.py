@@ -1,0 +1,177 @@
+"""A foreign file of weights as a checkpoint: whose layout it is in, which encoder it holds, and its weights as ours.
+
+What shapes do not tell comes from the user, else from the files beside it, else from what is usual, and is printed.
+No torch, unless the file is one that torch alone can read.
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ssvit import rules
+from ssvit.durable import seal
+from ssvit.exchange import files
+from ssvit.exchange.files import ForeignError
+from ssvit.exchange.google import GOOGLE
+from ssvit.exchange.huggingface import HUGGINGFACE
+from ssvit.exchange.layout import Layout, Place
+from ssvit.exchange.timm import FACEBOOK, TIMM
+from ssvit.exchange.torchvision import TORCHVISION
+from ssvit.options import OptionError, pair
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+LAYOUTS = (GOOGLE, HUGGINGFACE, TORCHVISION, FACEBOOK, TIMM)
+# What the user may tell of a foreign file: heads of attention, mean and std of the images' channels, and the size of
+# the images that it was trained on.
+TOLD = ("heads", "mean", "std", "trained_size")
+HEADS = {192: 3, 384: 6, 768: 12, 1024: 16, 1280: 16}  # by width: Ti, S, B, L and H
+_SHOWN = 3  # names in an error
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """What was found in a file: the arguments of its encoder, where each tensor is, and what is to be said of it."""
+
+    path: Path
+    names: Mapping[str, str]  # in the file, by the peer's usual ones
+    places: tuple[Place, ...]
+    arguments: Mapping[str, Any]
+    notes: tuple[str, ...]
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What a manifest of ours would say."""
+        facts = {"step": 0, "encoder": dict(self.arguments), "notes": list(self.notes)}
+        return facts | {"seal": seal({**facts, "file": files.digest(self.path)})}
+
+    def weights(self) -> dict[str, "Tensor"]:
+        """The state of the encoder, by our names. ForeignError if a tensor cannot be read."""
+        import torch
+        import torch.nn.functional as F
+
+        found = files.tensors(self.path, self.names.values())
+        theirs = {usual: found[name] for usual, name in self.names.items()}
+        state = {place.ours: place.read(theirs) for place in self.places}
+        channels = self.arguments["channels"]
+        for name in ("mean", "std"):
+            state[name] = torch.tensor(self.arguments[name], dtype=torch.float32).flatten().expand(channels).clone()
+        # Where special tokens have no positions, nothing is what is added to them.
+        rows = state["positions.0.embedding"]
+        special = self.arguments["class_token"] + self.arguments["distillation_token"]
+        patches = math.prod(rules.grid(self.arguments["image_size"], self.arguments["patch_size"]))
+        state["positions.0.embedding"] = F.pad(rows, (0, 0, special + patches - len(rows), 0))
+        return state
+
+
+def read(path: Path, told: Mapping[str, Any]) -> Foreign:
+    """Find out what a file holds.
+
+    told: of TOLD, None where the user leaves it open; other keys are passed over. ForeignError says what has no place,
+    OptionError what must be told.
+    """
+    shapes = files.shapes(path)
+    layout, prefix = _layout(path, shapes)
+    inside = {name: layout.usual(name.removeprefix(prefix)) for name in shapes if name.startswith(prefix)}
+    usual = {usual: shapes[name] for name, usual in inside.items()}
+
+    special = {name: layout.has(name, usual) for name in ("class_token", "distillation_token")}
+    units = layout.units(usual)
+    places = tuple(layout.places(depth=layout.depth(usual), units=units, **special))
+    wanted = {name for place in places for name in place.theirs}
+    _refuse(path, f"{layout.peer}'s layout wants", sorted(wanted - usual.keys()))
+    left = re.compile(layout.left)
+    _refuse(path, "there is no place for", [name for name in usual if name not in wanted and not left.match(name)])
+
+    letters = {letter: size for place in places for letter, size in place.letters(usual).items()}
+    if not letters.keys() >= set("dcpqmt"):
+        raise ForeignError(f"{path}: its tensors have other shapes than {layout.peer}'s")
+    known = layout.beside(path.parent) | ({"heads": letters["h"]} if "h" in letters else {})
+    given = {name: told.get(name) for name in TOLD}
+    chosen, sources = {}, {}
+    usually = {"heads": HEADS.get(letters["d"]), "trained_size": None, **layout.normalisation}
+    for name in TOLD:
+        for source, values in (("as told", given), ("as it says", known), ("as usual", usually)):
+            if values.get(name) is not None:
+                chosen[name], sources[name] = values[name], source
+                break
+    if "heads" not in chosen:
+        raise OptionError("heads", None, f"an encoder of width {letters['d']} may have any; how many has {path.name}?")
+    if letters.get("h") not in (None, chosen["heads"]):
+        raise OptionError("heads", chosen["heads"], f"{path.name} has {letters['h']}")
+    step = 1 if units is None else rules.stride(units)
+    patch = letters["p"] * step, letters["q"] * step
+    size = _size(path, letters["t"], patch, sum(special.values()), chosen.get("trained_size"))
+    arguments = {
+        "image_size": list(size),
+        "patch_size": list(patch),
+        "width": letters["d"],
+        "depth": layout.depth(usual),
+        "heads": chosen["heads"],
+        "mlp_width": letters["m"],
+        "channels": letters["c" if units is None else "r"],
+        **special,
+        "pooling": "class_token" if special["class_token"] else "patch_mean",
+        "positions": "learned_1d",
+        "positions_at": "stem",
+        "dropout": 0.0,
+        "stochastic_depth": 0.0,
+        "mean": chosen["mean"],
+        "std": chosen["std"],
+        **({} if units is None else {"stem": {"layers": units, "width": letters["w"]}}),
+    }
+    rules.encoder(**arguments)
+    outside = {name.split(".")[0] for name in shapes if not name.startswith(prefix)}
+    behind = sorted(outside | {re.split(r"[./]", name)[0] for name in usual if name not in wanted})
+    notes = [
+        f"{layout.peer}'s layout, images of {size[0]}x{size[1]}",
+        *(f"{name} {chosen[name]} {sources[name]}" for name in ("heads", "mean", "std")),
+        *([] if letters["t"] > math.prod(rules.grid(size, patch)) else ["none of its positions is for special tokens"]),
+        *([known["remark"]] if "remark" in known else []),
+        *([layout.inexact] if units is not None and layout.inexact else []),
+        *([f"left behind: {', '.join(behind)}"] if behind else []),
+    ]
+    names = {usual: name for name, usual in inside.items() if usual in wanted}
+    return Foreign(path, names, places, arguments, tuple(notes))
+
+
+def _layout(path: Path, shapes: files.Shapes) -> tuple[Layout, str]:
+    """Whose layout a file is in, and what stands before all names of its encoder."""
+    for layout in LAYOUTS:
+        signature = layout.signature
+        found = [name for name in shapes if re.search(rf"(^|[./]){re.escape(signature)}$", name)]
+        if len(found) > 1:
+            raise ForeignError(f"{path}: holds {len(found)} encoders ({', '.join(found)}); leave one in it")
+        if found and (not layout.marks or shapes.keys() & set(layout.marks)):
+            return layout, found[0].removesuffix(signature)
+    peers = ", ".join(layout.peer for layout in LAYOUTS)
+    raise ForeignError(f"{path}: is in none of the layouts known here ({peers}); it begins with {_first(list(shapes))}")
+
+
+def _size(path: Path, rows: int, patch: tuple[int, int], special: int, told: Any) -> tuple[int, int]:
+    """Height and width of the images that so many positions are for: a square of patches, unless it is told."""
+    if told is None:
+        for patches in (rows - special, rows):
+            side = math.isqrt(max(patches, 0))
+            if side and side**2 == patches:
+                return side * patch[0], side * patch[1]
+        raise OptionError("trained_size", None, f"{path.name} has {rows} positions, no square; give [height, width]")
+    size = pair("trained_size", told)
+    grid = rules.grid(size, patch)
+    if rows - math.prod(grid) not in (0, special):
+        raise OptionError("trained_size", told, f"is {grid[0]}x{grid[1]} patches, and {path.name} has {rows} positions")
+    return size
+
+
+def _refuse(path: Path, what: str, names: list[str]) -> None:
+    if names:
+        raise ForeignError(f"{path}: {what} {_first(names)}")
+
+
+def _first(names: list[str]) -> str:
+    more = len(names) - _SHOWN
+    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")

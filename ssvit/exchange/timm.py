@@ -1,0 +1,127 @@
+"""timm's VisionTransformer, which DeiT's and MAE's published encoders share their names with."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ssvit.exchange.layout import HALF, IMAGENET, Layout, Place, both, described, per_channel, stem
+
+if TYPE_CHECKING:
+    from ssvit.encoder.vit import ViT
+
+# A model of timm's for each stem that it has, by the units of its stages.
+_HYBRIDS = {
+    (): "vit_tiny_r_s16_p8_224",
+    (2, 2, 2, 2): "vit_small_r26_s32_224",
+    (3, 4, 9): "vit_base_r50_s16_224",
+    (3, 4, 6, 3): "vit_large_r50_s32_224",
+}
+_BACKBONE = "patch_embed.backbone"
+_TABLE = (
+    *stem(
+        root=(f"{_BACKBONE}.stem.conv", f"{_BACKBONE}.stem.norm"),
+        unit=f"{_BACKBONE}.stages.{{s}}.blocks.{{u}}.",
+        shortcut=("downsample.conv", "downsample.norm"),
+        norm="norm{n}",
+    ),
+    *both("patch", "patch_embed.proj", weight="d c p q -> d (c p q)"),
+    Place("class_token", ("cls_token",)),
+    Place("distillation_token", ("dist_token",)),
+    Place("positions.0.embedding", ("pos_embed",), "1 t d -> t d"),
+    *both("blocks.{i}.norm1", "blocks.{i}.norm1"),
+    *both("blocks.{i}.attention.qkv", "blocks.{i}.attn.qkv"),
+    *both("blocks.{i}.attention.out", "blocks.{i}.attn.proj"),
+    *both("blocks.{i}.norm2", "blocks.{i}.norm2"),
+    *both("blocks.{i}.expand", "blocks.{i}.mlp.fc1", weight="m d -> m d"),
+    *both("blocks.{i}.contract", "blocks.{i}.mlp.fc2"),
+    *both("norm", "norm"),
+)
+
+
+def _beside(folder: Path) -> dict[str, Any]:
+    """What a config.json tells, as timm writes one."""
+    config = described(folder / "config.json")
+    arguments, trained = config.get("model_args") or {}, config.get("pretrained_cfg") or {}
+    size = arguments.get("img_size") or (trained.get("input_size") or (None,))[1:] or None
+    return {
+        "heads": arguments.get("num_heads"),
+        "trained_size": size,
+        "mean": trained.get("mean"),
+        "std": trained.get("std"),
+    }
+
+
+def lacks(arguments: Mapping[str, Any], classifier: Mapping[str, Any] | None) -> str | None:
+    """What of an encoder with these arguments, and of its head, timm has no model for; None if it has one."""
+    stem, distilled = arguments.get("stem"), arguments.get("distillation_token", False)
+    if stem is not None and (tuple(stem["layers"]) not in _HYBRIDS or stem["width"] != 64):
+        return f"a stem of layers {list(stem['layers'])} and width {stem['width']}"
+    if distilled and (stem is not None or arguments["pooling"] != "class_token"):
+        return "a distillation token without pooling=class_token, or in a hybrid"
+    if classifier is not None and classifier["hidden"] is not None:
+        return "a head with a hidden layer"
+    return None
+
+
+def config(encoder: "ViT", classes: Sequence[str]) -> dict[str, Any]:
+    """The config.json that timm.create_model reads from a folder."""
+    layers = None if encoder.stem is None else tuple(encoder.arguments["stem"]["layers"])
+    name = "vit_base_patch16_224" if layers is None else _HYBRIDS[layers]
+    if encoder.distillation_token is not None:
+        name = "deit_base_distilled_patch16_224"
+    mlp_width, width = encoder.blocks[0].expand.out_features, encoder.width
+    # timm rounds the product down, which can be one below the width that was meant.
+    ratio = next(ratio for ratio in (mlp_width / width, (mlp_width + 0.5) / width) if int(width * ratio) == mlp_width)
+    pooled = {"global_pool": "token"} if encoder.pooling == "class_token" else {"global_pool": "avg", "fc_norm": False}
+    return {
+        "architecture": name,
+        "num_classes": len(classes),
+        "num_features": width,
+        "model_args": {
+            "img_size": list(encoder.image_size),
+            "patch_size": list(encoder.cut),
+            "in_chans": encoder.channels,
+            "embed_dim": width,
+            "depth": len(encoder.blocks),
+            "num_heads": encoder.arguments["heads"],
+            "mlp_ratio": ratio,
+            **({} if encoder.distillation_token is not None else {"class_token": encoder.class_token is not None}),
+            **pooled,
+        },
+        "pretrained_cfg": {
+            "input_size": [encoder.channels, *encoder.image_size],
+            "fixed_input_size": True,
+            "interpolation": "bilinear",
+            "crop_pct": 1.0,
+            "mean": per_channel(encoder.arguments["mean"], encoder.channels),
+            "std": per_channel(encoder.arguments["std"], encoder.channels),
+            "num_classes": len(classes),
+            "first_conv": "patch_embed.proj" if layers is None else "patch_embed.backbone.stem.conv",
+            "classifier": "head" if encoder.distillation_token is None else ["head", "head_dist"],
+            **({"label_names": list(classes)} if classes else {}),
+        },
+    }
+
+
+TIMM = Layout(
+    peer="timm",
+    signature="patch_embed.proj.weight",
+    table=_TABLE,
+    head=(*both("head", "head"), *both("distilled_head", "head_dist")),
+    left=r"head\.|head_dist\.|pre_logits\.",
+    normalisation=HALF,
+    aliases=((rf"^{_BACKBONE}\.(conv|norm)\.", rf"{_BACKBONE}.stem.\1."),),
+    inexact="timm standardises filters with another epsilon than the authors and ssvit: outputs differ by some 1e-4",
+    bare=(rf"^{_BACKBONE}\.stem\.", f"{_BACKBONE}."),
+    beside=_beside,
+)
+
+# Facebook's files hold their weights under "model", and timm's do not.
+FACEBOOK = Layout(
+    peer="MAE or DeiT",
+    signature="patch_embed.proj.weight",
+    table=_TABLE,
+    left=r"head\.|head_dist\.|mask_token$|decoder_",
+    normalisation=IMAGENET,
+    marks=("model.patch_embed.proj.weight", "mask_token", "decoder_embed.weight"),
+)

@@ -1,0 +1,50 @@
+"""Small models of ours whose every weight counts, and their exports."""
+
+import torch
+
+from ssvit.encoder.vit import ViT
+from ssvit.exchange.export import export
+from ssvit.objectives.classify import Classify
+
+LIMIT = 1e-5
+SHAPE = {
+    "image_size": [32, 48],
+    "patch_size": 8,
+    "width": 48,
+    "depth": 2,
+    "heads": 4,
+    "mlp_width": 80,
+    "mean": [0.4, 0.5, 0.6],
+    "std": 0.25,
+}
+CLASSES = ("cat", "dog", "emu")
+
+
+def encoder(**changes):
+    torch.manual_seed(0)
+    made = ViT(**{**SHAPE, **changes})
+    with torch.no_grad():
+        for weight in made.parameters():  # none of them zero, so that what is left out shows
+            weight += 0.05 * torch.randn_like(weight)
+            if weight.ndim == 4:  # so large, neither framework's epsilon shows in a standardised filter
+                weight *= 100
+    return made.eval()
+
+
+def classifier(**changes):
+    made = Classify(encoder=encoder(**changes), classes=CLASSES)
+    for weight in (*made.head.parameters(), *(made.distilled_head.parameters() if made.distilled_head else ())):
+        torch.nn.init.normal_(weight, std=0.1)
+    return made.eval()
+
+
+def written(model, folder, format, **changes):
+    """The folder of an export, in `folder`."""
+    facts = {"step": 3, "encoder": {}}
+    options = {"any_size": None, "facts": facts, "run": folder, "configuration": {}, "overwrite": False}
+    said = export(model, folder / format, format=format, **{**options, **changes})
+    return folder / format, said
+
+
+def images(size=(32, 48), count=2):
+    return torch.rand(count, 3, *size, generator=torch.Generator().manual_seed(1))

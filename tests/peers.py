@@ -1,0 +1,242 @@
+"""Other frameworks' encoders with random weights, as the files that they write and as functions of images."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy
+import timm
+import torch
+import transformers
+from safetensors.torch import save_file
+from timm.models.resnetv2 import ResNetV2
+from timm.models.vision_transformer import VisionTransformer
+from timm.models.vision_transformer_hybrid import HybridEmbed, StdConv2dSame
+from torch import Tensor, nn
+from torchvision.models import vision_transformer
+
+SIZE, PATCH = (32, 56), 8
+WIDTH, DEPTH, HEADS, MLP = 48, 2, 4, 80
+IMAGENET = ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
+TOLD = {"heads": HEADS, "trained_size": list(SIZE)}
+
+
+@dataclass
+class Peer:
+    """A file, what must be told of it, and the tokens (b, t, d) of normalised images (b, c, h, w)."""
+
+    path: Path
+    tokens: Callable[[Tensor], Tensor]
+    told: dict[str, Any] = field(default_factory=lambda: dict(TOLD))
+    mean: Any = 0.5
+    std: Any = 0.5
+    size: tuple[int, int] = SIZE
+
+
+def random(module: nn.Module, seed: int = 0) -> nn.Module:
+    """A module in eval mode whose weights are all random, none of them small: what is left out shows."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, weight in module.named_parameters():
+            weight.copy_(0.05 * torch.randn(weight.shape, generator=generator))
+            if weight.ndim == 1 and name.endswith("weight"):
+                weight += 1
+            # Filters are standardised; as large as this, neither framework's epsilon shows in it.
+            if "backbone" in name and weight.ndim == 4:
+                weight *= 100
+    return module.eval()
+
+
+def of_timm(**changes: Any) -> nn.Module:
+    options = {
+        "img_size": SIZE,
+        "patch_size": PATCH,
+        "embed_dim": WIDTH,
+        "depth": DEPTH,
+        "num_heads": HEADS,
+        "mlp_ratio": MLP / WIDTH,
+    }
+    return random(VisionTransformer(**{**options, "num_classes": 5, **changes}))
+
+
+def hybrid_of_timm(layers: tuple[int, ...] = (2, 1)) -> nn.Module:
+    backbone = ResNetV2(
+        layers=layers, channels=(128, 256), stem_chs=32, num_classes=0, global_pool="", preact=False, stem_type="same",
+        conv_layer=partial(StdConv2dSame, eps=1e-8),
+    )  # fmt: skip
+    return of_timm(patch_size=1, embed_layer=partial(HybridEmbed, backbone=backbone))
+
+
+def timm_plain(folder: Path) -> Peer:
+    model = of_timm()
+    save_file(model.state_dict(), folder / "timm.safetensors")
+    return Peer(folder / "timm.safetensors", model.forward_features)
+
+
+def timm_hybrid(folder: Path) -> Peer:
+    model = hybrid_of_timm()
+    save_file(model.state_dict(), folder / "hybrid.safetensors")
+    return Peer(folder / "hybrid.safetensors", model.forward_features)
+
+
+def timm_without_positions_of_the_class(folder: Path) -> Peer:
+    model = of_timm(no_embed_class=True)
+    save_file(model.state_dict(), folder / "deit3.safetensors")
+    return Peer(folder / "deit3.safetensors", model.forward_features)
+
+
+def timm_without_class_token(folder: Path) -> Peer:
+    model = of_timm(class_token=False, global_pool="avg", fc_norm=False)
+    save_file(model.state_dict(), folder / "gap.safetensors")
+    return Peer(folder / "gap.safetensors", model.forward_features)
+
+
+def deit(folder: Path) -> Peer:
+    """DeiT's distilled encoder, as Facebook's .pth files hold it."""
+    name = "deit_tiny_distilled_patch16_224"
+    model = random(
+        timm.create_model(name, img_size=SIZE, patch_size=PATCH, embed_dim=WIDTH, depth=DEPTH, num_heads=HEADS)
+    )
+    torch.save({"model": model.state_dict()}, folder / "deit.pth")
+    return Peer(folder / "deit.pth", model.forward_features, TOLD, *IMAGENET)
+
+
+def mae(folder: Path) -> Peer:
+    """MAE's encoder beside its decoder, as Facebook's .pth files hold them."""
+    model = of_timm(num_classes=0)
+    decoder = {"mask_token": torch.ones(1, 1, 8), "decoder_embed.weight": torch.ones(8, WIDTH)}
+    torch.save({"model": {**model.state_dict(), **decoder}, "epoch": 800}, folder / "mae.pth")
+    return Peer(folder / "mae.pth", model.forward_features, TOLD, *IMAGENET)
+
+
+def torchvision_plain(folder: Path, *, old: bool = False) -> Peer:
+    """old: the names of the MLP's layers, and torch's format, in files of the first releases."""
+    model = random(vision_transformer.VisionTransformer(32, PATCH, DEPTH, HEADS, WIDTH, MLP, num_classes=5))
+
+    def tokens(images: Tensor) -> Tensor:
+        x = model._process_input(images)
+        return model.encoder(torch.cat([model.class_token.expand(len(x), -1, -1), x], 1))
+
+    state = model.state_dict()
+    if old:
+        names = {".mlp.0.": ".mlp.linear_1.", ".mlp.3.": ".mlp.linear_2."}
+        for new, before in names.items():
+            state = {name.replace(new, before): value for name, value in state.items()}
+    torch.save(state, folder / "torchvision.pth", _use_new_zipfile_serialization=not old)
+    return Peer(folder / "torchvision.pth", tokens, {"heads": HEADS}, *IMAGENET, size=(32, 32))
+
+
+def hugging(kind: str, **changes: Any) -> nn.Module:
+    config = getattr(transformers, f"{kind.partition('For')[0].removesuffix('Model')}Config")
+    shape = {"image_size": list(SIZE), "patch_size": PATCH, "hidden_size": WIDTH, "num_hidden_layers": DEPTH,
+                 "num_attention_heads": HEADS, "intermediate_size": MLP, "layer_norm_eps": 1e-6}  # fmt: skip
+    return random(getattr(transformers, kind)(config(**{**shape, **changes})))
+
+
+def huggingface(folder: Path) -> Peer:
+    """A folder as save_pretrained leaves it, whose config.json tells what must be told of others."""
+    model = hugging("ViTForImageClassification", num_labels=5)
+    model.save_pretrained(folder)
+    return Peer(folder / "model.safetensors", lambda images: model.vit(images).last_hidden_state, {})
+
+
+def huggingface_deit(folder: Path) -> Peer:
+    model = hugging("DeiTModel")
+    model.save_pretrained(folder)
+    return Peer(folder / "model.safetensors", lambda images: model(images).last_hidden_state, {})
+
+
+def huggingface_mae(folder: Path) -> Peer:
+    """Its order of patches is that of a noise; in rising order, with nothing left out, it is the image's."""
+    decoder = {f"decoder_{name}": 16 for name in ("hidden_size", "intermediate_size")}
+    decoder |= {"decoder_num_hidden_layers": 1, "decoder_num_attention_heads": 2}
+    model = hugging("ViTMAEForPreTraining", image_size=32, mask_ratio=0.0, **decoder)
+    model.save_pretrained(folder)
+
+    def tokens(images: Tensor) -> Tensor:
+        patches = images[0, 0].numel() // PATCH**2
+        return model.vit(images, noise=torch.arange(patches).expand(len(images), -1).float()).last_hidden_state
+
+    return Peer(folder / "model.safetensors", tokens, {}, size=(32, 32))
+
+
+def arrays(*, layers: tuple[int, ...] | None = None, prefix: str = "") -> dict[str, numpy.ndarray]:
+    """Random arrays under the names and in the shapes of the authors' .npz files, of a 4x7 grid, with their head.
+
+    layers: the units of the stages of a hybrid. Its scales have four axes, as in the files of the first release.
+    """
+    random = numpy.random.default_rng(0)
+    k = WIDTH // HEADS
+    shapes: dict[str, tuple[int, ...]] = {"cls": (1, 1, WIDTH)}
+    shapes["Transformer/posembed_input/pos_embedding"] = (1, 29, WIDTH)
+    for i in range(DEPTH):
+        block = f"Transformer/encoderblock_{i}"
+        attention = f"{block}/MultiHeadDotProductAttention_1"
+        for part in ("query", "key", "value"):
+            shapes |= {f"{attention}/{part}/kernel": (WIDTH, HEADS, k), f"{attention}/{part}/bias": (HEADS, k)}
+        shapes |= {f"{attention}/out/kernel": (HEADS, k, WIDTH), f"{attention}/out/bias": (WIDTH,)}
+        for norm in ("LayerNorm_0", "LayerNorm_2"):
+            shapes |= {f"{block}/{norm}/scale": (WIDTH,), f"{block}/{norm}/bias": (WIDTH,)}
+        shapes |= {f"{block}/MlpBlock_3/Dense_0/kernel": (WIDTH, MLP), f"{block}/MlpBlock_3/Dense_0/bias": (MLP,)}
+        shapes |= {f"{block}/MlpBlock_3/Dense_1/kernel": (MLP, WIDTH), f"{block}/MlpBlock_3/Dense_1/bias": (WIDTH,)}
+    shapes |= {"Transformer/encoder_norm/scale": (WIDTH,), "Transformer/encoder_norm/bias": (WIDTH,)}
+    mapped = 3
+    if layers is not None:
+        shapes |= {"conv_root/kernel": (7, 7, 3, 32), "gn_root/scale": (1, 1, 1, 32), "gn_root/bias": (1, 1, 1, 32)}
+        mapped = 32
+        for stage, units in enumerate(layers):
+            inner = 32 * 2**stage
+            for unit in range(units):
+                name = f"block{stage + 1}/unit{unit + 1}"
+                kernels = {
+                    "conv1": (1, 1, mapped, inner),
+                    "conv2": (3, 3, inner, inner),
+                    "conv3": (1, 1, inner, 4 * inner),
+                }
+                if unit == 0:
+                    kernels["conv_proj"] = (1, 1, mapped, 4 * inner)
+                for conv, shape in kernels.items():
+                    norm = f"{name}/{conv.replace('conv_', 'gn_').replace('conv', 'gn')}"
+                    one = (1, 1, 1, shape[-1])
+                    shapes |= {f"{name}/{conv}/kernel": shape, f"{norm}/scale": one, f"{norm}/bias": one}
+                mapped = 4 * inner
+    side = PATCH if layers is None else 1
+    shapes |= {"embedding/kernel": (side, side, mapped, WIDTH), "embedding/bias": (WIDTH,)}
+    shapes |= {"pre_logits/kernel": (WIDTH, WIDTH), "pre_logits/bias": (WIDTH,)}
+    shapes |= {"head/kernel": (WIDTH, 5), "head/bias": (5,)}
+    found = {}
+    for name, shape in shapes.items():
+        value = 0.05 * random.standard_normal(shape)
+        if name.endswith("/scale"):
+            value += 1
+        if "conv" in name:
+            value *= 100
+        found[prefix + name] = value.astype(numpy.float32)
+    return found
+
+
+def _google(folder: Path, model: nn.Module, **options: Any) -> Peer:
+    """timm reads the authors' files too, by code of its own."""
+    path = folder / "google.npz"
+    numpy.savez(path, **arrays(**options))
+    model.load_pretrained(str(path))
+    return Peer(path, model.forward_features, {"trained_size": list(SIZE)})
+
+
+def google(folder: Path) -> Peer:
+    return _google(folder, of_timm())
+
+
+def google_hybrid(folder: Path) -> Peer:
+    return _google(folder, hybrid_of_timm(), layers=(2, 1))
+
+
+PEERS = {
+    function.__name__: function
+    for function in (
+        google, google_hybrid, timm_plain, timm_hybrid, timm_without_positions_of_the_class, timm_without_class_token,
+        deit, mae, torchvision_plain, huggingface, huggingface_deit, huggingface_mae,
+    )
+}  # fmt: skip

@@ -1,0 +1,116 @@
+"""The benchmark of the training step: what it counts, what it trains, and what it refuses; never how fast it is."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict
+
+import pytest
+import torch
+from command import one_line
+from conftest import ROOT
+from torch.utils.flop_counter import FlopCounterMode
+
+from ssvit.benchmark import rules, step
+from ssvit.benchmark.peers import PEERS
+from ssvit.benchmark.rules import Size
+from ssvit.benchmark.timing import as_json, table
+from ssvit.inspection.speed import speed
+from ssvit.options import OptionError
+
+TINY = Size(image_size=16, patch_size=4, width=32, depth=2, heads=2, batch={"cpu": 4, "cuda": 4})
+OPTIONS = {"precision": "bf16-mixed", "compile": False, "device": "cpu", "batch": 4}
+
+
+def tool(folder, *options, **environment):
+    command = [sys.executable, str(ROOT / "tools/benchmark.py"), "part=step", *options]
+    environment = {**os.environ, **environment}
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600, env=environment)
+
+
+@pytest.fixture(autouse=True)
+def tiny(monkeypatch):
+    monkeypatch.setitem(rules.SIZES, "small", TINY)
+
+
+@pytest.mark.parametrize("name", [step.OURS, *PEERS])
+def test_a_contender_learns_as_the_loop_trains_it(name):
+    pytest.importorskip(name.split()[0].replace("-", "_"))
+    torch.manual_seed(0)
+    steps = step.Steps(name, TINY, **OPTIONS)
+    before = {key: value.detach().clone() for key, value in steps.objective.named_parameters()}
+    assert [steps() for _ in range(3)] == [4, 4, 4]
+    moved = [key for key, value in steps.objective.named_parameters() if not torch.equal(value, before[key])]
+    # torchvision's positions are fixed waves in lightly's encoder.
+    assert {key for key in before if key not in moved} <= {"model.vit.encoder.pos_embedding"}
+    assert all(value.isfinite().all() for value in steps.objective.parameters())
+
+
+def test_useful_work_is_that_of_the_written_out_products():
+    """Two operations for each multiplication of the forward, twice that backward, none for gradients of the images."""
+    d, mlp, n, m, t, p = 32, 128, 16, 8, 17, 3 * 4 * 4
+    full = t * (4 * d * d + 2 * d * mlp) + 2 * t * t * d
+    last = m * (2 * d * d + 2 * d * mlp) + t * 2 * d * d + 2 * m * t * d
+    head = m * d * 512
+    assert step.useful(TINY) == 2 * (3 * (full + last + head) + 2 * n * p * d)
+
+
+def test_useful_work_is_no_more_than_a_peer_does():
+    timm = pytest.importorskip("timm") and PEERS["timm + head"](TINY)
+    images = torch.rand(2, 3, 16, 16)
+    with FlopCounterMode(display=False) as counter, torch.autocast("cpu", torch.bfloat16):
+        timm(images, None, timm.draw(torch.arange(2), seed=0))["loss"].backward()
+    assert step.useful(TINY) <= counter.get_total_flops() / 2
+
+
+def test_the_measures_are_told_and_drawn():
+    ((title, rates),) = step.run(rounds=2, model="small", peers=False, memory=True, threads=2).items()
+    assert title.startswith("small, 16 px, 4 images a step")
+    ours, alone, product = rates
+    assert (ours.name, alone.name, product.name) == ("ssvit", "ssvit, 1 thread", "torch product of 2048")
+    assert ours.quartiles[0] <= ours.per_work_second <= ours.quartiles[1]
+    assert ours.share == pytest.approx(ours.per_work_second * step.useful(TINY) / 1e9 / product.per_work_second)
+    assert product.share is None
+    assert product.memory is None
+    assert 0 < ours.memory < 1000
+    text = table(title, rates)
+    assert "share   memory" in text
+    assert len(text.splitlines()) == 5
+    assert as_json({title: rates})[title][0] == asdict(ours)
+    figure = speed(["a", "b"], [3.0, 1.0], [(2.5, 3.5), (1.0, 1.0)], title="of two", unit="images")
+    assert [bar.get_width() for bar in figure.axes[0].patches] == [3.0, 1.0]
+
+
+def test_threads_are_put_back():
+    before = torch.get_num_threads()
+    step.run(rounds=1, model="small", peers=False, memory=False, threads=before + 1)
+    assert torch.get_num_threads() == before
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("model", "huge"), ("precision", "fp8"), ("threads", 0), ("device", "tpu"), ("batch", -1), ("peers", 1)],
+)
+def test_wrong_options_are_named(name, value):
+    with pytest.raises(OptionError, match=f"^{name}={value}: must be"):
+        step.run(**{name: value})
+
+
+def test_the_tool_tells_them_in_one_line_before_torch_is_loaded(tmp_path, no_torch):
+    done = tool(tmp_path, "step.model=huge", PYTHONPATH=no_torch)
+    assert done.returncode == 2
+    assert one_line(done) == "benchmark.py: step.model=huge: must be one of ti, s, b, l, small"
+
+
+@pytest.mark.slow
+def test_the_tool_measures_a_step(tmp_path):
+    done = tool(
+        tmp_path, "rounds=1", "step.model=small", "step.batch=2", "step.memory=false", "output=rates.json",
+        "plot=rates.png",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "vit-pytorch" in done.stdout
+    (rates,) = json.loads((tmp_path / "rates.json").read_text()).values()
+    assert rates[0]["name"] == "ssvit"
+    assert (tmp_path / "rates.png").stat().st_size > 10_000

@@ -1,0 +1,239 @@
+"""Foreign files: outputs are the peer's, what is not told is found or asked for, what has no place is refused."""
+
+import json
+import re
+
+import numpy
+import peers
+import pytest
+import torch
+from command import one_line
+from safetensors.torch import load_file, save_file
+
+from ssvit.encoder.vit import ViT
+from ssvit.exchange import files, reading
+from ssvit.exchange.files import ForeignError
+from ssvit.options import OptionError, UserError
+from ssvit.training import checkpoint, manifest
+
+LIMIT = 1e-5  # float32, tokens after the last norm
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    return peers.timm_plain(tmp_path_factory.mktemp("timm"))
+
+
+def rewritten(plain, folder, **changes):
+    """timm's file with some tensors replaced, or taken out where None stands."""
+    tensors = {**load_file(plain.path), **changes}
+    save_file({name: value for name, value in tensors.items() if value is not None}, folder / "changed.safetensors")
+    return folder / "changed.safetensors"
+
+
+def images(peer, seed=0):
+    """Images in [0, 1] of the size that the file is for, and the same less mean, over std."""
+    x = torch.rand(2, 3, *peer.size, generator=torch.Generator().manual_seed(seed))
+    mean, std = (torch.tensor(value).flatten().expand(3)[:, None, None] for value in (peer.mean, peer.std))
+    return x, (x - mean) / std
+
+
+@pytest.mark.parametrize("name", peers.PEERS)
+@torch.no_grad()
+def test_outputs_are_the_peers(name, tmp_path):
+    peer = peers.PEERS[name](tmp_path)
+    encoder = checkpoint.load_encoder(peer.path, **peer.told)
+    x, normalised = images(peer)
+    if encoder.stem is not None:
+        # In single precision the stem of either framework is itself about 1e-5 from what it is in double.
+        assert (encoder(x) - peer.tokens(normalised)).abs().max() < 2 * LIMIT
+        encoder, x, normalised = encoder.double(), x.double(), normalised.double()
+        peer.tokens.__self__.double()
+    expected = peer.tokens(normalised)
+    assert encoder(x).shape == expected.shape
+    assert expected.std() > 0.5
+    assert (encoder(x) - expected).abs().max() < LIMIT
+    assert encoder.arguments["heads"] == peers.HEADS
+    assert encoder.arguments["mlp_width"] == encoder.blocks[0].expand.out_features
+
+
+def test_torchvisions_older_names_are_the_same(tmp_path):
+    (tmp_path / "old").mkdir()
+    new, old = peers.torchvision_plain(tmp_path), peers.torchvision_plain(tmp_path / "old", old=True)
+    states = [checkpoint.load_encoder(peer.path, **peer.told).state_dict() for peer in (new, old)]
+    assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
+
+
+@pytest.mark.parametrize("prefix", ["module.", "backbone.encoder."])
+def test_a_prefix_of_all_names_is_found(prefix, plain, tmp_path):
+    tensors = {prefix + name: value for name, value in load_file(plain.path).items()} | {"queue": torch.ones(3)}
+    save_file(tensors, tmp_path / "prefixed.safetensors")
+    found = reading.read(tmp_path / "prefixed.safetensors", plain.told)
+    right = reading.read(plain.path, plain.told).weights()
+    assert all(torch.equal(value, right[name]) for name, value in found.weights().items())
+    assert "left behind: head, queue" in found.notes
+
+
+def test_the_authors_optimiser_files_are_read_too(tmp_path):
+    numpy.savez(tmp_path / "b.npz", **peers.arrays(prefix="opt/target/"))
+    numpy.savez(tmp_path / "a.npz", **peers.arrays())
+    states = [reading.read(tmp_path / name, peers.TOLD).weights() for name in ("a.npz", "b.npz")]
+    assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
+
+
+def test_headers_tell_the_shapes(plain, tmp_path):
+    tensors = load_file(plain.path)
+    assert files.shapes(plain.path) == {name: tuple(value.shape) for name, value in tensors.items()}
+    arrays = peers.arrays(layers=(1,)) | {
+        "fortran": numpy.asfortranarray(numpy.ones((2, 3))),
+        "scalar": numpy.float32(1),
+    }
+    for save in (numpy.savez, numpy.savez_compressed):
+        save(tmp_path / "arrays.npz", **arrays)
+        assert files.shapes(tmp_path / "arrays.npz") == {name: value.shape for name, value in arrays.items()}
+
+
+def test_half_precision_becomes_single(plain, tmp_path):
+    tensors = {name: value.bfloat16() for name, value in load_file(plain.path).items()}
+    save_file(tensors, tmp_path / "half.safetensors")
+    encoder = checkpoint.load_encoder(tmp_path / "half.safetensors", **plain.told)
+    assert encoder.patch.weight.dtype == torch.float32
+    assert torch.equal(encoder.norm.weight.detach(), tensors["norm.weight"].float())
+
+
+def test_what_is_usual_is_taken_and_said(tmp_path, capsys):
+    model = peers.of_timm(img_size=64, patch_size=16, embed_dim=192, num_heads=3)
+    save_file(model.state_dict(), tmp_path / "tiny.safetensors")
+    encoder = checkpoint.load_encoder(tmp_path / "tiny.safetensors", announce=True, image_size=[32, 48])
+    assert (encoder.arguments["heads"], encoder.image_size) == (3, (32, 48))
+    said = capsys.readouterr().out
+    for part in ("loaded 32 of 32", "from 4x4 to 2x3", "timm's layout", "64x64", "heads 3 as usual",
+                 "mean 0.5 as usual", "left behind: head"):  # fmt: skip
+        assert part in said
+
+
+def test_positions_are_resized_as_between_encoders_of_ours(plain):
+    trained = checkpoint.load_encoder(plain.path, **plain.told)
+    for how in ("paper", "timm"):
+        right = ViT(**{**trained.arguments, "image_size": [48, 64]})
+        right.take(trained, how=how)
+        found = checkpoint.load_encoder(plain.path, resize=how, image_size=[48, 64], **plain.told)
+        assert torch.equal(found.positions[0].embedding, right.positions[0].embedding)
+
+
+def test_what_is_told_comes_before_what_the_files_beside_tell(tmp_path):
+    peer = peers.huggingface(tmp_path)
+    (tmp_path / "preprocessor_config.json").write_text(
+        json.dumps({"image_mean": [0.1, 0.2, 0.3], "image_std": [0.2] * 3})
+    )
+    found = reading.read(peer.path, {"mean": 0.25})
+    assert (found.arguments["mean"], found.arguments["std"]) == (0.25, [0.2] * 3)
+    assert found.arguments["image_size"] == list(peers.SIZE)
+    assert {"mean 0.25 as told", "heads 4 as it says"} <= set(found.notes)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"layer_norm_eps": 1e-12}))
+    assert any("1e-12" in note for note in reading.read(peer.path, {}).notes)
+    (tmp_path / "config.json").write_text(json.dumps(config | {"hidden_act": "quick_gelu"}))
+    with pytest.raises(UserError, match="quick_gelu"):
+        reading.read(peer.path, {})
+
+
+def test_another_told_value_is_another_checkpoint(plain):
+    seals = {manifest.read(plain.path, plain.told | {"mean": mean})["seal"] for mean in (None, 0.3, 0.4)}
+    assert len(seals) == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"blocks.1.attn.qkv.bias": None}, "wants blocks.1.attn.qkv.bias"),
+        ({"pos_embed": None}, "wants pos_embed"),
+        ({"blocks.0.ls1.gamma": torch.ones(48)}, "no place for blocks.0.ls1.gamma"),
+        ({"reg_token": torch.ones(1, 4, 48), "norm_pre.bias": torch.ones(3)}, "no place for norm_pre.bias, reg_token"),
+        ({"blocks.3.norm1.weight": torch.ones(48)}, "wants blocks.2.attn.proj.bias, .* more"),
+        ({"blocks.999999999.norm1.weight": torch.ones(48)}, "wants blocks.2.attn.proj.bias, .* more"),
+        ({"teacher.patch_embed.proj.weight": torch.ones(48, 3, 8, 8)}, "holds 2 encoders"),
+        ({"patch_embed.proj.weight": None}, "in none of the layouts .* begins with"),
+        ({"patch_embed.proj.weight": torch.ones(48, 192)}, "other shapes"),
+        ({"norm.weight": torch.full((48,), torch.nan)}, "norm.weight is not made of finite numbers"),
+        ({"norm.weight": torch.ones(48, dtype=torch.int64)}, "norm.weight is not made of finite numbers"),
+        ({"blocks.0.norm1.bias": torch.ones(47)}, "cannot be built"),
+    ],
+)  # fmt: skip
+def test_what_has_no_place_is_refused_in_one_line(changes, said, plain, tmp_path):
+    with pytest.raises(UserError, match=said) as caught:
+        checkpoint.load_encoder(rewritten(plain, tmp_path, **changes), **plain.told)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        ({}, "heads=None: an encoder of width 48 may have any"),
+        ({"heads": 5, "trained_size": [32, 56]}, "heads=5: must divide width=48"),
+        ({"heads": 4}, "trained_size=None: changed.safetensors has 29 positions"),
+        ({"heads": 4, "trained_size": [48, 48]}, "is 6x6 patches"),
+        ({"heads": 4, "trained_size": [32, 50]}, "must divide"),
+        ({**peers.TOLD, "mean": [0.5, 0.5]}, "mean="),
+    ],
+)
+def test_what_must_be_told_is_asked_for(told, said, plain, tmp_path):
+    with pytest.raises(OptionError, match=re.escape(said)):
+        reading.read(rewritten(plain, tmp_path), told)
+
+
+class Harm:
+    """Unpickled, it would leave a file."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return (open, (self.path, "w"))
+
+
+def test_nothing_loaded_runs_code(tmp_path):
+    trace = tmp_path / "trace"
+    torch.save({"model": Harm(str(trace))}, tmp_path / "harm.pth")
+    numpy.savez(tmp_path / "harm.npz", **{**peers.arrays(), "cls": numpy.array([Harm(str(trace))], dtype=object)})
+    for name in ("harm.pth", "harm.npz"):
+        with pytest.raises(ForeignError):
+            reading.read(tmp_path / name, peers.TOLD)
+    assert not trace.exists()
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".npz", ".pth"])
+def test_damage_is_told_in_one_line(suffix, tmp_path):
+    path = tmp_path / f"weights{suffix}"
+    for content in (b"", b"nonsense" * 100, b"\xff" * 8 + b"{}", (10).to_bytes(8, "little") + b"[1, 2, 3] "):
+        path.write_bytes(content)
+        with pytest.raises(ForeignError, match=re.escape(str(path))) as caught:
+            reading.read(path, {})
+        assert "\n" not in str(caught.value)
+
+
+def test_tools_take_a_file_and_ask_before_torch_is_loaded(tool, plain, tmp_path, no_torch):
+    asked = (f"checkpoint={plain.path}", "data=synthetic", "data.image_size=16")
+    line = one_line(tool("knn", *asked, status=2, PYTHONPATH=no_torch))
+    assert line == "knn.py: encoder.heads=None: an encoder of width 48 may have any; how many has timm.safetensors?"
+    line = one_line(tool("knn", *asked, "encoder.heads=4", status=2, PYTHONPATH=no_torch))
+    assert line.startswith("knn.py: encoder.trained_size=None: ")
+    told = ("encoder.heads=4", "encoder.trained_size=[32,56]")
+    line = one_line(tool("knn", *asked, *told, "batch_size=0", status=2, PYTHONPATH=no_torch))
+    assert line.startswith("knn.py: batch_size=0")
+    (tmp_path / "weights.txt").touch()
+    line = one_line(tool("knn", "checkpoint=weights.txt", "data=synthetic", status=2, PYTHONPATH=no_torch))
+    assert "ends in .safetensors, .npz" in line
+
+
+@pytest.mark.slow
+def test_a_foreign_file_is_fine_tuned(tool, plain, tmp_path):
+    done = tool(
+        "finetune", f"checkpoint={plain.path}", "encoder.heads=4", "encoder.trained_size=[32,56]", "data=synthetic",
+        "data.images=64", "data.held_out_images=32", "data.image_size=16", "recipe.steps=2", "recipe.warmup=1",
+        "recipe.batch_size=8", "recipe.precision=32-true", "fabric.accelerator=cpu",
+    )  # fmt: skip
+    assert "left behind: head" in done.stdout
+    facts = manifest.read(tmp_path / "outputs" / "finetune_timm_synthetic" / "step_00000002")
+    assert facts["encoder"]["heads"] == 4
+    assert facts["encoder"]["image_size"] == 16

@@ -1,0 +1,179 @@
+"""What is exported opens where it is meant to, and says there what it says here."""
+
+import json
+from pathlib import Path
+
+import numpy
+import pytest
+import timm
+import torch
+import transformers
+from command import one_line
+from exported import CLASSES, LIMIT, SHAPE, classifier, encoder, images, written
+from safetensors.torch import load_file
+
+from ssvit.encoder.vit import ViT
+from ssvit.exchange import export_rules
+from ssvit.options import OptionError
+from ssvit.training import checkpoint
+
+
+def normalised(x):
+    return (x - torch.tensor(SHAPE["mean"])[:, None, None]) / SHAPE["std"]
+
+
+KINDS = [
+    {},
+    {"positions": "learned_2d"},
+    {"positions": "sine_cosine_2d", "pooling": "patch_mean"},
+    {"positions": "none"},
+    {"patch_size": [8, 16]},
+]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [*KINDS, {"class_token": False, "pooling": "patch_mean"}, {"distillation_token": True},
+     {"stem": {"layers": [], "width": 64}}],
+)  # fmt: skip
+@torch.no_grad()
+def test_timm_opens_an_encoder(changes, tmp_path):
+    ours = encoder(**changes)
+    folder, _ = written(ours, tmp_path, "timm")
+    model = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+    x = images()
+    tokens = model.forward_features(normalised(x))
+    assert (tokens - ours(x)).abs().max() < LIMIT
+    if "distillation_token" not in changes:
+        assert (model(normalised(x)) - ours.represent(x)).abs().max() < LIMIT
+    assert numpy.allclose(model.pretrained_cfg["mean"], SHAPE["mean"])
+    back = checkpoint.load_encoder(folder / "model.safetensors")
+    assert (back(x) - ours(x)).abs().max() < LIMIT
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layers", [[2, 2, 2, 2], [3, 4, 9]])
+@torch.no_grad()
+def test_timm_opens_a_hybrid(layers, tmp_path):
+    size = 32 if len(layers) == 4 else 16
+    ours = encoder(stem={"layers": layers, "width": 64}, patch_size=size, image_size=[2 * size, 3 * size])
+    folder, _ = written(ours, tmp_path, "timm")
+    model = timm.create_model(f"local-dir:{folder}", pretrained=True).eval().double()
+    x = images((2 * size, 3 * size)).double()
+    expected = ours.double()(x)
+    assert (model.forward_features(normalised(x)) - expected).abs().max() < LIMIT
+
+
+@pytest.mark.parametrize("changes", [{}, {"distillation_token": True}, {"pooling": "patch_mean"}])
+@torch.no_grad()
+def test_timm_opens_a_classifier(changes, tmp_path):
+    ours = classifier(**changes)
+    folder, _ = written(ours, tmp_path, "timm")
+    model = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+    assert (model(normalised(images())) - ours.logits(images())).abs().max() < LIMIT
+    assert model.pretrained_cfg["label_names"] == list(CLASSES)
+
+
+@pytest.mark.parametrize("changes", KINDS)
+@torch.no_grad()
+def test_transformers_opens_an_encoder(changes, tmp_path):
+    ours = encoder(**changes)
+    folder, _ = written(ours, tmp_path, "huggingface")
+    model, report = transformers.ViTModel.from_pretrained(folder, add_pooling_layer=False, output_loading_info=True)
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
+    x = images()
+    assert (model.eval()(normalised(x)).last_hidden_state - ours(x)).abs().max() < LIMIT
+    back = checkpoint.load_encoder(folder / "model.safetensors")
+    assert (back(x) - ours(x)).abs().max() < LIMIT
+
+
+@torch.no_grad()
+def test_transformers_opens_a_classifier_and_prepares_pictures(tmp_path):
+    ours = classifier()
+    folder, _ = written(ours, tmp_path, "huggingface")
+    model = transformers.ViTForImageClassification.from_pretrained(folder).eval()
+    prepare = transformers.AutoImageProcessor.from_pretrained(folder)
+    picture = (images(count=1)[0] * 255).to(torch.uint8)
+    prepared = prepare(picture.permute(1, 2, 0).numpy(), return_tensors="pt")
+    found = model(**prepared).logits
+    assert (found - ours.logits(picture[None])).abs().max() < LIMIT
+    assert [model.config.id2label[i] for i in range(3)] == list(CLASSES)
+
+
+@pytest.mark.parametrize(
+    ("format", "changes", "hidden", "said"),
+    [
+        ("timm", {"positions": "relative"}, None, "relative positions"),
+        ("huggingface", {"positions_at": "every_layer"}, None, "positions_at=every_layer"),
+        ("timm", {"stem": {"layers": [1, 1], "width": 64}, "patch_size": 8}, None, r"stem of layers \[1, 1\]"),
+        ("huggingface", {"stem": {"layers": [], "width": 64}, "patch_size": 8}, None, "a hybrid's stem"),
+        ("huggingface", {"distillation_token": True}, None, "special tokens"),
+        ("huggingface", {"class_token": False, "pooling": "patch_mean"}, None, "special tokens"),
+        ("huggingface", {"pooling": "patch_mean"}, 0, "head on pooling=patch_mean"),
+        ("timm", {}, 64, "hidden layer"),
+        ("torchscript", {}, None, "must be one of onnx"),
+    ],
+)
+def test_what_a_peer_lacks_is_refused(format, changes, hidden, said):
+    arguments = encoder(**changes).arguments
+    head = None if hidden is None else {"classes": CLASSES, "hidden": hidden or None}
+    with pytest.raises(OptionError, match=said):
+        export_rules.check(format=format, any_size=False, overwrite=False, encoder=arguments, classifier=head)
+
+
+def test_an_export_is_there_whole_or_not_at_all(tmp_path, monkeypatch):
+    model = encoder()
+    folder, _ = written(model, tmp_path, "timm")
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    with pytest.raises(OptionError, match="overwrite=true"):
+        written(model, tmp_path, "timm")
+    monkeypatch.setattr("ssvit.exchange.card.write", lambda **_: (_ for _ in ()).throw(OSError(28, "No space left")))
+    with pytest.raises(Exception, match="cannot be written"):
+        written(encoder(depth=1), tmp_path, "timm", overwrite=True)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    monkeypatch.undo()
+    written(encoder(depth=1), tmp_path, "timm", overwrite=True)
+    assert json.loads((folder / "config.json").read_text())["model_args"]["depth"] == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["timm"]
+
+
+def test_the_card_tells_what_was_measured_and_no_places(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "test/top1": 0.25}\n{"step": 3, "test/top1": 0.5}\n{"step"')
+    configuration = {"recipe": {"lr": 0.002}, "data": {"source": {"name": "pets", "root": "place", "list": "/at/home"}}}
+    folder, _ = written(encoder(), tmp_path, "safetensors", configuration=configuration)
+    card = (folder / "README.md").read_text()
+    for row in ("| test/top1 | 0.5 |", "| recipe.lr | 0.002 |", "| data.name | pets |", "| width | 48 |", "step 3"):
+        assert row in card
+    assert "home" not in card
+    assert "place" not in card
+    state = load_file(folder / "model.safetensors")
+    arguments = json.loads((folder / "config.json").read_text())["encoder"]
+    back = ViT(**arguments)
+    back.load_state_dict({name.removeprefix("encoder."): value for name, value in state.items()})
+    assert torch.equal(back.eval()(images()), encoder()(images()))
+
+
+def test_the_tool_exports_a_run_and_what_it_wrote_is_a_checkpoint(tool, tmp_path, no_torch):
+    run = tmp_path / "outputs" / "cats"
+    run.mkdir(parents=True)
+    ours = classifier()
+    checkpoint.save(run, 6, {"model": ours.state_dict()}, {**ours.facts, "stage": "finetune"})
+    (run / "metrics.jsonl").write_text('{"step": 6, "test/top1": 0.5}\n')
+    for options, said in (
+        (["format=tflite"], "format=tflite: must be one of"),
+        (["format=timm", "any_size=true"], "any_size=True"),
+        (["format=timm", "image_size=17"], "must divide"),
+        (["format=timm", "encoder.heads=4"], "encoder.heads=4"),
+    ):
+        line = one_line(tool("export", "checkpoint=outputs/cats", *options, status=2, PYTHONPATH=no_torch))
+        assert said in line
+    done = tool("export", "checkpoint=outputs/cats", "format=timm", "image_size=[48,48]")
+    folder = run / "export" / "timm"
+    assert f"{Path('outputs/cats/export/timm')}: README.md, config.json, model.safetensors" in done.stdout
+    assert "| test/top1 | 0.5 |" in (folder / "README.md").read_text()
+    right = checkpoint.load_classifier(run / "step_00000006", image_size=[48, 48])
+    model = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+    with torch.no_grad():
+        expected = right.logits(images((48, 48)))
+        assert (model(normalised(images((48, 48)))) - expected).abs().max() < LIMIT

@@ -1,0 +1,276 @@
+"""What makes a step fast changes nothing: products and attention beside plain float64 arithmetic, and whole steps."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from ssvit.encoder import attention, fused
+from ssvit.encoder.attention import attend_packed
+from ssvit.encoder.vit import ViT
+from ssvit.masking import Masking
+from ssvit.objectives.masked_patch import MaskedPatch
+from ssvit.options import OptionError
+from ssvit.targets import MeanColor
+
+SMALL = {"image_size": 16, "patch_size": 4, "width": 24, "depth": 3, "heads": 3}
+KINDS = [
+    {},
+    {"class_token": False, "pooling": "patch_mean"},
+    {"distillation_token": True},
+    {"positions": "relative"},
+    {"positions": "sine_cosine_2d", "mlp_width": 10},
+    {"image_size": [8, 20], "depth": 1},
+]
+
+
+def random(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def apart(found: torch.Tensor, right: torch.Tensor) -> float:
+    """The distance of two tensors as a share of the length of the second."""
+    return ((found.double() - right.double()).norm() / right.double().norm()).item()
+
+
+def objective(**options) -> MaskedPatch:
+    """A small objective in which no weight is zero or one, so that each of them shows in the gradients."""
+    torch.manual_seed(0)
+    encoder = ViT(**SMALL | options)
+    built = MaskedPatch(encoder=encoder, masking=Masking(), target=MeanColor(patch_size=4, bits=1))
+    with torch.no_grad():
+        for parameter in built.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    return built
+
+
+def layer_norm(x, weight, bias):
+    x = x - x.mean(-1, keepdim=True)
+    return x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt() * weight + bias
+
+
+def plain_loss(weights, model, images, draw):
+    """The loss from the paper's equations, every layer computed everywhere, from named weights in their own type."""
+    w, vit = weights, model.encoder
+    (p, q), (rows, columns) = vit.patch_size, vit.grid
+    dtype = w["mask_token"].dtype
+    pixels = images.to(dtype) / 255
+    cut = pixels.unfold(2, p, p).unfold(3, q, q).permute(0, 2, 3, 1, 4, 5)  # (b, y, x, c, p, q)
+    patches = cut.reshape(len(images), rows * columns, -1)
+    mean, std = (w[f"encoder.{name}"].repeat_interleave(p * q) for name in ("mean", "std"))
+    tokens = ((patches - mean) / std) @ w["encoder.patch.weight"].T + w["encoder.patch.bias"]
+    seen = [list(image) for image in tokens]
+    for b, (at, fates, others) in enumerate(zip(*(part.tolist() for part in draw), strict=True)):
+        for place, fate, other in zip(at, fates, others, strict=True):
+            seen[b][place] = (w["mask_token"], tokens[b, other], tokens[b, place])[fate]
+    special = [w[f"encoder.{n}"].flatten() for n in ("class_token", "distillation_token") if f"encoder.{n}" in w]
+    x = torch.stack([torch.stack([*special, *image]) for image in seen])
+    for module in vit.positions:
+        own = w.get("encoder.positions.0.embedding")
+        x = x + (module().detach().to(dtype) if own is None else own)
+    b, t, d = x.shape
+    h = vit.blocks[0].attention.heads
+    for layer in range(len(vit.blocks)):
+        name = f"encoder.blocks.{layer}."
+        y = layer_norm(x, w[name + "norm1.weight"], w[name + "norm1.bias"])
+        y = y @ w[name + "attention.qkv.weight"].T + w[name + "attention.qkv.bias"]
+        query, key, value = (part.view(b, t, h, d // h).transpose(1, 2) for part in y.split(d, dim=-1))
+        logits = query @ key.mT / math.sqrt(d // h)
+        if name + "attention.relative.keys" in w:
+            keys = w[name + "attention.relative.keys"]
+            offset = torch.arange(t)[:, None] - torch.arange(t) + len(keys) // 2
+            logits = logits + torch.einsum("bhqk,qtk->bhqt", query, keys[offset])
+        shares = logits.exp() / logits.exp().sum(-1, keepdim=True)
+        y = (shares @ value).transpose(1, 2).reshape(b, t, d)
+        x = x + y @ w[name + "attention.out.weight"].T + w[name + "attention.out.bias"]
+        y = layer_norm(x, w[name + "norm2.weight"], w[name + "norm2.bias"])
+        y = y @ w[name + "expand.weight"].T + w[name + "expand.bias"]
+        y = y * (1 + torch.erf(y / math.sqrt(2))) / 2
+        x = x + y @ w[name + "contract.weight"].T + w[name + "contract.bias"]
+    x = layer_norm(x, w["encoder.norm.weight"], w["encoder.norm.bias"])[:, len(special) :]
+    logits = x @ w["head.weight"].T + w["head.bias"]
+    logits = logits - logits.logsumexp(-1, keepdim=True)
+    means = images.double().unfold(2, p, p).unfold(3, q, q).mean((-1, -2))
+    levels = (means * 2 / 255).floor().clamp(max=1)
+    labels = (levels * torch.tensor([4, 2, 1])[:, None, None]).sum(1).flatten(1).long()
+    losses = -logits.gather(-1, labels[..., None])[..., 0].gather(1, draw.at)
+    return losses.mean()
+
+
+def step(model, images, draw, dtype=torch.float32):
+    """The loss and the gradients of every parameter, as the training loop computes them."""
+    model.zero_grad(set_to_none=True)
+    with torch.autocast("cpu", dtype, enabled=dtype == torch.bfloat16):
+        loss = model(images, None, draw)["loss"]
+    loss.backward()
+    return loss.detach(), {name: parameter.grad for name, parameter in model.named_parameters()}
+
+
+def exact(model, images, draw):
+    weights = {name: value.detach().double() for name, value in model.state_dict().items()}
+    learned = {name: weights[name].requires_grad_() for name, _ in model.named_parameters()}
+    loss = plain_loss(weights, model, images, draw)
+    # A weight that no corrupted patch depends on has no gradient: the query of a special token in the last layer.
+    gradients = torch.autograd.grad(loss, list(learned.values()), materialize_grads=True)
+    return loss.detach(), dict(zip(learned, gradients, strict=True))
+
+
+def batch(model):
+    size = model.encoder.image_size
+    images = torch.randint(0, 256, (3, 3, *size), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    return images, model.draw(torch.arange(3), seed=0)
+
+
+@pytest.mark.parametrize("options", KINDS)
+def test_a_step_in_float32_is_the_paper_s(options):
+    model = objective(**options)
+    images, draw = batch(model)
+    (loss, gradients), (right, rights) = step(model, images, draw), exact(model, images, draw)
+    assert loss.item() == pytest.approx(right.item(), rel=1e-5)
+    scale = max(gradient.norm().item() for gradient in rights.values())
+    for name, gradient in gradients.items():
+        assert (gradient.double() - rights[name]).norm().item() < 1e-5 * scale, name
+
+
+@pytest.mark.parametrize("options", KINDS)
+def test_a_step_in_bfloat16_is_as_near_as_torch_s_own(options, monkeypatch):
+    model = objective(**options)
+    images, draw = batch(model)
+    right, rights = exact(model, images, draw)
+    loss, gradients = step(model, images, draw, torch.bfloat16)
+    monkeypatch.setattr(fused, "AVAILABLE", False)
+    monkeypatch.setattr(attention, "by_products", lambda query: False)
+    plain, plains = step(model, images, draw, torch.bfloat16)
+    assert loss.item() == pytest.approx(right.item(), abs=max(2 * abs(plain - right).item(), 4e-3))
+    scale = max(gradient.norm().item() for gradient in rights.values())
+    ours, theirs = (
+        max((own[name].double() - rights[name]).norm().item() / scale for name in rights) for own in (gradients, plains)
+    )
+    assert ours < 1.5 * theirs
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize(("inputs", "outputs"), [(6, 10), (10, 6), (8, 8), (5, 1)])
+@pytest.mark.parametrize("shape", [(7,), (2, 3), (0,), (1, 1, 1)])
+def test_a_linear_layer_is_its_formula(dtype, inputs, outputs, shape):
+    x, weight, bias, back = (
+        random(*size, seed=seed).to(dtype)
+        for seed, size in enumerate([(*shape, inputs), (outputs, inputs), (outputs,), (*shape, outputs)])
+    )
+    given = [tensor.clone().requires_grad_() for tensor in (x, weight, bias)]
+    out = fused.linear(*given)
+    assert out.dtype == dtype
+    out.backward(back)
+    known = [tensor.double().requires_grad_() for tensor in (x, weight, bias)]
+    expected = known[0] @ known[1].T + known[2]
+    expected.backward(back.double())
+    tolerance = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 3e-2}[dtype]
+    torch.testing.assert_close(out.double(), expected, atol=tolerance, rtol=tolerance)
+    for found, right in zip(given, known, strict=True):
+        assert found.grad.dtype == dtype
+        torch.testing.assert_close(found.grad.double(), right.grad, atol=2 * tolerance, rtol=2 * tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_linear_layer_takes_any_strides_and_any_wish_for_gradients(dtype):
+    x, weight, bias = random(4, 5, 6).to(dtype), random(3, 6, seed=1).to(dtype), random(3, seed=2).to(dtype)
+    right = F.linear(x.transpose(0, 1).double(), weight.double(), bias.double())
+    turned = weight.T.contiguous().T
+    torch.testing.assert_close(fused.linear(x.transpose(0, 1), turned, bias).double(), right, atol=0.1, rtol=0.05)
+    for place in range(3):
+        given = [x, weight, bias]
+        given[place] = given[place].clone().requires_grad_()
+        fused.linear(*given).sum().backward()
+        (wanted,) = torch.autograd.grad(F.linear(*(t.double() for t in given)).sum(), given[place])
+        torch.testing.assert_close(given[place].grad, wanted, atol=0.1, rtol=0.05)
+
+
+def test_autocast_casts_a_linear_layer_and_gives_gradients_in_the_weights_own_type():
+    layer = fused.Linear(6, 4)
+    x = random(3, 6).requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16):
+        out = layer(x)
+    assert out.dtype == torch.bfloat16
+    out.sum().backward()
+    assert layer.weight.grad.dtype == layer.bias.grad.dtype == x.grad.dtype == torch.float32
+    torch.testing.assert_close(out.float(), F.linear(x, layer.weight, layer.bias), atol=0.03, rtol=0.03)
+
+
+@pytest.mark.parametrize("given", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_packed_attention_is_attention(dtype, given):
+    query = random(2, 5, 24).to(dtype).requires_grad_() if given else None
+    packed = random(2, 7, 48 if given else 72, seed=1).to(dtype).requires_grad_()
+    inputs = [packed] if query is None else [query, packed]
+    out = attend_packed(query, packed, heads=3)
+    back = random(*out.shape, seed=2).to(dtype)
+    gradients = torch.autograd.grad(out, inputs, back)
+
+    known = [tensor.detach().double().requires_grad_() for tensor in inputs]
+    parts = [known[0].view(2, -1, 24)] if given else []
+    parts += known[-1].split(24, dim=-1)
+    q, k, v = (part.unflatten(-1, (3, 8)).transpose(1, 2) for part in parts)
+    expected = ((q @ k.mT / 8**0.5).softmax(-1) @ v).transpose(1, 2).flatten(2)
+    tolerance = 1e-5 if dtype == torch.float32 else 0.04
+    torch.testing.assert_close(out.double(), expected, atol=tolerance, rtol=tolerance)
+    for gradient, right in zip(gradients, torch.autograd.grad(expected, known, back.double()), strict=True):
+        torch.testing.assert_close(gradient.double(), right, atol=2 * tolerance, rtol=2 * tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_dropout_of_packed_attention_keeps_the_expectation(dtype):
+    torch.manual_seed(0)
+    packed = random(1, 5, 24).to(dtype).expand(4000, -1, -1)
+    dropped = attend_packed(None, packed, 2, dropout=0.4).float()
+    error = (dropped.mean(0) - attend_packed(None, packed[:1], 2)[0].float()).abs()
+    assert (error < 5 * dropped.std(0) / 4000**0.5 + (dtype == torch.bfloat16) * 0.01).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_keep_and_at_are_the_long_way(dtype):
+    """Encoding some patches, and answering at some, gives what computing everything would, within the type's error."""
+    vit = objective().encoder.eval()
+    tokens = random(2, 16, 24).to(dtype)
+    keep = torch.stack([torch.randperm(16, generator=torch.Generator().manual_seed(i))[:9] for i in range(2)])
+    at = torch.tensor([[1, 4, 8], [0, 2, 7]])
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
+        whole = vit.encode(tokens, keep=keep)
+        some = vit.encode(tokens, keep=keep, at=at)
+    wanted = torch.stack([image[1 + places] for image, places in zip(whole, at, strict=True)])
+    assert apart(some, wanted) < (1e-6 if dtype == torch.float32 else 0.02)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("options", [{}, {"positions": "relative"}, {"dropout": 0.3, "stochastic_depth": 0.3}])
+def test_activation_checkpointing_changes_no_bit(options, dtype):
+    images, draw = batch(objective())
+    torch.manual_seed(1)
+    loss, gradients = step(objective(**options).train(), images, draw, dtype)
+    torch.manual_seed(1)
+    again, repeated = step(objective(activation_checkpointing=True, **options).train(), images, draw, dtype)
+    assert torch.equal(loss, again)
+    for name, gradient in gradients.items():
+        assert torch.equal(gradient, repeated[name]), name
+
+
+def test_activation_checkpointing_keeps_less_for_the_backward():
+    def kept(**options) -> int:
+        model, total = objective(**options), 0
+        images, draw = batch(model)
+
+        def count(tensor):
+            nonlocal total
+            total += tensor.numel()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+            model(images, None, draw)
+        return total
+
+    assert kept(depth=8, activation_checkpointing=True) < kept(depth=8) / 3
+
+
+def test_activation_checkpointing_is_a_flag():
+    with pytest.raises(OptionError, match="activation_checkpointing=2: must be true or false"):
+        objective(activation_checkpointing=2)

@@ -1,0 +1,406 @@
+"""Probes during training: the numbers of plain loops and of the checkpoint, of which training notices nothing."""
+
+import itertools
+import json
+import math
+import multiprocessing
+import os
+import socket
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny
+import torch
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+from PIL import Image
+from session import Session
+
+from ssvit.data.sources import Files, Memory
+from ssvit.data.transforms import CenterCrop
+from ssvit.evaluation import probing_rules
+from ssvit.evaluation.base import Evaluator
+from ssvit.evaluation.features import Frozen, Pixels, extract, readings
+from ssvit.evaluation.few_shot import Whitened, draw, few_shot
+from ssvit.evaluation.few_shot_probe import FewShotProbe
+from ssvit.evaluation.knn_probe import KnnProbe
+from ssvit.evaluation.probing import Answer, Probe, Probing
+from ssvit.options import OptionError, UserError
+from ssvit.training import checkpoint, manifest, preflight
+from ssvit.training.run import refuse_difference
+
+CONFIGS = Path(__file__).resolve().parent.parent / "configs"
+CLASSES = ("dark", "pale", "red")
+VIEW = CenterCrop(size=16)
+PROBES = {"knn": {"k": 4}, "few_shot": {"shots": 3}}
+KINDS = {"knn": KnnProbe, "few_shot": FewShotProbe}
+
+children = multiprocessing.get_context("forkserver")
+children.set_forkserver_preload(["test_probing"])
+
+
+def labelled(count: int, seed: int) -> Memory:
+    """Pictures of three classes that overlap, as many of each."""
+    labels = torch.arange(count) % 3
+    noise = torch.Generator().manual_seed(seed)
+    centres = torch.tensor([[70, 70, 70], [110, 110, 110], [120, 70, 80]])[labels]
+    images = centres[:, :, None, None] + 60 * torch.randn(count, 3, 1, 1, generator=noise)
+    images = images + 30 * torch.randn(count, 3, 16, 16, generator=noise)
+    return Memory(images.clamp(0, 255).to(torch.uint8), labels, CLASSES)
+
+
+TRAIN, TEST = labelled(60, 1), labelled(45, 2)
+
+
+def probing(probes=None, train=TRAIN, test=TEST, **options) -> Probing:
+    own = {name: KINDS[name](**chosen) for name, chosen in PROBES.items()} if probes is None else probes
+    numbers = {"every": 4, "train_images": 30, "test_images": 45, "batch_size": 16} | options
+    return Probing(probes=own, train=train, test=test, transform=VIEW, **numbers)
+
+
+def rows(folder: Path, evaluator: str = "probe") -> dict[int, dict]:
+    """What an evaluator has left in the metrics, by step."""
+    found = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    own = {row["step"]: {key: row[key] for key in row if key.startswith(f"{evaluator}/")} for row in found}
+    return {step: row for step, row in own.items() if row}
+
+
+def sums(folder: Path) -> dict[str, str]:
+    return json.loads((max(folder.glob("step_*")) / "manifest.json").read_text())["sha256"]
+
+
+class Recorder(Probe):
+    """Keeps the features that it is asked about."""
+
+    name, title = "recorder", "recorder"
+
+    def __init__(self):
+        self.asked = []
+
+    def measure(self, train, train_labels, test, test_labels, classes):
+        self.asked.append((train, train_labels, test, test_labels))
+        return Answer(0.5, (0,))
+
+
+def asked(recorder: Recorder, layers: int) -> dict[str, list]:
+    """Of the last measurement: by layer, the features and labels."""
+    return {f"layer{n}_patch_mean": found for n, found in enumerate(recorder.asked[-layers:], start=1)}
+
+
+def test_the_interval_is_the_smallest_that_stays_below_the_share():
+    for steps, batch_size, evaluate_every, images in itertools.product(
+        (7, 100, 601), (8, 64), (1, 10, 100), (20, 1000)
+    ):
+        numbers = {"images": images, "steps": steps, "batch_size": batch_size, "evaluate_every": evaluate_every}
+        every = probing_rules.interval("auto", **numbers)
+
+        def cost(interval, steps=steps, images=images):
+            due = [step for step in range(steps + 1) if step % interval == 0 or step == steps]
+            return len(due) * images * probing_rules.COST
+
+        limit = probing_rules.SHARE * steps * batch_size
+        affordable = [n for n in range(evaluate_every, steps, evaluate_every) if cost(n) < limit]
+        assert every == min(affordable, default=steps)
+        assert probing_rules.interval(3, **numbers) == 3
+
+
+def composed(*overrides: str):
+    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+        return compose("pretrain", [*overrides, "name=test"])
+
+
+@pytest.mark.parametrize(
+    ("options", "evaluations"), [((), 3), (("experiment=cifar10_small", f"data.root={CONFIGS}"), 13)]
+)
+def test_by_default_a_run_is_measured_on_its_way_too(options, evaluations):
+    config = composed(*options)
+    recipe, shared = config.recipe, config.probing
+    every = probing_rules.interval(
+        shared.every, images=shared.train_images + shared.test_images,
+        **{name: recipe[name] for name in ("steps", "batch_size", "evaluate_every")},
+    )  # fmt: skip
+    assert 1 + math.ceil(recipe.steps / every) == evaluations
+    assert list(config.probe) == ["knn", "few_shot"]
+
+
+@pytest.mark.parametrize(
+    ("option", "told"),
+    [
+        ("probing.every=0", "probing.every=0: must be a whole number of steps, 1 or more, or auto"),
+        ("probing.every=often", "probing.every=often: must be"),
+        ("probing.train_images=0", "probing.train_images=0: must be"),
+        ("probing.test_images=1.5", "probing.test_images=1.5: must be"),
+        ("probe.knn.k=0", "probe.knn.k=0: must be"),
+        ("probe.few_shot.shots=all", "probe.few_shot.shots=all: must be"),
+    ],
+)
+def test_a_mistake_names_its_option_before_torch_loads(option, told):
+    with pytest.raises(OptionError, match=f"^{told}"):
+        preflight.check(OmegaConf.to_container(composed(option), resolve=True))
+
+
+@pytest.mark.parametrize(("choice", "names"), [("[]", []), ("knn", ["knn"]), ("[few_shot]", ["few_shot"])])
+def test_probes_are_chosen_by_name(choice, names):
+    config = composed(f"probe={choice}")
+    preflight.check(OmegaConf.to_container(config, resolve=True))
+    assert list(config.probe) == names
+
+
+def test_a_run_from_before_there_were_probes_goes_on():
+    new = OmegaConf.to_container(composed("encoder.depth=2"), resolve=False)
+    old = {name: value for name, value in new.items() if name not in ("probe", "probing")}
+    refuse_difference(old, new, Path("run"))
+    refuse_difference(new, old, Path("run"))
+    with pytest.raises(UserError, match=r"encoder\.depth"):
+        refuse_difference(old, new | {"encoder": new["encoder"] | {"depth": 3}}, Path("run"))
+
+
+def votes(train, train_labels, test, k, own=False):
+    """DINO's vote, an image at a time: the class of each test image."""
+    unit = [x / np.linalg.norm(x, axis=1, keepdims=True) for x in (train.double().numpy(), test.double().numpy())]
+    said = []
+    for place, cosines in enumerate(unit[1] @ unit[0].T):
+        order = [other for other in np.argsort(-cosines, kind="stable") if not (own and other == place)][:k]
+        weights = [math.exp(cosines[other] / 0.07) for other in order]
+        said.append(np.argmax(np.bincount(train_labels[order], weights, minlength=len(CLASSES))))
+    return np.array(said)
+
+
+def fits_to_all_but_one(train, labels, l2):
+    """How many of a support set the fit to the others names right, each fit solved anew."""
+    rows = Whitened.by_its_own(train)[0 : len(train)].numpy()
+    targets = 2 * np.eye(len(CLASSES))[labels] - 1
+    right = 0
+    for place in range(len(rows)):
+        others = np.arange(len(rows)) != place
+        x, y = rows[others], targets[others]
+        weights = x.T @ np.linalg.solve(x @ x.T + l2 * np.eye(len(x)), y)
+        right += int(np.argmax(rows[place] @ weights) == labels[place])
+    return right
+
+
+@torch.no_grad()
+def test_the_numbers_are_those_of_plain_loops():
+    recorder = Recorder()
+    model = tiny.model().eval()
+    metrics = probing({"knn": KnnProbe(k=4), "few_shot": FewShotProbe(shots=3), "recorder": recorder}).measure(model)
+    assert (metrics["train_images"], metrics["test_images"]) == (30, 45)
+    features = asked(recorder, 2) | {"pixels": recorder.asked[0]}
+    left_out = {"knn4": [], "few_shot3": []}
+    for name, (train, labels, test, test_labels) in features.items():
+        assert torch.bincount(labels).tolist() == [10, 10, 10]
+        end = "pixels" if name == "pixels" else name.split("_")[0]
+        expected = (votes(train, labels.numpy(), test, 4) == test_labels.numpy()).mean()
+        assert metrics[f"knn4_{end}"] == pytest.approx(expected)
+        found = few_shot(train, labels, test, test_labels, classes=3, protocol="paper", shots=[3]).scores[0]
+        assert metrics[f"few_shot3_{end}"] == pytest.approx(found.mean)
+        left_out["knn4"].append((votes(train, labels.numpy(), train, 4, own=True) == labels.numpy()).sum())
+        supports = [torch.cat([of[:3] for of in draw(labels, 3, fit.seed)]) for fit in found.fits]
+        left_out["few_shot3"].append(
+            sum(
+                fits_to_all_but_one(train[support], labels[support].numpy(), fit.l2)
+                for support, fit in zip(supports, found.fits, strict=True)
+            )
+        )
+    for name, (*of_layers, _) in left_out.items():
+        chosen = metrics[f"{name}_chosen"]
+        assert of_layers[chosen - 1] == max(of_layers)
+        assert metrics[name] == metrics[f"{name}_layer{chosen}"]
+        assert metrics[f"{name}_last"] == metrics[f"{name}_layer2"]
+
+
+@torch.no_grad()
+def test_no_test_label_chooses_the_layer():
+    class Best(Probe):
+        """The first layer is the better one on the bank, the second on the test images."""
+
+        name, title = "best", "best"
+        answers = itertools.chain([Answer(0.2, (0,))], itertools.cycle([Answer(0.3, (5,)), Answer(0.9, (4,))]))
+
+        def measure(self, *arguments):
+            return next(self.answers)
+
+    metrics = probing({"best": Best()}).measure(tiny.model().eval())
+    assert (metrics["best"], metrics["best_chosen"], metrics["best_last"]) == (0.3, 1, 0.9)
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_the_features_are_those_of_the_checkpoint(tmp_path, precision):
+    """As the tools that measure a checkpoint extract them."""
+    recorder = Recorder()
+    tiny.train(tmp_path, dropout=0.2, evaluators={"probe": probing({"recorder": recorder})}, precision=precision)
+    encoder = checkpoint.load_encoder(tmp_path / "step_00000012")
+    function = Frozen(encoder, readings(encoder, layer="all"), identity="")
+    evaluator = probing({})
+    with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16-mixed"):
+        train, test = (extract(function, source, VIEW, batch_size=16) for source in (evaluator._train, evaluator._test))
+    for name, (of_train, train_labels, of_test, test_labels) in asked(recorder, 2).items():
+        assert torch.equal(of_train, train.values[name])
+        assert torch.equal(of_test, test.values[name])
+        assert torch.equal(train_labels, train.labels)
+        assert torch.equal(test_labels, test.labels)
+    pixels = extract(Pixels(), evaluator._test, VIEW).values["pixels"]
+    assert torch.equal(recorder.asked[0][2], pixels)
+
+
+class Interrupted(Exception):
+    """Stands for a process that ends in the middle of a step."""
+
+
+class InterruptedAt(tiny.MaskedPatch):
+    """Fails at one call of forward."""
+
+    calls_left = 8
+
+    def forward(self, *inputs):
+        self.calls_left -= 1
+        if self.calls_left == 0:
+            raise Interrupted
+        return super().forward(*inputs)
+
+
+def test_training_does_not_notice_and_a_run_goes_on_with_its_history(tmp_path, capsys):
+    class Other(Evaluator):
+        def measure(self, objective):
+            return {"number": 1.0}
+
+    tiny.train(tmp_path / "without", dropout=0.2)
+    tiny.train(tmp_path / "with", dropout=0.2, evaluators={"probe": probing(), "other": Other()})
+    assert sums(tmp_path / "with") == sums(tmp_path / "without")
+    assert list(rows(tmp_path / "with")) == [0, 4, 8, 12]
+    assert list(rows(tmp_path / "with", "other")) == [0, 6, 12]
+    told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("probe: ")]
+    with Image.open(tmp_path / "with" / "probes.png") as picture:
+        assert min(picture.size) > 300
+
+    objective = tiny.model(0.2)
+    objective.__class__ = InterruptedAt
+    with pytest.raises(Interrupted):
+        tiny.train(tmp_path / "broken", dropout=0.2, evaluators={"probe": probing()}, objective=objective)
+    tiny.train(tmp_path / "broken", dropout=0.2, evaluators={"probe": probing()})
+    assert sums(tmp_path / "broken") == sums(tmp_path / "without")
+    assert rows(tmp_path / "broken") == rows(tmp_path / "with")
+    assert told == [line for line in capsys.readouterr().out.splitlines() if line.startswith("probe: ")]
+    assert len(told) == 3
+
+
+GOOD = {"train_images": 30, "test_images": 45} | {
+    f"{name}{key}": value
+    for name in ("knn4", "few_shot3")
+    for key, value in {"": 0.52, "_chosen": 1, "_last": 0.5, "_pixels": 0.48, "_layer1": 0.52, "_layer2": 0.5}.items()
+}
+START = {"step": 0, "train_images": 30, "test_images": 45, "knn4": 0.31, "few_shot3": 0.31}
+
+
+def test_the_summary_says_whether_the_floors_are_beaten():
+    first, second, last = probing().explain(GOOD, [START, {"step": 12, **GOOD}])
+    assert first == (
+        "4-NN 52.0 % at layer 1 of 2 (chosen by leave-one-out), last layer 50.0 %: better than random weights, 31.0 %; "
+        "perhaps better than the pixels, 48.0 %"
+    )
+    assert second.startswith("3-shot 52.0 %")
+    assert last == "by 30 training images, on 45 held-out ones; perhaps: by less than two standard errors"
+    # Two standard errors of the difference from 31 % on 45 images are 20.3 points; on ten times as many 6.4.
+    near, many = START | {"knn4": 0.32}, {"test_images": 450}
+    assert ": perhaps better than random weights, 32.0 %" in probing().explain(GOOD, [near])[0]
+    assert ": better than random weights, 32.0 %" in probing().explain(GOOD | many, [near])[0]
+    equal = START | {"knn4": 0.52}
+    assert ": NO better than random weights, 52.0 %" in probing().explain(GOOD, [equal])[0]
+    assert "NO better than the pixels" in probing().explain(GOOD | {"knn4_pixels": 0.6}, [START])[0]
+
+
+@pytest.mark.parametrize(
+    "history", [[], [{"step": 4, **GOOD}], [START | {"test_images": 40}], [START | {"knn4": None, "few_shot3": None}]]
+)
+def test_a_floor_that_the_history_lacks_is_not_guessed(history):
+    for line in probing().explain(GOOD, history)[:2]:
+        assert "random weights were not measured on these images" in line
+        assert "better than the pixels, 48.0 %" in line
+    assert probing().draw(None, [*history, {"step": 12, **GOOD}])["probes"].axes
+
+
+@torch.no_grad()
+def test_features_that_are_not_finite_do_not_end_a_run():
+    model = tiny.model().eval()
+    model.encoder.norm.bias.fill_(math.inf)
+    evaluator = probing()
+    metrics = evaluator.measure(model)
+    assert math.isnan(metrics["knn4"])
+    assert math.isnan(metrics["few_shot3"])
+    assert "not measured, the features are not finite" in evaluator.explain(metrics)[0]
+    history = [{"step": 0, **{k: v if math.isfinite(v) else None for k, v in metrics.items()}}]
+    assert evaluator.draw(model, history)["probes"].axes
+
+
+def test_what_the_images_do_not_suffice_for_is_told_at_the_start():
+    assert probing().refused == []
+    some = probing(train_images=8)
+    assert [probe.title for probe in some.probes] == ["4-NN"]
+    (line,) = some.refused
+    assert line == (
+        "no few-shot probe by 8 training images (probing.train_images takes more): shots=3: class 0 (dark) has 2 "
+        "training images, and at least 3 are needed"
+    )
+    none = probing(train=TRAIN.take(torch.arange(4)))
+    assert none.probes == []
+    assert none.refused[0] == "no knn probe by 4 training images: k=4: must be below 4, the training images"
+    for sources in ({"train": Memory(TRAIN.images)}, {"test": Memory(TEST.images)}):
+        unlabelled = probing(**sources)
+        assert (unlabelled.probes, unlabelled.refused) == ([], ["no probes: the images have no labels"])
+
+
+def test_files_are_read_once_and_unreadable_ones_left_out(tmp_path):
+    paths = [str(tmp_path / f"{number:03}.png") for number in range(120)]
+    many = labelled(120, 3)
+    for path, image in zip(paths, many.images, strict=True):
+        Image.fromarray(image.permute(1, 2, 0).numpy()).save(path)
+    Path(paths[7]).write_bytes(b"no image")
+    evaluator = probing(train=Files(paths, many.labels, CLASSES), train_images=120)
+    for path in paths:
+        os.remove(path)
+    expected = probing(train=many.take(torch.tensor([n for n in range(120) if n != 7])), train_images=119)
+    with torch.no_grad():
+        model = tiny.model().eval()
+        assert evaluator.measure(model) == expected.measure(model)
+    assert len(evaluator._train) == 119
+
+
+def join(rank: int, world: int, folder: Path, port: int) -> None:
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
+    with torch.no_grad():
+        metrics = probing().measure(tiny.model().eval())
+    (folder / f"{rank}.json").write_text(json.dumps(metrics))
+    torch.distributed.destroy_process_group()
+
+
+def test_two_processes_get_the_numbers_of_one(tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    started = [children.Process(target=join, args=(rank, 2, tmp_path, port)) for rank in range(2)]
+    for process in started:
+        process.start()
+    for process in started:
+        process.join(120)
+    assert [process.exitcode for process in started] == [0, 0]
+    with torch.no_grad():
+        alone = probing().measure(tiny.model().eval())
+    assert [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)] == [alone, alone]
+
+
+def test_images_without_labels_train_as_before(tmp_path, capsys):
+    for number, picture in enumerate(tiny.pictures()):
+        Image.fromarray(picture.permute(1, 2, 0).numpy()).save(tmp_path / f"{number}.png")
+    config = composed(
+        "data=folder", f"data.root={tmp_path}", "data.image_size=16", "encoder.width=16", "encoder.depth=1",
+        "encoder.patch_size=4", "encoder.heads=2", "recipe.batch_size=4", "recipe.steps=2", "recipe.warmup=1",
+        "recipe.precision=32-true", "fabric.accelerator=cpu", "probe=[knn]",
+    )  # fmt: skip
+    (tmp_path / "run").mkdir()
+    Session(config, tmp_path / "run", stage=manifest.PRETRAIN).train(config, tmp_path / "run")
+    told = capsys.readouterr().out.splitlines()
+    assert told.count("no probes: the images have no labels") == 1
+    assert not any(line.startswith("probe: ") for line in told)
+    assert (tmp_path / "run" / "step_00000002").is_dir()

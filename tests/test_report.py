@@ -1,0 +1,308 @@
+"""The report of an evaluation: every number is in it, nothing of it is from elsewhere, no name can break it."""
+
+import base64
+import io
+import json
+import math
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.figure import Figure
+from PIL import Image
+
+from ssvit.evaluation.measured import Measured
+from ssvit.inspection import feature_map, report, sweeps
+from ssvit.inspection.feature_map import IMAGES
+from ssvit.options import UserError
+
+OWN = tuple(f"layer{layer}_patch_mean" for layer in (1, 2, 3))
+NAMES = (*OWN, *(f"random_{name}" for name in OWN), "pixels")
+EVIL = "<script>alert('1')</script> | [a](b) & \"c\"\n# d \udcff"
+VOID = {"meta", "img"}
+
+
+def measured(measure: str, columns, scores, deviation=None, **changes) -> Measured:
+    """A measure whose last column has the scores, and each column before it 0.0123 less."""
+    last = len(columns) - 1
+    values = {
+        name: tuple(score - 0.0123 * (last - place) for place in range(last + 1))
+        for name, score in zip(NAMES, scores, strict=True)
+    }
+    return Measured(**{
+        "measure": measure, "columns": tuple(columns), "values": values,
+        "deviations": dict.fromkeys(NAMES, (deviation,) * len(columns)), "best": OWN[1],
+        "chosen_by": "leave-one-out", "options": {"k": (1, 5)}, "numbers": {"seen": [math.nan, 1]},
+    } | changes)  # fmt: skip
+
+
+SHOTS = measured("few_shot", ["1 shot", "5 shot", "all shot"], [0.5, 0.7, 0.65, 0.1, 0.2, 0.3, 0.25], 0.0156)
+PROBE = measured("logistic", ["train", "validation", "test"], [0.3, 0.41, 0.45, 0.1, 0.2, 0.3, 0.42])
+BOTH = (SHOTS, PROBE)
+
+
+class Page(HTMLParser):
+    """What a page is made of; it fails on a tag that is not closed."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open, self.tags, self.rows, self.text = [], [], [], ""
+        self.feed(text)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append((tag, dict(attributes)))
+        if tag not in VOID:
+            self.open.append(tag)
+        if tag == "tr":
+            self.rows.append([])
+        elif tag in ("td", "th"):
+            self.rows[-1].append("")
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text += data
+        if self.open and self.open[-1] in ("td", "th"):
+            self.rows[-1][-1] += data
+
+    def all(self, tag: str) -> list[dict]:
+        return [attributes for name, attributes in self.tags if name == tag]
+
+
+def write(folder, facts=None, measures=BOTH, own=OWN, figures=None):
+    files = report.write(
+        folder, facts=facts or {"checkpoint": "a/b"}, measured=measures, own=own, figures=figures or {}
+    )
+    page, markdown, numbers = (path.read_text(encoding="utf-8") for path in files)
+    return Page(page), markdown, json.loads(numbers, parse_constant=pytest.fail), page
+
+
+def expected(found: Measured) -> list[list[str]]:
+    rows = []
+    for name in NAMES:
+        pairs = zip(found.values[name], found.deviations[name], strict=True)
+        cells = [f"{100 * mean:.1f}" + ("" if spread is None else f" ± {100 * spread:.1f}") for mean, spread in pairs]
+        rows.append([name, *cells])
+    return rows
+
+
+def test_every_number_is_in_every_form(tmp_path):
+    page, markdown, numbers, _ = write(tmp_path / "new" / "folder")
+    for place, found in enumerate(BOTH):
+        heading = ["%", *found.columns]
+        at = page.rows.index(heading)
+        assert page.rows[at + 1 : at + 1 + len(NAMES)] == expected(found)
+        assert {key: tuple(row) for key, row in numbers["measured"][place]["values"].items()} == found.values
+        for name, *cells in expected(found):
+            mark = "**" if name == found.best else ""
+            assert f"| {' | '.join(f'{mark}{cell}{mark}' for cell in (name, *cells))} |" in markdown.splitlines()
+    assert numbers["measured"][0]["numbers"] == {"seen": [None, 1]}
+    assert numbers["own"] == list(OWN)
+    assert sorted(path.name for path in (tmp_path / "new" / "folder").iterdir()) == [
+        "report.html", "report.json", "report.md",
+    ]  # fmt: skip
+
+
+def test_floors_stand_last_whatever_their_order(tmp_path):
+    values = dict(sorted(SHOTS.values.items(), reverse=True))
+    page, *_ = write(tmp_path, measures=[measured("few_shot", SHOTS.columns, [0.5] * 7, values=values)])
+    at = page.rows.index(["%", *SHOTS.columns])
+    assert [row[0] for row in page.rows[at + 1 : at + 4]] == list(OWN)
+    kinds = [row["class"] for row in page.all("tr")][-len(NAMES) :]
+    assert kinds == ["", "best", "", *["floor"] * 4]
+
+
+def test_a_single_reading_was_not_chosen(tmp_path):
+    page, markdown, *_ = write(tmp_path, own=OWN[1:2])
+    assert "Chosen" not in page.text + markdown
+
+
+def test_the_headline_counts_what_is_beaten():
+    say = report.headline
+    assert say([SHOTS], OWN) == "The encoder's features beat the best floor by each measure: few shot +40.0 points."
+    assert "by 1 of 2 measures: few shot +40.0, logistic \N{MINUS SIGN}1.0 points" in say(BOTH, OWN)
+    assert "by no measure: logistic" in say([PROBE], OWN)
+    assert say([SHOTS], NAMES) == "No floor was measured beside the encoder's features: few shot 70.0 %."
+    unknown = measured("knn", ["1-NN"], [0.5, math.nan, *[0.1] * 5])
+    assert say([SHOTS, unknown], OWN) == say([SHOTS], OWN)
+    rows = report.summary([*BOTH, unknown], OWN)
+    assert rows[3][2:5] == ["\N{EN DASH}", "10.0", "\N{EN DASH}"]
+    assert rows[1] == ["few shot", "all shot", "70.0", "30.0", "+40.0", OWN[1], "random_" + OWN[2]]
+    assert rows[2][-1] == "pixels"
+
+
+def test_what_is_not_finite_is_a_dash(tmp_path):
+    broken = measured("knn", ["1-NN"], [0.5, math.nan, 0.2, math.nan, math.inf, 0.1, math.nan], best=OWN[0])
+    page, _, numbers, _ = write(tmp_path, measures=[broken])
+    assert [OWN[1], "\N{EN DASH}"] in page.rows
+    assert numbers["measured"][0]["values"][OWN[1]] == [None]
+    assert numbers["headline"].endswith("knn +40.0 points.")
+
+
+def test_no_name_breaks_the_report(tmp_path):
+    facts = {"checkpoint": EVIL, "classes": [EVIL, "b"], EVIL: {"a": tmp_path}, "seconds": math.inf, "odd": [{"a": 1}]}
+    page, markdown, numbers, text = write(tmp_path, facts, figures={EVIL: Figure()})
+    assert not page.all("script")
+    assert "<script" not in text
+    one_line = " ".join(EVIL.encode(errors="backslashreplace").decode().split())
+    assert page.text.count(one_line) >= 4
+    assert page.all("img")[0]["alt"] == one_line.replace("_", " ")
+    assert numbers["facts"]["classes"][0] == EVIL
+    assert numbers["facts"]["seconds"] is None
+    for sign in "<|[":
+        assert not re.search(rf"(?<!\\)\{sign}", "\n".join(line for line in markdown.splitlines() if line[:1] == "-"))
+    widths = {
+        row.count("|") - row.count(r"\|") for row in markdown.splitlines() if "_patch_mean" in row and row[0] == "|"
+    }
+    assert widths == {8, 5}
+
+
+def test_the_page_needs_nothing_from_elsewhere(tmp_path):
+    figures = {"by_layer": sweeps.by_layer(BOTH, OWN), "anything": Figure(figsize=(2, 1))}
+    page, _, _, text = write(tmp_path, figures=figures)
+    assert {tag for tag, _ in page.tags}.isdisjoint(
+        {"script", "link", "iframe", "object", "embed", "base", "form", "a"}
+    )
+    assert not re.search(r"https?:|//|@import|url\(", re.sub(r"base64,[^\"]+", "", text))
+    assert "default-src 'none'" in next(
+        one["content"] for one in page.all("meta") if one.get("http-equiv") == "Content-Security-Policy"
+    )
+    sources = [image["src"].removeprefix("data:image/png;base64,") for image in page.all("img")]
+    assert [Image.open(io.BytesIO(base64.b64decode(source))).format for source in sources] == ["PNG", "PNG"]
+    assert "layer 2 is best, 5.0 points over the last" in page.all("img")[0]["alt"]
+    assert (page.all("img")[1]["width"], page.all("img")[1]["height"]) == ("200", "100")
+
+
+def test_a_report_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
+    write(tmp_path, {"checkpoint": "first"})
+    before = (tmp_path / "report.html").read_bytes()
+
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(UserError, match="cannot be written"):
+        write(tmp_path, {"checkpoint": "second"})
+    assert (tmp_path / "report.html").read_bytes() == before
+
+
+def lines(axis) -> dict[str, list[float]]:
+    return {line.get_label(): list(line.get_ydata()) for line in axis.lines}
+
+
+def test_layers_stand_beside_their_floors():
+    figure = sweeps.by_layer(BOTH, OWN)
+    assert len(figure.axes) == 2
+    drawn = lines(figure.axes[0])
+    assert drawn["encoder"] == pytest.approx([50, 70, 65])
+    assert drawn["random weights"] == pytest.approx([10, 20, 30])
+    assert drawn["pixels"] == pytest.approx([25, 25])
+    assert list(figure.axes[0].lines[0].get_xdata()) == [1, 2, 3]
+    assert figure.axes[0].lines[1].get_linestyle() == "--"
+    titles = [axis.get_title(loc="left") for axis in figure.axes]
+    assert titles == [
+        "few shot, all shot\nlayer 2 is best, 5.0 points over the last",
+        "logistic, test\nlayer 3 is best",
+    ]
+
+
+def test_layers_without_floors_and_a_single_one():
+    alone = measured("knn", ["1-NN"], [0.5] * 7, values={OWN[2]: (0.5,)}, best=OWN[2])
+    assert lines(sweeps.by_layer([alone], OWN[2:]).axes[0]) == {"encoder": [50]}
+    assert lines(sweeps.by_column([alone]).axes[0]) == {"encoder": [50]}
+
+
+def test_columns_that_count_are_joined_with_their_deviations():
+    figure = sweeps.by_column(BOTH)
+    drawn = lines(figure.axes[0])
+    assert drawn["encoder"] == pytest.approx([67.54, 68.77, 70])
+    assert drawn["random weights"] == pytest.approx([17.54, 18.77, 20])
+    assert set(drawn) == {"encoder", "random weights", "pixels"}
+    band = figure.axes[0].collections[0].get_paths()[0].vertices[:, 1]
+    assert (band.min(), band.max()) == pytest.approx((67.54 - 1.56, 70 + 1.56))
+    assert [len(line.get_xdata()) for line in figure.axes[1].lines] == [1] * 9
+    mixed = measured("retrieval", ["recall@1", "recall@10", "precision@10", "mAP"], [0.5] * 7)
+    assert [len(line.get_xdata()) for line in sweeps.by_column([mixed]).axes[0].lines] == [2, 1, 1] * 3
+    assert [text.get_text() for text in sweeps.by_column([mixed]).axes[0].get_xticklabels()] == list(mixed.columns)
+
+
+def blobs(n: int, d: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Classes that are far apart."""
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(n) % k
+    return 6 * torch.randn(k, d, generator=generator)[labels] + torch.randn(n, d, generator=generator), labels
+
+
+def places(figure) -> np.ndarray:
+    return np.asarray(figure.axes[0].collections[0].get_offsets())
+
+
+def texts(figure) -> list[str]:
+    return [text.get_text() for text in figure.axes[0].texts]
+
+
+def test_a_map_keeps_neighbours_together_and_names_each_class():
+    features, labels = blobs(120, 80, 4)
+    classes = ["$a_", EVIL, "c", "d"]
+    figure = feature_map.feature_map(features, labels, classes)
+    figure.savefig(io.BytesIO(), format="png")
+    at = torch.from_numpy(places(figure)).float()
+    order = feature_map.permutation(0, "feature map", 120)
+    nearest = torch.cdist(at, at).fill_diagonal_(math.inf).argmin(1)
+    assert (labels[order][nearest] == labels[order]).double().mean() > 0.95
+    *names, title = texts(figure)
+    assert {"$a_", "c", "d"} < set(names)
+    assert any(name.startswith("<script>") and "\n" not in name for name in names)
+    assert title == "120 images, by t-SNE of their cosines"
+    again = feature_map.feature_map(features, labels, classes)
+    assert np.array_equal(places(again), places(figure))
+
+
+def test_a_map_knows_cosines_alone():
+    features, _ = blobs(20, 6, 2)
+    lengths = 2.0 ** torch.arange(20)[:, None]
+    assert torch.equal(feature_map.project(features * lengths), feature_map.project(features))
+
+
+@pytest.mark.parametrize(
+    ("n", "d", "k"), [(0, 3, 2), (1, 3, 2), (2, 1, 2), (3, 2, 3), (4, 1, 1), (7, 60, 2), (60, 5, 1000)]
+)
+def test_a_map_of_any_shape(n, d, k):
+    features, labels = blobs(n, d, k)
+    figure = feature_map.feature_map(features, labels, [f"class {label}" for label in range(k)])
+    figure.savefig(io.BytesIO(), format="png")
+    assert places(figure).shape == (n, 2)
+    width, height = figure.get_size_inches() * figure.dpi
+    assert np.isfinite(places(figure)).all()
+    assert (places(figure) > 0).all()
+    assert (places(figure) < (width, height)).all()
+
+
+def test_images_that_are_alike_lie_in_one_place():
+    figure = feature_map.feature_map(torch.ones(12, 4), torch.arange(12) % 3, "abc")
+    assert len(np.unique(places(figure), axis=0)) == 1
+    assert texts(figure) == ["a", "12 images, by t-SNE of their cosines; 1 of 3 classes have room for their names"]
+
+
+def test_names_do_not_overlap(monkeypatch):
+    at = torch.rand(400, 2, generator=torch.Generator().manual_seed(0))
+    monkeypatch.setattr(feature_map, "project", lambda features: at[: len(features)])
+    figure = feature_map.feature_map(at, torch.arange(400) % 200, [f"class {label}" for label in range(200)])
+    figure.draw_without_rendering()
+    boxes = [text.get_window_extent() for text in figure.axes[0].texts[:-1]]
+    assert 20 < len(boxes) < 200
+    assert not any(one.overlaps(other) for place, one in enumerate(boxes) for other in boxes[:place])
+
+
+def test_a_map_has_a_limit_and_draws_from_all(monkeypatch):
+    monkeypatch.setattr(feature_map, "project", lambda features: features[:, :2])
+    count = 2 * IMAGES
+    figure = feature_map.feature_map(torch.arange(count)[:, None].expand(-1, 2) / 1.0, torch.zeros(count).long(), ["a"])
+    assert places(figure).shape == (IMAGES, 2)
+    assert texts(figure)[-1].startswith("2,000 of 4,000 images")
+    assert (places(figure)[:, 0] > 525).mean() == pytest.approx(0.5, abs=0.05)
