@@ -1,6 +1,7 @@
 """What makes a step fast changes nothing: products and attention beside plain float64 arithmetic, and whole steps."""
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from ssvit.masking import Masking
 from ssvit.objectives.masked_patch import MaskedPatch
 from ssvit.options import OptionError
 from ssvit.targets import MeanColor
+from ssvit.training.run import refuse_difference
 
 SMALL = {"image_size": 16, "patch_size": 4, "width": 24, "depth": 3, "heads": 3}
 KINDS = [
@@ -269,6 +271,12 @@ def test_activation_checkpointing_keeps_less_for_the_backward():
         return total
 
     assert kept(depth=8, activation_checkpointing=True) < kept(depth=8) / 3
+
+
+def test_a_run_may_go_on_with_activation_checkpointing_or_without():
+    assert objective(activation_checkpointing=True).facts == objective().facts
+    old, new = ({"encoder": {"width": 8, "activation_checkpointing": value}} for value in (False, True))
+    refuse_difference(old, new, Path("run"))
 
 
 def test_activation_checkpointing_is_a_flag():

@@ -18,7 +18,9 @@ class Objective(nn.Module):
     @property
     def facts(self) -> dict[str, Any]:
         """Plain numbers and names that a checkpoint carries, from which what was trained can be built again."""
-        return {"encoder": self.encoder.arguments}
+        # What is kept for the backward changes no bit of the weights, so a run may go on with it or without.
+        own = {name: value for name, value in self.encoder.arguments.items() if name != "activation_checkpointing"}
+        return {"encoder": own}
 
     def draw(self, slots: Tensor, *, seed: int) -> Any:
         """Every random choice about the images of slots (b,), as a tuple of tensors whose first dimension is b."""

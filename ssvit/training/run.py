@@ -19,7 +19,7 @@ from ssvit.options import OptionError, UserError, flag
 # both are in the checkpoint, and so is which weights a fine-tuning started from. Probes look on.
 FREE = (
     "overwrite", "outputs", "workers", "fabric", "data.root", "data.download", "data.source", "recipe.precision",
-    "checkpoint", "encoder.path", "seeds", "probe", "probing",
+    "checkpoint", "encoder.path", "encoder.activation_checkpointing", "seeds", "probe", "probing",
 )  # fmt: skip
 
 
