@@ -13,6 +13,8 @@ POOLINGS = ("patch_mean", "class_token")
 RESIZE = ("paper", "timm")
 # Groups of channels that a hybrid's stem normalises.
 GROUPS = 32
+# Whose code it follows in the small numbers that keep deviations there from being zero.
+EPSILONS = ("authors", "timm")
 # Arguments of an encoder that do not change which weights it has, so that those of another can be used.
 CHANGEABLE = ("image_size", "pooling", "dropout", "stochastic_depth", "activation_checkpointing")
 
@@ -37,8 +39,9 @@ def stride(layers: Sequence[int]) -> int:
 
 def hybrid(stem: Any, patch_size: Any) -> None:
     """OptionError unless this can be the stem of a hybrid, under patches of this size."""
-    if not isinstance(stem, Mapping) or set(stem) != {"layers", "width"}:
-        raise OptionError("stem", stem, "must be null, or {layers: units of each stage, width: channels of the first}")
+    if not isinstance(stem, Mapping) or set(stem) - {"epsilons"} != {"layers", "width"}:
+        right = "{layers: units of each stage, width: channels of the first, epsilons: authors (as usual) or timm}"
+        raise OptionError("stem", stem, f"must be null, or {right}")
     layers, width = stem["layers"], stem["width"]
     if not isinstance(layers, list | tuple):
         raise OptionError("stem.layers", layers, "must be a list, the units of each stage, as [3, 4, 9]")
@@ -47,6 +50,7 @@ def hybrid(stem: Any, patch_size: Any) -> None:
     whole("stem.width", width)
     if width % GROUPS:
         raise OptionError("stem.width", width, f"must be a multiple of {GROUPS}, the groups of channels to normalise")
+    one_of("stem.epsilons", stem.get("epsilons", "authors"), EPSILONS)
     step = stride(layers)
     if any(side % step for side in pair("patch_size", patch_size)):
         raise OptionError("patch_size", patch_size, f"must be a multiple of {step}, the stride of stem.layers={layers}")

@@ -9,8 +9,10 @@ from typing import Any
 import numpy
 import timm
 import torch
+import torch.nn.functional as F
 import transformers
 from safetensors.torch import save_file
+from timm.layers import GroupNormAct, pad_same
 from timm.models.resnetv2 import ResNetV2
 from timm.models.vision_transformer import VisionTransformer
 from timm.models.vision_transformer_hybrid import HybridEmbed, StdConv2dSame
@@ -43,9 +45,6 @@ def random(module: nn.Module, seed: int = 0) -> nn.Module:
             weight.copy_(0.05 * torch.randn(weight.shape, generator=generator))
             if weight.ndim == 1 and name.endswith("weight"):
                 weight += 1
-            # Filters are standardised; as large as this, neither framework's epsilon shows in it.
-            if "backbone" in name and weight.ndim == 4:
-                weight *= 100
     return module.eval()
 
 
@@ -61,12 +60,19 @@ def of_timm(**changes: Any) -> nn.Module:
     return random(VisionTransformer(**{**options, "num_classes": 5, **changes}))
 
 
-def hybrid_of_timm(layers: tuple[int, ...] = (2, 1)) -> nn.Module:
-    backbone = ResNetV2(
-        layers=layers, channels=(128, 256), stem_chs=32, num_classes=0, global_pool="", preact=False, stem_type="same",
-        conv_layer=partial(StdConv2dSame, eps=1e-8),
-    )  # fmt: skip
-    return of_timm(patch_size=1, embed_layer=partial(HybridEmbed, backbone=backbone))
+class AuthorsConvolution(StdConv2dSame):
+    """timm's, but for where the epsilon stands and how large it is: StdConv of the authors' models_resnet.py."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        filters = self.weight - self.weight.mean((1, 2, 3), keepdim=True)
+        filters = filters / (self.weight.std((1, 2, 3), correction=0, keepdim=True) + 1e-5)
+        return F.conv2d(pad_same(x, self.kernel_size, self.stride), filters, stride=self.stride)
+
+
+def hybrid_of_timm(**backbone: Any) -> nn.Module:
+    options = {"layers": (2, 1), "channels": (128, 256), "stem_chs": 32, "num_classes": 0, "global_pool": "",
+               "preact": False, "stem_type": "same", "conv_layer": partial(StdConv2dSame, eps=1e-8)}  # fmt: skip
+    return of_timm(patch_size=1, embed_layer=partial(HybridEmbed, backbone=ResNetV2(**{**options, **backbone})))
 
 
 def timm_plain(folder: Path) -> Peer:
@@ -211,8 +217,6 @@ def arrays(*, layers: tuple[int, ...] | None = None, prefix: str = "") -> dict[s
         value = 0.05 * random.standard_normal(shape)
         if name.endswith("/scale"):
             value += 1
-        if "conv" in name:
-            value *= 100
         found[prefix + name] = value.astype(numpy.float32)
     return found
 
@@ -230,7 +234,8 @@ def google(folder: Path) -> Peer:
 
 
 def google_hybrid(folder: Path) -> Peer:
-    return _google(folder, hybrid_of_timm(), layers=(2, 1))
+    model = hybrid_of_timm(conv_layer=AuthorsConvolution, norm_layer=partial(GroupNormAct, eps=1e-6))
+    return _google(folder, model, layers=(2, 1))
 
 
 PEERS = {

@@ -3,17 +3,21 @@
 import json
 import re
 
+import exported
 import numpy
 import peers
 import pytest
+import timm
 import torch
 from command import one_line
 from safetensors.torch import load_file, save_file
 
 from ssvit.encoder.vit import ViT
-from ssvit.exchange import files, reading
+from ssvit.exchange import files, reading, writing
 from ssvit.exchange.files import ForeignError
+from ssvit.exchange.timm import TIMM
 from ssvit.options import OptionError, UserError
+from ssvit.rules import EPSILONS
 from ssvit.training import checkpoint, manifest
 
 LIMIT = 1e-5  # float32, tokens after the last norm
@@ -44,17 +48,59 @@ def test_outputs_are_the_peers(name, tmp_path):
     peer = peers.PEERS[name](tmp_path)
     encoder = checkpoint.load_encoder(peer.path, **peer.told)
     x, normalised = images(peer)
-    if encoder.stem is not None:
-        # In single precision the stem of either framework is itself about 1e-5 from what it is in double.
-        assert (encoder(x) - peer.tokens(normalised)).abs().max() < 2 * LIMIT
-        encoder, x, normalised = encoder.double(), x.double(), normalised.double()
-        peer.tokens.__self__.double()
     expected = peer.tokens(normalised)
     assert encoder(x).shape == expected.shape
     assert expected.std() > 0.5
     assert (encoder(x) - expected).abs().max() < LIMIT
     assert encoder.arguments["heads"] == peers.HEADS
     assert encoder.arguments["mlp_width"] == encoder.blocks[0].expand.out_features
+
+
+@pytest.mark.parametrize(("name", "epsilons"), [("google_hybrid", "authors"), ("timm_hybrid", "timm")])
+def test_a_stem_has_the_epsilons_of_its_framework(name, epsilons, tmp_path):
+    peer = peers.PEERS[name](tmp_path)
+    stem = reading.read(peer.path, peer.told).arguments["stem"]
+    assert stem == {"layers": [2, 1], "width": 32, "epsilons": epsilons}
+
+
+@pytest.mark.parametrize(
+    ("name", "patch"),
+    [("vit_tiny_r_s16_p8_224", 32), pytest.param("vit_base_r50_s16_224", 16, marks=pytest.mark.slow)],
+)
+@torch.no_grad()
+def test_timms_hybrids_are_exact_both_ways(name, patch, tmp_path):
+    size = (10 * patch, 7 * patch)
+    model = peers.random(timm.create_model(name, img_size=size, num_classes=0))
+    save_file(model.state_dict(), tmp_path / "hybrid.safetensors")
+    peer = peers.Peer(tmp_path / "hybrid.safetensors", model.forward_features, {"trained_size": list(size)}, size=size)
+    encoder = checkpoint.load_encoder(peer.path, **peer.told)
+    x, normalised = images(peer)
+    expected = peer.tokens(normalised)
+    assert (encoder(x) - expected).abs().max() < LIMIT
+    folder, said = exported.written(encoder, tmp_path, "timm")
+    assert not any("differ" in line for line in said)
+    assert torch.equal(timm.create_model(f"local-dir:{folder}", pretrained=True).forward_features(normalised), expected)
+
+
+@torch.no_grad()
+def test_a_hybrid_of_ours_is_timms(tmp_path):
+    stem = {"layers": [2, 1], "width": 32, "epsilons": "timm"}
+    ours = exported.encoder(image_size=peers.SIZE, stem=stem)
+    theirs = peers.hybrid_of_timm()
+    theirs.load_state_dict(theirs.state_dict() | writing.tensors(TIMM, ours))
+    x = exported.images(peers.SIZE)
+    expected = theirs.forward_features(ours.normalise(x))
+    assert (ours(x) - expected).abs().max() < LIMIT
+    other = ViT(**{**ours.arguments, "stem": {**stem, "epsilons": "authors"}})
+    other.load_state_dict(ours.state_dict())
+    assert (other(x) - expected).abs().max() > LIMIT
+
+
+@pytest.mark.parametrize("epsilons", EPSILONS)
+def test_only_the_authors_stem_is_said_to_differ_in_timm(epsilons, tmp_path):
+    stem = {"layers": [], "width": 64, "epsilons": epsilons}
+    _, said = exported.written(exported.encoder(stem=stem), tmp_path, "timm")
+    assert any("outputs differ" in line for line in said) == (epsilons == "authors")
 
 
 def test_torchvisions_older_names_are_the_same(tmp_path):

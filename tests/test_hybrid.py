@@ -10,7 +10,7 @@ import timm
 import torch
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
-from timm.layers import GroupNormAct, StdConv2dSame
+from timm.layers import StdConv2dSame
 from timm.models.resnetv2 import ResNetV2
 
 from ssvit.encoder.hybrid import Bottleneck, Convolution, ResNet
@@ -18,6 +18,7 @@ from ssvit.encoder.vit import ViT
 from ssvit.masking import Masking
 from ssvit.objectives.masked_patch import MaskedPatch
 from ssvit.options import OptionError
+from ssvit.rules import EPSILONS
 from ssvit.targets import MeanColor
 from ssvit.training import checkpoint
 from ssvit.training.recipe import layer_of, parameter_groups
@@ -135,14 +136,10 @@ def test_equals_the_equations_of_the_authors(layers, options):
 
 
 def test_equals_timm():
-    stem = shaken(ResNet(channels=3, layers=(1, 2, 1), width=32))
-    # Filters of a large deviation, beside which it does not matter that timm adds another small number to it.
-    with torch.no_grad():
-        for filters in (parameter for parameter in stem.parameters() if parameter.ndim == 4):
-            filters.mul_(100)
+    stem = shaken(ResNet(channels=3, layers=(1, 2, 1), width=32, epsilons="timm"))
     peer = ResNetV2(
         layers=(1, 2, 1), channels=(128, 256, 512), stem_chs=32, num_classes=0, global_pool="", preact=False,
-        stem_type="same", conv_layer=partial(StdConv2dSame, eps=1e-8), norm_layer=partial(GroupNormAct, eps=1e-6),
+        stem_type="same", conv_layer=partial(StdConv2dSame, eps=1e-8),
     ).eval()  # fmt: skip
     names = {"root.": "stem.conv.", "shortcut.0": "downsample.conv", "shortcut.1": "downsample.norm"}
     state = {}
@@ -179,8 +176,9 @@ def test_every_configuration_of_a_hybrid_is_counted():
     assert {path.stem for path in (CONFIGS / "encoder").glob("r*_vit_*.yaml")} == HYBRIDS.keys()
 
 
-def test_filters_may_be_shifted_and_scaled():
-    convolution, x = Convolution(4, 6, 3, 2).double(), torch.randn(1, 4, 8, 8).double()
+@pytest.mark.parametrize("epsilons", EPSILONS)
+def test_filters_may_be_shifted_and_scaled(epsilons):
+    convolution, x = Convolution(4, 6, 3, 2, epsilons=epsilons).double(), torch.randn(1, 4, 8, 8).double()
     before = convolution(x)
     with torch.no_grad():
         convolution.weight.mul_(torch.rand(6, 1, 1, 1) + 10).add_(torch.randn(6, 1, 1, 1))
@@ -188,7 +186,7 @@ def test_filters_may_be_shifted_and_scaled():
 
 
 def test_a_unit_starts_as_its_shortcut():
-    unit, x = Bottleneck(inputs=128, width=32, stride=1), torch.randn(1, 128, 4, 4)
+    unit, x = Bottleneck(inputs=128, width=32, stride=1, epsilons="authors"), torch.randn(1, 128, 4, 4)
     assert torch.equal(unit(x), x.relu())
     assert not any(isinstance(module, Convolution) for module in unit.shortcut.modules())
 
@@ -268,8 +266,10 @@ def test_the_stem_lies_at_the_bottom_and_its_filters_decay():
         assert value == (0.125, 0.1 if model.get_parameter(name).ndim == 4 else 0.0)
 
 
-def test_a_checkpoint_brings_the_stem_to_images_of_another_size(tmp_path):
-    trained = MaskedPatch(encoder=build(), masking=Masking(), target=MeanColor(patch_size=8))
+@pytest.mark.parametrize("epsilons", EPSILONS)
+def test_a_checkpoint_brings_the_stem_to_images_of_another_size(epsilons, tmp_path):
+    encoder = build(stem={"layers": [1, 1], "width": 32, "epsilons": epsilons})
+    trained = MaskedPatch(encoder=encoder, masking=Masking(), target=MeanColor(patch_size=8))
     path = checkpoint.save(tmp_path, 1, {"model": trained.state_dict()}, trained.facts)
     assert torch.equal(checkpoint.load_encoder(path)(random_images()), trained.encoder(random_images()))
     wide = checkpoint.load_encoder(path, image_size=[24, 40])
@@ -280,12 +280,20 @@ def test_a_checkpoint_brings_the_stem_to_images_of_another_size(tmp_path):
 
 
 def test_the_same_stem_may_be_written_in_other_words():
-    build((1, 1)).take(build((1, 1), stem={"layers": (1, 1), "width": 32}))
+    build((1, 1)).take(build((1, 1), stem={"layers": (1, 1), "width": 32, "epsilons": "authors"}))
 
 
-@pytest.mark.parametrize("stem", [None, {"layers": [1, 2], "width": 32}, {"layers": [1, 1], "width": 64}])
+@pytest.mark.parametrize(
+    "stem",
+    [
+        None,
+        {"layers": [1, 2], "width": 32},
+        {"layers": [1, 1], "width": 64},
+        {"layers": [1, 1], "width": 32, "epsilons": "timm"},
+    ],
+)
 def test_another_stem_is_refused(stem):
-    with pytest.raises(OptionError, match=r"^stem=.*must be \{'layers': \[1, 1\], 'width': 32\}"):
+    with pytest.raises(OptionError, match=r"^stem=.*must be \{'layers': \[1, 1\], 'width': 32, 'epsilons': 'authors'"):
         ViT(**SMALL, stem=stem).take(build())
 
 
@@ -305,6 +313,9 @@ WRONG = [
     ("stem.width", {"stem": {"layers": [1], "width": 48}}),
     ("stem.width", {"stem": {"layers": [1], "width": 0}}),
     ("stem.width", {"stem": {"layers": [1], "width": 64.0}}),
+    ("stem.epsilons", {"stem": {"layers": [1], "width": 32, "epsilons": "google"}}),
+    ("stem.epsilons", {"stem": {"layers": [1], "width": 32, "epsilons": 1e-5}}),
+    ("stem.epsilons", {"stem": {"layers": [1], "width": 32, "epsilons": None}}),
     ("patch_size", {"stem": {"layers": [1, 1, 1], "width": 32}}),
     ("patch_size", {"stem": {"layers": [], "width": 32}, "patch_size": 2}),
     ("patch_size", {"stem": {"layers": [1, 1], "width": 32}, "patch_size": [8, 4]}),

@@ -2,7 +2,8 @@
 
 That of the authors' code, after BiT (Kolesnikov et al. 2020): bottlenecks as in ResNet v1.5, filters standardised,
 groups of channels normalised in place of batches. A token sees more of the image than the area under it, so what
-stands under a corrupted patch is partly seen by its neighbours.
+stands under a corrupted patch is partly seen by its neighbours. timm's is the same but for its epsilons, the small
+numbers that keep a deviation from being zero; with them, its weights give its outputs.
 
 Letters: b images, c channels, h x w their height and width, f channels of a feature map of y x x places.
 """
@@ -22,26 +23,30 @@ class Convolution(nn.Conv2d):
     A map of y x x places becomes one of y / stride x x / stride, which must be whole.
     """
 
-    def __init__(self, inputs: int, outputs: int, size: int, stride: int = 1) -> None:
+    def __init__(self, inputs: int, outputs: int, size: int, stride: int = 1, *, epsilons: str) -> None:
         # Of an odd number of zeros, the one too many stands below and to the right.
         padding, self.more = divmod(max(size - stride, 0), 2)
         super().__init__(inputs, outputs, size, stride, padding, bias=False)
+        self.epsilons = epsilons
 
     def forward(self, x: Tensor) -> Tensor:
         # Where parameters are kept in half precision, that is too coarse for a mean.
         weight = self.weight.to(torch.promote_types(self.weight.dtype, torch.float32))
-        std, mean = torch.std_mean(weight, dim=(1, 2, 3), correction=0, keepdim=True)
-        weight = (weight - mean) / (std + 1e-5)
+        if self.epsilons == "authors":
+            std, mean = torch.std_mean(weight, dim=(1, 2, 3), correction=0, keepdim=True)
+            weight = (weight - mean) / (std + 1e-5)
+        else:
+            # timm's own operation: in a deep stem, another's rounding grows to 1e-4 of the outputs in float32.
+            weight = F.batch_norm(weight.flatten(1)[None], None, None, training=True, eps=1e-8).view_as(weight)
         if self.more:
             x = F.pad(x, (0, self.more, 0, self.more))
         return F.conv2d(x, weight.to(x.dtype), stride=self.stride, padding=self.padding)
 
 
-class Norm(nn.GroupNorm):
-    """Normalisation of an image's channels in groups (Wu and He 2018)."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__(rules.GROUPS, channels, eps=1e-6)
+def normed(inputs: int, outputs: int, size: int, stride: int = 1, *, epsilons: str) -> tuple[Convolution, nn.GroupNorm]:
+    """A convolution, and the normalisation of an image's channels in groups that follows it (Wu and He 2018)."""
+    norm = nn.GroupNorm(rules.GROUPS, outputs, eps=1e-6 if epsilons == "authors" else 1e-5)
+    return Convolution(inputs, outputs, size, stride, epsilons=epsilons), norm
 
 
 class Bottleneck(nn.Module):
@@ -50,15 +55,15 @@ class Bottleneck(nn.Module):
     Its last scale is 0 at the start, where the unit is its shortcut alone.
     """
 
-    def __init__(self, *, inputs: int, width: int, stride: int) -> None:
+    def __init__(self, *, inputs: int, width: int, stride: int, epsilons: str) -> None:
         super().__init__()
-        self.conv1, self.norm1 = Convolution(inputs, width, 1), Norm(width)
-        self.conv2, self.norm2 = Convolution(width, width, 3, stride), Norm(width)
-        self.conv3, self.norm3 = Convolution(width, 4 * width, 1), Norm(4 * width)
+        self.conv1, self.norm1 = normed(inputs, width, 1, epsilons=epsilons)
+        self.conv2, self.norm2 = normed(width, width, 3, stride, epsilons=epsilons)
+        self.conv3, self.norm3 = normed(width, 4 * width, 1, epsilons=epsilons)
         nn.init.zeros_(self.norm3.weight)
         self.shortcut = nn.Identity()
         if inputs != 4 * width or stride != 1:
-            self.shortcut = nn.Sequential(Convolution(inputs, 4 * width, 1, stride), Norm(4 * width))
+            self.shortcut = nn.Sequential(*normed(inputs, 4 * width, 1, stride, epsilons=epsilons))
 
     def forward(self, x: Tensor) -> Tensor:
         branch = F.relu(self.norm1(self.conv1(x)))
@@ -70,19 +75,21 @@ class ResNet(nn.Module):
     """Normalised images (b, c, h, w) to a feature map (b, f, h / stride, w / stride).
 
     layers: the units of each stage, (3, 4, 6, 3) for a ResNet-50; () for the root alone. width: channels of the root,
-    doubled from stage to stage. The stride is 4 after the root and the first stage, and doubles with each further one.
+    doubled from stage to stage. epsilons: one of `rules.EPSILONS`. The stride is 4 after the root and the first stage,
+    and doubles with each further one.
     """
 
-    def __init__(self, *, channels: int, layers: Sequence[int], width: int) -> None:
+    def __init__(self, *, channels: int, layers: Sequence[int], width: int, epsilons: str = "authors") -> None:
         super().__init__()
-        self.stride = rules.stride(layers)
-        self.root, self.norm = Convolution(channels, width, 7, 2), Norm(width)
+        self.stride, self.epsilons = rules.stride(layers), epsilons
+        self.root, self.norm = normed(channels, width, 7, 2, epsilons=epsilons)
         self.stages, self.outputs = nn.Sequential(), width
         for stage, units in enumerate(layers):
             self.stages.append(nn.Sequential())
-            for unit in range(units):
-                stride = 2 if stage > 0 and unit == 0 else 1
-                self.stages[stage].append(Bottleneck(inputs=self.outputs, width=width * 2**stage, stride=stride))
+            for place in range(units):
+                stride = 2 if stage > 0 and place == 0 else 1
+                unit = Bottleneck(inputs=self.outputs, width=width * 2**stage, stride=stride, epsilons=epsilons)
+                self.stages[stage].append(unit)
                 self.outputs = 4 * width * 2**stage
 
     def forward(self, images: Tensor) -> Tensor:

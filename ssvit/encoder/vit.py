@@ -122,9 +122,10 @@ class ViT(nn.Module):
     sine_cosine_2d, relative or none, added at the stem (the paper), at every_layer, or at every_layer_shared (Table 8).
     stochastic_depth: the rate at the last layer, growing linearly from 0 at the first. mean, std: of the images'
     channels, in [0, 1]. distillation_token: a second special token, for what a teacher says (Touvron et al. 2021).
-    stem: {"layers": …, "width": …} of the `hybrid.ResNet` of a hybrid; patch_size is the image area under a token all
-    the same. activation_checkpointing: in training keep only what stands between the layers, and compute a layer once
-    more for its gradients. Initialised as in the authors' code. OptionError names an option that cannot be.
+    stem: {"layers": …, "width": …, "epsilons": …} of the `hybrid.ResNet` of a hybrid; patch_size is the image area
+    under a token all the same. activation_checkpointing: in training keep only what stands between the layers, and
+    compute a layer once more for its gradients. Initialised as in the authors' code. OptionError names an option that
+    cannot be.
     """
 
     def __init__(
@@ -319,7 +320,8 @@ class ViT(nn.Module):
         free = (*rules.CHANGEABLE, "mean", "std")
         fixed = {name: value for name, value in self.arguments.items() if name not in free}
         if self.stem is not None:
-            fixed["stem"] = {**fixed["stem"], "layers": list(fixed["stem"]["layers"])}
+            layers = list(fixed["stem"]["layers"])
+            fixed["stem"] = {**fixed["stem"], "layers": layers, "epsilons": self.stem.epsilons}
         return fixed | {"patch_size": self.patch_size, "mlp_width": self.blocks[0].expand.out_features}
 
     @torch.no_grad()

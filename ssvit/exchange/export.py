@@ -85,7 +85,7 @@ def _timm(model: ViT | Classify, folder: Path, any_size: None) -> tuple[Sequence
     encoder, head = (model, None) if isinstance(model, ViT) else (model.encoder, model)
     _json(folder / "config.json", timm.config(encoder, _classes(model)))
     told = _weights(folder / WEIGHTS, writing.tensors(timm.TIMM, encoder, head))
-    return ("tokens",), told if encoder.stem is None else [*told, timm.TIMM.inexact]
+    return ("tokens",), [*told, *timm.inexact(encoder)]
 
 
 def _huggingface(model: ViT | Classify, folder: Path, any_size: None) -> tuple[Sequence[str], list[str]]:

@@ -86,7 +86,7 @@ class Layout:
     by the peer's convention. aliases: names of older versions, as (pattern, what stands for it). marks: names of which
     a file must have one, where the signature is not the peer's alone. beside: what files beside the weights tell, of
     `reading.TOLD` and as "remark", a sentence to print. bare: how names are written where a hybrid's stem has no
-    stages, as (pattern, what stands for it). inexact: why outputs of hybrids differ, to be printed.
+    stages, as (pattern, what stands for it). epsilons: of that stem, one of `rules.EPSILONS`.
     """
 
     peer: str
@@ -99,7 +99,7 @@ class Layout:
     marks: tuple[str, ...] = ()
     beside: Callable[[Path], dict[str, Any]] = lambda folder: {}
     bare: tuple[str, str] = ("", "")
-    inexact: str = ""
+    epsilons: str = "authors"
 
     def usual(self, name: str) -> str:
         """A tensor's name, for one of an older version."""

@@ -122,7 +122,7 @@ def read(path: Path, told: Mapping[str, Any]) -> Foreign:
         "stochastic_depth": 0.0,
         "mean": chosen["mean"],
         "std": chosen["std"],
-        **({} if units is None else {"stem": {"layers": units, "width": letters["w"]}}),
+        **({} if units is None else {"stem": {"layers": units, "width": letters["w"], "epsilons": layout.epsilons}}),
     }
     rules.encoder(**arguments)
     outside = {name.split(".")[0] for name in shapes if not name.startswith(prefix)}
@@ -132,7 +132,6 @@ def read(path: Path, told: Mapping[str, Any]) -> Foreign:
         *(f"{name} {chosen[name]} {sources[name]}" for name in ("heads", "mean", "std")),
         *([] if letters["t"] > math.prod(rules.grid(size, patch)) else ["none of its positions is for special tokens"]),
         *([known["remark"]] if "remark" in known else []),
-        *([layout.inexact] if units is not None and layout.inexact else []),
         *([f"left behind: {', '.join(behind)}"] if behind else []),
     ]
     names = {usual: name for name, usual in inside.items() if usual in wanted}
