@@ -118,7 +118,8 @@ def test_a_run_tells_and_leaves_what_it_should(run):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     board = EventAccumulator(str(left)).Reload()
-    assert {"train/loss", "held_out/accuracy_masked", "probe/knn20", "probe/few_shot5_last"} <= set(board.Tags()["scalars"])
+    scalars = {"train/loss", "held_out/accuracy_masked", "probe/knn20", "probe/few_shot5_last"}
+    assert scalars <= set(board.Tags()["scalars"])
     assert "mosaic" in board.Tags()["images"]
 
 
