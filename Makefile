@@ -7,8 +7,9 @@ BIN := .venv/bin
 pretrain: .venv/ready
 	$(BIN)/python tools/pretrain.py objective=masked_patch
 
+# A process for each core, and a thread for each process: most of the time goes into starting tools.
 test: .venv/ready
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=auto --maxprocesses=8 --dist=loadfile
 
 test-slow: .venv/ready
 	$(BIN)/python -m pytest -m slow
