@@ -15,13 +15,16 @@ import pytest
 import tiny
 import torch
 from lightly.utils.scheduler import cosine_schedule
+from torch import distributed
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torchvision.io import write_png
 
 from ssvit.data.loader import Loader
 from ssvit.data.transforms import CenterCrop, InceptionCrop
+from ssvit.encoder.vit import ViT
 from ssvit.evaluation.prediction import Prediction
 from ssvit.options import OptionError, UserError
-from ssvit.training import checkpoint, loop
+from ssvit.training import checkpoint, engine, loop
 from ssvit.training.recipe import Recipe, parameter_groups
 
 children = multiprocessing.get_context("forkserver")
@@ -313,6 +316,26 @@ def test_two_processes_with_a_shard_each_train_as_one_does(tmp_path):
         {kind: {n: t.shape for n, t in state.items()} for kind, state in states.items()} for _, states in manifests
     ]
     assert shapes[0] == shapes[1]
+
+
+@pytest.mark.filterwarnings("ignore:FSDP is switching")  # to one process alone
+def test_sharding_in_half_precision_leaves_mean_and_positions_as_they_are():
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        encoder = ViT(
+            image_size=8, patch_size=4, width=16, depth=1, heads=2, mean=0.4914, std=0.247, positions="sine_cosine_2d"
+        )
+        before = {name: buffer.clone() for name, buffer in encoder.named_buffers()}
+        numbers = engine.strategy({"strategy": "fsdp"}, "bf16-mixed").mixed_precision_config
+        sharded = FullyShardedDataParallel(
+            encoder, device_id=torch.device("cpu"), use_orig_params=True, mixed_precision=numbers
+        )
+        with torch.autocast("cpu", torch.bfloat16):
+            assert sharded(tiny.pictures(2, 8)).dtype == torch.bfloat16
+        for name, buffer in sharded.module.named_buffers():
+            torch.testing.assert_close(buffer, before[name], rtol=0, atol=0)
+    finally:
+        distributed.destroy_process_group()
 
 
 class BadAt(tiny.MaskedPatch):

@@ -3,13 +3,15 @@
 import ctypes
 import logging
 import os
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
 import torch
 from lightning_fabric import Fabric
+from lightning_fabric.strategies import FSDPStrategy
 from lightning_fabric.utilities.exceptions import MisconfigurationException
-from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision
 
 from ssvit.options import UserError
 from ssvit.randomness import key
@@ -42,7 +44,8 @@ def start(recipe: Recipe, **options: Any) -> Fabric:
     logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # it announces what the run says itself
     try:
         device = Fabric(accelerator=options["accelerator"], devices=1).device
-        fabric = Fabric(precision=precision(recipe, device), **_as_launched(options))
+        numbers = precision(recipe, device)
+        fabric = Fabric(precision=numbers, **_as_launched({**options, "strategy": strategy(options, numbers)}))
         fabric.launch()
     except (ValueError, RuntimeError, TypeError, MisconfigurationException) as error:
         asked = ", ".join(f"fabric.{name}={value}" for name, value in options.items())
@@ -62,6 +65,15 @@ def keep_memory() -> None:
         libc = ctypes.CDLL("libc.so.6")
         libc.mallopt(_M_MMAP_THRESHOLD, 1 << 30)
         libc.mallopt(_M_TRIM_THRESHOLD, (1 << 31) - 1)
+
+
+def strategy(options: Mapping[str, Any], numbers: str) -> Any:
+    """Fabric's option, but that fsdp rounds no buffers: the images' mean, and where a patch stands, stay float32."""
+    asked = options.get("strategy", "auto")
+    if asked != "fsdp" or numbers != "bf16-mixed":
+        return asked
+    half, single = torch.bfloat16, torch.float32
+    return FSDPStrategy(mixed_precision=MixedPrecision(param_dtype=half, reduce_dtype=half, buffer_dtype=single))
 
 
 def _as_launched(options: dict[str, Any]) -> dict[str, Any]:
