@@ -13,7 +13,7 @@ from exported import CLASSES, LIMIT, SHAPE, classifier, encoder, images, written
 from safetensors.torch import load_file
 
 from ssvit.encoder.vit import ViT
-from ssvit.exchange import export_rules
+from ssvit.exchange import card, export_rules
 from ssvit.options import OptionError
 from ssvit.training import checkpoint
 
@@ -142,16 +142,26 @@ def test_the_card_tells_what_was_measured_and_no_places(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "test/top1": 0.25}\n{"step": 3, "test/top1": 0.5}\n{"step"')
     configuration = {"recipe": {"lr": 0.002}, "data": {"source": {"name": "pets", "root": "place", "list": "/at/home"}}}
     folder, _ = written(encoder(), tmp_path, "safetensors", configuration=configuration)
-    card = (folder / "README.md").read_text()
+    text = (folder / "README.md").read_text()
     for row in ("| test/top1 | 0.5 |", "| recipe.lr | 0.002 |", "| data.name | pets |", "| width | 48 |", "step 3"):
-        assert row in card
-    assert "home" not in card
-    assert "place" not in card
+        assert row in text
+    assert "home" not in text
+    assert "place" not in text
     state = load_file(folder / "model.safetensors")
     arguments = json.loads((folder / "config.json").read_text())["encoder"]
     back = ViT(**arguments)
     back.load_state_dict({name.removeprefix("encoder."): value for name, value in state.items()})
     assert torch.equal(back.eval()(images()), encoder()(images()))
+
+
+def test_the_card_has_the_evaluation_of_this_checkpoint_and_no_later_numbers(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 3, "test/top1": 0.5}\n{"step": 4, "test/top1": 0.75}\n')
+    one = {"measure": "knn", "best": "layer2", "columns": ["1-NN", "20-NN"], "values": {"layer2": [0.25, 0.375]}}
+    for name, told in (("step_00000003", {"knn of layer2: 20-NN": 0.375}), ("step_00000004", {})):
+        report = {"facts": {"checkpoint": f"outputs/run/{name}"}, "measured": [one]}
+        (tmp_path / "evaluation").mkdir(exist_ok=True)
+        (tmp_path / "evaluation" / "report.json").write_text(json.dumps(report))
+        assert card.measured(tmp_path, 3) == {"test/top1": 0.5, **told}
 
 
 def test_the_tool_exports_a_run_and_what_it_wrote_is_a_checkpoint(tool, tmp_path, no_torch):

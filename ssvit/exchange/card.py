@@ -81,8 +81,10 @@ def write(
     return "\n".join(lines) + "\n"
 
 
-def measured(run: Path) -> dict[str, Any]:
-    """The last numbers of each evaluation in a run's metrics.jsonl; none where there is no such file."""
+def measured(run: Path, step: int) -> dict[str, Any]:
+    """What a run's files say of its checkpoint of a step: the last numbers of each evaluation up to there, and those of
+    the features that tools/evaluate.py chose by each of its measures, if it was run on it.
+    """
     found: dict[str, Any] = {}
     path = run / "metrics.jsonl"
     for line in path.read_text(errors="replace").splitlines() if path.is_file() else ():
@@ -90,7 +92,14 @@ def measured(run: Path) -> dict[str, Any]:
             row = json.loads(line)
         except ValueError:  # the line that was being written when a run was killed
             continue
-        found |= {name: value for name, value in row.items() if "/" in name and not name.startswith("train/")}
+        if row["step"] <= step:
+            found |= {name: value for name, value in row.items() if "/" in name and not name.startswith("train/")}
+    path = run / "evaluation" / "report.json"
+    report = json.loads(path.read_text()) if path.is_file() else {"facts": {"checkpoint": ""}}
+    if Path(report["facts"]["checkpoint"]).name == f"step_{step:08d}":
+        for one in report["measured"]:
+            best = one["best"]
+            found[f"{one['measure']} of {best}: {one['columns'][-1]}"] = one["values"][best][-1]
     return found
 
 

@@ -42,7 +42,7 @@ def export(
             facts={**facts, "encoder": encoder.arguments},
             outputs=outputs,
             normalisation={name: per_channel(encoder.arguments[name], encoder.channels) for name in ("mean", "std")},
-            results=card.measured(run),
+            results=card.measured(run, facts["step"]),
             configuration=card.trained(configuration),
             classes=_classes(model),
             remarks=remarks,
