@@ -142,7 +142,7 @@ def test_table_3(images, monkeypatch, name, encoder, epochs, images_, lr, decay,
     recipe = preflight.check(plain(config))
     assert (config.encoder.width, config.encoder.patch_size) == encoder
     layers = {16: [3, 4, 9], 32: [3, 4, 6, 3]}[encoder[1]] if "r50" in name else None
-    assert plain(config.encoder)["stem"] == (layers and {"layers": layers, "width": 64})
+    assert plain(config.encoder)["stem"] == (layers and {"layers": layers, "width": 64, "epsilons": "authors"})
     assert abs(recipe.steps - epochs * images_ / 4096) < 1
     assert (recipe.batch_size, recipe.warmup, tuple(recipe.betas)) == (4096, 10_000, (0.9, 0.999))
     assert (recipe.lr, recipe.decay, recipe.weight_decay, recipe.clip) == (lr, decay, weight_decay, clip)
