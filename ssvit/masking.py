@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ssvit import rules
+from ssvit.encoder.vit import gather
 from ssvit.options import OptionError
 from ssvit.randomness import uniform
 
@@ -95,5 +96,4 @@ def corrupt(tokens: Tensor, mask_token: Tensor, corruption: Corruption) -> Tenso
     replaced = corruption.fate == REPLACED
     source = own.scatter(1, corruption.at, torch.where(replaced, corruption.other, corruption.at))
     masked = torch.zeros_like(own, dtype=torch.bool).scatter(1, corruption.at, corruption.fate == MASKED)
-    taken = tokens.gather(1, source[:, :, None].expand_as(tokens))
-    return torch.where(masked[:, :, None], mask_token.to(tokens.dtype), taken)
+    return torch.where(masked[:, :, None], mask_token.to(tokens.dtype), gather(tokens, source))

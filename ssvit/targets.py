@@ -70,11 +70,13 @@ class ColorGrid:
     def labels(self, images: Tensor) -> Tensor:
         """(b, c, h, w) in [0, 1] or uint8 -> (b, n, g * g) int64.
 
-        In float64: sums of bytes are exact, and a quotient that is a whole number comes out as that number.
+        In float64, but that float32 too sums bytes exactly up to 2^24: a quotient that is a whole number comes out as
+        that number.
         """
         full = 255.0 if images.dtype == torch.uint8 else 1.0
         cell = self.patch_size[0] // self.grid, self.patch_size[1] // self.grid
-        sums = F.avg_pool2d(images.double(), cell, divisor_override=1)
+        exact = images.dtype == torch.uint8 and 255 * math.prod(cell) <= 2**24
+        sums = F.avg_pool2d(images.float() if exact else images.double(), cell, divisor_override=1).double()
         levels = (sums * self.levels / (math.prod(cell) * full)).long().clamp(0, self.levels - 1)
         weight = self.levels ** torch.arange(self.channels - 1, -1, -1, device=images.device)
         classes = (levels * weight[:, None, None]).sum(1)
@@ -87,7 +89,7 @@ class ColorGrid:
 
     def guess(self, prediction: Tensor) -> Tensor:
         """(..., width) -> (..., g * g)."""
-        return prediction.unflatten(-1, (self.grid**2, self.classes)).argmax(-1)
+        return prediction.unflatten(-1, (self.grid**2, self.classes)).max(-1).indices
 
     def score(self, guess: Tensor, labels: Tensor) -> Tensor:
         """The share of cells that are right: (..., g * g) twice -> (...)."""

@@ -11,6 +11,8 @@ from einops import rearrange
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from ssvit.encoder import kernels
+
 
 def by_products(query: Tensor) -> bool:
     """Whether plain products are faster than torch's fused kernel: in bfloat16 on a CPU, where that kernel does its
@@ -47,53 +49,41 @@ def attend_packed(query: Tensor | None, packed: Tensor, heads: int, dropout: flo
     packed: queries, keys and values of all tokens, (b, t, 3 * d); or with query (b, q, d), keys and values alone,
     (b, t, 2 * d).
     """
-    if by_products(packed) and dropout == 0:
-        return _Products.apply(query, packed, heads)
+    if kernels.fit(packed) and dropout == 0:
+        return _Kernels.apply(query, packed, heads)
     return merge(attend(*split(query, packed, heads), dropout=dropout))
 
 
-class _Products(torch.autograd.Function):
-    """Attention as matrix products of contiguous heads: one copy brings them there and one brings the result back,
-    where autograd's own backward also turns keys around and stacks the gradients of the parts.
-    """
+class _Kernels(torch.autograd.Function):
+    """Attention by our own kernels around plain products."""
 
     @staticmethod
     def forward(ctx: Any, query: Tensor | None, packed: Tensor, heads: int) -> Tensor:
-        ctx.heads, ctx.packs_query = heads, query is None
+        ctx.heads, ctx.packs_query, ctx.tokens = heads, query is None, packed.shape[1]
+        asking = ctx.tokens if query is None else query.shape[1]
         if query is None:
-            query, key, value = _gathered(packed, heads, 3)
+            query, key, value = kernels.gather_heads(packed, heads, 3)
         else:
-            (query,), (key, value) = _gathered(query, heads, 1), _gathered(packed, heads, 2)
-        # The product is scaled, not the query, which the backward needs as it is.
-        weights = torch.baddbmm(query.new_empty(()), query, key.mT, beta=0, alpha=query.shape[-1] ** -0.5)
-        weights = weights.softmax(-1)
+            (query,), (key, value) = kernels.gather_heads(query, heads, 1), kernels.gather_heads(packed, heads, 2)
+        weights = query @ key.mT
+        kernels.softmax_(weights, ctx.tokens, query.shape[-1] ** -0.5)
         ctx.save_for_backward(query, key, value, weights)
-        return _scattered((weights @ value,), heads)
+        return kernels.scatter_heads((weights @ value)[None], heads, asking)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, weights = ctx.saved_tensors
-        (gradient,) = _gathered(gradient, ctx.heads, 1)
-        to_value = weights.mT @ gradient
-        to_logits = torch._softmax_backward_data(gradient @ value.mT, weights, -1, weights.dtype)
-        to_logits *= query.shape[-1] ** -0.5
-        to_query, to_key = to_logits @ key, to_logits.mT @ query
+        asking = gradient.shape[1]
+        (gradient,) = kernels.gather_heads(gradient, ctx.heads, 1)
+        to_logits = gradient @ value.mT
+        kernels.softmax_backward_(weights, to_logits, ctx.tokens, query.shape[-1] ** -0.5)
+        to_query = query.new_empty(3 if ctx.packs_query else 1, *query.shape)
+        to_key, to_value = to_rest = to_query[1:] if ctx.packs_query else key.new_empty(2, *key.shape)
+        torch.bmm(to_logits, key, out=to_query[0])
+        torch.bmm(to_logits.mT, query, out=to_key)
+        torch.bmm(weights.mT, gradient, out=to_value)
+        to_query = kernels.scatter_heads(to_query, ctx.heads, asking)
         if ctx.packs_query:
-            return None, _scattered((to_query, to_key, to_value), ctx.heads), None
-        return _scattered((to_query,), ctx.heads), _scattered((to_key, to_value), ctx.heads), None
-
-
-def _gathered(packed: Tensor, heads: int, parts: int) -> tuple[Tensor, ...]:
-    """(b, t, parts * d) -> parts of (b * h, t, k), each contiguous."""
-    apart = rearrange(packed, "b t (parts h k) -> parts b h t k", parts=parts, h=heads)
-    return apart.contiguous().flatten(1, 2).unbind()
-
-
-def _scattered(parts: tuple[Tensor, ...], heads: int) -> Tensor:
-    """Parts of (b * h, t, k) -> (b, t, parts * d)."""
-    images, tokens, width = len(parts[0]) // heads, *parts[0].shape[1:]
-    packed = parts[0].new_empty(images, tokens, len(parts), heads, width)
-    for place, part in enumerate(parts):
-        packed[:, :, place] = part.view(images, heads, tokens, width).transpose(1, 2)
-    return packed.flatten(2)
+            return None, to_query, None
+        return to_query, kernels.scatter_heads(to_rest, ctx.heads, ctx.tokens), None

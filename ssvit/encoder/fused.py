@@ -15,14 +15,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from ssvit.encoder import kernels
+
 # A build without oneDNN, as on some ARM machines, has no such kernel.
 AVAILABLE = torch._C._has_mkldnn and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
-def _fits(x: Tensor) -> bool:
+def _fits(x: Tensor, dtype: torch.dtype) -> bool:
     # torch.compile cannot take the kernel, and an exported graph is for any machine.
     here = AVAILABLE and x.device.type == "cpu" and not torch.compiler.is_compiling()
-    return here and x.dtype in (torch.float32, torch.bfloat16) and x.numel() > 0
+    return here and dtype in (torch.float32, torch.bfloat16) and x.numel() > 0
 
 
 def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -37,32 +39,34 @@ def product(left: Tensor, right: Tensor) -> Tensor:
 
 class _Linear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        rows = x.reshape(-1, x.shape[-1])
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype) -> Tensor:
+        rows, weight = x.reshape(-1, x.shape[-1]).to(dtype), weight.to(dtype)
         ctx.save_for_backward(rows, weight)
-        return _onednn(rows, weight, bias).view(*x.shape[:-1], -1)
+        return _onednn(rows, weight, bias.to(dtype)).view(*x.shape[:-1], -1)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         rows = gradient.reshape(-1, len(weight))
-        to_x, to_weight, to_bias = ctx.needs_input_grad
+        to_x, to_weight, to_bias, _ = ctx.needs_input_grad
+        # First, while the gradient that has just been made is still in the cache.
+        for_bias = rows.sum(0) if to_bias else None
         # The kernel is fastest when the narrower matrix is the one that it has to turn.
         narrow = len(weight) <= weight.shape[1]
         return (
             product(rows, weight).view(*gradient.shape[:-1], -1) if to_x else None,
             (product(rows.t(), x) if narrow else product(x.t(), rows).t()) if to_weight else None,
-            rows.sum(0) if to_bias else None,
+            for_bias,
+            None,
         )
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """x (..., i), weight (o, i), bias (o,) -> (..., o), as torch's `linear` gives it, under autocast too."""
-    if x.device.type == "cpu" and torch.is_autocast_enabled("cpu"):
-        dtype = torch.get_autocast_dtype("cpu")
-        x, weight, bias = x.to(dtype), weight.to(dtype), bias.to(dtype)
-    return _Linear.apply(x, weight, bias) if _fits(x) else F.linear(x, weight, bias)
+    autocast = x.device.type == "cpu" and torch.is_autocast_enabled("cpu")
+    dtype = torch.get_autocast_dtype("cpu") if autocast else x.dtype
+    return _Linear.apply(x, weight, bias, dtype) if _fits(x, dtype) else F.linear(x, weight, bias)
 
 
 class Linear(nn.Linear):
@@ -70,3 +74,45 @@ class Linear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         return linear(x, self.weight, self.bias)
+
+
+class _Gelu(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return F.gelu(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return kernels.gelu_backward(*ctx.saved_tensors, gradient)
+
+
+def gelu(x: Tensor) -> Tensor:
+    """torch's `gelu`, (...) -> (...)."""
+    return _Gelu.apply(x) if kernels.fit(x) else F.gelu(x)
+
+
+class _LayerNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> Tensor:
+        rows = x.reshape(-1, x.shape[-1])
+        out, mean, scale = kernels.layer_norm(rows, weight, bias, epsilon)
+        ctx.save_for_backward(rows, weight, mean, scale)
+        return out.view_as(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        rows, weight, mean, scale = ctx.saved_tensors
+        to_x, *rest = kernels.layer_norm_backward(rows, gradient.reshape(rows.shape), weight, mean, scale)
+        return to_x.view_as(gradient), *rest, None
+
+
+class LayerNorm(nn.LayerNorm):
+    """torch's layer, (..., d) -> (..., d)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if kernels.fit(x) and self.weight.dtype == torch.float32:
+            return _LayerNorm.apply(x, self.weight, self.bias, self.eps)
+        return super().forward(x)

@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from ssvit import rules
 from ssvit.encoder import positions
 from ssvit.encoder.attention import attend, attend_packed, merge, split
-from ssvit.encoder.fused import Linear, linear
+from ssvit.encoder.fused import LayerNorm, Linear, gelu, linear
 from ssvit.encoder.hybrid import Convolution, ResNet
 from ssvit.options import OptionError, one_of, pair
 
@@ -35,7 +35,9 @@ def lecun_normal_(matrix: Tensor) -> None:
 
 def gather(tokens: Tensor, places: Tensor) -> Tensor:
     """The tokens at some places of each image: (b, t, d) and (b, m) -> (b, m, d)."""
-    return tokens.gather(1, places[:, :, None].expand(-1, -1, tokens.shape[-1]))
+    # Whole rows are copied at once, where torch's own `gather` looks up each number: 5 to 10 times faster on a CPU.
+    rows = places + torch.arange(len(tokens), device=places.device)[:, None] * tokens.shape[1]
+    return tokens.flatten(0, 1).index_select(0, rows.flatten()).unflatten(0, places.shape)
 
 
 class StochasticDepth(nn.Module):
@@ -98,9 +100,9 @@ class Block(nn.Module):
         relative: tuple[tuple[int, int], int] | None,
     ) -> None:
         super().__init__()
-        self.norm1 = nn.LayerNorm(width, eps=1e-6)
+        self.norm1 = LayerNorm(width, eps=1e-6)
         self.attention = Attention(width=width, heads=heads, dropout=dropout, relative=relative)
-        self.norm2 = nn.LayerNorm(width, eps=1e-6)
+        self.norm2 = LayerNorm(width, eps=1e-6)
         self.expand = Linear(width, mlp_width)
         self.contract = Linear(mlp_width, width)
         self.dropout = nn.Dropout(dropout)
@@ -110,7 +112,7 @@ class Block(nn.Module):
         """(b, t, d) -> (b, t, d); with `at` (b, m), only the outputs there, (b, m, d), at the cost of those alone."""
         attended = self.attention(self.norm1(x), places, at)
         x = (x if at is None else gather(x, at)) + self.drop(self.dropout(attended))
-        hidden = self.dropout(F.gelu(self.expand(self.norm2(x))))
+        hidden = self.dropout(gelu(self.expand(self.norm2(x))))
         return x + self.drop(self.dropout(self.contract(hidden)))
 
 
@@ -179,7 +181,7 @@ class ViT(nn.Module):
             )
             for layer in range(depth)
         )
-        self.norm = nn.LayerNorm(width, eps=1e-6)
+        self.norm = LayerNorm(width, eps=1e-6)
         self.register_buffer("mean", torch.tensor(mean, dtype=torch.float32).flatten().expand(channels).clone())
         self.register_buffer("std", torch.tensor(std, dtype=torch.float32).flatten().expand(channels).clone())
         self._initialise()
