@@ -59,31 +59,28 @@ class _Kernels(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, query: Tensor | None, packed: Tensor, heads: int) -> Tensor:
-        ctx.heads, ctx.packs_query, ctx.tokens = heads, query is None, packed.shape[1]
-        asking = ctx.tokens if query is None else query.shape[1]
+        ctx.heads, ctx.packs_query = heads, query is None
         if query is None:
             query, key, value = kernels.gather_heads(packed, heads, 3)
         else:
             (query,), (key, value) = kernels.gather_heads(query, heads, 1), kernels.gather_heads(packed, heads, 2)
         weights = query @ key.mT
-        kernels.softmax_(weights, ctx.tokens, query.shape[-1] ** -0.5)
+        kernels.softmax_(weights, query.shape[-1] ** -0.5)
         ctx.save_for_backward(query, key, value, weights)
-        return kernels.scatter_heads((weights @ value)[None], heads, asking)
+        return kernels.scatter_heads((weights @ value)[None], heads)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, weights = ctx.saved_tensors
-        asking = gradient.shape[1]
         (gradient,) = kernels.gather_heads(gradient, ctx.heads, 1)
         to_logits = gradient @ value.mT
-        kernels.softmax_backward_(weights, to_logits, ctx.tokens, query.shape[-1] ** -0.5)
+        kernels.softmax_backward_(weights, to_logits, query.shape[-1] ** -0.5)
         to_query = query.new_empty(3 if ctx.packs_query else 1, *query.shape)
-        to_key, to_value = to_rest = to_query[1:] if ctx.packs_query else key.new_empty(2, *key.shape)
+        to_rest = to_query[1:] if ctx.packs_query else key.new_empty(2, *key.shape)
         torch.bmm(to_logits, key, out=to_query[0])
-        torch.bmm(to_logits.mT, query, out=to_key)
-        torch.bmm(weights.mT, gradient, out=to_value)
-        to_query = kernels.scatter_heads(to_query, ctx.heads, asking)
+        torch.bmm(to_logits.mT, query, out=to_rest[0])
+        torch.bmm(weights.mT, gradient, out=to_rest[1])
         if ctx.packs_query:
-            return None, to_query, None
-        return to_query, kernels.scatter_heads(to_rest, ctx.heads, ctx.tokens), None
+            return None, kernels.scatter_heads(to_query, ctx.heads), None
+        return kernels.scatter_heads(to_query, ctx.heads), kernels.scatter_heads(to_rest, ctx.heads), None

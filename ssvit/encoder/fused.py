@@ -39,19 +39,25 @@ def product(left: Tensor, right: Tensor) -> Tensor:
 
 class _Linear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, gelu: bool, dtype: torch.dtype) -> Tensor:
         rows, weight = x.reshape(-1, x.shape[-1]).to(dtype), weight.to(dtype)
-        ctx.save_for_backward(rows, weight)
-        return _onednn(rows, weight, bias.to(dtype)).view(*x.shape[:-1], -1)
+        out = _onednn(rows, weight, bias.to(dtype))
+        ctx.save_for_backward(rows, weight, out if gelu else None)
+        return (F.gelu(out) if gelu else out).view(*x.shape[:-1], -1)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight = ctx.saved_tensors
+        x, weight, before_gelu = ctx.saved_tensors
         rows = gradient.reshape(-1, len(weight))
-        to_x, to_weight, to_bias, _ = ctx.needs_input_grad
-        # First, while the gradient that has just been made is still in the cache.
-        for_bias = rows.sum(0) if to_bias else None
+        if before_gelu is None:
+            for_bias = rows.sum(0)
+        elif kernels.fit(before_gelu):
+            rows, for_bias = kernels.gelu_backward(before_gelu, rows)
+        else:
+            rows = torch.ops.aten.gelu_backward(rows, before_gelu)
+            for_bias = rows.sum(0)
+        to_x, to_weight, *_ = ctx.needs_input_grad
         # The kernel is fastest when the narrower matrix is the one that it has to turn.
         narrow = len(weight) <= weight.shape[1]
         return (
@@ -59,38 +65,31 @@ class _Linear(torch.autograd.Function):
             (product(rows.t(), x) if narrow else product(x.t(), rows).t()) if to_weight else None,
             for_bias,
             None,
+            None,
         )
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """x (..., i), weight (o, i), bias (o,) -> (..., o), as torch's `linear` gives it, under autocast too."""
+def linear(x: Tensor, weight: Tensor, bias: Tensor, *, gelu: bool = False) -> Tensor:
+    """x (..., i), weight (o, i), bias (o,) -> (..., o), as torch's `linear` gives it, under autocast too; gelu: and
+    its `gelu` of that.
+    """
     autocast = x.device.type == "cpu" and torch.is_autocast_enabled("cpu")
     dtype = torch.get_autocast_dtype("cpu") if autocast else x.dtype
-    return _Linear.apply(x, weight, bias, dtype) if _fits(x, dtype) else F.linear(x, weight, bias)
+    if _fits(x, dtype):
+        return _Linear.apply(x, weight, bias, gelu, dtype)
+    out = F.linear(x, weight, bias)
+    return F.gelu(out) if gelu else out
 
 
 class Linear(nn.Linear):
-    """torch's layer, (..., i) -> (..., o), multiplied by `linear`."""
+    """torch's layer, (..., i) -> (..., o), and with gelu=True its GELU too, by `linear`."""
+
+    def __init__(self, inputs: int, outputs: int, *, gelu: bool = False) -> None:
+        super().__init__(inputs, outputs)
+        self.gelu = gelu
 
     def forward(self, x: Tensor) -> Tensor:
-        return linear(x, self.weight, self.bias)
-
-
-class _Gelu(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        return F.gelu(x)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return kernels.gelu_backward(*ctx.saved_tensors, gradient)
-
-
-def gelu(x: Tensor) -> Tensor:
-    """torch's `gelu`, (...) -> (...)."""
-    return _Gelu.apply(x) if kernels.fit(x) else F.gelu(x)
+        return linear(x, self.weight, self.bias, gelu=self.gelu)
 
 
 class _LayerNorm(torch.autograd.Function):

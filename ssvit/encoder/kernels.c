@@ -38,13 +38,13 @@ static inline float exponential(float x) {
     return power;
 }
 
-/* Softmax of scale * row, in place: rows of `columns` numbers that lie `stride` apart; what is between becomes zero.
- * The copy of a row is filled up to whole vectors, since what is left of one would be computed number by number. */
-void softmax(bf16 *logits, int64_t rows, int64_t columns, int64_t stride, float scale, int threads) {
+/* Softmax of scale * row, in place: (rows, columns). The copy of a row is filled up to whole vectors, since what is left
+ * of one would be computed number by number. */
+void softmax(bf16 *logits, int64_t rows, int64_t columns, float scale, int threads) {
     int64_t whole = (columns + VECTOR - 1) / VECTOR * VECTOR;
 #pragma omp parallel for num_threads(threads)
     for (int64_t i = 0; i < rows; i++) {
-        bf16 *row = logits + i * stride;
+        bf16 *row = logits + i * columns;
         float shares[whole], largest = -INFINITY, sum = 0;
         for (int64_t j = columns; j < whole; j++) shares[j] = -INFINITY;
         for (int64_t j = 0; j < columns; j++) shares[j] = scale * as_float(row[j]);
@@ -57,63 +57,68 @@ void softmax(bf16 *logits, int64_t rows, int64_t columns, int64_t stride, float 
         }
         sum = 1 / sum;
         for (int64_t j = 0; j < columns; j++) row[j] = as_bf16(shares[j] * sum);
-        for (int64_t j = columns; j < stride; j++) row[j] = 0;
     }
 }
 
 /* The gradient of the logits from that of the weights, in place: scale * w * (g - sum(w * g)). */
-void softmax_backward(const bf16 *weights, bf16 *gradient, int64_t rows, int64_t columns, int64_t stride, float scale,
-                      int threads) {
+void softmax_backward(const bf16 *weights, bf16 *gradient, int64_t rows, int64_t columns, float scale, int threads) {
 #pragma omp parallel for num_threads(threads)
     for (int64_t i = 0; i < rows; i++) {
-        const bf16 *w = weights + i * stride;
-        bf16 *g = gradient + i * stride;
+        const bf16 *w = weights + i * columns;
+        bf16 *g = gradient + i * columns;
         float mean = 0;
 #pragma omp simd reduction(+ : mean)
         for (int64_t j = 0; j < columns; j++) mean += as_float(w[j]) * as_float(g[j]);
         for (int64_t j = 0; j < columns; j++) g[j] = as_bf16(scale * as_float(w[j]) * (as_float(g[j]) - mean));
-        for (int64_t j = columns; j < stride; j++) g[j] = 0;
     }
 }
 
-/* Packed (images, tokens, parts, heads, width) -> (parts, images, heads, room, width); places past `tokens` are zero. */
+/* Packed (images, tokens, parts, heads, width) -> (parts, images, heads, tokens, width). */
 void gather_heads(const bf16 *packed, bf16 *apart, int64_t images, int64_t tokens, int64_t parts, int64_t heads,
-                  int64_t width, int64_t room, int threads) {
+                  int64_t width, int threads) {
 #pragma omp parallel for collapse(3) num_threads(threads)
     for (int64_t part = 0; part < parts; part++)
         for (int64_t image = 0; image < images; image++)
-            for (int64_t head = 0; head < heads; head++) {
-                bf16 *to = apart + ((part * images + image) * heads + head) * room * width;
-                const bf16 *from = packed + ((image * tokens * parts + part) * heads + head) * width;
+            for (int64_t head = 0; head < heads; head++)
                 for (int64_t token = 0; token < tokens; token++)
-                    memcpy(to + token * width, from + token * parts * heads * width, width * sizeof *to);
-                memset(to + tokens * width, 0, (room - tokens) * width * sizeof *to);
-            }
+                    memcpy(apart + (((part * images + image) * heads + head) * tokens + token) * width,
+                           packed + (((image * tokens + token) * parts + part) * heads + head) * width,
+                           width * sizeof *apart);
 }
 
 /* The way back. */
 void scatter_heads(const bf16 *apart, bf16 *packed, int64_t images, int64_t tokens, int64_t parts, int64_t heads,
-                   int64_t width, int64_t room, int threads) {
+                   int64_t width, int threads) {
 #pragma omp parallel for collapse(2) num_threads(threads)
     for (int64_t image = 0; image < images; image++)
         for (int64_t token = 0; token < tokens; token++)
             for (int64_t part = 0; part < parts; part++)
                 for (int64_t head = 0; head < heads; head++)
                     memcpy(packed + (((image * tokens + token) * parts + part) * heads + head) * width,
-                           apart + (((part * images + image) * heads + head) * room + token) * width,
+                           apart + (((part * images + image) * heads + head) * tokens + token) * width,
                            width * sizeof *packed);
 }
 
-/* gradient * (Phi(x) + x * phi(x)), with the normal distribution's Phi to 1e-7 (Abramowitz and Stegun, 7.1.26). */
-void gelu_backward(const bf16 *inputs, const bf16 *gradient, bf16 *out, int64_t count, int threads) {
-#pragma omp parallel for simd num_threads(threads)
-    for (int64_t i = 0; i < count; i++) {
-        float x = as_float(inputs[i]), bell = exponential(-0.5f * x * x);
-        float t = 1 / (1 + 0.231641888f * __builtin_fabsf(x));
-        float series = -0.142248368f + t * (0.710706871f + t * (-0.726576014f + t * 0.530702715f));
-        float tail = bell * t * (0.127414796f + t * series);
-        float slope = (x < 0 ? tail : 1 - tail) + 0.398942280f * x * bell;
-        out[i] = as_bf16(as_float(gradient[i]) * slope);
+/* The gradient of x (rows, width) from that of gelu(x): gradient * (Phi(x) + x * phi(x)), with the normal distribution's
+ * Phi to 1e-7 (Abramowitz and Stegun, 7.1.26). sums: (blocks, width), its sums over as many equal shares of the rows. */
+void gelu_backward(const bf16 *inputs, const bf16 *gradient, bf16 *out, float *sums, int64_t rows, int64_t width,
+                   int64_t blocks, int threads) {
+#pragma omp parallel for num_threads(threads)
+    for (int64_t block = 0; block < blocks; block++) {
+        float *sum = sums + block * width;
+        memset(sum, 0, width * sizeof *sum);
+        for (int64_t i = block * rows / blocks * width; i < (block + 1) * rows / blocks * width; i += width) {
+#pragma omp simd
+            for (int64_t j = 0; j < width; j++) {
+                float x = as_float(inputs[i + j]), bell = exponential(-0.5f * x * x);
+                float t = 1 / (1 + 0.231641888f * __builtin_fabsf(x));
+                float series = -0.142248368f + t * (0.710706871f + t * (-0.726576014f + t * 0.530702715f));
+                float tail = bell * t * (0.127414796f + t * series);
+                float slope = (x < 0 ? tail : 1 - tail) + 0.398942280f * x * bell, each = as_float(gradient[i + j]) * slope;
+                sum[j] += each;
+                out[i + j] = as_bf16(each);
+            }
+        }
     }
 }
 

@@ -58,45 +58,40 @@ def _call(kernel: str, *arguments: Any) -> None:
     getattr(library(), kernel)(*map(plain, arguments), ctypes.c_int(torch.get_num_threads()))
 
 
-def room(tokens: int) -> int:
-    """How many places `tokens` get in `gather_heads`: products over an odd number take up to 1.6 times as long."""
-    return tokens + tokens % 2
-
-
 def gather_heads(packed: Tensor, heads: int, parts: int) -> Tensor:
-    """(b, t, parts * d) -> (parts, b * h, room(t), k), zero past the last token."""
+    """(b, t, parts * d) -> (parts, b * h, t, k)."""
     b, t, width = packed.shape
     k = width // parts // heads
-    apart = packed.new_empty(parts, b * heads, room(t), k)
-    _call("gather_heads", packed.contiguous(), apart, b, t, parts, heads, k, room(t))
+    apart = packed.new_empty(parts, b * heads, t, k)
+    _call("gather_heads", packed.contiguous(), apart, b, t, parts, heads, k)
     return apart
 
 
-def scatter_heads(apart: Tensor, heads: int, tokens: int) -> Tensor:
-    """(parts, b * h, room(t), k) -> (b, t, parts * d)."""
-    parts, rows, places, k = apart.shape
-    packed = apart.new_empty(rows // heads, tokens, parts * heads * k)
-    _call("scatter_heads", apart, packed, rows // heads, tokens, parts, heads, k, places)
+def scatter_heads(apart: Tensor, heads: int) -> Tensor:
+    """(parts, b * h, t, k) -> (b, t, parts * d)."""
+    parts, rows, t, k = apart.shape
+    packed = apart.new_empty(rows // heads, t, parts * heads * k)
+    _call("scatter_heads", apart, packed, rows // heads, t, parts, heads, k)
     return packed
 
 
-def softmax_(logits: Tensor, columns: int, scale: float) -> None:
-    """The softmax over the first `columns` of the last dimension of scale * logits, in place; the rest becomes 0."""
-    stride = logits.shape[-1]
-    _call("softmax", logits, logits.numel() // stride, columns, stride, scale)
+def softmax_(logits: Tensor, scale: float) -> None:
+    """The softmax over the last dimension of scale * logits, in place."""
+    columns = logits.shape[-1]
+    _call("softmax", logits, logits.numel() // columns, columns, scale)
 
 
-def softmax_backward_(weights: Tensor, gradient: Tensor, columns: int, scale: float) -> None:
+def softmax_backward_(weights: Tensor, gradient: Tensor, scale: float) -> None:
     """The gradient of `softmax_`'s logits from that of its weights, in place."""
-    stride = weights.shape[-1]
-    _call("softmax_backward", weights, gradient, weights.numel() // stride, columns, stride, scale)
+    columns = weights.shape[-1]
+    _call("softmax_backward", weights, gradient, weights.numel() // columns, columns, scale)
 
 
-def gelu_backward(x: Tensor, gradient: Tensor) -> Tensor:
-    """The gradient of x from that of gelu(x), of one shape."""
-    out = torch.empty_like(x)
-    _call("gelu_backward", x, gradient.contiguous(), out, x.numel())
-    return out
+def gelu_backward(x: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradient of x (r, d) from that of gelu(x), (r, d), and its sum over the rows, (d,) float32."""
+    out, sums = torch.empty_like(x), x.new_empty(_BLOCKS, x.shape[1], dtype=torch.float32)
+    _call("gelu_backward", x, gradient.contiguous(), out, sums, *x.shape, _BLOCKS)
+    return out, sums.sum(0)
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
