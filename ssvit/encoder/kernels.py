@@ -22,6 +22,7 @@ from torch import Tensor
 
 # Sums may be reordered, which vectors need; infinities and what is not a number keep their meaning.
 _OPTIONS = "-O3 -march=native -fopenmp -fno-math-errno -fno-trapping-math -fassociative-math -fno-signed-zeros -shared"
+SOURCE = Path(__file__).with_suffix(".c")
 _BLOCKS = 32  # shares of the rows that are summed apart, so that threads can share them
 
 
@@ -31,10 +32,9 @@ def library() -> ctypes.CDLL | None:
     with tempfile.TemporaryDirectory() as folder:
         built = Path(folder) / "kernels.so"
         compiler = shlex.split(os.environ.get("CC", "cc"))
-        source = Path(__file__).with_suffix(".c")
         try:
             subprocess.run(
-                [*compiler, *_OPTIONS.split(), "-fPIC", source, "-o", built, "-lm"], check=True, capture_output=True
+                [*compiler, *_OPTIONS.split(), "-fPIC", SOURCE, "-o", built, "-lm"], check=True, capture_output=True
             )
             return ctypes.CDLL(str(built))
         except (OSError, subprocess.CalledProcessError):

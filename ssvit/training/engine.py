@@ -13,6 +13,7 @@ from lightning_fabric.strategies import FSDPStrategy
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision
 
+from ssvit.encoder import kernels
 from ssvit.options import UserError
 from ssvit.randomness import key
 from ssvit.training.recipe import Recipe
@@ -32,6 +33,12 @@ def precision(recipe: Recipe, device: torch.device) -> str:
     if recipe.precision != "auto":
         return recipe.precision
     return "bf16-mixed" if native_bfloat16(device) else "32-true"
+
+
+def lacks_kernels(recipe: Recipe, device: torch.device) -> bool:
+    """Whether a run would be faster if `ssvit.encoder.kernels` could be built here."""
+    eager_on_cpu = device.type == "cpu" and not compiles(recipe, device)
+    return eager_on_cpu and precision(recipe, device) == "bf16-mixed" and kernels.library() is None
 
 
 def start(recipe: Recipe, **options: Any) -> Fabric:

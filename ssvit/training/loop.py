@@ -86,6 +86,8 @@ def train(
         f"{folder}: {f'goes on after step {first}' if first else 'starts'}; {weights / 1e6:.2f} million weights in the "
         f"encoder, {len(loader.source)} images, {fabric.world_size} x {fabric.device.type}"
     )
+    if engine.lacks_kernels(recipe, fabric.device):
+        say("no C compiler was found (cc, or what CC names): torch's own kernels take about a tenth longer")
     journal = Journal(folder, recipe, first_step=first, speaks=fabric.is_global_zero)
     bad = 0
     with Stop.listening() as stop, contextlib.closing(journal):
