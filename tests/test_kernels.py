@@ -157,6 +157,28 @@ def test_without_a_compiler_torch_computes(compiler, monkeypatch):
 
 
 @needs_compiler
+@pytest.mark.parametrize("way", ["expanded", "turned"])
+def test_gradients_may_have_any_strides(way):
+    x = random(3, 5, 24)
+    back = random(1, 1, 24, seed=1).expand_as(x) if way == "expanded" else random(24, 5, 3, seed=1).permute(2, 1, 0)
+    layers = torch.nn.Linear(24, 24), torch.nn.LayerNorm(24, eps=1e-6)
+    own = fused.Linear(24, 24, gelu=True), fused.LayerNorm(24, eps=1e-6)
+    for one, other in zip(own, layers, strict=True):
+        one.load_state_dict(other.state_dict())
+    for one, right in zip(own, (lambda x: torch.nn.functional.gelu(layers[0](x)), layers[1]), strict=True):
+        given, known = x.clone().requires_grad_(), x.float().requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16):
+            one(given).backward(back)
+        right(known).backward(back.float())
+        torch.testing.assert_close(given.grad.float(), known.grad, rtol=0.05, atol=0.05)
+    packed = random(3, 5, 24, seed=2).requires_grad_()
+    out = attend_packed(None, packed, 2)
+    (found,) = torch.autograd.grad(out, packed, back[..., :8])
+    (again,) = torch.autograd.grad(attend_packed(None, packed, 2), packed, back[..., :8].contiguous())
+    assert torch.equal(found, again)
+
+
+@needs_compiler
 @pytest.mark.parametrize("change", ["float", "double", "strided"])
 def test_other_tensors_are_left_to_torch(change):
     x = random(4, 6)

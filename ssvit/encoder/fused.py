@@ -1,11 +1,12 @@
-"""Linear layers on a CPU by oneDNN's own kernels, forward and backward, and the one place that chooses them.
+"""Linear layers and layer norms on a CPU by faster kernels than torch's, forward and backward, where those fit.
 
 torch multiplies float32 matrices on a CPU by MKL, which uses half of the vector width of some processors; oneDNN uses
 all of it there, and is as fast elsewhere. Its product with the bias folded in, `mkldnn::_linear_pointwise`, is what
-torch.compile's own CPU code calls. In bfloat16 torch calls oneDNN by itself, and what is left to win is the bias, and
-the order in which the gradient of the weights is multiplied. docs/performance.md has the figures.
+torch.compile's own CPU code calls. In bfloat16 torch calls oneDNN by itself, and what is left to win is the bias, the
+order in which the gradient of the weights is multiplied, and what `ssvit.encoder.kernels` computes between products.
+docs/performance.md has the figures.
 
-Letters: r rows, which are the tokens of all images, i inputs, o outputs.
+Letters: r rows, which are the tokens of all images, i inputs, o outputs, d width.
 """
 
 from typing import Any
@@ -109,7 +110,7 @@ class _LayerNorm(torch.autograd.Function):
 
 
 class LayerNorm(nn.LayerNorm):
-    """torch's layer, (..., d) -> (..., d)."""
+    """torch's layer, (..., d) -> (..., d), in bfloat16 with float32 weights by `kernels`."""
 
     def forward(self, x: Tensor) -> Tensor:
         if kernels.fit(x) and self.weight.dtype == torch.float32:

@@ -29,16 +29,15 @@ _BLOCKS = 32  # shares of the rows that are summed apart, so that threads can sh
 @functools.cache
 def library() -> ctypes.CDLL | None:
     """The kernels, or None where they cannot be built."""
-    with tempfile.TemporaryDirectory() as folder:
-        built = Path(folder) / "kernels.so"
-        compiler = shlex.split(os.environ.get("CC", "cc"))
-        try:
-            subprocess.run(
-                [*compiler, *_OPTIONS.split(), "-fPIC", SOURCE, "-o", built, "-lm"], check=True, capture_output=True
-            )
+    compiler = shlex.split(os.environ.get("CC", "cc"))
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            built = Path(folder) / "kernels.so"
+            command = [*compiler, *_OPTIONS.split(), "-fPIC", SOURCE, "-o", built, "-lm"]
+            subprocess.run(command, check=True, capture_output=True)
             return ctypes.CDLL(str(built))
-        except (OSError, subprocess.CalledProcessError):
-            return None
+    except (OSError, subprocess.CalledProcessError):
+        return None
 
 
 def fit(*tensors: Tensor) -> bool:
@@ -52,6 +51,7 @@ def fit(*tensors: Tensor) -> bool:
 def _call(kernel: str, *arguments: Any) -> None:
     def plain(argument: Any) -> Any:
         if isinstance(argument, Tensor):
+            assert argument.is_contiguous()  # C would read whatever lies there
             return ctypes.c_void_p(argument.data_ptr())
         return ctypes.c_float(argument) if isinstance(argument, float) else ctypes.c_int64(argument)
 
@@ -106,5 +106,5 @@ def layer_norm_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of x (r, d) bfloat16, and of weight and bias (d,) float32."""
     out, sums = torch.empty_like(x), weight.new_empty(_BLOCKS, 2, x.shape[1])
-    _call("norm_backward", x, gradient, weight, mean, scale, out, sums, *x.shape, _BLOCKS)
+    _call("norm_backward", x, gradient.contiguous(), weight, mean, scale, out, sums, *x.shape, _BLOCKS)
     return out, *sums.sum(0).unbind()
