@@ -8,6 +8,8 @@ import torch
 
 from ssvit.encoder import attention, fused, kernels
 from ssvit.encoder.attention import attend_packed
+from ssvit.training import engine
+from ssvit.training.recipe import Recipe
 
 needs_compiler = pytest.mark.skipif(kernels.library() is None, reason="there is no C compiler")
 SHAPES = [(1, 1), (3, 5), (7, 16), (40, 33), (65, 197)]
@@ -184,7 +186,30 @@ def test_other_tensors_are_left_to_torch(change):
     x = random(4, 6)
     assert kernels.fit(x)
     other = x.T if change == "strided" else getattr(x, change)()
-    assert not kernels.fit(x, other)
+    assert not kernels.fit(other)
     norm = fused.LayerNorm(6 if change != "strided" else 4, eps=1e-6).to(other.dtype)
     right = torch.nn.functional.layer_norm(other, norm.normalized_shape, norm.weight, norm.bias, 1e-6)
     assert torch.equal(norm(other), right)
+
+
+def test_no_tokens_are_no_error():
+    x = torch.empty(2, 0, 24, dtype=torch.bfloat16)
+    assert not kernels.fit(x)
+    assert attend_packed(None, x, 2).shape == (2, 0, 8)
+    assert fused.LayerNorm(24, eps=1e-6)(x).shape == x.shape
+
+
+@pytest.mark.parametrize(
+    ("options", "device", "lacks"),
+    [
+        ({"precision": "bf16-mixed"}, "cpu", True),
+        ({"precision": "bf16-mixed", "compile": True}, "cpu", False),
+        ({"precision": "32-true"}, "cpu", False),
+        ({"precision": "bf16-mixed"}, "cuda", False),
+    ],
+)
+def test_a_run_that_would_use_the_kernels_knows_that_it_lacks_them(options, device, lacks, monkeypatch):
+    monkeypatch.setattr(kernels, "library", lambda: None)
+    assert engine.lacks_kernels(Recipe(**options), torch.device(device)) is lacks
+    monkeypatch.setattr(kernels, "library", lambda: object())
+    assert not engine.lacks_kernels(Recipe(**options), torch.device(device))

@@ -50,15 +50,14 @@ class _Linear(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, before_gelu = ctx.saved_tensors
-        rows = gradient.reshape(-1, len(weight))
-        if before_gelu is None:
-            for_bias = rows.sum(0)
-        elif kernels.fit(before_gelu):
+        rows, for_bias = gradient.reshape(-1, len(weight)), None
+        to_x, to_weight, to_bias, *_ = ctx.needs_input_grad
+        if before_gelu is not None and kernels.fit(before_gelu):
             rows, for_bias = kernels.gelu_backward(before_gelu, rows)
-        else:
+        elif before_gelu is not None:
             rows = torch.ops.aten.gelu_backward(rows, before_gelu)
+        if for_bias is None and to_bias:
             for_bias = rows.sum(0)
-        to_x, to_weight, *_ = ctx.needs_input_grad
         # The kernel is fastest when the narrower matrix is the one that it has to turn.
         narrow = len(weight) <= weight.shape[1]
         return (

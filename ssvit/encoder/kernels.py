@@ -40,12 +40,11 @@ def library() -> ctypes.CDLL | None:
         return None
 
 
-def fit(*tensors: Tensor) -> bool:
-    """Whether the kernels can take these tensors."""
-    for tensor in tensors:
-        if tensor.device.type != "cpu" or tensor.dtype != torch.bfloat16 or not tensor.is_contiguous():
-            return False
-    return not torch.compiler.is_compiling() and library() is not None
+def fit(tensor: Tensor) -> bool:
+    """Whether the kernels can take a tensor."""
+    if tensor.device.type != "cpu" or tensor.dtype != torch.bfloat16 or tensor.numel() == 0:
+        return False
+    return tensor.is_contiguous() and not torch.compiler.is_compiling() and library() is not None
 
 
 def _call(kernel: str, *arguments: Any) -> None:
