@@ -16,7 +16,7 @@ from ssvit.options import OptionError
 from ssvit.targets import MeanColor
 from ssvit.training.run import refuse_difference
 
-SMALL = {"image_size": 16, "patch_size": 4, "width": 24, "depth": 3, "heads": 3}
+SMALL = {"image_size": 16, "patch_size": 4, "width": 48, "depth": 3, "heads": 3}
 KINDS = [
     {},
     {"class_token": False, "pooling": "patch_mean"},
@@ -142,9 +142,9 @@ def test_a_step_in_bfloat16_is_as_near_as_torch_s_own(options, monkeypatch):
     right, rights = exact(model, images, draw)
     loss, gradients = step(model, images, draw, torch.bfloat16)
     monkeypatch.setattr(fused, "AVAILABLE", False)
-    monkeypatch.setattr(kernels, "library", lambda: None)
     monkeypatch.setattr(attention, "by_products", lambda query: False)
-    plain, plains = step(model, images, draw, torch.bfloat16)
+    with kernels.left_alone():
+        plain, plains = step(model, images, draw, torch.bfloat16)
     assert loss.item() == pytest.approx(right.item(), abs=max(2 * abs(plain - right).item(), 4e-3))
     scale = max(gradient.norm().item() for gradient in rights.values())
     ours, theirs = (
@@ -189,9 +189,10 @@ def test_a_linear_layer_takes_any_strides_and_any_wish_for_gradients(dtype):
         torch.testing.assert_close(given[place].grad, wanted, atol=0.1, rtol=0.05)
 
 
-def test_autocast_casts_a_linear_layer_and_gives_gradients_in_the_weights_own_type():
-    layer = fused.Linear(6, 4)
-    x = random(3, 6).requires_grad_()
+@pytest.mark.parametrize("shape", [(6, 4), (16, 32)])
+def test_autocast_casts_a_linear_layer_and_gives_gradients_in_the_weights_own_type(shape):
+    layer = fused.Linear(*shape)
+    x = random(3, shape[0]).requires_grad_()
     with torch.autocast("cpu", torch.bfloat16):
         out = layer(x)
     assert out.dtype == torch.bfloat16
@@ -200,21 +201,23 @@ def test_autocast_casts_a_linear_layer_and_gives_gradients_in_the_weights_own_ty
     torch.testing.assert_close(out.float(), F.linear(x, layer.weight, layer.bias), atol=0.03, rtol=0.03)
 
 
+@pytest.mark.parametrize("width", [8, 16])
 @pytest.mark.parametrize("given", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_packed_attention_is_attention(dtype, given):
-    query = random(2, 5, 24).to(dtype).requires_grad_() if given else None
-    packed = random(2, 7, 48 if given else 72, seed=1).to(dtype).requires_grad_()
+def test_packed_attention_is_attention(dtype, given, width):
+    d = 3 * width
+    query = random(2, 5, d).to(dtype).requires_grad_() if given else None
+    packed = random(2, 7, 2 * d if given else 3 * d, seed=1).to(dtype).requires_grad_()
     inputs = [packed] if query is None else [query, packed]
     out = attend_packed(query, packed, heads=3)
     back = random(*out.shape, seed=2).to(dtype)
     gradients = torch.autograd.grad(out, inputs, back)
 
     known = [tensor.detach().double().requires_grad_() for tensor in inputs]
-    parts = [known[0].view(2, -1, 24)] if given else []
-    parts += known[-1].split(24, dim=-1)
-    q, k, v = (part.unflatten(-1, (3, 8)).transpose(1, 2) for part in parts)
-    expected = ((q @ k.mT / 8**0.5).softmax(-1) @ v).transpose(1, 2).flatten(2)
+    parts = [known[0]] if given else []
+    parts += known[-1].split(d, dim=-1)
+    q, k, v = (part.unflatten(-1, (3, width)).transpose(1, 2) for part in parts)
+    expected = ((q @ k.mT / width**0.5).softmax(-1) @ v).transpose(1, 2).flatten(2)
     tolerance = 1e-5 if dtype == torch.float32 else 0.04
     torch.testing.assert_close(out.double(), expected, atol=tolerance, rtol=tolerance)
     for gradient, right in zip(gradients, torch.autograd.grad(expected, known, back.double()), strict=True):
@@ -234,7 +237,7 @@ def test_dropout_of_packed_attention_keeps_the_expectation(dtype):
 def test_keep_and_at_are_the_long_way(dtype):
     """Encoding some patches, and answering at some, gives what computing everything would, within the type's error."""
     vit = objective().encoder.eval()
-    tokens = random(2, 16, 24).to(dtype)
+    tokens = random(2, 16, 48).to(dtype)
     keep = torch.stack([torch.randperm(16, generator=torch.Generator().manual_seed(i))[:9] for i in range(2)])
     at = torch.tensor([[1, 4, 8], [0, 2, 7]])
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):

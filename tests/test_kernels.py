@@ -1,6 +1,7 @@
 """The kernels in C beside formulas in float64, on shapes that fill no vector, and what happens without a compiler."""
 
 import math
+import platform
 import subprocess
 
 import pytest
@@ -12,6 +13,10 @@ from ssvit.training import engine
 from ssvit.training.recipe import Recipe
 
 needs_compiler = pytest.mark.skipif(kernels.library() is None, reason="there is no C compiler")
+needs_products = pytest.mark.skipif(
+    not hasattr(kernels.library(), "linear"), reason="the processor lacks the products, or has faster ones"
+)
+PRODUCTS = [(1, 16, 16), (7, 48, 32), (95, 64, 112), (197, 192, 576), (1025, 80, 16), (2100, 16, 96)]
 SHAPES = [(1, 1), (3, 5), (7, 16), (40, 33), (65, 197)]
 HALF_STEP = 2**-8  # bfloat16 keeps 8 bits: a rounded number is off by at most this share of itself, and here twice
 
@@ -25,39 +30,81 @@ def assert_rounded(found, right):
     torch.testing.assert_close(found.double(), right, rtol=HALF_STEP, atol=2e-5 * right.abs().max().item())
 
 
-@needs_compiler
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("scale", [0.1, 30.0])
-def test_softmax_and_its_gradient(shape, scale):
-    logits, back = random(*shape, scale=scale), random(*shape, seed=1)
-    known = logits.double().requires_grad_()
-    right = (known * 0.125).softmax(-1)
-    weights = logits.clone()
-    kernels.softmax_(weights, 0.125)
-    assert_rounded(weights, right)
-    # The gradient is taken at the rounded weights.
-    w = weights.double()
-    wanted = 0.125 * w * (back.double() - (w * back.double()).sum(-1, keepdim=True))
-    kernels.softmax_backward_(weights, back, 0.125)
-    assert_rounded(back, wanted)
+@needs_products
+@pytest.mark.parametrize(("rows", "inputs", "outputs"), PRODUCTS)
+def test_a_linear_layer_and_its_gradients(rows, inputs, outputs):
+    x, back = random(rows, inputs), random(rows, outputs, seed=1)
+    weight, bias = random(outputs, inputs, seed=2, scale=inputs**-0.5).float() * 1.001, random(outputs, seed=3).float()
+    rounded = weight.bfloat16().double()
+    assert_rounded(kernels.linear(x, weight, bias), x.double() @ rounded.T + bias.double())
+    assert_rounded(kernels.linear_inputs(back, weight), back.double() @ rounded)
+    to_weight, to_bias = kernels.linear_weights(back, x)
+    torch.testing.assert_close(to_weight.double(), back.double().T @ x.double(), rtol=1e-5, atol=1e-5 * rows**0.5)
+    torch.testing.assert_close(to_bias.double(), back.double().sum(0), rtol=1e-5, atol=1e-5 * rows**0.5)
 
 
-@needs_compiler
-@pytest.mark.parametrize("shape", SHAPES)
-def test_gelu_s_gradient_and_its_sum(shape):
-    x, back = random(*shape, scale=3), random(*shape, seed=1)
-    known = x.double().requires_grad_()
-    (known * (1 + torch.erf(known / math.sqrt(2))) / 2).backward(back.double())
-    found, total = kernels.gelu_backward(x, back)
-    assert_rounded(found, known.grad)
-    torch.testing.assert_close(total.double(), known.grad.sum(0), rtol=1e-5, atol=1e-5)
+@needs_products
+@pytest.mark.parametrize(("rows", "inputs", "outputs"), PRODUCTS)
+def test_a_linear_layer_with_gelu_its_slopes_and_what_they_are_for(rows, inputs, outputs):
+    x, weight = random(rows, inputs), random(outputs, inputs, seed=2, scale=3 * inputs**-0.5).float()
+    bias, back = random(outputs, seed=3).float(), random(rows, inputs, seed=1)
+    known = (x.double() @ weight.double().T + bias.double()).requires_grad_()
+    right = known * (1 + torch.erf(known / math.sqrt(2))) / 2
+    right.sum().backward()
+    out, slopes = kernels.linear_gelu(x, weight, bias, slopes=True)
+    assert_rounded(out, right.detach())
+    assert_rounded(slopes, known.grad)
+    again, none = kernels.linear_gelu(x, weight, bias, slopes=False)
+    assert torch.equal(again, out)
+    assert none is None
+    found = kernels.linear_inputs(back, weight.T.contiguous(), slopes)
+    assert_rounded(found, back.double() @ weight.double().T * slopes.double())
 
 
-@needs_compiler
-def test_gelu_s_gradient_far_out():
+@needs_products
+def test_gelu_far_out():
     x = torch.tensor([[-1e30, -40.0, -13.0, -6.0, 0.0, 6.0, 40.0, 1e30]]).bfloat16()
-    found, _ = kernels.gelu_backward(x, torch.ones_like(x))
-    torch.testing.assert_close(found[0].float(), torch.tensor([0, 0, 0, 0, 0.5, 1, 1, 1]), rtol=0, atol=1e-6)
+    rows = torch.zeros(8, 16, dtype=torch.bfloat16)
+    rows[:, 0] = x[0]
+    found, slopes = kernels.linear_gelu(rows, torch.eye(16), torch.zeros(16), slopes=True)
+    right = torch.nn.functional.gelu(x[0].double())
+    torch.testing.assert_close(found[:, 0].double(), right, rtol=HALF_STEP, atol=1e-8)
+    torch.testing.assert_close(slopes[:, 0].float(), torch.tensor([0, 0, 0, 0, 0.5, 1, 1, 1]), rtol=0, atol=1e-6)
+
+
+@needs_products
+@pytest.mark.parametrize("scale", [0.1, 1.0, 30.0])
+@pytest.mark.parametrize(
+    ("q", "t", "width"), [(1, 1, 16), (5, 7, 16), (7, 7, 48), (32, 33, 64), (65, 65, 80), (20, 197, 64)]
+)
+def test_attention_and_its_gradients(q, t, width, scale):
+    """Of the gradients it can only be asked that they are as near as bfloat16's rounding of the weights allows."""
+    b, heads = 2, 3
+    parts = random(b, q, heads * width, scale=scale), *(random(b, t, heads * width, seed=s) for s in (1, 2))
+    back = random(b, q, heads * width, seed=3)
+    known = [part.double().requires_grad_() for part in parts]
+    query, key, value = (part.unflatten(-1, (heads, width)).transpose(1, 2) for part in known)
+    right = ((query @ key.mT / math.sqrt(width)).softmax(-1) @ value).transpose(1, 2).flatten(2)
+    right.backward(back.double())
+    out, norms = kernels.attention(*parts, heads)
+    to = tuple(torch.full_like(part, math.nan) for part in parts)
+    kernels.attention_backward(*parts, back, norms, to)
+    for found, wanted in zip((out, *to), (right.detach(), *(part.grad for part in known)), strict=True):
+        assert (found.double() - wanted).norm() <= 2 * HALF_STEP * wanted.norm() + 1e-5 * scale
+
+
+@needs_products
+@pytest.mark.parametrize("level", [-1e4, 1e4])
+def test_attention_to_keys_that_are_all_alike_and_far_from_the_query(level):
+    """Of logits that are all far below or above zero only the differences count, here none."""
+    query, key = torch.full((1, 7, 16), 8.0).bfloat16(), torch.full((1, 7, 16), level / 8).bfloat16()
+    value, back = random(1, 7, 16), random(1, 7, 16, seed=1)
+    out, norms = kernels.attention(query, key, value, 1)
+    torch.testing.assert_close(out.float(), value.float().mean(1, keepdim=True).expand_as(out), rtol=0.01, atol=0.01)
+    to = tuple(torch.empty_like(part) for part in (query, key, value))
+    kernels.attention_backward(query, key, value, back, norms, to)
+    assert all(part.isfinite().all() for part in to)
+    torch.testing.assert_close(to[2].float(), back.float().mean(1, keepdim=True).expand_as(out), rtol=0.01, atol=0.01)
 
 
 @needs_compiler
@@ -81,29 +128,34 @@ def test_layer_norm_and_its_gradients(shape, offset):
 
 
 @needs_compiler
-@pytest.mark.parametrize("parts", [1, 2, 3])
-def test_heads_are_taken_apart_and_put_back(parts):
-    packed = random(2, 5, parts * 12)
-    apart = kernels.gather_heads(packed, 3, parts)
-    assert apart.shape == (parts, 6, 5, 4)
-    for part, image, head, token in ((0, 0, 0, 0), (parts - 1, 1, 2, 4), (parts - 1, 0, 1, 3)):
-        first = part * 12 + head * 4
-        assert torch.equal(apart[part, image * 3 + head, token], packed[image, token, first : first + 4])
-    assert torch.equal(kernels.scatter_heads(apart, 3), packed)
-
-
-@needs_compiler
-def test_what_is_not_a_number_stays_so():
+def test_what_is_not_a_number_stays_so_in_layer_norm():
     x = random(4, 33)
     x[2, 20] = math.nan
-    weights, ones = x.clone(), torch.ones(33)
-    kernels.softmax_(weights, 1.0)
+    ones = torch.ones(33)
     out, *saved = kernels.layer_norm(x, ones, ones, 1e-6)
-    for rows in (weights, out, kernels.layer_norm_backward(x, x, ones, *saved)[0]):
+    for rows in (out, kernels.layer_norm_backward(x, x, ones, *saved)[0]):
         assert rows.isnan().all(1).tolist() == [False, False, True, False]
-    found, total = kernels.gelu_backward(x, torch.ones_like(x))
-    assert found.isnan().nonzero().tolist() == [[2, 20]]
-    assert total.isnan().nonzero().tolist() == [[20]]
+
+
+@needs_products
+def test_what_is_not_a_number_stays_so_in_products_and_attention():
+    x, weight, bias = random(9, 32), random(16, 32, seed=1).float(), torch.zeros(16)
+    x[2, 20] = math.nan
+    only = [row == 2 for row in range(9)]
+    for out in (kernels.linear(x, weight, bias), *kernels.linear_gelu(x, weight, bias, slopes=True)):
+        assert out.isnan().any(1).tolist() == out.isnan().all(1).tolist() == only
+    to_weight, _ = kernels.linear_weights(random(9, 16), x)
+    assert to_weight.isnan().any(0).tolist() == to_weight.isnan().all(0).tolist() == [i == 20 for i in range(32)]
+    _, to_bias = kernels.linear_weights(x, random(9, 16))
+    assert to_bias.isnan().tolist() == [i == 20 for i in range(32)]
+    query, key, value = x[None], random(1, 9, 32, seed=2), random(1, 9, 32, seed=3)
+    out, norms = kernels.attention(query, key, value, 1)
+    assert out[0].isnan().all(1).tolist() == only
+    to = tuple(torch.empty_like(part) for part in (query, key, value))
+    kernels.attention_backward(query, key, value, random(1, 9, 32), norms, to)
+    assert to[0][0].isnan().all(1).tolist() == only
+    assert to[1].isnan().all()
+    assert to[2].isnan().all()
 
 
 @needs_compiler
@@ -112,10 +164,17 @@ def test_the_number_of_threads_changes_no_bit():
         x = random(100, 48, seed=4)
         weight = random(48, seed=5).float()
         out, *saved = kernels.layer_norm(x, weight, weight, 1e-6)
-        packed = random(5, 20, 72, seed=6).requires_grad_()
+        packed = random(5, 20, 144, seed=6).requires_grad_()
         attended = attend_packed(None, packed, 3)
         (back,) = torch.autograd.grad(attended, packed, attended.detach())
-        return [out, *saved, *kernels.layer_norm_backward(x, out, weight, *saved), *kernels.gelu_backward(x, out), back]
+        layers = fused.Linear(48, 192), fused.Linear(192, 48)
+        for layer in layers:
+            torch.nn.init.trunc_normal_(layer.weight, std=0.1, generator=torch.Generator().manual_seed(7))
+            torch.nn.init.zeros_(layer.bias)
+        changed = fused.mlp(random(2500, 48, seed=8), *layers)
+        changed.backward(changed.detach())
+        rest = [parameter.grad for layer in layers for parameter in layer.parameters()]
+        return [out, *saved, *kernels.layer_norm_backward(x, out, weight, *saved), back, changed, *rest]
 
     before = torch.get_num_threads()
     try:
@@ -128,13 +187,12 @@ def test_the_number_of_threads_changes_no_bit():
 
 
 @needs_compiler
-def test_the_source_has_no_warnings(tmp_path):
-    source = kernels.SOURCE
-    done = subprocess.run(
-        ["cc", "-fopenmp", "-O3", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", source, "-o", tmp_path / "k.so"],
-        capture_output=True,
-        text=True,
-    )
+@pytest.mark.parametrize("processor", ["native", "x86-64", "cooperlake", "sapphirerapids"])
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the processors named are x86-64")
+def test_the_sources_have_no_warnings(processor, tmp_path):
+    options = [f"-march={processor}", "-fopenmp", "-O3", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
+    command = ["cc", *options, *kernels.SOURCES, "-o", tmp_path / "kernels.so"]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
@@ -150,10 +208,10 @@ def test_without_a_compiler_torch_computes(compiler, monkeypatch):
         known = x.double().unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
         right = (known[0] @ known[1].mT / 2).softmax(-1) @ known[2]
         torch.testing.assert_close(attend_packed(None, x, 2).double(), attention.merge(right), rtol=0.03, atol=0.03)
-        layer = fused.Linear(24, 8, gelu=True)
+        layers = fused.Linear(24, 16), fused.Linear(16, 8)
         with torch.autocast("cpu", torch.bfloat16):
-            layer(x).sum().backward()
-        assert layer.weight.grad.isfinite().all()
+            fused.mlp(x, *layers).sum().backward()
+        assert all(layer.weight.grad.isfinite().all() for layer in layers)
     finally:
         kernels.library.cache_clear()
 
@@ -161,23 +219,46 @@ def test_without_a_compiler_torch_computes(compiler, monkeypatch):
 @needs_compiler
 @pytest.mark.parametrize("way", ["expanded", "turned"])
 def test_gradients_may_have_any_strides(way):
-    x = random(3, 5, 24)
-    back = random(1, 1, 24, seed=1).expand_as(x) if way == "expanded" else random(24, 5, 3, seed=1).permute(2, 1, 0)
-    layers = torch.nn.Linear(24, 24), torch.nn.LayerNorm(24, eps=1e-6)
-    own = fused.Linear(24, 24, gelu=True), fused.LayerNorm(24, eps=1e-6)
-    for one, other in zip(own, layers, strict=True):
+    x, width = random(3, 5, 48), 48
+    back = (
+        random(1, 1, width, seed=1).expand_as(x) if way == "expanded" else random(width, 5, 3, seed=1).permute(2, 1, 0)
+    )
+    linear, contract, norm = (
+        torch.nn.Linear(width, width),
+        torch.nn.Linear(width, width),
+        torch.nn.LayerNorm(width, 1e-6),
+    )
+    own = fused.Linear(width, width), fused.Linear(width, width), fused.LayerNorm(width, 1e-6)
+    for one, other in zip(own, (linear, contract, norm), strict=True):
         one.load_state_dict(other.state_dict())
-    for one, right in zip(own, (lambda x: torch.nn.functional.gelu(layers[0](x)), layers[1]), strict=True):
+    pairs = [
+        (own[0], linear),
+        (lambda x: fused.mlp(x, *own[:2]), lambda x: contract(torch.nn.functional.gelu(linear(x)))),
+        (own[2], norm),
+    ]
+    for one, right in pairs:
         given, known = x.clone().requires_grad_(), x.float().requires_grad_()
         with torch.autocast("cpu", torch.bfloat16):
             one(given).backward(back)
         right(known).backward(back.float())
         torch.testing.assert_close(given.grad.float(), known.grad, rtol=0.05, atol=0.05)
-    packed = random(3, 5, 24, seed=2).requires_grad_()
-    out = attend_packed(None, packed, 2)
-    (found,) = torch.autograd.grad(out, packed, back[..., :8])
-    (again,) = torch.autograd.grad(attend_packed(None, packed, 2), packed, back[..., :8].contiguous())
+    packed = random(3, 5, 48, seed=2).requires_grad_()
+    out = attend_packed(None, packed, 1)
+    (found,) = torch.autograd.grad(out, packed, back[..., :16])
+    (again,) = torch.autograd.grad(attend_packed(None, packed, 1), packed, back[..., :16].contiguous())
     assert torch.equal(found, again)
+
+
+@needs_products
+def test_frozen_layers_get_no_gradient():
+    layers = fused.Linear(16, 32), fused.Linear(32, 16)
+    layers[0].requires_grad_(False)
+    x = random(3, 16).requires_grad_()
+    fused.mlp(fused.linear(x, *layers[0].parameters())[:, :16], *layers).sum().backward()
+    assert layers[0].weight.grad is None
+    assert layers[0].bias.grad is None
+    assert layers[1].weight.grad is not None
+    assert x.grad is not None
 
 
 @needs_compiler

@@ -27,7 +27,7 @@ from ssvit.benchmark.rules import SIZES, Size
 from ssvit.benchmark.rules import step as check
 from ssvit.benchmark.timing import Rate, compare
 from ssvit.data.loader import Batch
-from ssvit.encoder import fused
+from ssvit.encoder import fused, kernels
 from ssvit.encoder.vit import ViT
 from ssvit.masking import Masking
 from ssvit.objectives.base import Objective
@@ -130,8 +130,8 @@ def useful(size: Size) -> float:
     draw = objective.draw(torch.arange(b), seed=0)
     linear = {torch.ops.mkldnn._linear_pointwise: _linear_flops} if fused.AVAILABLE else {}
     counter = FlopCounterMode(display=False, custom_mapping=linear)
-    # In bfloat16 attention is made of matrix products, which can be counted.
-    with counter, torch.autocast("cpu", torch.bfloat16):
+    # torch's own attention in bfloat16 is made of matrix products, which can be counted.
+    with counter, kernels.left_alone(), torch.autocast("cpu", torch.bfloat16):
         objective(images, None, draw)["loss"].backward()
     return counter.get_total_flops() / b
 

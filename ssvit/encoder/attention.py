@@ -49,38 +49,32 @@ def attend_packed(query: Tensor | None, packed: Tensor, heads: int, dropout: flo
     packed: queries, keys and values of all tokens, (b, t, 3 * d); or with query (b, q, d), keys and values alone,
     (b, t, 2 * d).
     """
-    if kernels.fit(packed) and dropout == 0:
+    width = packed.shape[-1] // (3 if query is None else 2)
+    if packed.dtype == torch.bfloat16 and dropout == 0 and kernels.multiply(packed, width // heads):
         return _Kernels.apply(query, packed, heads)
     return merge(attend(*split(query, packed, heads), dropout=dropout))
 
 
+def _parts(query: Tensor | None, packed: Tensor) -> tuple[Tensor, ...]:
+    """Queries (b, q, d), keys and values (b, t, d), where they lie."""
+    return packed.chunk(3, -1) if query is None else (query, *packed.chunk(2, -1))
+
+
 class _Kernels(torch.autograd.Function):
-    """Attention by our own kernels around plain products."""
+    """Attention by our own kernels."""
 
     @staticmethod
     def forward(ctx: Any, query: Tensor | None, packed: Tensor, heads: int) -> Tensor:
-        ctx.heads, ctx.packs_query = heads, query is None
-        if query is None:
-            query, key, value = kernels.gather_heads(packed, heads, 3)
-        else:
-            (query,), (key, value) = kernels.gather_heads(query, heads, 1), kernels.gather_heads(packed, heads, 2)
-        weights = query @ key.mT
-        kernels.softmax_(weights, query.shape[-1] ** -0.5)
-        ctx.save_for_backward(query, key, value, weights)
-        return kernels.scatter_heads((weights @ value)[None], heads)
+        query, packed = None if query is None else query.contiguous(), packed.contiguous()
+        out, norms = kernels.attention(*_parts(query, packed), heads)
+        ctx.save_for_backward(query, packed, norms)
+        return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, weights = ctx.saved_tensors
-        (gradient,) = kernels.gather_heads(gradient, ctx.heads, 1)
-        to_logits = gradient @ value.mT
-        kernels.softmax_backward_(weights, to_logits, query.shape[-1] ** -0.5)
-        to_query = query.new_empty(3 if ctx.packs_query else 1, *query.shape)
-        to_rest = to_query[1:] if ctx.packs_query else key.new_empty(2, *key.shape)
-        torch.bmm(to_logits, key, out=to_query[0])
-        torch.bmm(to_logits.mT, query, out=to_rest[0])
-        torch.bmm(weights.mT, gradient, out=to_rest[1])
-        if ctx.packs_query:
-            return None, kernels.scatter_heads(to_query, ctx.heads), None
-        return kernels.scatter_heads(to_query, ctx.heads), kernels.scatter_heads(to_rest, ctx.heads), None
+        query, packed, norms = ctx.saved_tensors
+        to_query, to_packed = None if query is None else torch.empty_like(query), torch.empty_like(packed)
+        to = _parts(to_query, to_packed)
+        kernels.attention_backward(*_parts(query, packed), gradient.contiguous(), norms, to)
+        return to_query, to_packed, None

@@ -38,58 +38,115 @@ def product(left: Tensor, right: Tensor) -> Tensor:
     return _onednn(left, right.t()) if left.dtype == torch.float32 else left @ right
 
 
-class _Linear(torch.autograd.Function):
+class _OneDNN(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, gelu: bool, dtype: torch.dtype) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype) -> Tensor:
         rows, weight = x.reshape(-1, x.shape[-1]).to(dtype), weight.to(dtype)
-        out = _onednn(rows, weight, bias.to(dtype))
-        ctx.save_for_backward(rows, weight, out if gelu else None)
-        return (F.gelu(out) if gelu else out).view(*x.shape[:-1], -1)
+        ctx.save_for_backward(rows, weight)
+        return _onednn(rows, weight, bias.to(dtype)).view(*x.shape[:-1], -1)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, before_gelu = ctx.saved_tensors
-        rows, for_bias = gradient.reshape(-1, len(weight)), None
-        to_x, to_weight, to_bias, *_ = ctx.needs_input_grad
-        if before_gelu is not None and kernels.fit(before_gelu):
-            rows, for_bias = kernels.gelu_backward(before_gelu, rows)
-        elif before_gelu is not None:
-            rows = torch.ops.aten.gelu_backward(rows, before_gelu)
-        if for_bias is None and to_bias:
-            for_bias = rows.sum(0)
+        x, weight = ctx.saved_tensors
+        rows = gradient.reshape(-1, len(weight))
+        to_x, to_weight, to_bias, _ = ctx.needs_input_grad
         # The kernel is fastest when the narrower matrix is the one that it has to turn.
         narrow = len(weight) <= weight.shape[1]
         return (
             product(rows, weight).view(*gradient.shape[:-1], -1) if to_x else None,
             (product(rows.t(), x) if narrow else product(x.t(), rows).t()) if to_weight else None,
-            for_bias,
-            None,
+            rows.sum(0) if to_bias else None,
             None,
         )
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor, *, gelu: bool = False) -> Tensor:
-    """x (..., i), weight (o, i), bias (o,) -> (..., o), as torch's `linear` gives it, under autocast too; gelu: and
-    its `gelu` of that.
-    """
+def _rows(x: Tensor) -> Tensor:
+    """(..., d) -> (r, d), as our own kernels take it."""
+    return x.reshape(-1, x.shape[-1]).to(torch.bfloat16).contiguous()
+
+
+class _Linear(torch.autograd.Function):
+    """A linear layer by our own kernels."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        rows = _rows(x)
+        ctx.save_for_backward(rows, weight)
+        return kernels.linear(rows, weight, bias).view(*x.shape[:-1], -1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        rows = _rows(gradient)
+        to_x, *to_rest = ctx.needs_input_grad
+        to_x = kernels.linear_inputs(rows, weight).view(*gradient.shape[:-1], -1) if to_x else None
+        return to_x, *(kernels.linear_weights(rows, x) if any(to_rest) else (None, None))
+
+
+class _MLP(torch.autograd.Function):
+    """Two linear layers with a GELU between them, by our own kernels."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, weight2: Tensor, bias2: Tensor, learns: bool
+    ) -> Tensor:
+        rows = _rows(x)
+        hidden, slopes = kernels.linear_gelu(rows, weight, bias, slopes=learns)
+        ctx.save_for_backward(rows, weight, weight2, hidden, slopes)
+        return kernels.linear(hidden, weight2, bias2).view(*x.shape[:-1], -1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, weight2, hidden, slopes = ctx.saved_tensors
+        rows = _rows(gradient)
+        to_x, to_first, _, to_second, _, _ = ctx.needs_input_grad
+        second = kernels.linear_weights(rows, hidden) if to_second else (None, None)
+        inner = kernels.linear_inputs(rows, weight2, slopes)
+        first = kernels.linear_weights(inner, x) if to_first else (None, None)
+        to_x = kernels.linear_inputs(inner, weight).view(*gradient.shape[:-1], -1) if to_x else None
+        return to_x, *first, *second, None
+
+
+def _by_kernels(x: Tensor, dtype: torch.dtype, *weights: Tensor) -> bool:
+    if dtype != torch.bfloat16 or any(
+        weight.dtype != torch.float32 or not weight.is_contiguous() for weight in weights
+    ):
+        return False
+    return kernels.multiply(x, *(width for weight in weights for width in weight.shape))
+
+
+def _dtype(x: Tensor) -> torch.dtype:
+    """Of products, under autocast too."""
     autocast = x.device.type == "cpu" and torch.is_autocast_enabled("cpu")
-    dtype = torch.get_autocast_dtype("cpu") if autocast else x.dtype
+    return torch.get_autocast_dtype("cpu") if autocast else x.dtype
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """x (..., i), weight (o, i), bias (o,) -> (..., o), as torch's `linear` gives it, under autocast too."""
+    dtype = _dtype(x)
+    if _by_kernels(x, dtype, weight):
+        return _Linear.apply(x, weight, bias)
     if _fits(x, dtype):
-        return _Linear.apply(x, weight, bias, gelu, dtype)
-    out = F.linear(x, weight, bias)
-    return F.gelu(out) if gelu else out
+        return _OneDNN.apply(x, weight, bias, dtype)
+    return F.linear(x, weight, bias)
+
+
+def mlp(x: Tensor, first: nn.Linear, second: nn.Linear, dropout: float = 0.0) -> Tensor:
+    """Two layers with a GELU between them, and dropout before the second: (..., i) -> (..., o)."""
+    if dropout == 0 and _by_kernels(x, _dtype(x), first.weight, second.weight):
+        learns = torch.is_grad_enabled()
+        return _MLP.apply(x, first.weight, first.bias, second.weight, second.bias, learns)
+    return second(F.dropout(F.gelu(first(x)), dropout))
 
 
 class Linear(nn.Linear):
-    """torch's layer, (..., i) -> (..., o), and with gelu=True its GELU too, by `linear`."""
-
-    def __init__(self, inputs: int, outputs: int, *, gelu: bool = False) -> None:
-        super().__init__(inputs, outputs)
-        self.gelu = gelu
+    """torch's layer, (..., i) -> (..., o), by `linear`."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return linear(x, self.weight, self.bias, gelu=self.gelu)
+        return linear(x, self.weight, self.bias)
 
 
 class _LayerNorm(torch.autograd.Function):
@@ -104,7 +161,7 @@ class _LayerNorm(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         rows, weight, mean, scale = ctx.saved_tensors
-        to_x, *rest = kernels.layer_norm_backward(rows, gradient.reshape(rows.shape), weight, mean, scale)
+        to_x, *rest = kernels.layer_norm_backward(rows, gradient.reshape(rows.shape).contiguous(), weight, mean, scale)
         return to_x.view_as(gradient), *rest, None
 
 

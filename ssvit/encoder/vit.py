@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from ssvit import rules
 from ssvit.encoder import positions
 from ssvit.encoder.attention import attend, attend_packed, merge, split
-from ssvit.encoder.fused import LayerNorm, Linear, linear
+from ssvit.encoder.fused import LayerNorm, Linear, linear, mlp
 from ssvit.encoder.hybrid import Convolution, ResNet
 from ssvit.options import OptionError, one_of, pair
 
@@ -102,7 +102,7 @@ class Block(nn.Module):
         self.norm1 = LayerNorm(width, eps=1e-6)
         self.attention = Attention(width=width, heads=heads, dropout=dropout, relative=relative)
         self.norm2 = LayerNorm(width, eps=1e-6)
-        self.expand = Linear(width, mlp_width, gelu=True)
+        self.expand = Linear(width, mlp_width)
         self.contract = Linear(mlp_width, width)
         self.dropout = nn.Dropout(dropout)
         self.drop = StochasticDepth(drop)
@@ -111,8 +111,8 @@ class Block(nn.Module):
         """(b, t, d) -> (b, t, d); with `at` (b, m), only the outputs there, (b, m, d), at the cost of those alone."""
         attended = self.attention(self.norm1(x), places, at)
         x = (x if at is None else gather(x, at)) + self.drop(self.dropout(attended))
-        hidden = self.dropout(self.expand(self.norm2(x)))
-        return x + self.drop(self.dropout(self.contract(hidden)))
+        changed = mlp(self.norm2(x), self.expand, self.contract, self.dropout.p if self.training else 0.0)
+        return x + self.drop(self.dropout(changed))
 
 
 class ViT(nn.Module):

@@ -6,6 +6,7 @@ Letters: b images, n patches, m corrupted patches an image, d width.
 import torch
 from torch import Tensor, nn
 
+from ssvit.encoder.fused import Linear
 from ssvit.encoder.vit import ViT, gather
 from ssvit.masking import Corruption, Masking, corrupt
 from ssvit.objectives.base import Objective
@@ -22,7 +23,7 @@ class MaskedPatch(Objective):
         super().__init__()
         self.encoder, self.masking, self.target = encoder, masking, target
         self.mask_token = nn.Parameter(torch.randn(encoder.width) * 0.02)
-        self.head = nn.Linear(encoder.width, target.width)
+        self.head = Linear(encoder.width, target.width)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 

@@ -87,7 +87,7 @@ def train(
         f"encoder, {len(loader.source)} images, {fabric.world_size} x {fabric.device.type}"
     )
     if engine.lacks_kernels(recipe, fabric.device):
-        say("no C compiler builds the kernels (cc, or what CC names): torch's own take about a tenth longer")
+        say("no C compiler builds the kernels (cc, or what CC names): torch's own take about a quarter longer")
     journal = Journal(folder, recipe, first_step=first, speaks=fabric.is_global_zero)
     bad = 0
     with Stop.listening() as stop, contextlib.closing(journal):

@@ -1,0 +1,54 @@
+/* Layer norm in bfloat16: each row is read once, computed in float32 and rounded once. kernels/__init__.py says what is
+ * computed. Results do not depend on the number of threads.
+ */
+
+#include <math.h>
+
+#include "numbers.h"
+
+void norm_forward(const bf16 *inputs, const float *weight, const float *bias, bf16 *out, float *mean, float *scale,
+                  int64_t rows, int64_t width, float epsilon, int threads) {
+#pragma omp parallel for num_threads(threads)
+    for (int64_t i = 0; i < rows; i++) {
+        const bf16 *x = inputs + i * width;
+        float sum = 0, squares = 0;
+#pragma omp simd reduction(+ : sum)
+        for (int64_t j = 0; j < width; j++) sum += as_float(x[j]);
+        float m = sum / width;
+#pragma omp simd reduction(+ : squares)
+        for (int64_t j = 0; j < width; j++) squares += (as_float(x[j]) - m) * (as_float(x[j]) - m);
+        float s = 1 / sqrtf(squares / width + epsilon);
+#pragma omp simd
+        for (int64_t j = 0; j < width; j++)
+            out[i * width + j] = as_bf16((as_float(x[j]) - m) * s * weight[j] + bias[j]);
+        mean[i] = m, scale[i] = s;
+    }
+}
+
+/* sums: (blocks, 2, width), the gradients of weight and bias from as many equal shares of the rows. */
+void norm_backward(const bf16 *inputs, const bf16 *gradient, const float *weight, const float *mean, const float *scale,
+                   bf16 *out, float *sums, int64_t rows, int64_t width, int64_t blocks, int threads) {
+#pragma omp parallel for num_threads(threads)
+    for (int64_t block = 0; block < blocks; block++) {
+        float *to_weight = sums + block * 2 * width, *to_bias = to_weight + width;
+        memset(to_weight, 0, 2 * width * sizeof *to_weight);
+        for (int64_t i = block * rows / blocks; i < (block + 1) * rows / blocks; i++) {
+            const bf16 *x = inputs + i * width, *g = gradient + i * width;
+            float m = mean[i], s = scale[i], along_bias = 0, along_weight = 0;
+#pragma omp simd reduction(+ : along_bias, along_weight)
+            for (int64_t j = 0; j < width; j++) {
+                float normal = (as_float(x[j]) - m) * s, each = as_float(g[j]);
+                to_weight[j] += each * normal;
+                to_bias[j] += each;
+                along_bias += each * weight[j];
+                along_weight += each * weight[j] * normal;
+            }
+            along_bias /= width, along_weight /= width;
+#pragma omp simd
+            for (int64_t j = 0; j < width; j++) {
+                float normal = (as_float(x[j]) - m) * s;
+                out[i * width + j] = as_bf16(s * (as_float(g[j]) * weight[j] - along_bias - normal * along_weight));
+            }
+        }
+    }
+}

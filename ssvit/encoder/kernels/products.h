@@ -1,0 +1,115 @@
+/* Products of bfloat16 matrices with sums in float32, by the instruction that adds the products of two pairs of numbers
+ * to each of 16 sums. What is done with the sums happens before they leave the registers.
+ *
+ * The instruction wants its two numbers side by side. Of a left matrix (rows, 2 * pairs) it takes one pair at a time,
+ * which lie as they should in rows of numbers. Of a right matrix (2 * pairs, columns) it takes 16 columns at a time,
+ * which `turn` or `couple` bring into strips (columns / 16, pairs, 16).
+ *
+ * Only for processors that have the instruction and none for whole tiles of a matrix (AMX), which is faster by far.
+ */
+
+#if defined(__AVX512BF16__) && !defined(__AMX_BF16__)
+#ifndef PRODUCTS_H
+#define PRODUCTS_H
+
+#include <immintrin.h>
+
+#include "numbers.h"
+
+#define INLINE static inline __attribute__((always_inline))
+#define LANES 16 /* numbers in a vector */
+#define ROWS 6   /* of a tile, which is 6 by up to 4 vectors of sums: 24 of the 32 registers */
+#define PANEL 4
+
+typedef uint32_t __attribute__((may_alias)) pair; /* two bfloat16 numbers, the first one low */
+
+/* What becomes of a tile: `rows` rows and `vectors` vectors of the product, from `row` and `column` on. */
+typedef void finish(const int vectors, __m512 sums[ROWS][PANEL], int64_t row, int64_t rows, int64_t column, void *to);
+
+INLINE void tile(const int vectors, const pair *const left[ROWS], int64_t step, const pair *right, int64_t pairs,
+                 __m512 sums[ROWS][PANEL]) {
+    for (int r = 0; r < ROWS; r++)
+        for (int v = 0; v < vectors; v++) sums[r][v] = _mm512_setzero_ps();
+    for (int64_t p = 0; p < pairs; p++) {
+        __m512i strips[PANEL];
+        for (int v = 0; v < vectors; v++) strips[v] = _mm512_loadu_si512(right + (v * pairs + p) * LANES);
+        for (int r = 0; r < ROWS; r++) {
+            __m512i all = _mm512_set1_epi32(left[r][p * step]);
+            for (int v = 0; v < vectors; v++)
+                sums[r][v] = _mm512_dpbf16_ps(sums[r][v], (__m512bh)all, (__m512bh)strips[v]);
+        }
+    }
+}
+
+/* The product of a left matrix, whose pair p of row r is left[r * stride + p * step], and strips (vectors, pairs, 16).
+ */
+INLINE void multiply(const pair *left, int64_t stride, int64_t step, int64_t rows, const pair *right, int64_t pairs,
+                     int64_t vectors, finish *finish, void *to) {
+    for (int64_t v = 0, n; v < vectors; v += n) {
+        int64_t panels = (vectors - v + PANEL - 1) / PANEL;
+        n = (vectors - v + panels - 1) / panels;
+        for (int64_t i = 0; i < rows; i += ROWS) {
+            const pair *from[ROWS], *strips = right + v * pairs * LANES;
+            /* What stands in for rows beyond the last is computed and left out. */
+            for (int r = 0; r < ROWS; r++) from[r] = left + least(i + r, rows - 1) * stride;
+            __m512 sums[ROWS][PANEL];
+#define FINISHED(N) tile(N, from, step, strips, pairs, sums), finish(N, sums, i, rows - i, v * LANES, to)
+            if (n == 4) FINISHED(4);
+            else if (n == 3) FINISHED(3);
+            else if (n == 2) FINISHED(2);
+            else FINISHED(1);
+#undef FINISHED
+        }
+    }
+}
+
+/* A row of the transposed right matrix, as one lane of a strip. */
+INLINE void turn_row(const pair *row, int64_t pairs, pair *lane) {
+    for (int64_t p = 0; p < pairs; p++) lane[p * LANES] = row ? row[p] : 0;
+}
+
+/* Rows (n, 2 * pairs) -> the strips of their transpose, (n / 16, pairs, 16), filled up with zeros. */
+INLINE void turn(const bf16 *rows, int64_t stride, int64_t n, int64_t pairs, pair *strips) {
+    for (int64_t j = 0; j < up(n, LANES); j++)
+        turn_row(j < n ? (const pair *)(rows + j * stride) : 0, pairs, strips + j / LANES * pairs * LANES + j % LANES);
+}
+
+/* Two rows of the right matrix, as the same pair of every strip. */
+INLINE void couple_rows(const bf16 *one, const bf16 *two, int64_t columns, int64_t pairs, pair *strips) {
+    for (int64_t c = 0; c < columns; c += LANES) {
+        __m512i low = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(one + c))),
+                high = _mm512_setzero_si512();
+        if (two) high = _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(two + c))), 16);
+        _mm512_storeu_si512(strips + c * pairs, _mm512_or_si512(low, high));
+    }
+}
+
+/* Rows (n, columns) -> their strips, (columns / 16, pairs, 16) for pairs = (n + 1) / 2; a last odd row is paired with
+ * zeros. */
+INLINE void couple(const bf16 *rows, int64_t stride, int64_t n, int64_t columns, pair *strips) {
+    for (int64_t i = 0; i < n; i += 2)
+        couple_rows(rows + i * stride, i + 1 < n ? rows + (i + 1) * stride : 0, columns, (n + 1) / 2,
+                    strips + i / 2 * LANES);
+}
+
+INLINE void store(bf16 *to, __m512 values) { _mm256_storeu_si256((__m256i *)to, (__m256i)_mm512_cvtneps_pbh(values)); }
+
+INLINE __m512 load(const bf16 *from) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)from)), 16));
+}
+
+/* 2^x to 3e-6 relative, nothing below 2^-126: 2^n times a polynomial of what is left. What is not a number stays so. */
+INLINE __m512 power_of_two(__m512 x) {
+    x = _mm512_max_ps(_mm512_set1_ps(-126), x);
+    __m512 n = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC), rest = _mm512_sub_ps(x, n);
+    __m512 power = _mm512_fmadd_ps(rest, _mm512_set1_ps(0.0095701f), _mm512_set1_ps(0.05591786f));
+    power = _mm512_fmadd_ps(rest, power, _mm512_set1_ps(0.24024745f));
+    power = _mm512_fmadd_ps(rest, power, _mm512_set1_ps(0.69312181f));
+    power = _mm512_fmadd_ps(rest, power, _mm512_set1_ps(0.99999926f));
+    return _mm512_scalef_ps(power, n);
+}
+
+#define LOG2_E 1.44269504f
+
+#endif
+#endif
