@@ -51,12 +51,12 @@ def test_a_linear_layer_with_gelu_its_slopes_and_what_they_are_for(rows, inputs,
     known = (x.double() @ weight.double().T + bias.double()).requires_grad_()
     right = known * (1 + torch.erf(known / math.sqrt(2))) / 2
     right.sum().backward()
-    out, slopes = kernels.linear_gelu(x, weight, bias, slopes=True)
+    out, slopes = kernels.linear_gelu(x, weight, bias, True)
     assert_rounded(out, right.detach())
     assert_rounded(slopes, known.grad)
-    again, none = kernels.linear_gelu(x, weight, bias, slopes=False)
+    again, none = kernels.linear_gelu(x, weight, bias, False)
     assert torch.equal(again, out)
-    assert none is None
+    assert none.numel() == 0
     found = kernels.linear_inputs(back, weight.T.contiguous(), slopes)
     assert_rounded(found, back.double() @ weight.double().T * slopes.double())
 
@@ -66,7 +66,7 @@ def test_gelu_far_out():
     x = torch.tensor([[-1e30, -40.0, -13.0, -6.0, 0.0, 6.0, 40.0, 1e30]]).bfloat16()
     rows = torch.zeros(8, 16, dtype=torch.bfloat16)
     rows[:, 0] = x[0]
-    found, slopes = kernels.linear_gelu(rows, torch.eye(16), torch.zeros(16), slopes=True)
+    found, slopes = kernels.linear_gelu(rows, torch.eye(16), torch.zeros(16), True)
     right = torch.nn.functional.gelu(x[0].double())
     torch.testing.assert_close(found[:, 0].double(), right, rtol=HALF_STEP, atol=1e-8)
     torch.testing.assert_close(slopes[:, 0].float(), torch.tensor([0, 0, 0, 0, 0.5, 1, 1, 1]), rtol=0, atol=1e-6)
@@ -86,11 +86,13 @@ def test_attention_and_its_gradients(q, t, width, scale):
     query, key, value = (part.unflatten(-1, (heads, width)).transpose(1, 2) for part in known)
     right = ((query @ key.mT / math.sqrt(width)).softmax(-1) @ value).transpose(1, 2).flatten(2)
     right.backward(back.double())
-    out, norms = kernels.attention(*parts, heads)
-    to = tuple(torch.full_like(part, math.nan) for part in parts)
-    kernels.attention_backward(*parts, back, norms, to)
-    for found, wanted in zip((out, *to), (right.detach(), *(part.grad for part in known)), strict=True):
-        assert (found.double() - wanted).norm() <= 2 * HALF_STEP * wanted.norm() + 1e-5 * scale
+    apart, packed = (parts[0], torch.cat(parts[1:], -1)), (None, torch.cat(parts, -1) if q == t else None)
+    for given in [apart, packed] if q == t else [apart]:
+        out, norms = kernels.attention(*given, heads)
+        to = kernels.attention_backward(*given, back, norms)
+        to = to[1].chunk(3, -1) if given[0] is None else (to[0], *to[1].chunk(2, -1))
+        for found, wanted in zip((out, *to), (right.detach(), *(part.grad for part in known)), strict=True):
+            assert (found.double() - wanted).norm() <= 2 * HALF_STEP * wanted.norm() + 1e-5 * scale
 
 
 @needs_products
@@ -99,12 +101,14 @@ def test_attention_to_keys_that_are_all_alike_and_far_from_the_query(level):
     """Of logits that are all far below or above zero only the differences count, here none."""
     query, key = torch.full((1, 7, 16), 8.0).bfloat16(), torch.full((1, 7, 16), level / 8).bfloat16()
     value, back = random(1, 7, 16), random(1, 7, 16, seed=1)
-    out, norms = kernels.attention(query, key, value, 1)
+    packed = torch.cat([query, key, value], -1)
+    out, norms = kernels.attention(None, packed, 1)
     torch.testing.assert_close(out.float(), value.float().mean(1, keepdim=True).expand_as(out), rtol=0.01, atol=0.01)
-    to = tuple(torch.empty_like(part) for part in (query, key, value))
-    kernels.attention_backward(query, key, value, back, norms, to)
-    assert all(part.isfinite().all() for part in to)
-    torch.testing.assert_close(to[2].float(), back.float().mean(1, keepdim=True).expand_as(out), rtol=0.01, atol=0.01)
+    _, to_packed = kernels.attention_backward(None, packed, back, norms)
+    assert to_packed.isfinite().all()
+    torch.testing.assert_close(
+        to_packed[..., 32:].float(), back.float().mean(1, keepdim=True).expand_as(out), rtol=0.01, atol=0.01
+    )
 
 
 @needs_compiler
@@ -142,20 +146,19 @@ def test_what_is_not_a_number_stays_so_in_products_and_attention():
     x, weight, bias = random(9, 32), random(16, 32, seed=1).float(), torch.zeros(16)
     x[2, 20] = math.nan
     only = [row == 2 for row in range(9)]
-    for out in (kernels.linear(x, weight, bias), *kernels.linear_gelu(x, weight, bias, slopes=True)):
+    for out in (kernels.linear(x, weight, bias), *kernels.linear_gelu(x, weight, bias, True)):
         assert out.isnan().any(1).tolist() == out.isnan().all(1).tolist() == only
     to_weight, _ = kernels.linear_weights(random(9, 16), x)
     assert to_weight.isnan().any(0).tolist() == to_weight.isnan().all(0).tolist() == [i == 20 for i in range(32)]
     _, to_bias = kernels.linear_weights(x, random(9, 16))
     assert to_bias.isnan().tolist() == [i == 20 for i in range(32)]
     query, key, value = x[None], random(1, 9, 32, seed=2), random(1, 9, 32, seed=3)
-    out, norms = kernels.attention(query, key, value, 1)
+    packed = torch.cat([key, value], -1)
+    out, norms = kernels.attention(query, packed, 1)
     assert out[0].isnan().all(1).tolist() == only
-    to = tuple(torch.empty_like(part) for part in (query, key, value))
-    kernels.attention_backward(query, key, value, random(1, 9, 32), norms, to)
-    assert to[0][0].isnan().all(1).tolist() == only
-    assert to[1].isnan().all()
-    assert to[2].isnan().all()
+    to_query, to_packed = kernels.attention_backward(query, packed, random(1, 9, 32), norms)
+    assert to_query[0].isnan().all(1).tolist() == only
+    assert to_packed.isnan().all()
 
 
 @needs_compiler

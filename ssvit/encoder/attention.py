@@ -55,18 +55,13 @@ def attend_packed(query: Tensor | None, packed: Tensor, heads: int, dropout: flo
     return merge(attend(*split(query, packed, heads), dropout=dropout))
 
 
-def _parts(query: Tensor | None, packed: Tensor) -> tuple[Tensor, ...]:
-    """Queries (b, q, d), keys and values (b, t, d), where they lie."""
-    return packed.chunk(3, -1) if query is None else (query, *packed.chunk(2, -1))
-
-
 class _Kernels(torch.autograd.Function):
     """Attention by our own kernels."""
 
     @staticmethod
     def forward(ctx: Any, query: Tensor | None, packed: Tensor, heads: int) -> Tensor:
         query, packed = None if query is None else query.contiguous(), packed.contiguous()
-        out, norms = kernels.attention(*_parts(query, packed), heads)
+        out, norms = kernels.attention(query, packed, heads)
         ctx.save_for_backward(query, packed, norms)
         return out
 
@@ -74,7 +69,5 @@ class _Kernels(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         query, packed, norms = ctx.saved_tensors
-        to_query, to_packed = None if query is None else torch.empty_like(query), torch.empty_like(packed)
-        to = _parts(to_query, to_packed)
-        kernels.attention_backward(*_parts(query, packed), gradient.contiguous(), norms, to)
-        return to_query, to_packed, None
+        to_query, to_packed = kernels.attention_backward(query, packed, gradient.contiguous(), norms)
+        return None if query is None else to_query, to_packed, None

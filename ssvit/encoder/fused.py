@@ -93,7 +93,7 @@ class _MLP(torch.autograd.Function):
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, weight2: Tensor, bias2: Tensor, learns: bool
     ) -> Tensor:
         rows = _rows(x)
-        hidden, slopes = kernels.linear_gelu(rows, weight, bias, slopes=learns)
+        hidden, slopes = kernels.linear_gelu(rows, weight, bias, learns)
         ctx.save_for_backward(rows, weight, weight2, hidden, slopes)
         return kernels.linear(hidden, weight2, bias2).view(*x.shape[:-1], -1)
 

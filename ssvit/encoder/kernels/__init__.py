@@ -4,8 +4,8 @@ torch and oneDNN compute the same, and take longer: between the products of a la
 again, round weights and gradients in passes of their own, and multiply the shapes of attention at half of the
 processor's speed. Building takes a second, when the first kernel is asked for; nothing is kept, so that nothing can be
 out of date or be for another processor. Where there is no compiler, where the processor lacks the instructions, where a
-tensor is of another type, shape or device, and in compiled or exported graphs, `fit` and `multiply` are false and the
-callers use torch's. docs/performance.md has the figures.
+tensor is of another type, shape or device, and in exported graphs, `fit` and `multiply` are false and the callers use
+torch's; a compiled graph has its own layer norm. docs/performance.md has the figures.
 
 Letters: b images, q tokens that ask, t tokens that answer, h heads, k width of a head, d = h * k, r rows, i inputs,
 o outputs. Tensors are bfloat16 unless said otherwise.
@@ -18,7 +18,7 @@ import os
 import shlex
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -52,14 +52,23 @@ def library() -> ctypes.CDLL | None:
         return None
 
 
+@torch.compiler.assume_constant_result
+def _has_products() -> bool:
+    return hasattr(library(), "linear")
+
+
 def fit(tensor: Tensor) -> bool:
     """Whether layer norm can take a tensor."""
-    return tensor.is_contiguous() and _here(tensor) and tensor.dtype == torch.bfloat16
+    if torch.compiler.is_compiling() or not tensor.is_contiguous() or tensor.dtype != torch.bfloat16:
+        return False
+    return _here(tensor) and library() is not None
 
 
 def multiply(tensor: Tensor, *widths: int) -> bool:
     """Whether products can take a tensor once it is of their type, and these widths of heads, inputs or outputs."""
-    return all(width % _LANES == 0 for width in widths) and _here(tensor) and hasattr(library(), "linear")
+    if torch.compiler.is_exporting() or any(width % _LANES for width in widths):
+        return False
+    return _here(tensor) and _has_products()
 
 
 @contextlib.contextmanager
@@ -74,9 +83,24 @@ def left_alone() -> Iterator[None]:
 
 
 def _here(tensor: Tensor) -> bool:
-    if not _wanted or tensor.device.type != "cpu" or tensor.numel() == 0:
-        return False
-    return not torch.compiler.is_compiling() and library() is not None
+    return _wanted and tensor.device.type == "cpu" and tensor.numel() > 0
+
+
+def _operator(shapes: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Make a function an operator that compiled graphs can call, with empty results of the right shapes by `shapes`."""
+
+    def wrap(function: Callable[..., Any]) -> Callable[..., Any]:
+        operator = torch.library.custom_op(f"ssvit::{function.__name__}", function, mutates_args=(), device_types="cpu")
+        operator.register_fake(shapes)
+
+        @functools.wraps(function)
+        def call(*arguments: Any) -> Any:
+            # An operator's way through torch takes as long as a small product.
+            return (operator if torch.compiler.is_compiling() else function)(*arguments)
+
+        return call
+
+    return wrap
 
 
 def _call(kernel: str, *arguments: Any) -> None:
@@ -100,36 +124,62 @@ def _pairs(count: int) -> Tensor:
     return torch.empty(count, dtype=torch.int32)
 
 
+def _outputs(x: Tensor, weight: Tensor, *_: Any) -> Tensor:
+    return x.new_empty(len(x), len(weight))
+
+
+@_operator(_outputs)
 def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """x (r, i), weight (o, i) and bias (o,) float32 -> (r, o)."""
-    out = x.new_empty(len(x), len(weight))
+    out = _outputs(x, weight)
     _call("linear", x, weight, bias, out, None, 0, *x.shape, len(weight), _pairs(weight.numel() // 2))
     return out
 
 
-def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor, *, slopes: bool) -> tuple[Tensor, Tensor | None]:
-    """`linear` and the GELU of it, (r, o); and if asked for GELU's slopes there, (r, o)."""
-    out = x.new_empty(len(x), len(weight))
-    kept = torch.empty_like(out) if slopes else None
-    _call("linear", x, weight, bias, out, kept, 1, *x.shape, len(weight), _pairs(weight.numel() // 2))
+def _outputs_and_slopes(x: Tensor, weight: Tensor, bias: Tensor, slopes: bool) -> tuple[Tensor, Tensor]:
+    return _outputs(x, weight), _outputs(x, weight) if slopes else x.new_empty(0)
+
+
+@_operator(_outputs_and_slopes)
+def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor, slopes: bool) -> tuple[Tensor, Tensor]:
+    """`linear` and the GELU of it, (r, o); and GELU's slopes there, (r, o), or nothing where they are not asked for."""
+    out, kept = _outputs_and_slopes(x, weight, bias, slopes)
+    given = kept if slopes else None
+    _call("linear", x, weight, bias, out, given, 1, *x.shape, len(weight), _pairs(weight.numel() // 2))
     return out, kept
 
 
+def _inputs(gradient: Tensor, weight: Tensor, *_: Any) -> Tensor:
+    return gradient.new_empty(len(gradient), weight.shape[1])
+
+
+@_operator(_inputs)
 def linear_inputs(gradient: Tensor, weight: Tensor, slopes: Tensor | None = None) -> Tensor:
     """The gradient of x (r, i) from that of `linear`, (r, o), times slopes (r, i)."""
-    (r, o), i = gradient.shape, weight.shape[1]
-    out = gradient.new_empty(r, i)
-    _call("linear_inputs", gradient, weight, slopes, out, r, i, o, _pairs(weight.numel() // 2))
+    out = _inputs(gradient, weight)
+    r, o = gradient.shape
+    _call("linear_inputs", gradient, weight, slopes, out, r, out.shape[1], o, _pairs(weight.numel() // 2))
     return out
 
 
+def _weight_and_bias(gradient: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    o, i = gradient.shape[1], x.shape[1]
+    return gradient.new_empty(o, i, dtype=torch.float32), gradient.new_empty(o, dtype=torch.float32)
+
+
+@_operator(_weight_and_bias)
 def linear_weights(gradient: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
     """The gradients of weight (o, i) and bias (o,), float32, from that of `linear`, (r, o), and x (r, i)."""
-    (r, o), i = gradient.shape, x.shape[1]
-    to_weight, to_bias = gradient.new_empty(o, i, dtype=torch.float32), gradient.new_empty(o, dtype=torch.float32)
+    to_weight, to_bias = _weight_and_bias(gradient, x)
+    o, i = to_weight.shape
     scratch = _pairs(_DEEP // 2 * (i + -(-o // _GROUP) * _GROUP))
-    _call("linear_weights", gradient, x, to_weight, to_bias, r, i, o, scratch)
+    _call("linear_weights", gradient, x, to_weight, to_bias, len(x), i, o, scratch)
     return to_weight, to_bias
+
+
+def _parts(query: Tensor | None, packed: Tensor) -> tuple[Tensor, ...]:
+    """Queries (b, q, d), keys and values (b, t, d), where they lie."""
+    return packed.chunk(3, -1) if query is None else (query, *packed.chunk(2, -1))
 
 
 def _heads(query: Tensor, key: Tensor, heads: int) -> tuple[tuple[int, ...], Tensor]:
@@ -141,27 +191,39 @@ def _heads(query: Tensor, key: Tensor, heads: int) -> tuple[tuple[int, ...], Ten
     return (b, heads, q, t, d // heads), _pairs(torch.get_num_threads() * each)
 
 
-def attention(query: Tensor, key: Tensor, value: Tensor, heads: int) -> tuple[Tensor, Tensor]:
-    """query (b, q, d), key and value (b, t, d), parts of wider rows or not, -> (b, q, d), and of each head's and
-    token's logits the largest and the share that it has of the weights, (b, h, q, 2) float32.
+def _attended(query: Tensor | None, packed: Tensor, heads: int) -> tuple[Tensor, Tensor]:
+    b, q, d = _parts(query, packed)[0].shape
+    return packed.new_empty(b, q, d), packed.new_empty(b, heads, q, 2, dtype=torch.float32)
+
+
+@_operator(_attended)
+def attention(query: Tensor | None, packed: Tensor, heads: int) -> tuple[Tensor, Tensor]:
+    """packed: queries, keys and values, (b, t, 3 * d); or with query (b, q, d), keys and values alone, (b, t, 2 * d).
+    -> (b, q, d), and of each head's and token's logits the largest and the share that it has of the weights,
+    (b, h, q, 2) float32.
     """
+    out, norms = _attended(query, packed, heads)
+    query, key, value = _parts(query, packed)
     sizes, scratch = _heads(query, key, heads)
-    out, norms = query.new_empty(query.shape), query.new_empty(*sizes[:3], 2, dtype=torch.float32)
     scale = sizes[-1] ** -0.5
     _call("attention", query, query.stride(1), key, value, key.stride(1), out, norms, *sizes, scale, scratch)
     return out, norms
 
 
-def attention_backward(
-    query: Tensor, key: Tensor, value: Tensor, gradient: Tensor, norms: Tensor, to: tuple[Tensor, Tensor, Tensor]
-) -> None:
-    """Fill `to` with the gradients of query, key and value, of their strides, from that of `attention` (b, q, d)."""
+def _attended_backward(query: Tensor | None, packed: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    return packed.new_empty(0) if query is None else torch.empty_like(query), torch.empty_like(packed)
+
+
+@_operator(_attended_backward)
+def attention_backward(query: Tensor | None, packed: Tensor, gradient: Tensor, norms: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradients of query, nothing where it is packed too, and packed from that of `attention`, (b, q, d)."""
+    to_query, to_packed = _attended_backward(query, packed)
+    to = _parts(None if query is None else to_query, to_packed)
+    query, key, value = _parts(query, packed)
     sizes, scratch = _heads(query, key, norms.shape[1])
-    strides = query.stride(1), key.stride(1)
-    assert tuple(part.stride(1) for part in to) == (*strides, strides[1])
-    assert value.stride(1) == strides[1]
-    inputs = query, strides[0], key, value, strides[1], gradient, norms
+    inputs = query, query.stride(1), key, value, key.stride(1), gradient, norms
     _call("attention_backward", *inputs, *to, *sizes, sizes[-1] ** -0.5, scratch)
+    return to_query, to_packed
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
