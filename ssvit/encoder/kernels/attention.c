@@ -69,12 +69,6 @@ INLINE __m512i pairs_of(__m512 one, __m512 two) {
     return _mm512_permutexvar_epi16(order, (__m512i)_mm512_cvtne2ps_pbh(two, one));
 }
 
-/* Ask for rows that the next head needs before they are needed: they lie too far apart for the processor to guess. */
-INLINE void fetch(const bf16 *rows, int64_t stride, int64_t from, int64_t to, int64_t width) {
-    for (int64_t i = from; i < to; i++)
-        for (int64_t c = 0; c < width; c += 32) _mm_prefetch((const char *)(rows + i * stride + c), _MM_HINT_T1);
-}
-
 /* From a head of an image to the next, in rows of heads side by side. */
 INLINE int64_t next(int64_t head, int64_t heads, int64_t width, int64_t rows, int64_t stride) {
     return head + 1 < heads ? width : rows * stride - head * width;

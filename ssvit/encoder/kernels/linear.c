@@ -8,9 +8,11 @@
 
 #include <omp.h>
 
-#define BLOCK 96  /* rows that a thread computes at once: they stay in its cache while the weights pass */
-#define DEEP 1024 /* rows whose part of a weight's gradient is summed in registers */
-#define GROUP 48  /* columns that are packed together: the least that are whole vectors and whole tiles */
+#define BLOCK 96 /* rows that a thread computes at once: they stay in its cache while the weights pass */
+#define DEEP                                                                                                           \
+    1022 /* rows whose part of a weight's gradient is summed in registers; strips of 1024 would share few cache sets   \
+          */
+#define GROUP 48 /* columns that are packed together: the least that are whole vectors and whole tiles */
 
 struct target {
     bf16 *out;
@@ -137,12 +139,14 @@ INLINE void finish_sum(const int vectors, __m512 sums[ROWS][PANEL], int64_t row,
 INLINE void pack_group(const bf16 *gradient, int64_t n, int64_t outputs, int64_t columns, pair *group, float *sums) {
     __m512 totals[GROUP / LANES];
     for (int64_t v = 0; v < columns / LANES; v++) totals[v] = _mm512_loadu_ps(sums + v * LANES);
-    for (int64_t i = 0; i < n; i += 2)
+    for (int64_t i = 0; i < n; i += 2) {
+        fetch(gradient, outputs, i + 2 * 8, i + 2 * 8 + 2, columns);
         for (int64_t v = 0; v < columns / LANES; v++) {
             const bf16 *one = gradient + i * outputs + v * LANES, *two = i + 1 < n ? one + outputs : 0;
             couple_rows(one, two, LANES, 0, group + i / 2 * GROUP + v * LANES);
             totals[v] = _mm512_add_ps(totals[v], two ? _mm512_add_ps(load(one), load(two)) : load(one));
         }
+    }
     for (int64_t v = 0; v < columns / LANES; v++) _mm512_storeu_ps(sums + v * LANES, totals[v]);
 }
 
@@ -155,9 +159,11 @@ void linear_weights(const bf16 *gradient, const bf16 *x, float *to_weight, float
     for (int64_t i = 0; i < rows; i += DEEP) {
         int64_t n = least(DEEP, rows - i), pairs = (n + 1) / 2;
 #pragma omp for
-        for (int64_t j = 0; j < n; j += 2)
+        for (int64_t j = 0; j < n; j += 2) {
+            fetch(x + i * inputs, inputs, j + 8, j + 8 + 2, inputs);
             couple_rows(x + (i + j) * inputs, j + 1 < n ? x + (i + j + 1) * inputs : 0, inputs, pairs,
                         strips + j / 2 * LANES);
+        }
 #pragma omp for
         for (int64_t o = 0; o < outputs; o += GROUP) {
             int64_t columns = least(GROUP, outputs - o);

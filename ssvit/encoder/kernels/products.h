@@ -92,6 +92,12 @@ INLINE void couple(const bf16 *rows, int64_t stride, int64_t n, int64_t columns,
                     strips + i / 2 * LANES);
 }
 
+/* Ask for rows before they are needed, where they lie too far apart for the processor to guess. */
+INLINE void fetch(const bf16 *rows, int64_t stride, int64_t from, int64_t to, int64_t width) {
+    for (int64_t i = from; i < to; i++)
+        for (int64_t c = 0; c < width; c += 32) _mm_prefetch((const char *)(rows + i * stride + c), _MM_HINT_T1);
+}
+
 INLINE void store(bf16 *to, __m512 values) { _mm256_storeu_si256((__m256i *)to, (__m256i)_mm512_cvtneps_pbh(values)); }
 
 INLINE __m512 load(const bf16 *from) {
