@@ -39,21 +39,25 @@ INLINE void finish_rounded(const int vectors, __m512 sums[ROWS][PANEL], int64_t 
             store(target->out + (row + r) * target->stride + column + v * LANES, sums[r][v]);
 }
 
-/* Logits (whole,), of which t count -> 2^(scale * logit - norms[0]), whose sum is 1 / norms[1]. */
-INLINE void soften(float *row, int64_t t, int64_t whole, float scale, float *norms) {
-    int64_t last = whole - LANES;
-    __m512 rest = _mm512_mask_loadu_ps(_mm512_set1_ps(-INFINITY), 0xffff >> (whole - t), row + last), largest = rest;
-    for (int64_t j = 0; j < last; j += LANES) largest = _mm512_max_ps(largest, _mm512_loadu_ps(row + j));
-    norms[0] = _mm512_reduce_max_ps(largest) * scale;
-    __m512 shift = _mm512_set1_ps(norms[0]), scales = _mm512_set1_ps(scale);
-    __m512 sum = power_of_two(_mm512_fmsub_ps(rest, scales, shift));
-    _mm512_storeu_ps(row + last, sum);
-    for (int64_t j = 0; j < last; j += LANES) {
-        __m512 each = power_of_two(_mm512_fmsub_ps(_mm512_loadu_ps(row + j), scales, shift));
+/* The largest of t logits, times scale. */
+INLINE float largest(const float *row, int64_t t, float scale) {
+    int64_t last = (t - 1) / LANES * LANES;
+    __m512 found = _mm512_mask_loadu_ps(_mm512_set1_ps(-INFINITY), 0xffff >> (last + LANES - t), row + last);
+    for (int64_t j = 0; j < last; j += LANES) found = _mm512_max_ps(found, _mm512_loadu_ps(row + j));
+    return _mm512_reduce_max_ps(found) * scale;
+}
+
+/* Logits (whole,), of which t count -> 2^(scale * logit - shift), and 1 / their sum. */
+INLINE float soften(float *row, int64_t t, int64_t whole, float scale, float shift) {
+    __m512 sum = _mm512_setzero_ps(), scales = _mm512_set1_ps(scale), shifts = _mm512_set1_ps(shift);
+    for (int64_t j = 0; j < whole; j += LANES) {
+        __mmask16 counts = j + LANES <= t ? 0xffff : 0xffff >> (whole - t);
+        __m512 each = power_of_two(_mm512_fmsub_ps(_mm512_loadu_ps(row + j), scales, shifts));
+        each = _mm512_maskz_mov_ps(counts, each);
         _mm512_storeu_ps(row + j, each);
         sum = _mm512_add_ps(sum, each);
     }
-    norms[1] = 1 / _mm512_reduce_add_ps(sum);
+    return 1 / _mm512_reduce_add_ps(sum);
 }
 
 /* The weights again, from what `soften` kept. Columns beyond the last get some weight, but of finite size. */
@@ -106,12 +110,15 @@ void attention(const bf16 *query, int64_t query_stride, const bf16 *key, const b
                 struct whole block = {logits, whole};
                 multiply((const pair *)(asking + i * query_stride), query_stride / 2, 1, n, turned, width / 2,
                          whole / LANES, finish_whole, &block);
-                for (int64_t r = 0; r < n; r++) soften(logits + r * whole, t, whole, scale, kept + 2 * (i + r));
+                float *norm = kept + 2 * i;
+                for (int64_t r = 0; r < n; r++) norm[2 * r] = largest(logits + r * whole, t, scale);
+                for (int64_t r = 0; r < n; r++)
+                    norm[2 * r + 1] = soften(logits + r * whole, t, whole, scale, norm[2 * r]);
                 for (int64_t r = 0; r < n; r++)
                     for (int64_t j = 0; j < whole; j += LANES) {
                         float *share = logits + r * whole + j;
                         store(weights + r * whole + j,
-                              _mm512_mul_ps(_mm512_loadu_ps(share), _mm512_set1_ps(kept[2 * (i + r) + 1])));
+                              _mm512_mul_ps(_mm512_loadu_ps(share), _mm512_set1_ps(norm[2 * r + 1])));
                     }
                 fetch(asking + asked, query_stride, i, i + n, width);
                 fetch(keys + further, stride, i * t / q, (i + n) * t / q, width);

@@ -8,11 +8,13 @@
 
 #include <omp.h>
 
-#define BLOCK 96 /* rows that a thread computes at once: they stay in its cache while the weights pass */
-#define DEEP                                                                                                           \
-    1022 /* rows whose part of a weight's gradient is summed in registers; strips of 1024 would share few cache sets   \
-          */
-#define GROUP 48 /* columns that are packed together: the least that are whole vectors and whole tiles */
+/* Rows that a thread computes at once: they stay in its cache while the weights pass. */
+#define BLOCK 96
+/* Rows whose part of a weight's gradient is summed in registers. Strips of 1024 would compete for the same cache lines.
+ */
+#define DEEP 1022
+/* Columns that are packed together: the least that are whole vectors and whole tiles. */
+#define GROUP 48
 
 struct target {
     bf16 *out;
@@ -94,10 +96,10 @@ void linear(const bf16 *x, const float *weight, const float *bias, bf16 *out, bf
 #pragma omp parallel num_threads(threads)
     {
 #pragma omp for
-        for (int64_t o = 0; o < outputs; o++) {
-            bf16 row[inputs];
-            round_row(weight + o * inputs, inputs, row);
-            turn_row((pair *)row, inputs / 2, strips + o / LANES * (inputs / 2) * LANES + o % LANES);
+        for (int64_t o = 0; o < outputs; o += LANES) {
+            bf16 rounded[LANES * inputs];
+            for (int64_t r = 0; r < LANES; r++) round_row(weight + (o + r) * inputs, inputs, rounded + r * inputs);
+            turn(rounded, inputs, LANES, inputs / 2, strips + o * (inputs / 2));
         }
         if (with_gelu) over_rows(x, rows, inputs, strips, outputs, finish_gelu, target);
         else over_rows(x, rows, inputs, strips, outputs, finish_plain, target);
@@ -140,7 +142,7 @@ INLINE void pack_group(const bf16 *gradient, int64_t n, int64_t outputs, int64_t
     __m512 totals[GROUP / LANES];
     for (int64_t v = 0; v < columns / LANES; v++) totals[v] = _mm512_loadu_ps(sums + v * LANES);
     for (int64_t i = 0; i < n; i += 2) {
-        fetch(gradient, outputs, i + 2 * 8, i + 2 * 8 + 2, columns);
+        fetch(gradient, outputs, i + 16, i + 18, columns);
         for (int64_t v = 0; v < columns / LANES; v++) {
             const bf16 *one = gradient + i * outputs + v * LANES, *two = i + 1 < n ? one + outputs : 0;
             couple_rows(one, two, LANES, 0, group + i / 2 * GROUP + v * LANES);
@@ -160,7 +162,7 @@ void linear_weights(const bf16 *gradient, const bf16 *x, float *to_weight, float
         int64_t n = least(DEEP, rows - i), pairs = (n + 1) / 2;
 #pragma omp for
         for (int64_t j = 0; j < n; j += 2) {
-            fetch(x + i * inputs, inputs, j + 8, j + 8 + 2, inputs);
+            fetch(x + i * inputs, inputs, j + 8, j + 10, inputs);
             couple_rows(x + (i + j) * inputs, j + 1 < n ? x + (i + j + 1) * inputs : 0, inputs, pairs,
                         strips + j / 2 * LANES);
         }

@@ -11,13 +11,16 @@ void norm_forward(const bf16 *inputs, const float *weight, const float *bias, bf
 #pragma omp parallel for num_threads(threads)
     for (int64_t i = 0; i < rows; i++) {
         const bf16 *x = inputs + i * width;
-        float sum = 0, squares = 0;
-#pragma omp simd reduction(+ : sum)
-        for (int64_t j = 0; j < width; j++) sum += as_float(x[j]);
-        float m = sum / width;
-#pragma omp simd reduction(+ : squares)
-        for (int64_t j = 0; j < width; j++) squares += (as_float(x[j]) - m) * (as_float(x[j]) - m);
-        float s = 1 / sqrtf(squares / width + epsilon);
+        /* Both sums at once, around the first number. It cannot be farther from the mean than sqrt(width) deviations,
+         * so no more than width times the error of a float32 is lost. */
+        float first = as_float(x[0]), sum = 0, squares = 0;
+#pragma omp simd reduction(+ : sum, squares)
+        for (int64_t j = 0; j < width; j++) {
+            float each = as_float(x[j]) - first;
+            sum += each, squares += each * each;
+        }
+        float m = sum / width, s = 1 / sqrtf(squares / width - m * m + epsilon);
+        m += first;
 #pragma omp simd
         for (int64_t j = 0; j < width; j++)
             out[i * width + j] = as_bf16((as_float(x[j]) - m) * s * weight[j] + bias[j]);

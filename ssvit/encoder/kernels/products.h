@@ -63,15 +63,42 @@ INLINE void multiply(const pair *left, int64_t stride, int64_t step, int64_t row
     }
 }
 
-/* A row of the transposed right matrix, as one lane of a strip. */
-INLINE void turn_row(const pair *row, int64_t pairs, pair *lane) {
-    for (int64_t p = 0; p < pairs; p++) lane[p * LANES] = row ? row[p] : 0;
+/* A square of 16 by 16 pairs, row by row -> column by column. */
+INLINE void transpose(__m512i square[LANES]) {
+    __m512i other[LANES];
+    for (int i = 0; i < LANES; i += 2) {
+        other[i] = _mm512_unpacklo_epi32(square[i], square[i + 1]);
+        other[i + 1] = _mm512_unpackhi_epi32(square[i], square[i + 1]);
+    }
+    for (int i = 0; i < LANES; i += 4)
+        for (int j = 0; j < 2; j++) {
+            square[i + 2 * j] = _mm512_unpacklo_epi64(other[i + j], other[i + j + 2]);
+            square[i + 2 * j + 1] = _mm512_unpackhi_epi64(other[i + j], other[i + j + 2]);
+        }
+    /* Now quarter q of vector 4 * g + c holds column 4 * q + c of rows 4 * g to 4 * g + 3. */
+    for (int c = 0; c < 4; c++)
+        for (int g = 0; g < LANES; g += 8) {
+            other[g + c] = _mm512_shuffle_i32x4(square[g + c], square[g + c + 4], 0x88);
+            other[g + c + 4] = _mm512_shuffle_i32x4(square[g + c], square[g + c + 4], 0xdd);
+        }
+    for (int c = 0; c < 8; c++) {
+        square[c] = _mm512_shuffle_i32x4(other[c], other[c + 8], 0x88);
+        square[c + 8] = _mm512_shuffle_i32x4(other[c], other[c + 8], 0xdd);
+    }
 }
 
 /* Rows (n, 2 * pairs) -> the strips of their transpose, (n / 16, pairs, 16), filled up with zeros. */
 INLINE void turn(const bf16 *rows, int64_t stride, int64_t n, int64_t pairs, pair *strips) {
-    for (int64_t j = 0; j < up(n, LANES); j++)
-        turn_row(j < n ? (const pair *)(rows + j * stride) : 0, pairs, strips + j / LANES * pairs * LANES + j % LANES);
+    for (int64_t j = 0; j < n; j += LANES)
+        for (int64_t p = 0; p < pairs; p += LANES) {
+            __m512i square[LANES];
+            int64_t here = least(LANES, pairs - p);
+            for (int64_t r = 0; r < LANES; r++)
+                square[r] = _mm512_maskz_loadu_epi32(j + r < n ? 0xffff >> (LANES - here) : 0,
+                                                     (const pair *)(rows + (j + r) * stride) + p);
+            transpose(square);
+            for (int64_t r = 0; r < here; r++) _mm512_storeu_si512(strips + (j * pairs + (p + r) * LANES), square[r]);
+        }
 }
 
 /* Two rows of the right matrix, as the same pair of every strip. */
