@@ -6,9 +6,15 @@ import subprocess
 
 import pytest
 import torch
+from functorch.compile import make_boxed_func
+from torch._dynamo.backends.common import aot_autograd
 
 from ssvit.encoder import attention, fused, kernels
 from ssvit.encoder.attention import attend_packed
+from ssvit.encoder.vit import ViT
+from ssvit.masking import Masking
+from ssvit.objectives.masked_patch import MaskedPatch
+from ssvit.targets import MeanColor
 from ssvit.training import engine
 from ssvit.training.recipe import Recipe
 
@@ -159,6 +165,57 @@ def test_what_is_not_a_number_stays_so_in_products_and_attention():
     to_query, to_packed = kernels.attention_backward(query, packed, random(1, 9, 32), norms)
     assert to_query[0].isnan().all(1).tolist() == only
     assert to_packed.isnan().all()
+
+
+@needs_products
+@pytest.mark.parametrize(
+    ("kernel", "arguments"),
+    [
+        ("linear", (random(5, 16), random(32, 16).float(), torch.zeros(32))),
+        ("linear_gelu", (random(5, 16), random(32, 16).float(), torch.zeros(32), True)),
+        ("linear_gelu", (random(5, 16), random(32, 16).float(), torch.zeros(32), False)),
+        ("linear_inputs", (random(5, 32), random(32, 16).float())),
+        ("linear_inputs", (random(5, 32), random(32, 16).float(), random(5, 16))),
+        ("linear_weights", (random(5, 32), random(5, 16))),
+        ("attention", (None, random(2, 5, 96), 2)),
+        ("attention", (random(2, 3, 32), random(2, 5, 64), 2)),
+        ("attention_backward", (None, random(2, 5, 96), random(2, 5, 32), random(2, 2, 5, 2).float())),
+        ("attention_backward", (random(2, 3, 32), random(2, 5, 64), random(2, 3, 32), random(2, 2, 3, 2).float())),
+    ],
+)
+def test_kernels_are_operators_as_compiled_graphs_take_them(kernel, arguments):
+    """They change none of their inputs, and their results have the shapes that a graph is built for."""
+    operator = getattr(torch.ops.ssvit, kernel).default
+    torch.library.opcheck(operator, arguments, test_utils=("test_schema", "test_faketensor"))
+
+
+@needs_products
+@pytest.mark.parametrize("options", [{}, {"positions": "relative"}])
+def test_a_compiled_step_calls_the_kernels_and_computes_the_same(options):
+    """As one graph, which a backend that counts runs as it is; without the layer norm, which compilers have."""
+    encoder = ViT(image_size=8, patch_size=4, width=48, depth=2, heads=3, **options)
+    model = MaskedPatch(encoder=encoder, masking=Masking(), target=MeanColor(patch_size=4, bits=1)).eval()
+    torch.nn.init.trunc_normal_(model.head.weight, std=0.1)
+    images = torch.randint(0, 256, (3, 3, 8, 8), dtype=torch.uint8)
+    draw, called = model.draw(torch.arange(3), seed=0), []
+
+    def count(graph, _):
+        called.extend(str(node.target) for node in graph.graph.nodes if "ssvit" in str(node.target))
+        return make_boxed_func(graph.forward)
+
+    def step(model):
+        model.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = model(images, None, draw)["loss"]
+        loss.backward()
+        return [loss.detach(), *(parameter.grad.clone() for parameter in model.parameters())]
+
+    compiled = torch.compile(model, backend=aot_autograd(fw_compiler=count, bw_compiler=count), fullgraph=True)
+    for found, right in zip(step(compiled), step(model), strict=True):
+        assert (found - right).norm() <= 0.02 * right.norm() + 1e-6
+    wanted = ["linear", "linear_gelu", "linear_inputs", "linear_weights"]
+    wanted += [] if "positions" in options else ["attention", "attention_backward"]
+    assert {name.removeprefix("ssvit.").removesuffix(".default") for name in called} == set(wanted)
 
 
 @needs_compiler
