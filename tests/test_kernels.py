@@ -310,15 +310,22 @@ def test_gradients_may_have_any_strides(way):
 
 
 @needs_products
-def test_frozen_layers_get_no_gradient():
-    layers = fused.Linear(16, 32), fused.Linear(32, 16)
-    layers[0].requires_grad_(False)
-    x = random(3, 16).requires_grad_()
-    fused.mlp(fused.linear(x, *layers[0].parameters())[:, :16], *layers).sum().backward()
-    assert layers[0].weight.grad is None
-    assert layers[0].bias.grad is None
-    assert layers[1].weight.grad is not None
-    assert x.grad is not None
+@pytest.mark.parametrize("learned", ["0.weight", "0.bias", "1.weight", "1.bias", "x"])
+def test_each_part_gets_its_gradient_when_the_rest_is_frozen(learned):
+    layers, x = torch.nn.ModuleList([fused.Linear(16, 32), fused.Linear(32, 16)]), random(3, 16)
+    parts = dict(layers.named_parameters()) | {"x": x}
+
+    def gradients(*names):
+        for name, part in parts.items():
+            part.requires_grad_(name in names)
+            part.grad = None
+        with torch.autocast("cpu", torch.bfloat16):
+            (layers[1](layers[0](x)) + fused.mlp(x, *layers)).square().sum().backward()
+        return {name: part.grad for name, part in parts.items()}
+
+    found, right = gradients(learned), gradients(*parts)
+    assert [name for name, gradient in found.items() if gradient is not None] == [learned]
+    assert torch.equal(found[learned], right[learned])
 
 
 @needs_compiler

@@ -1,10 +1,9 @@
-"""Linear layers and layer norms on a CPU by faster kernels than torch's, forward and backward, where those fit.
+"""Linear layers, the MLP and layer norms on a CPU, forward and backward, by faster kernels than torch's where those fit.
 
 torch multiplies float32 matrices on a CPU by MKL, which uses half of the vector width of some processors; oneDNN uses
 all of it there, and is as fast elsewhere. Its product with the bias folded in, `mkldnn::_linear_pointwise`, is what
-torch.compile's own CPU code calls. In bfloat16 torch calls oneDNN by itself, and what is left to win is the bias, the
-order in which the gradient of the weights is multiplied, and what `ssvit.encoder.kernels` computes between products.
-docs/performance.md has the figures.
+torch.compile's own CPU code calls. In bfloat16 with float32 weights, as autocast has it, `ssvit.encoder.kernels`
+computes whole layers. docs/performance.md has the figures.
 
 Letters: r rows, which are the tokens of all images, i inputs, o outputs, d width.
 """
@@ -102,10 +101,10 @@ class _MLP(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, weight2, hidden, slopes = ctx.saved_tensors
         rows = _rows(gradient)
-        to_x, to_first, _, to_second, _, _ = ctx.needs_input_grad
-        second = kernels.linear_weights(rows, hidden) if to_second else (None, None)
+        to_x, *to_rest = ctx.needs_input_grad
+        second = kernels.linear_weights(rows, hidden) if any(to_rest[2:]) else (None, None)
         inner = kernels.linear_inputs(rows, weight2, slopes)
-        first = kernels.linear_weights(inner, x) if to_first else (None, None)
+        first = kernels.linear_weights(inner, x) if any(to_rest[:2]) else (None, None)
         to_x = kernels.linear_inputs(inner, weight).view(*gradient.shape[:-1], -1) if to_x else None
         return to_x, *first, *second, None
 
