@@ -1,4 +1,4 @@
-"""Linear layers, the MLP and layer norms on a CPU, forward and backward, by faster kernels than torch's where those fit.
+"""Linear layers, the MLP and layer norms on a CPU by faster kernels than torch's where those fit, forward and backward.
 
 torch multiplies float32 matrices on a CPU by MKL, which uses half of the vector width of some processors; oneDNN uses
 all of it there, and is as fast elsewhere. Its product with the bias folded in, `mkldnn::_linear_pointwise`, is what
