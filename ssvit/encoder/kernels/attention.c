@@ -73,6 +73,32 @@ INLINE __m512i pairs_of(__m512 one, __m512 two) {
     return _mm512_permutexvar_epi16(order, (__m512i)_mm512_cvtne2ps_pbh(two, one));
 }
 
+/* Two rows of logits and of the gradients of their weights, each (2, whole) -> the weights, as pairs; and the gradients
+ * of the logits, weight * (gradient - sum of weight * gradient) * scale, as pairs and as rows. */
+INLINE void slopes_of(float *logits, const float *gradients, const float *norm, const float *other, int64_t whole,
+                      float scale, pair *weights, pair *slopes, bf16 *rows) {
+    __m512 one = _mm512_setzero_ps(), two = one, scales = _mm512_set1_ps(scale * LOG2_E);
+    __m512 largest_one = _mm512_set1_ps(norm[0]), largest_two = _mm512_set1_ps(other[0]);
+    __m512 rest_one = _mm512_set1_ps(norm[1]), rest_two = _mm512_set1_ps(other[1]);
+    for (int64_t j = 0; j < whole; j += LANES) {
+        __m512 a = share(_mm512_loadu_ps(logits + j), scales, largest_one, rest_one);
+        __m512 b = share(_mm512_loadu_ps(logits + whole + j), scales, largest_two, rest_two);
+        one = _mm512_fmadd_ps(a, _mm512_loadu_ps(gradients + j), one);
+        two = _mm512_fmadd_ps(b, _mm512_loadu_ps(gradients + whole + j), two);
+        _mm512_storeu_ps(logits + j, a), _mm512_storeu_ps(logits + whole + j, b);
+        _mm512_storeu_si512(weights + j, pairs_of(a, b));
+    }
+    one = _mm512_set1_ps(_mm512_reduce_add_ps(one)), two = _mm512_set1_ps(_mm512_reduce_add_ps(two));
+    scales = _mm512_set1_ps(scale);
+    for (int64_t j = 0; j < whole; j += LANES) {
+        __m512 a = _mm512_mul_ps(scales, _mm512_sub_ps(_mm512_loadu_ps(gradients + j), one));
+        __m512 b = _mm512_mul_ps(scales, _mm512_sub_ps(_mm512_loadu_ps(gradients + whole + j), two));
+        a = _mm512_mul_ps(a, _mm512_loadu_ps(logits + j)), b = _mm512_mul_ps(b, _mm512_loadu_ps(logits + whole + j));
+        store(rows + j, a), store(rows + whole + j, b);
+        _mm512_storeu_si512(slopes + j, pairs_of(a, b));
+    }
+}
+
 /* From a head of an image to the next, in rows of heads side by side. */
 INLINE int64_t next(int64_t head, int64_t heads, int64_t width, int64_t rows, int64_t stride) {
     return head + 1 < heads ? width : rows * stride - head * width;
@@ -164,30 +190,9 @@ void attention_backward(const bf16 *query, int64_t query_stride, const bf16 *key
                 for (int64_t r = 0; r < n; r += 2) {
                     /* Of an odd last row the other of the pair is zeros. */
                     const float *norm = kept + 2 * (i + r), *other = r + 1 < n ? norm + 2 : (float[]){0, 0};
-                    float *one = shares + r * whole, *two = one + whole, *to_one = towards + r * whole,
-                          *to_two = to_one + whole;
-                    int64_t place = (i + r) / 2 * whole;
-                    __m512 sum_one = _mm512_setzero_ps(), sum_two = sum_one, scales = _mm512_set1_ps(scale * LOG2_E);
-                    __m512 shift_one = _mm512_set1_ps(norm[0]), shift_two = _mm512_set1_ps(other[0]);
-                    __m512 share_one = _mm512_set1_ps(norm[1]), share_two = _mm512_set1_ps(other[1]);
-                    for (int64_t j = 0; j < whole; j += LANES) {
-                        __m512 a = share(_mm512_loadu_ps(one + j), scales, shift_one, share_one);
-                        __m512 b = share(_mm512_loadu_ps(two + j), scales, shift_two, share_two);
-                        sum_one = _mm512_fmadd_ps(a, _mm512_loadu_ps(to_one + j), sum_one);
-                        sum_two = _mm512_fmadd_ps(b, _mm512_loadu_ps(to_two + j), sum_two);
-                        _mm512_storeu_ps(one + j, a), _mm512_storeu_ps(two + j, b);
-                        _mm512_storeu_si512(weights + place + j, pairs_of(a, b));
-                    }
-                    __m512 mean_one = _mm512_set1_ps(_mm512_reduce_add_ps(sum_one));
-                    __m512 mean_two = _mm512_set1_ps(_mm512_reduce_add_ps(sum_two));
-                    scales = _mm512_set1_ps(scale);
-                    for (int64_t j = 0; j < whole; j += LANES) {
-                        __m512 a = _mm512_mul_ps(scales, _mm512_sub_ps(_mm512_loadu_ps(to_one + j), mean_one));
-                        __m512 b = _mm512_mul_ps(scales, _mm512_sub_ps(_mm512_loadu_ps(to_two + j), mean_two));
-                        a = _mm512_mul_ps(a, _mm512_loadu_ps(one + j)), b = _mm512_mul_ps(b, _mm512_loadu_ps(two + j));
-                        store(rows + r * whole + j, a), store(rows + (r + 1) * whole + j, b);
-                        _mm512_storeu_si512(slopes + place + j, pairs_of(a, b));
-                    }
+                    int64_t place = (i + r) / 2 * whole, row = r * whole;
+                    slopes_of(shares + row, towards + row, norm, other, whole, scale, weights + place, slopes + place,
+                              rows + row);
                 }
                 fetch(asking + next(head, heads, width, q, query_stride), query_stride, i, i + n, width);
                 fetch(changes + next(head, heads, width, q, back), back, i, i + n, width);
