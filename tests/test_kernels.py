@@ -328,6 +328,17 @@ def test_each_part_gets_its_gradient_when_the_rest_is_frozen(learned):
     assert torch.equal(found[learned], right[learned])
 
 
+@needs_products
+def test_what_does_not_match_is_refused_and_not_read_beyond_its_end():
+    with torch.autocast("cpu", torch.bfloat16):
+        with pytest.raises((AssertionError, RuntimeError)):
+            fused.linear(random(3, 16), torch.zeros(32, 48), torch.zeros(32))
+        with pytest.raises((AssertionError, RuntimeError)):
+            fused.mlp(random(3, 16), fused.Linear(16, 32), fused.Linear(48, 16))
+        out = fused.linear(random(3, 16), torch.ones(32, 16), torch.ones(32, dtype=torch.bfloat16))
+    torch.testing.assert_close(out, random(3, 16).sum(1, keepdim=True).expand(-1, 32) + 1, rtol=0.01, atol=0.01)
+
+
 @needs_compiler
 @pytest.mark.parametrize("change", ["float", "double", "strided"])
 def test_other_tensors_are_left_to_torch(change):

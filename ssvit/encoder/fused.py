@@ -109,12 +109,10 @@ class _MLP(torch.autograd.Function):
         return to_x, *first, *second, None
 
 
-def _by_kernels(x: Tensor, dtype: torch.dtype, *weights: Tensor) -> bool:
-    if dtype != torch.bfloat16 or any(
-        weight.dtype != torch.float32 or not weight.is_contiguous() for weight in weights
-    ):
+def _by_kernels(x: Tensor, dtype: torch.dtype, *parameters: Tensor) -> bool:
+    if dtype != torch.bfloat16 or any(p.dtype != torch.float32 or not p.is_contiguous() for p in parameters):
         return False
-    return kernels.multiply(x, *(width for weight in weights for width in weight.shape))
+    return kernels.multiply(x, *(width for parameter in parameters for width in parameter.shape))
 
 
 def _dtype(x: Tensor) -> torch.dtype:
@@ -126,7 +124,7 @@ def _dtype(x: Tensor) -> torch.dtype:
 def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """x (..., i), weight (o, i), bias (o,) -> (..., o), as torch's `linear` gives it, under autocast too."""
     dtype = _dtype(x)
-    if _by_kernels(x, dtype, weight):
+    if _by_kernels(x, dtype, weight, bias):
         return _Linear.apply(x, weight, bias)
     if _fits(x, dtype):
         return _OneDNN.apply(x, weight, bias, dtype)
@@ -135,9 +133,9 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 def mlp(x: Tensor, first: nn.Linear, second: nn.Linear, dropout: float = 0.0) -> Tensor:
     """Two layers with a GELU between them, and dropout before the second: (..., i) -> (..., o)."""
-    if dropout == 0 and _by_kernels(x, _dtype(x), first.weight, second.weight):
-        learns = torch.is_grad_enabled()
-        return _MLP.apply(x, first.weight, first.bias, second.weight, second.bias, learns)
+    parameters = first.weight, first.bias, second.weight, second.bias
+    if dropout == 0 and _by_kernels(x, _dtype(x), *parameters):
+        return _MLP.apply(x, *parameters, torch.is_grad_enabled())
     return second(F.dropout(F.gelu(first(x)), dropout))
 
 

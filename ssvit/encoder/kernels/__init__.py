@@ -125,6 +125,7 @@ def _pairs(count: int) -> Tensor:
 
 
 def _outputs(x: Tensor, weight: Tensor, *_: Any) -> Tensor:
+    assert x.shape[1] == weight.shape[1]
     return x.new_empty(len(x), len(weight))
 
 
@@ -150,6 +151,7 @@ def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor, slopes: bool) -> tuple[
 
 
 def _inputs(gradient: Tensor, weight: Tensor, *_: Any) -> Tensor:
+    assert gradient.shape[1] == len(weight)
     return gradient.new_empty(len(gradient), weight.shape[1])
 
 
@@ -163,6 +165,7 @@ def linear_inputs(gradient: Tensor, weight: Tensor, slopes: Tensor | None = None
 
 
 def _weight_and_bias(gradient: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    assert len(gradient) == len(x)
     o, i = gradient.shape[1], x.shape[1]
     return gradient.new_empty(o, i, dtype=torch.float32), gradient.new_empty(o, dtype=torch.float32)
 
