@@ -1,5 +1,6 @@
 """The kernels in C beside formulas in float64, on shapes that fill no vector, and what happens without a compiler."""
 
+import copy
 import math
 import platform
 import subprocess
@@ -11,7 +12,7 @@ from torch._dynamo.backends.common import aot_autograd
 
 from ssvit.encoder import attention, fused, kernels
 from ssvit.encoder.attention import attend_packed
-from ssvit.encoder.vit import ViT
+from ssvit.encoder.vit import Block, ViT
 from ssvit.masking import Masking
 from ssvit.objectives.masked_patch import MaskedPatch
 from ssvit.targets import MeanColor
@@ -49,33 +50,74 @@ def test_a_linear_layer_and_its_gradients(rows, inputs, outputs):
     torch.testing.assert_close(to_bias.double(), back.double().sum(0), rtol=1e-5, atol=1e-5 * rows**0.5)
 
 
+def layers(width: int, first: int, second: int) -> tuple[torch.Tensor | float, ...]:
+    """A layer norm's weight, bias and epsilon, and the weights and biases of two linear layers, bfloat16 in float32."""
+    gain, offset = 1 + random(width, seed=1, scale=0.3).float(), random(width, seed=2, scale=0.3).float()
+    weight, weight2 = random(first, width, seed=3), random(width, second, seed=4)
+    scaled = [(matrix * matrix.shape[1] ** -0.5).bfloat16().float() for matrix in (weight, weight2)]
+    biases = random(first, seed=5).float(), random(width, seed=6).float()
+    return gain, offset, 1e-6, scaled[0], biases[0], scaled[1], biases[1]
+
+
 @needs_products
-@pytest.mark.parametrize(("rows", "inputs", "outputs"), PRODUCTS)
-def test_a_linear_layer_with_gelu_its_slopes_and_what_they_are_for(rows, inputs, outputs):
-    x, weight = random(rows, inputs), random(outputs, inputs, seed=2, scale=3 * inputs**-0.5).float()
-    bias, back = random(outputs, seed=3).float(), random(rows, inputs, seed=1)
-    known = (x.double() @ weight.double().T + bias.double()).requires_grad_()
-    right = known * (1 + torch.erf(known / math.sqrt(2))) / 2
-    right.sum().backward()
-    out, slopes = kernels.linear_gelu(x, weight, bias, True)
-    assert_rounded(out, right.detach())
-    assert_rounded(slopes, known.grad)
-    again, none = kernels.linear_gelu(x, weight, bias, False)
-    assert torch.equal(again, out)
+@pytest.mark.parametrize("heads", [0, 3])
+@pytest.mark.parametrize("adds", [False, True])
+@pytest.mark.parametrize(("b", "t"), [(1, 1), (1, 7), (5, 19), (2, 197), (300, 7)])
+def test_a_branch_and_its_gradients(b, t, heads, adds):
+    """Each part beside float64 given the part before, and the gradients of the whole: three roundings, or a few."""
+    width, first, second = 48, *((144, 48) if heads else (80, 80))
+    x, back = random(b, t, width), random(b, t, width, seed=7)
+    gain, offset, epsilon, weight, bias, weight2, bias2 = given = layers(width, first, second)
+    out, normed, moments, between, hidden, norms = kernels.branch(x, *given, heads, adds, True)
+    norm, kept = kernels.layer_norm(x.view(-1, width), gain, offset, epsilon)
+    assert torch.equal(normed.view_as(norm), norm)
+    assert torch.equal(moments.view_as(kept), kept)
+    if heads:
+        assert torch.equal(between.view(-1, first), kernels.linear(norm, weight, bias))
+        mixed, kept = kernels.attention(None, between, heads)
+        assert torch.equal(hidden, mixed)
+        assert torch.equal(norms, kept)
+    else:
+        known = (normed.double() @ weight.double().T + bias.double()).requires_grad_()
+        right = known * (1 + torch.erf(known / math.sqrt(2))) / 2
+        assert_rounded(hidden, right.detach())
+        assert_rounded(between, torch.autograd.grad(right.sum(), known)[0])
+    assert_rounded(out, hidden.double() @ weight2.double().T + bias2.double() + (x.double() if adds else 0))
+
+    known = [tensor.double().requires_grad_() for tensor in (x, gain, offset, weight, bias, weight2, bias2)]
+    whole, weights = known[0], known[3:]
+    y = torch.nn.functional.layer_norm(whole, (width,), known[1], known[2], epsilon) @ weights[0].T + weights[1]
+    if heads:
+        query, key, value = (part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in y.chunk(3, -1))
+        y = ((query @ key.mT / 4).softmax(-1) @ value).transpose(1, 2).flatten(2)
+    else:
+        y = y * (1 + torch.erf(y / math.sqrt(2))) / 2
+    right = y @ weights[2].T + weights[3] + (whole if adds else 0)
+    rights = torch.autograd.grad(right, known, back.double())
+    saved = normed, moments, between, hidden, norms
+    to_x, (to_gain, to_offset), *rest = kernels.branch_backward(back, x, gain, weight, weight2, *saved, adds)
+    for found, wanted in zip((to_x, to_gain, to_offset, *rest), rights, strict=True):
+        # A query's share of the bias is a small difference of large sums.
+        assert (found.double() - wanted).norm() <= 2 * HALF_STEP * wanted.norm() + 1e-3
+
+
+@needs_products
+def test_a_branch_that_does_not_learn_keeps_no_slopes():
+    given = random(2, 5, 16), *layers(16, 32, 32)
+    (out, *_), (again, _, _, none, *_) = (kernels.branch(*given, 0, True, learns) for learns in (True, False))
+    assert torch.equal(out, again)
     assert none.numel() == 0
-    found = kernels.linear_inputs(back, weight.T.contiguous(), slopes)
-    assert_rounded(found, back.double() @ weight.double().T * slopes.double())
 
 
 @needs_products
 def test_gelu_far_out():
-    x = torch.tensor([[-1e30, -40.0, -13.0, -6.0, 0.0, 6.0, 40.0, 1e30]]).bfloat16()
-    rows = torch.zeros(8, 16, dtype=torch.bfloat16)
-    rows[:, 0] = x[0]
-    found, slopes = kernels.linear_gelu(rows, torch.eye(16), torch.zeros(16), True)
-    right = torch.nn.functional.gelu(x[0].double())
-    torch.testing.assert_close(found[:, 0].double(), right, rtol=HALF_STEP, atol=1e-8)
-    torch.testing.assert_close(slopes[:, 0].float(), torch.tensor([0, 0, 0, 0, 0.5, 1, 1, 1]), rtol=0, atol=1e-6)
+    x = torch.tensor([-1e30, -40.0, -13.0, -6.0, 0.0, 6.0, 40.0, 1e30] * 2)
+    nothing = torch.zeros(16), torch.zeros(16), 1e-6, torch.zeros(16, 16), x, torch.zeros(16, 16), torch.zeros(16)
+    _, _, _, slopes, found, _ = kernels.branch(random(1, 1, 16), *nothing, 0, False, True)
+    right = torch.nn.functional.gelu(x.double())
+    torch.testing.assert_close(found.flatten().double(), right, rtol=HALF_STEP, atol=1e-8)
+    known = torch.tensor([0, 0, 0, 0, 0.5, 1, 1, 1] * 2)
+    torch.testing.assert_close(slopes.flatten().float(), known, rtol=0, atol=1e-6)
 
 
 @needs_products
@@ -128,9 +170,9 @@ def test_layer_norm_and_its_gradients(shape, offset):
     normal = centred / (centred.square().mean(-1, keepdim=True) + 1e-6).sqrt()
     right = normal * known[1] + known[2]
     right.backward(back.double())
-    out, *saved = kernels.layer_norm(x, weight, bias, 1e-6)
+    out, moments = kernels.layer_norm(x, weight, bias, 1e-6)
     assert_rounded(out, right.detach())
-    to_x, to_weight, to_bias = kernels.layer_norm_backward(x, back, weight, *saved)
+    to_x, (to_weight, to_bias) = kernels.layer_norm_backward(x, back, weight, moments)
     if shape[1] > 1:  # of a single number nothing is left but rounding
         torch.testing.assert_close(to_x.double(), known[0].grad, rtol=HALF_STEP, atol=1e-4)
     torch.testing.assert_close(to_weight.double(), known[1].grad, rtol=1e-4, atol=1e-4)
@@ -142,8 +184,8 @@ def test_what_is_not_a_number_stays_so_in_layer_norm():
     x = random(4, 33)
     x[2, 20] = math.nan
     ones = torch.ones(33)
-    out, *saved = kernels.layer_norm(x, ones, ones, 1e-6)
-    for rows in (out, kernels.layer_norm_backward(x, x, ones, *saved)[0]):
+    out, moments = kernels.layer_norm(x, ones, ones, 1e-6)
+    for rows in (out, kernels.layer_norm_backward(x, x, ones, moments)[0]):
         assert rows.isnan().all(1).tolist() == [False, False, True, False]
 
 
@@ -152,7 +194,8 @@ def test_what_is_not_a_number_stays_so_in_products_and_attention():
     x, weight, bias = random(9, 32), random(16, 32, seed=1).float(), torch.zeros(16)
     x[2, 20] = math.nan
     only = [row == 2 for row in range(9)]
-    for out in (kernels.linear(x, weight, bias), *kernels.linear_gelu(x, weight, bias, True)):
+    whole = kernels.branch(x[None], *layers(32, 48, 48), 0, False, True)
+    for out in (kernels.linear(x, weight, bias), *(part[0] for part in whole[:5] if part is not whole[2])):
         assert out.isnan().any(1).tolist() == out.isnan().all(1).tolist() == only
     to_weight, _ = kernels.linear_weights(random(9, 16), x)
     assert to_weight.isnan().any(0).tolist() == to_weight.isnan().all(0).tolist() == [i == 20 for i in range(32)]
@@ -172,27 +215,33 @@ def test_what_is_not_a_number_stays_so_in_products_and_attention():
     ("kernel", "arguments"),
     [
         ("linear", (random(5, 16), random(32, 16).float(), torch.zeros(32))),
-        ("linear_gelu", (random(5, 16), random(32, 16).float(), torch.zeros(32), True)),
-        ("linear_gelu", (random(5, 16), random(32, 16).float(), torch.zeros(32), False)),
         ("linear_inputs", (random(5, 32), random(32, 16).float())),
-        ("linear_inputs", (random(5, 32), random(32, 16).float(), random(5, 16))),
         ("linear_weights", (random(5, 32), random(5, 16))),
         ("attention", (None, random(2, 5, 96), 2)),
         ("attention", (random(2, 3, 32), random(2, 5, 64), 2)),
         ("attention_backward", (None, random(2, 5, 96), random(2, 5, 32), random(2, 2, 5, 2).float())),
         ("attention_backward", (random(2, 3, 32), random(2, 5, 64), random(2, 3, 32), random(2, 2, 3, 2).float())),
+        ("branch", (random(2, 5, 16), *layers(16, 32, 32), 0, True, True)),
+        ("branch", (random(2, 5, 16), *layers(16, 32, 32), 0, True, False)),
+        ("branch", (random(2, 5, 16), *layers(16, 48, 16), 1, False, True)),
     ],
 )
 def test_kernels_are_operators_as_compiled_graphs_take_them(kernel, arguments):
     """They change none of their inputs, and their results have the shapes that a graph is built for."""
     operator = getattr(torch.ops.ssvit, kernel).default
     torch.library.opcheck(operator, arguments, test_utils=("test_schema", "test_faketensor"))
+    if kernel == "branch":
+        (x, gain, _, _, weight, _, weight2, *_, adds, learns), (_, *kept) = arguments, kernels.branch(*arguments)
+        if learns:
+            given = random(*x.shape), x, gain, weight, weight2, *kept, adds
+            operator = torch.ops.ssvit.branch_backward.default
+            torch.library.opcheck(operator, given, test_utils=("test_schema", "test_faketensor"))
 
 
 @needs_products
 @pytest.mark.parametrize("options", [{}, {"positions": "relative"}])
 def test_a_compiled_step_calls_the_kernels_and_computes_the_same(options):
-    """As one graph, which a backend that counts runs as it is; without the layer norm, which compilers have."""
+    """As one graph, which a backend that counts runs as it is; without the layer norms that are no branch's."""
     encoder = ViT(image_size=8, patch_size=4, width=48, depth=2, heads=3, **options)
     model = MaskedPatch(encoder=encoder, masking=Masking(), target=MeanColor(patch_size=4, bits=1)).eval()
     torch.nn.init.trunc_normal_(model.head.weight, std=0.1)
@@ -213,7 +262,7 @@ def test_a_compiled_step_calls_the_kernels_and_computes_the_same(options):
     compiled = torch.compile(model, backend=aot_autograd(fw_compiler=count, bw_compiler=count), fullgraph=True)
     for found, right in zip(step(compiled), step(model), strict=True):
         assert (found - right).norm() <= 0.02 * right.norm() + 1e-6
-    wanted = ["linear", "linear_gelu", "linear_inputs", "linear_weights"]
+    wanted = ["branch", "branch_backward", "linear", "linear_inputs", "linear_weights"]
     wanted += [] if "positions" in options else ["attention", "attention_backward"]
     assert {name.removeprefix("ssvit.").removesuffix(".default") for name in called} == set(wanted)
 
@@ -223,18 +272,17 @@ def test_the_number_of_threads_changes_no_bit():
     def everything():
         x = random(100, 48, seed=4)
         weight = random(48, seed=5).float()
-        out, *saved = kernels.layer_norm(x, weight, weight, 1e-6)
+        out, moments = kernels.layer_norm(x, weight, weight, 1e-6)
         packed = random(5, 20, 144, seed=6).requires_grad_()
         attended = attend_packed(None, packed, 3)
         (back,) = torch.autograd.grad(attended, packed, attended.detach())
-        layers = fused.Linear(48, 192), fused.Linear(192, 48)
-        for layer in layers:
-            torch.nn.init.trunc_normal_(layer.weight, std=0.1, generator=torch.Generator().manual_seed(7))
-            torch.nn.init.zeros_(layer.bias)
-        changed = fused.mlp(random(2500, 48, seed=8), *layers)
+        torch.manual_seed(7)
+        block = Block(width=48, heads=3, mlp_width=192, dropout=0.0, drop=0.0, relative=None)
+        with torch.autocast("cpu", torch.bfloat16):
+            changed = block(random(25, 100, 48, seed=8))
         changed.backward(changed.detach())
-        rest = [parameter.grad for layer in layers for parameter in layer.parameters()]
-        return [out, *saved, *kernels.layer_norm_backward(x, out, weight, *saved), back, changed, *rest]
+        rest = [parameter.grad for parameter in block.parameters()]
+        return [out, moments, *kernels.layer_norm_backward(x, out, weight, moments), back, changed, *rest]
 
     before = torch.get_num_threads()
     try:
@@ -268,10 +316,10 @@ def test_without_a_compiler_torch_computes(compiler, monkeypatch):
         known = x.double().unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
         right = (known[0] @ known[1].mT / 2).softmax(-1) @ known[2]
         torch.testing.assert_close(attend_packed(None, x, 2).double(), attention.merge(right), rtol=0.03, atol=0.03)
-        layers = fused.Linear(24, 16), fused.Linear(16, 8)
+        block = Block(width=24, heads=2, mlp_width=16, dropout=0.0, drop=0.0, relative=None)
         with torch.autocast("cpu", torch.bfloat16):
-            fused.mlp(x, *layers).sum().backward()
-        assert all(layer.weight.grad.isfinite().all() for layer in layers)
+            block(x).sum().backward()
+        assert all(parameter.grad.isfinite().all() for parameter in block.parameters())
     finally:
         kernels.library.cache_clear()
 
@@ -283,19 +331,12 @@ def test_gradients_may_have_any_strides(way):
     back = (
         random(1, 1, width, seed=1).expand_as(x) if way == "expanded" else random(width, 5, 3, seed=1).permute(2, 1, 0)
     )
-    linear, contract, norm = (
-        torch.nn.Linear(width, width),
-        torch.nn.Linear(width, width),
-        torch.nn.LayerNorm(width, 1e-6),
-    )
-    own = fused.Linear(width, width), fused.Linear(width, width), fused.LayerNorm(width, 1e-6)
-    for one, other in zip(own, (linear, contract, norm), strict=True):
+    linear, norm = torch.nn.Linear(width, width), torch.nn.LayerNorm(width, 1e-6)
+    own = fused.Linear(width, width), fused.LayerNorm(width, 1e-6)
+    for one, other in zip(own, (linear, norm), strict=True):
         one.load_state_dict(other.state_dict())
-    pairs = [
-        (own[0], linear),
-        (lambda x: fused.mlp(x, *own[:2]), lambda x: contract(torch.nn.functional.gelu(linear(x)))),
-        (own[2], norm),
-    ]
+    block = Block(width=width, heads=1, mlp_width=width, dropout=0.0, drop=0.0, relative=None)
+    pairs = [(own[0], linear), (own[1], norm), (block, copy.deepcopy(block))]
     for one, right in pairs:
         given, known = x.clone().requires_grad_(), x.float().requires_grad_()
         with torch.autocast("cpu", torch.bfloat16):
@@ -310,17 +351,21 @@ def test_gradients_may_have_any_strides(way):
 
 
 @needs_products
-@pytest.mark.parametrize("learned", ["0.weight", "0.bias", "1.weight", "1.bias", "x"])
+@pytest.mark.parametrize(
+    "learned", ["linear.weight", "linear.bias", "norm1.weight", "expand.weight", "norm2.bias", "x"]
+)
 def test_each_part_gets_its_gradient_when_the_rest_is_frozen(learned):
-    layers, x = torch.nn.ModuleList([fused.Linear(16, 32), fused.Linear(32, 16)]), random(3, 16)
-    parts = dict(layers.named_parameters()) | {"x": x}
+    block, x = Block(width=16, heads=1, mlp_width=32, dropout=0.0, drop=0.0, relative=None), random(2, 3, 16)
+    linear = fused.Linear(16, 16)
+    parts = {f"linear.{name}": part for name, part in linear.named_parameters()} | dict(block.named_parameters())
+    parts["x"] = x
 
     def gradients(*names):
         for name, part in parts.items():
             part.requires_grad_(name in names)
             part.grad = None
         with torch.autocast("cpu", torch.bfloat16):
-            (layers[1](layers[0](x)) + fused.mlp(x, *layers)).square().sum().backward()
+            block(linear(x)).square().sum().backward()
         return {name: part.grad for name, part in parts.items()}
 
     found, right = gradients(learned), gradients(*parts)
@@ -330,11 +375,15 @@ def test_each_part_gets_its_gradient_when_the_rest_is_frozen(learned):
 
 @needs_products
 def test_what_does_not_match_is_refused_and_not_read_beyond_its_end():
+    norm, x = fused.LayerNorm(16, 1e-6), random(1, 3, 16)
     with torch.autocast("cpu", torch.bfloat16):
         with pytest.raises((AssertionError, RuntimeError)):
             fused.linear(random(3, 16), torch.zeros(32, 48), torch.zeros(32))
+        for first, second, heads in [((16, 32), (48, 16), 0), ((32, 32), (32, 16), 0), ((16, 32), (32, 16), 1)]:
+            with pytest.raises((AssertionError, RuntimeError)):
+                fused.branch(x, norm, fused.Linear(*first), fused.Linear(*second), heads=heads, adds=True)
         with pytest.raises((AssertionError, RuntimeError)):
-            fused.mlp(random(3, 16), fused.Linear(16, 32), fused.Linear(48, 16))
+            fused.branch(x, fused.LayerNorm(48), fused.Linear(16, 32), fused.Linear(32, 16), adds=True)
         out = fused.linear(random(3, 16), torch.ones(32, 16), torch.ones(32, dtype=torch.bfloat16))
     torch.testing.assert_close(out, random(3, 16).sum(1, keepdim=True).expand(-1, 32) + 1, rtol=0.01, atol=0.01)
 

@@ -84,29 +84,36 @@ class _Linear(torch.autograd.Function):
         return to_x, *(kernels.linear_weights(rows, x) if any(to_rest) else (None, None))
 
 
-class _MLP(torch.autograd.Function):
-    """Two linear layers with a GELU between them, by our own kernels."""
+class _Branch(torch.autograd.Function):
+    """A branch of a Transformer's layer by our own kernels."""
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, weight2: Tensor, bias2: Tensor, learns: bool
+        ctx: Any,
+        x: Tensor,
+        gain: Tensor,
+        offset: Tensor,
+        epsilon: float,
+        weight: Tensor,
+        bias: Tensor,
+        weight2: Tensor,
+        bias2: Tensor,
+        heads: int,
+        adds: bool,
+        learns: bool,
     ) -> Tensor:
-        rows = _rows(x)
-        hidden, slopes = kernels.linear_gelu(rows, weight, bias, learns)
-        ctx.save_for_backward(rows, weight, weight2, hidden, slopes)
-        return kernels.linear(hidden, weight2, bias2).view(*x.shape[:-1], -1)
+        x, ctx.adds = x.contiguous(), adds
+        layers = gain, offset, epsilon, weight, bias, weight2, bias2
+        out, *kept = kernels.branch(x, *layers, heads, adds, learns)
+        ctx.save_for_backward(x, gain, weight, weight2, *kept)
+        return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, weight2, hidden, slopes = ctx.saved_tensors
-        rows = _rows(gradient)
-        to_x, *to_rest = ctx.needs_input_grad
-        second = kernels.linear_weights(rows, hidden) if any(to_rest[2:]) else (None, None)
-        inner = kernels.linear_inputs(rows, weight2, slopes)
-        first = kernels.linear_weights(inner, x) if any(to_rest[:2]) else (None, None)
-        to_x = kernels.linear_inputs(inner, weight).view(*gradient.shape[:-1], -1) if to_x else None
-        return to_x, *first, *second, None
+        given = gradient.contiguous(), *ctx.saved_tensors, ctx.adds
+        to_x, (to_gain, to_offset), *to_rest = kernels.branch_backward(*given)
+        return to_x, to_gain, to_offset, None, *to_rest, None, None, None
 
 
 def _by_kernels(x: Tensor, dtype: torch.dtype, *parameters: Tensor) -> bool:
@@ -131,12 +138,19 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return F.linear(x, weight, bias)
 
 
-def mlp(x: Tensor, first: nn.Linear, second: nn.Linear, dropout: float = 0.0) -> Tensor:
-    """Two layers with a GELU between them, and dropout before the second: (..., i) -> (..., o)."""
-    parameters = first.weight, first.bias, second.weight, second.bias
-    if dropout == 0 and _by_kernels(x, _dtype(x), *parameters):
-        return _MLP.apply(x, *parameters, torch.is_grad_enabled())
-    return second(F.dropout(F.gelu(first(x)), dropout))
+def branch(
+    x: Tensor, norm: nn.LayerNorm, first: nn.Linear, second: nn.Linear, *, heads: int = 0, adds: bool
+) -> Tensor | None:
+    """A branch of a Transformer's layer, (b, t, d) -> (b, t, d): layer norm, a linear layer, attention by so many heads
+    or a GELU where they are 0, a second linear layer; and x itself if it `adds` that. None where our kernels cannot.
+    """
+    layers = first.weight, first.bias, second.weight, second.bias
+    head = (x.shape[-1] // heads,) if heads else ()
+    if x.dtype != torch.bfloat16 or not _by_kernels(x, _dtype(x), *layers, norm.weight, norm.bias):
+        return None
+    if x.ndim != 3 or not kernels.multiply(x, *head):
+        return None
+    return _Branch.apply(x, norm.weight, norm.bias, norm.eps, *layers, heads, adds, torch.is_grad_enabled())
 
 
 class Linear(nn.Linear):
@@ -150,16 +164,16 @@ class _LayerNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> Tensor:
         rows = x.reshape(-1, x.shape[-1])
-        out, mean, scale = kernels.layer_norm(rows, weight, bias, epsilon)
-        ctx.save_for_backward(rows, weight, mean, scale)
+        out, moments = kernels.layer_norm(rows, weight, bias, epsilon)
+        ctx.save_for_backward(rows, weight, moments)
         return out.view_as(x)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        rows, weight, mean, scale = ctx.saved_tensors
-        to_x, *rest = kernels.layer_norm_backward(rows, gradient.reshape(rows.shape).contiguous(), weight, mean, scale)
-        return to_x.view_as(gradient), *rest, None
+        rows, weight, moments = ctx.saved_tensors
+        to_x, to_rest = kernels.layer_norm_backward(rows, gradient.reshape(rows.shape).contiguous(), weight, moments)
+        return to_x.view_as(gradient), *to_rest, None
 
 
 class LayerNorm(nn.LayerNorm):

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -20,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from ssvit import rules
 from ssvit.encoder import positions
 from ssvit.encoder.attention import attend, attend_packed, merge, split
-from ssvit.encoder.fused import LayerNorm, Linear, linear, mlp
+from ssvit.encoder.fused import LayerNorm, Linear, branch, linear
 from ssvit.encoder.hybrid import Convolution, ResNet
 from ssvit.options import OptionError, one_of, pair
 
@@ -63,23 +64,34 @@ class Attention(nn.Module):
         self.out = Linear(width, width)
         self.relative = None if relative is None else positions.Relative(*relative, width // heads)
 
-    def forward(self, x: Tensor, places: Tensor | None, at: Tensor | None) -> Tensor:
-        """places (b, t): where each token stands, None for each in its order; at (b, m): who asks, None for all."""
+    def forward(self, x: Tensor, norm: LayerNorm, places: Tensor | None, at: Tensor | None, *, adds: bool) -> Tensor:
+        """Attention to norm(x); and x itself if it `adds` that.
+
+        places (b, t): where each token stands, None for each in its order; at (b, m): who asks, None for all.
+        """
+        dropout = self.dropout if self.training else 0.0
+        if at is None and self.relative is None and dropout == 0:
+            whole = branch(x, norm, self.qkv, self.out, heads=self.heads, adds=adds)
+            if whole is not None:
+                return whole
+        attended = self.out(self._mixed(norm(x), places, at, dropout))
+        return (x if at is None else gather(x, at)) + attended if adds else attended
+
+    def _mixed(self, x: Tensor, places: Tensor | None, at: Tensor | None, dropout: float) -> Tensor:
         if at is None:
             query, packed = None, self.qkv(x)
         else:
             ask, answer = self.qkv.weight.split((x.shape[-1], 2 * x.shape[-1]))
             ask_bias, answer_bias = self.qkv.bias.split((len(ask), len(answer)))
             query, packed = linear(gather(x, at), ask, ask_bias), linear(x, answer, answer_bias)
-        dropout = self.dropout if self.training else 0.0
         if self.relative is None:
-            return self.out(attend_packed(query, packed, self.heads, dropout))
+            return attend_packed(query, packed, self.heads, dropout)
         if places is None:
             places = torch.arange(x.shape[1], device=x.device)[None]
         asking = places if at is None else places.expand(len(x), -1).gather(1, at)
         query, key, value = split(query, packed, self.heads)
         bias = self.relative(query, asking, places)
-        return self.out(merge(attend(query, key, value, bias, dropout)))
+        return merge(attend(query, key, value, bias, dropout))
 
 
 class Block(nn.Module):
@@ -109,10 +121,19 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, places: Tensor | None = None, at: Tensor | None = None) -> Tensor:
         """(b, t, d) -> (b, t, d); with `at` (b, m), only the outputs there, (b, m, d), at the cost of those alone."""
-        attended = self.attention(self.norm1(x), places, at)
-        x = (x if at is None else gather(x, at)) + self.drop(self.dropout(attended))
-        changed = mlp(self.norm2(x), self.expand, self.contract, self.dropout.p if self.training else 0.0)
-        return x + self.drop(self.dropout(changed))
+        adds = not self.training or self.dropout.p == self.drop.rate == 0
+        attended = self.attention(x, self.norm1, places, at, adds=adds)
+        x = attended if adds else (x if at is None else gather(x, at)) + self.drop(self.dropout(attended))
+        changed = self._mlp(x, adds)
+        return changed if adds else x + self.drop(self.dropout(changed))
+
+    def _mlp(self, x: Tensor, adds: bool) -> Tensor:
+        if not self.training or self.dropout.p == 0:
+            whole = branch(x, self.norm2, self.expand, self.contract, adds=adds)
+            if whole is not None:
+                return whole
+        changed = self.contract(self.dropout(F.gelu(self.expand(self.norm2(x)))))
+        return x + changed if adds else changed
 
 
 class ViT(nn.Module):
@@ -246,12 +267,13 @@ class ViT(nn.Module):
         area = math.prod(self.patch_size)
         unit = 255.0 if images.dtype == torch.uint8 else 1.0
         weight = self.patch.weight / (self.std * unit).repeat_interleave(area)
-        kind = images.device.type
+        kind, dtype = images.device.type, weight.dtype
         if torch.is_autocast_enabled(kind):
-            weight = weight.to(torch.get_autocast_dtype(kind))
+            dtype = torch.get_autocast_dtype(kind)
+            weight = weight.to(dtype).to(weight.dtype)
         # A sum of products, since autocast would make a matrix product round the mean to half precision.
         shift = (weight * (self.mean * unit).repeat_interleave(area)).sum(1)
-        return linear(patches.to(weight.dtype), weight, (self.patch.bias - shift).to(weight.dtype))
+        return linear(patches.to(dtype), weight, self.patch.bias - shift)
 
     def encode(self, tokens: Tensor, *, keep: Tensor | None = None, at: Tensor | None = None) -> Tensor:
         """Run the Transformer over patch embeddings: (b, n, d) -> (b, s + n, d).

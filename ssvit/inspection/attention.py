@@ -46,7 +46,8 @@ def watched(encoder: ViT, see: Callable[[int, Tensor], None]) -> Iterator[None]:
 
     def hook(layer: int) -> Callable[..., None]:
         def look(attention: Attention, inputs: tuple[Any, ...]) -> None:
-            see(layer, weights_of(attention, *inputs))
+            x, norm, *rest = inputs
+            see(layer, weights_of(attention, norm(x), *rest))
 
         return look
 

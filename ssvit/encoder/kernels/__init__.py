@@ -5,7 +5,7 @@ again, round weights and gradients in passes of their own, and multiply the shap
 processor's speed. Building takes a second, when the first kernel is asked for; nothing is kept, so that nothing can be
 out of date or be for another processor. Where there is no compiler, where the processor lacks the instructions, where a
 tensor is of another type, shape or device, and in exported graphs, `fit` and `multiply` are false and the callers use
-torch's; a compiled graph has its own layer norm. docs/performance.md has the figures.
+torch's; a layer norm alone a compiled graph has of its own. docs/performance.md has the figures.
 
 Letters: b images, q tokens that ask, t tokens that answer, h heads, k width of a head, d = h * k, r rows, i inputs,
 o outputs. Tensors are bfloat16 unless said otherwise.
@@ -133,35 +133,27 @@ def _outputs(x: Tensor, weight: Tensor, *_: Any) -> Tensor:
 def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """x (r, i), weight (o, i) and bias (o,) float32 -> (r, o)."""
     out = _outputs(x, weight)
-    _call("linear", x, weight, bias, out, None, 0, *x.shape, len(weight), _pairs(weight.numel() // 2))
+    _call("linear", x, weight, bias, None, out, None, 0, *x.shape, len(weight), _pairs(weight.numel() // 2))
     return out
 
 
-def _outputs_and_slopes(x: Tensor, weight: Tensor, bias: Tensor, slopes: bool) -> tuple[Tensor, Tensor]:
-    return _outputs(x, weight), _outputs(x, weight) if slopes else x.new_empty(0)
-
-
-@_operator(_outputs_and_slopes)
-def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor, slopes: bool) -> tuple[Tensor, Tensor]:
-    """`linear` and the GELU of it, (r, o); and GELU's slopes there, (r, o), or nothing where they are not asked for."""
-    out, kept = _outputs_and_slopes(x, weight, bias, slopes)
-    given = kept if slopes else None
-    _call("linear", x, weight, bias, out, given, 1, *x.shape, len(weight), _pairs(weight.numel() // 2))
-    return out, kept
-
-
-def _inputs(gradient: Tensor, weight: Tensor, *_: Any) -> Tensor:
+def _inputs(gradient: Tensor, weight: Tensor) -> Tensor:
     assert gradient.shape[1] == len(weight)
     return gradient.new_empty(len(gradient), weight.shape[1])
 
 
 @_operator(_inputs)
-def linear_inputs(gradient: Tensor, weight: Tensor, slopes: Tensor | None = None) -> Tensor:
-    """The gradient of x (r, i) from that of `linear`, (r, o), times slopes (r, i)."""
+def linear_inputs(gradient: Tensor, weight: Tensor) -> Tensor:
+    """The gradient of x (r, i) from that of `linear`, (r, o)."""
     out = _inputs(gradient, weight)
     r, o = gradient.shape
-    _call("linear_inputs", gradient, weight, slopes, out, r, out.shape[1], o, _pairs(weight.numel() // 2))
+    _call("linear_inputs", gradient, weight, None, out, r, out.shape[1], o, _pairs(weight.numel() // 2))
     return out
+
+
+def _deep(inputs: int) -> int:
+    """Pairs of scratch memory that `linear_weights` needs."""
+    return _DEEP // 2 * (inputs + torch.get_num_threads() * _GROUP)
 
 
 def _weight_and_bias(gradient: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -175,8 +167,7 @@ def linear_weights(gradient: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
     """The gradients of weight (o, i) and bias (o,), float32, from that of `linear`, (r, o), and x (r, i)."""
     to_weight, to_bias = _weight_and_bias(gradient, x)
     o, i = to_weight.shape
-    scratch = _pairs(_DEEP // 2 * (i + -(-o // _GROUP) * _GROUP))
-    _call("linear_weights", gradient, x, to_weight, to_bias, len(x), i, o, scratch)
+    _call("linear_weights", gradient, x, to_weight, to_bias, len(x), i, o, _pairs(_deep(i)))
     return to_weight, to_bias
 
 
@@ -185,13 +176,17 @@ def _parts(query: Tensor | None, packed: Tensor) -> tuple[Tensor, ...]:
     return packed.chunk(3, -1) if query is None else (query, *packed.chunk(2, -1))
 
 
+def _attending(q: int, t: int, width: int) -> int:
+    """Pairs of scratch memory that attention needs."""
+    count = library().attention_scratch
+    count.restype = ctypes.c_int64
+    return torch.get_num_threads() * count(*map(ctypes.c_int64, (q, t, width)))
+
+
 def _heads(query: Tensor, key: Tensor, heads: int) -> tuple[tuple[int, ...], Tensor]:
     """(b, h, q, t, k) and scratch memory."""
     (b, q, d), t = query.shape, key.shape[1]
-    count = library().attention_scratch
-    count.restype = ctypes.c_int64
-    each = count(*map(ctypes.c_int64, (q, t, d // heads)))
-    return (b, heads, q, t, d // heads), _pairs(torch.get_num_threads() * each)
+    return (b, heads, q, t, d // heads), _pairs(_attending(q, t, d // heads))
 
 
 def _attended(query: Tensor | None, packed: Tensor, heads: int) -> tuple[Tensor, Tensor]:
@@ -229,17 +224,100 @@ def attention_backward(query: Tensor | None, packed: Tensor, gradient: Tensor, n
     return to_query, to_packed
 
 
-def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
-    """x (r, d), weight and bias (d,) float32 -> (r, d), and each row's mean and 1 / deviation, (r,) float32."""
-    out, mean, scale = torch.empty_like(x), weight.new_empty(len(x)), weight.new_empty(len(x))
-    _call("norm_forward", x, weight, bias, out, mean, scale, *x.shape, epsilon)
-    return out, mean, scale
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+    """x (r, d), weight and bias (d,) float32 -> (r, d), and each row's mean and 1 / deviation, (r, 2) float32."""
+    out, moments = torch.empty_like(x), weight.new_empty(len(x), 2)
+    _call("norm_forward", x, weight, bias, out, moments, *x.shape, epsilon)
+    return out, moments
 
 
-def layer_norm_backward(
-    x: Tensor, gradient: Tensor, weight: Tensor, mean: Tensor, scale: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of x (r, d), and of weight and bias (d,) float32."""
-    out, sums = torch.empty_like(x), weight.new_empty(_BLOCKS, 2, x.shape[1])
-    _call("norm_backward", x, gradient, weight, mean, scale, out, sums, *x.shape, _BLOCKS)
-    return out, *sums.sum(0).unbind()
+def layer_norm_backward(x: Tensor, gradient: Tensor, weight: Tensor, moments: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradients of x (r, d), and of weight and bias, (2, d) float32."""
+    assert x.shape == gradient.shape
+    out, to_rest = torch.empty_like(x), weight.new_empty(2, len(weight))
+    sums = _pairs(_BLOCKS * to_rest.numel())
+    _call("norm_backward", x, gradient, weight, moments, None, out, to_rest, sums, *x.shape, _BLOCKS)
+    return out, to_rest
+
+
+def _branched(
+    x: Tensor, gain: Tensor, offset: Tensor, epsilon: float, weight: Tensor, bias: Tensor, weight2: Tensor, *rest: Any
+) -> tuple[Tensor, ...]:
+    _, heads, _, learns = rest
+    (b, t, d), (first, second) = x.shape, (len(weight), weight2.shape[1])
+    assert weight.shape[1] == len(weight2) == len(gain) == d
+    assert first == (second if heads == 0 else 3 * d)
+    assert second == d or heads == 0
+    between = x.new_empty(b, t, first if heads or learns else 0)
+    norms = x.new_empty(b, heads, t, 2, dtype=torch.float32)
+    moments = x.new_empty(b, t, 2, dtype=torch.float32)
+    return torch.empty_like(x), torch.empty_like(x), moments, between, x.new_empty(b, t, second), norms
+
+
+@_operator(_branched)
+def branch(
+    x: Tensor,
+    gain: Tensor,
+    offset: Tensor,
+    epsilon: float,
+    weight: Tensor,
+    bias: Tensor,
+    weight2: Tensor,
+    bias2: Tensor,
+    heads: int,
+    adds: bool,
+    learns: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """`layer_norm`, `linear`, `attention` by so many heads or GELU where they are 0, and `linear`; and x itself if it
+    `adds` that: x (b, t, d) -> (b, t, d). Then what the gradients need: the normalised x (b, t, d) and its moments
+    (b, t, 2) float32; queries, keys and values (b, t, 3 * d), or GELU's slopes (b, t, o) if it `learns`; what the
+    second linear layer takes, (b, t, i); and what `attention` keeps, (b, h, t, 2) float32.
+    """
+    results = _branched(x, gain, offset, epsilon, weight, bias, weight2, bias2, heads, adds, learns)
+    out, normed, moments, between, hidden, norms = results
+    (b, t, d), (first, second) = x.shape, (len(weight), weight2.shape[1])
+    kept = between if heads or learns else None
+    width = d // max(heads, 1)
+    scratch = max(weight.numel() // 2, weight2.numel() // 2, _attending(t, t, width) if heads else 0)
+    layers = gain, offset, weight, bias, weight2, bias2
+    sizes = b, t, d, first, second, heads, int(adds), epsilon, width**-0.5
+    _call("branch", x, *layers, out, normed, moments, kept, hidden, norms, *sizes, _pairs(scratch))
+    return results
+
+
+def _branched_backward(
+    gradient: Tensor, x: Tensor, gain: Tensor, weight: Tensor, weight2: Tensor, *_: Any
+) -> tuple[Tensor, ...]:
+    biases = [gain.new_empty(len(matrix)) for matrix in (weight, weight2)]
+    matrices = torch.empty_like(weight), torch.empty_like(weight2)
+    return torch.empty_like(x), gain.new_empty(2, len(gain)), matrices[0], biases[0], matrices[1], biases[1]
+
+
+@_operator(_branched_backward)
+def branch_backward(
+    gradient: Tensor,
+    x: Tensor,
+    gain: Tensor,
+    weight: Tensor,
+    weight2: Tensor,
+    normed: Tensor,
+    moments: Tensor,
+    between: Tensor,
+    hidden: Tensor,
+    norms: Tensor,
+    adds: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """From the gradient of `branch`, (b, t, d), those of x (b, t, d), of the layer norm's weight and bias, (2, d), and
+    of the weights and biases of both linear layers, float32.
+    """
+    assert gradient.shape == x.shape
+    results = _branched_backward(gradient, x, gain, weight, weight2)
+    (b, t, d), (first, second), heads = x.shape, (len(weight), weight2.shape[1]), norms.shape[1]
+    width = d // max(heads, 1)
+    scratch = max(weight.numel() // 2, weight2.numel() // 2, _deep(max(d, second)), _BLOCKS * 2 * d)
+    scratch = max(scratch, _attending(t, t, width) if heads else 0)
+    given = gradient, x, gain, weight, weight2, normed, moments, between, hidden, norms
+    wide, narrow = x.new_empty(b, t, first), torch.empty_like(x)
+    sizes = b, t, d, first, second, heads, int(adds), _BLOCKS, width**-0.5
+    _call("branch_backward", *given, *results, wide, narrow, *sizes, _pairs(scratch))
+    return results

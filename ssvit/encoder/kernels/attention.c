@@ -7,6 +7,8 @@
 
 #ifdef PRODUCTS_H
 
+#include "layers.h"
+
 #include <math.h>
 #include <omp.h>
 
@@ -29,6 +31,7 @@ INLINE void finish_whole(const int vectors, __m512 sums[ROWS][PANEL], int64_t ro
 struct rounded {
     bf16 *out;
     int64_t stride;
+    const float *norms; /* of each row, by whose second number it is multiplied, or 0 */
 };
 
 INLINE void finish_rounded(const int vectors, __m512 sums[ROWS][PANEL], int64_t row, int64_t rows, int64_t column,
@@ -36,7 +39,9 @@ INLINE void finish_rounded(const int vectors, __m512 sums[ROWS][PANEL], int64_t 
     const struct rounded *target = to;
     for (int r = 0; r < ROWS; r++)
         for (int v = 0; v < vectors && r < rows; v++)
-            store(target->out + (row + r) * target->stride + column + v * LANES, sums[r][v]);
+            store(target->out + (row + r) * target->stride + column + v * LANES,
+                  target->norms ? _mm512_mul_ps(sums[r][v], _mm512_set1_ps(target->norms[2 * (row + r) + 1]))
+                                : sums[r][v]);
 }
 
 /* The largest of t logits, times scale. */
@@ -47,14 +52,14 @@ INLINE float largest(const float *row, int64_t t, float scale) {
     return _mm512_reduce_max_ps(found) * scale;
 }
 
-/* Logits (whole,), of which t count -> 2^(scale * logit - shift), and 1 / their sum. */
-INLINE float soften(float *row, int64_t t, int64_t whole, float scale, float shift) {
+/* Logits (whole,), of which t count -> weights 2^(scale * logit - shift), and 1 / their sum. */
+INLINE float soften(const float *row, int64_t t, int64_t whole, float scale, float shift, bf16 *weights) {
     __m512 sum = _mm512_setzero_ps(), scales = _mm512_set1_ps(scale), shifts = _mm512_set1_ps(shift);
     for (int64_t j = 0; j < whole; j += LANES) {
         __mmask16 counts = j + LANES <= t ? 0xffff : 0xffff >> (whole - t);
         __m512 each = power_of_two(_mm512_fmsub_ps(_mm512_loadu_ps(row + j), scales, shifts));
         each = _mm512_maskz_mov_ps(counts, each);
-        _mm512_storeu_ps(row + j, each);
+        store(weights + j, each);
         sum = _mm512_add_ps(sum, each);
     }
     return 1 / _mm512_reduce_add_ps(sum);
@@ -135,22 +140,17 @@ void attention(const bf16 *query, int64_t query_stride, const bf16 *key, const b
                 int64_t n = least(BLOCK, q - i);
                 struct whole block = {logits, whole};
                 multiply((const pair *)(asking + i * query_stride), query_stride / 2, 1, n, turned, width / 2,
-                         whole / LANES, finish_whole, &block);
+                         whole / LANES, 0, finish_whole, &block);
                 float *norm = kept + 2 * i;
                 for (int64_t r = 0; r < n; r++) norm[2 * r] = largest(logits + r * whole, t, scale);
                 for (int64_t r = 0; r < n; r++)
-                    norm[2 * r + 1] = soften(logits + r * whole, t, whole, scale, norm[2 * r]);
-                for (int64_t r = 0; r < n; r++)
-                    for (int64_t j = 0; j < whole; j += LANES) {
-                        float *share = logits + r * whole + j;
-                        store(weights + r * whole + j,
-                              _mm512_mul_ps(_mm512_loadu_ps(share), _mm512_set1_ps(norm[2 * r + 1])));
-                    }
+                    norm[2 * r + 1] = soften(logits + r * whole, t, whole, scale, norm[2 * r], weights + r * whole);
                 fetch(asking + asked, query_stride, i, i + n, width);
                 fetch(keys + further, stride, i * t / q, (i + n) * t / q, width);
                 fetch(values + further, stride, i * t / q, (i + n) * t / q, width);
-                struct rounded rows = {to + i * heads * width, heads * width};
-                multiply((pair *)weights, whole / 2, 1, n, coupled, (t + 1) / 2, width / LANES, finish_rounded, &rows);
+                struct rounded rows = {to + i * heads * width, heads * width, norm};
+                multiply((pair *)weights, whole / 2, 1, n, coupled, (t + 1) / 2, width / LANES, 0, finish_rounded,
+                         &rows);
             }
         }
 }
@@ -184,8 +184,8 @@ void attention_backward(const bf16 *query, int64_t query_stride, const bf16 *key
                 int64_t n = least(BLOCK, q - i);
                 struct whole logits = {shares, whole}, products = {towards, whole};
                 multiply((const pair *)(asking + i * query_stride), query_stride / 2, 1, n, turned_keys, width / 2,
-                         whole / LANES, finish_whole, &logits);
-                multiply((const pair *)(changes + i * back), back / 2, 1, n, turned_values, width / 2, whole / LANES,
+                         whole / LANES, 0, finish_whole, &logits);
+                multiply((const pair *)(changes + i * back), back / 2, 1, n, turned_values, width / 2, whole / LANES, 0,
                          finish_whole, &products);
                 for (int64_t r = 0; r < n; r += 2) {
                     /* Of an odd last row the other of the pair is zeros. */
@@ -198,12 +198,13 @@ void attention_backward(const bf16 *query, int64_t query_stride, const bf16 *key
                 fetch(changes + next(head, heads, width, q, back), back, i, i + n, width);
                 fetch(keys + further, stride, i * t / q, (i + n) * t / q, width);
                 fetch(values + further, stride, i * t / q, (i + n) * t / q, width);
-                struct rounded out = {to_query + at_query + i * query_stride, query_stride};
-                multiply((pair *)rows, whole / 2, 1, n, coupled_keys, (t + 1) / 2, width / LANES, finish_rounded, &out);
+                struct rounded out = {to_query + at_query + i * query_stride, query_stride, 0};
+                multiply((pair *)rows, whole / 2, 1, n, coupled_keys, (t + 1) / 2, width / LANES, 0, finish_rounded,
+                         &out);
             }
-            struct rounded keys_out = {to_key + at, stride}, values_out = {to_value + at, stride};
-            multiply(slopes, 1, whole, t, coupled_queries, half, width / LANES, finish_rounded, &keys_out);
-            multiply(weights, 1, whole, t, coupled_changes, half, width / LANES, finish_rounded, &values_out);
+            struct rounded keys_out = {to_key + at, stride, 0}, values_out = {to_value + at, stride, 0};
+            multiply(slopes, 1, whole, t, coupled_queries, half, width / LANES, 0, finish_rounded, &keys_out);
+            multiply(weights, 1, whole, t, coupled_changes, half, width / LANES, 0, finish_rounded, &values_out);
         }
 }
 

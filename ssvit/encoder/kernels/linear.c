@@ -6,6 +6,8 @@
 
 #ifdef PRODUCTS_H
 
+#include "layers.h"
+
 #include <omp.h>
 
 /* Rows that a thread computes at once: they stay in its cache while the weights pass. */
@@ -15,11 +17,13 @@
 #define DEEP 1022
 /* Columns that are packed together: the least that are whole vectors and whole tiles. */
 #define GROUP 48
+#define LINE 32 /* numbers that memory gives at once */
 
 struct target {
     bf16 *out;
     int64_t width;
     const float *bias;
+    const bf16 *added;
     bf16 *slopes;
 };
 
@@ -28,9 +32,13 @@ INLINE void finish_plain(const int vectors, __m512 sums[ROWS][PANEL], int64_t ro
     const struct target *target = to;
     for (int r = 0; r < ROWS; r++)
         for (int v = 0; v < vectors && r < rows; v++) {
-            int64_t at = column + v * LANES;
-            __m512 bias = target->bias ? _mm512_loadu_ps(target->bias + at) : _mm512_setzero_ps();
-            store(target->out + (row + r) * target->width + at, _mm512_add_ps(sums[r][v], bias));
+            int64_t at = column + v * LANES, place = (row + r) * target->width + at;
+            __m512 sum = target->bias ? _mm512_add_ps(sums[r][v], _mm512_loadu_ps(target->bias + at)) : sums[r][v];
+            if (target->added) {
+                _mm_prefetch((const char *)(target->added + place + ROWS * target->width), _MM_HINT_T0);
+                sum = _mm512_add_ps(sum, load(target->added + place));
+            }
+            store(target->out + place, sum);
         }
 }
 
@@ -87,15 +95,16 @@ INLINE void over_rows(const bf16 *x, int64_t rows, int64_t inner, const pair *st
     for (int64_t i = 0; i < rows; i += BLOCK) {
         struct target here = target;
         here.out += i * width;
+        if (here.added) here.added += i * width;
         if (here.slopes) here.slopes += i * width;
         multiply((const pair *)(x + i * inner), inner / 2, 1, least(BLOCK, rows - i), strips, inner / 2, width / LANES,
-                 finish, &here);
+                 0, finish, &here);
     }
 }
 
-void linear(const bf16 *x, const float *weight, const float *bias, bf16 *out, bf16 *slopes, int64_t with_gelu,
-            int64_t rows, int64_t inputs, int64_t outputs, pair *strips, int threads) {
-    struct target target = {out, outputs, bias, slopes};
+void linear(const bf16 *x, const float *weight, const float *bias, const bf16 *added, bf16 *out, bf16 *slopes,
+            int64_t with_gelu, int64_t rows, int64_t inputs, int64_t outputs, pair *strips, int threads) {
+    struct target target = {out, outputs, bias, added, slopes};
 #pragma omp parallel num_threads(threads)
     {
 #pragma omp for
@@ -111,7 +120,7 @@ void linear(const bf16 *x, const float *weight, const float *bias, bf16 *out, bf
 
 void linear_inputs(const bf16 *gradient, const float *weight, const bf16 *slopes, bf16 *out, int64_t rows,
                    int64_t inputs, int64_t outputs, pair *strips, int threads) {
-    struct target target = {out, inputs, 0, (bf16 *)slopes};
+    struct target target = {out, inputs, 0, 0, (bf16 *)slopes};
 #pragma omp parallel num_threads(threads)
     {
 #pragma omp for
@@ -155,7 +164,7 @@ INLINE void pack_group(const bf16 *gradient, int64_t n, int64_t outputs, int64_t
     for (int64_t v = 0; v < columns / LANES; v++) _mm512_storeu_ps(sums + v * LANES, totals[v]);
 }
 
-/* scratch: DEEP / 2 pairs for each of the inputs and of the outputs, these filled up to whole groups */
+/* scratch: DEEP / 2 pairs for each of the inputs, and for each thread those of a group */
 void linear_weights(const bf16 *gradient, const bf16 *x, float *to_weight, float *to_bias, int64_t rows, int64_t inputs,
                     int64_t outputs, pair *scratch, int threads) {
     pair *strips = scratch, *groups = scratch + DEEP / 2 * inputs;
@@ -172,10 +181,17 @@ void linear_weights(const bf16 *gradient, const bf16 *x, float *to_weight, float
 #pragma omp for
         for (int64_t o = 0; o < outputs; o += GROUP) {
             int64_t columns = least(GROUP, outputs - o);
-            pair *group = groups + o * (DEEP / 2);
+            pair *group = groups + omp_get_thread_num() * (DEEP / 2 * GROUP);
             struct sum sum = {to_weight + o * inputs, inputs, i == 0};
-            pack_group(gradient + i * outputs + o, n, outputs, columns, group, to_bias + o);
-            multiply(group, 1, GROUP, columns, strips, pairs, inputs / LANES, finish_sum, &sum);
+            const bf16 *here = gradient + i * outputs + o, *following = x + (i + n) * inputs;
+            int64_t left = least(DEEP, rows - i - n) * inputs / LINE;
+            /* The next group, and this one's share of the rows after these. */
+            struct ahead ahead[AHEAD] = {
+                {here + GROUP, here + GROUP + (columns < outputs - o ? n * outputs : 0), outputs, GROUP},
+                {following + left * o / outputs * LINE, following + left * (o + columns) / outputs * LINE, LINE, LINE},
+            };
+            pack_group(here, n, outputs, columns, group, to_bias + o);
+            multiply(group, 1, GROUP, columns, strips, pairs, inputs / LANES, ahead, finish_sum, &sum);
         }
     }
 }

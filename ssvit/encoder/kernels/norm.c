@@ -4,10 +4,10 @@
 
 #include <math.h>
 
-#include "numbers.h"
+#include "layers.h"
 
-void norm_forward(const bf16 *inputs, const float *weight, const float *bias, bf16 *out, float *mean, float *scale,
-                  int64_t rows, int64_t width, float epsilon, int threads) {
+void norm_forward(const bf16 *inputs, const float *weight, const float *bias, bf16 *out, float *moments, int64_t rows,
+                  int64_t width, float epsilon, int threads) {
 #pragma omp parallel for num_threads(threads)
     for (int64_t i = 0; i < rows; i++) {
         const bf16 *x = inputs + i * width;
@@ -24,20 +24,22 @@ void norm_forward(const bf16 *inputs, const float *weight, const float *bias, bf
 #pragma omp simd
         for (int64_t j = 0; j < width; j++)
             out[i * width + j] = as_bf16((as_float(x[j]) - m) * s * weight[j] + bias[j]);
-        mean[i] = m, scale[i] = s;
+        moments[2 * i] = m, moments[2 * i + 1] = s;
     }
 }
 
-/* sums: (blocks, 2, width), the gradients of weight and bias from as many equal shares of the rows. */
-void norm_backward(const bf16 *inputs, const bf16 *gradient, const float *weight, const float *mean, const float *scale,
-                   bf16 *out, float *sums, int64_t rows, int64_t width, int64_t blocks, int threads) {
+/* added: rows that are added to the gradient of x, or 0. to_rest: (2, width), the gradients of weight and bias, which
+ * are summed in equal shares of the rows, sums (blocks, 2, width), so that threads can share them. */
+void norm_backward(const bf16 *inputs, const bf16 *gradient, const float *weight, const float *moments,
+                   const bf16 *added, bf16 *out, float *to_rest, float *sums, int64_t rows, int64_t width,
+                   int64_t blocks, int threads) {
 #pragma omp parallel for num_threads(threads)
     for (int64_t block = 0; block < blocks; block++) {
         float *to_weight = sums + block * 2 * width, *to_bias = to_weight + width;
         memset(to_weight, 0, 2 * width * sizeof *to_weight);
         for (int64_t i = block * rows / blocks; i < (block + 1) * rows / blocks; i++) {
             const bf16 *x = inputs + i * width, *g = gradient + i * width;
-            float m = mean[i], s = scale[i], along_bias = 0, along_weight = 0;
+            float m = moments[2 * i], s = moments[2 * i + 1], along_bias = 0, along_weight = 0;
 #pragma omp simd reduction(+ : along_bias, along_weight)
             for (int64_t j = 0; j < width; j++) {
                 float normal = (as_float(x[j]) - m) * s, each = as_float(g[j]);
@@ -47,11 +49,16 @@ void norm_backward(const bf16 *inputs, const bf16 *gradient, const float *weight
                 along_weight += each * weight[j] * normal;
             }
             along_bias /= width, along_weight /= width;
+            const bf16 *more = added ? added + i * width : 0;
 #pragma omp simd
             for (int64_t j = 0; j < width; j++) {
-                float normal = (as_float(x[j]) - m) * s;
-                out[i * width + j] = as_bf16(s * (as_float(g[j]) * weight[j] - along_bias - normal * along_weight));
+                float normal = (as_float(x[j]) - m) * s, other = more ? as_float(more[j]) : 0;
+                float to_x = s * (as_float(g[j]) * weight[j] - along_bias - normal * along_weight);
+                out[i * width + j] = as_bf16(to_x + other);
             }
         }
     }
+    memcpy(to_rest, sums, 2 * width * sizeof *sums);
+    for (int64_t block = 1; block < blocks; block++)
+        for (int64_t j = 0; j < 2 * width; j++) to_rest[j] += sums[block * 2 * width + j];
 }

@@ -7,6 +7,7 @@
 #include <string.h>
 
 typedef uint16_t bf16;
+typedef uint32_t __attribute__((may_alias)) pair; /* two bfloat16 numbers, the first one low */
 
 static inline float as_float(bf16 half) {
     uint32_t bits = (uint32_t)half << 16;

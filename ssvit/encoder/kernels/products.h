@@ -21,30 +21,53 @@
 #define ROWS 6   /* of a tile, which is 6 by up to 4 vectors of sums: 24 of the 32 registers */
 #define PANEL 4
 
-typedef uint32_t __attribute__((may_alias)) pair; /* two bfloat16 numbers, the first one low */
-
 /* What becomes of a tile: `rows` rows and `vectors` vectors of the product, from `row` and `column` on. */
 typedef void finish(const int vectors, __m512 sums[ROWS][PANEL], int64_t row, int64_t rows, int64_t column, void *to);
 
+/* Ask for rows before they are needed, where they lie too far apart for the processor to guess. */
+INLINE void fetch(const bf16 *rows, int64_t stride, int64_t from, int64_t to, int64_t width) {
+    for (int64_t i = from; i < to; i++)
+        for (int64_t c = 0; c < width; c += 32) _mm_prefetch((const char *)(rows + i * stride + c), _MM_HINT_T1);
+}
+
+/* Rows of numbers that are wanted soon: `width` from each `stride`, from `at` to `end`. Memory takes as long as the
+ * products of a row; asking for a row every now and then hides it behind them, asking for many at once would not. */
+struct ahead {
+    const bf16 *at, *end;
+    int64_t stride, width;
+};
+
+#define AHEAD 2 /* matrices to ask ahead of, the left and the right one */
+#define OFTEN 8 /* pairs from a row to the next */
+
+INLINE void fetch_next(struct ahead *ahead) {
+    if (ahead->at >= ahead->end) return;
+    fetch(ahead->at, ahead->stride, 0, 1, ahead->width);
+    ahead->at += ahead->stride;
+}
+
 INLINE void tile(const int vectors, const pair *const left[ROWS], int64_t step, const pair *right, int64_t pairs,
-                 __m512 sums[ROWS][PANEL]) {
+                 struct ahead ahead[AHEAD], __m512 sums[ROWS][PANEL]) {
     for (int r = 0; r < ROWS; r++)
         for (int v = 0; v < vectors; v++) sums[r][v] = _mm512_setzero_ps();
-    for (int64_t p = 0; p < pairs; p++) {
-        __m512i strips[PANEL];
-        for (int v = 0; v < vectors; v++) strips[v] = _mm512_loadu_si512(right + (v * pairs + p) * LANES);
-        for (int r = 0; r < ROWS; r++) {
-            __m512i all = _mm512_set1_epi32(left[r][p * step]);
-            for (int v = 0; v < vectors; v++)
-                sums[r][v] = _mm512_dpbf16_ps(sums[r][v], (__m512bh)all, (__m512bh)strips[v]);
+    for (int64_t from = 0, often = ahead ? OFTEN : pairs; from < pairs; from += often) {
+        for (int a = 0; ahead && a < AHEAD; a++) fetch_next(ahead + a);
+        for (int64_t p = from; p < (ahead ? least(from + often, pairs) : pairs); p++) {
+            __m512i strips[PANEL];
+            for (int v = 0; v < vectors; v++) strips[v] = _mm512_loadu_si512(right + (v * pairs + p) * LANES);
+            for (int r = 0; r < ROWS; r++) {
+                __m512i all = _mm512_set1_epi32(left[r][p * step]);
+                for (int v = 0; v < vectors; v++)
+                    sums[r][v] = _mm512_dpbf16_ps(sums[r][v], (__m512bh)all, (__m512bh)strips[v]);
+            }
         }
     }
 }
 
-/* The product of a left matrix, whose pair p of row r is left[r * stride + p * step], and strips (vectors, pairs, 16).
- */
+/* The product of a left matrix, whose pair p of row r is left[r * stride + p * step], and strips (vectors, pairs, 16);
+ * meanwhile rows that come after it are asked for, unless `ahead` is 0. */
 INLINE void multiply(const pair *left, int64_t stride, int64_t step, int64_t rows, const pair *right, int64_t pairs,
-                     int64_t vectors, finish *finish, void *to) {
+                     int64_t vectors, struct ahead ahead[AHEAD], finish *finish, void *to) {
     for (int64_t v = 0, n; v < vectors; v += n) {
         int64_t panels = (vectors - v + PANEL - 1) / PANEL;
         n = (vectors - v + panels - 1) / panels;
@@ -53,7 +76,7 @@ INLINE void multiply(const pair *left, int64_t stride, int64_t step, int64_t row
             /* What stands in for rows beyond the last is computed and left out. */
             for (int r = 0; r < ROWS; r++) from[r] = left + least(i + r, rows - 1) * stride;
             __m512 sums[ROWS][PANEL];
-#define FINISHED(N) tile(N, from, step, strips, pairs, sums), finish(N, sums, i, rows - i, v * LANES, to)
+#define FINISHED(N) tile(N, from, step, strips, pairs, ahead, sums), finish(N, sums, i, rows - i, v * LANES, to)
             if (n == 4) FINISHED(4);
             else if (n == 3) FINISHED(3);
             else if (n == 2) FINISHED(2);
@@ -117,12 +140,6 @@ INLINE void couple(const bf16 *rows, int64_t stride, int64_t n, int64_t columns,
     for (int64_t i = 0; i < n; i += 2)
         couple_rows(rows + i * stride, i + 1 < n ? rows + (i + 1) * stride : 0, columns, (n + 1) / 2,
                     strips + i / 2 * LANES);
-}
-
-/* Ask for rows before they are needed, where they lie too far apart for the processor to guess. */
-INLINE void fetch(const bf16 *rows, int64_t stride, int64_t from, int64_t to, int64_t width) {
-    for (int64_t i = from; i < to; i++)
-        for (int64_t c = 0; c < width; c += 32) _mm_prefetch((const char *)(rows + i * stride + c), _MM_HINT_T1);
 }
 
 INLINE void store(bf16 *to, __m512 values) { _mm256_storeu_si256((__m256i *)to, (__m256i)_mm512_cvtneps_pbh(values)); }
