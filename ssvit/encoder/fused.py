@@ -1,11 +1,12 @@
-"""Linear layers, the MLP and layer norms on a CPU by faster kernels than torch's where those fit, forward and backward.
+"""Linear layers, layer norms and whole branches of a Transformer's layer on a CPU by faster kernels than torch's where
+those fit, forward and backward.
 
 torch multiplies float32 matrices on a CPU by MKL, which uses half of the vector width of some processors; oneDNN uses
 all of it there, and is as fast elsewhere. Its product with the bias folded in, `mkldnn::_linear_pointwise`, is what
 torch.compile's own CPU code calls. In bfloat16 with float32 weights, as autocast has it, `ssvit.encoder.kernels`
 computes whole layers. docs/performance.md has the figures.
 
-Letters: r rows, which are the tokens of all images, i inputs, o outputs, d width.
+Letters: b images, t tokens, r rows, which are the tokens of all images, i inputs, o outputs, d width.
 """
 
 from typing import Any

@@ -65,7 +65,7 @@ class Attention(nn.Module):
         self.relative = None if relative is None else positions.Relative(*relative, width // heads)
 
     def forward(self, x: Tensor, norm: LayerNorm, places: Tensor | None, at: Tensor | None, *, adds: bool) -> Tensor:
-        """Attention to norm(x); and x itself if it `adds` that.
+        """Attention of norm(x); and x itself if it `adds` that.
 
         places (b, t): where each token stands, None for each in its order; at (b, m): who asks, None for all.
         """
@@ -78,6 +78,7 @@ class Attention(nn.Module):
         return (x if at is None else gather(x, at)) + attended if adds else attended
 
     def _mixed(self, x: Tensor, places: Tensor | None, at: Tensor | None, dropout: float) -> Tensor:
+        """What each token that asks takes from the others: (b, t, d) -> (b, t, d) or (b, m, d)."""
         if at is None:
             query, packed = None, self.qkv(x)
         else:
@@ -124,10 +125,11 @@ class Block(nn.Module):
         adds = not self.training or self.dropout.p == self.drop.rate == 0
         attended = self.attention(x, self.norm1, places, at, adds=adds)
         x = attended if adds else (x if at is None else gather(x, at)) + self.drop(self.dropout(attended))
-        changed = self._mlp(x, adds)
+        changed = self._mlp(x, adds=adds)
         return changed if adds else x + self.drop(self.dropout(changed))
 
-    def _mlp(self, x: Tensor, adds: bool) -> Tensor:
+    def _mlp(self, x: Tensor, *, adds: bool) -> Tensor:
+        """The MLP of norm(x); and x itself if it `adds` that: (b, t, d) -> (b, t, d)."""
         if not self.training or self.dropout.p == 0:
             whole = branch(x, self.norm2, self.expand, self.contract, adds=adds)
             if whole is not None:
