@@ -95,7 +95,7 @@ def test_a_branch_and_its_gradients(b, t, heads, adds):
     right = y @ weights[2].T + weights[3] + (whole if adds else 0)
     rights = torch.autograd.grad(right, known, back.double())
     saved = normed, moments, between, hidden, norms
-    to_x, (to_gain, to_offset), *rest = kernels.branch_backward(back, x, gain, weight, weight2, *saved, adds)
+    to_x, to_gain, to_offset, *rest = kernels.branch_backward(back, x, gain, weight, weight2, *saved, adds)
     for found, wanted in zip((to_x, to_gain, to_offset, *rest), rights, strict=True):
         # A query's share of the bias is a small difference of large sums.
         assert (found.double() - wanted).norm() <= 2 * HALF_STEP * wanted.norm() + 1e-3
@@ -172,7 +172,7 @@ def test_layer_norm_and_its_gradients(shape, offset):
     right.backward(back.double())
     out, moments = kernels.layer_norm(x, weight, bias, 1e-6)
     assert_rounded(out, right.detach())
-    to_x, (to_weight, to_bias) = kernels.layer_norm_backward(x, back, weight, moments)
+    to_x, to_weight, to_bias = kernels.layer_norm_backward(x, back, weight, moments)
     if shape[1] > 1:  # of a single number nothing is left but rounding
         torch.testing.assert_close(to_x.double(), known[0].grad, rtol=HALF_STEP, atol=1e-4)
     torch.testing.assert_close(to_weight.double(), known[1].grad, rtol=1e-4, atol=1e-4)

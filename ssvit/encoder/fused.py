@@ -113,7 +113,7 @@ class _Branch(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         given = gradient.contiguous(), *ctx.saved_tensors, ctx.adds
-        to_x, (to_gain, to_offset), *to_rest = kernels.branch_backward(*given)
+        to_x, to_gain, to_offset, *to_rest = kernels.branch_backward(*given)
         return to_x, to_gain, to_offset, None, *to_rest, None, None, None
 
 
@@ -173,7 +173,7 @@ class _LayerNorm(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         rows, weight, moments = ctx.saved_tensors
-        to_x, to_rest = kernels.layer_norm_backward(rows, gradient.reshape(rows.shape).contiguous(), weight, moments)
+        to_x, *to_rest = kernels.layer_norm_backward(rows, gradient.reshape(rows.shape).contiguous(), weight, moments)
         return to_x.view_as(gradient), *to_rest, None
 
 

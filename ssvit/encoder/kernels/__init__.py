@@ -27,7 +27,8 @@ import torch
 from torch import Tensor
 
 # Sums may be reordered, which vectors need; infinities and what is not a number keep their meaning.
-_OPTIONS = "-O3 -march=native -fopenmp -fno-math-errno -fno-trapping-math -fassociative-math -fno-signed-zeros -fPIC"
+_REORDERED = "-fno-math-errno -fno-trapping-math -fassociative-math -fno-signed-zeros"
+_OPTIONS = f"-O3 -funroll-loops -march=native -fopenmp -fPIC {_REORDERED}"
 SOURCES = tuple(sorted(Path(__file__).parent.glob("*.c")))
 _LANES = 16  # products.h: widths are multiples of it
 _DEEP, _GROUP = 1022, 48  # linear.c: what its scratch memory is counted by
@@ -231,13 +232,13 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> tuple
     return out, moments
 
 
-def layer_norm_backward(x: Tensor, gradient: Tensor, weight: Tensor, moments: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradients of x (r, d), and of weight and bias, (2, d) float32."""
+def layer_norm_backward(x: Tensor, gradient: Tensor, weight: Tensor, moments: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of x (r, d), and of weight and bias (d,) float32."""
     assert x.shape == gradient.shape
-    out, to_rest = torch.empty_like(x), weight.new_empty(2, len(weight))
-    sums = _pairs(_BLOCKS * to_rest.numel())
-    _call("norm_backward", x, gradient, weight, moments, None, out, to_rest, sums, *x.shape, _BLOCKS)
-    return out, to_rest
+    results = torch.empty_like(x), torch.empty_like(weight), torch.empty_like(weight)
+    sums = _pairs(_BLOCKS * 2 * len(weight))
+    _call("norm_backward", x, gradient, weight, moments, None, *results, sums, *x.shape, _BLOCKS)
+    return results
 
 
 def _branched(
@@ -288,9 +289,10 @@ def branch(
 def _branched_backward(
     gradient: Tensor, x: Tensor, gain: Tensor, weight: Tensor, weight2: Tensor, *_: Any
 ) -> tuple[Tensor, ...]:
-    biases = [gain.new_empty(len(matrix)) for matrix in (weight, weight2)]
-    matrices = torch.empty_like(weight), torch.empty_like(weight2)
-    return torch.empty_like(x), gain.new_empty(2, len(gain)), matrices[0], biases[0], matrices[1], biases[1]
+    def of(matrix: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.empty_like(matrix), gain.new_empty(len(matrix))
+
+    return torch.empty_like(x), torch.empty_like(gain), torch.empty_like(gain), *of(weight), *of(weight2)
 
 
 @_operator(_branched_backward)
@@ -306,9 +308,9 @@ def branch_backward(
     hidden: Tensor,
     norms: Tensor,
     adds: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """From the gradient of `branch`, (b, t, d), those of x (b, t, d), of the layer norm's weight and bias, (2, d), and
-    of the weights and biases of both linear layers, float32.
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The gradients of x (b, t, d), and of the weights and biases of the layer norm and the linear layers, float32, from
+    that of `branch`, (b, t, d).
     """
     assert gradient.shape == x.shape
     results = _branched_backward(gradient, x, gain, weight, weight2)

@@ -28,7 +28,7 @@ void branch(const bf16 *x, const float *gain, const float *offset, const float *
 /* wide, narrow: scratch memory of (rows, first) and (rows, width). */
 void branch_backward(const bf16 *gradient, const bf16 *x, const float *gain, const float *weight, const float *weight2,
                      const bf16 *normed, const float *moments, const bf16 *between, const bf16 *hidden,
-                     const float *norms, bf16 *to_x, float *to_norm, float *to_weight, float *to_bias,
+                     const float *norms, bf16 *to_x, float *to_gain, float *to_offset, float *to_weight, float *to_bias,
                      float *to_weight2, float *to_bias2, bf16 *wide, bf16 *narrow, int64_t images, int64_t tokens,
                      int64_t width, int64_t first, int64_t second, int64_t heads, int64_t adds, int64_t blocks,
                      float scale, pair *scratch, int threads) {
@@ -44,8 +44,8 @@ void branch_backward(const bf16 *gradient, const bf16 *x, const float *gain, con
     }
     linear_weights(wide, normed, to_weight, to_bias, rows, width, first, scratch, threads);
     linear_inputs(wide, weight, 0, narrow, rows, width, first, scratch, threads);
-    norm_backward(x, narrow, gain, moments, adds ? gradient : 0, to_x, to_norm, (float *)scratch, rows, width, blocks,
-                  threads);
+    norm_backward(x, narrow, gain, moments, adds ? gradient : 0, to_x, to_gain, to_offset, (float *)scratch, rows,
+                  width, blocks, threads);
 }
 
 #endif

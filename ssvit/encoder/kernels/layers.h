@@ -10,8 +10,8 @@
 void norm_forward(const bf16 *inputs, const float *weight, const float *bias, bf16 *out, float *moments, int64_t rows,
                   int64_t width, float epsilon, int threads);
 void norm_backward(const bf16 *inputs, const bf16 *gradient, const float *weight, const float *moments,
-                   const bf16 *added, bf16 *out, float *to_rest, float *sums, int64_t rows, int64_t width,
-                   int64_t blocks, int threads);
+                   const bf16 *added, bf16 *out, float *to_weight, float *to_bias, float *sums, int64_t rows,
+                   int64_t width, int64_t blocks, int threads);
 
 /* What follows is only where products.h is more than empty. */
 

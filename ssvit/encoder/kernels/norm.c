@@ -28,23 +28,23 @@ void norm_forward(const bf16 *inputs, const float *weight, const float *bias, bf
     }
 }
 
-/* added: rows that are added to the gradient of x, or 0. to_rest: (2, width), the gradients of weight and bias, which
- * are summed in equal shares of the rows, sums (blocks, 2, width), so that threads can share them. */
+/* added: rows that are added to the gradient of x, or 0. The gradients of weight and bias are summed in equal shares of
+ * the rows, sums (blocks, 2, width), so that threads can share them. */
 void norm_backward(const bf16 *inputs, const bf16 *gradient, const float *weight, const float *moments,
-                   const bf16 *added, bf16 *out, float *to_rest, float *sums, int64_t rows, int64_t width,
-                   int64_t blocks, int threads) {
+                   const bf16 *added, bf16 *out, float *to_weight, float *to_bias, float *sums, int64_t rows,
+                   int64_t width, int64_t blocks, int threads) {
 #pragma omp parallel for num_threads(threads)
     for (int64_t block = 0; block < blocks; block++) {
-        float *to_weight = sums + block * 2 * width, *to_bias = to_weight + width;
-        memset(to_weight, 0, 2 * width * sizeof *to_weight);
+        float *for_weight = sums + block * 2 * width, *for_bias = for_weight + width;
+        memset(for_weight, 0, 2 * width * sizeof *sums);
         for (int64_t i = block * rows / blocks; i < (block + 1) * rows / blocks; i++) {
             const bf16 *x = inputs + i * width, *g = gradient + i * width;
             float m = moments[2 * i], s = moments[2 * i + 1], along_bias = 0, along_weight = 0;
 #pragma omp simd reduction(+ : along_bias, along_weight)
             for (int64_t j = 0; j < width; j++) {
                 float normal = (as_float(x[j]) - m) * s, each = as_float(g[j]);
-                to_weight[j] += each * normal;
-                to_bias[j] += each;
+                for_weight[j] += each * normal;
+                for_bias[j] += each;
                 along_bias += each * weight[j];
                 along_weight += each * weight[j] * normal;
             }
@@ -58,7 +58,7 @@ void norm_backward(const bf16 *inputs, const bf16 *gradient, const float *weight
             }
         }
     }
-    memcpy(to_rest, sums, 2 * width * sizeof *sums);
-    for (int64_t block = 1; block < blocks; block++)
-        for (int64_t j = 0; j < 2 * width; j++) to_rest[j] += sums[block * 2 * width + j];
+    memset(to_weight, 0, width * sizeof *sums), memset(to_bias, 0, width * sizeof *sums);
+    for (int64_t block = 0; block < blocks; block++, sums += 2 * width)
+        for (int64_t j = 0; j < width; j++) to_weight[j] += sums[j], to_bias[j] += sums[width + j];
 }
