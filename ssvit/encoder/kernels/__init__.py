@@ -309,8 +309,8 @@ def branch_backward(
     norms: Tensor,
     adds: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The gradients of x (b, t, d), and of the weights and biases of the layer norm and the linear layers, float32, from
-    that of `branch`, (b, t, d).
+    """The gradients of x (b, t, d), and of the weights and biases of the layer norm and both linear layers, float32,
+    from that of `branch`, (b, t, d).
     """
     assert gradient.shape == x.shape
     results = _branched_backward(gradient, x, gain, weight, weight2)
