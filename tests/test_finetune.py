@@ -232,6 +232,7 @@ def test_predict_names_the_classes_of_pictures(outputs, tool, tmp_path):
     [
         ("finetune", ["checkpoint=/no/where"], "checkpoint=/no/where: no such folder", 2),
         ("finetune", ["encoder=ti"], "encoder=ti: a checkpoint brings its own", 2),
+        ("finetune", ["encoder.path=a"], "encoder.path=a: must be checkpoint=a", 2),
         ("finetune", ["encoder.width=64"], "encoder.width: there is no such option", 2),
         ("finetune", ["data.image_size=18"], "encoder.patch_size=4: must divide the image's height of 18", 2),
         ("finetune", ["encoder.resize=zoom"], "encoder.resize=zoom: must be one of paper, timm", 2),

@@ -22,6 +22,9 @@ def offer(arguments: dict[str, str]) -> None:
 
     OptionError or UserError if it is not there, or if its run does not tell the data set and the command line neither.
     """
+    if "encoder.path" in arguments:
+        where = arguments["encoder.path"]
+        raise OptionError("encoder.path", where, f"must be checkpoint={where}, with which its run's images come too")
     asked = arguments.get("checkpoint", "newest")
     if asked == SCRATCH:
         if "encoder" in arguments and ("data" in arguments or "experiment" in arguments):

@@ -89,23 +89,11 @@ class _Branch(torch.autograd.Function):
     """A branch of a Transformer's layer by our own kernels."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        gain: Tensor,
-        offset: Tensor,
-        epsilon: float,
-        weight: Tensor,
-        bias: Tensor,
-        weight2: Tensor,
-        bias2: Tensor,
-        heads: int,
-        adds: bool,
-        learns: bool,
-    ) -> Tensor:
-        x, ctx.adds = x.contiguous(), adds
-        layers = gain, offset, epsilon, weight, bias, weight2, bias2
-        out, *kept = kernels.branch(x, *layers, heads, adds, learns)
+    def forward(ctx: Any, x: Tensor, gain: Tensor, *rest: Any) -> Tensor:
+        """What `kernels.branch` takes -> the first that it gives."""
+        _, _, weight, _, weight2, _, _, ctx.adds, _ = rest
+        x = x.contiguous()
+        out, *kept = kernels.branch(x, gain, *rest)
         ctx.save_for_backward(x, gain, weight, weight2, *kept)
         return out
 
