@@ -67,8 +67,7 @@ INLINE void finish_gelu(const int vectors, __m512 sums[ROWS][PANEL], int64_t row
             int64_t at = column + v * LANES, place = (row + r) * target->width + at;
             __m512 slope, value = gelu(_mm512_add_ps(sums[r][v], _mm512_loadu_ps(target->bias + at)), &slope);
             store(target->out + place, value);
-            if (target->slopes)
-                _mm256_stream_si256((__m256i *)(target->slopes + place), (__m256i)_mm512_cvtneps_pbh(slope));
+            if (target->slopes) store(target->slopes + place, slope);
         }
 }
 
