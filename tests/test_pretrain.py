@@ -259,3 +259,26 @@ def test_torchrun_gives_the_losses_of_one_process(tool, run, tmp_path):
     one, two = ([line.split("loss ")[1].split(",")[0] for line in text.splitlines() if line.startswith("step ")]
                 for text in (run[1], done.stdout))  # fmt: skip
     assert one == two
+
+
+# Runs a tool; told last of all, after every other handler: the threads that remain.
+THREADS_AT_THE_END = """
+import atexit, pathlib, runpy, sys
+tell = lambda: print("threads:", *(path.read_text() for path in pathlib.Path("/proc/self/task").glob("*/comm")))
+atexit.register(tell)
+del sys.argv[:2]  # this file, and the interpreter that the tool would have been given to
+sys.path.insert(0, str(pathlib.Path(sys.argv[0]).parent))
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are listed by Linux alone")
+def test_no_thread_outlives_a_run_of_several_processes(tool, tmp_path):
+    """One that lets go of a tensor while the interpreter ends aborts the process, seldom enough to be missed."""
+    (tmp_path / "threads.py").write_text(THREADS_AT_THE_END)
+    done = tool("pretrain", *TINY, "fabric.strategy=ddp", "fabric.devices=1",
+                prefix=(sys.executable, str(tmp_path / "threads.py")))  # fmt: skip
+    threads = done.stdout.split("threads:")[1].split()
+    assert "pictures:" in done.stdout
+    assert threads
+    assert not [name for name in threads if "gloo" in name]

@@ -1,6 +1,8 @@
 """Where and in which numbers a run computes: Lightning Fabric, set up from the options."""
 
+import atexit
 import ctypes
+import gc
 import logging
 import os
 from collections.abc import Mapping
@@ -54,6 +56,7 @@ def start(recipe: Recipe, **options: Any) -> Fabric:
         numbers = precision(recipe, device)
         fabric = Fabric(precision=numbers, **_as_launched({**options, "strategy": strategy(options, numbers)}))
         fabric.launch()
+        atexit.register(_end)
     except (ValueError, RuntimeError, TypeError, MisconfigurationException) as error:
         asked = ", ".join(f"fabric.{name}={value}" for name, value in options.items())
         raise UserError(f"{asked}: {' '.join(str(error).split())}") from None
@@ -95,6 +98,15 @@ def part() -> None:
     """Let go of the other processes: what they share is done, and each goes on alone."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
+
+
+def _end() -> None:
+    """End gloo's threads while there is an interpreter: one that then lets go of a tensor aborts the process.
+
+    (torch's issue 190489.) A model that is spread keeps them running and is kept itself by a cycle.
+    """
+    part()
+    gc.collect()
 
 
 def compiles(recipe: Recipe, device: torch.device) -> bool:
