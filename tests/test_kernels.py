@@ -25,6 +25,7 @@ needs_products = pytest.mark.skipif(
 )
 PRODUCTS = [(1, 16, 16), (7, 48, 32), (95, 64, 112), (197, 192, 576), (1025, 80, 16), (2100, 16, 96)]
 SHAPES = [(1, 1), (3, 5), (7, 16), (40, 33), (65, 197)]
+EPSILON = 1e-6  # of layer norms
 HALF_STEP = 2**-8  # bfloat16 keeps 8 bits: a rounded number is off by at most this share of itself, and here twice
 
 
@@ -50,13 +51,13 @@ def test_a_linear_layer_and_its_gradients(rows, inputs, outputs):
     torch.testing.assert_close(to_bias.double(), back.double().sum(0), rtol=1e-5, atol=1e-5 * rows**0.5)
 
 
-def layers(width: int, first: int, second: int) -> tuple[torch.Tensor | float, ...]:
-    """A layer norm's weight, bias and epsilon, and the weights and biases of two linear layers, bfloat16 in float32."""
-    gain, offset = 1 + random(width, seed=1, scale=0.3).float(), random(width, seed=2, scale=0.3).float()
-    weight, weight2 = random(first, width, seed=3), random(width, second, seed=4)
+def layers(width: int, first: int, second: int, seed: int = 0) -> list[torch.Tensor]:
+    """Weights and biases of a layer norm and two linear layers, bfloat16 in float32."""
+    gain, offset = 1 + random(width, seed=seed + 1, scale=0.3).float(), random(width, seed=seed + 2, scale=0.3).float()
+    weight, weight2 = random(first, width, seed=seed + 3), random(width, second, seed=seed + 4)
     scaled = [(matrix * matrix.shape[1] ** -0.5).bfloat16().float() for matrix in (weight, weight2)]
-    biases = random(first, seed=5).float(), random(width, seed=6).float()
-    return gain, offset, 1e-6, scaled[0], biases[0], scaled[1], biases[1]
+    biases = random(first, seed=seed + 5).float(), random(width, seed=seed + 6).float()
+    return [gain, offset, scaled[0], biases[0], scaled[1], biases[1]]
 
 
 @needs_products
@@ -67,9 +68,9 @@ def test_a_branch_and_its_gradients(b, t, heads, adds):
     """Each part beside float64 given the part before, and the gradients of the whole: three roundings, or a few."""
     width, first, second = 48, *((144, 48) if heads else (80, 80))
     x, back = random(b, t, width), random(b, t, width, seed=7)
-    gain, offset, epsilon, weight, bias, weight2, bias2 = given = layers(width, first, second)
-    out, normed, moments, between, hidden, norms = kernels.branch(x, *given, heads, adds, True)
-    norm, kept = kernels.layer_norm(x.view(-1, width), gain, offset, epsilon)
+    gain, offset, weight, bias, weight2, bias2 = given = layers(width, first, second)
+    out, normed, moments, between, hidden, norms = saved = kernels.branches(x, given, [heads], EPSILON, adds, True)
+    norm, kept = kernels.layer_norm(x.view(-1, width), gain, offset, EPSILON)
     assert torch.equal(normed.view_as(norm), norm)
     assert torch.equal(moments.view_as(kept), kept)
     if heads:
@@ -86,7 +87,7 @@ def test_a_branch_and_its_gradients(b, t, heads, adds):
 
     known = [tensor.double().requires_grad_() for tensor in (x, gain, offset, weight, bias, weight2, bias2)]
     whole, weights = known[0], known[3:]
-    y = torch.nn.functional.layer_norm(whole, (width,), known[1], known[2], epsilon) @ weights[0].T + weights[1]
+    y = torch.nn.functional.layer_norm(whole, (width,), known[1], known[2], EPSILON) @ weights[0].T + weights[1]
     if heads:
         query, key, value = (part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in y.chunk(3, -1))
         y = ((query @ key.mT / 4).softmax(-1) @ value).transpose(1, 2).flatten(2)
@@ -94,26 +95,44 @@ def test_a_branch_and_its_gradients(b, t, heads, adds):
         y = y * (1 + torch.erf(y / math.sqrt(2))) / 2
     right = y @ weights[2].T + weights[3] + (whole if adds else 0)
     rights = torch.autograd.grad(right, known, back.double())
-    saved = normed, moments, between, hidden, norms
-    to_x, to_gain, to_offset, *rest = kernels.branch_backward(back, x, gain, weight, weight2, *saved, adds)
-    for found, wanted in zip((to_x, to_gain, to_offset, *rest), rights, strict=True):
+    for found, wanted in zip(kernels.branches_backward(back, x, given, saved, adds), rights, strict=True):
         # A query's share of the bias is a small difference of large sums.
         assert (found.double() - wanted).norm() <= 2 * HALF_STEP * wanted.norm() + 1e-3
 
 
 @needs_products
-def test_a_branch_that_does_not_learn_keeps_no_slopes():
-    given = random(2, 5, 16), *layers(16, 32, 32)
-    (out, *_), (again, _, _, none, *_) = (kernels.branch(*given, 0, True, learns) for learns in (True, False))
-    assert torch.equal(out, again)
-    assert none.numel() == 0
+def test_branches_in_a_row_are_one_after_the_other():
+    """Bit for bit, forward and backward; without learning they share memory, and nothing but the result is kept."""
+    heads = [1, 0, 0, 2, 1, 1, 0]
+    weights = [layers(32, *((96, 32) if own else (80, 80)), seed=10 * n) for n, own in enumerate(heads)]
+    x, back = random(2, 5, 32), random(2, 5, 32, seed=7)
+    inputs, saved = [x], []
+    for own, each in zip(heads, weights, strict=True):
+        saved.append(kernels.branches(inputs[-1], each, [own], EPSILON, True, True))
+        inputs.append(saved[-1][0])
+    rights, gradient = [], back
+    for given, each, kept in zip(inputs[-2::-1], weights[::-1], saved[::-1], strict=True):
+        gradient, *to_weights = kernels.branches_backward(gradient, given, each, kept, True)
+        rights = [*to_weights, *rights]
+
+    weights, saved = ([part for each in parts for part in each] for parts in (weights, saved))
+    before = x.clone()
+    (out,) = kernels.branches(x, weights, heads, EPSILON, True, False)
+    assert torch.equal(out, inputs[-1])
+    kept = kernels.branches(x, weights, heads, EPSILON, True, True)
+    assert all(torch.equal(one, other) for one, other in zip(kept, saved, strict=True))
+    found = kernels.branches_backward(back, x, weights, kept, True)
+    assert all(torch.equal(one, other) for one, other in zip(found, [gradient, *rights], strict=True))
+    assert torch.equal(x, before)
+    with pytest.raises(AssertionError):
+        kernels.branches(x, weights, heads, EPSILON, False, True)
 
 
 @needs_products
 def test_gelu_far_out():
     x = torch.tensor([-1e30, -40.0, -13.0, -6.0, 0.0, 6.0, 40.0, 1e30] * 2)
-    nothing = torch.zeros(16), torch.zeros(16), 1e-6, torch.zeros(16, 16), x, torch.zeros(16, 16), torch.zeros(16)
-    _, _, _, slopes, found, _ = kernels.branch(random(1, 1, 16), *nothing, 0, False, True)
+    nothing = [torch.zeros(16), torch.zeros(16), torch.zeros(16, 16), x, torch.zeros(16, 16), torch.zeros(16)]
+    _, _, _, slopes, found, _ = kernels.branches(random(1, 1, 16), nothing, [0], EPSILON, False, True)
     right = torch.nn.functional.gelu(x.double())
     torch.testing.assert_close(found.flatten().double(), right, rtol=HALF_STEP, atol=1e-8)
     known = torch.tensor([0, 0, 0, 0, 0.5, 1, 1, 1] * 2)
@@ -194,7 +213,7 @@ def test_what_is_not_a_number_stays_so_in_products_and_attention():
     x, weight, bias = random(9, 32), random(16, 32, seed=1).float(), torch.zeros(16)
     x[2, 20] = math.nan
     only = [row == 2 for row in range(9)]
-    whole = kernels.branch(x[None], *layers(32, 48, 48), 0, False, True)
+    whole = kernels.branches(x[None], layers(32, 48, 48), [0], EPSILON, False, True)
     for out in (kernels.linear(x, weight, bias), *(part[0] for part in whole[:5] if part is not whole[2])):
         assert out.isnan().any(1).tolist() == out.isnan().all(1).tolist() == only
     to_weight, _ = kernels.linear_weights(random(9, 16), x)
@@ -221,21 +240,20 @@ def test_what_is_not_a_number_stays_so_in_products_and_attention():
         ("attention", (random(2, 3, 32), random(2, 5, 64), 2)),
         ("attention_backward", (None, random(2, 5, 96), random(2, 5, 32), random(2, 2, 5, 2).float())),
         ("attention_backward", (random(2, 3, 32), random(2, 5, 64), random(2, 3, 32), random(2, 2, 3, 2).float())),
-        ("branch", (random(2, 5, 16), *layers(16, 32, 32), 0, True, True)),
-        ("branch", (random(2, 5, 16), *layers(16, 32, 32), 0, True, False)),
-        ("branch", (random(2, 5, 16), *layers(16, 48, 16), 1, False, True)),
+        ("branches", (random(2, 5, 16), [*layers(16, 48, 16), *layers(16, 32, 32)], [1, 0], EPSILON, True, True)),
+        ("branches", (random(2, 5, 16), [*layers(16, 48, 16), *layers(16, 32, 32)], [1, 0], EPSILON, True, False)),
+        ("branches", (random(2, 5, 16), layers(16, 48, 16), [1], EPSILON, False, True)),
     ],
 )
 def test_kernels_are_operators_as_compiled_graphs_take_them(kernel, arguments):
     """They change none of their inputs, and their results have the shapes that a graph is built for."""
     operator = getattr(torch.ops.ssvit, kernel).default
     torch.library.opcheck(operator, arguments, test_utils=("test_schema", "test_faketensor"))
-    if kernel == "branch":
-        (x, gain, _, _, weight, _, weight2, *_, adds, learns), (_, *kept) = arguments, kernels.branch(*arguments)
-        if learns:
-            given = random(*x.shape), x, gain, weight, weight2, *kept, adds
-            operator = torch.ops.ssvit.branch_backward.default
-            torch.library.opcheck(operator, given, test_utils=("test_schema", "test_faketensor"))
+    if kernel == "branches" and arguments[-1]:
+        x, weights, *_, adds, _ = arguments
+        given = random(*x.shape), x, weights, kernels.branches(*arguments), adds
+        operator = torch.ops.ssvit.branches_backward.default
+        torch.library.opcheck(operator, given, test_utils=("test_schema", "test_faketensor"))
 
 
 @needs_products
@@ -262,7 +280,7 @@ def test_a_compiled_step_calls_the_kernels_and_computes_the_same(options):
     compiled = torch.compile(model, backend=aot_autograd(fw_compiler=count, bw_compiler=count), fullgraph=True)
     for found, right in zip(step(compiled), step(model), strict=True):
         assert (found - right).norm() <= 0.02 * right.norm() + 1e-6
-    wanted = ["branch", "branch_backward", "linear", "linear_inputs", "linear_weights"]
+    wanted = ["branches", "branches_backward", "linear", "linear_inputs", "linear_weights"]
     wanted += [] if "positions" in options else ["attention", "attention_backward"]
     assert {name.removeprefix("ssvit.").removesuffix(".default") for name in called} == set(wanted)
 
@@ -373,6 +391,122 @@ def test_each_part_gets_its_gradient_when_the_rest_is_frozen(learned):
     assert torch.equal(found[learned], right[learned])
 
 
+IMAGES = torch.randint(0, 256, (2, 3, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(4))
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """How many branches each call of our own kernels has computed; grows as they are called."""
+    counts, branches = [], kernels.branches
+
+    def count(x, weights, heads, *rest):
+        counts.append(len(heads))
+        return branches(x, weights, heads, *rest)
+
+    monkeypatch.setattr(kernels, "branches", count)
+    return counts
+
+
+def encoder(**options) -> ViT:
+    torch.manual_seed(3)
+    return ViT(**{"image_size": 8, "patch_size": 4, "width": 32, "depth": 3, "heads": 2, **options})
+
+
+def learn(vit: ViT, at: torch.Tensor | None = None) -> list[torch.Tensor | None]:
+    """What an encoder makes of IMAGES, and the gradients of its weights."""
+    vit.zero_grad()
+    torch.manual_seed(5)
+    with torch.autocast("cpu", torch.bfloat16):
+        out = vit.encode(vit.embed(IMAGES), at=at)
+    out.backward(random(*out.shape, seed=6).to(out.dtype))
+    return [out.detach(), *(weight.grad for weight in vit.parameters())]
+
+
+def same(found, right) -> bool:
+    return all(one is other is None or torch.equal(one, other) for one, other in zip(found, right, strict=True))
+
+
+@needs_products
+@pytest.mark.parametrize("at", [None, torch.tensor([[0, 3]] * 2)])
+@pytest.mark.parametrize(
+    ("options", "apart"),
+    [
+        ({}, False),
+        ({"depth": 1}, False),
+        ({"positions": "sine_cosine_2d", "class_token": False, "pooling": "patch_mean"}, False),
+        ({"positions_at": "every_layer"}, True),
+        ({"activation_checkpointing": True}, True),
+        ({"stochastic_depth": 0.5}, True),
+        ({"dropout": 0.5}, True),
+    ],
+)
+def test_layers_at_once_are_the_layers_in_turn(options, apart, at, calls, monkeypatch):
+    """Bit for bit; where something happens between them, they are not computed at once."""
+    vit = encoder(**options)
+    found, together = learn(vit, at), 2 * (len(vit.blocks) - (at is not None))
+    assert (together in calls) == (together > 0 and not apart)
+    monkeypatch.setattr(Block, "branches", lambda block: None)
+    calls.clear()
+    assert same(found, learn(vit, at))
+    assert set(calls) <= {1}
+
+
+@needs_products
+@pytest.mark.parametrize("name", ["blocks.0", "blocks.1.attention", "blocks.1.attention.qkv", "blocks.2.norm2"])
+@pytest.mark.parametrize("kind", ["forward_hook", "forward_pre_hook", "full_backward_hook"])
+def test_who_listens_to_a_module_is_told(name, kind, calls):
+    vit, told = encoder(), []
+    right = learn(vit)
+    handle = getattr(vit.get_submodule(name), f"register_{kind}")(lambda *_: told.append(name))
+    for found, wanted in zip(learn(vit), right, strict=True):
+        torch.testing.assert_close(found, wanted, rtol=0.05, atol=0.05 * wanted.abs().max().item())
+    assert told == [name]
+    handle.remove()
+    calls.clear()
+    assert same(learn(vit), right)
+    assert calls == [6]
+    assert told == [name]
+
+
+@needs_products
+def test_modules_in_the_place_of_others_are_called():
+    class Zero(fused.Linear):
+        def forward(self, x):
+            return 0 * super().forward(x)
+
+    class Skipped(Block):
+        def forward(self, x, places=None, at=None):
+            return x
+
+    vit = encoder()
+    before = learn(vit)[0]
+    for name, kind in (("blocks.0.contract", Zero), ("blocks.2.attention.out", Zero), ("blocks.1", Skipped)):
+        vit.get_submodule(name).__class__ = kind
+        after = learn(vit)[0]
+        assert not torch.allclose(before, after, atol=0.1)
+        before = after
+
+
+@needs_products
+def test_layers_that_learn_nothing_are_left_out_of_the_gradient(monkeypatch):
+    vit, right = encoder(), learn(encoder())
+    frozen = {id(weight) for module in (vit.patch, *vit.blocks[:2]) for weight in module.parameters()}
+    frozen |= {id(vit.class_token), *(id(weight) for weight in vit.positions.parameters())}
+    kept = [id(weight) in frozen for weight in vit.parameters()]
+    for weight in vit.parameters():
+        weight.requires_grad_(id(weight) not in frozen)
+    counted, backward = [], kernels.branches_backward
+
+    def count(gradient, x, weights, *rest):
+        counted.append(len(weights))
+        return backward(gradient, x, weights, *rest)
+
+    monkeypatch.setattr(kernels, "branches_backward", count)
+    out, *gradients = learn(vit)
+    assert same([out, *gradients], [right[0], *(None if k else g for k, g in zip(kept, right[1:], strict=True))])
+    assert counted == [6, 6]  # the two branches of the last layer
+
+
 @needs_products
 def test_what_does_not_match_is_refused_and_not_read_beyond_its_end():
     norm, x = fused.LayerNorm(16, 1e-6), random(1, 3, 16)
@@ -381,9 +515,9 @@ def test_what_does_not_match_is_refused_and_not_read_beyond_its_end():
             fused.linear(random(3, 16), torch.zeros(32, 48), torch.zeros(32))
         for first, second, heads in [((16, 32), (48, 16), 0), ((32, 32), (32, 16), 0), ((16, 32), (32, 16), 1)]:
             with pytest.raises((AssertionError, RuntimeError)):
-                fused.branch(x, norm, fused.Linear(*first), fused.Linear(*second), heads=heads, adds=True)
+                fused.branches(x, fused.Branch(norm, fused.Linear(*first), fused.Linear(*second), heads))
         with pytest.raises((AssertionError, RuntimeError)):
-            fused.branch(x, fused.LayerNorm(48), fused.Linear(16, 32), fused.Linear(32, 16), adds=True)
+            fused.branches(x, fused.Branch(fused.LayerNorm(48), fused.Linear(16, 32), fused.Linear(32, 16)))
         out = fused.linear(random(3, 16), torch.ones(32, 16), torch.ones(32, dtype=torch.bfloat16))
     torch.testing.assert_close(out, random(3, 16).sum(1, keepdim=True).expand(-1, 32) + 1, rtol=0.01, atol=0.01)
 

@@ -9,7 +9,8 @@ computes whole layers. docs/performance.md has the figures.
 Letters: b images, t tokens, r rows, which are the tokens of all images, i inputs, o outputs, d width.
 """
 
-from typing import Any
+import itertools
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -85,24 +86,26 @@ class _Linear(torch.autograd.Function):
         return to_x, *(kernels.linear_weights(rows, x) if any(to_rest) else (None, None))
 
 
-class _Branch(torch.autograd.Function):
-    """A branch of a Transformer's layer by our own kernels."""
+class _Branches(torch.autograd.Function):
+    """Branches of a Transformer's layers by our own kernels."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, gain: Tensor, *rest: Any) -> Tensor:
-        """What `kernels.branch` takes -> the first that it gives."""
-        _, _, weight, _, weight2, _, _, ctx.adds, _ = rest
-        x = x.contiguous()
-        out, *kept = kernels.branch(x, gain, *rest)
-        ctx.save_for_backward(x, gain, weight, weight2, *kept)
-        return out
+    def forward(
+        ctx: Any, x: Tensor, heads: list[int], epsilon: float, adds: bool, learns: bool, *weights: Tensor
+    ) -> Tensor:
+        """What `kernels.branches` takes -> what comes out of the last one."""
+        x, ctx.adds = x.contiguous(), adds
+        kept = kernels.branches(x, weights, heads, epsilon, adds, learns)
+        ctx.save_for_backward(x, *weights, *kept)
+        return kept[-6:][0]
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        given = gradient.contiguous(), *ctx.saved_tensors, ctx.adds
-        to_x, to_gain, to_offset, *to_rest = kernels.branch_backward(*given)
-        return to_x, to_gain, to_offset, None, *to_rest, None, None, None
+        x, *saved = ctx.saved_tensors
+        weights, kept = saved[: len(saved) // 2], saved[len(saved) // 2 :]
+        to_x, *to_weights = kernels.branches_backward(gradient.contiguous(), x, weights, kept, ctx.adds)
+        return to_x, None, None, None, None, *to_weights
 
 
 def _by_kernels(x: Tensor, dtype: torch.dtype, *parameters: Tensor) -> bool:
@@ -125,21 +128,6 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     if _fits(x, dtype):
         return _OneDNN.apply(x, weight, bias, dtype)
     return F.linear(x, weight, bias)
-
-
-def branch(
-    x: Tensor, norm: nn.LayerNorm, first: nn.Linear, second: nn.Linear, *, heads: int = 0, adds: bool
-) -> Tensor | None:
-    """A branch of a Transformer's layer, (b, t, d) -> (b, t, d): layer norm, a linear layer, attention by so many heads
-    or a GELU where they are 0, a second linear layer; and x itself if it `adds` that. None where our kernels cannot.
-    """
-    layers = first.weight, first.bias, second.weight, second.bias
-    head = (x.shape[-1] // heads,) if heads else ()
-    if x.dtype != torch.bfloat16 or not _by_kernels(x, _dtype(x), *layers, norm.weight, norm.bias):
-        return None
-    if x.ndim != 3 or not kernels.multiply(x, *head):
-        return None
-    return _Branch.apply(x, norm.weight, norm.bias, norm.eps, *layers, heads, adds, torch.is_grad_enabled())
 
 
 class Linear(nn.Linear):
@@ -172,3 +160,40 @@ class LayerNorm(nn.LayerNorm):
         if kernels.fit(x) and self.weight.dtype == torch.float32:
             return _LayerNorm.apply(x, self.weight, self.bias, self.eps)
         return super().forward(x)
+
+
+def untouched(module: nn.Module, kind: type[nn.Module]) -> bool:
+    """Whether nobody listens to a module or has put another in its place, so that it need not be called itself."""
+    hooks = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
+    return type(module) is kind and not any(hooks)
+
+
+class Branch(NamedTuple):
+    """A branch of a Transformer's layer: layer norm, a linear layer, attention by so many heads or a GELU where they
+    are 0, and a second linear layer.
+    """
+
+    norm: LayerNorm
+    first: Linear
+    second: Linear
+    heads: int = 0
+
+
+def branches(x: Tensor, *parts: Branch, adds: bool = True) -> Tensor | None:
+    """One branch after the other, each added to what goes into it unless the only one is not: (b, t, d) -> (b, t, d).
+    None where our kernels cannot.
+    """
+    layers = [layer for norm, first, second, _ in parts for layer in (norm, first, second)]
+    if x.ndim != 3 or x.dtype != torch.bfloat16:
+        return None
+    if not all(map(untouched, layers, itertools.cycle((LayerNorm, Linear, Linear)))):
+        return None
+    heads, epsilon = [part.heads for part in parts], parts[0].norm.eps
+    if any(part.norm.eps != epsilon for part in parts):
+        return None
+    weights = [weight for layer in layers for weight in (layer.weight, layer.bias)]
+    if len(parts) > 1 and len({weight.requires_grad for weight in weights}) > 1:
+        return None  # one by one, since the gradients of those that learn nothing need not be computed
+    if not _by_kernels(x, _dtype(x), *weights) or not kernels.multiply(x, *(x.shape[-1] // h for h in heads if h)):
+        return None
+    return _Branches.apply(x, heads, epsilon, adds, torch.is_grad_enabled(), *weights)

@@ -8,6 +8,7 @@ Letters: b images, c channels, n patches, s special tokens (0 to 2), t tokens (s
 m places.
 """
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -21,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 from ssvit import rules
 from ssvit.encoder import positions
 from ssvit.encoder.attention import attend, attend_packed, merge, split
-from ssvit.encoder.fused import LayerNorm, Linear, branch, linear
+from ssvit.encoder.fused import Branch, LayerNorm, Linear, branches, linear, untouched
 from ssvit.encoder.hybrid import Convolution, ResNet
 from ssvit.options import OptionError, one_of, pair
 
@@ -71,7 +72,7 @@ class Attention(nn.Module):
         """
         dropout = self.dropout if self.training else 0.0
         if at is None and self.relative is None and dropout == 0:
-            whole = branch(x, norm, self.qkv, self.out, heads=self.heads, adds=adds)
+            whole = branches(x, Branch(norm, self.qkv, self.out, self.heads), adds=adds)
             if whole is not None:
                 return whole
         attended = self.out(self._mixed(norm(x), places, at, dropout))
@@ -128,10 +129,20 @@ class Block(nn.Module):
         changed = self._mlp(x, adds=adds)
         return changed if adds else x + self.drop(self.dropout(changed))
 
+    def branches(self) -> tuple[Branch, Branch] | None:
+        """What the layer consists of; None where it does more than that, and where it has to be called itself."""
+        attention = self.attention
+        if not untouched(self, Block) or not untouched(attention, Attention) or attention.relative is not None:
+            return None
+        if self.training and (self.dropout.p or self.drop.rate):
+            return None
+        own = Branch(self.norm1, attention.qkv, attention.out, attention.heads)
+        return own, Branch(self.norm2, self.expand, self.contract)
+
     def _mlp(self, x: Tensor, *, adds: bool) -> Tensor:
         """The MLP of norm(x); and x itself if it `adds` that: (b, t, d) -> (b, t, d)."""
         if not self.training or self.dropout.p == 0:
-            whole = branch(x, self.norm2, self.expand, self.contract, adds=adds)
+            whole = branches(x, Branch(self.norm2, self.expand, self.contract), adds=adds)
             if whole is not None:
                 return whole
         changed = self.contract(self.dropout(F.gelu(self.expand(self.norm2(x)))))
@@ -285,11 +296,9 @@ class ViT(nn.Module):
         go together: `at` then counts in the order of `keep`.
         """
         x, places = self._sequence(tokens, keep)
-        last = len(self.blocks) - 1
-        for layer in range(last):
-            x = self._layer(layer, x, places, None)
-        x = self._layer(last, x, places, None if at is None else at + self.special)
-        return self.norm(x)
+        whole = len(self.blocks) - (at is not None)
+        x = self._through(x, places, whole)
+        return self.norm(x if at is None else self._layer(whole, x, places, at + self.special))
 
     def layers(self, images: Tensor) -> Iterator[Tensor]:
         """The tokens after each layer in turn, before the last norm: (b, c, h, w) -> (b, s + n, d), depth times."""
@@ -299,7 +308,7 @@ class ViT(nn.Module):
             yield x
 
     def _sequence(self, tokens: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """All tokens (b, t, d), and where they stand in the whole sequence, (b, t), or None where in their order."""
+        """What the first layer takes, (b, t, d), and the place of each of its tokens, (b, t), or None for in order."""
         places = None
         if keep is not None:
             tokens = gather(tokens, keep)
@@ -309,18 +318,37 @@ class ViT(nn.Module):
         if special:
             images = tokens.shape[0]
             tokens = torch.cat([*(token.expand(images, -1, -1).to(tokens.dtype) for token in special), tokens], 1)
-        return tokens, places
+        return self.dropout(self._placed(0, tokens, places)), places
+
+    def _placed(self, layer: int, x: Tensor, places: Tensor | None) -> Tensor:
+        """Tokens with the positions that are added before a layer, if any are."""
+        if layer >= self.layers_with_positions:
+            return x
+        rows = self.positions[layer % len(self.positions)]()
+        return x + (rows if places is None else rows[places]).to(x.dtype)
 
     def _layer(self, layer: int, x: Tensor, places: Tensor | None, at: Tensor | None) -> Tensor:
         """One layer, with the positions that are added before it; `at` (b, m) counts the special tokens too."""
-        if layer < self.layers_with_positions:
-            rows = self.positions[layer % len(self.positions)]()
-            x = x + (rows if places is None else rows[places]).to(x.dtype)
-        if layer == 0:
-            x = self.dropout(x)
-        if self.activation_checkpointing and self.training and torch.is_grad_enabled():
+        if layer > 0:
+            x = self._placed(layer, x, places)
+        if self._checkpoints:
             return checkpoint(self.blocks[layer], x, places, at, use_reentrant=False)
         return self.blocks[layer](x, places, at)
+
+    def _through(self, x: Tensor, places: Tensor | None, count: int) -> Tensor:
+        """The first layers, so many: at once by our own kernels, or in turn where something happens between them."""
+        if count and not self._checkpoints and self.layers_with_positions <= 1:
+            parts = [block.branches() for block in self.blocks[:count]]
+            whole = None if None in parts else branches(x, *itertools.chain(*parts))
+            if whole is not None:
+                return whole
+        for layer in range(count):
+            x = self._layer(layer, x, places, None)
+        return x
+
+    @property
+    def _checkpoints(self) -> bool:
+        return self.activation_checkpointing and self.training and torch.is_grad_enabled()
 
     def forward(self, images: Tensor) -> Tensor:
         """(b, c, h, w) -> (b, s + n, d)."""

@@ -18,8 +18,9 @@ import os
 import shlex
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ _REORDERED = "-fno-math-errno -fno-trapping-math -fassociative-math -fno-signed-
 _OPTIONS = f"-O3 -funroll-loops -march=native -fopenmp -fPIC {_REORDERED}"
 SOURCES = tuple(sorted(Path(__file__).parent.glob("*.c")))
 _LANES = 16  # products.h: widths are multiples of it
-_DEEP, _GROUP = 1022, 48  # linear.c: what its scratch memory is counted by
+_DEEP, _GROUP = 1102, 48  # linear.c: what its scratch memory is counted by
 _wanted = True
 _BLOCKS = 32  # shares of the rows that a layer norm's gradients are summed over apart, so that threads can share them
 
@@ -114,6 +115,9 @@ def _call(kernel: str, *arguments: Any) -> None:
                 1,
             )
             return ctypes.c_void_p(argument.data_ptr())
+        if isinstance(argument, list):
+            kind = ctypes.c_int64 if isinstance(argument[0], int) else ctypes.c_void_p
+            return (kind * len(argument))(*map(plain, argument))
         if argument is None or isinstance(argument, float):
             return ctypes.c_void_p() if argument is None else ctypes.c_float(argument)
         return ctypes.c_int64(argument)
@@ -241,85 +245,83 @@ def layer_norm_backward(x: Tensor, gradient: Tensor, weight: Tensor, moments: Te
     return results
 
 
-def _branched(
-    x: Tensor, gain: Tensor, offset: Tensor, epsilon: float, weight: Tensor, bias: Tensor, weight2: Tensor, *rest: Any
-) -> tuple[Tensor, ...]:
-    _, heads, _, learns = rest
-    (b, t, d), (first, second) = x.shape, (len(weight), weight2.shape[1])
-    assert weight.shape[1] == len(weight2) == len(gain) == d
-    assert first == (second if heads == 0 else 3 * d)
-    assert second == d or heads == 0
-    between = x.new_empty(b, t, first if heads or learns else 0)
-    norms = x.new_empty(b, heads, t, 2, dtype=torch.float32)
-    moments = x.new_empty(b, t, 2, dtype=torch.float32)
+def _by_branch(tensors: Sequence[Tensor]) -> list[Sequence[Tensor]]:
+    """The six of each: its weights, or what it keeps for its gradients."""
+    return [tensors[start : start + 6] for start in range(0, len(tensors), 6)]
+
+
+def _sizes(x: Tensor, weights: Sequence[Tensor], heads: Sequence[int]) -> list[tuple[int, int, int]]:
+    """Of each branch the outputs of its first linear layer, the inputs of its second, and its heads."""
+    d, sizes = x.shape[-1], []
+    for own, (gain, _, weight, _, weight2, _) in zip(heads, _by_branch(weights), strict=True):
+        first, second = len(weight), weight2.shape[1]
+        assert weight.shape[1] == len(weight2) == len(gain) == d
+        assert (first, second) == (3 * d, d) if own else first == second
+        sizes.append((first, second, own))
+    return sizes
+
+
+def _kept(x: Tensor, first: int, second: int, heads: int, learns: bool) -> tuple[Tensor | None, ...]:
+    b, t, _ = x.shape
+    norms, moments = (x.new_empty(b, *shape, 2, dtype=torch.float32) for shape in ((heads, t), (t,)))
+    between = x.new_empty(b, t, first) if heads or learns else None
     return torch.empty_like(x), torch.empty_like(x), moments, between, x.new_empty(b, t, second), norms
 
 
+def _branched(
+    x: Tensor, weights: Sequence[Tensor], heads: Sequence[int], epsilon: float, adds: bool, learns: bool
+) -> list[Tensor]:
+    sizes = _sizes(x, weights, heads)
+    return [part for own in sizes for part in _kept(x, *own, True)] if learns else [torch.empty_like(x)]
+
+
 @_operator(_branched)
-def branch(
-    x: Tensor,
-    gain: Tensor,
-    offset: Tensor,
-    epsilon: float,
-    weight: Tensor,
-    bias: Tensor,
-    weight2: Tensor,
-    bias2: Tensor,
-    heads: int,
-    adds: bool,
-    learns: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """`layer_norm`, `linear`, `attention` by so many heads or GELU where they are 0, and `linear`; and x itself if it
-    `adds` that: x (b, t, d) -> (b, t, d). Then what the gradients need: the normalised x (b, t, d) and its moments
-    (b, t, 2) float32; queries, keys and values (b, t, 3 * d), or GELU's slopes (b, t, o) if it `learns`; what the
-    second linear layer takes, (b, t, i); and what `attention` keeps, (b, h, t, 2) float32.
+def branches(
+    x: Tensor, weights: Sequence[Tensor], heads: Sequence[int], epsilon: float, adds: bool, learns: bool
+) -> list[Tensor]:
+    """Branches of a Transformer's layers, one after the other, each `layer_norm`, `linear`, `attention` by so many
+    heads or GELU where they are 0, and `linear`; and what goes into it if it `adds` that: x (b, t, d) -> (b, t, d).
+
+    weights: of each branch the weight and bias of the layer norm, of the first and of the second linear layer. If it
+    learns, it returns six tensors of each branch: what comes out; what the gradients need, which is the normalised x
+    (b, t, d) and its moments (b, t, 2) float32, queries, keys and values (b, t, 3 * d) or GELU's slopes (b, t, o), what
+    the second linear layer takes, (b, t, i), and what `attention` keeps, (b, h, t, 2) float32. Else what comes out.
     """
-    results = _branched(x, gain, offset, epsilon, weight, bias, weight2, bias2, heads, adds, learns)
-    out, normed, moments, between, hidden, norms = results
-    (b, t, d), (first, second) = x.shape, (len(weight), weight2.shape[1])
-    kept = between if heads or learns else None
-    width = d // max(heads, 1)
-    scratch = max(weight.numel() // 2, weight2.numel() // 2, _attending(t, t, width) if heads else 0)
-    layers = gain, offset, weight, bias, weight2, bias2
-    sizes = b, t, d, first, second, heads, int(adds), epsilon, width**-0.5
-    _call("branch", x, *layers, out, normed, moments, kept, hidden, norms, *sizes, _pairs(scratch))
-    return results
+    assert adds or len(heads) == 1
+    (b, t, d), sizes = x.shape, _sizes(x, weights, heads)
+    if learns:
+        kept = [_kept(x, *own, True) for own in sizes]
+    else:
+        # Those of one size share it: each number that goes in is read before what comes out is written over it.
+        shared = {own: _kept(x, *own, False) for own in sizes}
+        kept = [shared[own] for own in sizes]
+    scratch = [weight.numel() // 2 for weight in weights]
+    scratch += [_attending(t, t, d // own) for own in set(heads) if own]
+    arguments = [*weights], [*chain(*kept)], [*chain(*sizes)], len(heads), b, t, d, int(adds), epsilon
+    _call("branches", x, *arguments, _pairs(max(scratch)))
+    return [*chain(*kept)] if learns else [kept[-1][0]]
 
 
-def _branched_backward(
-    gradient: Tensor, x: Tensor, gain: Tensor, weight: Tensor, weight2: Tensor, *_: Any
-) -> tuple[Tensor, ...]:
-    def of(matrix: Tensor) -> tuple[Tensor, Tensor]:
-        return torch.empty_like(matrix), gain.new_empty(len(matrix))
-
-    return torch.empty_like(x), torch.empty_like(gain), torch.empty_like(gain), *of(weight), *of(weight2)
+def _branched_backward(gradient: Tensor, x: Tensor, weights: Sequence[Tensor], *_: Any) -> list[Tensor]:
+    return [torch.empty_like(x), *map(torch.empty_like, weights)]
 
 
 @_operator(_branched_backward)
-def branch_backward(
-    gradient: Tensor,
-    x: Tensor,
-    gain: Tensor,
-    weight: Tensor,
-    weight2: Tensor,
-    normed: Tensor,
-    moments: Tensor,
-    between: Tensor,
-    hidden: Tensor,
-    norms: Tensor,
-    adds: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The gradients of x (b, t, d), and of the weights and biases of the layer norm and both linear layers, float32,
-    from that of `branch`, (b, t, d).
+def branches_backward(
+    gradient: Tensor, x: Tensor, weights: Sequence[Tensor], kept: Sequence[Tensor], adds: bool
+) -> list[Tensor]:
+    """The gradients of x (b, t, d) and of the weights, float32, from that of what comes out of `branches`, (b, t, d).
+
+    kept: what they have returned.
     """
     assert gradient.shape == x.shape
-    results = _branched_backward(gradient, x, gain, weight, weight2)
-    (b, t, d), (first, second), heads = x.shape, (len(weight), weight2.shape[1]), norms.shape[1]
-    width = d // max(heads, 1)
-    scratch = max(weight.numel() // 2, weight2.numel() // 2, _deep(max(d, second)), _BLOCKS * 2 * d)
-    scratch = max(scratch, _attending(t, t, width) if heads else 0)
-    given = gradient, x, gain, weight, weight2, normed, moments, between, hidden, norms
-    wide, narrow = x.new_empty(b, t, first), torch.empty_like(x)
-    sizes = b, t, d, first, second, heads, int(adds), _BLOCKS, width**-0.5
-    _call("branch_backward", *given, *results, wide, narrow, *sizes, _pairs(scratch))
+    results = to_x, *to_weights = _branched_backward(gradient, x, weights)
+    heads = [norms.shape[1] for *_, norms in _by_branch(kept)]
+    (b, t, d), sizes = x.shape, _sizes(x, weights, heads)
+    widest = max(chain(*sizes))
+    scratch = [weight.numel() // 2 for weight in weights] + [_deep(widest), _BLOCKS * 2 * d]
+    scratch += [_attending(t, t, d // own) for own in set(heads) if own]
+    wide, narrow = x.new_empty(b, t, widest), x.new_empty(2, b, t, d)
+    arguments = [*weights], [*kept], to_weights, [*chain(*sizes)], len(heads), b, t, d, int(adds), _BLOCKS, to_x
+    _call("branches_backward", gradient, x, *arguments, wide, narrow, _pairs(max(scratch)))
     return results

@@ -12,9 +12,8 @@
 
 /* Rows that a thread computes at once: they stay in its cache while the weights pass. */
 #define BLOCK 96
-/* Rows whose part of a weight's gradient is summed in registers. Strips of 1024 would compete for the same cache lines.
- */
-#define DEEP 1022
+/* Most rows whose part of a weight's gradient is summed in registers. */
+#define DEEP 1102
 /* Columns that are packed together: the least that are whole vectors and whole tiles. */
 #define GROUP 48
 #define LINE 32 /* numbers that memory gives at once */
@@ -167,10 +166,13 @@ INLINE void pack_group(const bf16 *gradient, int64_t n, int64_t outputs, int64_t
 void linear_weights(const bf16 *gradient, const bf16 *x, float *to_weight, float *to_bias, int64_t rows, int64_t inputs,
                     int64_t outputs, pair *scratch, int threads) {
     pair *strips = scratch, *groups = scratch + DEEP / 2 * inputs;
+    int64_t parts = (rows + DEEP - 1) / DEEP, most = (rows + parts - 1) / parts;
+    /* Strips of, say, 512 pairs would compete for the same cache lines; those of an odd number take turns in all. */
+    most = 4 * ((most + 1) / 4) + 2;
     memset(to_bias, 0, outputs * sizeof *to_bias);
 #pragma omp parallel num_threads(threads)
-    for (int64_t i = 0; i < rows; i += DEEP) {
-        int64_t n = least(DEEP, rows - i), pairs = (n + 1) / 2;
+    for (int64_t i = 0; i < rows; i += most) {
+        int64_t n = least(most, rows - i), pairs = (n + 1) / 2;
 #pragma omp for
         for (int64_t j = 0; j < n; j += 2) {
             fetch(x + i * inputs, inputs, j + 8, j + 10, inputs);
@@ -183,7 +185,7 @@ void linear_weights(const bf16 *gradient, const bf16 *x, float *to_weight, float
             pair *group = groups + omp_get_thread_num() * (DEEP / 2 * GROUP);
             struct sum sum = {to_weight + o * inputs, inputs, i == 0};
             const bf16 *here = gradient + i * outputs + o, *following = x + (i + n) * inputs;
-            int64_t left = least(DEEP, rows - i - n) * inputs / LINE;
+            int64_t left = least(most, rows - i - n) * inputs / LINE;
             /* The next group, and this one's share of the rows after these. */
             struct ahead ahead[AHEAD] = {
                 {here + GROUP, here + GROUP + (columns < outputs - o ? n * outputs : 0), outputs, GROUP},
