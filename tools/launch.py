@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 # A waiting thread that spins takes the core from the one it waits for: up to 12 times slower on a busy machine.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-# But one that sleeps at once is woken late: to spin for a microsecond or two first costs nobody anything.
+# But one that sleeps at once is woken late: to spin for some 25 microseconds first costs others little.
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 # Hydra then raises its errors instead of printing them with advice for its developers; `launch` words them below.
 os.environ["HYDRA_FULL_ERROR"] = "1"
