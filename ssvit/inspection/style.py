@@ -60,4 +60,5 @@ def tidy(axis: Any, xlabel: str, *, legend: str = "best") -> None:
     axis.set_ylim(bottom=0)
     axis.grid(color=PALE, linewidth=0.8)
     axis.spines[["top", "right"]].set_visible(False)
-    axis.legend(frameon=False, fontsize=8, loc=legend)
+    # On white, so that no line runs through its words.
+    axis.legend(facecolor="white", edgecolor="none", framealpha=0.85, fontsize=8, loc=legend)
