@@ -123,18 +123,23 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, places: Tensor | None = None, at: Tensor | None = None) -> Tensor:
         """(b, t, d) -> (b, t, d); with `at` (b, m), only the outputs there, (b, m, d), at the cost of those alone."""
-        adds = not self.training or self.dropout.p == self.drop.rate == 0
+        adds = self._adds
         attended = self.attention(x, self.norm1, places, at, adds=adds)
         x = attended if adds else (x if at is None else gather(x, at)) + self.drop(self.dropout(attended))
         changed = self._mlp(x, adds=adds)
         return changed if adds else x + self.drop(self.dropout(changed))
+
+    @property
+    def _adds(self) -> bool:
+        """Whether branches are added as they are, with nothing drawn by chance."""
+        return not self.training or self.dropout.p == self.drop.rate == 0
 
     def branches(self) -> tuple[Branch, Branch] | None:
         """What the layer consists of; None where it does more than that, and where it has to be called itself."""
         attention = self.attention
         if not untouched(self, Block) or not untouched(attention, Attention) or attention.relative is not None:
             return None
-        if self.training and (self.dropout.p or self.drop.rate):
+        if not self._adds:
             return None
         own = Branch(self.norm1, attention.qkv, attention.out, attention.heads)
         return own, Branch(self.norm2, self.expand, self.contract)

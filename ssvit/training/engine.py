@@ -56,10 +56,11 @@ def start(recipe: Recipe, **options: Any) -> Fabric:
         numbers = precision(recipe, device)
         fabric = Fabric(precision=numbers, **_as_launched({**options, "strategy": strategy(options, numbers)}))
         fabric.launch()
-        atexit.register(_end)
     except (ValueError, RuntimeError, TypeError, MisconfigurationException) as error:
         asked = ", ".join(f"fabric.{name}={value}" for name, value in options.items())
         raise UserError(f"{asked}: {' '.join(str(error).split())}") from None
+    if _in_touch():
+        atexit.register(_end)
     if fabric.device.type == "cpu":
         keep_memory()
     torch.manual_seed(key(recipe.seed, "weights"))
@@ -94,9 +95,14 @@ def _as_launched(options: dict[str, Any]) -> dict[str, Any]:
     return options
 
 
+def _in_touch() -> bool:
+    """Whether this process has others to talk to."""
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
 def part() -> None:
     """Let go of the other processes: what they share is done, and each goes on alone."""
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
+    if _in_touch():
         torch.distributed.destroy_process_group()
 
 

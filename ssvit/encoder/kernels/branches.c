@@ -60,7 +60,7 @@ void branches_backward(const bf16 *gradient, const bf16 *x, const struct weights
                        int64_t tokens, int64_t width, int64_t adds, int64_t blocks, bf16 *to_x, bf16 *wide,
                        bf16 *narrow, pair *scratch, int threads) {
     int64_t rows = images * tokens;
-    bf16 *between = narrow + rows * width;
+    bf16 *passed = narrow + rows * width; /* the gradient, from a branch to the one before */
     for (int64_t n = count - 1; n >= 0; n--) {
         struct weights by = weights[n];
         struct kept keep = kept[n];
@@ -78,7 +78,7 @@ void branches_backward(const bf16 *gradient, const bf16 *x, const struct weights
         linear_weights(wide, keep.normed, to.weight, to.bias, rows, width, first, scratch, threads);
         linear_inputs(wide, by.weight, 0, narrow, rows, width, first, scratch, threads);
         /* In place where it adds: each number is read before it is written. */
-        bf16 *out = n ? between : to_x;
+        bf16 *out = n ? passed : to_x;
         norm_backward(n ? kept[n - 1].out : x, narrow, by.gain, keep.moments, adds ? gradient : 0, out, to.gain,
                       to.offset, (float *)scratch, rows, width, blocks, threads);
         gradient = out;
