@@ -18,8 +18,19 @@ class OptionError(UserError, ValueError):
     """An option has a value that it cannot have."""
 
     def __init__(self, name: str, value: Any, right: str) -> None:
-        super().__init__(f"{name}={value}: {right}")
+        super().__init__(f"{name}={typed(value)}: {right}")
         self.name, self.value, self.right = name, value, right
+
+
+_LONGEST = 200  # characters of a value in a message
+
+
+def typed(value: Any) -> str:
+    """A value as a user types it, cut short where it is long: null, true, abc."""
+    text = (
+        {None: "null", True: "true", False: "false"}[value] if value is None or isinstance(value, bool) else str(value)
+    )
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydra.utils import instantiate
+from launch import say
 from omegaconf import DictConfig
 from pretrained import SCRATCH, from_scratch
 
@@ -24,7 +25,7 @@ def find(plain: Mapping[str, Any]) -> Path | None:
     if other in (None, SCRATCH):
         return None
     try:
-        path = manifest.find(other, outputs=plain["outputs"], stage=manifest.FINETUNE)
+        path = manifest.find(other, outputs=plain["outputs"], stage=manifest.FINETUNE, say=say)
         manifest.check_encoder(path=path, resize=first["resize"], announce=True, image_size=first["image_size"])
     except OptionError as error:
         where = "" if error.name == "checkpoint" else f"{error.name}={error.value}: "

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from launch import launch
+from launch import launch, say
 from omegaconf import DictConfig
 
 from ssvit import rules
@@ -15,7 +15,7 @@ from ssvit.training import manifest
 
 def main(config: DictConfig, plain: dict[str, Any]) -> None:
     """Check that the encoder can be written in the format, and only then load torch, build and write it."""
-    path = manifest.find(plain["checkpoint"], outputs=plain["outputs"], stage=manifest.PRETRAIN)
+    path = manifest.find(plain["checkpoint"], outputs=plain["outputs"], stage=manifest.PRETRAIN, say=say)
     with within("encoder"):
         facts = manifest.read(path, plain["encoder"])
     size = facts["encoder"]["image_size"] if plain["image_size"] is None else plain["image_size"]

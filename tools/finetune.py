@@ -6,9 +6,9 @@ again goes on where the run was stopped.
 
 from typing import Any
 
-from launch import launch, storable
+from launch import configuration, job_name, launch
 from omegaconf import DictConfig
-from pretrained import SCRATCH, default_name, from_scratch, offer
+from pretrained import SCRATCH, brought, default_name, from_scratch, offer_again
 
 from ssvit.training import manifest, preflight, study
 from ssvit.training.run import RunFolder, is_main_process
@@ -18,12 +18,12 @@ def main(config: DictConfig, plain: dict[str, Any]) -> None:
     """Check the configuration, take the run folder, and only then load torch, build and train."""
     recipe = preflight.check(plain)
     study.check(plain)
-    config.name = config.name or default_name(config)
+    config.name = job_name(str(default_name(config) if plain["name"] is None else plain["name"]))
     if plain["checkpoint"] == SCRATCH:
         config = from_scratch(config)
     folder = RunFolder(config.outputs, config.name)
     if is_main_process():
-        folder.open(storable(config), overwrite=config.overwrite)
+        folder.open(configuration(config, brought()), overwrite=config.overwrite)
         print(f"{config.name}: starts from {config.encoder.get('path', 'random weights')}", flush=True)
 
     from session import Session
@@ -38,4 +38,4 @@ def main(config: DictConfig, plain: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    launch("finetune", main, before=offer)
+    launch("finetune", main, before=offer_again)

@@ -7,8 +7,9 @@ import difflib
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 # A waiting thread that spins takes the core from the one it waits for: up to 12 times slower on a busy machine.
@@ -19,8 +20,11 @@ os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 os.environ["HYDRA_FULL_ERROR"] = "1"
 
 import hydra
+import yaml
+from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException, InstantiationException, MissingConfigException, OverrideParseException
-from omegaconf import DictConfig, OmegaConf
+from hydra.types import RunMode
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import (
     ConfigAttributeError,
     ConfigKeyError,
@@ -29,7 +33,9 @@ from omegaconf.errors import (
     OmegaConfBaseException,
 )
 
-from ssvit.options import OptionError, UserError
+from ssvit.options import OptionError, UserError, typed
+from ssvit.training.configuration import Configuration, command, refers
+from ssvit.training.run import is_main_process
 
 # A file name that the terminal's encoding lacks must not end a run.
 for stream in (sys.stdout, sys.stderr):
@@ -51,19 +57,22 @@ def launch(
     option, a list, that arguments become which are not written option=value.
     """
     bare = [argument for argument in sys.argv[1:] if positional and _is_bare(argument)]
-    sys.argv[1:] = [argument for argument in sys.argv[1:] if argument not in bare]
+    # Hydra wants its own flags before the options.
+    sys.argv[1:] = sorted((argument for argument in sys.argv[1:] if argument not in bare), key=_is_option)
 
     for argument in sys.argv[1:]:
         if argument.startswith("~"):
             leave(f"{argument}: an option can be changed, as option=value, but not taken away", 2)
+        _check_builder(argument)
 
     def run(config: DictConfig) -> None:
         try:
+            _check_kinds(config, name)
             if bare:
                 config[positional] = [*config[positional], *bare]
             main(config, OmegaConf.to_container(config, resolve=True, throw_on_missing=True))
         except OptionError as error:
-            leave(f"{_typed(error.name, config)}={error.value}: {error.right}", 2)
+            leave(f"{_option(error.name, config)}={typed(error.value)}: {error.right}", 2)
         except UserError as error:
             leave(str(error), getattr(error, "status", 1))
         except InstantiationException as error:
@@ -81,18 +90,102 @@ def launch(
         leave(_reason(error), 2)
     except UserError as error:
         leave(str(error), 2)
+    except OSError as error:
+        leave(f"{error.filename or 'system'}: {error.strerror or error}", 1)
+    except ValueError as error:
+        if "Config group override" not in str(error):
+            raise
+        leave(_misplaced(), 2)
     except KeyboardInterrupt:
         leave("stopped by Ctrl-C", 130)
 
 
-def storable(config: DictConfig) -> dict[str, Any]:
-    """A configuration as its run's folder keeps it: references as they were written, so that one can be changed."""
-    return OmegaConf.to_container(config, resolve=False) | {"name": str(config.name)}
+def configuration(config: DictConfig, brought: Mapping[str, str | None] = MappingProxyType({})) -> Configuration:
+    """What a run's folder keeps of its configuration, with references to other options as they were written, so that
+    one can be changed; what a resolver gave is kept as its value.
+
+    brought: choices that a checkpoint brings, in place of those made here.
+    """
+    written, resolved = (OmegaConf.to_container(config, resolve=resolve) for resolve in (False, True))
+    chosen = HydraConfig.get().runtime.choices
+    choices = {group: file for group, file in chosen.items() if not group.startswith("hydra/")} | brought
+    own = {"name": str(config.name), "command": typed_command()}
+    return Configuration.of(_settled(written, resolved) | own, choices)
+
+
+def _settled(written: Any, resolved: Any) -> Any:
+    if isinstance(written, dict) and isinstance(resolved, dict):
+        return {key: _settled(value, resolved[key]) for key, value in written.items()}
+    if isinstance(written, list) and isinstance(resolved, list):
+        return [_settled(*both) for both in zip(written, resolved, strict=True)]
+    return resolved if isinstance(written, str) and not refers(written) else written
+
+
+def typed_command() -> str:
+    """What tells this command from others: its options as they were typed, in whatever order."""
+    return command(argument for argument in sys.argv[1:] if _is_option(argument))
+
+
+def job_name(name: str) -> str:
+    """The name of a run, which for a job of a sweep (-m) tells the values that are its own."""
+    hydra_config = HydraConfig.get()
+    if hydra_config.mode != RunMode.MULTIRUN:
+        return name
+    shared = {argument.lstrip("+") for argument in sys.argv[1:]}
+    own = [option for option in hydra_config.overrides.task if option.lstrip("+") not in shared]
+    if any(option.startswith("name=") for option in own):
+        return name
+    return "_".join([name, *(re.sub(r"[^\w.=,+-]+", "-", option) for option in own)])
+
+
+def _check_builder(argument: str) -> None:
+    """What is called can be chosen by the name of a file alone: a run's folder keeps no more of it."""
+    option, given, _ = argument.partition("=")
+    if given and any(part.startswith("_") and part.endswith("_") and len(part) > 1 for part in option.split(".")):
+        leave(f"{argument}: what is called is chosen by a file's name: put it into one of your own (--config-dir)", 2)
+
+
+def _check_kinds(config: DictConfig, name: str) -> None:
+    """OptionError for a value in the place of a group of options, or of a list, which it would silently take away."""
+    choices = HydraConfig.get().runtime.choices
+    options = {
+        option.lstrip("+").partition("=")[0]: option for option in HydraConfig.get().overrides.task if "=" in option
+    }
+    before = hydra.compose(name, [option for group, option in options.items() if group in choices])
+    for option in options.keys() - choices.keys():
+        value, usual = (OmegaConf.select(node, option) for node in (config, before))
+        if isinstance(usual, DictConfig) and not isinstance(value, DictConfig):
+            if value is None and "." in option and (option.startswith("measures.") or "_target_" not in usual):
+                continue  # one of several measures, or the stem of an encoder, may be left out
+            first = next((key for key in usual if not str(key).startswith("_")), "option")
+            raise OptionError(option, value, f"is a group of options: give one of them, as {option}.{first}=…")
+        if isinstance(usual, ListConfig) and not isinstance(value, ListConfig | str) and "." not in option:
+            raise OptionError(option, value, "must be a list")
+
+
+def _misplaced() -> str:
+    """What is wrong with a choice that is no name of a file."""
+    for argument in sys.argv[1:]:
+        group, _, value = argument.partition("=")
+        folder = CONFIGS / group.partition("@")[0]
+        if folder.is_dir() and not isinstance(yaml.safe_load(value), str | list):
+            return f"{argument}: must be one of {', '.join(sorted(path.stem for path in folder.glob('*.yaml')))}"
+    return "a choice of a file must be its name, or a list of names"
+
+
+def _is_option(argument: str) -> bool:
+    return "=" in argument and not argument.startswith("-")
 
 
 def _is_bare(argument: str) -> bool:
     """Whether an argument is no option: a file that there is, or without the = or - that options have."""
     return os.path.exists(argument) or not (argument.startswith("-") or "=" in argument)
+
+
+def say(line: str) -> None:
+    """Print a line, in the main process alone."""
+    if is_main_process():
+        print(line, flush=True)
 
 
 def leave(line: str, status: int) -> NoReturn:
@@ -102,7 +195,7 @@ def leave(line: str, status: int) -> NoReturn:
     sys.exit(status)
 
 
-def _typed(name: str, config: DictConfig) -> str:
+def _option(name: str, config: DictConfig) -> str:
     """The option to type for one that only refers to it: data.root where data.source.root is ${data.root}."""
     node: Any = OmegaConf.to_container(config, resolve=False)
     for key in name.split("."):
@@ -116,7 +209,7 @@ def _explain(error: InstantiationException, config: DictConfig) -> NoReturn:
     part = str(error).rpartition("full_key: ")[2]
     cause = error.__cause__
     if isinstance(cause, OptionError):
-        leave(f"{_typed(f'{part}.{cause.name}', config)}={cause.value}: {cause.right}", 2)
+        leave(f"{_option(f'{part}.{cause.name}', config)}={typed(cause.value)}: {cause.right}", 2)
     if isinstance(cause, UserError):
         leave(str(cause), 1)
     if isinstance(cause, TypeError) and "argument" in str(cause):

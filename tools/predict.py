@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from launch import launch
+from launch import launch, say
 from omegaconf import DictConfig
 
 from ssvit.data import folder
@@ -18,7 +18,7 @@ def main(config: DictConfig, plain: dict[str, Any]) -> None:
     if not plain["images"]:
         raise OptionError("images", "", "name pictures, or folders of them, after the options")
     paths = [path for image in plain["images"] for path in folder.pictures(str(image))]
-    checkpoint = manifest.find(plain["checkpoint"], outputs=plain["outputs"], stage=manifest.FINETUNE)
+    checkpoint = manifest.find(plain["checkpoint"], outputs=plain["outputs"], stage=manifest.FINETUNE, say=say)
     view = manifest.read(checkpoint).get("view")
 
     from ssvit.data.transforms import CenterCrop

@@ -6,7 +6,7 @@ the run was stopped.
 
 from typing import Any
 
-from launch import launch, storable
+from launch import configuration, job_name, launch
 from omegaconf import DictConfig
 
 from ssvit.training import manifest, preflight
@@ -16,9 +16,11 @@ from ssvit.training.run import RunFolder, is_main_process
 def main(config: DictConfig, plain: dict[str, Any]) -> None:
     """Check the configuration, take the run folder, and only then load torch, build and train."""
     preflight.check(plain)
-    folder = RunFolder(plain["outputs"], plain["name"])
+    if plain["name"] is not None:
+        config.name = job_name(str(plain["name"]))
+    folder = RunFolder(plain["outputs"], config.name)
     if is_main_process():
-        folder.open(storable(config), overwrite=plain["overwrite"])
+        folder.open(configuration(config), overwrite=plain["overwrite"])
 
     from session import Session
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
-from launch import launch
+from launch import launch, say
 from omegaconf import DictConfig
 
 from ssvit.evaluation import features_rules, gallery_rules
@@ -18,7 +18,7 @@ def main(config: DictConfig, plain: dict[str, Any]) -> None:
     preflight.parts(plain)
     of_a_set = plain["data"] is not None
     pictures = gallery_rules.pictures(plain["images"]) if plain["images"] or not of_a_set else {}
-    checkpoint = manifest.find(plain["checkpoint"], outputs=plain["outputs"], stage=manifest.PRETRAIN)
+    checkpoint = manifest.find(plain["checkpoint"], outputs=plain["outputs"], stage=manifest.PRETRAIN, say=say)
     with within("encoder"):
         facts = manifest.read(checkpoint, plain["encoder"])
     own = {"depth": facts["encoder"]["depth"], "class_token": facts["encoder"]["class_token"]}

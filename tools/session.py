@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 from hydra.utils import instantiate
-from launch import storable
+from launch import configuration
 from omegaconf import DictConfig, OmegaConf
-from pretrained import SCRATCH, from_scratch
+from pretrained import SCRATCH, brought, from_scratch
 
 from ssvit.data.loader import Loader
 from ssvit.data.sources import Data, hold_out, subset
@@ -39,7 +39,7 @@ class Session:
             config = from_scratch(config)
         folder = RunFolder(str(self.folder), name)
         if is_main_process():
-            folder.open(storable(config), overwrite=config.overwrite)
+            folder.open(configuration(config, brought()), overwrite=config.overwrite)
         self.fabric.barrier()  # nobody looks for checkpoints in a folder that is being cleared
         self.train(config, folder.path)
         return journal.rows(folder.path)

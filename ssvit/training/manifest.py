@@ -6,18 +6,20 @@ weights is a checkpoint too, whose manifest is what `ssvit.exchange` finds in it
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from ssvit import rules
 from ssvit.durable import seal
 from ssvit.exchange import files, reading
 from ssvit.options import OptionError, UserError, one_of
+from ssvit.training import configuration
+from ssvit.training.configuration import Configuration
 
 SCHEMA = 2
+_SHOWN = 3  # other runs that are named beside the newest
 PRETRAIN, FINETUNE = STAGES = ("pretrain", "finetune")
 
 
@@ -44,6 +46,9 @@ def read(path: Path, told: Mapping[str, Any] | None = None) -> dict[str, Any]:
             raise CheckpointError(f"{path}: has schema {manifest['schema']}, this version reads {SCHEMA}")
         if not isinstance(manifest["sha256"], dict):
             raise ValueError
+        for name in ("encoder", "view"):  # what becomes a part of a configuration
+            if found := configuration.foreign(manifest.get(name, {})):
+                raise CheckpointError(f"{path}: {name}.{found}: may hold values only; nothing was run")
         return manifest
     except OSError as error:
         raise CheckpointError(f"{path}: no readable manifest.json ({error.strerror}), so it is no checkpoint") from None
@@ -56,47 +61,90 @@ def complete(run: Path) -> list[Path]:
     return sorted(path for path in run.glob("step_*") if path.name.removeprefix("step_").isdigit())
 
 
-def find(asked: str, *, outputs: str, stage: str) -> Path:
+def find(asked: str, *, outputs: str, stage: str, say: Callable[[str], None]) -> Path:
     """The folder of the checkpoint that a user means by the option checkpoint=`asked`.
 
-    newest: the last one of the finished run of that stage under `outputs` that was written last. Otherwise a path: a
-    checkpoint's folder, or a run's, for its newest; a foreign file. OptionError if there is none.
+    newest: the last one of the finished run of that stage under `outputs` that was written last; `say` is told which
+    that is, and what else there is. Otherwise a path: a checkpoint's folder, or a run's, for its newest; a foreign
+    file. OptionError if there is none.
     """
     if asked == "newest":
-        return _newest_finished(Path(outputs), stage)
+        if not isinstance(outputs, str) or not outputs:
+            raise OptionError("outputs", outputs, "must be the folder of all runs")
+        return _newest(Path(outputs), stage, say)
     path = Path(str(asked))
-    if (path / "manifest.json").is_file():
-        return path
-    if path.is_file():
-        files.check(path)
-        return path
-    if not path.is_dir():
-        right = "no such folder; give that of a checkpoint (step_…) or of its run, or a file of foreign weights"
-        raise OptionError("checkpoint", asked, right)
-    if not (found := complete(path)):
-        raise OptionError("checkpoint", asked, "holds no checkpoint (a folder step_…)")
+    try:
+        if (path / "manifest.json").is_file():
+            return path
+        if path.is_file():
+            files.check(path)
+            return path
+        if not path.is_dir():
+            right = "no such folder; give that of a checkpoint (step_…) or of its run, or a file of foreign weights"
+            raise OptionError("checkpoint", asked, right)
+        if not (found := complete(path)):
+            raise OptionError("checkpoint", asked, "holds no checkpoint (a folder step_…)")
+    except OSError as error:
+        raise OptionError("checkpoint", asked, f"cannot be read ({error.strerror})") from None
     return found[-1]
 
 
-def _newest_finished(outputs: Path, stage: str) -> Path:
-    finished, unfinished = [], []
-    for config in outputs.rglob("config.yaml"):
-        for path in complete(config.parent)[-1:]:
+@dataclass(frozen=True, order=True)
+class _Run:
+    """A run under the folder of all: when it was last written, its newest checkpoint, and what became of it.
+
+    passed: why it is not what a user means by the newest, "" if it may be. scratch: it began with random weights.
+    """
+
+    written: float
+    path: Path
+    scratch: bool
+    passed: str
+
+
+def _runs(outputs: Path, stage: str) -> Iterator[_Run]:
+    """The runs of a stage; what is damaged, or no run of ours, is passed over."""
+    for file in outputs.rglob("config.yaml"):
+        for path in complete(file.parent)[-1:]:
             try:
-                manifest, steps = read(path), yaml.safe_load(config.read_text())["recipe"]["steps"]
-            except (CheckpointError, yaml.YAMLError, OSError, KeyError, TypeError):
-                continue  # damaged, or no run of ours: then it is not the one that is meant
-            if manifest.get("stage") == stage:
+                manifest, config = read(path), Configuration.read(file).values
+                step, steps = manifest["step"], config["recipe"]["steps"]
                 written = (path / "manifest.json").stat().st_mtime
-                (finished if manifest["step"] == steps else unfinished).append((written, path, steps))
-    if finished:
-        return max(finished)[1]
+            except (UserError, OSError, KeyError, TypeError):
+                continue
+            if manifest.get("stage") != stage:
+                continue
+            scratch = stage == FINETUNE and manifest.get("start") == "scratch"
+            passed = ""
+            if step != steps:
+                passed = f"at step {step} of {steps}"
+            elif scratch and config.get("compare"):
+                passed = "the arm of a comparison that began with random weights"
+            elif config.get("sweep") and config.get("development") is not None:
+                passed = "trained to choose a learning rate"
+            yield _Run(written, path, scratch, passed)
+
+
+def _newest(outputs: Path, stage: str, say: Callable[[str], None]) -> Path:
     what = "pre-training" if stage == PRETRAIN else "fine-tuning"
-    if unfinished:
-        _, path, steps = max(unfinished)
-        begun = f"{path.parent} is at step {int(path.name.removeprefix('step_'))} of {steps}"
-        raise UserError(f"no {what} run under {outputs} is finished ({begun}): let it finish, or give checkpoint=PATH")
-    raise UserError(f"there is no {what} run under {outputs}: run tools/{stage}.py first, or give checkpoint=PATH")
+    found = sorted(_runs(outputs, stage), reverse=True)
+    # A classifier that began with random weights is meant only where there is no other.
+    results = sorted((run for run in found if not run.passed), key=lambda run: run.scratch)
+    if not results:
+        if not found:
+            right = f"run tools/{stage}.py first, or give checkpoint=PATH"
+            raise UserError(f"there is no {what} run under {outputs}: {right}")
+        first = f"{found[0].path.parent} is {found[0].passed}"
+        raise UserError(f"no {what} run under {outputs} is finished ({first}): let it finish, or give checkpoint=PATH")
+    best, *others = results
+    rest = [f"{run.path.parent} (began with random weights)" if run.scratch else str(run.path.parent) for run in others]
+    rest += [f"{run.path.parent} ({run.passed})" for run in found if run.passed]
+    more = f", and {len(rest) - _SHOWN} more" if len(rest) > _SHOWN else ""
+    say(
+        f"{best.path}: of the {what} run that was finished last"
+        + (f"; there are also {', '.join(rest[:_SHOWN])}{more}" if rest else "")
+    )
+    return best.path
 
 
 def check_encoder(*, path: Any, resize: Any, announce: bool, **changes: Any) -> None:

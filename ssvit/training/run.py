@@ -6,21 +6,14 @@ outputs/<name>/ holds config.yaml, metrics.jsonl, TensorBoard's event files, the
 import fcntl
 import os
 import shutil
-from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
-import yaml
-
+from ssvit import durable
 from ssvit.options import OptionError, UserError, flag
+from ssvit.training.configuration import Configuration, ConfigurationError
 
-# What may differ between a run and its continuation: it changes where and how fast, not what is computed.
-# The fingerprint of the images stands for their folder, and the precision that was used for recipe.precision=auto:
-# both are in the checkpoint, and so is which weights a fine-tuning started from. Probes look on.
-FREE = (
-    "overwrite", "outputs", "workers", "fabric", "data.root", "data.download", "data.source", "recipe.precision",
-    "checkpoint", "encoder.path", "encoder.activation_checkpointing", "seeds", "probe", "probing",
-)  # fmt: skip
+_LONGEST = 200  # bytes of a name: file systems take 255, and files beside it have longer ones
 
 
 class RunError(UserError):
@@ -32,38 +25,20 @@ def is_main_process() -> bool:
     return all(os.environ.get(name, "0") == "0" for name in ("RANK", "LOCAL_RANK", "NODE_RANK", "SLURM_PROCID"))
 
 
-def flatten(config: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """The leaves of nested dictionaries: ("recipe.lr", 0.001), …"""
-    if isinstance(config, Mapping):
-        for key, value in config.items():
-            yield from flatten(value, f"{name}.{key}" if name else str(key))
-    else:
-        yield name, config
-
-
-def refuse_difference(old: Mapping[str, Any], new: Mapping[str, Any], folder: Path) -> None:
-    """RunError naming the first option in which two configurations differ, of those that matter."""
-    before, now = (dict(flatten(config)) for config in (old, new))
-    for key in [*now, *before]:
-        if before.get(key) != now.get(key) and not any(key == free or key.startswith(f"{free}.") for free in FREE):
-            raise RunError(
-                f"{key}={now.get(key, '(absent)')}: the run in {folder} was started with "
-                f"{before.get(key, '(absent)')}; use that, another name=…, or overwrite=true"
-            )
-
-
 class RunFolder:
     """A run's folder, held by one process from `open` to the end of that process (the system lets go of the lock)."""
 
     def __init__(self, outputs: str, name: str | int) -> None:
-        name = str(name)
-        if name in ("", ".", "..") or "/" in name:
-            raise OptionError("name", name, "must be the name of a folder in outputs, without a slash")
-        self.path = Path(outputs) / name
+        if not isinstance(outputs, str) or not outputs:
+            raise OptionError("outputs", outputs, "must be the folder of all runs")
+        if name is None or str(name) in ("", ".", "..") or "/" in str(name) or len(os.fsencode(str(name))) > _LONGEST:
+            right = f"must be the name of a folder in outputs, without a slash, of at most {_LONGEST} bytes"
+            raise OptionError("name", name, right)
+        self.path = Path(outputs, str(name))
         self._lock: TextIO | None = None
 
-    def open(self, config: Mapping[str, Any], *, overwrite: bool) -> None:
-        """Take the folder for the run that `config`, the whole configuration as plain data, describes.
+    def open(self, config: Configuration, *, overwrite: bool) -> None:
+        """Take the folder for the run that `config` describes, and keep it there as config.yaml.
 
         OptionError if `overwrite` is no flag. RunError if another process has the folder, or if it holds a run that
         was configured otherwise, or something that is no run.
@@ -71,7 +46,7 @@ class RunFolder:
         flag("overwrite", overwrite)
         stored = self.path / "config.yaml"
         try:
-            if self.path.exists() and not stored.exists() and self._has_more():
+            if self.path.exists() and not stored.exists() and self._has_more() and not self._has_checkpoints():
                 raise RunError(f"name={self.path.name}: {self.path} exists and holds no run; use another name")
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = open(self.path / "lock", "w")  # noqa: SIM115 (kept open: closing it lets go of the lock)
@@ -86,13 +61,34 @@ class RunFolder:
             self._clear()
         # A configuration alone is what a command leaves that failed before it trained: the next may mend it.
         if stored.exists() and self._has_trained():
-            try:
-                old = yaml.safe_load(stored.read_text())
-                refuse_difference(old, config, self.path)
-            except (yaml.YAMLError, AttributeError, UnicodeDecodeError):
-                raise RunError(f"{stored}: cannot be read; overwrite=true starts the run anew") from None
+            self._refuse_difference(config)
         else:
-            _write(stored, yaml.safe_dump(dict(config), sort_keys=False))
+            self._store(config)
+
+    def _refuse_difference(self, config: Configuration) -> None:
+        stored = self.path / "config.yaml"
+        try:
+            old = Configuration.read(stored)
+        except ConfigurationError as error:
+            raise RunError(
+                f"{error}; the checkpoints beside it are whole for all that: delete the file, and the same command "
+                "goes on from them, without comparing its options with those of the start"
+            ) from None
+        if difference := config.difference(old):
+            name, value, before = difference
+            raise RunError(
+                f"{name}={value}: the run in {self.path} was started with {before}; use that, another name=…, "
+                "or overwrite=true"
+            )
+
+    def _store(self, config: Configuration) -> None:
+        stored = self.path / "config.yaml"
+        try:
+            durable.replace(stored, config.write())
+            durable.synchronise(self.path)
+            durable.synchronise(self.path.parent)
+        except OSError as error:
+            raise RunError(f"{stored}: cannot be written ({error.strerror})") from None
 
     def _has_trained(self) -> bool:
         """Whether the run, or one of the runs of a study, has begun."""
@@ -100,7 +96,11 @@ class RunFolder:
 
     def _has_more(self) -> bool:
         """Whether there is more than a run leaves that ends before it has written its configuration."""
-        return any(entry.name not in ("lock", "config.yaml.part") for entry in self.path.iterdir())
+        return any(entry.name not in ("lock", ".config.yaml.part") for entry in self.path.iterdir())
+
+    def _has_checkpoints(self) -> bool:
+        """Whether there is a run, or a study of several, that has lost its configuration alone."""
+        return any(any(self.path.glob(trace)) for trace in ("step_*/manifest.json", "*/step_*/manifest.json"))
 
     def _clear(self) -> None:
         # The configuration last: as long as it is there, the folder is known as a run's.
@@ -109,10 +109,3 @@ class RunFolder:
                 shutil.rmtree(entry)
             elif entry.name != "lock":
                 entry.unlink()
-
-
-def _write(path: Path, text: str) -> None:
-    """Write a small file so that it is there whole or not at all."""
-    beside = path.with_name(path.name + ".part")
-    beside.write_text(text)
-    beside.replace(path)
