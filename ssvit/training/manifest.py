@@ -69,7 +69,7 @@ def find(asked: str, *, outputs: str, stage: str, say: Callable[[str], None]) ->
     file. OptionError if there is none.
     """
     if asked == "newest":
-        if not isinstance(outputs, str) or not outputs:
+        if outputs in (None, "", "null"):
             raise OptionError("outputs", outputs, "must be the folder of all runs")
         return _newest(Path(outputs), stage, say)
     path = Path(str(asked))

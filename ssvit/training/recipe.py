@@ -49,6 +49,8 @@ class Recipe:
     def __post_init__(self) -> None:
         for name in ("steps", "batch_size", "accumulate", "evaluate_every", "save_every", "log_every"):
             whole(name, getattr(self, name))
+        if self.steps * self.batch_size >= 1 << 63:  # images are numbered by int64
+            raise OptionError("steps", self.steps, f"must be less than 2^63 / batch_size={self.batch_size}")
         for name in ("warmup", "seed"):
             whole(name, getattr(self, name), at_least=0)
         if self.warmup >= self.steps:

@@ -1,0 +1,65 @@
+"""Every tool tells a wrong option in one line before torch is loaded, and gives each job of a sweep a folder."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from command import TINY, one_line
+
+ROOT = Path(__file__).parent.parent
+RUN = ROOT / "tests" / "fixtures" / "first_edition" / "outputs" / "masked_patch_synthetic"
+LONG = "a" * 5000
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "told"),
+    [
+        ("finetune", [f"checkpoint={LONG}"], f"checkpoint={LONG[:200]}…: cannot be read (File name too long)"),
+        (
+            "predict",
+            [f"checkpoint={LONG}", str(ROOT)],
+            f"checkpoint={LONG[:200]}…: cannot be read (File name too long)",
+        ),
+        ("visualize", [f"checkpoint={RUN}", "images=null"], "images=null: must be a list"),
+        ("predict", ["images=null"], "images=null: must be a list"),
+        ("evaluate", [f"checkpoint={RUN}", "features=null"], "features=null: is a group of options: give one of them"),
+        ("evaluate", [f"checkpoint={RUN}", "measures=null"], "measures=null: is a group of options: give one of them"),
+        ("finetune", [f"checkpoint={RUN}", "recipe=null"], "recipe=null: must be one of adamw, sgd"),
+        ("finetune", ["outputs=null"], "outputs=null: must be the folder of all runs"),
+        ("knn", ["encoder=null"], "encoder=null: a checkpoint brings its own"),
+    ],
+)
+def test_a_mistake_is_told_in_one_line_before_torch_loads(tool, no_torch, name, options, told):
+    assert one_line(tool(name, *options, status=2, PYTHONPATH=no_torch)).startswith(f"{name}.py: {told}")
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("setpriv"), reason="only root can run a tool as another user")
+def test_a_folder_without_permission_is_one_line(tmp_path):
+    locked = tmp_path / "locked"
+    locked.mkdir(mode=0o700)
+    script = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "from ssvit.options import OptionError\n"
+        "from ssvit.training import manifest\n"
+        "import os; os.setuid(65534)\n"
+        "try: manifest.find(sys.argv[2], outputs='outputs', stage='pretrain', say=print)\n"
+        "except OptionError as error: print(error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(ROOT), str(locked / "run")], capture_output=True, text=True
+    )
+    assert done.stdout == f"checkpoint={locked / 'run'}: cannot be read (Permission denied)\n", done.stderr
+
+
+def test_each_job_of_a_sweep_has_a_folder_of_its_own(tool, tmp_path):
+    done = tool("pretrain", *TINY, "-m", "probe=[]", "recipe.lr=1e-3,2e-3", "recipe.steps=3", "recipe.evaluate_every=3")
+    assert "HYDRA" not in done.stderr
+    left = sorted(path.name for path in (tmp_path / "outputs").iterdir())
+    runs = [f"masked_patch_synthetic_recipe.lr={lr}" for lr in ("0.001", "0.002")]
+    assert left == [*runs, "multirun.yaml"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["outputs"]
+    weights = {(tmp_path / "outputs" / run / "step_00000003" / "model.safetensors").read_bytes() for run in runs}
+    assert len(weights) == 2
