@@ -1,16 +1,32 @@
 """Files that outlive a power cut, and what shows that one has been damaged. Standard library only."""
 
+import errno
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+import shutil
+import stat
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+MANIFEST_BYTES = 1 << 25  # of a manifest at most: parsed, what is made to cost memory takes some 20 times as much
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Name the file in an OSError of the block, where the system tells no name (a full disk is met while writing)."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
 
 
 def write(path: Path, data: bytes) -> None:
     """Write a file and wait until the disk has it; its name is as durable once `synchronise` has run on its folder."""
-    with open(path, "wb") as file:
+    with naming(path), open(path, "wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
@@ -22,17 +38,60 @@ def replace(path: Path, data: bytes) -> None:
     try:
         write(beside, data)
         beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
+    except BaseException:
+        with suppress(OSError):
+            beside.unlink()
+        raise
 
 
-def synchronise(folder: Path) -> None:
-    """Make a folder's entries durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def synchronise(path: Path) -> None:
+    """Make a folder's entries durable, or what has been written to a file."""
+    with naming(path):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def remove(path: Path) -> None:
+    """Delete a file, a link or a folder with all that is in it, as far as the system lets."""
+    with suppress(OSError):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def check_regular(path: Path) -> None:
+    """OSError unless `path` is a file that can be read to its end: no pipe, device or folder."""
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+
+
+def read_manifest(path: Path) -> tuple[dict[str, Any], bytes]:
+    """What a manifest says, its seal unverified, and its bytes.
+
+    OSError if it cannot be read; ValueError or RecursionError if it cannot be a manifest.
+    """
+    check_regular(path)
+    with naming(path), open(path, "rb") as file:
+        data = file.read(MANIFEST_BYTES + 1)
+    if len(data) > MANIFEST_BYTES:
+        raise ValueError("longer than any manifest")
+    manifest = json.loads(data)
+    if not isinstance(manifest, dict):
+        raise ValueError("no object")
+    return manifest, data
+
+
+def sealed(facts: Mapping[str, Any]) -> bytes:
+    """The text of a manifest: facts, and their seal in the place of an older one."""
+    facts = {key: value for key, value in facts.items() if key != "seal"}
+    data = json.dumps({**facts, "seal": seal(facts)}, indent=1).encode()
+    if len(data) > MANIFEST_BYTES:
+        raise OSError(errno.EFBIG, f"a manifest of {len(data)} bytes could not be read again")
+    return data
 
 
 def seal(facts: Mapping[str, Any]) -> str:

@@ -1,8 +1,17 @@
-"""The tools as commands: the options of a run that takes seconds, and what they print."""
+"""The tools as commands: the options of a run that takes seconds, what they print, and when one hangs."""
 
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
+
+_began = time.perf_counter()
+import torch  # noqa: E402, F401 (loaded to be timed: conftest.py imports this module before anything loads torch)
+
+# Seconds after which a process is taken to hang. A tool spends most of its time on loading torch, so a slow or busy
+# machine gets more; a tiny run takes a few times as long as this import, and the rest is room.
+LIMIT = 600 * max(1.0, time.perf_counter() - _began)
 
 TINY = (
     "data.images=64", "data.held_out_images=32", "data.image_size=16", "encoder.width=16", "encoder.depth=2",
@@ -19,6 +28,10 @@ def one_line(done) -> str:
 
 
 def start(folder: Path, tool: str, *options: str) -> subprocess.Popen:
-    """A tool at work in a folder, its output to be read."""
+    """A tool at work in a folder, its output to be read; one that hangs is killed."""
     command = [sys.executable, str(Path(__file__).parent.parent / "tools" / f"{tool}.py"), "outputs=outputs", *options]
-    return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    watch = threading.Timer(LIMIT, process.kill)
+    watch.daemon = True
+    watch.start()
+    return process

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from command import LIMIT
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT / "tools"))  # what the tools share is tested too
@@ -20,10 +21,10 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT / "tests"), os
 def tool(tmp_path):
     """Run a tool as a user would, on a tiny model: tool("pretrain", "recipe.steps=4", …) -> the finished process."""
 
-    def run(name, *options, status=0, timeout=120, prefix=(), **environment):
+    def run(name, *options, status=0, prefix=(), **environment):
         command = [*prefix, sys.executable, str(ROOT / "tools" / f"{name}.py"), f"outputs={tmp_path}/outputs", *options]
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=timeout, cwd=tmp_path, env={**os.environ, **environment}
+            command, capture_output=True, text=True, timeout=LIMIT, cwd=tmp_path, env={**os.environ, **environment}
         )
         assert done.returncode == status, f"status {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done

@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+from command import LIMIT
 from conftest import ROOT
 
 from ssvit.benchmark.timing import compare
@@ -26,7 +27,7 @@ def test_every_contender_works_once_a_round_in_turning_order():
 def test_the_tool_prints_tables_and_writes_json(tmp_path):
     done = subprocess.run(
         [sys.executable, str(ROOT / "tools/benchmark.py"), "part=data", "rounds=1", "output=rates.json"],
-        cwd=tmp_path, capture_output=True, text=True, timeout=120,
+        cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "500x375 JPEG files" in done.stdout

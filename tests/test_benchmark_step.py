@@ -9,7 +9,7 @@ from importlib.util import find_spec
 
 import pytest
 import torch
-from command import one_line
+from command import LIMIT, one_line
 from conftest import ROOT
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -27,7 +27,7 @@ OPTIONS = {"precision": "bf16-mixed", "compile": False, "device": "cpu", "batch"
 def tool(folder, *options, **environment):
     command = [sys.executable, str(ROOT / "tools/benchmark.py"), "part=step", *options]
     environment = {**os.environ, **environment}
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600, env=environment)
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=LIMIT, env=environment)
 
 
 @pytest.fixture(autouse=True)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from command import LIMIT
 from PIL import Image
 
 from ssvit.data.sources import Files, Memory
@@ -173,7 +174,7 @@ def spread(folder: Path, world: int, count: int, k: int, failure: str = "") -> l
     for process in started:
         process.start()
     for process in started:
-        process.join(120)
+        process.join(LIMIT)
     assert [process.exitcode for process in started] == [0] * world
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(world)]
 

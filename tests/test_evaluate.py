@@ -11,7 +11,7 @@ import knn
 import pretrained
 import pytest
 import torch
-from command import TINY
+from command import LIMIT, TINY
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
@@ -170,7 +170,7 @@ def test_two_processes_measure_what_one_does(run, tmp_path, capsys):
     measured(run, *own("one"), tool=knn)
     command = [sys.executable, str(ROOT / "tools" / "knn.py"), f"outputs={run.parent}", f"checkpoint={run}",
                *own("two"), "fabric.accelerator=cpu", "fabric.devices=2"]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=LIMIT)
     assert done.returncode == 0, done.stderr
     assert done.stdout == capsys.readouterr().out
     assert (tmp_path / "two.json").read_text() == (tmp_path / "one.json").read_text()

@@ -8,6 +8,7 @@ import sys
 import pytest
 import torch
 import torch.nn.functional as F
+from command import LIMIT
 
 from ssvit.data.sources import Memory
 from ssvit.data.transforms import CenterCrop
@@ -222,7 +223,7 @@ def test_writing_that_ends_early_leaves_nothing_that_is_read(tmp_path, counted, 
         "t.Cache(t.features.Path('.')).extract(\n"
         "    t.Frozen(t.vit(), [t.Reading(3)], identity='seal'), t.images(), t.CROP, view=t.VIEW)\n"
     )
-    done = subprocess.run([sys.executable, "-c", killed], cwd=tmp_path, timeout=60)
+    done = subprocess.run([sys.executable, "-c", killed], cwd=tmp_path, timeout=LIMIT)
     assert done.returncode == -signal.SIGKILL
     assert [path.suffix for path in tmp_path.iterdir()] == [".part"]
     Cache(tmp_path).extract(function, source, CROP, view=VIEW)

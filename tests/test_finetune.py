@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from command import TINY, one_line, start
+from command import LIMIT, TINY, one_line, start
 from PIL import Image
 
 from ssvit.training import checkpoint, manifest
@@ -30,7 +30,7 @@ def pretrained(tmp_path_factory):
     """The outputs of a tiny pre-training run that has finished."""
     folder = tmp_path_factory.mktemp("pretrained")
     command = [sys.executable, str(TOOLS / "pretrain.py"), "outputs=outputs", *TINY, "encoder.positions=learned_1d"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=LIMIT)
     assert done.returncode == 0, done.stderr
     return folder / "outputs"
 
@@ -106,7 +106,7 @@ def test_killed_at_any_step_it_ends_with_the_same_bits(outputs, tool, tmp_path):
             if line.startswith(f"step {step}/6"):
                 break
         process.send_signal(signum)
-        process.communicate(timeout=60)
+        process.communicate()
         done = tool("finetune", *options, "name=killed")
         assert "goes on after step" in done.stdout or "is finished" in done.stdout
         found, whole = (manifest.read(outputs / name / "step_00000006")["sha256"] for name in ("killed", "whole"))
@@ -115,7 +115,7 @@ def test_killed_at_any_step_it_ends_with_the_same_bits(outputs, tool, tmp_path):
 
 
 def test_comparison_runs_both_sides_alike_and_tells_them_apart(outputs, tool):
-    done = tool("finetune", *SHORT, "compare=scratch", "seeds=2", timeout=240)
+    done = tool("finetune", *SHORT, "compare=scratch", "seeds=2")
     folder = outputs / f"compare_{RUN}"
     report = json.loads((folder / "comparison.json").read_text())
     for side in ("pretrained", "scratch"):
@@ -144,7 +144,7 @@ def test_comparison_runs_both_sides_alike_and_tells_them_apart(outputs, tool):
 def test_a_study_can_be_extended_by_seeds_but_not_turned_into_another(outputs, tool):
     options = (*SHORT, "recipe.steps=3", "compare=scratch")
     tool("finetune", *options, "seeds=1")
-    done = tool("finetune", *options, "seeds=2", timeout=240)
+    done = tool("finetune", *options, "seeds=2")
     assert done.stdout.count("is finished (3 steps)") == 2
     assert len(json.loads((outputs / f"compare_{RUN}" / "comparison.json").read_text())["seeds"]) == 2
     done = tool("finetune", *SHORT, f"name=compare_{RUN}", "recipe.steps=3", status=1)
@@ -168,8 +168,7 @@ def test_torchrun_gives_the_losses_and_the_accuracy_of_one_process(outputs, tool
 
 
 def test_the_sweep_chooses_on_the_development_split_alone(outputs, tool):
-    done = tool("finetune", *SHORT, "sweep=table4", "table4.learning_rates=[0.1,1e-9]", "table4.development=0.25",
-                timeout=240)  # fmt: skip
+    done = tool("finetune", *SHORT, "sweep=table4", "table4.learning_rates=[0.1,1e-9]", "table4.development=0.25")
     folder = outputs / f"table4_{RUN}"
     report = json.loads((folder / "sweep.json").read_text())
     assert set(report["development"]) == {"0.1", "1e-09"}

@@ -11,7 +11,7 @@ import linear_probe as linear_probe_tool
 import pretrained
 import pytest
 import torch
-from command import TINY, one_line
+from command import LIMIT, TINY, one_line
 from hydra import compose, initialize_config_dir
 from hydra.errors import InstantiationException
 from omegaconf import OmegaConf
@@ -38,7 +38,7 @@ def run(tmp_path_factory):
     """A tiny pre-training run that has finished."""
     folder = tmp_path_factory.mktemp("run")
     command = [sys.executable, str(ROOT / "tools" / "pretrain.py"), "outputs=outputs", *TINY, "encoder.dropout=0.1"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=600)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=LIMIT)
     assert done.returncode == 0, done.stderr
     return folder / "outputs" / "masked_patch_synthetic"
 

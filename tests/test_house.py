@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from command import LIMIT
 
 ROOT = Path(__file__).resolve().parent.parent
 FLOORS = {
@@ -129,7 +130,7 @@ def test_loads_without_torch(module):
     check = (
         f"import ssvit.{module}, sys; sys.exit(any(n in sys.modules for n in ('torch', 'numpy', 'lightning_fabric')))"
     )
-    assert subprocess.run([sys.executable, "-c", check], cwd=ROOT, timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-c", check], cwd=ROOT, timeout=LIMIT).returncode == 0
 
 
 def test_there_are_tools():
@@ -139,3 +140,16 @@ def test_there_are_tools():
 @pytest.mark.parametrize("path", TOOLS, ids=lambda path: path.name)
 def test_a_tool_is_short(path):
     assert len(path.read_text().splitlines()) < 60
+
+
+WAITING = ("communicate", "join", "run", "wait")
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "tests").glob("*.py")), ids=lambda path: path.name)
+def test_no_test_waits_for_a_process_by_a_limit_of_its_own(path):
+    """A fixed number of seconds fails on a slow machine: `command.LIMIT` is the limit of all."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in WAITING:
+            limits = [*node.args, *(keyword.value for keyword in node.keywords if keyword.arg == "timeout")]
+            own = [one.value for one in limits if isinstance(one, ast.Constant) and isinstance(one.value, int | float)]
+            assert not own, f"line {node.lineno}: {own}"

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from command import LIMIT
 from PIL import Image
 from torch import Tensor
 
@@ -221,8 +222,8 @@ def run_orphans(tmp_path: Path, then: str) -> tuple[subprocess.Popen, list[int]]
     return process, [int(pid) for pid in process.stdout.readline().split()]
 
 
-def wait_until_gone(pids: list[int], seconds: float) -> bool:
-    until = time.monotonic() + seconds
+def wait_until_gone(pids: list[int]) -> bool:
+    until = time.monotonic() + LIMIT
     while not all(map(gone, pids)) and time.monotonic() < until:
         time.sleep(0.05)
     return all(map(gone, pids))
@@ -239,15 +240,15 @@ def test_workers_ignore_signals_and_die_with_the_main_process(tmp_path: Path) ->
     assert not any(map(gone, pids))
     process.kill()
     process.wait()
-    assert wait_until_gone(pids, 20)
+    assert wait_until_gone(pids)
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
 def test_an_error_amid_the_batches_leaves_no_worker(tmp_path: Path) -> None:
     process, pids = run_orphans(tmp_path, "raise")
-    assert process.wait(timeout=30) == 1
-    assert wait_until_gone(pids, 1)
+    assert process.wait(timeout=LIMIT) == 1
+    assert wait_until_gone(pids)
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -7,6 +7,7 @@ import faiss
 import numpy as np
 import pytest
 import torch
+from command import LIMIT
 
 from ssvit.evaluation import neighbours
 from ssvit.evaluation.neighbours import Neighbours, search, search_together
@@ -266,7 +267,7 @@ def test_processes_together_find_what_one_does(tmp_path, world):
     for process in started:
         process.start()
     for process in started:
-        process.join(120)
+        process.join(LIMIT)
     assert [process.exitcode for process in started] == [0] * world
     queries, bank, own = normal(100, 64), normal(4000, 64), torch.arange(100)
     expected = [search(queries, bank, 10), search(queries, bank, 10, own=own), search(queries[:2], bank, 10)]

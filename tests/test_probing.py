@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import tiny
 import torch
+from command import LIMIT
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 from PIL import Image
@@ -383,7 +384,7 @@ def test_two_processes_get_the_numbers_of_one(tmp_path):
     for process in started:
         process.start()
     for process in started:
-        process.join(120)
+        process.join(LIMIT)
     assert [process.exitcode for process in started] == [0, 0]
     with torch.no_grad():
         alone = probing().measure(tiny.model().eval())

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from command import TINY, one_line
+from command import LIMIT, TINY, one_line
 from PIL import Image
 
 from ssvit.data.decode import load
@@ -43,13 +43,13 @@ def made(tmp_path_factory):
     folder = tmp_path_factory.mktemp("made")
     done = subprocess.run(
         [sys.executable, str(TOOLS / "pretrain.py"), "outputs=outputs", *TINY],
-        capture_output=True, text=True, cwd=folder, timeout=120,
+        capture_output=True, text=True, cwd=folder, timeout=LIMIT,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     (album(folder / "album", first=0, count=12) / "bee" / "bad.jpg").write_text("no image")
     done = subprocess.run(
         [sys.executable, str(TOOLS / "retrieve.py"), "outputs=outputs", "action=index", "store=store", "album"],
-        capture_output=True, text=True, cwd=folder, timeout=120,
+        capture_output=True, text=True, cwd=folder, timeout=LIMIT,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return folder, done

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from ssvit import durable
 from ssvit.evaluation import store as module
 from ssvit.evaluation.store import Store, StoreError, unit
 from ssvit.options import UserError
@@ -176,7 +177,7 @@ def test_damage_of_any_byte_is_noticed(tmp_path, file):
 def rewrite(folder: Path, **changes) -> None:
     """As one would who wants to be believed."""
     manifest = {**json.loads((folder / "manifest.json").read_text()), **changes}
-    (folder / "manifest.json").write_bytes(module._sealed(manifest))
+    (folder / "manifest.json").write_bytes(durable.sealed(manifest))
 
 
 @pytest.mark.parametrize(
@@ -192,6 +193,26 @@ def test_a_foreign_manifest_is_refused(tmp_path, text, message):
     make(tmp_path / "store")
     (tmp_path / "store" / "manifest.json").write_text(text)
     with pytest.raises(StoreError, match=message):
+        Store.open(tmp_path / "store")
+
+
+def test_a_manifest_without_end_and_pipes_are_not_waited_for(tmp_path, monkeypatch):
+    store = make(tmp_path / "store")
+    shard = tmp_path / "store" / "vectors_00000000.safetensors"
+    shard.unlink()
+    os.mkfifo(shard)
+    with pytest.raises(StoreError, match=r"vectors_00000000\.safetensors: cannot be read \(not a regular file\)"):
+        Store.open(tmp_path / "store")
+    monkeypatch.setattr(durable, "MANIFEST_BYTES", 1000)
+    with pytest.raises(StoreError, match=r"a manifest of \d+ bytes could not be read again\); what it held is whole"):
+        store.add(vectors(1, 6), names(1, 6), [0], ["a name" * 1000])
+    with open(tmp_path / "store" / "manifest.json", "r+b") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(StoreError, match=r"manifest\.json: is damaged"):
+        Store.open(tmp_path / "store")
+    (tmp_path / "store" / "manifest.json").unlink()
+    os.mkfifo(tmp_path / "store" / "manifest.json")
+    with pytest.raises(StoreError, match=r"no readable manifest\.json \(not a regular file\)"):
         Store.open(tmp_path / "store")
 
 

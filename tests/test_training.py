@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import tiny
 import torch
+from command import LIMIT
 from lightly.utils.scheduler import cosine_schedule
 from torch import distributed
 from torch.distributed.fsdp import FullyShardedDataParallel
@@ -285,7 +286,7 @@ def spread(folder: Path, world: int, **kwargs) -> list[int]:
     for process in processes:
         process.start()
     for process in processes:
-        process.join(120)
+        process.join(LIMIT)
     return [process.exitcode for process in processes]
 
 

@@ -10,7 +10,6 @@ Letters: n images, d width.
 
 import fcntl
 import hashlib
-import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +22,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from ssvit.durable import seal, synchronise, write
+from ssvit.durable import check_regular, read_manifest, sealed, synchronise, write
 from ssvit.options import UserError
 
 KIND, SCHEMA = "image vectors", 1
@@ -128,6 +127,7 @@ class Store:
         for entry in manifest["shards"]:
             path = folder / entry["file"]
             try:
+                check_regular(path)
                 with path.open("rb") as file:
                     if hashlib.file_digest(file, "sha256").hexdigest() != entry["sha256"]:
                         raise StoreError(f"{path}: is damaged (its sha256 is not the manifest's)")
@@ -286,22 +286,15 @@ def _map(folder: Path, entry: Mapping[str, Any], manifest: Mapping[str, Any]) ->
     return shard
 
 
-def _sealed(facts: Mapping[str, Any]) -> bytes:
-    """The text of a manifest: facts, and the sha256 of them in the place of an older one."""
-    facts = {key: value for key, value in facts.items() if key != "seal"}
-    return json.dumps({**facts, "seal": seal(facts)}, indent=1).encode()
-
-
 def _read_manifest(folder: Path) -> dict[str, Any]:
     """The verified manifest of a store. StoreError says what is wrong with it."""
     path = folder / "manifest.json"
     try:
-        data = path.read_bytes()
-        manifest = json.loads(data)
+        manifest, data = read_manifest(path)
         if manifest.get("kind") != KIND:
             raise StoreError(f"{folder}: is no store of image vectors (its manifest.json is of something else)")
         # To the byte, so that no damage is too small to be told.
-        if data != _sealed(manifest):
+        if data != sealed(manifest):
             raise ValueError
         if manifest["schema"] != SCHEMA:
             raise StoreError(f"{folder}: has schema {manifest['schema']}, this version reads {SCHEMA}")
@@ -323,7 +316,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
 def _write_manifest(folder: Path, facts: Mapping[str, Any]) -> None:
     """Put a manifest in its place, from one moment to the next."""
     part = folder / "manifest.json.part"
-    write(part, _sealed(facts))
+    write(part, sealed(facts))
     part.rename(folder / "manifest.json")
     synchronise(folder)
 

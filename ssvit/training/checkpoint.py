@@ -2,12 +2,14 @@
 
 step_00000500/ holds model.safetensors, optimizer.safetensors, ema.safetensors (if any) and manifest.json, which has
 the step, the encoder's own arguments, what the run is bound to, versions, and the sha256 of each file. It is written
-as a hidden folder beside its place, synchronised to disk and renamed; the newest three are kept.
+as a hidden folder beside its place, synchronised to disk and renamed; the newest three are kept, and older ones get a
+hidden name before they are deleted. So a process may die anywhere: what bears a checkpoint's name is whole.
 """
 
+import contextlib
 import hashlib
-import json
-import shutil
+import os
+import re
 from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -16,12 +18,12 @@ from typing import Any
 import safetensors.torch
 from torch import Tensor, nn
 
-from ssvit.durable import seal, synchronise, write
+from ssvit.durable import check_regular, remove, sealed, synchronise, write
 from ssvit.encoder.vit import ViT
 from ssvit.exchange import reading
 from ssvit.objectives.classify import Classify
 from ssvit.options import UserError
-from ssvit.training.manifest import SCHEMA, CheckpointError, complete, read, untold
+from ssvit.training.manifest import SCHEMA, CheckpointError, complete, places, read, step_of, untold
 from ssvit.training.run import is_main_process
 
 KEPT = 3
@@ -30,7 +32,8 @@ KEPT = 3
 def save(folder: Path, step: int, states: Mapping[str, Mapping[str, Tensor]], facts: Mapping[str, Any]) -> Path:
     """Write step_<step>/ in `folder`: one file for each of `states`, {"model": {name: tensor}, …}, and the manifest.
 
-    CheckpointError if a weight is not finite or the disk refuses; then nothing has changed on disk.
+    What lies in its place already is set aside. CheckpointError if a weight is not finite or the disk refuses; then
+    the checkpoints before it are as they were.
     """
     for name, state in states.items():
         for key, tensor in state.items():
@@ -39,7 +42,7 @@ def save(folder: Path, step: int, states: Mapping[str, Mapping[str, Tensor]], fa
     target = folder / f"step_{step:08d}"
     part = folder / f".{target.name}.part"
     try:
-        shutil.rmtree(part, ignore_errors=True)
+        remove(part)
         part.mkdir()
         sums = {}
         for name, state in states.items():
@@ -48,19 +51,43 @@ def save(folder: Path, step: int, states: Mapping[str, Mapping[str, Tensor]], fa
             write(part / f"{name}.safetensors", data)
         versions = {name: version(name) for name in ("torch", "safetensors")}
         manifest = {"schema": SCHEMA, "step": step, **facts, "versions": versions, "sha256": sums}
-        write(part / "manifest.json", json.dumps({**manifest, "seal": seal(manifest)}, indent=1).encode())
+        write(part / "manifest.json", sealed(manifest))
         synchronise(part)
+        if os.path.lexists(target):
+            _set_aside(target)
         part.rename(target)
         synchronise(folder)
     except OSError as error:
-        shutil.rmtree(part, ignore_errors=True)
+        remove(part)
+        file = Path(error.filename or part)
         raise CheckpointError(
-            f"{target}: cannot be written ({error.strerror}); the checkpoints before it are whole, "
-            "and the same command goes on from the newest"
+            f"{target / file.name if file.parent == part else target}: cannot be written ({error.strerror}); the "
+            "checkpoints before it are whole, and the same command goes on from the newest"
         ) from None
-    for old in complete(folder)[:-KEPT]:
-        shutil.rmtree(old, ignore_errors=True)
+    _delete_old(folder)
     return target
+
+
+def _delete_old(folder: Path) -> None:
+    """Delete all checkpoints but the newest: hidden first, and durably so, lest a half of one be taken for one."""
+    with contextlib.suppress(OSError):  # what stays now goes with the next
+        hidden = []
+        for old in complete(folder)[:-KEPT]:
+            hidden.append(old.with_name(f".{old.name}.old"))
+            remove(hidden[-1])
+            old.rename(hidden[-1])
+        synchronise(folder)
+        for old in hidden:
+            remove(old)
+
+
+def _set_aside(path: Path) -> None:
+    """Rename what stands in the place of a checkpoint, and keep it, whatever it is."""
+    aside, number = path.with_name(f"aside_{path.name}"), 1
+    while os.path.lexists(aside):
+        number += 1
+        aside = path.with_name(f"aside_{path.name}_{number}")
+    path.rename(aside)
 
 
 def load(
@@ -80,7 +107,8 @@ def load(
         if Path(name).stem == without:
             continue
         try:
-            data = (path / Path(name).name).read_bytes()
+            check_regular(path / name)
+            data = (path / name).read_bytes()
             if hashlib.sha256(data).hexdigest() != expected:
                 raise CheckpointError(f"{path / name}: is damaged (its sha256 is not the manifest's)")
             states[Path(name).stem] = safetensors.torch.load(data)
@@ -96,12 +124,24 @@ def load(
 def newest(folder: Path, warn: Callable[[str], None]) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]] | None:
     """The newest usable checkpoint in a run's folder, or None where there has been none.
 
-    Leftovers of interrupted writing are removed. A damaged checkpoint is passed over with a warning; CheckpointError
-    if there are checkpoints and none is usable, since starting anew would lose what the user believes to have.
+    Leftovers of interrupted writing and deleting are removed. What is damaged, or no checkpoint, is passed over with a
+    warning; CheckpointError if there are checkpoints and none is usable, since starting anew would lose what the user
+    believes to have, or if the folder cannot be read.
     """
-    for leftover in folder.glob(".step_*.part"):
-        shutil.rmtree(leftover, ignore_errors=True)
-    candidates = complete(folder)
+    try:
+        for name in os.listdir(folder):
+            if re.fullmatch(r"\.step_\d+\.(part|old)", name):
+                remove(folder / name)
+        named, candidates = places(folder), complete(folder)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise CheckpointError(f"{folder}: cannot be read ({error.strerror})") from None
+    for path in sorted(named.keys() - set(candidates)):
+        warn(f"warning: {path}: is no folder, so no checkpoint; it is passed over, and renamed if its place is needed")
+    for path in candidates:
+        if (step := step_of(path, otherwise=named[path])) != named[path]:
+            warn(f"warning: {path}: is the checkpoint of step {step}, as its manifest says and its name does not")
     for path in reversed(candidates):
         try:
             return load(path)
@@ -117,12 +157,13 @@ def newest(folder: Path, warn: Callable[[str], None]) -> tuple[dict[str, Any], d
 
 
 def set_aside_after(folder: Path, step: int) -> None:
-    """Rename the damaged checkpoints beyond `step`, whose places a continued run will write again."""
-    for path in complete(folder):
-        if int(path.name.removeprefix("step_")) > step:
-            aside = path.with_name(f"damaged_{path.name}")
-            shutil.rmtree(aside, ignore_errors=True)
-            path.rename(aside)
+    """Rename what is beyond `step`, or named so, damaged or wrongly named: a continued run will write there again."""
+    try:
+        for path, named in places(folder).items():
+            if max(named, step_of(path, otherwise=named)) > step:
+                _set_aside(path)
+    except OSError as error:
+        raise CheckpointError(f"{error.filename or folder}: cannot be renamed ({error.strerror})") from None
 
 
 def load_encoder(path: str | Path, *, resize: str = "paper", announce: bool = False, **changes: Any) -> ViT:

@@ -4,9 +4,12 @@ Only the main process has a journal that speaks; the others have a silent one.
 """
 
 import contextlib
+import io
 import json
 import math
+import os
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -16,6 +19,7 @@ import numpy
 from PIL import Image
 from tqdm import tqdm
 
+from ssvit import durable
 from ssvit.options import UserError
 from ssvit.training.recipe import Recipe
 
@@ -23,12 +27,19 @@ from ssvit.training.recipe import Recipe
 def rows(folder: Path) -> list[dict[str, Any]]:
     """What a run has written into its metrics.jsonl, each row with its "step"; none where there is no file.
 
-    The line that was being written when a process was killed is passed over.
+    The line that was being written when a process was killed is passed over. UserError if the file cannot be read.
     """
     found = []
     path = folder / "metrics.jsonl"
-    for line in path.read_text(errors="replace").splitlines() if path.exists() else ():
-        with contextlib.suppress(ValueError, TypeError, KeyError):
+    try:
+        durable.check_regular(path)
+        text = path.read_text(errors="replace")
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+    for line in text.splitlines():
+        with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):
             row = json.loads(line)
             row["step"] + 0  # a number, or it is no row
             found.append(row)
@@ -48,11 +59,13 @@ class Journal:
             return
         from torch.utils.tensorboard import SummaryWriter
 
+        self._former_hook, threading.excepthook = threading.excepthook, _pass_over_writers
         self._rows = folder / "metrics.jsonl"
         with self._told_in_one_line():
             # A run that begins anew evaluates step 0 anew; one that goes on has done with the step it goes on from.
             self._keep_rows_up_to(first_step or -1)
-            self._board = SummaryWriter(str(folder), purge_step=first_step + 1 if first_step else 0)
+            with self._naming_events():
+                self._board = SummaryWriter(str(folder), purge_step=first_step + 1 if first_step else 0)
         batch = recipe.batch_size
         self._bar = tqdm(
             total=recipe.steps * batch, initial=first_step * batch, unit=" images", unit_scale=True, dynamic_ncols=True,
@@ -62,9 +75,7 @@ class Journal:
     def _keep_rows_up_to(self, step: int) -> None:
         if self._rows.exists():
             self.history = [row for row in rows(self.folder) if row["step"] <= step]
-            beside = self._rows.with_suffix(".part")
-            beside.write_text("".join(json.dumps(row) + "\n" for row in self.history))
-            beside.replace(self._rows)
+            durable.replace(self._rows, "".join(json.dumps(row) + "\n" for row in self.history).encode())
 
     def history_of(self, evaluator: str) -> list[dict[str, float | None]]:
         """All rows so far as that evaluator knows them: its own metrics by their names, training's as "train/…"."""
@@ -78,8 +89,14 @@ class Journal:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """What runs in the block (an evaluation, a checkpoint) is not training and does not lower the rate shown."""
+        """What runs in the block (an evaluation, a checkpoint) is not training and does not lower the rate shown.
+
+        The rows before it are durable first: no checkpoint outlives a power cut without the rows that led to it.
+        """
         began = time.perf_counter()
+        if self.speaks and self._rows.exists():
+            with self._told_in_one_line():
+                durable.synchronise(self._rows)
         yield
         self._since += time.perf_counter() - began
 
@@ -122,29 +139,28 @@ class Journal:
         numbers = {name: value if math.isfinite(value) else None for name, value in row.items()}
         self.history.append({"step": step, **numbers})
         with self._told_in_one_line():
-            with open(self._rows, "a") as file:
+            with durable.naming(self._rows), open(self._rows, "a") as file:
                 file.write(json.dumps(self.history[-1]) + "\n")
-            for name, value in row.items():
-                self._board.add_scalar(name, value, step)
-            self._board.flush()
+            with self._naming_events():
+                for name, value in row.items():
+                    self._board.add_scalar(name, value, step)
+                self._board.flush()
 
     def write(self, name: str, text: str) -> None:
         """Save a table as text under its name in the run folder."""
         if self.speaks:
             with self._told_in_one_line():
-                beside = self.folder / f".{name}.part"
-                beside.write_text(text)
-                beside.replace(self.folder / name)
+                durable.replace(self.folder / name, text.encode())
 
     def show(self, step: int, name: str, figure: Any) -> None:
         """Save a figure as <name>.png in the run folder, and put it into TensorBoard."""
         if not self.speaks:
             return
         with self._told_in_one_line():
-            beside = self.folder / f".{name}.png.part"
-            figure.savefig(beside, format="png")
-            beside.replace(self.folder / f"{name}.png")
-            with Image.open(self.folder / f"{name}.png") as picture:
+            png = io.BytesIO()
+            figure.savefig(png, format="png")
+            durable.replace(self.folder / f"{name}.png", png.getvalue())
+            with Image.open(png) as picture, self._naming_events():
                 self._board.add_image(name, numpy.asarray(picture.convert("RGB")), step, dataformats="HWC")
 
     @contextlib.contextmanager
@@ -153,9 +169,12 @@ class Journal:
             yield
         except OSError as error:
             raise UserError(
-                f"{error.filename or self.folder}: cannot be written ({error.strerror or error}); "
+                f"{os.fsdecode(error.filename or self.folder)}: cannot be written ({error.strerror or error}); "
                 "the same command goes on from the newest checkpoint"
             ) from None
+
+    def _naming_events(self) -> contextlib.AbstractContextManager[None]:
+        return durable.naming(self.folder / "events.out.tfevents.*")
 
     def close(self) -> None:
         """Finish the bar and the event file."""
@@ -163,6 +182,16 @@ class Journal:
             self._bar.close()
             with contextlib.suppress(OSError):  # on a full disk, which has been told of already
                 self._board.close()
+            threading.excepthook = self._former_hook
+
+
+def _pass_over_writers(args: threading.ExceptHookArgs) -> None:
+    """Show no traceback of TensorBoard's writing thread: its error is raised once more by the next call of its writer.
+
+    Any other thread's is shown as ever.
+    """
+    if args.thread is None or not type(args.thread).__module__.startswith("tensorboard."):
+        threading.__excepthook__(args)
 
 
 def _clock(seconds: float) -> str:

@@ -5,14 +5,15 @@ was trained ("encoder", "stage", …), and a sha256 of every file and of itself,
 weights is a checkpoint too, whose manifest is what `ssvit.exchange` finds in it.
 """
 
-import json
+import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ssvit import rules
-from ssvit.durable import seal
+from ssvit.durable import read_manifest, seal
 from ssvit.exchange import files, reading
 from ssvit.options import OptionError, UserError, one_of
 from ssvit.training import configuration
@@ -39,12 +40,15 @@ def read(path: Path, told: Mapping[str, Any] | None = None) -> dict[str, Any]:
         if told and told.get(name) is not None:
             raise OptionError(name, told[name], "is told of foreign files alone; a checkpoint of ours has its own")
     try:
-        manifest = json.loads((path / "manifest.json").read_bytes())
+        manifest, _ = read_manifest(path / "manifest.json")
         if manifest["seal"] != seal(manifest):
             raise ValueError
         if manifest["schema"] != SCHEMA:
             raise CheckpointError(f"{path}: has schema {manifest['schema']}, this version reads {SCHEMA}")
-        if not isinstance(manifest["sha256"], dict):
+        sums = manifest["sha256"]
+        if "model.safetensors" not in sums or not all(re.fullmatch(r"\w+\.safetensors", file, re.A) for file in sums):
+            raise ValueError
+        if isinstance(manifest["step"], bool) or not isinstance(manifest["step"], int) or manifest["step"] < 0:
             raise ValueError
         for name in ("encoder", "view"):  # what becomes a part of a configuration
             if found := configuration.foreign(manifest.get(name, {})):
@@ -52,13 +56,36 @@ def read(path: Path, told: Mapping[str, Any] | None = None) -> dict[str, Any]:
         return manifest
     except OSError as error:
         raise CheckpointError(f"{path}: no readable manifest.json ({error.strerror}), so it is no checkpoint") from None
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise CheckpointError(f"{path / 'manifest.json'}: is damaged") from None
 
 
+def places(run: Path) -> dict[Path, int]:
+    """What bears a checkpoint's name in a run's folder, be it one or not, and the step in the name.
+
+    OSError if the folder cannot be listed: it must not pass for an empty one.
+    """
+    names = {name: re.fullmatch(r"step_(\d+)", name, re.A) for name in os.listdir(run)}
+    return {run / name: int(match[1]) for name, match in names.items() if match}
+
+
 def complete(run: Path) -> list[Path]:
-    """The checkpoints in a run's folder, the newest last."""
-    return sorted(path for path in run.glob("step_*") if path.name.removeprefix("step_").isdigit())
+    """The checkpoints in a run's folder, the newest last, which their manifests tell, however they are named.
+
+    One whose manifest cannot be trusted has its place by its name. OSError if the folder cannot be listed.
+    """
+    named = {path: step for path, step in places(run).items() if path.is_dir()}
+    steps = {path: step_of(path, otherwise=step) for path, step in named.items()}
+    # Of two of the same step (one is a copy) the one that is named by it is the later.
+    return sorted(steps, key=lambda path: (steps[path], steps[path] == named[path], path.name))
+
+
+def step_of(path: Path, otherwise: int) -> int:
+    """The step that a checkpoint's verified manifest tells, or `otherwise` where there is none."""
+    try:
+        return read(path)["step"]
+    except UserError:
+        return otherwise
 
 
 def find(asked: str, *, outputs: str, stage: str, say: Callable[[str], None]) -> Path:
@@ -105,24 +132,24 @@ class _Run:
 def _runs(outputs: Path, stage: str) -> Iterator[_Run]:
     """The runs of a stage; what is damaged, or no run of ours, is passed over."""
     for file in outputs.rglob("config.yaml"):
-        for path in complete(file.parent)[-1:]:
-            try:
-                manifest, config = read(path), Configuration.read(file).values
-                step, steps = manifest["step"], config["recipe"]["steps"]
-                written = (path / "manifest.json").stat().st_mtime
-            except (UserError, OSError, KeyError, TypeError):
-                continue
-            if manifest.get("stage") != stage:
-                continue
-            scratch = stage == FINETUNE and manifest.get("start") == "scratch"
-            passed = ""
-            if step != steps:
-                passed = f"at step {step} of {steps}"
-            elif scratch and config.get("compare"):
-                passed = "the arm of a comparison that began with random weights"
-            elif config.get("sweep") and config.get("development") is not None:
-                passed = "trained to choose a learning rate"
-            yield _Run(written, path, scratch, passed)
+        try:
+            path = complete(file.parent)[-1]
+            manifest, config = read(path), Configuration.read(file).values
+            step, steps = manifest["step"], config["recipe"]["steps"]
+            written = (path / "manifest.json").stat().st_mtime
+        except (UserError, OSError, LookupError, TypeError):
+            continue
+        if manifest.get("stage") != stage:
+            continue
+        scratch = stage == FINETUNE and manifest.get("start") == "scratch"
+        passed = ""
+        if step != steps:
+            passed = f"at step {step} of {steps}"
+        elif scratch and config.get("compare"):
+            passed = "the arm of a comparison that began with random weights"
+        elif config.get("sweep") and config.get("development") is not None:
+            passed = "trained to choose a learning rate"
+        yield _Run(written, path, scratch, passed)
 
 
 def _newest(outputs: Path, stage: str, say: Callable[[str], None]) -> Path:
