@@ -12,6 +12,7 @@ from typing import Any, TextIO
 
 import yaml
 
+from ssvit import rules
 from ssvit.options import OptionError, UserError, flag
 
 # What may differ between a run and its continuation: it changes where and how fast, not what is computed.
@@ -44,6 +45,7 @@ def flatten(config: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 def refuse_difference(old: Mapping[str, Any], new: Mapping[str, Any], folder: Path) -> None:
     """RunError naming the first option in which two configurations differ, of those that matter."""
     before, now = (dict(flatten(config)) for config in (old, new))
+    before = {f"encoder.{name}": value for name, value in rules.ADDED.items() if f"encoder.{name}" in now} | before
     for key in [*now, *before]:
         if before.get(key) != now.get(key) and not any(key == free or key.startswith(f"{free}.") for free in FREE):
             raise RunError(
