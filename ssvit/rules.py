@@ -15,8 +15,12 @@ RESIZE = ("paper", "timm")
 GROUPS = 32
 # Whose code it follows in the small numbers that keep deviations there from being zero.
 EPSILONS = ("authors", "timm")
+# The MLP's GELU: x * Phi(x), or its approximation by tanh, which JAX's is (Hendrycks and Gimpel 2016, section 2).
+GELUS = ("exact", "tanh")
 # Arguments of an encoder that do not change which weights it has, so that those of another can be used.
 CHANGEABLE = ("image_size", "pooling", "dropout", "stochastic_depth", "activation_checkpointing")
+# Arguments of an encoder that came later, and what older runs and checkpoints, which lack them, had.
+ADDED = {"gelu": "exact"}
 
 
 def grid(image_size: Any, patch_size: Any) -> tuple[int, int]:
@@ -76,6 +80,7 @@ def encoder(
     distillation_token: Any = False,
     activation_checkpointing: Any = False,
     stem: Any = None,
+    gelu: Any = "exact",
 ) -> None:
     """OptionError unless these can be the arguments of `ssvit.encoder.vit.ViT`."""
     grid(image_size, patch_size)
@@ -95,6 +100,7 @@ def encoder(
     one_of("pooling", pooling, POOLINGS)
     if pooling == "class_token" and not class_token:
         raise OptionError("pooling", pooling, "needs class_token=true; without one, pool by patch_mean")
+    one_of("gelu", gelu, GELUS)
     one_of("positions", positions, POSITIONS)
     one_of("positions_at", positions_at, PLACES)
     if positions in ("learned_2d", "sine_cosine_2d") and width % 4:
@@ -109,6 +115,11 @@ def encoder(
             raise OptionError(name, values, f"must be one number, or one for each of the {channels} channels")
         for value in values:
             number(name, value, 0, 1, above=name == "std")
+
+
+def carried(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """An encoder's arguments as a checkpoint has them: what came later is left out where it is what it was before."""
+    return {name: value for name, value in arguments.items() if (name, value) not in ADDED.items()}
 
 
 def masking(*, corrupted: Any, mask: Any, replace: Any, keep: Any, shape: Any) -> None:

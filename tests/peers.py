@@ -69,10 +69,11 @@ class AuthorsConvolution(StdConv2dSame):
         return F.conv2d(pad_same(x, self.kernel_size, self.stride), filters, stride=self.stride)
 
 
-def hybrid_of_timm(**backbone: Any) -> nn.Module:
+def hybrid_of_timm(act_layer: str = "gelu", **backbone: Any) -> nn.Module:
     options = {"layers": (2, 1), "channels": (128, 256), "stem_chs": 32, "num_classes": 0, "global_pool": "",
                "preact": False, "stem_type": "same", "conv_layer": partial(StdConv2dSame, eps=1e-8)}  # fmt: skip
-    return of_timm(patch_size=1, embed_layer=partial(HybridEmbed, backbone=ResNetV2(**{**options, **backbone})))
+    embed = partial(HybridEmbed, backbone=ResNetV2(**{**options, **backbone}))
+    return of_timm(patch_size=1, embed_layer=embed, act_layer=act_layer)
 
 
 def timm_plain(folder: Path) -> Peer:
@@ -230,11 +231,12 @@ def _google(folder: Path, model: nn.Module, **options: Any) -> Peer:
 
 
 def google(folder: Path) -> Peer:
-    return _google(folder, of_timm())
+    return _google(folder, of_timm(act_layer="gelu_tanh"))
 
 
 def google_hybrid(folder: Path) -> Peer:
-    model = hybrid_of_timm(conv_layer=AuthorsConvolution, norm_layer=partial(GroupNormAct, eps=1e-6))
+    norm = partial(GroupNormAct, eps=1e-6)
+    model = hybrid_of_timm(act_layer="gelu_tanh", conv_layer=AuthorsConvolution, norm_layer=norm)
     return _google(folder, model, layers=(2, 1))
 
 

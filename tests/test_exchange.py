@@ -203,7 +203,7 @@ def test_another_told_value_is_another_checkpoint(plain):
         ({"patch_embed.proj.weight": torch.ones(48, 192)}, "other shapes"),
         ({"norm.weight": torch.full((48,), torch.nan)}, "norm.weight is not made of finite numbers"),
         ({"norm.weight": torch.ones(48, dtype=torch.int64)}, "norm.weight is not made of finite numbers"),
-        ({"blocks.0.norm1.bias": torch.ones(47)}, "cannot be built"),
+        ({"blocks.0.norm1.bias": torch.ones(47)}, "blocks.0.norm1.bias of 47, and the others need 48"),
     ],
 )  # fmt: skip
 def test_what_has_no_place_is_refused_in_one_line(changes, said, plain, tmp_path):

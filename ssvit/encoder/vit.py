@@ -26,6 +26,9 @@ from ssvit.encoder.fused import Branch, LayerNorm, Linear, branches, linear, unt
 from ssvit.encoder.hybrid import Convolution, ResNet
 from ssvit.options import OptionError, one_of, pair
 
+# torch's names of `rules.GELUS`.
+_APPROXIMATE = {"exact": "none", "tanh": "tanh"}
+
 
 def lecun_normal_(matrix: Tensor) -> None:
     """Fill a matrix (out, in) as the authors' JAX code does: normal of variance 1 / in, cut off at two deviations."""
@@ -111,6 +114,7 @@ class Block(nn.Module):
         dropout: float,
         drop: float,
         relative: tuple[tuple[int, int], int] | None,
+        gelu: str = "exact",
     ) -> None:
         super().__init__()
         self.norm1 = LayerNorm(width, eps=1e-6)
@@ -118,6 +122,7 @@ class Block(nn.Module):
         self.norm2 = LayerNorm(width, eps=1e-6)
         self.expand = Linear(width, mlp_width)
         self.contract = Linear(mlp_width, width)
+        self.gelu = gelu
         self.dropout = nn.Dropout(dropout)
         self.drop = StochasticDepth(drop)
 
@@ -139,18 +144,19 @@ class Block(nn.Module):
         attention = self.attention
         if not untouched(self, Block) or not untouched(attention, Attention) or attention.relative is not None:
             return None
-        if not self._adds:
+        if not self._adds or self.gelu != "exact":
             return None
         own = Branch(self.norm1, attention.qkv, attention.out, attention.heads)
         return own, Branch(self.norm2, self.expand, self.contract)
 
     def _mlp(self, x: Tensor, *, adds: bool) -> Tensor:
         """The MLP of norm(x); and x itself if it `adds` that: (b, t, d) -> (b, t, d)."""
-        if not self.training or self.dropout.p == 0:
+        if self.gelu == "exact" and (not self.training or self.dropout.p == 0):
             whole = branches(x, Branch(self.norm2, self.expand, self.contract), adds=adds)
             if whole is not None:
                 return whole
-        changed = self.contract(self.dropout(F.gelu(self.expand(self.norm2(x)))))
+        hidden = F.gelu(self.expand(self.norm2(x)), approximate=_APPROXIMATE[self.gelu])
+        changed = self.contract(self.dropout(hidden))
         return x + changed if adds else changed
 
 
@@ -164,8 +170,8 @@ class ViT(nn.Module):
     channels, in [0, 1]. distillation_token: a second special token, for what a teacher says (Touvron et al. 2021).
     stem: {"layers": …, "width": …, "epsilons": …} of the `hybrid.ResNet` of a hybrid; patch_size is the image area
     under a token all the same. activation_checkpointing: in training keep only what stands between the layers, and
-    compute a layer once more for its gradients. Initialised as in the authors' code. OptionError names an option that
-    cannot be.
+    compute a layer once more for its gradients. gelu: exact, or tanh, its approximation, which JAX computes.
+    Initialised as in the authors' code. OptionError names an option that cannot be.
     """
 
     def __init__(
@@ -189,6 +195,7 @@ class ViT(nn.Module):
         distillation_token: bool = False,
         activation_checkpointing: bool = False,
         stem: Mapping[str, Any] | None = None,
+        gelu: str = "exact",
     ) -> None:
         self.arguments = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         rules.encoder(**self.arguments)
@@ -216,6 +223,7 @@ class ViT(nn.Module):
                 dropout=dropout,
                 drop=stochastic_depth * layer / max(depth - 1, 1),
                 relative=(self.grid, self.special) if positions == "relative" else None,
+                gelu=gelu,
             )
             for layer in range(depth)
         )

@@ -1,19 +1,21 @@
-"""Files of weights: their tensors' names and shapes, read before torch is loaded where the format allows, and these.
+"""Files of weights: their tensors' names and shapes, read before torch is loaded, and these.
 
-safetensors and npz tell shapes in headers. A .pth file does not, and is read with torch, weights only; nothing that a
-file holds is run.
+Every format tells shapes apart from numbers. What a file says of itself is held against its size before anything is
+made of it, and nothing that it holds is run.
 """
 
-import ast
 import hashlib
-import json
+import math
+import stat
 import struct
 import zipfile
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from ssvit.exchange import torch_format
 from ssvit.exchange.layout import Shapes
 from ssvit.options import OptionError, UserError
 
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 
 TORCH = (".pth", ".pt", ".bin")
 FORMATS = (".safetensors", ".npz", *TORCH)
-_LONGEST_HEADER = 100_000_000  # bytes, as the safetensors library has it
+_LONGEST_HEADER = 10_000_000  # bytes of JSON, for some 100,000 tensors
 
 
 class ForeignError(UserError):
@@ -36,101 +38,144 @@ def check(path: Path) -> None:
 
 
 def shapes(path: Path) -> Shapes:
-    """Names and shapes of the tensors in a file. ForeignError if it is damaged or holds anything but numbers."""
+    """Names and shapes of the tensors in a file.
+
+    ForeignError if it is damaged, holds anything but numbers, or names more of them than it has bytes.
+    """
     check(path)
+    with _reading(path):
+        facts = path.stat()
+        if not stat.S_ISREG(facts.st_mode):
+            raise ForeignError(f"{path}: is no regular file")
+        found = _SHAPES.get(path.suffix, _torch)(path)
+        if any(side < 0 for shape in found.values() for side in shape):
+            raise ValueError
+        sizes = {name: math.prod(shape) for name, shape in found.items()}
+    if sum(sizes.values()) > facts.st_size:
+        most = shown(max(sizes, key=sizes.__getitem__))
+        raise ForeignError(f"{path}: names more numbers than its {facts.st_size:,} bytes can hold, most in {most}")
+    return found
+
+
+def shown(name: str) -> str:
+    """A tensor's name as it can stand in a line."""
+    return ascii(name)[1:-1] if len(name) <= 100 else f"{ascii(name[:100])[1:-1]}…"
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """ForeignError for whatever goes wrong in the block, where what a file holds is taken apart."""
     try:
-        if path.suffix == ".safetensors":
-            return _safetensors(path)
-        if path.suffix == ".npz":
-            return dict(_npz(path))
+        yield
+    except UserError:
+        raise
+    except torch_format.RefusedError as error:
+        raise ForeignError(f"{path}: {error}") from None
     except OSError as error:
-        raise ForeignError(f"{path}: cannot be read ({error.strerror or error})") from None
-    except (
-        ValueError,
-        LookupError,
-        TypeError,
-        AttributeError,
-        SyntaxError,
-        struct.error,
-        zipfile.BadZipFile,
-        EOFError,
-    ):
+        raise ForeignError(f"{path}: cannot be read ({error.strerror or 'an error of the system'})") from None
+    except Exception:  # a parser may stumble in any way over a file that is made to trip it
         raise ForeignError(f"{path}: is damaged, or no {path.suffix} file") from None
-    return {name: tuple(tensor.shape) for name, tensor in _torch(path).items()}
 
 
 def _safetensors(path: Path) -> Shapes:
+    import safetensors
+
     with open(path, "rb") as file:
         (length,) = struct.unpack("<Q", file.read(8))
-        if length > _LONGEST_HEADER:
-            raise ValueError
-        header = json.loads(file.read(length))
-    return {name: tuple(facts["shape"]) for name, facts in header.items() if name != "__metadata__"}
+    if length > _LONGEST_HEADER:
+        raise ForeignError(f"{path}: says that its header has {length:,} bytes; at most {_LONGEST_HEADER:,} are read")
+    with safetensors.safe_open(path, "numpy") as opened:
+        return {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
 
 
-def _npz(path: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Each member is an array with a header of its own: a magic word, a version, a length and a literal."""
+def _npz(path: Path) -> Shapes:
+    """Each member is an array with a header of its own."""
+    from numpy.lib import format
+
+    found: dict[str, tuple[int, ...]] = {}
     with zipfile.ZipFile(path) as archive:
-        for member in archive.namelist():
+        if len(archive.infolist()) > torch_format.MOST_MEMBERS:
+            raise ForeignError(f"{path}: has {len(archive.infolist()):,} members; at most "
+                               f"{torch_format.MOST_MEMBERS:,} are read")  # fmt: skip
+        for member in archive.infolist():
+            name = member.filename.removesuffix(".npy")
+            if member.flag_bits & 1:
+                raise ForeignError(f"{path}: {shown(name)} is encrypted")
+            if name in found:
+                raise ForeignError(f"{path}: holds {shown(name)} twice")
             with archive.open(member) as file:
-                magic = file.read(8)
-                if magic[:6] != b"\x93NUMPY":
+                if format.read_magic(file) != (1, 0):  # a later version has a header of more than 64 kB
                     raise ValueError
-                length = "<H" if magic[6] == 1 else "<I"
-                (size,) = struct.unpack(length, file.read(struct.calcsize(length)))
-                if size > _LONGEST_HEADER:
-                    raise ValueError
-                facts = ast.literal_eval(file.read(size).decode("latin1"))
-            if "O" in str(facts["descr"]):
-                raise ForeignError(f"{path}: {member} holds Python objects, which are not loaded")
-            yield member.removesuffix(".npy"), tuple(facts["shape"])
+                shape, _, dtype = format.read_array_header_1_0(file)
+            if dtype.hasobject:
+                raise ForeignError(f"{path}: {shown(name)} holds Python objects, which are not loaded")
+            found[name] = shape
+    return found
+
+
+def _torch(path: Path) -> Shapes:
+    return {name: window.shape for name, window in torch_format.read(path)[0].items()}
+
+
+_SHAPES = {".safetensors": _safetensors, ".npz": _npz}
 
 
 def tensors(path: Path, names: Collection[str]) -> dict[str, "Tensor"]:
-    """Some tensors of a file, in float32. ForeignError if one cannot be read or is not finite."""
+    """Some of the tensors that `shapes` has found in a file, in float32.
+
+    ForeignError if one cannot be read, or is not finite in float32.
+    """
+    found = {}
+    with _reading(path):
+        for name, tensor in _TENSORS.get(path.suffix, _torch_tensors)(path, names):
+            if not tensor.is_floating_point() or not (converted := tensor.float()).isfinite().all():
+                raise ForeignError(f"{path}: {shown(name)} is not made of finite numbers in float32")
+            found[name] = converted
+    return found
+
+
+def _safetensors_tensors(path: Path, names: Collection[str]) -> Iterator[tuple[str, "Tensor"]]:
+    import safetensors
+
+    with safetensors.safe_open(path, "pt") as opened:
+        for name in names:
+            yield name, opened.get_tensor(name)
+
+
+def _npz_tensors(path: Path, names: Collection[str]) -> Iterator[tuple[str, "Tensor"]]:
+    import numpy
     import torch
 
-    if path.suffix in TORCH:
-        found = {name: tensor for name, tensor in _torch(path).items() if name in names}
-    else:
-        import numpy
-        import safetensors
-
-        try:
-            if path.suffix == ".npz":
-                with numpy.load(path, allow_pickle=False) as arrays:
-                    found = {name: torch.from_numpy(arrays[name]) for name in names}
-            else:
-                with safetensors.safe_open(path, "pt") as file:
-                    found = {name: file.get_tensor(name) for name in names}
-        except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile, safetensors.SafetensorError) as error:
-            raise ForeignError(f"{path}: is damaged ({' '.join(str(error).split())})") from None
-    for name, tensor in found.items():
-        if not tensor.is_floating_point() or not tensor.isfinite().all():
-            raise ForeignError(f"{path}: {name} is not made of finite numbers")
-    return {name: tensor.float() for name, tensor in found.items()}
+    with numpy.load(path, allow_pickle=False) as arrays:
+        for name in names:
+            array = arrays[name]
+            if array.dtype == "V2":  # as numpy stores JAX's bfloat16
+                array = (array.view(numpy.uint16).astype(numpy.uint32) << 16).view(numpy.float32)
+            elif array.dtype.kind == "f":  # torch knows no other order of bytes, and no more than 64 bits
+                with numpy.errstate(over="ignore"):
+                    array = array.astype(numpy.float32)
+            elif array.dtype.kind not in "iubc":
+                raise ForeignError(f"{path}: {shown(name)} is not made of numbers")
+            yield name, torch.from_numpy(array)
 
 
-def _torch(path: Path) -> dict[str, "Tensor"]:
-    """The tensors of a file that torch wrote, by names that tell what they stood in: {"model": {"norm": …}} as
-    model.norm. Whatever else it holds is passed over."""
-    import pickle
-
+def _torch_tensors(path: Path, names: Collection[str]) -> Iterator[tuple[str, "Tensor"]]:
     import torch
 
-    def flat(value: Any, name: str) -> Iterator[tuple[str, "Tensor"]]:
-        if isinstance(value, torch.Tensor):
-            yield name, value
-        elif isinstance(value, Mapping):
-            for key, part in value.items():
-                yield from flat(part, f"{name}.{key}" if name else str(key))
+    windows, places = torch_format.read(path)
+    storages: dict[torch_format.Storage, Tensor] = {}
+    with open(path, "rb") as file:
+        for name in names:
+            storage = windows[name].storage
+            if storage not in storages:
+                kind, size = torch_format.KINDS[storage.kind]
+                file.seek(places[storage])
+                data = bytearray(file.read(storage.count * size))
+                storages[storage] = torch.frombuffer(data, dtype=getattr(torch, kind))
+            yield name, storages[storage].as_strided(windows[name].shape, windows[name].stride, windows[name].offset)
 
-    try:
-        return dict(flat(torch.load(path, map_location="cpu", weights_only=True), ""))
-    except pickle.UnpicklingError:
-        raise ForeignError(f"{path}: holds more than numbers, or is damaged; nothing of it was run") from None
-    except (OSError, RuntimeError, ValueError, KeyError, EOFError, TypeError, AttributeError) as error:
-        raise ForeignError(f"{path}: cannot be read ({' '.join(str(error).split())[:200]})") from None
+
+_TENSORS = {".safetensors": _safetensors_tensors, ".npz": _npz_tensors}
 
 
 def digest(path: Path) -> str:

@@ -1,6 +1,7 @@
-"""The authors' own checkpoints (google-research/vision_transformer): .npz files of JAX's arrays, inputs first.
+"""The authors' own checkpoints: .npz files of JAX's arrays, inputs first (google-research/vision_transformer, and
+google-research/big_vision, whose plain ViTs have other names for the same).
 
-Their GELU is JAX's approximation by tanh, ours the exact one, as timm's; trained weights do not mind.
+Their GELU is JAX's, the approximation by tanh.
 """
 
 from ssvit.exchange.layout import HALF, Layout, Place, both, stem
@@ -32,6 +33,19 @@ GOOGLE = Layout(
         *both("blocks.{i}.contract", f"{_LAYER}/MlpBlock_3/Dense_1", weight="m d -> d m", **_LINEAR),
         *both("norm", "Transformer/encoder_norm", **_NORM),
     ),
-    left=r"head/|pre_logits/",
+    left=r"head/|pre_logits/|MAPHead_0/",
     normalisation=HALF,
+    aliases=(
+        # A layer's parts are numbered by kind since flax.linen; before, all of them in turn.
+        (r"(/encoderblock_\d+)/MultiHeadDotProductAttention_0/", r"\1/MultiHeadDotProductAttention_1/"),
+        (r"(/encoderblock_\d+)/LayerNorm_1/", r"\1/LayerNorm_2/"),
+        (r"(/encoderblock_\d+)/MlpBlock_0/", r"\1/MlpBlock_3/"),
+        # big_vision's, today and before 2022.
+        (r"^(Transformer/)?pos_embedding$", "Transformer/posembed_input/pos_embedding"),
+    ),
+    gelu="tanh",
+    beyond={
+        "pre_logits": "a linear layer and tanh on the class token, or on the patches' mean where there is none",
+        "MAPHead_0": "attention pooling of the patches",
+    },
 )  # fmt: skip

@@ -14,11 +14,17 @@ _LAYER = "encoder.layer.{i}"
 _ATTENTION = tuple(f"{_LAYER}.attention.attention.{part}" for part in ("query", "key", "value"))
 
 
+# Hugging Face's names of `rules.GELUS`, the usual one of each first.
+_ACTIVATIONS = {"gelu": "exact", "gelu_pytorch_tanh": "tanh", "gelu_new": "tanh", "gelu_python": "exact"}
+
+
 def _beside(folder: Path) -> dict[str, Any]:
     """What config.json and preprocessor_config.json tell. UserError for a model that is no plain ViT."""
     config, images = described(folder / "config.json"), described(folder / "preprocessor_config.json")
-    if (activation := config.get("hidden_act", "gelu")) != "gelu":
-        raise UserError(f"{folder / 'config.json'}: hidden_act {activation} has no place here, where it is gelu")
+    if (activation := config.get("hidden_act", "gelu")) not in _ACTIVATIONS:
+        raise UserError(
+            f"{folder / 'config.json'}: hidden_act {activation!r:.100} is no GELU"
+        )
     epsilon = config.get("layer_norm_eps", 1e-12)
     remark = f"norms add 1e-06 to the variance where theirs add {epsilon:g}: it matters where tokens vary little"
     return {
@@ -26,6 +32,7 @@ def _beside(folder: Path) -> dict[str, Any]:
         "trained_size": config.get("image_size"),
         "mean": images.get("image_mean"),
         "std": images.get("image_std"),
+        "gelu": _ACTIVATIONS[activation] if "hidden_act" in config else None,
         **({"remark": remark} if epsilon != 1e-6 else {}),
     }
 
@@ -53,7 +60,7 @@ def config(encoder: "ViT", classes: Sequence[str]) -> dict[str, Any]:
         "num_hidden_layers": len(encoder.blocks),
         "num_attention_heads": encoder.arguments["heads"],
         "intermediate_size": encoder.blocks[0].expand.out_features,
-        "hidden_act": "gelu",
+        "hidden_act": next(name for name, gelu in _ACTIVATIONS.items() if gelu == encoder.arguments["gelu"]),
         "hidden_dropout_prob": 0.0,
         "attention_probs_dropout_prob": 0.0,
         "layer_norm_eps": encoder.norm.eps,

@@ -8,8 +8,9 @@ hybrid, where c, p and q are of the map that its stem makes.
 
 import json
 import re
+import stat
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 IMAGENET = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
 HALF = {"mean": 0.5, "std": 0.5}
+_LONGEST_DESCRIPTION = 10_000_000  # bytes
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class Place:
 
     def numbers(self, names: Iterable[str]) -> set[tuple[int, ...]]:
         """The numbers that stand in names that are this place's first."""
-        pattern = re.compile(re.sub(r"\\{\w\\}", r"(\\d+)", re.escape(self.theirs[0])))
+        pattern = re.compile(re.sub(r"\\{\w\\}", r"([0-9]{1,9})", re.escape(self.theirs[0])))
         return {tuple(map(int, match.groups())) for name in names if (match := pattern.fullmatch(name))}
 
     def letters(self, shapes: Shapes) -> dict[str, int]:
@@ -86,7 +88,9 @@ class Layout:
     by the peer's convention. aliases: names of older versions, as (pattern, what stands for it). marks: names of which
     a file must have one, where the signature is not the peer's alone. beside: what files beside the weights tell, of
     `reading.TOLD` and as "remark", a sentence to print. bare: how names are written where a hybrid's stem has no
-    stages, as (pattern, what stands for it). epsilons: of that stem, one of `rules.EPSILONS`.
+    stages, as (pattern, what stands for it). epsilons: of that stem, one of `rules.EPSILONS`. gelu: one of
+    `rules.GELUS`. beyond: what makes the peer's representation of an encoder's outputs and is left behind, by the first
+    part of its name.
     """
 
     peer: str
@@ -100,6 +104,8 @@ class Layout:
     beside: Callable[[Path], dict[str, Any]] = lambda folder: {}
     bare: tuple[str, str] = ("", "")
     epsilons: str = "authors"
+    gelu: str = "exact"
+    beyond: Mapping[str, str] = field(default_factory=dict)
 
     def usual(self, name: str) -> str:
         """A tensor's name, for one of an older version."""
@@ -112,18 +118,21 @@ class Layout:
         return any(place.ours == ours and place.theirs[0] in names for place in self.table)
 
     def depth(self, names: Collection[str]) -> int:
-        """How many layers there are, by the highest number that stands in a name."""
-        return len(_counted(self._place("blocks.{i}.norm1.weight").numbers(names)))
+        """How many layers there are, by the highest number in a name, and at most one more than can be complete."""
+        whole = len(names) // sum("{i}" in place.ours for place in self.table)
+        return min(whole + 1, len(_counted(self._place("blocks.{i}.norm1.weight").numbers(names))))
 
     def units(self, names: Collection[str]) -> list[int] | None:
         """The units of each stage of a hybrid's stem, None where there is no stem."""
         if not self.has("stem.root.weight", names):
             return None
-        found = self._place("stem.stages.{s}.{u}.conv1.weight").numbers(names)
-        first = min(found, default=(0, 0))
+        stages: dict[int, set[int]] = {}
+        for stage, unit in self._place("stem.stages.{s}.{u}.conv1.weight").numbers(names):
+            stages.setdefault(stage, set()).add(unit)
+        first = min(stages, default=0)
+        least = min(stages.get(first, {0}))
         return [
-            len(_counted({(unit - first[1],) for stage, unit in found if stage == first[0] + step}))
-            for step in range(len({stage for stage, _ in found}))
+            len(_counted({(unit - least,) for unit in stages.get(first + step, ())})) for step in range(len(stages))
         ]
 
     def places(
@@ -160,12 +169,15 @@ def per_channel(value: float | Sequence[float], channels: int) -> list[float]:
 def described(file: Path) -> dict[str, Any]:
     """What a JSON file beside weights says, nothing where there is none. UserError if it cannot be read."""
     try:
+        facts = file.stat()
+        if not stat.S_ISREG(facts.st_mode) or facts.st_size > _LONGEST_DESCRIPTION:
+            raise ValueError
         found = json.loads(file.read_bytes())
         if not isinstance(found, dict):
             raise ValueError
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         raise UserError(f"{file}: cannot be read as JSON, and is to describe the weights beside it") from None
     return found
 

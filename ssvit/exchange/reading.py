@@ -4,8 +4,10 @@ What shapes do not tell comes from the user, else from the files beside it, else
 No torch, unless the file is one that torch alone can read.
 """
 
+import itertools
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +22,7 @@ from ssvit.exchange.huggingface import HUGGINGFACE
 from ssvit.exchange.layout import Layout, Place
 from ssvit.exchange.timm import FACEBOOK, TIMM
 from ssvit.exchange.torchvision import TORCHVISION
-from ssvit.options import OptionError, pair
+from ssvit.options import OptionError, UserError, pair
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -54,9 +56,14 @@ class Foreign:
         import torch
         import torch.nn.functional as F
 
+        from ssvit.encoder.vit import ViT
+
         found = files.tensors(self.path, self.names.values())
         theirs = {usual: found[name] for usual, name in self.names.items()}
-        state = {place.ours: place.read(theirs) for place in self.places}
+        try:
+            state = {place.ours: place.read(theirs) for place in self.places}
+        except RuntimeError as error:  # parts of one tensor that have different shapes
+            raise ForeignError(f"{self.path}: {' '.join(str(error).split())[:200]}") from None
         channels = self.arguments["channels"]
         for name in ("mean", "std"):
             state[name] = torch.tensor(self.arguments[name], dtype=torch.float32).flatten().expand(channels).clone()
@@ -65,6 +72,13 @@ class Foreign:
         special = self.arguments["class_token"] + self.arguments["distillation_token"]
         patches = math.prod(rules.grid(self.arguments["image_size"], self.arguments["patch_size"]))
         state["positions.0.embedding"] = F.pad(rows, (0, 0, special + patches - len(rows), 0))
+        with torch.device("meta"):  # nothing of its size is made before it is known to be the file's
+            expected = ViT(**self.arguments).state_dict()
+        for place in self.places:
+            if state[place.ours].shape != expected[place.ours].shape:
+                ours, right = ("x".join(map(str, tensors[place.ours].shape)) for tensors in (state, expected))
+                names = ", ".join(place.theirs)
+                raise ForeignError(f"{self.path}: {names} makes {place.ours} of {ours}, and the others need {right}")
         return state
 
 
@@ -84,13 +98,16 @@ def read(path: Path, told: Mapping[str, Any]) -> Foreign:
     places = tuple(layout.places(depth=layout.depth(usual), units=units, **special))
     wanted = {name for place in places for name in place.theirs}
     _refuse(path, f"{layout.peer}'s layout wants", sorted(wanted - usual.keys()))
+    if len(usual) < len(inside):
+        twice = Counter(inside.values())
+        _refuse(path, "holds under two names", [name for name, known in inside.items() if twice[known] > 1])
     left = re.compile(layout.left)
     _refuse(path, "there is no place for", [name for name in usual if name not in wanted and not left.match(name)])
 
     letters = {letter: size for place in places for letter, size in place.letters(usual).items()}
     if not letters.keys() >= set("dcpqmt"):
         raise ForeignError(f"{path}: its tensors have other shapes than {layout.peer}'s")
-    known = layout.beside(path.parent) | ({"heads": letters["h"]} if "h" in letters else {})
+    known = _beside(layout, path.parent) | ({"heads": letters["h"]} if "h" in letters else {})
     given = {name: told.get(name) for name in TOLD}
     chosen, sources = {}, {}
     usually = {"heads": HEADS.get(letters["d"]), "trained_size": None, **layout.normalisation}
@@ -115,6 +132,7 @@ def read(path: Path, told: Mapping[str, Any]) -> Foreign:
         "mlp_width": letters["m"],
         "channels": letters["c" if units is None else "r"],
         **special,
+        "gelu": known.get("gelu") or layout.gelu,
         "pooling": "class_token" if special["class_token"] else "patch_mean",
         "positions": "learned_1d",
         "positions_at": "stem",
@@ -125,30 +143,54 @@ def read(path: Path, told: Mapping[str, Any]) -> Foreign:
         **({} if units is None else {"stem": {"layers": units, "width": letters["w"], "epsilons": layout.epsilons}}),
     }
     rules.encoder(**arguments)
-    outside = {name.split(".")[0] for name in shapes if not name.startswith(prefix)}
-    behind = sorted(outside | {re.split(r"[./]", name)[0] for name in usual if name not in wanted})
+    outside = {_first_part(name, prefix) for name in shapes if not name.startswith(prefix)}
+    behind = sorted(outside | {_first_part(name) for name in usual if name not in wanted})
     notes = [
         f"{layout.peer}'s layout, images of {size[0]}x{size[1]}",
         *(f"{name} {chosen[name]} {sources[name]}" for name in ("heads", "mean", "std")),
         *([] if letters["t"] > math.prod(rules.grid(size, patch)) else ["none of its positions is for special tokens"]),
+        *([] if arguments["gelu"] == "exact" else [f"gelu {arguments['gelu']}, as {layout.peer}'s"]),
         *([known["remark"]] if "remark" in known else []),
-        *([f"left behind: {', '.join(behind)}"] if behind else []),
+        *([f"left behind: {_first(behind)}"] if behind else []),
+        *(
+            f"{layout.peer}'s representation is not what pooling gives, but what {name} makes of it: {what}"
+            for name, what in layout.beyond.items()
+            if name in behind
+        ),
     ]
     names = {usual: name for name, usual in inside.items() if usual in wanted}
-    return Foreign(path, names, places, arguments, tuple(notes))
+    return Foreign(path, names, places, rules.carried(arguments), tuple(notes))
 
 
 def _layout(path: Path, shapes: files.Shapes) -> tuple[Layout, str]:
     """Whose layout a file is in, and what stands before all names of its encoder."""
     for layout in LAYOUTS:
         signature = layout.signature
-        found = [name for name in shapes if re.search(rf"(^|[./]){re.escape(signature)}$", name)]
+        found = [name for name in shapes if re.search(rf"(^|[./]){re.escape(signature)}\Z", name)]
         if len(found) > 1:
-            raise ForeignError(f"{path}: holds {len(found)} encoders ({', '.join(found)}); leave one in it")
+            raise ForeignError(f"{path}: holds {len(found)} encoders ({_first(found)}); leave one in it")
         if found and (not layout.marks or shapes.keys() & set(layout.marks)):
             return layout, found[0].removesuffix(signature)
     peers = ", ".join(layout.peer for layout in LAYOUTS)
-    raise ForeignError(f"{path}: is in none of the layouts known here ({peers}); it begins with {_first(list(shapes))}")
+    raise ForeignError(
+        f"{path}: is in none of the layouts known here ({peers}); it begins with {_first(list(shapes)) or 'nothing'}"
+    )
+
+
+def _beside(layout: Layout, folder: Path) -> dict[str, Any]:
+    """What the files beside the weights tell. UserError where one of them is no description of this peer's."""
+    try:
+        return layout.beside(folder)
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"{folder / 'config.json'}: does not describe a model as {layout.peer} does") from None
+
+
+def _first_part(name: str, beside: str = "") -> str:
+    """The first part of a tensor's name, of one beside a prefix the first that is not the prefix's."""
+    parts, above = re.split(r"[./]", name), re.split(r"[./]", beside)
+    return next((part for part, other in itertools.zip_longest(parts, above) if part != other), name)
 
 
 def _size(path: Path, rows: int, patch: tuple[int, int], special: int, told: Any) -> tuple[int, int]:
@@ -173,4 +215,4 @@ def _refuse(path: Path, what: str, names: list[str]) -> None:
 
 def _first(names: list[str]) -> str:
     more = len(names) - _SHOWN
-    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+    return ", ".join(map(files.shown, names[:_SHOWN])) + (f" and {more} more" if more > 0 else "")

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ssvit.exchange.layout import HALF, IMAGENET, Layout, Place, both, described, per_channel, stem
+from ssvit.options import UserError
 
 if TYPE_CHECKING:
     from ssvit.encoder.vit import ViT
@@ -38,16 +39,25 @@ _TABLE = (
 )
 
 
+# timm's names of `rules.GELUS`.
+_ACTIVATIONS = {"gelu": "exact", "gelu_tanh": "tanh"}
+
+
 def _beside(folder: Path) -> dict[str, Any]:
-    """What a config.json tells, as timm writes one."""
+    """What a config.json tells, as timm writes one. UserError for a model that is no plain ViT."""
     config = described(folder / "config.json")
     arguments, trained = config.get("model_args") or {}, config.get("pretrained_cfg") or {}
+    if (activation := arguments.get("act_layer") or "gelu") not in _ACTIVATIONS:
+        raise UserError(
+            f"{folder / 'config.json'}: act_layer {activation!r:.100} is no GELU"
+        )
     size = arguments.get("img_size") or (trained.get("input_size") or (None,))[1:] or None
     return {
         "heads": arguments.get("num_heads"),
         "trained_size": size,
         "mean": trained.get("mean"),
         "std": trained.get("std"),
+        "gelu": _ACTIVATIONS[activation] if "act_layer" in arguments else None,
     }
 
 
@@ -92,6 +102,7 @@ def config(encoder: "ViT", classes: Sequence[str]) -> dict[str, Any]:
             "depth": len(encoder.blocks),
             "num_heads": encoder.arguments["heads"],
             "mlp_ratio": ratio,
+            **({} if encoder.arguments["gelu"] == "exact" else {"act_layer": "gelu_tanh"}),
             **({} if encoder.distillation_token is not None else {"class_token": encoder.class_token is not None}),
             **pooled,
         },
@@ -116,6 +127,7 @@ TIMM = Layout(
     table=_TABLE,
     head=(*both("head", "head"), *both("distilled_head", "head_dist")),
     left=r"head\.|head_dist\.|pre_logits\.",
+    beyond={"pre_logits": "a linear layer and tanh on the class token"},
     normalisation=HALF,
     aliases=((rf"^{_BACKBONE}\.(conv|norm)\.", rf"{_BACKBONE}.stem.\1."),),
     epsilons="timm",
