@@ -16,7 +16,9 @@ GROUPS = 32
 # Whose code it follows in the small numbers that keep deviations there from being zero.
 EPSILONS = ("authors", "timm")
 # Arguments of an encoder that do not change which weights it has, so that those of another can be used.
-CHANGEABLE = ("image_size", "pooling", "dropout", "stochastic_depth", "activation_checkpointing")
+CHANGEABLE = (
+    "image_size", "pooling", "dropout", "attention_dropout", "stochastic_depth", "activation_checkpointing",
+)  # fmt: skip
 
 
 def grid(image_size: Any, patch_size: Any) -> tuple[int, int]:
@@ -73,6 +75,7 @@ def encoder(
     stochastic_depth: Any,
     mean: Any,
     std: Any,
+    attention_dropout: Any = 0.0,
     distillation_token: Any = False,
     activation_checkpointing: Any = False,
     stem: Any = None,
@@ -101,8 +104,10 @@ def encoder(
         raise OptionError("width", width, f"must be a multiple of 4 for positions={positions}")
     if positions in ("relative", "none") and positions_at != "stem":
         raise OptionError("positions_at", positions_at, f"must be stem for positions={positions}, which adds nothing")
-    number("dropout", dropout, 0, 0.99)
-    number("stochastic_depth", stochastic_depth, 0, 0.99)
+    for name, value in (
+        ("dropout", dropout), ("attention_dropout", attention_dropout), ("stochastic_depth", stochastic_depth)
+    ):  # fmt: skip
+        number(name, value, 0, 0.99)
     for name, values in (("mean", mean), ("std", std)):
         values = list(values) if isinstance(values, list | tuple) else [values]
         if len(values) not in (1, channels):

@@ -51,6 +51,18 @@ def read(path: Path, told: Mapping[str, Any] | None = None) -> dict[str, Any]:
         raise CheckpointError(f"{path / 'manifest.json'}: is damaged") from None
 
 
+def completed(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """A manifest with what those of the first edition do not say, as it then was: its dropout was of attention weights
+    too.
+    """
+    unsaid = {
+        "encoder": {"attention_dropout": manifest.get("encoder", {}).get("dropout")},
+        "classifier": {"loss": "softmax"},
+        "view": {"fit": "cover"},
+    }
+    return {**manifest, **{name: own | manifest[name] for name, own in unsaid.items() if name in manifest}}
+
+
 def complete(run: Path) -> list[Path]:
     """The checkpoints in a run's folder, the newest last."""
     return sorted(path for path in run.glob("step_*") if path.name.removeprefix("step_").isdigit())
