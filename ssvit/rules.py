@@ -18,9 +18,9 @@ EPSILONS = ("authors", "timm")
 # The MLP's GELU: x * Phi(x), or its approximation by tanh, which JAX's is (Hendrycks and Gimpel 2016, section 2).
 GELUS = ("exact", "tanh")
 # Arguments of an encoder that do not change which weights it has, so that those of another can be used.
-CHANGEABLE = ("image_size", "pooling", "dropout", "stochastic_depth", "activation_checkpointing")
-# Arguments of an encoder that came later, and what older runs and checkpoints, which lack them, had.
-ADDED = {"gelu": "exact"}
+CHANGEABLE = (
+    "image_size", "pooling", "dropout", "attention_dropout", "stochastic_depth", "activation_checkpointing",
+)  # fmt: skip
 
 
 def grid(image_size: Any, patch_size: Any) -> tuple[int, int]:
@@ -77,6 +77,7 @@ def encoder(
     stochastic_depth: Any,
     mean: Any,
     std: Any,
+    attention_dropout: Any = 0.0,
     distillation_token: Any = False,
     activation_checkpointing: Any = False,
     stem: Any = None,
@@ -107,19 +108,16 @@ def encoder(
         raise OptionError("width", width, f"must be a multiple of 4 for positions={positions}")
     if positions in ("relative", "none") and positions_at != "stem":
         raise OptionError("positions_at", positions_at, f"must be stem for positions={positions}, which adds nothing")
-    number("dropout", dropout, 0, 0.99)
-    number("stochastic_depth", stochastic_depth, 0, 0.99)
+    for name, value in (
+        ("dropout", dropout), ("attention_dropout", attention_dropout), ("stochastic_depth", stochastic_depth)
+    ):  # fmt: skip
+        number(name, value, 0, 0.99)
     for name, values in (("mean", mean), ("std", std)):
         values = list(values) if isinstance(values, list | tuple) else [values]
         if len(values) not in (1, channels):
             raise OptionError(name, values, f"must be one number, or one for each of the {channels} channels")
         for value in values:
             number(name, value, 0, 1, above=name == "std")
-
-
-def carried(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """An encoder's arguments as a checkpoint has them: what came later is left out where it is what it was before."""
-    return {name: value for name, value in arguments.items() if (name, value) not in ADDED.items()}
 
 
 def masking(*, corrupted: Any, mask: Any, replace: Any, keep: Any, shape: Any) -> None:

@@ -43,6 +43,8 @@ def tagged(count: int, side: int = 4) -> torch.Tensor:
 class Table(torch.nn.Module):
     """A model that has the logits of tagged images by heart, and remembers which it was asked for."""
 
+    loss = "softmax"
+
     def __init__(self, logits: torch.Tensor, classes) -> None:
         super().__init__()
         self.table, self.classes = torch.nn.Parameter(logits), tuple(classes)
@@ -102,6 +104,21 @@ def test_numbers_equal_loops(count, k):
     assert found.answers.confusion(k).tolist() == matrix
     assert model.asked == list(range(count))
     assert metrics == evaluation(source, batch_size=7).measure(model)
+
+
+@torch.no_grad()
+def test_a_model_trained_with_sigmoid_is_measured_by_it():
+    model, source = case(60, 7)
+    model.loss = "sigmoid"
+    found = evaluation(source)
+    metrics = found.measure(model)
+    chances = [[1 / (1 + math.exp(-value)) for value in row] for row in model.table.tolist()]
+    loss = 0.0
+    for row, label in zip(chances, source.labels.tolist(), strict=True):
+        loss -= sum(math.log(chance if k == label else 1 - chance) for k, chance in enumerate(row))
+    expected, _ = by_hand(model.table, source.labels)
+    assert metrics == pytest.approx(expected | {"loss": loss / 60}, rel=1e-9)
+    assert found.answers.confidence.tolist() == pytest.approx([max(row) for row in chances], rel=1e-9)
 
 
 @torch.no_grad()

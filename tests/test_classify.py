@@ -98,6 +98,35 @@ def test_the_loss_is_the_cross_entropy_of_each_head(token, hidden, smoothing):
     assert result["loss"].ndim == 0
 
 
+@pytest.mark.parametrize("token", [False, True])
+@pytest.mark.parametrize("way", [None, "mixup", "cutmix"])
+def test_sigmoid_is_summed_over_classes_and_the_mean_over_images(way, token):
+    model = build(token=token, loss="sigmoid", **({way: 0.8} if way else {}))
+    torch.manual_seed(2)
+    result = model(IMAGES, LABELS, ())
+    images, shares = IMAGES, one_hot()
+    if way:
+        torch.manual_seed(2)
+        params = {"mixup": v2.MixUp, "cutmix": v2.CutMix}[way](alpha=0.8, num_classes=5).make_params([IMAGES])
+        images, shares = plain_mix(IMAGES / 255, way, params)
+    opinions = model.opinions(images)
+    shares = torch.tensor(shares, dtype=torch.float64)
+    losses = [nn.BCEWithLogitsLoss(reduction="none")(logits, shares).sum(1).mean() for logits in opinions]
+    tolerance = 1e-6 if way else 1e-12  # of images mixed in float32
+    assert result["loss"].item() == pytest.approx(sum(losses).item() / len(losses), rel=tolerance)
+    whole = torch.stack(opinions).mean(0)
+    torch.testing.assert_close(model.probabilities(whole), 1 / (1 + (-whole).exp()), rtol=1e-12, atol=0)
+    torch.testing.assert_close(build().probabilities(whole).sum(1), torch.ones(6).double(), rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("hidden", [None, 7])
+def test_the_bias_of_the_head_is_where_the_first_guess_starts(hidden):
+    model = build(trained=False, token=True, hidden=hidden, loss="sigmoid", head_bias=-6.9)
+    assert model.logits(IMAGES).unique().tolist() == pytest.approx([-6.9])
+    expected = math.log1p(math.exp(6.9)) + 4 * math.log1p(math.exp(-6.9))
+    assert model(IMAGES, LABELS, ())["loss"].item() == pytest.approx(expected, rel=1e-6)
+
+
 @pytest.mark.parametrize("pooling", ["class_token", "patch_mean"])
 def test_each_head_has_its_own_output_and_the_answer_is_their_mean(pooling):
     model = build(token=True, hidden=7, vit={"pooling": pooling}).eval()
@@ -278,6 +307,18 @@ def test_soft_distillation_is_the_divergence_from_the_teachers_probabilities(tok
     assert model(IMAGES, LABELS, ())["loss"].item() == pytest.approx(expected, rel=1e-12)
 
 
+def test_divided_by_elements_soft_distillation_is_as_many_times_less_as_there_are_classes():
+    master = teacher()
+    model = build(distillation=Distillation(teacher=master, kind="soft", weight=1.0, reduction="elements"))
+    logits, opinion = model.logits(IMAGES), master.logits(IMAGES)
+    # deit: losses.py with tau=3, by its formula
+    ratio = (opinion / 3).log_softmax(1) - (logits / 3).log_softmax(1)
+    expected = ((opinion / 3).softmax(1) * ratio).sum() * 9 / (6 * 5)
+    found = model(IMAGES, LABELS, ())["loss"].item()
+    assert found == pytest.approx(expected.item(), rel=1e-12)
+    assert found == pytest.approx(9 * plain_divergence(logits, opinion, 3.0) / 5, rel=1e-12)
+
+
 def test_a_student_like_its_teacher_has_nothing_to_learn_from_it():
     model = build(distillation=Distillation(teacher=teacher(), kind="soft", weight=1.0))
     model.load_state_dict(model.distillation.teacher.state_dict())
@@ -333,15 +374,19 @@ def test_a_coarser_teacher_does_not_coarsen_the_loss(kind):
     assert model(IMAGES, LABELS, ())["loss"].dtype == torch.float64
 
 
+@pytest.mark.parametrize("loss", ["softmax", "sigmoid"])
 @pytest.mark.parametrize("token", [False, True])
 @pytest.mark.parametrize("hidden", [None, 7])
-def test_facts_are_enough_to_build_it_again(hidden, token):
+def test_facts_are_enough_to_build_it_again(hidden, token, loss):
     options = {"label_smoothing": 0.1, "mixup": 1.0, "distillation": Distillation(teacher=teacher())}
+    if loss == "sigmoid":
+        options = {"loss": loss, "head_bias": -10, "cutmix": 1.0}
     model = build(hidden=hidden, token=token, **options).eval()
     facts = json.loads(json.dumps(model.facts))
     again = Classify(encoder=ViT(**facts["encoder"]), **facts["classifier"]).double().eval()
     again.load_state_dict(model.state_dict())
     assert again.classes == CLASSES
+    assert torch.equal(*(one.probabilities(one.logits(IMAGES)) for one in (again, model)))
     assert torch.equal(again.logits(IMAGES), model.logits(IMAGES))
 
 
@@ -417,6 +462,10 @@ def test_the_rules_know_every_option_and_its_default(made):
         ({"mixup": True}, "mixup=True: must be"),
         ({"hidden": 0}, "hidden=0: must be a whole number, 1 or more"),
         ({"hidden": 1.5}, "hidden=1.5: must be a whole number"),
+        ({"loss": "hinge"}, "loss=hinge: must be one of softmax, sigmoid"),
+        ({"head_bias": None}, "head_bias=None: must be a number, -100 or more and at most 100"),
+        ({"loss": "sigmoid", "label_smoothing": 0.1}, "label_smoothing=0.1: must be 0 with loss=sigmoid"),
+        ({"loss": "sigmoid", "distillation": object()}, "loss=sigmoid: must be softmax with a teacher"),
     ],
 )
 def test_refuses_options_that_cannot_be(options, message):
@@ -438,6 +487,8 @@ def test_refuses_to_tell_less_than_two_classes_apart(classes):
         ({"temperature": 0}, "temperature=0: must be a number, above 0"),
         ({"weight": 1.1}, "weight=1.1: must be a number, 0 or more and at most 1"),
         ({"weight": -0.1}, "weight=-0.1: must be a number"),
+        ({"kind": "soft", "reduction": "sum"}, "reduction=sum: must be one of batch, elements"),
+        ({"kind": "hard", "reduction": "elements"}, "reduction=elements: must be batch with kind=hard"),
     ],
 )
 def test_refuses_distillation_that_cannot_be(options, message):

@@ -8,6 +8,7 @@ import pytest
 import torch
 import yaml
 from hydra import compose, initialize_config_dir
+from hydra.errors import HydraException
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 from PIL import Image
@@ -110,6 +111,13 @@ def test_every_experiment_composes_and_has_its_command_on_top(name, images, monk
         study.check(plain(config))
 
 
+def is_the_authors_way(config) -> None:
+    """What the authors' input pipeline does with training images, whatever is trained: vit_jax: input_pipeline.py."""
+    assert (config.data.mean, config.data.std) == (0.5, 0.5)
+    assert config.data.augment._target_ == "ssvit.data.transforms.InceptionCrop"
+    assert (list(config.data.augment.scale), config.data.augment.flip) == ([0.05, 1.0], 0.5)
+
+
 def test_the_papers_run_has_the_papers_numbers(images, monkeypatch):
     monkeypatch.setattr("ssvit.data.folder.count", lambda root, at_most: at_most)
     config = composed("experiment=paper_jft", f"data.root={images}")
@@ -118,7 +126,12 @@ def test_the_papers_run_has_the_papers_numbers(images, monkeypatch):
     assert (config.encoder.width, config.encoder.depth, config.encoder.patch_size) == (768, 12, 16)
     masking = config.objective.masking
     assert (masking.corrupted, masking.mask, masking.replace, masking.keep) == (0.5, 0.8, 0.1, 0.1)
-    assert composed("experiment=paper_imagenet_100k", f"data.root={images}").recipe.steps == 100_000
+    shorter = composed("experiment=paper_imagenet_100k", f"data.root={images}")
+    assert shorter.recipe.steps == 100_000
+    for one in (config, shorter):
+        is_the_authors_way(one)
+        assert (one.encoder.mean, one.encoder.std) == (0.5, 0.5)
+        assert (one.encoder.dropout, one.encoder.attention_dropout) == (0, 0)
 
 
 @pytest.mark.parametrize(
@@ -146,6 +159,11 @@ def test_table_3(images, monkeypatch, name, encoder, epochs, images_, lr, decay,
     assert abs(recipe.steps - epochs * images_ / 4096) < 1
     assert (recipe.batch_size, recipe.warmup, tuple(recipe.betas)) == (4096, 10_000, (0.9, 0.999))
     assert (recipe.lr, recipe.decay, recipe.weight_decay, recipe.clip) == (lr, decay, weight_decay, clip)
+    assert recipe.lr_end == (1e-5 if decay == "linear" else 0)
+    assert recipe.learning_rate(recipe.steps) == pytest.approx(recipe.lr_end)
+    is_the_authors_way(config)
+    assert (config.encoder.mean, config.encoder.std, config.encoder.attention_dropout) == (0.5, 0.5, 0)
+    assert (config.objective.loss, config.objective.head_bias) == ("softmax", 0)
     assert (config.encoder.dropout, config.objective.hidden) == (dropout, encoder[0])
     assert config.encoder.pooling == "class_token"
 
@@ -162,14 +180,39 @@ def test_table_3(images, monkeypatch, name, encoder, epochs, images_, lr, decay,
     ],
 )
 def test_table_4(images, pretrained_run, name, steps, rates, development):
-    root = [] if name == "vtab" else [f"data.root={images}"]
-    config = composed(f"experiment=table4_{name}", *root, tool="finetune")
+    task = ["data=flowers102"] if name == "vtab" else []
+    config = composed(f"experiment=table4_{name}", f"data.root={images}", *task, tool="finetune")
     recipe = preflight.check(plain(config))
     assert (recipe.steps, recipe.batch_size, recipe.optimizer, recipe.momentum) == (steps, 512, "sgd", 0.9)
     assert (recipe.decay, recipe.weight_decay, recipe.clip, recipe.layer_decay) == ("cosine", 0, 1, 1)
     assert plain(config.table4) == {"learning_rates": rates, "development": development}
     assert config.data.image_size == 384
     assert plain(config)["encoder"]["image_size"] == 384
+    assert plain(config)["data"]["view"] == {
+        "_target_": "ssvit.data.transforms.CenterCrop", "size": 384, "resize": None, "fit": "squash"
+    }  # fmt: skip
+    assert (config.encoder.dropout, config.encoder.attention_dropout) == (0, 0)
+    if name == "vtab":
+        assert plain(config)["data"]["augment"] == {
+            "_target_": "ssvit.data.transforms.ResizeCrop", "size": 384, "resize": 448, "flip": 0.5
+        }  # fmt: skip
+        assert (config.data.mean, config.data.std) == (0.5, 0.5)
+    else:
+        is_the_authors_way(config)
+
+
+def test_dropout_of_the_larger_models_and_big_visions_evaluation_can_be_said(images, pretrained_run):
+    ways = ["encoder.dropout=0.1", "data.view.fit=cover", "data.view.resize=448"]
+    for name in ("cifar10", "imagenet", "pets"):
+        config = composed(f"experiment=table4_{name}", f"data.root={images}", *ways, tool="finetune")
+        preflight.check(plain(config))
+        view = instantiate(config.data.view, _convert_="all")
+        assert (view.size, view.resize, view.fit, config.encoder.dropout) == ((384, 384), 448, "cover", 0.1)
+
+
+def test_a_task_of_vtab_has_to_be_named(pretrained_run):
+    with pytest.raises(HydraException, match="You must specify 'data'"):
+        composed("experiment=table4_vtab", tool="finetune")
 
 
 def test_every_file_opens_with_a_comment_that_says_what_it_is():

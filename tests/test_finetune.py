@@ -13,6 +13,8 @@ import torch
 import yaml
 from command import LIMIT, TINY, one_line, start
 from PIL import Image
+from torchvision.io import write_png
+from torchvision.transforms.v2 import functional as tvf
 
 from ssvit.training import checkpoint, manifest
 
@@ -226,6 +228,25 @@ def test_predict_names_the_classes_of_pictures(outputs, tool, tmp_path):
     assert done.stderr == "predict.py: 1 of 2 pictures could not be read\n"
 
 
+def test_how_evaluation_fits_images_travels_with_the_checkpoint(outputs, tool, tmp_path):
+    tool("finetune", *SHORT, "data.view.fit=squash")
+    path = outputs / f"finetune_{RUN}" / "step_00000006"
+    assert manifest.read(path)["view"] == {"size": 16, "resize": None, "fit": "squash"}
+    wide = torch.zeros(3, 20, 60, dtype=torch.uint8)
+    wide[0, :, :20], wide[2, :, 40:] = 255, 255  # what a crop of the middle would not show
+    write_png(wide, str(tmp_path / "wide.png"))
+    tool("predict", "wide.png", "output=answers.json", "top=10")
+    (answer,) = json.loads((tmp_path / "answers.json").read_text())
+    classifier = checkpoint.load_classifier(path)
+    with torch.no_grad():
+        whole = classifier.logits(tvf.resize(wide, [16, 16], antialias=True)[None]).softmax(-1)[0]
+        middle = classifier.logits(tvf.center_crop(wide, [16, 16])[None]).softmax(-1)[0]
+    found = torch.tensor([one["probability"] for one in answer["classes"]])
+    expected = whole.topk(len(found)).values
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
+    assert (found - middle.topk(len(found)).values).abs().max() > 1e-4
+
+
 @pytest.mark.parametrize(
     ("tool_name", "options", "told", "status"),
     [
@@ -234,6 +255,12 @@ def test_predict_names_the_classes_of_pictures(outputs, tool, tmp_path):
         ("finetune", ["encoder.path=a"], "encoder.path=a: must be checkpoint=a", 2),
         ("finetune", ["encoder.width=64"], "encoder.width: there is no such option", 2),
         ("finetune", ["data.image_size=18"], "encoder.patch_size=4: must divide the image's height of 18", 2),
+        ("finetune", ["data.view.fit=squash", "data.view.resize=20"], "data.view.resize=20: must be null", 2),
+        ("finetune", ["objective.loss=sigmoid", "objective.label_smoothing=0.1"],
+         "objective.label_smoothing=0.1: must be 0 with loss=sigmoid", 2),
+        ("finetune", ["recipe.lr_end=1e-5"], "recipe.lr_end=1e-05: must be 0 with decay=cosine", 2),
+        ("finetune", ["encoder.attention_dropout=1"], "encoder.attention_dropout=1: must be a number", 2),
+        ("finetune", ["experiment=table4_vtab"], "You must specify 'data'", 2),
         ("finetune", ["encoder.resize=zoom"], "encoder.resize=zoom: must be one of paper, timm", 2),
         ("finetune", ["compare=nothing"], "compare=nothing: must be one of scratch", 2),
         ("finetune", ["compare=scratch", "seeds=0"], "seeds=0: must be a whole number", 2),

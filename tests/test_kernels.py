@@ -438,6 +438,7 @@ def same(found, right) -> bool:
         ({"activation_checkpointing": True}, True),
         ({"stochastic_depth": 0.5}, True),
         ({"dropout": 0.5}, True),
+        ({"attention_dropout": 0.5}, True),
     ],
 )
 def test_layers_at_once_are_the_layers_in_turn(options, apart, at, calls, monkeypatch):

@@ -5,6 +5,7 @@ import math
 import multiprocessing
 import os
 import random
+import re
 import shutil
 import signal
 import socket
@@ -24,8 +25,12 @@ from ssvit.data.loader import Loader
 from ssvit.data.transforms import CenterCrop, InceptionCrop
 from ssvit.encoder.vit import ViT
 from ssvit.evaluation.prediction import Prediction
+from ssvit.masking import Masking
+from ssvit.objectives.classify import Classify
+from ssvit.objectives.masked_patch import MaskedPatch
 from ssvit.options import OptionError, UserError
-from ssvit.training import checkpoint, engine, loop
+from ssvit.targets import MeanColor
+from ssvit.training import checkpoint, engine, loop, manifest
 from ssvit.training.recipe import Recipe, parameter_groups
 
 children = multiprocessing.get_context("forkserver")
@@ -86,6 +91,59 @@ def test_learning_rate_warms_up_linearly_then_decays(decay, end):
         assert rates[step] == pytest.approx(
             {"cosine": cosine_schedule(step - 10, 91, 0.5, 0), "linear": 0.5 * (1 - done), "constant": 0.5}[decay]
         )
+
+
+def test_linear_decay_ends_where_it_is_told():
+    # The authors' code (vit_jax: utils.py) moves evenly from lr to its end between the warm-up and the last step.
+    recipe = Recipe(steps=100, warmup=10, lr=0.5, decay="linear", lr_end=0.1)
+    assert [recipe.learning_rate(step) for step in range(10)] == [0.5 * (step + 1) / 10 for step in range(10)]
+    for step in range(10, 101):
+        assert recipe.learning_rate(step) == pytest.approx(0.1 * (step - 10) / 90 + 0.5 * (100 - step) / 90, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"decay": "linear", "lr_end": 1}, "lr_end=1: must be a number, 0 or more and at most 0.001"),
+        ({"decay": "linear", "lr_end": -1e-5}, "lr_end=-1e-05: must be a number"),
+        ({"decay": "cosine", "lr_end": 1e-5}, "lr_end=1e-05: must be 0 with decay=cosine"),
+        ({"decay": "constant", "lr_end": 1e-5}, "lr_end=1e-05: must be 0 with decay=constant"),
+    ],
+)
+def test_an_end_that_cannot_be_is_refused(options, message):
+    with pytest.raises(OptionError, match=f"^{re.escape(message)}"):
+        Recipe(**options)
+
+
+FIRST_EDITION = Path(__file__).parent / "fixtures" / "first_edition" / "outputs"
+
+
+@pytest.mark.parametrize("run", ["masked_patch_synthetic", "finetune_masked_patch_synthetic"])
+def test_checkpoints_of_the_first_edition_tell_what_todays_do(run):
+    old = manifest.read(manifest.complete(FIRST_EDITION / run)[-1])
+    assert "attention_dropout" not in old["encoder"]
+    encoder, whole = ViT(**old["encoder"]), manifest.completed(old)
+    if "classifier" in old:
+        objective = Classify(encoder=encoder, **old["classifier"])
+    else:
+        target = MeanColor(patch_size=encoder.patch_size)
+        objective = MaskedPatch(encoder=encoder, masking=Masking(), target=target)
+    today = json.loads(json.dumps(objective.facts))
+    assert {name: whole[name] for name in today if name in ("encoder", "classifier")} == {
+        name: today[name] for name in today if name in ("encoder", "classifier")
+    }
+    assert whole["view"] == old["view"] | {"fit": "cover"}
+
+
+def test_a_run_that_dropped_attention_weights_goes_on_only_if_it_still_does(tmp_path):
+    first = {name: value for name, value in tiny.model(0.2).encoder.arguments.items() if name != "attention_dropout"}
+    tiny.train(tmp_path, dropout=0.2, steps=4, facts={"encoder": first})
+    with pytest.raises(UserError, match=r"^encoder: is not what the run in .* was started with"):
+        tiny.train(tmp_path, dropout=0.2, steps=8)
+    same = tiny.model(0.2)
+    same.encoder.arguments["attention_dropout"] = 0.2
+    went_on, _ = tiny.train(tmp_path, steps=8, objective=same)
+    assert went_on
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import torchvision.transforms.v2.functional as tvf
 from scipy.stats import ks_2samp
 from torchvision.transforms import RandomResizedCrop, v2
 
-from ssvit.data.transforms import CenterCrop, InceptionCrop, ShiftCrop, resample
+from ssvit.data.transforms import CenterCrop, InceptionCrop, ResizeCrop, ShiftCrop, resample
 from ssvit.options import OptionError, UserError
 
 
@@ -87,8 +87,17 @@ def test_large_images_need_no_table_and_agree(monkeypatch: pytest.MonkeyPatch) -
     assert torch.equal(resample(batch, boxes, flips, (33, 34)), kept)
 
 
-@pytest.mark.parametrize("crop", [InceptionCrop(size=(20, 24)), ShiftCrop(size=(30, 32)), CenterCrop(size=20)])
-def test_an_image_is_the_same_in_any_batch(crop: InceptionCrop | ShiftCrop | CenterCrop) -> None:
+@pytest.mark.parametrize(
+    "crop",
+    [
+        InceptionCrop(size=(20, 24)),
+        ShiftCrop(size=(30, 32)),
+        ResizeCrop(size=(16, 20), resize=24),
+        CenterCrop(size=20),
+        CenterCrop(size=20, fit="squash"),
+    ],
+)
+def test_an_image_is_the_same_in_any_batch(crop: InceptionCrop | ShiftCrop | ResizeCrop | CenterCrop) -> None:
     batch, slots = images(300, 3, 32, 32), torch.arange(300) * 7
     whole = crop(batch, slots, 5)
     for part in (slice(0, 1), slice(13, 40), slice(299, 300)):
@@ -99,7 +108,7 @@ def test_an_image_is_the_same_in_any_batch(crop: InceptionCrop | ShiftCrop | Cen
 
 def test_another_seed_or_slot_is_another_crop() -> None:
     batch, slots = images(64, 3, 32, 32), torch.arange(64)
-    for crop in (InceptionCrop(size=32), ShiftCrop(size=32)):
+    for crop in (InceptionCrop(size=32), ShiftCrop(size=32), ResizeCrop(size=24, resize=30)):
         first = crop(batch, slots, 0)
         assert not torch.equal(first, crop(batch, slots, 1))
         assert not torch.equal(first, crop(batch, slots + 64, 0))
@@ -159,6 +168,33 @@ def test_center_crop_covers_the_size_it_must_fill() -> None:
         assert (out == 9).all()
 
 
+@pytest.mark.parametrize("size", [32, (24, 40)])
+@pytest.mark.parametrize(("height", "width"), [(60, 90), (90, 60), (300, 47), (10, 12)])
+def test_squashed_images_are_the_whole_image_as_torchvision_resizes_it(height: int, width: int, size: object) -> None:
+    image = images(3, height, width)
+    expected = tvf.resize(image, [32, 32] if size == 32 else list(size), antialias=True)
+    squash = CenterCrop(size=size, fit="squash")
+    assert torch.equal(squash([image])[0], expected)
+    assert torch.equal(squash(image[None].repeat(5, 1, 1, 1))[4], expected)
+
+
+def test_resize_crops_are_windows_of_the_squashed_image() -> None:
+    picture, slots = images(3, 17, 31), torch.arange(300)
+    crop = ResizeCrop(size=(9, 10), resize=12)
+    out = crop([picture] * 300, slots, 0)
+    assert torch.equal(out, crop(picture.expand(300, -1, -1, -1), slots, 0))
+    square = tvf.resize(picture, [12, 12], antialias=True)
+    windows = {
+        square[:, top : top + 9, left : left + 10].flip(-1) if flip else square[:, top : top + 9, left : left + 10]: (
+            top, left, flip
+        )
+        for top in range(4) for left in range(3) for flip in (False, True)
+    }  # fmt: skip
+    matches = [[place for window, place in windows.items() if torch.equal(window, one)] for one in out]
+    assert all(len(found) == 1 for found in matches)
+    assert {found[0] for found in matches} == set(windows.values())
+
+
 def test_center_crop_leaves_an_image_of_its_size_alone() -> None:
     batch = images(4, 3, 20, 30)
     assert torch.equal(CenterCrop(size=(20, 30), resize=25)(batch), batch)
@@ -174,6 +210,9 @@ def test_center_crop_leaves_an_image_of_its_size_alone() -> None:
         (lambda: InceptionCrop(size=8, flip=2), "flip"),
         (lambda: ShiftCrop(size=8, padding=-1), "padding"),
         (lambda: CenterCrop(size=8, resize=0.5), "resize"),
+        (lambda: CenterCrop(size=8, fit="stretch"), "fit"),
+        (lambda: CenterCrop(size=8, resize=9, fit="squash"), "resize"),
+        (lambda: ResizeCrop(size=(8, 10), resize=9), "resize"),
     ],
 )
 def test_wrong_options_are_named(make: object, name: str) -> None:

@@ -360,6 +360,37 @@ def test_eval_is_without_chance():
     assert not torch.equal(vit(images), vit(images))
 
 
+def plain_dropped(vit: ViT, images: torch.Tensor, rate: float, of_weights: float) -> torch.Tensor:
+    """The outputs in training, as the authors drop: the sequence, what each branch puts out, and what the MLP hides."""
+    tokens = vit.embed(images)
+    x = torch.cat([vit.class_token.expand(len(images), -1, -1), tokens], dim=1) + vit.positions[0]()
+    x = F.dropout(x, rate)
+    for block in vit.blocks:
+        heads = block.attention.heads
+        normed = F.layer_norm(x, x.shape[-1:], block.norm1.weight, block.norm1.bias, 1e-6)
+        packed = F.linear(normed, block.attention.qkv.weight, block.attention.qkv.bias)
+        query, key, value = packed.unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4)
+        weights = F.dropout((query @ key.mT / query.shape[-1] ** 0.5).softmax(-1), of_weights, training=of_weights > 0)
+        mixed = (weights @ value).transpose(1, 2).flatten(2)
+        x = x + F.dropout(F.linear(mixed, block.attention.out.weight, block.attention.out.bias), rate)
+        normed = F.layer_norm(x, x.shape[-1:], block.norm2.weight, block.norm2.bias, 1e-6)
+        hidden = F.dropout(F.gelu(F.linear(normed, block.expand.weight, block.expand.bias)), rate)
+        x = x + F.dropout(F.linear(hidden, block.contract.weight, block.contract.bias), rate)
+    return F.layer_norm(x, x.shape[-1:], vit.norm.weight, vit.norm.bias, 1e-6)
+
+
+@pytest.mark.parametrize("of_weights", [0.0, 0.3])
+@pytest.mark.parametrize("rate", [0.0, 0.3])
+def test_dropout_is_the_authors_and_that_of_attention_weights_an_option(rate, of_weights):
+    vit = build(dropout=rate, attention_dropout=of_weights).double().train()
+    images = random_images().double()
+    torch.manual_seed(3)
+    found = vit(images)
+    torch.manual_seed(3)
+    torch.testing.assert_close(found, plain_dropped(vit, images, rate, of_weights), atol=1e-12, rtol=1e-12)
+    assert torch.equal(vit(images), vit(images)) == (rate == of_weights == 0)
+
+
 def test_training_without_dropout_is_without_chance():
     vit = build().train()
     assert torch.equal(vit(random_images()), vit(random_images()))
@@ -541,6 +572,8 @@ WRONG = [
     ("dropout", {"dropout": 1.0}),
     ("dropout", {"dropout": -0.1}),
     ("dropout", {"dropout": float("nan")}),
+    ("attention_dropout", {"attention_dropout": 1.0}),
+    ("attention_dropout", {"attention_dropout": -0.1}),
     ("stochastic_depth", {"stochastic_depth": 1}),
     ("stochastic_depth", {"stochastic_depth": "0.1"}),
     ("mean", {"mean": [0.5, 0.5]}),

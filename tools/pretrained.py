@@ -58,7 +58,8 @@ def offer(arguments: dict[str, str], own: str | None = None) -> None:
         "path": str(path),
         "resize": "paper",
         "announce": True,
-        "activation_checkpointing": False,  # of which older checkpoints say nothing
+        "attention_dropout": 0.0,  # of this and the next, older checkpoints say nothing
+        "activation_checkpointing": False,
         **{name: trained[name] for name in CHANGEABLE if name in trained},
         "image_size": "${data.image_size}",
         **told,

@@ -10,6 +10,7 @@ from typing import Any
 from ssvit.data import folder
 from ssvit.options import OptionError, flag, number, one_of, pair, whole
 
+FITS = ("cover", "squash")
 PUBLIC_SETS = ("cifar10", "cifar100", "stl10", "flowers102", "oxford_pets")
 
 
@@ -21,6 +22,7 @@ def crop(
     flip: Any = 0.5,
     padding: Any = 0,
     resize: Any = None,
+    fit: Any = "cover",
 ) -> None:
     """OptionError unless these can be the arguments of a transform in `ssvit.data.transforms`."""
     pair("size", size)
@@ -35,6 +37,15 @@ def crop(
     whole("padding", padding, at_least=0)
     if resize is not None:
         whole("resize", resize)
+    one_of("fit", fit, FITS)
+    if fit == "squash" and resize is not None:
+        raise OptionError("resize", resize, "must be null with fit=squash, which resizes the whole image to its size")
+
+
+def resize_crop(*, size: Any, resize: Any, flip: Any = 0.5) -> None:
+    """OptionError unless these can be the arguments of `ssvit.data.transforms.ResizeCrop`."""
+    crop(size=size, flip=flip)
+    whole("resize", resize, max(pair("size", size)))
 
 
 def images_in_folder(*, root: Any, held_out: Any = 0.1, seed: Any = 0) -> None:

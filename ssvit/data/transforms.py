@@ -29,6 +29,9 @@ class InceptionCrop:
 
     The distribution is that of torchvision's RandomResizedCrop (Szegedy et al. 2015), and so are the pixels, within
     one grey level: bilinear with antialiasing. scale: the crop's share of the image's area; ratio: width / height.
+
+    The authors' code takes TensorFlow's crop (vit_jax: input_pipeline.py): a side and the ratio are drawn evenly, where
+    here the area and the ratio's logarithm are; the whole image is taken where nothing fits; nothing is antialiased.
     """
 
     def __init__(
@@ -115,16 +118,35 @@ class ShiftCrop:
         return (n - 1) - ((n - 1) - place.abs()).abs()
 
 
-class CenterCrop:
-    """The middle of the image, for evaluation: the shorter side resized to `resize`, then `size` cut out.
+class ResizeCrop:
+    """The whole image resized to a square of `resize` pixels, out of proportion, a random crop of it, and a flip.
 
-    Without `resize`, or where that would leave less than `size`, the image is resized until it just covers `size`.
-    An image that has the size already stays as it is.
+    The training images of VTAB in Kolesnikov et al. 2020 (BiT), sections 2.2 and 3.3: 384 of 448.
     """
 
-    def __init__(self, *, size: Any, resize: int | None = None) -> None:
-        rules.crop(size=size, resize=resize)
-        self.size, self.resize = pair("size", size), resize
+    def __init__(self, *, size: Any, resize: int, flip: float = 0.5) -> None:
+        rules.resize_crop(size=size, resize=resize, flip=flip)
+        self.size, self.resize, self.crop = pair("size", size), resize, ShiftCrop(size=size, padding=0, flip=flip)
+
+    def __call__(self, images: Tensor | Sequence[Tensor], slots: Tensor, seed: int) -> Tensor:
+        """(b, c, h, w) or a list of (c, h, w), uint8, with slots (b,) -> (b, c, *size) uint8."""
+        square = (self.resize, self.resize)
+        if not isinstance(images, Tensor):
+            return self.crop(torch.cat([resize(image[None], square) for image in images]), slots, seed)
+        return self.crop(resize(images, square), slots, seed)
+
+
+class CenterCrop:
+    """What evaluation sees of an image.
+
+    fit: cover, the shorter side resized to `resize`, then the middle of `size` cut out; squash, the whole image resized
+    to `size`, out of proportion (vit_jax: input_pipeline.py). cover without `resize`, or where that would leave less
+    than `size`: the image is resized until it just covers `size`. An image that has the size already stays as it is.
+    """
+
+    def __init__(self, *, size: Any, resize: int | None = None, fit: str = "cover") -> None:
+        rules.crop(size=size, resize=resize, fit=fit)
+        self.size, self.resize, self.fit = pair("size", size), resize, fit
 
     def __call__(self, images: Tensor | Sequence[Tensor], slots: Tensor | None = None, seed: int = 0) -> Tensor:
         """(b, c, h, w) or a list of (c, h, w), uint8 -> (b, c, *size) uint8; slots and seed make no difference."""
@@ -133,15 +155,17 @@ class CenterCrop:
         h, w = images.shape[2:]
         if (h, w) == self.size:
             return images
-        h, w = self._covering(h, w)
+        h, w = self._fitted(h, w)
         out = images.new_empty(*images.shape[:2], *self.size)
         top, left = (round((n - crop) / 2) for n, crop in zip((h, w), self.size, strict=True))
         for part, target in zip(images.split(_chunk(images)), out.split(_chunk(images)), strict=True):
             target.copy_(resize(part, (h, w))[:, :, top : top + self.size[0], left : left + self.size[1]])
         return out
 
-    def _covering(self, h: int, w: int) -> tuple[int, int]:
-        """The size to resize to: sides in proportion, the longer one rounded down as torchvision does."""
+    def _fitted(self, h: int, w: int) -> tuple[int, int]:
+        """The size to resize to; to cover, sides in proportion, the longer one rounded down as torchvision does."""
+        if self.fit == "squash":
+            return self.size
         if self.resize is not None:
             short = self.resize
             size = (short, int(short * w / h)) if h <= w else (int(short * h / w), short)

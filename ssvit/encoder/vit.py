@@ -115,10 +115,11 @@ class Block(nn.Module):
         drop: float,
         relative: tuple[tuple[int, int], int] | None,
         gelu: str = "exact",
+        attention_dropout: float = 0.0,
     ) -> None:
         super().__init__()
         self.norm1 = LayerNorm(width, eps=1e-6)
-        self.attention = Attention(width=width, heads=heads, dropout=dropout, relative=relative)
+        self.attention = Attention(width=width, heads=heads, dropout=attention_dropout, relative=relative)
         self.norm2 = LayerNorm(width, eps=1e-6)
         self.expand = Linear(width, mlp_width)
         self.contract = Linear(mlp_width, width)
@@ -144,7 +145,7 @@ class Block(nn.Module):
         attention = self.attention
         if not untouched(self, Block) or not untouched(attention, Attention) or attention.relative is not None:
             return None
-        if not self._adds or self.gelu != "exact":
+        if not self._adds or self.gelu != "exact" or (self.training and attention.dropout > 0):
             return None
         own = Branch(self.norm1, attention.qkv, attention.out, attention.heads)
         return own, Branch(self.norm2, self.expand, self.contract)
@@ -166,6 +167,9 @@ class ViT(nn.Module):
     image_size, patch_size: pixels, one number or [height, width]. mlp_width: 4 * width unless given. pooling: what
     `pool` makes of the outputs, class_token (the paper) or patch_mean. positions: learned_1d (the paper), learned_2d,
     sine_cosine_2d, relative or none, added at the stem (the paper), at every_layer, or at every_layer_shared (Table 8).
+    dropout: of the sequence that the first layer takes, of what attention and MLP put out, and of the MLP's hidden
+    layer, as in the authors' code (vit_jax: models_vit.py); attention_dropout: of the attention weights, which the
+    authors never drop (vit_jax: configs/models.py).
     stochastic_depth: the rate at the last layer, growing linearly from 0 at the first. mean, std: of the images'
     channels, in [0, 1]. distillation_token: a second special token, for what a teacher says (Touvron et al. 2021).
     stem: {"layers": …, "width": …, "epsilons": …} of the `hybrid.ResNet` of a hybrid; patch_size is the image area
@@ -189,6 +193,7 @@ class ViT(nn.Module):
         positions: str = "learned_1d",
         positions_at: str = "stem",
         dropout: float = 0.0,
+        attention_dropout: float = 0.0,
         stochastic_depth: float = 0.0,
         mean: float | Sequence[float] = 0.5,
         std: float | Sequence[float] = 0.5,
@@ -221,6 +226,7 @@ class ViT(nn.Module):
                 heads=heads,
                 mlp_width=mlp_width or 4 * width,
                 dropout=dropout,
+                attention_dropout=attention_dropout,
                 drop=stochastic_depth * layer / max(depth - 1, 1),
                 relative=(self.grid, self.special) if positions == "relative" else None,
                 gelu=gelu,

@@ -16,6 +16,7 @@ from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, distributed
 
 from ssvit.data.loader import TOLERATED, Batch, evaluation_batches
@@ -41,19 +42,24 @@ class Answers(NamedTuple):
     truth: Tensor  # its class, int64
     guess: Tensor  # the most probable class, the first of equals, int64
     among_five: Tensor  # whether the truth is among the five most probable, bool
-    loss: Tensor  # cross-entropy, float64
+    loss: Tensor  # cross-entropy of softmax or sigmoid, as it was trained, float64
     confidence: Tensor  # the probability of the guess, float64
 
     @classmethod
-    def of(cls, logits: Tensor, batch: Batch) -> "Answers":
-        """From logits (b, k) of a batch. In float64, and ordered so that even a model that is not finite has answers,
-        and no right ones for it but by chance.
+    def of(cls, logits: Tensor, batch: Batch, loss: str = "softmax") -> "Answers":
+        """From logits (b, k) of a batch and what they were trained with, the `loss` of `Classify`. In float64, and
+        ordered so that even a model that is not finite has answers, and no right ones for it but by chance.
         """
-        logarithms = logits.double().log_softmax(-1)
+        sigmoid = loss == "sigmoid"
+        logarithms = F.logsigmoid(logits.double()) if sigmoid else logits.double().log_softmax(-1)
         best = logits.argsort(dim=-1, descending=True, stable=True)[:, :5]
         own = batch.labels[:, None]
         own_and_best = logarithms.gather(1, torch.cat((own, best[:, :1]), dim=1))
-        columns = (batch.slots, batch.labels, best[:, 0], (best == own).any(1), -own_and_best[:, 0])
+        losses = -own_and_best[:, 0]
+        if sigmoid:
+            absent = F.logsigmoid(-logits.double())
+            losses = losses - absent.sum(1) + absent.gather(1, own)[:, 0]
+        columns = (batch.slots, batch.labels, best[:, 0], (best == own).any(1), losses)
         return cls(*(column.cpu() for column in (*columns, own_and_best[:, 1].exp())))
 
     @classmethod
@@ -252,7 +258,7 @@ class Classification(Evaluator):
         device = next(objective.parameters()).device
         batches = self._batches(self.source, rank=rank, world=world, workers=self.workers, device=device)
         return Answers.joined(
-            [Answers.none(), *(Answers.of(objective.logits(batch.images), batch) for batch in batches)]
+            [Answers.none(), *(Answers.of(objective.logits(batch.images), batch, objective.loss) for batch in batches)]
         )
 
     def explain(self, metrics: Mapping[str, float], history: Sequence[Mapping[str, float | None]] = ()) -> list[str]:

@@ -29,5 +29,5 @@ def name(
                 answers[place] = failure
         if read:
             images = transform(list(read.values()), torch.arange(len(read)), 0)
-            answers |= zip(read, classifier.logits(images).float().softmax(-1), strict=True)
+            answers |= zip(read, classifier.probabilities(classifier.logits(images).float()), strict=True)
         yield from ((path, answers[place]) for place, path in enumerate(part))

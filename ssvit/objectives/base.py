@@ -7,7 +7,6 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ssvit import rules
 from ssvit.encoder.vit import ViT
 
 
@@ -21,7 +20,7 @@ class Objective(nn.Module):
         """Plain numbers and names that a checkpoint carries, from which what was trained can be built again."""
         # What is kept for the backward changes no bit of the weights, so a run may go on with it or without.
         own = {name: value for name, value in self.encoder.arguments.items() if name != "activation_checkpointing"}
-        return {"encoder": rules.carried(own)}
+        return {"encoder": own}
 
     def draw(self, slots: Tensor, *, seed: int) -> Any:
         """Every random choice about the images of slots (b,), as a tuple of tensors whose first dimension is b."""

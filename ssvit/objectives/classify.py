@@ -25,6 +25,10 @@ from ssvit.options import OptionError, UserError
 class Classify(Objective):
     """Cross-entropy with the labels, and with a teacher's opinion where there is one.
 
+    loss: softmax, the paper's; or sigmoid, that each class is there or not, summed over the classes (big_vision:
+    utils.py). head_bias: what the biases of the head's last layer start at; big_vision, with sigmoid, has -6.9 for
+    ImageNet and -10 for ImageNet-21k (vit_i1k.py, vit_i21k.py), so that the first guess is that nothing is there.
+
     classes: their names, in the order of the labels. hidden: width of the head's hidden layer, None for a linear head
     (the paper's in fine-tuning). label_smoothing: the part of a label that is shared out over all classes. mixup,
     cutmix: alpha of the Beta distribution of the shares of mixed images, 0 for none; with both, either by chance for
@@ -43,18 +47,28 @@ class Classify(Objective):
         mixup: float = 0.0,
         cutmix: float = 0.0,
         distillation: Distillation | None = None,
+        loss: str = "softmax",
+        head_bias: float = 0.0,
     ) -> None:
-        rules.classify(hidden=hidden, label_smoothing=label_smoothing, mixup=mixup, cutmix=cutmix)
+        rules.classify(
+            hidden=hidden,
+            label_smoothing=label_smoothing,
+            mixup=mixup,
+            cutmix=cutmix,
+            distillation=distillation,
+            loss=loss,
+            head_bias=head_bias,
+        )
         if len(classes) < 2:
             raise OptionError("classes", list(classes), "must be two or more")
         if distillation is not None:
             distillation.check(encoder, classes)
         super().__init__()
         self.encoder, self.classes, self.hidden = encoder, tuple(classes), hidden
-        self.label_smoothing, self.distillation = label_smoothing, distillation
-        self.head = _head(encoder.width, hidden, len(classes))
+        self.label_smoothing, self.distillation, self.loss = label_smoothing, distillation, loss
+        self.head = _head(encoder.width, hidden, len(classes), head_bias)
         taught = encoder.distillation_token is not None
-        self.distilled_head = _head(encoder.width, hidden, len(classes)) if taught else None
+        self.distilled_head = _head(encoder.width, hidden, len(classes), head_bias) if taught else None
         ways = [
             way(alpha=alpha, num_classes=len(classes))
             for way, alpha in ((v2.MixUp, mixup), (v2.CutMix, cutmix))
@@ -65,7 +79,8 @@ class Classify(Objective):
     @property
     def facts(self) -> dict[str, Any]:
         """The base's, and as "classifier" the options beside the encoder that build the same heads again."""
-        return super().facts | {"classifier": {"classes": list(self.classes), "hidden": self.hidden}}
+        own = {"classes": list(self.classes), "hidden": self.hidden, "loss": self.loss}
+        return super().facts | {"classifier": own}
 
     def logits(self, images: Tensor) -> Tensor:
         """What is said of images (b, c, h, w): -> (b, k), in float32 or finer, the mean of the heads' (DeiT)."""
@@ -80,6 +95,10 @@ class Classify(Objective):
             opinions = (self.head(self.encoder.pool(outputs)), self.distilled_head(outputs[:, 1]))
         # Softmax and losses are too fine for half precision.
         return tuple(logits.to(torch.promote_types(logits.dtype, torch.float32)) for logits in opinions)
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """Of the classes, by logits (b, k): (b, k). Those of sigmoid are each class's own and need not sum to 1."""
+        return logits.sigmoid() if self.loss == "sigmoid" else logits.softmax(-1)
 
     def forward(self, images: Tensor, labels: Tensor | None, draw: Any) -> dict[str, Tensor]:
         """The mean loss, and the share of images whose label (the largest one, of a mixed image) is the first choice.
@@ -105,6 +124,9 @@ class Classify(Objective):
         return {"loss": loss, "accuracy": accuracy}
 
     def _against(self, labels: Tensor, logits: Tensor) -> Tensor:
+        if self.loss == "sigmoid":
+            shares = labels if labels.is_floating_point() else F.one_hot(labels, logits.shape[1])
+            return F.binary_cross_entropy_with_logits(logits, shares.to(logits.dtype), reduction="sum") / len(logits)
         if labels.is_floating_point():
             labels = labels.to(logits.dtype)
         return F.cross_entropy(logits, labels, label_smoothing=self.label_smoothing)
@@ -121,11 +143,13 @@ class Classify(Objective):
         return self.mixing(images, labels)
 
 
-def _head(width: int, hidden: int | None, classes: int) -> nn.Module:
-    """(b, d) -> (b, k), initialised as in the authors' code: the last layer zero, the hidden one LeCun-normal."""
+def _head(width: int, hidden: int | None, classes: int, bias: float) -> nn.Module:
+    """(b, d) -> (b, k), initialised as in the authors' code: the last layer zero but for its bias, the hidden one
+    LeCun-normal.
+    """
     output = nn.Linear(hidden or width, classes)
     nn.init.zeros_(output.weight)
-    nn.init.zeros_(output.bias)
+    nn.init.constant_(output.bias, bias)
     if hidden is None:
         return output
     first = nn.Linear(width, hidden)

@@ -23,15 +23,23 @@ class Distillation:
 
     teacher: a trained `ssvit.objectives.classify.Classify`. kind: hard, the teacher's first choice is the label
     (Touvron et al. 2021, section 4), or soft, its probabilities at a temperature are (Hinton et al. 2015). weight: of
-    the teacher's opinion, the rest is the label's. OptionError names an option that cannot be.
+    the teacher's opinion, the rest is the label's. reduction: of soft; batch, summed over the classes, the mean over
+    the images, or elements, the mean over both, k times less, as DeiT's code has it (deit: losses.py). OptionError
+    names an option that cannot be.
     """
 
     def __init__(
-        self, *, teacher: Objective, kind: str = "hard", temperature: float = 3.0, weight: float = 0.5
+        self,
+        *,
+        teacher: Objective,
+        kind: str = "hard",
+        temperature: float = 3.0,
+        weight: float = 0.5,
+        reduction: str = "batch",
     ) -> None:
-        rules.distillation(kind=kind, temperature=temperature, weight=weight)
+        rules.distillation(kind=kind, temperature=temperature, weight=weight, reduction=reduction)
         self.teacher = teacher.eval()
-        self.kind, self.temperature, self.weight = kind, temperature, weight
+        self.kind, self.temperature, self.weight, self.reduction = kind, temperature, weight, reduction
 
     def check(self, encoder: ViT, classes: Sequence[str]) -> None:
         """UserError unless the teacher takes the images of this encoder and knows these classes, in this order."""
@@ -55,7 +63,8 @@ class Distillation:
         if self.kind == "hard":
             return F.cross_entropy(logits, opinion.argmax(1))
         student, teacher = (F.log_softmax(x / self.temperature, 1, dtype=logits.dtype) for x in (logits, opinion))
-        return self.temperature**2 * F.kl_div(student, teacher, reduction="batchmean", log_target=True)
+        count = len(logits) if self.reduction == "batch" else logits.numel()
+        return self.temperature**2 * F.kl_div(student, teacher, reduction="sum", log_target=True) / count
 
     @torch.no_grad()
     def _ask(self, images: Tensor) -> Tensor:

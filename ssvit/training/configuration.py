@@ -15,7 +15,6 @@ from typing import Any
 
 import yaml
 
-from ssvit import rules
 from ssvit.options import UserError
 
 # What may differ between a run and its continuation: it changes where and how fast, not what is computed.
@@ -28,7 +27,7 @@ FREE = (
 # Groups whose files hold values alone, which are compared, or what `FREE` has.
 FREE_CHOICES = ("experiment", "recipe", "data", "probe")
 # Options that later versions added, each with the value by which a run does what it did before.
-ADDED: Mapping[str, Any] = {f"encoder.{name}": value for name, value in rules.ADDED.items()}
+ADDED: Mapping[str, Any] = {"encoder.gelu": "exact"}
 
 # The builders that the first edition's config.yaml names, and the file of configs/ that each stands for, if it is one
 # of a data set (then None is in place of the file where the set's own name tells it) or an augmentation.

@@ -69,6 +69,18 @@ def places(run: Path) -> dict[Path, int]:
     return {run / name: int(match[1]) for name, match in names.items() if match}
 
 
+def completed(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """A manifest with what those of the first edition do not say, as it then was: its dropout was of attention weights
+    too.
+    """
+    unsaid = {
+        "encoder": {"attention_dropout": manifest.get("encoder", {}).get("dropout"), "gelu": "exact"},
+        "classifier": {"loss": "softmax"},
+        "view": {"fit": "cover"},
+    }
+    return {**manifest, **{name: own | manifest[name] for name, own in unsaid.items() if name in manifest}}
+
+
 def complete(run: Path) -> list[Path]:
     """The checkpoints in a run's folder, the newest last, which their manifests tell, however they are named.
 

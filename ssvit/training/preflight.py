@@ -27,6 +27,7 @@ RULES: Mapping[str, Callable[..., None]] = {
     "ssvit.targets.Pixels": rules.target,
     "ssvit.data.transforms.InceptionCrop": data_rules.crop,
     "ssvit.data.transforms.ShiftCrop": data_rules.crop,
+    "ssvit.data.transforms.ResizeCrop": data_rules.resize_crop,
     "ssvit.data.transforms.CenterCrop": data_rules.crop,
     "ssvit.data.sources.folder": data_rules.images_in_folder,
     "ssvit.data.sources.torchvision_set": data_rules.public_set,

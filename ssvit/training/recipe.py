@@ -18,7 +18,8 @@ class Recipe:
 
     steps: optimiser updates. batch_size: images of one update, over all processes. accumulate: micro-batches that a
     process splits its part of an update into. optimizer: adamw (with betas) or sgd (with momentum). lr: the peak
-    learning rate, reached after warmup steps and followed by a cosine or linear decay to zero, or constant.
+    learning rate, reached after warmup steps and followed by a cosine decay to zero, a linear decay to lr_end, or
+    constant.
     layer_decay: what a layer's learning rate is of that of the layer above it. weight_decay: of matrices alone. clip:
     the largest global norm of the gradient, 0 for no limit. ema: momentum of the averaged copy of the weights (Polyak),
     0 for none. precision: auto (bfloat16 where the device computes in it natively), bf16-mixed, 32-true or 64-true.
@@ -33,6 +34,7 @@ class Recipe:
     lr: float = 1e-3
     warmup: int = 100
     decay: str = "cosine"
+    lr_end: float = 0.0
     betas: tuple[float, float] = (0.9, 0.95)
     momentum: float = 0.9
     layer_decay: float = 1.0
@@ -56,6 +58,7 @@ class Recipe:
         if self.warmup >= self.steps:
             raise OptionError("warmup", self.warmup, f"must be less than steps={self.steps}")
         number("lr", self.lr, 0, above=True)
+        number("lr_end", self.lr_end, 0, self.lr)
         for name in ("weight_decay", "clip"):
             number(name, getattr(self, name), 0)
         if not isinstance(self.betas, list | tuple) or len(self.betas) != 2:
@@ -67,6 +70,8 @@ class Recipe:
         number("layer_decay", self.layer_decay, 0, 1, above=True)
         one_of("optimizer", self.optimizer, ("adamw", "sgd"))
         one_of("decay", self.decay, ("cosine", "linear", "constant"))
+        if self.lr_end > 0 and self.decay != "linear":
+            raise OptionError("lr_end", self.lr_end, f"must be 0 with decay={self.decay}: only linear has it")
         one_of("precision", self.precision, ("auto", "bf16-mixed", "32-true", "64-true"))
         if self.compile != "auto":
             flag("compile", self.compile)
@@ -74,13 +79,17 @@ class Recipe:
             raise OptionError("accumulate", self.accumulate, f"must divide batch_size={self.batch_size}")
 
     def learning_rate(self, step: int) -> float:
-        """Linear warm-up from 0 (lr / warmup at step 0) to lr, then the decay, which would reach 0 at step `steps`."""
+        """Linear warm-up from 0 (lr / warmup at step 0) to lr, then the decay, which would reach 0, or lr_end, at step
+        `steps`.
+        """
         if step < self.warmup:
             return self.lr * (step + 1) / self.warmup
         done = (step - self.warmup) / (self.steps - self.warmup)
         if self.decay == "constant":
             return self.lr
-        return self.lr * (1 - done if self.decay == "linear" else (1 + math.cos(math.pi * done)) / 2)
+        if self.decay == "linear":
+            return self.lr_end + (self.lr - self.lr_end) * (1 - done)
+        return self.lr * (1 + math.cos(math.pi * done)) / 2
 
     def due(self, step: int, every: int) -> bool:
         """Whether something done `every` so many steps, and at the end, is due once `step` steps are complete."""

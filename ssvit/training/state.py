@@ -24,6 +24,7 @@ from ssvit.objectives.base import Objective
 from ssvit.options import UserError
 from ssvit.training import checkpoint, engine
 from ssvit.training.average import Average
+from ssvit.training.manifest import completed
 from ssvit.training.recipe import Recipe, parameter_groups
 
 _WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
@@ -92,7 +93,7 @@ class State:
         self.fabric.barrier()
         if found is None:
             return 0
-        manifest, states = found
+        manifest, states = completed(found[0]), found[1]
         for name, value in facts.items():
             if manifest.get(name) != json.loads(json.dumps(value)):
                 raise UserError(
