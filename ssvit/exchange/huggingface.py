@@ -65,14 +65,16 @@ def config(encoder: "ViT", classes: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def preprocessor(encoder: "ViT") -> dict[str, Any]:
-    """The preprocessor_config.json beside it: bytes to normalised images of the encoder's size."""
-    height, width = encoder.image_size
+def preprocessor(encoder: "ViT", resized: Mapping[str, Any]) -> dict[str, Any]:
+    """The preprocessor_config.json beside it: bytes to normalised images of the encoder's size.
+
+    resized: the options of `preprocessing.Preprocessing.huggingface`.
+    """
     return {
-        "image_processor_type": "ViTImageProcessor",
-        "do_resize": True,
-        "size": {"height": height, "width": width},
+        "image_processor_type": "BitImageProcessor",  # ViT's own crops in no version before 5
+        **resized,
         "resample": 2,  # bilinear
+        "do_convert_rgb": encoder.channels == 3,
         "do_rescale": True,
         "rescale_factor": 1 / 255,
         "do_normalize": True,
