@@ -6,14 +6,17 @@ import json
 import os
 import pickle
 import random
+from pathlib import Path
 
 import pytest
 import tiny
 import torch
 
+from ssvit.options import OptionError, UserError
 from ssvit.training import checkpoint
 from ssvit.training.checkpoint import CheckpointError
 
+FIRST_EDITION = Path(__file__).parent / "fixtures" / "first_edition" / "outputs"
 STATES = {"model": {"weight": torch.arange(6.0).view(2, 3)}, "optimizer": {"weight/step": torch.tensor(3.0)}}
 
 
@@ -157,3 +160,28 @@ def test_an_encoder_is_loaded_whole_or_not_at_all(tmp_path):
     other = checkpoint.save(tmp_path, 5, states, {"encoder": manifest["encoder"]})
     with pytest.raises(CheckpointError, match=r"patch\.bias"):
         checkpoint.load_encoder(other)
+
+
+def test_a_run_stands_for_its_newest_checkpoint(tmp_path):
+    tiny.train(tmp_path, steps=4, warmup=1, save_every=2, ema=0.0)
+    newest, older = (checkpoint.load_encoder(tmp_path / f"step_0000000{step}").state_dict() for step in (4, 2))
+    for path in (tmp_path, str(tmp_path)):
+        found = checkpoint.load_encoder(path).state_dict()
+        assert all(torch.equal(found[name], newest[name]) for name in newest)
+    assert not torch.equal(found["patch.weight"], older["patch.weight"])
+    (tmp_path / "empty").mkdir()
+    for path, said in ((tmp_path / "empty", "holds no checkpoint"), (tmp_path / "none", "no such folder")):
+        for load in (checkpoint.load_encoder, checkpoint.load_classifier):
+            with pytest.raises(OptionError, match=said):
+                load(path)
+
+
+@torch.no_grad()
+def test_a_loaded_classifier_answers_images_alone():
+    classifier = checkpoint.load_classifier(FIRST_EDITION / "finetune_masked_patch_synthetic")
+    images = tiny.pictures(3)
+    assert classifier(images).shape == (3, 10)
+    assert torch.equal(classifier(images), classifier.logits(images))
+    assert set(classifier(images, torch.tensor([0, 1, 2]), None)) == {"loss", "accuracy"}
+    with pytest.raises(UserError, match="needs labels"):
+        classifier.train()(images)

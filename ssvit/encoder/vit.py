@@ -26,6 +26,8 @@ from ssvit.encoder.fused import Branch, LayerNorm, Linear, branches, linear, unt
 from ssvit.encoder.hybrid import Convolution, ResNet
 from ssvit.options import OptionError, one_of, pair
 
+_BEYOND = 0.25  # outside of [0, 1], which cubic filters reach in resizing
+
 
 def lecun_normal_(matrix: Tensor) -> None:
     """Fill a matrix (out, in) as the authors' JAX code does: normal of variance 1 / in, cut off at two deviations."""
@@ -253,6 +255,25 @@ class ViT(nn.Module):
                 nn.init.xavier_uniform_(layer.weight)
                 nn.init.normal_(layer.bias, std=1e-6)
 
+    def _check_pixels(self, images: Tensor) -> None:
+        """OptionError for images that are neither uint8 nor float in [0, 1], as far as may be asked here.
+
+        Reading numbers back would make a device wait in training, and cannot stand in a compiled or exported graph.
+        """
+        right = "this encoder takes uint8, or float in [0, 1], and normalises images itself"
+        if images.dtype == torch.uint8:
+            return
+        if not images.is_floating_point():
+            raise OptionError("images", images.dtype, right)
+        if torch.compiler.is_compiling() or not images.numel():
+            return
+        if self.training and images.device.type != "cpu":
+            return
+        low, high = (value.item() for value in images.detach().aminmax())
+        if not (low >= -_BEYOND and high <= 1 + _BEYOND):
+            found = "not a number" if math.isnan(low) else f"{low:.4g} to {high:.4g}"
+            raise OptionError("images", found, right)
+
     def patchify(self, images: Tensor) -> Tensor:
         """Cut images into patches in raster order: (b, c, h, w) -> (b, n, c * p * q). OptionError for another shape.
 
@@ -277,8 +298,10 @@ class ViT(nn.Module):
 
         The normalisation is folded into the projection: x W / std + (bias - mean / std W), so that no normalised
         copy of the images is made. The shift takes the weight as rounded for the product, so that it cancels exactly.
-        A hybrid's stem pads normalised images with zeros, which cannot be folded.
+        A hybrid's stem pads normalised images with zeros, which cannot be folded. OptionError for images of another
+        shape, and for such as are neither uint8 nor in [0, 1].
         """
+        self._check_pixels(images)
         patches = self.patchify(images)
         if self.stem is not None:
             return self.patch(patches)

@@ -62,8 +62,14 @@ def find(asked: str, *, outputs: str, stage: str) -> Path:
     newest: the last one of the finished run of that stage under `outputs` that was written last. Otherwise a path: a
     checkpoint's folder, or a run's, for its newest; a foreign file. OptionError if there is none.
     """
-    if asked == "newest":
-        return _newest_finished(Path(outputs), stage)
+    return _newest_finished(Path(outputs), stage) if asked == "newest" else located(asked)
+
+
+def located(asked: str | Path) -> Path:
+    """The checkpoint at a path: its folder itself, or a run's, for the newest in it; a foreign file.
+
+    OptionError if there is none.
+    """
     path = Path(str(asked))
     if (path / "manifest.json").is_file():
         return path
