@@ -39,7 +39,7 @@ def classifier(**changes):
 def written(model, folder, format, **changes):
     """The folder of an export, in `folder`."""
     facts = {"step": 3, "encoder": {}}
-    options = {"any_size": None, "facts": facts, "run": folder, "configuration": {}, "overwrite": False}
+    options = {"any_size": None, "facts": facts, "run": folder, "overwrite": False}
     said = export(model, folder / format, format=format, **{**options, **changes})
     return folder / format, said
 

@@ -4,20 +4,22 @@ import errno
 import hashlib
 import json
 import os
-import pathlib
 import pickle
 import random
 import shutil
+from pathlib import Path
 
 import pytest
 import tiny
 import torch
 
 from ssvit import durable
+from ssvit.options import OptionError, UserError
 from ssvit.training import checkpoint
 from ssvit.training.checkpoint import CheckpointError
 from ssvit.training.manifest import complete, read
 
+FIRST_EDITION = Path(__file__).parent / "fixtures" / "first_edition" / "outputs"
 STATES = {"model": {"weight": torch.arange(6.0).view(2, 3)}, "optimizer": {"weight/step": torch.tensor(3.0)}}
 
 
@@ -80,7 +82,7 @@ def test_an_old_checkpoint_is_deleted_when_the_new_one_and_then_its_own_renaming
         monkeypatch.setattr(owner, name, lambda *args, **options: done.append(what(*args)) or call(*args, **options))
 
     noted(os, "fsync", lambda descriptor: f"fsync {os.path.basename(os.readlink(f'/proc/self/fd/{descriptor}'))}")
-    noted(pathlib.Path, "rename", lambda path, target: f"rename {target.name}")
+    noted(Path, "rename", lambda path, target: f"rename {target.name}")
     noted(shutil, "rmtree", lambda path: f"delete {path.name}")
     checkpoint.save(three, 4, STATES, {})
     assert done == [
@@ -318,3 +320,28 @@ def test_an_encoder_is_loaded_whole_or_not_at_all(tmp_path):
     other = checkpoint.save(tmp_path, 5, states, {"encoder": manifest["encoder"]})
     with pytest.raises(CheckpointError, match=r"patch\.bias"):
         checkpoint.load_encoder(other)
+
+
+def test_a_run_stands_for_its_newest_checkpoint(tmp_path):
+    tiny.train(tmp_path, steps=4, warmup=1, save_every=2, ema=0.0)
+    newest, older = (checkpoint.load_encoder(tmp_path / f"step_0000000{step}").state_dict() for step in (4, 2))
+    for path in (tmp_path, str(tmp_path)):
+        found = checkpoint.load_encoder(path).state_dict()
+        assert all(torch.equal(found[name], newest[name]) for name in newest)
+    assert not torch.equal(found["patch.weight"], older["patch.weight"])
+    (tmp_path / "empty").mkdir()
+    for path, said in ((tmp_path / "empty", "holds no checkpoint"), (tmp_path / "none", "no such folder")):
+        for load in (checkpoint.load_encoder, checkpoint.load_classifier):
+            with pytest.raises(OptionError, match=said):
+                load(path)
+
+
+@torch.no_grad()
+def test_a_loaded_classifier_answers_images_alone():
+    classifier = checkpoint.load_classifier(FIRST_EDITION / "finetune_masked_patch_synthetic")
+    images = tiny.pictures(3)
+    assert classifier(images).shape == (3, 10)
+    assert torch.equal(classifier(images), classifier.logits(images))
+    assert set(classifier(images, torch.tensor([0, 1, 2]), None)) == {"loss", "accuracy"}
+    with pytest.raises(UserError, match="needs labels"):
+        classifier.train()(images)

@@ -1,6 +1,7 @@
 """What is exported opens where it is meant to, and says there what it says here."""
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy
@@ -10,12 +11,16 @@ import torch
 import transformers
 from command import one_line
 from exported import CLASSES, LIMIT, SHAPE, classifier, encoder, images, written
+from PIL import Image
 from safetensors.torch import load_file
 
+from ssvit.data.transforms import CenterCrop
 from ssvit.encoder.vit import ViT
 from ssvit.exchange import card, export_rules
 from ssvit.options import OptionError
 from ssvit.training import checkpoint
+
+FIRST_EDITION = Path(__file__).parent / "fixtures" / "first_edition" / "outputs"
 
 
 def normalised(x):
@@ -101,6 +106,78 @@ def test_transformers_opens_a_classifier_and_prepares_pictures(tmp_path):
     assert [model.config.id2label[i] for i in range(3)] == list(CLASSES)
 
 
+def photograph(height, width):
+    """Smooth colours with an edge in them, (height, width, 3) uint8."""
+    corners = torch.rand(1, 3, 5, 7, generator=torch.Generator().manual_seed(height * width))
+    picture = torch.nn.functional.interpolate(corners, size=(height, width), mode="bicubic").clamp(0, 1)[0]
+    picture[:, height // 3 :, : width // 2] *= 0.4
+    return (255 * picture).round().to(torch.uint8).permute(1, 2, 0).numpy()
+
+
+def prepared_by(format, folder):
+    if format == "huggingface":
+        processor = transformers.AutoImageProcessor.from_pretrained(folder)
+        return lambda picture: processor(picture, return_tensors="pt")["pixel_values"]
+    model = timm.create_model(f"local-dir:{folder}", pretrained=True)
+    transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))
+    return lambda picture: transform(Image.fromarray(picture))[None]
+
+
+@pytest.mark.parametrize("format", ["huggingface", "timm"])
+@pytest.mark.parametrize(
+    ("size", "resize", "pictures"),
+    [
+        (32, None, [(60, 60), (60, 90), (90, 60), (41, 82), (100, 60), (17, 17)]),
+        (32, 40, [(60, 60), (60, 90), (90, 60), (48, 96), (20, 24)]),
+        (32, 37, [(60, 60), (60, 99)]),
+        (32, 16, [(60, 90), (20, 16)]),
+        ([32, 48], None, [(64, 96), (40, 60)]),
+        ([32, 48], 60, [(64, 96), (60, 60), (90, 60)]),
+    ],
+)
+@torch.no_grad()
+def test_a_peer_makes_the_pixels_of_the_evaluation(format, size, resize, pictures, tmp_path):
+    if format == "timm" and resize == 60:
+        pytest.skip("timm has no such crop of a rectangle, and the card says so")
+    ours, view = encoder(image_size=size, patch_size=8), {"size": size, "resize": resize}
+    folder, _ = written(ours, tmp_path, format, facts={"step": 3, "view": view})
+    prepare, crop = prepared_by(format, folder), CenterCrop(**view)
+    for height, width in pictures:
+        picture = photograph(height, width)
+        right = crop([torch.from_numpy(picture).permute(2, 0, 1)])
+        levels = (prepare(picture) - ours.normalise(right)).abs() * ours.std[:, None, None] * 255
+        assert levels.max() < 2.01  # Pillow rounds each pass otherwise than torch
+        seen = prepare(picture) * ours.std[:, None, None] + ours.mean[:, None, None]
+        assert torch.cosine_similarity(ours.represent(seen), ours.represent(right)) > 0.9999
+
+
+@torch.no_grad()
+def test_transformers_answers_for_photographs_what_ssvit_answers(tmp_path):
+    ours = classifier(image_size=32)
+    folder, _ = written(ours, tmp_path, "huggingface", facts={"step": 3, "view": {"size": 32, "resize": 36}})
+    model = transformers.ViTForImageClassification.from_pretrained(folder).eval()
+    processor = transformers.AutoImageProcessor.from_pretrained(folder)
+    for height, width in ((50, 80), (80, 50), (60, 60)):
+        picture = photograph(height, width)
+        right = ours(CenterCrop(size=32, resize=36)([torch.from_numpy(picture).permute(2, 0, 1)]))
+        assert (model(**processor(picture, return_tensors="pt")).logits - right).abs().max() < 1e-4
+
+
+def test_what_a_peers_preprocessing_does_not_do_is_said(tmp_path):
+    rectangle, wide = encoder(), {"size": [32, 48], "resize": 40}
+    for format, view, said in (
+        ("huggingface", {"size": [32, 48], "resize": None}, "squashes images whose aspect ratio is not 48:32"),
+        ("timm", wide, "timm enlarges images"),
+        ("timm", {"size": [32, 48], "resize": None, "mirror": True}, "does not follow: mirror=True"),
+        ("onnx" if find_spec("onnx") else "torch_export", {**wide, "mirror": 3, "off": None}, "follow: mirror=3"),
+    ):
+        folder, remarks = written(rectangle, tmp_path, format, facts={"step": 3, "view": view}, overwrite=True)
+        assert any(said in remark for remark in remarks)
+        assert said in (folder / "README.md").read_text()
+    with pytest.raises(OptionError, match=r"view\.resize=wide: must be a whole number"):
+        written(rectangle, tmp_path, "timm", facts={"step": 3, "view": {"resize": "wide"}}, overwrite=True)
+
+
 @pytest.mark.parametrize(
     ("format", "changes", "hidden", "said"),
     [
@@ -118,8 +195,9 @@ def test_transformers_opens_a_classifier_and_prepares_pictures(tmp_path):
 def test_what_a_peer_lacks_is_refused(format, changes, hidden, said):
     arguments = encoder(**changes).arguments
     head = None if hidden is None else {"classes": CLASSES, "hidden": hidden or None}
+    asked = {"format": format, "any_size": False, "input": "float", "overwrite": False}
     with pytest.raises(OptionError, match=said):
-        export_rules.check(format=format, any_size=False, overwrite=False, encoder=arguments, classifier=head)
+        export_rules.check(**asked, encoder=arguments, classifier=head)
 
 
 def test_an_export_is_there_whole_or_not_at_all(tmp_path, monkeypatch):
@@ -141,7 +219,8 @@ def test_an_export_is_there_whole_or_not_at_all(tmp_path, monkeypatch):
 def test_the_card_tells_what_was_measured_and_no_places(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "test/top1": 0.25}\n{"step": 3, "test/top1": 0.5}\n{"step"')
     configuration = {"recipe": {"lr": 0.002}, "data": {"source": {"name": "pets", "root": "place", "list": "/at/home"}}}
-    folder, _ = written(encoder(), tmp_path, "safetensors", configuration=configuration)
+    (tmp_path / "config.yaml").write_text(json.dumps(configuration))
+    folder, _ = written(encoder(), tmp_path, "safetensors")
     text = (folder / "README.md").read_text()
     for row in ("| test/top1 | 0.5 |", "| recipe.lr | 0.002 |", "| data.name | pets |", "| width | 48 |", "step 3"):
         assert row in text
@@ -152,6 +231,68 @@ def test_the_card_tells_what_was_measured_and_no_places(tmp_path):
     back = ViT(**arguments)
     back.load_state_dict({name.removeprefix("encoder."): value for name, value in state.items()})
     assert torch.equal(back.eval()(images()), encoder()(images()))
+
+
+CHOSEN = """
+choices: {objective: masked_patch, target: mean_color, encoder: small, data: folder}
+objective: {encoder: "${encoder}", target: "${target}", masking: {corrupted: 0.5}}
+target: {bits: 3, patch_size: "${encoder.patch_size}"}
+encoder: {patch_size: 8}
+data: {image_size: 32, root: at_home, augment: {scale: [0.4, 1]}, source: {size: "${data.image_size}"}}
+"""
+
+
+def test_the_card_tells_what_was_chosen_and_the_values_that_references_mean(tmp_path):
+    old = card.trained(FIRST_EDITION / "masked_patch_synthetic")
+    assert (old["objective"], old["target"], old["data"]) == ("MaskedPatch", "MeanColor", "synthetic")
+    assert (old["target.bits"], old["target.channels"], old["data.size"], old["recipe.lr"]) == (1, 3, 16, 0.002)
+    assert card.trained(FIRST_EDITION / "finetune_masked_patch_synthetic")["objective"] == "Classify"
+    (tmp_path / "config.yaml").write_text(CHOSEN)
+    assert card.trained(tmp_path) == {
+        "objective": "masked_patch",
+        "target": "mean_color",
+        "data": "folder",
+        "objective.masking.corrupted": 0.5,
+        "target.bits": 3,
+        "target.patch_size": 8,
+        "data.size": 32,
+    }
+    folder, _ = written(encoder(), tmp_path, "timm")
+    text = (folder / "README.md").read_text()
+    assert "| target | mean_color |" in text
+    assert "$" not in text
+    assert "at_home" not in text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "recipe: {lr: 2, seed: '${oc.env:CANARY}'}",
+        "recipe: {lr: 2, seed: '${${recipe.how}:CANARY}', how: oc.env}",
+        "recipe: {lr: 2, seed: '${recipe.other}', other: '${oc.env:CANARY}'}",
+        "recipe: {lr: 2, seed: '${nowhere}'}",
+        "recipe: {lr: 2, seed: '???'}",
+        "recipe: {lr: 2}\nobjective: '${oc.env:CANARY}'",
+        "recipe: {lr: 2}\ntarget: [1, '${nowhere}']",
+    ],
+)
+def test_the_card_calls_nothing_that_a_configuration_names(text, tmp_path, monkeypatch):
+    monkeypatch.setenv("CANARY", "sung")
+    (tmp_path / "config.yaml").write_text(text)
+    assert {name: value for name, value in card.trained(tmp_path).items() if name != "recipe.how"} == {"recipe.lr": 2}
+
+
+@pytest.mark.parametrize("text", ["a: &a [*a]", "data: {a: '${data}'}", "- 1", "null", "{", "\0", "'\\ud800'"])
+def test_the_card_is_written_without_a_configuration_that_cannot_be_read(text, tmp_path):
+    (tmp_path / "config.yaml").write_text(text)
+    folder, _ = written(encoder(), tmp_path, "safetensors")
+    assert "## Training" not in (folder / "README.md").read_text()
+
+
+def test_a_cell_of_the_card_cannot_leave_its_table(tmp_path):
+    (tmp_path / "config.yaml").write_text(json.dumps({"choices": {"objective": "a | b\n\n# c"}}))
+    folder, _ = written(encoder(), tmp_path, "safetensors")
+    assert "| objective | a \\| b # c |" in (folder / "README.md").read_text().splitlines()
 
 
 def test_the_card_has_the_evaluation_of_this_checkpoint_and_no_later_numbers(tmp_path):

@@ -1,14 +1,18 @@
 """Programs: what ONNX and torch.export say is what the model says, for any number of images and of any size."""
 
+import json
 import os
 import zipfile
 from pathlib import Path
 
+import numpy
 import pytest
 import torch
-from exported import LIMIT, classifier, encoder, images, written
+from exported import CLASSES, LIMIT, SHAPE, classifier, encoder, images, written
 
 from ssvit.encoder.vit import ViT
+from ssvit.exchange import export_rules
+from ssvit.options import OptionError
 
 
 def leaks(path: Path) -> list[str]:
@@ -65,9 +69,58 @@ def test_a_program_is_the_model(how, changes, tmp_path):
     assert not leaks(folder / "model.pt2")
 
 
+@pytest.mark.parametrize("input", ["float", "uint8"])
 @torch.no_grad()
-def test_a_program_of_a_classifier_gives_logits(tmp_path):
-    ours = classifier(distillation_token=True)
+def test_an_onnx_file_alone_tells_its_classes_and_what_images_it_takes(input, tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    ours = classifier(depth=1)
+    folder, said = written(ours, tmp_path, "onnx", input=input, facts={"step": 3, "view": {"resize": 64}})
+    assert "largest difference from torch" in said[1]
+    session = onnxruntime.InferenceSession(str(folder / "model.onnx"), providers=["CPUExecutionProvider"])
+    facts = session.get_modelmeta().custom_metadata_map
+    assert json.loads(facts["classes"]) == list(CLASSES)
+    assert json.loads(facts["image_size"]) == [32, 48]
+    assert numpy.allclose(json.loads(facts["mean"]), SHAPE["mean"])
+    assert json.loads(facts["std"]) == [SHAPE["std"]] * 3
+    assert "inside the program" in facts["normalisation"]
+    assert "64 pixels on the shorter side" in facts["preprocessing"]
+    expected = {"float": ("tensor(float)", "float32 in [0, 1]"), "uint8": ("tensor(uint8)", "uint8, 0 to 255")}[input]
+    assert session.get_inputs()[0].type == expected[0]
+    for text in (facts["images"], (folder / "README.md").read_text()):
+        assert expected[1] in text
+    pixels = (255 * images(count=3)).to(torch.uint8)
+    x = pixels if input == "uint8" else pixels / 255
+    (logits,) = session.run(None, {"images": x.numpy()})
+    assert (torch.from_numpy(logits) - ours(pixels)).abs().max() < 1e-4
+    assert not leaks(folder / "model.onnx")
+
+
+@pytest.mark.parametrize("input", ["float", "uint8"])
+@torch.no_grad()
+def test_a_torch_program_tells_the_same(input, tmp_path):
+    ours = classifier()
+    folder, _ = written(ours, tmp_path, "torch_export", input=input)
+    extra = {"metadata.json": ""}
+    model = torch.export.load(folder / "model.pt2", extra_files=extra).module()
+    facts = json.loads(extra["metadata.json"])
+    assert facts["classes"] == list(CLASSES)
+    assert ("uint8" in facts["images"]) == (input == "uint8")
+    pixels = (255 * images(count=3)).to(torch.uint8)
+    (logits,) = model(pixels if input == "uint8" else pixels / 255)
+    assert (logits - ours(pixels)).abs().max() < LIMIT
+
+
+def test_only_programs_have_a_kind_of_input():
+    asked = {"any_size": False, "overwrite": False, "encoder": encoder().arguments, "classifier": None}
+    for format, input, said in (("timm", "uint8", "is for format=onnx"), ("onnx", "int8", "one of float, uint8")):
+        with pytest.raises(OptionError, match=f"input={input}: .*{said}"):
+            export_rules.check(format=format, input=input, **asked)
+
+
+@pytest.mark.parametrize("changes", [{"positions": "relative"}, {"distillation_token": True}])
+@torch.no_grad()
+def test_a_program_of_a_classifier_gives_logits(changes, tmp_path):
+    ours = classifier(**changes)
     folder, _ = written(ours, tmp_path, "torch_export")
     (logits,) = torch.export.load(folder / "model.pt2").module()(images(count=3))
     assert (logits - ours.logits(images(count=3))).abs().max() < LIMIT

@@ -28,7 +28,14 @@ def run(folder: Path, name: str, *, written: int, stage: str = PRETRAIN, step: i
     """A run's folder with one checkpoint, written so many seconds after the others."""
     path = folder / "outputs" / name / f"step_{step:08d}"
     path.mkdir(parents=True)
-    facts = {"schema": SCHEMA, "step": step, "stage": stage, "start": start, "encoder": ENCODER, "sha256": {"model.safetensors": ""}}
+    facts = {
+        "schema": SCHEMA,
+        "step": step,
+        "stage": stage,
+        "start": start,
+        "encoder": ENCODER,
+        "sha256": {"model.safetensors": ""},
+    }
     (path / "manifest.json").write_text(json.dumps({**facts, "seal": seal(facts)}))
     os.utime(path / "manifest.json", (written, written))
     choices = {"data": "synthetic", "augment@data.augment": "inception_crop"}

@@ -599,3 +599,37 @@ def test_images_of_another_shape_are_refused(shape):
     with pytest.raises(OptionError, match=r"takes images of 3x16x16 \(channels, height, width\)") as raised:
         build()(torch.zeros(shape))
     assert "x".join(map(str, shape[1:])) in str(raised.value)
+
+
+def misread(kind):
+    """Images in [0, 1] as another library's habit would give them."""
+    images = random_images()
+    if kind == "nan":
+        images[1, 2, 3, 4] = math.nan
+        return images
+    return {"bytes": 255 * images, "normalised": (images - 0.5) / 0.25, "infinite": images / 0,
+            "integers": (255 * images).long(), "half": (255 * images).half()}[kind]  # fmt: skip
+
+
+@pytest.mark.parametrize("stem", [None, {"layers": [], "width": 64}])
+@pytest.mark.parametrize("kind", ["bytes", "normalised", "nan", "infinite", "integers", "half"])
+@pytest.mark.parametrize("training", [False, True])
+def test_images_that_are_neither_bytes_nor_in_0_to_1_are_refused(kind, training, stem):
+    vit = build(stem=stem).train(training)
+    for ask in (vit, vit.embed, vit.represent, lambda images: next(vit.layers(images))):
+        with pytest.raises(
+            OptionError, match=r"takes uint8, or float in \[0, 1\], and normalises images itself"
+        ) as raised:
+            ask(misread(kind))
+        assert "\n" not in str(raised.value)
+    vit(random_images() * 1.4 - 0.2)  # as far as cubic filters go
+    vit(random_images()[:0])
+
+
+def test_the_range_of_images_is_not_asked_where_that_would_wait_or_break_a_graph():
+    vit, images = build(), misread("bytes")
+    graphs = []
+    compiled = torch.compile(vit, backend=lambda graph, _: graphs.append(graph) or graph, fullgraph=True)
+    compiled(images)
+    assert graphs
+    torch.export.export(vit, (images,))

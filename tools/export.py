@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import yaml
 from launch import launch, say
 from omegaconf import DictConfig
 
@@ -21,7 +20,7 @@ def main(config: DictConfig, plain: dict[str, Any]) -> None:
     size = facts["encoder"]["image_size"] if plain["image_size"] is None else plain["image_size"]
     rules.grid(size, facts["encoder"]["patch_size"])
     one_of("resize", plain["resize"], rules.RESIZE)
-    asked = {name: plain[name] for name in ("format", "any_size", "overwrite")}
+    asked = {name: plain[name] for name in ("format", "any_size", "input", "overwrite")}
     export_rules.check(**asked, encoder=facts["encoder"], classifier=facts.get("classifier"))
     run = Path(plain["outputs"]) / path.stem if path.is_file() else path.parent
     folder = Path(plain["output"] or run / "export" / plain["format"])
@@ -33,7 +32,6 @@ def main(config: DictConfig, plain: dict[str, Any]) -> None:
         model = load_classifier(path, image_size=size, resize=plain["resize"])
     else:
         model = load_encoder(path, resize=plain["resize"], announce=True, image_size=size, **plain["encoder"])
-    stored = run / "config.yaml"
     told = export(
         model,
         folder,
@@ -41,7 +39,7 @@ def main(config: DictConfig, plain: dict[str, Any]) -> None:
         any_size=plain["resize"] if plain["any_size"] else None,
         facts=facts,
         run=run,
-        configuration=yaml.safe_load(stored.read_text()) if stored.is_file() else {},
+        input=plain["input"],
         overwrite=plain["overwrite"],
     )
     print(f"{folder}: {', '.join(file.name for file in sorted(folder.iterdir()))}", *told, sep="\n")

@@ -28,6 +28,7 @@ from ssvit.options import OptionError, one_of, pair
 
 # torch's names of `rules.GELUS`.
 _APPROXIMATE = {"exact": "none", "tanh": "tanh"}
+_BEYOND = 0.25  # outside of [0, 1], which cubic filters reach in resizing
 
 
 def lecun_normal_(matrix: Tensor) -> None:
@@ -40,7 +41,7 @@ def lecun_normal_(matrix: Tensor) -> None:
 def gather(tokens: Tensor, places: Tensor) -> Tensor:
     """The tokens at some places of each image: (b, t, d) and (b, m) -> (b, m, d)."""
     # Whole rows are copied at once, where torch's own `gather` looks up each number: 5 to 10 times faster on a CPU.
-    rows = places + torch.arange(len(tokens), device=places.device)[:, None] * tokens.shape[1]
+    rows = places + torch.arange(tokens.shape[0], device=places.device)[:, None] * tokens.shape[1]
     return tokens.flatten(0, 1).index_select(0, rows.flatten()).unflatten(0, places.shape)
 
 
@@ -93,7 +94,7 @@ class Attention(nn.Module):
             return attend_packed(query, packed, self.heads, dropout)
         if places is None:
             places = torch.arange(x.shape[1], device=x.device)[None]
-        asking = places if at is None else places.expand(len(x), -1).gather(1, at)
+        asking = places if at is None else places.expand(x.shape[0], -1).gather(1, at)
         query, key, value = split(query, packed, self.heads)
         bias = self.relative(query, asking, places)
         return merge(attend(query, key, value, bias, dropout))
@@ -267,6 +268,25 @@ class ViT(nn.Module):
                 nn.init.xavier_uniform_(layer.weight)
                 nn.init.normal_(layer.bias, std=1e-6)
 
+    def _check_pixels(self, images: Tensor) -> None:
+        """OptionError for images that are neither uint8 nor float in [0, 1], as far as may be asked here.
+
+        Reading numbers back would make a device wait in training, and cannot stand in a compiled or exported graph.
+        """
+        right = "this encoder takes uint8, or float in [0, 1], and normalises images itself"
+        if images.dtype == torch.uint8:
+            return
+        if not images.is_floating_point():
+            raise OptionError("images", images.dtype, right)
+        if torch.compiler.is_compiling() or not images.numel():
+            return
+        if self.training and images.device.type != "cpu":
+            return
+        low, high = (value.item() for value in images.detach().aminmax())
+        if not (low >= -_BEYOND and high <= 1 + _BEYOND):
+            found = "not a number" if math.isnan(low) else f"{low:.4g} to {high:.4g}"
+            raise OptionError("images", found, right)
+
     def patchify(self, images: Tensor) -> Tensor:
         """Cut images into patches in raster order: (b, c, h, w) -> (b, n, c * p * q). OptionError for another shape.
 
@@ -291,8 +311,10 @@ class ViT(nn.Module):
 
         The normalisation is folded into the projection: x W / std + (bias - mean / std W), so that no normalised
         copy of the images is made. The shift takes the weight as rounded for the product, so that it cancels exactly.
-        A hybrid's stem pads normalised images with zeros, which cannot be folded.
+        A hybrid's stem pads normalised images with zeros, which cannot be folded. OptionError for images of another
+        shape, and for such as are neither uint8 nor in [0, 1].
         """
+        self._check_pixels(images)
         patches = self.patchify(images)
         if self.stem is not None:
             return self.patch(patches)

@@ -4,19 +4,30 @@ It names no folder of the machine that it was written on.
 """
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from ssvit.exchange.export_rules import GRAPHS, INPUTS
+
+_REFERENCE = re.compile(r"\$\{[\w.]+\}")  # one that names an option and calls nothing
 _OPEN = {
     "onnx": """import onnxruntime
 
 session = onnxruntime.InferenceSession("model.onnx")
-{outputs} = session.run(None, {{"images": images}})  # (b, {shape}), float32 in [0, 1]""",
+{outputs} = session.run(None, {{"images": images}})  # (b, {shape}), {input}
+facts = session.get_modelmeta().custom_metadata_map  # names of the classes, …""",
     "torch_export": """import torch
 
-model = torch.export.load("model.pt2").module()
-{outputs} = model(images)  # (b, {shape}), float32 in [0, 1]""",
+facts = {{"metadata.json": ""}}  # names of the classes, …
+model = torch.export.load("model.pt2", extra_files=facts).module()
+{outputs} = model(images)  # (b, {shape}), {input}""",
     "safetensors": """import json
 from safetensors.torch import load_file
 from ssvit.encoder.vit import ViT
@@ -37,20 +48,21 @@ found = model(**images)""",
 
 
 def write(
-    *, name: str, format: str, facts: Mapping[str, Any], outputs: Sequence[str], normalisation: Mapping[str, Any],
-    results: Mapping[str, Any], configuration: Mapping[str, Any], classes: Sequence[str], remarks: Sequence[str],
+    *, name: str, format: str, facts: Mapping[str, Any], input: str, outputs: Sequence[str], preprocessing: str,
+    normalisation: Mapping[str, Any], results: Mapping[str, Any], configuration: Mapping[str, Any],
+    classes: Sequence[str], remarks: Sequence[str],
 ) -> str:  # fmt: skip
     """The card in Markdown.
 
-    facts: the checkpoint's manifest. results, configuration: what `measured` and `trained` found. remarks: sentences
-    about what was exported.
+    facts: the checkpoint's manifest. input: what images a program takes. preprocessing: how images get their size.
+    results, configuration: what `measured` and `trained` found. remarks: sentences about what was exported.
     """
     encoder = facts["encoder"]
     size = encoder["image_size"]
     height, width = size if isinstance(size, list | tuple) else (size, size)
     kind = "ViTForImageClassification" if classes else "ViTModel"
     opened = _OPEN[format].format(
-        outputs=", ".join(outputs), shape=f"{encoder['channels']}, {height}, {width}", type=kind,
+        outputs=", ".join(outputs), input=INPUTS[input], shape=f"{encoder['channels']}, {height}, {width}", type=kind,
         extra="" if classes else ", add_pooling_layer=False",
     )  # fmt: skip
     lines = [
@@ -66,7 +78,9 @@ def write(
         "",
         f"Images have {encoder['channels']} channels and {height}x{width} pixels, normalised by mean "
         f"{normalisation['mean']} and std {normalisation['std']} of values in [0, 1]"
-        + (", inside the program." if format in ("onnx", "torch_export") else "."),
+        + (", inside the program." if format in GRAPHS else "."),
+        "",
+        preprocessing,
         "",
         "## Encoder",
         "",
@@ -103,22 +117,67 @@ def measured(run: Path, step: int) -> dict[str, Any]:
     return found
 
 
-def trained(configuration: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a run that say what it learned and from what, by their full names."""
-    chosen = {name: configuration[name] for name in ("objective", "subset", "recipe") if name in configuration}
-    return dict(_options({**chosen, "data": configuration.get("data", {}).get("source", {})}, ""))
+def trained(run: Path) -> dict[str, Any]:
+    """The options of a run that say what it learned and from what, by their full names; none where it keeps none.
+
+    References are followed within the file alone. The objective, its target and the images are named as they were
+    chosen, or by their builders in files that do not keep the choices.
+    """
+    try:
+        stored = _plain(yaml.safe_load((run / "config.yaml").read_text()))
+        known = _resolved(OmegaConf.create(stored if isinstance(stored, dict) else {}))
+    except (OSError, ValueError, RecursionError, yaml.YAMLError, OmegaConfBaseException):
+        return {}
+    sections = ("choices", "objective", "target", "data", "subset", "recipe")
+    options = {name: known[name] if isinstance(known.get(name), dict) else {} for name in sections}
+    choices = options.pop("choices")
+    options["target"] = options["objective"].pop("target", None) or options["target"]
+    options["data"] = options["data"].get("source", options["data"])
+    named = {name: choices.get(name) or _builder(options[name]) for name in ("objective", "target", "data")}
+    return {name: str(value) for name, value in named.items() if value} | dict(_options(options, ""))
+
+
+def _plain(value: Any) -> Any:
+    """Plain data in which a text that would call a function (${oc.env:HOME}) is None."""
+    if isinstance(value, dict):
+        return {key: _plain(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_plain(part) for part in value]
+    return None if isinstance(value, str) and "${" in _REFERENCE.sub("", value) else value
+
+
+def _resolved(node: Any) -> Any:
+    """Plain data with the values that references mean; one that means nothing is left out."""
+    if not OmegaConf.is_config(node):
+        return node
+    found = {}
+    for key in node if OmegaConf.is_dict(node) else range(len(node)):
+        with suppress(OmegaConfBaseException):
+            found[key] = _resolved(node[key])
+    return found if OmegaConf.is_dict(node) else list(found.values())
+
+
+def _builder(part: Any) -> str:
+    """MaskedPatch, of a part that is built by ssvit.objectives.masked_patch.MaskedPatch; "" where none is named."""
+    return str(part.get("_target_", "") if isinstance(part, dict) else "").rpartition(".")[2]
 
 
 def _options(value: Any, name: str) -> Iterator[tuple[str, Any]]:
     """Leaves of the configuration, without those that name a place on its machine, or the encoder once more."""
     if isinstance(value, Mapping):
         for key, part in value.items():
-            if key not in ("encoder", "root", "path", "download"):
+            if key not in ("encoder", "root", "path", "download", "_target_"):
                 yield from _options(part, f"{name}.{key}" if name else str(key))
-    elif "/" not in str(value) and "\\" not in str(value):
-        yield name.replace("_target_", "kind"), value
+    elif value is not None and "/" not in str(value) and "\\" not in str(value):
+        yield name, value
 
 
 def _table(values: Mapping[str, Any]) -> list[str]:
-    rows = [f"| {name} | {f'{value:.4g}' if isinstance(value, float) else value} |" for name, value in values.items()]
+    rows = [f"| {_cell(name)} | {_cell(value)} |" for name, value in values.items()]
     return ["| | |", "|---|---|", *rows]
+
+
+def _cell(value: Any) -> str:
+    """As one cell of a table, whatever a file holds."""
+    text = f"{value:.4g}" if isinstance(value, float) else " ".join(str(value).split())
+    return text.replace("|", r"\|")

@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +13,32 @@ from ssvit.durable import synchronise, write
 from ssvit.encoder.vit import ViT
 from ssvit.exchange import card, export_rules, huggingface, timm, writing
 from ssvit.exchange.layout import per_channel
+from ssvit.exchange.preprocessing import Preprocessing
 from ssvit.objectives.classify import Classify
 from ssvit.options import OptionError, UserError
 
 WEIGHTS = "model.safetensors"
 
 
+@dataclass(frozen=True)
+class _Asked:
+    """What a writer needs besides the model: see `export`; preprocessing: as the checkpoint's evaluation has it."""
+
+    any_size: str | None
+    input: str
+    preprocessing: Preprocessing
+
+
 def export(
     model: ViT | Classify, folder: Path, *, format: str, any_size: str | None, facts: Mapping[str, Any], run: Path,
-    configuration: Mapping[str, Any], overwrite: bool,
+    overwrite: bool, input: str = export_rules.FLOAT,
 ) -> list[str]:  # fmt: skip
     """Write a folder; returns what is to be said of it.
 
-    any_size: how positions are resized in a program that takes images of any size, None for one that does not. facts:
-    the checkpoint's manifest. run: the folder of its run, whose results the card tells, and configuration: the run's.
-    OptionError if the folder is there and `overwrite` is not set; UserError if the disk refuses.
+    any_size: how positions are resized in a program that takes images of any size, None for one that does not. input:
+    what images a program takes, one of `export_rules.INPUTS`. facts: the checkpoint's manifest. run: the folder of its
+    run, whose options and results the card tells. OptionError if the folder is there and `overwrite` is not set;
+    UserError if the disk refuses.
     """
     if folder.exists() and not overwrite:
         raise OptionError("output", folder, "is there; overwrite=true replaces it")
@@ -35,15 +47,19 @@ def export(
     try:
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)
-        outputs, remarks = _WRITERS[format](model, part, any_size)
+        preprocessing = Preprocessing.of(facts, encoder.image_size)
+        outputs, remarks = _WRITERS[format](model, part, _Asked(any_size, input, preprocessing))
+        remarks += preprocessing.remarks()
         text = card.write(
             name=run.name,
             format=format,
             facts={**facts, "encoder": encoder.arguments},
+            input=input,
             outputs=outputs,
+            preprocessing=preprocessing.sentence(),
             normalisation={name: per_channel(encoder.arguments[name], encoder.channels) for name in ("mean", "std")},
             results=card.measured(run, facts["step"]),
-            configuration=card.trained(configuration),
+            configuration=card.trained(run),
             classes=_classes(model),
             remarks=remarks,
         )
@@ -54,7 +70,7 @@ def export(
         part.rename(folder)
         synchronise(folder.parent)
     except OSError as error:
-        raise UserError(f"{folder}: cannot be written ({error.strerror})") from None
+        raise UserError(f"{folder}: cannot be written ({error.strerror or error})") from None
     finally:
         for leftover in (part, old):
             shutil.rmtree(leftover, ignore_errors=True)
@@ -74,48 +90,66 @@ def _weights(path: Path, tensors: Mapping[str, Any]) -> list[str]:
     return [f"{len(tensors)} tensors, {sum(tensor.numel() for tensor in tensors.values()) / 1e6:.2f} million numbers"]
 
 
-def _ours(model: ViT | Classify, folder: Path, any_size: None) -> tuple[Sequence[str], list[str]]:
+def _ours(model: ViT | Classify, folder: Path, asked: _Asked) -> tuple[Sequence[str], list[str]]:
     state = {name if isinstance(model, Classify) else f"encoder.{name}": v for name, v in model.state_dict().items()}
     facts = {"encoder": model.arguments} if isinstance(model, ViT) else model.facts
     _json(folder / "config.json", facts)
     return ("tokens",), _weights(folder / WEIGHTS, {name: value.contiguous() for name, value in state.items()})
 
 
-def _timm(model: ViT | Classify, folder: Path, any_size: None) -> tuple[Sequence[str], list[str]]:
+def _timm(model: ViT | Classify, folder: Path, asked: _Asked) -> tuple[Sequence[str], list[str]]:
     encoder, head = (model, None) if isinstance(model, ViT) else (model.encoder, model)
-    _json(folder / "config.json", timm.config(encoder, _classes(model)))
+    resized, remarks = asked.preprocessing.timm()
+    _json(folder / "config.json", timm.config(encoder, _classes(model), resized))
     told = _weights(folder / WEIGHTS, writing.tensors(timm.TIMM, encoder, head))
-    return ("tokens",), [*told, *timm.inexact(encoder)]
+    return ("tokens",), [*told, *timm.inexact(encoder), *remarks]
 
 
-def _huggingface(model: ViT | Classify, folder: Path, any_size: None) -> tuple[Sequence[str], list[str]]:
+def _huggingface(model: ViT | Classify, folder: Path, asked: _Asked) -> tuple[Sequence[str], list[str]]:
     encoder, head = (model, None) if isinstance(model, ViT) else (model.encoder, model)
     _json(folder / "config.json", huggingface.config(encoder, _classes(model)))
-    _json(folder / "preprocessor_config.json", huggingface.preprocessor(encoder))
+    resized, remarks = asked.preprocessing.huggingface()
+    _json(folder / "preprocessor_config.json", huggingface.preprocessor(encoder, resized))
     tensors = writing.tensors(huggingface.HUGGINGFACE, encoder, head, prefix="" if head is None else "vit.")
-    return ("tokens",), _weights(folder / WEIGHTS, tensors)
+    return ("tokens",), [*_weights(folder / WEIGHTS, tensors), *remarks]
 
 
-def _torch_export(model: ViT | Classify, folder: Path, any_size: str | None) -> tuple[Sequence[str], list[str]]:
+def _torch_export(model: ViT | Classify, folder: Path, asked: _Asked) -> tuple[Sequence[str], list[str]]:
     from ssvit.exchange import program
 
-    traced = program.Program(model, how=any_size).eval()
-    program.write_torch(program.trace(traced), folder / "model.pt2")
-    return traced.outputs, [_sizes(any_size)]
+    traced = program.Program(model, how=asked.any_size, input=asked.input).eval()
+    program.write_torch(program.trace(traced), _metadata(model, asked), folder / "model.pt2")
+    return traced.outputs, [_sizes(asked.any_size)]
 
 
-def _onnx(model: ViT | Classify, folder: Path, any_size: str | None) -> tuple[Sequence[str], list[str]]:
+def _onnx(model: ViT | Classify, folder: Path, asked: _Asked) -> tuple[Sequence[str], list[str]]:
     from ssvit.exchange import program
 
-    traced = program.Program(model, how=any_size).eval()
+    traced = program.Program(model, how=asked.any_size, input=asked.input).eval()
     path = folder / "model.onnx"
-    program.write_onnx(program.trace(traced), traced.outputs, path)
+    program.write_onnx(program.trace(traced), traced.outputs, _metadata(model, asked), path)
     found = program.difference(traced, path)
     if found is None:
-        return traced.outputs, [_sizes(any_size), "not held against onnxruntime, which is not installed"]
+        return traced.outputs, [_sizes(asked.any_size), "not held against onnxruntime, which is not installed"]
     if not found < program.TOLERANCE:
         raise UserError(f"format=onnx: onnxruntime gives outputs that differ by {found:.1g}; nothing was written")
-    return traced.outputs, [_sizes(any_size), f"largest difference from torch in onnxruntime {found:.1e}"]
+    return traced.outputs, [_sizes(asked.any_size), f"largest difference from torch in onnxruntime {found:.1e}"]
+
+
+def _metadata(model: ViT | Classify, asked: _Asked) -> dict[str, Any]:
+    """What a program's file says of itself, for one who has that file alone."""
+    encoder = model if isinstance(model, ViT) else model.encoder
+    return {
+        "images": f"(batch, {encoder.channels}, height, width), {export_rules.INPUTS[asked.input]}",
+        "image_size": list(encoder.image_size),
+        "any_size": asked.any_size is not None,
+        "patch_size": list(encoder.patch_size),
+        "normalisation": "inside the program: give images as they are",
+        "mean": per_channel(encoder.arguments["mean"], encoder.channels),
+        "std": per_channel(encoder.arguments["std"], encoder.channels),
+        "preprocessing": " ".join([asked.preprocessing.sentence(), *asked.preprocessing.remarks()]),
+        **({"classes": list(model.classes)} if isinstance(model, Classify) else {}),
+    }
 
 
 def _sizes(any_size: str | None) -> str:

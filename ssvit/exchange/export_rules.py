@@ -9,12 +9,16 @@ from ssvit.options import OptionError, UserError, flag, one_of
 
 ONNX, PROGRAM, OURS, TIMM, HUGGINGFACE = FORMATS = ("onnx", "torch_export", "safetensors", "timm", "huggingface")
 GRAPHS = (ONNX, PROGRAM)
+# What images a program takes, and how its file and its card say it.
+FLOAT, UINT8 = "float", "uint8"
+INPUTS: Mapping[str, str] = {FLOAT: "float32 in [0, 1]", UINT8: "uint8, 0 to 255"}
 _LACKS: Mapping[str, Callable[..., str | None]] = {TIMM: timm.lacks, HUGGINGFACE: huggingface.lacks}
 
 
 def check(
-    *, format: Any, any_size: Any, overwrite: Any, encoder: Mapping[str, Any], classifier: Mapping[str, Any] | None
-) -> None:
+    *, format: Any, any_size: Any, input: Any, overwrite: Any, encoder: Mapping[str, Any],
+    classifier: Mapping[str, Any] | None,
+) -> None:  # fmt: skip
     """OptionError unless this encoder (its arguments) and this head can be written in a format.
 
     UserError if a package that writes it is not installed.
@@ -22,6 +26,9 @@ def check(
     one_of("format", format, FORMATS)
     flag("overwrite", overwrite)
     flag("any_size", any_size)
+    one_of("input", input, INPUTS)
+    if input != FLOAT and format not in GRAPHS:
+        raise OptionError("input", input, f"is for format={' or '.join(GRAPHS)}; other models take normalised floats")
     if any_size and format not in GRAPHS:
         raise OptionError("any_size", any_size, f"is for format={' or '.join(GRAPHS)}")
     if any_size and encoder["positions"] == "relative":

@@ -22,9 +22,7 @@ def _beside(folder: Path) -> dict[str, Any]:
     """What config.json and preprocessor_config.json tell. UserError for a model that is no plain ViT."""
     config, images = described(folder / "config.json"), described(folder / "preprocessor_config.json")
     if (activation := config.get("hidden_act", "gelu")) not in _ACTIVATIONS:
-        raise UserError(
-            f"{folder / 'config.json'}: hidden_act {activation!r:.100} is no GELU"
-        )
+        raise UserError(f"{folder / 'config.json'}: hidden_act {activation!r:.100} is no GELU")
     epsilon = config.get("layer_norm_eps", 1e-12)
     remark = f"norms add 1e-06 to the variance where theirs add {epsilon:g}: it matters where tokens vary little"
     return {
@@ -72,14 +70,16 @@ def config(encoder: "ViT", classes: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def preprocessor(encoder: "ViT") -> dict[str, Any]:
-    """The preprocessor_config.json beside it: bytes to normalised images of the encoder's size."""
-    height, width = encoder.image_size
+def preprocessor(encoder: "ViT", resized: Mapping[str, Any]) -> dict[str, Any]:
+    """The preprocessor_config.json beside it: bytes to normalised images of the encoder's size.
+
+    resized: the options of `preprocessing.Preprocessing.huggingface`.
+    """
     return {
-        "image_processor_type": "ViTImageProcessor",
-        "do_resize": True,
-        "size": {"height": height, "width": width},
+        "image_processor_type": "BitImageProcessor",  # ViT's own crops in no version before 5
+        **resized,
         "resample": 2,  # bilinear
+        "do_convert_rgb": encoder.channels == 3,
         "do_rescale": True,
         "rescale_factor": 1 / 255,
         "do_normalize": True,

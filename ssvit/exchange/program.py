@@ -1,6 +1,6 @@
 """An encoder, or a classifier, as one program of images: what ONNX and torch.export write.
 
-Images come in as they do in training, float in [0, 1]; normalisation is inside. A program takes any number of images,
+Images come in as float in [0, 1], or as uint8; normalisation is inside. A program takes any number of images,
 and of any size that patches divide if it is to: positions are then resized within it, by the very functions that
 `ViT.take` resizes them with.
 
@@ -8,7 +8,11 @@ Letters: b images, c channels, t tokens, d width, k classes.
 """
 
 import copy
+import io
+import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +20,9 @@ from torch.export import Dim, ExportedProgram
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from ssvit.durable import write
 from ssvit.encoder.vit import ViT
+from ssvit.exchange.export_rules import FLOAT
 from ssvit.objectives.classify import Classify
 from ssvit.options import UserError
 
@@ -29,11 +35,12 @@ class Program(nn.Module):
     """(b, c, h, w) -> a classifier's logits (b, k); or an encoder's tokens (b, t, d) and their pooled features (b, d).
 
     how: the way in which positions are resized to images of any size, None for those of the encoder's size alone.
+    input: float or uint8, which images it takes.
     """
 
-    def __init__(self, model: ViT | Classify, *, how: str | None) -> None:
+    def __init__(self, model: ViT | Classify, *, how: str | None, input: str = FLOAT) -> None:
         super().__init__()
-        self.model, self.how = model, how
+        self.model, self.how, self.input = model, how, input
         self.outputs = ("tokens", "features") if isinstance(model, ViT) else ("logits",)
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
@@ -42,6 +49,12 @@ class Program(nn.Module):
             tokens = model(images)
             return tokens, model.pool(tokens)
         return (model.logits(images),)
+
+    def example(self, count: int, height: int, width: int) -> Tensor:
+        """Images as it takes them, (count, c, height, width), of random pixels that are always the same."""
+        channels = (self.model if isinstance(self.model, ViT) else self.model.encoder).channels
+        drawn = torch.rand(count, channels, height, width, generator=torch.Generator().manual_seed(count))
+        return drawn if self.input == FLOAT else (255 * drawn).round().to(torch.uint8)
 
     def _sized(self, height: int, width: int) -> ViT | Classify:
         """The model for images of another size: a shell of its own around the same weights."""
@@ -74,7 +87,7 @@ def trace(program: Program) -> ExportedProgram:
         # Sizes that are unlike each other, and unlike those that the weights are for, keep the tracer from taking
         # them for the same.
         height, width = height + p, width + 2 * q
-    images = torch.rand(2, encoder.channels, height, width)
+    images = program.example(2, height, width)
     try:
         # By its formula, attention gives the same strides on every machine, and when ONNX takes it apart.
         with sdpa_kernel(SDPBackend.MATH):
@@ -87,20 +100,28 @@ def trace(program: Program) -> ExportedProgram:
     return exported
 
 
-def write_torch(exported: ExportedProgram, path: Path) -> None:
-    """As torch.export.load reads it."""
-    torch.export.save(exported, path)
+def write_torch(exported: ExportedProgram, metadata: Mapping[str, Any], path: Path) -> None:
+    """As torch.export.load reads it, and the metadata by extra_files={"metadata.json": ""}."""
+    data = io.BytesIO()  # torch's own writer tells no reason when a disk is full
+    torch.export.save(exported, data, extra_files={"metadata.json": _json(metadata)})
+    write(path, data.getbuffer())
 
 
-def write_onnx(exported: ExportedProgram, outputs: tuple[str, ...], path: Path) -> None:
-    """As ONNX, the weights inside."""
+def write_onnx(exported: ExportedProgram, outputs: tuple[str, ...], metadata: Mapping[str, Any], path: Path) -> None:
+    """As ONNX, the weights inside; the metadata as metadata_props, where what is no text is JSON."""
     with sdpa_kernel(SDPBackend.MATH):
         written = torch.onnx.export(exported, input_names=[INPUT], output_names=outputs, dynamo=True, verbose=False)
     model = written.model
     for node in (model.graph, *model.graph, *(function for function in model.functions.values())):
         node.metadata_props.clear()
         node.doc_string = None
+    for name, value in metadata.items():
+        model.metadata_props[name] = value if isinstance(value, str) else _json(value)
     written.save(path)
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
 
 
 @torch.no_grad()
@@ -121,7 +142,7 @@ def difference(program: Program, path: Path) -> float | None:
         sizes += [(height + p, width), (2 * height, width + q)]
     worst = 0.0
     for count, size in ((1, sizes[0]), *((3, size) for size in sizes)):
-        images = torch.rand(count, encoder.channels, *size, generator=torch.Generator().manual_seed(count))
+        images = program.example(count, *size)
         found = session.run(None, {INPUT: images.numpy()})
         for ours, theirs in zip(program(images), found, strict=True):
             worst = max(worst, (ours - torch.from_numpy(theirs)).abs().max().item())

@@ -48,9 +48,7 @@ def _beside(folder: Path) -> dict[str, Any]:
     config = described(folder / "config.json")
     arguments, trained = config.get("model_args") or {}, config.get("pretrained_cfg") or {}
     if (activation := arguments.get("act_layer") or "gelu") not in _ACTIVATIONS:
-        raise UserError(
-            f"{folder / 'config.json'}: act_layer {activation!r:.100} is no GELU"
-        )
+        raise UserError(f"{folder / 'config.json'}: act_layer {activation!r:.100} is no GELU")
     size = arguments.get("img_size") or (trained.get("input_size") or (None,))[1:] or None
     return {
         "heads": arguments.get("num_heads"),
@@ -80,8 +78,11 @@ def inexact(encoder: "ViT") -> list[str]:
     return ["timm's hybrids have other epsilons than the authors', which this one has: outputs differ by some 1e-4"]
 
 
-def config(encoder: "ViT", classes: Sequence[str]) -> dict[str, Any]:
-    """The config.json that timm.create_model reads from a folder."""
+def config(encoder: "ViT", classes: Sequence[str], resized: Mapping[str, Any]) -> dict[str, Any]:
+    """The config.json that timm.create_model reads from a folder.
+
+    resized: the options of `preprocessing.Preprocessing.timm`.
+    """
     layers = None if encoder.stem is None else tuple(encoder.arguments["stem"]["layers"])
     name = "vit_base_patch16_224" if layers is None else _HYBRIDS[layers]
     if encoder.distillation_token is not None:
@@ -110,7 +111,7 @@ def config(encoder: "ViT", classes: Sequence[str]) -> dict[str, Any]:
             "input_size": [encoder.channels, *encoder.image_size],
             "fixed_input_size": True,
             "interpolation": "bilinear",
-            "crop_pct": 1.0,
+            **resized,
             "mean": per_channel(encoder.arguments["mean"], encoder.channels),
             "std": per_channel(encoder.arguments["std"], encoder.channels),
             "num_classes": len(classes),

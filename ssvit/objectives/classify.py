@@ -100,12 +100,15 @@ class Classify(Objective):
         """Of the classes, by logits (b, k): (b, k). Those of sigmoid are each class's own and need not sum to 1."""
         return logits.sigmoid() if self.loss == "sigmoid" else logits.softmax(-1)
 
-    def forward(self, images: Tensor, labels: Tensor | None, draw: Any) -> dict[str, Tensor]:
+    def forward(self, images: Tensor, labels: Tensor | None = None, draw: Any = None) -> dict[str, Tensor] | Tensor:
         """The mean loss, and the share of images whose label (the largest one, of a mixed image) is the first choice.
 
+        In eval mode without labels it answers instead: the `logits`, (b, k). UserError for training without labels.
         Without a teacher all heads learn the labels alike. With one, the last head has the teacher's opinion to learn
         and the first has the labels; they are the same head where the encoder has no distillation token.
         """
+        if labels is None and not self.training:
+            return self.logits(images)
         if labels is None:
             raise UserError("objective: classification needs labels, and these images have none")
         if self.training and self.mixing is not None:

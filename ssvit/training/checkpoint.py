@@ -23,7 +23,7 @@ from ssvit.encoder.vit import ViT
 from ssvit.exchange import reading
 from ssvit.objectives.classify import Classify
 from ssvit.options import UserError
-from ssvit.training.manifest import SCHEMA, CheckpointError, complete, places, read, step_of, untold
+from ssvit.training.manifest import SCHEMA, CheckpointError, complete, located, places, read, step_of, untold
 from ssvit.training.run import is_main_process
 
 KEPT = 3
@@ -173,10 +173,11 @@ def load_encoder(path: str | Path, *, resize: str = "paper", announce: bool = Fa
     resizes the position embeddings, in the way that `resize` says (see `ViT.take`). announce: say on the console what
     was loaded. CheckpointError unless every tensor of the encoder has its place and every place its tensor.
 
-    path may be a file of another framework's weights; then heads, mean, std and trained_size (the size of the images
+    path: the folder of a checkpoint, or of its run for the newest in it. It may also be a file of another framework's
+    weights; then heads, mean, std and trained_size (the size of the images
     that it was trained on) tell what its tensors do not, and None leaves it to what is usual.
     """
-    path = Path(path)
+    path = located(path)
     manifest, states = load(path, without="optimizer", told=changes)
     weights = states.get("ema", states["model"])
     try:
@@ -202,9 +203,10 @@ def load_encoder(path: str | Path, *, resize: str = "paper", announce: bool = Fa
 def load_classifier(path: str | Path, *, resize: str = "paper", **changes: Any) -> Classify:
     """The classifier of a fine-tuning or supervised checkpoint, in eval mode; CheckpointError if it has none.
 
-    resize, changes: of its encoder, as in `load_encoder`.
+    path: the folder of a checkpoint, or of its run for the newest in it. resize, changes: of its encoder, as in
+    `load_encoder`. Called on images alone, (b, c, h, w), it gives logits (b, k).
     """
-    path = Path(path)
+    path = located(path)
     manifest, states = load(path, without="optimizer")
     if "classifier" not in manifest:
         raise CheckpointError(f"{path}: holds no classifier, only an encoder: tools/finetune.py makes one of it")

@@ -111,6 +111,14 @@ def find(asked: str, *, outputs: str, stage: str, say: Callable[[str], None]) ->
         if outputs in (None, "", "null"):
             raise OptionError("outputs", outputs, "must be the folder of all runs")
         return _newest(Path(outputs), stage, say)
+    return located(asked)
+
+
+def located(asked: str | Path) -> Path:
+    """The checkpoint at a path: its folder itself, or a run's, for the newest in it; a foreign file.
+
+    OptionError if there is none.
+    """
     path = Path(str(asked))
     try:
         if (path / "manifest.json").is_file():

@@ -1,0 +1,94 @@
+"""How a checkpoint's evaluation prepares images, for those who open its export: in words, and in the peers' options.
+
+Standard library only. The transform itself is `ssvit.data.transforms.CenterCrop`.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ssvit.options import whole
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """The shorter side is resized to `resize`, then the middle of `size` (height, width) is cut out.
+
+    Without `resize`, or where that would leave less than `size`, an image is resized until it just covers `size`.
+    unknown: options of the transform that this description does not follow.
+    """
+
+    size: tuple[int, int]
+    resize: int | None = None
+    unknown: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, facts: Mapping[str, Any], size: tuple[int, int]) -> "Preprocessing":
+        """What a checkpoint's manifest says of its evaluation transform, for images of another size too."""
+        options = facts.get("view") or {}
+        unknown = {name: value for name, value in options.items() if name not in ("size", "resize") and value}
+        if (resize := options.get("resize")) is not None:
+            whole("view.resize", resize)
+        return cls(tuple(size), resize, unknown)
+
+    @property
+    def shorter_side(self) -> int | None:
+        """What the shorter side of every image is resized to; None where that depends on the image's aspect ratio."""
+        if self.resize is not None and self.resize >= max(self.size):
+            return self.resize
+        return self.size[0] if self.size[0] == self.size[1] else None
+
+    def sentence(self) -> str:
+        """What is done to an image, for a model card."""
+        size = "x".join(map(str, self.size))
+        if self.shorter_side is None:
+            how = f"resized until they just cover {size} pixels"
+            if self.resize is not None:
+                how = f"resized to {self.resize} pixels on the shorter side, or {how} if that is less"
+        else:
+            how = f"resized to {self.shorter_side} pixels on the shorter side"
+        return f"Images are {how} (bilinear, antialiased), and the middle {size} is cut out (height x width)."
+
+    def remarks(self) -> list[str]:
+        """What neither words nor options of the peers follow."""
+        if not self.unknown:
+            return []
+        options = ", ".join(f"{name}={value}" for name, value in self.unknown.items())
+        return [f"the evaluation transform has options that this export's preprocessing does not follow: {options}"]
+
+    def _whole_images(self) -> list[str]:
+        """Of a peer that resizes images that have the size already, which the evaluation leaves as they are."""
+        if self.shorter_side in (None, min(self.size)):
+            return []
+        return [f"give images of {'x'.join(map(str, self.size))} without preprocessing: it would enlarge and crop them"]
+
+    def huggingface(self) -> tuple[dict[str, Any], list[str]]:
+        """Options of a Hugging Face image processor that crops, and what is to be said where they are not exact.
+
+        They can crop a rectangle only after resizing the shorter side to one length for all images.
+        """
+        height, width = self.size
+        if self.shorter_side is None:
+            size = {"height": height, "width": width}
+            remarks = [
+                f"the image processor squashes images whose aspect ratio is not {width}:{height}, which ssvit crops"
+            ]
+        else:
+            size, remarks = {"shortest_edge": self.shorter_side}, self._whole_images()
+            remarks.append("the image processor rounds the crop's place down, which can shift it by one pixel")
+        crop = {"do_center_crop": True, "crop_size": {"height": height, "width": width}}
+        return {"do_resize": True, "size": size, **crop}, remarks
+
+    def timm(self) -> tuple[dict[str, Any], list[str]]:
+        """Options of timm's evaluation transform, and what is to be said where they are not exact.
+
+        It resizes images until they cover the size / crop_pct, rounded down.
+        """
+        least, remarks = min(self.size), self._whole_images()
+        resize = max(least, self.resize or least)
+        if resize > least and self.size[0] != self.size[1]:
+            height, width = self.size
+            remarks = [f"timm enlarges images whose aspect ratio is nearer to 1 than {width}:{height} more than ssvit"]
+        share = next(pct for pct in (least / resize, least / (resize + 0.5)) if math.floor(least / pct) == resize)
+        return {"crop_pct": share, "crop_mode": "center"}, remarks
