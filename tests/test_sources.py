@@ -118,7 +118,7 @@ def test_each_folder_serves_what_it_is_named_for(tmp_path: Path) -> None:
     assert set(chosen.train.paths) | set(chosen.validation.paths) == set(data.train.paths)
     tested = sources.folder(root=root, validation=None)
     assert tested.watched is tested.test
-    with pytest.raises(OptionError, match="development=validation: there are no validation images; 0.1"):
+    with pytest.raises(OptionError, match="development=validation: there are no validation images"):
         tested.without_test("validation")
 
 

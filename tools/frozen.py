@@ -214,7 +214,7 @@ def report(plain: Mapping[str, Any], banks: "Banks", found: Measured) -> None:
     if len(banks.own) > 1:
         print(f"best: {found.best}, chosen by {found.chosen_by}, without {banks.part} labels")
     if not found.tells:
-        print(f"{found.best}: {NOTHING_YET}")
+        print(f"{found.best}: not {NOTHING_YET}")
     if plain["output"] is not None:
         numbers = {"measure": found.options, "best": found.best, "chosen_by": found.chosen_by, "numbers": found.numbers}
         Path(plain["output"]).write_text(json.dumps(own | numbers, indent=1) + "\n")

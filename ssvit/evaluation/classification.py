@@ -277,7 +277,7 @@ class Classification(Evaluator):
         constant = metrics["accuracy_constant"]
         lines = [f"{', '.join(tops)} of {count:,} images (chance {_percent(constant)}, always the most frequent class)"]
         if not above_chance(metrics["accuracy"], constant, count):
-            lines.append(NOTHING_YET)
+            lines.append(f"not {NOTHING_YET}")
         means = [f"mean of the classes' accuracies {_percent(metrics['accuracy_per_class'])}"]
         if "accuracy_real" in metrics:
             means.append(f"by ReaL labels {_percent(metrics['accuracy_real'])}")

@@ -162,7 +162,7 @@ def _told(probe: Probe, metrics: Mapping[str, float], start: float | None, chanc
         return f"{probe.title}: not measured, the features are not finite"
     images = metrics["test_images"]
     tells = above_chance(value, chance, images)
-    beside = [] if tells else [NOTHING_YET]
+    beside = [] if tells else [f"not {NOTHING_YET}"]
     for baseline, words in ((start, "random weights"), (metrics[f"{probe.name}_pixels"], "the pixels")):
         if baseline is None:
             beside.append(f"{words} were not measured on these images, as step 0 would have been")

@@ -7,8 +7,8 @@ import math
 from collections import Counter
 from collections.abc import Iterable
 
-# What is said of an accuracy that is not above chance.
-NOTHING_YET = "not above chance by two standard errors, so this tells nothing yet"
+# What is said where nothing is above chance, after "not" or "neither is".
+NOTHING_YET = "above chance by two standard errors, so this tells nothing yet"
 
 
 def chance(labels: Iterable[int]) -> float:
@@ -26,6 +26,6 @@ def above_chance(accuracy: float, chance: float, images: float) -> bool:
     """Whether an accuracy on so many images is above chance by more than two standard errors of chance.
 
     Half an image is taken off first (continuity correction), without which few images pass too often. A model that
-    ignores the image then passes with a probability of at most 3 %.
+    ignores the image then passes with a probability of at most 4 %.
     """
     return accuracy - 0.5 / images - chance > 2 * standard_error(chance, images)

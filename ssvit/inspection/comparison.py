@@ -40,5 +40,5 @@ def comparison(
     if chance is not None:
         chance_line(axis, chance)
     axis.set_ylabel(f"top-1 on the {watched} images (%)")
-    tidy(axis, "step of fine-tuning", legend="lower right")
+    tidy(axis, "step of fine-tuning")
     return figure

@@ -30,5 +30,5 @@ def probes(
         chance_line(axis, chance)
         axis.set_title(title, fontsize=10, color=INK)
         axis.set_ylabel("top-1 on held-out images (%)")
-        tidy(axis, "step", legend="lower right")
+        tidy(axis, "step")
     return figure

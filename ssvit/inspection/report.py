@@ -76,7 +76,7 @@ def headline(measured: Sequence[Measured], own: Sequence[str]) -> str:
     silent = [found for found in measured if not found.tells]
     telling = [found for found in measured if found.tells]
     nothing = ", ".join(f"{_named(found)} (chance {_score(found.chance)} %)" for found in silent)
-    nothing = nothing and f"{nothing}: {NOTHING_YET}."
+    nothing = nothing and f"{nothing}: not {NOTHING_YET}."
     gains = {_words(found.measure): gain for found in telling if (gain := _gain(found, own)) is not None}
     if gains:
         beaten = sum(gain > 0 for gain in gains.values())

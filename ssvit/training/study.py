@@ -130,7 +130,7 @@ def choose(run: Run, *, learning_rates: Sequence[float], development: float, fol
         report = {"development": tried, "chosen": best, "test": test.accuracy, "measured_on": test.part}
         (folder / "sweep.json").write_text(json.dumps(report, indent=1) + "\n")
         told = f"top-1 on the {test.part} images with recipe.lr={best:g}: {100 * test.accuracy:.2f} %"
-        print(f"\n{told}{'' if test.tells else f', {NOTHING_YET}'}; see {folder / 'sweep.json'}")
+        print(f"\n{told}{'' if test.tells else f', not {NOTHING_YET}'}; see {folder / 'sweep.json'}")
     return best
 
 
