@@ -296,8 +296,8 @@ START = {"step": 0, "train_images": 30, "test_images": 45, "knn4": 0.31, "few_sh
 def test_the_summary_says_whether_the_floors_are_beaten():
     first, second, last = probing().explain(GOOD, [START, {"step": 12, **GOOD}])
     assert first == (
-        "4-NN 52.0 % at layer 1 of 2 (chosen by leave-one-out), last layer 50.0 %, chance 33.3 %: better than random weights, "
-        "31.0 %; perhaps better than the pixels, 48.0 %"
+        "4-NN 52.0 % at layer 1 of 2 (chosen by leave-one-out), last layer 50.0 %, chance 33.3 %: better than random "
+        "weights, 31.0 %; perhaps better than the pixels, 48.0 %"
     )
     assert second.startswith("3-shot 52.0 %")
     assert last == "by 30 training images, on 45 held-out ones; perhaps: by less than two standard errors"

@@ -105,7 +105,7 @@ def _data(config: DictConfig, plain: Mapping[str, Any]) -> "Data":
 
 
 def _functions(config: DictConfig, plain: Mapping[str, Any], readings: Sequence[Reading]) -> dict[str, "Extractor"]:
-    """The encoder of the checkpoint, and the floors, by what goes before the names of their features."""
+    """The encoder of the checkpoint, and the baselines, by what goes before the names of their features."""
     import torch
 
     from ssvit.evaluation.features import Frozen, Pixels

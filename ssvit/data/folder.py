@@ -87,9 +87,9 @@ class Splits(NamedTuple):
 def splits(root: str, *, train: Any = AUTO, validation: Any = AUTO, test: Any = AUTO) -> Splits:
     """Which subfolder of a folder is trained on, which is for choices, which for the reported figure.
 
-    Each is named, or None for none, or auto: the first subfolder of a KNOWN name that holds an image. Without a
-    subfolder to train on that is the whole folder, and the others are None. A folder named train counts as a class like
-    any other where other classes stand beside it and neither validation nor test images.
+    Each is named, or None for none, or auto: the first subfolder of a KNOWN name, of those to measure on the first that
+    holds an image. Without a subfolder to train on that is the whole folder, and the others are None. A folder named
+    train counts as a class like any other where other classes stand beside it and neither validation nor test images.
 
     OptionError if a named subfolder is not there, if two share images, or if there are validation or test images and
     none to train on, which would then be among those trained on.
@@ -98,16 +98,18 @@ def splits(root: str, *, train: Any = AUTO, validation: Any = AUTO, test: Any = 
     found: dict[str, str | None] = {}
     for part, name in asked.items():
         if name == AUTO:
-            name = next((known for known in KNOWN[part] if _holds_images(os.path.join(root, known))), None)
+            there = os.path.isdir if part == "train" else _holds_images
+            name = next((known for known in KNOWN[part] if there(os.path.join(root, known))), None)
         elif name is not None and not (isinstance(name, str) and os.path.isdir(os.path.join(root, name))):
             raise OptionError(part, name, f"must be {AUTO}, null, or the name of a folder in {root}")
         found[part] = None if name is None else os.path.join(root, name)
     held_out = [part for part in ("validation", "test") if found[part]]
     if found["train"] is None:
-        if not held_out or (train is None and all(asked[part] == AUTO for part in held_out)):
+        classes = all(asked[part] == AUTO for part in held_out)  # that happen to have a known name
+        if not held_out or (train is None and classes):
             return Splits(root, None, None)
         right = f"must name the folder in {root} to train on, beside {os.path.basename(found[held_out[0]])}/"
-        raise OptionError("train", train, right if train is None else f"{right}; null trains on all of {root}")
+        raise OptionError("train", train, f"{right}; null trains on all of it" if classes else right)
     for part in held_out:
         for other in ("train", "validation")[: 1 + (part == "test")]:
             if found[other] and _overlap(found[part], found[other]):

@@ -54,14 +54,15 @@ class Data:
 
     @property
     def reported(self) -> tuple[str, Source]:
-        """What the reported figure is measured on, and whether it is test or validation."""
+        """What the reported figure is measured on: its name, test or validation, and the images."""
         return ("validation", self.validation) if self.test is None else ("test", self.test)
 
     def without_test(self, development: float | str) -> "Data":
-        """The same to choose options by, with no test images.
+        """The same without test images, to choose options by.
 
-        Chosen on the validation images where those are not what is reported on, else on the fraction `development` of
-        the training images, which are then not trained on. OptionError for validation where there are none.
+        The choice is on the validation images, unless those are what is reported on: then it is on the fraction
+        `development` of the training images, which are not trained on. development=validation takes them all the same;
+        OptionError if there are none.
         """
         if self.validation is not None and (self.test is not None or development == rules.VALIDATION):
             return replace(self, test=None)
