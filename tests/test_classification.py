@@ -89,6 +89,8 @@ def by_hand(logits: torch.Tensor, labels: torch.Tensor) -> tuple[dict[str, float
         "accuracy": sum(matrix[number][number] for number in range(k)) / len(labels),
         "loss": loss / len(labels),
         "accuracy_per_class": sum(own) / len(own),
+        "accuracy_constant": max(map(sum, matrix)) / len(labels),
+        "images": len(labels),
     }
     return metrics | ({"accuracy_top5": top5 / len(labels)} if k > 5 else {}), matrix
 
@@ -271,7 +273,7 @@ def test_the_mistakes_shown_are_the_most_confident_and_the_model_is_not_asked_ag
     wrong.sort(key=lambda place: -chances[place].max().item())
     assert [number_of(picture) for picture in figure.axes[0].images] == wrong[:24]
     texts = [text.get_text() for text in figure.axes[0].texts]
-    assert f"the most confident of {len(wrong)} mistakes in 300 images" in texts
+    assert f"the most confident of {len(wrong)} mistakes in 300 test images" in texts
     for place in wrong[:24]:
         guess = int(chances[place].argmax())
         assert f"class {int(source.labels[place])}" in texts
@@ -376,10 +378,10 @@ def test_classes_of_another_model_are_refused_by_the_first_that_differs(own, rea
 @torch.no_grad()
 def test_images_without_labels_and_no_images_are_refused():
     model = Table(torch.eye(3), names(3))
-    with pytest.raises(UserError, match="no labels"):
+    with pytest.raises(UserError, match="the test images have no labels"):
         evaluation(Memory(tagged(3))).measure(model)
-    with pytest.raises(UserError, match="no held-out images"):
-        evaluation(Memory(tagged(0), [], names(3))).measure(model)
+    with pytest.raises(UserError, match="no validation images"):
+        evaluation(Memory(tagged(0), [], names(3)), part="validation").measure(model)
 
 
 @pytest.mark.parametrize(("name", "value"), [("batch_size", 0), ("workers", -1), ("workers", 1.5)])
@@ -435,7 +437,8 @@ def test_words_tell_the_numbers_and_the_worst_classes():
     lines = found.explain(found.measure(Table(torch.eye(6)[guesses] * 5, source.classes)))
     share = 100 - 10 - 12 - 2 - 9 - 2
     assert lines[0].startswith(f"top-1 {share}.0 %, top-5 ")
-    assert lines[0].endswith("of 100 images (chance 16.7 %, always the most frequent class 40.0 %)")
+    assert lines[0].endswith("of 100 images (chance 40.0 %, always the most frequent class)")
+    assert not any("nothing yet" in line for line in lines)
     assert lines[-1] == (
         "lowest: dog 10.0 % (taken for elk 90.0 %), bee 30.0 % (taken for dog 60.0 %), "
         "ant 75.0 % (taken for bee 25.0 %)"
@@ -444,6 +447,9 @@ def test_words_tell_the_numbers_and_the_worst_classes():
     perfect = evaluation(source)
     lines = perfect.explain(perfect.measure(Table(torch.eye(6)[labels] * 5, source.classes)))
     assert lines[-1] == "no image is named wrong"
+    constant = evaluation(source)
+    lines = constant.explain(constant.measure(Table(torch.eye(6)[labels * 0] * 5, source.classes)))
+    assert lines[1] == "not above chance by two standard errors, so this tells nothing yet"
 
 
 HISTORY = [
@@ -468,7 +474,7 @@ def test_pictures_are_drawn_without_a_warning(tmp_path, k):
             figure.savefig(tmp_path / f"{name}.png")
     assert {path.name for path in tmp_path.iterdir()} == {"confusion.png", "mistakes.png", "learning.png"}
     axis = figures["confusion"].axes[0]
-    assert axis.get_title(loc="left") == f"accuracy {100 * metrics['accuracy']:.1f} %"
+    assert axis.get_title(loc="left") == f"accuracy {100 * metrics['accuracy']:.1f} % on the test images"
     shares = axis.images[0].get_array()
     _, matrix = by_hand(model.table, source.labels)
     for number, line in enumerate(matrix):
@@ -479,6 +485,29 @@ def test_pictures_are_drawn_without_a_warning(tmp_path, k):
     named = [label.get_text() for label in axis.get_yticklabels()]
     assert (named == names(k)) == (k <= 40)
     assert Counter(len(axis.lines) for axis in figures["learning"].axes) == Counter([3, 4])
+    ignoring = [axis.lines[-1].get_ydata()[0] for axis in figures["learning"].axes]
+    shares = [count / 250 for count in Counter(source.labels.tolist()).values()]
+    assert ignoring == pytest.approx([-sum(share * math.log(share) for share in shares), 100 * max(shares)])
+
+
+@torch.no_grad()
+def test_validation_images_have_the_curve_and_test_images_the_figure_at_the_end():
+    model, source = case(250, 10)
+    found = evaluation(source)
+    metrics = found.measure(model)
+    watched = [{f"validation/{name}": value for name, value in row.items() if "train" not in name} for row in HISTORY]
+    history = [row | {"step": before["step"]} for row, before in zip(watched, HISTORY, strict=True)]
+    figures = found.draw(model, [*history[:-1], history[-1] | metrics])
+    for axis in figures["learning"].axes:
+        drawn = {line.get_label(): list(line.get_xdata()) for line in axis.lines}
+        named = {name.split(",")[0]: steps for name, steps in drawn.items() if "alidation" in name or "test" in name}
+        assert named == {"validation": [0, 3], "test": [3]}
+    alone = evaluation(source, part="validation")
+    alone.measure(model)
+    figures = alone.draw(model, HISTORY)
+    assert "validation, top-1" in {line.get_label() for line in figures["learning"].axes[1].lines}
+    assert figures["confusion"].axes[0].get_title(loc="left").endswith("on the validation images")
+    assert not any("test" in text.get_text() for text in figures["mistakes"].axes[0].texts)
 
 
 @torch.no_grad()
@@ -488,7 +517,7 @@ def test_where_nothing_is_wrong_the_picture_says_so():
     found.measure(model)
     figure = found.draw(model, [])["mistakes"]
     assert not figure.axes[0].images
-    assert [text.get_text() for text in figure.axes[0].texts] == ["no mistake: all 3 images are named right"]
+    assert [text.get_text() for text in figure.axes[0].texts] == ["no mistake: all 3 test images are named right"]
 
 
 def test_an_evaluation_need_only_measure():

@@ -93,7 +93,7 @@ def test_every_data_set_composes_and_those_of_files_build(name, images):
     if name in ("synthetic", "folder", "imagenet"):
         data = instantiate(config.data.source, _convert_="all")
         assert isinstance(data, Data)
-        assert (len(data.train), len(data.held_out)) == ((16, 8) if name == "synthetic" else (8, 8))
+        assert (len(data.train), len(data.watched)) == ((16, 8) if name == "synthetic" else (8, 8))
 
 
 @pytest.mark.parametrize("name", names("experiment"))

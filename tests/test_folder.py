@@ -43,21 +43,55 @@ def test_links_are_followed_but_not_in_circles(tmp_path: Path) -> None:
     assert [name for _, name in list_images(root)] == ["cat", "dog"]
 
 
+ALL = ("train/a/1.jpg", "val/a/1.jpg", "test/a/1.jpg")
+DEEP = ("photos/train/a/1.jpg", "photos/dev/a/1.jpg", "final/a/1.jpg")
+
+
 @pytest.mark.parametrize(
-    ("names", "expected"),
+    ("names", "options", "expected"),
     [
-        (("train/a/1.jpg", "val/a/1.jpg", "test/a/1.jpg"), ("train", "val")),
-        (("train/1.jpg", "test/1.jpg"), ("train", "test")),
-        (("train/1.jpg", "validation/1.jpg"), ("train", "validation")),
-        (("train/1.jpg",), ("train", None)),
-        (("train/1.jpg", "bus/1.jpg"), (".", None)),  # a class that is named train
-        (("a/1.jpg", "b/1.jpg"), (".", None)),
+        (ALL, {}, ("train", "val", "test")),
+        (ALL, {"test": None}, ("train", "val", None)),
+        (ALL, {"validation": None}, ("train", None, "test")),
+        (ALL, {"validation": None, "test": None}, ("train", None, None)),
+        (ALL, {"validation": "test", "test": "val"}, ("train", "test", "val")),
+        (ALL, {"train": None}, (".", None, None)),  # classes that are named so
+        (("train/1.jpg", "test/1.jpg"), {}, ("train", None, "test")),
+        (("train/1.jpg", "validation/1.jpg"), {}, ("train", "validation", None)),
+        (("train/1.jpg", "valid/1.jpg", "validation/1.jpg"), {}, ("train", "validation", None)),
+        (("train/1.jpg", "val/notes.txt", "valid/1.jpg"), {}, ("train", "valid", None)),
+        (("train/1.jpg",), {}, ("train", None, None)),
+        (("train/1.jpg", "bus/1.jpg"), {}, (".", None, None)),  # a class that is named train
+        (("train/1.jpg", "bus/1.jpg"), {"train": "train"}, ("train", None, None)),
+        (("a/1.jpg", "b/1.jpg"), {}, (".", None, None)),
+        (DEEP, {"train": "photos/train", "validation": "photos/dev", "test": "final"},
+         ("photos/train", "photos/dev", "final")),
+    ],
+)  # fmt: skip
+def test_splits(tmp_path: Path, names: tuple[str, ...], options: dict, expected: tuple[str | None, ...]) -> None:
+    root = touch(tmp_path, *names)
+    found = splits(root, **options)
+    assert tuple(folder if folder is None else os.path.relpath(folder, root) for folder in found) == expected
+
+
+@pytest.mark.parametrize(
+    ("names", "options", "told"),
+    [
+        (ALL, {"validation": "dev"}, "validation=dev: must be auto, null, or the name of a folder in"),
+        (ALL, {"test": 5}, "test=5: must be auto, null, or the name"),
+        (ALL, {"validation": "train"}, "validation=train: .*train shares images with .*train"),
+        (ALL, {"train": "."}, "validation=auto: .*val shares images with"),
+        (ALL, {"test": "val"}, "test=val: .*val shares images with .*val"),
+        (ALL, {"train": None, "test": "test"}, "train=None: must name the folder in .* to train on"),
+        (("training/a/1.jpg", "validation/a/1.jpg"), {}, "train=auto: must name the folder .*, beside validation/"),
     ],
 )
-def test_splits(tmp_path: Path, names: tuple[str, ...], expected: tuple[str, str | None]) -> None:
+def test_images_measured_on_are_never_trained_on(
+    tmp_path: Path, names: tuple[str, ...], options: dict, told: str
+) -> None:
     root = touch(tmp_path, *names)
-    found = tuple(folder if folder is None else os.path.relpath(folder, root) for folder in splits(root))
-    assert found == expected
+    with pytest.raises(OptionError, match=told):
+        splits(root, **options)
 
 
 def test_check_names_what_is_wrong(tmp_path: Path) -> None:

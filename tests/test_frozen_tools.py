@@ -69,7 +69,7 @@ def expected(run):
     data = synthetic(size=16, images=64, held_out_images=32)
     asked = [Reading(1), Reading(2)]
     found = []
-    for source in (data.train, data.held_out):
+    for source in (data.train, data.test):
         values = {}
         for prefix, encoder in (("", trained), ("random_", untrained)):
             features = extract(Frozen(encoder, asked, identity="x"), source, CenterCrop(size=16, resize=None))

@@ -297,8 +297,8 @@ START = {"step": 0, "train_images": 30, "test_images": 45, "knn4": 0.31, "few_sh
 def test_the_summary_says_whether_the_floors_are_beaten():
     first, second, last = probing().explain(GOOD, [START, {"step": 12, **GOOD}])
     assert first == (
-        "4-NN 52.0 % at layer 1 of 2 (chosen by leave-one-out), last layer 50.0 %: better than random weights, 31.0 %; "
-        "perhaps better than the pixels, 48.0 %"
+        "4-NN 52.0 % at layer 1 of 2 (chosen by leave-one-out), last layer 50.0 %, chance 33.3 %: better than random "
+        "weights, 31.0 %; perhaps better than the pixels, 48.0 %"
     )
     assert second.startswith("3-shot 52.0 %")
     assert last == "by 30 training images, on 45 held-out ones; perhaps: by less than two standard errors"
@@ -309,6 +309,21 @@ def test_the_summary_says_whether_the_floors_are_beaten():
     equal = START | {"knn4": 0.52}
     assert ": NO better than random weights, 52.0 %" in probing().explain(GOOD, [equal])[0]
     assert "NO better than the pixels" in probing().explain(GOOD | {"knn4_pixels": 0.6}, [START])[0]
+
+
+def test_a_probe_at_chance_tells_nothing_whatever_the_baselines():
+    # Chance is a third of 45 images, and two standard errors are 14.1 points.
+    metrics = GOOD | {"knn4": 0.47, "knn4_pixels": 0.2}
+    first, second, _ = probing().explain(metrics, [START])
+    assert first.endswith(
+        "chance 33.3 %: not above chance by two standard errors, so this tells nothing yet; random weights 31.0 %; "
+        "the pixels 20.0 %"
+    )
+    assert "better than random weights" in second
+    figure = probing().draw(None, [START, {"step": 12, **metrics}])["probes"]
+    for axis in figure.axes:
+        (line,) = [line for line in axis.lines if line.get_label() == "chance: 33.3"]
+        assert line.get_ydata() == pytest.approx([100 / 3] * 2)
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,7 @@ def measured(measure: str, columns, scores, deviation=None, **changes) -> Measur
 SHOTS = measured("few_shot", ["1 shot", "5 shot", "all shot"], [0.5, 0.7, 0.65, 0.1, 0.2, 0.3, 0.25], 0.0156)
 PROBE = measured("logistic", ["train", "validation", "test"], [0.3, 0.41, 0.45, 0.1, 0.2, 0.3, 0.42])
 BOTH = (SHOTS, PROBE)
+BEATEN = "The encoder's features beat the best baseline by each measure: few shot +40.0 percentage points."
 
 
 class Page(HTMLParser):
@@ -108,13 +109,13 @@ def test_every_number_is_in_every_form(tmp_path):
     ]  # fmt: skip
 
 
-def test_floors_stand_last_whatever_their_order(tmp_path):
+def test_baselines_stand_last_whatever_their_order(tmp_path):
     values = dict(sorted(SHOTS.values.items(), reverse=True))
     page, *_ = write(tmp_path, measures=[measured("few_shot", SHOTS.columns, [0.5] * 7, values=values)])
     at = page.rows.index(["%", *SHOTS.columns])
     assert [row[0] for row in page.rows[at + 1 : at + 4]] == list(OWN)
     kinds = [row["class"] for row in page.all("tr")][-len(NAMES) :]
-    assert kinds == ["", "best", "", *["floor"] * 4]
+    assert kinds == ["", "best", "", *["baseline"] * 4]
 
 
 def test_a_single_reading_was_not_chosen(tmp_path):
@@ -124,16 +125,28 @@ def test_a_single_reading_was_not_chosen(tmp_path):
 
 def test_the_headline_counts_what_is_beaten():
     say = report.headline
-    assert say([SHOTS], OWN) == "The encoder's features beat the best floor by each measure: few shot +40.0 points."
-    assert "by 1 of 2 measures: few shot +40.0, logistic \N{MINUS SIGN}1.0 points" in say(BOTH, OWN)
+    assert say([SHOTS], OWN) == BEATEN
+    assert "by 1 of 2 measures: few shot +40.0, logistic \N{MINUS SIGN}1.0 percentage points" in say(BOTH, OWN)
     assert "by no measure: logistic" in say([PROBE], OWN)
-    assert say([SHOTS], NAMES) == "No floor was measured beside the encoder's features: few shot 70.0 %."
+    assert say([SHOTS], NAMES) == "No baseline was measured beside the encoder's features: few shot 70.0 %."
     unknown = measured("knn", ["1-NN"], [0.5, math.nan, *[0.1] * 5])
     assert say([SHOTS, unknown], OWN) == say([SHOTS], OWN)
     rows = report.summary([*BOTH, unknown], OWN)
-    assert rows[3][2:5] == ["\N{EN DASH}", "10.0", "\N{EN DASH}"]
-    assert rows[1] == ["few shot", "all shot", "70.0", "30.0", "+40.0", OWN[1], "random_" + OWN[2]]
+    assert rows[3][2:6] == ["\N{EN DASH}", "\N{EN DASH}", "10.0", "\N{EN DASH}"]
+    assert rows[1] == ["few shot", "all shot", "70.0", "\N{EN DASH}", "30.0", "+40.0", OWN[1], "random_" + OWN[2]]
     assert rows[2][-1] == "pixels"
+
+
+def test_what_is_not_above_chance_beats_nothing():
+    near = measured("knn", ["1-NN"], [0.5, 0.14, *[0.1] * 5], chance=0.1, images=200)
+    nothing = "knn 14.0 % (chance 10.0 %): not above chance by two standard errors, so this tells nothing yet."
+    assert report.headline([near], OWN) == nothing
+    assert report.headline([SHOTS, near], OWN) == f"{BEATEN} {nothing}"
+    assert report.summary([near], OWN)[1][2:6] == ["14.0", "10.0", "10.0", "+4.0"]
+    far = measured("knn", ["1-NN"], [0.5, 0.15, *[0.1] * 5], chance=0.1, images=200)
+    assert "by each measure: knn +5.0 percentage points" in report.headline([far], OWN)
+    for figure in (sweeps.by_layer([far], OWN), sweeps.by_column([far])):
+        assert lines(figure.axes[0])["chance: 10.0"] == pytest.approx([10, 10])
 
 
 def test_what_is_not_finite_is_a_dash(tmp_path):
@@ -141,7 +154,7 @@ def test_what_is_not_finite_is_a_dash(tmp_path):
     page, _, numbers, _ = write(tmp_path, measures=[broken])
     assert [OWN[1], "\N{EN DASH}"] in page.rows
     assert numbers["measured"][0]["values"][OWN[1]] == [None]
-    assert numbers["headline"].endswith("knn +40.0 points.")
+    assert numbers["headline"].endswith("knn +40.0 percentage points.")
 
 
 def test_no_name_breaks_the_report(tmp_path):
@@ -159,7 +172,7 @@ def test_no_name_breaks_the_report(tmp_path):
     widths = {
         row.count("|") - row.count(r"\|") for row in markdown.splitlines() if "_patch_mean" in row and row[0] == "|"
     }
-    assert widths == {8, 5}
+    assert widths == {9, 5}
 
 
 def test_the_page_needs_nothing_from_elsewhere(tmp_path):

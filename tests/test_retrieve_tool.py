@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -160,7 +161,7 @@ def test_what_is_wrong_with_a_store_is_told_in_one_line(made, work, tool):
         (["action=add", "store=none", "one.png"], "store=none: no such folder: action=index makes a store"),
         (["action=query", "."], "store: has no default and must be given"),
         (["action=index", "store=s", "data=cifar10"], "data.root: has no default and must be given"),
-        (["action=index", "store=s", "data=synthetic", "split=all"], "split=all: must be one of train, held_out"),
+        (["action=index", "store=s", "data=synthetic", "split=all"], "split=all: must be one of train, validation, te"),
         (["action=query", "store=s", "one.png", "k=0"], "k=0: must be a whole number"),
         (["action=query", "store=s", "one.png", "index=tree"], "index=tree: must be one of flat, hnsw, ivf"),
         (["action=query", "store=s", "one.png", "index=ivf", "index.links=3"], "index.links: there is no such option"),
@@ -200,9 +201,15 @@ def test_a_data_set_is_stored_and_asked_as_pictures_are(work, tool):
 def test_a_set_in_memory_is_opened_by_name_and_any_other_name_is_a_file(tmp_path):
     images = torch.randint(256, (5, 3, 8, 8), dtype=torch.uint8)
     held = Memory(images, [0, 1, 0, 1, 1], ("ant", "bee"))
-    splits, opened = gallery.of_data_set("own", Data(held, held.take(torch.tensor([3])), ("ant", "bee")))
-    assert splits["train"] == {f"own/train/{place}": ("ant", "bee")[label] for place, label in enumerate(held.labels)}
-    assert splits["held_out"] == {"own/held_out/0": "bee"}
+    data = Data(held, held.take(torch.tensor([2])), held.take(torch.tensor([3])), ("ant", "bee"))
+    train, opened = gallery.of_data_set("own", data, "train")
+    assert train == {f"own/train/{place}": ("ant", "bee")[label] for place, label in enumerate(held.labels)}
+    assert gallery.of_data_set("own", data, "validation")[0] == {"own/validation/0": "ant"}
+    assert gallery.of_data_set("own", data, "test")[0] == {"own/held_out/0": "bee"}  # its name in older stores
+    assert gallery.of_data_set("own", data, "held_out")[0] == {"own/held_out/0": "bee"}
+    with pytest.raises(OptionError, match="split=test: must be one of train, validation, held_out"):
+        gallery.of_data_set("own", replace(data, test=None), "test")
+    assert torch.equal(opened("own/validation/0"), images[2])
     assert torch.equal(opened("own/held_out/0"), images[3])
     paint(tmp_path / "one.png", 1)
     assert torch.equal(opened(str(tmp_path / "one.png")), load(str(tmp_path / "one.png")))

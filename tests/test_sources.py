@@ -78,8 +78,9 @@ def test_folder_of_classes(tmp_path: Path) -> None:
             paint(tmp_path / name / f"{i}.png")
     data = sources.folder(root=str(tmp_path), held_out=0.2, seed=0)
     assert data.classes == ("ant", "cat")
-    assert (len(data.train), len(data.held_out)) == (16, 4)
-    for part in (data.train, data.held_out):
+    assert (len(data.train), data.validation, len(data.test)) == (16, None, 4)
+    assert data.told == f"{tmp_path.name}/ 16 images to train on, 4 others to measure on (data.held_out=0.2)"
+    for part in (data.train, data.test):
         assert [data.classes[label] for label in part.labels] == [Path(path).parent.name for path in part.paths]
 
 
@@ -87,11 +88,52 @@ def test_folder_with_its_own_split(tmp_path: Path) -> None:
     for name in ("train/ant/1", "train/cat/1", "train/cat/2", "val/cat/3"):
         paint(tmp_path / f"{name}.png")
     data = sources.folder(root=str(tmp_path))
-    assert (len(data.train), len(data.held_out)) == (3, 1)
-    assert data.held_out.labels.tolist() == [1]
+    assert (len(data.train), len(data.validation), data.test) == (3, 1, None)
+    assert data.validation.labels.tolist() == [1]
+    assert data.told == "train/ 3 images to train on; val/ 1 to measure on"
     paint(tmp_path / "val" / "eel" / "4.png")
     with pytest.raises(UserError, match="the class eel is not among the 2 that are trained on"):
         sources.folder(root=str(tmp_path))
+
+
+def test_each_folder_serves_what_it_is_named_for(tmp_path: Path) -> None:
+    for name in ("train/ant/1", "train/cat/1", "train/cat/2", "validation/cat/3", "test/ant/4", "test/cat/5"):
+        paint(tmp_path / f"{name}.png")
+    root = str(tmp_path)
+    data = sources.folder(root=root)
+    assert [len(part) for part in (data.train, data.validation, data.test)] == [3, 1, 2]
+    assert data.told == "train/ 3 images to train on; validation/ 1 for choices; test/ 2 for the reported figure"
+    assert data.watched is data.validation
+    assert data.reported == ("test", data.test)
+    # To choose by, the validation images serve, and no test image is there.
+    for development in (0.3, "validation"):
+        chosen = data.without_test(development)
+        assert (chosen.train, chosen.validation, chosen.test) == (data.train, data.validation, None)
+    # With one of the two alone it serves for both, and a choice takes a part of the training images.
+    alone = sources.folder(root=root, test=None)
+    assert alone.watched is alone.validation
+    assert alone.reported == ("validation", alone.validation)
+    chosen = alone.without_test(0.3)
+    assert (len(chosen.train), len(chosen.validation), chosen.test) == (2, 1, None)
+    assert set(chosen.train.paths) | set(chosen.validation.paths) == set(data.train.paths)
+    tested = sources.folder(root=root, validation=None)
+    assert tested.watched is tested.test
+    with pytest.raises(OptionError, match="development=validation: there are no validation images"):
+        tested.without_test("validation")
+
+
+@pytest.mark.parametrize(("name", "reason"), [("test/6", "its images have no labels"), ("test/eel/6", "the class eel")])
+def test_test_images_without_labels_are_passed_over_unless_asked_for(tmp_path: Path, name: str, reason: str) -> None:
+    for one in ("train/ant/1", "train/cat/1", "val/cat/3", name):
+        paint(tmp_path / f"{one}.png")
+    data = sources.folder(root=str(tmp_path))
+    assert data.reported == ("validation", data.validation)
+    assert f"val/ 1 to measure on; test/ is not used: {reason}" in data.told.replace(f"{tmp_path}/test: ", "")
+    if "eel" in name:
+        with pytest.raises(UserError, match=reason):
+            sources.folder(root=str(tmp_path), test="test")
+    else:
+        assert sources.folder(root=str(tmp_path), test="test").test.labels is None
 
 
 def test_flat_folder_is_unlabelled(tmp_path: Path) -> None:
@@ -100,7 +142,7 @@ def test_flat_folder_is_unlabelled(tmp_path: Path) -> None:
     data = sources.folder(root=str(tmp_path))
     assert data.classes == ()
     assert data.train.labels is None
-    assert (len(data.train), len(data.held_out)) == (4, 1)
+    assert (len(data.train), len(data.test)) == (4, 1)
 
 
 def test_imagenet_layout(tmp_path: Path) -> None:
@@ -108,7 +150,9 @@ def test_imagenet_layout(tmp_path: Path) -> None:
         paint(tmp_path / f"{name}.png")
     data = sources.imagenet(root=str(tmp_path))
     assert data.classes == ("n01", "n02")
-    assert data.held_out.labels.tolist() == [1]
+    assert data.validation.labels.tolist() == [1]
+    assert data.reported == ("validation", data.validation)
+    assert len(data.without_test(0.5).train) == 1  # what is reported on is not chosen on
     (tmp_path / "val/n02/3.png").rename(tmp_path / "val/3.png")
     with pytest.raises(OptionError, match="images lie in val/ itself"):
         sources.imagenet(root=str(tmp_path))
@@ -120,8 +164,8 @@ def test_imagenet_layout(tmp_path: Path) -> None:
 def test_synthetic_parts_share_no_image() -> None:
     data = sources.synthetic(size=(16, 24), images=20, held_out_images=12, seed=3)
     assert data.train.images.shape == (20, 3, 16, 24)
-    assert data.held_out.images.shape == (12, 3, 16, 24)
-    every = torch.cat((data.train.images, data.held_out.images)).flatten(1)
+    assert data.test.images.shape == (12, 3, 16, 24)
+    every = torch.cat((data.train.images, data.test.images)).flatten(1)
     assert len(every.unique(dim=0)) == 32
     assert data.train.labels.max() < len(data.classes)
 
@@ -194,9 +238,9 @@ def test_cifar_bytes_become_the_right_pixels(tmp_path: Path, monkeypatch: pytest
     parts = fake_cifar(tmp_path)
     monkeypatch.setattr("torchvision.datasets.cifar.check_integrity", lambda *args: True)
     data = sources.torchvision_set(name="cifar10", root=str(tmp_path))
-    assert (len(data.train), len(data.held_out)) == (20, 4)
+    assert (len(data.train), len(data.test)) == (20, 4)
     assert data.classes[3] == "class 3"
-    for source, name, first in ((data.train, "data_batch_3", 8), (data.held_out, "test_batch", 0)):
+    for source, name, first in ((data.train, "data_batch_3", 8), (data.test, "test_batch", 0)):
         for i in range(4):
             flat = parts[name][0][i]
             image = source.images[first + i]
@@ -222,8 +266,8 @@ def test_file_sets_train_on_all_but_the_test_images(tmp_path: Path, monkeypatch:
     for name, trained in (("flowers102", {"train", "val"}), ("oxford_pets", {"trainval"})):
         data = sources.torchvision_set(name=name, root=str(tmp_path))
         assert {Path(path).parent.name for path in data.train.paths} == trained
-        assert {Path(path).parent.name for path in data.held_out.paths} == {"test"}
-        assert data.held_out.labels.tolist() == [0, 1, 0]
+        assert {Path(path).parent.name for path in data.test.paths} == {"test"}
+        assert data.test.labels.tolist() == [0, 1, 0]
 
 
 def test_stl10_unlabelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,7 +276,7 @@ def test_stl10_unlabelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert data.classes == ()
     assert data.train.labels is None
     assert (data.train.images == len("unlabeled")).all()
-    assert data.held_out.labels.tolist() == [0, 1, 1]
+    assert data.test.labels.tolist() == [0, 1, 1]
     assert sources.torchvision_set(name="stl10", root=str(tmp_path)).classes == ("a", "b")
 
 
@@ -241,7 +285,7 @@ def test_stl10_unlabelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 def test_real_cifar10(tmp_path: Path) -> None:
     subprocess.run([sys.executable, str(SHARED / "unpack.py"), str(tmp_path)], check=True, capture_output=True)
     data = sources.torchvision_set(name="cifar10", root=str(tmp_path))
-    assert (len(data.train), len(data.held_out)) == (50_000, 10_000)
+    assert (len(data.train), len(data.test)) == (50_000, 10_000)
     assert data.train.labels.bincount().tolist() == [5000] * 10
     assert data.classes[0] == "airplane"
     # Channel means as published for the training images.

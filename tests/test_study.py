@@ -27,6 +27,18 @@ class Runs:
         return [{"step": 0, "test/accuracy": 0.1}, {"step": 3, "train/loss": 1.0}, {"step": 4, "test/accuracy": final}]
 
 
+class Watched(Runs):
+    """Runs with validation images for the curve, and test images, on which accuracy is 0.05 less, for the figure."""
+
+    def __call__(self, name, changes):
+        *_, last = super().__call__(name, changes)
+        others = {"validation/accuracy_constant": 0.3, "validation/images": 50}
+        rows = [{"step": step, "validation/accuracy": value, **others} for step, value in ((0, 0.1), (2, 0.2))]
+        final = last["test/accuracy"]
+        last |= {"validation/accuracy": final, "test/accuracy": final - 0.05, **others}
+        return [*rows, last | {"test/accuracy_constant": 0.25, "test/images": 400}]
+
+
 def test_a_comparison_is_mean_and_deviation_over_its_runs(tmp_path, capsys):
     scores = {("pretrained", 5): 0.6, ("pretrained", 6): 0.7, ("scratch", 5): 0.41, ("scratch", 6): 0.43}
     runs = Runs(lambda name, changes: scores[name.split("_")[0], changes["recipe.seed"]])
@@ -49,9 +61,56 @@ def test_a_comparison_is_mean_and_deviation_over_its_runs(tmp_path, capsys):
     told = capsys.readouterr().out
     assert "65.00 ± 7.07 %" in told
     assert "42.00 ± 1.41 %" in told
-    assert "+23.00 points" in told
+    assert "+23.00 percentage points\n" in told
     with Image.open(tmp_path / "comparison.png") as image:
         assert min(image.size) > 300
+
+
+def test_curves_are_of_the_validation_images_and_the_figure_is_of_the_test_images(tmp_path, capsys):
+    study.compare(Watched(lambda name, changes: 0.8 if "pretrained" in name else 0.6), seed=0, seeds=2, folder=tmp_path)
+    report = json.loads((tmp_path / "comparison.json").read_text())
+    assert report["curves"]["scratch"]["mean"] == pytest.approx([0.1, 0.2, 0.6])
+    assert report["accuracy"]["scratch"]["mean"] == pytest.approx(0.55)
+    assert {key: report[key] for key in ("measured_on", "images", "chance", "verdict")} == {
+        "measured_on": "test", "images": 400, "chance": 0.25, "verdict": "",
+    }  # fmt: skip
+    told = capsys.readouterr().out
+    assert "top-1 on the test images" in told
+    assert "chance         25.00 %" in told
+    assert "+20.00 percentage points\n" in told
+    assert "nothing" not in told
+
+
+@pytest.mark.parametrize(
+    ("pretrained", "scratch", "seeds", "words"),
+    [
+        ([0.3] * 2, [0.3] * 2, 2, "neither side is above chance by two standard errors, so this tells nothing yet"),
+        ([0.33, 0.34], [0.3] * 2, 2, "neither side is above chance"),  # 0.25 and two standard errors are 0.293
+        ([0.70, 0.80], [0.65, 0.75], 2, "within two standard errors of the seeds (± 14.14), so this tells nothing yet"),
+        ([0.70, 0.71], [0.6, 0.61], 2, ""),
+        ([0.72], [0.7], 1, "within two standard errors of the images (± "),
+        ([0.85], [0.6], 1, ""),
+    ],
+)
+def test_a_gain_that_tells_nothing_is_said_to(tmp_path, capsys, pretrained, scratch, seeds, words):
+    scores = {"pretrained": pretrained, "scratch": scratch}
+    runs = Watched(lambda name, changes: scores[name.split("_")[0]][changes["recipe.seed"]])
+    study.compare(runs, seed=0, seeds=seeds, folder=tmp_path)
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  gain")]
+    assert words in line
+    assert ("nothing yet" in line) == bool(words)
+
+
+def test_rows_of_both_names_are_one_curve(tmp_path):
+    """A run of the first edition measured on validation images as test/…; it goes on as validation/…."""
+
+    def mixed(name, changes):
+        return [{"step": 0, "test/accuracy": 0.1}, {"step": 4, "validation/accuracy": 0.5}]
+
+    study.compare(mixed, seed=0, seeds=1, folder=tmp_path)
+    report = json.loads((tmp_path / "comparison.json").read_text())
+    assert report["curves"]["scratch"]["step"] == [0, 4]
+    assert (report["measured_on"], report["accuracy"]["scratch"]["mean"]) == ("validation", 0.5)
 
 
 def test_a_comparison_of_one_seed_claims_no_deviation(tmp_path, capsys):
@@ -70,6 +129,16 @@ def test_the_choice_is_the_best_on_the_development_split(tmp_path, scores, best)
     assert last == ("chosen", {"recipe.lr": best})
     report = json.loads((tmp_path / "sweep.json").read_text())
     assert (report["chosen"], report["test"]) == (best, 0.0)
+
+
+def test_a_choice_at_chance_is_said_to_be_one(tmp_path, capsys):
+    options = {"learning_rates": [0.1, 0.2], "development": 0.2, "folder": tmp_path}
+    study.choose(Watched(lambda name, changes: 0.3), **options)
+    told = capsys.readouterr().out
+    assert "chance 30.00 %: no rate is above chance by two standard errors, so this tells nothing yet" in told
+    assert "top-1 on the test images with recipe.lr=0.1: 25.00 %, not above chance" in told
+    study.choose(Watched(lambda name, changes: 0.9), **options)
+    assert "nothing" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from ssvit.options import OptionError
 
 
 def main(config: DictConfig, plain: dict[str, Any]) -> None:
-    """Measure, write the report into a folder, and print how far the features are above the floors."""
+    """Measure, write the report into a folder, and print how far the features are above the baselines."""
     readings = frozen.check(plain)
     made = instantiate(config.measures, _convert_="all")
     measures = {f"measures.{name}": measure for name, measure in made.items() if measure is not None}

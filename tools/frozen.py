@@ -1,4 +1,4 @@
-"""What the tools that measure frozen features share: which features of which images, the floors, table and report.
+"""What the tools that measure frozen features share: which features of which images, the baselines, table and report.
 
 `check` comes before torch is loaded; `measured` loads it.
 """
@@ -21,6 +21,7 @@ from ssvit.evaluation import features_rules
 from ssvit.evaluation.features_rules import Reading
 from ssvit.evaluation.measured import Measured
 from ssvit.evaluation.measures import Measure
+from ssvit.evaluation.significance import NOTHING_YET
 from ssvit.options import OptionError, UserError, flag, one_of, whole, within
 from ssvit.training import manifest, preflight
 
@@ -67,9 +68,10 @@ def measured(
     from ssvit.training.recipe import Recipe
 
     data = _data(config, plain)
+    _, test = data.reported
     for group, measure in measures.items():
         with within(group) if group else nullcontext():
-            measure.check(data.train.labels, data.held_out.labels, data.classes)
+            measure.check(data.train.labels, test.labels, data.classes)
     functions = _functions(config, plain, readings)
     threads = torch.get_num_threads()
     fabric = engine.start(Recipe(precision=plain["precision"]), **plain["fabric"])
@@ -87,22 +89,23 @@ def measured(
 
 
 def _data(config: DictConfig, plain: Mapping[str, Any]) -> "Data":
-    """Labelled images of the same classes, at most as many as are asked for."""
-    from ssvit.data.sources import Data, subset
+    """Labelled images of the same classes, at most as many as are asked for; those reported on alone to measure on."""
+    from ssvit.data.sources import subset
 
     data = instantiate(config.data.source, _convert_="all")
-    if data.train.labels is None or data.held_out.labels is None:
+    part, test = data.reported
+    if data.train.labels is None or test.labels is None:
         raise UserError("the images have no labels: give each class a folder of its own, or another data set (data=…)")
-    if data.held_out.classes != data.train.classes:
-        raise UserError("the test images are of other classes than the training images")
-    parts = []
-    for images, source in ((plain["train_images"], data.train), (plain["test_images"], data.held_out)):
-        parts.append(source if images is None else subset(source, images=min(images, len(source))))
-    return Data(*parts, data.classes)
+    if test.classes != data.train.classes:
+        raise UserError(f"the {part} images are of other classes than the training images")
+    parts = {}
+    for own, images, source in (("train", plain["train_images"], data.train), (part, plain["test_images"], test)):
+        parts[own] = source if images is None else subset(source, images=min(images, len(source)))
+    return replace(data, **{"validation": None, "test": None} | parts)
 
 
 def _functions(config: DictConfig, plain: Mapping[str, Any], readings: Sequence[Reading]) -> dict[str, "Extractor"]:
-    """The encoder of the checkpoint, and the floors, by what goes before the names of their features."""
+    """The encoder of the checkpoint, and the baselines, by what goes before the names of their features."""
     import torch
 
     from ssvit.evaluation.features import Frozen, Pixels
@@ -132,7 +135,7 @@ def _banks(
     view = instantiate(config.data.view, _convert_="all")
     options = {name: plain[name] for name in ("batch_size", "workers")} | {"device": fabric.device}
     banks = []
-    for which, source in (("training", data.train), ("test", data.held_out)):
+    for which, source in (("training", data.train), data.reported):
         read = []
         for prefix, function in functions.items():
             if isinstance(function, Frozen):
@@ -148,7 +151,7 @@ def _banks(
             named = {name if name == prefix else f"{prefix}{name}": value for name, value in found.values.items()}
             read.append(replace(found, values=named))
         banks.append(Bank.of(read, source, view))
-    return Banks(tuple(functions[""].identities), data.classes, *banks)
+    return Banks(tuple(functions[""].identities), data.classes, *banks, data.reported[0])
 
 
 def told(what: str, unit: str) -> Callable[[int, int], None]:
@@ -172,6 +175,8 @@ def facts(plain: Mapping[str, Any], banks: "Banks") -> dict[str, Any]:
         "checkpoint": plain["encoder"]["path"],
         "train_images": len(banks.train),
         "test_images": len(banks.test),
+        "measured_on": banks.part,
+        "chance": banks.chance,
         "classes": list(banks.classes),
         "features": plain["features"],
         "precision": plain["precision"],
@@ -188,11 +193,12 @@ def facts(plain: Mapping[str, Any], banks: "Banks") -> dict[str, Any]:
 def opening(facts: Mapping[str, Any]) -> str:
     """What was measured, for the console: a line, and one more if images stand in both sets."""
     copies = facts["copies"]["test_images_in_train"]
-    lines = [f"{facts['checkpoint']}: {facts['train_images']} training and {facts['test_images']} test images, "
-             f"{len(facts['classes'])} classes"]  # fmt: skip
+    part = facts["measured_on"]
+    lines = [f"{facts['checkpoint']}: {facts['train_images']} training and {facts['test_images']} {part} images, "
+             f"{len(facts['classes'])} classes (chance {_percent(facts['chance'])})"]  # fmt: skip
     if copies:
         examples = ", ".join(f"{one['test']} is {one['train']}" for one in facts["copies"]["examples"])
-        lines.append(f"{copies} of the test images stand among the training images too, pixel for pixel: {examples}"
+        lines.append(f"{copies} of the {part} images stand among the training images too, pixel for pixel: {examples}"
                      + (", …" if copies > _EXAMPLES else ""))  # fmt: skip
     return "\n".join(lines)
 
@@ -206,7 +212,9 @@ def report(plain: Mapping[str, Any], banks: "Banks", found: Measured) -> None:
         rows.append([name, *map(_percent, values, found.deviations[name])])
     print(table(rows))
     if len(banks.own) > 1:
-        print(f"best: {found.best}, chosen by {found.chosen_by}, without test labels")
+        print(f"best: {found.best}, chosen by {found.chosen_by}, without {banks.part} labels")
+    if not found.tells:
+        print(f"{found.best}: not {NOTHING_YET}")
     if plain["output"] is not None:
         numbers = {"measure": found.options, "best": found.best, "chosen_by": found.chosen_by, "numbers": found.numbers}
         Path(plain["output"]).write_text(json.dumps(own | numbers, indent=1) + "\n")
@@ -221,6 +229,6 @@ def table(rows: Sequence[Sequence[str]]) -> str:
     )
 
 
-def _percent(share: float, deviation: float | None) -> str:
+def _percent(share: float, deviation: float | None = None) -> str:
     """0.523 -> 52.3 %."""
     return f"{100 * share:.1f} %" + (f" ± {100 * deviation:.1f}" if deviation is not None else "")

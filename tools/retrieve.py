@@ -40,8 +40,8 @@ def main(config: DictConfig, plain: dict[str, Any]) -> None:
     view = CenterCrop(**facts.get("view", {"size": facts["encoder"]["image_size"]}))
     if of_a_set:
         called = HydraConfig.get().runtime.choices.data
-        splits, load = gallery.of_data_set(called, instantiate(config.data.source, _convert_="all"))
-        pictures = pictures or splits[plain["split"]]
+        split, load = gallery.of_data_set(called, instantiate(config.data.source, _convert_="all"), plain["split"])
+        pictures = pictures or split
     describe = gallery.Describer(frozen, view, load=load, **{name: plain[name] for name in ("batch_size", "workers")})
     if plain["action"] == gallery_rules.INDEX:
         told = gallery.index(plain["store"], pictures, describe)

@@ -1,6 +1,7 @@
 """A training run built from its configuration, for the tools that train. Loading this module loads torch."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from pretrained import SCRATCH, brought, from_scratch
 
 from ssvit.data.loader import Loader
-from ssvit.data.sources import Data, hold_out, subset
+from ssvit.data.sources import Data, subset
 from ssvit.evaluation.base import Evaluator
 from ssvit.evaluation.probing import Probing
 from ssvit.evaluation.probing_rules import interval
@@ -29,6 +30,8 @@ class Session:
         self.config, self.folder, self.stage = config, folder, stage
         self.fabric = engine.start(Recipe(**OmegaConf.to_object(config.recipe)), **config.fabric)
         self._data: Data = instantiate(config.data.source, _convert_="all")
+        if self._data.told and is_main_process():
+            print(self._data.told, flush=True)
 
     def run(self, name: str, changes: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Train in a subfolder under a configuration changed at some dotted options; returns the rows of metrics."""
@@ -63,10 +66,7 @@ class Session:
             device=self.fabric.device,
         )
         view = instantiate(config.data.view, _convert_="all")
-        evaluators = {
-            name: instantiate(part, source=data.held_out, transform=view, _convert_="all")
-            for name, part in config.evaluators.items()
-        } | self._probes(config, data, view)
+        evaluators = self._evaluators(config, data, view) | self._probes(config, data, view)
         start = SCRATCH
         if "path" in config.encoder:
             start = manifest.read(Path(config.encoder.path), _plain(config.encoder))["seal"]
@@ -79,6 +79,22 @@ class Session:
         }
         loop.train(self.fabric, objective, loader, recipe, folder, evaluators=evaluators, facts=facts)
 
+    def _evaluators(self, config: DictConfig, data: Data, view: Any) -> dict[str, Evaluator]:
+        """What the configuration names. `test` is measured on the test images at the end alone, and on the validation
+        images as training goes on; on one of them for both, under its name, where the other is missing.
+        """
+        made: dict[str, Evaluator] = {}
+        for name, part in config.evaluators.items():
+            if name != "test":
+                made[name] = instantiate(part, source=data.watched, transform=view, _convert_="all")
+                continue
+            for own, source in (("validation", data.validation), ("test", data.test)):
+                if source is not None:
+                    made[own] = instantiate(part, source=source, transform=view, part=own, _convert_="all")
+            if data.validation is not None and data.test is not None:
+                made["test"].at_end = True
+        return made
+
     def _probes(self, config: DictConfig, data: Data, view: Any) -> dict[str, Evaluator]:
         """The probes of a pre-training run, as far as its images suffice for them."""
         if not config.get("probe"):
@@ -86,11 +102,11 @@ class Session:
         options = _plain(config.probing)
         options["every"] = interval(
             options["every"],
-            images=min(options["train_images"], len(data.train)) + min(options["test_images"], len(data.held_out)),
+            images=min(options["train_images"], len(data.train)) + min(options["test_images"], len(data.watched)),
             **{name: config.recipe[name] for name in ("steps", "batch_size", "evaluate_every")},
         )
         probes = instantiate(config.probe, _convert_="all")
-        probing = Probing(probes=probes, train=data.train, test=data.held_out, transform=view, **options)
+        probing = Probing(probes=probes, train=data.train, test=data.watched, transform=view, **options)
         if is_main_process():
             for line in probing.refused:
                 print(line, flush=True)
@@ -99,12 +115,12 @@ class Session:
     def _parted(self, config: DictConfig) -> Data:
         """The images that a run trains on and is measured on."""
         train = subset(self._data.train, **_plain(config.subset))
-        if config.development is None:
-            return Data(train, self._data.held_out, self._data.classes)
-        return Data(*hold_out(train, fraction=config.development, seed=0), self._data.classes)
+        data = replace(self._data, train=train)
+        return data if config.development is None else data.without_test(config.development)
 
     def _classes(self, data: Data) -> list[str]:
-        if data.train.labels is None or data.held_out.labels is None:
+        parts = (data.train, data.validation, data.test)
+        if any(part is not None and part.labels is None for part in parts):
             raise UserError(
                 "the images have no labels to learn: give each class a folder of its own, or another data set (data=…)"
             )

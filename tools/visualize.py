@@ -34,7 +34,7 @@ def main(config: DictConfig, plain: dict[str, Any]) -> None:
     if paths:
         pictures = inside.from_files(paths, view, plain["count"], print)
     else:
-        source = instantiate(config.data.source, _convert_="all").held_out
+        source = instantiate(config.data.source, _convert_="all").watched
         pictures = inside.held_out(source, view, plain["count"], batch_size=batch, workers=plain["workers"])
     encoder = instantiate(config.encoder, _convert_="all").to(device)
     if second := compared.build(config, plain, other):

@@ -8,12 +8,14 @@ over. This module imports nothing but the standard library.
 import os
 from collections.abc import Iterator
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 from ssvit.options import OptionError, UserError
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm", ".pbm")
-HELD_OUT = ("val", "validation", "valid", "test")
+AUTO = "auto"
+# The names that auto finds, the first before the others.
+KNOWN = {"train": ("train",), "validation": ("val", "validation", "valid"), "test": ("test",)}
 
 
 def check(root: Any) -> None:
@@ -36,8 +38,8 @@ def check(root: Any) -> None:
 
 
 def count(root: str, at_most: int) -> int:
-    """How many images there are to train on, counting no further than `at_most`."""
-    return sum(1 for _ in islice(_images(splits(root)[0]), at_most))
+    """How many images lie below a folder, counting no further than `at_most`."""
+    return sum(1 for _ in islice(_images(root), at_most))
 
 
 def list_images(root: str) -> list[tuple[str, str | None]]:
@@ -74,19 +76,60 @@ def pictures(path: str) -> list[str]:
     return sorted(_images(path))
 
 
-def splits(root: str) -> tuple[str, str | None]:
-    """The folders to train on and to hold out: (root/train, root/val or its like), or (root, None) if it has no split.
+class Splits(NamedTuple):
+    """Folders by what their images are for; None where there is none."""
 
-    A folder named train counts as a class like any other where other classes stand beside it and no held-out folder.
+    train: str
+    validation: str | None
+    test: str | None
+
+
+def splits(root: str, *, train: Any = AUTO, validation: Any = AUTO, test: Any = AUTO) -> Splits:
+    """Which subfolder of a folder is trained on, which is for choices, which for the reported figure.
+
+    Each is named, or None for none, or auto: the first subfolder of a KNOWN name, of those to measure on the first that
+    holds an image. Without a subfolder to train on that is the whole folder, and the others are None. A folder named
+    train counts as a class like any other where other classes stand beside it and neither validation nor test images.
+
+    OptionError if a named subfolder is not there, if two share images, or if there are validation or test images and
+    none to train on, which would then be among those trained on.
     """
-    train = os.path.join(root, "train")
-    held_out = next((path for path in (os.path.join(root, name) for name in HELD_OUT) if os.path.isdir(path)), None)
-    if not os.path.isdir(train):
-        return root, None
-    others = (entry for entry in _entries(root) if entry.name != "train")
-    if held_out is None and any(_is_image(entry) or (entry.is_dir() and any(_images(entry.path))) for entry in others):
-        return root, None
-    return train, held_out
+    asked = {"train": train, "validation": validation, "test": test}
+    found: dict[str, str | None] = {}
+    for part, name in asked.items():
+        if name == AUTO:
+            there = os.path.isdir if part == "train" else _holds_images
+            name = next((known for known in KNOWN[part] if there(os.path.join(root, known))), None)
+        elif name is not None and not (isinstance(name, str) and os.path.isdir(os.path.join(root, name))):
+            raise OptionError(part, name, f"must be {AUTO}, null, or the name of a folder in {root}")
+        found[part] = None if name is None else os.path.join(root, name)
+    held_out = [part for part in ("validation", "test") if found[part]]
+    if found["train"] is None:
+        classes = all(asked[part] == AUTO for part in held_out)  # that happen to have a known name
+        if not held_out or (train is None and classes):
+            return Splits(root, None, None)
+        right = f"must name the folder in {root} to train on, beside {os.path.basename(found[held_out[0]])}/"
+        raise OptionError("train", train, f"{right}; null trains on all of it" if classes else right)
+    for part in held_out:
+        for other in ("train", "validation")[: 1 + (part == "test")]:
+            if found[other] and _overlap(found[part], found[other]):
+                raise OptionError(part, asked[part], f"{found[part]} shares images with {found[other]}: null for none")
+    if train == AUTO and not held_out:
+        names = {name for known in KNOWN.values() for name in known}
+        others = (entry for entry in _entries(root) if entry.name not in names)
+        if any(_is_image(entry) or (entry.is_dir() and _holds_images(entry.path)) for entry in others):
+            return Splits(root, None, None)
+    return Splits(**found)
+
+
+def _holds_images(folder: str) -> bool:
+    return os.path.isdir(folder) and any(_images(folder))
+
+
+def _overlap(folder: str, other: str) -> bool:
+    """Whether one of two folders lies in the other, or is it."""
+    paths = [os.path.realpath(path) for path in (folder, other)]
+    return os.path.commonpath(paths) in paths
 
 
 def _entries(folder: str) -> list[os.DirEntry]:

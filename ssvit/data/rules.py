@@ -48,11 +48,28 @@ def resize_crop(*, size: Any, resize: Any, flip: Any = 0.5) -> None:
     whole("resize", resize, max(pair("size", size)))
 
 
-def images_in_folder(*, root: Any, held_out: Any = 0.1, seed: Any = 0) -> None:
-    """OptionError unless a folder holds images and the fraction to hold out is one."""
+def images_in_folder(
+    *,
+    root: Any,
+    train: Any = folder.AUTO,
+    validation: Any = folder.AUTO,
+    test: Any = folder.AUTO,
+    held_out: Any = 0.1,
+    seed: Any = 0,
+) -> None:
+    """OptionError unless a folder holds images, also in the subfolders named, and the fraction to hold out is one."""
     folder.check(root)
+    folder.splits(root, train=train, validation=validation, test=test)
     number("held_out", held_out, 0, 0.9, above=True)
     whole("seed", seed, at_least=0)
+
+
+def imagenet(*, root: Any) -> None:
+    """OptionError unless a folder holds images, and ImageNet's train/ and val/."""
+    folder.check(root)
+    for name in ("train", "val"):
+        if not os.path.isdir(os.path.join(root, name)):
+            raise OptionError("root", root, f"holds no folder {name}: ImageNet's usual layout is train/ and val/")
 
 
 def public_set(*, name: Any, root: Any, download: Any, split: Any) -> None:
@@ -86,13 +103,26 @@ def subset(*, part: Any, images: Any, seed: Any = 0) -> None:
     whole("seed", seed, at_least=0)
 
 
+VALIDATION = "validation"
+
+
+def development(value: Any) -> None:
+    """OptionError unless this can be what is measured on in place of the test images: None for the test images."""
+    if value not in (None, VALIDATION):
+        try:
+            number("development", value, 0, 0.9, above=True)
+        except OptionError as error:
+            raise OptionError("development", value, f"{error.right}, or {VALIDATION}") from None
+
+
 def batch_fits(batch_size: int, source: Mapping[str, Any], images: int | None) -> None:
     """OptionError if one batch is known to hold more images than there are, as far as names and numbers tell, or than
     the `images` that are taken of them.
     """
     known = source.get("images")
     if source.get("_target_") == "ssvit.data.sources.folder":
-        known = folder.count(source["root"], at_most=batch_size)
+        asked = {part: source[part] for part in folder.KNOWN if part in source}
+        known = folder.count(folder.splits(source["root"], **asked).train, at_most=batch_size)
     most = min((count for count in (known, images) if count is not None), default=batch_size)
     if batch_size > most:
         raise OptionError("batch_size", batch_size, f"must be no more than the {most} images to train on")

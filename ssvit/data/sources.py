@@ -1,4 +1,4 @@
-"""Where images come from: a set held in memory, or a list of files, and the builders that make train and held-out sets.
+"""Where images come from: a set held in memory, or a list of files, and the builders of data sets.
 
 Letters: n images, c channels, h, w pixels.
 """
@@ -6,7 +6,7 @@ Letters: n images, c channels, h, w pixels.
 import hashlib
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -35,11 +35,42 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class Data:
-    """What to train on, what to measure on, and the names of the training set's classes (none if unlabelled)."""
+    """What to train on, and what to measure on: validation images for choices, test images for the reported figure.
+
+    One of these two may be None; the other then serves for both, under its own name. classes: the names of the training
+    set's classes (none if unlabelled). told: which folder serves what, a line for people.
+    """
 
     train: Source
-    held_out: Source
+    validation: Source | None
+    test: Source | None
     classes: tuple[str, ...]
+    told: str = ""
+
+    @property
+    def watched(self) -> Source:
+        """What to measure on while training goes on."""
+        return self.test if self.validation is None else self.validation
+
+    @property
+    def reported(self) -> tuple[str, Source]:
+        """What the reported figure is measured on: its name, test or validation, and the images."""
+        return ("validation", self.validation) if self.test is None else ("test", self.test)
+
+    def without_test(self, development: float | str) -> "Data":
+        """The same without test images, to choose options by.
+
+        The choice is on the validation images, unless those are what is reported on: then it is on the fraction
+        `development` of the training images, which are not trained on. development=validation takes them all the same;
+        OptionError if there are none.
+        """
+        if self.validation is not None and (self.test is not None or development == rules.VALIDATION):
+            return replace(self, test=None)
+        if development == rules.VALIDATION:
+            right = "there are no validation images; 0.1 for that fraction of the training images"
+            raise OptionError("development", development, right)
+        train, validation = hold_out(self.train, fraction=development, seed=0)
+        return replace(self, train=train, validation=validation, test=None)
 
 
 class Memory:
@@ -115,40 +146,67 @@ def synthetic(*, size: Any = 32, images: int = 8192, held_out_images: int = 2048
     rules.drawn_set(size=size, images=images, held_out_images=held_out_images, seed=seed)
     size = pair("size", size)
     train = render(torch.arange(images), seed=seed, size=size)
-    held_out = render(torch.arange(images, images + held_out_images), seed=seed, size=size)
-    return Data(Memory(*train, CLASSES), Memory(*held_out, CLASSES), CLASSES)
+    test = render(torch.arange(images, images + held_out_images), seed=seed, size=size)
+    return Data(Memory(*train, CLASSES), None, Memory(*test, CLASSES), CLASSES)
 
 
-def folder(*, root: str, held_out: float = 0.1, seed: int = 0) -> Data:
-    """A folder of images, flat or with a subfolder for each class, or two of those named train and val.
+def folder(
+    *,
+    root: str,
+    train: str | None = folders.AUTO,
+    validation: str | None = folders.AUTO,
+    test: str | None = folders.AUTO,
+    held_out: float = 0.1,
+    seed: int = 0,
+) -> Data:
+    """A folder of images, flat or with a subfolder for each class, or subfolders of those: see `folders.splits`.
 
-    Without a val (or validation, valid, test) folder the fraction `held_out` of the images is kept from training.
-    UserError if the held-out images have a class that training lacks.
+    Without validation and test images the fraction `held_out` of the images is kept from training to test on. Where
+    there are both, test=auto passes over images that have no labels of the training set's classes. UserError if
+    validation or test images have a class that training lacks.
     """
-    rules.images_in_folder(root=root, held_out=held_out, seed=seed)
-    train_root, held_out_root = folders.splits(root)
-    train = _files(train_root)
-    if held_out_root is None:
-        train, kept = hold_out(train, fraction=held_out, seed=seed)
-    else:
-        kept = _files(held_out_root, train.classes)
-    return Data(train, kept, train.classes)
+    rules.images_in_folder(root=root, train=train, validation=validation, test=test, held_out=held_out, seed=seed)
+    found = folders.splits(root, train=train, validation=validation, test=test)
+    trained = _files(found.train)
+    if found.validation is None and found.test is None:
+        trained, kept = hold_out(trained, fraction=held_out, seed=seed)
+        told = f"{_short(found.train)} {len(trained):,} images to train on, {len(kept):,} others to measure on"
+        return Data(trained, None, kept, trained.classes, f"{told} (data.held_out={held_out:g})")
+    validated = found.validation and _files(found.validation, trained.classes)
+    tested, reason = None, ""
+    optional = test == folders.AUTO and validated
+    try:
+        tested = found.test and _files(found.test, trained.classes)
+        if optional and tested and trained.classes and tested.labels is None:
+            tested, reason = None, "its images have no labels"
+    except UserError as error:
+        if not optional:
+            raise
+        reason = str(error)
+    choices, figure = ("for choices", "for the reported figure") if validated and tested else ("to measure on",) * 2
+    told = [f"{_short(found.train)} {len(trained):,} images to train on"]
+    for path, source, purpose in ((found.validation, validated, choices), (found.test, tested, figure)):
+        if source is not None:
+            told.append(f"{_short(path)} {len(source):,} {purpose}")
+    if reason:
+        told.append(f"{_short(found.test)} is not used: {reason}")
+    return Data(trained, validated, tested, trained.classes, "; ".join(told))
+
+
+def _short(path: str) -> str:
+    return f"{os.path.basename(os.path.abspath(path))}/"
 
 
 def imagenet(*, root: str) -> Data:
     """ImageNet in its usual layout: train/ and val/, in each a folder for every class, named by its wnid."""
-    rules.images_in_folder(root=root)
-    for name in ("train", "val"):
-        path = os.path.join(root, name)
-        if not os.path.isdir(path):
-            raise OptionError("root", root, f"holds no folder {name}: ImageNet's usual layout is train/ and val/")
+    rules.imagenet(root=root)
     train = _files(os.path.join(root, "train"))
     if not train.classes:
         raise OptionError("root", root, "images lie in train/ itself, not in a folder for each class")
-    held_out = _files(os.path.join(root, "val"), train.classes)
-    if held_out.labels is None:
+    validation = _files(os.path.join(root, "val"), train.classes)
+    if validation.labels is None:
         raise OptionError("root", root, "images lie in val/ itself: sort them into a folder for each class (wnid)")
-    return Data(train, held_out, train.classes)
+    return Data(train, validation, None, train.classes)
 
 
 def torchvision_set(
@@ -176,7 +234,7 @@ def torchvision_set(
             raise UserError(f"data.root={root}: {name} could not be fetched: {reason}") from None
         right = "give the folder that holds it, or set data.download=true to fetch it"
         raise UserError(f"data.root={root}: holds no whole {name}: {right}") from None
-    return Data(train, test, train.classes)
+    return Data(train, None, test, train.classes)
 
 
 def hold_out(source: Source, *, fraction: float, seed: int) -> tuple[Source, Source]:

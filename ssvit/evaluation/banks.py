@@ -1,4 +1,4 @@
-"""Banks: frozen features of the training and of the test images, read once for every measure, beside their floors.
+"""Banks: frozen features of the training and of the test images, read once for every measure, beside baselines.
 
 Letters: n images of a bank, d width, p pairs of a test and a training image, c channels, h, w pixels.
 """
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ssvit.data.loader import evaluation_batches
 from ssvit.data.sources import Files, Source
+from ssvit.evaluation import significance
 from ssvit.evaluation.features import Features
 from ssvit.options import UserError
 
@@ -51,12 +52,21 @@ class Bank(Features):
 
 @dataclass(frozen=True)
 class Banks:
-    """Both banks, of the same feature sets; own: those of the encoder, in the order of layers; the others: floors."""
+    """Both banks, of the same feature sets; own: those of the encoder, in the order of layers; the others: baselines.
+
+    part: what the images measured on are, test or validation.
+    """
 
     own: tuple[str, ...]
     classes: tuple[str, ...]
     train: Bank
     test: Bank
+    part: str = "test"
+
+    @property
+    def chance(self) -> float:
+        """The share of the most frequent class of the images measured on."""
+        return significance.chance(self.test.labels.tolist())
 
     def copies(self) -> list[tuple[int, int]]:
         """Test images that stand among the training images too, pixel for pixel: rows of both, the first of equals."""

@@ -12,10 +12,12 @@ class Evaluator:
     The numbers are the whole of an evaluation; words, pictures and tables are its own choice, and are asked for after
     them, of the main process alone.
 
-    every: steps from one evaluation to the next; None for the recipe's evaluate_every.
+    every: steps from one evaluation to the next; None for the recipe's evaluate_every. at_end: ask once, when all steps
+    are complete.
     """
 
     every: int | None = None
+    at_end: bool = False
 
     def measure(self, objective: Objective) -> dict[str, float]:
         """Named numbers of the model as it is now. Every process calls it, and gets the same."""

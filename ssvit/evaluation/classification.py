@@ -22,6 +22,7 @@ from torch import Tensor, distributed
 from ssvit.data.loader import TOLERATED, Batch, evaluation_batches
 from ssvit.data.sources import Source
 from ssvit.evaluation.base import Evaluator
+from ssvit.evaluation.significance import NOTHING_YET, above_chance, chance
 from ssvit.inspection import classes as figures
 from ssvit.inspection import style
 from ssvit.objectives.classify import Classify
@@ -174,23 +175,32 @@ class Classification(Evaluator):
     """Accuracy of a classifier on every image of a source.
 
     batch_size: images answered for at once, and workers: processes that read files, both for each process; real: path
-    of ImageNet's ReaL labels, to measure by them too.
+    of ImageNet's ReaL labels, to measure by them too; part: what the images are, test or validation, in words and
+    pictures.
     """
 
     def __init__(
-        self, *, source: Source, transform: Any, batch_size: int = 256, workers: int = 0, real: str | None = None
+        self,
+        *,
+        source: Source,
+        transform: Any,
+        batch_size: int = 256,
+        workers: int = 0,
+        real: str | None = None,
+        part: str = "test",
     ) -> None:
         whole("batch_size", batch_size)
         whole("workers", workers, 0)
-        self.source, self.transform, self.real = source, transform, real
+        self.source, self.transform, self.real, self.part = source, transform, real, part
         self.batch_size, self.workers = batch_size, workers
         self.answers = Answers.none()  # those of the last measurement
         self._allowed: list[set[int]] | None = None
 
     def measure(self, objective: Classify) -> dict[str, float]:
         """accuracy, accuracy_top5 (of more than five classes), loss (cross-entropy), accuracy_per_class (the mean of
-        the classes' own, of those that have images), accuracy_real, and unreadable: how many images, if any, are left
-        out of all these because they cannot be read.
+        the classes' own, of those that have images), accuracy_constant (chance: the share of the most frequent class),
+        images: how many are measured on, accuracy_real, and unreadable: how many images, if any, are left out of all
+        these because they cannot be read.
 
         UserError if the images have no labels or other classes than the model, if too many cannot be read, or if the
         ReaL labels do not fit them.
@@ -215,6 +225,8 @@ class Classification(Evaluator):
         metrics["loss"] = answers.loss.mean().item()
         images, correct = (torch.bincount(of, minlength=k) for of in (answers.truth, answers.truth[right]))
         metrics["accuracy_per_class"] = (correct / images.double())[images > 0].mean().item()
+        metrics["accuracy_constant"] = chance(answers.truth.tolist())
+        metrics["images"] = len(right)
         if self._allowed is not None:
             asked = [
                 guess in self._allowed[place]
@@ -230,14 +242,14 @@ class Classification(Evaluator):
     def _check(self, objective: Classify) -> None:
         """UserError unless the images can be asked of that model. Reads the ReaL labels at the first call."""
         if self.source.labels is None:
-            raise UserError("the held-out images have no labels, so there is nothing to hold a classifier against")
+            raise UserError(f"the {self.part} images have no labels, so there is nothing to measure a classifier by")
         if not len(self.source):
-            raise UserError("there are no held-out images to measure a classifier on")
+            raise UserError(f"there are no {self.part} images to measure a classifier on")
         for number, (theirs, own) in enumerate(zip_longest(self.source.classes, objective.classes)):
             if theirs != own:
                 theirs, own = ("absent" if name is None else repr(name) for name in (theirs, own))
                 raise UserError(
-                    f"the classes of the held-out images ({len(self.source.classes)}) are not the model's "
+                    f"the classes of the {self.part} images ({len(self.source.classes)}) are not the model's "
                     f"({len(objective.classes)}): class {number} is {theirs}, the model's is {own}"
                 )
         if self.real is not None and self._allowed is None:
@@ -268,11 +280,10 @@ class Classification(Evaluator):
         tops = [f"top-1 {_percent(metrics['accuracy'])}"]
         if "accuracy_top5" in metrics:
             tops.append(f"top-5 {_percent(metrics['accuracy_top5'])}")
-        frequent = max(one.images for one in tallies) / count
-        lines = [
-            f"{', '.join(tops)} of {count:,} images (chance {_percent(1 / len(tallies))}, "
-            f"always the most frequent class {_percent(frequent)})"
-        ]
+        constant = metrics["accuracy_constant"]
+        lines = [f"{', '.join(tops)} of {count:,} images (chance {_percent(constant)}, always the most frequent class)"]
+        if not above_chance(metrics["accuracy"], constant, count):
+            lines.append(f"not {NOTHING_YET}")
         means = [f"mean of the classes' accuracies {_percent(metrics['accuracy_per_class'])}"]
         if "accuracy_real" in metrics:
             means.append(f"by ReaL labels {_percent(metrics['accuracy_real'])}")
@@ -302,10 +313,13 @@ class Classification(Evaluator):
             )
         ]
         counts = answers.confusion(len(names), min(len(names), _BLOCKS))
+        total, part = len(answers.place), self.part
+        shares = torch.bincount(answers.truth).double() / total
+        ignoring = {"chance": shares.max().item(), "entropy": torch.special.entr(shares).sum().item()}
         return {
-            "confusion": figures.confusion(counts, names, accuracy=_share(answers.right)),
-            "mistakes": figures.mistakes(mistakes, wrong=int((~answers.right).sum()), images=len(answers.place)),
-            "learning": figures.learning(history, len(names)),
+            "confusion": figures.confusion(counts, names, accuracy=_share(answers.right), part=part),
+            "mistakes": figures.mistakes(mistakes, wrong=int((~answers.right).sum()), images=total, part=part),
+            "learning": figures.learning(history, part, **ignoring),
         }
 
     def tabulate(self, objective: Classify) -> dict[str, str]:

@@ -31,7 +31,7 @@ from ssvit.evaluation.features import Extractor
 from ssvit.evaluation.neighbours import Neighbours
 from ssvit.evaluation.store import UNKNOWN, Store, check_vacant, unit
 from ssvit.inspection.contact_sheet import QUERIES, Neighbour, Row, contact_sheet
-from ssvit.options import UserError, whole, within
+from ssvit.options import UserError, one_of, whole, within
 
 Kind = retrieval.Flat | retrieval.IVF | retrieval.HNSW
 Load = Callable[[str], Tensor]  # a picture's name -> (c, h, w) uint8
@@ -41,22 +41,29 @@ _LONGER = 340  # pixels of a picture on a sheet
 _BLANK = torch.full((3, 1, 1), 230, dtype=torch.uint8)  # for a picture that is no longer there
 
 
-def of_data_set(called: str, data: Data) -> tuple[dict[str, dict[str, str | None]], Load]:
-    """The pictures {name: class} of a data set's splits, train and held_out, and what opens a picture by its name.
+def of_data_set(called: str, data: Data, split: str) -> tuple[dict[str, str | None], Load]:
+    """The pictures {name: class} of a split of a data set, and what opens a picture of any split by its name.
 
-    Those that are files have their path for a name. Those in memory are named like cifar10/train/17 and opened from
-    there; any other name is taken for a file's.
+    split: train, validation, test, or held_out for what is reported on. Files have their path for a name. Pictures in
+    memory are named like cifar10/train/17, those reported on like cifar10/held_out/17, and opened from there; any other
+    name is taken for a file's. OptionError if the data set has no such split.
     """
     splits, held = {}, {}
-    for split, source in (("train", data.train), ("held_out", data.held_out)):
+    reported, _ = data.reported
+    for own, source in (("train", data.train), ("validation", data.validation), ("test", data.test)):
+        if source is None:
+            continue
         if isinstance(source, Files):
             names = [os.path.abspath(path) for path in source.paths]
         else:
-            names = [f"{called}/{split}/{place}" for place in range(len(source))]
+            stored = "held_out" if own == reported else own  # the name that stores of the first edition have
+            names = [f"{called}/{stored}/{place}" for place in range(len(source))]
             held |= dict(zip(names, source.images, strict=True))
         labels = [None] * len(source) if source.labels is None else [source.classes[label] for label in source.labels]
-        splits[split] = dict(zip(names, labels, strict=True))
-    return splits, lambda name: held[name] if name in held else load(name)
+        splits[own] = dict(zip(names, labels, strict=True))
+    splits["held_out"] = splits[reported]
+    one_of("split", split, splits)
+    return splits[split], lambda name: held[name] if name in held else load(name)
 
 
 class Describer:

@@ -8,6 +8,7 @@ from typing import Any
 from ssvit.data import folder
 from ssvit.options import OptionError, flag, one_of, whole
 
+SPLITS = ("train", "validation", "test", "held_out")
 ACTIONS = INDEX, ADD, QUERY = ("index", "add", "query")
 
 
@@ -16,7 +17,7 @@ def check(
 ) -> None:
     """OptionError for options of tools/retrieve.py that cannot be; sheet, output: files to write, or None."""
     one_of("action", action, ACTIONS)
-    one_of("split", split, ("train", "held_out"))
+    one_of("split", split, SPLITS)
     if action != INDEX and not Path(str(store)).is_dir():
         raise OptionError("store", store, f"no such folder: action={INDEX} makes a store")
     for name, value in (("k", k), ("batch_size", batch_size), ("workers", workers)):

@@ -71,6 +71,7 @@ class FewShot:
             chosen_by="leave-one-out on the most shots",
             options={"protocol": self.protocol, **asdict(self.asked)},
             numbers={name: [asdict(score) for score in scores] for name, scores in found.items()},
+            **_against(banks),
         )
 
 
@@ -119,6 +120,7 @@ class Knn:
             chosen_by="leave-one-out on the training images",
             options={"protocol": self.protocol, "k": self.k},
             numbers=numbers,
+            **_against(banks),
         )
 
 
@@ -147,13 +149,14 @@ class LinearProbe:
         columns = ("train", "validation", "test")
         return Measured(
             measure=self.name,
-            columns=columns,
+            columns=columns if banks.part == "test" else ("train", "held out of train", banks.part),
             values={name: tuple(own[column] for column in columns) for name, own in numbers.items()},
             deviations=_none(numbers, len(columns)),
             best=best,
             chosen_by="validation accuracy",
             options=asdict(self.asked),
             numbers=numbers,
+            **_against(banks),
         )
 
     def _sgd(self, banks: "Banks", name: str, told: Told) -> dict[str, Any]:
@@ -236,6 +239,11 @@ def _others(k: int, images: int) -> None:
     """OptionError unless each of so many training images has k others."""
     if k >= images:
         raise OptionError("k", k, f"must be below {images}, the training images")
+
+
+def _against(banks: "Banks") -> dict[str, Any]:
+    """What an accuracy is to be above."""
+    return {"chance": banks.chance, "images": len(banks.test)}
 
 
 def _none(found: Mapping[str, Any], columns: int) -> dict[str, tuple[None, ...]]:

@@ -31,7 +31,7 @@ def confusion(banks: Banks, logistic: Measured) -> Figure:
     truth, k = banks.test.labels, len(banks.classes)
     taken = torch.tensor(logistic.numbers[logistic.best]["predictions"])
     counts = torch.bincount(truth * k + taken, minlength=k * k).view(k, k)
-    return classes.confusion(counts, banks.classes, accuracy=(truth == taken).double().mean().item())
+    return classes.confusion(counts, banks.classes, accuracy=(truth == taken).double().mean().item(), part=banks.part)
 
 
 def neighbours(banks: Banks, name: str) -> Figure:

@@ -1,8 +1,8 @@
-"""Do the features get better? Probes of the frozen encoder while it trains, beside what needs no training.
+"""Do the features get better? Probes of the frozen encoder while it trains, beside trivial baselines and chance.
 
 Each evaluation extracts the features of all layers once, for all probes: of a bank of labelled training images, and of
-held-out images, the same each time. The floors are the encoder with its random weights, which is the run's own step 0,
-and the pixels.
+held-out images, the same each time. The baselines are the encoder with its random weights, which is the run's own step
+0, and raw pixels. Chance is the share of the most frequent class of the held-out images.
 
 Letters: n training images (the bank), m test images, d width.
 """
@@ -18,6 +18,7 @@ from ssvit.data.loader import evaluation_batches
 from ssvit.data.sources import Memory, Source, subset
 from ssvit.evaluation.base import Evaluator
 from ssvit.evaluation.features import Extractor, Frozen, Pixels, extract, readings
+from ssvit.evaluation.significance import NOTHING_YET, above_chance, chance, standard_error
 from ssvit.inspection import probes as figures
 from ssvit.objectives.base import Objective
 from ssvit.options import UserError, whole
@@ -79,6 +80,7 @@ class Probing(Evaluator):
             return
         self._train = self._read(subset(train, images=min(train_images, len(train))), transform)
         self._test = self._read(subset(test, images=min(test_images, len(test))), transform)
+        self._chance = chance(self._test.labels.tolist())
         self._counts = {"train_images": len(self._train), "test_images": len(self._test)}
         for name, probe in probes.items():
             try:
@@ -118,7 +120,8 @@ class Probing(Evaluator):
             with torch.autocast(device.type, enabled=False):
                 train, test = (values["pixels"] for values in self._features(Pixels(), device))
             self._pixels = {probe.name: self._asked(probe, train, test).accuracy for probe in self.probes}
-        metrics: dict[str, float] = self._counts | {f"{name}_pixels": value for name, value in self._pixels.items()}
+        pixels = {f"{name}_pixels": value for name, value in self._pixels.items()}
+        metrics: dict[str, float] = {**self._counts, "chance": self._chance, **pixels}
         try:
             train, test = self._features(Frozen(encoder, layers, identity=""), device)
         except UserError:
@@ -134,48 +137,53 @@ class Probing(Evaluator):
         return metrics
 
     def explain(self, metrics: Mapping[str, float], history: Sequence[Mapping[str, float | None]] = ()) -> list[str]:
-        """Each probe beside its floors: better than they, perhaps, or not."""
+        """Each probe beside its baselines: better than they, perhaps, or not; or not above chance."""
         start = self._start(history)
         return [
-            *(_told(probe, metrics, start.get(probe.name)) for probe in self.probes),
+            *(_told(probe, metrics, start.get(probe.name), self._chance) for probe in self.probes),
             f"by {len(self._train)} training images, on {len(self._test)} held-out ones; "
             "perhaps: by less than two standard errors",
         ]
 
     def draw(self, objective: Objective, history: Sequence[Mapping[str, float | None]]) -> dict[str, Any]:
-        """`probes`: the accuracies over the steps, with the floors."""
+        """`probes`: the accuracies over the steps, with the baselines and chance."""
         titles = {probe.name: probe.title for probe in self.probes}
-        return {"probes": figures.probes(history, titles, start=self._start(history))}
+        return {"probes": figures.probes(history, titles, start=self._start(history), chance=self._chance)}
 
     def _start(self, history: Sequence[Mapping[str, float | None]]) -> Mapping[str, float | None]:
         """What step 0 gave on the same images; empty if it did not."""
         return next((row for row in history if row["step"] == 0 and self._counts.items() <= row.items()), {})
 
 
-def _told(probe: Probe, metrics: Mapping[str, float], start: float | None) -> str:
-    """A probe's accuracies beside that of the start and of the pixels."""
+def _told(probe: Probe, metrics: Mapping[str, float], start: float | None, chance: float) -> str:
+    """A probe's accuracies beside chance, that of the start and that of the pixels."""
     value = metrics[probe.name]
     if math.isnan(value):
         return f"{probe.title}: not measured, the features are not finite"
-    beside = [
-        f"{words} were not measured on these images, as step 0 would have been"
-        if floor is None
-        else f"{_verdict(value, floor, metrics['test_images'])} than {words}, {100 * floor:.1f} %"
-        for floor, words in ((start, "random weights"), (metrics[f"{probe.name}_pixels"], "the pixels"))
-    ]
+    images = metrics["test_images"]
+    tells = above_chance(value, chance, images)
+    beside = [] if tells else [f"not {NOTHING_YET}"]
+    for baseline, words in ((start, "random weights"), (metrics[f"{probe.name}_pixels"], "the pixels")):
+        if baseline is None:
+            beside.append(f"{words} were not measured on these images, as step 0 would have been")
+        elif tells:
+            beside.append(f"{_verdict(value, baseline, images)} than {words}, {100 * baseline:.1f} %")
+        else:
+            beside.append(f"{words} {100 * baseline:.1f} %")
     layers = sum(key.startswith(f"{probe.name}_layer") for key in metrics)
     return (
         f"{probe.title} {100 * value:.1f} % at layer {metrics[f'{probe.name}_chosen']:.0f} of {layers} (chosen by "
-        f"leave-one-out), last layer {100 * metrics[f'{probe.name}_last']:.1f} %: {'; '.join(beside)}"
+        f"leave-one-out), last layer {100 * metrics[f'{probe.name}_last']:.1f} %, chance {100 * chance:.1f} %: "
+        f"{'; '.join(beside)}"
     )
 
 
-def _verdict(value: float, floor: float, images: float) -> str:
+def _verdict(value: float, baseline: float, images: float) -> str:
     """Two accuracies on as many images, taken for independent: on the same ones a difference has less error."""
-    error = math.sqrt((value * (1 - value) + floor * (1 - floor)) / images)
-    if value <= floor:
+    if value <= baseline:
         return "NO better"
-    return "better" if value - floor >= 2 * error else "perhaps better"
+    error = math.hypot(standard_error(value, images), standard_error(baseline, images))
+    return "better" if value - baseline >= 2 * error else "perhaps better"
 
 
 def _as_it_is(images: Tensor, slots: Tensor, seed: int) -> Tensor:

@@ -3,7 +3,6 @@
 Letters: c channels, k classes.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -13,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 from torch import Tensor
 
-from ssvit.inspection.style import COLORS, DPI, INK, PALE, fitted, over_steps, rgb, tidy, width_of
+from ssvit.inspection.style import COLORS, DPI, INK, PALE, chance_line, fitted, over_steps, rgb, tidy, width_of
 
 _SIDE, _CELL = 900, 200  # dots: of the confusion matrix, and of one class at most
 _NAMED, _NUMBERED = 40, 20  # classes up to which the matrix has their names, and the shares in its cells
@@ -31,11 +30,12 @@ class Mistake(NamedTuple):
     confidence: float
 
 
-def confusion(counts: Tensor, classes: Sequence[str], *, accuracy: float) -> Figure:
+def confusion(counts: Tensor, classes: Sequence[str], *, accuracy: float, part: str = "test") -> Figure:
     """Each class's images by what they are taken for, as shares: a row for a true class, grey if it has no images.
 
     counts: (k, k), or fewer rows and columns for blocks of neighbouring classes. A class is a whole number of dots,
-    so that none is lost. The colours grow with the root of the share, so that what is rare is seen.
+    so that none is lost. The colours grow with the root of the share, so that what is rare is seen. part: what the
+    images are, test or validation.
     """
     counts = counts.double().numpy()
     images = counts.sum(1, keepdims=True)
@@ -64,7 +64,7 @@ def confusion(counts: Tensor, classes: Sequence[str], *, accuracy: float) -> Fig
                 axis.text(column, row, f"{100 * share:.0f}", ha="center", va="center", fontsize=8, color=color)
     axis.set_xlabel("taken for")
     axis.set_ylabel("true class")
-    axis.set_title(f"accuracy {100 * accuracy:.1f} %", loc="left", fontsize=11, color=INK)
+    axis.set_title(f"accuracy {100 * accuracy:.1f} % on the {part} images", loc="left", fontsize=11, color=INK)
     bar = figure.add_axes(((left + side + 0.15 * DPI) / width, bottom / height, 0.12 * DPI / width, side / height))
     ticks = [0, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 1]
     figure.colorbar(picture, cax=bar, ticks=ticks, format=PercentFormatter(1, decimals=0, symbol=" %"))
@@ -74,8 +74,11 @@ def confusion(counts: Tensor, classes: Sequence[str], *, accuracy: float) -> Fig
     return figure
 
 
-def mistakes(chosen: Sequence[Mistake], *, wrong: int, images: int) -> Figure:
-    """Images as the model sees them, what they are, and what they were taken for. wrong: mistakes in all `images`."""
+def mistakes(chosen: Sequence[Mistake], *, wrong: int, images: int, part: str = "test") -> Figure:
+    """Images as the model sees them, what they are, and what they were taken for.
+
+    wrong: mistakes in all `images`. part: what these are, test or validation.
+    """
     h, w = chosen[0].image.shape[1:] if chosen else (1, 1)
     tall, wide = _TILE * h / max(h, w), _TILE * w / max(h, w)
     across, top = min(_ACROSS, max(len(chosen), 3)), 0.4 * DPI
@@ -93,9 +96,9 @@ def mistakes(chosen: Sequence[Mistake], *, wrong: int, images: int) -> Figure:
         axis.text(middle, upper + tall + 4, fitted(one.truth, 7, _TILE), color=INK, **caption)
         axis.text(middle, upper + tall + 4 + _LINE, guess, color=COLORS["replaced"], **caption)
     title = (
-        f"the most confident of {wrong:,} mistakes in {images:,} images"
+        f"the most confident of {wrong:,} mistakes in {images:,} {part} images"
         if chosen
-        else f"no mistake: all {images:,} images are named right"
+        else f"no mistake: all {images:,} {part} images are named right"
     )
     axis.text(_GAP, (top if chosen else height) / 2, title, va="center", fontsize=11, color=INK)
     axis.set(xlim=(0, width), ylim=(height, 0))
@@ -103,22 +106,27 @@ def mistakes(chosen: Sequence[Mistake], *, wrong: int, images: int) -> Figure:
     return figure
 
 
-def learning(history: Sequence[Mapping[str, float | None]], classes: int) -> Figure:
-    """Loss and accuracy over the steps, beside what a guess at random among the classes has. `history`: see
-    `Evaluator.draw`.
+def learning(history: Sequence[Mapping[str, float | None]], part: str, *, chance: float, entropy: float) -> Figure:
+    """Loss and accuracy over the steps, of training and of the images measured on, beside what a model has that ignores
+    the image: `chance`, the share of the most frequent class, and `entropy`, that of the classes, in nats.
+
+    history: see `Evaluator.draw`; part: test or validation. Beside test images, which are measured on at the end,
+    validation images have their curves too.
     """
     figure = Figure(figsize=(10, 3.8), dpi=DPI, layout="constrained")
     left, right = figure.subplots(1, 2)
 
     trained = {"color": COLORS["train"], "linewidth": 1}
-    tested = {"color": COLORS["model"], "linewidth": 2, "marker": "."}
     over_steps(left, history, "train/loss", "training", **trained)
-    over_steps(left, history, "loss", "held-out", **tested)
     over_steps(right, history, "train/accuracy", "training", 100, **trained)
-    over_steps(right, history, "accuracy", "held-out, top-1", 100, **tested)
-    over_steps(right, history, "accuracy_top5", "held-out, top-5", 100, **tested | {"color": COLORS["kept"]})
-    for axis, chance in ((left, math.log(classes)), (right, 100 / classes)):
-        axis.axhline(chance, color=INK, linewidth=1, linestyle="--", label=f"chance: {chance:.3g}")
+    watched = any("validation/accuracy" in row for row in history)
+    for prefix, name, marker in (("validation/", "validation", "."), ("", part, "*" if watched else ".")):
+        own = {"color": COLORS["model"], "linewidth": 2, "marker": marker, "markersize": 12 if marker == "*" else 6}
+        over_steps(left, history, f"{prefix}loss", name, **own)
+        over_steps(right, history, f"{prefix}accuracy", f"{name}, top-1", 100, **own)
+        over_steps(right, history, f"{prefix}accuracy_top5", f"{name}, top-5", 100, **own | {"color": COLORS["kept"]})
+    left.axhline(entropy, color=INK, linewidth=1, linestyle="-.", label=f"entropy of the classes: {entropy:.3g}")
+    chance_line(right, chance)
     left.set_ylabel("loss (nats)")
     right.set_ylabel("accuracy (%)")
     for axis in (left, right):

@@ -1,17 +1,21 @@
-"""The picture of the probes of a run: accuracy over the steps, with what needs no training as dashed lines."""
+"""The picture of the probes of a run: accuracy over the steps, with baselines and chance as straight lines."""
 
 from collections.abc import Mapping, Sequence
 
 from matplotlib.figure import Figure
 
-from ssvit.inspection.style import COLORS, DPI, INK, over_steps, tidy
+from ssvit.inspection.style import COLORS, DPI, INK, chance_line, over_steps, tidy
 
 
 def probes(
-    history: Sequence[Mapping[str, float | None]], titles: Mapping[str, str], *, start: Mapping[str, float | None]
+    history: Sequence[Mapping[str, float | None]],
+    titles: Mapping[str, str],
+    *,
+    start: Mapping[str, float | None],
+    chance: float,
 ) -> Figure:
     """A panel for each probe. history: see `Evaluator.draw`; titles: by the names of the probes in metrics; start: the
-    metrics of the random weights, empty if they are not known.
+    metrics of the random weights, empty if they are not known; chance: an accuracy, 0 to 1.
     """
     figure = Figure(figsize=(5 * len(titles), 3.8), dpi=DPI, layout="constrained")
     for axis, (name, title) in zip(figure.subplots(1, len(titles), squeeze=False)[0], titles.items(), strict=True):
@@ -21,9 +25,10 @@ def probes(
         pixels = [row[f"{name}_pixels"] for row in history if row.get(f"{name}_pixels") is not None]
         for values, label, style in (([start.get(name)], "random weights", "--"), (pixels, "pixels", ":")):
             if values and values[-1] is not None:
-                floor = 100 * values[-1]
-                axis.axhline(floor, color=INK, linewidth=1, linestyle=style, label=f"{label}: {floor:.1f}")
+                baseline = 100 * values[-1]
+                axis.axhline(baseline, color=INK, linewidth=1, linestyle=style, label=f"{label}: {baseline:.1f}")
+        chance_line(axis, chance)
         axis.set_title(title, fontsize=10, color=INK)
         axis.set_ylabel("top-1 on held-out images (%)")
-        tidy(axis, "step", legend="lower right")
+        tidy(axis, "step")
     return figure

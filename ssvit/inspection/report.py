@@ -19,19 +19,23 @@ from matplotlib.figure import Figure
 
 from ssvit import durable
 from ssvit.evaluation.measured import Measured
+from ssvit.evaluation.significance import NOTHING_YET
 from ssvit.inspection.style import shown
 from ssvit.options import UserError
 
 _CAPTIONS = {
     "by_layer": "The last column of each table, over the encoder's layers",
-    "by_column": "The chosen features and their floors, in every column of each table",
+    "by_column": "The chosen features and their baselines, in every column of each table",
     "confusion": "Which class is taken for which",
-    "contact_sheet": "Test images and the training images that are most like them",
+    "contact_sheet": "Images measured on, and the training images that are most like them",
     "feature_map": "Images with like features lie together",
 }
-_FLOORS = "Floors: the same encoder with random weights, and the pixels. The best, of any layer, is to be beaten."
+_BASELINES = (
+    "Baselines: the same encoder with random weights, and raw pixels. The best, of any layer, is to be beaten. "
+    "Chance: the share of the most frequent class."
+)
 _NONE, _MINUS = "\u2013", "\u2212"  # a dash for what there is not, and the sign that is as wide as a plus
-_NUMBERS = range(2, 5)  # columns of the summary
+_NUMBERS = range(2, 6)  # columns of the summary
 _DOTS_AN_INCH = 100  # of CSS, for pictures
 _MARKDOWN = re.compile(r"[\\`*\[\]<>&|~$#!]|(?<![^\W_])_|_(?![^\W_])")  # an underscore within a word has no meaning
 
@@ -47,7 +51,7 @@ def write(
     """Write report.html, report.md and report.json, each whole or not at all: their paths.
 
     facts: what was measured, how, by which versions, as plain data; checkpoint stands on top. own: the feature sets of
-    the encoder; the others are floors. UserError if the disk refuses.
+    the encoder; the others are baselines. UserError if the disk refuses.
     """
     facts = _plain(facts)
     texts = {
@@ -66,43 +70,58 @@ def write(
 
 
 def headline(measured: Sequence[Measured], own: Sequence[str]) -> str:
-    """In one sentence: do the chosen features beat the best floor, and by how many points."""
-    gains = {_words(found.measure): gain for found in measured if (gain := _gain(found, own)) is not None}
-    if not gains:
-        scores = ", ".join(f"{_words(found.measure)} {_score(found.values[found.best][-1])} %" for found in measured)
-        return f"No floor was measured beside the encoder's features: {scores}."
-    beaten = sum(gain > 0 for gain in gains.values())
-    how_many = {len(gains): "each measure", 0: "no measure"}.get(beaten, f"{beaten} of {len(gains)} measures")
-    points = ", ".join(f"{name} {_signed(gain)}" for name, gain in gains.items())
-    return f"The encoder's features beat the best floor by {how_many}: {points} points."
+    """In a sentence or two: do the chosen features beat the best baseline, and by how many percentage points; which are
+    not above chance, so that they tell nothing.
+    """
+    silent = [found for found in measured if not found.tells]
+    telling = [found for found in measured if found.tells]
+    nothing = ", ".join(f"{_named(found)} (chance {_score(found.chance)} %)" for found in silent)
+    nothing = nothing and f"{nothing}: not {NOTHING_YET}."
+    gains = {_words(found.measure): gain for found in telling if (gain := _gain(found, own)) is not None}
+    if gains:
+        beaten = sum(gain > 0 for gain in gains.values())
+        how_many = {len(gains): "each measure", 0: "no measure"}.get(beaten, f"{beaten} of {len(gains)} measures")
+        points = ", ".join(f"{name} {_signed(gain)}" for name, gain in gains.items())
+        told = f"The encoder's features beat the best baseline by {how_many}: {points} percentage points."
+    elif telling:
+        told = f"No baseline was measured beside the encoder's features: {', '.join(map(_named, telling))}."
+    else:
+        return nothing
+    return f"{told} {nothing}".rstrip()
 
 
 def summary(measured: Sequence[Measured], own: Sequence[str]) -> list[list[str]]:
     """The headline as a table: headings, and a row for each measure."""
-    rows = [["measure", "column", "%", "floor %", "points", "chosen features", "best floor"]]
+    rows = [["measure", "column", "%", "chance %", "baseline %", "points", "chosen features", "best baseline"]]
     for found in measured:
-        floor, gain = _floor(found, own), _gain(found, own)
-        scores = [_score(found.values[name][-1]) if name else _NONE for name in (found.best, floor)]
+        baseline, gain = _baseline(found, own), _gain(found, own)
+        scores = [_score(found.values[name][-1]) if name else _NONE for name in (found.best, baseline)]
+        chance = _NONE if found.chance is None else _score(found.chance)
+        scores.insert(1, chance)
         points = _NONE if gain is None else _signed(gain)
-        rows.append([_words(found.measure), found.columns[-1], *scores, points, found.best, floor or _NONE])
+        rows.append([_words(found.measure), found.columns[-1], *scores, points, found.best, baseline or _NONE])
     return rows
 
 
-def _floor(found: Measured, own: Sequence[str]) -> str | None:
-    """The best of the floors, whichever layer it is of: what is to be beaten is not to be weak by chance."""
-    floors = [name for name, row in found.values.items() if name not in own and math.isfinite(row[-1])]
-    return max(floors, key=lambda name: found.values[name][-1], default=None)
+def _named(found: Measured) -> str:
+    return f"{_words(found.measure)} {_score(found.values[found.best][-1])} %"
+
+
+def _baseline(found: Measured, own: Sequence[str]) -> str | None:
+    """The best of the baselines, whichever layer it is of: what is to be beaten is not to be weak by chance."""
+    others = [name for name, row in found.values.items() if name not in own and math.isfinite(row[-1])]
+    return max(others, key=lambda name: found.values[name][-1], default=None)
 
 
 def _gain(found: Measured, own: Sequence[str]) -> float | None:
-    """In points, rounded as it is written, so that what reads +0.0 beats nothing; None if it cannot be told."""
-    floor = _floor(found, own)
-    gain = found.values[found.best][-1] - found.values[floor][-1] if floor else math.nan
+    """In percentage points, rounded as it is written, so that +0.0 beats nothing; None if it cannot be told."""
+    baseline = _baseline(found, own)
+    gain = found.values[found.best][-1] - found.values[baseline][-1] if baseline else math.nan
     return round(100 * gain, 1) if math.isfinite(gain) else None
 
 
 def _rows(found: Measured, own: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
-    """Each feature set and its cells, the floors last."""
+    """Each feature set and its cells, the baselines last."""
     for name in (*own, *(name for name in found.values if name not in own)):
         yield name, [_score(*pair) for pair in zip(found.values[name], found.deviations[name], strict=True)]
 
@@ -173,7 +192,7 @@ def _markdown(facts: Any, measured: Sequence[Measured], own: Sequence[str]) -> s
         return [lines[0], f"|{rule}", *lines[1:], ""]
 
     rows = [[escape(cell) for cell in row] for row in summary(measured, own)]
-    lines = ["# Frozen features", "", escape(headline(measured, own)), "", *table(rows, _NUMBERS), _FLOORS, ""]
+    lines = ["# Frozen features", "", escape(headline(measured, own)), "", *table(rows, _NUMBERS), _BASELINES, ""]
     for found in measured:
         rows = [["%", *map(escape, found.columns)]]
         for name, cells in _rows(found, own):
@@ -188,7 +207,7 @@ def _markdown(facts: Any, measured: Sequence[Measured], own: Sequence[str]) -> s
 def _page(facts: Any, measured: Sequence[Measured], own: Sequence[str], figures: Mapping[str, Figure]) -> str:
     tables = []
     for found in measured:
-        kinds = {name: "" if name in own else "floor" for name in found.values} | {found.best: "best"}
+        kinds = {name: "" if name in own else "baseline" for name in found.values} | {found.best: "best"}
         rows = [["%", *found.columns], *([name, *cells] for name, cells in _rows(found, own))]
         drawn = _table(rows, range(1, len(rows[0])), ["", *(kinds[row[0]] for row in rows[1:])])
         tables.append(f"<h3>{_escape(_words(found.measure))}</h3>\n<p>{_escape(_chosen(found, own))}</p>\n{drawn}")
@@ -198,7 +217,7 @@ def _page(facts: Any, measured: Sequence[Measured], own: Sequence[str], figures:
         checkpoint=_escape(str(facts.get("checkpoint", ""))),
         headline=_escape(headline(measured, own)),
         summary=_table(rows, _NUMBERS, [""] * len(rows)),
-        floors=_FLOORS,
+        baselines=_BASELINES,
         figures="\n".join(_inlined(name, figure) for name, figure in figures.items()),
         tables="\n".join(tables),
         facts="\n".join(f"<dt>{_escape(name)}</dt><dd>{_escape(text)}</dd>" for name, text in named),
@@ -263,7 +282,7 @@ body { margin: 0 auto; max-width: 70rem; padding: 1rem; color: var(--ink); backg
 h1, h2, h3 { line-height: 1.2; margin: 2rem 0 0.5rem; }
 h1 { margin-top: 0.5rem; }
 p { margin: 0.5rem 0; max-width: 45rem; }
-.checkpoint, figcaption, dt, .floor { color: var(--soft); }
+.checkpoint, figcaption, dt, .baseline { color: var(--soft); }
 .headline { font-size: 1.2rem; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; overflow-wrap: normal; }
@@ -288,7 +307,7 @@ summary { cursor: pointer; font-size: 1.5rem; font-weight: 600; margin-top: 2rem
 <p class="checkpoint">$checkpoint</p>
 <p class="headline">$headline</p>
 $summary
-<p>$floors</p>
+<p>$baselines</p>
 <h2>Figures</h2>
 $figures
 <h2>Tables</h2>

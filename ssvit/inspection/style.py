@@ -54,6 +54,11 @@ def over_steps(
         axis.plot(*zip(*points, strict=True), label=label, **style)
 
 
+def chance_line(axis: Any, chance: float) -> None:
+    """Draw the accuracy of a model that ignores the image, 0 to 1, on an axis in per cent."""
+    axis.axhline(100 * chance, color=INK, linewidth=1, linestyle="-.", label=f"chance: {100 * chance:.1f}")
+
+
 def tidy(axis: Any, xlabel: str, *, legend: str = "best") -> None:
     """Zero at the bottom, a pale grid, no frame at the top and right, a legend."""
     axis.set_xlabel(xlabel)

@@ -1,7 +1,7 @@
 """Accuracy of frozen features over the encoder's layers, and over the columns of each measure: shots, neighbours.
 
 Every measure has a panel of its own, in which the encoder stands beside what it must beat: the same encoder with
-random weights, and the pixels.
+random weights, raw pixels, and chance.
 """
 
 import math
@@ -13,9 +13,9 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from ssvit.evaluation.measured import Measured
-from ssvit.inspection.style import COLORS, DPI, INK, tidy, width_of
+from ssvit.inspection.style import COLORS, DPI, INK, chance_line, tidy, width_of
 
-_RANDOM, _PIXELS = "random_", "pixels"  # what the name of a floor begins with, and the name of the other
+_RANDOM, _PIXELS = "random_", "pixels"  # what the name of a baseline begins with, and the name of the other
 _WIDE, _TALL = 3.6, 3.2  # inches of a panel
 _ENCODER = {"color": COLORS["model"], "linewidth": 2, "marker": "."}
 _UNTRAINED = {"color": COLORS["replaced"], "linewidth": 1.5, "linestyle": "--", "marker": "."}
@@ -44,6 +44,8 @@ def by_layer(measured: Sequence[Measured], own: Sequence[str]) -> Figure:
             axis.plot(*zip(*untrained, strict=True), label="random weights", **_UNTRAINED)
         if _PIXELS in values:
             axis.axhline(values[_PIXELS], label="pixels", **_IMAGE)
+        if found.chance is not None:
+            chance_line(axis, found.chance)
         best = max(own, key=lambda name: values[name])
         gain = values[best] - values[own[-1]]
         over = f", {gain:.1f} points over the last" if best != own[-1] else ""
@@ -56,7 +58,7 @@ def by_layer(measured: Sequence[Measured], own: Sequence[str]) -> Figure:
 
 
 def by_column(measured: Sequence[Measured]) -> Figure:
-    """Every column of each measure, for the chosen features and their floors; deviations are bands.
+    """Every column of each measure, for the chosen features and their baselines; deviations are bands.
 
     Columns that count the same thing, as shots do, are joined by a line, evenly spaced; others are points.
     """
@@ -74,6 +76,8 @@ def by_column(measured: Sequence[Measured]) -> Figure:
                 axis.plot(places, mean, label="" if places[0] else label, **style | {"markersize": 8})
                 low, high = ([m + sign * s for m, s in zip(mean, spread, strict=True)] for sign in (-1, 1))
                 axis.fill_between(places, low, high, color=style["color"], alpha=0.2, linewidth=0)
+        if found.chance is not None:
+            chance_line(axis, found.chance)
         _title(axis, found.measure, found.best)
         crowded = sum(width_of(f"{column}  ", 8) for column in found.columns) > _LABELS
         upright = {"rotation": 40, "ha": "right", "rotation_mode": "anchor"} if crowded else {}

@@ -159,7 +159,11 @@ def accumulate(
 def _evaluate(state: State, evaluators: Mapping[str, Evaluator], journal: Journal, step: int) -> None:
     """Ask the evaluators that are due; at the end of the run also for their verdicts in words."""
     recipe = journal.recipe
-    evaluators = {name: one for name, one in evaluators.items() if recipe.due(step, one.every or recipe.evaluate_every)}
+    evaluators = {
+        name: one
+        for name, one in evaluators.items()
+        if (step == recipe.steps if one.at_end else recipe.due(step, one.every or recipe.evaluate_every))
+    }
     if not evaluators:
         return
     with journal.paused(), state.judged() as objective:

@@ -12,7 +12,7 @@ from ssvit import rules
 from ssvit.data import rules as data_rules
 from ssvit.evaluation import probing_rules
 from ssvit.objectives import rules as objective_rules
-from ssvit.options import UserError, number, whole, within
+from ssvit.options import UserError, whole, within
 from ssvit.training import manifest
 from ssvit.training.recipe import Recipe
 
@@ -32,7 +32,7 @@ RULES: Mapping[str, Callable[..., None]] = {
     "ssvit.data.sources.folder": data_rules.images_in_folder,
     "ssvit.data.sources.torchvision_set": data_rules.public_set,
     "ssvit.data.sources.synthetic": data_rules.drawn_set,
-    "ssvit.data.sources.imagenet": data_rules.images_in_folder,
+    "ssvit.data.sources.imagenet": data_rules.imagenet,
     "ssvit.evaluation.knn_probe.KnnProbe": probing_rules.knn,
     "ssvit.evaluation.few_shot_probe.FewShotProbe": probing_rules.few_shot,
 }
@@ -62,8 +62,7 @@ def check(config: Mapping[str, Any]) -> Recipe:
     parts(config)
     with within("subset"):
         data_rules.subset(**config["subset"])
-    if config["development"] is not None:
-        number("development", config["development"], 0, 0.9, above=True)
+    data_rules.development(config["development"])
     if "probing" in config:  # pre-training has them
         with within("probing"):
             probing_rules.probing(**config["probing"])
