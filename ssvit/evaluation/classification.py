@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, distributed
 
-from ssvit.data.loader import TOLERATED, Batch, evaluation_batches
+from ssvit.data.loader import TIMEOUT, TOLERATED, Batch, evaluation_batches
 from ssvit.data.sources import Source
 from ssvit.evaluation.base import Evaluator
 from ssvit.inspection import classes as figures
@@ -167,17 +167,24 @@ def imagenet_numbers(source: Source, real: str) -> list[int]:
 class Classification(Evaluator):
     """Accuracy of a classifier on every image of a source.
 
-    batch_size: images answered for at once, and workers: processes that read files, both for each process; real: path
-    of ImageNet's ReaL labels, to measure by them too.
+    batch_size: images answered for at once, and workers: processes that read files, both for each process; timeout:
+    seconds to wait for a batch of theirs, 0 for ever; real: path of ImageNet's ReaL labels, to measure by them too.
     """
 
     def __init__(
-        self, *, source: Source, transform: Any, batch_size: int = 256, workers: int = 0, real: str | None = None
+        self,
+        *,
+        source: Source,
+        transform: Any,
+        batch_size: int = 256,
+        workers: int = 0,
+        timeout: float = TIMEOUT,
+        real: str | None = None,
     ) -> None:
         whole("batch_size", batch_size)
         whole("workers", workers, 0)
         self.source, self.transform, self.real = source, transform, real
-        self.batch_size, self.workers = batch_size, workers
+        self.batch_size, self.workers, self.timeout = batch_size, workers, timeout
         self.answers = Answers.none()  # those of the last measurement
         self._allowed: list[set[int]] | None = None
 
@@ -250,7 +257,8 @@ class Classification(Evaluator):
         if rank >= world:
             return Answers.none()
         device = next(objective.parameters()).device
-        batches = self._batches(self.source, rank=rank, world=world, workers=self.workers, device=device)
+        options = {"rank": rank, "world": world, "workers": self.workers, "timeout": self.timeout, "device": device}
+        batches = self._batches(self.source, **options)
         return Answers.joined(
             [Answers.none(), *(Answers.of(objective.logits(batch.images), batch) for batch in batches)]
         )
