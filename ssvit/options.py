@@ -42,6 +42,11 @@ def within(group: str) -> Iterator[None]:
         raise OptionError(f"{group}.{error.name}", error.value, error.right) from None
 
 
+def printable(text: Any) -> str:
+    r"""Text that a terminal shows as it is: control characters, which a file's name may hold, as \x1b and the like."""
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in str(text))
+
+
 def whole(name: str, value: Any, at_least: int = 1) -> None:
     """`value` must be an integer of `at_least` or more."""
     if isinstance(value, bool) or not isinstance(value, Integral) or value < at_least:

@@ -8,7 +8,9 @@ import time
 from collections import Counter
 from collections.abc import Iterable
 from itertools import pairwise
+from multiprocessing import active_children
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -182,6 +184,113 @@ def test_a_dead_worker_is_told_in_one_line(tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_a_worker_killed_with_batches_on_the_way_is_told_alike(tmp_path: Path) -> None:
+    loader = Loader(source=folder(tmp_path, 10), transform=TAG, seed=0, batch_size=5, workers=1)
+    batches = loader.batches(0, 100)
+    next(batches)
+    time.sleep(0.5)  # it has read ahead by now, and the main process would ask it for what it has read
+    (worker,) = active_children()
+    worker.kill()
+    with pytest.raises(UserError, match=r"^a data worker died"):
+        list(batches)
+
+
+def test_a_stopped_worker_is_told_after_the_timeout(tmp_path: Path) -> None:
+    loader = Loader(source=folder(tmp_path, 10), transform=TAG, seed=0, batch_size=5, workers=1, timeout=0.5)
+    batches = loader.batches(0, 100)
+    next(batches)
+    (worker,) = active_children()
+    os.kill(worker.pid, signal.SIGSTOP)
+    with pytest.raises(UserError, match=r"^no micro-batch came from the data workers for 0\.5 seconds") as caught:
+        list(batches)
+    assert "\n" not in str(caught.value)
+    assert not active_children()
+
+
+class _Status(NamedTuple):
+    """What statvfs tells of a file system."""
+
+    f_bavail: int
+    f_frsize: int
+
+
+def test_the_room_in_shared_memory_is_checked_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, transform = folder(tmp_path, 40), CenterCrop(size=[8, 16])
+    # Two workers have two micro-batches each, and the main process one: 5 x 20 images x 3 channels x 8 x 16 pixels.
+    pages = 5 * 20 * 3 * 8 * 16 // 256
+
+    def start(pages: int, workers: int = 2) -> None:
+        monkeypatch.setattr(os, "statvfs", lambda path: {"/dev/shm": _Status(pages, 256)}[path])
+        Loader(source=source, transform=transform, seed=0, batch_size=40, accumulate=2, workers=workers)
+        evaluation_batches(source, transform, batch_size=20, workers=workers)
+
+    start(pages)
+    start(0, workers=0)
+    with pytest.raises(OptionError, match=r"^workers=2: read 0 MB ahead, and /dev/shm has 0 MB free: .*--shm-size"):
+        start(pages - 1)
+    with pytest.raises(OptionError, match=r"^workers=2: read 0 MB ahead"):
+        evaluation_batches(source, transform, batch_size=20, workers=2)
+
+
+SMALL = """
+import os, sys
+import torch
+from ssvit.data.loader import Loader
+from ssvit.data.sources import Files
+from ssvit.data.transforms import CenterCrop
+from ssvit.options import UserError
+
+class Large:  # of whose size nobody knows beforehand
+    def __call__(self, images, slots, seed):
+        return torch.zeros(len(images), 3, 500, 500, dtype=torch.uint8)
+
+if __name__ == "__main__":
+    for transform in (CenterCrop(size=224), Large()):
+        try:
+            paths = [sys.argv[1]] * 512
+            loader = Loader(source=Files(paths), transform=transform, seed=0, batch_size=256, workers=2)
+            list(loader.batches(0, 2))
+        except UserError as error:
+            print(error)
+"""
+
+
+def test_too_small_a_shared_memory_is_told_at_once(tmp_path: Path) -> None:
+    Image.new("RGB", (6, 6)).save(tmp_path / "a.png")
+    (tmp_path / "small.py").write_text(SMALL)
+    mounted = "mount -t tmpfs -o size=64m tmpfs /dev/shm"
+    if subprocess.run(["unshare", "-m", "sh", "-c", mounted], capture_output=True, check=False).returncode:
+        pytest.skip("needs the right to mount a small /dev/shm")
+    command = f"{mounted} && exec '{sys.executable}' '{tmp_path}/small.py' '{tmp_path}/a.png'"
+    done = subprocess.run(["unshare", "-m", "sh", "-c", command], capture_output=True, text=True, check=False)
+    known, unknown = done.stdout.splitlines()
+    assert known.startswith("workers=2: read 193 MB ahead, and /dev/shm has 67 MB free: take fewer data workers")
+    assert unknown.startswith("a data worker cannot share its images (No space left on device (28)): take fewer")
+    assert done.stderr == ""
+
+
+FEW = """
+import resource, sys
+from ssvit.data.loader import Loader
+from ssvit.data.sources import Files
+from ssvit.data.transforms import CenterCrop
+
+resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[2]),) * 2)
+loader = Loader(source=Files([sys.argv[1]] * 64), transform=CenterCrop(size=4), seed=0, batch_size=8, workers=8)
+list(loader.batches(0, 10_000))
+"""
+
+
+@pytest.mark.parametrize("limit", [30, 50])  # too few for the workers themselves, and for what they hand over
+def test_too_few_files_for_the_workers_are_told(tmp_path: Path, limit: int) -> None:
+    Image.new("RGB", (6, 6)).save(tmp_path / "a.png")
+    command = [sys.executable, "-W", "ignore", "-c", FEW, str(tmp_path / "a.png"), str(limit)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    line = "ssvit.options.UserError: too many open files for so many data workers: take fewer, or a higher limit"
+    assert done.stderr.splitlines()[-1].startswith(line)
+    assert done.stderr.count("Traceback") == 1
+
+
 def test_an_error_of_the_transform_reaches_the_user_in_one_line(tmp_path: Path) -> None:
     loader = Loader(source=folder(tmp_path, 10), transform=ShiftCrop(size=50), seed=0, batch_size=5, workers=1)
     with pytest.raises(UserError, match=r"^an image of \dx6 pixels is too small") as caught:
@@ -238,6 +347,7 @@ def test_workers_ignore_signals_and_die_with_the_main_process(tmp_path: Path) ->
         os.kill(pid, signal.SIGTERM)
     time.sleep(0.3)
     assert not any(map(gone, pids))
+    os.kill(pids[0], signal.SIGSTOP)
     process.kill()
     process.wait()
     assert wait_until_gone(pids)

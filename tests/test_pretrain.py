@@ -3,12 +3,15 @@
 import fcntl
 import json
 import os
+import re
 import shutil
 import signal
 import struct
 import subprocess
 import sys
 import termios
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -192,6 +195,34 @@ def test_a_signal_ends_the_run_saved_with_the_shells_status(tmp_path, signum, st
     assert len(errors.splitlines()) == 1
     assert f"stopped by {signum.name}" in errors
     assert len(list((tmp_path / "outputs/masked_patch_synthetic").glob("step_*"))) == 1
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the worker in /proc")
+def test_a_signal_acts_at_once_amid_the_wait_for_a_stopped_worker(tmp_path):
+    (tmp_path / "images").mkdir()
+    for i in range(16):
+        Image.new("RGB", (20, 20), (i, 2 * i, 3 * i)).save(tmp_path / "images" / f"{i}.png")
+    options = (*TINY[2:], "data=folder", "data.root=images", "workers=1", "loader_timeout=0", "probe=[]",
+               "recipe.steps=100000", "recipe.save_every=100000", "recipe.evaluate_every=100000")  # fmt: skip
+    process = start(tmp_path, "pretrain", *options)
+    for line in process.stdout:
+        if line.startswith("step 3/"):
+            break
+    (worker,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    os.kill(int(worker), signal.SIGSTOP)
+    reader = threading.Thread(target=process.stdout.read)  # the pipe must not fill up
+    reader.start()
+    time.sleep(1)  # what was read ahead is used up
+    process.send_signal(signal.SIGTERM)
+    process.wait(timeout=600)
+    reader.join()
+    (line,) = process.stderr.read().splitlines()
+    assert process.returncode == 143
+    assert re.search(r"stopped by SIGTERM after step (\d+); saved", line)
+    step = int(re.search(r"after step (\d+)", line)[1])
+    (checkpoint,) = (tmp_path / "outputs/masked_patch_folder").glob("step_*")
+    assert int(checkpoint.name.removeprefix("step_")) == step
+    assert not Path(f"/proc/{worker}").exists()
 
 
 def sums(folder: Path) -> dict[str, str]:

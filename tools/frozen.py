@@ -22,7 +22,7 @@ from ssvit.evaluation.features_rules import Reading
 from ssvit.evaluation.measured import Measured
 from ssvit.evaluation.measures import Measure
 from ssvit.evaluation.significance import NOTHING_YET
-from ssvit.options import OptionError, UserError, flag, one_of, whole, within
+from ssvit.options import OptionError, UserError, flag, number, one_of, whole, within
 from ssvit.training import manifest, preflight
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ def check(plain: Mapping[str, Any]) -> list[Reading]:
             whole(name, plain[name])
     whole("batch_size", plain["batch_size"])
     whole("workers", plain["workers"], at_least=0)
+    number("loader_timeout", plain["loader_timeout"], 0)
     flag("floors", plain["floors"])
     one_of("precision", plain["precision"], ("32-true", "bf16-mixed", "auto"))
     if plain["output"] is not None and not Path(plain["output"]).absolute().parent.is_dir():
@@ -133,7 +134,8 @@ def _banks(
     from ssvit.evaluation.features import Cache, Frozen, extract
 
     view = instantiate(config.data.view, _convert_="all")
-    options = {name: plain[name] for name in ("batch_size", "workers")} | {"device": fabric.device}
+    options = {name: plain[name] for name in ("batch_size", "workers")}
+    options |= {"timeout": plain["loader_timeout"], "device": fabric.device}
     banks = []
     for which, source in (("training", data.train), data.reported):
         read = []

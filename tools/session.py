@@ -63,6 +63,7 @@ class Session:
             rank=self.fabric.global_rank,
             world=self.fabric.world_size,
             workers=config.workers,
+            timeout=config.loader_timeout,
             device=self.fabric.device,
         )
         view = instantiate(config.data.view, _convert_="all")

@@ -35,7 +35,8 @@ def main(config: DictConfig, plain: dict[str, Any]) -> None:
         pictures = inside.from_files(paths, view, plain["count"], print)
     else:
         source = instantiate(config.data.source, _convert_="all").watched
-        pictures = inside.held_out(source, view, plain["count"], batch_size=batch, workers=plain["workers"])
+        reading = {"batch_size": batch, "workers": plain["workers"], "timeout": plain["loader_timeout"]}
+        pictures = inside.held_out(source, view, plain["count"], **reading)
     encoder = instantiate(config.encoder, _convert_="all").to(device)
     if second := compared.build(config, plain, other):
         second[1].to(device)

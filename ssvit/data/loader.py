@@ -9,23 +9,28 @@ Letters: b images, c channels, h, w pixels.
 
 import atexit
 import contextlib
+import ctypes
+import errno
 import math
 import multiprocessing
+import os
 import signal
+import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from ssvit.data import sampler
 from ssvit.data.decode import Unreadable, load
 from ssvit.data.sources import Files, Memory, Source
-from ssvit.options import UserError, whole
+from ssvit.options import OptionError, UserError, number, printable, whole
 from ssvit.randomness import permutation, uniform
 
 TOLERATED = 0.01  # share of unreadable files above which a run stops
@@ -33,6 +38,13 @@ _ENOUGH = 300  # files seen before that share is judged, or all of them if there
 _REPLACEMENTS = 64  # other images tried in the place of an unreadable one
 _BLOCK, _MOST = 1 << 24, 4096  # bytes and number of images in memory that are augmented together
 _PART = 32  # images decoded before they are augmented together
+TIMEOUT = 300.0  # seconds; less than the 600 that process groups wait for each other, so that the cause is told first
+_AHEAD = 2  # micro-batches that each worker reads ahead
+_SHARED_MEMORY = "/dev/shm"  # through which workers hand over their tensors
+_FEWER = "take fewer data workers, smaller micro-batches (a larger recipe.accumulate, or a smaller batch_size)"
+_MORE_ROOM = f"{_FEWER}, or a larger /dev/shm (docker run --shm-size=…)"
+_FILES, _SPARE_FILES = 4, 16  # open for each worker, two pipes of two ends; open at times, to receive tensors
+_PR_SET_PDEATHSIG = 1  # of Linux's prctl
 
 
 @dataclass
@@ -50,7 +62,8 @@ class Loader:
     """Training batches of a source.
 
     batch_size: images of a step over all `world` processes and `accumulate` micro-batches; workers: processes that
-    read files (none are used for a set in memory). OptionError for a batch size that cannot be split.
+    read files (none are used for a set in memory); timeout: seconds to wait for a micro-batch of theirs, 0 for ever.
+    OptionError for a batch size that cannot be split, or workers whose micro-batches do not fit into shared memory.
     `waited`: seconds spent waiting for data so far; `unreadable`: reason by path of the files that could not be read.
     """
 
@@ -65,13 +78,17 @@ class Loader:
         rank: int = 0,
         world: int = 1,
         workers: int = 0,
+        timeout: float = TIMEOUT,
         device: torch.device | str = "cpu",
     ) -> None:
         sampler.check(batch_size=batch_size, accumulate=accumulate, world=world, size=len(source))
         whole("workers", workers, 0)
+        number("timeout", timeout, 0)
+        if isinstance(source, Files):
+            _check_room(transform, batch_size // (accumulate * world), workers)
         self.source, self.transform, self.seed = source, transform, seed
         self.batch_size, self.accumulate, self.rank, self.world = batch_size, accumulate, rank, world
-        self.workers, self.device = workers, torch.device(device)
+        self.workers, self.timeout, self.device = workers, timeout, torch.device(device)
         self.waited = 0.0
         self._tally = _Tally(len(source))
 
@@ -83,7 +100,7 @@ class Loader:
     def batches(self, first_step: int, last_step: int) -> Iterator[Batch]:
         """The micro-batches of steps first_step ... last_step - 1, in order.
 
-        UserError if more than 1 % of the files cannot be read, or if a worker dies.
+        UserError if more than 1 % of the files cannot be read, or if a worker dies or gives nothing in time.
         """
         units = range(first_step * self.accumulate, last_step * self.accumulate)
         read = self._from_memory if isinstance(self.source, Memory) else self._from_files
@@ -121,7 +138,7 @@ class Loader:
     def _from_files(self, units: range) -> Iterator[Batch]:
         work = ((unit, *self._slots(unit)) for unit in units)
         reader = _Reader(self.source, self.transform, self.seed)
-        for unit, read in _read(reader, work, self.workers, self.device, self._tally):
+        for unit, read in _read(reader, work, self.workers, self.timeout, self.device, self._tally):
             images, labels, slots = _on(self.device, read.images, read.labels, read.slots)
             yield Batch(images, labels, slots, *divmod(unit, self.accumulate))
 
@@ -135,12 +152,14 @@ def evaluation_batches(
     rank: int = 0,
     world: int = 1,
     workers: int = 0,
+    timeout: float = TIMEOUT,
     device: torch.device | str = "cpu",
 ) -> Iterator[Batch]:
     """Each image exactly once, in order; `slots` tells which one it is in the source.
 
     limit: that many images, drawn from the whole source and always the same ones. Process `rank` of `world` takes its
-    contiguous part. Unreadable files are left out; UserError if they are more than 1 %.
+    contiguous part. Unreadable files are left out; UserError if they are more than 1 %. workers, timeout: as a
+    Loader's.
     """
     whole("batch_size", batch_size)
     count = len(source)
@@ -153,7 +172,9 @@ def evaluation_batches(
     parts = parts[len(parts) * rank // world : len(parts) * (rank + 1) // world]
     if isinstance(source, Memory):
         return _evaluation_from_memory(source, transform, parts, torch.device(device))
-    return _evaluation_from_files(source, transform, parts, workers, torch.device(device))
+    number("timeout", timeout, 0)
+    _check_room(transform, min(batch_size, len(indices)), workers)
+    return _evaluation_from_files(source, transform, parts, workers, timeout, torch.device(device))
 
 
 def _evaluation_from_memory(
@@ -166,11 +187,11 @@ def _evaluation_from_memory(
 
 
 def _evaluation_from_files(
-    source: Files, transform: Any, parts: Iterable[Tensor], workers: int, device: torch.device
+    source: Files, transform: Any, parts: Iterable[Tensor], workers: int, timeout: float, device: torch.device
 ) -> Iterator[Batch]:
     work = ((step, indices, indices) for step, indices in enumerate(parts))
     reader = _Reader(source, transform, seed=None)
-    for step, read in _read(reader, work, workers, device, _Tally(len(source))):
+    for step, read in _read(reader, work, workers, timeout, device, _Tally(len(source))):
         if len(read.slots):
             images, labels, slots = _on(device, read.images, read.labels, read.slots)
             yield Batch(images, labels, slots, step, 0)
@@ -199,7 +220,7 @@ class _Reader(Dataset):
     def __getitem__(self, work: tuple[Any, list[int], list[int]]) -> tuple[Any, _Read | UserError]:
         name, slots, indices = work
         try:
-            return name, self._read(slots, indices)
+            return name, _shared(self._read(slots, indices))
         except UserError as error:
             return name, error
 
@@ -257,12 +278,70 @@ class _Tally:
             path, reason = next(iter(self.reasons.items()))
             raise UserError(
                 f"{len(self.reasons)} of {self.seen} image files cannot be read, more than {TOLERATED:.0%}; "
-                f"the first: {path}: {reason}"
+                f"the first: {printable(path)}: {reason}"
             )
 
 
+def _check_room(transform: Any, images: int, workers: int) -> None:
+    """OptionError if the micro-batches that workers read ahead, of so many images, do not fit into shared memory."""
+    size = getattr(transform, "size", None)
+    if not workers or size is None or not os.path.isdir(_SHARED_MEMORY):
+        return
+    # Besides those read ahead the main process has one in its hands.
+    needed = (_AHEAD * workers + 1) * images * 3 * math.prod(size)
+    status = os.statvfs(_SHARED_MEMORY)
+    free = status.f_bavail * status.f_frsize
+    if needed > free:
+        right = f"read {needed / 1e6:.0f} MB ahead, and {_SHARED_MEMORY} has {free / 1e6:.0f} MB free: {_MORE_ROOM}"
+        raise OptionError("workers", workers, right)
+
+
+def _shared(read: _Read) -> _Read:
+    """In a worker, move tensors to shared memory where a failure can be told.
+
+    The thread that sends them would move them too, but drop what it cannot, and the main process would wait for ever.
+    """
+    if get_worker_info() is not None:
+        try:
+            for tensor in (read.images, read.labels, read.slots):
+                if tensor is not None:
+                    tensor.share_memory_()
+        except RuntimeError as error:
+            raise (
+                _out_of_files()
+                if _is_out_of_files(error)
+                else UserError(
+                    f"a data worker cannot share its images ({str(error).rpartition(': ')[2]}): {_MORE_ROOM}"
+                )
+            ) from None
+    return read
+
+
+def _check_files(workers: int) -> None:
+    """OSError if this process may not open the files that so many workers are bound to need."""
+    with contextlib.ExitStack() as stack:
+        for _ in range(_FILES * workers + _SPARE_FILES if workers else 0):
+            stack.callback(os.close, os.open(os.devnull, os.O_RDONLY))
+
+
+def _is_out_of_files(error: Exception) -> bool:
+    # Where a descriptor could not be received, Python says "received 0 items of ancdata".
+    return (
+        getattr(error, "errno", None) == errno.EMFILE or "Too many open files" in str(error) or "ancdata" in str(error)
+    )
+
+
+def _out_of_files() -> UserError:
+    return UserError("too many open files for so many data workers: take fewer, or a higher limit (ulimit -n)")
+
+
 def _read(
-    reader: _Reader, work: Iterable[tuple[Any, Tensor, Tensor]], workers: int, device: torch.device, tally: _Tally
+    reader: _Reader,
+    work: Iterable[tuple[Any, Tensor, Tensor]],
+    workers: int,
+    timeout: float,
+    device: torch.device,
+    tally: _Tally,
 ) -> Iterator[tuple[Any, _Read]]:
     """Work done in order by `workers` processes, or by this one if there are none."""
     loader = DataLoader(
@@ -272,19 +351,16 @@ def _read(
         batch_size=None,
         collate_fn=_unchanged,
         num_workers=workers,
-        worker_init_fn=_ignore_signals,
+        prefetch_factor=_AHEAD if workers else None,
+        worker_init_fn=_bind,
         pin_memory=device.type == "cuda",
     )
-    with _running(loader) as results:
+    with _told_in_one_line(workers), _running(loader) as (results, processes):
         while True:
-            try:
-                name, read = next(results)
-            except StopIteration:
+            with _in_time(processes, timeout):
+                name, read = next(results, (None, None))
+            if read is None:
                 return
-            except RuntimeError as error:
-                if "exited unexpectedly" not in str(error):
-                    raise
-                raise UserError("a data worker died, most often for want of memory: try fewer data workers") from None
             if isinstance(read, UserError):
                 raise read
             tally.add(read.opened, read.failures)
@@ -292,10 +368,62 @@ def _read(
 
 
 @contextlib.contextmanager
-def _running(loader: DataLoader) -> Iterator[Iterator[Any]]:
-    """A data loader's results, and the certainty that its workers end with them."""
+def _told_in_one_line(workers: int) -> Iterator[None]:
+    """UserError for what ends the exchange with workers; an error of the program's own in one stays as it is."""
+    try:
+        yield
+    except (OSError, EOFError, RuntimeError) as error:
+        if not workers or str(error).startswith("Caught "):  # torch's words for what was raised in a worker
+            raise
+        if _is_out_of_files(error):
+            raise _out_of_files() from None
+        raise UserError("a data worker died, most often for want of memory: try fewer data workers") from None
+
+
+@contextlib.contextmanager
+def _in_time(workers: Collection[BaseProcess], seconds: float) -> Iterator[None]:
+    """UserError if workers leave the block waiting for longer, 0 for ever.
+
+    They are killed then, which ends the wait, be it for the queue or for a worker's socket: torch's own time-out
+    knows the queue alone.
+    """
+    if not workers or not seconds:
+        yield
+        return
+    over = threading.Event()
+
+    def kill() -> None:
+        over.set()
+        for worker in workers:
+            worker.kill()
+
+    timer = threading.Timer(seconds, kill)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    except (OSError, EOFError, RuntimeError):
+        if not over.is_set():
+            raise
+        raise UserError(
+            f"no micro-batch came from the data workers for {seconds:g} seconds: they or their disk hang; "
+            "a larger loader_timeout waits for longer, 0 for ever"
+        ) from None
+    finally:
+        timer.cancel()
+
+
+@contextlib.contextmanager
+def _running(loader: DataLoader) -> Iterator[tuple[Iterator[Any], Collection[BaseProcess]]]:
+    """A data loader's results and its workers, and the certainty that these end with the block."""
     handler, others = signal.getsignal(signal.SIGCHLD), set(multiprocessing.active_children())
-    results = iter(loader)
+    try:
+        _check_files(loader.num_workers)
+        results = iter(loader)
+    except BaseException:
+        for worker in set(multiprocessing.active_children()) - others:
+            worker.kill()  # those that were started before one could not be
+        raise
     workers = set(multiprocessing.active_children()) - others
     if workers and threading.current_thread() is threading.main_thread():
         # Torch's handler raises the death of a worker in whatever line the main process is; next() tells it as well.
@@ -310,16 +438,28 @@ def _running(loader: DataLoader) -> Iterator[Iterator[Any]]:
     # Registered after torch's own clean-up and hence run before it, which would wait for ever: workers ignore SIGTERM.
     atexit.register(stop)
     try:
-        yield results
+        yield results, workers
+    except GeneratorExit:
+        raise
+    except BaseException:
+        for worker in workers:
+            worker.kill()  # one that hangs would hold up its shutdown
+        raise
     finally:
         atexit.unregister(stop)
         stop()
 
 
-def _ignore_signals(worker: int) -> None:
-    """Ctrl-C and SIGTERM reach the whole process group: what they mean is for the main process to decide."""
+def _bind(worker: int) -> None:
+    """Let a worker end when the main process does, and not before.
+
+    Ctrl-C and SIGTERM reach the whole process group: what they mean is for the main process to decide.
+    """
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, signal.SIG_IGN)
+    if sys.platform == "linux":
+        # A worker that is stopped cannot see for itself that the main process was killed.
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _unchanged(item: Any) -> Any:

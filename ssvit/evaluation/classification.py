@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, distributed
 
-from ssvit.data.loader import TOLERATED, Batch, evaluation_batches
+from ssvit.data.loader import TIMEOUT, TOLERATED, Batch, evaluation_batches
 from ssvit.data.sources import Source
 from ssvit.evaluation.base import Evaluator
 from ssvit.evaluation.significance import NOTHING_YET, above_chance, chance
@@ -174,9 +174,9 @@ def imagenet_numbers(source: Source, real: str) -> list[int]:
 class Classification(Evaluator):
     """Accuracy of a classifier on every image of a source.
 
-    batch_size: images answered for at once, and workers: processes that read files, both for each process; real: path
-    of ImageNet's ReaL labels, to measure by them too; part: what the images are, test or validation, in words and
-    pictures.
+    batch_size: images answered for at once, and workers: processes that read files, both for each process; timeout:
+    seconds to wait for a batch of theirs, 0 for ever; real: path of ImageNet's ReaL labels, to measure by them too;
+    part: what the images are, test or validation, in words and pictures.
     """
 
     def __init__(
@@ -186,13 +186,14 @@ class Classification(Evaluator):
         transform: Any,
         batch_size: int = 256,
         workers: int = 0,
+        timeout: float = TIMEOUT,
         real: str | None = None,
         part: str = "test",
     ) -> None:
         whole("batch_size", batch_size)
         whole("workers", workers, 0)
         self.source, self.transform, self.real, self.part = source, transform, real, part
-        self.batch_size, self.workers = batch_size, workers
+        self.batch_size, self.workers, self.timeout = batch_size, workers, timeout
         self.answers = Answers.none()  # those of the last measurement
         self._allowed: list[set[int]] | None = None
 
@@ -268,7 +269,8 @@ class Classification(Evaluator):
         if rank >= world:
             return Answers.none()
         device = next(objective.parameters()).device
-        batches = self._batches(self.source, rank=rank, world=world, workers=self.workers, device=device)
+        options = {"rank": rank, "world": world, "workers": self.workers, "timeout": self.timeout, "device": device}
+        batches = self._batches(self.source, **options)
         return Answers.joined(
             [Answers.none(), *(Answers.of(objective.logits(batch.images), batch, objective.loss) for batch in batches)]
         )

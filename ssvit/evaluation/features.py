@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, distributed
 
-from ssvit.data.loader import evaluation_batches
+from ssvit.data.loader import TIMEOUT, evaluation_batches
 from ssvit.data.sources import Source
 from ssvit.encoder.vit import ViT
 from ssvit.evaluation import features_rules as rules
@@ -130,6 +130,7 @@ def extract(
     batch_size: int = 256,
     limit: int | None = None,
     workers: int = 0,
+    timeout: float = TIMEOUT,
     device: torch.device | str = "cpu",
     progress: Callable[[int, int], None] | None = None,
 ) -> Features:
@@ -140,7 +141,7 @@ def extract(
     feature is not finite.
     """
     rank, world = _place()
-    shared = {"batch_size": batch_size, "limit": limit, "workers": workers, "device": device}
+    shared = {"batch_size": batch_size, "limit": limit, "workers": workers, "timeout": timeout, "device": device}
     count = len(source) if limit is None else min(limit, len(source))
 
     def read() -> list[tuple[dict[str, Tensor], Tensor, Tensor]]:

@@ -45,9 +45,12 @@ class Pictures:
         return Pictures(self.images[places], tuple(self.names[place] for place in places), self.told)
 
 
-def held_out(source: Source, view: Any, count: int, *, batch_size: int, workers: int) -> Pictures:
-    """Images of a source, always the same ones, called by their class if it is known. UserError if none can be read."""
-    batches = list(evaluation_batches(source, view, batch_size=batch_size, limit=count, workers=workers))
+def held_out(source: Source, view: Any, count: int, **options: Any) -> Pictures:
+    """Images of a source, always the same ones, called by their class if it is known. UserError if none can be read.
+
+    options: batch_size, workers and timeout, as `evaluation_batches` has them.
+    """
+    batches = list(evaluation_batches(source, view, limit=count, **options))
     if not batches:
         raise UserError("none of the held-out images can be read; name pictures of your own after the options")
     places = torch.cat([batch.slots for batch in batches])

@@ -4,14 +4,24 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ssvit.options import OptionError, one_of, whole
+from ssvit.options import OptionError, number, one_of, whole
 
 POOLINGS = ("class_token", "patch_mean")
 DEVICES = ("auto", "cpu")
-CHECKED = ("checkpoint", "count", "shown", "batch_size", "workers", "device", "output")
+CHECKED = ("checkpoint", "count", "shown", "batch_size", "workers", "loader_timeout", "device", "output")
 
 
-def check(*, checkpoint: Any, count: Any, shown: Any, batch_size: Any, workers: Any, device: Any, output: Any) -> None:
+def check(
+    *,
+    checkpoint: Any,
+    count: Any,
+    shown: Any,
+    batch_size: Any,
+    workers: Any,
+    loader_timeout: Any,
+    device: Any,
+    output: Any,
+) -> None:
     """OptionError for options that cannot be, whatever the encoder."""
     if checkpoint == "scratch":
         raise OptionError("checkpoint", checkpoint, "looked at beside a checkpoint by other=scratch; give that")
@@ -19,6 +29,7 @@ def check(*, checkpoint: Any, count: Any, shown: Any, batch_size: Any, workers: 
         whole(name, value)
     whole("batch_size", batch_size, at_least=8)
     whole("workers", workers, at_least=0)
+    number("loader_timeout", loader_timeout, 0)
     one_of("device", device, DEVICES)
     if output is not None and Path(str(output)).exists() and not Path(str(output)).is_dir():
         raise OptionError("output", output, "must be a folder, and this is a file")

@@ -21,8 +21,9 @@ from ssvit.options import UserError
 # The fingerprint of the images stands for their folder, and the precision that was used for recipe.precision=auto:
 # both are in the checkpoint, and so is which weights a fine-tuning started from. Probes look on.
 FREE = (
-    "overwrite", "outputs", "workers", "fabric", "data.root", "data.download", "data.source", "recipe.precision",
-    "checkpoint", "encoder.path", "encoder.activation_checkpointing", "seeds", "probe", "probing", "command",
+    "overwrite", "outputs", "workers", "loader_timeout", "evaluators.test.timeout", "fabric", "data.root",
+    "data.download", "data.verify", "data.source", "recipe.precision", "checkpoint", "encoder.path",
+    "encoder.activation_checkpointing", "seeds", "probe", "probing", "command",
 )  # fmt: skip
 # Groups whose files hold values alone, which are compared, or what `FREE` has.
 FREE_CHOICES = ("experiment", "recipe", "data", "probe")

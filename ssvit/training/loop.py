@@ -7,6 +7,7 @@ the step are all that a checkpoint needs: a run that is killed anywhere and star
 import contextlib
 import functools
 import math
+import os
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -37,15 +38,36 @@ class Stopped(UserError):
         self.status = 128 + signum
 
 
+class Interrupted(BaseException):
+    """A request to stop amid the wait for data. No Exception, lest a decoder's failure be seen in it."""
+
+
 class Stop:
     """Turns the first SIGTERM or Ctrl-C into a request that the loop reads between steps; a second one acts at once."""
 
     def __init__(self) -> None:
         self.signum = 0
+        self._process, self._waiting = os.getpid(), False
 
     def _request(self, signum: int, frame: FrameType | None) -> None:
         self.signum = signum
         signal.signal(signum, signal.SIG_DFL if signum == signal.SIGTERM else signal.default_int_handler)
+        if self._waiting and os.getpid() == self._process:  # not in a worker that is just being started
+            raise Interrupted
+
+    def heeded(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """The batches; a request raises Interrupted instead of waiting for one that may never come."""
+        while True:
+            try:
+                self._waiting = True
+                if self.signum:
+                    raise Interrupted
+                batch = next(batches, None)
+            finally:
+                self._waiting = False
+            if batch is None:
+                return
+            yield batch
 
     @classmethod
     @contextlib.contextmanager
@@ -94,9 +116,15 @@ def train(
         if first == 0:
             _evaluate(state, evaluators, journal, 0)
         batches = loader.batches(first, recipe.steps)
+        if fabric.world_size == 1:  # several processes stop after the same step
+            batches = stop.heeded(batches)
         for step in range(first, recipe.steps):
             try:
                 outputs = accumulate(state, objective, batches, recipe, step)
+            except Interrupted:
+                if step > first and not recipe.due(step, recipe.save_every):
+                    state.save(folder, step, facts)
+                raise Stopped(stop.signum, step) from None
             except torch.OutOfMemoryError:
                 raise UserError(
                     f"recipe.accumulate={recipe.accumulate}: {fabric.device} is out of memory; "
