@@ -21,7 +21,7 @@ from ssvit.evaluation import features_rules
 from ssvit.evaluation.features_rules import Reading
 from ssvit.evaluation.measured import Measured
 from ssvit.evaluation.measures import Measure
-from ssvit.options import OptionError, UserError, flag, one_of, whole, within
+from ssvit.options import OptionError, UserError, flag, number, one_of, whole, within
 from ssvit.training import manifest, preflight
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ def check(plain: Mapping[str, Any]) -> list[Reading]:
             whole(name, plain[name])
     whole("batch_size", plain["batch_size"])
     whole("workers", plain["workers"], at_least=0)
+    number("fabric.timeout", plain["fabric"]["timeout"], 1)
     flag("floors", plain["floors"])
     one_of("precision", plain["precision"], ("32-true", "bf16-mixed", "auto"))
     if plain["output"] is not None and not Path(plain["output"]).absolute().parent.is_dir():
@@ -64,6 +65,7 @@ def measured(
     import torch
 
     from ssvit.training import engine
+    from ssvit.training.peers import PeerGone
     from ssvit.training.recipe import Recipe
 
     data = _data(config, plain)
@@ -74,11 +76,14 @@ def measured(
     threads = torch.get_num_threads()
     fabric = engine.start(Recipe(precision=plain["precision"]), **plain["fabric"])
     try:
-        banks = _banks(config, plain, data, functions, fabric)
+        with engine.together():
+            banks = _banks(config, plain, data, functions, fabric)
+    except PeerGone:
+        raise
     except UserError:
         if fabric.is_global_zero:
             raise
-        return None  # all have failed alike, and one tells it
+        return None  # all have failed alike, or the main one tells that this one has
     engine.part()
     if not fabric.is_global_zero:
         return None

@@ -58,6 +58,7 @@ def parts(config: Any, name: str = "") -> None:
 def check(config: Mapping[str, Any]) -> Recipe:
     """OptionError (or UserError) unless `config`, a whole configuration as plain data, can be; its recipe if it can."""
     whole("workers", config["workers"], at_least=0)
+    number("fabric.timeout", config["fabric"]["timeout"], 1)
     parts(config)
     with within("subset"):
         data_rules.subset(**config["subset"])
