@@ -6,7 +6,7 @@ import gc
 import logging
 import os
 import secrets
-import signal
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -22,7 +22,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision
 from ssvit.encoder import kernels
 from ssvit.options import UserError
 from ssvit.randomness import key
-from ssvit.training.peers import GRACE, Peers
+from ssvit.training.peers import Peers
 from ssvit.training.recipe import Recipe
 
 TIMEOUT = 600.0  # seconds that a process waits for another
@@ -194,11 +194,12 @@ def _end() -> None:
 
     (torch's issue 190489.) A model that is spread keeps them running and is kept itself by a cycle.
     """
-    if _peers is not None and _peers.lost and torch.distributed.get_backend() == "nccl":
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.setitimer(signal.ITIMER_REAL, GRACE)  # it may wait for the one that is gone
+    if _peers is not None and _peers.lost:
+        # NCCL may wait for the one that is gone, and to tidy up takes seconds in which torchrun cannot start anew.
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(1)
     part()
-    signal.setitimer(signal.ITIMER_REAL, 0)
     gc.collect()
 
 
