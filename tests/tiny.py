@@ -69,13 +69,15 @@ def train(
     evaluators=None,
     facts=None,
     strategy="auto",
+    timeout=engine.TIMEOUT,
     **recipe,
 ) -> tuple[bool, MaskedPatch]:
     """Run the loop in `folder` as the tool does; returns what the loop says, and the trained objective."""
     torch.set_num_threads(1)
     folder.mkdir(parents=True, exist_ok=True)
     numbers = Recipe(**{**RECIPE, **recipe})
-    fabric = engine.start(numbers, accelerator="cpu", strategy=sharded() if strategy == "sharded" else strategy)
+    strategy = sharded() if strategy == "sharded" else strategy
+    fabric = engine.start(numbers, accelerator="cpu", strategy=strategy, timeout=timeout)
     objective = objective or model(dropout)
     loader = Loader(
         source=source(data),

@@ -45,6 +45,7 @@ def check(plain: Mapping[str, Any]) -> list[Reading]:
     whole("batch_size", plain["batch_size"])
     whole("workers", plain["workers"], at_least=0)
     number("loader_timeout", plain["loader_timeout"], 0)
+    number("fabric.timeout", plain["fabric"]["timeout"], 1)
     flag("floors", plain["floors"])
     one_of("precision", plain["precision"], ("32-true", "bf16-mixed", "auto"))
     if plain["output"] is not None and not Path(plain["output"]).absolute().parent.is_dir():
@@ -66,6 +67,7 @@ def measured(
     import torch
 
     from ssvit.training import engine
+    from ssvit.training.peers import PeerGone
     from ssvit.training.recipe import Recipe
 
     data = _data(config, plain)
@@ -77,11 +79,14 @@ def measured(
     threads = torch.get_num_threads()
     fabric = engine.start(Recipe(precision=plain["precision"]), **plain["fabric"])
     try:
-        banks = _banks(config, plain, data, functions, fabric)
+        with engine.together():
+            banks = _banks(config, plain, data, functions, fabric)
+    except PeerGone:
+        raise
     except UserError:
         if fabric.is_global_zero:
             raise
-        return None  # all have failed alike, and one tells it
+        return None  # all have failed alike, or the main one tells that this one has
     engine.part()
     if not fabric.is_global_zero:
         return None

@@ -29,10 +29,12 @@ class Session:
     def __init__(self, config: DictConfig, folder: Path, *, stage: str) -> None:
         self.config, self.folder, self.stage = config, folder, stage
         self.fabric = engine.start(Recipe(**OmegaConf.to_object(config.recipe)), **config.fabric)
-        self._data: Data = instantiate(config.data.source, _convert_="all")
+        with engine.together():
+            self._data: Data = instantiate(config.data.source, _convert_="all")
         if self._data.told and is_main_process():
             print(self._data.told, flush=True)
 
+    @engine.together()
     def run(self, name: str, changes: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Train in a subfolder under a configuration changed at some dotted options; returns the rows of metrics."""
         config = self.config.copy()
@@ -47,6 +49,7 @@ class Session:
         self.train(config, folder.path)
         return journal.rows(folder.path)
 
+    @engine.together()
     def train(self, config: DictConfig, folder: Path) -> None:
         """Build what a configuration describes and train it in a folder that is open, going on from what is there."""
         recipe = Recipe(**OmegaConf.to_object(config.recipe))

@@ -5,8 +5,12 @@ import ctypes
 import gc
 import logging
 import os
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
+import secrets
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -18,9 +22,13 @@ from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision
 from ssvit.encoder import kernels
 from ssvit.options import UserError
 from ssvit.randomness import key
+from ssvit.training.peers import Peers
 from ssvit.training.recipe import Recipe
 
+TIMEOUT = 600.0  # seconds that a process waits for another
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
+
+_peers: Peers | None = None
 
 
 def native_bfloat16(device: torch.device) -> bool:
@@ -43,10 +51,11 @@ def lacks_kernels(recipe: Recipe, device: torch.device) -> bool:
     return eager_on_cpu and precision(recipe, device) == "bf16-mixed" and kernels.library() is None
 
 
-def start(recipe: Recipe, **options: Any) -> Fabric:
+def start(recipe: Recipe, *, timeout: float = TIMEOUT, **options: Any) -> Fabric:
     """Fabric, launched: options are its own (accelerator, devices, num_nodes, strategy).
-    UserError where Fabric refuses.
+    UserError where Fabric refuses, or if another process does not come within `timeout` seconds.
     """
+    global _peers
     if options.get("accelerator", "auto") == "auto":
         # Not Apple's: it has no float64, which random numbers and labels are made in.
         options["accelerator"] = "cuda" if torch.cuda.is_available() else "cpu"
@@ -55,8 +64,13 @@ def start(recipe: Recipe, **options: Any) -> Fabric:
         device = Fabric(accelerator=options["accelerator"], devices=1).device
         numbers = precision(recipe, device)
         fabric = Fabric(precision=numbers, **_as_launched({**options, "strategy": strategy(options, numbers)}))
-        fabric.launch()
-    except (ValueError, RuntimeError, TypeError, MisconfigurationException) as error:
+        if hasattr(fabric.strategy, "_timeout"):  # one of several processes
+            fabric.strategy._timeout = timedelta(seconds=timeout)
+        with _own_store(timeout):
+            fabric.launch()
+        if fabric.world_size > 1 and _peers is None:
+            _peers = Peers(fabric, timeout)
+    except (ValueError, RuntimeError, TypeError, OSError, MisconfigurationException) as error:
         asked = ", ".join(f"fabric.{name}={value}" for name, value in options.items())
         raise UserError(f"{asked}: {' '.join(str(error).split())}") from None
     if _in_touch():
@@ -95,6 +109,71 @@ def _as_launched(options: dict[str, Any]) -> dict[str, Any]:
     return options
 
 
+@contextmanager
+def _own_store(timeout: float) -> Iterator[None]:
+    """While the block runs, processes that torchrun has started meet in a store of their own.
+
+    torchrun's outlives a restart, with the addresses of the dead: gloo then meets "Connection refused", NCCL waits.
+    """
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        yield
+        return
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    host, limit = os.environ["MASTER_ADDR"], timedelta(seconds=timeout)
+    agent = torch.distributed.TCPStore(host, int(os.environ["MASTER_PORT"]), is_master=False, timeout=limit)
+    own = None
+    if rank == 0:
+        own = torch.distributed.TCPStore(host, 0, is_master=True, multi_tenant=True, wait_for_workers=False)
+    port = _common(torch.distributed.PrefixStore("ssvit", agent), rank, world, str(own.port) if own else "", timeout)
+    os.environ.update(MASTER_PORT=port, TORCHELASTIC_USE_AGENT_STORE="False")
+    yield  # `own` lives until torch has its server
+
+
+def _common(store: torch.distributed.Store, rank: int, world: int, value: str, timeout: float) -> str:
+    """The main process's value in all of them, by a store that also holds what earlier processes left there.
+
+    Each asks in words of its own, and is answered until it has heard.
+    """
+    own = secrets.token_hex(8)
+    if rank:
+        store.set(f"asks {rank}", own)
+        try:
+            name, value = store.get(f"answer {own}").decode().split()
+        except torch.distributed.DistStoreError:
+            raise UserError(f"fabric.timeout={timeout:g}: rank 0 of {world} has not started in that time") from None
+        store.set(f"heard {name} {rank}", "")
+        return value
+    waiting, until = set(range(1, world)), time.monotonic() + timeout
+    while waiting:
+        for other in sorted(waiting):
+            if store.check([f"heard {own} {other}"]):
+                waiting.discard(other)
+            elif store.check([f"asks {other}"]):
+                store.set(f"answer {store.get(f'asks {other}').decode()}", f"{own} {value}")
+        if time.monotonic() > until:
+            raise UserError(f"fabric.timeout={timeout:g}: rank {min(waiting)} of {world} has not started in that time")
+        time.sleep(0.01)
+    return value
+
+
+@contextmanager
+def together() -> Iterator[None]:
+    """While the block runs, this process needs all others: PeerGone if one of them ends. See `Peers.together`."""
+    with nullcontext() if _peers is None else _peers.together():
+        yield
+
+
+def _forget_peers() -> None:
+    global _peers
+    if _peers is not None:
+        _peers.forget()
+        _peers = None
+
+
+# A data worker that outlives its process for a moment must not seem to be it.
+os.register_at_fork(after_in_child=_forget_peers)
+
+
 def _in_touch() -> bool:
     """Whether this process has others to talk to."""
     return torch.distributed.is_available() and torch.distributed.is_initialized()
@@ -102,8 +181,12 @@ def _in_touch() -> bool:
 
 def part() -> None:
     """Let go of the other processes: what they share is done, and each goes on alone."""
+    global _peers
     if _in_touch():
         torch.distributed.destroy_process_group()
+    if _peers is not None:
+        _peers.close()
+        _peers = None
 
 
 def _end() -> None:
@@ -111,6 +194,11 @@ def _end() -> None:
 
     (torch's issue 190489.) A model that is spread keeps them running and is kept itself by a cycle.
     """
+    if _peers is not None and _peers.lost:
+        # NCCL may wait for the one that is gone, and to tidy up takes seconds in which torchrun cannot start anew.
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(1)
     part()
     gc.collect()
 

@@ -24,13 +24,14 @@ from ssvit.options import UserError
 from ssvit.randomness import key
 from ssvit.training import engine
 from ssvit.training.journal import Journal
+from ssvit.training.peers import Shared
 from ssvit.training.recipe import Recipe
 from ssvit.training.state import State
 
 BAD_STEPS = 5  # in a row, after which going on would only waste time
 
 
-class Stopped(UserError):
+class Stopped(Shared):
     """The run was asked to stop by a signal; everything is saved. `status` is the shell's for that signal."""
 
     def __init__(self, signum: int, step: int) -> None:
@@ -82,6 +83,7 @@ class Stop:
                 signal.signal(signum, handler)
 
 
+@engine.together()
 def train(
     fabric: Fabric,
     objective: Objective,
@@ -95,7 +97,8 @@ def train(
     """Train `objective` in a run folder until recipe.steps updates are complete, going on from what is there.
 
     facts: what the run is bound to, stored in each checkpoint; a checkpoint with other facts is refused. Returns
-    False if the run was finished already. Raises Stopped after SIGTERM or Ctrl-C, UserError where it cannot go on.
+    False if the run was finished already. Raises Stopped after SIGTERM or Ctrl-C, UserError where it cannot go on,
+    PeerGone where another process cannot.
     """
     say = functools.partial(print, flush=True) if fabric.is_global_zero else _ignore
     state = State(fabric, objective, recipe)
@@ -149,7 +152,7 @@ def train(
             outputs |= {"lr": recipe.learning_rate(step), "gradient_norm": norm}
             journal.train(complete, outputs, waited=loader.waited, unreadable=loader.unreadable)
             if bad == BAD_STEPS:
-                raise UserError(
+                raise Shared(
                     f"the loss or gradient was not finite {BAD_STEPS} steps in a row, up to step {complete}: the run "
                     f"stops; a lower recipe.lr than {recipe.lr:g} or recipe.precision=32-true may help"
                 )

@@ -60,6 +60,7 @@ def check(config: Mapping[str, Any]) -> Recipe:
     """OptionError (or UserError) unless `config`, a whole configuration as plain data, can be; its recipe if it can."""
     whole("workers", config["workers"], at_least=0)
     number("loader_timeout", config["loader_timeout"], 0)
+    number("fabric.timeout", config["fabric"]["timeout"], 1)
     parts(config)
     with within("subset"):
         data_rules.subset(**config["subset"])

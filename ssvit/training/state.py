@@ -105,8 +105,8 @@ class State:
             self.average.take()
         set_model_state_dict(self._spread, states["model"], options=_WHOLE)
         optimizer = self.optimizer.optimizer
-        # The optimiser's hyperparameters stay those of the recipe.
-        groups = get_optimizer_state_dict(self._spread, optimizer, options=_WHOLE)["param_groups"]
+        # The optimiser's hyperparameters stay those of the recipe. Whole, torch gives them to the main process alone.
+        groups = get_optimizer_state_dict(self._spread, optimizer)["param_groups"]
         moments: dict[str, dict[str, Tensor]] = {}
         for name, value in states["optimizer"].items():
             parameter, key = name.rsplit("/", 1)

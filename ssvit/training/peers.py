@@ -1,0 +1,187 @@
+"""The other processes of a run: when one is gone, the others leave at once, with one line that says so.
+
+Each process keeps a connection to the main one. The system closes it when a process ends, however it ends, so its end
+is known at once: NCCL would wait for its time-out, and so would a process that is told to stop after its step.
+"""
+
+import contextlib
+import os
+import re
+import secrets
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from lightning_fabric import Fabric
+
+from ssvit.options import UserError
+
+GRACE = 1.0  # seconds in which the main thread can raise by itself what a dead peer means, before the process ends
+_LONGEST = 2000  # characters of another process's failure that are told
+_BROKEN = re.compile(r"connection (closed|reset|refused)|broken pipe|timed? ?out", re.IGNORECASE)
+
+
+class PeerGone(UserError):
+    """Another process of the run has ended, has failed, or does not answer."""
+
+
+class Shared(UserError):
+    """A failure that all processes have agreed on: each raises it by itself."""
+
+
+class Peers:
+    """The connections of this process, made by all processes of a launched Fabric together; a thread reads each.
+
+    timeout: seconds to wait for another process; the process group has the same.
+    """
+
+    def __init__(self, fabric: Fabric, timeout: float) -> None:
+        self.rank, self.world, self.timeout = fabric.global_rank, fabric.world_size, timeout
+        self._inside, self._blocks = False, 0
+        self._ended: dict[int, int] = {}  # by rank: how many blocks it has ended
+        self._lost: dict[int, str] = {}  # by rank: why, where it has told
+        self._changed = threading.Condition()
+        self._links = self._connect(fabric)
+        for rank, link in self._links.items():
+            threading.Thread(target=self._listen, args=(rank, link), daemon=True, name=f"rank {rank}").start()
+
+    @property
+    def lost(self) -> bool:
+        """Whether another process has ended before what it did with this one."""
+        return bool(self._missing())
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """While the block runs, this process needs all others; each must enter the same blocks, which may be nested.
+
+        PeerGone if one of them ends before it has ended the block. Where the main thread cannot raise it, since it
+        waits for that process, the line is printed and the process ends.
+        """
+        if self._inside:
+            yield
+            return
+        self._inside, self._blocks = True, self._blocks + 1
+        try:
+            if self._missing():
+                raise PeerGone(self._line())
+            yield
+        except BaseException as error:
+            with self._changed:
+                self._inside = False
+                self._changed.notify_all()
+            if self._is_broken(error):
+                raise PeerGone(self._line()) from None
+            if isinstance(error, Shared):
+                self._tell(f"ended {self._blocks}")
+            elif not isinstance(error, PeerGone):
+                text = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+                self._tell(f"failed {' '.join(text.split())[:_LONGEST]}")
+            raise
+        with self._changed:
+            self._inside = False
+            self._changed.notify_all()
+        self._tell(f"ended {self._blocks}")
+
+    def close(self) -> None:
+        """End the connections."""
+        for link in self._links.values():
+            with contextlib.suppress(OSError):
+                link.shutdown(socket.SHUT_RDWR)
+
+    def forget(self) -> None:
+        """In a process that was forked from this one: it must not seem to be this one when this one has ended."""
+        for link in self._links.values():
+            os.close(link.detach())
+        self._links = {}
+
+    def _connect(self, fabric: Fabric) -> dict[int, socket.socket]:
+        """A connection to each other process in the main one, and to that one in the others."""
+        if self.rank:
+            port, word = fabric.broadcast(None)
+            link = socket.create_connection((os.environ["MASTER_ADDR"], port), timeout=self.timeout)
+            link.sendall(f"{word} {self.rank}\n".encode())
+            link.settimeout(None)
+            return {0: link}
+        links: dict[int, socket.socket] = {}
+        both = {"family": socket.AF_INET6, "dualstack_ipv6": True} if socket.has_dualstack_ipv6() else {}
+        with socket.create_server(("", 0), **both) as server:
+            word = secrets.token_hex(16)
+            fabric.broadcast((server.getsockname()[1], word))
+            server.settimeout(self.timeout)
+            while len(links) < self.world - 1:
+                link, _ = server.accept()
+                link.settimeout(self.timeout)
+                told, _, rank = _first_line(link).partition(" ")
+                if told == word:
+                    link.settimeout(None)
+                    links[int(rank)] = link
+                else:
+                    link.close()  # somebody else's
+        return links
+
+    def _listen(self, rank: int, link: socket.socket) -> None:
+        """Follow what another process tells until its end."""
+        with contextlib.suppress(OSError):
+            for line in link.makefile("r", encoding="utf-8", errors="replace"):
+                kind, _, rest = line.rstrip("\n").partition(" ")
+                if kind == "ended":
+                    self._ended[rank] = int(rest)
+                elif kind == "failed":
+                    self._lose(rank, rest)
+                elif kind == "lost":  # the main process tells of another
+                    other, ended, why = rest.split(" ", 2)
+                    self._ended[int(other)] = int(ended)
+                    self._lose(int(other), why)
+        self._lose(rank, "")
+
+    def _lose(self, rank: int, why: str) -> None:
+        with self._changed:
+            if rank in self._lost or rank == self.rank:
+                return
+            self._lost[rank] = why
+            self._changed.notify_all()
+        if self.rank == 0:
+            self._tell(f"lost {rank} {self._ended.get(rank, 0)} {why}")
+        with self._changed:
+            if self._changed.wait_for(lambda: not (self._inside and self._missing()), GRACE):
+                return
+        os.write(2, f"{Path(sys.argv[0]).name}: {self._line()}\n".encode(errors="backslashreplace"))
+        os._exit(1)
+
+    def _missing(self) -> list[int]:
+        """Those that have ended before the block that this process is in, or was in last."""
+        return [rank for rank in self._lost if self._ended.get(rank, 0) < self._blocks]
+
+    def _is_broken(self, error: BaseException) -> bool:
+        """Whether an error is what a backend makes of another process's end, and no fault of this one."""
+        if not isinstance(error, RuntimeError):
+            return False
+        if not (isinstance(error, torch.distributed.DistError) or "gloo" in str(error).lower()):
+            return False
+        with self._changed:  # the backend can be faster than the thread that learns which process it was
+            return self._changed.wait_for(self._missing, GRACE) or bool(_BROKEN.search(str(error)))
+
+    def _line(self) -> str:
+        missing = self._missing()
+        if not missing:
+            return f"another of the {self.world} processes does not answer (fabric.timeout={self.timeout:g} seconds)"
+        why = self._lost[missing[0]]
+        return f"rank {missing[0]} of {self.world} {f'has failed: {why}' if why else 'is gone, so the others end too'}"
+
+    def _tell(self, line: str) -> None:
+        with self._changed:
+            for link in self._links.values():
+                with contextlib.suppress(OSError):
+                    link.sendall(f"{line}\n".encode())
+
+
+def _first_line(link: socket.socket) -> str:
+    """The line with which a process presents itself, byte by byte: what follows is left unread."""
+    line = b""
+    with contextlib.suppress(OSError):
+        while len(line) < 100 and (byte := link.recv(1)) not in (b"", b"\n"):
+            line += byte
+    return line.decode(errors="replace")

@@ -1,0 +1,213 @@
+"""Several processes: exact resumption however they end, and one that is gone ends the others at once, with one line.
+
+Run as a script, this is a process of torchrun's: see `launched`.
+"""
+
+import contextlib
+import functools
+import json
+import multiprocessing
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import tiny
+import torch
+from command import TINY
+from torch import distributed
+from torchvision.io import write_png
+
+from ssvit.options import UserError
+from ssvit.training import checkpoint, engine
+
+LIMIT = 900  # seconds, for a machine that is slow and busy
+ROOT = Path(__file__).parent.parent
+children = multiprocessing.get_context("forkserver")
+children.set_forkserver_preload(["tiny"])
+
+
+class EndsAt(tiny.MaskedPatch):
+    """Ends its process, or hinders it, at one call of forward."""
+
+    calls_left, way = 0, ""
+
+    def forward(self, *inputs):
+        self.calls_left -= 1
+        if self.calls_left == 0:
+            ends(self.way)
+        return super().forward(*inputs)
+
+
+def ends(way: str) -> None:
+    if way == "UserError":
+        raise UserError("the disk of this process is full")
+    if way == "RuntimeError":
+        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+    if way == "waits":
+        time.sleep(LIMIT)
+    if way == "SIGTERM under torchrun":  # which passes it on to all its processes
+        os.kill(os.getppid(), signal.SIGTERM)
+        while signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:  # until the loop has heard it
+            time.sleep(0.01)
+    elif way:
+        os.kill(os.getpid(), getattr(signal, way))
+
+
+def work(folder: Path, options: dict) -> None:
+    """Train as one process of several. options: those of tiny.train, and `ending`: {rank: [call of forward, way]}."""
+    ending = options.pop("ending", {}).get(os.environ["RANK"])
+    if ending and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
+        objective = tiny.model(options.get("dropout", 0.0))
+        objective.__class__, (objective.calls_left, objective.way) = EndsAt, ending
+        options["objective"] = objective
+    if "data" in options:
+        options["data"] = Path(options["data"])
+    try:
+        tiny.train(folder, **options)
+    except UserError as error:
+        print(error, file=sys.stderr, flush=True)
+        sys.exit(getattr(error, "status", 1))
+
+
+def join(folder: Path, rank: int, world: int, port: int, options: dict) -> None:
+    """Be process `rank`, with stderr in a file of its own."""
+    file = os.open(f"{folder}.{rank}", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
+    os.dup2(file, 2)
+    os.environ.update(
+        RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world), LOCAL_WORLD_SIZE=str(world), GROUP_RANK="0",
+        MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), TORCHELASTIC_RUN_ID="test",
+    )  # fmt: skip
+    work(folder, options)
+
+
+def forked(folder: Path, world: int = 2, **options) -> tuple[list[int], list[str]]:
+    """Train in `world` processes without torchrun, which starts slowly; returns their exit codes and stderr."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    processes = [children.Process(target=join, args=(folder, rank, world, port, options)) for rank in range(world)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(LIMIT)
+    return [process.exitcode for process in processes], [Path(f"{folder}.{rank}").read_text() for rank in range(world)]
+
+
+def launched(folder: Path, world: int, restarts: int = 0, **options) -> subprocess.CompletedProcess:
+    """Train in `world` processes of torchrun."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}",
+               f"--max-restarts={restarts}", "--no-python", sys.executable, __file__, str(folder), json.dumps(options)]  # fmt: skip
+    return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT)
+
+
+def final(folder: Path) -> dict[str, str]:
+    """The sha256 of weights, optimiser and average at the end of a run."""
+    sums = json.loads((folder / "step_00000012" / "manifest.json").read_text())["sha256"]
+    assert set(sums) == {"model.safetensors", "optimizer.safetensors", "ema.safetensors"}
+    return sums
+
+
+def assert_close(folder: Path, other: Path) -> None:
+    """Weights, optimiser and average at the end of two runs agree to 1e-6."""
+    one, two = (checkpoint.load(run / "step_00000012")[1] for run in (folder, other))
+    for name, state in one.items():
+        assert state.keys() == two[name].keys()
+        for key, tensor in state.items():
+            torch.testing.assert_close(tensor, two[name][key], rtol=1e-6, atol=1e-8, msg=f"{name} {key}")
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pictures")
+    for number, picture in enumerate(tiny.pictures()):
+        write_png(picture, str(folder / f"{number:02}.png"))
+    return folder
+
+
+@pytest.mark.parametrize(("strategy", "way"), [("ddp", "SIGKILL"), ("sharded", "SIGTERM")], ids=["ddp", "sharded"])
+def test_two_processes_go_on_with_the_same_bits(tmp_path, files, strategy, way):
+    options = {"strategy": strategy, "data": str(files), "workers": 1, "dropout": 0.2, "accumulate": 2}
+    assert forked(tmp_path / "whole", **options)[0] == [0, 0]
+    codes, _ = forked(tmp_path / "broken", **options, ending={"1": [9, way]})
+    assert codes == ([1, -signal.SIGKILL] if way == "SIGKILL" else [143, 143])
+    assert max((tmp_path / "broken").glob("step_*")).name == ("step_00000003" if way == "SIGKILL" else "step_00000005")
+    assert forked(tmp_path / "broken", **options | {"workers": 0})[0] == [0, 0]
+    assert final(tmp_path / "broken") == final(tmp_path / "whole")
+
+
+def test_torchrun_restarts_processes_that_go_on_with_the_same_bits(tmp_path):
+    assert forked(tmp_path / "whole", dropout=0.2)[0] == [0, 0]
+    done = launched(tmp_path / "broken", 2, restarts=2, dropout=0.2, ending={"0": [5, "SIGKILL"]})
+    assert done.returncode == 0, done.stderr
+    assert "goes on after step 3" in done.stdout
+    assert "refused" not in done.stderr
+    assert final(tmp_path / "broken") == final(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize(
+    ("way", "told"),
+    [("SIGKILL", "rank {} of 3 is gone"), ("UserError", "rank {} of 3 has failed: the disk of this process is full"),
+     ("RuntimeError", "rank {} of 3 has failed: RuntimeError: mat1")],
+)  # fmt: skip
+def test_the_others_leave_with_one_line(tmp_path, victim, way, told):
+    """Also one that waits for something else, as with NCCL: it would wait for ever."""
+    ending = {str(victim): [5, way], "2": [5, "waits"]}
+    codes, errors = forked(tmp_path / "run", 3, ending=ending, batch_size=12)
+    assert [code for rank, code in enumerate(codes) if rank != victim] == [1, 1]
+    for rank in {0, 1, 2} - {victim}:
+        (line,) = errors[rank].splitlines()
+        assert told.format(victim) in line
+    if way == "UserError":
+        assert errors[victim] == "the disk of this process is full\n"
+    if way == "RuntimeError":
+        assert "Traceback" in errors[victim]
+
+
+def test_a_process_that_does_not_answer_is_waited_for_no_longer_than_the_time_out(tmp_path):
+    with subprocess.Popen(["sleep", "0"]):  # a process that is stopped is no process that is gone
+        codes, errors = forked(tmp_path / "run", ending={"1": [5, "waits"]}, timeout=3)
+    assert codes == [1, 1]
+    (line,) = errors[0].splitlines()
+    assert line == "another of the 2 processes does not answer (fabric.timeout=3 seconds)"
+    (line,) = errors[1].splitlines()
+    assert "rank 0 of 2" in line
+
+
+def test_a_store_that_remembers_the_dead_gives_the_value_of_the_living():
+    """What an earlier attempt has left in it is passed over, whoever comes first."""
+    store = distributed.TCPStore(
+        "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=LIMIT)
+    )
+    meet = functools.partial(engine._common, world=3, timeout=LIMIT)
+
+    def client():
+        return distributed.TCPStore("127.0.0.1", store.port, is_master=False, timeout=timedelta(seconds=LIMIT))
+
+    from concurrent.futures import ThreadPoolExecutor
+
+    for attempt, order in enumerate([(0, 1, 2), (2, 1, 0), (1, 0, 2)]):
+        with ThreadPoolExecutor(3) as pool:
+            found = []
+            for rank in order:
+                found.append(pool.submit(meet, client(), rank, value=f"value{attempt}" if rank == 0 else ""))
+                time.sleep(0.1)
+            assert [one.result() for one in found] == [f"value{attempt}"] * 3
+
+
+def test_one_that_does_not_start_is_named():
+    store = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=1))
+    with pytest.raises(UserError, match="fabric.timeout=1: rank 1 of 2 has not started"):
+        engine._common(store, 0, 2, "value", 1)
+    with pytest.raises(UserError, match="fabric.timeout=1: rank 0 of 2 has not started"):
+        engine._common(distributed.PrefixStore("other", store), 1, 2, "", 1)
+
+
+if __name__ == "__main__":
+    work(Path(sys.argv[1]), json.loads(sys.argv[2]))
