@@ -214,7 +214,7 @@ def test_a_signal_acts_at_once_amid_the_wait_for_a_stopped_worker(tmp_path):
     reader.start()
     time.sleep(1)  # what was read ahead is used up
     process.send_signal(signal.SIGTERM)
-    process.wait(timeout=600)
+    process.wait(timeout=LIMIT)
     reader.join()
     (line,) = process.stderr.read().splitlines()
     assert process.returncode == 143

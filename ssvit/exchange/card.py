@@ -6,17 +6,14 @@ It names no folder of the machine that it was written on.
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import yaml
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from ssvit.exchange.export_rules import GRAPHS, INPUTS
 
-_REFERENCE = re.compile(r"\$\{[\w.]+\}")  # one that names an option and calls nothing
+_REFERENCE = re.compile(r"\$\{([\w.]+)\}")  # one that names an option and calls nothing
 _OPEN = {
     "onnx": """import onnxruntime
 
@@ -124,9 +121,9 @@ def trained(run: Path) -> dict[str, Any]:
     chosen, or by their builders in files that do not keep the choices.
     """
     try:
-        stored = _plain(yaml.safe_load((run / "config.yaml").read_text()))
-        known = _resolved(OmegaConf.create(stored if isinstance(stored, dict) else {}))
-    except (OSError, ValueError, RecursionError, yaml.YAMLError, OmegaConfBaseException):
+        stored = yaml.safe_load((run / "config.yaml").read_text())
+        known = _resolved(stored, stored) if isinstance(stored, dict) else {}
+    except (OSError, ValueError, RecursionError, yaml.YAMLError):
         return {}
     sections = ("choices", "objective", "target", "data", "subset", "recipe")
     options = {name: known[name] if isinstance(known.get(name), dict) else {} for name in sections}
@@ -137,24 +134,21 @@ def trained(run: Path) -> dict[str, Any]:
     return {name: str(value) for name, value in named.items() if value} | dict(_options(options, ""))
 
 
-def _plain(value: Any) -> Any:
-    """Plain data in which a text that would call a function (${oc.env:HOME}) is None."""
+def _resolved(value: Any, root: Mapping[str, Any]) -> Any:
+    """Plain data with the values that references to other options mean. None stands for what means nothing, or would
+    call a function (${oc.env:HOME}). RecursionError for references in a circle.
+    """
     if isinstance(value, dict):
-        return {key: _plain(part) for key, part in value.items()}
+        return {key: _resolved(part, root) for key, part in value.items()}
     if isinstance(value, list):
-        return [_plain(part) for part in value]
-    return None if isinstance(value, str) and "${" in _REFERENCE.sub("", value) else value
-
-
-def _resolved(node: Any) -> Any:
-    """Plain data with the values that references mean; one that means nothing is left out."""
-    if not OmegaConf.is_config(node):
-        return node
-    found = {}
-    for key in node if OmegaConf.is_dict(node) else range(len(node)):
-        with suppress(OmegaConfBaseException):
-            found[key] = _resolved(node[key])
-    return found if OmegaConf.is_dict(node) else list(found.values())
+        return [_resolved(part, root) for part in value]
+    if not isinstance(value, str) or "${" not in value:
+        return None if value == "???" else value  # that which must be given
+    reference = _REFERENCE.fullmatch(value)
+    meant: Any = root if reference else None
+    for name in reference[1].split(".") if reference else ():
+        meant = meant.get(name) if isinstance(meant, dict) else None
+    return _resolved(meant, root)
 
 
 def _builder(part: Any) -> str:

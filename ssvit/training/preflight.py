@@ -12,7 +12,7 @@ from ssvit import rules
 from ssvit.data import rules as data_rules
 from ssvit.evaluation import probing_rules
 from ssvit.objectives import rules as objective_rules
-from ssvit.options import UserError, whole, within
+from ssvit.options import UserError, number, whole, within
 from ssvit.training import manifest
 from ssvit.training.recipe import Recipe
 
