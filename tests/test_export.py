@@ -313,7 +313,7 @@ def test_the_tool_exports_a_run_and_what_it_wrote_is_a_checkpoint(tool, tmp_path
     (run / "metrics.jsonl").write_text('{"step": 6, "test/top1": 0.5}\n')
     for options, said in (
         (["format=tflite"], "format=tflite: must be one of"),
-        (["format=timm", "any_size=true"], "any_size=True"),
+        (["format=timm", "any_size=true"], "any_size=true"),
         (["format=timm", "image_size=17"], "must divide"),
         (["format=timm", "encoder.heads=4"], "encoder.heads=4"),
     ):
