@@ -283,3 +283,90 @@ def test_a_foreign_file_is_fine_tuned(tool, plain, tmp_path):
     facts = manifest.read(tmp_path / "outputs" / "finetune_timm_synthetic" / "step_00000002")
     assert facts["encoder"]["heads"] == 4
     assert facts["encoder"]["image_size"] == 16
+
+
+def linen(name):
+    """A tensor's name in the authors' code since flax.linen, of its name in their first files."""
+    for before, today in (("MultiHeadDotProductAttention_1", "MultiHeadDotProductAttention_0"),
+                          ("LayerNorm_2", "LayerNorm_1"), ("MlpBlock_3", "MlpBlock_0")):  # fmt: skip
+        name = name.replace(before, today)
+    return name
+
+
+def test_the_authors_names_of_today_are_the_same(tmp_path):
+    before = peers.arrays()
+    numpy.savez(tmp_path / "before.npz", **before)
+    numpy.savez(tmp_path / "today.npz", **{linen(name): value for name, value in before.items()})
+    states = [reading.read(tmp_path / name, peers.TOLD).weights() for name in ("before.npz", "today.npz")]
+    assert states[0].keys() == states[1].keys()
+    assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
+
+
+def test_one_tensor_by_two_names_is_refused(tmp_path):
+    arrays = peers.arrays()
+    name = "Transformer/encoderblock_0/LayerNorm_2/scale"
+    numpy.savez(tmp_path / "both.npz", **arrays, **{linen(name): arrays[name]})
+    with pytest.raises(ForeignError, match="holds under two names"):
+        reading.read(tmp_path / "both.npz", peers.TOLD)
+
+
+@pytest.mark.parametrize("place", ["", "Transformer/"])
+@torch.no_grad()
+def test_big_visions_plain_vits_are_read(place, tmp_path):
+    """Its positions stand at the top (before 2022 in the Transformer), and the class token comes after them."""
+    first = peers.arrays()
+    positions = first.pop("Transformer/posembed_input/pos_embedding")
+    arrays = {linen(name): value for name, value in first.items()} | {f"{place}pos_embedding": positions[:, 1:]}
+    numpy.savez(tmp_path / "first.npz", **first, **{"Transformer/posembed_input/pos_embedding": positions})
+    numpy.savez(tmp_path / "big_vision.npz", **{f"params/{name}": value for name, value in arrays.items()})
+    whole = checkpoint.load_encoder(tmp_path / "first.npz", **peers.TOLD)
+    found = checkpoint.load_encoder(tmp_path / "big_vision.npz", **peers.TOLD)
+    whole.positions[0].embedding[0] = 0
+    x, _ = images(peers.Peer(tmp_path, whole))
+    assert torch.equal(found(x), whole(x))
+
+
+def test_an_image_tower_is_read_without_its_pooling_head(tmp_path):
+    arrays = {linen(name): value for name, value in peers.arrays().items()}
+    arrays = {name: value for name, value in arrays.items() if not re.match("cls|head|pre_logits", name)}
+    arrays["pos_embedding"] = arrays.pop("Transformer/posembed_input/pos_embedding")[:, 1:]
+    arrays |= {"MAPHead_0/probe": numpy.ones((1, 1, 48)), "MAPHead_0/LayerNorm_0/scale": numpy.ones(48)}
+    text = {"params/txt/Embed_0/embedding": numpy.ones((9, 48)), "params/t": numpy.ones(1)}
+    named = {f"params/img/{name}": value.astype(numpy.float32) for name, value in arrays.items()}
+    numpy.savez(tmp_path / "towers.npz", **named, **text)
+    found = reading.read(tmp_path / "towers.npz", peers.TOLD)
+    assert (found.arguments["class_token"], found.arguments["pooling"]) == (False, "patch_mean")
+    assert "left behind: MAPHead_0, t, txt" in found.notes
+    assert any("what MAPHead_0 makes of" in note for note in found.notes)
+    found.weights()
+
+
+def test_a_layer_behind_the_representation_is_told(tmp_path):
+    numpy.savez(tmp_path / "with.npz", **peers.arrays())
+    numpy.savez(tmp_path / "without.npz", **{n: v for n, v in peers.arrays().items() if not n.startswith("pre_")})
+    told = {}
+    for name in ("with", "without"):
+        found = reading.read(tmp_path / f"{name}.npz", peers.TOLD)
+        assert found.arguments["pooling"] == "class_token"
+        told[name] = [note for note in found.notes if "representation" in note]
+    assert told["without"] == []
+    assert "pre_logits" in told["with"][0]
+
+
+def test_jaxs_bfloat16_is_read(tmp_path):
+    """numpy, which does not know it, stores it as two bytes of no type."""
+    arrays = peers.arrays()
+    halves = {name: torch.from_numpy(value).bfloat16() for name, value in arrays.items()}
+    stored = {name: value.view(torch.int16).numpy().view("V2") for name, value in halves.items()}
+    numpy.savez(tmp_path / "half.npz", **stored)
+    found = reading.read(tmp_path / "half.npz", peers.TOLD).weights()
+    assert torch.equal(found["norm.weight"], halves["Transformer/encoder_norm/scale"].float())
+
+
+def test_numbers_in_the_other_order_of_bytes_are_read(tmp_path):
+    arrays = peers.arrays()
+    for name, kind in (("big.npz", ">f4"), ("long.npz", numpy.longdouble), ("usual.npz", "<f4")):
+        numpy.savez(tmp_path / name, **{key: value.astype(kind) for key, value in arrays.items()})
+    paths = (tmp_path / name for name in ("usual.npz", "big.npz", "long.npz"))
+    usual, *others = (reading.read(path, peers.TOLD).weights() for path in paths)
+    assert all(torch.equal(value, other[name]) for other in others for name, value in usual.items())
