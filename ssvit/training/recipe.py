@@ -80,7 +80,7 @@ class Recipe:
 
     def learning_rate(self, step: int) -> float:
         """Linear warm-up from 0 (lr / warmup at step 0) to lr, then the decay, which would reach 0, or lr_end, at step
-        `steps`.
+        `steps`. The authors' warm-up is a step behind: its first step has a learning rate of 0 (vit_jax: utils.py).
         """
         if step < self.warmup:
             return self.lr * (step + 1) / self.warmup
