@@ -15,6 +15,7 @@ from ssvit.data.transforms import CenterCrop
 from ssvit.encoder.vit import ViT
 from ssvit.evaluation import features
 from ssvit.evaluation.features import Cache, Frozen, Pixels, Reading, extract, readings
+from ssvit.evaluation.features_rules import pooling_of
 from ssvit.options import OptionError, UserError
 
 VIEW = {"size": 8, "resize": None}
@@ -119,12 +120,16 @@ def test_features_that_are_not_finite_are_refused():
 
 def test_what_options_mean():
     encoder = vit()
-    assert readings(encoder) == [Reading(3, "patch_mean", "after")]
+    assert readings(encoder) == [Reading(3, "class_token", "after")]
+    assert readings(vit(pooling="patch_mean")) == [Reading(3, "patch_mean", "after")]
+    assert readings(encoder, pooling="patch_mean") == [Reading(3, "patch_mean", "after")]
     assert readings(encoder, layer="all", pooling="both") == [Reading(layer, "both") for layer in (1, 2, 3)]
-    assert readings(encoder, layer=[3, 1], norm="before") == [Reading(layer, norm="before") for layer in (3, 1)]
-    names = {Reading(layer, pooling, norm).name for layer in (1, 2) for pooling in ("patch_mean", "class_token", "both")
-             for norm in ("after", "before")}  # fmt: skip
+    assert readings(encoder, layer=[3, 1], norm="before") == [Reading(n, "class_token", "before") for n in (3, 1)]
+    names = {Reading(layer, pooling, norm).name: pooling for layer in (1, 12) for norm in ("after", "before")
+             for pooling in ("patch_mean", "class_token", "both")}  # fmt: skip
     assert len(names) == 12
+    assert {name: pooling_of(f"seal {name}") for name in names} == names
+    assert pooling_of("pixels") is None
     for options, name in (
         ({"layer": 4}, "layer=4"), ({"layer": 0}, "layer=0"), ({"layer": "first"}, "layer=first"),
         ({"layer": []}, "layer="), ({"layer": [1, 1]}, "layer="), ({"layer": True}, "layer=True"),

@@ -84,9 +84,9 @@ class Recorder(Probe):
         return Answer(0.5, (0,))
 
 
-def asked(recorder: Recorder, layers: int) -> dict[str, list]:
+def asked(recorder: Recorder, layers: int, pooling: str = "class_token") -> dict[str, list]:
     """Of the last measurement: by layer, the features and labels."""
-    return {f"layer{n}_patch_mean": found for n, found in enumerate(recorder.asked[-layers:], start=1)}
+    return {f"layer{n}_{pooling}": found for n, found in enumerate(recorder.asked[-layers:], start=1)}
 
 
 def test_the_interval_is_the_smallest_that_stays_below_the_share():
@@ -226,17 +226,22 @@ def test_no_test_label_chooses_the_layer():
     assert (metrics["best"], metrics["best_chosen"], metrics["best_last"]) == (0.3, 1, 0.9)
 
 
-@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
-def test_the_features_are_those_of_the_checkpoint(tmp_path, precision):
+@pytest.mark.parametrize(("precision", "pooling"), [("32-true", "patch_mean"), ("bf16-mixed", "class_token")])
+def test_the_features_are_those_of_the_checkpoint(tmp_path, precision, pooling):
     """As the tools that measure a checkpoint extract them."""
-    recorder = Recorder()
-    tiny.train(tmp_path, dropout=0.2, evaluators={"probe": probing({"recorder": recorder})}, precision=precision)
+    recorder, objective = Recorder(), tiny.model(0.2)
+    objective.encoder.pooling = objective.encoder.arguments["pooling"] = pooling
+    probes = {"probe": probing({"recorder": recorder})}
+    tiny.train(tmp_path, objective=objective, evaluators=probes, precision=precision)
+    assert [row.get("probe/class_token") for row in rows(tmp_path).values()] == 4 * [
+        1 if pooling == "class_token" else None
+    ]
     encoder = checkpoint.load_encoder(tmp_path / "step_00000012")
     function = Frozen(encoder, readings(encoder, layer="all"), identity="")
     evaluator = probing({})
     with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16-mixed"):
         train, test = (extract(function, source, VIEW, batch_size=16) for source in (evaluator._train, evaluator._test))
-    for name, (of_train, train_labels, of_test, test_labels) in asked(recorder, 2).items():
+    for name, (of_train, train_labels, of_test, test_labels) in asked(recorder, 2, pooling).items():
         assert torch.equal(of_train, train.values[name])
         assert torch.equal(of_test, test.values[name])
         assert torch.equal(train_labels, train.labels)

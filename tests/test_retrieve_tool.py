@@ -9,13 +9,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import retrieve as retrieve_tool
 import torch
 from command import LIMIT, TINY, one_line
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
 from PIL import Image
 
 from ssvit.data.decode import load
 from ssvit.data.sources import Data, Memory
 from ssvit.data.transforms import CenterCrop
+from ssvit.encoder.vit import ViT
 from ssvit.evaluation import gallery, gallery_rules, retrieval
 from ssvit.evaluation.store import Store
 from ssvit.options import OptionError, UserError
@@ -137,6 +141,30 @@ def test_a_query_is_answered_in_words_as_json_and_as_a_sheet(made, work, tool):
     with Image.open(work / "sheet.png") as image:
         assert image.format == "PNG"
         assert min(image.size) > 900  # six rows
+
+
+def test_a_store_is_pooled_as_the_checkpoint_was_trained_and_asked_as_it_was_made(tmp_path, capsys):
+    encoder = ViT(image_size=16, patch_size=4, width=16, depth=2, heads=2)
+    state = {f"encoder.{name}": tensor for name, tensor in encoder.state_dict().items()}
+    path = checkpoint.save(tmp_path, 3, {"model": state}, {"encoder": encoder.arguments})
+    pictures = album(tmp_path / "album", first=0, count=4)
+
+    def retrieve(*options):
+        with initialize_config_dir(str(TOOLS.parent / "configs"), version_base="1.3"):
+            config = compose("retrieve", [f"checkpoint={path}", "workers=1", "k=2", *options])
+        config.images = [str(pictures)]
+        retrieve_tool.main(config, OmegaConf.to_container(config, resolve=True))
+        return capsys.readouterr().out
+
+    for name, asked, made in (("new", "null", "class_token"), ("old", "patch_mean", "patch_mean")):
+        store = f"store={tmp_path}/{name}"
+        retrieve("action=index", store, f"features.pooling={asked}")
+        assert Store.open(tmp_path / name).encoder.endswith(f" layer2_{made}")
+        assert "recall@1" in retrieve("action=query", store)
+    with pytest.raises(UserError, match=r"layer2_patch_mean, not with .* layer2_class_token"):
+        retrieve("action=query", f"store={tmp_path}/old", "features.pooling=class_token")
+    assert gallery_rules.pooling(TOOLS.parent / "tests" / "fixtures" / "first_edition" / "store") == "patch_mean"
+    assert gallery_rules.pooling(tmp_path) is None
 
 
 def test_what_is_wrong_with_a_store_is_told_in_one_line(made, work, tool):

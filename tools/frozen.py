@@ -51,9 +51,13 @@ def check(plain: Mapping[str, Any]) -> list[Reading]:
     if plain["output"] is not None and not Path(plain["output"]).absolute().parent.is_dir():
         raise OptionError("output", plain["output"], "there is no such folder")
     preflight.parts(plain)
+    return _readings(plain)
+
+
+def _readings(plain: Mapping[str, Any]) -> list[Reading]:
     encoder = manifest.read(Path(plain["encoder"]["path"]), plain["encoder"])["encoder"]
     with within("features"):
-        return features_rules.readings(depth=encoder["depth"], class_token=encoder["class_token"], **plain["features"])
+        return features_rules.readings(encoder, **plain["features"])
 
 
 def measured(
@@ -185,7 +189,7 @@ def facts(plain: Mapping[str, Any], banks: "Banks") -> dict[str, Any]:
         "measured_on": banks.part,
         "chance": banks.chance,
         "classes": list(banks.classes),
-        "features": plain["features"],
+        "features": {**plain["features"], "pooling": _readings(plain)[0].pooling},
         "precision": plain["precision"],
         "versions": {name: version(name) for name in ("ssvit", "torch")},
         "copies": {

@@ -33,7 +33,7 @@ from omegaconf.errors import (
     OmegaConfBaseException,
 )
 
-from ssvit.options import OptionError, UserError, typed
+from ssvit.options import OptionError, UserError, printable, typed
 from ssvit.training.configuration import Configuration, command, refers
 from ssvit.training.run import is_main_process
 
@@ -185,13 +185,13 @@ def _is_bare(argument: str) -> bool:
 def say(line: str) -> None:
     """Print a line, in the main process alone."""
     if is_main_process():
-        print(line, flush=True)
+        print(printable(line), flush=True)
 
 
 def leave(line: str, status: int) -> NoReturn:
     """Print one line and end the process."""
     sys.stdout.flush()
-    print(f"{Path(sys.argv[0]).name}: {' '.join(line.split())}", file=sys.stderr)
+    print(f"{Path(sys.argv[0]).name}: {printable(' '.join(line.split()))}", file=sys.stderr)
     sys.exit(status)
 
 

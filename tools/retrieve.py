@@ -21,11 +21,13 @@ def main(config: DictConfig, plain: dict[str, Any]) -> None:
     checkpoint = manifest.find(plain["checkpoint"], outputs=plain["outputs"], stage=manifest.PRETRAIN, say=say)
     with within("encoder"):
         facts = manifest.read(checkpoint, plain["encoder"])
-    own = {"depth": facts["encoder"]["depth"], "class_token": facts["encoder"]["class_token"]}
+    features = plain["features"]
+    if features["pooling"] is None and plain["action"] != gallery_rules.INDEX:
+        features = {**features, "pooling": gallery_rules.pooling(plain["store"])}
     with within("features"):
-        found = features_rules.readings(**own, **plain["features"])
+        found = features_rules.readings(facts["encoder"], **features)
     if len(found) > 1:
-        raise OptionError("features.layer", plain["features"]["layer"], "must be one: a store has those of one layer")
+        raise OptionError("features.layer", features["layer"], "must be one: a store has those of one layer")
 
     from hydra.utils import instantiate
 

@@ -298,4 +298,4 @@ def _read(path: Path, made_of: str) -> dict[str, Tensor] | None:
 
 def readings(encoder: ViT, **options: Any) -> list[Reading]:
     """The readings of an encoder that options mean: see `features_rules.readings`."""
-    return rules.readings(depth=len(encoder.blocks), class_token=encoder.class_token is not None, **options)
+    return rules.readings(encoder.arguments, **options)

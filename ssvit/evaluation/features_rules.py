@@ -1,5 +1,7 @@
 """Which of an encoder's numbers may be its features. Standard library only."""
 
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,13 +41,22 @@ class Reading:
             raise OptionError("pooling", self.pooling, "must be patch_mean: the encoder has no class token")
 
 
-def readings(
-    *, depth: int, class_token: bool, layer: Any = "last", pooling: Any = "patch_mean", norm: Any = "after"
-) -> list[Reading]:
-    """The readings of an encoder that options mean; layer: its number, a list of numbers, last, or all.
+def pooling_of(name: str) -> str | None:
+    """The pooling of the reading that has this name; None for what is no reading's name."""
+    found = re.search(rf"layer\d+_({'|'.join(POOLINGS)})(_before_norm)?$", name)
+    return found and found[1]
 
+
+def readings(
+    encoder: Mapping[str, Any], *, layer: Any = "last", pooling: Any = None, norm: Any = "after"
+) -> list[Reading]:
+    """The readings of an encoder (its arguments) that options mean.
+
+    layer: its number, a list of numbers, last, or all. pooling: None for the encoder's own, by which it was trained.
     OptionError for one that it does not have.
     """
+    depth = encoder["depth"]
+    pooling = encoder["pooling"] if pooling is None else pooling
     if isinstance(layer, str):
         one_of("layer", layer, ("last", "all", "a layer's number", "a list of numbers"))
         numbers = [depth] if layer == "last" else list(range(1, depth + 1))
@@ -55,5 +66,5 @@ def readings(
         raise OptionError("layer", layer, "must be a list of different layers, one or more")
     found = [Reading(number, pooling, norm) for number in numbers]
     for reading in found:
-        reading.check(depth=depth, class_token=class_token)
+        reading.check(depth=depth, class_token=encoder["class_token"])
     return found

@@ -1,11 +1,13 @@
 """Which pictures a user means, and what may be asked of a store of pictures. Standard library only."""
 
+import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ssvit.data import folder
+from ssvit.evaluation import features_rules
 from ssvit.options import OptionError, flag, one_of, whole
 
 SPLITS = ("train", "validation", "test", "held_out")
@@ -28,6 +30,14 @@ def check(
             raise OptionError(name, value, "there is no such folder to write it into")
         if value is not None and Path(str(value)).is_dir():
             raise OptionError(name, value, "must be a file, and this is a folder")
+
+
+def pooling(store: Any) -> str | None:
+    """How the vectors in a store are pooled; None where its manifest does not tell, as opening it will say."""
+    try:
+        return features_rules.pooling_of(json.loads((Path(str(store)) / "manifest.json").read_bytes())["encoder"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
 
 
 def pictures(images: Sequence[Any]) -> dict[str, str | None]:

@@ -48,7 +48,8 @@ class Probe:
 
 
 class Probing(Evaluator):
-    """Probes of the mean of the patch outputs after each layer and the encoder's last norm.
+    """Probes of what the encoder's own pooling makes of the outputs after each layer and its last norm: the mean of
+    the patches', or the class token's.
 
     probes: by any name. train, test: what train_images and test_images of them are taken from, as many of each class
     as of any other; all, where there are fewer. They are read here, once. every: steps from one evaluation to the next.
@@ -120,6 +121,8 @@ class Probing(Evaluator):
             with torch.autocast(device.type, enabled=False):
                 train, test = (values["pixels"] for values in self._features(Pixels(), device))
             self._pixels = {probe.name: self._asked(probe, train, test).accuracy for probe in self.probes}
+        # Numbers of other features are not to be compared with these.
+        self._counts |= {"class_token": 1} if encoder.pooling == "class_token" else {}
         pixels = {f"{name}_pixels": value for name, value in self._pixels.items()}
         metrics: dict[str, float] = {**self._counts, "chance": self._chance, **pixels}
         try:
