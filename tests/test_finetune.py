@@ -195,7 +195,7 @@ def test_choices_are_on_the_validation_folder_and_the_figure_is_on_the_test_fold
             for number in range(count):
                 image = Image.new("RGB", (16, 16), (90 * shade + number, 0, len(part)))
                 image.save(tmp_path / "set" / part / name / f"{number}.png")
-    own = (*SHORT, "data=folder", "data.root=set", "data.image_size=16")
+    own = (*SHORT, "data=folder", "data.root=set", "data.image_size=16", "recipe.steps=3", "recipe.evaluate_every=2")
     done = tool("finetune", *own, "sweep=table4", "table4.learning_rates=[0.1,1e-9]", "name=swept", timeout=240)
     assert done.stdout.splitlines()[1] == (
         "train/ 24 images to train on; validation/ 8 for choices; test/ 14 for the reported figure"
@@ -205,7 +205,7 @@ def test_choices_are_on_the_validation_folder_and_the_figure_is_on_the_test_fold
         folder = outputs / "swept" / run
         rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
         steps = {part: [row["step"] for row in rows if f"{part}/accuracy" in row] for part in ("validation", "test")}
-        assert steps == {"validation": [0, 3, 6], "test": [6] if measured == "test" else []}
+        assert steps == {"validation": [0, 2, 3], "test": [3] if measured == "test" else []}
         with open(folder / "classes.csv", newline="") as file:
             assert sum(int(row["images"]) for row in csv.DictReader(file)) == 2 * parts[measured]
     assert "top-1 on the validation images" in done.stdout
@@ -213,7 +213,7 @@ def test_choices_are_on_the_validation_folder_and_the_figure_is_on_the_test_fold
 
     # With a validation folder alone it is reported on, and called so in every line.
     shutil.rmtree(tmp_path / "set" / "test")
-    told = tool("finetune", *own, "recipe.steps=2", "name=alone").stdout
+    told = tool("finetune", *own, "recipe.evaluate_every=3", "name=alone").stdout
     assert "train/ 24 images to train on; validation/ 8 to measure on" in told
     assert "validation: top-1 " in told
     assert "test" not in told.replace(str(tmp_path), "")

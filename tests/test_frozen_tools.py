@@ -1,6 +1,7 @@
 """tools/few_shot.py, linear_probe.py and knn.py: their numbers are those of the checkpoint's features and of floors."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -210,11 +211,27 @@ def test_images_in_both_sets_are_told(measured, tmp_path, capsys):
     for pair in copies["examples"]:
         train, test = (Image.open(pair[name]) for name in ("train", "test"))
         assert train.tobytes() == test.tobytes()
-    assert "5 of the test images stand among the training images too, pixel for pixel: " in capsys.readouterr().out
+    assert (
+        "5 of the validation images stand among the training images too, pixel for pixel: " in capsys.readouterr().out
+    )
     report = measured("few_shot", "shots=[1]", "floors=false")
     assert report["copies"] == {"test_images_in_train": 0, "examples": []}
     assert "pixel for pixel" not in capsys.readouterr().out
     assert measured("knn", *same, "k=[5]", "floors=false", "train_images=9", "test_images=3")["train_images"] == 6
+
+
+def test_test_images_are_measured_on_where_there_are_any(measured, tmp_path, capsys):
+    own = folder_of(tmp_path / "set", train="ab", val="ab")
+    report = measured("knn", *own, "k=[5]", "floors=false")
+    assert (report["measured_on"], report["test_images"], report["chance"]) == ("validation", 6, 0.5)
+    shutil.copytree(tmp_path / "set" / "val", tmp_path / "set" / "test")
+    (tmp_path / "set" / "test" / "a" / "0.png").unlink()
+    capsys.readouterr()
+    report = measured("knn", *own, "k=[5]", "floors=false")
+    assert (report["measured_on"], report["test_images"], report["chance"]) == ("test", 5, 0.6)
+    told = capsys.readouterr().out
+    assert "6 training and 5 test images, 2 classes (chance 60.0 %)" in told
+    assert "not above chance by two standard errors, so this tells nothing yet" in told  # of 5 images nothing can be
 
 
 def test_as_a_command(run, tool, tmp_path):
