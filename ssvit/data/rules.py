@@ -37,11 +37,17 @@ def crop(
         whole("resize", resize)
 
 
-def images_in_folder(*, root: Any, held_out: Any = 0.1, seed: Any = 0) -> None:
+def verified(verify: Any) -> None:
+    """OptionError unless a fingerprint can cover this."""
+    one_of("verify", verify, ("size", "content"))
+
+
+def images_in_folder(*, root: Any, held_out: Any = 0.1, seed: Any = 0, verify: Any = "size") -> None:
     """OptionError unless a folder holds images and the fraction to hold out is one."""
     folder.check(root)
     number("held_out", held_out, 0, 0.9, above=True)
     whole("seed", seed, at_least=0)
+    verified(verify)
 
 
 def public_set(*, name: Any, root: Any, download: Any, split: Any) -> None:
