@@ -1,7 +1,9 @@
 """Every kind of file decodes to what its pixels say, and no damaged file does worse than an Unreadable."""
 
 import io
+import os
 import pickle
+import resource
 import struct
 import subprocess
 import sys
@@ -15,6 +17,7 @@ from PIL import Image
 
 from ssvit.data import decode
 from ssvit.data.decode import Unreadable, load
+from ssvit.options import UserError
 
 RNG = np.random.default_rng(0)
 GREY = RNG.integers(0, 256, (24, 40), dtype=np.uint8)
@@ -159,13 +162,146 @@ def test_a_bomb_is_refused_by_its_header(tmp_path: Path, make: object, monkeypat
 
 def test_what_is_no_image_is_unreadable(tmp_path: Path) -> None:
     (tmp_path / "text.jpg").write_text("not an image")
+    os.mkfifo(tmp_path / "pipe")  # nobody writes into it
+    for name, target in (("null", "/dev/null"), ("dangling", "nowhere"), ("loop", "loop")):
+        (tmp_path / name).symlink_to(target)
     for path, reason in (
         ("text.jpg", "no image of a known format"),
         ("absent.jpg", "No such file"),
-        (".", "no regular file"),
+        (".", "Is a directory"),
+        ("pipe", "no regular file"),
+        ("null", "no regular file"),
+        ("dangling", "No such file"),
+        ("loop", "Too many levels of symbolic links"),
+        ("x" * 5000, "File name too long"),
+        ("a\0b", "null"),
     ):
         with pytest.raises(Unreadable, match=reason):
             load(str(tmp_path / path))
+
+
+def test_a_name_is_printed_without_what_a_terminal_obeys(tmp_path: Path) -> None:
+    path = tmp_path / "\x1b[2Jred\n.png"
+    path.write_text("")
+    with pytest.raises(Unreadable) as caught:
+        load(str(path))
+    assert caught.value.path == str(path)
+    assert str(caught.value) == rf"{tmp_path}/\x1b[2Jred\n.png: no image of a known format"
+
+
+def progressive(scans: int) -> bytes:
+    """A JPEG with so many more scans: its last one again and again."""
+    file = io.BytesIO()
+    Image.fromarray(smooth(3)).save(file, "JPEG", progressive=True)
+    data = file.getvalue()
+    last = data.rindex(b"\xff\xda")
+    return data[:-2] + scans * data[last:-2] + data[-2:]
+
+
+def test_scans_without_an_end_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.jpg"
+    path.write_bytes(progressive(2000))
+    with pytest.raises(Unreadable, match="2010 scans of 960 pixels"):
+        load(str(path))
+    path.write_bytes(progressive(90))
+    assert load(str(path)).shape == (3, 24, 40)
+
+
+@pytest.mark.parametrize("options", [{}, {"progressive": True}, {"subsampling": 0}, {"restart_marker_blocks": 1}])
+@pytest.mark.parametrize("mode", ["L", "RGB", "CMYK"])
+def test_a_jpeg_of_fewest_bytes_is_read_and_one_that_claims_more_pixels_is_not(
+    tmp_path: Path, mode: str, options: dict[str, object]
+) -> None:
+    file, path = io.BytesIO(), tmp_path / "a.jpg"
+    if mode != "RGB":
+        options = {name: value for name, value in options.items() if name != "subsampling"}
+    Image.new(mode, (1500, 1400)).save(file, "JPEG", optimize=True, quality=1, **options)
+    data = file.getvalue()
+    path.write_bytes(data)
+    assert load(str(path)).shape == (3, 1400, 1500)
+    # Its blocks take 2 to 6 bits, or 0.02 to 2 where one code ends many: forty times as many do not fit.
+    frame = data.index(b"\xff\xc2" if options.get("progressive") else b"\xff\xc0") + 5
+    path.write_bytes(data[:frame] + struct.pack(">HH", 9000, 12000) + data[frame + 4 :])
+    with pytest.raises(Unreadable, match=r"bytes cannot hold 12000x9000 pixels"):
+        load(str(path))
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+def test_parts_without_an_end_are_refused(tmp_path: Path, kind: str) -> None:
+    data, path = encoded(kind), tmp_path / "a"
+    at, part = (2, b"\xff\xed\x00\x02") if kind == "JPEG" else (33, struct.pack(">I4sI", 0, b"abCd", 0x3A1F7F0C))
+    path.write_bytes(data[:at] + 200_000 * part + data[at:])
+    with pytest.raises(Unreadable, match="more than 100000 "):
+        load(str(path))
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "I;16", "I"])
+def test_pixels_do_not_depend_on_the_parts_that_are_converted(
+    tmp_path: Path, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wide = RNG.integers(0, 65536, (24, 40), dtype=np.uint16)
+    image = Image.fromarray(wide.astype(np.int32) if mode == "I" else wide) if "I" in mode else None
+    image = image or Image.fromarray(np.concatenate((RGB, ALPHA), axis=2)).convert(mode)
+    options = {"transparency": 7} if mode == "P" else {}
+    path = tmp_path / ("a.tiff" if mode == "I" else "a.png")
+    whole = loaded(image, path, **options)
+    for strip in (1, 100, 7 * 40):
+        monkeypatch.setattr(decode, "_STRIP", strip)
+        np.testing.assert_array_equal(loaded(image, path, **options), whole)
+
+
+MEMORY = """
+import resource, sys
+from ssvit.data.decode import Unreadable, load
+
+def used():  # the most so far, in bytes
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+load(sys.argv[1])
+before = used()
+for path in sys.argv[2:]:
+    try:
+        told = tuple(load(path).shape)
+    except Unreadable as error:
+        told = error.reason
+    print(used() - before, told)
+"""
+
+
+def test_little_more_memory_is_taken_than_the_pixels_need(tmp_path: Path) -> None:
+    small, side = encoded("PNG"), 4000
+    (tmp_path / "small").write_bytes(small)
+    squeezed = zlib.compressobj()
+    bomb = b"".join(squeezed.compress(bytes(1 << 20)) for _ in range(256)) + squeezed.flush()
+    for kind, head in (("iCCP", b"x\0\0"), ("zTXt", b"x\0\0"), ("iTXt", b"x\0\1\0\0\0")):
+        part = kind.encode() + head + bomb
+        chunk = struct.pack(">I", len(part) - 4) + part + struct.pack(">I", zlib.crc32(part))
+        (tmp_path / kind).write_bytes(small[:33] + chunk + small[33:])
+    Image.new("I;16", (side, side)).save(tmp_path / "wide", "PNG")
+    command = [
+        sys.executable,
+        "-c",
+        MEMORY,
+        *(str(tmp_path / name) for name in ("small", "iCCP", "zTXt", "iTXt", "wide")),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    *bombs, wide = (line.partition(" ") for line in done.stdout.splitlines())
+    assert {told for _, _, told in bombs} == {"Decompressed data too large for PngImagePlugin.MAX_TEXT_CHUNK"}
+    assert int(bombs[-1][0]) < 64 << 20  # of 256 MB each
+    assert wide[2] == f"(3, {side}, {side})"
+    assert int(wide[0]) < (2 + 3 + 2) * side * side  # as it is stored, as it becomes, and 2 bytes a pixel under way
+
+
+def test_want_of_open_files_is_not_the_images_fault(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(encoded("PNG"))
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    try:
+        with pytest.raises(UserError, match=r"a\.png: Too many open files; ") as caught:
+            load(str(tmp_path / "a.png"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert not isinstance(caught.value, Unreadable)
 
 
 MUTANTS = """

@@ -8,7 +8,7 @@ from launch import launch, say
 from omegaconf import DictConfig
 
 from ssvit.data import folder
-from ssvit.options import OptionError, UserError, whole
+from ssvit.options import OptionError, UserError, printable, whole
 from ssvit.training import manifest
 
 
@@ -36,7 +36,7 @@ def main(config: DictConfig, plain: dict[str, Any]) -> None:
         best = answer.topk(min(plain["top"], len(answer)))
         named = [(classifier.classes[i], p) for p, i in zip(best.values.tolist(), best.indices.tolist(), strict=True)]
         answers.append({"image": path, "classes": [{"class": name, "probability": p} for name, p in named]})
-        print(f"{path}: {', '.join(f'{name} {100 * p:.1f} %' for name, p in named)}")
+        print(f"{printable(path)}: {', '.join(f'{name} {100 * p:.1f} %' for name, p in named)}")
     if plain["output"] is not None:
         Path(plain["output"]).write_text(json.dumps(answers, indent=1) + "\n")
     if unreadable:

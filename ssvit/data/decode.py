@@ -9,7 +9,9 @@ Choices, where files leave one open: what is transparent shows black behind it; 
 Letters: h, w pixels.
 """
 
+import errno
 import io
+import math
 import os
 import re
 import stat
@@ -21,14 +23,21 @@ from PIL import Image
 from torch import Tensor
 from torchvision.io import ImageReadMode, decode_jpeg
 
-from ssvit.options import UserError
+from ssvit.options import UserError, printable
 
 PIXEL_LIMIT = 1 << 27  # 134 million pixels: 400 MB decoded
 BYTE_LIMIT = 1 << 29
+# Encoders write some 12 scans at most. Each is a pass over the whole image, so that a large one may have fewer.
+SCAN_LIMIT, SCANNED_PIXEL_LIMIT = 100, 16 * PIXEL_LIMIT
+PART_LIMIT = 100_000  # segments of a JPEG, chunks of a PNG
+_STRIP = 1 << 20  # pixels that are converted together
 _FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
 # Start-of-frame markers hold the size; 0xC4, 0xC8 and 0xCC of their range mean something else.
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
-_BARE = frozenset({0x01, *range(0xD0, 0xD8)})  # markers without a length
+_PROGRESSIVE, _ARITHMETIC = frozenset({0xC2, 0xC6}), frozenset(range(0xC9, 0xD0))
+_SCAN, _END = 0xDA, 0xD9
+# Not a stuffed zero, a filling FF, or the markers without a length: 01 and the restarts, D0 to D7.
+_MARKER = re.compile(rb"\xff([^\x00\x01\xd0-\xd7\xff])", re.DOTALL)
 
 
 class Unreadable(UserError):
@@ -39,50 +48,104 @@ class Unreadable(UserError):
         self.path, self.reason = path, reason
 
     def __str__(self) -> str:
-        return f"{self.path}: {self.reason}"
+        return f"{printable(self.path)}: {printable(self.reason)}"
 
 
 def load(path: str) -> Tensor:
-    """Read an image file: (3, h, w) uint8, RGB. Unreadable if it cannot be read, is damaged, truncated or too large."""
+    """Read an image file: (3, h, w) uint8, RGB. Unreadable if it cannot be read, is damaged, truncated or too large.
+
+    UserError if the process has too many files open, which says nothing of this one.
+    """
     try:
-        status = os.stat(path)
-        if not stat.S_ISREG(status.st_mode):
-            raise ValueError("no regular file")
-        if status.st_size > BYTE_LIMIT:
-            raise ValueError(f"{status.st_size} bytes, more than the limit of {BYTE_LIMIT}")
-        data = np.fromfile(path, dtype=np.uint8)
-        image = _jpeg(data) if data[:3].tobytes() == b"\xff\xd8\xff" else _pillow(data)
+        with open(path, "rb", opener=_at_once) as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise ValueError("no regular file")
+            if status.st_size > BYTE_LIMIT:
+                raise ValueError(f"{status.st_size} bytes, more than the limit of {BYTE_LIMIT}")
+            is_jpeg = file.read(3) == b"\xff\xd8\xff"
+            file.seek(0)
+            return _jpeg(np.fromfile(file, dtype=np.uint8)) if is_jpeg else _pillow(file.read())
     except Exception as error:  # decoders raise what they like: struct.error, SyntaxError, MemoryError, ...
+        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+            raise UserError(f"{printable(os.fspath(path))}: {error.strerror}; a higher limit (ulimit -n)") from None
         raise Unreadable(os.fspath(path), _reason(error)) from None
-    return image
+
+
+def _at_once(path: str, flags: int) -> int:
+    """Open a file without waiting for the other end of what turns out to be a pipe."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _jpeg(data: np.ndarray) -> Tensor:
-    _check_pixels(*_jpeg_size(data.data))
+    _check_jpeg(data.data)
     return decode_jpeg(torch.from_numpy(data), mode=ImageReadMode.RGB)
 
 
-def _jpeg_size(data: memoryview) -> tuple[int, int]:
-    """Height and width as the JPEG's first frame header tells them."""
-    at = 2
-    while at + 9 <= len(data):
-        if data[at] != 0xFF or data[at + 1] in (0x00, 0xFF):
-            at += 1
-            continue
-        marker = data[at + 1]
-        if marker in _FRAMES:
-            return int.from_bytes(data[at + 5 : at + 7], "big"), int.from_bytes(data[at + 7 : at + 9], "big")
-        at += 2 if marker in _BARE else 2 + int.from_bytes(data[at + 2 : at + 4], "big")
-    raise ValueError("a JPEG without a frame header")
+def _check_jpeg(data: memoryview) -> None:
+    """ValueError for a JPEG that claims more pixels than are taken, or than its bytes can hold, or has many scans."""
+    pixels, scans, at = None, 0, 2
+    for _ in range(PART_LIMIT):
+        found = _MARKER.search(data, at)
+        if found is None or found[1][0] == _END:
+            break
+        marker, at = found[1][0], found.end()
+        if marker in _FRAMES and pixels is None:
+            height, width = (int.from_bytes(data[at + start : at + start + 2], "big") for start in (3, 5))
+            pixels = _check_pixels(height, width)
+            if _least_bits(marker, data[at:], height, width) > 8 * len(data):
+                raise ValueError(f"{len(data)} bytes cannot hold {width}x{height} pixels")
+        scans += marker == _SCAN
+        at += int.from_bytes(data[at : at + 2], "big")
+    else:
+        raise ValueError(f"more than {PART_LIMIT} segments")
+    if pixels is None:
+        raise ValueError("a JPEG without a frame header")
+    if scans > min(SCAN_LIMIT, SCANNED_PIXEL_LIMIT // pixels):
+        raise ValueError(f"{scans} scans of {pixels} pixels, more than are taken (at most {SCAN_LIMIT}, fewer of many)")
 
 
-def _pillow(data: np.ndarray) -> Tensor:
+def _least_bits(marker: int, frame: memoryview, height: int, width: int) -> int:
+    """The bits that a JPEG's pixels take at least.
+
+    A block of 8 x 8 has at least two Huffman codes of at least a bit: its mean, and that nothing follows. In a
+    progressive JPEG the second may stand for many blocks. Arithmetic codes have no least.
+    """
+    if marker in _ARITHMETIC or len(frame) < 8 + 3 * frame[7]:
+        return 0
+    sides = [divmod(frame[place], 16) for place in range(9, 8 + 3 * frame[7], 3)]
+    most_across, most_down = (max((side[axis] for side in sides), default=1) or 1 for axis in (0, 1))
+    blocks = sum(
+        math.ceil(width * across / most_across / 8) * math.ceil(height * down / most_down / 8) for across, down in sides
+    )
+    return blocks * (1 if marker in _PROGRESSIVE else 2)
+
+
+def _pillow(data: bytes) -> Tensor:
+    if data.startswith(b"\x89PNG"):
+        _check_chunks(data)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Pillow warns of odd metadata and of sizes; the limit below is ours
-        image = Image.open(io.BytesIO(data.data), formats=_FORMATS)
+        image = Image.open(io.BytesIO(data), formats=_FORMATS)
         _check_pixels(image.height, image.width)
         image.load()
-        return torch.from_numpy(_rgb(image)).permute(2, 0, 1)
+        # A part at a time, since what Pillow converts takes four bytes a pixel, and wider numbers more.
+        pixels = np.empty((image.height, image.width, 3), np.uint8)
+        rows = max(1, _STRIP // image.width)
+        for top in range(0, image.height, rows):
+            bottom = min(top + rows, image.height)
+            pixels[top:bottom] = _rgb(image.crop((0, top, image.width, bottom)))
+        return torch.from_numpy(pixels).permute(2, 0, 1)
+
+
+def _check_chunks(data: bytes) -> None:
+    """ValueError for a PNG of very many chunks, each of which costs Pillow some microseconds."""
+    at = 8
+    for _ in range(PART_LIMIT):
+        if at >= len(data):
+            return
+        at += 12 + int.from_bytes(data[at : at + 4], "big")
+    raise ValueError(f"more than {PART_LIMIT} chunks")
 
 
 def _rgb(image: Image.Image) -> np.ndarray:
@@ -98,11 +161,13 @@ def _rgb(image: Image.Image) -> np.ndarray:
     return np.array(image.convert("RGB"))
 
 
-def _check_pixels(height: int, width: int) -> None:
+def _check_pixels(height: int, width: int) -> int:
+    """How many they are. ValueError if they are too many, or none."""
     if height * width > PIXEL_LIMIT:
         raise ValueError(f"{width}x{height} pixels, more than the limit of {PIXEL_LIMIT}")
     if height * width == 0:
         raise ValueError("holds no pixel")
+    return height * width
 
 
 def _reason(error: Exception) -> str:

@@ -142,12 +142,19 @@ def _is_image(entry: os.DirEntry) -> bool:
 
 
 def _images(folder: str) -> Iterator[str]:
-    """Paths of the images below a folder, links followed save those that lead back to where they lie."""
-    for entry in _entries(folder):
-        if _is_image(entry):
+    """Paths of the images below a folder, links followed save those that lead back to where they lie.
+
+    A stack holds what is left of the folders on the way, since they may be nested deeper than Python's calls.
+    """
+    left = [iter(_entries(folder))]
+    while left:
+        entry = next(left[-1], None)
+        if entry is None:
+            left.pop()
+        elif _is_image(entry):
             yield entry.path
         elif entry.is_dir() and not (entry.is_symlink() and _leads_back(entry.path)):
-            yield from _images(entry.path)
+            left.append(iter(_entries(entry.path)))
 
 
 def _leads_back(link: str) -> bool:

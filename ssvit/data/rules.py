@@ -48,6 +48,11 @@ def resize_crop(*, size: Any, resize: Any, flip: Any = 0.5) -> None:
     whole("resize", resize, max(pair("size", size)))
 
 
+def verified(verify: Any) -> None:
+    """OptionError unless a fingerprint can cover this."""
+    one_of("verify", verify, ("size", "content"))
+
+
 def images_in_folder(
     *,
     root: Any,
@@ -56,17 +61,20 @@ def images_in_folder(
     test: Any = folder.AUTO,
     held_out: Any = 0.1,
     seed: Any = 0,
+    verify: Any = "size",
 ) -> None:
     """OptionError unless a folder holds images, also in the subfolders named, and the fraction to hold out is one."""
     folder.check(root)
     folder.splits(root, train=train, validation=validation, test=test)
     number("held_out", held_out, 0, 0.9, above=True)
     whole("seed", seed, at_least=0)
+    verified(verify)
 
 
-def imagenet(*, root: Any) -> None:
+def imagenet(*, root: Any, verify: Any = "size") -> None:
     """OptionError unless a folder holds images, and ImageNet's train/ and val/."""
     folder.check(root)
+    verified(verify)
     for name in ("train", "val"):
         if not os.path.isdir(os.path.join(root, name)):
             raise OptionError("root", root, f"holds no folder {name}: ImageNet's usual layout is train/ and val/")

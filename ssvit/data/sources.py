@@ -5,17 +5,19 @@ Letters: n images, c channels, h, w pixels.
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from tqdm import tqdm
 
 from ssvit.data import folder as folders
 from ssvit.data import rules
-from ssvit.options import OptionError, UserError, number, pair
+from ssvit.options import OptionError, UserError, number, pair, printable
 from ssvit.randomness import uniform
 
 
@@ -100,9 +102,16 @@ class Memory:
 
 
 class Files:
-    """Image files of any size, decoded to RGB as they are needed; labels (n,). UserError for a label amiss."""
+    """Image files of any size, decoded to RGB as they are needed; labels (n,). UserError for a label amiss.
 
-    def __init__(self, paths: Sequence[str], labels: Any = None, classes: Sequence[str] = ()) -> None:
+    verify: what the fingerprint covers besides the names, the "size" of each file or its "content".
+    """
+
+    def __init__(
+        self, paths: Sequence[str], labels: Any = None, classes: Sequence[str] = (), *, verify: str = "size"
+    ) -> None:
+        rules.verified(verify)
+        self.verify = verify
         self.paths = [os.fspath(path) for path in paths]
         self.labels = _labels(labels, len(self.paths), classes)
         self.classes = tuple(classes)
@@ -112,19 +121,48 @@ class Files:
 
     @cached_property
     def fingerprint(self) -> str:
-        """sha256 of the names below the common folder and the sizes: the same wherever the folder lies."""
+        """sha256 of the names below the common folder and the sizes or contents: the same wherever the folder lies.
+
+        UserError if a file is to be hashed and cannot be read.
+        """
         digest = hashlib.sha256()
         # What the first and the last of the sorted paths share, all share.
         top = os.path.commonpath([os.path.dirname(path) for path in (min(self.paths), max(self.paths))])
-        for path in self.paths:
-            size = os.path.getsize(path) if os.path.isfile(path) else -1
-            digest.update(f"{os.path.relpath(path, top)}\0{size}\0".encode(errors="surrogateescape"))
+        for path, what in zip(self.paths, self._contents() if self.verify == "content" else self._sizes(), strict=True):
+            digest.update(f"{os.path.relpath(path, top)}\0{what}\0".encode(errors="surrogateescape"))
         return digest.hexdigest()
+
+    def _sizes(self) -> Iterator[int]:
+        for path in self.paths:
+            yield os.path.getsize(path) if os.path.isfile(path) else -1
+
+    def _contents(self) -> Iterator[str]:
+        """sha256 of each file, read by as many threads as there are cores; a bar shows where that takes longer."""
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            yield from tqdm(
+                pool.map(_digest, self.paths),
+                "data.verify=content",
+                len(self.paths),
+                unit=" files",
+                delay=2,
+                leave=False,
+            )
 
     def take(self, indices: Tensor) -> "Files":
         """The set of the files at `indices`, in that order."""
         labels = None if self.labels is None else self.labels[indices]
-        return Files([self.paths[i] for i in indices.tolist()], labels, self.classes)
+        return Files([self.paths[i] for i in indices.tolist()], labels, self.classes, verify=self.verify)
+
+
+def _digest(path: str) -> str:
+    """sha256 of a file; of nothing where there is no file that could be read, as for training."""
+    if not os.path.isfile(path):
+        return ""
+    try:
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise UserError(f"{printable(path)}: data.verify=content cannot read it: {error.strerror}") from None
 
 
 def _labels(labels: Any, count: int, classes: Sequence[str]) -> Tensor | None:
@@ -158,25 +196,27 @@ def folder(
     test: str | None = folders.AUTO,
     held_out: float = 0.1,
     seed: int = 0,
+    verify: str = "size",
 ) -> Data:
     """A folder of images, flat or with a subfolder for each class, or subfolders of those: see `folders.splits`.
 
     Without validation and test images the fraction `held_out` of the images is kept from training to test on. Where
     there are both, test=auto passes over images that have no labels of the training set's classes. UserError if
-    validation or test images have a class that training lacks.
+    validation or test images have a class that training lacks. verify: as that of `Files`.
     """
-    rules.images_in_folder(root=root, train=train, validation=validation, test=test, held_out=held_out, seed=seed)
-    found = folders.splits(root, train=train, validation=validation, test=test)
-    trained = _files(found.train)
+    named = {"train": train, "validation": validation, "test": test}
+    rules.images_in_folder(root=root, **named, held_out=held_out, seed=seed, verify=verify)
+    found = folders.splits(root, **named)
+    trained = _files(found.train, verify=verify)
     if found.validation is None and found.test is None:
         trained, kept = hold_out(trained, fraction=held_out, seed=seed)
         told = f"{_short(found.train)} {len(trained):,} images to train on, {len(kept):,} others to measure on"
         return Data(trained, None, kept, trained.classes, f"{told} (data.held_out={held_out:g})")
-    validated = found.validation and _files(found.validation, trained.classes)
+    validated = found.validation and _files(found.validation, trained.classes, verify=verify)
     tested, reason = None, ""
     optional = test == folders.AUTO and validated
     try:
-        tested = found.test and _files(found.test, trained.classes)
+        tested = found.test and _files(found.test, trained.classes, verify=verify)
         if optional and tested and trained.classes and tested.labels is None:
             tested, reason = None, "its images have no labels"
     except UserError as error:
@@ -197,13 +237,13 @@ def _short(path: str) -> str:
     return f"{os.path.basename(os.path.abspath(path))}/"
 
 
-def imagenet(*, root: str) -> Data:
+def imagenet(*, root: str, verify: str = "size") -> Data:
     """ImageNet in its usual layout: train/ and val/, in each a folder for every class, named by its wnid."""
-    rules.imagenet(root=root)
-    train = _files(os.path.join(root, "train"))
+    rules.imagenet(root=root, verify=verify)
+    train = _files(os.path.join(root, "train"), verify=verify)
     if not train.classes:
         raise OptionError("root", root, "images lie in train/ itself, not in a folder for each class")
-    validation = _files(os.path.join(root, "val"), train.classes)
+    validation = _files(os.path.join(root, "val"), train.classes, verify=verify)
     if validation.labels is None:
         raise OptionError("root", root, "images lie in val/ itself: sort them into a folder for each class (wnid)")
     return Data(train, validation, None, train.classes)
@@ -278,18 +318,18 @@ def subset(source: Source, *, part: Sequence[float] = (0, 1), images: int | None
     return source.take(chosen[:images].sort().values)
 
 
-def _files(root: str, classes: Sequence[str] = ()) -> Files:
+def _files(root: str, classes: Sequence[str] = (), *, verify: str) -> Files:
     """The images of a folder, labelled by `classes` where given, else by the names that it holds."""
     found = folders.list_images(root)
     paths = [path for path, _ in found]
     names = {name for _, name in found}
     if None in names:
-        return Files(paths)
+        return Files(paths, verify=verify)
     classes = tuple(classes) or tuple(sorted(names))
     if unknown := names - set(classes):
         raise UserError(f"{root}: the class {min(unknown)} is not among the {len(classes)} that are trained on")
     label = {name: number for number, name in enumerate(classes)}
-    return Files(paths, [label[name] for _, name in found], classes)
+    return Files(paths, [label[name] for _, name in found], classes, verify=verify)
 
 
 # The parts that make up the training set, and the part that is measured on, of each of rules.PUBLIC_SETS.

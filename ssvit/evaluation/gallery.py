@@ -31,7 +31,7 @@ from ssvit.evaluation.features import Extractor
 from ssvit.evaluation.neighbours import Neighbours
 from ssvit.evaluation.store import UNKNOWN, Store, check_vacant, unit
 from ssvit.inspection.contact_sheet import QUERIES, Neighbour, Row, contact_sheet
-from ssvit.options import UserError, one_of, whole, within
+from ssvit.options import UserError, one_of, printable, whole, within
 
 Kind = retrieval.Flat | retrieval.IVF | retrieval.HNSW
 Load = Callable[[str], Tensor]  # a picture's name -> (c, h, w) uint8
@@ -216,7 +216,7 @@ class Answer:
         for path, found in itertools.islice(self, _LINES):
             best = found[0] if found else {"image": "nothing", "class": None, "similarity": -math.inf}
             of_class = f" ({best['class']})" if best["class"] else ""
-            lines.append(f"{path}: {best['image']}{of_class} {best['similarity']:.3f}")
+            lines.append(printable(f"{path}: {best['image']}{of_class} {best['similarity']:.3f}"))
         if len(self.queries) > _LINES:
             lines.append(f"… and {len(self.queries) - _LINES} more; output=FILE has all")
         if self.exactness is not None:

@@ -20,7 +20,7 @@ from PIL import Image
 from tqdm import tqdm
 
 from ssvit import durable
-from ssvit.options import UserError
+from ssvit.options import UserError, printable
 from ssvit.training.recipe import Recipe
 
 
@@ -107,7 +107,7 @@ class Journal:
         if not self.speaks:
             return
         for path in sorted(unreadable.keys() - self._told):
-            self.say(f"unreadable, another image takes its place: {path}: {unreadable[path]}")
+            self.say(f"unreadable, another image takes its place: {printable(path)}: {unreadable[path]}")
         self._told.update(unreadable)
         shown = ", ".join(
             f"{name} {value:.3g}" if name == "lr" else f"{name} {value:.3f}" for name, value in metrics.items()
