@@ -17,9 +17,11 @@ from pathlib import Path
 import faults
 import pytest
 import tiny
-import torch.utils.tensorboard  # noqa: F401 (loaded once, before the server forks)
+import torch
+import torch.utils.tensorboard  # once, before the server forks
 from faults import ERROR, FULL, KILL, MAIN, SHORT, TORN
 
+from ssvit.evaluation.store import Store
 from ssvit.training import checkpoint
 from ssvit.training.journal import rows
 from ssvit.training.manifest import complete, read
@@ -64,7 +66,21 @@ def begin(folder: Path) -> None:
     raise AssertionError
 
 
-JOBS = {"train": train, "begin": begin}
+def vectors(start: int, count: int) -> tuple[torch.Tensor, list[str]]:
+    return torch.eye(8)[start : start + count], [f"{number}.jpg" for number in range(start, start + count)]
+
+
+def store(folder: Path) -> Store:
+    """Make a store, or add to it what it lacks."""
+    if not (folder / "store").exists():
+        return Store.create(folder / "store", *vectors(0, 2), encoder="one")
+    opened = Store.open(folder / "store")
+    if opened.absent(["5.jpg"]):
+        opened.add(*vectors(2, 4))
+    return opened
+
+
+JOBS = {"train": train, "begin": begin, "store": store}
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +97,7 @@ def system(tmp_path_factory):
 def begun(system, tmp_path_factory):
     """A folder that a run goes on from, and the checksums that it ends with."""
     folder = tmp_path_factory.mktemp("begun")
-    for job in JOBS:
+    for job in ("train", "begin"):
         (folder / job).mkdir()
         outcome = system.run(job, folder / job)
         assert outcome.status == 0, outcome.told
@@ -113,11 +129,12 @@ def cases(calls):
             yield *turn, POWER, 0
 
 
-def endure(system, folder: Path, whole: dict[str, str], case) -> str:
-    """One call fails, then the same command again: AssertionError unless nothing is lost. Says how the first ended."""
+def strike(system, job: str, folder: Path, case) -> tuple[str, str]:
+    """Run a job of which one call fails: AssertionError unless it ends well, in one line or killed. Says how it ended,
+    and what there is to say should something not hold later.
+    """
     thread, turn, kind, error = case
-    fresh = not (folder / "metrics.jsonl").exists()
-    outcome = system.run("train", folder, kind=abs(kind), turn=turn, thread=thread, error=error)
+    outcome = system.run(job, folder, kind=abs(kind), turn=turn, thread=thread, error=error)
     where = f"{case} {outcome.calls[-3:] if outcome.status < 0 else ''}\n{outcome.told}"
     # TensorBoard writes in a thread of its own, which may make a call more or less.
     assert outcome.struck or thread != MAIN, where
@@ -132,24 +149,32 @@ def endure(system, folder: Path, whole: dict[str, str], case) -> str:
         assert str(folder) in line, where
     else:
         assert not lines
-        assert read(complete(folder)[-1])["sha256"] == whole, where
     if kind == POWER:
         for path in folder.rglob("*"):
             if path.is_file() and (durable := outcome.dirty.get(str(path.stat().st_ino))) is not None:
                 os.truncate(path, durable)
+    return {0: "went on", 1: "one line"}.get(outcome.status, "killed"), where
+
+
+def endure(system, folder: Path, whole: dict[str, str], case) -> str:
+    """One call fails, then the same command again: AssertionError unless nothing is lost. Says how the first ended."""
+    fresh = not (folder / "metrics.jsonl").exists()
+    end, where = strike(system, "train", folder, case)
+    if end == "went on":
+        assert read(complete(folder)[-1])["sha256"] == whole, where
     again = system.run("train", folder)
     assert again.status == 0, f"{where}\n{again.told}"
     if not fresh:
         went_on = re.search(r"goes on after step (\d+)", again.told)
         # A checkpoint that could not be read once is set aside, and the one before it taken.
-        assert f"is finished ({STEPS} steps)" in again.told or int(went_on[1]) >= BEGUN - (kind == ERROR), where
+        assert f"is finished ({STEPS} steps)" in again.told or int(went_on[1]) >= BEGUN - (case[2] == ERROR), where
     final = complete(folder)[-1]
     manifest, _ = checkpoint.load(final)
     assert (manifest["step"], manifest["sha256"], final.name) == (STEPS, whole, f"step_{STEPS:08d}"), where
     assert len(complete(folder)) <= checkpoint.KEPT, where
     assert not list(folder.glob(".step_*")), where
     assert [row["step"] for row in rows(folder)] == list(range(1, STEPS + 1)), where
-    return {0: "went on", 1: "one line"}.get(outcome.status, "killed")
+    return end
 
 
 def endure_all(system, begun, folder: Path, share: int) -> None:
@@ -187,3 +212,35 @@ def test_some_calls_fail_and_nothing_is_lost(system, begun, tmp_path, run):
 @pytest.mark.parametrize("run", ["goes_on", "begins"])
 def test_every_call_fails_in_turn_and_nothing_is_lost(system, begun, tmp_path, run):
     endure_all(system, begun, tmp_path / run, share=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("held", [0, 2])
+def test_every_call_of_a_store_fails_in_turn_and_it_is_as_it_was_or_as_it_is_to_be(system, tmp_path, held):
+    """Made of two vectors, or added to; safetensors maps the shards from Rust."""
+    folder = tmp_path / "folder"
+
+    def prepare():
+        folder.mkdir()
+        if held:
+            store(folder)
+
+    def content():
+        return Store.open(folder / "store").names if (folder / "store").exists() else []
+
+    prepare()
+    calls = system.run("store", folder).calls
+    after = content()
+    files = sorted(path.name for path in folder.rglob("*"))
+    shutil.rmtree(folder)
+    ends = Counter()
+    for case in cases(calls):
+        prepare()
+        end, where = strike(system, "store", folder, case)
+        ends[end] += 1
+        assert len(content()) in ((len(after),) if end == "went on" else (held, len(after))), where
+        while content() != after:
+            assert system.run("store", folder).status == 0, where
+        assert sorted(path.name for path in folder.rglob("*")) == files, where
+        shutil.rmtree(folder)
+    print(json.dumps({"store of": held, "calls": len(calls), "cases": sum(ends.values()), **ends}))
