@@ -98,22 +98,28 @@ def test_a_higher_resolution_resizes_the_positions_and_says_so(outputs, tool):
     assert checkpoint.load_classifier(final).encoder.image_size == (24, 32)
 
 
-def test_killed_at_any_step_it_ends_with_the_same_bits(outputs, tool, tmp_path):
+@pytest.mark.parametrize(
+    ("signum", "step"),
+    [
+        (signal.SIGKILL, 3),
+        pytest.param(signal.SIGKILL, 5, marks=pytest.mark.slow),
+        pytest.param(signal.SIGTERM, 1, marks=pytest.mark.slow),
+    ],
+)
+def test_killed_at_any_step_it_ends_with_the_same_bits(outputs, tool, tmp_path, signum, step):
     options = (*SHORT, "objective.mixup=0.8", "objective.cutmix=1.0", "encoder.dropout=0.1", "recipe.ema=0.9",
                "recipe.optimizer=adamw", "recipe.layer_decay=0.7")  # fmt: skip
     tool("finetune", *options, "name=whole")
-    for signum, step in ((signal.SIGKILL, 3), (signal.SIGKILL, 5), (signal.SIGTERM, 1)):
-        process = start(tmp_path, "finetune", *options, "name=killed", "overwrite=false")
-        for line in process.stdout:
-            if line.startswith(f"step {step}/6"):
-                break
-        process.send_signal(signum)
-        process.communicate()
-        done = tool("finetune", *options, "name=killed")
-        assert "goes on after step" in done.stdout or "is finished" in done.stdout
-        found, whole = (manifest.read(outputs / name / "step_00000006")["sha256"] for name in ("killed", "whole"))
-        assert found == whole
-        shutil.rmtree(outputs / "killed")
+    process = start(tmp_path, "finetune", *options, "name=killed", "overwrite=false")
+    for line in process.stdout:
+        if line.startswith(f"step {step}/6"):
+            break
+    process.send_signal(signum)
+    process.communicate()
+    done = tool("finetune", *options, "name=killed")
+    assert "goes on after step" in done.stdout or "is finished" in done.stdout
+    found, whole = (manifest.read(outputs / name / "step_00000006")["sha256"] for name in ("killed", "whole"))
+    assert found == whole
 
 
 def test_comparison_runs_both_sides_alike_and_tells_them_apart(outputs, tool):

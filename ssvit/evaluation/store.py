@@ -274,6 +274,8 @@ def _map(folder: Path, entry: Mapping[str, Any], manifest: Mapping[str, Any]) ->
         raise StoreError(f"{path}: cannot be read ({error.strerror})") from None
     except safetensors.SafetensorError as error:
         raise StoreError(f"{path}: is not a shard of vectors ({error}), nothing of it was run") from None
+    except RuntimeError as error:  # torch's, for a file that the system does not let it map
+        raise StoreError(f"{path}: cannot be read ({error})") from None
     form = [(tensor.dtype, tuple(tensor.shape)) for tensor in shard[:2]]
     n, classes = entry["count"], len(manifest["classes"])
     if (

@@ -1,0 +1,246 @@
+"""Every call of the operating system that a save or a resume makes fails in turn, as SQLite tests itself.
+
+A run goes on from a folder that has all there is to meet (a damaged checkpoint, leftovers, a file in the way), and one
+of its calls fails, writes half, fails as all do on a full disk, or is the last before the process is killed or the
+power is cut. The run then ends in one line or well, and the same command again ends with the bits of a run that
+nothing befell.
+"""
+
+import errno
+import json
+import os
+import re
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import faults
+import pytest
+import tiny
+import torch
+import torch.utils.tensorboard  # once, before the server forks
+from faults import ERROR, FULL, KILL, MAIN, SHORT, TORN
+
+from ssvit.evaluation.store import Store
+from ssvit.training import checkpoint
+from ssvit.training.journal import rows
+from ssvit.training.manifest import complete, read
+
+STEPS, BEGUN, DAMAGED = 6, 4, 5  # the newest whole checkpoint of the folder that a run goes on from, and a damaged one
+WRITES = {"write", "pwrite", "pwrite64", "writev"}
+READS = {"read", "pread", "pread64", "readv"}
+# What changes nothing on disk: to die after it is to die after the change before it.
+LOOKS = READS | {"stat", "stat64", "lstat", "lstat64", "fstat", "fstat64", "fstatat", "fstatat64", "statx", "access",
+                 "opendir", "readdir", "readdir64", "mmap", "mmap64"}  # fmt: skip
+TAKES_ROOM = WRITES | {"fsync", "fdatasync", "mkdir", "mkdirat", "rename", "renameat", "ftruncate", "ftruncate64"}
+POWER = -KILL  # death, and what was not synchronised is lost
+
+
+class Interrupted(Exception):
+    pass
+
+
+class Stopping(tiny.MaskedPatch):
+    """Stops a run after its step DAMAGED."""
+
+    calls = 0
+
+    def forward(self, *inputs):
+        self.calls += 1
+        if self.calls > DAMAGED:
+            raise Interrupted
+        return super().forward(*inputs)
+
+
+def train(folder: Path) -> None:
+    tiny.train(folder, steps=STEPS, save_every=1, warmup=1)
+
+
+def begin(folder: Path) -> None:
+    objective = tiny.model()
+    objective.__class__ = Stopping
+    try:
+        tiny.train(folder, steps=STEPS, save_every=1, warmup=1, objective=objective)
+    except Interrupted:
+        return
+    raise AssertionError
+
+
+def vectors(start: int, count: int) -> tuple[torch.Tensor, list[str]]:
+    return torch.eye(8)[start : start + count], [f"{number}.jpg" for number in range(start, start + count)]
+
+
+def store(folder: Path) -> Store:
+    """Make a store, or add to it what it lacks."""
+    if not (folder / "store").exists():
+        return Store.create(folder / "store", *vectors(0, 2), encoder="one")
+    opened = Store.open(folder / "store")
+    if opened.absent(["5.jpg"]):
+        opened.add(*vectors(2, 4))
+    return opened
+
+
+JOBS = {"train": train, "begin": begin, "store": store}
+
+
+@pytest.fixture(scope="module")
+def system(tmp_path_factory):
+    library = faults.build(tmp_path_factory.mktemp("library"))
+    if library is None:
+        pytest.skip("needs a C compiler and Linux's dynamic linker")
+    system = faults.Faults(library, "test_faults")
+    yield system
+    system.close()
+
+
+@pytest.fixture(scope="module")
+def begun(system, tmp_path_factory):
+    """A folder that a run goes on from, and the checksums that it ends with."""
+    folder = tmp_path_factory.mktemp("begun")
+    for job in ("train", "begin"):
+        (folder / job).mkdir()
+        outcome = system.run(job, folder / job)
+        assert outcome.status == 0, outcome.told
+    run = folder / "begin"
+    weights = run / f"step_{DAMAGED:08d}" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    for leftover in (f".step_{DAMAGED:08d}.part", ".step_00000001.old"):
+        (run / leftover).mkdir()
+        (run / leftover / "model.safetensors").write_bytes(b"half")
+    (run / f"step_{STEPS:08d}").write_text("in the way")
+    return run, read(folder / "train" / f"step_{STEPS:08d}")["sha256"]
+
+
+def cases(calls):
+    """Every way in which every call can fail: (thread, turn, kind, error)."""
+    turns = Counter()
+    for thread, name, path in calls:
+        turns[thread] += 1
+        turn = (thread, turns[thread])
+        yield *turn, ERROR, errno.EIO
+        if name in WRITES | READS:
+            yield *turn, SHORT, 0
+        if name in WRITES:
+            yield *turn, TORN, 0
+        if name in TAKES_ROOM or (name.startswith(("open", "creat")) and ".part" in path):
+            yield *turn, FULL, 0
+        if name not in LOOKS:
+            yield *turn, KILL, 0
+            yield *turn, POWER, 0
+
+
+def strike(system, job: str, folder: Path, case) -> tuple[str, str]:
+    """Run a job of which one call fails: AssertionError unless it ends well, in one line or killed. Says how it ended,
+    and what there is to say should something not hold later.
+    """
+    thread, turn, kind, error = case
+    outcome = system.run(job, folder, kind=abs(kind), turn=turn, thread=thread, error=error)
+    where = f"{case} {outcome.calls[-3:] if outcome.status < 0 else ''}\n{outcome.told}"
+    # TensorBoard writes in a thread of its own, which may make a call more or less.
+    assert outcome.struck or thread != MAIN, where
+    assert "Traceback" not in outcome.told, where
+    lines = [line for line in outcome.told.splitlines() if line.startswith("error: ")]
+    if abs(kind) in (KILL, TORN) and outcome.struck:
+        assert outcome.status == -9, where
+    elif outcome.status:
+        assert outcome.status == 1, where
+        (line,) = lines
+        assert outcome.told.splitlines()[-1] == line
+        assert str(folder) in line, where
+    else:
+        assert not lines
+    if kind == POWER:
+        for path in folder.rglob("*"):
+            if path.is_file() and (durable := outcome.dirty.get(str(path.stat().st_ino))) is not None:
+                os.truncate(path, durable)
+    return {0: "went on", 1: "one line"}.get(outcome.status, "killed"), where
+
+
+def endure(system, folder: Path, whole: dict[str, str], case) -> str:
+    """One call fails, then the same command again: AssertionError unless nothing is lost. Says how the first ended."""
+    fresh = not (folder / "metrics.jsonl").exists()
+    end, where = strike(system, "train", folder, case)
+    if end == "went on":
+        assert read(complete(folder)[-1])["sha256"] == whole, where
+    again = system.run("train", folder)
+    assert again.status == 0, f"{where}\n{again.told}"
+    if not fresh:
+        went_on = re.search(r"goes on after step (\d+)", again.told)
+        # A checkpoint that could not be read once is set aside, and the one before it taken.
+        assert f"is finished ({STEPS} steps)" in again.told or int(went_on[1]) >= BEGUN - (case[2] == ERROR), where
+    final = complete(folder)[-1]
+    manifest, _ = checkpoint.load(final)
+    assert (manifest["step"], manifest["sha256"], final.name) == (STEPS, whole, f"step_{STEPS:08d}"), where
+    assert len(complete(folder)) <= checkpoint.KEPT, where
+    assert not list(folder.glob(".step_*")), where
+    assert [row["step"] for row in rows(folder)] == list(range(1, STEPS + 1)), where
+    return end
+
+
+def endure_all(system, begun, folder: Path, share: int) -> None:
+    """Put every `share`-th case to a run: to one that begins if the name of its folder says so, or to one that goes on.
+
+    Of one that begins, up to its second checkpoint: from there on it does what one does that goes on.
+    """
+    run, whole = begun
+
+    def prepare():
+        if folder.name == "begins":
+            folder.mkdir()
+        else:
+            shutil.copytree(run, folder)
+
+    prepare()
+    calls = system.run("train", folder).calls
+    shutil.rmtree(folder)
+    if folder.name == "begins":
+        calls = calls[: next(i for i, (_, _, path) in enumerate(calls) if "step_00000003" in path)]
+    ends = Counter()
+    for case in list(cases(calls))[::share]:
+        prepare()
+        ends[endure(system, folder, whole, case)] += 1
+        shutil.rmtree(folder)
+    print(json.dumps({"run": folder.name, "calls": len(calls), "cases": sum(ends.values()), **ends}))
+
+
+@pytest.mark.parametrize("run", ["goes_on", "begins"])
+def test_some_calls_fail_and_nothing_is_lost(system, begun, tmp_path, run):
+    endure_all(system, begun, tmp_path / run, share=101)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("run", ["goes_on", "begins"])
+def test_every_call_fails_in_turn_and_nothing_is_lost(system, begun, tmp_path, run):
+    endure_all(system, begun, tmp_path / run, share=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("held", [0, 2])
+def test_every_call_of_a_store_fails_in_turn_and_it_is_as_it_was_or_as_it_is_to_be(system, tmp_path, held):
+    """Made of two vectors, or added to; safetensors maps the shards from Rust."""
+    folder = tmp_path / "folder"
+
+    def prepare():
+        folder.mkdir()
+        if held:
+            store(folder)
+
+    def content():
+        return Store.open(folder / "store").names if (folder / "store").exists() else []
+
+    prepare()
+    calls = system.run("store", folder).calls
+    after = content()
+    files = sorted(path.name for path in folder.rglob("*"))
+    shutil.rmtree(folder)
+    ends = Counter()
+    for case in cases(calls):
+        prepare()
+        end, where = strike(system, "store", folder, case)
+        ends[end] += 1
+        assert len(content()) in ((len(after),) if end == "went on" else (held, len(after))), where
+        while content() != after:
+            assert system.run("store", folder).status == 0, where
+        assert sorted(path.name for path in folder.rglob("*")) == files, where
+        shutil.rmtree(folder)
+    print(json.dumps({"store of": held, "calls": len(calls), "cases": sum(ends.values()), **ends}))
