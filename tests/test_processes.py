@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import time
+import traceback
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
@@ -85,7 +86,15 @@ def join(folder: Path, rank: int, world: int, port: int, options: dict) -> None:
         RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world), LOCAL_WORLD_SIZE=str(world), GROUP_RANK="0",
         MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), TORCHELASTIC_RUN_ID="test",
     )  # fmt: skip
-    work(folder, options)
+    try:
+        work(folder, options)
+        status = 0
+    except SystemExit as end:
+        status = end.code
+    except Exception:
+        traceback.print_exc()
+        status = 1
+    os._exit(status)  # multiprocessing would wait for data workers, which a tool ends as it leaves
 
 
 def forked(folder: Path, world: int = 2, **options) -> tuple[list[int], list[str]]:
@@ -241,20 +250,23 @@ def test_a_tool_that_reads_features_in_two_processes_says_that_one_is_gone(tool,
     assert line == "knn.py: rank 1 of 2 is gone, so the others end too"
 
 
-@pytest.mark.parametrize("victim", [0, 1])
 @pytest.mark.parametrize(
-    ("way", "told"),
-    [("SIGKILL", "rank {} of 3 is gone"), ("UserError", "rank {} of 3 has failed: the disk of this process is full"),
-     ("RuntimeError", "rank {} of 3 has failed: RuntimeError: mat1")],
-)  # fmt: skip
-def test_the_others_leave_with_one_line(tmp_path, victim, way, told):
+    ("way", "victim", "told"),
+    [
+        ("SIGKILL", 0, "rank 0 of 3 is gone"),
+        ("SIGKILL", 1, "rank 1 of 3 is gone"),
+        ("UserError", 1, "rank 1 of 3 has failed: the disk of this process is full"),
+        ("RuntimeError", 0, "rank 0 of 3 has failed: RuntimeError: mat1"),
+    ],
+)
+def test_the_others_leave_with_one_line(tmp_path, way, victim, told):
     """Also one that waits for something else, as with NCCL: it would wait for ever."""
     ending = {str(victim): [5, way], "2": [5, "waits"]}
     codes, errors = forked(tmp_path / "run", 3, ending=ending, batch_size=12)
     assert [code for rank, code in enumerate(codes) if rank != victim] == [1, 1]
     for rank in {0, 1, 2} - {victim}:
         (line,) = errors[rank].splitlines()
-        assert told.format(victim) in line
+        assert told in line
     if way == "UserError":
         assert errors[victim] == "the disk of this process is full\n"
     if way == "RuntimeError":
