@@ -27,8 +27,6 @@ from ssvit.training.average import Average
 from ssvit.training.manifest import completed
 from ssvit.training.recipe import Recipe, parameter_groups
 
-_WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
-
 
 class State:
     """An objective with its optimiser (and its moving average, if the recipe has one) on the devices of a Fabric.
@@ -52,6 +50,8 @@ class State:
         self.model, self.optimizer = fabric.setup(compiled, optimizer)
         # What Fabric has wrapped once more: torch's functions know the module as the strategy spreads it.
         self._spread: nn.Module = self.model._forward_module
+        # Not offloaded on a CPU: there all moments of a sharded parameter would be views of one storage.
+        self._whole = StateDictOptions(full_state_dict=True, cpu_offload=fabric.device.type != "cpu")
         self.average = Average(objective, recipe.ema) if recipe.ema else None
 
     @contextlib.contextmanager
@@ -65,7 +65,7 @@ class State:
 
     def save(self, folder: Path, step: int, facts: Mapping[str, Any]) -> None:
         """Write a checkpoint; every process must call it. CheckpointError in all of them if it cannot be written."""
-        moments = get_optimizer_state_dict(self._spread, self.optimizer.optimizer, options=_WHOLE).get("state", {})
+        moments = get_optimizer_state_dict(self._spread, self.optimizer.optimizer, options=self._whole).get("state", {})
         states = {
             "model": self._weights(),
             "optimizer": {
@@ -101,22 +101,24 @@ class State:
                     "overwrite=true starts anew"
                 )
         if self.average is not None:
-            set_model_state_dict(self._spread, states["ema"], options=_WHOLE)
+            set_model_state_dict(self._spread, states["ema"], options=self._whole)
             self.average.take()
-        set_model_state_dict(self._spread, states["model"], options=_WHOLE)
+        set_model_state_dict(self._spread, states["model"], options=self._whole)
         optimizer = self.optimizer.optimizer
-        # The optimiser's hyperparameters stay those of the recipe. Whole, torch gives them to the main process alone.
+        # The optimiser's hyperparameters stay those of the recipe. Offloaded, they would be in the main process alone.
         groups = get_optimizer_state_dict(self._spread, optimizer)["param_groups"]
         moments: dict[str, dict[str, Tensor]] = {}
         for name, value in states["optimizer"].items():
             parameter, key = name.rsplit("/", 1)
             moments.setdefault(parameter, {})[key] = value
         both = {"state": moments, "param_groups": groups}
-        set_optimizer_state_dict(self._spread, optimizer, both, options=_WHOLE)
+        set_optimizer_state_dict(self._spread, optimizer, both, options=self._whole)
         if self.fabric.is_global_zero:
             checkpoint.set_aside_after(folder, manifest["step"])
         return manifest["step"]
 
     def _weights(self) -> dict[str, Tensor]:
         """The weights by name, each whole. Copies: torch may give the weights themselves, or views of one storage."""
-        return {name: tensor.clone() for name, tensor in get_model_state_dict(self._spread, options=_WHOLE).items()}
+        return {
+            name: tensor.clone() for name, tensor in get_model_state_dict(self._spread, options=self._whole).items()
+        }
