@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 import yaml
 from command import TINY, one_line
+from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
+from launch import CONFIGS
 from omegaconf import OmegaConf
 from pretrained import _data
 
@@ -223,6 +225,23 @@ def test_options_that_are_new_stand_for_what_was_done_before(config, monkeypatch
     for value, difference in ((3, None), (4, ("recipe.new", 4, 3))):
         now = Configuration.of({**config, "recipe": {**config["recipe"], "new": value}}, {"data": "synthetic"})
         assert now.difference(old) == difference
+
+
+@pytest.mark.parametrize("file", sorted((FIRST / "configs").glob("*.yaml")), ids=lambda file: file.stem)
+def test_a_run_of_the_first_edition_goes_on_by_the_same_command(file):
+    options = [f"data={file.stem}", "data.root=/images", f"name=masked_patch_{file.stem}"]
+    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+        now = OmegaConf.to_container(compose("pretrain", options), resolve=False)
+        assert Configuration.of(now, {"data": file.stem}).difference(Configuration.read(file)) is None
+        other = OmegaConf.to_container(compose("pretrain", [*options, "recipe.lr_end=1e-5"]), resolve=False)
+        assert Configuration.of(other, {}).difference(Configuration.read(file)) == ("recipe.lr_end", 1e-5, 0.0)
+
+
+def test_the_first_editions_dropout_was_of_attention_too(config):
+    old = Configuration.of({**config, "encoder": {**config["encoder"], "dropout": 0.1}}, {})
+    for own, difference in ((0.1, None), (0.0, ("encoder.attention_dropout", 0.0, 0.1))):
+        encoder = {**config["encoder"], "dropout": 0.1, "attention_dropout": own}
+        assert Configuration.of({**config, "encoder": encoder}, {}).difference(old) == difference
 
 
 def test_a_difference_that_matters_is_named(config):

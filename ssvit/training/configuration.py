@@ -28,7 +28,17 @@ FREE = (
 # Groups whose files hold values alone, which are compared, or what `FREE` has.
 FREE_CHOICES = ("experiment", "recipe", "data", "probe")
 # Options that later versions added, each with the value by which a run does what it did before.
-ADDED: Mapping[str, Any] = {"encoder.gelu": "exact"}
+ADDED: Mapping[str, Any] = {
+    "data.train": "auto",
+    "data.validation": "auto",
+    "data.test": "auto",
+    "data.view.fit": "cover",
+    "encoder.gelu": "exact",
+    "objective.distillation.reduction": "batch",
+    "objective.head_bias": 0.0,
+    "objective.loss": "softmax",
+    "recipe.lr_end": 0.0,
+}
 
 # The builders that the first edition's config.yaml names, and the file of configs/ that each stands for, if it is one
 # of a data set (then None is in place of the file where the set's own name tells it) or an augmentation.
@@ -167,6 +177,8 @@ class Configuration:
         matter; None if it would go on as it was begun.
         """
         sides = [dict(flatten(side.values)) for side in (old, self)]
+        # The first edition's dropout was of attention weights too.
+        added = {"encoder.attention_dropout": sides[0].get("encoder.dropout", 0.0), **ADDED}
         if old.choices:
             kinds, free = [old.choices, self.choices], FREE_CHOICES
         else:
@@ -175,7 +187,7 @@ class Configuration:
             for key in [*now, *before]:
                 if any(key == name or key.startswith(f"{name}.") for name in passed):
                     continue
-                then, value = (side.get(key, ADDED.get(key, "(absent)")) for side in (before, now))
+                then, value = (side.get(key, added.get(key, "(absent)")) for side in (before, now))
                 if then != value:
                     return key, value, then
         return None
