@@ -463,7 +463,7 @@ def test_the_rules_know_every_option_and_its_default(made):
         ({"hidden": 0}, "hidden=0: must be a whole number, 1 or more"),
         ({"hidden": 1.5}, "hidden=1.5: must be a whole number"),
         ({"loss": "hinge"}, "loss=hinge: must be one of softmax, sigmoid"),
-        ({"head_bias": None}, "head_bias=None: must be a number, -100 or more and at most 100"),
+        ({"head_bias": 101}, "head_bias=101: must be a number, -100 or more and at most 100"),
         ({"loss": "sigmoid", "label_smoothing": 0.1}, "label_smoothing=0.1: must be 0 with loss=sigmoid"),
         ({"loss": "sigmoid", "distillation": object()}, "loss=sigmoid: must be softmax with a teacher"),
     ],
