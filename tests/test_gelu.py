@@ -1,6 +1,7 @@
 """GELU by tanh: the authors' checkpoints by a plain float64 reference of their code, and where the option goes."""
 
 import json
+from pathlib import Path
 
 import exported
 import numpy
@@ -9,15 +10,18 @@ import pytest
 import timm
 import torch
 import transformers
+import yaml
 from safetensors.torch import save_file
 from scipy.special import erf
 
+from ssvit import rules
 from ssvit.encoder import vit
 from ssvit.encoder.vit import ViT
 from ssvit.exchange import reading
 from ssvit.objectives.masked_patch import MaskedPatch
 from ssvit.options import OptionError, UserError
 from ssvit.training import checkpoint
+from ssvit.training.run import refuse_difference
 
 
 def by_tanh(x):
@@ -125,6 +129,18 @@ def test_checkpoints_from_before_the_choice_are_exact():
         assert ("gelu" in facts) == carried
         assert ViT(**facts).arguments["gelu"] == gelu
         assert {"mlp_width", "stem"} <= facts.keys()
+
+
+def test_runs_from_before_the_choice_go_on_with_the_exact_one_alone():
+    folder = Path(__file__).parent / "fixtures" / "first_edition" / "outputs" / "masked_patch_synthetic"
+    before = yaml.safe_load((folder / "config.yaml").read_text())
+    now = {gelu: {**before, "encoder": {**before["encoder"], "gelu": gelu}} for gelu in ("exact", "tanh")}
+    refuse_difference(before, now["exact"], folder)
+    refuse_difference(now["exact"], before, folder)
+    with pytest.raises(UserError, match="encoder.gelu=tanh: the run in .* was started with exact"):
+        refuse_difference(before, now["tanh"], folder)
+    stored = json.loads((folder / "step_00000006" / "manifest.json").read_text())["encoder"]
+    assert rules.carried(ViT(**stored).arguments) == rules.carried(stored | {"activation_checkpointing": False})
 
 
 @pytest.mark.parametrize(

@@ -44,8 +44,8 @@ def flatten(config: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 def refuse_difference(old: Mapping[str, Any], new: Mapping[str, Any], folder: Path) -> None:
     """RunError naming the first option in which two configurations differ, of those that matter."""
-    before, now = (dict(flatten(config)) for config in (old, new))
-    before = {f"encoder.{name}": value for name, value in rules.ADDED.items() if f"encoder.{name}" in now} | before
+    added = dict(flatten(rules.ADDED, "encoder"))
+    before, now = (added | dict(flatten(config)) for config in (old, new))
     for key in [*now, *before]:
         if before.get(key) != now.get(key) and not any(key == free or key.startswith(f"{free}.") for free in FREE):
             raise RunError(
