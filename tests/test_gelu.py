@@ -137,7 +137,7 @@ def test_runs_from_before_the_choice_go_on_with_the_exact_one_alone():
     now = {gelu: {**before, "encoder": {**before["encoder"], "gelu": gelu}} for gelu in ("exact", "tanh")}
     refuse_difference(before, now["exact"], folder)
     refuse_difference(now["exact"], before, folder)
-    with pytest.raises(UserError, match="encoder.gelu=tanh: the run in .* was started with exact"):
+    with pytest.raises(UserError, match=r"encoder\.gelu=tanh: the run in .* was started with exact"):
         refuse_difference(before, now["tanh"], folder)
     stored = json.loads((folder / "step_00000006" / "manifest.json").read_text())["encoder"]
     assert rules.carried(ViT(**stored).arguments) == rules.carried(stored | {"activation_checkpointing": False})

@@ -22,9 +22,7 @@ def _beside(folder: Path) -> dict[str, Any]:
     """What config.json and preprocessor_config.json tell. UserError for a model that is no plain ViT."""
     config, images = described(folder / "config.json"), described(folder / "preprocessor_config.json")
     if (activation := config.get("hidden_act", "gelu")) not in _ACTIVATIONS:
-        raise UserError(
-            f"{folder / 'config.json'}: hidden_act {activation!r:.100} is no GELU"
-        )
+        raise UserError(f"{folder / 'config.json'}: hidden_act {activation!r:.100} is no GELU")
     epsilon = config.get("layer_norm_eps", 1e-12)
     remark = f"norms add 1e-06 to the variance where theirs add {epsilon:g}: it matters where tokens vary little"
     return {

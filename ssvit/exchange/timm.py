@@ -48,9 +48,7 @@ def _beside(folder: Path) -> dict[str, Any]:
     config = described(folder / "config.json")
     arguments, trained = config.get("model_args") or {}, config.get("pretrained_cfg") or {}
     if (activation := arguments.get("act_layer") or "gelu") not in _ACTIVATIONS:
-        raise UserError(
-            f"{folder / 'config.json'}: act_layer {activation!r:.100} is no GELU"
-        )
+        raise UserError(f"{folder / 'config.json'}: act_layer {activation!r:.100} is no GELU")
     size = arguments.get("img_size") or (trained.get("input_size") or (None,))[1:] or None
     return {
         "heads": arguments.get("num_heads"),
