@@ -1,6 +1,7 @@
 """GELU by tanh: the authors' checkpoints by a plain float64 reference of their code, and where the option goes."""
 
 import json
+from pathlib import Path
 
 import exported
 import numpy
@@ -9,6 +10,7 @@ import pytest
 import timm
 import torch
 import transformers
+import yaml
 from safetensors.torch import save_file
 from scipy.special import erf
 
@@ -17,7 +19,8 @@ from ssvit.encoder.vit import ViT
 from ssvit.exchange import reading
 from ssvit.objectives.masked_patch import MaskedPatch
 from ssvit.options import OptionError, UserError
-from ssvit.training import checkpoint
+from ssvit.training import checkpoint, manifest
+from ssvit.training.configuration import Configuration
 
 
 def by_tanh(x):
@@ -120,11 +123,19 @@ def test_weights_move_between_encoders_of_one_gelu_alone():
 def test_checkpoints_from_before_the_choice_are_exact():
     before = {name: value for name, value in exported.encoder().arguments.items() if name != "gelu"}
     assert ViT(**before).arguments["gelu"] == "exact"
-    for gelu, carried in (("exact", False), ("tanh", True)):
+    for gelu in ("exact", "tanh"):
         facts = MaskedPatch.facts.fget(torch.nn.ModuleDict({"encoder": exported.encoder(gelu=gelu)}))["encoder"]
-        assert ("gelu" in facts) == carried
         assert ViT(**facts).arguments["gelu"] == gelu
-        assert {"mlp_width", "stem"} <= facts.keys()
+
+
+def test_runs_from_before_the_choice_go_on_with_the_exact_one_alone():
+    folder = Path(__file__).parent / "fixtures" / "first_edition" / "outputs" / "masked_patch_synthetic"
+    before = yaml.safe_load((folder / "config.yaml").read_text())
+    for gelu, difference in (("exact", None), ("tanh", ("encoder.gelu", "tanh", "exact"))):
+        now = {**before, "encoder": {**before["encoder"], "gelu": gelu}}
+        assert Configuration.of(now, {}).difference(Configuration.of(before, {})) == difference
+    stored = manifest.completed(manifest.read(folder / "step_00000006"))["encoder"]
+    assert stored["gelu"] == "exact"
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 TORCH = (".pth", ".pt", ".bin")
 FORMATS = (".safetensors", ".npz", *TORCH)
 _LONGEST_HEADER = 10_000_000  # bytes of JSON, for some 100,000 tensors
+_MOST_MEMBERS = 20_000  # arrays of an .npz file
 
 
 class ForeignError(UserError):
@@ -94,9 +95,9 @@ def _npz(path: Path) -> Shapes:
 
     found: dict[str, tuple[int, ...]] = {}
     with zipfile.ZipFile(path) as archive:
-        if len(archive.infolist()) > torch_format.MOST_MEMBERS:
+        if len(archive.infolist()) > _MOST_MEMBERS:
             raise ForeignError(f"{path}: has {len(archive.infolist()):,} members; at most "
-                               f"{torch_format.MOST_MEMBERS:,} are read")  # fmt: skip
+                               f"{_MOST_MEMBERS:,} are read")  # fmt: skip
         for member in archive.infolist():
             name = member.filename.removesuffix(".npy")
             if member.flag_bits & 1:

@@ -26,7 +26,6 @@ _LONGEST_PICKLE = 10_000_000  # bytes
 _MOST_OPCODES = 1_000_000
 _DEEPEST = 16  # dictionaries
 _LONGEST_NAME = 256  # characters
-MOST_MEMBERS = 20_000
 _LARGEST = 2**63
 
 
