@@ -45,16 +45,14 @@ def main(config: DictConfig, plain: dict[str, Any]) -> None:
         split, load = gallery.of_data_set(called, instantiate(config.data.source, _convert_="all"), plain["split"])
         pictures = pictures or split
     describe = gallery.Describer(frozen, view, load=load, **{name: plain[name] for name in ("batch_size", "workers")})
-    if plain["action"] == gallery_rules.INDEX:
-        told = gallery.index(plain["store"], pictures, describe)
-    elif plain["action"] == gallery_rules.ADD:
-        told = gallery.add(plain["store"], pictures, describe)
+    write = {gallery_rules.INDEX: gallery.index, gallery_rules.ADD: gallery.add}.get(plain["action"])
+    if write is not None:
+        told = write(plain["store"], pictures, describe)
     else:
         answer = gallery.query(plain["store"], pictures, describe, kind, plain["k"])
         answer.write(sheet=plain["sheet"], output=plain["output"])
         told = answer.told(ranking=plain["ranking"])
-    print(told)
-    print(describe.told)
+    print(told, describe.told, sep="\n")
 
 
 if __name__ == "__main__":
