@@ -94,6 +94,31 @@ def test_images_measured_on_are_never_trained_on(
         splits(root, **options)
 
 
+def test_links_to_nowhere_or_themselves_pipes_and_devices_are_passed_over(tmp_path: Path) -> None:
+    root = touch(tmp_path, "a.png")
+    for name, target in (("loop.png", "loop.png"), ("nowhere.png", "absent"), ("null.png", "/dev/null")):
+        (tmp_path / name).symlink_to(target)
+    os.mkfifo(tmp_path / "pipe.png")
+    check(root)
+    assert list_images(root) == [(f"{root}/a.png", None)]
+
+
+def test_folders_may_be_nested_deeper_than_calls(tmp_path: Path) -> None:
+    depth = 1500
+    here = os.open(tmp_path, os.O_RDONLY)
+    for _ in range(depth):
+        os.mkdir("d", dir_fd=here)
+        here, above = os.open("d", os.O_RDONLY, dir_fd=here), here
+        os.close(above)
+    os.close(os.open("a.png", os.O_CREAT | os.O_WRONLY, dir_fd=here))
+    os.close(here)
+    try:
+        check(str(tmp_path))
+        assert list_images(str(tmp_path)) == [(f"{tmp_path}{'/d' * depth}/a.png", "d")]
+    finally:
+        subprocess.run(["rm", "-r", tmp_path / "d"], check=True)  # Python's own rmtree cannot go so deep
+
+
 def test_check_names_what_is_wrong(tmp_path: Path) -> None:
     check(touch(tmp_path / "good", "a/b/c/1.jpeg"))
     for root, words in (

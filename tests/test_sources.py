@@ -1,5 +1,6 @@
 """Builders put the right images with the right labels, and say in one line what is wrong with a root."""
 
+import hashlib
 import pickle
 import subprocess
 import sys
@@ -54,6 +55,26 @@ def test_files_fingerprint_tells_names_sizes_and_order_but_not_the_place(tmp_pat
     assert Files(make(tmp_path / "there")).fingerprint == first
     others = {Files(here[::-1]).fingerprint, Files(here[:1]).fingerprint, Files(make(tmp_path / "x", b"3")).fingerprint}
     assert len(others | {first}) == 4
+
+
+def test_the_fingerprint_covers_contents_where_asked(tmp_path: Path) -> None:
+    paths = [str(tmp_path / name) for name in ("a.jpg", "b.jpg")]
+    (tmp_path / "a.jpg").write_bytes(b"one")
+    (tmp_path / "b.jpg").write_bytes(b"two")
+
+    def fingerprints() -> tuple[str, str]:
+        return Files(paths).fingerprint, Files(paths, verify="content").take(torch.tensor([0, 1])).fingerprint
+
+    size, content = fingerprints()
+    # As the first edition has it, so that its runs go on.
+    assert size == hashlib.sha256(b"a.jpg\x003\0b.jpg\x003\0").hexdigest()
+    one, two = (hashlib.sha256(body).hexdigest().encode() for body in (b"one", b"two"))
+    assert content == hashlib.sha256(b"a.jpg\0" + one + b"\0b.jpg\0" + two + b"\0").hexdigest()
+    (tmp_path / "b.jpg").write_bytes(b"TWO")
+    assert fingerprints()[0] == size
+    assert fingerprints()[1] != content
+    with pytest.raises(OptionError, match="verify=names: must be one of size, content"):
+        Files(paths, verify="names")
 
 
 def test_hold_out_parts_the_set_the_same_way_each_time() -> None:

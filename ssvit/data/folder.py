@@ -133,8 +133,11 @@ def _overlap(folder: str, other: str) -> bool:
 
 
 def _entries(folder: str) -> list[os.DirEntry]:
+    """What a folder holds, by name, without links that lead nowhere or to themselves."""
     with os.scandir(folder) as entries:
-        return sorted((entry for entry in entries if not entry.name.startswith(".")), key=lambda entry: entry.name)
+        found = [entry for entry in entries if not entry.name.startswith(".")]
+    found = [entry for entry in found if not entry.is_symlink() or os.path.exists(entry.path)]
+    return sorted(found, key=lambda entry: entry.name)
 
 
 def _is_image(entry: os.DirEntry) -> bool:
