@@ -3,14 +3,25 @@
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Name the file in an OSError of the block, where the system tells no name (a full disk is met while writing)."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
+
+
 def write(path: Path, data: bytes) -> None:
     """Write a file and wait until the disk has it; its name is as durable once `synchronise` has run on its folder."""
-    with open(path, "wb") as file:
+    with naming(path), open(path, "wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
@@ -22,6 +33,9 @@ def replace(path: Path, data: bytes) -> None:
     try:
         write(beside, data)
         beside.replace(path)
+    except OSError as error:
+        error.filename = str(path)  # the one that the user knows
+        raise
     finally:
         beside.unlink(missing_ok=True)
 
