@@ -6,17 +6,15 @@ It names no folder of the machine that it was written on.
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import yaml
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from ssvit.exchange.export_rules import GRAPHS, INPUTS
 
-_REFERENCE = re.compile(r"\$\{[\w.]+\}")  # one that names an option and calls nothing
+_REFERENCE = re.compile(r"\$\{([\w.]+)\}")  # one that names an option and calls nothing
+_DEEPEST = 12  # of options within options
 _OPEN = {
     "onnx": """import onnxruntime
 
@@ -124,12 +122,12 @@ def trained(run: Path) -> dict[str, Any]:
     chosen, or by their builders in files that do not keep the choices.
     """
     try:
-        stored = _plain(yaml.safe_load((run / "config.yaml").read_text()))
-        known = _resolved(OmegaConf.create(stored if isinstance(stored, dict) else {}))
-    except (OSError, ValueError, RecursionError, yaml.YAMLError, OmegaConfBaseException):
+        stored = yaml.safe_load((run / "config.yaml").read_text())
+    except (OSError, ValueError, RecursionError, yaml.YAMLError):
         return {}
     sections = ("choices", "objective", "target", "data", "subset", "recipe")
-    options = {name: known[name] if isinstance(known.get(name), dict) else {} for name in sections}
+    parts = {name: stored.get(name) if isinstance(stored, dict) else None for name in sections}
+    options = {name: _resolved(part, stored) if isinstance(part, dict) else {} for name, part in parts.items()}
     choices = options.pop("choices")
     options["target"] = options["objective"].pop("target", None) or options["target"]
     options["data"] = options["data"].get("source", options["data"])
@@ -137,24 +135,23 @@ def trained(run: Path) -> dict[str, Any]:
     return {name: str(value) for name, value in named.items() if value} | dict(_options(options, ""))
 
 
-def _plain(value: Any) -> Any:
-    """Plain data in which a text that would call a function (${oc.env:HOME}) is None."""
+def _resolved(value: Any, root: Mapping[str, Any], depth: int = 0) -> Any:
+    """Plain data in which references have become values: None for what cannot be followed, or would call a function."""
+    if depth > _DEEPEST:
+        return None
     if isinstance(value, dict):
-        return {key: _plain(part) for key, part in value.items()}
+        return {key: _resolved(part, root, depth + 1) for key, part in value.items()}
     if isinstance(value, list):
-        return [_plain(part) for part in value]
-    return None if isinstance(value, str) and "${" in _REFERENCE.sub("", value) else value
-
-
-def _resolved(node: Any) -> Any:
-    """Plain data with the values that references mean; one that means nothing is left out."""
-    if not OmegaConf.is_config(node):
-        return node
-    found = {}
-    for key in node if OmegaConf.is_dict(node) else range(len(node)):
-        with suppress(OmegaConfBaseException):
-            found[key] = _resolved(node[key])
-    return found if OmegaConf.is_dict(node) else list(found.values())
+        parts = [_resolved(part, root, depth + 1) for part in value]
+        return [part for part in parts if part is not None]
+    if not isinstance(value, str) or "${" not in value:
+        return None if value == "???" else value
+    if (found := _REFERENCE.fullmatch(value)) is None:
+        return None
+    meant: Any = root
+    for key in found[1].split("."):
+        meant = meant.get(key) if isinstance(meant, dict) else None
+    return _resolved(meant, root, depth + 1)
 
 
 def _builder(part: Any) -> str:
