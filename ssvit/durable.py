@@ -38,9 +38,11 @@ def replace(path: Path, data: bytes) -> None:
     try:
         write(beside, data)
         beside.replace(path)
-    except BaseException:
+    except BaseException as error:
         with suppress(OSError):
             beside.unlink()
+        if isinstance(error, OSError):
+            error.filename = str(path)  # the one that the user knows
         raise
 
 

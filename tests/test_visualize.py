@@ -214,7 +214,7 @@ def test_a_file_is_there_whole_or_not_at_all(tmp_path, monkeypatch):
 
     monkeypatch.setattr(durable, "write", full)
     changed = inside.Report({"one": Figure(figsize=(1, 1)), "two": Figure(figsize=(1, 1))}, {"a": 2})
-    with pytest.raises(UserError, match=r"two\.png\.part: cannot be written \(No space left on device\)"):
+    with pytest.raises(UserError, match=r"two\.png: cannot be written \(No space left on device\)"):
         changed.save(tmp_path / "new" / "folder", 0)
     after = {path.name: path.read_bytes() for path in (tmp_path / "new" / "folder").glob("*.*g")}
     assert after["one.png"] != before["one.png"]

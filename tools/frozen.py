@@ -17,6 +17,7 @@ from omegaconf import DictConfig
 from pretrained import SCRATCH, from_scratch
 from tqdm import tqdm
 
+from ssvit import durable
 from ssvit.evaluation import features_rules
 from ssvit.evaluation.features_rules import Reading
 from ssvit.evaluation.measured import Measured
@@ -228,7 +229,7 @@ def report(plain: Mapping[str, Any], banks: "Banks", found: Measured) -> None:
         print(f"{found.best}: not {NOTHING_YET}")
     if plain["output"] is not None:
         numbers = {"measure": found.options, "best": found.best, "chosen_by": found.chosen_by, "numbers": found.numbers}
-        Path(plain["output"]).write_text(json.dumps(own | numbers, indent=1) + "\n")
+        durable.replace(Path(plain["output"]), (json.dumps(own | numbers, indent=1) + "\n").encode())
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:

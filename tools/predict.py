@@ -8,6 +8,7 @@ from launch import launch, say
 from omegaconf import DictConfig
 
 from ssvit.data import folder
+from ssvit.durable import replace
 from ssvit.options import OptionError, UserError, printable, whole
 from ssvit.training import manifest
 
@@ -38,7 +39,7 @@ def main(config: DictConfig, plain: dict[str, Any]) -> None:
         answers.append({"image": path, "classes": [{"class": name, "probability": p} for name, p in named]})
         print(f"{printable(path)}: {', '.join(f'{name} {100 * p:.1f} %' for name, p in named)}")
     if plain["output"] is not None:
-        Path(plain["output"]).write_text(json.dumps(answers, indent=1) + "\n")
+        replace(Path(plain["output"]), (json.dumps(answers, indent=1) + "\n").encode())
     if unreadable:
         raise UserError(f"{unreadable} of {len(paths)} pictures could not be read")
 

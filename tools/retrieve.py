@@ -21,9 +21,7 @@ def main(config: DictConfig, plain: dict[str, Any]) -> None:
     checkpoint = manifest.find(plain["checkpoint"], outputs=plain["outputs"], stage=manifest.PRETRAIN, say=say)
     with within("encoder"):
         facts = manifest.read(checkpoint, plain["encoder"])
-    features = plain["features"]
-    if features["pooling"] is None and plain["action"] != gallery_rules.INDEX:
-        features = {**features, "pooling": gallery_rules.pooling(plain["store"])}
+    features = gallery_rules.features(plain["features"], action=plain["action"], store=plain["store"])
     with within("features"):
         found = features_rules.readings(facts["encoder"], **features)
     if len(found) > 1:

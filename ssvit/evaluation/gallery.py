@@ -6,6 +6,7 @@ in memory is named after its place there.
 Letters: n pictures, m queries, k neighbours, d width, c channels, h, w pixels.
 """
 
+import io
 import itertools
 import json
 import math
@@ -23,6 +24,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 from tqdm import tqdm
 
+from ssvit import durable
 from ssvit.data.decode import Unreadable, load
 from ssvit.data.sources import Data, Files
 from ssvit.data.transforms import resize
@@ -230,11 +232,13 @@ class Answer:
         return "\n".join(lines)
 
     def write(self, *, sheet: str | None, output: str | None) -> None:
-        """Save the contact sheet as a PNG file and the records as a JSON file, where they are named."""
+        """Save the contact sheet as a PNG file and the records as a JSON file, where they are named; each whole."""
         if output is not None:
-            Path(output).write_text(json.dumps(self.records(), indent=1) + "\n")
+            durable.replace(Path(output), (json.dumps(self.records(), indent=1) + "\n").encode())
         if sheet is not None:
-            self.sheet().savefig(sheet, format="png")
+            png = io.BytesIO()
+            self.sheet().savefig(png, format="png")
+            durable.replace(Path(sheet), png.getvalue())
 
     def sheet(self) -> Figure:
         """As many queries as a contact sheet holds, evenly from all of them."""

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,12 @@ def pooling(store: Any) -> str | None:
         return features_rules.pooling_of(json.loads((Path(str(store)) / "manifest.json").read_bytes())["encoder"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
+
+
+def features(options: Mapping[str, Any], *, action: str, store: Any) -> dict[str, Any]:
+    """The options of the features, by the pooling of a store that is there where they leave it open."""
+    is_open = options["pooling"] is None and action != INDEX
+    return {**options, "pooling": pooling(store) if is_open else options["pooling"]}
 
 
 def pictures(images: Sequence[Any]) -> dict[str, str | None]:

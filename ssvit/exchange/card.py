@@ -14,6 +14,7 @@ import yaml
 from ssvit.exchange.export_rules import GRAPHS, INPUTS
 
 _REFERENCE = re.compile(r"\$\{([\w.]+)\}")  # one that names an option and calls nothing
+_DEEPEST = 12  # of options within options
 _OPEN = {
     "onnx": """import onnxruntime
 
@@ -122,11 +123,11 @@ def trained(run: Path) -> dict[str, Any]:
     """
     try:
         stored = yaml.safe_load((run / "config.yaml").read_text())
-        known = _resolved(stored, stored) if isinstance(stored, dict) else {}
     except (OSError, ValueError, RecursionError, yaml.YAMLError):
         return {}
     sections = ("choices", "objective", "target", "data", "subset", "recipe")
-    options = {name: known[name] if isinstance(known.get(name), dict) else {} for name in sections}
+    parts = {name: stored.get(name) if isinstance(stored, dict) else None for name in sections}
+    options = {name: _resolved(part, stored) if isinstance(part, dict) else {} for name, part in parts.items()}
     choices = options.pop("choices")
     options["target"] = options["objective"].pop("target", None) or options["target"]
     options["data"] = options["data"].get("source", options["data"])
@@ -134,21 +135,23 @@ def trained(run: Path) -> dict[str, Any]:
     return {name: str(value) for name, value in named.items() if value} | dict(_options(options, ""))
 
 
-def _resolved(value: Any, root: Mapping[str, Any]) -> Any:
-    """Plain data with the values that references to other options mean. None stands for what means nothing, or would
-    call a function (${oc.env:HOME}). RecursionError for references in a circle.
-    """
+def _resolved(value: Any, root: Mapping[str, Any], depth: int = 0) -> Any:
+    """Plain data in which references have become values: None for what cannot be followed, or would call a function."""
+    if depth > _DEEPEST:
+        return None
     if isinstance(value, dict):
-        return {key: _resolved(part, root) for key, part in value.items()}
+        return {key: _resolved(part, root, depth + 1) for key, part in value.items()}
     if isinstance(value, list):
-        return [_resolved(part, root) for part in value]
+        parts = [_resolved(part, root, depth + 1) for part in value]
+        return [part for part in parts if part is not None]
     if not isinstance(value, str) or "${" not in value:
-        return None if value == "???" else value  # that which must be given
-    reference = _REFERENCE.fullmatch(value)
-    meant: Any = root if reference else None
-    for name in reference[1].split(".") if reference else ():
-        meant = meant.get(name) if isinstance(meant, dict) else None
-    return _resolved(meant, root)
+        return None if value == "???" else value
+    if (found := _REFERENCE.fullmatch(value)) is None:
+        return None
+    meant: Any = root
+    for key in found[1].split("."):
+        meant = meant.get(key) if isinstance(meant, dict) else None
+    return _resolved(meant, root, depth + 1)
 
 
 def _builder(part: Any) -> str:

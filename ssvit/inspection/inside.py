@@ -5,10 +5,10 @@ What an encoder does not have (filters of a hybrid, embeddings of relative posit
 Letters: b images, l layers, h heads, n patches, c channels.
 """
 
-import contextlib
 import io
 import json
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -95,19 +95,26 @@ class Report:
 
         Each file is there whole or not at all. UserError if the disk refuses.
         """
-        from torch.utils.tensorboard import SummaryWriter
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.summary.writer.record_writer import RecordWriter
+        from torch.utils.tensorboard.summary import image
 
         written = []
+        # TensorBoard's own writer has a thread, which dies on a full disk and leaves the others waiting.
+        events = io.BytesIO()
+        board = RecordWriter(events)
+        board.write(Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            with contextlib.closing(SummaryWriter(str(folder))) as board:
-                for name, figure in self.figures.items():
-                    png = io.BytesIO()
-                    figure.savefig(png, format="png")
-                    written.append(folder / f"{name}.png")
-                    durable.replace(written[-1], png.getvalue())
-                    with Image.open(png) as picture:
-                        board.add_image(name, np.asarray(picture.convert("RGB")), step, dataformats="HWC")
+            for name, figure in self.figures.items():
+                png = io.BytesIO()
+                figure.savefig(png, format="png")
+                written.append(folder / f"{name}.png")
+                durable.replace(written[-1], png.getvalue())
+                with Image.open(png) as picture:
+                    summary = image(name, np.asarray(picture.convert("RGB")), dataformats="HWC")
+                board.write(Event(wall_time=time.time(), step=step, summary=summary).SerializeToString())
+            durable.replace(folder / f"events.out.tfevents.{step:010d}.visualize", events.getvalue())
             written.append(folder / "numbers.json")
             durable.replace(written[-1], (json.dumps(self.numbers) + "\n").encode())
             durable.synchronise(folder)
