@@ -294,6 +294,8 @@ def test_a_full_disk_leaves_the_checkpoints_before(three, monkeypatch, broken):
         with pytest.raises(CheckpointError, match="No space left on device") as error:
             checkpoint.save(three, 4, STATES, {})
     assert "\n" not in str(error.value)
+    named = three / "step_00000004" / "model.safetensors" if broken == "fsync" else three / "step_00000004"
+    assert str(error.value).startswith(f"{named}: cannot be written")
     assert sorted(path.name for path in three.iterdir()) == [f"step_{step:08d}" for step in (1, 2, 3)]
     assert checkpoint.newest(three, pytest.fail)[0]["step"] == 3
 
