@@ -246,7 +246,7 @@ def test_a_tool_that_reads_features_in_two_processes_says_that_one_is_gone(tool,
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, str(ROOT / "tools" / "knn.py"), f"outputs={tmp_path}/outputs", "k=5", "cache=null",
+    command = [sys.executable, str(ROOT / "tools" / "knn.py"), f"outputs={tmp_path}/outputs", "k=[5]", "cache=null",
                "fabric.accelerator=cpu"]  # fmt: skip
     path = os.pathsep.join(filter(None, (str(tmp_path), str(ROOT), os.environ.get("PYTHONPATH"))))
     ranks = [
