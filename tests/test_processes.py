@@ -236,18 +236,29 @@ def test_fine_tuning_of_two_processes_goes_on_with_the_same_bits(tmp_path):
 
 def test_a_tool_that_reads_features_in_two_processes_says_that_one_is_gone(tool, tmp_path):
     """The encoder ends the process of rank 1 in the midst of the features."""
-    tool("pretrain", *TINY, "probe=[]", "recipe.steps=2", timeout=LIMIT)
+    tool("pretrain", *TINY, "probe=[]", "recipe.steps=4", timeout=LIMIT)
     (tmp_path / "sitecustomize.py").write_text(
         "import os\n"
         "if os.environ.get('LOCAL_RANK') == '1':\n"
         "    import ssvit.evaluation.features as features\n"
         "    features.Frozen.__call__ = lambda *inputs: os.kill(os.getpid(), 9)\n"
     )
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, str(ROOT / "tools" / "knn.py"), f"outputs={tmp_path}/outputs", "k=[5]", "cache=null",
+               "fabric.accelerator=cpu"]  # fmt: skip
     path = os.pathsep.join(filter(None, (str(tmp_path), str(ROOT), os.environ.get("PYTHONPATH"))))
-    done = tool("knn", "fabric.accelerator=cpu", "fabric.devices=2", "cache=null", status=1, timeout=LIMIT,
-                PYTHONPATH=path)  # fmt: skip
-    (line,) = done.stderr.splitlines()
-    assert line == "knn.py: rank 1 of 2 is gone, so the others end too"
+    ranks = [
+        subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ | {
+            "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0",
+            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_RUN_ID": "test", "PYTHONPATH": path,
+        })
+        for rank in range(2)
+    ]  # fmt: skip
+    errors = [rank.communicate(timeout=LIMIT)[1] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [1, -signal.SIGKILL]
+    assert errors == ["knn.py: rank 1 of 2 is gone, so the others end too\n", ""]
 
 
 @pytest.mark.parametrize(
