@@ -106,6 +106,14 @@ def test_transformers_opens_a_classifier_and_prepares_pictures(tmp_path):
     assert [model.config.id2label[i] for i in range(3)] == list(CLASSES)
 
 
+def test_a_classifier_by_sigmoid_says_how_its_logits_are_meant(tmp_path):
+    for loss, said in (("softmax", False), ("sigmoid", True)):
+        model = classifier()
+        model.loss = loss
+        folder, _ = written(model, tmp_path, "timm", overwrite=True)
+        assert ("trained with sigmoid" in (folder / "README.md").read_text()) == said
+
+
 def photograph(height, width):
     """Smooth colours with an edge in them, (height, width, 3) uint8."""
     corners = torch.rand(1, 3, 5, 7, generator=torch.Generator().manual_seed(height * width))
@@ -127,6 +135,8 @@ def prepared_by(format, folder):
 @pytest.mark.parametrize(
     ("size", "resize", "pictures"),
     [
+        (32, "squash", [(60, 60), (60, 90), (90, 33), (100, 41)]),
+        ([32, 48], "squash", [(60, 90), (90, 60), (32, 48)]),
         (32, None, [(60, 60), (60, 90), (90, 60), (41, 82), (100, 60), (17, 17)]),
         (32, 40, [(60, 60), (60, 90), (90, 60), (48, 96), (20, 24)]),
         (32, 37, [(60, 60), (60, 99)]),
@@ -139,7 +149,9 @@ def prepared_by(format, folder):
 def test_a_peer_makes_the_pixels_of_the_evaluation(format, size, resize, pictures, tmp_path):
     if format == "timm" and resize == 60:
         pytest.skip("timm has no such crop of a rectangle, and the card says so")
-    ours, view = encoder(image_size=size, patch_size=8), {"size": size, "resize": resize}
+    ours, view = encoder(image_size=size, patch_size=8), {"size": size, "resize": resize, "fit": "cover"}
+    if resize == "squash":
+        view |= {"resize": None, "fit": "squash"}
     folder, _ = written(ours, tmp_path, format, facts={"step": 3, "view": view})
     prepare, crop = prepared_by(format, folder), CenterCrop(**view)
     for height, width in pictures:
@@ -174,6 +186,8 @@ def test_what_a_peers_preprocessing_does_not_do_is_said(tmp_path):
         folder, remarks = written(rectangle, tmp_path, format, facts={"step": 3, "view": view}, overwrite=True)
         assert any(said in remark for remark in remarks)
         assert said in (folder / "README.md").read_text()
+    folder, _ = written(rectangle, tmp_path, "timm", facts={"step": 3, "view": {"fit": "squash"}}, overwrite=True)
+    assert "Whole images are resized to 32x48 pixels" in (folder / "README.md").read_text()
     with pytest.raises(OptionError, match=r"view\.resize=wide: must be a whole number"):
         written(rectangle, tmp_path, "timm", facts={"step": 3, "view": {"resize": "wide"}}, overwrite=True)
 

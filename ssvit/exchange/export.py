@@ -49,7 +49,7 @@ def export(
         part.mkdir(parents=True)
         preprocessing = Preprocessing.of(facts, encoder.image_size)
         outputs, remarks = _WRITERS[format](model, part, _Asked(any_size, input, preprocessing))
-        remarks += preprocessing.remarks()
+        remarks = [*remarks, *preprocessing.remarks(), *_probabilities(model)]
         text = card.write(
             name=run.name,
             format=format,
@@ -75,6 +75,13 @@ def export(
         for leftover in (part, old):
             shutil.rmtree(leftover, ignore_errors=True)
     return remarks
+
+
+def _probabilities(model: ViT | Classify) -> list[str]:
+    """What is to be said where the softmax of a classifier's outputs is not what it was trained for."""
+    if isinstance(model, ViT) or model.loss == "softmax":
+        return []
+    return ["the classifier was trained with sigmoid: its probabilities are the sigmoid of each logit, not a softmax"]
 
 
 def _classes(model: ViT | Classify) -> Sequence[str]:

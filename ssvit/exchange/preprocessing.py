@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ssvit.options import whole
+from ssvit.data.rules import FITS
+from ssvit.options import one_of, whole
 
 
 @dataclass(frozen=True)
@@ -16,25 +17,30 @@ class Preprocessing:
     """The shorter side is resized to `resize`, then the middle of `size` (height, width) is cut out.
 
     Without `resize`, or where that would leave less than `size`, an image is resized until it just covers `size`.
-    unknown: options of the transform that this description does not follow.
+    fit: cover, or squash: the whole image is resized to `size`. unknown: options of the transform that this description
+    does not follow.
     """
 
     size: tuple[int, int]
     resize: int | None = None
+    fit: str = "cover"
     unknown: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, facts: Mapping[str, Any], size: tuple[int, int]) -> "Preprocessing":
         """What a checkpoint's manifest says of its evaluation transform, for images of another size too."""
         options = facts.get("view") or {}
-        unknown = {name: value for name, value in options.items() if name not in ("size", "resize") and value}
+        unknown = {name: value for name, value in options.items() if name not in ("size", "resize", "fit") and value}
+        one_of("view.fit", options.get("fit", "cover"), FITS)
         if (resize := options.get("resize")) is not None:
             whole("view.resize", resize)
-        return cls(tuple(size), resize, unknown)
+        return cls(tuple(size), resize, options.get("fit", "cover"), unknown)
 
     @property
     def shorter_side(self) -> int | None:
         """What the shorter side of every image is resized to; None where that depends on the image's aspect ratio."""
+        if self.fit == "squash":
+            return None
         if self.resize is not None and self.resize >= max(self.size):
             return self.resize
         return self.size[0] if self.size[0] == self.size[1] else None
@@ -42,6 +48,8 @@ class Preprocessing:
     def sentence(self) -> str:
         """What is done to an image, for a model card."""
         size = "x".join(map(str, self.size))
+        if self.fit == "squash":
+            return f"Whole images are resized to {size} pixels, height x width (bilinear, antialiased)."
         if self.shorter_side is None:
             how = f"resized until they just cover {size} pixels"
             if self.resize is not None:
@@ -71,9 +79,13 @@ class Preprocessing:
         height, width = self.size
         if self.shorter_side is None:
             size = {"height": height, "width": width}
-            remarks = [
-                f"the image processor squashes images whose aspect ratio is not {width}:{height}, which ssvit crops"
-            ]
+            remarks = (
+                []
+                if self.fit == "squash"
+                else [
+                    f"the image processor squashes images whose aspect ratio is not {width}:{height}, which ssvit crops"
+                ]
+            )
         else:
             size, remarks = {"shortest_edge": self.shorter_side}, self._whole_images()
             remarks.append("the image processor rounds the crop's place down, which can shift it by one pixel")
@@ -85,6 +97,8 @@ class Preprocessing:
 
         It resizes images until they cover the size / crop_pct, rounded down.
         """
+        if self.fit == "squash":
+            return {"crop_pct": 1.0, "crop_mode": "squash"}, []
         least, remarks = min(self.size), self._whole_images()
         resize = max(least, self.resize or least)
         if resize > least and self.size[0] != self.size[1]:
