@@ -459,7 +459,7 @@ def test_the_rules_know_every_option_and_its_default(made):
         ({"label_smoothing": "much"}, "label_smoothing=much: must be"),
         ({"mixup": -1}, "mixup=-1: must be a number, 0 or more"),
         ({"cutmix": float("nan")}, "cutmix=nan: must be a number, 0 or more"),
-        ({"mixup": True}, "mixup=True: must be"),
+        ({"mixup": True}, "mixup=true: must be"),
         ({"hidden": 0}, "hidden=0: must be a whole number, 1 or more"),
         ({"hidden": 1.5}, "hidden=1.5: must be a whole number"),
         ({"loss": "hinge"}, "loss=hinge: must be one of softmax, sigmoid"),

@@ -215,9 +215,9 @@ def test_what_has_no_place_is_refused_in_one_line(changes, said, plain, tmp_path
 @pytest.mark.parametrize(
     ("told", "said"),
     [
-        ({}, "heads=None: an encoder of width 48 may have any"),
+        ({}, "heads=null: an encoder of width 48 may have any"),
         ({"heads": 5, "trained_size": [32, 56]}, "heads=5: must divide width=48"),
-        ({"heads": 4}, "trained_size=None: changed.safetensors has 29 positions"),
+        ({"heads": 4}, "trained_size=null: changed.safetensors has 29 positions"),
         ({"heads": 4, "trained_size": [48, 48]}, "is 6x6 patches"),
         ({"heads": 4, "trained_size": [32, 50]}, "must divide"),
         ({**peers.TOLD, "mean": [0.5, 0.5]}, "mean="),
@@ -261,9 +261,9 @@ def test_damage_is_told_in_one_line(suffix, tmp_path):
 def test_tools_take_a_file_and_ask_before_torch_is_loaded(tool, plain, tmp_path, no_torch):
     asked = (f"checkpoint={plain.path}", "data=synthetic", "data.image_size=16")
     line = one_line(tool("knn", *asked, status=2, PYTHONPATH=no_torch))
-    assert line == "knn.py: encoder.heads=None: an encoder of width 48 may have any; how many has timm.safetensors?"
+    assert line == "knn.py: encoder.heads=null: an encoder of width 48 may have any; how many has timm.safetensors?"
     line = one_line(tool("knn", *asked, "encoder.heads=4", status=2, PYTHONPATH=no_torch))
-    assert line.startswith("knn.py: encoder.trained_size=None: ")
+    assert line.startswith("knn.py: encoder.trained_size=null: ")
     told = ("encoder.heads=4", "encoder.trained_size=[32,56]")
     line = one_line(tool("knn", *asked, *told, "batch_size=0", status=2, PYTHONPATH=no_torch))
     assert line.startswith("knn.py: batch_size=0")

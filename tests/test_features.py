@@ -132,7 +132,7 @@ def test_what_options_mean():
     assert pooling_of("pixels") is None
     for options, name in (
         ({"layer": 4}, "layer=4"), ({"layer": 0}, "layer=0"), ({"layer": "first"}, "layer=first"),
-        ({"layer": []}, "layer="), ({"layer": [1, 1]}, "layer="), ({"layer": True}, "layer=True"),
+        ({"layer": []}, "layer="), ({"layer": [1, 1]}, "layer="), ({"layer": True}, "layer=true"),
         ({"pooling": "max"}, "pooling=max"), ({"norm": "no"}, "norm=no"),
     ):  # fmt: skip
         with pytest.raises(OptionError, match=name):

@@ -51,7 +51,8 @@ def test_without_arguments_it_takes_the_newest_run_and_its_images(outputs, tool)
     done = tool("finetune", *SHORT, "evaluators.test.batch_size=7")
     run = outputs / f"finetune_{RUN}"
     lines = done.stdout.splitlines()
-    assert lines[0].startswith(f"finetune_{RUN}: starts from {outputs / RUN / 'step_00000006'}")
+    assert lines[0].startswith(f"{outputs / RUN / 'step_00000006'}: of the pre-training run that was finished last")
+    assert lines[1].startswith(f"finetune_{RUN}: starts from {outputs / RUN / 'step_00000006'}")
     names = {name for name in state(outputs / RUN / "step_00000006") if name.startswith("encoder.")}
     loaded = next(line for line in lines if "loaded" in line)
     assert f"loaded {len(names)} of {len(names)} tensors of the encoder; left behind: head, mask_token" in loaded
@@ -202,7 +203,7 @@ def test_choices_are_on_the_validation_folder_and_the_figure_is_on_the_test_fold
                 image = Image.new("RGB", (16, 16), (90 * shade + number, 0, len(part)))
                 image.save(tmp_path / "set" / part / name / f"{number}.png")
     own = (*SHORT, "data=folder", "data.root=set", "data.image_size=16", "recipe.steps=3", "recipe.evaluate_every=2")
-    done = tool("finetune", *own, "sweep=table4", "table4.learning_rates=[0.1,1e-9]", "name=swept", timeout=240)
+    done = tool("finetune", *own, "sweep=table4", "table4.learning_rates=[0.1,1e-9]", "name=swept")
     assert done.stdout.splitlines()[1] == (
         "train/ 24 images to train on; validation/ 8 for choices; test/ 14 for the reported figure"
     )

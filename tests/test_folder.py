@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ssvit.data.folder import check, list_images, splits
-from ssvit.options import OptionError, UserError
+from ssvit.options import OptionError, UserError, typed
 
 
 def touch(root: Path, *names: str) -> str:
@@ -82,7 +82,7 @@ def test_splits(tmp_path: Path, names: tuple[str, ...], options: dict, expected:
         (ALL, {"validation": "train"}, "validation=train: .*train shares images with .*train"),
         (ALL, {"train": "."}, "validation=auto: .*val shares images with"),
         (ALL, {"test": "val"}, "test=val: .*val shares images with .*val"),
-        (ALL, {"train": None, "test": "test"}, "train=None: must name the folder in .* to train on"),
+        (ALL, {"train": None, "test": "test"}, "train=null: must name the folder in .* to train on"),
         (("training/a/1.jpg", "validation/a/1.jpg"), {}, "train=auto: must name the folder .*, beside validation/"),
     ],
 )
@@ -129,7 +129,7 @@ def test_check_names_what_is_wrong(tmp_path: Path) -> None:
     ):
         with pytest.raises(OptionError, match=words) as caught:
             check(root)
-        assert str(caught.value).startswith(f"root={root}: ")
+        assert str(caught.value).startswith(f"root={typed(root)}: ")
         assert "\n" not in str(caught.value)
     with pytest.raises(UserError, match="holds no image"):
         list_images(str(tmp_path / "empty"))

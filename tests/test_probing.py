@@ -27,9 +27,9 @@ from ssvit.evaluation.few_shot import Whitened, draw, few_shot
 from ssvit.evaluation.few_shot_probe import FewShotProbe
 from ssvit.evaluation.knn_probe import KnnProbe
 from ssvit.evaluation.probing import Answer, Probe, Probing
-from ssvit.options import OptionError, UserError
+from ssvit.options import OptionError
 from ssvit.training import checkpoint, manifest, preflight
-from ssvit.training.run import refuse_difference
+from ssvit.training.configuration import Configuration
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 CLASSES = ("dark", "pale", "red")
@@ -151,10 +151,11 @@ def test_probes_are_chosen_by_name(choice, names):
 def test_a_run_from_before_there_were_probes_goes_on():
     new = OmegaConf.to_container(composed("encoder.depth=2"), resolve=False)
     old = {name: value for name, value in new.items() if name not in ("probe", "probing")}
-    refuse_difference(old, new, Path("run"))
-    refuse_difference(new, old, Path("run"))
-    with pytest.raises(UserError, match=r"encoder\.depth"):
-        refuse_difference(old, new | {"encoder": new["encoder"] | {"depth": 3}}, Path("run"))
+    deeper = new | {"encoder": new["encoder"] | {"depth": 3}}
+    before, now, other = (Configuration.of(config, {}) for config in (old, new, deeper))
+    assert now.difference(before) is None
+    assert before.difference(now) is None
+    assert other.difference(before) == ("encoder.depth", 3, 2)
 
 
 def votes(train, train_labels, test, k, own=False):

@@ -236,7 +236,7 @@ def test_fine_tuning_of_two_processes_goes_on_with_the_same_bits(tmp_path):
 
 def test_a_tool_that_reads_features_in_two_processes_says_that_one_is_gone(tool, tmp_path):
     """The encoder ends the process of rank 1 in the midst of the features."""
-    tool("pretrain", *TINY, "probe=[]", "recipe.steps=4", timeout=LIMIT)
+    tool("pretrain", *TINY, "probe=[]", "recipe.steps=4")
     (tmp_path / "sitecustomize.py").write_text(
         "import os\n"
         "if os.environ.get('LOCAL_RANK') == '1':\n"

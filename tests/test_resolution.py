@@ -201,8 +201,8 @@ DIFFERENT = [
     ("heads", {"heads": 4}, "4", "3"),
     ("mlp_width", {"mlp_width": 50}, "50", "96"),
     ("channels", {"channels": 1}, "1", "3"),
-    ("class_token", {"class_token": False, "pooling": "patch_mean"}, "False", "True"),
-    ("distillation_token", {"distillation_token": True}, "True", "False"),
+    ("class_token", {"class_token": False, "pooling": "patch_mean"}, "false", "true"),
+    ("distillation_token", {"distillation_token": True}, "true", "false"),
     ("positions", {"positions": "learned_2d"}, "learned_2d", "learned_1d"),
     ("positions_at", {"positions_at": "every_layer"}, "every_layer", "stem"),
 ]

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from launch import launch, say
+from launch import announce, launch, say
 from omegaconf import DictConfig
 
 from ssvit import rules
@@ -24,6 +24,7 @@ def main(config: DictConfig, plain: dict[str, Any]) -> None:
     export_rules.check(**asked, encoder=facts["encoder"], classifier=facts.get("classifier"))
     run = Path(plain["outputs"]) / path.stem if path.is_file() else path.parent
     folder = Path(plain["output"] or run / "export" / plain["format"])
+    announce()
 
     from ssvit.exchange.export import export
     from ssvit.training.checkpoint import load_classifier, load_encoder

@@ -6,7 +6,7 @@ again goes on where the run was stopped.
 
 from typing import Any
 
-from launch import configuration, job_name, launch
+from launch import announce, configuration, job_name, launch
 from omegaconf import DictConfig
 from pretrained import SCRATCH, brought, default_name, from_scratch, offer_again
 
@@ -24,6 +24,7 @@ def main(config: DictConfig, plain: dict[str, Any]) -> None:
     folder = RunFolder(config.outputs, config.name)
     if is_main_process():
         folder.open(configuration(config, brought()), overwrite=config.overwrite)
+        announce()
         print(f"{config.name}: starts from {config.encoder.get('path', 'random weights')}", flush=True)
 
     from session import Session

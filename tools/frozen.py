@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydra.utils import instantiate
+from launch import announce
 from omegaconf import DictConfig
 from pretrained import SCRATCH, from_scratch
 from tqdm import tqdm
@@ -69,6 +70,8 @@ def measured(
     The processes share the reading of features, and the main one goes on alone. UserError if the images do not
     suffice: what their labels tell is told before a feature is read.
     """
+    announce()
+
     import torch
 
     from ssvit.training import engine

@@ -182,10 +182,19 @@ def _is_bare(argument: str) -> bool:
     return os.path.exists(argument) or not (argument.startswith("-") or "=" in argument)
 
 
+_said: list[str] = []
+
+
 def say(line: str) -> None:
-    """Print a line, in the main process alone."""
+    """Keep a line for `announce`: what is wrong with a command is told first, and alone."""
+    _said.append(line)
+
+
+def announce() -> None:
+    """Print what was said before the work begins, in the main process alone."""
     if is_main_process():
-        print(printable(line), flush=True)
+        print(*map(printable, _said), sep="\n", end="\n" * bool(_said), flush=True)
+    _said.clear()
 
 
 def leave(line: str, status: int) -> NoReturn:

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from launch import launch, say
+from launch import announce, launch, say
 from omegaconf import DictConfig
 
 from ssvit.data import folder
@@ -21,6 +21,7 @@ def main(config: DictConfig, plain: dict[str, Any]) -> None:
     paths = [path for image in plain["images"] for path in folder.pictures(str(image))]
     checkpoint = manifest.find(plain["checkpoint"], outputs=plain["outputs"], stage=manifest.FINETUNE, say=say)
     view = manifest.read(checkpoint).get("view")
+    announce()
 
     from ssvit.data.transforms import CenterCrop
     from ssvit.evaluation.naming import name as name_classes

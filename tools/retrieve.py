@@ -3,7 +3,7 @@
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
-from launch import launch, say
+from launch import announce, launch, say
 from omegaconf import DictConfig
 
 from ssvit.evaluation import features_rules, gallery_rules
@@ -50,6 +50,7 @@ def main(config: DictConfig, plain: dict[str, Any]) -> None:
         answer = gallery.query(plain["store"], pictures, describe, kind, plain["k"])
         answer.write(sheet=plain["sheet"], output=plain["output"])
         told = answer.told(ranking=plain["ranking"])
+    announce()
     print(told, describe.told, sep="\n")
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import compared
 from frozen import told
 from hydra.utils import instantiate
-from launch import launch
+from launch import announce, launch
 from omegaconf import DictConfig
 from pretrained import offer
 
@@ -24,6 +24,7 @@ def main(config: DictConfig, plain: dict[str, Any]) -> None:
     facts = manifest.read(path, plain["encoder"])
     options = rules.asked(facts["encoder"], layer=plain["layer"], pooling=plain["pooling"])
     other = compared.find(plain)
+    announce()
 
     import torch
 

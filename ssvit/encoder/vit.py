@@ -24,7 +24,7 @@ from ssvit.encoder import positions
 from ssvit.encoder.attention import attend, attend_packed, merge, split
 from ssvit.encoder.fused import Branch, LayerNorm, Linear, branches, linear, untouched
 from ssvit.encoder.hybrid import Convolution, ResNet
-from ssvit.options import OptionError, one_of, pair
+from ssvit.options import OptionError, one_of, pair, typed
 
 # torch's names of `rules.GELUS`.
 _APPROXIMATE = {"exact": "none", "tanh": "tanh"}
@@ -427,7 +427,7 @@ class ViT(nn.Module):
         one_of("resize", how, rules.RESIZE)
         for name, right in other.architecture.items():
             if self.architecture[name] != right:
-                raise OptionError(name, self.architecture[name], f"must be {right}, as in the other encoder")
+                raise OptionError(name, self.architecture[name], f"must be {typed(right)}, as in the other encoder")
         state = other.state_dict()
         if self.grid != other.grid:
             for name, module in self.named_modules():
