@@ -17,6 +17,7 @@ from pretrained import _data
 
 from ssvit.durable import seal
 from ssvit.training.configuration import ADDED, Configuration, ConfigurationError, command, flatten, foreign, refers
+from ssvit.training.run import RunError, RunFolder
 
 FIRST = Path(__file__).parent / "fixtures" / "first_edition"
 RUN = "masked_patch_synthetic"
@@ -265,6 +266,23 @@ def test_a_difference_that_matters_is_named(config):
 
 def test_a_command_is_the_same_in_any_order():
     assert command(["a=1", "b=2"]) == command(["b=2", "a=1"]) != command(["a=1"])
+
+
+def test_a_configuration_that_cannot_be_written_is_one_line(tmp_path, config):
+    (tmp_path / "outputs" / "run" / ".config.yaml.part").mkdir(parents=True)  # what is written first
+    folder = RunFolder(str(tmp_path / "outputs"), "run")
+    with pytest.raises(RunError) as raised:
+        folder.open(Configuration.of(config, {}), overwrite=False)
+    assert str(raised.value) == f"{tmp_path}/outputs/run/config.yaml: cannot be written (Is a directory)"
+
+
+def test_a_configuration_is_durable_before_the_run_begins(tmp_path, config, monkeypatch):
+    """It, its name in the run's folder, and that folder's in outputs: what a power cut must not part."""
+    synchronised = []
+    monkeypatch.setattr("os.fsync", lambda number: synchronised.append(os.readlink(f"/proc/self/fd/{number}")))
+    RunFolder(str(tmp_path / "outputs"), "run").open(Configuration.of(config, {}), overwrite=False)
+    run = f"{tmp_path}/outputs/run"
+    assert synchronised == [f"{run}/.config.yaml.part", run, f"{tmp_path}/outputs"]
 
 
 def test_a_folder_with_a_lost_or_damaged_configuration_keeps_its_checkpoints(tool, folder):

@@ -4,6 +4,7 @@ A run is made by a function of its folder's name and of what it changes in the c
 metrics that the run has written. Each run goes on from where it was stopped, and so does the study.
 """
 
+import io
 import json
 import math
 import statistics
@@ -11,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ssvit import durable
 from ssvit.evaluation.significance import NOTHING_YET, above_chance, standard_error
 from ssvit.options import OptionError, number, one_of, whole, within
 from ssvit.training.run import is_main_process
@@ -67,12 +69,14 @@ def compare(run: Run, *, seed: int, seeds: int, folder: Path) -> None:
         "seeds": list(range(seed, seed + seeds)), "measured_on": last.part, "images": last.images,
         "chance": last.chance, "accuracy": summary, "gain": gain, "verdict": verdict, "curves": curves,
     }  # fmt: skip
-    (folder / "comparison.json").write_text(json.dumps(report, indent=1) + "\n")
+    durable.replace(folder / "comparison.json", (json.dumps(report, indent=1) + "\n").encode())
 
     from ssvit.inspection.comparison import comparison
 
     figure = comparison(curves, SIDES, finals=summary, parts=(watched, last.part), chance=last.chance)
-    figure.savefig(folder / "comparison.png")
+    png = io.BytesIO()
+    figure.savefig(png, format="png")
+    durable.replace(folder / "comparison.png", png.getvalue())
     each_side = f"{seeds} seeds each, mean ± deviation" if seeds > 1 else "one seed each"
     print(f"\ntop-1 on the {last.part} images, {each_side}")
     for side, words in SIDES.items():
@@ -128,7 +132,7 @@ def choose(run: Run, *, learning_rates: Sequence[float], development: float, fol
         test = _scored(rows, REPORTED)[-1]
         tried = {str(rate): score.accuracy for rate, score in scores.items()}
         report = {"development": tried, "chosen": best, "test": test.accuracy, "measured_on": test.part}
-        (folder / "sweep.json").write_text(json.dumps(report, indent=1) + "\n")
+        durable.replace(folder / "sweep.json", (json.dumps(report, indent=1) + "\n").encode())
         told = f"top-1 on the {test.part} images with recipe.lr={best:g}: {100 * test.accuracy:.2f} %"
         print(f"\n{told}{'' if test.tells else f', not {NOTHING_YET}'}; see {folder / 'sweep.json'}")
     return best
