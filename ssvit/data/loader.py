@@ -307,13 +307,10 @@ def _shared(read: _Read) -> _Read:
                 if tensor is not None:
                     tensor.share_memory_()
         except RuntimeError as error:
-            raise (
-                _out_of_files()
-                if _is_out_of_files(error)
-                else UserError(
-                    f"a data worker cannot share its images ({str(error).rpartition(': ')[2]}): {_MORE_ROOM}"
-                )
-            ) from None
+            if _is_out_of_files(error):
+                raise _out_of_files() from None
+            reason = str(error).rpartition(": ")[2]
+            raise UserError(f"a data worker cannot share its images ({reason}): {_MORE_ROOM}") from None
     return read
 
 
