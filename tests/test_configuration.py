@@ -201,6 +201,20 @@ def test_a_set_value_comes_with_the_data_set(folder, config):
     assert node["source"]["_target_"] == "ssvit.data.sources.synthetic"
 
 
+def test_a_data_set_of_ones_own_comes_from_ones_own_folder(folder, config, monkeypatch):
+    (folder / "own" / "data").mkdir(parents=True)
+    (folder / "own" / "data" / "mine.yaml").write_text("defaults:\n  - synthetic\n  - _self_\nimages: 7\n")
+    (folder / "config.yaml").write_text(yaml.safe_dump(second(config, data="mine")))
+    with pytest.raises(ConfigurationError, match=r"data=mine, .*: there is no such file here; give the --config-dir"):
+        _data(folder / "config.yaml")
+    for words in (["--config-dir", "own"], ["--config-dir=own"], ["-cd", "own"]):
+        monkeypatch.setattr("sys.argv", ["finetune.py", *words, "recipe.steps=3"])
+        node, choices = _data(folder / "config.yaml")
+        assert choices["data"] == "mine"
+        assert node["images"] == 64  # as the run was, not as its file says today
+        assert node["source"]["_target_"] == "ssvit.data.sources.synthetic"
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

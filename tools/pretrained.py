@@ -132,9 +132,10 @@ def _data(file: Path) -> tuple[dict[str, Any], dict[str, str | None]]:
     try:
         with initialize_config_dir(str(CONFIGS), version_base="1.3"):
             node = OmegaConf.to_container(compose(overrides=[*search, *given]).data, resolve=False)
-    except HydraException as error:
-        first = str(error).partition("\n")[0]
-        raise ConfigurationError(f"{file}: {', '.join(given)}: cannot be chosen here ({first})") from None
+    except HydraException:
+        named = ", ".join(option.removeprefix("+") for option in given)
+        right = "there is no such file here; give the --config-dir that has it"
+        raise ConfigurationError(f"{file}: {named}: {right}") from None
     _fill(node, values, f"{file}: data")
     return node, choices
 
