@@ -63,11 +63,9 @@ def ends(way: str) -> None:
 def work(folder: Path, options: dict) -> None:
     """Train as one process of several.
 
-    options: those of tiny.train; `ending`: {rank: [call of forward, way]}; `double`: weights in float64.
+    options: those of tiny.train; `ending`: {rank: [call of forward, way]}.
     """
     options["objective"] = objective = tiny.model(options.get("dropout", 0.0))
-    if options.pop("double", False):
-        objective.double()  # not by precision=64-true, which Fabric's sharded strategy does not have
     ending = options.pop("ending", {}).get(os.environ["RANK"])
     if ending and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
         objective.__class__, (objective.calls_left, objective.way) = EndsAt, ending

@@ -46,15 +46,28 @@ def model(dropout: float = 0.0, seed: int = 0) -> MaskedPatch:
     return MaskedPatch(encoder=encoder, masking=Masking(), target=MeanColor(patch_size=4, bits=1))
 
 
-def sharded() -> FSDPStrategy:
-    """Fabric's sharded strategy, which is for GPUs, made to run on CPUs."""
+def sharded(*, double: bool = False) -> FSDPStrategy:
+    """Fabric's sharded strategy, which is for GPUs, made to run on CPUs, and in float64, which it does not have."""
 
     class Sharded(FSDPStrategy):
         def setup_module(self, module):
+            module = module.double() if double else module
             return FullyShardedDataParallel(module, device_id=torch.device("cpu"), use_orig_params=True)
 
         def barrier(self, *args, **kwargs):
             torch.distributed.barrier()
+
+        def clip_gradients_norm(self, module, optimizer, max_norm, **options):
+            if not double:
+                return super().clip_gradients_norm(module, optimizer, max_norm, **options)
+            # torch's takes the norm of a part in float32.
+            parts = [weight.grad for weight in module.parameters() if weight.grad is not None and weight.grad.numel()]
+            norm = sum(part.square().sum() for part in parts)
+            torch.distributed.all_reduce(norm)
+            norm = norm.sqrt()
+            for part in parts:
+                part *= (max_norm / (norm + 1e-6)).clamp(max=1)
+            return norm
 
     return Sharded(process_group_backend="gloo")
 
@@ -69,6 +82,7 @@ def train(
     evaluators=None,
     facts=None,
     strategy="auto",
+    double=False,
     timeout=engine.TIMEOUT,
     **recipe,
 ) -> tuple[bool, MaskedPatch]:
@@ -76,9 +90,11 @@ def train(
     torch.set_num_threads(1)
     folder.mkdir(parents=True, exist_ok=True)
     numbers = Recipe(**{**RECIPE, **recipe})
-    strategy = sharded() if strategy == "sharded" else strategy
+    strategy = sharded(double=double) if strategy == "sharded" else strategy
     fabric = engine.start(numbers, accelerator="cpu", strategy=strategy, timeout=timeout)
     objective = objective or model(dropout)
+    if double:
+        objective.double()
     loader = Loader(
         source=source(data),
         transform=InceptionCrop(size=16, scale=(0.5, 1.0)),
