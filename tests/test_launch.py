@@ -29,6 +29,7 @@ LONG = "a" * 5000
         ("evaluate", [f"checkpoint={RUN}", "measures=null"], "measures=null: is a group of options: give one of them"),
         ("finetune", [f"checkpoint={RUN}", "recipe=null"], "recipe=null: must be one of adamw, sgd"),
         ("predict", ["images=[]", "checkpoint=\x1b[31mred\x07", str(ROOT)], r"checkpoint=\x1b[31mred\x07: "),
+        ("predict", ["output=/no/where/a.json", str(ROOT)], "output=/no/where/a.json: there is no such folder"),
         ("finetune", ["outputs=null"], "outputs=null: must be the folder of all runs"),
         ("knn", ["encoder=null"], "encoder=null: a checkpoint brings its own"),
     ],

@@ -16,6 +16,8 @@ from ssvit.training import manifest
 def main(config: DictConfig, plain: dict[str, Any]) -> None:
     """Print the most probable classes of each picture; those that cannot be read are named and the status is 1."""
     whole("top", plain["top"])
+    if plain["output"] is not None and not Path(plain["output"]).absolute().parent.is_dir():
+        raise OptionError("output", plain["output"], "there is no such folder")
     if not plain["images"]:
         raise OptionError("images", "", "name pictures, or folders of them, after the options")
     paths = [path for image in plain["images"] for path in folder.pictures(str(image))]
@@ -38,7 +40,7 @@ def main(config: DictConfig, plain: dict[str, Any]) -> None:
         best = answer.topk(min(plain["top"], len(answer)))
         named = [(classifier.classes[i], p) for p, i in zip(best.values.tolist(), best.indices.tolist(), strict=True)]
         answers.append({"image": path, "classes": [{"class": name, "probability": p} for name, p in named]})
-        print(f"{printable(path)}: {', '.join(f'{name} {100 * p:.1f} %' for name, p in named)}")
+        print(printable(f"{path}: {', '.join(f'{name} {100 * p:.1f} %' for name, p in named)}"))
     if plain["output"] is not None:
         replace(Path(plain["output"]), (json.dumps(answers, indent=1) + "\n").encode())
     if unreadable:
