@@ -204,7 +204,7 @@ def test_choices_are_on_the_validation_folder_and_the_figure_is_on_the_test_fold
                 image.save(tmp_path / "set" / part / name / f"{number}.png")
     own = (*SHORT, "data=folder", "data.root=set", "data.image_size=16", "recipe.steps=3", "recipe.evaluate_every=2")
     done = tool("finetune", *own, "sweep=table4", "table4.learning_rates=[0.1,1e-9]", "name=swept")
-    assert done.stdout.splitlines()[1] == (
+    assert done.stdout.splitlines()[2] == (
         "train/ 24 images to train on; validation/ 8 for choices; test/ 14 for the reported figure"
     )
     assert done.stdout.count(" 24 images, 1 x cpu") == 3
