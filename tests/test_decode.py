@@ -337,3 +337,14 @@ def test_a_thousand_mutants_do_not_crash_the_process(tmp_path: Path) -> None:
     fine, unreadable = map(int, done.stdout.split())
     assert fine + unreadable == 1000
     assert unreadable > 100
+
+
+@pytest.mark.parametrize("header", [b"P5\n#%s\n3 2\n255\n", b"P5 3 #%s\n2 255\n"])
+def test_the_comments_of_a_ppm_have_a_limit(tmp_path, header):
+    """Pillow reads them byte by byte: 50 MB took 9 seconds."""
+    path, pixels = tmp_path / "picture.pgm", bytes(range(6))
+    path.write_bytes(header % (b"x" * 1000) + pixels)
+    assert load(str(path))[0].flatten().tolist() == list(pixels)
+    path.write_bytes(header % (b"x" * 50_000_000) + pixels)
+    with pytest.raises(Unreadable, match="its size does not stand in its first 65536 bytes"):
+        load(str(path))

@@ -30,6 +30,7 @@ BYTE_LIMIT = 1 << 29
 # Encoders write some 12 scans at most. Each is a pass over the whole image, so that a large one may have fewer.
 SCAN_LIMIT, SCANNED_PIXEL_LIMIT = 100, 16 * PIXEL_LIMIT
 PART_LIMIT = 100_000  # segments of a JPEG, chunks of a PNG
+_HEADER_LIMIT = 1 << 16  # bytes of a PPM before its size
 _STRIP = 1 << 20  # pixels that are converted together
 _FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
 # Start-of-frame markers hold the size; 0xC4, 0xC8 and 0xCC of their range mean something else.
@@ -124,6 +125,8 @@ def _least_bits(marker: int, frame: memoryview, height: int, width: int) -> int:
 def _pillow(data: bytes) -> Tensor:
     if data.startswith(b"\x89PNG"):
         _check_chunks(data)
+    if re.match(rb"P[1-6]", data):
+        _check_comments(data)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Pillow warns of odd metadata and of sizes; the limit below is ours
         image = Image.open(io.BytesIO(data), formats=_FORMATS)
@@ -159,6 +162,13 @@ def _rgb(image: Image.Image) -> np.ndarray:
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, (0, 0, 0, 255)), image)
     return np.array(image.convert("RGB"))
+
+
+def _check_comments(data: bytes) -> None:
+    """ValueError for a PPM whose size stands behind very long comments, which Pillow reads byte by byte."""
+    words = re.sub(rb"#[^\r\n]*([\r\n]|$)", b"", data[:_HEADER_LIMIT]).split(maxsplit=3)
+    if len(data) > _HEADER_LIMIT and len(words) < 3:
+        raise ValueError(f"its size does not stand in its first {_HEADER_LIMIT} bytes")
 
 
 def _check_pixels(height: int, width: int) -> int:
