@@ -83,7 +83,7 @@ def encoder(
     stem: Any = None,
     gelu: Any = "exact",
 ) -> None:
-    """OptionError unless these can be the arguments of `ssvit.encoder.vit.ViT`."""
+    """OptionError unless these can be the arguments of `ssvit.models.vit.ViT`."""
     grid(image_size, patch_size)
     if stem is not None:
         hybrid(stem, patch_size)
@@ -121,7 +121,7 @@ def encoder(
 
 
 def masking(*, corrupted: Any, mask: Any, replace: Any, keep: Any, shape: Any) -> None:
-    """OptionError unless these can be the arguments of `ssvit.masking.Masking`."""
+    """OptionError unless these can be the arguments of `ssvit.objectives.masking.Masking`."""
     number("corrupted", corrupted, 0, 1, above=True)
     for name, value in (("mask", mask), ("replace", replace), ("keep", keep)):
         number(name, value, 0, 1)
@@ -131,7 +131,7 @@ def masking(*, corrupted: Any, mask: Any, replace: Any, keep: Any, shape: Any) -
 
 
 def target(*, patch_size: Any, channels: Any, grid: Any = 1, bits: Any = 3) -> None:
-    """OptionError unless these can be the arguments of a target in `ssvit.targets`."""
+    """OptionError unless these can be the arguments of a target in `ssvit.objectives.targets`."""
     patch = pair("patch_size", patch_size)
     for name, value in (("channels", channels), ("grid", grid), ("bits", bits)):
         whole(name, value)

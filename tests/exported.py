@@ -2,8 +2,8 @@
 
 import torch
 
-from ssvit.encoder.vit import ViT
 from ssvit.exchange.export import export
+from ssvit.models.vit import ViT
 from ssvit.objectives.classify import Classify
 
 LIMIT = 1e-5

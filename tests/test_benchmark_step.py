@@ -17,7 +17,7 @@ from ssvit.benchmark import rules, step
 from ssvit.benchmark.peers import PEERS
 from ssvit.benchmark.rules import Size
 from ssvit.benchmark.timing import as_json, table
-from ssvit.inspection.speed import speed
+from ssvit.figures.speed import speed
 from ssvit.options import OptionError
 
 TINY = Size(image_size=16, patch_size=4, width=32, depth=2, heads=2, batch={"cpu": 4, "cuda": 4})

@@ -13,11 +13,11 @@ import pytest
 import tiny
 import torch
 
-from ssvit import durable
+from ssvit import atomic_io
+from ssvit.checkpoints import checkpoint
+from ssvit.checkpoints.checkpoint import CheckpointError
+from ssvit.checkpoints.manifest import complete, read
 from ssvit.options import OptionError, UserError
-from ssvit.training import checkpoint
-from ssvit.training.checkpoint import CheckpointError
-from ssvit.training.manifest import complete, read
 
 FIRST_EDITION = Path(__file__).parent / "fixtures" / "first_edition" / "outputs"
 STATES = {"model": {"weight": torch.arange(6.0).view(2, 3)}, "optimizer": {"weight/step": torch.tensor(3.0)}}
@@ -210,7 +210,7 @@ def test_a_manifest_that_no_checkpoint_has_is_noticed_though_its_seal_is_right(t
 
 
 def test_a_manifest_without_end_is_read_no_further_than_any_could_be(three, monkeypatch):
-    monkeypatch.setattr(durable, "MANIFEST_BYTES", 1000)
+    monkeypatch.setattr(atomic_io, "MANIFEST_BYTES", 1000)
     with open(three / "step_00000003" / "manifest.json", "r+b") as file:
         file.truncate(1 << 40)
     with pytest.raises(CheckpointError, match=r"manifest\.json: is damaged"):
@@ -239,7 +239,7 @@ def test_when_none_is_usable_the_run_is_refused(three):
 
 def rewrite(folder, manifest):
     """As one would who wants to be believed."""
-    (folder / "manifest.json").write_bytes(durable.sealed(manifest))
+    (folder / "manifest.json").write_bytes(atomic_io.sealed(manifest))
 
 
 class Bomb:

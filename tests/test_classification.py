@@ -15,12 +15,13 @@ import torch
 from command import LIMIT
 from PIL import Image
 
-from ssvit.data.sources import Files, Memory
-from ssvit.data.transforms import CenterCrop
-from ssvit.encoder.vit import ViT
+from ssvit.data.augment.crop import CenterCrop
+from ssvit.data.files import Files
+from ssvit.data.memory import Memory
 from ssvit.evaluation.base import Evaluator
 from ssvit.evaluation.classification import Classification
-from ssvit.evaluation.prediction import Prediction
+from ssvit.evaluation.reconstruction import Prediction
+from ssvit.models.vit import ViT
 from ssvit.objectives.classify import Classify
 from ssvit.options import OptionError, UserError
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torchvision.transforms import v2
 
-from ssvit.encoder.vit import ViT
+from ssvit.models.vit import ViT
 from ssvit.objectives import rules
 from ssvit.objectives.classify import Classify
 from ssvit.objectives.distillation import Distillation

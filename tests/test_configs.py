@@ -3,7 +3,6 @@
 import re
 from pathlib import Path
 
-import pretrained
 import pytest
 import torch
 import yaml
@@ -13,8 +12,10 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 from PIL import Image
 
-from ssvit.data.sources import Data
-from ssvit.training import checkpoint, preflight, study
+from ssvit.checkpoints import checkpoint
+from ssvit.cli import pretrained
+from ssvit.data.source import Data
+from ssvit.training import comparison, preflight
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 
@@ -108,13 +109,13 @@ def test_every_experiment_composes_and_has_its_command_on_top(name, images, monk
     if tool == "pretrain":
         build(config)
     else:
-        study.check(plain(config))
+        comparison.check(plain(config))
 
 
 def is_the_authors_way(config) -> None:
     """What the authors' input pipeline does with training images, whatever is trained: vit_jax: input_pipeline.py."""
     assert (config.data.mean, config.data.std) == (0.5, 0.5)
-    assert config.data.augment._target_ == "ssvit.data.transforms.InceptionCrop"
+    assert config.data.augment._target_ == "ssvit.data.augment.crop.InceptionCrop"
     assert (list(config.data.augment.scale), config.data.augment.flip) == ([0.05, 1.0], 0.5)
 
 
@@ -189,12 +190,12 @@ def test_table_4(images, pretrained_run, name, steps, rates, development):
     assert config.data.image_size == 384
     assert plain(config)["encoder"]["image_size"] == 384
     assert plain(config)["data"]["view"] == {
-        "_target_": "ssvit.data.transforms.CenterCrop", "size": 384, "resize": None, "fit": "squash"
+        "_target_": "ssvit.data.augment.crop.CenterCrop", "size": 384, "resize": None, "fit": "squash"
     }  # fmt: skip
     assert (config.encoder.dropout, config.encoder.attention_dropout) == (0, 0)
     if name == "vtab":
         assert plain(config)["data"]["augment"] == {
-            "_target_": "ssvit.data.transforms.ResizeCrop", "size": 384, "resize": 448, "flip": 0.5
+            "_target_": "ssvit.data.augment.crop.ResizeCrop", "size": 384, "resize": 448, "flip": 0.5
         }  # fmt: skip
         assert (config.data.mean, config.data.std) == (0.5, 0.5)
     else:

@@ -11,13 +11,13 @@ import yaml
 from command import TINY, one_line
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
-from launch import CONFIGS
 from omegaconf import OmegaConf
-from pretrained import _data
 
-from ssvit.durable import seal
-from ssvit.training.configuration import ADDED, Configuration, ConfigurationError, command, flatten, foreign, refers
-from ssvit.training.run import RunError, RunFolder
+from ssvit.atomic_io import seal
+from ssvit.checkpoints.configuration import ADDED, Configuration, ConfigurationError, command, flatten, foreign, refers
+from ssvit.checkpoints.run_folder import RunError, RunFolder
+from ssvit.cli.launch import CONFIGS
+from ssvit.cli.pretrained import _data
 
 FIRST = Path(__file__).parent / "fixtures" / "first_edition"
 RUN = "masked_patch_synthetic"
@@ -57,7 +57,7 @@ SOURCES = {
     "nested in an argument": call("builtins.dict", root=call()),
     "in a list": call("builtins.dict", roots=[[1, call()]]),
     "behind a known builder": call("ssvit.data.sources.os.mkdir", path=CANARY),
-    "in an argument of a known builder": call("ssvit.training.checkpoint.load_classifier", path=call()),
+    "in an argument of a known builder": call("ssvit.checkpoints.checkpoint.load_classifier", path=call()),
     "by hydra itself": {"_target_": "hydra.utils.instantiate", "_recursive_": False, "config": call()},
     "a command of a shell": call("torch.utils.collect_env.run", command=f"mkdir {CANARY}"),
     "a copy of files": call("shutil.copytree", src="outputs", dst=CANARY),
@@ -97,7 +97,7 @@ def attacked(config: dict) -> dict[str, dict | str]:
         "first: an augmentation": {**config, "data": {**config["data"], "augment": call()}},
         "first: a known builder in a wrong place": {
             **config,
-            "data": {**config["data"], "source": call("ssvit.training.checkpoint.load_encoder", path=".")},
+            "data": {**config["data"], "source": call("ssvit.checkpoints.checkpoint.load_encoder", path=".")},
         },
         "first: a value": {**config, "data": {**config["data"], "mean": [call(), 0, 0]}},
         "first: partial": {
@@ -198,7 +198,7 @@ def test_a_set_value_comes_with_the_data_set(folder, config):
     node, _ = _data(folder / "config.yaml")
     assert node["augment"]["flip"] == 0.25
     assert node["images"] == 99
-    assert node["source"]["_target_"] == "ssvit.data.sources.synthetic"
+    assert node["source"]["_target_"] == "ssvit.data.datasets.synthetic"
 
 
 def test_a_data_set_of_ones_own_comes_from_ones_own_folder(folder, config, monkeypatch):
@@ -212,7 +212,7 @@ def test_a_data_set_of_ones_own_comes_from_ones_own_folder(folder, config, monke
         node, choices = _data(folder / "config.yaml")
         assert choices["data"] == "mine"
         assert node["images"] == 64  # as the run was, not as its file says today
-        assert node["source"]["_target_"] == "ssvit.data.sources.synthetic"
+        assert node["source"]["_target_"] == "ssvit.data.datasets.synthetic"
 
 
 @pytest.mark.parametrize(

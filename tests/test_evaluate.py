@@ -8,7 +8,6 @@ from pathlib import Path
 
 import evaluate
 import knn
-import pretrained
 import pytest
 import torch
 from command import LIMIT, TINY
@@ -17,14 +16,15 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 from safetensors.torch import load_file
 
-from ssvit.data.sources import Memory
-from ssvit.data.transforms import CenterCrop
+from ssvit.checkpoints import checkpoint, manifest
+from ssvit.cli import pretrained
+from ssvit.data.augment.crop import CenterCrop
+from ssvit.data.memory import Memory
 from ssvit.evaluation import pictures
 from ssvit.evaluation.banks import Bank, Banks
 from ssvit.evaluation.features import Pixels, extract
 from ssvit.evaluation.measures import Knn, LinearProbe, Retrieval
 from ssvit.options import OptionError, UserError
-from ssvit.training import checkpoint, manifest
 
 ROOT = Path(__file__).resolve().parent.parent
 FEW = (

@@ -12,13 +12,13 @@ import torch
 from command import one_line
 from safetensors.torch import load_file, save_file
 
-from ssvit.encoder.vit import ViT
+from ssvit.checkpoints import checkpoint, manifest
 from ssvit.exchange import files, reading, writing
 from ssvit.exchange.files import ForeignError
 from ssvit.exchange.timm import TIMM
+from ssvit.models.vit import ViT
 from ssvit.options import OptionError, UserError
 from ssvit.rules import EPSILONS
-from ssvit.training import checkpoint, manifest
 
 LIMIT = 1e-5  # float32, tokens after the last norm
 

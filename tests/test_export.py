@@ -14,11 +14,11 @@ from exported import CLASSES, LIMIT, SHAPE, classifier, encoder, images, written
 from PIL import Image
 from safetensors.torch import load_file
 
-from ssvit.data.transforms import CenterCrop
-from ssvit.encoder.vit import ViT
+from ssvit.checkpoints import checkpoint
+from ssvit.data.augment.crop import CenterCrop
 from ssvit.exchange import card, export_rules
+from ssvit.models.vit import ViT
 from ssvit.options import OptionError
-from ssvit.training import checkpoint
 
 FIRST_EDITION = Path(__file__).parent / "fixtures" / "first_edition" / "outputs"
 

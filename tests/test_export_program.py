@@ -10,8 +10,8 @@ import pytest
 import torch
 from exported import CLASSES, LIMIT, SHAPE, classifier, encoder, images, written
 
-from ssvit.encoder.vit import ViT
 from ssvit.exchange import export_rules
+from ssvit.models.vit import ViT
 from ssvit.options import OptionError
 
 

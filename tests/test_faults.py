@@ -21,10 +21,10 @@ import torch
 import torch.utils.tensorboard  # once, before the server forks
 from faults import ERROR, FULL, KILL, MAIN, SHORT, TORN
 
-from ssvit.evaluation.store import Store
-from ssvit.training import checkpoint
-from ssvit.training.journal import rows
-from ssvit.training.manifest import complete, read
+from ssvit.checkpoints import checkpoint
+from ssvit.checkpoints.manifest import complete, read
+from ssvit.retrieval.store import Store
+from ssvit.training.metrics_log import rows
 
 STEPS, BEGUN, DAMAGED = 6, 4, 5  # the newest whole checkpoint of the folder that a run goes on from, and a damaged one
 WRITES = {"write", "pwrite", "pwrite64", "writev"}

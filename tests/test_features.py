@@ -10,12 +10,12 @@ import torch
 import torch.nn.functional as F
 from command import LIMIT
 
-from ssvit.data.sources import Memory
-from ssvit.data.transforms import CenterCrop
-from ssvit.encoder.vit import ViT
+from ssvit.data.augment.crop import CenterCrop
+from ssvit.data.memory import Memory
 from ssvit.evaluation import features
 from ssvit.evaluation.features import Cache, Frozen, Pixels, Reading, extract, readings
 from ssvit.evaluation.features_rules import pooling_of
+from ssvit.models.vit import ViT
 from ssvit.options import OptionError, UserError
 
 VIEW = {"size": 8, "resize": None}

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from ssvit.evaluation import few_shot_rules
-from ssvit.evaluation.few_shot import RidgePath, Signs, Whitened, draw, few_shot
 from ssvit.evaluation.few_shot_rules import PROTOCOLS
+from ssvit.evaluation.probes.ridge import RidgePath, Signs, Whitened, draw, few_shot
 from ssvit.options import OptionError, UserError
 from ssvit.randomness import permutation
 

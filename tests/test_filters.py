@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from ssvit.encoder.vit import ViT
-from ssvit.inspection import filters
+from ssvit.analysis import filters
+from ssvit.models.vit import ViT
 from ssvit.options import UserError
 
 

@@ -16,7 +16,7 @@ from PIL import Image
 from torchvision.io import write_png
 from torchvision.transforms.v2 import functional as tvf
 
-from ssvit.training import checkpoint, manifest
+from ssvit.checkpoints import checkpoint, manifest
 
 TOOLS = Path(__file__).parent.parent / "tools"
 RUN = "masked_patch_synthetic"

@@ -9,7 +9,6 @@ from pathlib import Path
 import few_shot as few_shot_tool
 import knn as knn_tool
 import linear_probe as linear_probe_tool
-import pretrained
 import pytest
 import torch
 from command import LIMIT, TINY, one_line
@@ -18,16 +17,17 @@ from hydra.errors import InstantiationException
 from omegaconf import OmegaConf
 from PIL import Image
 
-from ssvit.data.sources import synthetic
-from ssvit.data.transforms import CenterCrop
-from ssvit.encoder.vit import ViT
+from ssvit.checkpoints import checkpoint, manifest
+from ssvit.cli import pretrained
+from ssvit.data.augment.crop import CenterCrop
+from ssvit.data.datasets import synthetic
 from ssvit.evaluation.features import Frozen, Pixels, Reading, extract
-from ssvit.evaluation.few_shot import few_shot
-from ssvit.evaluation.knn import knn
-from ssvit.evaluation.linear_probe import SgdProbe
+from ssvit.evaluation.probes.knn import knn
+from ssvit.evaluation.probes.linear import SgdProbe
+from ssvit.evaluation.probes.ridge import few_shot
+from ssvit.models.vit import ViT
 from ssvit.options import OptionError, UserError
 from ssvit.randomness import key
-from ssvit.training import checkpoint, manifest
 
 ROOT = Path(__file__).parent.parent
 TOOLS = {"few_shot": few_shot_tool, "knn": knn_tool, "linear_probe": linear_probe_tool}

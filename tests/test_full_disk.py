@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from ssvit.inspection.inside import Report
+from ssvit.analysis.inside import Report
 
 FIRST_EDITION = Path(__file__).parent / "fixtures" / "first_edition"
 LIMITED = ("sh", "-c", 'ulimit -f "$0" && exec "$@"')  # in blocks of 512 bytes
@@ -39,9 +39,9 @@ def test_a_file_is_replaced_whole_or_not_at_all_and_the_error_has_its_name(tmp_p
     (tmp_path / "kept.json").write_text("old")
     code = """
 from pathlib import Path
-from ssvit import durable
+from ssvit import atomic_io
 try:
-    durable.replace(Path(sys.argv[1]), bytes(100_000))
+    atomic_io.replace(Path(sys.argv[1]), bytes(100_000))
 except OSError as error:
     print(error.filename)
 """

@@ -6,14 +6,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from ssvit.encoder import attention, fused, kernels
-from ssvit.encoder.attention import attend_packed
-from ssvit.encoder.vit import ViT
-from ssvit.masking import Masking
+from ssvit.checkpoints.configuration import Configuration
+from ssvit.kernels import attention, fused, operators
+from ssvit.kernels.attention import attend_packed
+from ssvit.models.vit import ViT
 from ssvit.objectives.masked_patch import MaskedPatch
+from ssvit.objectives.masking import Masking
+from ssvit.objectives.targets import MeanColor
 from ssvit.options import OptionError
-from ssvit.targets import MeanColor
-from ssvit.training.configuration import Configuration
 
 SMALL = {"image_size": 16, "patch_size": 4, "width": 48, "depth": 3, "heads": 3}
 KINDS = [
@@ -142,7 +142,7 @@ def test_a_step_in_bfloat16_is_as_near_as_torch_s_own(options, monkeypatch):
     loss, gradients = step(model, images, draw, torch.bfloat16)
     monkeypatch.setattr(fused, "AVAILABLE", False)
     monkeypatch.setattr(attention, "by_products", lambda query: False)
-    with kernels.left_alone():
+    with operators.left_alone():
         plain, plains = step(model, images, draw, torch.bfloat16)
     assert loss.item() == pytest.approx(right.item(), abs=max(2 * abs(plain - right).item(), 4e-3))
     scale = max(gradient.norm().item() for gradient in rights.values())

@@ -14,13 +14,13 @@ import yaml
 from safetensors.torch import save_file
 from scipy.special import erf
 
-from ssvit.encoder import vit
-from ssvit.encoder.vit import ViT
+from ssvit.checkpoints import checkpoint, manifest
+from ssvit.checkpoints.configuration import Configuration
 from ssvit.exchange import reading
+from ssvit.models import vit
+from ssvit.models.vit import ViT
 from ssvit.objectives.masked_patch import MaskedPatch
 from ssvit.options import OptionError, UserError
-from ssvit.training import checkpoint, manifest
-from ssvit.training.configuration import Configuration
 
 
 def by_tanh(x):

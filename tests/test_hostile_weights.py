@@ -16,10 +16,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from ssvit.checkpoints import checkpoint
 from ssvit.exchange import files, reading
 from ssvit.exchange.files import ForeignError
 from ssvit.options import UserError
-from ssvit.training import checkpoint
 
 MOST = 300  # MB more than before the first file
 # Reads each file under a limit, and prints what it says of each, its memory at the most, and whether torch was loaded.
@@ -243,7 +243,7 @@ def test_nothing_larger_than_the_file_is_built(tmp_path):
     save_file(wide, tmp_path / "wide.safetensors")
     code = """import resource, sys
 from pathlib import Path
-from ssvit.training import checkpoint
+from ssvit.checkpoints import checkpoint
 resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
 try:
     checkpoint.load_encoder(sys.argv[1], heads=4)

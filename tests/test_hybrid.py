@@ -13,14 +13,14 @@ from hydra.utils import instantiate
 from timm.layers import StdConv2dSame
 from timm.models.resnetv2 import ResNetV2
 
-from ssvit.encoder.hybrid import Bottleneck, Convolution, ResNet
-from ssvit.encoder.vit import ViT
-from ssvit.masking import Masking
+from ssvit.checkpoints import checkpoint
+from ssvit.models.hybrid import Bottleneck, Convolution, ResNet
+from ssvit.models.vit import ViT
 from ssvit.objectives.masked_patch import MaskedPatch
+from ssvit.objectives.masking import Masking
+from ssvit.objectives.targets import MeanColor
 from ssvit.options import OptionError
 from ssvit.rules import EPSILONS
-from ssvit.targets import MeanColor
-from ssvit.training import checkpoint
 from ssvit.training.recipe import layer_of, parameter_groups
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"

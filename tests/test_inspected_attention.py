@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from ssvit.encoder.vit import ViT, gather
-from ssvit.inspection import attention
+from ssvit.analysis import attention
+from ssvit.models.vit import ViT, gather
 
 KINDS = [
     {"class_token": False, "pooling": "patch_mean"},

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ssvit.options import UserError
-from ssvit.training.journal import Journal, rows
+from ssvit.training.metrics_log import Journal, rows
 from ssvit.training.recipe import Recipe
 
 ROW = {"train/loss": 1.0}

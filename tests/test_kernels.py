@@ -10,18 +10,18 @@ import torch
 from functorch.compile import make_boxed_func
 from torch._dynamo.backends.common import aot_autograd
 
-from ssvit.encoder import attention, fused, kernels
-from ssvit.encoder.attention import attend_packed
-from ssvit.encoder.vit import Block, ViT
-from ssvit.masking import Masking
+from ssvit.kernels import attention, fused, operators
+from ssvit.kernels.attention import attend_packed
+from ssvit.models.vit import Block, ViT
 from ssvit.objectives.masked_patch import MaskedPatch
-from ssvit.targets import MeanColor
-from ssvit.training import engine
+from ssvit.objectives.masking import Masking
+from ssvit.objectives.targets import MeanColor
+from ssvit.training import runtime
 from ssvit.training.recipe import Recipe
 
-needs_compiler = pytest.mark.skipif(kernels.library() is None, reason="there is no C compiler")
+needs_compiler = pytest.mark.skipif(operators.library() is None, reason="there is no C compiler")
 needs_products = pytest.mark.skipif(
-    not hasattr(kernels.library(), "linear"), reason="the processor lacks the products, or has faster ones"
+    not hasattr(operators.library(), "linear"), reason="the processor lacks the products, or has faster ones"
 )
 PRODUCTS = [(1, 16, 16), (7, 48, 32), (95, 64, 112), (197, 192, 576), (1025, 80, 16), (2100, 16, 96)]
 SHAPES = [(1, 1), (3, 5), (7, 16), (40, 33), (65, 197)]
@@ -44,9 +44,9 @@ def test_a_linear_layer_and_its_gradients(rows, inputs, outputs):
     x, back = random(rows, inputs), random(rows, outputs, seed=1)
     weight, bias = random(outputs, inputs, seed=2, scale=inputs**-0.5).float() * 1.001, random(outputs, seed=3).float()
     rounded = weight.bfloat16().double()
-    assert_rounded(kernels.linear(x, weight, bias), x.double() @ rounded.T + bias.double())
-    assert_rounded(kernels.linear_inputs(back, weight), back.double() @ rounded)
-    to_weight, to_bias = kernels.linear_weights(back, x)
+    assert_rounded(operators.linear(x, weight, bias), x.double() @ rounded.T + bias.double())
+    assert_rounded(operators.linear_inputs(back, weight), back.double() @ rounded)
+    to_weight, to_bias = operators.linear_weights(back, x)
     torch.testing.assert_close(to_weight.double(), back.double().T @ x.double(), rtol=1e-5, atol=1e-5 * rows**0.5)
     torch.testing.assert_close(to_bias.double(), back.double().sum(0), rtol=1e-5, atol=1e-5 * rows**0.5)
 
@@ -69,13 +69,13 @@ def test_a_branch_and_its_gradients(b, t, heads, adds):
     width, first, second = 48, *((144, 48) if heads else (80, 80))
     x, back = random(b, t, width), random(b, t, width, seed=7)
     gain, offset, weight, bias, weight2, bias2 = given = layers(width, first, second)
-    out, normed, moments, between, hidden, norms = saved = kernels.branches(x, given, [heads], EPSILON, adds, True)
-    norm, kept = kernels.layer_norm(x.view(-1, width), gain, offset, EPSILON)
+    out, normed, moments, between, hidden, norms = saved = operators.branches(x, given, [heads], EPSILON, adds, True)
+    norm, kept = operators.layer_norm(x.view(-1, width), gain, offset, EPSILON)
     assert torch.equal(normed.view_as(norm), norm)
     assert torch.equal(moments.view_as(kept), kept)
     if heads:
-        assert torch.equal(between.view(-1, first), kernels.linear(norm, weight, bias))
-        mixed, kept = kernels.attention(None, between, heads)
+        assert torch.equal(between.view(-1, first), operators.linear(norm, weight, bias))
+        mixed, kept = operators.attention(None, between, heads)
         assert torch.equal(hidden, mixed)
         assert torch.equal(norms, kept)
     else:
@@ -95,7 +95,7 @@ def test_a_branch_and_its_gradients(b, t, heads, adds):
         y = y * (1 + torch.erf(y / math.sqrt(2))) / 2
     right = y @ weights[2].T + weights[3] + (whole if adds else 0)
     rights = torch.autograd.grad(right, known, back.double())
-    for found, wanted in zip(kernels.branches_backward(back, x, given, saved, adds), rights, strict=True):
+    for found, wanted in zip(operators.branches_backward(back, x, given, saved, adds), rights, strict=True):
         # A query's share of the bias is a small difference of large sums.
         assert (found.double() - wanted).norm() <= 2 * HALF_STEP * wanted.norm() + 1e-3
 
@@ -108,31 +108,31 @@ def test_branches_in_a_row_are_one_after_the_other():
     x, back = random(2, 5, 32), random(2, 5, 32, seed=7)
     inputs, saved = [x], []
     for own, each in zip(heads, weights, strict=True):
-        saved.append(kernels.branches(inputs[-1], each, [own], EPSILON, True, True))
+        saved.append(operators.branches(inputs[-1], each, [own], EPSILON, True, True))
         inputs.append(saved[-1][0])
     rights, gradient = [], back
     for given, each, kept in zip(inputs[-2::-1], weights[::-1], saved[::-1], strict=True):
-        gradient, *to_weights = kernels.branches_backward(gradient, given, each, kept, True)
+        gradient, *to_weights = operators.branches_backward(gradient, given, each, kept, True)
         rights = [*to_weights, *rights]
 
     weights, saved = ([part for each in parts for part in each] for parts in (weights, saved))
     before = x.clone()
-    (out,) = kernels.branches(x, weights, heads, EPSILON, True, False)
+    (out,) = operators.branches(x, weights, heads, EPSILON, True, False)
     assert torch.equal(out, inputs[-1])
-    kept = kernels.branches(x, weights, heads, EPSILON, True, True)
+    kept = operators.branches(x, weights, heads, EPSILON, True, True)
     assert all(torch.equal(one, other) for one, other in zip(kept, saved, strict=True))
-    found = kernels.branches_backward(back, x, weights, kept, True)
+    found = operators.branches_backward(back, x, weights, kept, True)
     assert all(torch.equal(one, other) for one, other in zip(found, [gradient, *rights], strict=True))
     assert torch.equal(x, before)
     with pytest.raises(AssertionError):
-        kernels.branches(x, weights, heads, EPSILON, False, True)
+        operators.branches(x, weights, heads, EPSILON, False, True)
 
 
 @needs_products
 def test_gelu_far_out():
     x = torch.tensor([-1e30, -40.0, -13.0, -6.0, 0.0, 6.0, 40.0, 1e30] * 2)
     nothing = [torch.zeros(16), torch.zeros(16), torch.zeros(16, 16), x, torch.zeros(16, 16), torch.zeros(16)]
-    _, _, _, slopes, found, _ = kernels.branches(random(1, 1, 16), nothing, [0], EPSILON, False, True)
+    _, _, _, slopes, found, _ = operators.branches(random(1, 1, 16), nothing, [0], EPSILON, False, True)
     right = torch.nn.functional.gelu(x.double())
     torch.testing.assert_close(found.flatten().double(), right, rtol=HALF_STEP, atol=1e-8)
     known = torch.tensor([0, 0, 0, 0, 0.5, 1, 1, 1] * 2)
@@ -155,8 +155,8 @@ def test_attention_and_its_gradients(q, t, width, scale):
     right.backward(back.double())
     apart, packed = (parts[0], torch.cat(parts[1:], -1)), (None, torch.cat(parts, -1) if q == t else None)
     for given in [apart, packed] if q == t else [apart]:
-        out, norms = kernels.attention(*given, heads)
-        to = kernels.attention_backward(*given, back, norms)
+        out, norms = operators.attention(*given, heads)
+        to = operators.attention_backward(*given, back, norms)
         to = to[1].chunk(3, -1) if given[0] is None else (to[0], *to[1].chunk(2, -1))
         for found, wanted in zip((out, *to), (right.detach(), *(part.grad for part in known)), strict=True):
             assert (found.double() - wanted).norm() <= 2 * HALF_STEP * wanted.norm() + 1e-5 * scale
@@ -169,9 +169,9 @@ def test_attention_to_keys_that_are_all_alike_and_far_from_the_query(level):
     query, key = torch.full((1, 7, 16), 8.0).bfloat16(), torch.full((1, 7, 16), level / 8).bfloat16()
     value, back = random(1, 7, 16), random(1, 7, 16, seed=1)
     packed = torch.cat([query, key, value], -1)
-    out, norms = kernels.attention(None, packed, 1)
+    out, norms = operators.attention(None, packed, 1)
     torch.testing.assert_close(out.float(), value.float().mean(1, keepdim=True).expand_as(out), rtol=0.01, atol=0.01)
-    _, to_packed = kernels.attention_backward(None, packed, back, norms)
+    _, to_packed = operators.attention_backward(None, packed, back, norms)
     assert to_packed.isfinite().all()
     torch.testing.assert_close(
         to_packed[..., 32:].float(), back.float().mean(1, keepdim=True).expand_as(out), rtol=0.01, atol=0.01
@@ -189,9 +189,9 @@ def test_layer_norm_and_its_gradients(shape, offset):
     normal = centred / (centred.square().mean(-1, keepdim=True) + 1e-6).sqrt()
     right = normal * known[1] + known[2]
     right.backward(back.double())
-    out, moments = kernels.layer_norm(x, weight, bias, 1e-6)
+    out, moments = operators.layer_norm(x, weight, bias, 1e-6)
     assert_rounded(out, right.detach())
-    to_x, to_weight, to_bias = kernels.layer_norm_backward(x, back, weight, moments)
+    to_x, to_weight, to_bias = operators.layer_norm_backward(x, back, weight, moments)
     if shape[1] > 1:  # of a single number nothing is left but rounding
         torch.testing.assert_close(to_x.double(), known[0].grad, rtol=HALF_STEP, atol=1e-4)
     torch.testing.assert_close(to_weight.double(), known[1].grad, rtol=1e-4, atol=1e-4)
@@ -203,8 +203,8 @@ def test_what_is_not_a_number_stays_so_in_layer_norm():
     x = random(4, 33)
     x[2, 20] = math.nan
     ones = torch.ones(33)
-    out, moments = kernels.layer_norm(x, ones, ones, 1e-6)
-    for rows in (out, kernels.layer_norm_backward(x, x, ones, moments)[0]):
+    out, moments = operators.layer_norm(x, ones, ones, 1e-6)
+    for rows in (out, operators.layer_norm_backward(x, x, ones, moments)[0]):
         assert rows.isnan().all(1).tolist() == [False, False, True, False]
 
 
@@ -213,18 +213,18 @@ def test_what_is_not_a_number_stays_so_in_products_and_attention():
     x, weight, bias = random(9, 32), random(16, 32, seed=1).float(), torch.zeros(16)
     x[2, 20] = math.nan
     only = [row == 2 for row in range(9)]
-    whole = kernels.branches(x[None], layers(32, 48, 48), [0], EPSILON, False, True)
-    for out in (kernels.linear(x, weight, bias), *(part[0] for part in whole[:5] if part is not whole[2])):
+    whole = operators.branches(x[None], layers(32, 48, 48), [0], EPSILON, False, True)
+    for out in (operators.linear(x, weight, bias), *(part[0] for part in whole[:5] if part is not whole[2])):
         assert out.isnan().any(1).tolist() == out.isnan().all(1).tolist() == only
-    to_weight, _ = kernels.linear_weights(random(9, 16), x)
+    to_weight, _ = operators.linear_weights(random(9, 16), x)
     assert to_weight.isnan().any(0).tolist() == to_weight.isnan().all(0).tolist() == [i == 20 for i in range(32)]
-    _, to_bias = kernels.linear_weights(x, random(9, 16))
+    _, to_bias = operators.linear_weights(x, random(9, 16))
     assert to_bias.isnan().tolist() == [i == 20 for i in range(32)]
     query, key, value = x[None], random(1, 9, 32, seed=2), random(1, 9, 32, seed=3)
     packed = torch.cat([key, value], -1)
-    out, norms = kernels.attention(query, packed, 1)
+    out, norms = operators.attention(query, packed, 1)
     assert out[0].isnan().all(1).tolist() == only
-    to_query, to_packed = kernels.attention_backward(query, packed, random(1, 9, 32), norms)
+    to_query, to_packed = operators.attention_backward(query, packed, random(1, 9, 32), norms)
     assert to_query[0].isnan().all(1).tolist() == only
     assert to_packed.isnan().all()
 
@@ -251,7 +251,7 @@ def test_kernels_are_operators_as_compiled_graphs_take_them(kernel, arguments):
     torch.library.opcheck(operator, arguments, test_utils=("test_schema", "test_faketensor"))
     if kernel == "branches" and arguments[-1]:
         x, weights, *_, adds, _ = arguments
-        given = random(*x.shape), x, weights, kernels.branches(*arguments), adds
+        given = random(*x.shape), x, weights, operators.branches(*arguments), adds
         operator = torch.ops.ssvit.branches_backward.default
         torch.library.opcheck(operator, given, test_utils=("test_schema", "test_faketensor"))
 
@@ -290,7 +290,7 @@ def test_the_number_of_threads_changes_no_bit():
     def everything():
         x = random(100, 48, seed=4)
         weight = random(48, seed=5).float()
-        out, moments = kernels.layer_norm(x, weight, weight, 1e-6)
+        out, moments = operators.layer_norm(x, weight, weight, 1e-6)
         packed = random(5, 20, 144, seed=6).requires_grad_()
         attended = attend_packed(None, packed, 3)
         (back,) = torch.autograd.grad(attended, packed, attended.detach())
@@ -300,7 +300,7 @@ def test_the_number_of_threads_changes_no_bit():
             changed = block(random(25, 100, 48, seed=8))
         changed.backward(changed.detach())
         rest = [parameter.grad for parameter in block.parameters()]
-        return [out, moments, *kernels.layer_norm_backward(x, out, weight, moments), back, changed, *rest]
+        return [out, moments, *operators.layer_norm_backward(x, out, weight, moments), back, changed, *rest]
 
     before = torch.get_num_threads()
     try:
@@ -317,7 +317,7 @@ def test_the_number_of_threads_changes_no_bit():
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the processors named are x86-64")
 def test_the_sources_have_no_warnings(processor, tmp_path):
     options = [f"-march={processor}", "-fopenmp", "-O3", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
-    command = ["cc", *options, *kernels.SOURCES, "-o", tmp_path / "kernels.so"]
+    command = ["cc", *options, *operators.SOURCES, "-o", tmp_path / "kernels.so"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
@@ -326,11 +326,11 @@ def test_the_sources_have_no_warnings(processor, tmp_path):
 def test_without_a_compiler_torch_computes(compiler, monkeypatch):
     """`false` fails, and `true` succeeds without having built anything."""
     monkeypatch.setenv("CC", compiler)
-    kernels.library.cache_clear()
+    operators.library.cache_clear()
     try:
-        assert kernels.library() is None
+        assert operators.library() is None
         x = random(2, 5, 24)
-        assert not kernels.fit(x)
+        assert not operators.fit(x)
         known = x.double().unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
         right = (known[0] @ known[1].mT / 2).softmax(-1) @ known[2]
         torch.testing.assert_close(attend_packed(None, x, 2).double(), attention.merge(right), rtol=0.03, atol=0.03)
@@ -339,7 +339,7 @@ def test_without_a_compiler_torch_computes(compiler, monkeypatch):
             block(x).sum().backward()
         assert all(parameter.grad.isfinite().all() for parameter in block.parameters())
     finally:
-        kernels.library.cache_clear()
+        operators.library.cache_clear()
 
 
 @needs_compiler
@@ -397,13 +397,13 @@ IMAGES = torch.randint(0, 256, (2, 3, 8, 8), dtype=torch.uint8, generator=torch.
 @pytest.fixture
 def calls(monkeypatch):
     """How many branches each call of our own kernels has computed; grows as they are called."""
-    counts, branches = [], kernels.branches
+    counts, branches = [], operators.branches
 
     def count(x, weights, heads, *rest):
         counts.append(len(heads))
         return branches(x, weights, heads, *rest)
 
-    monkeypatch.setattr(kernels, "branches", count)
+    monkeypatch.setattr(operators, "branches", count)
     return counts
 
 
@@ -496,13 +496,13 @@ def test_layers_that_learn_nothing_are_left_out_of_the_gradient(monkeypatch):
     kept = [id(weight) in frozen for weight in vit.parameters()]
     for weight in vit.parameters():
         weight.requires_grad_(id(weight) not in frozen)
-    counted, backward = [], kernels.branches_backward
+    counted, backward = [], operators.branches_backward
 
     def count(gradient, x, weights, *rest):
         counted.append(len(weights))
         return backward(gradient, x, weights, *rest)
 
-    monkeypatch.setattr(kernels, "branches_backward", count)
+    monkeypatch.setattr(operators, "branches_backward", count)
     out, *gradients = learn(vit)
     assert same([out, *gradients], [right[0], *(None if k else g for k, g in zip(kept, right[1:], strict=True))])
     assert counted == [6, 6]  # the two branches of the last layer
@@ -527,9 +527,9 @@ def test_what_does_not_match_is_refused_and_not_read_beyond_its_end():
 @pytest.mark.parametrize("change", ["float", "double", "strided"])
 def test_other_tensors_are_left_to_torch(change):
     x = random(4, 6)
-    assert kernels.fit(x)
+    assert operators.fit(x)
     other = x.T if change == "strided" else getattr(x, change)()
-    assert not kernels.fit(other)
+    assert not operators.fit(other)
     norm = fused.LayerNorm(6 if change != "strided" else 4, eps=1e-6).to(other.dtype)
     right = torch.nn.functional.layer_norm(other, norm.normalized_shape, norm.weight, norm.bias, 1e-6)
     assert torch.equal(norm(other), right)
@@ -537,7 +537,7 @@ def test_other_tensors_are_left_to_torch(change):
 
 def test_no_tokens_are_no_error():
     x = torch.empty(2, 0, 24, dtype=torch.bfloat16)
-    assert not kernels.fit(x)
+    assert not operators.fit(x)
     assert attend_packed(None, x, 2).shape == (2, 0, 8)
     assert fused.LayerNorm(24, eps=1e-6)(x).shape == x.shape
 
@@ -552,7 +552,7 @@ def test_no_tokens_are_no_error():
     ],
 )
 def test_a_run_that_would_use_the_kernels_knows_that_it_lacks_them(options, device, lacks, monkeypatch):
-    monkeypatch.setattr(kernels, "library", lambda: None)
-    assert engine.lacks_kernels(Recipe(**options), torch.device(device)) is lacks
-    monkeypatch.setattr(kernels, "library", lambda: object())
-    assert not engine.lacks_kernels(Recipe(**options), torch.device(device))
+    monkeypatch.setattr(operators, "library", lambda: None)
+    assert runtime.lacks_kernels(Recipe(**options), torch.device(device)) is lacks
+    monkeypatch.setattr(operators, "library", lambda: object())
+    assert not runtime.lacks_kernels(Recipe(**options), torch.device(device))

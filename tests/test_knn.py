@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from lightly.utils.benchmarking.knn import knn_predict
 
-from ssvit.evaluation import knn as module
-from ssvit.evaluation.knn import knn, vote
 from ssvit.evaluation.knn_rules import NEIGHBOURS, PROTOCOLS, KnnProtocol
 from ssvit.evaluation.neighbours import Neighbours
+from ssvit.evaluation.probes import knn as module
+from ssvit.evaluation.probes.knn import knn, vote
 from ssvit.options import OptionError, UserError
 
 

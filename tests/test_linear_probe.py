@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from ssvit.evaluation.linear_probe import (
+from ssvit.evaluation.probes.linear import (
     Logistic,
     SgdProbe,
     Standard,

@@ -19,10 +19,11 @@ from PIL import Image
 from torch import Tensor
 
 from ssvit.data import sampler
+from ssvit.data.augment.crop import CenterCrop, InceptionCrop, ShiftCrop
 from ssvit.data.decode import Unreadable
+from ssvit.data.files import Files
 from ssvit.data.loader import Batch, Loader, _Tally, evaluation_batches
-from ssvit.data.sources import Files, Memory
-from ssvit.data.transforms import CenterCrop, InceptionCrop, ShiftCrop
+from ssvit.data.memory import Memory
 from ssvit.options import OptionError, UserError
 
 TAG = CenterCrop(size=1)  # leaves one pixel, by which each image is known
@@ -236,8 +237,8 @@ SMALL = """
 import os, sys
 import torch
 from ssvit.data.loader import Loader
-from ssvit.data.sources import Files
-from ssvit.data.transforms import CenterCrop
+from ssvit.data.files import Files
+from ssvit.data.augment.crop import CenterCrop
 from ssvit.options import UserError
 
 class Large:  # of whose size nobody knows beforehand
@@ -272,8 +273,8 @@ def test_too_small_a_shared_memory_is_told_at_once(tmp_path: Path) -> None:
 FEW = """
 import resource, sys
 from ssvit.data.loader import Loader
-from ssvit.data.sources import Files
-from ssvit.data.transforms import CenterCrop
+from ssvit.data.files import Files
+from ssvit.data.augment.crop import CenterCrop
 
 resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[2]),) * 2)
 loader = Loader(source=Files([sys.argv[1]] * 64), transform=CenterCrop(size=4), seed=0, batch_size=8, workers=8)
@@ -302,8 +303,8 @@ ORPHANS = """
 import sys, time
 from multiprocessing import active_children
 from ssvit.data.loader import Loader
-from ssvit.data.sources import Files
-from ssvit.data.transforms import CenterCrop
+from ssvit.data.files import Files
+from ssvit.data.augment.crop import CenterCrop
 
 paths = [sys.argv[1]] * 64
 loader = Loader(source=Files(paths), transform=CenterCrop(size=4), seed=0, batch_size=8, workers=2)

@@ -6,11 +6,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from ssvit.encoder.vit import ViT
-from ssvit.evaluation.prediction import nearest_uncorrupted
-from ssvit.masking import KEPT, MASKED, REPLACED, Masking, corrupt
+from ssvit.evaluation.reconstruction import nearest_uncorrupted
+from ssvit.models.vit import ViT
 from ssvit.objectives.masked_patch import MaskedPatch
-from ssvit.targets import ColorGrid, MeanColor, Pixels
+from ssvit.objectives.masking import KEPT, MASKED, REPLACED, Masking, corrupt
+from ssvit.objectives.targets import ColorGrid, MeanColor, Pixels
 from ssvit.training.recipe import parameter_groups
 
 TARGETS = [MeanColor(patch_size=4), ColorGrid(patch_size=4, grid=2), Pixels(patch_size=4)]

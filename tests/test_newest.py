@@ -5,16 +5,16 @@ import os
 import sys
 from pathlib import Path
 
-import pretrained
 import pytest
 import yaml
 from hydra.core.config_store import ConfigStore
-from launch import typed_command
 
-from ssvit.durable import seal
+from ssvit.atomic_io import seal
+from ssvit.checkpoints import manifest
+from ssvit.checkpoints.manifest import FINETUNE, PRETRAIN, SCHEMA
+from ssvit.cli import pretrained
+from ssvit.cli.launch import typed_command
 from ssvit.options import UserError
-from ssvit.training import manifest
-from ssvit.training.manifest import FINETUNE, PRETRAIN, SCHEMA
 
 ENCODER = {
     "image_size": 16, "patch_size": 4, "width": 16, "depth": 2, "heads": 2, "mlp_width": None, "channels": 3,

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from ssvit.encoder.vit import ViT
-from ssvit.inspection import positions
+from ssvit.analysis import positions
+from ssvit.models.vit import ViT
 from ssvit.options import UserError
 
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from ssvit.encoder.positions import Learned1D, Learned2D, Relative, SineCosine2D
+from ssvit.models.positions import Learned1D, Learned2D, Relative, SineCosine2D
 
 GRIDS = [(1, 1), (4, 4), (3, 5), (5, 2)]
 

@@ -6,14 +6,14 @@ from collections import Counter
 import pytest
 import torch
 
-from ssvit.data.sources import Memory
-from ssvit.data.transforms import CenterCrop
-from ssvit.encoder.vit import ViT
-from ssvit.evaluation.prediction import Prediction, nearest_uncorrupted
-from ssvit.masking import FATES, Masking
+from ssvit.data.augment.crop import CenterCrop
+from ssvit.data.memory import Memory
+from ssvit.evaluation.reconstruction import Prediction, nearest_uncorrupted
+from ssvit.models.vit import ViT
 from ssvit.objectives.masked_patch import MaskedPatch
+from ssvit.objectives.masking import FATES, Masking
+from ssvit.objectives.targets import ColorGrid, MeanColor, Pixels
 from ssvit.options import OptionError
-from ssvit.targets import ColorGrid, MeanColor, Pixels
 
 TARGETS = [MeanColor(patch_size=4), ColorGrid(patch_size=4, grid=2), Pixels(patch_size=4)]
 IDS = [type(target).__name__ for target in TARGETS]

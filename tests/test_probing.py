@@ -16,20 +16,22 @@ from command import LIMIT
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 from PIL import Image
-from session import Session
 
-from ssvit.data.sources import Files, Memory
-from ssvit.data.transforms import CenterCrop
+from ssvit.checkpoints import checkpoint, manifest
+from ssvit.checkpoints.configuration import Configuration
+from ssvit.cli.session import Session
+from ssvit.data.augment.crop import CenterCrop
+from ssvit.data.files import Files
+from ssvit.data.memory import Memory
 from ssvit.evaluation import probing_rules
 from ssvit.evaluation.base import Evaluator
 from ssvit.evaluation.features import Frozen, Pixels, extract, readings
-from ssvit.evaluation.few_shot import Whitened, draw, few_shot
 from ssvit.evaluation.few_shot_probe import FewShotProbe
 from ssvit.evaluation.knn_probe import KnnProbe
-from ssvit.evaluation.probing import Answer, Probe, Probing
+from ssvit.evaluation.online import Answer, Probe, Probing
+from ssvit.evaluation.probes.ridge import Whitened, draw, few_shot
 from ssvit.options import OptionError
-from ssvit.training import checkpoint, manifest, preflight
-from ssvit.training.configuration import Configuration
+from ssvit.training import preflight
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 CLASSES = ("dark", "pale", "red")

@@ -24,8 +24,9 @@ from command import LIMIT, TINY
 from torch import distributed
 from torchvision.io import write_png
 
+from ssvit.checkpoints import checkpoint
 from ssvit.options import UserError
-from ssvit.training import checkpoint, engine
+from ssvit.training import runtime
 
 ROOT = Path(__file__).parent.parent
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone")  # which takes a free port
@@ -301,7 +302,7 @@ def test_a_store_that_remembers_the_dead_gives_the_value_of_the_living():
     store = distributed.TCPStore(
         "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=LIMIT)
     )
-    meet = functools.partial(engine._common, world=3, timeout=LIMIT)
+    meet = functools.partial(runtime._common, world=3, timeout=LIMIT)
 
     def client():
         return distributed.TCPStore("127.0.0.1", store.port, is_master=False, timeout=timedelta(seconds=LIMIT))
@@ -318,9 +319,9 @@ def test_a_store_that_remembers_the_dead_gives_the_value_of_the_living():
 def test_one_that_does_not_start_is_named():
     store = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=1))
     with pytest.raises(UserError, match=r"fabric\.timeout=1: rank 1 of 2 has not started"):
-        engine._common(store, 0, 2, "value", 1)
+        runtime._common(store, 0, 2, "value", 1)
     with pytest.raises(UserError, match=r"fabric\.timeout=1: rank 0 of 2 has not started"):
-        engine._common(distributed.PrefixStore("other", store), 1, 2, "", 1)
+        runtime._common(distributed.PrefixStore("other", store), 1, 2, "", 1)
 
 
 if __name__ == "__main__":

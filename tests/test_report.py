@@ -13,9 +13,10 @@ import torch
 from matplotlib.figure import Figure
 from PIL import Image
 
+from ssvit.evaluation import report
 from ssvit.evaluation.measured import Measured
-from ssvit.inspection import feature_map, report, sweeps
-from ssvit.inspection.feature_map import IMAGES
+from ssvit.figures import feature_map, sweeps
+from ssvit.figures.feature_map import IMAGES
 from ssvit.options import UserError
 
 OWN = tuple(f"layer{layer}_patch_mean" for layer in (1, 2, 3))

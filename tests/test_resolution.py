@@ -5,8 +5,8 @@ import scipy.ndimage
 import timm.layers
 import torch
 
-from ssvit.encoder.positions import Learned1D, Learned2D, Relative, SineCosine2D
-from ssvit.encoder.vit import ViT
+from ssvit.models.positions import Learned1D, Learned2D, Relative, SineCosine2D
+from ssvit.models.vit import ViT
 from ssvit.options import OptionError
 
 SMALL = {"image_size": 16, "patch_size": 4, "width": 24, "depth": 3, "heads": 3, "mean": 0.4, "std": 0.2}

@@ -9,11 +9,10 @@ import torch
 from PIL import Image
 
 from ssvit.data.synthetic import render
-from ssvit.evaluation import retrieval
-from ssvit.evaluation.retrieval import HNSW, IVF, Flat, Neighbours, found, mean_average_precision, measure, search
-from ssvit.evaluation.store import unit
-from ssvit.inspection.contact_sheet import Neighbour, Row, contact_sheet
+from ssvit.figures.contact_sheet import Neighbour, Row, contact_sheet
 from ssvit.options import OptionError, UserError
+from ssvit.retrieval.index import HNSW, IVF, Flat, Neighbours, found, mean_average_precision, measure, search
+from ssvit.retrieval.store import unit
 
 
 @pytest.fixture(autouse=True)
@@ -180,7 +179,7 @@ def plain_measures(ranking, query_labels, labels, own, ks):
 
 @pytest.mark.parametrize("inside", [False, True], ids=["queries from elsewhere", "queries of the bank"])
 def test_measures_are_those_of_a_plain_loop(inside, monkeypatch):
-    monkeypatch.setattr(retrieval, "_BLOCK", 500)  # a few queries at a time
+    monkeypatch.setattr("ssvit.retrieval.index._BLOCK", 500)  # a few queries at a time
     generator = torch.Generator().manual_seed(5)
     bank = clustered(120, seed=6)
     labels = torch.randint(-1, 9, (120,), generator=generator)

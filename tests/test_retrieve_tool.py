@@ -16,14 +16,15 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 from PIL import Image
 
+from ssvit.checkpoints import checkpoint, manifest
+from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.decode import load
-from ssvit.data.sources import Data, Memory
-from ssvit.data.transforms import CenterCrop
-from ssvit.encoder.vit import ViT
-from ssvit.evaluation import gallery, gallery_rules, retrieval
-from ssvit.evaluation.store import Store
+from ssvit.data.memory import Memory
+from ssvit.data.source import Data
+from ssvit.models.vit import ViT
 from ssvit.options import OptionError, UserError
-from ssvit.training import checkpoint, manifest
+from ssvit.retrieval import gallery, gallery_rules, index
+from ssvit.retrieval.store import Store
 
 TOOLS = Path(__file__).parent.parent / "tools"
 RUN = "masked_patch_synthetic"
@@ -281,15 +282,15 @@ def test_nothing_is_read_for_a_store_that_cannot_be_made_or_asked(tmp_path):
     with pytest.raises(UserError, match="holds something already"):
         gallery.index(store, pictures, idle)
     with pytest.raises(UserError, match=r"album: no readable manifest\.json .* so it is no store"):
-        gallery.query(str(tmp_path / "album"), pictures, idle, retrieval.Flat(), 1)
+        gallery.query(str(tmp_path / "album"), pictures, idle, index.Flat(), 1)
     with pytest.raises(OptionError, match="at most 3"):
-        gallery.query(store, pictures, idle, retrieval.Flat(), 4)
+        gallery.query(store, pictures, idle, index.Flat(), 4)
     with pytest.raises(OptionError, match=r"index\.nlist=5: must be at most 4"):
-        gallery.query(store, pictures, idle, retrieval.IVF(nlist=5), 3)
+        gallery.query(store, pictures, idle, index.IVF(nlist=5), 3)
     assert "0 pictures added, 4 were there already" in gallery.add(store, pictures, idle)
     assert idle.opened == 0
     with pytest.raises(UserError, match="none of the 1 pictures can be read"):
-        gallery.query(store, {str(tmp_path): None}, idle, retrieval.Flat(), 1)
+        gallery.query(store, {str(tmp_path): None}, idle, index.Flat(), 1)
 
 
 def test_a_picture_that_is_gone_is_still_a_neighbour(tmp_path):
@@ -299,7 +300,7 @@ def test_a_picture_that_is_gone_is_still_a_neighbour(tmp_path):
     first, *others = pictures
     for path in others:
         Path(path).unlink()
-    answer = gallery.query(str(tmp_path / "store"), {first: "ant"}, describe, retrieval.Flat(), 3)
+    answer = gallery.query(str(tmp_path / "store"), {first: "ant"}, describe, index.Flat(), 3)
     assert sorted(one["image"] for one in answer.records()[0]["neighbours"]) == sorted(others)
     answer.sheet().savefig(tmp_path / "sheet.png")
     assert (tmp_path / "sheet.png").stat().st_size > 0
@@ -309,5 +310,5 @@ def test_classes_of_one_picture_each_leave_nothing_to_measure(tmp_path):
     pictures = gallery_rules.pictures([album(tmp_path / "album", first=0, count=2)])
     describe = gallery.Describer(Mean(), CenterCrop(size=16))
     gallery.index(str(tmp_path / "store"), pictures, describe)
-    answer = gallery.query(str(tmp_path / "store"), pictures, describe, retrieval.Flat(), 1)
+    answer = gallery.query(str(tmp_path / "store"), pictures, describe, index.Flat(), 1)
     assert "nothing to measure" in answer.told(ranking=True)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from ssvit.inspection import similarity
+from ssvit.analysis import similarity
 
 
 def grams(*representations: torch.Tensor) -> torch.Tensor:

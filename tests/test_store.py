@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from ssvit import durable
-from ssvit.evaluation import store as module
-from ssvit.evaluation.store import Store, StoreError, unit
+from ssvit import atomic_io
 from ssvit.options import UserError
+from ssvit.retrieval import store as module
+from ssvit.retrieval.store import Store, StoreError, unit
 
 ENCODER, OTHER = "seal 12ab, mean of layer 3", "seal 34cd, mean of layer 3"
 CLASSES = ("cat", "dog")
@@ -177,7 +177,7 @@ def test_damage_of_any_byte_is_noticed(tmp_path, file):
 def rewrite(folder: Path, **changes) -> None:
     """As one would who wants to be believed."""
     manifest = {**json.loads((folder / "manifest.json").read_text()), **changes}
-    (folder / "manifest.json").write_bytes(durable.sealed(manifest))
+    (folder / "manifest.json").write_bytes(atomic_io.sealed(manifest))
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_a_manifest_without_end_and_pipes_are_not_waited_for(tmp_path, monkeypat
     os.mkfifo(shard)
     with pytest.raises(StoreError, match=r"vectors_00000000\.safetensors: cannot be read \(not a regular file\)"):
         Store.open(tmp_path / "store")
-    monkeypatch.setattr(durable, "MANIFEST_BYTES", 1000)
+    monkeypatch.setattr(atomic_io, "MANIFEST_BYTES", 1000)
     with pytest.raises(StoreError, match=r"a manifest of \d+ bytes could not be read again\); what it held is whole"):
         store.add(vectors(1, 6), names(1, 6), [0], ["a name" * 1000])
     with open(tmp_path / "store" / "manifest.json", "r+b") as file:

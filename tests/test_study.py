@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from ssvit.options import OptionError
-from ssvit.training import study
+from ssvit.training import comparison
 
 CONFIG = {
     "compare": None, "sweep": None, "seeds": 3, "checkpoint": "newest", "development": None,
@@ -42,7 +42,7 @@ class Watched(Runs):
 def test_a_comparison_is_mean_and_deviation_over_its_runs(tmp_path, capsys):
     scores = {("pretrained", 5): 0.6, ("pretrained", 6): 0.7, ("scratch", 5): 0.41, ("scratch", 6): 0.43}
     runs = Runs(lambda name, changes: scores[name.split("_")[0], changes["recipe.seed"]])
-    study.compare(runs, seed=5, seeds=2, folder=tmp_path)
+    comparison.compare(runs, seed=5, seeds=2, folder=tmp_path)
     # Alike but for where they start.
     for name, changes in runs.asked:
         own = {"recipe.seed": int(name[-1])}
@@ -67,7 +67,9 @@ def test_a_comparison_is_mean_and_deviation_over_its_runs(tmp_path, capsys):
 
 
 def test_curves_are_of_the_validation_images_and_the_figure_is_of_the_test_images(tmp_path, capsys):
-    study.compare(Watched(lambda name, changes: 0.8 if "pretrained" in name else 0.6), seed=0, seeds=2, folder=tmp_path)
+    comparison.compare(
+        Watched(lambda name, changes: 0.8 if "pretrained" in name else 0.6), seed=0, seeds=2, folder=tmp_path
+    )
     report = json.loads((tmp_path / "comparison.json").read_text())
     assert report["curves"]["scratch"]["mean"] == pytest.approx([0.1, 0.2, 0.6])
     assert report["accuracy"]["scratch"]["mean"] == pytest.approx(0.55)
@@ -95,7 +97,7 @@ def test_curves_are_of_the_validation_images_and_the_figure_is_of_the_test_image
 def test_a_gain_that_tells_nothing_is_said_to(tmp_path, capsys, pretrained, scratch, seeds, words):
     scores = {"pretrained": pretrained, "scratch": scratch}
     runs = Watched(lambda name, changes: scores[name.split("_")[0]][changes["recipe.seed"]])
-    study.compare(runs, seed=0, seeds=seeds, folder=tmp_path)
+    comparison.compare(runs, seed=0, seeds=seeds, folder=tmp_path)
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  gain")]
     assert words in line
     assert ("nothing yet" in line) == bool(words)
@@ -107,14 +109,14 @@ def test_rows_of_both_names_are_one_curve(tmp_path):
     def mixed(name, changes):
         return [{"step": 0, "test/accuracy": 0.1}, {"step": 4, "validation/accuracy": 0.5}]
 
-    study.compare(mixed, seed=0, seeds=1, folder=tmp_path)
+    comparison.compare(mixed, seed=0, seeds=1, folder=tmp_path)
     report = json.loads((tmp_path / "comparison.json").read_text())
     assert report["curves"]["scratch"]["step"] == [0, 4]
     assert (report["measured_on"], report["accuracy"]["scratch"]["mean"]) == ("validation", 0.5)
 
 
 def test_a_comparison_of_one_seed_claims_no_deviation(tmp_path, capsys):
-    study.compare(Runs(lambda name, changes: 0.5), seed=0, seeds=1, folder=tmp_path)
+    comparison.compare(Runs(lambda name, changes: 0.5), seed=0, seeds=1, folder=tmp_path)
     assert "±" not in capsys.readouterr().out
 
 
@@ -122,7 +124,7 @@ def test_a_comparison_of_one_seed_claims_no_deviation(tmp_path, capsys):
 def test_the_choice_is_the_best_on_the_development_split(tmp_path, scores, best):
     # On the test images the others would be better: that must not count.
     runs = Runs(lambda name, changes: scores[changes["recipe.lr"]] if "development" in changes else 0.0)
-    assert study.choose(runs, learning_rates=list(scores), development=0.2, folder=tmp_path) == best
+    assert comparison.choose(runs, learning_rates=list(scores), development=0.2, folder=tmp_path) == best
     *tried, last = runs.asked
     assert {changes["recipe.lr"] for _, changes in tried} == set(scores)
     assert all(changes["development"] == 0.2 for _, changes in tried)
@@ -133,11 +135,11 @@ def test_the_choice_is_the_best_on_the_development_split(tmp_path, scores, best)
 
 def test_a_choice_at_chance_is_said_to_be_one(tmp_path, capsys):
     options = {"learning_rates": [0.1, 0.2], "development": 0.2, "folder": tmp_path}
-    study.choose(Watched(lambda name, changes: 0.3), **options)
+    comparison.choose(Watched(lambda name, changes: 0.3), **options)
     told = capsys.readouterr().out
     assert "chance 30.00 %: no rate is above chance by two standard errors, so this tells nothing yet" in told
     assert "top-1 on the test images with recipe.lr=0.1: 25.00 %, not above chance" in told
-    study.choose(Watched(lambda name, changes: 0.9), **options)
+    comparison.choose(Watched(lambda name, changes: 0.9), **options)
     assert "nothing" not in capsys.readouterr().out
 
 
@@ -155,6 +157,6 @@ def test_a_choice_at_chance_is_said_to_be_one(tmp_path, capsys):
     ],
 )
 def test_what_cannot_go_together_is_refused(change, told):
-    study.check(CONFIG)
+    comparison.check(CONFIG)
     with pytest.raises(OptionError, match=told):
-        study.check(CONFIG | change)
+        comparison.check(CONFIG | change)

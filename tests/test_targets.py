@@ -7,8 +7,8 @@ import pytest
 import torch
 from scipy import stats
 
+from ssvit.objectives.targets import ColorGrid, MeanColor, Pixels
 from ssvit.options import OptionError
-from ssvit.targets import ColorGrid, MeanColor, Pixels
 
 TARGETS = [
     MeanColor(patch_size=4),

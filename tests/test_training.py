@@ -21,16 +21,17 @@ from torch import distributed
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torchvision.io import write_png
 
+from ssvit.checkpoints import checkpoint, manifest
+from ssvit.data.augment.crop import CenterCrop, InceptionCrop
 from ssvit.data.loader import Loader
-from ssvit.data.transforms import CenterCrop, InceptionCrop
-from ssvit.encoder.vit import ViT
-from ssvit.evaluation.prediction import Prediction
-from ssvit.masking import Masking
+from ssvit.evaluation.reconstruction import Prediction
+from ssvit.models.vit import ViT
 from ssvit.objectives.classify import Classify
 from ssvit.objectives.masked_patch import MaskedPatch
+from ssvit.objectives.masking import Masking
+from ssvit.objectives.targets import MeanColor
 from ssvit.options import OptionError, UserError
-from ssvit.targets import MeanColor
-from ssvit.training import checkpoint, engine, loop, manifest
+from ssvit.training import loop, runtime
 from ssvit.training.recipe import Recipe, parameter_groups
 
 children = multiprocessing.get_context("forkserver")
@@ -385,7 +386,7 @@ def test_sharding_in_half_precision_leaves_mean_and_positions_as_they_are():
             image_size=8, patch_size=4, width=16, depth=1, heads=2, mean=0.4914, std=0.247, positions="sine_cosine_2d"
         )
         before = {name: buffer.clone() for name, buffer in encoder.named_buffers()}
-        numbers = engine.strategy({"strategy": "fsdp"}, "bf16-mixed").mixed_precision_config
+        numbers = runtime.strategy({"strategy": "fsdp"}, "bf16-mixed").mixed_precision_config
         sharded = FullyShardedDataParallel(
             encoder, device_id=torch.device("cpu"), use_orig_params=True, mixed_precision=numbers
         )

@@ -7,7 +7,7 @@ import torchvision.transforms.v2.functional as tvf
 from scipy.stats import ks_2samp
 from torchvision.transforms import RandomResizedCrop, v2
 
-from ssvit.data.transforms import CenterCrop, InceptionCrop, ResizeCrop, ShiftCrop, resample
+from ssvit.data.augment.crop import CenterCrop, InceptionCrop, ResizeCrop, ShiftCrop, resample
 from ssvit.options import OptionError, UserError
 
 
@@ -83,7 +83,7 @@ def test_large_images_need_no_table_and_agree(monkeypatch: pytest.MonkeyPatch) -
     batch, boxes = images(4, 3, 50, 60), torch.tensor([[0, 0, 50, 60], [3, 5, 1, 1], [10, 20, 40, 40], [49, 59, 1, 1]])
     flips = torch.tensor([False, True, True, False])
     kept = resample(batch, boxes, flips, (33, 34))
-    monkeypatch.setattr("ssvit.data.transforms._TABLE", 0)
+    monkeypatch.setattr("ssvit.data.augment.crop._TABLE", 0)
     assert torch.equal(resample(batch, boxes, flips, (33, 34)), kept)
 
 

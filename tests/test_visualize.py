@@ -4,8 +4,6 @@ import json
 import math
 from pathlib import Path
 
-import compared
-import pretrained
 import pytest
 import torch
 import visualize
@@ -17,15 +15,16 @@ from omegaconf import OmegaConf
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from ssvit import durable
+from ssvit import atomic_io
+from ssvit.analysis import attention, inside, similarity
+from ssvit.analysis.visualize_rules import asked
+from ssvit.checkpoints import checkpoint
+from ssvit.cli import compared, pretrained
+from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.decode import load
-from ssvit.data.transforms import CenterCrop
-from ssvit.encoder.vit import ViT
-from ssvit.inspection import attention, inside, similarity
-from ssvit.inspection.visualize_rules import asked
+from ssvit.models.vit import ViT
 from ssvit.options import OptionError, UserError
 from ssvit.randomness import key
-from ssvit.training import checkpoint
 
 ROOT = Path(__file__).parent.parent
 FIGURES = {"filters", "positions", "attention_distance", "similarity", "rollout", "heads"}
@@ -205,14 +204,14 @@ def test_a_file_is_there_whole_or_not_at_all(tmp_path, monkeypatch):
     inside.Report({"one": Figure(), "two": Figure()}, {"a": 1}).save(tmp_path / "new" / "folder", 0)
     before = {path.name: path.read_bytes() for path in (tmp_path / "new" / "folder").glob("*.*g")}
     assert set(before) == {"one.png", "two.png"}
-    write = durable.write
+    write = atomic_io.write
 
     def full(path, data):
         write(path, data if path.name.startswith(".one") else data[:100])
         if not path.name.startswith(".one"):
             raise OSError(28, "No space left on device", str(path))
 
-    monkeypatch.setattr(durable, "write", full)
+    monkeypatch.setattr(atomic_io, "write", full)
     changed = inside.Report({"one": Figure(figsize=(1, 1)), "two": Figure(figsize=(1, 1))}, {"a": 2})
     with pytest.raises(UserError, match=r"two\.png: cannot be written \(No space left on device\)"):
         changed.save(tmp_path / "new" / "folder", 0)

@@ -13,8 +13,8 @@ from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 from timm.models.deit import VisionTransformerDistilled
 
-from ssvit.encoder.attention import attend
-from ssvit.encoder.vit import StochasticDepth, ViT
+from ssvit.kernels.attention import attend
+from ssvit.models.vit import StochasticDepth, ViT
 from ssvit.options import OptionError
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs" / "encoder"

@@ -9,15 +9,16 @@ import torch
 from lightning_fabric.strategies import FSDPStrategy
 from torch.distributed.fsdp import FullyShardedDataParallel
 
+from ssvit.data.augment.crop import InceptionCrop
+from ssvit.data.files import Files
 from ssvit.data.loader import Loader
-from ssvit.data.sources import Files, Memory
-from ssvit.data.transforms import InceptionCrop
-from ssvit.encoder.vit import ViT
-from ssvit.masking import Masking
+from ssvit.data.memory import Memory
+from ssvit.models.vit import ViT
 from ssvit.objectives.masked_patch import MaskedPatch
+from ssvit.objectives.masking import Masking
+from ssvit.objectives.targets import MeanColor
 from ssvit.randomness import uniform
-from ssvit.targets import MeanColor
-from ssvit.training import engine, loop
+from ssvit.training import loop, runtime
 from ssvit.training.recipe import Recipe
 
 RECIPE = {
@@ -83,7 +84,7 @@ def train(
     facts=None,
     strategy="auto",
     double=False,
-    timeout=engine.TIMEOUT,
+    timeout=runtime.TIMEOUT,
     **recipe,
 ) -> tuple[bool, MaskedPatch]:
     """Run the loop in `folder` as the tool does; returns what the loop says, and the trained objective."""
@@ -91,7 +92,7 @@ def train(
     folder.mkdir(parents=True, exist_ok=True)
     numbers = Recipe(**{**RECIPE, **recipe})
     strategy = sharded(double=double) if strategy == "sharded" else strategy
-    fabric = engine.start(numbers, accelerator="cpu", strategy=strategy, timeout=timeout)
+    fabric = runtime.start(numbers, accelerator="cpu", strategy=strategy, timeout=timeout)
     objective = objective or model(dropout)
     if double:
         objective.double()

@@ -1,23 +1,6 @@
 """Least squares on a few images of each class, by frozen features: python tools/few_shot.py checkpoint=PATH"""
 
-from typing import Any
-
-import frozen
-from launch import launch
-from omegaconf import DictConfig
-from pretrained import offer
-
-from ssvit.evaluation.measures import FewShot
-
-
-def main(config: DictConfig, plain: dict[str, Any]) -> None:
-    """Print the accuracy for each number of shots; leave-one-out on the most shots chooses the layer."""
-    readings = frozen.check(plain)
-    measure = FewShot(**{name: plain[name] for name in ("protocol", "shots", "seeds", "l2")})
-    if found := frozen.measured(config, plain, readings, {"": measure}):
-        banks, [one] = found
-        frozen.report(plain, banks, one)
-
+from ssvit.cli.few_shot import main
 
 if __name__ == "__main__":
-    launch("few_shot", main, before=offer)
+    main()

@@ -4,39 +4,7 @@ Takes the newest finished run under outputs/ and its images, unless checkpoint= 
 again goes on where the run was stopped.
 """
 
-from typing import Any
-
-from launch import announce, configuration, job_name, launch
-from omegaconf import DictConfig
-from pretrained import SCRATCH, brought, default_name, from_scratch, offer_again
-
-from ssvit.training import manifest, preflight, study
-from ssvit.training.run import RunFolder, is_main_process
-
-
-def main(config: DictConfig, plain: dict[str, Any]) -> None:
-    """Check the configuration, take the run folder, and only then load torch, build and train."""
-    recipe = preflight.check(plain)
-    study.check(plain)
-    config.name = job_name(str(default_name(config) if plain["name"] is None else plain["name"]))
-    if plain["checkpoint"] == SCRATCH:
-        config = from_scratch(config)
-    folder = RunFolder(config.outputs, config.name)
-    if is_main_process():
-        folder.open(configuration(config, brought()), overwrite=config.overwrite)
-        announce()
-        print(f"{config.name}: starts from {config.encoder.get('path', 'random weights')}", flush=True)
-
-    from session import Session
-
-    session = Session(config, folder.path, stage=manifest.FINETUNE)
-    if plain["compare"]:
-        study.compare(session.run, seed=recipe.seed, seeds=plain["seeds"], folder=folder.path)
-    elif plain["sweep"]:
-        study.choose(session.run, folder=folder.path, **plain["table4"])
-    else:
-        session.train(config, folder.path)
-
+from ssvit.cli.finetune import main
 
 if __name__ == "__main__":
-    launch("finetune", main, before=offer_again)
+    main()

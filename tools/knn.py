@@ -1,23 +1,6 @@
 """The vote of the nearest training images by an encoder's frozen features: python tools/knn.py checkpoint=PATH"""
 
-from typing import Any
-
-import frozen
-from launch import launch
-from omegaconf import DictConfig
-from pretrained import offer
-
-from ssvit.evaluation.measures import Knn
-
-
-def main(config: DictConfig, plain: dict[str, Any]) -> None:
-    """Print the accuracy for each number of neighbours; each training image's own neighbours choose the layer."""
-    readings = frozen.check(plain)
-    measure = Knn(protocol=plain["protocol"], k=plain["k"])
-    if found := frozen.measured(config, plain, readings, {"": measure}):
-        banks, [one] = found
-        frozen.report(plain, banks, one)
-
+from ssvit.cli.knn import main
 
 if __name__ == "__main__":
-    launch("knn", main, before=offer)
+    main()

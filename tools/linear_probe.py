@@ -1,27 +1,6 @@
 """A linear layer on an encoder's frozen features: python tools/linear_probe.py checkpoint=PATH"""
 
-from typing import Any
-
-import frozen
-from hydra.utils import instantiate
-from launch import launch
-from omegaconf import DictConfig
-from pretrained import offer
-
-from ssvit.evaluation.linear_probe_rules import METHODS
-from ssvit.options import one_of
-
-
-def main(config: DictConfig, plain: dict[str, Any]) -> None:
-    """Print the accuracy of the best layer of each feature set, chosen on the images held out of training."""
-    readings = frozen.check(plain)
-    method = plain["method"]
-    one_of("method", method, METHODS)
-    measure = instantiate(config[method], _convert_="all")
-    if found := frozen.measured(config, plain, readings, {method: measure}):
-        banks, [one] = found
-        frozen.report(plain, banks, one)
-
+from ssvit.cli.linear_probe import main
 
 if __name__ == "__main__":
-    launch("linear_probe", main, before=offer)
+    main()

@@ -4,28 +4,7 @@ Every option stands in configs/; give any as group=choice or group.option=value.
 the run was stopped.
 """
 
-from typing import Any
-
-from launch import configuration, job_name, launch
-from omegaconf import DictConfig
-
-from ssvit.training import manifest, preflight
-from ssvit.training.run import RunFolder, is_main_process
-
-
-def main(config: DictConfig, plain: dict[str, Any]) -> None:
-    """Check the configuration, take the run folder, and only then load torch, build and train."""
-    preflight.check(plain)
-    if plain["name"] is not None:
-        config.name = job_name(str(plain["name"]))
-    folder = RunFolder(plain["outputs"], config.name)
-    if is_main_process():
-        folder.open(configuration(config), overwrite=plain["overwrite"])
-
-    from session import Session
-
-    Session(config, folder.path, stage=manifest.PRETRAIN).train(config, folder.path)
-
+from ssvit.cli.pretrain import main
 
 if __name__ == "__main__":
-    launch("pretrain", main)
+    main()

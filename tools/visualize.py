@@ -1,57 +1,6 @@
 """Look into an encoder: python tools/visualize.py checkpoint=PATH PICTURES…"""
 
-from pathlib import Path
-from typing import Any
-
-import compared
-from frozen import told
-from hydra.utils import instantiate
-from launch import announce, launch
-from omegaconf import DictConfig
-from pretrained import offer
-
-from ssvit.data import folder
-from ssvit.inspection import visualize_rules as rules
-from ssvit.training import manifest, preflight
-
-
-def main(config: DictConfig, plain: dict[str, Any]) -> None:
-    """Draw the figures and say the numbers; pictures that cannot be read are named and left out."""
-    rules.check(**{name: plain[name] for name in rules.CHECKED})
-    paths = [path for image in plain["images"] for path in folder.pictures(str(image))]
-    preflight.parts({"encoder": plain["encoder"], "data": {"view": plain["data"]["view"]} if paths else plain["data"]})
-    path = Path(plain["encoder"]["path"])
-    facts = manifest.read(path, plain["encoder"])
-    options = rules.asked(facts["encoder"], layer=plain["layer"], pooling=plain["pooling"])
-    other = compared.find(plain)
-    announce()
-
-    import torch
-
-    from ssvit.inspection import inside
-
-    device = "cuda" if plain["device"] == "auto" and torch.cuda.is_available() else "cpu"
-    view, batch = instantiate(config.data.view, _convert_="all"), plain["batch_size"]
-    if paths:
-        pictures = inside.from_files(paths, view, plain["count"], print)
-    else:
-        source = instantiate(config.data.source, _convert_="all").watched
-        reading = {"batch_size": batch, "workers": plain["workers"], "timeout": plain["loader_timeout"]}
-        pictures = inside.held_out(source, view, plain["count"], **reading)
-    encoder = instantiate(config.encoder, _convert_="all").to(device)
-    if second := compared.build(config, plain, other):
-        second[1].to(device)
-    options |= {"shown": plain["shown"], "batch_size": batch, "progress": told("images", " images")}
-    found = inside.look(encoder, pictures, other=second, **options)
-    found.numbers |= {
-        "checkpoint": str(path),
-        "step": facts["step"],
-        "other": plain["other"] and str(other or plain["other"]),
-    }
-    home = Path(plain["outputs"], path.stem) if path.is_file() else path.parent
-    written = found.save(Path(plain["output"] or home / "visualize"), facts["step"])
-    print(*found.lines, *(f"written: {file}" for file in written), sep="\n")
-
+from ssvit.cli.visualize import main
 
 if __name__ == "__main__":
-    launch("visualize", main, before=offer, positional="images")
+    main()

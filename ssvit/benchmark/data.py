@@ -18,9 +18,10 @@ from torchvision import transforms as v1
 from torchvision.transforms import v2
 
 from ssvit.benchmark.timing import Rate, compare
+from ssvit.data.augment.crop import InceptionCrop
+from ssvit.data.files import Files
 from ssvit.data.loader import Loader
-from ssvit.data.sources import Files, Memory
-from ssvit.data.transforms import InceptionCrop
+from ssvit.data.memory import Memory
 
 _FILES, _FILE_SIZE, _CROP = 64, (375, 500), 224
 _SMALL, _SMALL_SIZE, _BATCH = 8192, 32, 256

@@ -17,10 +17,10 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from ssvit.benchmark.rules import Size
-from ssvit.encoder.vit import gather
-from ssvit.masking import Corruption, Masking, corrupt
+from ssvit.models.vit import gather
 from ssvit.objectives.base import Objective
-from ssvit.targets import MeanColor
+from ssvit.objectives.masking import Corruption, Masking, corrupt
+from ssvit.objectives.targets import MeanColor
 
 
 class Peer(Objective):

@@ -10,8 +10,8 @@ from sklearn.linear_model import Ridge
 from threadpoolctl import threadpool_limits
 
 from ssvit.benchmark.timing import Rate, compare
-from ssvit.evaluation.few_shot import RidgePath, Signs, Whitened
 from ssvit.evaluation.few_shot_rules import PROTOCOLS
+from ssvit.evaluation.probes.ridge import RidgePath, Signs, Whitened
 
 _IMAGES, _TEST, _WIDTH, _CLASSES = 50_000, 10_000, 768, 10
 _PENALTIES = PROTOCOLS["paper"].l2

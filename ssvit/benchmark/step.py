@@ -27,13 +27,13 @@ from ssvit.benchmark.rules import SIZES, Size
 from ssvit.benchmark.rules import step as check
 from ssvit.benchmark.timing import Rate, compare
 from ssvit.data.loader import Batch
-from ssvit.encoder import fused, kernels
-from ssvit.encoder.vit import ViT
-from ssvit.masking import Masking
+from ssvit.kernels import fused, operators
+from ssvit.models.vit import ViT
 from ssvit.objectives.base import Objective
 from ssvit.objectives.masked_patch import MaskedPatch
-from ssvit.targets import MeanColor
-from ssvit.training import engine
+from ssvit.objectives.masking import Masking
+from ssvit.objectives.targets import MeanColor
+from ssvit.training import runtime
 from ssvit.training.loop import accumulate
 from ssvit.training.recipe import Recipe
 from ssvit.training.state import State
@@ -95,7 +95,7 @@ class Steps:
         self.recipe = Recipe(
             steps=1_000_000, warmup=0, decay="constant", batch_size=batch, precision=precision, compile=compile
         )
-        self.fabric = engine.start(self.recipe, accelerator=device, devices=1)
+        self.fabric = runtime.start(self.recipe, accelerator=device, devices=1)
         self.objective = ours(size) if name == OURS else PEERS[name](size)
         images = scenes(batch, (size.image_size, size.image_size), seed=0)
         self.batches = _endless((images if name == OURS else images / 255).to(self.fabric.device))
@@ -131,7 +131,7 @@ def useful(size: Size) -> float:
     linear = {torch.ops.mkldnn._linear_pointwise: _linear_flops} if fused.AVAILABLE else {}
     counter = FlopCounterMode(display=False, custom_mapping=linear)
     # torch's own attention in bfloat16 is made of matrix products, which can be counted.
-    with counter, kernels.left_alone(), torch.autocast("cpu", torch.bfloat16):
+    with counter, operators.left_alone(), torch.autocast("cpu", torch.bfloat16):
         objective(images, None, draw)["loss"].backward()
     return counter.get_total_flops() / b
 

@@ -29,7 +29,9 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from ssvit.data import sampler
 from ssvit.data.decode import Unreadable, load
-from ssvit.data.sources import Files, Memory, Source
+from ssvit.data.files import Files
+from ssvit.data.memory import Memory
+from ssvit.data.source import Source
 from ssvit.options import OptionError, UserError, number, printable, whole
 from ssvit.randomness import permutation, uniform
 

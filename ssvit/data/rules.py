@@ -24,7 +24,7 @@ def crop(
     resize: Any = None,
     fit: Any = "cover",
 ) -> None:
-    """OptionError unless these can be the arguments of a transform in `ssvit.data.transforms`."""
+    """OptionError unless these can be the arguments of a transform in `ssvit.data.augment.crop`."""
     pair("size", size)
     for name, value, high in (("scale", scale, 1), ("ratio", ratio, float("inf"))):
         if not isinstance(value, list | tuple) or len(value) != 2:
@@ -43,7 +43,7 @@ def crop(
 
 
 def resize_crop(*, size: Any, resize: Any, flip: Any = 0.5) -> None:
-    """OptionError unless these can be the arguments of `ssvit.data.transforms.ResizeCrop`."""
+    """OptionError unless these can be the arguments of `ssvit.data.augment.crop.ResizeCrop`."""
     crop(size=size, flip=flip)
     whole("resize", resize, max(pair("size", size)))
 
@@ -91,7 +91,7 @@ def public_set(*, name: Any, root: Any, download: Any, split: Any) -> None:
 
 
 def drawn_set(*, size: Any, images: Any, held_out_images: Any, seed: Any) -> None:
-    """OptionError unless these can be the arguments of `ssvit.data.sources.synthetic`."""
+    """OptionError unless these can be the arguments of `ssvit.data.datasets.synthetic`."""
     pair("size", size)
     for name, value in (("images", images), ("held_out_images", held_out_images)):
         whole(name, value)
@@ -99,7 +99,7 @@ def drawn_set(*, size: Any, images: Any, held_out_images: Any, seed: Any) -> Non
 
 
 def subset(*, part: Any, images: Any, seed: Any = 0) -> None:
-    """OptionError unless these can be the arguments of `ssvit.data.sources.subset`."""
+    """OptionError unless these can be the arguments of `ssvit.data.source.subset`."""
     if not isinstance(part, list | tuple) or len(part) != 2:
         raise OptionError("part", part, "must be two numbers, [from, to]")
     for bound in part:
@@ -128,7 +128,7 @@ def batch_fits(batch_size: int, source: Mapping[str, Any], images: int | None) -
     the `images` that are taken of them.
     """
     known = source.get("images")
-    if source.get("_target_") == "ssvit.data.sources.folder":
+    if source.get("_target_") == "ssvit.data.datasets.folder":
         asked = {part: source[part] for part in folder.KNOWN if part in source}
         known = folder.count(folder.splits(source["root"], **asked).train, at_most=batch_size)
     most = min((count for count in (known, images) if count is not None), default=batch_size)

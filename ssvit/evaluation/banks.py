@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ssvit.data.files import Files
 from ssvit.data.loader import evaluation_batches
-from ssvit.data.sources import Files, Source
+from ssvit.data.source import Source
 from ssvit.evaluation import significance
 from ssvit.evaluation.features import Features
 from ssvit.options import UserError

@@ -20,11 +20,11 @@ import torch.nn.functional as F
 from torch import Tensor, distributed
 
 from ssvit.data.loader import TIMEOUT, TOLERATED, Batch, evaluation_batches
-from ssvit.data.sources import Source
+from ssvit.data.source import Source
 from ssvit.evaluation.base import Evaluator
 from ssvit.evaluation.significance import NOTHING_YET, above_chance, chance
-from ssvit.inspection import classes as figures
-from ssvit.inspection import style
+from ssvit.figures import classes as figures
+from ssvit.figures import style
 from ssvit.objectives.classify import Classify
 from ssvit.options import UserError, whole
 

@@ -23,10 +23,10 @@ import torch.nn.functional as F
 from torch import Tensor, distributed
 
 from ssvit.data.loader import TIMEOUT, evaluation_batches
-from ssvit.data.sources import Source
-from ssvit.encoder.vit import ViT
+from ssvit.data.source import Source
 from ssvit.evaluation import features_rules as rules
 from ssvit.evaluation.features_rules import Reading
+from ssvit.models.vit import ViT
 from ssvit.options import UserError
 
 _LARGEST = 32  # pixels a side of an image as its own features

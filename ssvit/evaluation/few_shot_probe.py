@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from ssvit.evaluation import probing_rules as rules
-from ssvit.evaluation.few_shot import check_shots, few_shot
-from ssvit.evaluation.probing import Answer, Probe
-from ssvit.inspection.style import shown
+from ssvit.evaluation.online import Answer, Probe
+from ssvit.evaluation.probes.ridge import check_shots, few_shot
+from ssvit.figures.style import shown
 
 
 class FewShotProbe(Probe):
-    """`ssvit.evaluation.few_shot` by the protocol paper: the mean of its draws. Leave-one-out is on the shots."""
+    """`ssvit.evaluation.probes.ridge` by the protocol paper: the mean of its draws. Leave-one-out is on the shots."""
 
     def __init__(self, *, shots: int = 5) -> None:
         rules.few_shot(shots=shots)

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from ssvit.evaluation import probing_rules as rules
-from ssvit.evaluation.knn import knn
-from ssvit.evaluation.probing import Answer, Probe
+from ssvit.evaluation.online import Answer, Probe
+from ssvit.evaluation.probes.knn import knn
 from ssvit.options import OptionError
 
 
 class KnnProbe(Probe):
-    """`ssvit.evaluation.knn` by the protocol dino. Leave-one-out is the same vote on the training images."""
+    """`ssvit.evaluation.probes.knn` by the protocol dino. Leave-one-out is the same vote on the training images."""
 
     def __init__(self, *, k: int = 20) -> None:
         rules.knn(k=k)

@@ -45,13 +45,13 @@ class FewShot:
 
     def check(self, train_labels: "Tensor", test_labels: "Tensor", classes: Sequence[str]) -> None:
         """OptionError if a class has fewer training images than the shots."""
-        from ssvit.evaluation.few_shot import check_shots
+        from ssvit.evaluation.probes.ridge import check_shots
 
         check_shots(train_labels, len(classes), self.asked.shots, classes)
 
     def __call__(self, banks: "Banks", told: Told) -> Measured:
         """A column for each of the shots."""
-        from ssvit.evaluation.few_shot import few_shot
+        from ssvit.evaluation.probes.ridge import few_shot
 
         found = {}
         progress = told(self.name, " feature sets")
@@ -93,7 +93,7 @@ class Knn:
         """A column for each number of neighbours."""
         import torch
 
-        from ssvit.evaluation.knn import knn
+        from ssvit.evaluation.probes.knn import knn
 
         train, test = banks.train, banks.test
         shared = {"classes": len(banks.classes), "protocols": [self.protocol], "k": self.k}
@@ -134,7 +134,7 @@ class LinearProbe:
 
     def check(self, train_labels: "Tensor", test_labels: "Tensor", classes: Sequence[str]) -> None:
         """OptionError or UserError if no image can be held out, or a class is tested that is not trained."""
-        from ssvit.evaluation.linear_probe import check_labels, hold_out_by_class
+        from ssvit.evaluation.probes.linear import check_labels, hold_out_by_class
 
         check_labels(train_labels, test_labels, len(classes), classes)
         hold_out_by_class(train_labels, fraction=self.asked.held_out, seed=self.asked.seed)
@@ -160,7 +160,7 @@ class LinearProbe:
         )
 
     def _sgd(self, banks: "Banks", name: str, told: Told) -> dict[str, Any]:
-        from ssvit.evaluation.linear_probe import SgdProbe
+        from ssvit.evaluation.probes.linear import SgdProbe
 
         found = SgdProbe(**asdict(self.asked))(
             {name: banks.train.values[name]}, banks.train.labels, {name: banks.test.values[name]}, banks.test.labels,
@@ -169,7 +169,7 @@ class LinearProbe:
         return asdict(found.best) | {"validation_grid": found.grid[name]}
 
     def _logistic(self, banks: "Banks", name: str, told: Told) -> dict[str, Any]:
-        from ssvit.evaluation.linear_probe import Logistic
+        from ssvit.evaluation.probes.linear import Logistic
 
         return asdict(Logistic(**asdict(self.asked))(
             banks.train.values[name], banks.train.labels, banks.test.values[name], banks.test.labels,
@@ -224,8 +224,8 @@ class Retrieval:
         from torch.nn.functional import normalize
 
         from ssvit.evaluation.neighbours import search
-        from ssvit.evaluation.retrieval import mean_average_precision, measure
         from ssvit.randomness import permutation
+        from ssvit.retrieval.index import mean_average_precision, measure
 
         asked = banks.train if leave_one_out else banks.test
         rows = permutation(0, "retrieval, queries", len(asked))[: self.queries].sort().values

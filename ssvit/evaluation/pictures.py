@@ -8,9 +8,9 @@ from matplotlib.figure import Figure
 from ssvit.evaluation.banks import Banks
 from ssvit.evaluation.measured import Measured
 from ssvit.evaluation.neighbours import search
-from ssvit.inspection import classes, sweeps
-from ssvit.inspection.contact_sheet import NEIGHBOURS, QUERIES, Neighbour, Row, contact_sheet
-from ssvit.inspection.feature_map import feature_map
+from ssvit.figures import classes, sweeps
+from ssvit.figures.contact_sheet import NEIGHBOURS, QUERIES, Neighbour, Row, contact_sheet
+from ssvit.figures.feature_map import feature_map
 
 
 def draw(banks: Banks, measured: Sequence[Measured]) -> dict[str, Figure]:

@@ -28,7 +28,7 @@ model = torch.export.load("model.pt2", extra_files=facts).module()
 {outputs} = model(images)  # (b, {shape}), {input}""",
     "safetensors": """import json
 from safetensors.torch import load_file
-from ssvit.encoder.vit import ViT
+from ssvit.models.vit import ViT
 
 encoder = ViT(**json.load(open("config.json"))["encoder"])
 encoder.load_state_dict({{k[8:]: v for k, v in load_file("model.safetensors").items() if k.startswith("encoder.")}})

@@ -9,11 +9,11 @@ from typing import Any
 
 import safetensors.torch
 
-from ssvit.durable import synchronise, write
-from ssvit.encoder.vit import ViT
+from ssvit.atomic_io import synchronise, write
 from ssvit.exchange import card, export_rules, huggingface, timm, writing
 from ssvit.exchange.layout import per_channel
 from ssvit.exchange.preprocessing import Preprocessing
+from ssvit.models.vit import ViT
 from ssvit.objectives.classify import Classify
 from ssvit.options import OptionError, UserError
 

@@ -8,7 +8,7 @@ from ssvit.exchange.layout import HALF, Layout, Place, both, described, per_chan
 from ssvit.options import UserError
 
 if TYPE_CHECKING:
-    from ssvit.encoder.vit import ViT
+    from ssvit.models.vit import ViT
 
 _LAYER = "encoder.layer.{i}"
 _ATTENTION = tuple(f"{_LAYER}.attention.attention.{part}" for part in ("query", "key", "value"))

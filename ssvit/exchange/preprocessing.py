@@ -1,6 +1,6 @@
 """How a checkpoint's evaluation prepares images, for those who open its export: in words, and in the peers' options.
 
-Standard library only. The transform itself is `ssvit.data.transforms.CenterCrop`.
+Standard library only. The transform itself is `ssvit.data.augment.crop.CenterCrop`.
 """
 
 import math

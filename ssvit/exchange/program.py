@@ -20,9 +20,9 @@ from torch.export import Dim, ExportedProgram
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from ssvit.durable import write
-from ssvit.encoder.vit import ViT
+from ssvit.atomic_io import write
 from ssvit.exchange.export_rules import FLOAT
+from ssvit.models.vit import ViT
 from ssvit.objectives.classify import Classify
 from ssvit.options import UserError
 

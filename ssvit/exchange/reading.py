@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ssvit import rules
-from ssvit.durable import seal
+from ssvit.atomic_io import seal
 from ssvit.exchange import files
 from ssvit.exchange.files import ForeignError
 from ssvit.exchange.google import GOOGLE
@@ -56,7 +56,7 @@ class Foreign:
         import torch
         import torch.nn.functional as F
 
-        from ssvit.encoder.vit import ViT
+        from ssvit.models.vit import ViT
 
         found = files.tensors(self.path, self.names.values())
         theirs = {usual: found[name] for usual, name in self.names.items()}

@@ -8,7 +8,7 @@ from ssvit.exchange.layout import HALF, IMAGENET, Layout, Place, both, described
 from ssvit.options import UserError
 
 if TYPE_CHECKING:
-    from ssvit.encoder.vit import ViT
+    from ssvit.models.vit import ViT
 
 # A model of timm's for each stem that it has, by the units of its stages.
 _HYBRIDS = {

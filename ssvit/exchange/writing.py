@@ -8,8 +8,8 @@ import re
 import torch
 from torch import Tensor
 
-from ssvit.encoder.vit import ViT
 from ssvit.exchange.layout import Layout
+from ssvit.models.vit import ViT
 from ssvit.objectives.classify import Classify
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ssvit.encoder.vit import ViT
+from ssvit.models.vit import ViT
 
 
 class Objective(nn.Module):

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.transforms import v2
 
-from ssvit.encoder.vit import ViT, lecun_normal_
+from ssvit.models.vit import ViT, lecun_normal_
 from ssvit.objectives import rules
 from ssvit.objectives.base import Objective
 from ssvit.objectives.distillation import Distillation

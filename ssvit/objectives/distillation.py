@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ssvit.encoder.vit import ViT
+from ssvit.models.vit import ViT
 from ssvit.objectives import rules
 from ssvit.objectives.base import Objective
 from ssvit.options import UserError

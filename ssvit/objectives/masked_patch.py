@@ -6,11 +6,11 @@ Letters: b images, n patches, m corrupted patches an image, d width.
 import torch
 from torch import Tensor, nn
 
-from ssvit.encoder.fused import Linear
-from ssvit.encoder.vit import ViT, gather
-from ssvit.masking import Corruption, Masking, corrupt
+from ssvit.kernels.fused import Linear
+from ssvit.models.vit import ViT, gather
 from ssvit.objectives.base import Objective
-from ssvit.targets import Target
+from ssvit.objectives.masking import Corruption, Masking, corrupt
+from ssvit.objectives.targets import Target
 
 
 class MaskedPatch(Objective):

@@ -22,8 +22,8 @@ from ssvit.evaluation.base import Evaluator
 from ssvit.objectives.base import Objective
 from ssvit.options import UserError
 from ssvit.randomness import key
-from ssvit.training import engine
-from ssvit.training.journal import Journal
+from ssvit.training import runtime
+from ssvit.training.metrics_log import Journal
 from ssvit.training.peers import Shared
 from ssvit.training.recipe import Recipe
 from ssvit.training.state import State
@@ -83,7 +83,7 @@ class Stop:
                 signal.signal(signum, handler)
 
 
-@engine.together()
+@runtime.together()
 def train(
     fabric: Fabric,
     objective: Objective,
@@ -111,7 +111,7 @@ def train(
         f"{folder}: {f'goes on after step {first}' if first else 'starts'}; {weights / 1e6:.2f} million weights in the "
         f"encoder, {len(loader.source)} images, {fabric.world_size} x {fabric.device.type}"
     )
-    if engine.lacks_kernels(recipe, fabric.device):
+    if runtime.lacks_kernels(recipe, fabric.device):
         say("no C compiler builds the kernels (cc, or what CC names): torch's own take about a quarter longer")
     journal = Journal(folder, recipe, first_step=first, speaks=fabric.is_global_zero)
     bad = 0
@@ -137,7 +137,7 @@ def train(
                 state.model, state.optimizer, max_norm=recipe.clip or math.inf, error_if_nonfinite=False
             ).item()
             # Every process decides by the same numbers: a loss that is not finite in one is so in the mean.
-            *values, norm, asked = engine.agree(fabric, [*outputs.values(), norm, float(stop.signum)])
+            *values, norm, asked = runtime.agree(fabric, [*outputs.values(), norm, float(stop.signum)])
             outputs = dict(zip(outputs, values, strict=True))
             complete = step + 1
             if math.isfinite(outputs["loss"]) and math.isfinite(norm):

@@ -9,30 +9,30 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ssvit import rules
+from ssvit.checkpoints import manifest
 from ssvit.data import rules as data_rules
 from ssvit.evaluation import probing_rules
 from ssvit.objectives import rules as objective_rules
 from ssvit.options import UserError, number, whole, within
-from ssvit.training import manifest
 from ssvit.training.recipe import Recipe
 
 RULES: Mapping[str, Callable[..., None]] = {
-    "ssvit.encoder.vit.ViT": rules.encoder,
-    "ssvit.training.checkpoint.load_encoder": manifest.check_encoder,
+    "ssvit.models.vit.ViT": rules.encoder,
+    "ssvit.checkpoints.checkpoint.load_encoder": manifest.check_encoder,
     "ssvit.objectives.classify.Classify": objective_rules.classify,
     "ssvit.objectives.distillation.Distillation": objective_rules.distillation,
-    "ssvit.masking.Masking": rules.masking,
-    "ssvit.targets.MeanColor": rules.target,
-    "ssvit.targets.ColorGrid": rules.target,
-    "ssvit.targets.Pixels": rules.target,
-    "ssvit.data.transforms.InceptionCrop": data_rules.crop,
-    "ssvit.data.transforms.ShiftCrop": data_rules.crop,
-    "ssvit.data.transforms.ResizeCrop": data_rules.resize_crop,
-    "ssvit.data.transforms.CenterCrop": data_rules.crop,
-    "ssvit.data.sources.folder": data_rules.images_in_folder,
-    "ssvit.data.sources.torchvision_set": data_rules.public_set,
-    "ssvit.data.sources.synthetic": data_rules.drawn_set,
-    "ssvit.data.sources.imagenet": data_rules.imagenet,
+    "ssvit.objectives.masking.Masking": rules.masking,
+    "ssvit.objectives.targets.MeanColor": rules.target,
+    "ssvit.objectives.targets.ColorGrid": rules.target,
+    "ssvit.objectives.targets.Pixels": rules.target,
+    "ssvit.data.augment.crop.InceptionCrop": data_rules.crop,
+    "ssvit.data.augment.crop.ShiftCrop": data_rules.crop,
+    "ssvit.data.augment.crop.ResizeCrop": data_rules.resize_crop,
+    "ssvit.data.augment.crop.CenterCrop": data_rules.crop,
+    "ssvit.data.datasets.folder": data_rules.images_in_folder,
+    "ssvit.data.datasets.torchvision_set": data_rules.public_set,
+    "ssvit.data.datasets.synthetic": data_rules.drawn_set,
+    "ssvit.data.datasets.imagenet": data_rules.imagenet,
     "ssvit.evaluation.knn_probe.KnnProbe": probing_rules.knn,
     "ssvit.evaluation.few_shot_probe.FewShotProbe": probing_rules.few_shot,
 }

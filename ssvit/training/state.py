@@ -20,11 +20,12 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
+from ssvit.checkpoints import checkpoint
+from ssvit.checkpoints.manifest import completed
 from ssvit.objectives.base import Objective
 from ssvit.options import UserError
-from ssvit.training import checkpoint, engine
+from ssvit.training import runtime
 from ssvit.training.average import Average
-from ssvit.training.manifest import completed
 from ssvit.training.recipe import Recipe, parameter_groups
 
 
@@ -46,7 +47,7 @@ class State:
             optimizer = torch.optim.SGD(groups, lr=recipe.lr, momentum=recipe.momentum, fused=True)
         else:
             optimizer = torch.optim.AdamW(groups, lr=recipe.lr, betas=tuple(recipe.betas), fused=True)
-        compiled = torch.compile(objective) if engine.compiles(recipe, fabric.device) else objective
+        compiled = torch.compile(objective) if runtime.compiles(recipe, fabric.device) else objective
         self.model, self.optimizer = fabric.setup(compiled, optimizer)
         # What Fabric has wrapped once more: torch's functions know the module as the strategy spreads it.
         self._spread: nn.Module = self.model._forward_module
@@ -59,7 +60,7 @@ class State:
         """The objective as evaluations see it: whole in every process, averaged weights, eval mode, no gradients."""
         averaged = self.average.in_place() if self.average is not None else contextlib.nullcontext()
         self.objective.eval()
-        with averaged, engine.gathered(self._spread), torch.no_grad(), self.fabric.autocast():
+        with averaged, runtime.gathered(self._spread), torch.no_grad(), self.fabric.autocast():
             yield self.objective
         self.objective.train()
 
@@ -81,7 +82,7 @@ class State:
                 checkpoint.save(folder, step, states, facts)
             except checkpoint.CheckpointError as error:
                 failure = str(error)
-        if any(engine.agree(self.fabric, [float(bool(failure))])):
+        if any(runtime.agree(self.fabric, [float(bool(failure))])):
             raise checkpoint.CheckpointError(failure or "the main process could not save")
 
     def restore(self, folder: Path, facts: Mapping[str, Any], say: Callable[[str], None]) -> int:

@@ -1,0 +1,280 @@
+"""All that there is to see of an encoder, or of two: which images are looked at, the figures, the numbers, the words.
+
+What an encoder does not have (filters of a hybrid, embeddings of relative positions) is told in a line instead.
+
+Letters: b images, l layers, h heads, n patches, c channels.
+"""
+
+import io
+import json
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from PIL import Image
+from torch import Tensor
+
+from ssvit import atomic_io
+from ssvit.analysis import attention, filters, positions, similarity
+from ssvit.data.decode import Unreadable, load
+from ssvit.data.loader import evaluation_batches
+from ssvit.data.source import Source
+from ssvit.figures import maps
+from ssvit.models.vit import ViT
+from ssvit.options import UserError
+
+_DIGITS = 5
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """Images (b, c, h, w) uint8 as an encoder sees them, what each is called, and what they are, in words."""
+
+    images: Tensor
+    names: tuple[str, ...]
+    told: str
+
+    def some(self, count: int) -> "Pictures":
+        """So many of them, evenly from all."""
+        places = _evenly(len(self.images), count)
+        return Pictures(self.images[places], tuple(self.names[place] for place in places), self.told)
+
+
+def held_out(source: Source, view: Any, count: int, **options: Any) -> Pictures:
+    """Images of a source, always the same ones, called by their class if it is known. UserError if none can be read.
+
+    options: batch_size, workers and timeout, as `evaluation_batches` has them.
+    """
+    batches = list(evaluation_batches(source, view, limit=count, **options))
+    if not batches:
+        raise UserError("none of the held-out images can be read; name pictures of your own after the options")
+    places = torch.cat([batch.slots for batch in batches])
+    names = [""] * len(places) if source.labels is None else [source.classes[i] for i in source.labels[places]]
+    return Pictures(torch.cat([batch.images for batch in batches]), tuple(names), f"{len(places)} held-out images")
+
+
+def from_files(paths: Sequence[str], view: Any, count: int, say: Callable[[str], None]) -> Pictures:
+    """A user's pictures, evenly from all if they are more than `count`; say(line) is called for one that is unreadable.
+
+    UserError if none can be read.
+    """
+    images, names = [], []
+    chosen = [paths[place] for place in _evenly(len(paths), count)]
+    for path in chosen:
+        try:
+            images.append(view([load(path)]))
+            names.append(Path(path).name)
+        except Unreadable as failure:
+            say(f"{failure}; left out")
+    if not images:
+        raise UserError(f"none of the {len(chosen)} pictures can be read")
+    of = f" of {len(paths)}" if len(paths) > len(images) else ""
+    return Pictures(torch.cat(images), tuple(names), f"{len(images)}{of} pictures")
+
+
+def _evenly(total: int, count: int) -> list[int]:
+    count = min(total, count)
+    return [place * total // count for place in range(count)]
+
+
+@dataclass
+class Report:
+    """Figures by name, numbers for JSON, and lines for the console."""
+
+    figures: dict[str, Figure] = field(default_factory=dict)
+    numbers: dict[str, Any] = field(default_factory=dict)
+    lines: list[str] = field(default_factory=list)
+
+    def save(self, folder: Path, step: int) -> list[Path]:
+        """Write <name>.png for each figure, the same for TensorBoard at a step, and numbers.json: the files' paths.
+
+        Each file is there whole or not at all. UserError if the disk refuses.
+        """
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.summary.writer.record_writer import RecordWriter
+        from torch.utils.tensorboard.summary import image
+
+        written = []
+        # TensorBoard's own writer has a thread, which dies on a full disk and leaves the others waiting.
+        events = io.BytesIO()
+        board = RecordWriter(events)
+        board.write(Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            for name, figure in self.figures.items():
+                png = io.BytesIO()
+                figure.savefig(png, format="png")
+                written.append(folder / f"{name}.png")
+                atomic_io.replace(written[-1], png.getvalue())
+                with Image.open(png) as picture:
+                    summary = image(name, np.asarray(picture.convert("RGB")), dataformats="HWC")
+                board.write(Event(wall_time=time.time(), step=step, summary=summary).SerializeToString())
+            atomic_io.replace(folder / f"events.out.tfevents.{step:010d}.visualize", events.getvalue())
+            written.append(folder / "numbers.json")
+            atomic_io.replace(written[-1], (json.dumps(self.numbers) + "\n").encode())
+            atomic_io.synchronise(folder)
+        except OSError as error:
+            raise UserError(f"{error.filename or folder}: cannot be written ({error.strerror or error})") from None
+        return written
+
+
+def look(
+    encoder: ViT,
+    pictures: Pictures,
+    *,
+    layer: int,
+    pooling: str,
+    shown: int,
+    batch_size: int,
+    other: tuple[str, ViT] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Report:
+    """Look into an encoder in eval mode by what it does with some pictures, `shown` of which are drawn.
+
+    layer: whose heads are drawn, from 1. pooling: whose attention, see `attention.over_patches`. other: the name of a
+    second encoder of images of the same size, and that encoder, to compare with.
+    """
+    report = Report()
+    grid = encoder.grid
+    sides = "x".join(map(str, encoder.image_size))
+    report.lines.append(f"{pictures.told} of {sides} pixels, {grid[0]}x{grid[1]} patches")
+    report.numbers |= {"images": len(pictures.images), "image_size": encoder.image_size,
+                       "patch_size": encoder.patch_size, "grid": grid}  # fmt: skip
+    _filters(report, encoder)
+    _positions(report, encoder)
+    encoders = {"the encoder": encoder, **(dict([other]) if other else {})}
+    distances, alignment = measure(list(encoders.values()), pictures.images, batch_size, progress)
+    _distances(report, encoder, dict(zip(encoders, distances, strict=True)))
+    _similarity(report, alignment, len(encoder.blocks), other[0] if other else "")
+    _maps(report, encoder, pictures.some(shown), layer, pooling)
+    return report
+
+
+def _filters(report: Report, encoder: ViT) -> None:
+    report.numbers["filters"] = None
+    try:
+        found = filters.components(filters.filters(encoder))
+    except UserError as reason:
+        report.lines.append(str(reason))
+        return
+    report.figures["filters"] = filters.draw(found)
+    report.numbers["filters"] = {"components": len(found.shares), "shares_of_variance": _plain(found.shares)}
+    share = f"{100 * found.shares.sum():.1f} % of their variance"
+    report.lines.append(f"filters: the first {len(found.shares)} principal components have {share}")
+
+
+def _positions(report: Report, encoder: ViT) -> None:
+    report.numbers["positions"] = None
+    try:
+        found = positions.similarity(encoder).cpu()
+    except UserError as reason:
+        report.lines.append(str(reason))
+        return
+    report.figures["positions"] = positions.draw(found, encoder.grid)
+    report.numbers["positions"] = {"cosine": _plain(found)}
+
+
+@torch.no_grad()
+def measure(
+    encoders: Sequence[ViT], images: Tensor, batch_size: int, progress: Callable[[int, int], None] | None = None
+) -> tuple[list[Tensor], Tensor | None]:
+    """Each encoder's mean attention distances (l, h), and the alignment of all layers in turn, None of too few images.
+
+    batch_size: 8 or more.
+    """
+    between = [attention.between_patches(encoder) for encoder in encoders]
+    sums = [torch.zeros(len(encoder.blocks), encoder.blocks[0].attention.heads).double() for encoder in encoders]
+    layers = sum(map(len, sums))
+    independence, done = torch.zeros(layers, layers).double(), 0
+    enough = len(images) >= similarity.FEWEST
+    # Parts of one size, or one image less, so that none has too few.
+    for part in images.tensor_split(math.ceil(len(images) / batch_size)):
+        grams = []
+        for encoder, apart, own in zip(encoders, between, sums, strict=True):
+
+            def see(layer: int, weights: Tensor, own: Tensor = own, apart: Tensor = apart) -> None:
+                own[layer] += attention.mean_distance(weights, apart).sum(0).cpu()
+
+            with attention.watched(encoder, see):
+                grams += [similarity.gram(tokens) for tokens in encoder.layers(part.to(encoder.mean.device))]
+        if enough:
+            independence += similarity.hsic(torch.stack(grams)).cpu()
+        done += len(part)
+        if progress:
+            progress(done, len(images))
+    return [own / len(images) for own in sums], similarity.cka(independence) if enough else None
+
+
+def _distances(report: Report, encoder: ViT, found: dict[str, Tensor]) -> None:
+    uniform = attention.between_patches(encoder).mean().item()
+    report.figures["attention_distance"] = maps.draw_distances(found, uniform)
+    report.numbers["attention_distance"] = {
+        "unit": "pixels between patch centres, special tokens left out",
+        "all_patches_alike": uniform,
+        "layers_by_heads": {name: _plain(distances) for name, distances in found.items()},
+    }
+    for name, distances in found.items():
+        ends = dict.fromkeys((0, len(distances) - 1))
+        told = ", ".join(
+            f"layer {layer + 1} {distances[layer].mean():.2f} pixels "
+            f"(heads {distances[layer].min():.2f} to {distances[layer].max():.2f})"
+            for layer in ends
+        )
+        report.lines.append(f"mean attention distance of {name}: {told}")
+    report.lines.append(f"mean attention distance if all patches were alike: {uniform:.2f} pixels")
+
+
+def _similarity(report: Report, alignment: Tensor | None, layers: int, other: str) -> None:
+    report.numbers["cka"] = None
+    if alignment is None:
+        report.lines.append(f"similarity: not available of fewer than {similarity.FEWEST} images")
+        return
+    report.figures["similarity"] = similarity.draw(alignment, layers, other)
+    within, across = alignment[:layers, :layers], alignment[:layers, layers:]
+    report.numbers["cka"] = {"layers": _plain(within)}
+    report.lines.append(f"similarity of the first and the last layer (linear CKA): {within[0, -1]:.3f}")
+    if not other:
+        return
+    report.numbers["cka"] |= {"other": other, "layers_by_layers_of_other": _plain(across)}
+    if across.shape[0] != across.shape[1]:
+        report.lines.append(f"similarity with {other}: it has another depth, so no layer has its like")
+        return
+    same = across.diagonal()
+    report.numbers["cka"]["same_layer"] = _plain(same)
+    told = " ".join(f"{value:.3f}" for value in same.tolist())
+    least = same.nan_to_num(1).argmin().item() + 1
+    report.lines.append(f"similarity with {other}, layer by layer: {told}; layer {least} differs most")
+
+
+@torch.no_grad()
+def _maps(report: Report, encoder: ViT, pictures: Pictures, layer: int, pooling: str) -> None:
+    rollout: Tensor | None = None
+    heads: Tensor | None = None
+
+    def see(number: int, weights: Tensor) -> None:
+        nonlocal rollout, heads
+        rollout = attention.rolled(rollout, weights)
+        if number + 1 == layer:
+            heads = attention.over_patches(weights, encoder.special, pooling).cpu()
+
+    with attention.watched(encoder, see):
+        encoder(pictures.images.to(encoder.mean.device))
+    whole = attention.over_patches(rollout, encoder.special, pooling).cpu()
+    report.figures["rollout"] = maps.draw_rollout(pictures.images, whole, encoder.grid, pictures.names)
+    report.figures["heads"] = maps.draw_heads(pictures.images, heads, encoder.grid, pictures.names, layer)
+    shared = {"pooling": pooling, "images": pictures.names}
+    report.numbers["rollout"] = {**shared, "attention": _plain(whole)}
+    report.numbers["heads"] = {**shared, "layer": layer, "attention": _plain(heads)}
+
+
+def _plain(numbers: Tensor) -> Any:
+    """As nested lists for JSON, which has no nan."""
+    rounded = np.round(numbers.double().cpu().numpy(), _DIGITS).astype(object)
+    rounded[numbers.isnan().cpu().numpy()] = None
+    return rounded.tolist()

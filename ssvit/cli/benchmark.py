@@ -1,0 +1,49 @@
+"""Measure a part of ssvit beside its peers: python tools/benchmark.py part=step"""
+
+import importlib
+import json
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+from ssvit.benchmark import rules
+from ssvit.cli.launch import launch
+from ssvit.options import one_of, whole, within
+
+
+def run(config: DictConfig, plain: dict[str, Any]) -> None:
+    """Check the options, measure, print the tables, and write rates and pictures if asked to."""
+    one_of("part", plain["part"], rules.PARTS)
+    whole("rounds", plain["rounds"])
+    with within("step"):
+        rules.step(**plain["step"])
+    options = plain["step"] if plain["part"] == "step" else {}
+
+    from ssvit.benchmark.timing import as_json, table
+
+    results = importlib.import_module(f"ssvit.benchmark.{plain['part']}").run(rounds=plain["rounds"], **options)
+    for title, rates in results.items():
+        print(table(title, rates))
+    if plain["output"] is not None:
+        Path(plain["output"]).write_text(json.dumps(as_json(results), indent=2) + "\n")
+    if plain["plot"] is not None:
+        _draw(results, plain["plot"])
+
+
+def _draw(results: dict[str, Any], path: str) -> None:
+    from ssvit.figures.speed import speed
+
+    for place, (title, rates) in enumerate(results.items()):
+        # What measures the machine has a unit of its own.
+        shown = [rate for rate in rates if "product of" not in rate.name]
+        values = ([getattr(rate, name) for rate in shown] for name in ("name", "per_work_second", "quartiles"))
+        file = Path(path)
+        speed(*values, title=title, unit="items per second of work").savefig(
+            file if place == 0 else file.with_stem(f"{file.stem}_{place + 1}")
+        )
+
+
+def main() -> None:
+    """Start the tool."""
+    launch("benchmark", run)

@@ -1,0 +1,44 @@
+"""Turn what a pre-training run left into a classifier: python tools/finetune.py
+
+Takes the newest finished run under outputs/ and its images, unless checkpoint= and data= name others. The same command
+again goes on where the run was stopped.
+"""
+
+from typing import Any
+
+from omegaconf import DictConfig
+
+from ssvit.checkpoints import manifest
+from ssvit.checkpoints.run_folder import RunFolder, is_main_process
+from ssvit.cli.launch import announce, configuration, job_name, launch
+from ssvit.cli.pretrained import SCRATCH, brought, default_name, from_scratch, offer_again
+from ssvit.training import comparison, preflight
+
+
+def run(config: DictConfig, plain: dict[str, Any]) -> None:
+    """Check the configuration, take the run folder, and only then load torch, build and train."""
+    recipe = preflight.check(plain)
+    comparison.check(plain)
+    config.name = job_name(str(default_name(config) if plain["name"] is None else plain["name"]))
+    if plain["checkpoint"] == SCRATCH:
+        config = from_scratch(config)
+    folder = RunFolder(config.outputs, config.name)
+    if is_main_process():
+        folder.open(configuration(config, brought()), overwrite=config.overwrite)
+        announce()
+        print(f"{config.name}: starts from {config.encoder.get('path', 'random weights')}", flush=True)
+
+    from ssvit.cli.session import Session
+
+    session = Session(config, folder.path, stage=manifest.FINETUNE)
+    if plain["compare"]:
+        comparison.compare(session.run, seed=recipe.seed, seeds=plain["seeds"], folder=folder.path)
+    elif plain["sweep"]:
+        comparison.choose(session.run, folder=folder.path, **plain["table4"])
+    else:
+        session.train(config, folder.path)
+
+
+def main() -> None:
+    """Start the tool."""
+    launch("finetune", run, before=offer_again)

@@ -1,0 +1,246 @@
+"""How every tool starts: the environment that torch reads as it loads, Hydra, and failures in one line.
+
+Status: 0 done, 1 failed, 2 the configuration is wrong, 130 and 143 stopped by Ctrl-C and SIGTERM.
+"""
+
+import difflib
+import os
+import re
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NoReturn
+
+# A waiting thread that spins takes the core from the one it waits for: up to 12 times slower on a busy machine.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# But one that sleeps at once is woken late: to spin for some 25 microseconds first costs others little.
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+# Hydra then raises its errors instead of printing them with advice for its developers; `launch` words them below.
+os.environ["HYDRA_FULL_ERROR"] = "1"
+
+import hydra
+import yaml
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException, InstantiationException, MissingConfigException, OverrideParseException
+from hydra.types import RunMode
+from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf.errors import (
+    ConfigAttributeError,
+    ConfigKeyError,
+    InterpolationToMissingValueError,
+    MissingMandatoryValue,
+    OmegaConfBaseException,
+)
+
+from ssvit.checkpoints.configuration import Configuration, command, refers
+from ssvit.checkpoints.run_folder import is_main_process
+from ssvit.options import OptionError, UserError, printable, typed
+
+# A file name that the terminal's encoding lacks must not end a run.
+for stream in (sys.stdout, sys.stderr):
+    stream.reconfigure(errors="backslashreplace")
+
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+
+
+def launch(
+    name: str,
+    main: Callable[[DictConfig, dict[str, Any]], None],
+    *,
+    before: Callable[[dict[str, str]], None] | None = None,
+    positional: str | None = None,
+) -> None:
+    """Compose configs/<name>.yaml with the command line and call main(config, the same as plain data).
+
+    before: called first, with the options as they were typed, to add choices of its own to Hydra's. positional: the
+    option, a list, that arguments become which are not written option=value.
+    """
+    bare = [argument for argument in sys.argv[1:] if positional and _is_bare(argument)]
+    # Hydra wants its own flags before the options.
+    sys.argv[1:] = sorted((argument for argument in sys.argv[1:] if argument not in bare), key=_is_option)
+
+    for argument in sys.argv[1:]:
+        if argument.startswith("~"):
+            leave(f"{argument}: an option can be changed, as option=value, but not taken away", 2)
+        _check_builder(argument)
+
+    def run(config: DictConfig) -> None:
+        try:
+            _check_kinds(config, name)
+            if bare:
+                config[positional] = [*config[positional], *bare]
+            main(config, OmegaConf.to_container(config, resolve=True, throw_on_missing=True))
+        except OptionError as error:
+            leave(f"{_option(error.name, config)}={typed(error.value)}: {error.right}", 2)
+        except UserError as error:
+            leave(str(error), getattr(error, "status", 1))
+        except InstantiationException as error:
+            _explain(error, config)
+        except OmegaConfBaseException as error:
+            leave(_reason(error), 2)
+        except OSError as error:
+            leave(f"{error.filename or 'system'}: {error.strerror or error}", 1)
+
+    try:
+        if before:
+            before(dict(argument.split("=", 1) for argument in sys.argv[1:] if "=" in argument))
+        hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name=name)(run)()
+    except (HydraException, OmegaConfBaseException) as error:
+        leave(_reason(error), 2)
+    except UserError as error:
+        leave(str(error), 2)
+    except OSError as error:
+        leave(f"{error.filename or 'system'}: {error.strerror or error}", 1)
+    except ValueError as error:
+        if "Config group override" not in str(error):
+            raise
+        leave(_misplaced(), 2)
+    except KeyboardInterrupt:
+        leave("stopped by Ctrl-C", 130)
+
+
+def configuration(config: DictConfig, brought: Mapping[str, str | None] = MappingProxyType({})) -> Configuration:
+    """What a run's folder keeps of its configuration, with references to other options as they were written, so that
+    one can be changed; what a resolver gave is kept as its value.
+
+    brought: choices that a checkpoint brings, in place of those made here.
+    """
+    written, resolved = (OmegaConf.to_container(config, resolve=resolve) for resolve in (False, True))
+    chosen = HydraConfig.get().runtime.choices
+    choices = {group: file for group, file in chosen.items() if not group.startswith("hydra/")} | brought
+    own = {"name": str(config.name), "command": typed_command()}
+    return Configuration.of(_settled(written, resolved) | own, choices)
+
+
+def _settled(written: Any, resolved: Any) -> Any:
+    if isinstance(written, dict) and isinstance(resolved, dict):
+        return {key: _settled(value, resolved[key]) for key, value in written.items()}
+    if isinstance(written, list) and isinstance(resolved, list):
+        return [_settled(*both) for both in zip(written, resolved, strict=True)]
+    return resolved if isinstance(written, str) and not refers(written) else written
+
+
+def typed_command() -> str:
+    """What tells this command from others: its options as they were typed, in whatever order."""
+    return command(argument for argument in sys.argv[1:] if _is_option(argument))
+
+
+def job_name(name: str) -> str:
+    """The name of a run, which for a job of a sweep (-m) tells the values that are its own."""
+    hydra_config = HydraConfig.get()
+    if hydra_config.mode != RunMode.MULTIRUN:
+        return name
+    shared = {argument.lstrip("+") for argument in sys.argv[1:]}
+    own = [option for option in hydra_config.overrides.task if option.lstrip("+") not in shared]
+    if any(option.startswith("name=") for option in own):
+        return name
+    return "_".join([name, *(re.sub(r"[^\w.=,+-]+", "-", option) for option in own)])
+
+
+def _check_builder(argument: str) -> None:
+    """What is called can be chosen by the name of a file alone: a run's folder keeps no more of it."""
+    option, given, _ = argument.partition("=")
+    if given and any(part.startswith("_") and part.endswith("_") and len(part) > 1 for part in option.split(".")):
+        leave(f"{argument}: what is called is chosen by a file's name: put it into one of your own (--config-dir)", 2)
+
+
+def _check_kinds(config: DictConfig, name: str) -> None:
+    """OptionError for a value in the place of a group of options, or of a list, which it would silently take away."""
+    choices = HydraConfig.get().runtime.choices
+    options = {
+        option.lstrip("+").partition("=")[0]: option for option in HydraConfig.get().overrides.task if "=" in option
+    }
+    before = hydra.compose(name, [option for group, option in options.items() if group in choices])
+    for option in options.keys() - choices.keys():
+        value, usual = (OmegaConf.select(node, option) for node in (config, before))
+        if isinstance(usual, DictConfig) and not isinstance(value, DictConfig):
+            if value is None and "." in option and (option.startswith("measures.") or "_target_" not in usual):
+                continue  # one of several measures, or the stem of an encoder, may be left out
+            first = next((key for key in usual if not str(key).startswith("_")), "option")
+            raise OptionError(option, value, f"is a group of options: give one of them, as {option}.{first}=…")
+        if isinstance(usual, ListConfig) and not isinstance(value, ListConfig | str) and "." not in option:
+            raise OptionError(option, value, "must be a list")
+
+
+def _misplaced() -> str:
+    """What is wrong with a choice that is no name of a file."""
+    for argument in sys.argv[1:]:
+        group, _, value = argument.partition("=")
+        folder = CONFIGS / group.partition("@")[0]
+        if folder.is_dir() and not isinstance(yaml.safe_load(value), str | list):
+            return f"{argument}: must be one of {', '.join(sorted(path.stem for path in folder.glob('*.yaml')))}"
+    return "a choice of a file must be its name, or a list of names"
+
+
+def _is_option(argument: str) -> bool:
+    return "=" in argument and not argument.startswith("-")
+
+
+def _is_bare(argument: str) -> bool:
+    """Whether an argument is no option: a file that there is, or without the = or - that options have."""
+    return os.path.exists(argument) or not (argument.startswith("-") or "=" in argument)
+
+
+_said: list[str] = []
+
+
+def say(line: str) -> None:
+    """Keep a line for `announce`: what is wrong with a command is told first, and alone."""
+    _said.append(line)
+
+
+def announce() -> None:
+    """Print what was said before the work begins, in the main process alone."""
+    if is_main_process():
+        print(*map(printable, _said), sep="\n", end="\n" * bool(_said), flush=True)
+    _said.clear()
+
+
+def leave(line: str, status: int) -> NoReturn:
+    """Print one line and end the process."""
+    sys.stdout.flush()
+    print(f"{Path(sys.argv[0]).name}: {printable(' '.join(line.split()))}", file=sys.stderr)
+    sys.exit(status)
+
+
+def _option(name: str, config: DictConfig) -> str:
+    """The option to type for one that only refers to it: data.root where data.source.root is ${data.root}."""
+    node: Any = OmegaConf.to_container(config, resolve=False)
+    for key in name.split("."):
+        node = node.get(key) if isinstance(node, dict) else None
+    reference = re.fullmatch(r"\$\{([\w.]+)\}", node) if isinstance(node, str) else None
+    return reference[1] if reference else name
+
+
+def _explain(error: InstantiationException, config: DictConfig) -> NoReturn:
+    """Tell what a constructor refused; any other failure in it is a fault of the program and is raised as it was."""
+    part = str(error).rpartition("full_key: ")[2]
+    cause = error.__cause__
+    if isinstance(cause, OptionError):
+        leave(f"{_option(f'{part}.{cause.name}', config)}={typed(cause.value)}: {cause.right}", 2)
+    if isinstance(cause, UserError):
+        leave(str(cause), 1)
+    if isinstance(cause, TypeError) and "argument" in str(cause):
+        leave(f"{part}: {cause}", 2)
+    raise cause or error
+
+
+def _reason(error: Exception) -> str:
+    """What a Hydra or OmegaConf error means for the command line, in one line."""
+    cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
+    first = str(cause).partition("\n")[0]
+    if isinstance(error, OverrideParseException):
+        return f"{error.override}: must be written option=value"
+    if isinstance(error, MissingConfigException) and error.options:
+        group, _, name = (error.missing_cfg_file or "").rpartition("/")
+        return f"{group}={name}: must be one of {', '.join(error.options)}"
+    if isinstance(cause, MissingMandatoryValue | InterpolationToMissingValueError):
+        return f"{first.rpartition(': ')[2]}: has no default and must be given"
+    if isinstance(cause, ConfigKeyError | ConfigAttributeError) and cause.full_key and cause.parent_node is not None:
+        known = [str(key) for key in cause.parent_node]
+        parent, _, key = cause.full_key.rpartition(".")
+        close = difflib.get_close_matches(key, known, n=1)
+        hint = f"did you mean {parent + '.' if parent else ''}{close[0]}?" if close else f"there are {', '.join(known)}"
+        return f"{cause.full_key}: there is no such option; {hint}"
+    return first

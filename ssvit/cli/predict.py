@@ -1,0 +1,52 @@
+"""Name the classes of pictures: python tools/predict.py checkpoint=PATH PICTURES…"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+from ssvit.atomic_io import replace
+from ssvit.checkpoints import manifest
+from ssvit.cli.launch import announce, launch, say
+from ssvit.data import folder
+from ssvit.options import OptionError, UserError, printable, whole
+
+
+def run(config: DictConfig, plain: dict[str, Any]) -> None:
+    """Print the most probable classes of each picture; those that cannot be read are named and the status is 1."""
+    whole("top", plain["top"])
+    if plain["output"] is not None and not Path(plain["output"]).absolute().parent.is_dir():
+        raise OptionError("output", plain["output"], "there is no such folder")
+    if not plain["images"]:
+        raise OptionError("images", "", "name pictures, or folders of them, after the options")
+    paths = [path for image in plain["images"] for path in folder.pictures(str(image))]
+    checkpoint = manifest.find(plain["checkpoint"], outputs=plain["outputs"], stage=manifest.FINETUNE, say=say)
+    view = manifest.read(checkpoint).get("view")
+    announce()
+
+    from ssvit.checkpoints.checkpoint import load_classifier
+    from ssvit.data.augment.crop import CenterCrop
+    from ssvit.evaluation.naming import name as name_classes
+
+    classifier = load_classifier(checkpoint)
+    print(f"{checkpoint}: {len(classifier.classes)} classes")
+    answers, unreadable = [], 0
+    for path, answer in name_classes(classifier, paths, CenterCrop(**view)):
+        if isinstance(answer, UserError):
+            unreadable += 1
+            print(answer)
+            continue
+        best = answer.topk(min(plain["top"], len(answer)))
+        named = [(classifier.classes[i], p) for p, i in zip(best.values.tolist(), best.indices.tolist(), strict=True)]
+        answers.append({"image": path, "classes": [{"class": name, "probability": p} for name, p in named]})
+        print(printable(f"{path}: {', '.join(f'{name} {100 * p:.1f} %' for name, p in named)}"))
+    if plain["output"] is not None:
+        replace(Path(plain["output"]), (json.dumps(answers, indent=1) + "\n").encode())
+    if unreadable:
+        raise UserError(f"{unreadable} of {len(paths)} pictures could not be read")
+
+
+def main() -> None:
+    """Start the tool."""
+    launch("predict", run, positional="images")

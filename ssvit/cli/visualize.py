@@ -1,0 +1,59 @@
+"""Look into an encoder: python tools/visualize.py checkpoint=PATH PICTURES…"""
+
+from pathlib import Path
+from typing import Any
+
+from hydra.utils import instantiate
+from omegaconf import DictConfig
+
+from ssvit.analysis import visualize_rules as rules
+from ssvit.checkpoints import manifest
+from ssvit.cli import compared
+from ssvit.cli.frozen import told
+from ssvit.cli.launch import announce, launch
+from ssvit.cli.pretrained import offer
+from ssvit.data import folder
+from ssvit.training import preflight
+
+
+def run(config: DictConfig, plain: dict[str, Any]) -> None:
+    """Draw the figures and say the numbers; pictures that cannot be read are named and left out."""
+    rules.check(**{name: plain[name] for name in rules.CHECKED})
+    paths = [path for image in plain["images"] for path in folder.pictures(str(image))]
+    preflight.parts({"encoder": plain["encoder"], "data": {"view": plain["data"]["view"]} if paths else plain["data"]})
+    path = Path(plain["encoder"]["path"])
+    facts = manifest.read(path, plain["encoder"])
+    options = rules.asked(facts["encoder"], layer=plain["layer"], pooling=plain["pooling"])
+    other = compared.find(plain)
+    announce()
+
+    import torch
+
+    from ssvit.analysis import inside
+
+    device = "cuda" if plain["device"] == "auto" and torch.cuda.is_available() else "cpu"
+    view, batch = instantiate(config.data.view, _convert_="all"), plain["batch_size"]
+    if paths:
+        pictures = inside.from_files(paths, view, plain["count"], print)
+    else:
+        source = instantiate(config.data.source, _convert_="all").watched
+        reading = {"batch_size": batch, "workers": plain["workers"], "timeout": plain["loader_timeout"]}
+        pictures = inside.held_out(source, view, plain["count"], **reading)
+    encoder = instantiate(config.encoder, _convert_="all").to(device)
+    if second := compared.build(config, plain, other):
+        second[1].to(device)
+    options |= {"shown": plain["shown"], "batch_size": batch, "progress": told("images", " images")}
+    found = inside.look(encoder, pictures, other=second, **options)
+    found.numbers |= {
+        "checkpoint": str(path),
+        "step": facts["step"],
+        "other": plain["other"] and str(other or plain["other"]),
+    }
+    home = Path(plain["outputs"], path.stem) if path.is_file() else path.parent
+    written = found.save(Path(plain["output"] or home / "visualize"), facts["step"])
+    print(*found.lines, *(f"written: {file}" for file in written), sep="\n")
+
+
+def main() -> None:
+    """Start the tool."""
+    launch("visualize", run, before=offer, positional="images")

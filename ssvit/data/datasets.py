@@ -1,0 +1,161 @@
+"""The data sets: builders that find the images to train on, to choose by and to report on."""
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ssvit.data import folder as folders
+from ssvit.data import rules
+from ssvit.data.files import Files
+from ssvit.data.memory import Memory
+from ssvit.data.source import Data, Source, hold_out
+from ssvit.options import OptionError, UserError, pair
+
+
+def synthetic(*, size: Any = 32, images: int = 8192, held_out_images: int = 2048, seed: int = 0) -> Data:
+    """The embedded set, drawn anew at each start: nothing to download. OptionError for sizes or counts amiss."""
+    from ssvit.data.synthetic import CLASSES, render
+
+    rules.drawn_set(size=size, images=images, held_out_images=held_out_images, seed=seed)
+    size = pair("size", size)
+    train = render(torch.arange(images), seed=seed, size=size)
+    test = render(torch.arange(images, images + held_out_images), seed=seed, size=size)
+    return Data(Memory(*train, CLASSES), None, Memory(*test, CLASSES), CLASSES)
+
+
+def folder(
+    *,
+    root: str,
+    train: str | None = folders.AUTO,
+    validation: str | None = folders.AUTO,
+    test: str | None = folders.AUTO,
+    held_out: float = 0.1,
+    seed: int = 0,
+    verify: str = "size",
+) -> Data:
+    """A folder of images, flat or with a subfolder for each class, or subfolders of those: see `folders.splits`.
+
+    Without validation and test images the fraction `held_out` of the images is kept from training to test on. Where
+    there are both, test=auto passes over images that have no labels of the training set's classes. UserError if
+    validation or test images have a class that training lacks. verify: as that of `Files`.
+    """
+    named = {"train": train, "validation": validation, "test": test}
+    rules.images_in_folder(root=root, **named, held_out=held_out, seed=seed, verify=verify)
+    found = folders.splits(root, **named)
+    trained = _files(found.train, verify=verify)
+    if found.validation is None and found.test is None:
+        trained, kept = hold_out(trained, fraction=held_out, seed=seed)
+        told = f"{_short(found.train)} {len(trained):,} images to train on, {len(kept):,} others to measure on"
+        return Data(trained, None, kept, trained.classes, f"{told} (data.held_out={held_out:g})")
+    validated = found.validation and _files(found.validation, trained.classes, verify=verify)
+    tested, reason = None, ""
+    optional = test == folders.AUTO and validated
+    try:
+        tested = found.test and _files(found.test, trained.classes, verify=verify)
+        if optional and tested and trained.classes and tested.labels is None:
+            tested, reason = None, "its images have no labels"
+    except UserError as error:
+        if not optional:
+            raise
+        reason = str(error)
+    choices, figure = ("for choices", "for the reported figure") if validated and tested else ("to measure on",) * 2
+    told = [f"{_short(found.train)} {len(trained):,} images to train on"]
+    for path, source, purpose in ((found.validation, validated, choices), (found.test, tested, figure)):
+        if source is not None:
+            told.append(f"{_short(path)} {len(source):,} {purpose}")
+    if reason:
+        told.append(f"{_short(found.test)} is not used: {reason}")
+    return Data(trained, validated, tested, trained.classes, "; ".join(told))
+
+
+def _short(path: str) -> str:
+    return f"{os.path.basename(os.path.abspath(path))}/"
+
+
+def imagenet(*, root: str, verify: str = "size") -> Data:
+    """ImageNet in its usual layout: train/ and val/, in each a folder for every class, named by its wnid."""
+    rules.imagenet(root=root, verify=verify)
+    train = _files(os.path.join(root, "train"), verify=verify)
+    if not train.classes:
+        raise OptionError("root", root, "images lie in train/ itself, not in a folder for each class")
+    validation = _files(os.path.join(root, "val"), train.classes, verify=verify)
+    if validation.labels is None:
+        raise OptionError("root", root, "images lie in val/ itself: sort them into a folder for each class (wnid)")
+    return Data(train, validation, None, train.classes)
+
+
+def torchvision_set(
+    *,
+    name: str,
+    root: str,
+    download: bool = False,
+    split: str | None = None,
+) -> Data:
+    """A public data set as torchvision reads it: cifar10, cifar100, stl10, flowers102 or oxford_pets.
+
+    Trains on all labelled images that are not the set's test images, or with split=unlabeled on STL-10's unlabelled
+    ones. Measures on the test images. UserError if the files are absent or damaged.
+    """
+    rules.public_set(name=name, root=root, download=download, split=split)
+    train_parts, test_part = _READERS[name]
+    try:
+        train = _torchvision(name, root, (split,) if split else train_parts, download)
+        test = _torchvision(name, root, (test_part,), download)
+    except ModuleNotFoundError as error:
+        raise UserError(f"data.name={name}: reading it needs the package {error.name}") from None
+    except (RuntimeError, OSError, EOFError) as error:
+        if download:
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise UserError(f"data.root={root}: {name} could not be fetched: {reason}") from None
+        right = "give the folder that holds it, or set data.download=true to fetch it"
+        raise UserError(f"data.root={root}: holds no whole {name}: {right}") from None
+    return Data(train, None, test, train.classes)
+
+
+def _files(root: str, classes: Sequence[str] = (), *, verify: str) -> Files:
+    """The images of a folder, labelled by `classes` where given, else by the names that it holds."""
+    found = folders.list_images(root)
+    paths = [path for path, _ in found]
+    names = {name for _, name in found}
+    if None in names:
+        return Files(paths, verify=verify)
+    classes = tuple(classes) or tuple(sorted(names))
+    if unknown := names - set(classes):
+        raise UserError(f"{root}: the class {min(unknown)} is not among the {len(classes)} that are trained on")
+    label = {name: number for number, name in enumerate(classes)}
+    return Files(paths, [label[name] for _, name in found], classes, verify=verify)
+
+
+# The parts that make up the training set, and the part that is measured on, of each of rules.PUBLIC_SETS.
+_READERS = {
+    "cifar10": (("train",), "test"),
+    "cifar100": (("train",), "test"),
+    "stl10": (("train",), "test"),
+    "flowers102": (("train", "val"), "test"),
+    "oxford_pets": (("trainval",), "test"),
+}
+
+
+def _torchvision(name: str, root: str, parts: Sequence[str], download: bool) -> Source:
+    from torchvision import datasets
+
+    if name in ("cifar10", "cifar100"):
+        reader = datasets.CIFAR10 if name == "cifar10" else datasets.CIFAR100
+        found = reader(root, train=parts == ("train",), download=download)
+        return Memory(torch.from_numpy(found.data).permute(0, 3, 1, 2), found.targets, found.classes)
+    if name == "stl10":
+        found = datasets.STL10(root, split=parts[0], download=download)
+        images = torch.from_numpy(found.data)
+        return Memory(images) if parts[0] == "unlabeled" else Memory(images, found.labels, found.classes)
+    if name == "flowers102":
+        found = [datasets.Flowers102(root, split=part, download=download) for part in parts]
+        paths, labels = _joined(found, "_image_files"), _joined(found, "_labels")
+        return Files(paths, labels, getattr(found[0], "classes", [f"flower {i}" for i in range(102)]))
+    found = [datasets.OxfordIIITPet(root, split=part, download=download) for part in parts]
+    return Files(_joined(found, "_images"), _joined(found, "_labels"), found[0].classes)
+
+
+def _joined(sets: Sequence[Any], attribute: str) -> list[Any]:
+    return [item for part in sets for item in getattr(part, attribute)]

@@ -1,0 +1,82 @@
+"""Image files, decoded as they are needed.
+
+Letters: n images.
+"""
+
+import hashlib
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from typing import Any
+
+from torch import Tensor
+from tqdm import tqdm
+
+from ssvit.data import rules
+from ssvit.data.source import checked_labels
+from ssvit.options import UserError, printable
+
+
+class Files:
+    """Image files of any size, decoded to RGB as they are needed; labels (n,). UserError for a label amiss.
+
+    verify: what the fingerprint covers besides the names, the "size" of each file or its "content".
+    """
+
+    def __init__(
+        self, paths: Sequence[str], labels: Any = None, classes: Sequence[str] = (), *, verify: str = "size"
+    ) -> None:
+        rules.verified(verify)
+        self.verify = verify
+        self.paths = [os.fspath(path) for path in paths]
+        self.labels = checked_labels(labels, len(self.paths), classes)
+        self.classes = tuple(classes)
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """sha256 of the names below the common folder and the sizes or contents: the same wherever the folder lies.
+
+        UserError if a file is to be hashed and cannot be read.
+        """
+        digest = hashlib.sha256()
+        # What the first and the last of the sorted paths share, all share.
+        top = os.path.commonpath([os.path.dirname(path) for path in (min(self.paths), max(self.paths))])
+        for path, what in zip(self.paths, self._contents() if self.verify == "content" else self._sizes(), strict=True):
+            digest.update(f"{os.path.relpath(path, top)}\0{what}\0".encode(errors="surrogateescape"))
+        return digest.hexdigest()
+
+    def _sizes(self) -> Iterator[int]:
+        for path in self.paths:
+            yield os.path.getsize(path) if os.path.isfile(path) else -1
+
+    def _contents(self) -> Iterator[str]:
+        """sha256 of each file, read by as many threads as there are cores; a bar shows where that takes longer."""
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            yield from tqdm(
+                pool.map(_digest, self.paths),
+                "data.verify=content",
+                len(self.paths),
+                unit=" files",
+                delay=2,
+                leave=False,
+            )
+
+    def take(self, indices: Tensor) -> "Files":
+        """The set of the files at `indices`, in that order."""
+        labels = None if self.labels is None else self.labels[indices]
+        return Files([self.paths[i] for i in indices.tolist()], labels, self.classes, verify=self.verify)
+
+
+def _digest(path: str) -> str:
+    """sha256 of a file; of nothing where there is no file that could be read, as for training."""
+    if not os.path.isfile(path):
+        return ""
+    try:
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise UserError(f"{printable(path)}: data.verify=content cannot read it: {error.strerror}") from None

@@ -1,0 +1,122 @@
+"""What a source of images is, and what a run trains on and is measured on.
+
+Letters: n images.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from ssvit.data import rules
+from ssvit.options import OptionError, UserError, number
+from ssvit.randomness import uniform
+
+
+class Source(Protocol):
+    """Images in a fixed order: labels (n,) int64 into `classes`, or None; the fingerprint tells content and order."""
+
+    labels: Tensor | None
+    classes: tuple[str, ...]
+
+    def __len__(self) -> int: ...
+
+    @property
+    def fingerprint(self) -> str: ...
+
+    def take(self, indices: Tensor) -> "Source": ...
+
+
+@dataclass(frozen=True)
+class Data:
+    """What to train on, and what to measure on: validation images for choices, test images for the reported figure.
+
+    One of these two may be None; the other then serves for both, under its own name. classes: the names of the training
+    set's classes (none if unlabelled). told: which folder serves what, a line for people.
+    """
+
+    train: Source
+    validation: Source | None
+    test: Source | None
+    classes: tuple[str, ...]
+    told: str = ""
+
+    @property
+    def watched(self) -> Source:
+        """What to measure on while training goes on."""
+        return self.test if self.validation is None else self.validation
+
+    @property
+    def reported(self) -> tuple[str, Source]:
+        """What the reported figure is measured on: its name, test or validation, and the images."""
+        return ("validation", self.validation) if self.test is None else ("test", self.test)
+
+    def without_test(self, development: float | str) -> "Data":
+        """The same without test images, to choose options by.
+
+        The choice is on the validation images, unless those are what is reported on: then it is on the fraction
+        `development` of the training images, which are not trained on. development=validation takes them all the same;
+        OptionError if there are none.
+        """
+        if self.validation is not None and (self.test is not None or development == rules.VALIDATION):
+            return replace(self, test=None)
+        if development == rules.VALIDATION:
+            right = "there are no validation images; 0.1 for that fraction of the training images"
+            raise OptionError("development", development, right)
+        train, validation = hold_out(self.train, fraction=development, seed=0)
+        return replace(self, train=train, validation=validation, test=None)
+
+
+def hold_out(source: Source, *, fraction: float, seed: int) -> tuple[Source, Source]:
+    """Part a source into (train, held out): the `fraction` of the images whose hash of (seed, index) is least.
+
+    At least one image goes to each part. OptionError unless 0 < fraction < 1, UserError for fewer than two images.
+    """
+    number("held_out", fraction, 0, above=True)
+    if fraction >= 1:
+        raise OptionError("held_out", fraction, "must be a fraction of the images, below 1")
+    if len(source) < 2:
+        raise UserError("one image cannot be parted into images to train on and images to hold out")
+    order = uniform(seed, "held out", torch.arange(len(source)), 1)[:, 0].argsort()
+    count = min(max(1, round(fraction * len(source))), len(source) - 1)
+    return source.take(order[count:].sort().values), source.take(order[:count].sort().values)
+
+
+def subset(source: Source, *, part: Sequence[float] = (0, 1), images: int | None = None, seed: int = 0) -> Source:
+    """Fewer images of a source, in its order: those whose hash of (seed, index) lies in `part`, [from, to), and of
+    them `images`, as many of each class as of any other as far as there are.
+
+    Parts that do not overlap share no image. OptionError if there are not so many images, or none.
+    """
+    rules.subset(part=part, images=images, seed=seed)
+    if tuple(part) == (0, 1) and images is None:
+        return source
+    hashes = uniform(seed, "subset", torch.arange(len(source)), 1)[:, 0]
+    chosen = ((hashes >= part[0]) & (hashes < part[1])).nonzero()[:, 0]
+    chosen = chosen[hashes[chosen].argsort()]
+    if not len(chosen) or (images is not None and images > len(chosen)):
+        name, value = ("part", list(part)) if images is None else ("images", images)
+        raise OptionError(name, value, f"there are {len(chosen)} images to choose from")
+    if images is not None and source.labels is not None:
+        # The first image of each class, then the second of each, and so on.
+        labels = source.labels[chosen]
+        turn = torch.empty_like(labels)
+        for label in labels.unique():
+            of_class = labels == label
+            turn[of_class] = torch.arange(int(of_class.sum()))
+        chosen = chosen[turn.argsort(stable=True)]
+    return source.take(chosen[:images].sort().values)
+
+
+def checked_labels(labels: Any, count: int, classes: Sequence[str]) -> Tensor | None:
+    if labels is None:
+        return None
+    labels = torch.as_tensor(labels, dtype=torch.int64)
+    if labels.shape != (count,):
+        raise UserError(f"{len(labels)} labels for {count} images")
+    wrong = labels[(labels < 0) | (labels >= len(classes))]
+    if len(wrong):
+        raise UserError(f"label {wrong[0].item()} is outside of [0, {len(classes)}), the range of the classes")
+    return labels

@@ -1,0 +1,195 @@
+"""Do the features get better? Probes of the frozen encoder while it trains, beside trivial baselines and chance.
+
+Each evaluation extracts the features of all layers once, for all probes: of a bank of labelled training images, and of
+held-out images, the same each time. The baselines are the encoder with its random weights, which is the run's own step
+0, and raw pixels. Chance is the share of the most frequent class of the held-out images.
+
+Letters: n training images (the bank), m test images, d width.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ssvit.data.loader import evaluation_batches
+from ssvit.data.memory import Memory
+from ssvit.data.source import Source, subset
+from ssvit.evaluation.base import Evaluator
+from ssvit.evaluation.features import Extractor, Frozen, Pixels, extract, readings
+from ssvit.evaluation.significance import NOTHING_YET, above_chance, chance, standard_error
+from ssvit.figures import probes as figures
+from ssvit.objectives.base import Objective
+from ssvit.options import UserError, whole
+
+
+class Answer(NamedTuple):
+    """What a probe says of features: accuracy on the test images, and leave-one-out on the bank, where more is better
+    and which alone chooses among layers.
+    """
+
+    accuracy: float
+    left_out: tuple[float, ...]
+
+
+class Probe:
+    """A measure of frozen features. `name` is its name in metrics, with all of its options; `title` is for people."""
+
+    name: str
+    title: str
+
+    def check(self, labels: Tensor, classes: Sequence[str]) -> None:
+        """UserError unless a bank with these labels (n,) suffices."""
+
+    def measure(self, train: Tensor, train_labels: Tensor, test: Tensor, test_labels: Tensor, classes: int) -> Answer:
+        """Of features (n, d) and (m, d), on the CPU. Every process calls it with the same, and gets the same."""
+        raise NotImplementedError
+
+
+class Probing(Evaluator):
+    """Probes of what the encoder's own pooling makes of the outputs after each layer and its last norm: the mean of
+    the patches', or the class token's.
+
+    probes: by any name. train, test: what train_images and test_images of them are taken from, as many of each class
+    as of any other; all, where there are fewer. They are read here, once. every: steps from one evaluation to the next.
+
+    `probes` are then those that the images suffice for; `refused` says of each other one why it is left out.
+    """
+
+    def __init__(
+        self,
+        *,
+        probes: Mapping[str, Probe],
+        train: Source,
+        test: Source,
+        transform: Any,
+        every: int,
+        train_images: int,
+        test_images: int,
+        batch_size: int = 128,
+    ) -> None:
+        for name, value in (("every", every), ("train_images", train_images), ("test_images", test_images)):
+            whole(name, value)
+        whole("batch_size", batch_size)
+        self.every, self.batch_size = every, batch_size
+        self.probes: list[Probe] = []
+        self.refused: list[str] = []
+        self._pixels: dict[str, float] | None = None
+        if train.labels is None or test.labels is None:
+            self.refused = ["no probes: the images have no labels"]
+            return
+        self._train = self._read(subset(train, images=min(train_images, len(train))), transform)
+        self._test = self._read(subset(test, images=min(test_images, len(test))), transform)
+        self._chance = chance(self._test.labels.tolist())
+        self._counts = {"train_images": len(self._train), "test_images": len(self._test)}
+        for name, probe in probes.items():
+            try:
+                probe.check(self._train.labels, train.classes)
+                self.probes.append(probe)
+            except UserError as error:
+                more = " (probing.train_images takes more)" if train_images < len(train) else ""
+                what = f"no {name.replace('_', '-')} probe by {len(self._train)} training images{more}"
+                self.refused.append(f"{what}: {error}")
+
+    def _read(self, source: Source, transform: Any) -> Memory:
+        """The images as the encoder sees them, as bytes. Each process has them all."""
+        batches = list(evaluation_batches(source, transform, batch_size=self.batch_size))
+        if not batches:
+            raise UserError("none of the images for the probes can be read")
+        images, labels = (torch.cat(parts) for parts in zip(*((b.images, b.labels) for b in batches), strict=True))
+        return Memory(images, labels, source.classes)
+
+    def _features(self, function: Extractor, device: torch.device) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        options = {"batch_size": self.batch_size, "device": device}
+        train, test = (extract(function, images, _as_it_is, **options) for images in (self._train, self._test))
+        return train.values, test.values
+
+    def _asked(self, probe: Probe, train: Tensor, test: Tensor) -> Answer:
+        # The fits and the neighbours are exact, in whatever numbers the encoder computes.
+        with torch.autocast("cpu", enabled=False):
+            return probe.measure(train, self._train.labels, test, self._test.labels, len(self._train.classes))
+
+    def measure(self, objective: Objective) -> dict[str, float]:
+        """Of each probe the accuracy at the layer that leave-one-out chooses, and which that is; at the last layer, at
+        every one, and of the pixels. NaN if features are not finite, which is no reason to end a run.
+        """
+        encoder = objective.encoder
+        device = next(encoder.parameters()).device
+        layers = readings(encoder, layer="all")
+        if self._pixels is None:
+            with torch.autocast(device.type, enabled=False):
+                train, test = (values["pixels"] for values in self._features(Pixels(), device))
+            self._pixels = {probe.name: self._asked(probe, train, test).accuracy for probe in self.probes}
+        # Numbers of other features are not to be compared with these.
+        self._counts |= {"class_token": 1} if encoder.pooling == "class_token" else {}
+        pixels = {f"{name}_pixels": value for name, value in self._pixels.items()}
+        metrics: dict[str, float] = {**self._counts, "chance": self._chance, **pixels}
+        try:
+            train, test = self._features(Frozen(encoder, layers, identity=""), device)
+        except UserError:
+            return metrics | dict.fromkeys(self._pixels, math.nan)
+        for probe in self.probes:
+            answers = [self._asked(probe, train[layer.name], test[layer.name]) for layer in layers]
+            best = max(answers, key=lambda answer: answer.left_out)
+            metrics[probe.name] = best.accuracy
+            metrics[f"{probe.name}_chosen"] = layers[answers.index(best)].layer
+            metrics[f"{probe.name}_last"] = answers[-1].accuracy
+            for layer, answer in zip(layers, answers, strict=True):
+                metrics[f"{probe.name}_layer{layer.layer}"] = answer.accuracy
+        return metrics
+
+    def explain(self, metrics: Mapping[str, float], history: Sequence[Mapping[str, float | None]] = ()) -> list[str]:
+        """Each probe beside its baselines: better than they, perhaps, or not; or not above chance."""
+        start = self._start(history)
+        return [
+            *(_told(probe, metrics, start.get(probe.name), self._chance) for probe in self.probes),
+            f"by {len(self._train)} training images, on {len(self._test)} held-out ones; "
+            "perhaps: by less than two standard errors",
+        ]
+
+    def draw(self, objective: Objective, history: Sequence[Mapping[str, float | None]]) -> dict[str, Any]:
+        """`probes`: the accuracies over the steps, with the baselines and chance."""
+        titles = {probe.name: probe.title for probe in self.probes}
+        return {"probes": figures.probes(history, titles, start=self._start(history), chance=self._chance)}
+
+    def _start(self, history: Sequence[Mapping[str, float | None]]) -> Mapping[str, float | None]:
+        """What step 0 gave on the same images; empty if it did not."""
+        return next((row for row in history if row["step"] == 0 and self._counts.items() <= row.items()), {})
+
+
+def _told(probe: Probe, metrics: Mapping[str, float], start: float | None, chance: float) -> str:
+    """A probe's accuracies beside chance, that of the start and that of the pixels."""
+    value = metrics[probe.name]
+    if math.isnan(value):
+        return f"{probe.title}: not measured, the features are not finite"
+    images = metrics["test_images"]
+    tells = above_chance(value, chance, images)
+    beside = [] if tells else [f"not {NOTHING_YET}"]
+    for baseline, words in ((start, "random weights"), (metrics[f"{probe.name}_pixels"], "the pixels")):
+        if baseline is None:
+            beside.append(f"{words} were not measured on these images, as step 0 would have been")
+        elif tells:
+            beside.append(f"{_verdict(value, baseline, images)} than {words}, {100 * baseline:.1f} %")
+        else:
+            beside.append(f"{words} {100 * baseline:.1f} %")
+    layers = sum(key.startswith(f"{probe.name}_layer") for key in metrics)
+    return (
+        f"{probe.title} {100 * value:.1f} % at layer {metrics[f'{probe.name}_chosen']:.0f} of {layers} (chosen by "
+        f"leave-one-out), last layer {100 * metrics[f'{probe.name}_last']:.1f} %, chance {100 * chance:.1f} %: "
+        f"{'; '.join(beside)}"
+    )
+
+
+def _verdict(value: float, baseline: float, images: float) -> str:
+    """Two accuracies on as many images, taken for independent: on the same ones a difference has less error."""
+    if value <= baseline:
+        return "NO better"
+    error = math.hypot(standard_error(value, images), standard_error(baseline, images))
+    return "better" if value - baseline >= 2 * error else "perhaps better"
+
+
+def _as_it_is(images: Tensor, slots: Tensor, seed: int) -> Tensor:
+    """What `Probing` reads is transformed already."""
+    return images

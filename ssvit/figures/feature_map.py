@@ -1,0 +1,117 @@
+"""A map of images on which those with like features lie together, each class in a colour, its name in its midst.
+
+Letters: n images, d width, k classes.
+"""
+
+from collections.abc import Sequence
+
+import matplotlib
+import numpy as np
+import torch
+from matplotlib.colors import hsv_to_rgb
+from matplotlib.figure import Figure
+from matplotlib.patheffects import withStroke
+from sklearn.manifold import TSNE
+from threadpoolctl import threadpool_limits
+from torch import Tensor
+from torch.nn import functional as F
+
+from ssvit.figures.style import DPI, INK, fitted, width_of
+from ssvit.randomness import permutation
+
+IMAGES = 2000  # on a map at most
+_COMPONENTS = 50  # of the features that t-SNE sees: what they leave out is mostly noise, and costs time
+_PERPLEXITY = 30
+_WIDE, _FLAT, _EDGE, _TOP = 1050, 500, 40, 60  # dots: a map's width and least height, around its points, for its title
+_ROOM, _LINE = 240, 3  # dots that a name may take, and its height for each of its points
+_FEW = 20  # classes whose names are written large
+_GOLDEN = (5**0.5 - 1) / 2
+
+
+def feature_map(features: Tensor, labels: Tensor, classes: Sequence[str]) -> Figure:
+    """features (n, d), labels (n,) int64, on the CPU -> the map of `IMAGES` of them, drawn at random, or of all.
+
+    The same features give the same map. A name stands where there is room for it, or not at all.
+    """
+    chosen = permutation(0, "feature map", len(labels))[:IMAGES]
+    labels, places = labels[chosen], project(features[chosen])
+    places, height = _on_paper(places)
+    figure = Figure(figsize=(_WIDE / DPI, (height + _TOP) / DPI), dpi=DPI)
+    axis = figure.add_axes((0, 0, 1, 1))
+    colors = _colors(len(classes))
+    area = np.clip(12_000 / max(len(places), 1), 10, 40)
+    axis.scatter(*places.T.numpy(), c=colors[labels.numpy()], s=area, alpha=0.7, linewidths=0)
+
+    present = len(labels.unique())
+    size = 9 if present <= _FEW else 6
+    names = _names(places, labels, classes, size)
+    halo = [withStroke(linewidth=3, foreground="white")]
+    for label, (name, x, y) in names.items():
+        axis.text(x, y, name, color=0.6 * colors[label], path_effects=halo, fontsize=size, fontweight="bold",
+                  ha="center", va="center", parse_math=False)  # fmt: skip
+    count = f"{len(places):,}" + (f" of {len(features):,}" if len(places) < len(features) else "")
+    some = f"; {len(names):,} of {present:,} classes have room for their names" if len(names) < present else ""
+    title = f"{count} images, by t-SNE of their cosines{some}"
+    axis.text(_EDGE / 2, height + _TOP / 2, title, va="center", fontsize=9, color=INK)
+    axis.set(xlim=(0, _WIDE), ylim=(0, height + _TOP))
+    axis.set_axis_off()
+    return figure
+
+
+def project(features: Tensor) -> Tensor:
+    """(n, d) -> (n, 2): t-SNE (van der Maaten, Hinton 2008) of the cosines, from the principal components on."""
+    # Unit vectors are as far apart as their cosine is small, and a rotation leaves it so.
+    units = F.normalize(features.double(), dim=1)
+    left, scale, _ = torch.linalg.svd(units - units.mean(0), full_matrices=False)
+    components = F.pad(left * scale, (0, 2))[:, :_COMPONENTS]
+    if len(features) < 2:
+        return components[:, :2].float()
+    # As scikit-learn's own start, but for features of any width.
+    start = 1e-4 * components[:, :2] / components[:, 0].std().clamp(min=1e-12)
+    model = TSNE(perplexity=min(_PERPLEXITY, (len(features) - 1) / 3), init=start.float().numpy())
+    # The gradient is summed over threads in the order in which they end; one thread has always the same.
+    with threadpool_limits(1):
+        return torch.from_numpy(model.fit_transform(components.float().numpy()))
+
+
+def _on_paper(places: Tensor) -> tuple[Tensor, float]:
+    """Places (n, 2) in dots, as wide as a map is, or in its midst if they are all one; and the map's height."""
+    if not len(places):
+        return places, _FLAT
+    low, high = places.min(0).values, places.max(0).values
+    scale = (_WIDE - 2 * _EDGE) / (high - low).max().clamp(min=1e-12)
+    height = max(_FLAT, ((high - low)[1] * scale).item() + 2 * _EDGE)
+    return torch.tensor([_WIDE, height]) / 2 + scale * (places - (low + high) / 2), height
+
+
+def _names(places: Tensor, labels: Tensor, classes: Sequence[str], size: float) -> dict[int, tuple[str, float, float]]:
+    """What is written for a class, and where, in dots: at that of its images which half of them are nearest to.
+
+    Where another name stands there already, at the next such image. Classes with many images close together come first.
+    """
+    candidates = []
+    for label in labels.unique().tolist():
+        own = places[labels == label]
+        radius = torch.cdist(own, own).median(1).values
+        candidates.append((radius.min().item() / len(own) ** 0.5, label, own[radius.argsort(stable=True)]))
+    written: dict[int, tuple[str, float, float]] = {}
+    taken = np.empty((0, 3))
+    for _, label, own in sorted(candidates, key=lambda one: one[:2]):
+        name = fitted(classes[label], size, _ROOM)
+        half = 0.58 * width_of(name, size) + 6  # bold letters are wider
+        for x, y in own.tolist():
+            x = min(max(x, half), _WIDE - half)
+            if np.all((abs(x - taken[:, 0]) > half + taken[:, 2]) | (abs(y - taken[:, 1]) > _LINE * size)):
+                written[label] = (name, x, y)
+                taken = np.vstack((taken, (x, y, half)))
+                break
+    return written
+
+
+def _colors(k: int) -> np.ndarray:
+    """(k, 3): matplotlib's own for few classes; for many, hues by the golden ratio, so that neighbours differ."""
+    for name in ("tab10", "tab20"):
+        if k <= matplotlib.colormaps[name].N:
+            return np.array(matplotlib.colormaps[name].colors[:k])
+    number = np.arange(k)
+    return hsv_to_rgb(np.stack((number * _GOLDEN % 1, 0.55 + number % 2 * 0.4, 0.6 + number % 3 * 0.15), axis=1))

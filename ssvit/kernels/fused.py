@@ -1,0 +1,199 @@
+"""Linear layers, layer norms and whole branches of a Transformer's layer on a CPU by faster kernels than torch's where
+those fit, forward and backward.
+
+torch multiplies float32 matrices on a CPU by MKL, which uses half of the vector width of some processors; oneDNN uses
+all of it there, and is as fast elsewhere. Its product with the bias folded in, `mkldnn::_linear_pointwise`, is what
+torch.compile's own CPU code calls. In bfloat16 with float32 weights, as autocast has it, `ssvit.kernels.operators`
+computes whole layers. docs/performance.md has the figures.
+
+Letters: b images, t tokens, r rows, which are the tokens of all images, i inputs, o outputs, d width.
+"""
+
+import itertools
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from ssvit.kernels import operators
+
+# A build without oneDNN, as on some ARM machines, has no such kernel.
+AVAILABLE = torch._C._has_mkldnn and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+
+def _fits(x: Tensor, dtype: torch.dtype) -> bool:
+    # torch.compile cannot take the kernel, and an exported graph is for any machine.
+    here = AVAILABLE and x.device.type == "cpu" and not torch.compiler.is_compiling()
+    return here and dtype in (torch.float32, torch.bfloat16) and x.numel() > 0
+
+
+def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x (r, i), weight (o, i), bias (o,) -> (r, o)."""
+    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+
+
+def product(left: Tensor, right: Tensor) -> Tensor:
+    """The product of two matrices, (r, i) and (i, o) -> (r, o), of any strides."""
+    return _onednn(left, right.t()) if left.dtype == torch.float32 else left @ right
+
+
+class _OneDNN(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype) -> Tensor:
+        rows, weight = x.reshape(-1, x.shape[-1]).to(dtype), weight.to(dtype)
+        ctx.save_for_backward(rows, weight)
+        return _onednn(rows, weight, bias.to(dtype)).view(*x.shape[:-1], -1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        rows = gradient.reshape(-1, len(weight))
+        to_x, to_weight, to_bias, _ = ctx.needs_input_grad
+        # The kernel is fastest when the narrower matrix is the one that it has to turn.
+        narrow = len(weight) <= weight.shape[1]
+        return (
+            product(rows, weight).view(*gradient.shape[:-1], -1) if to_x else None,
+            (product(rows.t(), x) if narrow else product(x.t(), rows).t()) if to_weight else None,
+            rows.sum(0) if to_bias else None,
+            None,
+        )
+
+
+def _rows(x: Tensor) -> Tensor:
+    """(..., d) -> (r, d), as our own kernels take it."""
+    return x.reshape(-1, x.shape[-1]).to(torch.bfloat16).contiguous()
+
+
+class _Linear(torch.autograd.Function):
+    """A linear layer by our own kernels."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        rows = _rows(x)
+        ctx.save_for_backward(rows, weight)
+        return operators.linear(rows, weight, bias).view(*x.shape[:-1], -1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        rows = _rows(gradient)
+        to_x, *to_rest = ctx.needs_input_grad
+        to_x = operators.linear_inputs(rows, weight).view(*gradient.shape[:-1], -1) if to_x else None
+        return to_x, *(operators.linear_weights(rows, x) if any(to_rest) else (None, None))
+
+
+class _Branches(torch.autograd.Function):
+    """Branches of a Transformer's layers by our own kernels."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, heads: list[int], epsilon: float, adds: bool, learns: bool, *weights: Tensor
+    ) -> Tensor:
+        """What `operators.branches` takes -> what comes out of the last one."""
+        x, ctx.adds = x.contiguous(), adds
+        kept = operators.branches(x, weights, heads, epsilon, adds, learns)
+        ctx.save_for_backward(x, *weights, *kept)
+        return kept[-6:][0]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        x, *saved = ctx.saved_tensors
+        weights, kept = saved[: len(saved) // 2], saved[len(saved) // 2 :]
+        to_x, *to_weights = operators.branches_backward(gradient.contiguous(), x, weights, kept, ctx.adds)
+        return to_x, None, None, None, None, *to_weights
+
+
+def _by_kernels(x: Tensor, dtype: torch.dtype, *parameters: Tensor) -> bool:
+    if dtype != torch.bfloat16 or any(p.dtype != torch.float32 or not p.is_contiguous() for p in parameters):
+        return False
+    return operators.multiply(x, *(width for parameter in parameters for width in parameter.shape))
+
+
+def _dtype(x: Tensor) -> torch.dtype:
+    """Of products, under autocast too."""
+    autocast = x.device.type == "cpu" and torch.is_autocast_enabled("cpu")
+    return torch.get_autocast_dtype("cpu") if autocast else x.dtype
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """x (..., i), weight (o, i), bias (o,) -> (..., o), as torch's `linear` gives it, under autocast too."""
+    dtype = _dtype(x)
+    if _by_kernels(x, dtype, weight, bias):
+        return _Linear.apply(x, weight, bias)
+    if _fits(x, dtype):
+        return _OneDNN.apply(x, weight, bias, dtype)
+    return F.linear(x, weight, bias)
+
+
+class Linear(nn.Linear):
+    """torch's layer, (..., i) -> (..., o), by `linear`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return linear(x, self.weight, self.bias)
+
+
+class _LayerNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> Tensor:
+        rows = x.reshape(-1, x.shape[-1])
+        out, moments = operators.layer_norm(rows, weight, bias, epsilon)
+        ctx.save_for_backward(rows, weight, moments)
+        return out.view_as(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        rows, weight, moments = ctx.saved_tensors
+        to_x, *to_rest = operators.layer_norm_backward(rows, gradient.reshape(rows.shape).contiguous(), weight, moments)
+        return to_x.view_as(gradient), *to_rest, None
+
+
+class LayerNorm(nn.LayerNorm):
+    """torch's layer, (..., d) -> (..., d), in bfloat16 with float32 weights by `kernels`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if operators.fit(x) and self.weight.dtype == torch.float32:
+            return _LayerNorm.apply(x, self.weight, self.bias, self.eps)
+        return super().forward(x)
+
+
+def untouched(module: nn.Module, kind: type[nn.Module]) -> bool:
+    """Whether nobody listens to a module or has put another in its place, so that it need not be called itself."""
+    hooks = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
+    return type(module) is kind and not any(hooks)
+
+
+class Branch(NamedTuple):
+    """A branch of a Transformer's layer: layer norm, a linear layer, attention by so many heads or a GELU where they
+    are 0, and a second linear layer.
+    """
+
+    norm: LayerNorm
+    first: Linear
+    second: Linear
+    heads: int = 0
+
+
+def branches(x: Tensor, *parts: Branch, adds: bool = True) -> Tensor | None:
+    """One branch after the other, each added to what goes into it unless the only one is not: (b, t, d) -> (b, t, d).
+    None where our kernels cannot.
+    """
+    layers = [layer for norm, first, second, _ in parts for layer in (norm, first, second)]
+    if x.ndim != 3 or x.dtype != torch.bfloat16:
+        return None
+    if not all(map(untouched, layers, itertools.cycle((LayerNorm, Linear, Linear)))):
+        return None
+    heads, epsilon = [part.heads for part in parts], parts[0].norm.eps
+    if any(part.norm.eps != epsilon for part in parts):
+        return None
+    weights = [weight for layer in layers for weight in (layer.weight, layer.bias)]
+    if len(parts) > 1 and len({weight.requires_grad for weight in weights}) > 1:
+        return None  # one by one, since the gradients of those that learn nothing need not be computed
+    if not _by_kernels(x, _dtype(x), *weights) or not operators.multiply(x, *(x.shape[-1] // h for h in heads if h)):
+        return None
+    return _Branches.apply(x, heads, epsilon, adds, torch.is_grad_enabled(), *weights)

@@ -1,0 +1,438 @@
+"""The Vision Transformer (Dosovitskiy et al. 2021, section 3.1), with a seam between its patches and its layers.
+
+`embed` turns an image into patch embeddings and `encode` runs the Transformer over them; whatever a method does to
+the sequence (corrupt it, drop patches from it) it does between the two. Normalisation belongs to the encoder, so
+images come in as they are: float in [0, 1], or uint8.
+
+Letters: b images, c channels, n patches, s special tokens (0 to 2), t tokens (special ones, then patches), d width,
+m places.
+"""
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from ssvit import rules
+from ssvit.kernels.attention import attend, attend_packed, merge, split
+from ssvit.kernels.fused import Branch, LayerNorm, Linear, branches, linear, untouched
+from ssvit.models import positions
+from ssvit.models.hybrid import Convolution, ResNet
+from ssvit.options import OptionError, one_of, pair, typed
+
+# torch's names of `rules.GELUS`.
+_APPROXIMATE = {"exact": "none", "tanh": "tanh"}
+_BEYOND = 0.25  # outside of [0, 1], which cubic filters reach in resizing
+
+
+def lecun_normal_(matrix: Tensor) -> None:
+    """Fill a matrix (out, in) as the authors' JAX code does: normal of variance 1 / in, cut off at two deviations."""
+    # Cutting off leaves a deviation of 0.8796, which JAX divides out.
+    std = matrix.shape[1] ** -0.5 / 0.87962566
+    nn.init.trunc_normal_(matrix, std=std, a=-2 * std, b=2 * std)
+
+
+def gather(tokens: Tensor, places: Tensor) -> Tensor:
+    """The tokens at some places of each image: (b, t, d) and (b, m) -> (b, m, d)."""
+    # Whole rows are copied at once, where torch's own `gather` looks up each number: 5 to 10 times faster on a CPU.
+    rows = places + torch.arange(tokens.shape[0], device=places.device)[:, None] * tokens.shape[1]
+    return tokens.flatten(0, 1).index_select(0, rows.flatten()).unflatten(0, places.shape)
+
+
+class StochasticDepth(nn.Module):
+    """Leave out a whole residual branch for a random part of the images, in training (Huang et al. 2016)."""
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.rate = rate
+
+    def forward(self, branch: Tensor) -> Tensor:
+        if not self.training or self.rate == 0:
+            return branch
+        kept = torch.rand(len(branch), 1, 1, device=branch.device) >= self.rate
+        return branch * (kept / (1 - self.rate)).to(branch.dtype)
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention with one packed projection, (b, t, d) -> (b, t, d), or (b, m, d) at given places."""
+
+    def __init__(self, *, width: int, heads: int, dropout: float, relative: tuple[tuple[int, int], int] | None) -> None:
+        super().__init__()
+        self.heads, self.dropout = heads, dropout
+        self.qkv = Linear(width, 3 * width)
+        self.out = Linear(width, width)
+        self.relative = None if relative is None else positions.Relative(*relative, width // heads)
+
+    def forward(self, x: Tensor, norm: LayerNorm, places: Tensor | None, at: Tensor | None, *, adds: bool) -> Tensor:
+        """Attention of norm(x); and x itself if it `adds` that.
+
+        places (b, t): where each token stands, None for each in its order; at (b, m): who asks, None for all.
+        """
+        dropout = self.dropout if self.training else 0.0
+        if at is None and self.relative is None and dropout == 0:
+            whole = branches(x, Branch(norm, self.qkv, self.out, self.heads), adds=adds)
+            if whole is not None:
+                return whole
+        attended = self.out(self._mixed(norm(x), places, at, dropout))
+        return (x if at is None else gather(x, at)) + attended if adds else attended
+
+    def _mixed(self, x: Tensor, places: Tensor | None, at: Tensor | None, dropout: float) -> Tensor:
+        """What each token that asks takes from the others: (b, t, d) -> (b, t, d) or (b, m, d)."""
+        if at is None:
+            query, packed = None, self.qkv(x)
+        else:
+            ask, answer = self.qkv.weight.split((x.shape[-1], 2 * x.shape[-1]))
+            ask_bias, answer_bias = self.qkv.bias.split((len(ask), len(answer)))
+            query, packed = linear(gather(x, at), ask, ask_bias), linear(x, answer, answer_bias)
+        if self.relative is None:
+            return attend_packed(query, packed, self.heads, dropout)
+        if places is None:
+            places = torch.arange(x.shape[1], device=x.device)[None]
+        asking = places if at is None else places.expand(x.shape[0], -1).gather(1, at)
+        query, key, value = split(query, packed, self.heads)
+        bias = self.relative(query, asking, places)
+        return merge(attend(query, key, value, bias, dropout))
+
+
+class Block(nn.Module):
+    """A pre-norm Transformer layer: x = x + attention(norm(x)), then x = x + mlp(norm(x)) (equations 2 and 3).
+
+    relative: the grid and the number of special tokens, where positions are relative ones.
+    """
+
+    def __init__(
+        self,
+        *,
+        width: int,
+        heads: int,
+        mlp_width: int,
+        dropout: float,
+        drop: float,
+        relative: tuple[tuple[int, int], int] | None,
+        gelu: str = "exact",
+        attention_dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.norm1 = LayerNorm(width, eps=1e-6)
+        self.attention = Attention(width=width, heads=heads, dropout=attention_dropout, relative=relative)
+        self.norm2 = LayerNorm(width, eps=1e-6)
+        self.expand = Linear(width, mlp_width)
+        self.contract = Linear(mlp_width, width)
+        self.gelu = gelu
+        self.dropout = nn.Dropout(dropout)
+        self.drop = StochasticDepth(drop)
+
+    def forward(self, x: Tensor, places: Tensor | None = None, at: Tensor | None = None) -> Tensor:
+        """(b, t, d) -> (b, t, d); with `at` (b, m), only the outputs there, (b, m, d), at the cost of those alone."""
+        adds = self._adds
+        attended = self.attention(x, self.norm1, places, at, adds=adds)
+        x = attended if adds else (x if at is None else gather(x, at)) + self.drop(self.dropout(attended))
+        changed = self._mlp(x, adds=adds)
+        return changed if adds else x + self.drop(self.dropout(changed))
+
+    @property
+    def _adds(self) -> bool:
+        """Whether branches are added as they are, with nothing drawn by chance."""
+        return not self.training or self.dropout.p == self.drop.rate == 0
+
+    def branches(self) -> tuple[Branch, Branch] | None:
+        """What the layer consists of; None where it does more than that, and where it has to be called itself."""
+        attention = self.attention
+        if not untouched(self, Block) or not untouched(attention, Attention) or attention.relative is not None:
+            return None
+        if not self._adds or self.gelu != "exact" or (self.training and attention.dropout > 0):
+            return None
+        own = Branch(self.norm1, attention.qkv, attention.out, attention.heads)
+        return own, Branch(self.norm2, self.expand, self.contract)
+
+    def _mlp(self, x: Tensor, *, adds: bool) -> Tensor:
+        """The MLP of norm(x); and x itself if it `adds` that: (b, t, d) -> (b, t, d)."""
+        if self.gelu == "exact" and (not self.training or self.dropout.p == 0):
+            whole = branches(x, Branch(self.norm2, self.expand, self.contract), adds=adds)
+            if whole is not None:
+                return whole
+        hidden = F.gelu(self.expand(self.norm2(x)), approximate=_APPROXIMATE[self.gelu])
+        changed = self.contract(self.dropout(hidden))
+        return x + changed if adds else changed
+
+
+class ViT(nn.Module):
+    """A Vision Transformer without a head.
+
+    image_size, patch_size: pixels, one number or [height, width]. mlp_width: 4 * width unless given. pooling: what
+    `pool` makes of the outputs, class_token (the paper) or patch_mean. positions: learned_1d (the paper), learned_2d,
+    sine_cosine_2d, relative or none, added at the stem (the paper), at every_layer, or at every_layer_shared (Table 8).
+    dropout: of the sequence that the first layer takes, of what attention and MLP put out, and of the MLP's hidden
+    layer, as in the authors' code (vit_jax: models_vit.py); attention_dropout: of the attention weights, which the
+    authors never drop (vit_jax: configs/models.py).
+    stochastic_depth: the rate at the last layer, growing linearly from 0 at the first. mean, std: of the images'
+    channels, in [0, 1]. distillation_token: a second special token, for what a teacher says (Touvron et al. 2021).
+    stem: {"layers": …, "width": …, "epsilons": …} of the `hybrid.ResNet` of a hybrid; patch_size is the image area
+    under a token all the same. activation_checkpointing: in training keep only what stands between the layers, and
+    compute a layer once more for its gradients. gelu: exact, or tanh, its approximation, which JAX computes.
+    Initialised as in the authors' code. OptionError names an option that cannot be.
+    """
+
+    def __init__(
+        self,
+        *,
+        image_size: int | Sequence[int],
+        patch_size: int | Sequence[int],
+        width: int,
+        depth: int,
+        heads: int,
+        mlp_width: int | None = None,
+        channels: int = 3,
+        class_token: bool = True,
+        pooling: str = "class_token",
+        positions: str = "learned_1d",
+        positions_at: str = "stem",
+        dropout: float = 0.0,
+        attention_dropout: float = 0.0,
+        stochastic_depth: float = 0.0,
+        mean: float | Sequence[float] = 0.5,
+        std: float | Sequence[float] = 0.5,
+        distillation_token: bool = False,
+        activation_checkpointing: bool = False,
+        stem: Mapping[str, Any] | None = None,
+        gelu: str = "exact",
+    ) -> None:
+        self.arguments = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
+        rules.encoder(**self.arguments)
+        super().__init__()
+        self.image_size = pair("image_size", image_size)
+        self.patch_size = pair("patch_size", patch_size)
+        self.grid = rules.grid(image_size, patch_size)
+        self.width, self.channels, self.pooling = width, channels, pooling
+        self.activation_checkpointing = activation_checkpointing
+        self.special = int(class_token) + int(distillation_token)
+
+        self.stem = None if stem is None else ResNet(channels=channels, **stem)
+        stride, mapped = (1, channels) if self.stem is None else (self.stem.stride, self.stem.outputs)
+        self.cut = self.patch_size[0] // stride, self.patch_size[1] // stride
+        self.patch = nn.Linear(mapped * math.prod(self.cut), width)
+        self.class_token = nn.Parameter(torch.zeros(1, 1, width)) if class_token else None
+        self.distillation_token = nn.Parameter(torch.zeros(1, 1, width)) if distillation_token else None
+        self.positions, self.layers_with_positions = self._positions(positions, positions_at, depth)
+        self.dropout = nn.Dropout(dropout)
+        self.blocks = nn.ModuleList(
+            Block(
+                width=width,
+                heads=heads,
+                mlp_width=mlp_width or 4 * width,
+                dropout=dropout,
+                attention_dropout=attention_dropout,
+                drop=stochastic_depth * layer / max(depth - 1, 1),
+                relative=(self.grid, self.special) if positions == "relative" else None,
+                gelu=gelu,
+            )
+            for layer in range(depth)
+        )
+        self.norm = LayerNorm(width, eps=1e-6)
+        self.register_buffer("mean", torch.tensor(mean, dtype=torch.float32).flatten().expand(channels).clone())
+        self.register_buffer("std", torch.tensor(std, dtype=torch.float32).flatten().expand(channels).clone())
+        self._initialise()
+
+    @property
+    def patches(self) -> int:
+        """How many patches an image has."""
+        return math.prod(self.grid)
+
+    def _positions(self, kind: str, at: str, depth: int) -> tuple[nn.ModuleList, int]:
+        """The embeddings, each once, and at the input of how many layers they are added, in turn."""
+        if kind not in positions.ADDITIVE:
+            return nn.ModuleList(), 0
+        count = depth if at == "every_layer" else 1
+        modules = [positions.ADDITIVE[kind](self.grid, self.special, self.width) for _ in range(count)]
+        return nn.ModuleList(modules), 1 if at == "stem" else depth
+
+    def _initialise(self) -> None:
+        """As the authors' JAX code: stem and patches LeCun-normal, the rest Xavier-uniform, MLP biases N(0, 1e-6)."""
+        for module in self.modules():
+            if isinstance(module, Convolution):
+                lecun_normal_(module.weight.flatten(1))
+        lecun_normal_(self.patch.weight)
+        nn.init.zeros_(self.patch.bias)
+        for block in self.blocks:
+            for matrix in (*block.attention.qkv.weight.chunk(3), block.attention.out.weight):
+                nn.init.xavier_uniform_(matrix)
+            nn.init.zeros_(block.attention.qkv.bias)
+            nn.init.zeros_(block.attention.out.bias)
+            for layer in (block.expand, block.contract):
+                nn.init.xavier_uniform_(layer.weight)
+                nn.init.normal_(layer.bias, std=1e-6)
+
+    def _check_pixels(self, images: Tensor) -> None:
+        """OptionError for images that are neither uint8 nor float in [0, 1], as far as may be asked here.
+
+        Reading numbers back would make a device wait in training, and cannot stand in a compiled or exported graph.
+        """
+        right = "this encoder takes uint8, or float in [0, 1], and normalises images itself"
+        if images.dtype == torch.uint8:
+            return
+        if not images.is_floating_point():
+            raise OptionError("images", images.dtype, right)
+        if torch.compiler.is_compiling() or not images.numel():
+            return
+        if self.training and images.device.type != "cpu":
+            return
+        low, high = (value.item() for value in images.detach().aminmax())
+        if not (low >= -_BEYOND and high <= 1 + _BEYOND):
+            found = "not a number" if math.isnan(low) else f"{low:.4g} to {high:.4g}"
+            raise OptionError("images", found, right)
+
+    def patchify(self, images: Tensor) -> Tensor:
+        """Cut images into patches in raster order: (b, c, h, w) -> (b, n, c * p * q). OptionError for another shape.
+
+        A hybrid cuts its stem's map of f channels into patches of as many of its places as span p x q pixels.
+        """
+        if tuple(images.shape[1:]) != (self.channels, *self.image_size):
+            found, right = "x".join(map(str, images.shape[1:])), "x".join(map(str, (self.channels, *self.image_size)))
+            raise OptionError("images", found, f"this encoder takes images of {right} (channels, height, width)")
+        if self.stem is not None:
+            images = self.stem(self.normalise(images))
+        p, q = self.cut
+        return rearrange(images, "b c (y p) (x q) -> b (y x) (c p q)", p=p, q=q)
+
+    def normalise(self, images: Tensor) -> Tensor:
+        """Images less their channels' mean, over their std: (b, c, h, w), [0, 1] or uint8, -> (b, c, h, w)."""
+        unit = 255.0 if images.dtype == torch.uint8 else 1.0
+        mean, std = ((value * unit)[:, None, None] for value in (self.mean, self.std))
+        return (images.to(mean.dtype) - mean) / std
+
+    def embed(self, images: Tensor) -> Tensor:
+        """Normalise and project each patch, without positions: (b, c, h, w), [0, 1] or uint8, -> (b, n, d).
+
+        The normalisation is folded into the projection: x W / std + (bias - mean / std W), so that no normalised
+        copy of the images is made. The shift takes the weight as rounded for the product, so that it cancels exactly.
+        A hybrid's stem pads normalised images with zeros, which cannot be folded. OptionError for images of another
+        shape, and for such as are neither uint8 nor in [0, 1].
+        """
+        self._check_pixels(images)
+        patches = self.patchify(images)
+        if self.stem is not None:
+            return self.patch(patches)
+        area = math.prod(self.patch_size)
+        unit = 255.0 if images.dtype == torch.uint8 else 1.0
+        weight = self.patch.weight / (self.std * unit).repeat_interleave(area)
+        kind, dtype = images.device.type, weight.dtype
+        if torch.is_autocast_enabled(kind):
+            dtype = torch.get_autocast_dtype(kind)
+            weight = weight.to(dtype).to(weight.dtype)
+        # A sum of products, since autocast would make a matrix product round the mean to half precision.
+        shift = (weight * (self.mean * unit).repeat_interleave(area)).sum(1)
+        return linear(patches.to(dtype), weight, self.patch.bias - shift)
+
+    def encode(self, tokens: Tensor, *, keep: Tensor | None = None, at: Tensor | None = None) -> Tensor:
+        """Run the Transformer over patch embeddings: (b, n, d) -> (b, s + n, d).
+
+        keep (b, m): encode these patches alone, in this order, as masked autoencoders do -> (b, s + m, d).
+        at (b, m): give the outputs of these patches alone, (b, m, d), computing the last layer only there. The two
+        go together: `at` then counts in the order of `keep`.
+        """
+        x, places = self._sequence(tokens, keep)
+        whole = len(self.blocks) - (at is not None)
+        x = self._through(x, places, whole)
+        return self.norm(x if at is None else self._layer(whole, x, places, at + self.special))
+
+    def layers(self, images: Tensor) -> Iterator[Tensor]:
+        """The tokens after each layer in turn, before the last norm: (b, c, h, w) -> (b, s + n, d), depth times."""
+        x, places = self._sequence(self.embed(images), None)
+        for layer in range(len(self.blocks)):
+            x = self._layer(layer, x, places, None)
+            yield x
+
+    def _sequence(self, tokens: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """What the first layer takes, (b, t, d), and the place of each of its tokens, (b, t), or None for in order."""
+        places = None
+        if keep is not None:
+            tokens = gather(tokens, keep)
+            first = torch.arange(self.special, device=keep.device).expand(len(keep), -1)
+            places = torch.cat([first, keep + self.special], dim=1)
+        special = [token for token in (self.class_token, self.distillation_token) if token is not None]
+        if special:
+            images = tokens.shape[0]
+            tokens = torch.cat([*(token.expand(images, -1, -1).to(tokens.dtype) for token in special), tokens], 1)
+        return self.dropout(self._placed(0, tokens, places)), places
+
+    def _placed(self, layer: int, x: Tensor, places: Tensor | None) -> Tensor:
+        """Tokens with the positions that are added before a layer, if any are."""
+        if layer >= self.layers_with_positions:
+            return x
+        rows = self.positions[layer % len(self.positions)]()
+        return x + (rows if places is None else rows[places]).to(x.dtype)
+
+    def _layer(self, layer: int, x: Tensor, places: Tensor | None, at: Tensor | None) -> Tensor:
+        """One layer, with the positions that are added before it; `at` (b, m) counts the special tokens too."""
+        if layer > 0:
+            x = self._placed(layer, x, places)
+        if self._checkpoints:
+            return checkpoint(self.blocks[layer], x, places, at, use_reentrant=False)
+        return self.blocks[layer](x, places, at)
+
+    def _through(self, x: Tensor, places: Tensor | None, count: int) -> Tensor:
+        """The first layers, so many: at once by our own kernels, or in turn where something happens between them."""
+        if count and not self._checkpoints and self.layers_with_positions <= 1:
+            parts = [block.branches() for block in self.blocks[:count]]
+            whole = None if None in parts else branches(x, *itertools.chain(*parts))
+            if whole is not None:
+                return whole
+        for layer in range(count):
+            x = self._layer(layer, x, places, None)
+        return x
+
+    @property
+    def _checkpoints(self) -> bool:
+        return self.activation_checkpointing and self.training and torch.is_grad_enabled()
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(b, c, h, w) -> (b, s + n, d)."""
+        return self.encode(self.embed(images))
+
+    def pool(self, outputs: Tensor) -> Tensor:
+        """One vector an image: (b, s + n, d) -> (b, d), the class token's (the paper) or the mean of the patches'."""
+        return outputs[:, 0] if self.pooling == "class_token" else outputs[:, self.special :].mean(1)
+
+    def represent(self, images: Tensor) -> Tensor:
+        """pool(forward(images)), (b, c, h, w) -> (b, d), with the last layer computed only where it is read."""
+        tokens = self.embed(images)
+        if self.pooling == "patch_mean":
+            return self.pool(self.encode(tokens))
+        # Places count from the first patch, before which the special tokens stand.
+        first = torch.full((tokens.shape[0], 1), -self.special, device=tokens.device)
+        return self.encode(tokens, at=first)[:, 0]
+
+    @property
+    def architecture(self) -> dict[str, Any]:
+        """The arguments that encoders must share for one to take the weights of the other."""
+        free = (*rules.CHANGEABLE, "mean", "std")
+        fixed = {name: value for name, value in self.arguments.items() if name not in free}
+        if self.stem is not None:
+            layers = list(fixed["stem"]["layers"])
+            fixed["stem"] = {**fixed["stem"], "layers": layers, "epsilons": self.stem.epsilons}
+        return fixed | {"patch_size": self.patch_size, "mlp_width": self.blocks[0].expand.out_features}
+
+    @torch.no_grad()
+    def take(self, other: "ViT", *, how: str = "paper") -> None:
+        """Take the weights, mean and std of an encoder whose images may have another size: positions keep their place.
+
+        how: one of `rules.RESIZE`. OptionError for an argument in which the two may not differ.
+        """
+        one_of("resize", how, rules.RESIZE)
+        for name, right in other.architecture.items():
+            if self.architecture[name] != right:
+                raise OptionError(name, self.architecture[name], f"must be {typed(right)}, as in the other encoder")
+        state = other.state_dict()
+        if self.grid != other.grid:
+            for name, module in self.named_modules():
+                if isinstance(module, positions.Positions):
+                    resized = module.resized(other.get_submodule(name), how)
+                    state |= {f"{name}.{key}": value for key, value in resized.items()}
+        self.load_state_dict(state)
+        self.arguments |= {name: other.arguments[name] for name in ("mean", "std")}

@@ -1,0 +1,99 @@
+"""Which patches are corrupted and how: BERT's recipe on patch embeddings (section 4.6, Appendix B.1.2).
+
+Every image has the same number of corrupted patches, so shapes are static. Each corrupted patch becomes the [mask]
+embedding, another patch of the same image (never itself), or stays as it is. In the words of this project mask=True
+always means "to be predicted".
+
+Letters: b images, n patches, m corrupted patches an image, d width, r rectangles.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ssvit import rules
+from ssvit.models.vit import gather
+from ssvit.options import OptionError
+from ssvit.randomness import uniform
+
+MASKED, REPLACED, KEPT = range(3)
+FATES = ("masked", "replaced", "kept")
+
+
+class Corruption(NamedTuple):
+    """Every random choice about a batch's patches: which (b, m), the fate of each (b, m), what replaces it (b, m)."""
+
+    at: Tensor
+    fate: Tensor
+    other: Tensor
+
+
+class Masking:
+    """Draws corruptions: `corrupted` of the patches, of which `mask`, `replace` and `keep` (they sum to 1).
+
+    shape: `random` takes patches independently; `block` takes rectangles until the count is reached (BEiT's way).
+    """
+
+    def __init__(
+        self,
+        *,
+        corrupted: float = 0.5,
+        mask: float = 0.8,
+        replace: float = 0.1,
+        keep: float = 0.1,
+        shape: str = "random",
+    ) -> None:
+        rules.masking(corrupted=corrupted, mask=mask, replace=replace, keep=keep, shape=shape)
+        self.corrupted, self.mask, self.replace, self.shape = corrupted, mask, replace, shape
+
+    def count(self, patches: int) -> int:
+        """How many of an image's patches are corrupted: the fraction rounded, and at least one."""
+        return max(1, round(self.corrupted * patches))
+
+    def draw(self, slots: Tensor, *, seed: int, grid: tuple[int, int]) -> Corruption:
+        """Choose for the images of slots (b,): a function of (seed, slot, grid) alone."""
+        n = grid[0] * grid[1]
+        if n < 2 and self.replace > 0:
+            raise OptionError("replace", self.replace, "needs images of at least two patches")
+        order = uniform(seed, "corrupted patches", slots, n)
+        if self.shape == "block":
+            order = order + _rectangle_order(slots, seed=seed, grid=grid)
+        at = order.argsort(dim=1)[:, : self.count(n)]
+        chance = uniform(seed, "corruption", slots, self.count(n))
+        fate = torch.where(chance < self.mask, MASKED, torch.where(chance < self.mask + self.replace, REPLACED, KEPT))
+        # One of the n - 1 other patches: numbers from the patch's own on are moved up by one.
+        other = (uniform(seed, "replacement", slots, self.count(n)) * (n - 1)).long()
+        return Corruption(at, fate, other + (other >= at))
+
+
+def _rectangle_order(slots: Tensor, *, seed: int, grid: tuple[int, int], rectangles: int = 16) -> Tensor:
+    """For each patch the number of the first rectangle that covers it, or `rectangles` if none does: (b, n).
+
+    A rectangle covers 8 to 25 % of the image at an aspect ratio of 0.3 to 3.3. Taking patches by this number, and
+    by chance where it is the same, fills whole rectangles, part of one last, and gives an exact count.
+    """
+    height, width = grid
+    size, aspect, y, x = uniform(seed, "rectangles", slots, 4 * rectangles).chunk(4, dim=1)
+    area = (0.08 + 0.17 * size) * height * width
+    root_aspect = (0.3 ** (2 * aspect - 1)).sqrt()
+    rows = (area.sqrt() * root_aspect).round().clamp(1, height)
+    columns = (area.sqrt() / root_aspect).round().clamp(1, width)
+    top, left = (y * (height - rows + 1)).floor(), (x * (width - columns + 1)).floor()
+
+    def spans(first: Tensor, length: Tensor, count: int) -> Tensor:
+        place = torch.arange(count, device=slots.device)
+        return (place >= first[..., None]) & (place < (first + length)[..., None])
+
+    covered = spans(top, rows, height)[..., :, None] & spans(left, columns, width)[..., None, :]  # (b, r, y, x)
+    number = torch.arange(rectangles, device=slots.device)[:, None, None]
+    return torch.where(covered, number, rectangles).amin(1).flatten(1)
+
+
+def corrupt(tokens: Tensor, mask_token: Tensor, corruption: Corruption) -> Tensor:
+    """Put each corrupted patch's fate into effect: tokens (b, n, d), mask_token (d,) -> (b, n, d)."""
+    own = torch.arange(tokens.shape[1], device=tokens.device).expand(len(tokens), -1)
+    replaced = corruption.fate == REPLACED
+    source = own.scatter(1, corruption.at, torch.where(replaced, corruption.other, corruption.at))
+    masked = torch.zeros_like(own, dtype=torch.bool).scatter(1, corruption.at, corruption.fate == MASKED)
+    return torch.where(masked[:, :, None], mask_token.to(tokens.dtype), gather(tokens, source))

@@ -1,0 +1,298 @@
+"""Pictures and a store of vectors: their features, what is put in, and what a query is answered.
+
+A picture's name in the store is its path, and its class the name of its folder where that is known; one of a data set
+in memory is named after its place there.
+
+Letters: n pictures, m queries, k neighbours, d width, c channels, h, w pixels.
+"""
+
+import io
+import itertools
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+from tqdm import tqdm
+
+from ssvit import atomic_io
+from ssvit.data.augment.crop import resize
+from ssvit.data.decode import Unreadable, load
+from ssvit.data.files import Files
+from ssvit.data.source import Data
+from ssvit.evaluation.features import Extractor
+from ssvit.evaluation.neighbours import Neighbours
+from ssvit.figures.contact_sheet import QUERIES, Neighbour, Row, contact_sheet
+from ssvit.options import UserError, one_of, printable, whole, within
+from ssvit.retrieval import index
+from ssvit.retrieval.store import UNKNOWN, Store, check_vacant, unit
+
+Kind = index.Flat | index.IVF | index.HNSW
+Load = Callable[[str], Tensor]  # a picture's name -> (c, h, w) uint8
+
+_LINES = 20  # of queries told on the console
+_LONGER = 340  # pixels of a picture on a sheet
+_BLANK = torch.full((3, 1, 1), 230, dtype=torch.uint8)  # for a picture that is no longer there
+
+
+def of_data_set(called: str, data: Data, split: str) -> tuple[dict[str, str | None], Load]:
+    """The pictures {name: class} of a split of a data set, and what opens a picture of any split by its name.
+
+    split: train, validation, test, or held_out for what is reported on. Files have their path for a name. Pictures in
+    memory are named like cifar10/train/17, those reported on like cifar10/held_out/17, and opened from there; any other
+    name is taken for a file's. OptionError if the data set has no such split.
+    """
+    splits, held = {}, {}
+    reported, _ = data.reported
+    for own, source in (("train", data.train), ("validation", data.validation), ("test", data.test)):
+        if source is None:
+            continue
+        if isinstance(source, Files):
+            names = [os.path.abspath(path) for path in source.paths]
+        else:
+            stored = "held_out" if own == reported else own  # the name that stores of the first edition have
+            names = [f"{called}/{stored}/{place}" for place in range(len(source))]
+            held |= dict(zip(names, source.images, strict=True))
+        labels = [None] * len(source) if source.labels is None else [source.classes[label] for label in source.labels]
+        splits[own] = dict(zip(names, labels, strict=True))
+    splits["held_out"] = splits[reported]
+    one_of("split", split, splits)
+    return splits[split], lambda name: held[name] if name in held else load(name)
+
+
+class Describer:
+    """Vectors of pictures by an extractor of one feature, the pictures seen through a transform.
+
+    `identity` is the extractor's. Files that cannot be read are named on the console as they are met, and left out;
+    `told` says how many, and how fast it went. workers: threads that read files. load: what opens a picture.
+    """
+
+    def __init__(
+        self, function: Extractor, transform: Any, *, batch_size: int = 64, workers: int = 4, load: Load = load
+    ) -> None:
+        whole("batch_size", batch_size)
+        whole("workers", workers)
+        self.function, self.transform, self.load = function, transform, load
+        self.batch_size, self.workers = batch_size, workers
+        self.identity = function.identity
+        self.opened, self.left_out, self.seconds = 0, 0, 0.0
+
+    @property
+    def told(self) -> str:
+        """Of the files read so far."""
+        left_out = f"; {self.left_out} could not be read and stayed out" if self.left_out else ""
+        return f"read {self.opened} pictures, {self.opened / max(self.seconds, 1e-9):.0f} a second{left_out}"
+
+    def __call__(self, paths: Sequence[str]) -> tuple[list[str], Tensor]:
+        """The files that can be read, in order, and their vectors (n, d). UserError if there is none."""
+        read, vectors, began = [], [], time.perf_counter()
+        with tqdm(total=len(paths), unit=" pictures", disable=not sys.stderr.isatty()) as bar:
+            for part, images in self._batches(paths):
+                for failure in (image for image in images if isinstance(image, Unreadable)):
+                    tqdm.write(str(failure), file=sys.stdout)
+                    self.left_out += 1
+                good = [place for place, image in enumerate(images) if isinstance(image, Tensor)]
+                if good:
+                    (values,) = self.function(torch.cat([images[place] for place in good])).values()
+                    vectors.append(values)
+                    read += [part[place] for place in good]
+                bar.update(len(part))
+        self.opened += len(paths)
+        self.seconds += time.perf_counter() - began
+        if not read:
+            raise UserError(f"none of the {len(paths)} pictures can be read")
+        return read, torch.cat(vectors)
+
+    def _batches(self, paths: Sequence[str]) -> Iterator[tuple[Sequence[str], list[Tensor | Unreadable]]]:
+        """Parts of the paths and what came of each file; the next part is read while one is worked on."""
+        parts = [paths[start : start + self.batch_size] for start in range(0, len(paths), self.batch_size)]
+        with ThreadPoolExecutor(self.workers) as pool:
+            following = [pool.submit(self._seen, path) for path in parts[0]]
+            for part, after in zip(parts, [*parts[1:], ()], strict=True):
+                now, following = following, [pool.submit(self._seen, path) for path in after]
+                yield part, [one.result() for one in now]
+
+    def _seen(self, path: str) -> Tensor | Unreadable:
+        """A file as the extractor sees it, (1, c, h, w): made small at once, since a batch of photographs is large."""
+        try:
+            return self.transform([self.load(path)])
+        except Unreadable as failure:
+            return failure
+
+
+def index(folder: str, pictures: Mapping[str, str | None], describe: Describer) -> str:
+    """Make a store of pictures {path: class}, and say what it holds. StoreError if the folder holds something."""
+    check_vacant(Path(folder))
+    names, vectors = describe(list(pictures))
+    store = Store.create(folder, vectors, names, *_labels(names, pictures), encoder=describe.identity)
+    return f"{folder}: holds {len(store)} pictures of {len(store.classes)} classes"
+
+
+def add(folder: str, pictures: Mapping[str, str | None], describe: Describer) -> str:
+    """Add to a store the pictures {path: class} that it does not hold, and say what became of them.
+
+    StoreError if another encoder made the store.
+    """
+    store, paths = Store.open(folder, encoder=describe.identity), list(pictures)
+    before = len(store)
+    absent = [paths[place] for place in store.absent(paths)]
+    if absent:
+        names, vectors = describe(absent)
+        store.add(vectors, names, *_labels(names, pictures))
+    known = f", {len(paths) - len(absent)} were there already" if len(absent) < len(paths) else ""
+    return (
+        f"{folder}: {len(store) - before} pictures added{known}; "
+        f"holds {len(store)} pictures of {len(store.classes)} classes"
+    )
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a store has most like each of m queries, {path: class}: the neighbours, and where its own place is.
+
+    exactness: the share of the true neighbours that an approximate index has found, or None. load: opens a picture.
+    """
+
+    store: Store
+    queries: dict[str, str | None]
+    vectors: Tensor
+    own: Tensor | None
+    neighbours: Neighbours
+    exactness: float | None
+    load: Load
+
+    def __iter__(self) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+        """For each query its path and its neighbours, best first; an approximate index may have found fewer than k."""
+        for path, similarities, places in zip(
+            self.queries, self.neighbours.similarities.tolist(), self.neighbours.indices.tolist(), strict=True
+        ):
+            found = [(place, similarity) for place, similarity in zip(places, similarities, strict=True) if place >= 0]
+            yield (
+                path,
+                [
+                    {"image": self.store.names[place], "class": self._class(place), "similarity": similarity}
+                    for place, similarity in found
+                ],
+            )
+
+    def _class(self, place: int) -> str | None:
+        label = int(self.store.labels[place])
+        return None if label == UNKNOWN else self.store.classes[label]
+
+    @property
+    def labels(self) -> Tensor:
+        """(m,) int64 into the store's classes, -1 for a query whose class is not known or is not among them."""
+        number = {name: number for number, name in enumerate(self.store.classes)}
+        return torch.tensor([number.get(name, UNKNOWN) for name in self.queries.values()])
+
+    def records(self) -> list[dict[str, Any]]:
+        """For JSON."""
+        return [{"image": path, "class": self.queries[path], "neighbours": found} for path, found in self]
+
+    def measures(self, *, ranking: bool) -> dict[str, float]:
+        """Of `index.measure` at 1, 5, 10 and k; ranking: mAP over the whole store too. Empty if no class is known.
+
+        UserError if queries have classes that the store knows and it has no other picture of any.
+        """
+        if (self.labels == UNKNOWN).all():
+            return {}
+        k = self.neighbours.indices.shape[1]
+        ks = sorted({*(n for n in (1, 5, 10) if n < k), k})
+        found = index.measure(self.neighbours, self.labels, self.store.labels, own=self.own, ks=ks)
+        if ranking:
+            bank = (self.store.vectors, self.store.labels)
+            found["map"] = index.mean_average_precision(self.vectors, self.labels, *bank, own=self.own)
+        return found
+
+    def told(self, *, ranking: bool) -> str:
+        """For the console: the nearest of the first queries, the share of the true neighbours found, the measures."""
+        lines = []
+        for path, found in itertools.islice(self, _LINES):
+            best = found[0] if found else {"image": "nothing", "class": None, "similarity": -math.inf}
+            of_class = f" ({best['class']})" if best["class"] else ""
+            lines.append(printable(f"{path}: {best['image']}{of_class} {best['similarity']:.3f}"))
+        if len(self.queries) > _LINES:
+            lines.append(f"… and {len(self.queries) - _LINES} more; output=FILE has all")
+        if self.exactness is not None:
+            lines.append(f"{100 * self.exactness:.2f} % of the neighbours that the exact index finds")
+        try:
+            if measures := self.measures(ranking=ranking):
+                lines.append(f"{measures.pop('queries')} queries of a class that the store has")
+                lines += [f"{name:14} {100 * value:6.2f} %" for name, value in measures.items()]
+        except UserError as reason:
+            lines.append(str(reason))
+        return "\n".join(lines)
+
+    def write(self, *, sheet: str | None, output: str | None) -> None:
+        """Save the contact sheet as a PNG file and the records as a JSON file, where they are named; each whole."""
+        if output is not None:
+            atomic_io.replace(Path(output), (json.dumps(self.records(), indent=1) + "\n").encode())
+        if sheet is not None:
+            png = io.BytesIO()
+            self.sheet().savefig(png, format="png")
+            atomic_io.replace(Path(sheet), png.getvalue())
+
+    def sheet(self) -> Figure:
+        """As many queries as a contact sheet holds, evenly from all of them."""
+        answers = list(self)
+        count = min(QUERIES, len(answers))
+        return contact_sheet([self._row(*answers[place * len(answers) // count]) for place in range(count)])
+
+    def _row(self, path: str, found: list[dict[str, Any]]) -> Row:
+        own = self.queries[path]
+        neighbours = [
+            Neighbour(
+                self._small(one["image"]),
+                one["similarity"],
+                one["class"] or Path(one["image"]).name,
+                None if own is None or one["class"] is None else one["class"] == own,
+            )
+            for one in found
+        ]
+        return Row(self._small(path), own or Path(path).name, neighbours)
+
+    def _small(self, path: str) -> Tensor:
+        """A picture of a sheet, (c, h, w) uint8."""
+        try:
+            image = self.load(path)
+        except Unreadable:
+            return _BLANK
+        h, w = image.shape[1:]
+        scale = min(1, _LONGER / max(h, w))
+        return resize(image[None], (math.ceil(scale * h), math.ceil(scale * w)))[0]
+
+
+def query(folder: str, pictures: Mapping[str, str | None], describe: Describer, kind: Kind, k: int) -> Answer:
+    """The k pictures of a store most like each of `pictures`, {path: class}, by an index of that kind.
+
+    A picture that stands in the store itself is no neighbour of its own. OptionError if the store has too few;
+    StoreError if another encoder made it.
+    """
+    store = Store.open(folder, encoder=describe.identity)
+    index.check_k(k, len(store), own=len(store.absent(list(pictures))) < len(pictures))
+    with within("index"):
+        built = kind.build(store.vectors)
+    names, vectors = describe(list(pictures))
+    vectors, places = unit(vectors, names), store.places(names)
+    own = places if (places >= 0).any() else None
+    exact = neighbours = index.search(built, vectors, k, own=own)
+    if not isinstance(kind, index.Flat):
+        exact = index.search(index.Flat().build(store.vectors), vectors, k, own=own)
+    exactness = None if exact is neighbours else index.found(neighbours, exact)
+    return Answer(store, {name: pictures[name] for name in names}, vectors, own, neighbours, exactness, describe.load)
+
+
+def _labels(names: Sequence[str], pictures: Mapping[str, str | None]) -> tuple[list[int], list[str]]:
+    """Labels of pictures, -1 for none, and the names of the classes."""
+    classes = sorted({pictures[name] for name in names} - {None})
+    number = {name: number for number, name in enumerate(classes)}
+    return [number.get(pictures[name], UNKNOWN) for name in names], classes

@@ -1,0 +1,345 @@
+"""Vectors of images in a folder: there whole or not at all, verified when opened, added to, unable to run code.
+
+vectors_00000000.safetensors, … (the shards) hold for each image its vector, its name and its label; manifest.json has
+the encoder that made them, the names of the classes, and the sha256 of each shard and of itself, the seal. What the
+manifest does not list is not in the store: new shards are written and synchronised first, then one rename of the
+manifest takes them in. Written shards are never changed, so they are read as mapped memory.
+
+Letters: n images, d width.
+"""
+
+import fcntl
+import hashlib
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from ssvit.atomic_io import check_regular, read_manifest, sealed, synchronise, write
+from ssvit.options import UserError
+
+KIND, SCHEMA = "image vectors", 1
+UNKNOWN = -1  # the label of an image whose class is not known
+_SHARD = 1 << 30  # bytes of vectors in a shard at most: they are in memory twice while they are written
+_BLOCK = 1 << 16  # vectors normalised at a time
+
+
+class StoreError(UserError):
+    """A store cannot be written, or cannot be trusted."""
+
+
+class _Shard(NamedTuple):
+    vectors: Tensor  # (n, d) float32
+    labels: Tensor  # (n,) int64
+    names: Tensor  # (bytes,) uint8, a zero between two
+
+
+def unit(vectors: Tensor, names: Sequence[str] | None = None) -> Tensor:
+    """Scale vectors to length one: (n, d) -> (n, d) float32, each the same whatever stands beside it.
+
+    UserError for one without a direction (zero, or not finite), which it calls by its name.
+    """
+    scaled = torch.empty(vectors.shape, dtype=torch.float32)
+    for start in range(0, len(vectors), _BLOCK):
+        block = vectors[start : start + _BLOCK].double()
+        scaled[start : start + _BLOCK] = block / block.square().sum(1, keepdim=True).sqrt()
+    # Zero divided by zero is not a number either.
+    if wrong := (~scaled.isfinite().all(1)).nonzero()[:1].tolist():
+        place = wrong[0][0]
+        called = f"number {place}" if names is None else names[place]
+        raise UserError(f"the vector of image {called} has no direction: it is zero or not finite")
+    return scaled
+
+
+def check_vacant(folder: Path) -> None:
+    """StoreError unless a new store can be made there: what it holds already is never written over."""
+    if folder.exists() and any(folder.iterdir()):
+        raise StoreError(f"{folder}: holds something already; add to it if it is a store, or take another")
+
+
+class Store:
+    """The vectors that a folder holds. Made by `create` or `open`; `add` adds to the folder and to this object."""
+
+    def __init__(self, folder: Path, manifest: Mapping[str, Any], shards: Sequence[_Shard]) -> None:
+        self.folder, self._manifest, self._shards = folder, manifest, list(shards)
+
+    @classmethod
+    def create(
+        cls,
+        folder: str | Path,
+        vectors: Tensor,
+        names: Sequence[str],
+        labels: Any = None,
+        classes: Sequence[str] = (),
+        *,
+        encoder: str,
+    ) -> "Store":
+        """A new store of vectors (n, d), which are scaled to length one; `folder` must be absent or empty.
+
+        names: of the images, each another (a path, or a place in a data set). labels (n,): into `classes`, -1 for
+        none; left out, no image has one. encoder: what tells the features from any others, such as a checkpoint's seal
+        and which layer was taken. StoreError if the disk refuses, UserError for values amiss; then nothing has changed.
+        """
+        folder = Path(os.path.abspath(folder))
+        if not len(vectors):
+            raise UserError(f"{folder}: there are no vectors to make a store of")
+        labels = _checked(len(vectors), names, labels, classes)
+        vectors = unit(vectors, names)
+        part = folder.with_name(f".{folder.name}.part")
+        try:
+            check_vacant(folder)
+            part.mkdir(parents=True, exist_ok=True)
+            with _held(part):
+                for leftover in part.iterdir():
+                    leftover.unlink()
+                facts = {"kind": KIND, "schema": SCHEMA, "encoder": encoder, "width": vectors.shape[1]}
+                entries = _write_shards(part, vectors, names, labels, first=0)
+                _write_manifest(part, {**facts, "classes": list(classes), "shards": entries})
+                part.rename(folder)
+                synchronise(folder.parent)
+        except OSError as error:
+            shutil.rmtree(part, ignore_errors=True)
+            raise StoreError(f"{folder}: cannot be written ({error.strerror})") from None
+        manifest = _read_manifest(folder)
+        return cls(folder, manifest, [_map(folder, entry, manifest) for entry in manifest["shards"]])
+
+    @classmethod
+    def open(cls, folder: str | Path, *, encoder: str | None = None) -> "Store":
+        """Read and verify a store. StoreError says what is wrong with which file.
+
+        encoder: refuse a store whose vectors another one made; None opens any.
+        """
+        folder = Path(folder)
+        manifest = _read_manifest(folder)
+        if encoder is not None and manifest["encoder"] != encoder:
+            raise StoreError(
+                f"{folder}: was made with the encoder {manifest['encoder']}, not with {encoder}: "
+                "their vectors cannot be compared"
+            )
+        shards = []
+        for entry in manifest["shards"]:
+            path = folder / entry["file"]
+            try:
+                check_regular(path)
+                with path.open("rb") as file:
+                    if hashlib.file_digest(file, "sha256").hexdigest() != entry["sha256"]:
+                        raise StoreError(f"{path}: is damaged (its sha256 is not the manifest's)")
+            except OSError as error:
+                raise StoreError(f"{path}: cannot be read ({error.strerror})") from None
+            shards.append(_map(folder, entry, manifest))
+        return cls(folder, manifest, shards)
+
+    def add(
+        self, vectors: Tensor, names: Sequence[str], labels: Any = None, classes: Sequence[str] | None = None
+    ) -> None:
+        """Add the vectors of more images, of the same encoder; what was there keeps its place.
+
+        classes: the names that `labels` stand for, if not the store's own; those that the store lacks are appended to
+        its own. StoreError if a name is there already (`absent` tells which are not), if another process is adding or
+        has added since the store was opened, or if the disk refuses: then what the store held is whole. Killed at any
+        moment, the folder holds the store as it was or as it is to be.
+        """
+        if not len(vectors):
+            return
+        if vectors.shape[1:] != (self.width,):
+            raise UserError(f"{self.folder}: holds vectors of width {self.width}, not {vectors.shape[1]}")
+        if known := len(names) - len(self.absent(names)):
+            one = next(name for name in names if name in self._places)
+            raise StoreError(f"{self.folder}: holds {known} of the {len(names)} images already, such as {one}")
+        classes = self.classes if classes is None else classes
+        labels = _checked(len(vectors), names, labels, classes)
+        merged = {name: number for number, name in enumerate(dict.fromkeys((*self.classes, *classes)))}
+        labels = torch.tensor([*(merged[name] for name in classes), UNKNOWN])[labels]  # -1 takes the last
+        vectors = unit(vectors, names)
+        try:
+            with _held(self.folder):
+                listed = _read_manifest(self.folder)
+                if listed["seal"] != self._manifest["seal"]:
+                    raise StoreError(f"{self.folder}: has been added to since it was opened; open it again")
+                _sweep(self.folder)
+                try:
+                    entries = _write_shards(self.folder, vectors, names, labels, first=len(self._shards))
+                    changes = {"classes": list(merged), "shards": [*listed["shards"], *entries]}
+                    _write_manifest(self.folder, {**listed, **changes})
+                except OSError:
+                    _sweep(self.folder)
+                    raise
+                manifest = _read_manifest(self.folder)
+        except OSError as error:
+            raise StoreError(f"{self.folder}: cannot be added to ({error.strerror}); what it held is whole") from None
+        self._shards += [_map(self.folder, entry, manifest) for entry in entries]
+        self._manifest = manifest
+        for cached in ("vectors", "labels", "names", "_places"):
+            self.__dict__.pop(cached, None)
+
+    def absent(self, names: Sequence[str]) -> list[int]:
+        """Places in `names` of the images that the store does not hold yet. A name stands for its image: whether the
+        file behind it has changed is not looked at.
+        """
+        return [place for place, name in enumerate(names) if name not in self._places]
+
+    def places(self, names: Sequence[str]) -> Tensor:
+        """Where the images stand in the store: (len(names),) int64, -1 for one that does not."""
+        return torch.tensor([self._places.get(name, -1) for name in names], dtype=torch.int64)
+
+    def __len__(self) -> int:
+        return sum(len(shard.vectors) for shard in self._shards)
+
+    @property
+    def width(self) -> int:
+        return self._manifest["width"]
+
+    @property
+    def encoder(self) -> str:
+        """Of which encoder's features the vectors are, as `create` was told."""
+        return self._manifest["encoder"]
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return tuple(self._manifest["classes"])
+
+    @cached_property
+    def vectors(self) -> Tensor:
+        """(n, d) float32, of length one: mapped memory where there is one shard, else a copy in memory."""
+        return self._shards[0].vectors if len(self._shards) == 1 else torch.cat([s.vectors for s in self._shards])
+
+    @cached_property
+    def labels(self) -> Tensor:
+        """(n,) int64 into `classes`, -1 where the class is not known."""
+        return torch.cat([shard.labels for shard in self._shards])
+
+    @cached_property
+    def names(self) -> list[str]:
+        """Of the images, in the order of the vectors."""
+        texts = (shard.names.numpy().tobytes().decode(errors="surrogateescape") for shard in self._shards)
+        return [name for text in texts for name in text.split("\0")]
+
+    @cached_property
+    def _places(self) -> dict[str, int]:
+        return {name: place for place, name in enumerate(self.names)}
+
+
+def _checked(n: int, names: Sequence[str], labels: Any, classes: Sequence[str]) -> Tensor:
+    """The labels of n images, (n,) int64. UserError for names and labels that a store cannot hold."""
+    labels = torch.full((n,), UNKNOWN) if labels is None else torch.as_tensor(labels, dtype=torch.int64)
+    if len(names) != n or labels.shape != (n,):
+        raise UserError(f"{n} vectors, {len(names)} names and {len(labels)} labels do not belong together")
+    if len(set(classes)) < len(classes):
+        raise UserError("two classes have the same name")
+    if wrong := labels[(labels < UNKNOWN) | (labels >= len(classes))][:1].tolist():
+        raise UserError(f"label {wrong[0]} is outside of [0, {len(classes)}), the range of the classes")
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise UserError(f"the image {name} is given twice")
+        if not name or "\0" in name:
+            raise UserError(f"an image cannot be named {name!r}")
+        seen.add(name)
+    return labels
+
+
+def _write_shards(
+    folder: Path, vectors: Tensor, names: Sequence[str], labels: Tensor, *, first: int
+) -> list[dict[str, Any]]:
+    """Write images as shards from number `first` on, and say of each what the manifest is to say."""
+    rows = max(1, _SHARD // (4 * vectors.shape[1]))
+    entries = []
+    for number, start in enumerate(range(0, len(vectors), rows), start=first):
+        part = slice(start, start + rows)
+        # A path can be of bytes that are no UTF-8.
+        text = bytearray("\0".join(names[part]).encode(errors="surrogateescape"))
+        shard = _Shard(vectors[part], labels[part].contiguous(), torch.frombuffer(text, dtype=torch.uint8))
+        data = safetensors.torch.save(shard._asdict())
+        path = folder / f"vectors_{number:08d}.safetensors"
+        write(path, data)
+        entries.append({"file": path.name, "count": len(shard.vectors), "sha256": hashlib.sha256(data).hexdigest()})
+    synchronise(folder)
+    return entries
+
+
+def _map(folder: Path, entry: Mapping[str, Any], manifest: Mapping[str, Any]) -> _Shard:
+    """A shard as mapped memory. StoreError unless it holds what the manifest says."""
+    path = folder / entry["file"]
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            shard = _Shard(*(file.get_tensor(field) for field in _Shard._fields))
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be read ({error.strerror})") from None
+    except safetensors.SafetensorError as error:
+        raise StoreError(f"{path}: is not a shard of vectors ({error}), nothing of it was run") from None
+    except RuntimeError as error:  # torch's, for a file that the system does not let it map
+        raise StoreError(f"{path}: cannot be read ({error})") from None
+    form = [(tensor.dtype, tuple(tensor.shape)) for tensor in shard[:2]]
+    n, classes = entry["count"], len(manifest["classes"])
+    if (
+        form != [(torch.float32, (n, manifest["width"])), (torch.int64, (n,))]
+        or shard.names.dtype != torch.uint8
+        or int((shard.names == 0).sum()) != n - 1
+        or not ((shard.labels >= UNKNOWN) & (shard.labels < classes)).all()
+    ):
+        raise StoreError(f"{path}: does not hold what the manifest says")
+    return shard
+
+
+def _read_manifest(folder: Path) -> dict[str, Any]:
+    """The verified manifest of a store. StoreError says what is wrong with it."""
+    path = folder / "manifest.json"
+    try:
+        manifest, data = read_manifest(path)
+        if manifest.get("kind") != KIND:
+            raise StoreError(f"{folder}: is no store of image vectors (its manifest.json is of something else)")
+        # To the byte, so that no damage is too small to be told.
+        if data != sealed(manifest):
+            raise ValueError
+        if manifest["schema"] != SCHEMA:
+            raise StoreError(f"{folder}: has schema {manifest['schema']}, this version reads {SCHEMA}")
+        wanted = {"encoder": str, "width": int, "classes": list, "shards": list}
+        if not all(isinstance(manifest[key], kind) for key, kind in wanted.items()) or not manifest["shards"]:
+            raise ValueError
+        for entry in manifest["shards"]:
+            if not all(isinstance(entry[key], kind) for key, kind in (("file", str), ("count", int), ("sha256", str))):
+                raise ValueError
+            if Path(entry["file"]).name != entry["file"]:  # it lies elsewhere
+                raise ValueError
+        return manifest
+    except OSError as error:
+        raise StoreError(f"{folder}: no readable manifest.json ({error.strerror}), so it is no store") from None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise StoreError(f"{path}: is damaged") from None
+
+
+def _write_manifest(folder: Path, facts: Mapping[str, Any]) -> None:
+    """Put a manifest in its place, from one moment to the next."""
+    part = folder / "manifest.json.part"
+    write(part, sealed(facts))
+    part.rename(folder / "manifest.json")
+    synchronise(folder)
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what an interrupted `add` has left: all that the manifest in its place does not list."""
+    listed = {entry["file"] for entry in _read_manifest(folder)["shards"]}
+    for path in (folder / "manifest.json.part", *folder.glob("vectors_*.safetensors")):
+        if path.name not in listed:
+            path.unlink(missing_ok=True)
+
+
+@contextmanager
+def _held(folder: Path) -> Iterator[None]:
+    """Keep other processes from writing there. The system lets go of the lock if this one is killed."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise StoreError(f"{folder}: another process is writing to it") from None
+        yield
+    finally:
+        os.close(descriptor)

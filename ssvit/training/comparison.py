@@ -1,0 +1,186 @@
+"""Several runs that belong together: pre-trained against scratch over seeds, the choice of a learning rate. No torch.
+
+A run is made by a function of its folder's name and of what it changes in the configuration; it returns the rows of
+metrics that the run has written. Each run goes on from where it was stopped, and so does the study.
+"""
+
+import io
+import json
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ssvit import atomic_io
+from ssvit.checkpoints.run_folder import is_main_process
+from ssvit.evaluation.significance import NOTHING_YET, above_chance, standard_error
+from ssvit.options import OptionError, number, one_of, whole, within
+
+Rows = list[dict[str, Any]]
+Run = Callable[[str, Mapping[str, Any]], Rows]
+# What is reported on, then what is watched as training goes on, where a run has both: see `ssvit.data.source.Data`.
+REPORTED, WATCHED = ("test", "validation"), ("validation", "test")
+SIDES = {"pretrained": "pre-trained", "scratch": "from scratch"}
+
+
+def check(config: Mapping[str, Any]) -> None:
+    """OptionError unless the options of a study can be, and can go together."""
+    for name, allowed in (("compare", "scratch"), ("sweep", "table4")):
+        if config[name] is not None:
+            one_of(name, config[name], (allowed,))
+    whole("seeds", config["seeds"])
+    rates = config["table4"]["learning_rates"]
+    if not isinstance(rates, list) or not rates:
+        raise OptionError("table4.learning_rates", rates, "must be a list of numbers")
+    with within("table4"):
+        for rate in rates:
+            number("learning_rates", rate, 0, above=True)
+        number("development", config["table4"]["development"], 0, 0.9, above=True)
+    if config["compare"] and config["sweep"]:
+        raise OptionError("sweep", config["sweep"], "goes without compare: choose the rate first, then compare")
+    if config["compare"] and config["checkpoint"] == "scratch":
+        raise OptionError("checkpoint", "scratch", "compare=scratch needs a pre-trained side: give checkpoint=PATH")
+    if config["sweep"] and config["development"] is not None:
+        raise OptionError("development", config["development"], "sweep=table4 sets it: see table4.development")
+
+
+def compare(run: Run, *, seed: int, seeds: int, folder: Path) -> None:
+    """Train both sides with `seeds` seeds from `seed` on, the rest alike; print, store and plot them side by side.
+
+    Leaves comparison.json and comparison.png in the folder.
+    """
+    sides: dict[str, list[Rows]] = {side: [] for side in SIDES}
+    for own in range(seed, seed + seeds):
+        for side in SIDES:
+            start = {"checkpoint": "scratch"} if side == "scratch" else {}
+            sides[side].append(run(f"{side}_seed{own}", {**start, "recipe.seed": own}))
+    if not is_main_process():
+        return
+    scored = {side: [_scored(rows_, REPORTED)[-1] for rows_ in runs] for side, runs in sides.items()}
+    curves = {side: _curve([_scored(rows_, WATCHED) for rows_ in runs]) for side, runs in sides.items()}
+    finals = {side: [score.accuracy for score in scores] for side, scores in scored.items()}
+    summary = {side: _spread(values) for side, values in finals.items()}
+    gain = summary["pretrained"]["mean"] - summary["scratch"]["mean"]
+    last = scored["pretrained"][-1]
+    watched = _scored(sides["pretrained"][-1], WATCHED)[-1].part
+    verdict = _verdict(summary, last)
+    report = {
+        "seeds": list(range(seed, seed + seeds)), "measured_on": last.part, "images": last.images,
+        "chance": last.chance, "accuracy": summary, "gain": gain, "verdict": verdict, "curves": curves,
+    }  # fmt: skip
+    atomic_io.replace(folder / "comparison.json", (json.dumps(report, indent=1) + "\n").encode())
+
+    from ssvit.figures.comparison import comparison
+
+    figure = comparison(curves, SIDES, finals=summary, parts=(watched, last.part), chance=last.chance)
+    png = io.BytesIO()
+    figure.savefig(png, format="png")
+    atomic_io.replace(folder / "comparison.png", png.getvalue())
+    each_side = f"{seeds} seeds each, mean ± deviation" if seeds > 1 else "one seed each"
+    print(f"\ntop-1 on the {last.part} images, {each_side}")
+    for side, words in SIDES.items():
+        each = "  ".join(f"{100 * value:.2f}" for value in finals[side])
+        print(f"  {words:<14}{_percent(summary[side])}   ({each})")
+    if last.chance is not None:
+        print(f"  {'chance':<14}{100 * last.chance:6.2f} %   (always the most frequent class)")
+    print(f"  {'gain':<14}{100 * gain:+6.2f} percentage points{verdict and f': {verdict}'}")
+    print(f"stored: {folder / 'comparison.json'}, {folder / 'comparison.png'}")
+
+
+def _verdict(summary: Mapping[str, Mapping[str, Any]], measured: "Score") -> str:
+    """What keeps a gain from telling anything, "" if nothing does.
+
+    The gain's error is that of the seeds; of one seed each, that of the images.
+    """
+    sides = list(summary.values())
+    means = [side["mean"] for side in sides]
+    if measured.chance is not None and not any(above_chance(mean, measured.chance, measured.images) for mean in means):
+        return f"neither side is {NOTHING_YET}"
+    if len(sides[0]["values"]) > 1:
+        errors, noise = [side["deviation"] / math.sqrt(len(side["values"])) for side in sides], "the seeds"
+    elif measured.images is not None:
+        errors, noise = [standard_error(mean, measured.images) for mean in means], "the images"
+    else:
+        return ""
+    if abs(means[0] - means[1]) <= 2 * (error := math.hypot(*errors)):
+        return f"within two standard errors of {noise} (± {200 * error:.2f}), so this tells nothing yet"
+    return ""
+
+
+def choose(run: Run, *, learning_rates: Sequence[float], development: float, folder: Path) -> float:
+    """Train with each learning rate and choose the best on the validation images, which for want of such a set are the
+    fraction `development` of the training images, kept apart.
+
+    Then train with that one on all training images: only this last run, in the subfolder `chosen`, is measured on the
+    test images. Of equals the lowest rate is taken. Leaves sweep.json in the folder; returns the rate chosen.
+    """
+    scores = {}
+    for rate in sorted(learning_rates):
+        rows = run(f"lr_{rate:g}", {"recipe.lr": rate, "development": development})
+        scores[rate] = _scored(rows, WATCHED)[-1]
+    best = max(scores, key=lambda rate: scores[rate].accuracy)
+    if is_main_process():
+        print("\ntop-1 on the validation images")
+        for rate, score in scores.items():
+            print(f"  recipe.lr={rate:<8g}{100 * score.accuracy:6.2f} %{'   chosen' if rate == best else ''}")
+        if not scores[best].tells:
+            print(f"  chance {100 * scores[best].chance:.2f} %: no rate is {NOTHING_YET}")
+        print(f"now on all training images with recipe.lr={best:g}", flush=True)
+    rows = run("chosen", {"recipe.lr": best})
+    if is_main_process():
+        test = _scored(rows, REPORTED)[-1]
+        tried = {str(rate): score.accuracy for rate, score in scores.items()}
+        report = {"development": tried, "chosen": best, "test": test.accuracy, "measured_on": test.part}
+        atomic_io.replace(folder / "sweep.json", (json.dumps(report, indent=1) + "\n").encode())
+        told = f"top-1 on the {test.part} images with recipe.lr={best:g}: {100 * test.accuracy:.2f} %"
+        print(f"\n{told}{'' if test.tells else f', not {NOTHING_YET}'}; see {folder / 'sweep.json'}")
+    return best
+
+
+class Score(NamedTuple):
+    """An accuracy, after which step, and on which images: test or validation. chance, images: None if not known."""
+
+    step: int
+    accuracy: float
+    part: str
+    chance: float | None
+    images: int | None
+
+    @property
+    def tells(self) -> bool:
+        """Whether it is above chance, as far as that is known."""
+        return self.chance is None or above_chance(self.accuracy, self.chance, self.images)
+
+
+def _scored(rows: Rows, parts: Sequence[str]) -> list[Score]:
+    """The scores of a run, the last of the run's end; of each row that of the first of the parts that it has."""
+    scores = []
+    for row in rows:
+        part = next((part for part in parts if row.get(f"{part}/accuracy") is not None), None)
+        if part:
+            accuracy, *others = (row.get(f"{part}/{name}") for name in ("accuracy", "accuracy_constant", "images"))
+            scores.append(Score(row["step"], accuracy, part, *others))
+    return scores
+
+
+def _curve(runs: Sequence[Sequence[Score]]) -> dict[str, list[float]]:
+    """The score over the steps: its mean and deviation over runs that were measured at the same steps."""
+    columns = list(zip(*runs, strict=True))
+    spreads = [_spread([score.accuracy for score in column]) for column in columns]
+    return {
+        "step": [column[0].step for column in columns],
+        "mean": [spread["mean"] for spread in spreads],
+        "deviation": [spread["deviation"] for spread in spreads],
+    }
+
+
+def _spread(values: Sequence[float]) -> dict[str, Any]:
+    """Mean and sample standard deviation (0 of a single value)."""
+    deviation = statistics.stdev(values) if len(values) > 1 else 0.0
+    return {"mean": statistics.fmean(values), "deviation": deviation, "values": list(values)}
+
+
+def _percent(spread: Mapping[str, Any]) -> str:
+    deviation = f" ± {100 * spread['deviation']:.2f}" if len(spread["values"]) > 1 else ""
+    return f"{100 * spread['mean']:6.2f}{deviation} %"
