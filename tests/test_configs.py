@@ -65,7 +65,11 @@ def build(config) -> None:
         own = {"classes": ["a", "b"]} if "classes" in config.objective else {}
         objective = instantiate(config.objective, **own, _convert_="all")
         outputs = objective.encoder.encode(torch.zeros(1, objective.encoder.patches, objective.encoder.width))
-    assert outputs.shape == (1, objective.encoder.special + objective.encoder.patches, objective.encoder.width)
+    assert outputs.shape == (
+        1,
+        objective.encoder.num_prefix_tokens + objective.encoder.patches,
+        objective.encoder.width,
+    )
     for transform in (config.data.augment, config.data.view):
         assert instantiate(transform, _convert_="all").size == objective.encoder.image_size
     for evaluator in config.evaluators.values():

@@ -54,13 +54,13 @@ def walked(encoder, source, layer):
 @pytest.mark.parametrize("norm", ["after", "before"])
 def test_features_are_those_of_the_blocks(special, norm):
     encoder, source = vit(**{"pooling": "patch_mean", **special}), images()
-    poolings = ("patch_mean", "class_token", "both") if encoder.special else ("patch_mean",)
+    poolings = ("patch_mean", "class_token", "both") if encoder.num_prefix_tokens else ("patch_mean",)
     asked = [Reading(layer, pooling, norm) for layer in (1, 3) for pooling in poolings]
     found = extract(Frozen(encoder, asked, identity="x"), source, CROP, batch_size=4).values
     assert list(found) == [reading.name for reading in asked]
     for reading in asked:
         tokens = walked(encoder, source, reading.layer)[norm == "after"]
-        patches, first = tokens[:, encoder.special :].mean(1), tokens[:, 0]
+        patches, first = tokens[:, encoder.num_prefix_tokens :].mean(1), tokens[:, 0]
         right = {"patch_mean": patches, "class_token": first, "both": torch.cat([first, patches], 1)}[reading.pooling]
         torch.testing.assert_close(found[reading.name], right, rtol=1e-5, atol=1e-5)
         assert found[reading.name].dtype == torch.float32

@@ -240,8 +240,8 @@ def test_keep_and_at_are_the_long_way(dtype):
     keep = torch.stack([torch.randperm(16, generator=torch.Generator().manual_seed(i))[:9] for i in range(2)])
     at = torch.tensor([[1, 4, 8], [0, 2, 7]])
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
-        whole = vit.encode(tokens, keep=keep)
-        some = vit.encode(tokens, keep=keep, at=at)
+        whole = vit.encode(tokens, visible_ids=keep)
+        some = vit.encode(tokens, visible_ids=keep, output_ids=at)
     wanted = torch.stack([image[1 + places] for image, places in zip(whole, at, strict=True)])
     assert apart(some, wanted) < (1e-6 if dtype == torch.float32 else 0.02)
 

@@ -74,11 +74,11 @@ def test_weights_times_values_are_what_the_encoder_computes(options, part):
         for block in vit.blocks
     ]
     keep, at = torch.tensor([[5, 2, 7], [0, 1, 6]]), torch.tensor([[2, 0], [1, 1]])
-    choice = {"all": {}, "kept": {"keep": keep}, "read": {"keep": keep, "at": at}}[part]
+    choice = {"all": {}, "kept": {"visible_ids": keep}, "read": {"visible_ids": keep, "output_ids": at}}[part]
     weights = seen(vit, lambda: vit.encode(vit.embed(images()), **choice))
     for hook in hooks:
         hook.remove()
-    assert weights[-1].shape[2:] == ((2, 3 + vit.special) if part == "read" else (weights[0].shape[2],) * 2)
+    assert weights[-1].shape[2:] == ((2, 3 + vit.num_prefix_tokens) if part == "read" else (weights[0].shape[2],) * 2)
     for found, (module, (x, norm, _, asked), output) in zip(weights, calls, strict=True):
         value = torch.nn.functional.linear(norm(x), module.qkv.weight[32:], module.qkv.bias[32:])
         mixed = torch.cat([found[:, head] @ value[:, :, 8 * head : 8 * head + 8] for head in range(2)], dim=2)

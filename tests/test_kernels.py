@@ -417,7 +417,7 @@ def learn(vit: ViT, at: torch.Tensor | None = None) -> list[torch.Tensor | None]
     vit.zero_grad()
     torch.manual_seed(5)
     with torch.autocast("cpu", torch.bfloat16):
-        out = vit.encode(vit.embed(IMAGES), at=at)
+        out = vit.encode(vit.embed(IMAGES), output_ids=at)
     out.backward(random(*out.shape, seed=6).to(out.dtype))
     return [out.detach(), *(weight.grad for weight in vit.parameters())]
 
@@ -476,7 +476,7 @@ def test_modules_in_the_place_of_others_are_called():
             return 0 * super().forward(x)
 
     class Skipped(Block):
-        def forward(self, x, places=None, at=None):
+        def forward(self, x, position_ids=None, output_ids=None):
             return x
 
     vit = encoder()

@@ -22,7 +22,7 @@ def encoder(kind: str, **options) -> ViT:
 def test_similarity_is_the_cosine_of_each_pair_of_patches(kind, options):
     vit = encoder(kind, **options)
     found = positions.similarity(vit)
-    rows = vit.positions[0]().tolist()[vit.special :]
+    rows = vit.positions[0]().tolist()[vit.num_prefix_tokens :]
     assert found.shape == (6, 6)
     for i, a in enumerate(rows):
         for j, b in enumerate(rows):

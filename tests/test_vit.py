@@ -70,7 +70,7 @@ def plain(vit: ViT, image: torch.Tensor, heads: int, keep: list[int] | None = No
     ]
     kept = range(len(cut)) if keep is None else keep
     z = [w["patch.weight"] @ cut[place] + w["patch.bias"] for place in kept]
-    places = [vit.special + place for place in kept]
+    places = [vit.num_prefix_tokens + place for place in kept]
     special = [w[name].flatten() for name in ("class_token", "distillation_token") if name in w]
     z, places = [*special, *z], [*range(len(special)), *places]
     at = vit.arguments["positions_at"]
@@ -265,10 +265,10 @@ def test_outputs_at_some_places_are_those_of_the_whole(positions, at, kept, spec
     for whole in (True, False):
         tokens = vit.embed(random_images()).detach().requires_grad_()
         if whole:
-            outputs = vit.encode(tokens, keep=keep)
-            outputs = torch.stack([outputs[image, vit.special + asked[image]] for image in range(3)])
+            outputs = vit.encode(tokens, visible_ids=keep)
+            outputs = torch.stack([outputs[image, vit.num_prefix_tokens + asked[image]] for image in range(3)])
         else:
-            outputs = vit.encode(tokens, keep=keep, at=asked)
+            outputs = vit.encode(tokens, visible_ids=keep, output_ids=asked)
         vit.zero_grad()
         (outputs * weight).sum().backward()
         gradients = {name: p.grad.clone() for name, p in vit.named_parameters() if p.grad is not None}
@@ -285,7 +285,7 @@ def test_outputs_at_some_places_are_those_of_the_whole(positions, at, kept, spec
 def test_one_place_may_be_asked_twice():
     vit = build()
     tokens = vit.embed(random_images())
-    outputs = vit.encode(tokens, at=torch.tensor([[4, 4]]).expand(3, -1))
+    outputs = vit.encode(tokens, output_ids=torch.tensor([[4, 4]]).expand(3, -1))
     torch.testing.assert_close(outputs[:, 0], outputs[:, 1])
 
 
@@ -295,7 +295,7 @@ def test_kept_patches_are_encoded_alone_with_their_own_positions(positions, at, 
     vit = build(positions=positions, positions_at=at, width=12, depth=2, **special).double()
     images, keep = random_images(2).double(), some(2, 16, 5)
     expected = torch.stack([plain(vit, image, 3, kept.tolist()) for image, kept in zip(images, keep, strict=True)])
-    torch.testing.assert_close(vit.encode(vit.embed(images), keep=keep), expected, atol=1e-10, rtol=1e-10)
+    torch.testing.assert_close(vit.encode(vit.embed(images), visible_ids=keep), expected, atol=1e-10, rtol=1e-10)
 
 
 @pytest.mark.parametrize(("positions", "at"), PLACES)
@@ -303,7 +303,7 @@ def test_keeping_all_in_order_changes_nothing(positions, at):
     vit = build(positions=positions, positions_at=at)
     tokens = vit.embed(random_images())
     everything = torch.arange(16).expand(3, -1)
-    torch.testing.assert_close(vit.encode(tokens, keep=everything), vit.encode(tokens), atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(vit.encode(tokens, visible_ids=everything), vit.encode(tokens), atol=1e-6, rtol=1e-6)
 
 
 def test_without_positions_the_order_of_patches_is_unknown():
@@ -318,7 +318,7 @@ def test_encoding_leaves_the_tokens_as_they_were():
     vit = build()
     tokens = vit.embed(random_images()).detach()
     before = tokens.clone()
-    vit.encode(tokens, at=some(3, 16, 4))
+    vit.encode(tokens, output_ids=some(3, 16, 4))
     assert torch.equal(tokens, before)
 
 
@@ -492,7 +492,7 @@ def test_bfloat16_is_near_float32(positions, uint8):
     with torch.autocast("cpu", torch.bfloat16):
         tokens = vit.embed(images)
         outputs = vit.encode(tokens)
-        asked = vit.encode(tokens, at=some(3, 16, 4))
+        asked = vit.encode(tokens, output_ids=some(3, 16, 4))
     assert tokens.dtype == torch.bfloat16
     assert ((outputs - exact).norm() / exact.norm()).item() < 0.02
     expected = torch.stack([exact[image, 1 + places] for image, places in enumerate(some(3, 16, 4))])

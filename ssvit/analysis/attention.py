@@ -2,7 +2,7 @@
 
 Only while `watched` is on is there any such computation; the encoder's own, by whatever kernel, has no part in it.
 
-Letters: b images, h heads, q tokens that ask, t tokens that answer, n patches, s special tokens, d width, k width of a
+Letters: b images, h heads, q tokens that ask, t tokens that answer, n patches, s prefix tokens, d width, k width of a
 head.
 """
 
@@ -19,21 +19,21 @@ from ssvit.models.vit import Attention, ViT, gather
 
 
 @torch.no_grad()
-def weights_of(attention: Attention, x: Tensor, places: Tensor | None, at: Tensor | None) -> Tensor:
+def weights_of(attention: Attention, x: Tensor, position_ids: Tensor | None, output_ids: Tensor | None) -> Tensor:
     """The softmax of an attention for its own inputs, (b, t, d) -> (b, h, q, t) float32: rows sum to 1."""
     with torch.autocast(x.device.type, enabled=False):
         ask, answer, _ = attention.qkv.weight.float().chunk(3)
         ask_bias, answer_bias, _ = attention.qkv.bias.float().chunk(3)
         x = x.float()
-        query = F.linear(x if at is None else gather(x, at), ask, ask_bias)
+        query = F.linear(x if output_ids is None else gather(x, output_ids), ask, ask_bias)
         key = F.linear(x, answer, answer_bias)
         query, key = (rearrange(tokens, "b t (h k) -> b h t k", h=attention.heads) for tokens in (query, key))
         logits = (query * query.shape[-1] ** -0.5) @ key.mT
         if attention.relative is not None:
-            if places is None:
-                places = torch.arange(x.shape[1], device=x.device)[None]
-            asking = places if at is None else places.expand(len(x), -1).gather(1, at)
-            logits = logits + attention.relative(query, asking, places)
+            if position_ids is None:
+                position_ids = torch.arange(x.shape[1], device=x.device)[None]
+            asking = position_ids if output_ids is None else position_ids.expand(len(x), -1).gather(1, output_ids)
+            logits = logits + attention.relative(query, asking, position_ids)
         return logits.softmax(-1)
 
 
@@ -72,7 +72,7 @@ def mean_distance(weights: Tensor, between: Tensor) -> Tensor:
     """How far each head looks, in pixels: (b, h, s + n, s + n) and (n, n) -> (b, h).
 
     The mean distance from a patch to the patches that it attends to, by its weights, over all patches that ask (paper,
-    section 4.5 and Figure 7). Special tokens have no place in the image: they neither ask nor answer, and the weights
+    section 4.5 and Figure 7). Prefix tokens have no place in the image: they neither ask nor answer, and the weights
     of the others are made to sum to 1 again.
     """
     special = weights.shape[-1] - len(between)
@@ -92,10 +92,10 @@ def rolled(rollout: Tensor | None, weights: Tensor) -> Tensor:
     return mixing if rollout is None else mixing @ rollout
 
 
-def over_patches(attention: Tensor, special: int, pooling: str) -> Tensor:
+def over_patches(attention: Tensor, num_prefix_tokens: int, pooling: str) -> Tensor:
     """What is attended to in the image: (…, s + n, s + n) -> (…, n), as an image's vector is pooled from the tokens.
 
     pooling: class_token for what the class token asks, patch_mean for what the patches ask, in the mean.
     """
-    asked = attention[..., 0, :] if pooling == "class_token" else attention[..., special:, :].mean(-2)
-    return asked[..., special:]
+    asked = attention[..., 0, :] if pooling == "class_token" else attention[..., num_prefix_tokens:, :].mean(-2)
+    return asked[..., num_prefix_tokens:]

@@ -215,7 +215,7 @@ def _distances(report: Report, encoder: ViT, found: dict[str, Tensor]) -> None:
     uniform = attention.between_patches(encoder).mean().item()
     report.figures["attention_distance"] = maps.draw_distances(found, uniform)
     report.numbers["attention_distance"] = {
-        "unit": "pixels between patch centres, special tokens left out",
+        "unit": "pixels between patch centres, prefix tokens left out",
         "all_patches_alike": uniform,
         "layers_by_heads": {name: _plain(distances) for name, distances in found.items()},
     }
@@ -261,11 +261,11 @@ def _maps(report: Report, encoder: ViT, pictures: Pictures, layer: int, pooling:
         nonlocal rollout, heads
         rollout = attention.rolled(rollout, weights)
         if number + 1 == layer:
-            heads = attention.over_patches(weights, encoder.special, pooling).cpu()
+            heads = attention.over_patches(weights, encoder.num_prefix_tokens, pooling).cpu()
 
     with attention.watched(encoder, see):
         encoder(pictures.images.to(encoder.mean.device))
-    whole = attention.over_patches(rollout, encoder.special, pooling).cpu()
+    whole = attention.over_patches(rollout, encoder.num_prefix_tokens, pooling).cpu()
     report.figures["rollout"] = maps.draw_rollout(pictures.images, whole, encoder.grid, pictures.names)
     report.figures["heads"] = maps.draw_heads(pictures.images, heads, encoder.grid, pictures.names, layer)
     shared = {"pooling": pooling, "images": pictures.names}

@@ -1,6 +1,6 @@
 """How alike the encoder's places are: the cosine of each position embedding with all others (paper, Figure 7, centre).
 
-Letters: n patches, s special tokens, d width, y, x rows and columns of patches.
+Letters: n patches, s prefix tokens, d width, y, x rows and columns of patches.
 """
 
 import numpy as np
@@ -23,7 +23,7 @@ def similarity(encoder: ViT) -> Tensor:
     if not len(encoder.positions):
         kind = encoder.arguments["positions"]
         raise UserError(f"positions: not available, since positions={kind} gives a place no embedding of its own")
-    rows = F.normalize(encoder.positions[0]()[encoder.special :].detach().double(), dim=1)
+    rows = F.normalize(encoder.positions[0]()[encoder.num_prefix_tokens :].detach().double(), dim=1)
     return rows @ rows.T
 
 

@@ -92,7 +92,7 @@ class Frozen:
     def _pooled(self, tokens: Tensor, reading: Reading) -> Tensor:
         if reading.norm == "after":
             tokens = self.encoder.norm(tokens)
-        parts = {"class_token": tokens[:, 0], "patch_mean": tokens[:, self.encoder.special :].mean(1)}
+        parts = {"class_token": tokens[:, 0], "patch_mean": tokens[:, self.encoder.num_prefix_tokens :].mean(1)}
         return torch.cat(list(parts.values()), dim=1) if reading.pooling == "both" else parts[reading.pooling]
 
 

@@ -20,7 +20,7 @@ def tensors(layout: Layout, encoder: ViT, head: Classify | None = None, prefix: 
     Positions of whatever kind are written as the rows (t, d) that are added, zeros where there are none.
     """
     state = encoder.state_dict()
-    count = encoder.special + encoder.patches
+    count = encoder.num_prefix_tokens + encoder.patches
     rows = encoder.positions[0]() if len(encoder.positions) else torch.zeros(count, encoder.width)
     state["positions.0.embedding"] = rows
     arguments = encoder.arguments

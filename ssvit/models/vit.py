@@ -4,7 +4,7 @@
 the sequence (corrupt it, drop patches from it) it does between the two. Normalisation belongs to the encoder, so
 images come in as they are: float in [0, 1], or uint8.
 
-Letters: b images, c channels, n patches, s special tokens (0 to 2), t tokens (special ones, then patches), d width,
+Letters: b images, c channels, n patches, s prefix tokens (0 to 2), t tokens (prefix tokens, then patches), d width,
 m places.
 """
 
@@ -38,11 +38,11 @@ def lecun_normal_(matrix: Tensor) -> None:
     nn.init.trunc_normal_(matrix, std=std, a=-2 * std, b=2 * std)
 
 
-def gather(tokens: Tensor, places: Tensor) -> Tensor:
-    """The tokens at some places of each image: (b, t, d) and (b, m) -> (b, m, d)."""
+def gather(tokens: Tensor, ids: Tensor) -> Tensor:
+    """Some tokens of each image, by index: (b, t, d) and (b, m) -> (b, m, d)."""
     # Whole rows are copied at once, where torch's own `gather` looks up each number: 5 to 10 times faster on a CPU.
-    rows = places + torch.arange(tokens.shape[0], device=places.device)[:, None] * tokens.shape[1]
-    return tokens.flatten(0, 1).index_select(0, rows.flatten()).unflatten(0, places.shape)
+    rows = ids + torch.arange(tokens.shape[0], device=ids.device)[:, None] * tokens.shape[1]
+    return tokens.flatten(0, 1).index_select(0, rows.flatten()).unflatten(0, ids.shape)
 
 
 class StochasticDepth(nn.Module):
@@ -60,7 +60,7 @@ class StochasticDepth(nn.Module):
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention with one packed projection, (b, t, d) -> (b, t, d), or (b, m, d) at given places."""
+    """Multi-head self-attention with one packed projection, (b, t, d) -> (b, t, d), or (b, m, d) for output_ids."""
 
     def __init__(self, *, width: int, heads: int, dropout: float, relative: tuple[tuple[int, int], int] | None) -> None:
         super().__init__()
@@ -69,41 +69,43 @@ class Attention(nn.Module):
         self.out = Linear(width, width)
         self.relative = None if relative is None else positions.Relative(*relative, width // heads)
 
-    def forward(self, x: Tensor, norm: LayerNorm, places: Tensor | None, at: Tensor | None, *, adds: bool) -> Tensor:
+    def forward(
+        self, x: Tensor, norm: LayerNorm, position_ids: Tensor | None, output_ids: Tensor | None, *, adds: bool
+    ) -> Tensor:
         """Attention of norm(x); and x itself if it `adds` that.
 
-        places (b, t): where each token stands, None for each in its order; at (b, m): who asks, None for all.
+        position_ids (b, t): where each token stands, None for in order; output_ids (b, m): whose outputs, None for all.
         """
         dropout = self.dropout if self.training else 0.0
-        if at is None and self.relative is None and dropout == 0:
+        if output_ids is None and self.relative is None and dropout == 0:
             whole = branches(x, Branch(norm, self.qkv, self.out, self.heads), adds=adds)
             if whole is not None:
                 return whole
-        attended = self.out(self._mixed(norm(x), places, at, dropout))
-        return (x if at is None else gather(x, at)) + attended if adds else attended
+        attended = self.out(self._mixed(norm(x), position_ids, output_ids, dropout))
+        return (x if output_ids is None else gather(x, output_ids)) + attended if adds else attended
 
-    def _mixed(self, x: Tensor, places: Tensor | None, at: Tensor | None, dropout: float) -> Tensor:
+    def _mixed(self, x: Tensor, position_ids: Tensor | None, output_ids: Tensor | None, dropout: float) -> Tensor:
         """What each token that asks takes from the others: (b, t, d) -> (b, t, d) or (b, m, d)."""
-        if at is None:
+        if output_ids is None:
             query, packed = None, self.qkv(x)
         else:
             ask, answer = self.qkv.weight.split((x.shape[-1], 2 * x.shape[-1]))
             ask_bias, answer_bias = self.qkv.bias.split((len(ask), len(answer)))
-            query, packed = linear(gather(x, at), ask, ask_bias), linear(x, answer, answer_bias)
+            query, packed = linear(gather(x, output_ids), ask, ask_bias), linear(x, answer, answer_bias)
         if self.relative is None:
             return attend_packed(query, packed, self.heads, dropout)
-        if places is None:
-            places = torch.arange(x.shape[1], device=x.device)[None]
-        asking = places if at is None else places.expand(x.shape[0], -1).gather(1, at)
+        if position_ids is None:
+            position_ids = torch.arange(x.shape[1], device=x.device)[None]
+        asking = position_ids if output_ids is None else position_ids.expand(x.shape[0], -1).gather(1, output_ids)
         query, key, value = split(query, packed, self.heads)
-        bias = self.relative(query, asking, places)
+        bias = self.relative(query, asking, position_ids)
         return merge(attend(query, key, value, bias, dropout))
 
 
 class Block(nn.Module):
     """A pre-norm Transformer layer: x = x + attention(norm(x)), then x = x + mlp(norm(x)) (equations 2 and 3).
 
-    relative: the grid and the number of special tokens, where positions are relative ones.
+    relative: the grid and the number of prefix tokens, where positions are relative ones.
     """
 
     def __init__(
@@ -128,11 +130,15 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.drop = StochasticDepth(drop)
 
-    def forward(self, x: Tensor, places: Tensor | None = None, at: Tensor | None = None) -> Tensor:
-        """(b, t, d) -> (b, t, d); with `at` (b, m), only the outputs there, (b, m, d), at the cost of those alone."""
+    def forward(self, x: Tensor, position_ids: Tensor | None = None, output_ids: Tensor | None = None) -> Tensor:
+        """(b, t, d) -> (b, t, d); with output_ids (b, m), these outputs alone, (b, m, d), at their cost."""
         adds = self._adds
-        attended = self.attention(x, self.norm1, places, at, adds=adds)
-        x = attended if adds else (x if at is None else gather(x, at)) + self.drop(self.dropout(attended))
+        attended = self.attention(x, self.norm1, position_ids, output_ids, adds=adds)
+        x = (
+            attended
+            if adds
+            else (x if output_ids is None else gather(x, output_ids)) + self.drop(self.dropout(attended))
+        )
         changed = self._mlp(x, adds=adds)
         return changed if adds else x + self.drop(self.dropout(changed))
 
@@ -172,7 +178,7 @@ class ViT(nn.Module):
     layer, as in the authors' code (vit_jax: models_vit.py); attention_dropout: of the attention weights, which the
     authors never drop (vit_jax: configs/models.py).
     stochastic_depth: the rate at the last layer, growing linearly from 0 at the first. mean, std: of the images'
-    channels, in [0, 1]. distillation_token: a second special token, for what a teacher says (Touvron et al. 2021).
+    channels, in [0, 1]. distillation_token: a second prefix token, for what a teacher says (Touvron et al. 2021).
     stem: {"layers": …, "width": …, "epsilons": …} of the `hybrid.ResNet` of a hybrid; patch_size is the image area
     under a token all the same. activation_checkpointing: in training keep only what stands between the layers, and
     compute a layer once more for its gradients. gelu: exact, or tanh, its approximation, which JAX computes.
@@ -211,7 +217,7 @@ class ViT(nn.Module):
         self.grid = rules.grid(image_size, patch_size)
         self.width, self.channels, self.pooling = width, channels, pooling
         self.activation_checkpointing = activation_checkpointing
-        self.special = int(class_token) + int(distillation_token)
+        self.num_prefix_tokens = int(class_token) + int(distillation_token)
 
         self.stem = None if stem is None else ResNet(channels=channels, **stem)
         stride, mapped = (1, channels) if self.stem is None else (self.stem.stride, self.stem.outputs)
@@ -229,7 +235,7 @@ class ViT(nn.Module):
                 dropout=dropout,
                 attention_dropout=attention_dropout,
                 drop=stochastic_depth * layer / max(depth - 1, 1),
-                relative=(self.grid, self.special) if positions == "relative" else None,
+                relative=(self.grid, self.num_prefix_tokens) if positions == "relative" else None,
                 gelu=gelu,
             )
             for layer in range(depth)
@@ -249,7 +255,7 @@ class ViT(nn.Module):
         if kind not in positions.ADDITIVE:
             return nn.ModuleList(), 0
         count = depth if at == "every_layer" else 1
-        modules = [positions.ADDITIVE[kind](self.grid, self.special, self.width) for _ in range(count)]
+        modules = [positions.ADDITIVE[kind](self.grid, self.num_prefix_tokens, self.width) for _ in range(count)]
         return nn.ModuleList(modules), 1 if at == "stem" else depth
 
     def _initialise(self) -> None:
@@ -329,54 +335,56 @@ class ViT(nn.Module):
         shift = (weight * (self.mean * unit).repeat_interleave(area)).sum(1)
         return linear(patches.to(dtype), weight, self.patch.bias - shift)
 
-    def encode(self, tokens: Tensor, *, keep: Tensor | None = None, at: Tensor | None = None) -> Tensor:
+    def encode(self, tokens: Tensor, *, visible_ids: Tensor | None = None, output_ids: Tensor | None = None) -> Tensor:
         """Run the Transformer over patch embeddings: (b, n, d) -> (b, s + n, d).
 
-        keep (b, m): encode these patches alone, in this order, as masked autoencoders do -> (b, s + m, d).
-        at (b, m): give the outputs of these patches alone, (b, m, d), computing the last layer only there. The two
-        go together: `at` then counts in the order of `keep`.
+        visible_ids (b, m): encode these patches alone, in this order, as masked autoencoders do -> (b, s + m, d).
+        output_ids (b, m): give these patches' outputs alone, (b, m, d), and compute the last layer only for them.
+        With both, output_ids count in the order of visible_ids.
         """
-        x, places = self._sequence(tokens, keep)
-        whole = len(self.blocks) - (at is not None)
-        x = self._through(x, places, whole)
-        return self.norm(x if at is None else self._layer(whole, x, places, at + self.special))
+        x, position_ids = self._sequence(tokens, visible_ids)
+        whole = len(self.blocks) - (output_ids is not None)
+        x = self._through(x, position_ids, whole)
+        if output_ids is not None:
+            x = self._layer(whole, x, position_ids, output_ids + self.num_prefix_tokens)
+        return self.norm(x)
 
     def layers(self, images: Tensor) -> Iterator[Tensor]:
         """The tokens after each layer in turn, before the last norm: (b, c, h, w) -> (b, s + n, d), depth times."""
-        x, places = self._sequence(self.embed(images), None)
+        x, position_ids = self._sequence(self.embed(images), None)
         for layer in range(len(self.blocks)):
-            x = self._layer(layer, x, places, None)
+            x = self._layer(layer, x, position_ids, None)
             yield x
 
-    def _sequence(self, tokens: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def _sequence(self, tokens: Tensor, visible_ids: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """What the first layer takes, (b, t, d), and the place of each of its tokens, (b, t), or None for in order."""
-        places = None
-        if keep is not None:
-            tokens = gather(tokens, keep)
-            first = torch.arange(self.special, device=keep.device).expand(len(keep), -1)
-            places = torch.cat([first, keep + self.special], dim=1)
-        special = [token for token in (self.class_token, self.distillation_token) if token is not None]
-        if special:
+        position_ids = None
+        if visible_ids is not None:
+            tokens = gather(tokens, visible_ids)
+            prefix = torch.arange(self.num_prefix_tokens, device=visible_ids.device).expand(len(visible_ids), -1)
+            position_ids = torch.cat([prefix, visible_ids + self.num_prefix_tokens], dim=1)
+        prefix = [token for token in (self.class_token, self.distillation_token) if token is not None]
+        if prefix:
             images = tokens.shape[0]
-            tokens = torch.cat([*(token.expand(images, -1, -1).to(tokens.dtype) for token in special), tokens], 1)
-        return self.dropout(self._placed(0, tokens, places)), places
+            tokens = torch.cat([*(token.expand(images, -1, -1).to(tokens.dtype) for token in prefix), tokens], 1)
+        return self.dropout(self._placed(0, tokens, position_ids)), position_ids
 
-    def _placed(self, layer: int, x: Tensor, places: Tensor | None) -> Tensor:
+    def _placed(self, layer: int, x: Tensor, position_ids: Tensor | None) -> Tensor:
         """Tokens with the positions that are added before a layer, if any are."""
         if layer >= self.layers_with_positions:
             return x
         rows = self.positions[layer % len(self.positions)]()
-        return x + (rows if places is None else rows[places]).to(x.dtype)
+        return x + (rows if position_ids is None else rows[position_ids]).to(x.dtype)
 
-    def _layer(self, layer: int, x: Tensor, places: Tensor | None, at: Tensor | None) -> Tensor:
-        """One layer, with the positions that are added before it; `at` (b, m) counts the special tokens too."""
+    def _layer(self, layer: int, x: Tensor, position_ids: Tensor | None, output_ids: Tensor | None) -> Tensor:
+        """One layer, with the positions that are added before it; output_ids (b, m) count the prefix tokens too."""
         if layer > 0:
-            x = self._placed(layer, x, places)
+            x = self._placed(layer, x, position_ids)
         if self._checkpoints:
-            return checkpoint(self.blocks[layer], x, places, at, use_reentrant=False)
-        return self.blocks[layer](x, places, at)
+            return checkpoint(self.blocks[layer], x, position_ids, output_ids, use_reentrant=False)
+        return self.blocks[layer](x, position_ids, output_ids)
 
-    def _through(self, x: Tensor, places: Tensor | None, count: int) -> Tensor:
+    def _through(self, x: Tensor, position_ids: Tensor | None, count: int) -> Tensor:
         """The first layers, so many: at once by our own kernels, or in turn where something happens between them."""
         if count and not self._checkpoints and self.layers_with_positions <= 1:
             parts = [block.branches() for block in self.blocks[:count]]
@@ -384,7 +392,7 @@ class ViT(nn.Module):
             if whole is not None:
                 return whole
         for layer in range(count):
-            x = self._layer(layer, x, places, None)
+            x = self._layer(layer, x, position_ids, None)
         return x
 
     @property
@@ -397,16 +405,16 @@ class ViT(nn.Module):
 
     def pool(self, outputs: Tensor) -> Tensor:
         """One vector an image: (b, s + n, d) -> (b, d), the class token's (the paper) or the mean of the patches'."""
-        return outputs[:, 0] if self.pooling == "class_token" else outputs[:, self.special :].mean(1)
+        return outputs[:, 0] if self.pooling == "class_token" else outputs[:, self.num_prefix_tokens :].mean(1)
 
     def represent(self, images: Tensor) -> Tensor:
         """pool(forward(images)), (b, c, h, w) -> (b, d), with the last layer computed only where it is read."""
         tokens = self.embed(images)
         if self.pooling == "patch_mean":
             return self.pool(self.encode(tokens))
-        # Places count from the first patch, before which the special tokens stand.
-        first = torch.full((tokens.shape[0], 1), -self.special, device=tokens.device)
-        return self.encode(tokens, at=first)[:, 0]
+        # Places count from the first patch, before which the prefix tokens stand.
+        first = torch.full((tokens.shape[0], 1), -self.num_prefix_tokens, device=tokens.device)
+        return self.encode(tokens, output_ids=first)[:, 0]
 
     @property
     def architecture(self) -> dict[str, Any]:

@@ -35,7 +35,7 @@ class MaskedPatch(Objective):
         """What the head says of each corrupted patch, from that patch's own output: -> (b, m, target.width)."""
         tokens = self.encoder.embed(images)
         tokens = corrupt(tokens, self.mask_token, draw)
-        return self.head(self.encoder.encode(tokens, at=draw.at))
+        return self.head(self.encoder.encode(tokens, output_ids=draw.at))
 
     def corrupted_labels(self, images: Tensor, draw: Corruption) -> Tensor:
         """The labels of the corrupted patches: -> (b, m, ...)."""
