@@ -117,7 +117,7 @@ def test_the_lowest_levels_knows_torch_and_einops_alone(module):
 def test_frameworks_stay_where_they_belong(module):
     part = module.split(".")[1] if "." in module else ""
     homes = {
-        "lightning_fabric": ("training",),
+        "lightning_fabric": ("training", "cli"),
         "hydra": ("cli",),
         "omegaconf": ("cli",),
         "pytorch_lightning": (),
