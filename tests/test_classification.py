@@ -351,7 +351,7 @@ def test_real_labels_need_imagenets_images_and_classes(tmp_path):
     assert "val0000.png does not fit" in refusal(Files(files(tmp_path, 2, "val{:04d}.png"), [0, 1], WNIDS))
     beyond = files(tmp_path, 2, "ILSVRC2012_val_{:08d}.png", first=50_000)
     assert "val_00050001.png does not fit" in refusal(Files(beyond, [0, 1], WNIDS))
-    assert "in memory" in refusal(Memory(tagged(2), [0, 1], WNIDS))
+    assert "image 0 does not fit" in refusal(Memory(tagged(2), [0, 1], WNIDS))
     for classes in (names(1000), WNIDS[::-1], WNIDS[:999], [*WNIDS, "n99999999"]):
         assert "1000 classes" in refusal(Files(right, [0, 1], classes))
 

@@ -60,7 +60,7 @@ def banks():
 def test_copies_are_found_by_their_pixels(banks):
     assert banks.copies() == [(7, 0), (8, 5), (9, 5)]
     assert (banks.test.name(7), banks.train.name(5)) == ("image 7", "image 5")
-    assert torch.equal(banks.test.images(torch.tensor([9, 0])), banks.test.source.images[[9, 0]])
+    assert torch.equal(banks.test.images(torch.tensor([9, 0])), banks.test.source.in_memory[[9, 0]])
     with pytest.raises(UserError, match="the images have changed since features of them were kept"):
         Bank.of([banks.train, banks.test], banks.train.source, CROP)
 

@@ -43,7 +43,7 @@ def walked(encoder, source, layer):
     hook = encoder.blocks[layer - 1].register_forward_hook(lambda *call: kept.append(call[2]))
     encoder.eval()
     with torch.no_grad():
-        encoder(source.images.float() / 255)
+        encoder(source.in_memory.float() / 255)
     hook.remove()
     (tokens,) = kept
     norm = encoder.norm
@@ -76,9 +76,9 @@ def test_layers_beyond_the_last_that_is_read_are_not_computed():
 def test_features_are_read_in_eval_mode_and_the_mode_is_put_back(mode):
     encoder = vit()
     function = Frozen(encoder, [Reading(3)], identity="x")
-    right = function(images().images)
+    right = function(images().in_memory)
     encoder.train(mode)
-    found = function(images().images)
+    found = function(images().in_memory)
     torch.testing.assert_close(found, right, rtol=0, atol=0)
     assert all(module.training == mode for module in encoder.modules())
     with pytest.raises(OptionError, match="this encoder takes images"):
@@ -90,16 +90,16 @@ def test_images_come_once_in_order_with_labels_and_places():
     source = images()
     told = []
     found = extract(Pixels(), source, CROP, batch_size=4, progress=lambda *call: told.append(call))
-    torch.testing.assert_close(found.values["pixels"], source.images.flatten(1) / 255)
+    torch.testing.assert_close(found.values["pixels"], source.in_memory.flatten(1) / 255)
     assert (found.labels.tolist(), found.places.tolist()) == (source.labels.tolist(), list(range(10)))
     assert told == [(4, 10), (8, 10), (10, 10)]
-    source.images[7] = source.images[2]
+    source.in_memory[7] = source.in_memory[2]
     alike = extract(Pixels(), source, CROP, batch_size=4).digests
     assert (alike[:, None] == alike).all(2).triu(1).nonzero().tolist() == [[2, 7]]
     assert alike[3].equal(found.digests[3])
     few = extract(Pixels(), source, CROP, limit=3)
     assert len(few.places) == 3
-    torch.testing.assert_close(few.values["pixels"], source.images[few.places].flatten(1) / 255)
+    torch.testing.assert_close(few.values["pixels"], source.in_memory[few.places].flatten(1) / 255)
     assert few.labels.tolist() == source.labels[few.places].tolist()
     assert extract(Pixels(), images(labels=False), CROP).labels is None
 
@@ -182,7 +182,7 @@ def test_kept_features_are_the_same_and_others_are_computed(tmp_path, counted):
     with torch.autocast("cpu", torch.bfloat16):
         assert missed()[0]
     assert not missed()[0]
-    renamed = Memory(source.images, 1 - source.labels, ("b", "a"))
+    renamed = Memory(source.in_memory, 1 - source.labels, ("b", "a"))
     is_missed, found = missed(source=renamed)
     assert not is_missed
     assert found.labels.equal(renamed.labels)

@@ -369,7 +369,7 @@ def test_what_the_images_do_not_suffice_for_is_told_at_the_start():
     none = probing(train=TRAIN.take(torch.arange(4)))
     assert none.probes == []
     assert none.refused[0] == "no knn probe by 4 training images: k=4: must be below 4, the training images"
-    for sources in ({"train": Memory(TRAIN.images)}, {"test": Memory(TEST.images)}):
+    for sources in ({"train": Memory(TRAIN.in_memory)}, {"test": Memory(TEST.in_memory)}):
         unlabelled = probing(**sources)
         assert (unlabelled.probes, unlabelled.refused) == ([], ["no probes: the images have no labels"])
 
@@ -377,7 +377,7 @@ def test_what_the_images_do_not_suffice_for_is_told_at_the_start():
 def test_files_are_read_once_and_unreadable_ones_left_out(tmp_path):
     paths = [str(tmp_path / f"{number:03}.png") for number in range(120)]
     many = labelled(120, 3)
-    for path, image in zip(paths, many.images, strict=True):
+    for path, image in zip(paths, many.in_memory, strict=True):
         Image.fromarray(image.permute(1, 2, 0).numpy()).save(path)
     Path(paths[7]).write_bytes(b"no image")
     evaluator = probing(train=Files(paths, many.labels, CLASSES), train_images=120)

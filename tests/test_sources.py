@@ -14,9 +14,13 @@ import torchvision.datasets
 from PIL import Image
 
 from ssvit.data import datasets
+from ssvit.data.augment.crop import CenterCrop
+from ssvit.data.decode import Unreadable
 from ssvit.data.files import Files
+from ssvit.data.loader import Loader, evaluation_batches
 from ssvit.data.memory import Memory
-from ssvit.data.source import hold_out
+from ssvit.data.source import Source, hold_out, subset
+from ssvit.evaluation.features import Pixels, extract
 from ssvit.options import OptionError, UserError
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "datasets"
@@ -79,14 +83,58 @@ def test_the_fingerprint_covers_contents_where_asked(tmp_path: Path) -> None:
         Files(paths, verify="names")
 
 
+class Own(Source):
+    """A user's own images: no file and no tensor, a length and a way to read one."""
+
+    def __init__(self, count: int = 40, damaged: int | None = None, shift: int = 0) -> None:
+        self.count, self.damaged, self.shift = count, damaged, shift
+
+    def __len__(self) -> int:
+        return self.count
+
+    def read(self, index: int) -> torch.Tensor:
+        if index == self.damaged:
+            raise Unreadable(self.name(index), "lost")
+        return torch.full((3, 4 + index % 3, 5), index + self.shift, dtype=torch.uint8)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_source_needs_a_length_and_a_way_to_read_one_image(workers: int) -> None:
+    transform = CenterCrop(size=2)
+
+    def shown(source: Source) -> tuple[list[int], dict[str, str]]:
+        loader = Loader(source=source, transform=transform, seed=0, batch_size=10, workers=workers)
+        return [tag for batch in loader.batches(0, 12) for tag in batch.images[:, 0, 0, 0].tolist()], loader.unreadable
+
+    images = torch.arange(200, dtype=torch.uint8).view(-1, 1, 1, 1).expand(-1, 3, 4, 5)
+    assert shown(Own(200)) == shown(Memory(images))
+    chosen = torch.tensor([7, 3, 9] * 10)
+    assert shown(Own(200).take(chosen)) == shown(Memory(images).take(chosen))
+    replaced, reasons = shown(Own(120, damaged=5))
+    assert (5 in replaced, reasons) == (False, {"image 5": "lost"})
+    evaluated = evaluation_batches(Own(120, damaged=5), transform, batch_size=7, workers=workers)
+    assert torch.cat([batch.slots for batch in evaluated]).tolist() == [i for i in range(120) if i != 5]
+    features = extract(Pixels(), Own().take(torch.tensor([4, 2])), transform, workers=workers)
+    assert (features.values["pixels"][:, 0] * 255).tolist() == [4, 2]
+
+
+def test_the_fingerprint_of_a_users_source_tells_pixels_and_order() -> None:
+    order = torch.tensor([1, 2])
+    sources = [Own(), Own(shift=1), Own(39), Own(damaged=3), *(Own().take(part) for part in (order, order.flip(0)))]
+    assert len({source.fingerprint for source in sources}) == len(sources)
+    assert Own().fingerprint == Own().fingerprint
+    assert Own().take(order).fingerprint == Own().take(order).fingerprint
+    assert [Own().take(order).name(i) for i in (0, 1)] == ["image 1", "image 2"]
+
+
 def test_hold_out_parts_the_set_the_same_way_each_time() -> None:
     source = Memory(torch.arange(200, dtype=torch.uint8).view(200, 1, 1, 1))
     train, kept = hold_out(source, fraction=0.1, seed=0)
     assert (len(train), len(kept)) == (180, 20)
-    both = torch.cat((train.images, kept.images)).flatten()
+    both = torch.cat((train.in_memory, kept.in_memory)).flatten()
     assert both.sort().values.tolist() == list(range(200))
-    assert torch.equal(hold_out(source, fraction=0.1, seed=0)[1].images, kept.images)
-    assert not torch.equal(hold_out(source, fraction=0.1, seed=1)[1].images, kept.images)
+    assert torch.equal(hold_out(source, fraction=0.1, seed=0)[1].in_memory, kept.in_memory)
+    assert not torch.equal(hold_out(source, fraction=0.1, seed=1)[1].in_memory, kept.in_memory)
     assert [len(part) for part in hold_out(source.take(torch.arange(2)), fraction=0.01, seed=0)] == [1, 1]
     for fraction in (0, 1, -0.5, float("nan")):
         with pytest.raises(OptionError, match="held_out="):
@@ -186,9 +234,9 @@ def test_imagenet_layout(tmp_path: Path) -> None:
 
 def test_synthetic_parts_share_no_image() -> None:
     data = datasets.synthetic(size=(16, 24), images=20, held_out_images=12, seed=3)
-    assert data.train.images.shape == (20, 3, 16, 24)
-    assert data.test.images.shape == (12, 3, 16, 24)
-    every = torch.cat((data.train.images, data.test.images)).flatten(1)
+    assert data.train.in_memory.shape == (20, 3, 16, 24)
+    assert data.test.in_memory.shape == (12, 3, 16, 24)
+    every = torch.cat((data.train.in_memory, data.test.in_memory)).flatten(1)
     assert len(every.unique(dim=0)) == 32
     assert data.train.labels.max() < len(data.classes)
 
@@ -215,8 +263,8 @@ def test_a_subset_is_balanced_and_parts_are_disjoint() -> None:
     source = Memory(torch.arange(90, dtype=torch.uint8)[:, None, None, None], labels, ("a", "b", "c"))
 
     def shown(**options) -> list[int]:
-        taken = source.subset(source, **options)
-        shown = taken.images.flatten().tolist()
+        taken = subset(source, **options)
+        shown = taken.in_memory.flatten().tolist()
         assert taken.labels.tolist() == [labels[i] for i in shown]
         assert shown == sorted(shown)
         return shown
@@ -230,12 +278,12 @@ def test_a_subset_is_balanced_and_parts_are_disjoint() -> None:
     assert set(shown(images=20, part=(0, 0.5))) <= set(halves[0])
     assert shown() == list(range(90))
     unbalanced = source.take(torch.tensor([0, 1, 2, 3, 6, 9]))  # four of the first class, one of each other
-    assert Counter(source.subset(unbalanced, images=4).labels.tolist()) == {0: 2, 1: 1, 2: 1}
+    assert Counter(subset(unbalanced, images=4).labels.tolist()) == {0: 2, 1: 1, 2: 1}
 
 
 def test_a_subset_that_cannot_be_is_refused() -> None:
     source = Memory(torch.zeros(9, 1, 1, 1, dtype=torch.uint8))
-    assert len(source.subset(source, images=5)) == 5
+    assert len(subset(source, images=5)) == 5
     for options, told in (
         ({"images": 10}, "images=10: there are 9 images"),
         ({"part": (0.5, 0.2)}, "part=.*from, to"),
@@ -243,7 +291,7 @@ def test_a_subset_that_cannot_be_is_refused() -> None:
         ({"images": 0}, "images=0: must be a whole number"),
     ):
         with pytest.raises(OptionError, match=told):
-            source.subset(source, **options)
+            subset(source, **options)
 
 
 def fake_cifar(root: Path) -> dict[str, tuple[np.ndarray, list[int]]]:
@@ -266,7 +314,7 @@ def test_cifar_bytes_become_the_right_pixels(tmp_path: Path, monkeypatch: pytest
     for source, name, first in ((data.train, "data_batch_3", 8), (data.test, "test_batch", 0)):
         for i in range(4):
             flat = parts[name][0][i]
-            image = source.images[first + i]
+            image = source.in_memory[first + i]
             assert image[1, 5, 9] == flat[1024 + 5 * 32 + 9]
             np.testing.assert_array_equal(image.numpy().reshape(-1), flat)
             assert source.labels[first + i] == parts[name][1][i]
@@ -298,7 +346,7 @@ def test_stl10_unlabelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     data = datasets.torchvision_set(name="stl10", root=str(tmp_path), split="unlabeled")
     assert data.classes == ()
     assert data.train.labels is None
-    assert (data.train.images == len("unlabeled")).all()
+    assert (data.train.in_memory == len("unlabeled")).all()
     assert data.test.labels.tolist() == [0, 1, 1]
     assert datasets.torchvision_set(name="stl10", root=str(tmp_path)).classes == ("a", "b")
 
@@ -312,5 +360,5 @@ def test_real_cifar10(tmp_path: Path) -> None:
     assert data.train.labels.bincount().tolist() == [5000] * 10
     assert data.classes[0] == "airplane"
     # Channel means as published for the training images.
-    means = data.train.images.double().mean((0, 2, 3)) / 255
+    means = data.train.in_memory.double().mean((0, 2, 3)) / 255
     torch.testing.assert_close(means, torch.tensor([0.4914, 0.4822, 0.4465], dtype=torch.float64), atol=1e-4, rtol=0)

@@ -13,12 +13,12 @@ from typing import Any
 from torch import Tensor
 from tqdm import tqdm
 
-from ssvit.data import rules
-from ssvit.data.source import checked_labels
+from ssvit.data import decode, rules
+from ssvit.data.source import Source, checked_labels
 from ssvit.options import UserError, printable
 
 
-class Files:
+class Files(Source):
     """Image files of any size, decoded to RGB as they are needed; labels (n,). UserError for a label amiss.
 
     verify: what the fingerprint covers besides the names, the "size" of each file or its "content".
@@ -35,6 +35,12 @@ class Files:
 
     def __len__(self) -> int:
         return len(self.paths)
+
+    def read(self, index: int) -> Tensor:
+        return decode.load(self.paths[index])
+
+    def name(self, index: int) -> str:
+        return self.paths[index]
 
     @cached_property
     def fingerprint(self) -> str:

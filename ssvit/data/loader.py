@@ -1,8 +1,8 @@
 """Batches from any step on, the same for any number of workers and processes.
 
-A set in memory is gathered and augmented a micro-batch at a time, on the device. Files are decoded and augmented by
-worker processes, a micro-batch each; a file that cannot be read gives its place to another image, chosen by hash of
-the slot, and is counted.
+A set in memory is gathered and augmented a micro-batch at a time, on the device. Other images are read and augmented
+by worker processes, a micro-batch each; one that cannot be read gives its place to another, chosen by hash of the slot,
+and is counted.
 
 Letters: b images, c channels, h, w pixels.
 """
@@ -28,9 +28,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from ssvit.data import sampler
-from ssvit.data.decode import Unreadable, load
-from ssvit.data.files import Files
-from ssvit.data.memory import Memory
+from ssvit.data.decode import Unreadable
 from ssvit.data.source import Source
 from ssvit.options import OptionError, UserError, number, printable, whole
 from ssvit.randomness import permutation, uniform
@@ -86,7 +84,7 @@ class Loader:
         sampler.check(batch_size=batch_size, accumulate=accumulate, world=world, size=len(source))
         whole("workers", workers, 0)
         number("timeout", timeout, 0)
-        if isinstance(source, Files):
+        if source.in_memory is None:
             _check_room(transform, batch_size // (accumulate * world), workers)
         self.source, self.transform, self.seed = source, transform, seed
         self.batch_size, self.accumulate, self.rank, self.world = batch_size, accumulate, rank, world
@@ -105,7 +103,7 @@ class Loader:
         UserError if more than 1 % of the files cannot be read, or if a worker dies or gives nothing in time.
         """
         units = range(first_step * self.accumulate, last_step * self.accumulate)
-        read = self._from_memory if isinstance(self.source, Memory) else self._from_files
+        read = self._read_one_by_one if self.source.in_memory is None else self._from_memory
         with contextlib.closing(read(units)) as batches:
             while True:
                 began = time.perf_counter()
@@ -122,7 +120,7 @@ class Loader:
         return slots, sampler.indices(slots, size=len(self.source), seed=self.seed)
 
     def _from_memory(self, units: range) -> Iterator[Batch]:
-        images, labels = _on(self.device, self.source.images, self.source.labels)
+        images, labels = _on(self.device, self.source.in_memory, self.source.labels)
         count = self.batch_size // (self.world * self.accumulate)
         # A small batch costs nearly as much as a large one, so several are made together. Which ones does not depend
         # on the first step, so that arithmetic that differs with the size of a batch differs alike after a restart.
@@ -137,7 +135,7 @@ class Loader:
                 own = None if labels is None else labels[indices[place]]
                 yield Batch(taken[place], own, slots[place], *divmod(unit, self.accumulate))
 
-    def _from_files(self, units: range) -> Iterator[Batch]:
+    def _read_one_by_one(self, units: range) -> Iterator[Batch]:
         work = ((unit, *self._slots(unit)) for unit in units)
         reader = _Reader(self.source, self.transform, self.seed)
         for unit, read in _read(reader, work, self.workers, self.timeout, self.device, self._tally):
@@ -172,24 +170,24 @@ def evaluation_batches(
     # Whole batches, the same for any number of processes: the last bits of a product depend on what is beside an image.
     parts = indices.split(batch_size) if len(indices) else ()
     parts = parts[len(parts) * rank // world : len(parts) * (rank + 1) // world]
-    if isinstance(source, Memory):
+    if source.in_memory is not None:
         return _evaluation_from_memory(source, transform, parts, torch.device(device))
     number("timeout", timeout, 0)
     _check_room(transform, min(batch_size, len(indices)), workers)
-    return _evaluation_from_files(source, transform, parts, workers, timeout, torch.device(device))
+    return _evaluation_one_by_one(source, transform, parts, workers, timeout, torch.device(device))
 
 
 def _evaluation_from_memory(
-    source: Memory, transform: Any, parts: Iterable[Tensor], device: torch.device
+    source: Source, transform: Any, parts: Iterable[Tensor], device: torch.device
 ) -> Iterator[Batch]:
     for step, indices in enumerate(parts):
-        images, labels = source.images[indices], None if source.labels is None else source.labels[indices]
+        images, labels = source.in_memory[indices], None if source.labels is None else source.labels[indices]
         images, labels, slots = _on(device, images, labels, indices)
         yield Batch(transform(images, slots, 0), labels, slots, step, 0)
 
 
-def _evaluation_from_files(
-    source: Files, transform: Any, parts: Iterable[Tensor], workers: int, timeout: float, device: torch.device
+def _evaluation_one_by_one(
+    source: Source, transform: Any, parts: Iterable[Tensor], workers: int, timeout: float, device: torch.device
 ) -> Iterator[Batch]:
     work = ((step, indices, indices) for step, indices in enumerate(parts))
     reader = _Reader(source, transform, seed=None)
@@ -200,7 +198,7 @@ def _evaluation_from_files(
 
 
 class _Read(NamedTuple):
-    """What came of a micro-batch's files."""
+    """What came of the images of a micro-batch."""
 
     images: Tensor | None
     labels: Tensor | None
@@ -210,13 +208,13 @@ class _Read(NamedTuple):
 
 
 class _Reader(Dataset):
-    """Decodes and augments a micro-batch, in whatever process: (name, slots, indices) -> (name, _Read or UserError).
+    """Reads and augments a micro-batch, in whatever process: (name, slots, indices) -> (name, _Read or UserError).
 
     An error is handed over as a value, because a worker that raises it wraps it in its own traceback. Without a seed
     unreadable images are left out instead of replaced.
     """
 
-    def __init__(self, source: Files, transform: Any, seed: int | None) -> None:
+    def __init__(self, source: Source, transform: Any, seed: int | None) -> None:
         self.source, self.transform, self.seed = source, transform, seed
 
     def __getitem__(self, work: tuple[Any, list[int], list[int]]) -> tuple[Any, _Read | UserError]:
@@ -235,7 +233,7 @@ class _Reader(Dataset):
                 for candidate in self._candidates(slot, index):
                     opened += 1
                     try:
-                        images.append(load(self.source.paths[candidate]))
+                        images.append(self.source.read(candidate))
                     except Unreadable as failure:
                         failures.append(failure)
                         continue

@@ -11,30 +11,33 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ssvit.data.source import checked_labels
+from ssvit.data.source import Source, checked_labels
 
 
-class Memory:
+class Memory(Source):
     """Images of one size held as one tensor: images (n, c, h, w) uint8, labels (n,). UserError for a label amiss."""
 
     def __init__(self, images: Tensor, labels: Any = None, classes: Sequence[str] = ()) -> None:
         if images.ndim != 4 or images.dtype != torch.uint8:
             raise ValueError(f"images must be (n, c, h, w) uint8, not {tuple(images.shape)} {images.dtype}")
-        self.images = images.contiguous()
+        self.in_memory = images.contiguous()
         self.labels = checked_labels(labels, len(images), classes)
         self.classes = tuple(classes)
 
     def __len__(self) -> int:
-        return len(self.images)
+        return len(self.in_memory)
+
+    def read(self, index: int) -> Tensor:
+        return self.in_memory[index]
 
     @cached_property
     def fingerprint(self) -> str:
         """sha256 of the shape and the pixels."""
-        digest = hashlib.sha256(str(tuple(self.images.shape)).encode())
-        digest.update(self.images.numpy())
+        digest = hashlib.sha256(str(tuple(self.in_memory.shape)).encode())
+        digest.update(self.in_memory.numpy())
         return digest.hexdigest()
 
     def take(self, indices: Tensor) -> "Memory":
         """The set of the images at `indices`, in that order."""
         labels = None if self.labels is None else self.labels[indices]
-        return Memory(self.images[indices], labels, self.classes)
+        return Memory(self.in_memory[indices], labels, self.classes)

@@ -1,32 +1,83 @@
 """What a source of images is, and what a run trains on and is measured on.
 
-Letters: n images.
+Letters: n images, c channels, h, w pixels.
 """
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from ssvit.data import rules
+from ssvit.data.decode import Unreadable
 from ssvit.options import OptionError, UserError, number
 from ssvit.randomness import uniform
 
 
 class Source(Protocol):
-    """Images in a fixed order: labels (n,) int64 into `classes`, or None; the fingerprint tells content and order."""
+    """Images in a fixed order. A subclass needs `__len__` and `read`, and may replace the rest.
 
-    labels: Tensor | None
-    classes: tuple[str, ...]
+    labels: (n,) int64 into `classes`, or None. in_memory: all images as one tensor (n, c, h, w) uint8, or None where
+    they are read one by one.
+    """
+
+    labels: Tensor | None = None
+    classes: tuple[str, ...] = ()
+    in_memory: Tensor | None = None
 
     def __len__(self) -> int: ...
 
-    @property
-    def fingerprint(self) -> str: ...
+    def read(self, index: int) -> Tensor:
+        """One image, (c, h, w) uint8. `Unreadable` if it is damaged: another image is then shown in its place."""
+        ...
 
-    def take(self, indices: Tensor) -> "Source": ...
+    def name(self, index: int) -> str:
+        """What to call an image: the path of a file."""
+        return f"image {index}"
+
+    def take(self, indices: Tensor) -> "Source":
+        """The source of the images at `indices`, in that order."""
+        return Part(self, indices)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """What tells content and order: sha256 of every image's shape and pixels. Replace it where reading is slow."""
+        digest = hashlib.sha256()
+        for index in range(len(self)):
+            try:
+                image = self.read(index)
+            except Unreadable:
+                digest.update(b"unreadable")
+            else:
+                digest.update(str(tuple(image.shape)).encode())
+                digest.update(image.contiguous().numpy())
+        return digest.hexdigest()
+
+
+class Part(Source):
+    """Some images of a source, in the order of `indices` (n,)."""
+
+    def __init__(self, whole: Source, indices: Tensor) -> None:
+        self.whole, self.indices = whole, indices
+        self.classes = whole.classes
+        self.labels = None if whole.labels is None else whole.labels[indices]
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def read(self, index: int) -> Tensor:
+        return self.whole.read(int(self.indices[index]))
+
+    def name(self, index: int) -> str:
+        return self.whole.name(int(self.indices[index]))
+
+    @cached_property
+    def fingerprint(self) -> str:
+        return hashlib.sha256(f"{self.whole.fingerprint} {self.indices.tolist()}".encode()).hexdigest()
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ssvit.data.files import Files
 from ssvit.data.loader import evaluation_batches
 from ssvit.data.source import Source
 from ssvit.evaluation import significance
@@ -47,8 +46,7 @@ class Bank(Features):
 
     def name(self, row: int) -> str:
         """What to call a picture: the path of its file, or its number among those that were measured."""
-        place = int(self.places[row])
-        return self.source.paths[place] if isinstance(self.source, Files) else f"image {place}"
+        return self.source.name(int(self.places[row]))
 
 
 @dataclass(frozen=True)

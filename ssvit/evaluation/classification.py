@@ -162,11 +162,11 @@ def imagenet_numbers(source: Source, real: str) -> list[int]:
     if len(names) != _IMAGENET_CLASSES or list(names) != sorted(name for name in names if _WNID.fullmatch(name)):
         raise UserError(f"real={real}: needs ImageNet's 1000 classes, named by wnid and in that order")
     numbers = []
-    for path in getattr(source, "paths", [""]):
-        found = _IMAGENET_NAME.match(os.path.basename(path))
+    for name in map(source.name, range(len(source))):
+        found = _IMAGENET_NAME.match(os.path.basename(name))
         if not found or not 1 <= int(found[1]) <= _IMAGENET_IMAGES:
-            where = f"{path} does not" if path else "images in memory do not"
-            raise UserError(f"real={real}: the images' names must be ILSVRC2012_val_00000001 and so on: {where} fit")
+            right = "the images' names must be ILSVRC2012_val_00000001 and so on"
+            raise UserError(f"real={real}: {right}: {name} does not fit")
         numbers.append(int(found[1]))
     return numbers
 

@@ -27,7 +27,6 @@ from tqdm import tqdm
 from ssvit import atomic_io
 from ssvit.data.augment.crop import resize
 from ssvit.data.decode import Unreadable, load
-from ssvit.data.files import Files
 from ssvit.data.source import Data
 from ssvit.evaluation.features import Extractor
 from ssvit.evaluation.neighbours import Neighbours
@@ -47,26 +46,33 @@ _BLANK = torch.full((3, 1, 1), 230, dtype=torch.uint8)  # for a picture that is 
 def of_data_set(called: str, data: Data, split: str) -> tuple[dict[str, str | None], Load]:
     """The pictures {name: class} of a split of a data set, and what opens a picture of any split by its name.
 
-    split: train, validation, test, or held_out for what is reported on. Files have their path for a name. Pictures in
-    memory are named like cifar10/train/17, those reported on like cifar10/held_out/17, and opened from there; any other
-    name is taken for a file's. OptionError if the data set has no such split.
+    split: train, validation, test, or held_out for what is reported on. Files have their path for a name. Other
+    pictures are named like cifar10/train/17, those reported on like cifar10/held_out/17, and read from their source;
+    any other name is taken for a file's. OptionError if the data set has no such split.
     """
     splits, held = {}, {}
     reported, _ = data.reported
     for own, source in (("train", data.train), ("validation", data.validation), ("test", data.test)):
         if source is None:
             continue
-        if isinstance(source, Files):
-            names = [os.path.abspath(path) for path in source.paths]
-        else:
-            stored = "held_out" if own == reported else own  # the name that stores of the first edition have
-            names = [f"{called}/{stored}/{place}" for place in range(len(source))]
-            held |= dict(zip(names, source.images, strict=True))
+        stored = "held_out" if own == reported else own  # the name that stores of the first edition have
+        names = [
+            os.path.abspath(name) if os.path.isfile(name) else f"{called}/{stored}/{index}"
+            for index, name in enumerate(map(source.name, range(len(source))))
+        ]
+        held |= {name: (source, index) for index, name in enumerate(names)}
         labels = [None] * len(source) if source.labels is None else [source.classes[label] for label in source.labels]
         splits[own] = dict(zip(names, labels, strict=True))
     splits["held_out"] = splits[reported]
     one_of("split", split, splits)
-    return splits[split], lambda name: held[name] if name in held else load(name)
+
+    def opened(name: str) -> Tensor:
+        if name not in held:
+            return load(name)
+        source, index = held[name]
+        return source.read(index)
+
+    return splits[split], opened
 
 
 class Describer:
