@@ -133,7 +133,7 @@ IMAGES, LABELS = features(30, 4, 3, seed=0)
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"k": [1, 31]}, "k=31: must be at most 30, the images of the bank"),
+        ({"k": [1, 31]}, "k=31: must be at most 30, the images to search"),
         ({"k": []}, r"k=\[\]: must be a list of one or more"),
         ({"k": 5}, "k=5: must be a list of one or more"),
         ({"k": [1.5]}, "k=1.5: must be a whole number, 1 or more"),
@@ -144,8 +144,11 @@ IMAGES, LABELS = features(30, 4, 3, seed=0)
         ({"test_labels": LABELS[1:]}, "29 labels for 30 test images"),
         ({"classes": 2}, "label 2 of a training image is outside of .0, 2., its classes"),
         ({"test": IMAGES[:0], "test_labels": LABELS[:0]}, "there are no test images"),
-        ({"test": IMAGES[:, :3]}, "the bank's features have width 4, but the queries' 3"),
-        ({"train": IMAGES.index_fill(0, torch.tensor([7]), math.inf)}, "the features of bank image 7 are not finite"),
+        ({"test": IMAGES[:, :3]}, "the training images' features have width 4, but the queries' 3"),
+        (
+            {"train": IMAGES.index_fill(0, torch.tensor([7]), math.inf)},
+            "the features of training image 7 are not finite",
+        ),
     ],
 )
 def test_says_in_a_line_what_cannot_be(changed, message):

@@ -9,9 +9,10 @@ import torch
 from PIL import Image
 
 from ssvit.data.synthetic import render
+from ssvit.evaluation.probes.retrieval import mean_average_precision, measure
 from ssvit.figures.contact_sheet import Neighbour, Row, contact_sheet
 from ssvit.options import OptionError, UserError
-from ssvit.retrieval.index import HNSW, IVF, Flat, Neighbours, found, mean_average_precision, measure, search
+from ssvit.retrieval.index import HNSW, IVF, Flat, Neighbours, found, search
 from ssvit.retrieval.store import unit
 
 
@@ -145,7 +146,7 @@ def test_more_neighbours_than_images_are_refused():
     index = build(BANK[:40])
     with pytest.raises(OptionError, match="k=41: must be at most 40"):
         search(index, QUERIES, 41)
-    with pytest.raises(OptionError, match="k=40: must be at most 39, the images of the bank besides the query"):
+    with pytest.raises(OptionError, match="k=40: must be at most 39, the images to search besides the query"):
         search(index, BANK[:2], 40, own=torch.arange(2))
 
 
@@ -179,7 +180,7 @@ def plain_measures(ranking, query_labels, labels, own, ks):
 
 @pytest.mark.parametrize("inside", [False, True], ids=["queries from elsewhere", "queries of the bank"])
 def test_measures_are_those_of_a_plain_loop(inside, monkeypatch):
-    monkeypatch.setattr("ssvit.retrieval.index._BLOCK", 500)  # a few queries at a time
+    monkeypatch.setattr("ssvit.evaluation.probes.retrieval._BLOCK", 500)  # a few queries at a time
     generator = torch.Generator().manual_seed(5)
     bank = clustered(120, seed=6)
     labels = torch.randint(-1, 9, (120,), generator=generator)

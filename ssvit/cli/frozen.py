@@ -29,8 +29,6 @@ from ssvit.options import OptionError, UserError, flag, number, one_of, whole, w
 from ssvit.training import preflight
 
 if TYPE_CHECKING:
-    from lightning_fabric import Fabric
-
     from ssvit.data.source import Data
     from ssvit.evaluation.banks import Banks
     from ssvit.evaluation.features import Extractor
@@ -141,7 +139,7 @@ def _functions(config: DictConfig, plain: Mapping[str, Any], readings: Sequence[
 
 
 def _banks(
-    config: DictConfig, plain: Mapping[str, Any], data: "Data", functions: Mapping[str, "Extractor"], fabric: "Fabric"
+    config: DictConfig, plain: Mapping[str, Any], data: "Data", functions: Mapping[str, "Extractor"], fabric: Any
 ) -> "Banks":
     """Read the features, each process its part, or find them kept."""
     from ssvit.evaluation.banks import Bank, Banks

@@ -224,8 +224,8 @@ class Retrieval:
         from torch.nn.functional import normalize
 
         from ssvit.evaluation.neighbours import search
+        from ssvit.evaluation.probes.retrieval import mean_average_precision, measure
         from ssvit.randomness import permutation
-        from ssvit.retrieval.index import mean_average_precision, measure
 
         asked = banks.train if leave_one_out else banks.test
         rows = permutation(0, "retrieval, queries", len(asked))[: self.queries].sort().values

@@ -6,13 +6,12 @@ random weights, raw pixels, and chance.
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
-from typing import Any
+from typing import Any, Protocol
 
 from matplotlib.figure import Figure
 
-from ssvit.evaluation.measured import Measured
 from ssvit.figures.style import COLORS, DPI, INK, chance_line, tidy, width_of
 
 _RANDOM, _PIXELS = "random_", "pixels"  # what the name of a baseline begins with, and the name of the other
@@ -24,12 +23,23 @@ _COUNT = re.compile(r"\d+|\ball\b")  # what a column counts: 5 shot, all shot, 2
 _LABELS = 400  # dots that a panel has for the names of its columns
 
 
+class Scores(Protocol):
+    """What is plotted of a measure: by feature set a share in [0, 1] for each column, and its deviation or None."""
+
+    measure: str
+    columns: tuple[str, ...]
+    values: Mapping[str, tuple[float, ...]]
+    deviations: Mapping[str, tuple[float | None, ...]]
+    best: str
+    chance: float | None
+
+
 def _layer(name: str) -> int:
     """layer3_patch_mean -> 3: see `Reading.name`."""
     return int(name.removeprefix("layer").split("_")[0])
 
 
-def by_layer(measured: Sequence[Measured], own: Sequence[str]) -> Figure:
+def by_layer(measured: Sequence[Scores], own: Sequence[str]) -> Figure:
     """The last column of each measure after each layer; own: the encoder's feature sets, in the order of layers.
 
     A title says which layer is best on the test images, and by how many points it beats the last.
@@ -57,7 +67,7 @@ def by_layer(measured: Sequence[Measured], own: Sequence[str]) -> Figure:
     return figure
 
 
-def by_column(measured: Sequence[Measured]) -> Figure:
+def by_column(measured: Sequence[Scores]) -> Figure:
     """Every column of each measure, for the chosen features and their baselines; deviations are bands.
 
     Columns that count the same thing, as shots do, are joined by a line, evenly spaced; others are points.

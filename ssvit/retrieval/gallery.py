@@ -29,7 +29,8 @@ from ssvit.data.augment.crop import resize
 from ssvit.data.decode import Unreadable, load
 from ssvit.data.source import Data
 from ssvit.evaluation.features import Extractor
-from ssvit.evaluation.neighbours import Neighbours
+from ssvit.evaluation.neighbours import Neighbours, check_k
+from ssvit.evaluation.probes.retrieval import mean_average_precision, measure
 from ssvit.figures.contact_sheet import QUERIES, Neighbour, Row, contact_sheet
 from ssvit.options import UserError, one_of, printable, whole, within
 from ssvit.retrieval import index
@@ -205,7 +206,7 @@ class Answer:
         return [{"image": path, "class": self.queries[path], "neighbours": found} for path, found in self]
 
     def measures(self, *, ranking: bool) -> dict[str, float]:
-        """Of `index.measure` at 1, 5, 10 and k; ranking: mAP over the whole store too. Empty if no class is known.
+        """Of `measure` at 1, 5, 10 and k; ranking: mAP over the whole store too. Empty if no class is known.
 
         UserError if queries have classes that the store knows and it has no other picture of any.
         """
@@ -213,10 +214,10 @@ class Answer:
             return {}
         k = self.neighbours.indices.shape[1]
         ks = sorted({*(n for n in (1, 5, 10) if n < k), k})
-        found = index.measure(self.neighbours, self.labels, self.store.labels, own=self.own, ks=ks)
+        found = measure(self.neighbours, self.labels, self.store.labels, own=self.own, ks=ks)
         if ranking:
-            bank = (self.store.vectors, self.store.labels)
-            found["map"] = index.mean_average_precision(self.vectors, self.labels, *bank, own=self.own)
+            searched = (self.store.vectors, self.store.labels)
+            found["map"] = mean_average_precision(self.vectors, self.labels, *searched, own=self.own)
         return found
 
     def told(self, *, ranking: bool) -> str:
@@ -284,7 +285,7 @@ def query(folder: str, pictures: Mapping[str, str | None], describe: Describer, 
     StoreError if another encoder made it.
     """
     store = Store.open(folder, encoder=describe.identity)
-    index.check_k(k, len(store), own=len(store.absent(list(pictures))) < len(pictures))
+    check_k(k, len(store), own=len(store.absent(list(pictures))) < len(pictures))
     with within("index"):
         built = kind.build(store.vectors)
     names, vectors = describe(list(pictures))

@@ -1,14 +1,14 @@
 """Which images of a store look alike? faiss indexes, rebuilt from the vectors each time, and how good an answer is.
 
 Three kinds: `Flat` compares with every image, `IVF` with those of the nearest cells of a k-means, `HNSW` walks a graph
-of neighbours. The two that skip images are judged against the one that does not (`found`), all against labels
-(`measure`, `mean_average_precision`). Vectors are of length one (see `store.unit`), so that products are cosines.
+of neighbours. The two that skip images are compared with the one that does not (`found`). Vectors are of length one
+(see `store.unit`), so that products are cosines.
 
-Letters: m queries, n images of the bank, d width, k neighbours, r images of the bank that are right for a query.
+Letters: m queries, n images of the store, d width, k neighbours.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -16,18 +16,16 @@ import faiss
 import torch
 from torch import Tensor
 
-from ssvit.evaluation.neighbours import Neighbours
-from ssvit.options import OptionError, UserError, whole
+from ssvit.evaluation.neighbours import Neighbours, check_k
+from ssvit.options import OptionError, whole
 from ssvit.randomness import key
-from ssvit.retrieval.store import UNKNOWN
 
 _TIE = 1e-6  # of similarities: what float32 sums in another order differ by, at most
-_BLOCK = 1 << 25  # similarities held at a time
 
 
 @dataclass(frozen=True, kw_only=True)
 class Flat:
-    """Exact: every image of the bank is compared."""
+    """Exact: every image of the store is compared."""
 
     def build(self, vectors: Tensor) -> faiss.Index:
         index = faiss.IndexFlatIP(vectors.shape[1])
@@ -64,7 +62,7 @@ class IVF:
         index.cp.spherical = True
         index.cp.seed = key(self.seed, "ivf") & 0x7FFFFFFF
         index.cp.max_points_per_centroid = 64
-        index.cp.min_points_per_centroid = 1  # a small bank has small cells, which need no warning
+        index.cp.min_points_per_centroid = 1  # a small store has small cells, which need no warning
         vectors = _of_length_one(vectors)
         index.train(vectors.numpy())
         index.add(vectors.numpy())
@@ -98,20 +96,12 @@ class HNSW:
         return index
 
 
-def check_k(k: int, images: int, *, own: bool) -> None:
-    """OptionError unless a bank of so many images has k neighbours; own: for a query that stands there itself."""
-    whole("k", k)
-    if k + own > images:
-        besides = " besides the query itself" if own else ""
-        raise OptionError("k", k, f"must be at most {images - own}, the images of the bank{besides}")
-
-
 def search(index: faiss.Index, queries: Tensor, k: int, *, own: Tensor | None = None) -> Neighbours:
-    """The k nearest of the bank for queries (m, d).
+    """The k nearest of the store for queries (m, d).
 
-    own (m,): where a query itself stands in the bank, and is left out; -1 for one that does not stand there. Only that
+    own (m,): where a query itself stands in the store, and is left out; -1 for one that does not stand there. Only that
     place is left out: another image with the same vector stays. Where an approximate index has found fewer than k, the
-    index is -1 and the similarity -inf. OptionError if the bank has fewer than k others.
+    index is -1 and the similarity -inf. OptionError if the store has fewer than k others.
     """
     extra = 0 if own is None else 1
     check_k(k, index.ntotal, own=bool(extra))
@@ -133,86 +123,6 @@ def found(approximate: Neighbours, exact: Neighbours) -> float:
     """
     least = exact.similarities[:, -1:] - _TIE
     return (approximate.similarities >= least).double().mean().item()
-
-
-def measure(
-    neighbours: Neighbours,
-    query_labels: Tensor,
-    labels: Tensor,
-    *,
-    own: Tensor | None = None,
-    ks: Sequence[int] = (1, 5, 10),
-) -> dict[str, float]:
-    """Neighbours against labels, query_labels (m,) and labels (n,): means over the queries, 0 to 1, for each k of `ks`.
-
-    recall@k: there is an image of the query's class among the first k. precision@k: their share of the first k.
-    map@k: the mean of AP@k = sum over i <= k of precision@i [the i-th is right], divided by min(k, r); r counts the
-    bank's images of the class without the query itself. So an AP of 1 is that all the places that right images could
-    take are taken by right images.
-
-    A query without a class (-1), or with r = 0, can have no right answer: it is left out, and "queries" says how many
-    were asked. An image of the bank without a class is never right. OptionError if a k is more than was searched for,
-    UserError if no query is left.
-    """
-    width = neighbours.indices.shape[1]
-    for k in ks:
-        whole("k", k)
-        if k > width:
-            raise OptionError("k", k, f"must be at most {width}, the neighbours that were searched for")
-    right, total = _right_for(query_labels, labels, own)
-    hit = _hits(neighbours.indices, query_labels, labels)[right].double()
-    total = total[right]
-    precision = hit.cumsum(1) / torch.arange(1, width + 1)
-    gain = (precision * hit).cumsum(1)
-    results: dict[str, float] = {}
-    for k in ks:
-        results[f"recall@{k}"] = hit[:, :k].amax(1).mean().item()
-        results[f"precision@{k}"] = precision[:, k - 1].mean().item()
-        results[f"map@{k}"] = (gain[:, k - 1] / total.clamp(max=k)).mean().item()
-    return results | {"queries": len(hit)}
-
-
-def mean_average_precision(
-    queries: Tensor, query_labels: Tensor, vectors: Tensor, labels: Tensor, *, own: Tensor | None = None
-) -> float:
-    """mAP over the whole ranking of the bank: the mean of AP = sum over i of precision@i [the i-th is right] / r.
-
-    It sorts the whole bank (n, d) for each query (m, d): for 10,000 queries of 50,000 images that is minutes. Equals
-    stand in the order of the bank; queries are left out as in `measure`.
-    """
-    right, total = _right_for(query_labels, labels, own)
-    asked = right.nonzero()[:, 0]
-    rank = torch.arange(1, len(vectors) + 1)
-    precisions = []
-    for part in asked.split(max(1, _BLOCK // len(vectors))):
-        similarities = queries[part] @ vectors.T
-        if own is not None:
-            inside = own[part] >= 0
-            similarities[inside, own[part][inside]] = -math.inf
-        order = similarities.argsort(dim=1, descending=True, stable=True)
-        hit = _hits(order, query_labels[part], labels)
-        if own is not None:
-            hit &= order != own[part, None]
-        precisions.append((hit.cumsum(1) / rank.double() * hit).sum(1) / total[part])
-    return torch.cat(precisions).mean().item()
-
-
-def _right_for(query_labels: Tensor, labels: Tensor, own: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Which queries can be answered rightly, (m,) bool, and r of each, (m,) int64. UserError if none can."""
-    counts = torch.bincount(labels[labels != UNKNOWN], minlength=max(1, int(query_labels.max()) + 1))
-    total = counts[query_labels.clamp(min=0)]
-    if own is not None:
-        inside = own >= 0
-        total[inside] -= (labels[own[inside]] == query_labels[inside]).long()
-    right = (query_labels != UNKNOWN) & (total > 0)
-    if not right.any():
-        raise UserError("no query has a class that another image of the bank has, so there is nothing to measure")
-    return right, total
-
-
-def _hits(indices: Tensor, query_labels: Tensor, labels: Tensor) -> Tensor:
-    """Whether a neighbour is of the query's class: (m, k) bool."""
-    return (labels[indices.clamp(min=0)] == query_labels[:, None]) & (indices >= 0) & (query_labels != UNKNOWN)[:, None]
 
 
 def _of_length_one(vectors: Tensor) -> Tensor:
