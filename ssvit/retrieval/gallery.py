@@ -33,10 +33,10 @@ from ssvit.evaluation.neighbours import Neighbours, check_k
 from ssvit.evaluation.probes.retrieval import mean_average_precision, measure
 from ssvit.figures.contact_sheet import QUERIES, Neighbour, Row, contact_sheet
 from ssvit.options import UserError, one_of, printable, whole, within
-from ssvit.retrieval import index
+from ssvit.retrieval import index as indexes
 from ssvit.retrieval.store import UNKNOWN, Store, check_vacant, unit
 
-Kind = index.Flat | index.IVF | index.HNSW
+Kind = indexes.Flat | indexes.IVF | indexes.HNSW
 Load = Callable[[str], Tensor]  # a picture's name -> (c, h, w) uint8
 
 _LINES = 20  # of queries told on the console
@@ -291,10 +291,10 @@ def query(folder: str, pictures: Mapping[str, str | None], describe: Describer, 
     names, vectors = describe(list(pictures))
     vectors, places = unit(vectors, names), store.places(names)
     own = places if (places >= 0).any() else None
-    exact = neighbours = index.search(built, vectors, k, own=own)
-    if not isinstance(kind, index.Flat):
-        exact = index.search(index.Flat().build(store.vectors), vectors, k, own=own)
-    exactness = None if exact is neighbours else index.found(neighbours, exact)
+    exact = neighbours = indexes.search(built, vectors, k, own=own)
+    if not isinstance(kind, indexes.Flat):
+        exact = indexes.search(indexes.Flat().build(store.vectors), vectors, k, own=own)
+    exactness = None if exact is neighbours else indexes.found(neighbours, exact)
     return Answer(store, {name: pictures[name] for name in names}, vectors, own, neighbours, exactness, describe.load)
 
 
