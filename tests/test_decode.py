@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 
 from ssvit.data import decode
-from ssvit.data.decode import Unreadable, load
+from ssvit.data.decode import Unreadable, load, load_mask
 from ssvit.options import UserError
 
 RNG = np.random.default_rng(0)
@@ -348,3 +348,31 @@ def test_the_comments_of_a_ppm_have_a_limit(tmp_path, header):
     path.write_bytes(header % (b"x" * 50_000_000) + pixels)
     with pytest.raises(Unreadable, match="its size does not stand in its first 65536 bytes"):
         load(str(path))
+
+
+def test_masks_are_the_numbers_in_the_file(tmp_path):
+    numbers = np.random.default_rng(0).integers(0, 256, (5, 7), dtype=np.uint8)
+    numbers[0, 0] = 255
+    palette = Image.fromarray(numbers, "P")
+    palette.putpalette(list(range(255, -1, -1)) * 3)
+    palette.save(tmp_path / "palette.png")
+    Image.fromarray(numbers).save(tmp_path / "grey.png")
+    for name in ("palette", "grey"):
+        np.testing.assert_array_equal(load_mask(str(tmp_path / f"{name}.png")).numpy(), numbers)
+    few = Image.fromarray(numbers % 4, "P")
+    few.putpalette([0, 0, 0, 9, 9, 9, 8, 8, 8, 7, 7, 7])
+    few.save(tmp_path / "few.png", bits=2)
+    np.testing.assert_array_equal(load_mask(str(tmp_path / "few.png")).numpy(), numbers % 4)
+
+
+def test_what_is_no_mask_is_told(tmp_path):
+    Image.new("RGB", (4, 4)).save(tmp_path / "colours.png")
+    Image.new("I;16", (4, 4)).save(tmp_path / "wide.png")
+    Image.new("L", (4, 4)).save(tmp_path / "grey.jpg")
+    Image.new("1", (4, 4)).save(tmp_path / "bits.png")
+    (tmp_path / "empty.png").touch()
+    for name in ("colours.png", "wide.png", "grey.jpg", "bits.png", "empty.png"):
+        with pytest.raises(Unreadable, match=f"{name}: a mask must be a PNG of 8-bit grey values"):
+            load_mask(str(tmp_path / name))
+    with pytest.raises(Unreadable, match=r"none\.png: No such file"):
+        load_mask(str(tmp_path / "none.png"))

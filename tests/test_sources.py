@@ -13,13 +13,13 @@ import torch
 import torchvision.datasets
 from PIL import Image
 
-from ssvit.data import datasets
+from ssvit.data import datasets, synthetic
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.decode import Unreadable
 from ssvit.data.files import Files
 from ssvit.data.loader import Loader, evaluation_batches
 from ssvit.data.memory import Memory
-from ssvit.data.source import Source, hold_out, subset
+from ssvit.data.source import Part, Source, hold_out, masks, subset
 from ssvit.evaluation.features import Pixels, extract
 from ssvit.options import OptionError, UserError
 
@@ -362,3 +362,39 @@ def test_real_cifar10(tmp_path: Path) -> None:
     # Channel means as published for the training images.
     means = data.train.in_memory.double().mean((0, 2, 3)) / 255
     torch.testing.assert_close(means, torch.tensor([0.4914, 0.4822, 0.4465], dtype=torch.float64), atol=1e-4, rtol=0)
+
+
+def test_masks_go_with_their_images(tmp_path: Path) -> None:
+    for name in ("train/ant/1", "train/cat/2.b", "val/cat/3"):
+        paint(tmp_path / "images" / f"{name}.jpg")
+        of = tmp_path / "masks" / f"{name}.png"
+        of.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (8, 6), int(name[-1]) if name[-1] != "b" else 255).save(of)
+    root = str(tmp_path / "images")
+    data = datasets.folder(root=root, masks=str(tmp_path / "masks"))
+    assert [data.train.mask(i).unique().tolist() for i in (0, 1)] == [[1], [255]]
+    for part in (data.train.take(torch.tensor([1, 0])), Part(data.train, torch.tensor([1, 0]))):
+        assert [part.mask(i)[0, 0].item() for i in (0, 1)] == [255, 1]
+    assert (data.validation.mask(0) == 3).all()
+    assert masks(data.train, CenterCrop(size=5), torch.tensor([1, 0, 1])).flatten(1).unique(dim=1).tolist() == [
+        [255], [1], [255],
+    ]  # fmt: skip
+    plain = datasets.folder(root=root)
+    assert plain.train.mask(0) is None
+    assert plain.train.fingerprint == data.train.fingerprint
+    with pytest.raises(UserError, match=r"1\.jpg has no mask, which segmentation needs"):
+        masks(plain.train, CenterCrop(size=5), torch.tensor([0]))
+    of.unlink()
+    with pytest.raises(UserError, match=r"3\.png: No such file"):
+        masks(data.validation, CenterCrop(size=5), torch.tensor([0]))
+    with pytest.raises(OptionError, match="masks=nowhere: no such folder"):
+        datasets.folder(root=root, masks="nowhere")
+
+
+def test_the_embedded_set_has_masks() -> None:
+    data = datasets.synthetic(size=16, images=20, held_out_images=12, seed=3)
+    for source in (data.train, data.test, data.train.take(torch.tensor([7, 3]))):
+        found = masks(source, CenterCrop(size=16), torch.arange(len(source)))
+        assert (found.flatten(1).amax(1) == source.labels + 1).all()
+    assert torch.equal(data.test.mask(2), synthetic.masks(torch.tensor([22]), seed=3, size=16)[0])
+    assert Own().mask(0) is None

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from ssvit.data import synthetic
-from ssvit.data.synthetic import CLASSES, SHAPES, render
+from ssvit.data.synthetic import CLASSES, SHAPES, masks, render
 from ssvit.options import OptionError
 
 
@@ -26,14 +26,19 @@ def quadratic(features: torch.Tensor) -> torch.Tensor:
     return torch.cat([features, features[:, first] * features[:, second]], dim=1)
 
 
-def foreground(monkeypatch: pytest.MonkeyPatch, indices: torch.Tensor, size: int) -> torch.Tensor:
-    """Where the shape hides the scene wholly, (b, h, w): those pixels stay when the scene turns from black to white."""
+def seen_through(monkeypatch: pytest.MonkeyPatch, indices: torch.Tensor, size: int) -> torch.Tensor:
+    """How much pixels change when the scene behind the shape turns from black to white: (b, h, w), 0 to 255."""
     pictures = []
     for value in (0.0, 1.0):
         monkeypatch.setattr(synthetic, "_paint_leaves", lambda canvas, *_, value=value: canvas.fill_(value))
         pictures.append(render(indices, seed=0, size=size)[0])
     monkeypatch.undo()
-    return (pictures[0] == pictures[1]).all(dim=1)
+    return (pictures[1].int() - pictures[0].int()).amax(dim=1)
+
+
+def foreground(monkeypatch: pytest.MonkeyPatch, indices: torch.Tensor, size: int) -> torch.Tensor:
+    """Where the shape hides the scene wholly: (b, h, w)."""
+    return seen_through(monkeypatch, indices, size) == 0
 
 
 def test_form_of_what_is_drawn():
@@ -193,3 +198,30 @@ def test_patch_colours_spread_over_many_classes(patch):
     share = share / share.sum()
     assert -(share * share.clamp(min=1e-12).log()).sum() > 3.5
     assert share.max() < 0.12
+
+
+@pytest.mark.parametrize("size", [32, (24, 40), 7])
+def test_masks_lie_where_the_shapes_are_drawn(monkeypatch, size):
+    indices = torch.arange(200)
+    labels = render(indices, seed=0, size=size)[1]
+    found = masks(indices, seed=0, size=size)
+    assert found.dtype == torch.uint8
+    # At the shape's edge the scene is in its shadow, of 0.4 of the light, and half of that is hidden.
+    change, hidden = seen_through(monkeypatch, indices, size), found > 0
+    edge = 0.5 * 0.4 * 255
+    assert (change[hidden] < edge + 1.5).all()
+    assert (change[~hidden] > edge - 1.5).all()
+    for mask, label in zip(found, labels, strict=True):
+        assert set(mask.unique().tolist()) <= {0, label.item() + 1}
+    areas = hidden.double().mean((1, 2))
+    assert areas.min() > 0.02
+    assert areas.max() < 0.4
+
+
+def test_a_mask_does_not_depend_on_its_batch():
+    found = masks(torch.arange(64), seed=3, size=(9, 33))
+    scattered = torch.tensor([63, 7, 7, 0, 31])
+    assert torch.equal(masks(scattered, seed=3, size=(9, 33)), found[scattered])
+    assert not torch.equal(masks(torch.arange(64), seed=4, size=(9, 33)), found)
+    with pytest.raises(OptionError, match="size"):
+        masks(scattered, seed=3, size=0)

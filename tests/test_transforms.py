@@ -1,5 +1,8 @@
 """Crops have torchvision's distribution and torchvision's pixels, a batch the same as its images one by one."""
 
+import math
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -219,3 +222,25 @@ def test_wrong_options_are_named(make: object, name: str) -> None:
     with pytest.raises(OptionError) as caught:
         make()
     assert caught.value.name == name
+
+
+@pytest.mark.parametrize("shape", [(13, 40), (40, 13), (24, 16), (50, 60), (5, 3)])
+@pytest.mark.parametrize("options", [{}, {"resize": 30}, {"fit": "squash"}])
+def test_masks_are_cropped_as_images_are(shape: tuple[int, int], options: dict[str, Any]) -> None:
+    crop = CenterCrop(size=(24, 16), **options)
+    h, w = shape
+    # An image that tells its pixels' places, and a mask of four quarters.
+    mask = torch.zeros(h, w, dtype=torch.uint8)
+    mask[h // 2 :] += 1
+    mask[:, w // 2 :] += 2
+    found = crop.mask(mask)
+    # The same quarters as images, smoothed by the resizing: where one of them is all that is seen, the mask tells it.
+    quarters = crop(torch.stack([(mask == value) * 255 for value in range(4)])[:, None].to(torch.uint8))[:, 0]
+    for value, quarter in enumerate(quarters):
+        assert (found[quarter == 255] == value).all()
+    fitted = shape if shape == (24, 16) else crop._fitted(h, w)
+    top, left = (round((n - size) / 2) for n, size in zip(fitted, (24, 16), strict=True))
+    for row in range(24):
+        for column in range(16):
+            place = math.floor((row + top + 0.5) * h / fitted[0]), math.floor((column + left + 0.5) * w / fitted[1])
+            assert found[row, column] == mask[place]

@@ -22,7 +22,7 @@ from ssvit.options import UserError
 # both are in the checkpoint, and so is which weights a fine-tuning started from. Probes look on.
 FREE = (
     "overwrite", "outputs", "workers", "loader_timeout", "evaluators.test.timeout", "fabric", "data.root",
-    "data.download", "data.verify", "data.source", "recipe.precision", "checkpoint", "encoder.path",
+    "data.download", "data.masks", "data.verify", "data.source", "recipe.precision", "checkpoint", "encoder.path",
     "encoder.activation_checkpointing", "seeds", "probe", "probing", "command",
 )  # fmt: skip
 # Groups whose files hold values alone, which are compared, or what `FREE` has.

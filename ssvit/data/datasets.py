@@ -16,13 +16,15 @@ from ssvit.options import OptionError, UserError, pair
 
 def synthetic(*, size: Any = 32, images: int = 8192, held_out_images: int = 2048, seed: int = 0) -> Data:
     """The embedded set, drawn anew at each start: nothing to download. OptionError for sizes or counts amiss."""
-    from ssvit.data.synthetic import CLASSES, render
+    from ssvit.data.synthetic import CLASSES, masks, render
 
     rules.drawn_set(size=size, images=images, held_out_images=held_out_images, seed=seed)
     size = pair("size", size)
-    train = render(torch.arange(images), seed=seed, size=size)
-    test = render(torch.arange(images, images + held_out_images), seed=seed, size=size)
-    return Data(Memory(*train, CLASSES), None, Memory(*test, CLASSES), CLASSES)
+    train, test = (
+        Memory(*render(part, seed=seed, size=size), CLASSES, masks=masks(part, seed=seed, size=size))
+        for part in torch.arange(images + held_out_images).split((images, held_out_images))
+    )
+    return Data(train, None, test, CLASSES)
 
 
 def folder(
@@ -34,26 +36,29 @@ def folder(
     held_out: float = 0.1,
     seed: int = 0,
     verify: str = "size",
+    masks: str | None = None,
 ) -> Data:
     """A folder of images, flat or with a subfolder for each class, or subfolders of those: see `folders.splits`.
 
     Without validation and test images the fraction `held_out` of the images is kept from training to test on. Where
     there are both, test=auto passes over images that have no labels of the training set's classes. UserError if
-    validation or test images have a class that training lacks. verify: as that of `Files`.
+    validation or test images have a class that training lacks. verify: as that of `Files`. masks: a folder that holds
+    for each image root/a/b.jpg its mask, masks/a/b.png.
     """
     named = {"train": train, "validation": validation, "test": test}
-    rules.images_in_folder(root=root, **named, held_out=held_out, seed=seed, verify=verify)
+    rules.images_in_folder(root=root, **named, held_out=held_out, seed=seed, verify=verify, masks=masks)
     found = folders.splits(root, **named)
-    trained = _files(found.train, verify=verify)
+    options = {"verify": verify, "masks": masks and (root, masks)}
+    trained = _files(found.train, **options)
     if found.validation is None and found.test is None:
         trained, kept = hold_out(trained, fraction=held_out, seed=seed)
         told = f"{_short(found.train)} {len(trained):,} images to train on, {len(kept):,} others to measure on"
         return Data(trained, None, kept, trained.classes, f"{told} (data.held_out={held_out:g})")
-    validated = found.validation and _files(found.validation, trained.classes, verify=verify)
+    validated = found.validation and _files(found.validation, trained.classes, **options)
     tested, reason = None, ""
     optional = test == folders.AUTO and validated
     try:
-        tested = found.test and _files(found.test, trained.classes, verify=verify)
+        tested = found.test and _files(found.test, trained.classes, **options)
         if optional and tested and trained.classes and tested.labels is None:
             tested, reason = None, "its images have no labels"
     except UserError as error:
@@ -114,18 +119,24 @@ def torchvision_set(
     return Data(train, None, test, train.classes)
 
 
-def _files(root: str, classes: Sequence[str] = (), *, verify: str) -> Files:
-    """The images of a folder, labelled by `classes` where given, else by the names that it holds."""
+def _files(root: str, classes: Sequence[str] = (), *, verify: str, masks: tuple[str, str] | None = None) -> Files:
+    """The images of a folder, labelled by `classes` where given, else by the names that it holds.
+
+    masks: the folder of all images and that of all masks.
+    """
     found = folders.list_images(root)
     paths = [path for path, _ in found]
     names = {name for _, name in found}
+    if masks:
+        images, of = masks
+        masks = [os.path.join(of, os.path.splitext(os.path.relpath(path, images))[0] + ".png") for path in paths]
     if None in names:
-        return Files(paths, verify=verify)
+        return Files(paths, masks=masks, verify=verify)
     classes = tuple(classes) or tuple(sorted(names))
     if unknown := names - set(classes):
         raise UserError(f"{root}: the class {min(unknown)} is not among the {len(classes)} that are trained on")
     label = {name: number for number, name in enumerate(classes)}
-    return Files(paths, [label[name] for _, name in found], classes, verify=verify)
+    return Files(paths, [label[name] for _, name in found], classes, masks=masks, verify=verify)
 
 
 # The parts that make up the training set, and the part that is measured on, of each of rules.PUBLIC_SETS.

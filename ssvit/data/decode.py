@@ -16,6 +16,8 @@ import os
 import re
 import stat
 import warnings
+from collections.abc import Callable
+from typing import BinaryIO
 
 import numpy as np
 import torch
@@ -57,6 +59,15 @@ def load(path: str) -> Tensor:
 
     UserError if the process has too many files open, which says nothing of this one.
     """
+    return _decoded(path, _image)
+
+
+def load_mask(path: str) -> Tensor:
+    """Read a PNG of class numbers, its grey values or its palette's entries: (h, w) uint8. Errors as `load`."""
+    return _decoded(path, _mask)
+
+
+def _decoded(path: str, decode: Callable[[BinaryIO], Tensor]) -> Tensor:
     try:
         with open(path, "rb", opener=_at_once) as file:
             status = os.fstat(file.fileno())
@@ -64,9 +75,7 @@ def load(path: str) -> Tensor:
                 raise ValueError("no regular file")
             if status.st_size > BYTE_LIMIT:
                 raise ValueError(f"{status.st_size} bytes, more than the limit of {BYTE_LIMIT}")
-            is_jpeg = file.read(3) == b"\xff\xd8\xff"
-            file.seek(0)
-            return _jpeg(np.fromfile(file, dtype=np.uint8)) if is_jpeg else _pillow(file.read())
+            return decode(file)
     except Exception as error:  # decoders raise what they like: struct.error, SyntaxError, MemoryError, ...
         if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
             raise UserError(f"{printable(os.fspath(path))}: {error.strerror}; a higher limit (ulimit -n)") from None
@@ -76,6 +85,21 @@ def load(path: str) -> Tensor:
 def _at_once(path: str, flags: int) -> int:
     """Open a file without waiting for the other end of what turns out to be a pipe."""
     return os.open(path, flags | os.O_NONBLOCK)
+
+
+def _image(file: BinaryIO) -> Tensor:
+    is_jpeg = file.read(3) == b"\xff\xd8\xff"
+    file.seek(0)
+    return _jpeg(np.fromfile(file, dtype=np.uint8)) if is_jpeg else _pillow(file.read())
+
+
+def _mask(file: BinaryIO) -> Tensor:
+    data = file.read()
+    # Behind the signature and the image's size: the bits of a number, and 0 for grey, 3 for a palette. Pillow stretches
+    # grey of two or four bits to eight.
+    if not data.startswith(b"\x89PNG") or (data[25:26] != b"\3" and data[24:26] != b"\x08\0"):
+        raise ValueError("a mask must be a PNG of 8-bit grey values or of a palette's entries")
+    return torch.from_numpy(np.array(_opened(data, ("PNG",))))
 
 
 def _jpeg(data: np.ndarray) -> Tensor:
@@ -122,16 +146,23 @@ def _least_bits(marker: int, frame: memoryview, height: int, width: int) -> int:
     return blocks * (1 if marker in _PROGRESSIVE else 2)
 
 
-def _pillow(data: bytes) -> Tensor:
+def _opened(data: bytes, formats: tuple[str, ...] = _FORMATS) -> Image.Image:
     if data.startswith(b"\x89PNG"):
         _check_chunks(data)
     if re.match(rb"P[1-6]", data):
         _check_comments(data)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Pillow warns of odd metadata and of sizes; the limit below is ours
-        image = Image.open(io.BytesIO(data), formats=_FORMATS)
+        image = Image.open(io.BytesIO(data), formats=formats)
         _check_pixels(image.height, image.width)
         image.load()
+    return image
+
+
+def _pillow(data: bytes) -> Tensor:
+    image = _opened(data)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         # A part at a time, since what Pillow converts takes four bytes a pixel, and wider numbers more.
         pixels = np.empty((image.height, image.width, 3), np.uint8)
         rows = max(1, _STRIP // image.width)

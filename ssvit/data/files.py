@@ -19,19 +19,26 @@ from ssvit.options import UserError, printable
 
 
 class Files(Source):
-    """Image files of any size, decoded to RGB as they are needed; labels (n,). UserError for a label amiss.
+    """Image files of any size, decoded to RGB as they are needed; labels (n,). UserError for an out-of-range label.
 
+    masks: the path of the mask of each image, a PNG.
     verify: what the fingerprint covers besides the names, the "size" of each file or its "content".
     """
 
     def __init__(
-        self, paths: Sequence[str], labels: Any = None, classes: Sequence[str] = (), *, verify: str = "size"
+        self,
+        paths: Sequence[str],
+        labels: Any = None,
+        classes: Sequence[str] = (),
+        *,
+        masks: Sequence[str] | None = None,
+        verify: str = "size",
     ) -> None:
         rules.verified(verify)
         self.verify = verify
         self.paths = [os.fspath(path) for path in paths]
         self.labels = checked_labels(labels, len(self.paths), classes)
-        self.classes = tuple(classes)
+        self.classes, self.masks = tuple(classes), masks
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -41,6 +48,9 @@ class Files(Source):
 
     def name(self, index: int) -> str:
         return self.paths[index]
+
+    def mask(self, index: int) -> Tensor | None:
+        return None if self.masks is None else decode.load_mask(self.masks[index])
 
     @cached_property
     def fingerprint(self) -> str:
@@ -74,7 +84,8 @@ class Files(Source):
     def take(self, indices: Tensor) -> "Files":
         """The set of the files at `indices`, in that order."""
         labels = None if self.labels is None else self.labels[indices]
-        return Files([self.paths[i] for i in indices.tolist()], labels, self.classes, verify=self.verify)
+        paths, masks = (of and [of[i] for i in indices.tolist()] for of in (self.paths, self.masks))
+        return Files(paths, labels, self.classes, masks=masks, verify=self.verify)
 
 
 def _digest(path: str) -> str:

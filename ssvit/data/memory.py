@@ -15,20 +15,28 @@ from ssvit.data.source import Source, checked_labels
 
 
 class Memory(Source):
-    """Images of one size held as one tensor: images (n, c, h, w) uint8, labels (n,). UserError for a label amiss."""
+    """Images of one size held as one tensor: images (n, c, h, w) uint8, labels (n,), masks (n, h, w) uint8.
 
-    def __init__(self, images: Tensor, labels: Any = None, classes: Sequence[str] = ()) -> None:
+    UserError for an out-of-range label.
+    """
+
+    def __init__(
+        self, images: Tensor, labels: Any = None, classes: Sequence[str] = (), *, masks: Tensor | None = None
+    ) -> None:
         if images.ndim != 4 or images.dtype != torch.uint8:
             raise ValueError(f"images must be (n, c, h, w) uint8, not {tuple(images.shape)} {images.dtype}")
         self.in_memory = images.contiguous()
         self.labels = checked_labels(labels, len(images), classes)
-        self.classes = tuple(classes)
+        self.classes, self.masks = tuple(classes), masks
 
     def __len__(self) -> int:
         return len(self.in_memory)
 
     def read(self, index: int) -> Tensor:
         return self.in_memory[index]
+
+    def mask(self, index: int) -> Tensor | None:
+        return None if self.masks is None else self.masks[index]
 
     @cached_property
     def fingerprint(self) -> str:
@@ -39,5 +47,5 @@ class Memory(Source):
 
     def take(self, indices: Tensor) -> "Memory":
         """The set of the images at `indices`, in that order."""
-        labels = None if self.labels is None else self.labels[indices]
-        return Memory(self.in_memory[indices], labels, self.classes)
+        labels, masks = (None if of is None else of[indices] for of in (self.labels, self.masks))
+        return Memory(self.in_memory[indices], labels, self.classes, masks=masks)

@@ -62,6 +62,7 @@ def images_in_folder(
     held_out: Any = 0.1,
     seed: Any = 0,
     verify: Any = "size",
+    masks: Any = None,
 ) -> None:
     """OptionError unless a folder holds images, also in the subfolders named, and the fraction to hold out is one."""
     folder.check(root)
@@ -69,6 +70,8 @@ def images_in_folder(
     number("held_out", held_out, 0, 0.9, above=True)
     whole("seed", seed, at_least=0)
     verified(verify)
+    if masks is not None and not os.path.isdir(str(masks)):
+        raise OptionError("masks", masks, "no such folder; null for none")
 
 
 def imagenet(*, root: Any, verify: Any = "size") -> None:

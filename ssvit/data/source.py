@@ -39,6 +39,10 @@ class Source(Protocol):
         """What to call an image: the path of a file."""
         return f"image {index}"
 
+    def mask(self, index: int) -> Tensor | None:
+        """The class of each pixel of an image, (h, w) uint8, 255 for those that do not count; None without masks."""
+        return None
+
     def take(self, indices: Tensor) -> "Source":
         """The source of the images at `indices`, in that order."""
         return Part(self, indices)
@@ -74,6 +78,9 @@ class Part(Source):
 
     def name(self, index: int) -> str:
         return self.whole.name(int(self.indices[index]))
+
+    def mask(self, index: int) -> Tensor | None:
+        return self.whole.mask(int(self.indices[index]))
 
     @cached_property
     def fingerprint(self) -> str:
@@ -159,6 +166,19 @@ def subset(source: Source, *, part: Sequence[float] = (0, 1), images: int | None
             turn[of_class] = torch.arange(int(of_class.sum()))
         chosen = chosen[turn.argsort(stable=True)]
     return source.take(chosen[:images].sort().values)
+
+
+def masks(source: Source, transform: Any, places: Tensor) -> Tensor:
+    """The masks of some images as evaluation shows these: places (b,) in the source -> (b, h, w) uint8.
+
+    transform: the one that is applied to the images, with a method `mask` besides. UserError if an image has no mask,
+    or one that cannot be read.
+    """
+    found = [source.mask(index) for index in places.tolist()]
+    for index, mask in zip(places.tolist(), found, strict=True):
+        if mask is None:
+            raise UserError(f"{source.name(index)} has no mask, which segmentation needs")
+    return torch.stack([transform.mask(mask) for mask in found])
 
 
 def checked_labels(labels: Any, count: int, classes: Sequence[str]) -> Tensor | None:

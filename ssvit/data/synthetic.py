@@ -116,6 +116,22 @@ def render(indices: Tensor, *, seed: int, size: int | tuple[int, int]) -> tuple[
     return images, labels
 
 
+def masks(indices: Tensor, *, seed: int, size: int | tuple[int, int]) -> Tensor:
+    """Where the labelled shapes lie in the images that `render` draws of the same arguments.
+
+    indices (b,) int64 -> (b, h, w) uint8: 1 + label for a pixel whose centre lies in the shape, 0 for the background.
+    """
+    height, width = pair("size", size)
+    grid, labels = _grid(height, width, indices.device), _label(indices, seed)
+    found = torch.empty(len(indices), height, width, dtype=torch.uint8, device=indices.device)
+    rows = max(1, _CHUNK // (height * width))
+    for start in range(0, len(indices), rows):
+        part = slice(start, start + rows)
+        shape = _place(labels[part], _drawn(indices[part], seed)[3], grid)
+        found[part] = ((shape.depth > 0) * (labels[part, None] + 1)).view(-1, height, width)
+    return found
+
+
 def _label(indices: Tensor, seed: int) -> Tensor:
     """The class of each image, from a random order of all classes for every aligned run: (b,) -> (b,) int64."""
     count = len(CLASSES)
@@ -146,9 +162,7 @@ def _grid(height: int, width: int, device: torch.device) -> _Grid:
 
 def _draw(indices: Tensor, labels: Tensor, seed: int, grid: _Grid) -> Tensor:
     """One chunk of images: (b,) indices and labels -> (b, 3, p) uint8."""
-    lattices = [2 * (cells + 1) ** 2 for cells, _ in _OCTAVES]
-    counts = [1, 12, 3, 11, 10 * _LEAVES, *lattices]
-    light, tints, bands, shape, leaves, *lattices = _numbers(indices, seed, sum(counts)).split(counts, dim=1)
+    light, tints, bands, shape, leaves, *lattices = _drawn(indices, seed)
     light, palette = _direction(light * 0.4 + 0.55), _palette(tints)
     grain, clouds = _noise(lattices, grid).unbind(1)
     x, y = grid.x + grain * 0.04, grid.y + clouds * 0.04
@@ -156,6 +170,12 @@ def _draw(indices: Tensor, labels: Tensor, seed: int, grid: _Grid) -> Tensor:
     _paint_leaves(canvas, x, y, (_stripes(x, y, bands), grain), _leaves(leaves, palette, light, grid))
     _paint_shape(canvas, labels, shape, light, grid)
     return canvas.clamp_(0, 1).mul_(255).add_(0.5).to(torch.uint8)
+
+
+def _drawn(indices: Tensor, seed: int) -> tuple[Tensor, ...]:
+    """The numbers of the light, the tints, the bands, the shape, the leaves and each octave of noise: (b, count)."""
+    counts = [1, 12, 3, 11, 10 * _LEAVES, *(2 * (cells + 1) ** 2 for cells, _ in _OCTAVES)]
+    return _numbers(indices, seed, sum(counts)).split(counts, dim=1)
 
 
 def _numbers(indices: Tensor, seed: int, count: int) -> Tensor:
@@ -296,9 +316,19 @@ def _paint_leaves(canvas: Tensor, x: Tensor, y: Tensor, fields: tuple[Tensor, ..
         canvas.add_(torch.mul(leaf.color, shade[:, None], out=layer))
 
 
-def _paint_shape(canvas: Tensor, labels: Tensor, numbers: Tensor, light: tuple[Tensor, Tensor], grid: _Grid) -> None:
-    """Paint the labelled shape over everything else: canvas (b, 3, p), (b, 11) uniform numbers."""
-    size, x, y, turn, aspect, period, phase, contrast, hue, bright, chroma = numbers[:, :, None].unbind(1)
+class _Shape(NamedTuple):
+    """Where the labelled shapes lie."""
+
+    depth: Tensor  # (b, p): above 0 inside, 0 at the edge
+    dx: Tensor  # (b, p): from the middle of the shape
+    dy: Tensor
+    u: Tensor  # (b, p): along its first axis, in radii
+    radius: Tensor  # (b, 1)
+
+
+def _place(labels: Tensor, numbers: Tensor, grid: _Grid) -> _Shape:
+    """The shapes of some labels (b,) at the size and pose that the first of (b, 11) uniform numbers tell."""
+    size, x, y, turn, aspect = numbers[:, :5, None].unbind(1)
     side = min(grid.extent)
     radius = (0.17 + size * 0.07) * side
     room = (side - radius * 3.2).clamp_(min=0)
@@ -311,6 +341,13 @@ def _paint_shape(canvas: Tensor, labels: Tensor, numbers: Tensor, light: tuple[T
     for label, shape in enumerate(SHAPES.values()):
         rows = (labels == label).nonzero()[:, 0]
         depth[rows] = -shape(u[rows], v[rows])
+    return _Shape(depth, dx, dy, u, radius)
+
+
+def _paint_shape(canvas: Tensor, labels: Tensor, numbers: Tensor, light: tuple[Tensor, Tensor], grid: _Grid) -> None:
+    """Paint the labelled shape over everything else: canvas (b, 3, p), (b, 11) uniform numbers."""
+    period, phase, contrast, hue, bright, chroma = numbers[:, 5:, None].unbind(1)
+    depth, dx, dy, u, radius = _place(labels, numbers, grid)
     lx, ly = light
     stripes = _wave(u * (period + 0.8) + phase) * (contrast * 0.5 - 0.25).clamp_(min=0)
     shade = (dx * lx + dy * ly) * (0.25 / radius) + stripes + (depth * 3).clamp_(0, 1) * 0.25 + 0.85

@@ -157,10 +157,20 @@ class CenterCrop:
             return images
         h, w = self._fitted(h, w)
         out = images.new_empty(*images.shape[:2], *self.size)
-        top, left = (round((n - crop) / 2) for n, crop in zip((h, w), self.size, strict=True))
+        top, left = self._corner(h, w)
         for part, target in zip(images.split(_chunk(images)), out.split(_chunk(images)), strict=True):
             target.copy_(resize(part, (h, w))[:, :, top : top + self.size[0], left : left + self.size[1]])
         return out
+
+    def mask(self, mask: Tensor) -> Tensor:
+        """The class numbers of the pixels that the crop of an image shows, the nearest: (h, w) -> (*size) uint8."""
+        h, w = mask.shape if mask.shape == self.size else self._fitted(*mask.shape)
+        top, left = self._corner(h, w)
+        resized = F.interpolate(mask[None, None], size=(h, w), mode="nearest-exact")[0, 0]
+        return resized[top : top + self.size[0], left : left + self.size[1]]
+
+    def _corner(self, h: int, w: int) -> tuple[int, int]:
+        return round((h - self.size[0]) / 2), round((w - self.size[1]) / 2)
 
     def _fitted(self, h: int, w: int) -> tuple[int, int]:
         """The size to resize to; to cover, sides in proportion, the longer one rounded down as torchvision does."""
