@@ -1,13 +1,19 @@
-"""What an option may be, said once: constructors call these checks, and so do the tools before the slow imports.
+"""What an option may be: the checks of the dataclasses that hold the options of a part.
 
-A check raises `OptionError` with one line that names the option, its value and what would be right. This module
-imports nothing but the standard library.
+The dataclass of `package.module.Part` is `package.options.Part`; it has a field for each option and checks itself when
+it is made, so the tools can check a configuration before torch is loaded. A check raises `OptionError` with one line
+that names the option, its value and what would be right. This module imports nothing but the standard library.
 """
 
-from collections.abc import Iterable, Iterator
+import importlib
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import MISSING, fields
+from importlib.util import find_spec
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 class UserError(Exception):
@@ -40,6 +46,32 @@ def within(group: str) -> Iterator[None]:
         yield
     except OptionError as error:
         raise OptionError(f"{group}.{error.name}", error.value, error.right) from None
+
+
+def find(builder: str) -> type | None:
+    """The dataclass of the options of `package.module.Part` or, of a function, `package.module.a_part`; None if there
+    is no `package.options` or nothing of that name in it.
+    """
+    module, _, name = builder.rpartition(".")
+    package = module.rpartition(".")[0]
+    try:
+        if not package or find_spec(f"{package}.options") is None:
+            return None
+    except ModuleNotFoundError:  # the package itself
+        return None
+    known = name if name[:1].isupper() else name.title().replace("_", "")
+    return getattr(importlib.import_module(f"{package}.options"), known, None)
+
+
+def make(options: type[T], values: Mapping[str, Any]) -> T:
+    """A dataclass of options from their values; OptionError for one that it does not have or that it needs."""
+    known = {field.name: field for field in fields(options)}
+    for name in values.keys() - known.keys():
+        raise OptionError(name, values[name], f"there is no such option; there are {', '.join(known)}")
+    for name, field in known.items():
+        if name not in values and field.default is field.default_factory is MISSING:
+            raise OptionError(name, None, "must be given")
+    return options(**values)
 
 
 def printable(text: Any) -> str:

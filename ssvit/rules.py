@@ -1,5 +1,5 @@
-"""What must hold between the options of an encoder, a masking, a target: asked by their constructors, and by the
-tools before torch is loaded. Standard library only.
+"""What must hold between the options of an encoder: asked by its constructor, and by the tools before torch is
+loaded. Standard library only.
 """
 
 from collections.abc import Mapping, Sequence
@@ -118,24 +118,3 @@ def encoder(
             raise OptionError(name, values, f"must be one number, or one for each of the {channels} channels")
         for value in values:
             number(name, value, 0, 1, above=name == "std")
-
-
-def masking(*, corrupted: Any, mask: Any, replace: Any, keep: Any, shape: Any) -> None:
-    """OptionError unless these can be the arguments of `ssvit.objectives.masking.Masking`."""
-    number("corrupted", corrupted, 0, 1, above=True)
-    for name, value in (("mask", mask), ("replace", replace), ("keep", keep)):
-        number(name, value, 0, 1)
-    if abs(mask + replace + keep - 1) > 1e-6:
-        raise OptionError("mask + replace + keep", f"{mask + replace + keep:g}", "the three fractions must sum to 1")
-    one_of("shape", shape, ("random", "block"))
-
-
-def target(*, patch_size: Any, channels: Any, grid: Any = 1, bits: Any = 3) -> None:
-    """OptionError unless these can be the arguments of a target in `ssvit.objectives.targets`."""
-    patch = pair("patch_size", patch_size)
-    for name, value in (("channels", channels), ("grid", grid), ("bits", bits)):
-        whole(name, value)
-    if patch[0] % grid or patch[1] % grid:
-        raise OptionError("grid", grid, f"must divide the patch of {patch[0]}x{patch[1]} pixels")
-    if bits > 8 or bits * channels > 16:
-        raise OptionError("bits", bits, f"must be at most {min(8, 16 // channels)} for {channels} channels")

@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 from PIL import Image
 
 from ssvit.checkpoints import checkpoint
+from ssvit.checkpoints.configuration import Configuration
 from ssvit.cli import pretrained
 from ssvit.data.source import Data
 from ssvit.training import comparison, preflight
@@ -43,7 +44,9 @@ def pretrained_run(tmp_path):
     run = tmp_path / "outputs" / "run"
     run.mkdir(parents=True)
     checkpoint.save(run, config.recipe.steps, {"model": {}}, {"encoder": arguments, "stage": "pretrain"})
-    (run / "config.yaml").write_text(yaml.safe_dump(OmegaConf.to_container(config, resolve=False)))
+    choices = {"data": "synthetic", "augment@data.augment": "inception_crop"}
+    kept = Configuration.of(OmegaConf.to_container(config, resolve=False), choices)
+    (run / "config.yaml").write_bytes(kept.write())
     pretrained.offer({"outputs": str(tmp_path / "outputs")})
     return run
 

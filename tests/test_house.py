@@ -30,7 +30,7 @@ WITHOUT_TORCH = (
     "checkpoints.run_folder",
     "checkpoints.manifest",
     "training.comparison",
-    "objectives.rules",
+    "objectives.options",
     "evaluation.few_shot_rules",
     "evaluation.knn_rules",
     "evaluation.linear_probe_rules",

@@ -7,7 +7,6 @@ Letters: b images, c channels, d width, k classes.
 """
 
 from collections import OrderedDict
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,62 +15,29 @@ from torch import Tensor, nn
 from torchvision.transforms import v2
 
 from ssvit.models.vit import ViT, lecun_normal_
-from ssvit.objectives import rules
+from ssvit.objectives import options
 from ssvit.objectives.base import Objective
-from ssvit.objectives.distillation import Distillation
-from ssvit.options import OptionError, UserError
+from ssvit.options import UserError
 
 
 class Classify(Objective):
     """Cross-entropy with the labels, and with a teacher's opinion where there is one.
 
-    loss: softmax, the paper's; or sigmoid, that each class is there or not, summed over the classes (big_vision:
-    utils.py). head_bias: what the biases of the head's last layer start at; big_vision, with sigmoid, has -6.9 for
-    ImageNet and -10 for ImageNet-21k (vit_i1k.py, vit_i21k.py), so that the first guess is that nothing is there.
-
-    classes: their names, in the order of the labels. hidden: width of the head's hidden layer, None for a linear head
-    (the paper's in fine-tuning). label_smoothing: the part of a label that is shared out over all classes. mixup,
-    cutmix: alpha of the Beta distribution of the shares of mixed images, 0 for none; with both, either by chance for
-    each micro-batch (Zhang et al. 2018, Yun et al. 2019). The head's last layer starts at zero, as in the authors'
-    code, so the first loss is that of a uniform guess. OptionError names an option that cannot be, UserError says why
-    a teacher cannot teach this.
+    The options are those of `options.Classify`; classes must be given. The head's last layer starts at zero, as in the
+    authors' code, so the first loss is that of a uniform guess. UserError says why a teacher cannot teach this.
     """
 
-    def __init__(
-        self,
-        *,
-        encoder: ViT,
-        classes: Sequence[str],
-        hidden: int | None = None,
-        label_smoothing: float = 0.0,
-        mixup: float = 0.0,
-        cutmix: float = 0.0,
-        distillation: Distillation | None = None,
-        loss: str = "softmax",
-        head_bias: float = 0.0,
-    ) -> None:
-        rules.classify(
-            hidden=hidden,
-            label_smoothing=label_smoothing,
-            mixup=mixup,
-            cutmix=cutmix,
-            distillation=distillation,
-            loss=loss,
-            head_bias=head_bias,
-        )
-        if len(classes) < 2:
-            raise OptionError("classes", list(classes), "must be two or more")
-        if distillation is not None:
-            distillation.check(encoder, classes)
+    def __init__(self, *, encoder: ViT, **given: Any) -> None:
         super().__init__()
-        self.encoder, self.classes, self.hidden = encoder, tuple(classes), hidden
-        self.label_smoothing, self.distillation, self.loss = label_smoothing, distillation, loss
-        self.head = _head(encoder.width, hidden, len(classes), head_bias)
-        taught = encoder.distillation_token is not None
-        self.distilled_head = _head(encoder.width, hidden, len(classes), head_bias) if taught else None
+        self.options = own = options.Classify(**given)
+        self.encoder, self.classes = encoder, tuple(own.classes)
+        if own.distillation is not None:
+            own.distillation.check(encoder, self.classes)
+        self.head = self._head()
+        self.distilled_head = None if encoder.distillation_token is None else self._head()
         ways = [
-            way(alpha=alpha, num_classes=len(classes))
-            for way, alpha in ((v2.MixUp, mixup), (v2.CutMix, cutmix))
+            way(alpha=alpha, num_classes=len(self.classes))
+            for way, alpha in ((v2.MixUp, own.mixup), (v2.CutMix, own.cutmix))
             if alpha
         ]
         self.mixing = v2.RandomChoice(ways) if len(ways) == 2 else ways[0] if ways else None
@@ -79,7 +45,7 @@ class Classify(Objective):
     @property
     def facts(self) -> dict[str, Any]:
         """The base's, and as "classifier" the options beside the encoder that build the same heads again."""
-        own = {"classes": list(self.classes), "hidden": self.hidden, "loss": self.loss}
+        own = {"classes": list(self.classes), "hidden": self.options.hidden, "loss": self.options.loss}
         return super().facts | {"classifier": own}
 
     def logits(self, images: Tensor) -> Tensor:
@@ -98,7 +64,7 @@ class Classify(Objective):
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """Of the classes, by logits (b, k): (b, k). Those of sigmoid are each class's own and need not sum to 1."""
-        return logits.sigmoid() if self.loss == "sigmoid" else logits.softmax(-1)
+        return logits.sigmoid() if self.options.loss == "sigmoid" else logits.softmax(-1)
 
     def forward(self, images: Tensor, labels: Tensor | None = None, draw: Any = None) -> dict[str, Tensor] | Tensor:
         """The mean loss, and the share of images whose label (the largest one, of a mixed image) is the first choice.
@@ -114,12 +80,12 @@ class Classify(Objective):
         if self.training and self.mixing is not None:
             images, labels = self._mix(images, labels)
         opinions = self.opinions(images)
-        if self.distillation is None:
+        teacher = self.options.distillation
+        if teacher is None:
             loss = torch.stack([self._against(labels, logits) for logits in opinions]).mean()
         else:
-            weight = self.distillation.weight
-            taught = self.distillation.loss(opinions[-1], images)
-            loss = (1 - weight) * self._against(labels, opinions[0]) + weight * taught
+            taught = teacher.loss(opinions[-1], images)
+            loss = (1 - teacher.weight) * self._against(labels, opinions[0]) + teacher.weight * taught
         with torch.no_grad():
             guess = torch.stack(opinions).mean(0).argmax(1)
             truth = labels if labels.ndim == 1 else labels.argmax(1)
@@ -127,12 +93,12 @@ class Classify(Objective):
         return {"loss": loss, "accuracy": accuracy}
 
     def _against(self, labels: Tensor, logits: Tensor) -> Tensor:
-        if self.loss == "sigmoid":
+        if self.options.loss == "sigmoid":
             shares = labels if labels.is_floating_point() else F.one_hot(labels, logits.shape[1])
             return F.binary_cross_entropy_with_logits(logits, shares.to(logits.dtype), reduction="sum") / len(logits)
         if labels.is_floating_point():
             labels = labels.to(logits.dtype)
-        return F.cross_entropy(logits, labels, label_smoothing=self.label_smoothing)
+        return F.cross_entropy(logits, labels, label_smoothing=self.options.label_smoothing)
 
     # Outside of the compiled graph, which each step's new share would make anew.
     @torch.compiler.disable
@@ -145,17 +111,17 @@ class Classify(Objective):
             images = images / 255
         return self.mixing(images, labels)
 
-
-def _head(width: int, hidden: int | None, classes: int, bias: float) -> nn.Module:
-    """(b, d) -> (b, k), initialised as in the authors' code: the last layer zero but for its bias, the hidden one
-    LeCun-normal.
-    """
-    output = nn.Linear(hidden or width, classes)
-    nn.init.zeros_(output.weight)
-    nn.init.constant_(output.bias, bias)
-    if hidden is None:
-        return output
-    first = nn.Linear(width, hidden)
-    lecun_normal_(first.weight)
-    nn.init.zeros_(first.bias)
-    return nn.Sequential(OrderedDict(hidden=first, tanh=nn.Tanh(), output=output))
+    def _head(self) -> nn.Module:
+        """(b, d) -> (b, k), initialised as in the authors' code: the last layer zero but for its bias, the hidden one
+        LeCun-normal.
+        """
+        width, hidden = self.encoder.width, self.options.hidden
+        output = nn.Linear(hidden or width, len(self.classes))
+        nn.init.zeros_(output.weight)
+        nn.init.constant_(output.bias, self.options.head_bias)
+        if hidden is None:
+            return output
+        first = nn.Linear(width, hidden)
+        lecun_normal_(first.weight)
+        nn.init.zeros_(first.bias)
+        return nn.Sequential(OrderedDict(hidden=first, tanh=nn.Tanh(), output=output))

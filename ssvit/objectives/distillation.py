@@ -7,39 +7,24 @@ Letters: b images, k classes.
 
 from collections.abc import Sequence
 from itertools import zip_longest
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ssvit.models.vit import ViT
-from ssvit.objectives import rules
+from ssvit.objectives import options
 from ssvit.objectives.base import Objective
 from ssvit.options import UserError
 
 
-class Distillation:
-    """What a classifier loses against its teacher, and how much that weighs.
+class Distillation(options.Distillation):
+    """A second opinion on each image: that of the teacher, a trained `ssvit.objectives.classify.Classify`."""
 
-    teacher: a trained `ssvit.objectives.classify.Classify`. kind: hard, the teacher's first choice is the label
-    (Touvron et al. 2021, section 4), or soft, its probabilities at a temperature are (Hinton et al. 2015). weight: of
-    the teacher's opinion, the rest is the label's. reduction: of soft; batch, summed over the classes, the mean over
-    the images, or elements, the mean over both, k times less, as DeiT's code has it (deit: losses.py). OptionError
-    names an option that cannot be.
-    """
-
-    def __init__(
-        self,
-        *,
-        teacher: Objective,
-        kind: str = "hard",
-        temperature: float = 3.0,
-        weight: float = 0.5,
-        reduction: str = "batch",
-    ) -> None:
-        rules.distillation(kind=kind, temperature=temperature, weight=weight, reduction=reduction)
+    def __init__(self, *, teacher: Objective, **given: Any) -> None:
+        super().__init__(**given)
         self.teacher = teacher.eval()
-        self.kind, self.temperature, self.weight, self.reduction = kind, temperature, weight, reduction
 
     def check(self, encoder: ViT, classes: Sequence[str]) -> None:
         """UserError unless the teacher takes the images of this encoder and knows these classes, in this order."""

@@ -12,8 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ssvit import rules
 from ssvit.models.vit import gather
+from ssvit.objectives import options
 from ssvit.options import OptionError
 from ssvit.randomness import uniform
 
@@ -29,23 +29,8 @@ class Corruption(NamedTuple):
     other: Tensor
 
 
-class Masking:
-    """Draws corruptions: `corrupted` of the patches, of which `mask`, `replace` and `keep` (they sum to 1).
-
-    shape: `random` takes patches independently; `block` takes rectangles until the count is reached (BEiT's way).
-    """
-
-    def __init__(
-        self,
-        *,
-        corrupted: float = 0.5,
-        mask: float = 0.8,
-        replace: float = 0.1,
-        keep: float = 0.1,
-        shape: str = "random",
-    ) -> None:
-        rules.masking(corrupted=corrupted, mask=mask, replace=replace, keep=keep, shape=shape)
-        self.corrupted, self.mask, self.replace, self.shape = corrupted, mask, replace, shape
+class Masking(options.Masking):
+    """Draws corruptions."""
 
     def count(self, patches: int) -> int:
         """How many of an image's patches are corrupted: the fraction rounded, and at least one."""

@@ -8,15 +8,14 @@ Letters: b images, c channels, n patches of p x q pixels, g x g cells a patch, k
 """
 
 import math
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 from einops import rearrange, repeat
 from torch import Tensor
 
-from ssvit import rules
-from ssvit.options import pair
+from ssvit.objectives import options
 
 
 class Target(Protocol):
@@ -50,22 +49,20 @@ def _at_least_float32(prediction: Tensor) -> Tensor:
     return prediction.to(torch.promote_types(prediction.dtype, torch.float32))
 
 
-class ColorGrid:
-    """The mean colours of a grid of cells, each channel in 2^bits levels, one class a cell.
+class MeanColor(options.MeanColor):
+    """The mean colours of a grid of cells, each channel in 2^bits levels, one class a cell; here the grid is one cell.
 
-    The paper's 4x4 downsized patch: grid=4, bits=3, 16 predictions of 512 classes. level = min(floor(levels * mean),
-    levels - 1) and class = levels^2 R + levels G + B (for three channels).
+    level = min(floor(levels * mean), levels - 1) and class = levels^2 R + levels G + B (for three channels).
     """
 
     score_name = "accuracy"
     higher_is_better = True
 
-    def __init__(self, *, patch_size: int | tuple[int, int], channels: int = 3, grid: int = 4, bits: int = 3) -> None:
-        rules.target(patch_size=patch_size, channels=channels, grid=grid, bits=bits)
-        self.patch_size, self.channels, self.grid = pair("patch_size", patch_size), channels, grid
-        self.levels = 2**bits
-        self.classes = self.levels**channels
-        self.width = grid * grid * self.classes
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        self.levels = 2**self.bits
+        self.classes = self.levels**self.channels
+        self.width = self.grid**2 * self.classes
 
     def labels(self, images: Tensor) -> Tensor:
         """(b, c, h, w) in [0, 1] or uint8 -> (b, n, g * g) int64.
@@ -111,23 +108,20 @@ class ColorGrid:
         return repeat(cells, "... y x c -> ... c (y p) (x q)", p=p, q=q)
 
 
-class MeanColor(ColorGrid):
-    """The mean colour of the whole patch in 2^bits levels a channel: by default 3 bits, 512 classes (the paper's)."""
-
-    def __init__(self, *, patch_size: int | tuple[int, int], channels: int = 3, bits: int = 3) -> None:
-        super().__init__(patch_size=patch_size, channels=channels, grid=1, bits=bits)
+class ColorGrid(MeanColor, options.ColorGrid):
+    """The same of a larger grid: the paper's 4x4 downsized patch has 16 predictions of 512 classes."""
 
 
-class Pixels:
+class Pixels(options.Pixels):
     """Regression of every pixel with L2, in the range [-1, 1] that the authors' images have."""
 
     score_name = "squared_error"
     higher_is_better = False
 
-    def __init__(self, *, patch_size: int | tuple[int, int], channels: int = 3) -> None:
-        rules.target(patch_size=patch_size, channels=channels)
-        self.patch_size, self.channels = pair("patch_size", patch_size), channels
-        self.width = channels * math.prod(self.patch_size)
+    @property
+    def width(self) -> int:
+        """Values of a patch."""
+        return self.channels * math.prod(self.patch_size)
 
     def labels(self, images: Tensor) -> Tensor:
         """(b, c, h, w) in [0, 1] or uint8 -> (b, n, c * p * q) float32 in [-1, 1]."""

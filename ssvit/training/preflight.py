@@ -1,30 +1,24 @@
 """A configuration checked as a whole before torch is loaded, so that a mistake is told within a second.
 
-Wherever a `_target_` has rules here, they are applied to its options. A part without rules checks itself when it is
-built, a few seconds later.
+Wherever a `_target_` has a dataclass of options (see `ssvit.options.find`), it is made of them. A part without one
+checks itself when it is built, a few seconds later.
 """
 
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from typing import Any
 
 from ssvit import rules
 from ssvit.checkpoints import manifest
 from ssvit.data import rules as data_rules
 from ssvit.evaluation import probing_rules
-from ssvit.objectives import rules as objective_rules
-from ssvit.options import UserError, number, whole, within
+from ssvit.options import UserError, find, make, number, whole, within
 from ssvit.training.recipe import Recipe
 
 RULES: Mapping[str, Callable[..., None]] = {
     "ssvit.models.vit.ViT": rules.encoder,
     "ssvit.checkpoints.checkpoint.load_encoder": manifest.check_encoder,
-    "ssvit.objectives.classify.Classify": objective_rules.classify,
-    "ssvit.objectives.distillation.Distillation": objective_rules.distillation,
-    "ssvit.objectives.masking.Masking": rules.masking,
-    "ssvit.objectives.targets.MeanColor": rules.target,
-    "ssvit.objectives.targets.ColorGrid": rules.target,
-    "ssvit.objectives.targets.Pixels": rules.target,
     "ssvit.data.augment.crop.InceptionCrop": data_rules.crop,
     "ssvit.data.augment.crop.ShiftCrop": data_rules.crop,
     "ssvit.data.augment.crop.ResizeCrop": data_rules.resize_crop,
@@ -39,11 +33,23 @@ RULES: Mapping[str, Callable[..., None]] = {
 
 
 def parts(config: Any, name: str = "") -> None:
-    """Apply RULES to every part of nested dictionaries and lists; errors name the full option."""
+    """Check the options of every part of nested dictionaries and lists; errors name the full option.
+
+    A part within a part is checked by itself, and is an option only where the dataclass has it.
+    """
     if isinstance(config, Mapping):
         for key, value in config.items():
             parts(value, f"{name}.{key}" if name else str(key))
-        if rule := RULES.get(config.get("_target_", "")):
+        if known := find(config.get("_target_", "")):
+            named = {field.name for field in fields(known)}
+            options = {
+                key: value
+                for key, value in config.items()
+                if key in named or not (key.startswith("_") or (isinstance(value, Mapping) and "_target_" in value))
+            }
+            with within(name):
+                make(known, options)
+        elif rule := RULES.get(config.get("_target_", "")):
             options = {key: value for key, value in config.items() if not key.startswith("_")}
             try:
                 inspect.signature(rule).bind(**options)
@@ -69,9 +75,6 @@ def check(config: Mapping[str, Any]) -> Recipe:
         with within("probing"):
             probing_rules.probing(**config["probing"])
     with within("recipe"):
-        try:
-            recipe = Recipe(**config["recipe"])
-        except TypeError as error:
-            raise UserError(f"recipe: {str(error).partition(' ')[2]}") from None
+        recipe = make(Recipe, config["recipe"])
         data_rules.batch_fits(recipe.batch_size, config["data"]["source"], config["subset"]["images"])
     return recipe

@@ -1,0 +1,140 @@
+"""The options of the objectives and of their parts, which check themselves. Standard library only."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from ssvit.options import OptionError, number, one_of, pair, whole
+
+
+@dataclass(frozen=True, kw_only=True)
+class Masking:
+    """Which patches are corrupted, and how (section 4.6, Appendix B.1.2)."""
+
+    corrupted: float = 0.5
+    """Part of an image's patches that are corrupted, and predicted."""
+    mask: float = 0.8
+    """Part of the corrupted patches that become the [mask] embedding."""
+    replace: float = 0.1
+    """Part of them that become another patch of the same image."""
+    keep: float = 0.1
+    """Part of them that stay as they are. The three parts sum to 1."""
+    shape: str = "random"
+    """random takes patches independently; block takes rectangles until the count is reached (Bao et al. 2022)."""
+
+    def __post_init__(self) -> None:
+        number("corrupted", self.corrupted, 0, 1, above=True)
+        for name in ("mask", "replace", "keep"):
+            number(name, getattr(self, name), 0, 1)
+        total = self.mask + self.replace + self.keep
+        if abs(total - 1) > 1e-6:
+            raise OptionError("mask + replace + keep", f"{total:g}", "the three fractions must sum to 1")
+        one_of("shape", self.shape, ("random", "block"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pixels:
+    """What every target knows of a patch (Appendix B.1.2)."""
+
+    patch_size: int | Sequence[int]
+    """Pixels of a patch's side, or [height, width]; kept as the pair."""
+    channels: int = 3
+    """Channels of the images."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "patch_size", pair("patch_size", self.patch_size))
+        whole("channels", self.channels)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeanColor(Pixels):
+    """The mean colour of the patch, as one class: the paper's best target."""
+
+    grid: ClassVar[int] = 1
+
+    bits: int = 3
+    """Each channel has 2^bits levels: with 3 bits, 512 classes."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        whole("grid", self.grid)
+        whole("bits", self.bits)
+        height, width = self.patch_size
+        if height % self.grid or width % self.grid:
+            raise OptionError("grid", self.grid, f"must divide the patch of {height}x{width} pixels")
+        if self.bits > 8 or self.bits * self.channels > 16:
+            most = min(8, 16 // self.channels)
+            raise OptionError("bits", self.bits, f"must be at most {most} for {self.channels} channels")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ColorGrid(MeanColor):
+    """The mean colours of a grid of cells, each a class: the paper's 4x4 downsized patch."""
+
+    grid: int = 4
+    """Cells in a row and in a column of the patch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Classify:
+    """A head that names an image's class, and what it loses.
+
+    label_smoothing, mixup and cutmix change the labels; with mixup and cutmix, one of them by chance for each
+    micro-batch (Zhang et al. 2018, Yun et al. 2019).
+    """
+
+    classes: Sequence[str] | None = None
+    """Names of the classes, in the order of the labels; None for those of the data set."""
+    hidden: int | None = None
+    """Width of the head's hidden layer; None for a linear head, the paper's in fine-tuning."""
+    loss: str = "softmax"
+    """softmax is the paper's; sigmoid: each class is there or not, summed over the classes (big_vision: utils.py)."""
+    head_bias: float = 0.0
+    """Where the biases of the head's last layer start. big_vision has, with sigmoid, -6.9 for ImageNet and -10 for
+    ImageNet-21k (vit_i1k.py, vit_i21k.py), so that the first guess is that nothing is there."""
+    label_smoothing: float = 0.0
+    """Part of a label that is shared out over all classes; with softmax alone."""
+    mixup: float = 0.0
+    """alpha of the Beta distribution of the shares of two mixed images, 0 for none."""
+    cutmix: float = 0.0
+    """alpha of the Beta distribution of the shares of two images, of which one has a box of the other, 0 for none."""
+    distillation: Any = None
+    """A `Distillation`, None for labels alone."""
+
+    def __post_init__(self) -> None:
+        if self.classes is not None and len(self.classes) < 2:
+            raise OptionError("classes", list(self.classes), "must be two or more")
+        if self.hidden is not None:
+            whole("hidden", self.hidden)
+        number("label_smoothing", self.label_smoothing, 0, 0.999999)
+        number("mixup", self.mixup, 0)
+        number("cutmix", self.cutmix, 0)
+        one_of("loss", self.loss, ("softmax", "sigmoid"))
+        number("head_bias", self.head_bias, -100, 100)
+        if self.loss == "sigmoid" and self.label_smoothing > 0:
+            raise OptionError("label_smoothing", self.label_smoothing, "must be 0 with loss=sigmoid")
+        if self.loss == "sigmoid" and self.distillation is not None:
+            raise OptionError("loss", self.loss, "must be softmax with a teacher, whose opinion is a softmax")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Distillation:
+    """What a classifier loses against its teacher, and how much that weighs."""
+
+    kind: str = "hard"
+    """hard: the teacher's first choice is the label (Touvron et al. 2021, section 4); soft: its probabilities are."""
+    temperature: float = 3.0
+    """Divides the logits of both, with soft (Hinton et al. 2015); 1.0 is usual in DeiT's code (deit: main.py)."""
+    weight: float = 0.5
+    """Weight of the teacher's opinion; the rest is that of the label."""
+    reduction: str = "batch"
+    """Of soft. batch: summed over the classes, averaged over the images; elements: averaged over both, k times less,
+    as in DeiT's code (deit: losses.py)."""
+
+    def __post_init__(self) -> None:
+        one_of("kind", self.kind, ("hard", "soft"))
+        number("temperature", self.temperature, 0, above=True)
+        number("weight", self.weight, 0, 1)
+        one_of("reduction", self.reduction, ("batch", "elements"))
+        if self.kind == "hard" and self.reduction != "batch":
+            raise OptionError("reduction", self.reduction, "must be batch with kind=hard, whose loss is of one class")
