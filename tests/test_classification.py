@@ -18,7 +18,7 @@ from PIL import Image
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.files import Files
 from ssvit.data.memory import Memory
-from ssvit.evaluation.base import Evaluator
+from ssvit.evaluation.base import Evaluation, Evaluator, with_metrics
 from ssvit.evaluation.classification import Classification
 from ssvit.evaluation.reconstruction import Prediction
 from ssvit.models.vit import ViT
@@ -101,12 +101,12 @@ def by_hand(logits: torch.Tensor, labels: torch.Tensor) -> tuple[dict[str, float
 def test_numbers_equal_loops(count, k):
     model, source = case(count, k)
     found = evaluation(source)
-    metrics = found.measure(model)
+    metrics = found(model).metrics
+    assert model.asked == list(range(count))
     expected, matrix = by_hand(model.table, source.labels)
     assert metrics == pytest.approx(expected, rel=1e-9)
-    assert found.answers.confusion(k).tolist() == matrix
-    assert model.asked == list(range(count))
-    assert metrics == evaluation(source, batch_size=7).measure(model)
+    assert found.answers(model).confusion(k).tolist() == matrix
+    assert metrics == evaluation(source, batch_size=7)(model).metrics
 
 
 @torch.no_grad()
@@ -114,14 +114,14 @@ def test_a_model_trained_with_sigmoid_is_measured_by_it():
     model, source = case(60, 7)
     model.loss = "sigmoid"
     found = evaluation(source)
-    metrics = found.measure(model)
+    metrics = found(model).metrics
     chances = [[1 / (1 + math.exp(-value)) for value in row] for row in model.table.tolist()]
     loss = 0.0
     for row, label in zip(chances, source.labels.tolist(), strict=True):
         loss -= sum(math.log(chance if k == label else 1 - chance) for k, chance in enumerate(row))
     expected, _ = by_hand(model.table, source.labels)
     assert metrics == pytest.approx(expected | {"loss": loss / 60}, rel=1e-9)
-    assert found.answers.confidence.tolist() == pytest.approx([max(row) for row in chances], rel=1e-9)
+    assert found.answers(model).confidence.tolist() == pytest.approx([max(row) for row in chances], rel=1e-9)
 
 
 @torch.no_grad()
@@ -133,25 +133,25 @@ def test_a_real_model_is_asked_for_its_logits():
     images = torch.randint(0, 256, (30, 3, 8, 8), dtype=torch.uint8)
     source = Memory(images, torch.arange(30) % 7, names(7))
     expected, _ = by_hand(model.logits(images), source.labels)
-    assert evaluation(source, side=8).measure(model) == pytest.approx(expected, rel=1e-5)
+    assert evaluation(source, side=8)(model).metrics == pytest.approx(expected, rel=1e-5)
 
 
 @torch.no_grad()
 def test_blocks_of_neighbouring_classes_sum_the_whole_matrix():
     model, source = case(300, 12)
     found = evaluation(source)
-    found.measure(model)
-    whole = found.answers.confusion(12)
-    assert torch.equal(found.answers.confusion(12, 4), whole.view(4, 3, 4, 3).sum((1, 3)))
-    assert found.answers.confusion(12, 5).sum() == 300
+    answers = found.answers(model)
+    whole = answers.confusion(12)
+    assert torch.equal(answers.confusion(12, 4), whole.view(4, 3, 4, 3).sum((1, 3)))
+    assert answers.confusion(12, 5).sum() == 300
 
 
 @torch.no_grad()
 def test_of_equals_the_first_is_the_guess():
     source = Memory(tagged(8), torch.arange(8), names(8))
-    found = evaluation(source)
-    metrics = found.measure(Table(torch.zeros(8, 8), names(8)))
-    assert found.answers.guess.tolist() == [0] * 8
+    found, model = evaluation(source), Table(torch.zeros(8, 8), names(8))
+    metrics = found(model).metrics
+    assert found.answers(model).guess.tolist() == [0] * 8
     assert metrics["accuracy"] == 1 / 8
     assert metrics["accuracy_top5"] == 5 / 8
     assert metrics["loss"] == pytest.approx(math.log(8), rel=1e-12)
@@ -161,11 +161,10 @@ def test_of_equals_the_first_is_the_guess():
 def test_a_model_that_is_not_finite_is_not_right(tmp_path):
     source = Memory(tagged(16), torch.arange(16) % 8, names(8))
     found, model = evaluation(source), Table(torch.full((16, 8), math.nan), names(8))
-    metrics = found.measure(model)
-    assert math.isnan(metrics["loss"])
-    assert metrics["accuracy"] == 1 / 8
-    found.explain(metrics)
-    for name, figure in found.draw(model, [{"step": 0, **metrics, "loss": None}]).items():
+    evaluated = found(model, [{"step": 0}])
+    assert math.isnan(evaluated.metrics["loss"])
+    assert evaluated.metrics["accuracy"] == 1 / 8
+    for name, figure in evaluated.figures.items():
         figure.savefig(tmp_path / f"{name}.png")
 
 
@@ -181,7 +180,8 @@ def join(rank: int, world: int, folder: Path, count: int, k: int, failure: str) 
     found = evaluation(source)
     with torch.no_grad():
         try:
-            result = {"metrics": found.measure(model), "asked": model.asked, "places": found.answers.place.tolist()}
+            result = {"metrics": found(model).metrics, "asked": list(model.asked)}
+            result["places"] = found.answers(model).place.tolist()
         except UserError as error:
             result = {"error": str(error)}
     (folder / f"{rank}.json").write_text(json.dumps(result))
@@ -203,7 +203,7 @@ def spread(folder: Path, world: int, count: int, k: int, failure: str = "") -> l
 def test_three_processes_measure_what_one_does(tmp_path, count):
     model, source = case(count, 7)
     with torch.no_grad():
-        alone = evaluation(source).measure(model)
+        alone = evaluation(source)(model).metrics
     results = spread(tmp_path, 3, count, 7)
     assert sorted(number for result in results for number in result["asked"]) == list(range(count))
     for result in results:
@@ -238,18 +238,18 @@ def test_unreadable_files_are_left_out_and_told(tmp_path):
     paths = files(tmp_path, 200)
     Path(paths[150]).write_bytes(b"no image")
     found = evaluation(Files(paths, whole.labels, whole.classes))
-    metrics = found.measure(model)
+    evaluated, answers = found(model, [{"step": 0}]), found.answers(model)
     kept = [place for place in range(200) if place != 150]
     expected, matrix = by_hand(model.table[kept], whole.labels[kept])
-    assert metrics == pytest.approx(expected | {"unreadable": 1}, rel=1e-9)
-    assert found.answers.confusion(6).tolist() == matrix
-    assert any("unreadable and left out: 1 " in line for line in found.explain(metrics))
-    shown = found.draw(model, [])["mistakes"].axes[0].images
-    assert [number_of(picture) for picture in shown] == found.answers.place[found.answers.worst(24)].tolist()
+    assert evaluated.metrics == pytest.approx(expected | {"unreadable": 1}, rel=1e-9)
+    assert answers.confusion(6).tolist() == matrix
+    assert any("unreadable and left out: 1 " in line for line in evaluated.lines)
+    shown = evaluated.figures["mistakes"].axes[0].images
+    assert [number_of(picture) for picture in shown] == answers.place[answers.worst(24)].tolist()
     for path in paths[:5]:
         Path(path).write_bytes(b"no image")
     with pytest.raises(UserError, match="6 of 200 image files cannot be read"):
-        found.measure(model)
+        found(model)
 
 
 def number_of(picture) -> int:
@@ -259,16 +259,11 @@ def number_of(picture) -> int:
 
 
 @torch.no_grad()
-def test_the_mistakes_shown_are_the_most_confident_and_the_model_is_not_asked_again():
+def test_the_mistakes_shown_are_the_most_confident_and_the_model_is_asked_once():
     model, source = case(300, 6)
     model.table[::2] = model.table[::2].round()  # so that some are equally confident
-    found = evaluation(source)
-    metrics = found.measure(model)
-    model.asked.clear()
-    figure = found.draw(model, [{"step": 0, **metrics}])["mistakes"]
-    found.tabulate(model)
-    found.explain(metrics)
-    assert model.asked == []
+    figure = evaluation(source)(model, [{"step": 0}]).figures["mistakes"]
+    assert model.asked == list(range(300))
     chances = model.table.double().softmax(-1)
     wrong = [place for place in range(300) if int(chances[place].argmax()) != int(source.labels[place])]
     wrong.sort(key=lambda place: -chances[place].max().item())
@@ -284,8 +279,8 @@ def test_the_mistakes_shown_are_the_most_confident_and_the_model_is_not_asked_ag
 @torch.no_grad()
 def test_equally_confident_mistakes_come_by_their_place():
     found = evaluation(Memory(tagged(10), [1] * 10, names(2)))
-    found.measure(Table(torch.tensor([[2.0, 0.0], [3.0, 0.0]]).repeat(5, 1), names(2)))
-    assert found.answers.worst(7).tolist() == [1, 3, 5, 7, 9, 0, 2]
+    answers = found.answers(Table(torch.tensor([[2.0, 0.0], [3.0, 0.0]]).repeat(5, 1), names(2)))
+    assert answers.worst(7).tolist() == [1, 3, 5, 7, 9, 0, 2]
 
 
 def real_labels(folder: Path, **entries) -> Path:
@@ -306,10 +301,10 @@ def test_real_labels_count_whatever_they_allow_and_leave_out_what_has_none(tmp_p
     real = real_labels(tmp_path, n16=[1, 3], n15=[], n13=[2, 8], n12=[6], n11=[7, 8])
     source = Files(paths, [3, 3, 3, 3, 3, 3], WNIDS)
     found = evaluation(source, real=str(real))
-    metrics = found.measure(model)
-    assert metrics["accuracy"] == 1 / 6
-    assert metrics["accuracy_real"] == 3 / 5  # 16, 14 and 12; not 13 and 11
-    assert any("by ReaL labels 60.0 %" in line for line in found.explain(metrics))
+    evaluated = found(model, [{"step": 0}])
+    assert evaluated.metrics["accuracy"] == 1 / 6
+    assert evaluated.metrics["accuracy_real"] == 3 / 5  # 16, 14 and 12; not 13 and 11
+    assert any("by ReaL labels 60.0 %" in line for line in evaluated.lines)
 
 
 @torch.no_grad()
@@ -333,7 +328,7 @@ def test_real_labels_that_are_none_are_refused(tmp_path, content, reason):
         path.write_bytes(content.encode("latin-1"))
     source = Files(files(tmp_path, 2, "ILSVRC2012_val_{:08d}.png", first=1), [0, 1], WNIDS)
     with pytest.raises(UserError, match=f"^real={path}: .*{reason}") as raised:
-        evaluation(source, real=str(path)).measure(Table(torch.zeros(2, 1000), WNIDS))
+        evaluation(source, real=str(path))
     assert "\n" not in str(raised.value)
 
 
@@ -343,7 +338,7 @@ def test_real_labels_need_imagenets_images_and_classes(tmp_path):
 
     def refusal(source) -> str:
         with pytest.raises(UserError) as raised:
-            evaluation(source, real=real).measure(Table(torch.zeros(2, len(source.classes)), source.classes))
+            evaluation(source, real=real)
         assert str(raised.value).startswith(f"real={real}: ")
         return str(raised.value)
 
@@ -370,19 +365,19 @@ def test_classes_of_another_model_are_refused_by_the_first_that_differs(own, rea
     source = Memory(tagged(3), [0, 1, 2], ["cat", "dog", "owl"])
     model = Table(torch.eye(3, len(own)), own)
     if reason is None:
-        assert evaluation(source).measure(model)["accuracy"] == 1
+        assert evaluation(source)(model).metrics["accuracy"] == 1
     else:
         with pytest.raises(UserError, match=reason):
-            evaluation(source).measure(model)
+            evaluation(source)(model)
 
 
 @torch.no_grad()
 def test_images_without_labels_and_no_images_are_refused():
     model = Table(torch.eye(3), names(3))
     with pytest.raises(UserError, match="the test images have no labels"):
-        evaluation(Memory(tagged(3))).measure(model)
+        evaluation(Memory(tagged(3)))(model)
     with pytest.raises(UserError, match="no validation images"):
-        evaluation(Memory(tagged(0), [], names(3)), part="validation").measure(model)
+        evaluation(Memory(tagged(0), [], names(3)), part="validation")(model)
 
 
 @pytest.mark.parametrize(("name", "value"), [("batch_size", 0), ("workers", -1), ("workers", 1.5)])
@@ -399,8 +394,7 @@ def test_the_table_reads_back_as_loops_count():
     odd = ['a, "b"', "c;d", "e\nf", "$g", *names(k)[4:]]
     model.classes = source.classes = tuple(odd)
     found = evaluation(source)
-    found.measure(model)
-    rows = list(csv.DictReader(io.StringIO(found.tabulate(model)["classes.csv"])))
+    rows = list(csv.DictReader(io.StringIO(found(model, [{"step": 0}]).tables["classes.csv"])))
     assert [row["class"] for row in rows] == odd
     _, matrix = by_hand(model.table, source.labels)
     for number, row in enumerate(rows):
@@ -419,11 +413,11 @@ def test_names_of_folders_that_are_no_text_can_be_written(tmp_path):
     odd = (os.fsdecode(b"caf\xe9"), "line\nbreak", "a$b{", "x" * 300)
     source = Memory(tagged(8), [0, 1, 2, 3] * 2, odd)
     found, model = evaluation(source), Table(torch.eye(4).roll(1, 1).repeat(2, 1), odd)
-    metrics = found.measure(model)
-    for text in (found.tabulate(model)["classes.csv"], *found.explain(metrics)):
+    evaluated = found(model, [{"step": 0}])
+    for text in (evaluated.tables["classes.csv"], *evaluated.lines):
         text.encode()
-    assert all("\n" not in line for line in found.explain(metrics))
-    for name, figure in found.draw(model, []).items():
+    assert all("\n" not in line for line in evaluated.lines)
+    for name, figure in evaluated.figures.items():
         figure.savefig(tmp_path / f"{name}.png")
 
 
@@ -434,8 +428,12 @@ def test_words_tell_the_numbers_and_the_worst_classes():
     guesses[:10], guesses[40:52], guesses[60:62], guesses[80:89] = 1, 3, 0, 4
     guesses[52:54] = 2
     source = Memory(tagged(100), labels, ["ant", "bee", "cat", "dog", "elk", "fox"])
-    found = evaluation(source)
-    lines = found.explain(found.measure(Table(torch.eye(6)[guesses] * 5, source.classes)))
+    evaluator = evaluation(source)
+
+    def said(guesses):
+        return evaluator(Table(torch.eye(6)[guesses] * 5, source.classes), [{"step": 0}]).lines
+
+    lines = said(guesses)
     share = 100 - 10 - 12 - 2 - 9 - 2
     assert lines[0].startswith(f"top-1 {share}.0 %, top-5 ")
     assert lines[0].endswith("of 100 images (chance 40.0 %, always the most frequent class)")
@@ -445,12 +443,8 @@ def test_words_tell_the_numbers_and_the_worst_classes():
         "ant 75.0 % (taken for bee 25.0 %)"
     )
     assert all("\n" not in line for line in lines)
-    perfect = evaluation(source)
-    lines = perfect.explain(perfect.measure(Table(torch.eye(6)[labels] * 5, source.classes)))
-    assert lines[-1] == "no image is named wrong"
-    constant = evaluation(source)
-    lines = constant.explain(constant.measure(Table(torch.eye(6)[labels * 0] * 5, source.classes)))
-    assert lines[1] == "not above chance by two standard errors, so this tells nothing yet"
+    assert said(labels)[-1] == "no image is named wrong"
+    assert said(labels * 0)[1] == "not above chance by two standard errors, so this tells nothing yet"
 
 
 HISTORY = [
@@ -467,15 +461,15 @@ HISTORY = [
 def test_pictures_are_drawn_without_a_warning(tmp_path, k):
     model, source = case(250, k)
     found = evaluation(source)
-    metrics = found.measure(model)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        figures = found.draw(model, HISTORY)
+        evaluated = found(model, [*HISTORY, {"step": 3}])
+        figures = evaluated.figures
         for name, figure in figures.items():
             figure.savefig(tmp_path / f"{name}.png")
     assert {path.name for path in tmp_path.iterdir()} == {"confusion.png", "mistakes.png", "learning.png"}
     axis = figures["confusion"].axes[0]
-    assert axis.get_title(loc="left") == f"accuracy {100 * metrics['accuracy']:.1f} % on the test images"
+    assert axis.get_title(loc="left") == f"accuracy {100 * evaluated.metrics['accuracy']:.1f} % on the test images"
     shares = axis.images[0].get_array()
     _, matrix = by_hand(model.table, source.labels)
     for number, line in enumerate(matrix):
@@ -495,17 +489,15 @@ def test_pictures_are_drawn_without_a_warning(tmp_path, k):
 def test_validation_images_have_the_curve_and_test_images_the_figure_at_the_end():
     model, source = case(250, 10)
     found = evaluation(source)
-    metrics = found.measure(model)
     watched = [{f"validation/{name}": value for name, value in row.items() if "train" not in name} for row in HISTORY]
     history = [row | {"step": before["step"]} for row, before in zip(watched, HISTORY, strict=True)]
-    figures = found.draw(model, [*history[:-1], history[-1] | metrics])
+    figures = found(model, history).figures
     for axis in figures["learning"].axes:
         drawn = {line.get_label(): list(line.get_xdata()) for line in axis.lines}
         named = {name.split(",")[0]: steps for name, steps in drawn.items() if "alidation" in name or "test" in name}
         assert named == {"validation": [0, 3], "test": [3]}
     alone = evaluation(source, part="validation")
-    alone.measure(model)
-    figures = alone.draw(model, HISTORY)
+    figures = alone(model, HISTORY).figures
     assert "validation, top-1" in {line.get_label() for line in figures["learning"].axes[1].lines}
     assert figures["confusion"].axes[0].get_title(loc="left").endswith("on the validation images")
     assert not any("test" in text.get_text() for text in figures["mistakes"].axes[0].texts)
@@ -515,20 +507,33 @@ def test_validation_images_have_the_curve_and_test_images_the_figure_at_the_end(
 def test_where_nothing_is_wrong_the_picture_says_so():
     source = Memory(tagged(3), [0, 1, 2], names(3))
     found, model = evaluation(source), Table(torch.eye(3) * 9, names(3))
-    found.measure(model)
-    figure = found.draw(model, [])["mistakes"]
+    figure = found(model, [{"step": 0}]).figures["mistakes"]
     assert not figure.axes[0].images
     assert [text.get_text() for text in figure.axes[0].texts] == ["no mistake: all 3 test images are named right"]
 
 
-def test_an_evaluation_need_only_measure():
-    class Least(Evaluator):
-        def measure(self, objective):
-            return {"one": 1.0}
-
-    least = Least()
-    assert (least.explain({}), least.draw(None, []), least.tabulate(None)) == ([], {}, {})
+def test_an_evaluation_need_only_have_metrics():
+    found = Evaluation(metrics={"one": 1.0})
+    assert (list(found.lines), dict(found.figures), dict(found.tables)) == ([], {}, {})
     assert issubclass(Prediction, Evaluator)
-    assert Prediction.tabulate is Evaluator.tabulate
     with pytest.raises(NotImplementedError):
-        Evaluator().measure(None)
+        Evaluator()(None)
+
+
+@torch.no_grad()
+def test_without_a_history_there_are_metrics_alone_and_no_call_changes_the_next():
+    model, source = case(30, 3)
+    found = evaluation(source)
+    alone, shown = found(model), found(model, [{"step": 0}])
+    assert not any((alone.lines, alone.figures, alone.tables))
+    assert all((shown.lines, shown.figures, shown.tables))
+    assert alone.metrics == shown.metrics == found(model).metrics
+
+
+def test_a_history_has_the_metrics_of_its_last_row_and_none_for_what_is_not_finite():
+    history = [{"step": 0, "a": 1.0}, {"step": 4, "other/a": 2.0}]
+    assert with_metrics(history, {"a": 3.0, "b": math.nan}) == [
+        history[0],
+        {"step": 4, "other/a": 2.0, "a": 3.0, "b": None},
+    ]
+    assert history[1] == {"step": 4, "other/a": 2.0}

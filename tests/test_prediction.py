@@ -8,7 +8,7 @@ import torch
 
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.memory import Memory
-from ssvit.evaluation.reconstruction import Prediction, nearest_uncorrupted
+from ssvit.evaluation.reconstruction import Prediction, describe, nearest_uncorrupted
 from ssvit.models.vit import ViT
 from ssvit.objectives.masked_patch import MaskedPatch
 from ssvit.objectives.masking import FATES, Masking
@@ -115,7 +115,7 @@ def numbers(model: MaskedPatch, images: torch.Tensor, seed: int) -> dict[str, fl
 @pytest.mark.parametrize("target", TARGETS, ids=IDS)
 def test_measures_equal_loops(target):
     model = build(target)
-    metrics = panel(seed=5).measure(model)
+    metrics = panel(seed=5)(model).metrics
     expected = numbers(model, smooth_images(), seed=5)
     assert metrics.keys() == expected.keys()
     assert metrics == pytest.approx(expected, rel=1e-4, abs=1e-6)
@@ -124,30 +124,30 @@ def test_measures_equal_loops(target):
 @torch.no_grad()
 def test_measuring_again_asks_the_same_questions():
     model, prediction = build(), panel()
-    first = prediction.measure(model)
+    first = prediction(model).metrics
     torch.manual_seed(77)
-    assert prediction.measure(model) == first
-    assert panel().measure(model) == first
-    assert panel(seed=1).measure(model)["loss"] != first["loss"]
+    assert prediction(model).metrics == first
+    assert panel()(model).metrics == first
+    assert panel(seed=1)(model).metrics["loss"] != first["loss"]
 
 
 @torch.no_grad()
 def test_the_batch_size_makes_no_difference():
     model = build()
-    assert panel(batch_size=7).measure(model) == pytest.approx(panel(batch_size=40).measure(model), rel=1e-5)
+    assert panel(batch_size=7)(model).metrics == pytest.approx(panel(batch_size=40)(model).metrics, rel=1e-5)
 
 
 @torch.no_grad()
 def test_a_better_model_measures_better_against_the_same_baselines():
     model, prediction = build(), panel()
-    before = prediction.measure(model)
+    before = prediction(model).metrics
     with torch.enable_grad():
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
         for step in range(60):
             optimizer.zero_grad()
             model(smooth_images(), None, model.draw(torch.arange(40) + 40 * step, seed=9))["loss"].backward()
             optimizer.step()
-    after = prediction.measure(model)
+    after = prediction(model).metrics
     assert after["loss"] < before["loss"]
     assert after["accuracy"] > before["accuracy"] + 0.02
     baselines = {name for name in after if name.endswith(("constant", "copying"))}
@@ -157,18 +157,18 @@ def test_a_better_model_measures_better_against_the_same_baselines():
 @torch.no_grad()
 def test_the_number_of_images_is_limited_to_what_there_is():
     few = panel(images=9, batch_size=4)
-    assert sum(len(images) for images, _ in few._held_out()) == 9
-    assert panel(images=10_000).measure(build()) == panel().measure(build())
+    assert sum(len(images) for images, _ in few._batches) == 9
+    assert panel(images=10_000)(build()).metrics == panel()(build()).metrics
 
 
 @torch.no_grad()
 def test_no_copying_where_everything_is_corrupted_and_no_fate_that_does_not_occur():
     model = build(masking=Masking(corrupted=1.0, mask=1, replace=0, keep=0))
     prediction = panel()
-    metrics = prediction.measure(model)
+    metrics = prediction(model).metrics
     assert not {name for name in metrics if "copying" in name or "kept" in name or "replaced" in name}
     assert all(math.isfinite(value) for value in metrics.values())
-    lines = prediction.explain(metrics)
+    lines = describe(metrics)
     assert not any("copying" in line for line in lines)
 
 
@@ -194,7 +194,7 @@ CASES = [
 
 @pytest.mark.parametrize(("metrics", "changes", "expected"), CASES)
 def test_words_say_which_side_of_each_baseline_and_whether_that_is_good(metrics, changes, expected):
-    lines = panel().explain(metrics | changes)
+    lines = describe(metrics | changes)
     assert all("\n" not in line for line in lines)
     asked = [
         next(line for line in lines if line.startswith("loss")),
@@ -210,13 +210,13 @@ def test_words_say_which_side_of_each_baseline_and_whether_that_is_good(metrics,
 
 
 def test_words_name_the_numbers():
-    text = "\n".join(panel().explain(GOOD))
+    text = "\n".join(describe(GOOD))
     for number in ("2.500", "4.300", "40.0 %", "33.0 %", "6.0 %", "41.0 %", "90.0 %"):
         assert number in text
 
 
 def test_what_equals_its_baseline_is_no_better():
-    lines = panel().explain(GOOD | {"loss": 4.3, "accuracy_masked": 0.33})
+    lines = describe(GOOD | {"loss": 4.3, "accuracy_masked": 0.33})
     assert [line for line in lines if "above" in line and "copying" in line] == []
     assert sum("NO better" in line for line in lines) == 2
 
@@ -225,9 +225,9 @@ def test_what_equals_its_baseline_is_no_better():
 def test_words_of_a_model_that_knows_nothing():
     model, prediction = build(), panel()
     torch.nn.init.zeros_(model.head.weight)
-    metrics = prediction.measure(model)
+    metrics = prediction(model).metrics
     assert metrics["loss"] == pytest.approx(math.log(512), abs=1e-5)
-    lines = prediction.explain(metrics)
+    lines = describe(metrics)
     assert "NO better" in lines[0]
     assert "has not learned" in lines[-1]
 
@@ -237,8 +237,7 @@ def test_words_of_a_model_that_knows_nothing():
 def test_pictures_of_any_number_of_channels(channels, tmp_path):
     target = MeanColor(patch_size=4, channels=channels, bits=2)
     model, prediction = build(target, channels=channels), panel(smooth_images(channels=channels))
-    history = [{"step": 0, **prediction.measure(model)}]
-    for name, figure in prediction.draw(model, history).items():
+    for name, figure in prediction(model, [{"step": 0}]).figures.items():
         figure.savefig(tmp_path / f"{name}.png")
     assert {path.name for path in tmp_path.iterdir()} == {"mosaic.png", "learning.png"}
     assert all(path.stat().st_size > 10_000 for path in tmp_path.iterdir())
@@ -268,8 +267,7 @@ def cut(canvas: torch.Tensor) -> list[list[torch.Tensor]]:
 @pytest.mark.parametrize("target", TARGETS, ids=IDS)
 def test_the_mosaic_shows_each_image_four_times_and_nothing_hidden(target, count):
     model, prediction = build(target), panel(smooth_images(count), images=count)
-    history = [{"step": 0, **prediction.measure(model)}]
-    figure = prediction.draw(model, history)["mosaic"]
+    figure = prediction(model, [{"step": 0}]).figures["mosaic"]
     shown = min(count, 12)
     panels = cut(torch.from_numpy(figure.axes[0].images[0].get_array().data).permute(2, 0, 1))
     assert len(panels) == shown

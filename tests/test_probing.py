@@ -24,12 +24,13 @@ from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.files import Files
 from ssvit.data.memory import Memory
 from ssvit.evaluation import probing_rules
-from ssvit.evaluation.base import Evaluator
+from ssvit.evaluation.base import Evaluation, Evaluator
 from ssvit.evaluation.features import Frozen, Pixels, extract, readings
 from ssvit.evaluation.few_shot_probe import FewShotProbe
 from ssvit.evaluation.knn_probe import KnnProbe
-from ssvit.evaluation.online import Answer, Probe, Probing
+from ssvit.evaluation.online import Answer, Probe, Probing, describe, start_of
 from ssvit.evaluation.probes.ridge import Whitened, draw, few_shot
+from ssvit.figures import probes as figures
 from ssvit.options import OptionError
 from ssvit.training import preflight
 
@@ -188,7 +189,7 @@ def fits_to_all_but_one(train, labels, l2):
 def test_the_numbers_are_those_of_plain_loops():
     recorder = Recorder()
     model = tiny.model().eval()
-    metrics = probing({"knn": KnnProbe(k=4), "few_shot": FewShotProbe(shots=3), "recorder": recorder}).measure(model)
+    metrics = probing({"knn": KnnProbe(k=4), "few_shot": FewShotProbe(shots=3), "recorder": recorder})(model).metrics
     assert (metrics["train_images"], metrics["test_images"]) == (30, 45)
     features = asked(recorder, 2) | {"pixels": recorder.asked[0]}
     left_out = {"knn4": [], "few_shot3": []}
@@ -225,7 +226,7 @@ def test_no_test_label_chooses_the_layer():
         def measure(self, *arguments):
             return next(self.answers)
 
-    metrics = probing({"best": Best()}).measure(tiny.model().eval())
+    metrics = probing({"best": Best()})(tiny.model().eval()).metrics
     assert (metrics["best"], metrics["best_chosen"], metrics["best_last"]) == (0.3, 1, 0.9)
 
 
@@ -271,8 +272,8 @@ class InterruptedAt(tiny.MaskedPatch):
 
 def test_training_does_not_notice_and_a_run_goes_on_with_its_history(tmp_path, capsys):
     class Other(Evaluator):
-        def measure(self, objective):
-            return {"number": 1.0}
+        def __call__(self, objective, history=None):
+            return Evaluation(metrics={"number": 1.0})
 
     tiny.train(tmp_path / "without", dropout=0.2)
     tiny.train(tmp_path / "with", dropout=0.2, evaluators={"probe": probing(), "other": Other()})
@@ -294,7 +295,7 @@ def test_training_does_not_notice_and_a_run_goes_on_with_its_history(tmp_path, c
     assert len(told) == 3
 
 
-GOOD = {"train_images": 30, "test_images": 45} | {
+GOOD = {"train_images": 30, "test_images": 45, "chance": 1 / 3} | {
     f"{name}{key}": value
     for name in ("knn4", "few_shot3")
     for key, value in {"": 0.52, "_chosen": 1, "_last": 0.5, "_pixels": 0.48, "_layer1": 0.52, "_layer2": 0.5}.items()
@@ -302,8 +303,20 @@ GOOD = {"train_images": 30, "test_images": 45} | {
 START = {"step": 0, "train_images": 30, "test_images": 45, "knn4": 0.31, "few_shot3": 0.31}
 
 
+def told(metrics, history):
+    """The lines of these metrics after that history."""
+    return describe(metrics, {"knn4": "4-NN", "few_shot3": "3-shot"}, start_of(history, metrics))
+
+
+def plotted(metrics, history):
+    """The picture of the probes, where the last row has these metrics."""
+    history = [*history, {"step": 12, **metrics}]
+    start, titles = start_of(history, metrics), {"knn4": "4-NN", "few_shot3": "3-shot"}
+    return figures.probes(history, titles, start=start, chance=metrics["chance"])
+
+
 def test_the_summary_says_whether_the_floors_are_beaten():
-    first, second, last = probing().explain(GOOD, [START, {"step": 12, **GOOD}])
+    first, second, last = told(GOOD, [START, {"step": 12, **GOOD}])
     assert first == (
         "4-NN 52.0 % at layer 1 of 2 (chosen by leave-one-out), last layer 50.0 %, chance 33.3 %: better than random "
         "weights, 31.0 %; perhaps better than the pixels, 48.0 %"
@@ -312,23 +325,23 @@ def test_the_summary_says_whether_the_floors_are_beaten():
     assert last == "by 30 training images, on 45 held-out ones; perhaps: by less than two standard errors"
     # Two standard errors of the difference from 31 % on 45 images are 20.3 points; on ten times as many 6.4.
     near, many = START | {"knn4": 0.32}, {"test_images": 450}
-    assert ": perhaps better than random weights, 32.0 %" in probing().explain(GOOD, [near])[0]
-    assert ": better than random weights, 32.0 %" in probing().explain(GOOD | many, [near])[0]
+    assert ": perhaps better than random weights, 32.0 %" in told(GOOD, [near])[0]
+    assert ": better than random weights, 32.0 %" in told(GOOD | many, [near | many])[0]
     equal = START | {"knn4": 0.52}
-    assert ": NO better than random weights, 52.0 %" in probing().explain(GOOD, [equal])[0]
-    assert "NO better than the pixels" in probing().explain(GOOD | {"knn4_pixels": 0.6}, [START])[0]
+    assert ": NO better than random weights, 52.0 %" in told(GOOD, [equal])[0]
+    assert "NO better than the pixels" in told(GOOD | {"knn4_pixels": 0.6}, [START])[0]
 
 
 def test_a_probe_at_chance_tells_nothing_whatever_the_baselines():
     # Chance is a third of 45 images, and two standard errors are 14.1 points.
     metrics = GOOD | {"knn4": 0.47, "knn4_pixels": 0.2}
-    first, second, _ = probing().explain(metrics, [START])
+    first, second, _ = told(metrics, [START])
     assert first.endswith(
         "chance 33.3 %: not above chance by two standard errors, so this tells nothing yet; random weights 31.0 %; "
         "the pixels 20.0 %"
     )
     assert "better than random weights" in second
-    figure = probing().draw(None, [START, {"step": 12, **metrics}])["probes"]
+    figure = plotted(metrics, [START])
     for axis in figure.axes:
         (line,) = [line for line in axis.lines if line.get_label() == "chance: 33.3"]
         assert line.get_ydata() == pytest.approx([100 / 3] * 2)
@@ -338,23 +351,22 @@ def test_a_probe_at_chance_tells_nothing_whatever_the_baselines():
     "history", [[], [{"step": 4, **GOOD}], [START | {"test_images": 40}], [START | {"knn4": None, "few_shot3": None}]]
 )
 def test_a_floor_that_the_history_lacks_is_not_guessed(history):
-    for line in probing().explain(GOOD, history)[:2]:
+    for line in told(GOOD, history)[:2]:
         assert "random weights were not measured on these images" in line
         assert "better than the pixels, 48.0 %" in line
-    assert probing().draw(None, [*history, {"step": 12, **GOOD}])["probes"].axes
+    assert plotted(GOOD, history).axes
 
 
 @torch.no_grad()
 def test_features_that_are_not_finite_do_not_end_a_run():
     model = tiny.model().eval()
     model.encoder.norm.bias.fill_(math.inf)
-    evaluator = probing()
-    metrics = evaluator.measure(model)
+    found = probing()(model, [{"step": 0}])
+    metrics = found.metrics
     assert math.isnan(metrics["knn4"])
     assert math.isnan(metrics["few_shot3"])
-    assert "not measured, the features are not finite" in evaluator.explain(metrics)[0]
-    history = [{"step": 0, **{k: v if math.isfinite(v) else None for k, v in metrics.items()}}]
-    assert evaluator.draw(model, history)["probes"].axes
+    assert "not measured, the features are not finite" in found.lines[0]
+    assert found.figures["probes"].axes
 
 
 def test_what_the_images_do_not_suffice_for_is_told_at_the_start():
@@ -386,7 +398,7 @@ def test_files_are_read_once_and_unreadable_ones_left_out(tmp_path):
     expected = probing(train=many.take(torch.tensor([n for n in range(120) if n != 7])), train_images=119)
     with torch.no_grad():
         model = tiny.model().eval()
-        assert evaluator.measure(model) == expected.measure(model)
+        assert evaluator(model).metrics == expected(model).metrics
     assert len(evaluator._train) == 119
 
 
@@ -394,7 +406,7 @@ def join(rank: int, world: int, folder: Path, port: int) -> None:
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
     with torch.no_grad():
-        metrics = probing().measure(tiny.model().eval())
+        metrics = probing()(tiny.model().eval()).metrics
     (folder / f"{rank}.json").write_text(json.dumps(metrics))
     torch.distributed.destroy_process_group()
 
@@ -410,7 +422,7 @@ def test_two_processes_get_the_numbers_of_one(tmp_path):
         process.join(LIMIT)
     assert [process.exitcode for process in started] == [0, 0]
     with torch.no_grad():
-        alone = probing().measure(tiny.model().eval())
+        alone = probing()(tiny.model().eval()).metrics
     assert [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)] == [alone, alone]
 
 

@@ -1,40 +1,51 @@
-"""What the training loop asks of an evaluation: numbers, words, pictures and tables of a model, now and then."""
+"""What the training loop asks of an evaluation: numbers, words, figures and tables of a model, now and then."""
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from ssvit.objectives.base import Objective
 
+# Rows of metrics, each with its "step": an evaluator's own by their names, training's as "train/…", another
+# evaluator's as "validation/…". None stands for a number that was not finite.
+History = Sequence[Mapping[str, float | None]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """What an evaluator found.
+
+    metrics: named numbers, the same in every process. lines: what they mean, in words. figures: matplotlib's, by name.
+    tables: text by file name. Lines and tables are of the model as it is; figures may show how it came there.
+    """
+
+    metrics: Mapping[str, float]
+    lines: Sequence[str] = ()
+    figures: Mapping[str, Any] = field(default_factory=dict)
+    tables: Mapping[str, str] = field(default_factory=dict)
+
 
 class Evaluator:
-    """Judges a model on held-out images, the same ones each time. It is called in eval mode and without gradients.
+    """Evaluates a model on held-out images, the same ones each time, and keeps no state from one call to the next.
 
-    The numbers are the whole of an evaluation; words, pictures and tables are its own choice, and are asked for after
-    them, of the main process alone.
-
-    every: steps from one evaluation to the next; None for the recipe's evaluate_every. at_end: ask once, when all steps
-    are complete.
+    every: steps from one evaluation to the next; None for the recipe's evaluate_every. at_end: evaluate once, when all
+    steps are complete.
     """
 
     every: int | None = None
     at_end: bool = False
 
-    def measure(self, objective: Objective) -> dict[str, float]:
-        """Named numbers of the model as it is now. Every process calls it, and gets the same."""
+    def __call__(self, objective: Objective, history: History | None = None) -> Evaluation:
+        """The model as it is now, which is in eval mode and without gradients. Every process calls it.
+
+        history: all rows so far, the last of them begun for this evaluation (see `with_metrics`). None: metrics alone
+        are asked for, as in all processes but the main one.
+        """
         raise NotImplementedError
 
-    def explain(self, metrics: Mapping[str, float], history: Sequence[Mapping[str, float | None]] = ()) -> list[str]:
-        """What the numbers of `measure` mean, in words, a line each. history: as for `draw`."""
-        return []
 
-    def draw(self, objective: Objective, history: Sequence[Mapping[str, float | None]]) -> dict[str, Any]:
-        """Pictures by name (matplotlib figures).
-
-        history: all rows of metrics so far, each with its "step": what `measure` gave, and training's as "train/…";
-        None stands for a number that was not finite.
-        """
-        return {}
-
-    def tabulate(self, objective: Objective) -> dict[str, str]:
-        """Tables by file name, as text."""
-        return {}
+def with_metrics(history: History, metrics: Mapping[str, float]) -> History:
+    """The same rows, the last of them with these metrics too."""
+    numbers = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+    return [*history[:-1], {**history[-1], **numbers}]

@@ -17,11 +17,12 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from matplotlib.figure import Figure
 from torch import Tensor, distributed
 
 from ssvit.data.loader import TIMEOUT, TOLERATED, Batch, evaluation_batches
 from ssvit.data.source import Source
-from ssvit.evaluation.base import Evaluator
+from ssvit.evaluation.base import Evaluation, Evaluator, History, with_metrics
 from ssvit.evaluation.significance import NOTHING_YET, above_chance, chance
 from ssvit.figures import classes as figures
 from ssvit.figures import style
@@ -152,10 +153,10 @@ def read_real(path: str) -> list[set[int]]:
     return [set(entry) for entry in entries]
 
 
-def imagenet_numbers(source: Source, real: str) -> list[int]:
-    """Which of ImageNet's validation images each image of a source is, from 1 on, as its file name tells.
+def allowed(source: Source, real: str) -> list[set[int]]:
+    """The classes that may be named of each image of a source, by the ReaL labels in a file.
 
-    UserError, naming the file `real` that asks for it, if the images or the classes are not ImageNet's.
+    UserError, naming the file, if it is none or if the images or the classes are not ImageNet's.
     """
     # ReaL's class numbers count the wnids in order.
     names = source.classes
@@ -168,7 +169,8 @@ def imagenet_numbers(source: Source, real: str) -> list[int]:
             right = "the images' names must be ILSVRC2012_val_00000001 and so on"
             raise UserError(f"real={real}: {right}: {name} does not fit")
         numbers.append(int(found[1]))
-    return numbers
+    labels = read_real(real)
+    return [labels[number - 1] for number in numbers]
 
 
 class Classification(Evaluator):
@@ -192,34 +194,82 @@ class Classification(Evaluator):
     ) -> None:
         whole("batch_size", batch_size)
         whole("workers", workers, 0)
-        self.source, self.transform, self.real, self.part = source, transform, real, part
+        self.source, self.transform, self.part = source, transform, part
         self.batch_size, self.workers, self.timeout = batch_size, workers, timeout
-        self.answers = Answers.none()  # those of the last measurement
-        self._allowed: list[set[int]] | None = None
+        self._allowed = None if real is None else allowed(source, real)
 
-    def measure(self, objective: Classify) -> dict[str, float]:
+    def __call__(self, objective: Classify, history: History | None = None) -> Evaluation:
         """accuracy, accuracy_top5 (of more than five classes), loss (cross-entropy), accuracy_per_class (the mean of
         the classes' own, of those that have images), accuracy_constant (chance: the share of the most frequent class),
         images: how many are measured on, accuracy_real, and unreadable: how many images, if any, are left out of all
         these because they cannot be read.
 
-        UserError if the images have no labels or other classes than the model, if too many cannot be read, or if the
-        ReaL labels do not fit them.
+        Figures: `confusion`, which class is taken for which; `mistakes`, the most confident ones; `learning`, the
+        metrics over time. Tables: `classes.csv`, a line for each class, empty where there is nothing to divide by.
+
+        UserError if the images have no labels or other classes than the model, or if too many cannot be read.
         """
+        answers = self.answers(objective)
+        metrics = self._metrics(answers)
+        if history is None:
+            return Evaluation(metrics=metrics)
+        tallies = tally(answers, self.source.classes)
+        return Evaluation(
+            metrics=metrics,
+            lines=_lines(metrics, tallies),
+            figures=self._figures(answers, with_metrics(history, metrics)),
+            tables={"classes.csv": _table(tallies)},
+        )
+
+    def answers(self, objective: Classify) -> Answers:
+        """What the model says of every image that can be read, in every process. UserError as above."""
         try:
             self._check(objective)
-            own: Answers | str = self._answer(objective)
+            own: Answers | str = self._own_answers(objective)
         except UserError as error:
-            own = str(error)  # told to the other processes, which would wait for this one's answers for ever
+            own = str(error)  # sent to the other processes, which would wait for this one's answers for ever
         parts = _exchanged(own)
         for part in parts:
             if isinstance(part, str):
                 raise UserError(part)
-        self.answers = answers = Answers.joined(parts)
-        k, total, right = len(self.source.classes), len(self.source), answers.right
-        unreadable = total - len(right)
-        if unreadable > TOLERATED * total:
+        answers, total = Answers.joined(parts), len(self.source)
+        if (unreadable := total - len(answers.place)) > TOLERATED * total:
             raise UserError(f"{unreadable} of {total} image files cannot be read, more than {TOLERATED:.0%}")
+        return answers
+
+    def _check(self, objective: Classify) -> None:
+        """UserError unless the images can be asked of that model."""
+        if self.source.labels is None:
+            raise UserError(f"the {self.part} images have no labels, so there is nothing to measure a classifier by")
+        if not len(self.source):
+            raise UserError(f"there are no {self.part} images to measure a classifier on")
+        for number, (theirs, own) in enumerate(zip_longest(self.source.classes, objective.classes)):
+            if theirs != own:
+                theirs, own = ("absent" if name is None else repr(name) for name in (theirs, own))
+                raise UserError(
+                    f"the classes of the {self.part} images ({len(self.source.classes)}) are not the model's "
+                    f"({len(objective.classes)}): class {number} is {theirs}, the model's is {own}"
+                )
+
+    def _batches(self, source: Source, **options: Any) -> Iterator[Batch]:
+        return evaluation_batches(source, self.transform, batch_size=self.batch_size, **options)
+
+    def _own_answers(self, objective: Classify) -> Answers:
+        """For this process's part of the images."""
+        spread = distributed.is_available() and distributed.is_initialized()
+        rank, world = (distributed.get_rank(), distributed.get_world_size()) if spread else (0, 1)
+        world = min(world, len(self.source))
+        if rank >= world:
+            return Answers.none()
+        device = next(objective.parameters()).device
+        options = {"rank": rank, "world": world, "workers": self.workers, "timeout": self.timeout, "device": device}
+        batches = self._batches(self.source, **options)
+        return Answers.joined(
+            [Answers.none(), *(Answers.of(objective.logits(batch.images), batch, objective.loss) for batch in batches)]
+        )
+
+    def _metrics(self, answers: Answers) -> dict[str, float]:
+        k, right = len(self.source.classes), answers.right
         metrics = {"accuracy": _share(right)}
         if k > 5:
             metrics["accuracy_top5"] = _share(answers.among_five)
@@ -236,75 +286,12 @@ class Classification(Evaluator):
             ]
             if asked:
                 metrics["accuracy_real"] = sum(asked) / len(asked)
-        if unreadable:
+        if unreadable := len(self.source) - len(right):
             metrics["unreadable"] = unreadable
         return metrics
 
-    def _check(self, objective: Classify) -> None:
-        """UserError unless the images can be asked of that model. Reads the ReaL labels at the first call."""
-        if self.source.labels is None:
-            raise UserError(f"the {self.part} images have no labels, so there is nothing to measure a classifier by")
-        if not len(self.source):
-            raise UserError(f"there are no {self.part} images to measure a classifier on")
-        for number, (theirs, own) in enumerate(zip_longest(self.source.classes, objective.classes)):
-            if theirs != own:
-                theirs, own = ("absent" if name is None else repr(name) for name in (theirs, own))
-                raise UserError(
-                    f"the classes of the {self.part} images ({len(self.source.classes)}) are not the model's "
-                    f"({len(objective.classes)}): class {number} is {theirs}, the model's is {own}"
-                )
-        if self.real is not None and self._allowed is None:
-            numbers = imagenet_numbers(self.source, self.real)
-            labels = read_real(self.real)
-            self._allowed = [labels[number - 1] for number in numbers]
-
-    def _batches(self, source: Source, **options: Any) -> Iterator[Batch]:
-        return evaluation_batches(source, self.transform, batch_size=self.batch_size, **options)
-
-    def _answer(self, objective: Classify) -> Answers:
-        """For this process's part of the images."""
-        spread = distributed.is_available() and distributed.is_initialized()
-        rank, world = (distributed.get_rank(), distributed.get_world_size()) if spread else (0, 1)
-        world = min(world, len(self.source))
-        if rank >= world:
-            return Answers.none()
-        device = next(objective.parameters()).device
-        options = {"rank": rank, "world": world, "workers": self.workers, "timeout": self.timeout, "device": device}
-        batches = self._batches(self.source, **options)
-        return Answers.joined(
-            [Answers.none(), *(Answers.of(objective.logits(batch.images), batch, objective.loss) for batch in batches)]
-        )
-
-    def explain(self, metrics: Mapping[str, float], history: Sequence[Mapping[str, float | None]] = ()) -> list[str]:
-        """The accuracies beside chance, and the classes that are named worst; of the last measurement."""
-        tallies = tally(self.answers, self.source.classes)
-        count = len(self.answers.place)
-        tops = [f"top-1 {_percent(metrics['accuracy'])}"]
-        if "accuracy_top5" in metrics:
-            tops.append(f"top-5 {_percent(metrics['accuracy_top5'])}")
-        constant = metrics["accuracy_constant"]
-        lines = [f"{', '.join(tops)} of {count:,} images (chance {_percent(constant)}, always the most frequent class)"]
-        if not above_chance(metrics["accuracy"], constant, count):
-            lines.append(f"not {NOTHING_YET}")
-        means = [f"mean of the classes' accuracies {_percent(metrics['accuracy_per_class'])}"]
-        if "accuracy_real" in metrics:
-            means.append(f"by ReaL labels {_percent(metrics['accuracy_real'])}")
-        lines.append(f"{', '.join(means)}; loss {metrics['loss']:.3f}")
-        if "unreadable" in metrics:
-            lines.append(f"unreadable and left out: {metrics['unreadable']:,.0f} images")
-        lowest = sorted((one for one in tallies if one.correct < one.images), key=lambda one: one.accuracy)[:_NAMED]
-        told = [
-            f"{style.shown(one.name)} {_percent(one.accuracy)} "
-            f"(taken for {style.shown(one.taken_for)} {_percent(one.times / one.images)})"
-            for one in lowest
-        ]
-        return [*lines, f"lowest: {', '.join(told)}" if told else "no image is named wrong"]
-
-    def draw(self, objective: Classify, history: Sequence[Mapping[str, float | None]]) -> dict[str, Any]:
-        """Of the last measurement `confusion`: which class is taken for which, and `mistakes`: the most confident
-        ones. `learning`: the metrics over time.
-        """
-        answers, names = self.answers, self.source.classes
+    def _figures(self, answers: Answers, history: History) -> dict[str, Figure]:
+        names, part = self.source.classes, self.part
         worst = answers.worst(_SHOWN)
         wrong = self._batches(self.source.take(answers.place[worst])) if len(worst) else ()
         columns = (column[worst].tolist() for column in (answers.truth, answers.guess, answers.confidence))
@@ -315,7 +302,7 @@ class Classification(Evaluator):
             )
         ]
         counts = answers.confusion(len(names), min(len(names), _BLOCKS))
-        total, part = len(answers.place), self.part
+        total = len(answers.place)
         shares = torch.bincount(answers.truth).double() / total
         ignoring = {"chance": shares.max().item(), "entropy": torch.special.entr(shares).sum().item()}
         return {
@@ -324,16 +311,41 @@ class Classification(Evaluator):
             "learning": figures.learning(history, part, **ignoring),
         }
 
-    def tabulate(self, objective: Classify) -> dict[str, str]:
-        """`classes.csv`: a line for each class, of the last measurement; empty where there is nothing to divide by."""
-        text = io.StringIO()
-        table = csv.writer(text, lineterminator="\n")
-        table.writerow(("class", "images", "correct", "accuracy", "precision", "most_often_taken_for", "times"))
-        for one in tally(self.answers, self.source.classes):
-            accuracy = f"{one.accuracy:.4f}" if one.images else ""
-            precision = f"{one.correct / one.guessed:.4f}" if one.guessed else ""
-            table.writerow((one.name, one.images, one.correct, accuracy, precision, one.taken_for, one.times))
-        return {"classes.csv": text.getvalue().encode(errors="backslashreplace").decode()}
+
+def _lines(metrics: Mapping[str, float], tallies: Sequence[Tally]) -> list[str]:
+    """The accuracies beside chance, and the classes of the lowest accuracy."""
+    tops = [f"top-1 {_percent(metrics['accuracy'])}"]
+    if "accuracy_top5" in metrics:
+        tops.append(f"top-5 {_percent(metrics['accuracy_top5'])}")
+    constant, count = metrics["accuracy_constant"], metrics["images"]
+    lines = [f"{', '.join(tops)} of {count:,} images (chance {_percent(constant)}, always the most frequent class)"]
+    if not above_chance(metrics["accuracy"], constant, count):
+        lines.append(f"not {NOTHING_YET}")
+    means = [f"mean of the classes' accuracies {_percent(metrics['accuracy_per_class'])}"]
+    if "accuracy_real" in metrics:
+        means.append(f"by ReaL labels {_percent(metrics['accuracy_real'])}")
+    lines.append(f"{', '.join(means)}; loss {metrics['loss']:.3f}")
+    if "unreadable" in metrics:
+        lines.append(f"unreadable and left out: {metrics['unreadable']:,} images")
+    lowest = sorted((one for one in tallies if one.correct < one.images), key=lambda one: one.accuracy)[:_NAMED]
+    named = [
+        f"{style.shown(one.name)} {_percent(one.accuracy)} "
+        f"(taken for {style.shown(one.taken_for)} {_percent(one.times / one.images)})"
+        for one in lowest
+    ]
+    return [*lines, f"lowest: {', '.join(named)}" if named else "no image is named wrong"]
+
+
+def _table(tallies: Sequence[Tally]) -> str:
+    """As CSV, a line for each class."""
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(("class", "images", "correct", "accuracy", "precision", "most_often_taken_for", "times"))
+    for one in tallies:
+        accuracy = f"{one.accuracy:.4f}" if one.images else ""
+        precision = f"{one.correct / one.guessed:.4f}" if one.guessed else ""
+        table.writerow((one.name, one.images, one.correct, accuracy, precision, one.taken_for, one.times))
+    return text.getvalue().encode(errors="backslashreplace").decode()
 
 
 def _exchanged(own: Answers | str) -> list[Answers | str]:

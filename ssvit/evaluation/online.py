@@ -9,6 +9,7 @@ Letters: n training images (the bank), m test images, d width.
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor
 from ssvit.data.loader import evaluation_batches
 from ssvit.data.memory import Memory
 from ssvit.data.source import Source, subset
-from ssvit.evaluation.base import Evaluator
+from ssvit.evaluation.base import Evaluation, Evaluator, History, with_metrics
 from ssvit.evaluation.features import Extractor, Frozen, Pixels, extract, readings
 from ssvit.evaluation.significance import NOTHING_YET, above_chance, chance, standard_error
 from ssvit.figures import probes as figures
@@ -76,7 +77,6 @@ class Probing(Evaluator):
         self.every, self.batch_size = every, batch_size
         self.probes: list[Probe] = []
         self.refused: list[str] = []
-        self._pixels: dict[str, float] | None = None
         if train.labels is None or test.labels is None:
             self.refused = ["no probes: the images have no labels"]
             return
@@ -101,7 +101,7 @@ class Probing(Evaluator):
         images, labels = (torch.cat(parts) for parts in zip(*((b.images, b.labels) for b in batches), strict=True))
         return Memory(images, labels, source.classes)
 
-    def _features(self, function: Extractor, device: torch.device) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    def _features(self, function: Extractor, device: torch.device | str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         options = {"batch_size": self.batch_size, "device": device}
         train, test = (extract(function, images, _as_it_is, **options) for images in (self._train, self._test))
         return train.values, test.values
@@ -111,25 +111,32 @@ class Probing(Evaluator):
         with torch.autocast("cpu", enabled=False):
             return probe.measure(train, self._train.labels, test, self._test.labels, len(self._train.classes))
 
-    def measure(self, objective: Objective) -> dict[str, float]:
+    def __call__(self, objective: Objective, history: History | None = None) -> Evaluation:
         """Of each probe the accuracy at the layer that leave-one-out chooses, and which that is; at the last layer, at
         every one, and of the pixels. NaN if features are not finite, which is no reason to end a run.
+
+        Lines: each probe beside its baselines. Figures: `probes`, the accuracies over the steps.
         """
+        metrics = self._metrics(objective)
+        if history is None:
+            return Evaluation(metrics=metrics)
+        history = with_metrics(history, metrics)
+        titles = {probe.name: probe.title for probe in self.probes}
+        start = start_of(history, metrics)
+        panels = figures.probes(history, titles, start=start, chance=metrics["chance"])
+        return Evaluation(metrics=metrics, lines=describe(metrics, titles, start), figures={"probes": panels})
+
+    def _metrics(self, objective: Objective) -> dict[str, float]:
         encoder = objective.encoder
         device = next(encoder.parameters()).device
         layers = readings(encoder, layer="all")
-        if self._pixels is None:
-            with torch.autocast(device.type, enabled=False):
-                train, test = (values["pixels"] for values in self._features(Pixels(), device))
-            self._pixels = {probe.name: self._asked(probe, train, test).accuracy for probe in self.probes}
         # Numbers of other features are not to be compared with these.
-        self._counts |= {"class_token": 1} if encoder.pooling == "class_token" else {}
-        pixels = {f"{name}_pixels": value for name, value in self._pixels.items()}
-        metrics: dict[str, float] = {**self._counts, "chance": self._chance, **pixels}
+        pooled = {"class_token": 1} if encoder.pooling == "class_token" else {}
+        metrics: dict[str, float] = {**self._counts, **pooled, "chance": self._chance, **self._pixels}
         try:
             train, test = self._features(Frozen(encoder, layers, identity=""), device)
         except UserError:
-            return metrics | dict.fromkeys(self._pixels, math.nan)
+            return metrics | {probe.name: math.nan for probe in self.probes}
         for probe in self.probes:
             answers = [self._asked(probe, train[layer.name], test[layer.name]) for layer in layers]
             best = max(answers, key=lambda answer: answer.left_out)
@@ -140,44 +147,50 @@ class Probing(Evaluator):
                 metrics[f"{probe.name}_layer{layer.layer}"] = answer.accuracy
         return metrics
 
-    def explain(self, metrics: Mapping[str, float], history: Sequence[Mapping[str, float | None]] = ()) -> list[str]:
-        """Each probe beside its baselines: better than they, perhaps, or not; or not above chance."""
-        start = self._start(history)
-        return [
-            *(_told(probe, metrics, start.get(probe.name), self._chance) for probe in self.probes),
-            f"by {len(self._train)} training images, on {len(self._test)} held-out ones; "
-            "perhaps: by less than two standard errors",
-        ]
-
-    def draw(self, objective: Objective, history: Sequence[Mapping[str, float | None]]) -> dict[str, Any]:
-        """`probes`: the accuracies over the steps, with the baselines and chance."""
-        titles = {probe.name: probe.title for probe in self.probes}
-        return {"probes": figures.probes(history, titles, start=self._start(history), chance=self._chance)}
-
-    def _start(self, history: Sequence[Mapping[str, float | None]]) -> Mapping[str, float | None]:
-        """What step 0 gave on the same images; empty if it did not."""
-        return next((row for row in history if row["step"] == 0 and self._counts.items() <= row.items()), {})
+    @cached_property
+    def _pixels(self) -> dict[str, float]:
+        """Of each probe the accuracy on raw pixels, which needs no model."""
+        with torch.autocast("cpu", enabled=False):
+            train, test = (values["pixels"] for values in self._features(Pixels(), "cpu"))
+        return {f"{probe.name}_pixels": self._asked(probe, train, test).accuracy for probe in self.probes}
 
 
-def _told(probe: Probe, metrics: Mapping[str, float], start: float | None, chance: float) -> str:
+_COUNTS = ("train_images", "test_images", "class_token")
+
+
+def start_of(history: History, metrics: Mapping[str, float]) -> Mapping[str, float | None]:
+    """What step 0 gave on the same images and features; empty if it did not."""
+    counts = {name: metrics[name] for name in _COUNTS if name in metrics}
+    return next((row for row in history if row["step"] == 0 and counts.items() <= row.items()), {})
+
+
+def describe(metrics: Mapping[str, float], titles: Mapping[str, str], start: Mapping[str, float | None]) -> list[str]:
+    """Each probe, by its name in metrics and its title, beside its baselines; start: the metrics of random weights."""
+    return [
+        *(_line(name, title, metrics, start.get(name)) for name, title in titles.items()),
+        f"by {metrics['train_images']} training images, on {metrics['test_images']} held-out ones; "
+        "perhaps: by less than two standard errors",
+    ]
+
+
+def _line(name: str, title: str, metrics: Mapping[str, float], start: float | None) -> str:
     """A probe's accuracies beside chance, that of the start and that of the pixels."""
-    value = metrics[probe.name]
+    value, images, chance = metrics[name], metrics["test_images"], metrics["chance"]
     if math.isnan(value):
-        return f"{probe.title}: not measured, the features are not finite"
-    images = metrics["test_images"]
+        return f"{title}: not measured, the features are not finite"
     tells = above_chance(value, chance, images)
     beside = [] if tells else [f"not {NOTHING_YET}"]
-    for baseline, words in ((start, "random weights"), (metrics[f"{probe.name}_pixels"], "the pixels")):
+    for baseline, words in ((start, "random weights"), (metrics[f"{name}_pixels"], "the pixels")):
         if baseline is None:
             beside.append(f"{words} were not measured on these images, as step 0 would have been")
         elif tells:
             beside.append(f"{_verdict(value, baseline, images)} than {words}, {100 * baseline:.1f} %")
         else:
             beside.append(f"{words} {100 * baseline:.1f} %")
-    layers = sum(key.startswith(f"{probe.name}_layer") for key in metrics)
+    layers = sum(key.startswith(f"{name}_layer") for key in metrics)
     return (
-        f"{probe.title} {100 * value:.1f} % at layer {metrics[f'{probe.name}_chosen']:.0f} of {layers} (chosen by "
-        f"leave-one-out), last layer {100 * metrics[f'{probe.name}_last']:.1f} %, chance {100 * chance:.1f} %: "
+        f"{title} {100 * value:.1f} % at layer {metrics[f'{name}_chosen']:.0f} of {layers} (chosen by "
+        f"leave-one-out), last layer {100 * metrics[f'{name}_last']:.1f} %, chance {100 * chance:.1f} %: "
         f"{'; '.join(beside)}"
     )
 

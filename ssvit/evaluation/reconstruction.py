@@ -6,14 +6,16 @@ least loss of a model that ignores the image), the most frequent label, and copy
 Letters: b images, n patches, m corrupted patches an image.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor
 
 from ssvit.data.loader import evaluation_batches
-from ssvit.evaluation.base import Evaluator
+from ssvit.evaluation.base import Evaluation, Evaluator, History, with_metrics
 from ssvit.figures import reconstruction
 from ssvit.models.vit import gather
 from ssvit.objectives.masked_patch import MaskedPatch
@@ -50,119 +52,113 @@ class Prediction(Evaluator):
         whole("batch_size", batch_size)
         self.source, self.transform, self.seed = source, transform, seed
         self.images, self.batch_size = images, batch_size
-        self._floor: dict[str, float] | None = None
-        # Held as bytes once read: every evaluation asks of the same images.
-        self._read: list[tuple[Tensor, Tensor]] | None = None
 
-    def _held_out(self) -> list[tuple[Tensor, Tensor]]:
-        """The images (b, c, h, w) and their slots (b,), batch by batch."""
-        if self._read is None:
-            read = evaluation_batches(self.source, self.transform, batch_size=self.batch_size, limit=self.images)
-            self._read = [(batch.images, batch.slots) for batch in read]
-            if not self._read:
-                raise UserError("none of the held-out images can be read, so there is nothing to evaluate on")
-        return self._read
+    @cached_property
+    def _batches(self) -> list[tuple[Tensor, Tensor]]:
+        """The images as bytes, (b, c, h, w), and their slots (b,), read once."""
+        read = evaluation_batches(self.source, self.transform, batch_size=self.batch_size, limit=self.images)
+        batches = [(batch.images, batch.slots) for batch in read]
+        if not batches:
+            raise UserError("none of the held-out images can be read, so there is nothing to evaluate on")
+        return batches
 
-    def _asked(self, objective: MaskedPatch, images: Tensor, slots: Tensor) -> tuple[Tensor, Corruption]:
+    def _corrupted(self, objective: MaskedPatch, images: Tensor, slots: Tensor) -> tuple[Tensor, Corruption]:
         """Images and their corruption on the model's device."""
         device = objective.mask_token.device
         draw = objective.draw(slots, seed=self.seed)
         return images.to(device), Corruption(*(choice.to(device) for choice in draw))
 
-    def _baselines(self, objective: MaskedPatch) -> dict[str, float]:
-        """They need the labels alone, so once is enough."""
-        target, grid = objective.target, objective.encoder.grid
-        truth, copied = [], []
-        for images, draw in (self._asked(objective, *batch) for batch in self._held_out()):
-            labels = target.labels(images).cpu()
-            at = draw.at.cpu()
-            truth.append(gather(labels, at))
-            if at.shape[1] < grid[0] * grid[1]:
-                copied.append(target.score(gather(labels, nearest_uncorrupted(at, grid)), truth[-1]))
-        labels = torch.cat(truth)
-        loss, guess = target.constant(labels)
-        name = target.score_name
-        baselines = {
-            "loss_constant": loss,
-            f"{name}_constant": target.score(guess.expand_as(labels), labels).mean().item(),
-        }
-        if copied:
-            baselines[f"{name}_copying"] = torch.cat(copied).mean().item()
-        return baselines
+    def __call__(self, objective: MaskedPatch, history: History | None = None) -> Evaluation:
+        """Loss and score over all corrupted patches and apart for masked, replaced and kept ones, and the baselines.
 
-    def measure(self, objective: MaskedPatch) -> dict[str, float]:
-        """Loss and score over all corrupted patches and apart for masked, replaced and kept ones, and the baselines."""
-        if self._floor is None:
-            self._floor = self._baselines(objective)
-        target, name = objective.target, objective.target.score_name
-        losses, scores, fates = [], [], []
-        for images, draw in (self._asked(objective, *batch) for batch in self._held_out()):
-            truth = objective.corrupted_labels(images, draw)
-            prediction = objective.predict(images, draw).float()
+        Figures: `mosaic`, images, what the model sees of them, its answer, the truth; `learning`, the metrics over
+        time.
+        """
+        metrics = self._metrics(objective)
+        if history is None:
+            return Evaluation(metrics=metrics)
+        learning = reconstruction.learning(with_metrics(history, metrics), objective.target.score_name)
+        figures = {"mosaic": self._mosaic(objective), "learning": learning}
+        return Evaluation(metrics=metrics, lines=describe(metrics), figures=figures)
+
+    def _metrics(self, objective: MaskedPatch) -> dict[str, float]:
+        target, grid = objective.target, objective.encoder.grid
+        losses, scores, fates, truths, copied = [], [], [], [], []
+        for images, draw in (self._corrupted(objective, *batch) for batch in self._batches):
+            labels = target.labels(images)
+            truth, prediction = gather(labels, draw.at), objective.predict(images, draw).float()
             losses.append(target.losses(prediction, truth).double().cpu())
             scores.append(target.score(target.guess(prediction), truth).cpu())
             fates.append(draw.fate.cpu())
-        loss, score, fate = (torch.cat(parts) for parts in (losses, scores, fates))
+            truths.append(truth.cpu())
+            if draw.at.shape[1] < grid[0] * grid[1]:
+                nearest = gather(labels, nearest_uncorrupted(draw.at, grid))
+                copied.append(target.score(nearest, truth).cpu())
+        loss, score, fate, truth = map(torch.cat, (losses, scores, fates, truths))
+        name = target.score_name
         metrics = {"loss": loss.mean().item(), name: score.mean().item()}
         for kind, word in enumerate(FATES):
             if (fate == kind).any():
                 metrics[f"loss_{word}"] = loss[fate == kind].mean().item()
                 metrics[f"{name}_{word}"] = score[fate == kind].mean().item()
-        return metrics | self._floor
+        metrics["loss_constant"], guess = target.constant(truth)
+        metrics[f"{name}_constant"] = target.score(guess.expand_as(truth), truth).mean().item()
+        if copied:
+            metrics[f"{name}_copying"] = torch.cat(copied).mean().item()
+        return metrics
 
-    def explain(self, metrics: Mapping[str, float], history: Sequence[Mapping[str, float | None]] = ()) -> list[str]:
-        """Above or below each baseline, in words."""
-        name = next(key.removesuffix("_constant") for key in metrics if key.endswith("_constant") and "loss" not in key)
-        is_share = name == "accuracy"
-
-        def show(value: float) -> str:
-            return f"{100 * value:.1f} %" if is_share else f"{value:.4f}"
-
-        def judge(good: bool, higher: bool) -> str:
-            return f"{'above' if higher else 'below'}, {'better than' if good else 'NO better than'}"
-
-        loss, floor = metrics["loss"], metrics["loss_constant"]
-        ignoring = "the entropy of the labels" if is_share else "the variance of the labels"
-        lines = [f"loss {loss:.3f}: {judge(loss < floor, loss > floor)} {ignoring}, {floor:.3f} (ignores the image)"]
-        verdicts = [loss < floor]
-        asked = f"{name}_{FATES[MASKED]}"
-        value = metrics.get(asked, metrics[name])
-        what = f"{name.replace('_', ' ')} on masked patches" if asked in metrics else name.replace("_", " ")
-        constant = "the most frequent class" if is_share else "the mean patch"
-        for key, words in (
-            (f"{name}_copying", "copying the nearest uncorrupted patch"),
-            (f"{name}_constant", constant),
-        ):
-            if key in metrics:
-                good = value > metrics[key] if is_share else value < metrics[key]
-                verdicts.append(good)
-                lines.append(f"{what} {show(value)}: {judge(good, value > metrics[key])} {words}, {show(metrics[key])}")
-        fates = [f"{word} {show(metrics[f'{name}_{word}'])}" for word in FATES if f"{name}_{word}" in metrics]
-        lines.append(f"{name.replace('_', ' ')} by what became of the patch: {', '.join(fates)}")
-        passed = sum(verdicts)
-        lines.append(
-            "the model has learned to use the context"
-            if passed == len(verdicts)
-            else f"the model beats {passed} of {len(verdicts)} baselines: it has not learned to use the context yet"
-        )
-        return lines
-
-    def draw(self, objective: MaskedPatch, history: Sequence[Mapping[str, float]]) -> dict[str, Any]:
-        """`mosaic`: images, what the model sees of them, its answer, the truth. `learning`: the metrics over time."""
+    def _mosaic(self, objective: MaskedPatch) -> Figure:
         target = objective.target
         # Spread over all of them, since files come sorted by class.
-        images = [image for batch, _ in self._held_out() for image in batch]
+        images = [image for batch, _ in self._batches for image in batch]
         chosen = torch.linspace(0, len(images) - 1, min(_SHOWN, len(images))).long()
-        slots = torch.cat([slots for _, slots in self._held_out()])[chosen]
-        images, draw = self._asked(objective, torch.stack([images[i] for i in chosen]), slots)
+        slots = torch.cat([slots for _, slots in self._batches])[chosen]
+        images, draw = self._corrupted(objective, torch.stack([images[i] for i in chosen]), slots)
         labels = target.labels(images)
         guess = target.guess(objective.predict(images, draw).float())
         answered = labels.clone().scatter(1, draw.at[:, :, None].expand_as(guess), guess.to(labels.dtype))
-        mosaic = reconstruction.mosaic(
+        return reconstruction.mosaic(
             images=images,
             draw=draw,
             answer=target.paint(answered),
             truth=target.paint(labels),
             grid=objective.encoder.grid,
         )
-        return {"mosaic": mosaic, "learning": reconstruction.learning(history, target.score_name)}
+
+
+def describe(metrics: Mapping[str, float]) -> list[str]:
+    """Above or below each baseline, in words."""
+    name = next(key.removesuffix("_constant") for key in metrics if key.endswith("_constant") and "loss" not in key)
+    is_share = name == "accuracy"
+
+    def show(value: float) -> str:
+        return f"{100 * value:.1f} %" if is_share else f"{value:.4f}"
+
+    def judge(good: bool, higher: bool) -> str:
+        return f"{'above' if higher else 'below'}, {'better than' if good else 'NO better than'}"
+
+    loss, floor = metrics["loss"], metrics["loss_constant"]
+    ignoring = "the entropy of the labels" if is_share else "the variance of the labels"
+    lines = [f"loss {loss:.3f}: {judge(loss < floor, loss > floor)} {ignoring}, {floor:.3f} (ignores the image)"]
+    verdicts = [loss < floor]
+    asked = f"{name}_{FATES[MASKED]}"
+    value = metrics.get(asked, metrics[name])
+    what = f"{name.replace('_', ' ')} on masked patches" if asked in metrics else name.replace("_", " ")
+    constant = "the most frequent class" if is_share else "the mean patch"
+    for key, words in (
+        (f"{name}_copying", "copying the nearest uncorrupted patch"),
+        (f"{name}_constant", constant),
+    ):
+        if key in metrics:
+            good = value > metrics[key] if is_share else value < metrics[key]
+            verdicts.append(good)
+            lines.append(f"{what} {show(value)}: {judge(good, value > metrics[key])} {words}, {show(metrics[key])}")
+    fates = [f"{word} {show(metrics[f'{name}_{word}'])}" for word in FATES if f"{name}_{word}" in metrics]
+    lines.append(f"{name.replace('_', ' ')} by what became of the patch: {', '.join(fates)}")
+    passed = sum(verdicts)
+    lines.append(
+        "the model has learned to use the context"
+        if passed == len(verdicts)
+        else f"the model beats {passed} of {len(verdicts)} baselines: it has not learned to use the context yet"
+    )
+    return lines

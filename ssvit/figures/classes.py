@@ -110,7 +110,7 @@ def learning(history: Sequence[Mapping[str, float | None]], part: str, *, chance
     """Loss and accuracy over the steps, of training and of the images measured on, beside what a model has that ignores
     the image: `chance`, the share of the most frequent class, and `entropy`, that of the classes, in nats.
 
-    history: see `Evaluator.draw`; part: test or validation. Beside test images, which are measured on at the end,
+    history: rows of metrics; part: test or validation. Beside test images, which are measured on at the end,
     validation images have their curves too.
     """
     figure = Figure(figsize=(10, 3.8), dpi=DPI, layout="constrained")

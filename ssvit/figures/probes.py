@@ -14,7 +14,7 @@ def probes(
     start: Mapping[str, float | None],
     chance: float,
 ) -> Figure:
-    """A panel for each probe. history: see `Evaluator.draw`; titles: by the names of the probes in metrics; start: the
+    """A panel for each probe. history: rows of metrics; titles: by the names of the probes in metrics; start: the
     metrics of the random weights, empty if they are not known; chance: an accuracy, 0 to 1.
     """
     figure = Figure(figsize=(5 * len(titles), 3.8), dpi=DPI, layout="constrained")

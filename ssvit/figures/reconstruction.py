@@ -90,7 +90,7 @@ def mosaic(*, images: Tensor, draw: Corruption, answer: Tensor, truth: Tensor, g
 
 
 def learning(history: Sequence[Mapping[str, float]], score_name: str) -> Figure:
-    """Loss and score over the steps, the baselines as dashed lines. `history`: see `Evaluator.draw`."""
+    """Loss and score over the steps, the baselines as dashed lines. `history`: rows of metrics."""
     score, words = score_name, score_name.replace("_", " ")
     percent = 100 if score == "accuracy" else 1
     figure = Figure(figsize=(10, 3.8), dpi=DPI, layout="constrained")

@@ -48,7 +48,7 @@ def fitted(name: str, size: float, room: float) -> str:
 def over_steps(
     axis: Any, history: Sequence[Mapping[str, float | None]], key: str, label: str, scale: float = 1, **style: Any
 ) -> None:
-    """Draw one metric of a history (see `Evaluator.draw`) as a line, where it was measured."""
+    """Draw one metric of a history (rows of metrics) as a line, where it was measured."""
     points = [(row["step"], row[key] * scale) for row in history if row.get(key) is not None]
     if points:
         axis.plot(*zip(*points, strict=True), label=label, **style)

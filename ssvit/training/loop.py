@@ -18,7 +18,7 @@ import torch
 from lightning_fabric import Fabric
 
 from ssvit.data.loader import Batch, Loader
-from ssvit.evaluation.base import Evaluator
+from ssvit.evaluation.base import Evaluator, with_metrics
 from ssvit.objectives.base import Objective
 from ssvit.options import UserError
 from ssvit.randomness import key
@@ -188,7 +188,7 @@ def accumulate(
 
 
 def _evaluate(state: State, evaluators: Mapping[str, Evaluator], journal: Journal, step: int) -> None:
-    """Ask the evaluators that are due; at the end of the run also for their verdicts in words."""
+    """Call the evaluators that are due; at the end of the run, say what they found and write their tables."""
     recipe = journal.recipe
     evaluators = {
         name: one
@@ -198,17 +198,21 @@ def _evaluate(state: State, evaluators: Mapping[str, Evaluator], journal: Journa
     if not evaluators:
         return
     with journal.paused(), state.judged() as objective:
-        metrics = {name: evaluator.measure(objective) for name, evaluator in evaluators.items()}
-        journal.record(step, {f"{name}/{key}": value for name, own in metrics.items() for key, value in own.items()})
+        found, row = {}, {}
+        for name, evaluator in evaluators.items():
+            begun = with_metrics([*journal.history_of(name), {"step": step}], row) if journal.speaks else None
+            found[name] = evaluator(objective, begun)
+            row |= {f"{name}/{key}": value for key, value in found[name].metrics.items()}
+        journal.record(step, row)
         if not journal.speaks:
             return
-        for name, evaluator in evaluators.items():
-            for title, figure in evaluator.draw(objective, journal.history_of(name)).items():
+        for name, evaluation in found.items():
+            for title, figure in evaluation.figures.items():
                 journal.show(step, title, figure)
             if step == recipe.steps:
-                for line in evaluator.explain(metrics[name], journal.history_of(name)):
+                for line in evaluation.lines:
                     journal.say(f"{name.replace('_', '-')}: {line}")
-                for file, text in evaluator.tabulate(objective).items():
+                for file, text in evaluation.tables.items():
                     journal.write(file, text)
         if step == recipe.steps and (pictures := sorted(journal.folder.glob("*.png"))):
             journal.say(f"pictures: {', '.join(map(str, pictures))}")
