@@ -9,6 +9,7 @@ import os
 import warnings
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -44,10 +45,9 @@ def tagged(count: int, side: int = 4) -> torch.Tensor:
 class Table(torch.nn.Module):
     """A model that has the logits of tagged images by heart, and remembers which it was asked for."""
 
-    loss = "softmax"
-
-    def __init__(self, logits: torch.Tensor, classes) -> None:
+    def __init__(self, logits: torch.Tensor, classes, loss: str = "softmax") -> None:
         super().__init__()
+        self.options = SimpleNamespace(loss=loss)
         self.table, self.classes = torch.nn.Parameter(logits), tuple(classes)
         self.asked: list[int] = []
 
@@ -112,7 +112,7 @@ def test_numbers_equal_loops(count, k):
 @torch.no_grad()
 def test_a_model_trained_with_sigmoid_is_measured_by_it():
     model, source = case(60, 7)
-    model.loss = "sigmoid"
+    model.options.loss = "sigmoid"
     found = evaluation(source)
     metrics = found(model).metrics
     chances = [[1 / (1 + math.exp(-value)) for value in row] for row in model.table.tolist()]

@@ -265,7 +265,10 @@ class Classification(Evaluator):
         options = {"rank": rank, "world": world, "workers": self.workers, "timeout": self.timeout, "device": device}
         batches = self._batches(self.source, **options)
         return Answers.joined(
-            [Answers.none(), *(Answers.of(objective.logits(batch.images), batch, objective.loss) for batch in batches)]
+            [
+                Answers.none(),
+                *(Answers.of(objective.logits(batch.images), batch, objective.options.loss) for batch in batches),
+            ]
         )
 
     def _metrics(self, answers: Answers) -> dict[str, float]:
