@@ -14,7 +14,16 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
 from ssvit.atomic_io import seal
-from ssvit.checkpoints.configuration import ADDED, Configuration, ConfigurationError, command, flatten, foreign, refers
+from ssvit.checkpoints.configuration import (
+    ADDED,
+    BUILDERS,
+    Configuration,
+    ConfigurationError,
+    command,
+    flatten,
+    foreign,
+    refers,
+)
 from ssvit.checkpoints.run_folder import RunError, RunFolder
 from ssvit.cli.launch import CONFIGS
 from ssvit.cli.pretrained import _data
@@ -56,7 +65,7 @@ SOURCES = {
     "positional arguments": {"_target_": "os.mkdir", "_args_": [CANARY]},
     "nested in an argument": call("builtins.dict", root=call()),
     "in a list": call("builtins.dict", roots=[[1, call()]]),
-    "behind a known builder": call("ssvit.data.sources.os.mkdir", path=CANARY),
+    "behind a known builder": call("ssvit.data.datasets.os.mkdir", path=CANARY),
     "in an argument of a known builder": call("ssvit.checkpoints.checkpoint.load_classifier", path=call()),
     "by hydra itself": {"_target_": "hydra.utils.instantiate", "_recursive_": False, "config": call()},
     "a command of a shell": call("torch.utils.collect_env.run", command=f"mkdir {CANARY}"),
@@ -187,7 +196,7 @@ def test_every_data_set_of_the_first_edition_is_found_again(file):
     written = yaml.safe_load(file.read_text())["data"]
     node, choices = _data(file)
     assert choices["data"] == file.stem
-    before = dict(flatten(written))
+    before = {name: BUILDERS.get(str(value), value) for name, value in flatten(written)}
     now = dict(flatten(node))
     assert {name: now[name] for name in before} == before  # builders too, which are those of configs/
 

@@ -17,6 +17,7 @@ from omegaconf import OmegaConf
 from safetensors.torch import load_file
 
 from ssvit.checkpoints import checkpoint, manifest
+from ssvit.checkpoints.configuration import Configuration
 from ssvit.cli import pretrained
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.memory import Memory
@@ -120,7 +121,9 @@ def run(tmp_path_factory):
     encoder = instantiate(config.encoder, _convert_="all")
     weights = {f"encoder.{name}": value for name, value in encoder.state_dict().items()}
     checkpoint.save(folder, 6, {"model": weights}, {"encoder": encoder.arguments, "stage": manifest.PRETRAIN})
-    (folder / "config.yaml").write_text(OmegaConf.to_yaml(config, resolve=False))
+    choices = {"data": "synthetic", "augment@data.augment": "inception_crop"}
+    written = Configuration.of(OmegaConf.to_container(config, resolve=False), choices)
+    (folder / "config.yaml").write_bytes(written.write())
     return folder
 
 
@@ -129,7 +132,7 @@ def measured(run, *options, tool=evaluate):
     pretrained.offer(dict(option.split("=", 1) for option in options))
     with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
         config = compose(tool.__name__, list(options))
-    tool.main(config, OmegaConf.to_container(config, resolve=True))
+    tool.run(config, OmegaConf.to_container(config, resolve=True))
 
 
 class Page(HTMLParser):

@@ -53,7 +53,7 @@ def measured(run, tmp_path):
         pretrained.offer(dict(option.split("=", 1) for option in options))
         with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
             config = compose(tool, list(options))
-        TOOLS[tool].main(config, OmegaConf.to_container(config, resolve=True))
+        TOOLS[tool].run(config, OmegaConf.to_container(config, resolve=True))
         return json.loads((tmp_path / "numbers.json").read_text())
 
     return measure

@@ -154,7 +154,7 @@ def test_a_store_is_pooled_as_the_checkpoint_was_trained_and_asked_as_it_was_mad
         with initialize_config_dir(str(TOOLS.parent / "configs"), version_base="1.3"):
             config = compose("retrieve", [f"checkpoint={path}", "workers=1", "k=2", *options])
         config.images = [str(pictures)]
-        retrieve_tool.main(config, OmegaConf.to_container(config, resolve=True))
+        retrieve_tool.run(config, OmegaConf.to_container(config, resolve=True))
         return capsys.readouterr().out
 
     for name, asked, made in (("new", "null", "class_token"), ("old", "patch_mean", "patch_mean")):

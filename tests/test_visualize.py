@@ -59,7 +59,7 @@ def look(run, tmp_path, capsys):
             config = compose("visualize", list(options))
         config.images = [str(image) for image in images]
         capsys.readouterr()
-        visualize.main(config, OmegaConf.to_container(config, resolve=True))
+        visualize.run(config, OmegaConf.to_container(config, resolve=True))
         folder = Path(config.output or run.parent / "visualize")
         return json.loads((folder / "numbers.json").read_text()), capsys.readouterr().out
 

@@ -40,8 +40,31 @@ ADDED: Mapping[str, Any] = {
     "recipe.lr_end": 0.0,
 }
 
-# The builders that the first edition's config.yaml names, and the file of configs/ that each stands for, if it is one
-# of a data set (then None is in place of the file where the set's own name tells it) or an augmentation.
+# The builders that the first edition's config.yaml names, and what they are called today.
+BUILDERS: Mapping[str, str] = {
+    "ssvit.data.sources.folder": "ssvit.data.datasets.folder",
+    "ssvit.data.sources.imagenet": "ssvit.data.datasets.imagenet",
+    "ssvit.data.sources.synthetic": "ssvit.data.datasets.synthetic",
+    "ssvit.data.sources.torchvision_set": "ssvit.data.datasets.torchvision_set",
+    "ssvit.data.transforms.CenterCrop": "ssvit.data.augment.crop.CenterCrop",
+    "ssvit.data.transforms.InceptionCrop": "ssvit.data.augment.crop.InceptionCrop",
+    "ssvit.data.transforms.ShiftCrop": "ssvit.data.augment.crop.ShiftCrop",
+    "ssvit.encoder.vit.ViT": "ssvit.models.vit.ViT",
+    "ssvit.evaluation.classification.Classification": "ssvit.evaluation.classification.Classification",
+    "ssvit.evaluation.few_shot_probe.FewShotProbe": "ssvit.evaluation.few_shot_probe.FewShotProbe",
+    "ssvit.evaluation.knn_probe.KnnProbe": "ssvit.evaluation.knn_probe.KnnProbe",
+    "ssvit.evaluation.prediction.Prediction": "ssvit.evaluation.reconstruction.Prediction",
+    "ssvit.masking.Masking": "ssvit.objectives.masking.Masking",
+    "ssvit.objectives.classify.Classify": "ssvit.objectives.classify.Classify",
+    "ssvit.objectives.distillation.Distillation": "ssvit.objectives.distillation.Distillation",
+    "ssvit.objectives.masked_patch.MaskedPatch": "ssvit.objectives.masked_patch.MaskedPatch",
+    "ssvit.targets.ColorGrid": "ssvit.objectives.targets.ColorGrid",
+    "ssvit.targets.MeanColor": "ssvit.objectives.targets.MeanColor",
+    "ssvit.targets.Pixels": "ssvit.objectives.targets.Pixels",
+    "ssvit.training.checkpoint.load_classifier": "ssvit.checkpoints.checkpoint.load_classifier",
+    "ssvit.training.checkpoint.load_encoder": "ssvit.checkpoints.checkpoint.load_encoder",
+}
+# The files of configs/ that stand for those of a data set (None where the set's own name tells it) and an augmentation.
 _DATA = {
     "ssvit.data.sources.synthetic": "synthetic",
     "ssvit.data.sources.folder": "folder",
@@ -52,27 +75,6 @@ _AUGMENTATIONS = {
     "ssvit.data.transforms.InceptionCrop": "inception_crop",
     "ssvit.data.transforms.ShiftCrop": "shift_crop",
 }
-BUILDERS = frozenset(
-    {
-        *_DATA,
-        *_AUGMENTATIONS,
-        "ssvit.data.transforms.CenterCrop",
-        "ssvit.encoder.vit.ViT",
-        "ssvit.evaluation.classification.Classification",
-        "ssvit.evaluation.few_shot_probe.FewShotProbe",
-        "ssvit.evaluation.knn_probe.KnnProbe",
-        "ssvit.evaluation.prediction.Prediction",
-        "ssvit.masking.Masking",
-        "ssvit.objectives.classify.Classify",
-        "ssvit.objectives.distillation.Distillation",
-        "ssvit.objectives.masked_patch.MaskedPatch",
-        "ssvit.targets.ColorGrid",
-        "ssvit.targets.MeanColor",
-        "ssvit.targets.Pixels",
-        "ssvit.training.checkpoint.load_classifier",
-        "ssvit.training.checkpoint.load_encoder",
-    }
-)
 
 _LARGEST = 1 << 20  # bytes of a config.yaml; ours have some thousand
 _REFERENCE = re.compile(r"\$\{\.*[A-Za-z_][\w.]*\}")  # to another option; a resolver has a colon
@@ -182,7 +184,8 @@ class Configuration:
         if old.choices:
             kinds, free = [old.choices, self.choices], FREE_CHOICES
         else:
-            kinds, free = [old.builders, self.builders], FREE
+            sets = (old.builders, self.builders)
+            kinds, free = [{name: BUILDERS.get(one, one) for name, one in own.items()} for own in sets], FREE
         for (before, now), passed in ((kinds, free), (sides, FREE)):
             for key in [*now, *before]:
                 if any(key == name or key.startswith(f"{name}.") for name in passed):
