@@ -12,7 +12,6 @@ import pytest
 from command import LIMIT
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.append(str(ROOT / "tools"))  # what the tools share is tested too
 # The server that child processes are forked from finds its modules by this, and so has torch loaded already.
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT / "tests"), os.environ.get("PYTHONPATH"))))
 

@@ -6,8 +6,6 @@ import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
-import evaluate
-import knn
 import pytest
 import torch
 from command import LIMIT, TINY
@@ -18,7 +16,7 @@ from safetensors.torch import load_file
 
 from ssvit.checkpoints import checkpoint, manifest
 from ssvit.checkpoints.configuration import Configuration
-from ssvit.cli import pretrained
+from ssvit.cli import evaluate, knn, pretrained
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.memory import Memory
 from ssvit.evaluation import pictures
@@ -131,7 +129,7 @@ def measured(run, *options, tool=evaluate):
     options = (f"outputs={run.parent}", f"checkpoint={run}", "fabric.accelerator=cpu", *options)
     pretrained.offer(dict(option.split("=", 1) for option in options))
     with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
-        config = compose(tool.__name__, list(options))
+        config = compose(tool.__name__.rpartition(".")[2], list(options))
     tool.run(config, OmegaConf.to_container(config, resolve=True))
 
 

@@ -6,9 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import few_shot as few_shot_tool
-import knn as knn_tool
-import linear_probe as linear_probe_tool
 import pytest
 import torch
 from command import LIMIT, TINY, one_line
@@ -18,6 +15,9 @@ from omegaconf import OmegaConf
 from PIL import Image
 
 from ssvit.checkpoints import checkpoint, manifest
+from ssvit.cli import few_shot as few_shot_tool
+from ssvit.cli import knn as knn_tool
+from ssvit.cli import linear_probe as linear_probe_tool
 from ssvit.cli import pretrained
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.datasets import synthetic

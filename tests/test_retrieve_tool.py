@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import retrieve as retrieve_tool
 import torch
 from command import LIMIT, TINY, one_line
 from hydra import compose, initialize_config_dir
@@ -17,6 +16,7 @@ from omegaconf import OmegaConf
 from PIL import Image
 
 from ssvit.checkpoints import checkpoint, manifest
+from ssvit.cli import retrieve as retrieve_tool
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.decode import load
 from ssvit.data.memory import Memory

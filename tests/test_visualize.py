@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import visualize
-import yaml
 from command import TINY, one_line
 from hydra import compose, initialize_config_dir
 from matplotlib.figure import Figure
@@ -19,7 +17,8 @@ from ssvit import atomic_io
 from ssvit.analysis import attention, inside, similarity
 from ssvit.analysis.visualize_rules import asked
 from ssvit.checkpoints import checkpoint
-from ssvit.cli import compared, pretrained
+from ssvit.checkpoints.configuration import Configuration
+from ssvit.cli import compared, pretrained, visualize
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.decode import load
 from ssvit.models.vit import ViT
@@ -39,7 +38,9 @@ def make_run(folder: Path, *, seed: int = 0, stage: str = "pretrain", options: t
     torch.manual_seed(seed)
     weights = {f"encoder.{name}": value for name, value in ViT(**arguments).state_dict().items()}
     folder.mkdir(parents=True)
-    (folder / "config.yaml").write_text(yaml.safe_dump(OmegaConf.to_container(config, resolve=False)))
+    choices = {"data": "synthetic", "augment@data.augment": "inception_crop"}
+    written = Configuration.of(OmegaConf.to_container(config, resolve=False), choices)
+    (folder / "config.yaml").write_bytes(written.write())
     return checkpoint.save(folder, 6, {"model": weights}, {"encoder": arguments, "stage": stage})
 
 
