@@ -7,58 +7,45 @@ from typing import Any
 import torch
 
 from ssvit.data import folder as folders
-from ssvit.data import rules
+from ssvit.data import options
 from ssvit.data.files import Files
 from ssvit.data.memory import Memory
 from ssvit.data.source import Data, Source, hold_out
-from ssvit.options import OptionError, UserError, pair
+from ssvit.options import OptionError, UserError
 
 
-def synthetic(*, size: Any = 32, images: int = 8192, held_out_images: int = 2048, seed: int = 0) -> Data:
-    """The embedded set, drawn anew at each start: nothing to download. OptionError for sizes or counts amiss."""
+def synthetic(**given: Any) -> Data:
+    """The embedded set, `options.Synthetic`, drawn anew at each start: nothing to download."""
     from ssvit.data.synthetic import CLASSES, masks, render
 
-    rules.drawn_set(size=size, images=images, held_out_images=held_out_images, seed=seed)
-    size = pair("size", size)
+    own = options.Synthetic(**given)
+    drawn = {"seed": own.seed, "size": own.size}
     train, test = (
-        Memory(*render(part, seed=seed, size=size), CLASSES, masks=masks(part, seed=seed, size=size))
-        for part in torch.arange(images + held_out_images).split((images, held_out_images))
+        Memory(*render(part, **drawn), CLASSES, masks=masks(part, **drawn))
+        for part in torch.arange(own.images + own.held_out_images).split((own.images, own.held_out_images))
     )
     return Data(train, None, test, CLASSES)
 
 
-def folder(
-    *,
-    root: str,
-    train: str | None = folders.AUTO,
-    validation: str | None = folders.AUTO,
-    test: str | None = folders.AUTO,
-    held_out: float = 0.1,
-    seed: int = 0,
-    verify: str = "size",
-    masks: str | None = None,
-) -> Data:
-    """A folder of images, flat or with a subfolder for each class, or subfolders of those: see `folders.splits`.
+def folder(**given: Any) -> Data:
+    """Image files in a folder, `options.Folder`.
 
-    Without validation and test images the fraction `held_out` of the images is kept from training to test on. Where
-    there are both, test=auto passes over images that have no labels of the training set's classes. UserError if
-    validation or test images have a class that training lacks. verify: as that of `Files`. masks: a folder that holds
-    for each image root/a/b.jpg its mask, masks/a/b.png.
+    Where there are validation and test images, test=auto passes over test images that have no labels of the training
+    set's classes. UserError if validation or test images have a class that training lacks.
     """
-    named = {"train": train, "validation": validation, "test": test}
-    rules.images_in_folder(root=root, **named, held_out=held_out, seed=seed, verify=verify, masks=masks)
-    found = folders.splits(root, **named)
-    options = {"verify": verify, "masks": masks and (root, masks)}
-    trained = _files(found.train, **options)
+    own = options.Folder(**given)
+    found = own.splits
+    read = {"verify": own.verify, "masks": own.masks and (own.root, own.masks)}
+    trained = _files(found.train, **read)
     if found.validation is None and found.test is None:
-        trained, kept = hold_out(trained, fraction=held_out, seed=seed)
+        trained, kept = hold_out(trained, fraction=own.held_out, seed=own.seed)
         told = f"{_short(found.train)} {len(trained):,} images to train on, {len(kept):,} others to measure on"
-        return Data(trained, None, kept, trained.classes, f"{told} (data.held_out={held_out:g})")
-    validated = found.validation and _files(found.validation, trained.classes, **options)
+        return Data(trained, None, kept, trained.classes, f"{told} (data.held_out={own.held_out:g})")
+    validated = found.validation and _files(found.validation, trained.classes, **read)
     tested, reason = None, ""
-    optional = test == folders.AUTO and validated
+    optional = own.test == folders.AUTO and validated
     try:
-        tested = found.test and _files(found.test, trained.classes, **options)
+        tested = found.test and _files(found.test, trained.classes, **read)
         if optional and tested and trained.classes and tested.labels is None:
             tested, reason = None, "its images have no labels"
     except UserError as error:
@@ -79,9 +66,10 @@ def _short(path: str) -> str:
     return f"{os.path.basename(os.path.abspath(path))}/"
 
 
-def imagenet(*, root: str, verify: str = "size") -> Data:
-    """ImageNet in its usual layout: train/ and val/, in each a folder for every class, named by its wnid."""
-    rules.imagenet(root=root, verify=verify)
+def imagenet(**given: Any) -> Data:
+    """ImageNet in its usual layout, `options.Imagenet`."""
+    own = options.Imagenet(**given)
+    root, verify = own.root, own.verify
     train = _files(os.path.join(root, "train"), verify=verify)
     if not train.classes:
         raise OptionError("root", root, "images lie in train/ itself, not in a folder for each class")
@@ -91,22 +79,15 @@ def imagenet(*, root: str, verify: str = "size") -> Data:
     return Data(train, validation, None, train.classes)
 
 
-def torchvision_set(
-    *,
-    name: str,
-    root: str,
-    download: bool = False,
-    split: str | None = None,
-) -> Data:
-    """A public data set as torchvision reads it: cifar10, cifar100, stl10, flowers102 or oxford_pets.
-
-    Trains on all labelled images that are not the set's test images, or with split=unlabeled on STL-10's unlabelled
-    ones. Measures on the test images. UserError if the files are absent or damaged.
+def torchvision_set(**given: Any) -> Data:
+    """A public data set, `options.TorchvisionSet`, measured on its test images. UserError if files are absent or
+    damaged.
     """
-    rules.public_set(name=name, root=root, download=download, split=split)
+    own = options.TorchvisionSet(**given)
+    name, root, download = own.name, own.root, own.download
     train_parts, test_part = _READERS[name]
     try:
-        train = _torchvision(name, root, (split,) if split else train_parts, download)
+        train = _torchvision(name, root, (own.split,) if own.split else train_parts, download)
         test = _torchvision(name, root, (test_part,), download)
     except ModuleNotFoundError as error:
         raise UserError(f"data.name={name}: reading it needs the package {error.name}") from None
@@ -139,7 +120,7 @@ def _files(root: str, classes: Sequence[str] = (), *, verify: str, masks: tuple[
     return Files(paths, [label[name] for _, name in found], classes, masks=masks, verify=verify)
 
 
-# The parts that make up the training set, and the part that is measured on, of each of rules.PUBLIC_SETS.
+# The parts that make up the training set, and the part that is measured on, of each name.
 _READERS = {
     "cifar10": (("train",), "test"),
     "cifar100": (("train",), "test"),

@@ -13,9 +13,10 @@ from typing import Any
 from torch import Tensor
 from tqdm import tqdm
 
-from ssvit.data import decode, rules
+from ssvit.data import decode
+from ssvit.data.options import VERIFIED
 from ssvit.data.source import Source, checked_labels
-from ssvit.options import UserError, printable
+from ssvit.options import UserError, one_of, printable
 
 
 class Files(Source):
@@ -34,7 +35,7 @@ class Files(Source):
         masks: Sequence[str] | None = None,
         verify: str = "size",
     ) -> None:
-        rules.verified(verify)
+        one_of("verify", verify, VERIFIED)
         self.verify = verify
         self.paths = [os.fspath(path) for path in paths]
         self.labels = checked_labels(labels, len(self.paths), classes)

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from ssvit.data import rules
+from ssvit.data import options
 from ssvit.data.decode import Unreadable
 from ssvit.options import OptionError, UserError, number
 from ssvit.randomness import uniform
@@ -118,9 +118,9 @@ class Data:
         `development` of the training images, which are not trained on. development=validation takes them all the same;
         OptionError if there are none.
         """
-        if self.validation is not None and (self.test is not None or development == rules.VALIDATION):
+        if self.validation is not None and (self.test is not None or development == options.VALIDATION):
             return replace(self, test=None)
-        if development == rules.VALIDATION:
+        if development == options.VALIDATION:
             right = "there are no validation images; 0.1 for that fraction of the training images"
             raise OptionError("development", development, right)
         train, validation = hold_out(self.train, fraction=development, seed=0)
@@ -142,13 +142,13 @@ def hold_out(source: Source, *, fraction: float, seed: int) -> tuple[Source, Sou
     return source.take(order[count:].sort().values), source.take(order[:count].sort().values)
 
 
-def subset(source: Source, *, part: Sequence[float] = (0, 1), images: int | None = None, seed: int = 0) -> Source:
-    """Fewer images of a source, in its order: those whose hash of (seed, index) lies in `part`, [from, to), and of
-    them `images`, as many of each class as of any other as far as there are.
+def subset(source: Source, *, seed: int = 0, **given: Any) -> Source:
+    """Fewer images of a source, in its order, by the options of `options.Subset`; an image's hash is of (seed, index).
 
-    Parts that do not overlap share no image. OptionError if there are not so many images, or none.
+    OptionError if there are not so many images, or none.
     """
-    rules.subset(part=part, images=images, seed=seed)
+    asked = options.Subset(**given)
+    part, images = asked.part, asked.images
     if tuple(part) == (0, 1) and images is None:
         return source
     hashes = uniform(seed, "subset", torch.arange(len(source)), 1)[:, 0]

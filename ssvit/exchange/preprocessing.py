@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ssvit.data.rules import FITS
+from ssvit.data.augment.options import FITS
 from ssvit.options import one_of, whole
 
 

@@ -11,35 +11,29 @@ from typing import Any
 
 from ssvit import rules
 from ssvit.checkpoints import manifest
-from ssvit.data import rules as data_rules
+from ssvit.data import options as data_options
 from ssvit.evaluation import probing_rules
-from ssvit.options import UserError, find, make, number, whole, within
+from ssvit.options import OptionError, UserError, find, make, number, whole, within
 from ssvit.training.recipe import Recipe
 
 RULES: Mapping[str, Callable[..., None]] = {
     "ssvit.models.vit.ViT": rules.encoder,
     "ssvit.checkpoints.checkpoint.load_encoder": manifest.check_encoder,
-    "ssvit.data.augment.crop.InceptionCrop": data_rules.crop,
-    "ssvit.data.augment.crop.ShiftCrop": data_rules.crop,
-    "ssvit.data.augment.crop.ResizeCrop": data_rules.resize_crop,
-    "ssvit.data.augment.crop.CenterCrop": data_rules.crop,
-    "ssvit.data.datasets.folder": data_rules.images_in_folder,
-    "ssvit.data.datasets.torchvision_set": data_rules.public_set,
-    "ssvit.data.datasets.synthetic": data_rules.drawn_set,
-    "ssvit.data.datasets.imagenet": data_rules.imagenet,
     "ssvit.evaluation.knn_probe.KnnProbe": probing_rules.knn,
     "ssvit.evaluation.few_shot_probe.FewShotProbe": probing_rules.few_shot,
 }
 
 
-def parts(config: Any, name: str = "") -> None:
+def parts(config: Any, name: str = "") -> dict[str, Any]:
     """Check the options of every part of nested dictionaries and lists; errors name the full option.
 
-    A part within a part is checked by itself, and is an option only where the dataclass has it.
+    A part within a part is checked by itself, and is an option only where the dataclass has it. Returns the
+    dataclasses by the names of the parts, as "data.source".
     """
+    made: dict[str, Any] = {}
     if isinstance(config, Mapping):
         for key, value in config.items():
-            parts(value, f"{name}.{key}" if name else str(key))
+            made |= parts(value, f"{name}.{key}" if name else str(key))
         if known := find(config.get("_target_", "")):
             named = {field.name for field in fields(known)}
             options = {
@@ -48,7 +42,7 @@ def parts(config: Any, name: str = "") -> None:
                 if key in named or not (key.startswith("_") or (isinstance(value, Mapping) and "_target_" in value))
             }
             with within(name):
-                make(known, options)
+                made[name] = make(known, options)
         elif rule := RULES.get(config.get("_target_", "")):
             options = {key: value for key, value in config.items() if not key.startswith("_")}
             try:
@@ -59,7 +53,8 @@ def parts(config: Any, name: str = "") -> None:
                 rule(**options)
     elif isinstance(config, list):
         for place, value in enumerate(config):
-            parts(value, f"{name}[{place}]")
+            made |= parts(value, f"{name}[{place}]")
+    return made
 
 
 def check(config: Mapping[str, Any]) -> Recipe:
@@ -67,14 +62,21 @@ def check(config: Mapping[str, Any]) -> Recipe:
     whole("workers", config["workers"], at_least=0)
     number("loader_timeout", config["loader_timeout"], 0)
     number("fabric.timeout", config["fabric"]["timeout"], 1)
-    parts(config)
+    made = parts(config)
     with within("subset"):
-        data_rules.subset(**config["subset"])
-    data_rules.development(config["development"])
+        subset = make(data_options.Subset, config["subset"])
+    data_options.development(config["development"])
     if "probing" in config:  # pre-training has them
         with within("probing"):
             probing_rules.probing(**config["probing"])
     with within("recipe"):
         recipe = make(Recipe, config["recipe"])
-        data_rules.batch_fits(recipe.batch_size, config["data"]["source"], config["subset"]["images"])
+    source, most = made.get("data.source"), recipe.batch_size
+    if hasattr(source, "count"):
+        most = source.count(at_most=most)
+    if subset.images is not None:
+        most = min(most, subset.images)
+    if recipe.batch_size > most:
+        right = f"must be no more than the {most} images to train on"
+        raise OptionError("recipe.batch_size", recipe.batch_size, right)
     return recipe

@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ssvit.data import rules
-from ssvit.options import UserError, pair
+from ssvit.data.augment import options
+from ssvit.options import UserError
 from ssvit.randomness import uniform
 
 _TRIES = 10
@@ -24,26 +24,15 @@ _CHUNK = 1 << 17  # values worked on at a time on a CPU: they stay in its cache
 _TABLE = 1 << 18  # places of a table of filters, up to which keeping one is worth its memory
 
 
-class InceptionCrop:
+class InceptionCrop(options.InceptionCrop):
     """A crop of random area and aspect ratio, resized to `size`, and flipped left to right with probability `flip`.
 
     The distribution is that of torchvision's RandomResizedCrop (Szegedy et al. 2015), and so are the pixels, within
-    one grey level: bilinear with antialiasing. scale: the crop's share of the image's area; ratio: width / height.
+    one grey level: bilinear with antialiasing.
 
     The authors' code takes TensorFlow's crop (vit_jax: input_pipeline.py): a side and the ratio are drawn evenly, where
     here the area and the ratio's logarithm are; the whole image is taken where nothing fits; nothing is antialiased.
     """
-
-    def __init__(
-        self,
-        *,
-        size: Any,
-        scale: Sequence[float] = (0.08, 1.0),
-        ratio: Sequence[float] = (3 / 4, 4 / 3),
-        flip: float = 0.5,
-    ) -> None:
-        rules.crop(size=size, scale=scale, ratio=ratio, flip=flip)
-        self.size, self.scale, self.ratio, self.flip = pair("size", size), tuple(scale), tuple(ratio), flip
 
     def draw(self, seed: int, slots: Tensor, heights: Tensor, widths: Tensor) -> tuple[Tensor, Tensor]:
         """slots, heights, widths (b,) -> boxes (b, 4) int64: top, left, height and width of each crop; flips (b,) bool.
@@ -82,15 +71,11 @@ class InceptionCrop:
         return torch.stack(cropped)
 
 
-class ShiftCrop:
+class ShiftCrop(options.ShiftCrop):
     """A crop of `size` at a random place of the image widened by `padding` reflected pixels on each side, and a flip.
 
     CIFAR's usual augmentation where `size` is the image's own.
     """
-
-    def __init__(self, *, size: Any, padding: int = 4, flip: float = 0.5) -> None:
-        rules.crop(size=size, padding=padding, flip=flip)
-        self.size, self.padding, self.flip = pair("size", size), padding, flip
 
     def __call__(self, images: Tensor | Sequence[Tensor], slots: Tensor, seed: int) -> Tensor:
         """(b, c, h, w) or a list of (c, h, w), uint8, with slots (b,) -> (b, c, *size) uint8.
@@ -118,15 +103,15 @@ class ShiftCrop:
         return (n - 1) - ((n - 1) - place.abs()).abs()
 
 
-class ResizeCrop:
+class ResizeCrop(options.ResizeCrop):
     """The whole image resized to a square of `resize` pixels, out of proportion, a random crop of it, and a flip.
 
     The training images of VTAB in Kolesnikov et al. 2020 (BiT), sections 2.2 and 3.3: 384 of 448.
     """
 
-    def __init__(self, *, size: Any, resize: int, flip: float = 0.5) -> None:
-        rules.resize_crop(size=size, resize=resize, flip=flip)
-        self.size, self.resize, self.crop = pair("size", size), resize, ShiftCrop(size=size, padding=0, flip=flip)
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        self.crop = ShiftCrop(size=self.size, padding=0, flip=self.flip)
 
     def __call__(self, images: Tensor | Sequence[Tensor], slots: Tensor, seed: int) -> Tensor:
         """(b, c, h, w) or a list of (c, h, w), uint8, with slots (b,) -> (b, c, *size) uint8."""
@@ -136,17 +121,8 @@ class ResizeCrop:
         return self.crop(resize(images, square), slots, seed)
 
 
-class CenterCrop:
-    """What evaluation sees of an image.
-
-    fit: cover, the shorter side resized to `resize`, then the middle of `size` cut out; squash, the whole image resized
-    to `size`, out of proportion (vit_jax: input_pipeline.py). cover without `resize`, or where that would leave less
-    than `size`: the image is resized until it just covers `size`. An image that has the size already stays as it is.
-    """
-
-    def __init__(self, *, size: Any, resize: int | None = None, fit: str = "cover") -> None:
-        rules.crop(size=size, resize=resize, fit=fit)
-        self.size, self.resize, self.fit = pair("size", size), resize, fit
+class CenterCrop(options.CenterCrop):
+    """What evaluation sees of an image."""
 
     def __call__(self, images: Tensor | Sequence[Tensor], slots: Tensor | None = None, seed: int = 0) -> Tensor:
         """(b, c, h, w) or a list of (c, h, w), uint8 -> (b, c, *size) uint8; slots and seed make no difference."""

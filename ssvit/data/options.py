@@ -1,0 +1,145 @@
+"""The options of the data sets, which check themselves, as far as names and numbers tell. Standard library only."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ssvit.data import folder
+from ssvit.options import OptionError, flag, number, one_of, pair, whole
+
+VALIDATION = "validation"
+VERIFIED = ("size", "content")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Synthetic:
+    """The embedded set."""
+
+    size: int | Sequence[int] = 32
+    """Pixels of an image's side, or [height, width]; kept as the pair."""
+    images: int = 8192
+    """Images to train on."""
+    held_out_images: int = 2048
+    """Images to measure on."""
+    seed: int = 0
+    """Of everything that is drawn."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size", pair("size", self.size))
+        whole("images", self.images)
+        whole("held_out_images", self.held_out_images)
+        whole("seed", self.seed, at_least=0)
+
+    def count(self, at_most: int) -> int:
+        """How many images there are to train on, as far as `at_most`."""
+        return min(self.images, at_most)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Folder:
+    """A folder of images, flat or with a subfolder for each class, or subfolders of those: see `folder.splits`."""
+
+    root: str
+    """The folder."""
+    train: str | None = folder.AUTO
+    """The subfolder to train on; auto: train/ where there is one; None: the whole folder."""
+    validation: str | None = folder.AUTO
+    """The subfolder for choices and curves; auto: val/, validation/ or valid/; None: none."""
+    test: str | None = folder.AUTO
+    """The subfolder for the reported figure; auto: test/; None: none."""
+    held_out: float = 0.1
+    """Part of the images that is kept from training to test on, where there are neither validation nor test images."""
+    seed: int = 0
+    """Of which images are held out."""
+    verify: str = "size"
+    """What a run is bound to: its images' names and sizes, or their content too."""
+    masks: str | None = None
+    """For segmentation, a folder that holds for each image root/a/b.jpg its mask, masks/a/b.png."""
+
+    def __post_init__(self) -> None:
+        folder.check(self.root)
+        _ = self.splits
+        number("held_out", self.held_out, 0, 0.9, above=True)
+        whole("seed", self.seed, at_least=0)
+        one_of("verify", self.verify, VERIFIED)
+        if self.masks is not None and not os.path.isdir(str(self.masks)):
+            raise OptionError("masks", self.masks, "no such folder; null for none")
+
+    @property
+    def splits(self) -> folder.Splits:
+        """The folders by what their images are for."""
+        return folder.splits(self.root, train=self.train, validation=self.validation, test=self.test)
+
+    def count(self, at_most: int) -> int:
+        """How many images there are to train on, as far as `at_most`."""
+        return folder.count(self.splits.train, at_most=at_most)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Imagenet:
+    """ImageNet in its usual layout: train/ and val/, in each a folder for every class, named by its wnid."""
+
+    root: str
+    """The folder that holds train/ and val/."""
+    verify: str = "size"
+    """As that of `Folder`."""
+
+    def __post_init__(self) -> None:
+        folder.check(self.root)
+        one_of("verify", self.verify, VERIFIED)
+        for name in ("train", "val"):
+            if not os.path.isdir(os.path.join(self.root, name)):
+                right = f"holds no folder {name}: ImageNet's usual layout is train/ and val/"
+                raise OptionError("root", self.root, right)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TorchvisionSet:
+    """A public data set as torchvision reads it."""
+
+    name: str
+    """cifar10, cifar100, stl10, flowers102 or oxford_pets."""
+    root: str
+    """The folder that holds it."""
+    download: bool = False
+    """Whether to fetch it into that folder."""
+    split: str | None = None
+    """unlabeled: STL-10's unlabelled images; None: all labelled ones that are not the set's test images."""
+
+    def __post_init__(self) -> None:
+        one_of("name", self.name, ("cifar10", "cifar100", "stl10", "flowers102", "oxford_pets"))
+        flag("download", self.download)
+        if self.split is not None and (self.name, self.split) != ("stl10", "unlabeled"):
+            raise OptionError("split", self.split, "must be left out, or unlabeled for stl10")
+        if not self.download and not os.path.isdir(str(self.root)):
+            right = f"no such folder; give the one that holds {self.name}, or data.download=true"
+            raise OptionError("root", self.root, right)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subset:
+    """Fewer images of a source."""
+
+    part: Sequence[float] = (0, 1)
+    """Those whose hash lies in [from, to): parts that do not overlap share no image."""
+    images: int | None = None
+    """So many of them, as many of each class as of any other as far as there are; None for all."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.part, list | tuple) or len(self.part) != 2:
+            raise OptionError("part", self.part, "must be two numbers, [from, to]")
+        for bound in self.part:
+            number("part", bound, 0, 1)
+        if self.part[0] >= self.part[1]:
+            raise OptionError("part", self.part, "must be [from, to], and the first is not less than the second")
+        if self.images is not None:
+            whole("images", self.images)
+
+
+def development(value: float | str | None) -> None:
+    """OptionError unless this can be what is measured on in place of the test images: None for the test images."""
+    if value not in (None, VALIDATION):
+        try:
+            number("development", value, 0, 0.9, above=True)
+        except OptionError as error:
+            raise OptionError("development", value, f"{error.right}, or {VALIDATION}") from None
