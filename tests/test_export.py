@@ -1,6 +1,7 @@
 """What is exported opens where it is meant to, and says there what it says here."""
 
 import json
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -109,7 +110,7 @@ def test_transformers_opens_a_classifier_and_prepares_pictures(tmp_path):
 def test_a_classifier_by_sigmoid_says_how_its_logits_are_meant(tmp_path):
     for loss, said in (("softmax", False), ("sigmoid", True)):
         model = classifier()
-        model.loss = loss
+        model.options = replace(model.options, loss=loss)
         folder, _ = written(model, tmp_path, "timm", overwrite=True)
         assert ("trained with sigmoid" in (folder / "README.md").read_text()) == said
 

@@ -79,7 +79,7 @@ def export(
 
 def _probabilities(model: ViT | Classify) -> list[str]:
     """What is to be said where the softmax of a classifier's outputs is not what it was trained for."""
-    if isinstance(model, ViT) or model.loss == "softmax":
+    if isinstance(model, ViT) or model.options.loss == "softmax":
         return []
     return ["the classifier was trained with sigmoid: its probabilities are the sigmoid of each logit, not a softmax"]
 
