@@ -1,8 +1,8 @@
-"""Random numbers as a pure function of (seed, kind, slot): no state to save, the same on every device.
+"""Random numbers as a pure function of (seed, kind, slot, view): no state to save, the same on every device.
 
 A slot numbers an image in the order of training: slot = step * batch_size + place in the global batch. Whatever is
 random about that image (its crop, its flip, which of its patches are corrupted) is hashed from its slot, so it is
-the same for any number of workers or processes and after any restart.
+the same for any number of workers or processes and after any restart. The views of one image are numbered from 0.
 
 Letters: b slots, k numbers a slot.
 """
@@ -28,15 +28,16 @@ def _mix(x: Tensor) -> Tensor:
     return x ^ _shift(x, 31)
 
 
-def key(seed: int, kind: str) -> int:
-    """A 63-bit integer of the seed and what it is used for, so that two uses of one seed share no numbers."""
-    return int.from_bytes(hashlib.sha256(f"{seed}/{kind}".encode()).digest()[:8], "big") >> 1
+def key(seed: int, kind: str, view: int = 0) -> int:
+    """A 63-bit integer of the seed, what it is used for and the view, so that two of these share no numbers."""
+    text = f"{seed}/{kind}" + (f"\0{view}" if view else "")
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
-def uniform(seed: int, kind: str, slots: Tensor, count: int) -> Tensor:
+def uniform(seed: int, kind: str, slots: Tensor, count: int, view: int = 0) -> Tensor:
     """Numbers uniform in [0, 1): slots (b,) int64 -> (b, count) float64, on the device of `slots`."""
     place = torch.arange(1, count + 1, device=slots.device) * _GOLDEN
-    start = _mix(key(seed, kind) + slots * _GOLDEN)
+    start = _mix(key(seed, kind, view) + slots * _GOLDEN)
     return _shift(_mix(start[:, None] + place), 11).double() * 2.0**-53
 
 

@@ -1,4 +1,4 @@
-"""Hashed random numbers: the published generator to the bit, functions of (seed, kind, slot) alone, and uniform."""
+"""Hashed random numbers: the published generator to the bit, functions of (seed, kind, slot, view), and uniform."""
 
 import pytest
 import torch
@@ -77,10 +77,22 @@ def test_every_bit_is_fair():
     assert ((ones - len(numbers) / 2).abs() < 5 * (len(numbers) / 4) ** 0.5).all()
 
 
-def test_seeds_kinds_slots_and_places_are_independent():
+def test_the_first_view_has_the_numbers_of_the_first_edition():
+    expected = [
+        "0x1.0badf8ea434c9p-1", "0x1.327a8eaf8ec3ep-1", "0x1.164c8a6d59296p-2",
+        "0x1.b04e0e6220c87p-1", "0x1.e5f38940516c0p-4", "0x1.1083f74ec6488p-1",
+    ]  # fmt: skip
+    for view in ({}, {"view": 0}):
+        assert key(3, "inception crop", **view) == 7550569952523396570
+        found = uniform(3, "inception crop", torch.tensor([0, 7, 2**40]), 2, **view)
+        assert [number.hex() for number in found.flatten().tolist()] == expected
+
+
+def test_seeds_kinds_slots_views_and_places_are_independent():
     slots = torch.arange(20_000)
     samples = [uniform(seed, kind, slots, 1)[:, 0] for seed in (0, 1, 2) for kind in ("flip", "crop", "flip ")]
     samples += [uniform(0, "flip", slots + 1, 1)[:, 0], uniform(0, "flip", slots + 128, 1)[:, 0]]
+    samples += [uniform(0, "flip", slots, 1, view)[:, 0] for view in (1, 2, 11)]
     samples += list(uniform(0, "places", slots, 4).T)
     correlation = torch.corrcoef(torch.stack(samples)).fill_diagonal_(0)
     assert correlation.abs().max() < 5 / len(slots) ** 0.5
@@ -92,7 +104,9 @@ def test_streams_do_not_overlap():
 
 
 def test_keys_are_positive_integers_and_all_different():
-    keys = [key(seed, kind) for seed in range(50) for kind in ("", "a", "b", "1", "/")]
+    keys = [
+        key(seed, kind, view) for seed in range(50) for kind in ("", "a", "b", "1", "/", "/1") for view in (0, 1, 11)
+    ]
     assert len(set(keys)) == len(keys)
     assert all(0 <= number < 2**63 for number in keys)
 
