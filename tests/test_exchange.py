@@ -16,9 +16,9 @@ from ssvit.checkpoints import checkpoint, manifest
 from ssvit.exchange import files, reading, writing
 from ssvit.exchange.files import ForeignError
 from ssvit.exchange.timm import TIMM
+from ssvit.models.options import EPSILONS
 from ssvit.models.vit import ViT
 from ssvit.options import OptionError, UserError
-from ssvit.rules import EPSILONS
 
 LIMIT = 1e-5  # float32, tokens after the last norm
 

@@ -11,7 +11,7 @@ from command import LIMIT
 
 ROOT = Path(__file__).resolve().parent.parent
 LEVELS = (
-    ("options", "randomness", "atomic_io", "rules"),
+    ("options", "randomness", "atomic_io"),
     ("kernels",),
     ("models",),
     ("objectives", "data", "exchange", "checkpoints"),
@@ -25,7 +25,7 @@ LEVEL = {package: level for level, packages in enumerate(LEVELS) for package in 
 WITHOUT_TORCH = (
     "options",
     "atomic_io",
-    "rules",
+    "models.options",
     "training.recipe",
     "checkpoints.run_folder",
     "checkpoints.manifest",

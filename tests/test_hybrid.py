@@ -15,12 +15,12 @@ from timm.models.resnetv2 import ResNetV2
 
 from ssvit.checkpoints import checkpoint
 from ssvit.models.hybrid import Bottleneck, Convolution, ResNet
+from ssvit.models.options import EPSILONS
 from ssvit.models.vit import ViT
 from ssvit.objectives.masked_patch import MaskedPatch
 from ssvit.objectives.masking import Masking
 from ssvit.objectives.targets import MeanColor
 from ssvit.options import OptionError
-from ssvit.rules import EPSILONS
 from ssvit.training.recipe import layer_of, parameter_groups
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
@@ -304,9 +304,9 @@ def test_without_a_stem_nothing_of_it_is_there():
 
 WRONG = [
     ("stem", {"stem": "r50"}),
-    ("stem", {"stem": {}}),
-    ("stem", {"stem": {"layers": [1]}}),
-    ("stem", {"stem": {"layers": [1], "width": 32, "depth": 3}}),
+    ("stem.layers", {"stem": {}}),
+    ("stem.width", {"stem": {"layers": [1]}}),
+    ("stem.depth", {"stem": {"layers": [1], "width": 32, "depth": 3}}),
     ("stem.layers", {"stem": {"layers": 3, "width": 32}}),
     ("stem.layers", {"stem": {"layers": [3, 0], "width": 32}}),
     ("stem.layers", {"stem": {"layers": [3, "4"], "width": 32}}),

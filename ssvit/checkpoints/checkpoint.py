@@ -169,7 +169,7 @@ def set_aside_after(folder: Path, step: int) -> None:
 def load_encoder(path: str | Path, *, resize: str = "paper", announce: bool = False, **changes: Any) -> ViT:
     """The encoder of a checkpoint (the averaged one if there is one), in eval mode, without the objective's own parts.
 
-    changes: arguments to build it with in place of its own, of those in `rules.CHANGEABLE`. Another image size
+    changes: arguments to build it with in place of its own, of those in `models.options.CHANGEABLE`. Another image size
     resizes the position embeddings, in the way that `resize` says (see `ViT.take`). announce: say on the console what
     was loaded. CheckpointError unless every tensor of the encoder has its place and every place its tensor.
 

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ssvit import rules
 from ssvit.atomic_io import read_manifest, seal
 from ssvit.checkpoints import configuration
 from ssvit.checkpoints.configuration import Configuration
 from ssvit.exchange import files, reading
-from ssvit.options import OptionError, UserError, one_of
+from ssvit.models import options
+from ssvit.options import OptionError, UserError, make, one_of
 
 SCHEMA = 2
 _SHOWN = 3  # other runs that are named beside the newest
@@ -195,14 +195,14 @@ def _newest(outputs: Path, stage: str, say: Callable[[str], None]) -> Path:
 
 
 def check_encoder(*, path: Any, resize: Any, announce: bool, **changes: Any) -> None:
-    """OptionError unless the encoder of a checkpoint can be built with `changes`, of those in `rules.CHANGEABLE`.
+    """OptionError unless the encoder of a checkpoint can be built with `changes`, of those in `options.CHANGEABLE`.
 
     Those of a foreign file may hold what is told of it too.
     """
-    one_of("resize", resize, rules.RESIZE)
+    one_of("resize", resize, options.RESIZE)
     path = Path(path)
     trained = read(path, changes)["encoder"]
-    rules.encoder(**{**trained, **untold(path, changes)})
+    make(options.ViT, {**trained, **untold(path, changes)})
 
 
 def untold(path: Path, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,10 +5,10 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from ssvit import rules
 from ssvit.checkpoints import manifest
 from ssvit.cli.launch import announce, launch, say
 from ssvit.exchange import export_rules
+from ssvit.models.options import RESIZE, grid
 from ssvit.options import one_of, within
 
 
@@ -18,8 +18,8 @@ def run(config: DictConfig, plain: dict[str, Any]) -> None:
     with within("encoder"):
         facts = manifest.read(path, plain["encoder"])
     size = facts["encoder"]["image_size"] if plain["image_size"] is None else plain["image_size"]
-    rules.grid(size, facts["encoder"]["patch_size"])
-    one_of("resize", plain["resize"], rules.RESIZE)
+    grid(size, facts["encoder"]["patch_size"])
+    one_of("resize", plain["resize"], RESIZE)
     asked = {name: plain[name] for name in ("format", "any_size", "input", "overwrite")}
     export_rules.check(**asked, encoder=facts["encoder"], classifier=facts.get("classifier"))
     run = Path(plain["outputs"]) / path.stem if path.is_file() else path.parent

@@ -22,8 +22,8 @@ from ssvit.checkpoints import manifest
 from ssvit.checkpoints.configuration import Configuration, ConfigurationError
 from ssvit.cli.launch import CONFIGS, say, typed_command
 from ssvit.exchange import reading
+from ssvit.models.options import CHANGEABLE
 from ssvit.options import OptionError, UserError, within
-from ssvit.rules import CHANGEABLE
 
 SCRATCH = "scratch"
 # What data=pretrained stands for, once `offer` has found it: choices of groups of configuration files.

@@ -14,7 +14,7 @@ _LAYER = "encoder.layer.{i}"
 _ATTENTION = tuple(f"{_LAYER}.attention.attention.{part}" for part in ("query", "key", "value"))
 
 
-# Hugging Face's names of `rules.GELUS`, the usual one of each first.
+# Hugging Face's names of the GELUs, the usual one of each first.
 _ACTIVATIONS = {"gelu": "exact", "gelu_pytorch_tanh": "tanh", "gelu_new": "tanh", "gelu_python": "exact"}
 
 

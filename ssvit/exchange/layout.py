@@ -88,9 +88,9 @@ class Layout:
     by the peer's convention. aliases: names of older versions, as (pattern, what stands for it). marks: names of which
     a file must have one, where the signature is not the peer's alone. beside: what files beside the weights tell, of
     `reading.TOLD` and as "remark", a sentence to print. bare: how names are written where a hybrid's stem has no
-    stages, as (pattern, what stands for it). epsilons: of that stem, one of `rules.EPSILONS`. gelu: one of
-    `rules.GELUS`. beyond: what makes the peer's representation of an encoder's outputs and is left behind, by the first
-    part of its name.
+    stages, as (pattern, what stands for it). epsilons, gelu: those of the
+    encoder. beyond: what makes the peer's representation of an encoder's outputs and is left behind, by the first part
+    of its name.
     """
 
     peer: str

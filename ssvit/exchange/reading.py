@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ssvit import rules
 from ssvit.atomic_io import seal
 from ssvit.exchange import files
 from ssvit.exchange.files import ForeignError
@@ -22,6 +21,7 @@ from ssvit.exchange.huggingface import HUGGINGFACE
 from ssvit.exchange.layout import Layout, Place
 from ssvit.exchange.timm import FACEBOOK, TIMM
 from ssvit.exchange.torchvision import TORCHVISION
+from ssvit.models import options
 from ssvit.options import OptionError, UserError, pair
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class Foreign:
         # Where special tokens have no positions, nothing is what is added to them.
         rows = state["positions.0.embedding"]
         special = self.arguments["class_token"] + self.arguments["distillation_token"]
-        patches = math.prod(rules.grid(self.arguments["image_size"], self.arguments["patch_size"]))
+        patches = math.prod(options.grid(self.arguments["image_size"], self.arguments["patch_size"]))
         state["positions.0.embedding"] = F.pad(rows, (0, 0, special + patches - len(rows), 0))
         with torch.device("meta"):  # nothing of its size is made before it is known to be the file's
             expected = ViT(**self.arguments).state_dict()
@@ -120,7 +120,7 @@ def read(path: Path, told: Mapping[str, Any]) -> Foreign:
         raise OptionError("heads", None, f"an encoder of width {letters['d']} may have any; how many has {path.name}?")
     if letters.get("h") not in (None, chosen["heads"]):
         raise OptionError("heads", chosen["heads"], f"{path.name} has {letters['h']}")
-    step = 1 if units is None else rules.stride(units)
+    step = 1 if units is None else options.stride(units)
     patch = letters["p"] * step, letters["q"] * step
     size = _size(path, letters["t"], patch, sum(special.values()), chosen.get("trained_size"))
     arguments = {
@@ -142,13 +142,14 @@ def read(path: Path, told: Mapping[str, Any]) -> Foreign:
         "std": chosen["std"],
         **({} if units is None else {"stem": {"layers": units, "width": letters["w"], "epsilons": layout.epsilons}}),
     }
-    rules.encoder(**arguments)
+    options.ViT(**arguments)
     outside = {_first_part(name, prefix) for name in shapes if not name.startswith(prefix)}
     behind = sorted(outside | {_first_part(name) for name in usual if name not in wanted})
+    patches = math.prod(options.grid(size, patch))
     notes = [
         f"{layout.peer}'s layout, images of {size[0]}x{size[1]}",
         *(f"{name} {chosen[name]} {sources[name]}" for name in ("heads", "mean", "std")),
-        *([] if letters["t"] > math.prod(rules.grid(size, patch)) else ["none of its positions is for special tokens"]),
+        *([] if letters["t"] > patches else ["none of its positions is for special tokens"]),
         *([] if arguments["gelu"] == "exact" else [f"gelu {arguments['gelu']}, as {layout.peer}'s"]),
         *([known["remark"]] if "remark" in known else []),
         *([f"left behind: {_first(behind)}"] if behind else []),
@@ -204,7 +205,7 @@ def _size(path: Path, rows: int, patch: tuple[int, int], special: int, told: Any
                 return side * patch[0], side * patch[1]
         raise OptionError("trained_size", None, f"{path.name} has {rows} positions, no square; give [height, width]")
     size = pair("trained_size", told)
-    grid = rules.grid(size, patch)
+    grid = options.grid(size, patch)
     if rows - math.prod(grid) not in (0, special):
         raise OptionError("trained_size", told, f"is {grid[0]}x{grid[1]} patches, and {path.name} has {rows} positions")
     return size

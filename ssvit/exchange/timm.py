@@ -39,7 +39,7 @@ _TABLE = (
 )
 
 
-# timm's names of `rules.GELUS`.
+# timm's names of the GELUs.
 _ACTIVATIONS = {"gelu": "exact", "gelu_tanh": "tanh"}
 
 

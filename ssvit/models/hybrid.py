@@ -8,13 +8,13 @@ numbers that keep a deviation from being zero; with them, its weights give its o
 Letters: b images, c channels, h x w their height and width, f channels of a feature map of y x x places.
 """
 
-from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ssvit import rules
+from ssvit.models import options
 
 
 class Convolution(nn.Conv2d):
@@ -45,7 +45,7 @@ class Convolution(nn.Conv2d):
 
 def normed(inputs: int, outputs: int, size: int, stride: int = 1, *, epsilons: str) -> tuple[Convolution, nn.GroupNorm]:
     """A convolution, and the normalisation of an image's channels in groups that follows it (Wu and He 2018)."""
-    norm = nn.GroupNorm(rules.GROUPS, outputs, eps=1e-6 if epsilons == "authors" else 1e-5)
+    norm = nn.GroupNorm(options.GROUPS, outputs, eps=1e-6 if epsilons == "authors" else 1e-5)
     return Convolution(inputs, outputs, size, stride, epsilons=epsilons), norm
 
 
@@ -74,17 +74,17 @@ class Bottleneck(nn.Module):
 class ResNet(nn.Module):
     """Normalised images (b, c, h, w) to a feature map (b, f, h / stride, w / stride).
 
-    layers: the units of each stage, (3, 4, 6, 3) for a ResNet-50; () for the root alone. width: channels of the root,
-    doubled from stage to stage. epsilons: one of `rules.EPSILONS`. The stride is 4 after the root and the first stage,
-    and doubles with each further one.
+    The options are those of `options.Stem`; channels: of the images.
     """
 
-    def __init__(self, *, channels: int, layers: Sequence[int], width: int, epsilons: str = "authors") -> None:
+    def __init__(self, *, channels: int, **given: Any) -> None:
         super().__init__()
-        self.stride, self.epsilons = rules.stride(layers), epsilons
+        own = options.Stem(**given)
+        width, epsilons = own.width, own.epsilons
+        self.stride, self.epsilons = options.stride(own.layers), epsilons
         self.root, self.norm = normed(channels, width, 7, 2, epsilons=epsilons)
         self.stages, self.outputs = nn.Sequential(), width
-        for stage, units in enumerate(layers):
+        for stage, units in enumerate(own.layers):
             self.stages.append(nn.Sequential())
             for place in range(units):
                 stride = 2 if stage > 0 and place == 0 else 1

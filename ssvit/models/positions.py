@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from einops import rearrange, repeat
 from torch import Tensor, nn
 
-# How a table is laid over another grid, by the names in `ssvit.rules`: as the authors' code does (scipy's zoom of
+# How a table is laid over another grid, by the names in `options.RESIZE`: as the authors' code does (scipy's zoom of
 # order 1), and as timm does.
 RESIZE = {
     "paper": {"mode": "bilinear", "align_corners": True},

@@ -19,14 +19,13 @@ from einops import rearrange
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from ssvit import rules
 from ssvit.kernels.attention import attend, attend_packed, merge, split
 from ssvit.kernels.fused import Branch, LayerNorm, Linear, branches, linear, untouched
-from ssvit.models import positions
+from ssvit.models import options, positions
 from ssvit.models.hybrid import Convolution, ResNet
 from ssvit.options import OptionError, one_of, pair, typed
 
-# torch's names of `rules.GELUS`.
+# torch's names of the GELUs.
 _APPROXIMATE = {"exact": "none", "tanh": "tanh"}
 _BEYOND = 0.25  # outside of [0, 1], which cubic filters reach in resizing
 
@@ -210,11 +209,11 @@ class ViT(nn.Module):
         gelu: str = "exact",
     ) -> None:
         self.arguments = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
-        rules.encoder(**self.arguments)
+        options.ViT(**self.arguments)
         super().__init__()
         self.image_size = pair("image_size", image_size)
         self.patch_size = pair("patch_size", patch_size)
-        self.grid = rules.grid(image_size, patch_size)
+        self.grid = options.grid(image_size, patch_size)
         self.width, self.channels, self.pooling = width, channels, pooling
         self.activation_checkpointing = activation_checkpointing
         self.num_prefix_tokens = int(class_token) + int(distillation_token)
@@ -419,7 +418,7 @@ class ViT(nn.Module):
     @property
     def architecture(self) -> dict[str, Any]:
         """The arguments that encoders must share for one to take the weights of the other."""
-        free = (*rules.CHANGEABLE, "mean", "std")
+        free = (*options.CHANGEABLE, "mean", "std")
         fixed = {name: value for name, value in self.arguments.items() if name not in free}
         if self.stem is not None:
             layers = list(fixed["stem"]["layers"])
@@ -430,9 +429,9 @@ class ViT(nn.Module):
     def take(self, other: "ViT", *, how: str = "paper") -> None:
         """Take the weights, mean and std of an encoder whose images may have another size: positions keep their place.
 
-        how: one of `rules.RESIZE`. OptionError for an argument in which the two may not differ.
+        how: one of `options.RESIZE`. OptionError for an argument in which the two may not differ.
         """
-        one_of("resize", how, rules.RESIZE)
+        one_of("resize", how, options.RESIZE)
         for name, right in other.architecture.items():
             if self.architecture[name] != right:
                 raise OptionError(name, self.architecture[name], f"must be {typed(right)}, as in the other encoder")

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any
 
-from ssvit import rules
 from ssvit.checkpoints import manifest
 from ssvit.data import options as data_options
 from ssvit.evaluation import probing_rules
@@ -17,7 +16,6 @@ from ssvit.options import OptionError, UserError, find, make, number, whole, wit
 from ssvit.training.recipe import Recipe
 
 RULES: Mapping[str, Callable[..., None]] = {
-    "ssvit.models.vit.ViT": rules.encoder,
     "ssvit.checkpoints.checkpoint.load_encoder": manifest.check_encoder,
     "ssvit.evaluation.knn_probe.KnnProbe": probing_rules.knn,
     "ssvit.evaluation.few_shot_probe.FewShotProbe": probing_rules.few_shot,

@@ -1,0 +1,161 @@
+"""The options of an encoder, which check themselves. Standard library only."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ssvit.options import OptionError, flag, make, number, one_of, pair, whole, within
+
+# How learned positions are resampled for images of another size.
+RESIZE = ("paper", "timm")
+# Channels are normalised in so many groups in a hybrid's stem.
+GROUPS = 32
+# Whose small numbers keep the deviations in a hybrid's stem from being zero.
+EPSILONS = ("authors", "timm")
+# Options of an encoder that do not change which weights it has, so that those of another can be used.
+CHANGEABLE = (
+    "image_size", "pooling", "dropout", "attention_dropout", "stochastic_depth", "activation_checkpointing",
+)  # fmt: skip
+
+
+def grid(image_size: Any, patch_size: Any) -> tuple[int, int]:
+    """Patches in a column and in a row of an image: (rows, columns). OptionError unless the patch divides it."""
+    height, width = pair("image_size", image_size)
+    patch = pair("patch_size", patch_size)
+    for side, pixels, step in (("height", height, patch[0]), ("width", width, patch[1])):
+        if step > pixels:
+            raise OptionError("patch_size", patch_size, f"must be at most the image's {side} of {pixels} pixels")
+        if pixels % step:
+            divisors = ", ".join(str(d) for d in range(2, pixels // 2 + 1) if pixels % d == 0) or pixels
+            raise OptionError("patch_size", patch_size, f"must divide the image's {side} of {pixels} ({divisors})")
+    return height // patch[0], width // patch[1]
+
+
+def stride(layers: Sequence[int]) -> int:
+    """Pixels from one place to the next in the feature map of a hybrid's stem of so many units a stage: 4 after the
+    first stage, doubled by each further one.
+    """
+    return 2 ** (1 + max(len(layers), 1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stem:
+    """The ResNet of a hybrid (section 3.1)."""
+
+    layers: Sequence[int]
+    """Units of each stage: [3, 4, 6, 3] for a ResNet-50, [] for the root alone."""
+    width: int
+    """Channels of the root, doubled from stage to stage."""
+    epsilons: str = "authors"
+    """Whose small numbers it has; timm, for weights of its hybrids."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.layers, list | tuple):
+            raise OptionError("layers", self.layers, "must be a list, the units of each stage, as [3, 4, 9]")
+        for units in self.layers:
+            whole("layers", units)
+        whole("width", self.width)
+        if self.width % GROUPS:
+            right = f"must be a multiple of {GROUPS}, the groups of channels to normalise"
+            raise OptionError("width", self.width, right)
+        one_of("epsilons", self.epsilons, EPSILONS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ViT:
+    """A Vision Transformer without a head."""
+
+    image_size: int | Sequence[int]
+    """Pixels of an image's side, or [height, width]."""
+    patch_size: int | Sequence[int]
+    """Pixels of a patch's side, or [height, width]; under a token of a hybrid all the same. Must divide the image."""
+    width: int
+    """Numbers of a token's embedding."""
+    depth: int
+    """Layers."""
+    heads: int
+    """Heads of attention."""
+    mlp_width: int | None = None
+    """Width of the MLP's hidden layer; None for 4 * width."""
+    channels: int = 3
+    """Channels of the images."""
+    class_token: bool = True
+    """Whether there is one."""
+    pooling: str = "class_token"
+    """What an image's vector is: the class token's output (the paper), or patch_mean."""
+    positions: str = "learned_1d"
+    """learned_1d (the paper), learned_2d, sine_cosine_2d, relative or none (Table 8)."""
+    positions_at: str = "stem"
+    """Where they are added: stem (the paper), every_layer, every_layer_shared (Table 8)."""
+    dropout: float = 0.0
+    """Of the sequence that the first layer takes, of what attention and MLP put out, and of the MLP's hidden layer, as
+    in the authors' code (vit_jax: models_vit.py)."""
+    attention_dropout: float = 0.0
+    """Of the attention weights, which the authors never drop (vit_jax: configs/models.py)."""
+    stochastic_depth: float = 0.0
+    """Rate at which the last layer is left out (Huang et al. 2016); it grows linearly from 0 at the first layer."""
+    mean: float | Sequence[float] = 0.5
+    """Of the images' channels, in [0, 1]: one number, or one for each."""
+    std: float | Sequence[float] = 0.5
+    """Of the images' channels, in [0, 1]: one number, or one for each."""
+    distillation_token: bool = False
+    """Whether there is a second prefix token, for what a teacher says (Touvron et al. 2021)."""
+    activation_checkpointing: bool = False
+    """In training keep only what stands between the layers, and compute a layer once more for its gradients."""
+    stem: Mapping[str, Any] | None = None
+    """The options of the `Stem` of a hybrid, None for patches of pixels."""
+    gelu: str = "exact"
+    """The MLP's GELU: x * Phi(x), or its approximation by tanh, which JAX computes (Hendrycks and Gimpel 2016)."""
+
+    def __post_init__(self) -> None:
+        _ = self.grid
+        if self.stem is not None:
+            self._check_stem()
+        for name in ("width", "depth", "heads", "channels"):
+            whole(name, getattr(self, name))
+        if self.mlp_width is not None:
+            whole("mlp_width", self.mlp_width)
+        if self.width % self.heads:
+            raise OptionError("heads", self.heads, f"must divide width={self.width}")
+        for name in ("class_token", "distillation_token", "activation_checkpointing"):
+            flag(name, getattr(self, name))
+        if self.distillation_token and not self.class_token:
+            raise OptionError("distillation_token", True, "needs class_token=true, after which it stands")
+        one_of("pooling", self.pooling, ("patch_mean", "class_token"))
+        if self.pooling == "class_token" and not self.class_token:
+            raise OptionError("pooling", self.pooling, "needs class_token=true; without one, pool by patch_mean")
+        one_of("gelu", self.gelu, ("exact", "tanh"))
+        self._check_positions()
+        for name in ("dropout", "attention_dropout", "stochastic_depth"):
+            number(name, getattr(self, name), 0, 0.99)
+        for name, values in (("mean", self.mean), ("std", self.std)):
+            values = list(values) if isinstance(values, list | tuple) else [values]
+            if len(values) not in (1, self.channels):
+                raise OptionError(name, values, f"must be one number, or one for each of the {self.channels} channels")
+            for value in values:
+                number(name, value, 0, 1, above=name == "std")
+
+    def _check_stem(self) -> None:
+        if not isinstance(self.stem, Mapping):
+            right = "{layers: units of each stage, width: channels of the first, epsilons: authors or timm}"
+            raise OptionError("stem", self.stem, f"must be null, or {right}")
+        with within("stem"):
+            stem = make(Stem, self.stem)
+        step = stride(stem.layers)
+        if any(side % step for side in pair("patch_size", self.patch_size)):
+            right = f"must be a multiple of {step}, the stride of stem.layers={stem.layers}"
+            raise OptionError("patch_size", self.patch_size, right)
+
+    def _check_positions(self) -> None:
+        one_of("positions", self.positions, ("learned_1d", "learned_2d", "sine_cosine_2d", "relative", "none"))
+        one_of("positions_at", self.positions_at, ("stem", "every_layer", "every_layer_shared"))
+        if self.positions in ("learned_2d", "sine_cosine_2d") and self.width % 4:
+            raise OptionError("width", self.width, f"must be a multiple of 4 for positions={self.positions}")
+        if self.positions in ("relative", "none") and self.positions_at != "stem":
+            right = f"must be stem for positions={self.positions}, which adds nothing"
+            raise OptionError("positions_at", self.positions_at, right)
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Patches in a column and in a row of an image: (rows, columns)."""
+        return grid(self.image_size, self.patch_size)
