@@ -16,6 +16,7 @@ from ssvit.checkpoints import checkpoint
 from ssvit.checkpoints.configuration import Configuration
 from ssvit.cli import pretrained
 from ssvit.data.source import Data
+from ssvit.options import OptionError
 from ssvit.training import comparison, preflight
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
@@ -86,6 +87,17 @@ def test_every_choice_builds(group):
         config = composed(f"{group}={name}", *size)
         preflight.check(OmegaConf.to_container(config, resolve=True))
         build(config)
+
+
+@pytest.mark.parametrize("name", names("augment"))
+def test_every_augmentation_builds(name, images):
+    options = ["data=folder", f"data.root={images}", "recipe.batch_size=8", f"augment@data.augment={name}"]
+    config = composed(*options)
+    preflight.check(plain(config))
+    instantiate(config.data.augment, _convert_="all")
+    wrong = composed(*options, "data.augment.flip=2")
+    with pytest.raises(OptionError, match=r"^data\.augment\.flip=2: must be a number"):
+        preflight.check(plain(wrong))
 
 
 @pytest.mark.parametrize("name", names("data"))

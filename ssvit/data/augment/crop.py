@@ -1,7 +1,7 @@
 """An image of any size becomes h x w: crops, flips and resizing, from uint8 to uint8.
 
-Each image's randomness is hashed from (seed, slot). A transform is called with a list of images of differing sizes,
-each (c, h, w), or with one tensor (b, c, h, w), which is worked on as a whole, on the device where it lies.
+Each image's randomness is hashed from (seed, slot, view). A transform is called with a list of images of differing
+sizes, each (c, h, w), or with one tensor (b, c, h, w), which is worked on as a whole, on the device where it lies.
 
 Letters: b images, c channels, h, w pixels, k taps of a resampling filter.
 """
@@ -34,12 +34,12 @@ class InceptionCrop(options.InceptionCrop):
     here the area and the ratio's logarithm are; the whole image is taken where nothing fits; nothing is antialiased.
     """
 
-    def draw(self, seed: int, slots: Tensor, heights: Tensor, widths: Tensor) -> tuple[Tensor, Tensor]:
+    def draw(self, seed: int, slots: Tensor, heights: Tensor, widths: Tensor, view: int = 0) -> tuple[Tensor, Tensor]:
         """slots, heights, widths (b,) -> boxes (b, 4) int64: top, left, height and width of each crop; flips (b,) bool.
 
         A box is the first of ten tries that fits into the image, else the largest centred crop of an allowed ratio.
         """
-        draws = uniform(seed, "inception crop", slots, 2 * _TRIES + 3)
+        draws = uniform(seed, "inception crop", slots, 2 * _TRIES + 3, view)
         heights, widths = heights.double(), widths.double()
         low, high = self.scale
         area = (heights * widths)[:, None] * (low + (high - low) * draws[:, :_TRIES])
@@ -55,13 +55,13 @@ class InceptionCrop(options.InceptionCrop):
         start = (draws[:, -3:-1] * (free + 1)).where(fits[:, None], free / 2).floor()
         return torch.cat((start, h[:, None], w[:, None]), dim=1).long(), draws[:, -1] < self.flip
 
-    def __call__(self, images: Tensor | Sequence[Tensor], slots: Tensor, seed: int) -> Tensor:
+    def __call__(self, images: Tensor | Sequence[Tensor], slots: Tensor, seed: int, view: int = 0) -> Tensor:
         """(b, c, h, w) or a list of (c, h, w), uint8, with slots (b,) -> (b, c, *size) uint8."""
         if isinstance(images, Tensor):
             sizes = torch.tensor(images.shape[2:], device=slots.device).expand(len(images), 2)
         else:
             sizes = torch.tensor([image.shape[1:] for image in images], device=slots.device)
-        boxes, flips = self.draw(seed, slots, *sizes.unbind(1))
+        boxes, flips = self.draw(seed, slots, *sizes.unbind(1), view)
         if isinstance(images, Tensor):
             return resample(images, boxes, flips, self.size)
         cropped = []
@@ -77,19 +77,19 @@ class ShiftCrop(options.ShiftCrop):
     CIFAR's usual augmentation where `size` is the image's own.
     """
 
-    def __call__(self, images: Tensor | Sequence[Tensor], slots: Tensor, seed: int) -> Tensor:
+    def __call__(self, images: Tensor | Sequence[Tensor], slots: Tensor, seed: int, view: int = 0) -> Tensor:
         """(b, c, h, w) or a list of (c, h, w), uint8, with slots (b,) -> (b, c, *size) uint8.
 
         UserError if an image is smaller than the crop and its padding need.
         """
         if not isinstance(images, Tensor):
-            return torch.cat([self(image[None], slots[i : i + 1], seed) for i, image in enumerate(images)])
+            return torch.cat([self(image[None], slots[i : i + 1], seed, view) for i, image in enumerate(images)])
         b, c, h, w = images.shape
         free_h, free_w = (n + 2 * self.padding - crop for n, crop in zip((h, w), self.size, strict=True))
         if min(free_h, free_w) < 0 or self.padding >= min(h, w):
             crop = f"{self.size[1]}x{self.size[0]}"
             raise UserError(f"an image of {w}x{h} pixels is too small for a crop of {crop} with padding={self.padding}")
-        draws = uniform(seed, "shift crop", slots, 3)
+        draws = uniform(seed, "shift crop", slots, 3, view)
         rows = self._places(draws[:, 0], free_h, self.size[0], h)
         columns = self._places(draws[:, 1], free_w, self.size[1], w)
         columns = columns.flip(1).where(draws[:, 2:] < self.flip, columns)
@@ -113,19 +113,21 @@ class ResizeCrop(options.ResizeCrop):
         super().__init__(**given)
         self.crop = ShiftCrop(size=self.size, padding=0, flip=self.flip)
 
-    def __call__(self, images: Tensor | Sequence[Tensor], slots: Tensor, seed: int) -> Tensor:
+    def __call__(self, images: Tensor | Sequence[Tensor], slots: Tensor, seed: int, view: int = 0) -> Tensor:
         """(b, c, h, w) or a list of (c, h, w), uint8, with slots (b,) -> (b, c, *size) uint8."""
         square = (self.resize, self.resize)
         if not isinstance(images, Tensor):
-            return self.crop(torch.cat([resize(image[None], square) for image in images]), slots, seed)
-        return self.crop(resize(images, square), slots, seed)
+            return self.crop(torch.cat([resize(image[None], square) for image in images]), slots, seed, view)
+        return self.crop(resize(images, square), slots, seed, view)
 
 
 class CenterCrop(options.CenterCrop):
     """What evaluation sees of an image."""
 
-    def __call__(self, images: Tensor | Sequence[Tensor], slots: Tensor | None = None, seed: int = 0) -> Tensor:
-        """(b, c, h, w) or a list of (c, h, w), uint8 -> (b, c, *size) uint8; slots and seed make no difference."""
+    def __call__(
+        self, images: Tensor | Sequence[Tensor], slots: Tensor | None = None, seed: int = 0, view: int = 0
+    ) -> Tensor:
+        """(b, c, h, w) or a list of (c, h, w), uint8 -> (b, c, *size) uint8; nothing else makes a difference."""
         if not isinstance(images, Tensor):
             return torch.cat([self(image[None]) for image in images])
         h, w = images.shape[2:]

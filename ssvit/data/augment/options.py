@@ -1,5 +1,6 @@
-"""The options of the crops, which check themselves. Standard library only."""
+"""The options of crops, colours and views, which check themselves. Standard library only."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,6 +18,11 @@ class Crop:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "size", pair("size", self.size))
+
+    @property
+    def bytes_per_image(self) -> int:
+        """Of an image of three channels afterwards."""
+        return 3 * math.prod(self.size)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,13 +48,8 @@ class InceptionCrop(RandomCrop):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, value, high in (("scale", self.scale, 1), ("ratio", self.ratio, float("inf"))):
-            if not isinstance(value, list | tuple) or len(value) != 2:
-                raise OptionError(name, value, "must be two numbers, [least, most]")
-            for part in value:
-                number(name, part, 0, high, above=True)
-            if value[0] > value[1]:
-                raise OptionError(name, value, "must be [least, most], and the first is larger")
+        _least_most("scale", self.scale, 1)
+        _least_most("ratio", self.ratio)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,3 +95,132 @@ class CenterCrop(Crop):
         if self.fit == "squash" and self.resize is not None:
             right = "must be null with fit=squash, which resizes the whole image to its size"
             raise OptionError("resize", self.resize, right)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ColorJitter:
+    """Brightness, contrast, saturation and hue changed at random, as torchvision's; the defaults are DINO's."""
+
+    brightness: float = 0.4
+    """Most change of the factor of the brightness from 1."""
+    contrast: float = 0.4
+    """The same of the contrast."""
+    saturation: float = 0.2
+    """The same of the saturation."""
+    hue: float = 0.1
+    """Most turn of the hue, as a part of the whole circle."""
+    probability: float = 0.8
+    """That an image is changed."""
+
+    def __post_init__(self) -> None:
+        for name in ("brightness", "contrast", "saturation"):
+            number(name, getattr(self, name), 0)
+        number("hue", self.hue, 0, 0.5)
+        number("probability", self.probability, 0, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grayscale:
+    """Images lose their colours."""
+
+    probability: float = 0.2
+    """That an image does."""
+
+    def __post_init__(self) -> None:
+        number("probability", self.probability, 0, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GaussianBlur:
+    """A Gaussian filter of random width."""
+
+    probability: float = 0.5
+    """That an image is blurred."""
+    sigma: Sequence[float] = (0.1, 2.0)
+    """Least and greatest standard deviation, in pixels."""
+
+    def __post_init__(self) -> None:
+        number("probability", self.probability, 0, 1)
+        _least_most("sigma", self.sigma)
+
+    @property
+    def reach(self) -> int:
+        """Pixels on each side that the filter covers: two of the greatest standard deviations."""
+        return math.ceil(2 * self.sigma[1])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Solarize:
+    """Bright values are inverted."""
+
+    probability: float = 0.2
+    """That those of an image are."""
+    threshold: int = 128
+    """The least value that is inverted."""
+
+    def __post_init__(self) -> None:
+        number("probability", self.probability, 0, 1)
+        number("threshold", self.threshold, 0, 255)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MultiCrop(InceptionCrop):
+    """DINO's views of an image (Caron et al. 2021): two large crops, "global", and several small ones, "local".
+
+    What is an `InceptionCrop`'s holds for the global views. blur and solarize are probabilities for the first global
+    view, the second, and each local one.
+    """
+
+    scale: Sequence[float] = (0.4, 1.0)
+    local_size: int | Sequence[int]
+    """Pixels of a local view's side, or [height, width]; kept as the pair."""
+    local_scale: Sequence[float] = (0.05, 0.4)
+    """Least and greatest part of the image's area that a local view shows."""
+    local_views: int = 8
+    """How many local views there are; 0: none."""
+    jitter: float = 0.8
+    """Probability of changed colours; how much they change: see `ColorJitter`."""
+    brightness: float = 0.4
+    contrast: float = 0.4
+    saturation: float = 0.2
+    hue: float = 0.1
+    grayscale: float = 0.2
+    """Probability of a view without colours."""
+    blur: Sequence[float] = (1.0, 0.1, 0.5)
+    """Probabilities of a blur."""
+    sigma: Sequence[float] = (0.1, 2.0)
+    """Least and greatest standard deviation of a blur, in pixels."""
+    solarize: Sequence[float] = (0.0, 0.2, 0.0)
+    """Probabilities of inverted bright values."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "local_size", pair("local_size", self.local_size))
+        _least_most("local_scale", self.local_scale, 1)
+        whole("local_views", self.local_views, at_least=0)
+        ColorJitter(**self.colors)
+        for name, value in (("jitter", self.jitter), ("grayscale", self.grayscale)):
+            number(name, value, 0, 1)
+        for name, value in (("blur", self.blur), ("solarize", self.solarize)):
+            if not isinstance(value, list | tuple) or len(value) != 3:
+                raise OptionError(name, value, "must be three probabilities: first global view, second, local views")
+            for part in value:
+                number(name, part, 0, 1)
+        reach, side = GaussianBlur(sigma=self.sigma).reach, min(*self.size, *self.local_size)
+        if reach >= side:
+            raise OptionError("sigma", self.sigma, f"its filter needs images of more than {reach} pixels, not {side}")
+
+    @property
+    def colors(self) -> dict[str, float]:
+        """The strengths of a `ColorJitter`."""
+        return {name: getattr(self, name) for name in ("brightness", "contrast", "saturation", "hue")}
+
+
+def _least_most(name: str, value: Sequence[float], high: float = float("inf")) -> None:
+    """OptionError unless these are two numbers above 0, none above `high`, and the first no larger than the second."""
+    if not isinstance(value, list | tuple) or len(value) != 2:
+        raise OptionError(name, value, "must be two numbers, [least, most]")
+    for part in value:
+        number(name, part, 0, high, above=True)
+    if value[0] > value[1]:
+        raise OptionError(name, value, "must be [least, most], and the first is larger")

@@ -1,0 +1,154 @@
+"""What changes an image's colours and sharpness, from uint8 to uint8: the operations of torchvision, for whole batches.
+
+Each image's parameters are hashed from (seed, slot, view), and no image's pixels depend on those beside it: sums and
+products follow one another in a fixed order. An image is changed with a probability of its own.
+
+Letters: b images, c = 3 channels, h, w pixels, k taps of a filter.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ssvit.data.augment import options
+from ssvit.randomness import uniform
+
+_RED, _GREEN, _BLUE = 0.2989, 0.587, 0.114  # of a grey, as torchvision has them
+_LEVELS = 256 - 1e-3  # of a colour in [0, 1], cut off below
+_CHUNK = 1 << 19  # values that are filtered at a time: they stay in a CPU's cache
+
+
+class ColorJitter(options.ColorJitter):
+    """Brightness, contrast, saturation and hue, changed one after the other in a random order.
+
+    The factors of the first three lie in [max(0, 1 - x), 1 + x], the turn of the hue in [-x, x] (torchvision's
+    ColorJitter). An operation of strength 0 is left out.
+    """
+
+    def draw(self, seed: int, slots: Tensor, view: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+        """slots (b,) -> which images are changed (b,) bool, strengths (b, 4), and the order (b, 4): which is when."""
+        draws = uniform(seed, "color jitter", slots, 9, view)
+        strengths = torch.tensor([self.brightness, self.contrast, self.saturation, self.hue], device=slots.device)
+        middle = torch.tensor([1.0, 1.0, 1.0, 0.0], device=slots.device)
+        low = torch.where(middle > 0, (1 - strengths).clamp(min=0), -strengths)
+        factors = low + (middle + strengths - low) * draws[:, 1:5]
+        return draws[:, 0] < self.probability, factors.float(), draws[:, 5:].argsort(dim=1)
+
+    def __call__(self, images: Tensor, slots: Tensor, seed: int, view: int = 0) -> Tensor:
+        """(b, 3, h, w) uint8 with slots (b,) -> the same shape."""
+        changed, factors, order = self.draw(seed, slots, view)
+        images = images.clone()
+        operations = (adjust_brightness, adjust_contrast, adjust_saturation, adjust_hue)
+        strengths = (self.brightness, self.contrast, self.saturation, self.hue)
+        for turn in range(len(operations)):
+            for which, (operation, strength) in enumerate(zip(operations, strengths, strict=True)):
+                rows = (changed & (order[:, turn] == which)).nonzero()[:, 0] if strength else ()
+                if len(rows):
+                    images[rows] = operation(images[rows], factors[rows, which])
+        return images
+
+
+class Grayscale(options.Grayscale):
+    """All three channels become the image's brightness."""
+
+    def __call__(self, images: Tensor, slots: Tensor, seed: int, view: int = 0) -> Tensor:
+        """(b, 3, h, w) uint8 with slots (b,) -> the same shape."""
+        rows = (uniform(seed, "grayscale", slots, 1, view)[:, 0] < self.probability).nonzero()[:, 0]
+        return images.index_copy(0, rows, _gray(images[rows]).to(torch.uint8).expand_as(images[rows]))
+
+
+class GaussianBlur(options.GaussianBlur):
+    """A Gaussian filter of random width `sigma`, cut off at twice the greatest, over reflected edges."""
+
+    def draw(self, seed: int, slots: Tensor, view: int = 0) -> tuple[Tensor, Tensor]:
+        """slots (b,) -> which images are blurred (b,) bool, and sigma (b,) float64."""
+        draws = uniform(seed, "gaussian blur", slots, 2, view)
+        low, high = self.sigma
+        return draws[:, 0] < self.probability, low + (high - low) * draws[:, 1]
+
+    def __call__(self, images: Tensor, slots: Tensor, seed: int, view: int = 0) -> Tensor:
+        """(b, c, h, w) uint8 with slots (b,) -> the same shape."""
+        blurred, sigma = self.draw(seed, slots, view)
+        images = images.clone()
+        for rows in blurred.nonzero()[:, 0].split(max(1, _CHUNK // images[0].numel())):
+            images[rows] = blur(images[rows], sigma[rows], self.reach)
+        return images
+
+
+class Solarize(options.Solarize):
+    """Values of `threshold` and more are inverted."""
+
+    def __call__(self, images: Tensor, slots: Tensor, seed: int, view: int = 0) -> Tensor:
+        """(b, c, h, w) uint8 with slots (b,) -> the same shape."""
+        chosen = uniform(seed, "solarize", slots, 1, view) < self.probability
+        return (255 - images).where(chosen[:, :, None, None] & (images >= self.threshold), images)
+
+
+def adjust_brightness(images: Tensor, factors: Tensor) -> Tensor:
+    """Values times factors (b,): (b, c, h, w) uint8 -> uint8."""
+    return _cut(images * _each(factors))
+
+
+def adjust_contrast(images: Tensor, factors: Tensor) -> Tensor:
+    """Between the image's mean brightness and the image, at factors (b,): (b, 3, h, w) uint8 -> uint8."""
+    # Whole numbers, whose sum is the same in any order.
+    mean = _gray(images).sum((2, 3), keepdim=True, dtype=torch.float64) / images[0, 0].numel()
+    return _between(mean.float(), images, factors)
+
+
+def adjust_saturation(images: Tensor, factors: Tensor) -> Tensor:
+    """Between the grey image and the image, at factors (b,): (b, 3, h, w) uint8 -> uint8."""
+    return _between(_gray(images), images, factors)
+
+
+def adjust_hue(images: Tensor, turns: Tensor) -> Tensor:
+    """Colours turned by `turns` (b,) of the whole circle: (b, 3, h, w) uint8 -> uint8."""
+    colors = images / 255
+    red, green, blue = colors.unbind(1)
+    most, least = colors.amax(1), colors.amin(1)
+    spread = most - least
+    divisor = spread.where(spread > 0, 1)
+    # Sixths of the circle, from red by way of green and blue.
+    hue = (red - green) / divisor + 4
+    hue = torch.where(most == green, (blue - red) / divisor + 2, hue)
+    hue = torch.where(most == red, (green - blue) / divisor, hue)
+    hue = hue + turns[:, None, None] * 6
+    channels = []
+    for corner in (5, 3, 1):
+        distance = (hue + corner).remainder(6)
+        channels.append(most - spread * torch.minimum(distance, 4 - distance).clamp(0, 1))
+    return (torch.stack(channels, 1) * _LEVELS).to(torch.uint8)
+
+
+def blur(images: Tensor, sigma: Tensor, reach: int) -> Tensor:
+    """Gaussian filters of widths sigma (b,), of 2 * reach + 1 taps: (b, c, h, w) uint8 -> uint8."""
+    distance = torch.arange(reach + 1, device=images.device)
+    weights = torch.exp(-0.5 * (distance / sigma[:, None].double()).square())
+    weights = (weights / (2 * weights.sum(1, keepdim=True) - 1)).float()
+    x = F.pad(images.float(), (reach,) * 4, mode="reflect")
+    for axis in (2, 3):
+        size = x.shape[axis] - 2 * reach
+        shifted = [x.narrow(axis, start, size) for start in range(2 * reach + 1)]
+        x = shifted[reach] * _each(weights[:, 0])
+        for step in range(1, reach + 1):
+            x += (shifted[reach - step] + shifted[reach + step]).mul_(_each(weights[:, step]))
+    return x.round_().to(torch.uint8)
+
+
+def _each(factors: Tensor) -> Tensor:
+    """One number for each image: (b,) -> (b, 1, 1, 1)."""
+    return factors[:, None, None, None]
+
+
+def _gray(images: Tensor) -> Tensor:
+    """The brightness of each pixel, a whole number: (b, 3, h, w) uint8 -> (b, 1, h, w) float32."""
+    red, green, blue = images.split(1, dim=1)
+    return (red * _RED + green * _GREEN + blue * _BLUE).floor_()
+
+
+def _between(first: Tensor, second: Tensor, factors: Tensor) -> Tensor:
+    return _cut(second * _each(factors) + first * _each(1 - factors))
+
+
+def _cut(x: Tensor) -> Tensor:
+    return x.clamp_(0, 255).to(torch.uint8)
