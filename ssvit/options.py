@@ -74,6 +74,12 @@ def make(options: type[T], values: Mapping[str, Any]) -> T:
     return options(**values)
 
 
+def select(options: type[T], values: Mapping[str, Any]) -> T:
+    """A dataclass of options from those of many values that are its own."""
+    names = {field.name for field in fields(options)}
+    return make(options, {name: value for name, value in values.items() if name in names})
+
+
 def printable(text: Any) -> str:
     r"""Text that a terminal shows as it is: control characters, which a file's name may hold, as \x1b and the like."""
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in str(text))

@@ -13,9 +13,9 @@ from command import LIMIT, one_line
 from conftest import ROOT
 from torch.utils.flop_counter import FlopCounterMode
 
-from ssvit.benchmark import rules, step
+from ssvit.benchmark import options, step
+from ssvit.benchmark.options import Size
 from ssvit.benchmark.peers import PEERS
-from ssvit.benchmark.rules import Size
 from ssvit.benchmark.timing import as_json, table
 from ssvit.figures.speed import speed
 from ssvit.options import OptionError
@@ -32,7 +32,7 @@ def tool(folder, *options, **environment):
 
 @pytest.fixture(autouse=True)
 def tiny(monkeypatch):
-    monkeypatch.setitem(rules.SIZES, "small", TINY)
+    monkeypatch.setitem(options.SIZES, "small", TINY)
 
 
 @pytest.mark.parametrize("name", [step.OURS, *PEERS])

@@ -17,7 +17,9 @@ from safetensors.torch import load_file
 
 from ssvit.checkpoints import checkpoint
 from ssvit.data.augment.crop import CenterCrop
-from ssvit.exchange import card, export_rules
+from ssvit.exchange import card
+from ssvit.exchange.options import Export
+from ssvit.models import options as models
 from ssvit.models.vit import ViT
 from ssvit.options import OptionError
 
@@ -208,11 +210,10 @@ def test_what_a_peers_preprocessing_does_not_do_is_said(tmp_path):
     ],
 )
 def test_what_a_peer_lacks_is_refused(format, changes, hidden, said):
-    arguments = encoder(**changes).arguments
+    own = models.ViT(**encoder(**changes).arguments)
     head = None if hidden is None else {"classes": CLASSES, "hidden": hidden or None}
-    asked = {"format": format, "any_size": False, "input": "float", "overwrite": False}
     with pytest.raises(OptionError, match=said):
-        export_rules.check(**asked, encoder=arguments, classifier=head)
+        Export(format=format).check(own, head)
 
 
 def test_an_export_is_there_whole_or_not_at_all(tmp_path, monkeypatch):

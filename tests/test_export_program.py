@@ -10,7 +10,7 @@ import pytest
 import torch
 from exported import CLASSES, LIMIT, SHAPE, classifier, encoder, images, written
 
-from ssvit.exchange import export_rules
+from ssvit.exchange.options import Export
 from ssvit.models.vit import ViT
 from ssvit.options import OptionError
 
@@ -111,10 +111,9 @@ def test_a_torch_program_tells_the_same(input, tmp_path):
 
 
 def test_only_programs_have_a_kind_of_input():
-    asked = {"any_size": False, "overwrite": False, "encoder": encoder().arguments, "classifier": None}
     for format, input, said in (("timm", "uint8", "is for format=onnx"), ("onnx", "int8", "one of float, uint8")):
         with pytest.raises(OptionError, match=f"input={input}: .*{said}"):
-            export_rules.check(format=format, input=input, **asked)
+            Export(format=format, input=input)
 
 
 @pytest.mark.parametrize("changes", [{"positions": "relative"}, {"distillation_token": True}])

@@ -43,10 +43,11 @@ WITHOUT_TORCH = (
     "data.folder",
     "data.options",
     "data.augment.options",
-    "benchmark.rules",
+    "benchmark.options",
     "exchange.reading",
-    "exchange.export_rules",
-    "analysis.visualize_rules",
+    "exchange.options",
+    "analysis.options",
+    "checkpoints.options",
 )
 MODULES = sorted((ROOT / "ssvit").rglob("*.py"))
 TOOLS = [path for path in sorted((ROOT / "tools").glob("*.py")) if "__main__" in path.read_text()]

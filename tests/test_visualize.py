@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,12 +16,13 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from ssvit import atomic_io
 from ssvit.analysis import attention, inside, similarity
-from ssvit.analysis.visualize_rules import asked
+from ssvit.analysis.options import drawn
 from ssvit.checkpoints import checkpoint
 from ssvit.checkpoints.configuration import Configuration
 from ssvit.cli import compared, pretrained, visualize
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.decode import load
+from ssvit.models import options
 from ssvit.models.vit import ViT
 from ssvit.options import OptionError, UserError
 from ssvit.randomness import key
@@ -224,13 +226,13 @@ def test_a_file_is_there_whole_or_not_at_all(tmp_path, monkeypatch):
 
 
 def test_whose_attention_and_which_layer():
-    encoder = {"depth": 3, "class_token": True}
-    assert asked(encoder, layer="last", pooling=None) == {"layer": 3, "pooling": "class_token"}
-    assert asked(encoder, layer=2, pooling="patch_mean") == {"layer": 2, "pooling": "patch_mean"}
-    without = encoder | {"class_token": False}
-    assert asked(without, layer="last", pooling=None)["pooling"] == "patch_mean"
+    encoder = options.ViT(image_size=16, patch_size=4, width=16, depth=3, heads=2)
+    assert drawn(encoder, layer="last", pooling=None) == (3, "class_token")
+    assert drawn(encoder, layer=2, pooling="patch_mean") == (2, "patch_mean")
+    without = replace(encoder, class_token=False, pooling="patch_mean")
+    assert drawn(without, layer="last", pooling=None) == (3, "patch_mean")
     with pytest.raises(OptionError, match="pooling=class_token: must be patch_mean: the encoder has no class token"):
-        asked(without, layer="last", pooling="class_token")
+        drawn(without, layer="last", pooling="class_token")
 
 
 def test_as_a_command_on_rectangles_of_another_resolution(run, tool, pictures):

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from ssvit.benchmark.rules import Size
+from ssvit.benchmark.options import Size
 from ssvit.models.vit import gather
 from ssvit.objectives.base import Objective
 from ssvit.objectives.masking import Corruption, Masking, corrupt

@@ -22,9 +22,8 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from ssvit.benchmark.data import scenes
+from ssvit.benchmark.options import SIZES, Size, Step
 from ssvit.benchmark.peers import PEERS
-from ssvit.benchmark.rules import SIZES, Size
-from ssvit.benchmark.rules import step as check
 from ssvit.benchmark.timing import Rate, compare
 from ssvit.data.loader import Batch
 from ssvit.kernels import fused, operators
@@ -42,34 +41,19 @@ OURS = "ssvit"
 _PEAK = 2048  # rows and columns of the matrices that the machine's peak is measured on
 
 
-def run(
-    *,
-    rounds: int = 7,
-    model: str = "ti",
-    precision: str = "bf16-mixed",
-    threads: int = 1,
-    compile: bool = False,
-    device: str = "cpu",
-    batch: int | None = None,
-    peers: bool = True,
-    memory: bool = True,
-) -> dict[str, list[Rate]]:
+def run(*, rounds: int = 7, **given: Any) -> dict[str, list[Rate]]:
     """The rates in images a second, and of the machine's matrix products in GFLOP a second, by title.
 
-    compile: every contender by torch.compile. batch: images a step, by default what `rules.SIZES` says. peers: those
-    that are installed. memory: the highest of two steps, in a process of its own for each contender.
+    The options are those of `options.Step`.
     """
-    check(
-        model=model, precision=precision, threads=threads, compile=compile, device=device, batch=batch, peers=peers,
-        memory=memory,
-    )  # fmt: skip
-    size = SIZES[model]
-    b = batch or size.batch[device]
-    options = {"precision": precision, "compile": compile, "device": device, "batch": b}
+    own = Step(**given)
+    size, precision, device, threads = SIZES[own.model], own.precision, own.device, own.threads
+    b = own.batch or size.batch[device]
+    options = {"precision": precision, "compile": own.compile, "device": device, "batch": b}
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        names = [OURS, *(name for name in PEERS if peers and find_spec(name.split()[0].replace("-", "_")))]
+        names = [OURS, *(name for name in PEERS if own.peers and find_spec(name.split()[0].replace("-", "_")))]
         contenders: dict[str, Callable[[], float]] = {name: Steps(name, size, **options) for name in names}
         if threads > 1:
             contenders[f"{OURS}, 1 thread"] = _alone(contenders[OURS], threads)
@@ -82,10 +66,10 @@ def run(
     for place, rate in enumerate(rates):
         if rate.name not in products:
             rates[place] = rate = replace(rate, share=rate.per_work_second * worth / peak)
-        if rate.name in names and memory:
+        if rate.name in names and own.memory:
             rates[place] = replace(rate, memory=_memory(rate.name, size, options))
-    how = f"{precision}, {'compiled' if compile else 'eager'}, {device}, {threads} thread{'s' * (threads > 1)}"
-    return {f"{model}, {size.image_size} px, {b} images a step, {worth:.2f} GFLOP an image, {how}": rates}
+    how = f"{precision}, {'compiled' if own.compile else 'eager'}, {device}, {threads} thread{'s' * (threads > 1)}"
+    return {f"{own.model}, {size.image_size} px, {b} images a step, {worth:.2f} GFLOP an image, {how}": rates}
 
 
 class Steps:

@@ -19,7 +19,8 @@ import safetensors.torch
 from torch import Tensor, nn
 
 from ssvit.atomic_io import check_regular, remove, sealed, synchronise, write
-from ssvit.checkpoints.manifest import SCHEMA, CheckpointError, complete, located, places, read, step_of, untold
+from ssvit.checkpoints import options
+from ssvit.checkpoints.manifest import SCHEMA, CheckpointError, complete, located, places, read, step_of
 from ssvit.checkpoints.run_folder import is_main_process
 from ssvit.exchange import reading
 from ssvit.models.vit import ViT
@@ -166,33 +167,31 @@ def set_aside_after(folder: Path, step: int) -> None:
         raise CheckpointError(f"{error.filename or folder}: cannot be renamed ({error.strerror})") from None
 
 
-def load_encoder(path: str | Path, *, resize: str = "paper", announce: bool = False, **changes: Any) -> ViT:
+def load_encoder(path: str | Path, **given: Any) -> ViT:
     """The encoder of a checkpoint (the averaged one if there is one), in eval mode, without the objective's own parts.
 
-    changes: arguments to build it with in place of its own, of those in `models.options.CHANGEABLE`. Another image size
-    resizes the position embeddings, in the way that `resize` says (see `ViT.take`). announce: say on the console what
-    was loaded. CheckpointError unless every tensor of the encoder has its place and every place its tensor.
-
-    path: the folder of a checkpoint, or of its run for the newest in it. It may also be a file of another framework's
-    weights; then heads, mean, std and trained_size (the size of the images
-    that it was trained on) tell what its tensors do not, and None leaves it to what is usual.
+    path: the folder of a checkpoint, or of its run for the newest in it, or a file of another framework's weights. The
+    options are those of `options.LoadEncoder`. CheckpointError unless every tensor of the encoder has its place and
+    every place its tensor.
     """
     path = located(path)
-    manifest, states = load(path, without="optimizer", told=changes)
+    asked = options.LoadEncoder(path=path, **given)
+    manifest, states = load(path, without="optimizer", told=asked.told)
     weights = states.get("ema", states["model"])
     try:
         trained = ViT(**manifest["encoder"])
         own = _load(trained, weights, prefix="encoder.")
-        encoder = _changed(trained, untold(path, changes), resize)
+        encoder = _changed(trained, asked)
     except (KeyError, TypeError, UserError, RuntimeError) as error:
         raise CheckpointError(f"{path}: its encoder cannot be built: {' '.join(str(error).split())}") from None
-    if announce and is_main_process():
+    if asked.announce and is_main_process():
         left = sorted({name.split(".")[0] for name in weights.keys() - own})
-        grids = ["x".join(map(str, vit.grid)) for vit in (trained, encoder)]
+        before, after = ("x".join(map(str, vit.grid)) for vit in (trained, encoder))
+        moved = f"; positions resized from {before} to {after} patches ({asked.resize})" if before != after else ""
         print(
             f"{path}: loaded {len(own)} of {len(own)} tensors of the encoder"
             + (", averaged weights" if "ema" in states else "")
-            + (f"; positions resized from {grids[0]} to {grids[1]} patches ({resize})" if grids[0] != grids[1] else "")
+            + moved
             + (f"; left behind: {', '.join(left)}" if left else "")
             + "".join(f"; {note}" for note in manifest.get("notes", ())),
             flush=True,
@@ -200,31 +199,32 @@ def load_encoder(path: str | Path, *, resize: str = "paper", announce: bool = Fa
     return encoder.eval()
 
 
-def load_classifier(path: str | Path, *, resize: str = "paper", **changes: Any) -> Classify:
+def load_classifier(path: str | Path, **given: Any) -> Classify:
     """The classifier of a fine-tuning or supervised checkpoint, in eval mode; CheckpointError if it has none.
 
-    path: the folder of a checkpoint, or of its run for the newest in it. resize, changes: of its encoder, as in
+    path: the folder of a checkpoint, or of its run for the newest in it. The options are of its encoder, as in
     `load_encoder`. Called on images alone, (b, c, h, w), it gives logits (b, k).
     """
     path = located(path)
+    asked = options.LoadEncoder(path=path, **given)
     manifest, states = load(path, without="optimizer")
     if "classifier" not in manifest:
         raise CheckpointError(f"{path}: holds no classifier, only an encoder: tools/finetune.py makes one of it")
     try:
         classifier = Classify(encoder=ViT(**manifest["encoder"]), **manifest["classifier"])
         _load(classifier, states.get("ema", states["model"]), prefix="")
-        classifier.encoder = _changed(classifier.encoder, changes, resize)
+        classifier.encoder = _changed(classifier.encoder, asked)
     except (KeyError, TypeError, UserError, RuntimeError) as error:
         raise CheckpointError(f"{path}: its classifier cannot be built: {' '.join(str(error).split())}") from None
     return classifier.eval()
 
 
-def _changed(trained: ViT, changes: Mapping[str, Any], resize: str) -> ViT:
-    """An encoder built with some other arguments and the same weights, itself where none is another."""
-    if all(trained.arguments.get(name) == value for name, value in changes.items()):
+def _changed(trained: ViT, asked: options.LoadEncoder) -> ViT:
+    """An encoder built with some other options and the same weights, itself where none is another."""
+    if all(trained.arguments.get(name) == value for name, value in asked.changes.items()):
         return trained
-    encoder = ViT(**{**trained.arguments, **changes})
-    encoder.take(trained, how=resize)
+    encoder = ViT(**trained.arguments | asked.changes)
+    encoder.take(trained, how=asked.resize)
     return encoder
 
 

@@ -16,8 +16,7 @@ from ssvit.atomic_io import read_manifest, seal
 from ssvit.checkpoints import configuration
 from ssvit.checkpoints.configuration import Configuration
 from ssvit.exchange import files, reading
-from ssvit.models import options
-from ssvit.options import OptionError, UserError, make, one_of
+from ssvit.options import OptionError, UserError
 
 SCHEMA = 2
 _SHOWN = 3  # other runs that are named beside the newest
@@ -192,20 +191,3 @@ def _newest(outputs: Path, stage: str, say: Callable[[str], None]) -> Path:
         + (f"; there are also {', '.join(rest[:_SHOWN])}{more}" if rest else "")
     )
     return best.path
-
-
-def check_encoder(*, path: Any, resize: Any, announce: bool, **changes: Any) -> None:
-    """OptionError unless the encoder of a checkpoint can be built with `changes`, of those in `options.CHANGEABLE`.
-
-    Those of a foreign file may hold what is told of it too.
-    """
-    one_of("resize", resize, options.RESIZE)
-    path = Path(path)
-    trained = read(path, changes)["encoder"]
-    make(options.ViT, {**trained, **untold(path, changes)})
-
-
-def untold(path: Path, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options without those that tell what a foreign file does not; of a checkpoint of ours they change nothing."""
-    told = {name for name in reading.TOLD if path.is_file() or options.get(name) is None}
-    return {name: value for name, value in options.items() if name not in told}

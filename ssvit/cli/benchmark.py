@@ -7,22 +7,21 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from ssvit.benchmark import rules
+from ssvit.benchmark.options import Benchmark, Step
 from ssvit.cli.launch import launch
-from ssvit.options import one_of, whole, within
+from ssvit.options import make, select, within
 
 
 def run(config: DictConfig, plain: dict[str, Any]) -> None:
     """Check the options, measure, print the tables, and write rates and pictures if asked to."""
-    one_of("part", plain["part"], rules.PARTS)
-    whole("rounds", plain["rounds"])
+    asked = select(Benchmark, plain)
     with within("step"):
-        rules.step(**plain["step"])
-    options = plain["step"] if plain["part"] == "step" else {}
+        make(Step, plain["step"])
+    options = plain["step"] if asked.part == "step" else {}
 
     from ssvit.benchmark.timing import as_json, table
 
-    results = importlib.import_module(f"ssvit.benchmark.{plain['part']}").run(rounds=plain["rounds"], **options)
+    results = importlib.import_module(f"ssvit.benchmark.{asked.part}").run(rounds=asked.rounds, **options)
     for title, rates in results.items():
         print(table(title, rates))
     if plain["output"] is not None:

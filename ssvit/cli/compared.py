@@ -11,6 +11,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from ssvit.checkpoints import manifest
+from ssvit.checkpoints.options import LoadEncoder
 from ssvit.cli.launch import say
 from ssvit.cli.pretrained import SCRATCH, from_scratch
 from ssvit.options import OptionError
@@ -26,11 +27,10 @@ def find(plain: Mapping[str, Any]) -> Path | None:
         return None
     try:
         path = manifest.find(other, outputs=plain["outputs"], stage=manifest.FINETUNE, say=say)
-        manifest.check_encoder(path=path, resize=first["resize"], announce=True, image_size=first["image_size"])
+        own = LoadEncoder(path=path, resize=first["resize"], image_size=first["image_size"]).encoder().channels
     except OptionError as error:
         where = "" if error.name == "checkpoint" else f"{error.name}={error.value}: "
         raise OptionError("other", other, f"{where}{error.right}") from None
-    own = manifest.read(path)["encoder"]["channels"]
     right = manifest.read(Path(first["path"]), first)["encoder"]["channels"]
     if own != right:
         raise OptionError("other", other, f"must take images of {right} channels, as the checkpoint does, not of {own}")

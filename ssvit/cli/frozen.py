@@ -51,7 +51,7 @@ def check(plain: Mapping[str, Any]) -> list[Reading]:
     one_of("precision", plain["precision"], ("32-true", "bf16-mixed", "auto"))
     if plain["output"] is not None and not Path(plain["output"]).absolute().parent.is_dir():
         raise OptionError("output", plain["output"], "there is no such folder")
-    preflight.parts(plain)
+    preflight.encoder(preflight.parts(plain))
     return _readings(plain)
 
 

@@ -6,24 +6,26 @@ from typing import Any
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from ssvit.analysis import visualize_rules as rules
+from ssvit.analysis.options import Visualize, drawn
 from ssvit.checkpoints import manifest
 from ssvit.cli import compared
 from ssvit.cli.frozen import told
 from ssvit.cli.launch import announce, launch
 from ssvit.cli.pretrained import offer
 from ssvit.data import folder
+from ssvit.options import select
 from ssvit.training import preflight
 
 
 def run(config: DictConfig, plain: dict[str, Any]) -> None:
     """Draw the figures and say the numbers; pictures that cannot be read are named and left out."""
-    rules.check(**{name: plain[name] for name in rules.CHECKED})
+    own = select(Visualize, plain)
     paths = [path for image in plain["images"] for path in folder.pictures(str(image))]
-    preflight.parts({"encoder": plain["encoder"], "data": {"view": plain["data"]["view"]} if paths else plain["data"]})
+    seen = {"view": plain["data"]["view"]} if paths else plain["data"]
+    encoder = preflight.encoder(preflight.parts({"encoder": plain["encoder"], "data": seen}))
     path = Path(plain["encoder"]["path"])
     facts = manifest.read(path, plain["encoder"])
-    options = rules.asked(facts["encoder"], layer=plain["layer"], pooling=plain["pooling"])
+    layer, pooling = drawn(encoder, layer=own.layer, pooling=own.pooling)
     other = compared.find(plain)
     announce()
 
@@ -31,26 +33,26 @@ def run(config: DictConfig, plain: dict[str, Any]) -> None:
 
     from ssvit.analysis import inside
 
-    device = "cuda" if plain["device"] == "auto" and torch.cuda.is_available() else "cpu"
-    view, batch = instantiate(config.data.view, _convert_="all"), plain["batch_size"]
+    device = "cuda" if own.device == "auto" and torch.cuda.is_available() else "cpu"
+    view, batch = instantiate(config.data.view, _convert_="all"), own.batch_size
     if paths:
-        pictures = inside.from_files(paths, view, plain["count"], print)
+        pictures = inside.from_files(paths, view, own.count, print)
     else:
         source = instantiate(config.data.source, _convert_="all").watched
-        reading = {"batch_size": batch, "workers": plain["workers"], "timeout": plain["loader_timeout"]}
-        pictures = inside.held_out(source, view, plain["count"], **reading)
+        reading = {"batch_size": batch, "workers": own.workers, "timeout": own.loader_timeout}
+        pictures = inside.held_out(source, view, own.count, **reading)
     encoder = instantiate(config.encoder, _convert_="all").to(device)
     if second := compared.build(config, plain, other):
         second[1].to(device)
-    options |= {"shown": plain["shown"], "batch_size": batch, "progress": told("images", " images")}
-    found = inside.look(encoder, pictures, other=second, **options)
+    options = {"layer": layer, "pooling": pooling, "shown": own.shown, "batch_size": batch}
+    found = inside.look(encoder, pictures, other=second, **options, progress=told("images", " images"))
     found.numbers |= {
         "checkpoint": str(path),
         "step": facts["step"],
         "other": plain["other"] and str(other or plain["other"]),
     }
     home = Path(plain["outputs"], path.stem) if path.is_file() else path.parent
-    written = found.save(Path(plain["output"] or home / "visualize"), facts["step"])
+    written = found.save(Path(own.output or home / "visualize"), facts["step"])
     print(*found.lines, *(f"written: {file}" for file in written), sep="\n")
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from ssvit.exchange.export_rules import GRAPHS, INPUTS
+from ssvit.exchange.options import GRAPHS, INPUTS
 
 _REFERENCE = re.compile(r"\$\{([\w.]+)\}")  # one that names an option and calls nothing
 _DEEPEST = 12  # of options within options

@@ -10,7 +10,7 @@ from typing import Any
 import safetensors.torch
 
 from ssvit.atomic_io import synchronise, write
-from ssvit.exchange import card, export_rules, huggingface, timm, writing
+from ssvit.exchange import card, huggingface, options, timm, writing
 from ssvit.exchange.layout import per_channel
 from ssvit.exchange.preprocessing import Preprocessing
 from ssvit.models.vit import ViT
@@ -31,12 +31,12 @@ class _Asked:
 
 def export(
     model: ViT | Classify, folder: Path, *, format: str, any_size: str | None, facts: Mapping[str, Any], run: Path,
-    overwrite: bool, input: str = export_rules.FLOAT,
+    overwrite: bool, input: str = options.FLOAT,
 ) -> list[str]:  # fmt: skip
     """Write a folder; returns what is to be said of it.
 
     any_size: how positions are resized in a program that takes images of any size, None for one that does not. input:
-    what images a program takes, one of `export_rules.INPUTS`. facts: the checkpoint's manifest. run: the folder of its
+    what images a program takes, one of `options.INPUTS`. facts: the checkpoint's manifest. run: the folder of its
     run, whose options and results the card tells. OptionError if the folder is there and `overwrite` is not set;
     UserError if the disk refuses.
     """
@@ -147,7 +147,7 @@ def _metadata(model: ViT | Classify, asked: _Asked) -> dict[str, Any]:
     """What a program's file says of itself, for one who has that file alone."""
     encoder = model if isinstance(model, ViT) else model.encoder
     return {
-        "images": f"(batch, {encoder.channels}, height, width), {export_rules.INPUTS[asked.input]}",
+        "images": f"(batch, {encoder.channels}, height, width), {options.INPUTS[asked.input]}",
         "image_size": list(encoder.image_size),
         "any_size": asked.any_size is not None,
         "patch_size": list(encoder.patch_size),
@@ -166,9 +166,9 @@ def _sizes(any_size: str | None) -> str:
 
 
 _WRITERS: Mapping[str, Callable[..., tuple[Sequence[str], list[str]]]] = {
-    export_rules.ONNX: _onnx,
-    export_rules.PROGRAM: _torch_export,
-    export_rules.OURS: _ours,
-    export_rules.TIMM: _timm,
-    export_rules.HUGGINGFACE: _huggingface,
+    options.ONNX: _onnx,
+    options.PROGRAM: _torch_export,
+    options.OURS: _ours,
+    options.TIMM: _timm,
+    options.HUGGINGFACE: _huggingface,
 }

@@ -21,7 +21,7 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ssvit.atomic_io import write
-from ssvit.exchange.export_rules import FLOAT
+from ssvit.exchange.options import FLOAT
 from ssvit.models.vit import ViT
 from ssvit.objectives.classify import Classify
 from ssvit.options import UserError

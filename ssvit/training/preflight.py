@@ -9,14 +9,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any
 
-from ssvit.checkpoints import manifest
+from ssvit.checkpoints.options import LoadEncoder
 from ssvit.data import options as data_options
 from ssvit.evaluation import probing_rules
+from ssvit.models.options import ViT
 from ssvit.options import OptionError, UserError, find, make, number, whole, within
 from ssvit.training.recipe import Recipe
 
 RULES: Mapping[str, Callable[..., None]] = {
-    "ssvit.checkpoints.checkpoint.load_encoder": manifest.check_encoder,
     "ssvit.evaluation.knn_probe.KnnProbe": probing_rules.knn,
     "ssvit.evaluation.few_shot_probe.FewShotProbe": probing_rules.few_shot,
 }
@@ -55,12 +55,21 @@ def parts(config: Any, name: str = "") -> dict[str, Any]:
     return made
 
 
+def encoder(made: Mapping[str, Any]) -> ViT | None:
+    """The options of the encoder among the parts that were made, a checkpoint's too; None if it is a user's own."""
+    own = made.get("encoder")
+    with within("encoder"):
+        own = own.encoder() if isinstance(own, LoadEncoder) else own
+    return own if isinstance(own, ViT) else None
+
+
 def check(config: Mapping[str, Any]) -> Recipe:
     """OptionError (or UserError) unless `config`, a whole configuration as plain data, can be; its recipe if it can."""
     whole("workers", config["workers"], at_least=0)
     number("loader_timeout", config["loader_timeout"], 0)
     number("fabric.timeout", config["fabric"]["timeout"], 1)
     made = parts(config)
+    encoder(made)
     with within("subset"):
         subset = make(data_options.Subset, config["subset"])
     data_options.development(config["development"])

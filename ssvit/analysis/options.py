@@ -1,0 +1,61 @@
+"""The options of a look into an encoder, which check themselves. Standard library only."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ssvit.models.options import ViT
+from ssvit.options import OptionError, number, one_of, whole
+
+
+@dataclass(frozen=True, kw_only=True)
+class Visualize:
+    """What is looked at, and how."""
+
+    checkpoint: str
+    """newest, a folder, or a file of foreign weights."""
+    count: int
+    """Images that the numbers are of, at most."""
+    shown: int
+    """Images of those that are drawn with what is attended to in them."""
+    layer: int | str
+    """The layer whose heads are drawn, from 1, or last."""
+    pooling: str | None
+    """Whose attention is drawn: the class_token's, or patch_mean for that of all patches; None: the first if it is
+    there."""
+    batch_size: int
+    """Images of a batch: the estimate of similarity is made in such parts (Nguyen et al. 2021)."""
+    workers: int
+    """Processes that decode image files."""
+    loader_timeout: float
+    """Seconds to wait for a batch of theirs, 0 for ever."""
+    device: str
+    """auto: CUDA where there is a GPU; or cpu."""
+    output: str | None
+    """The folder for what is written; None: visualize/ in the run's."""
+
+    def __post_init__(self) -> None:
+        if self.checkpoint == "scratch":
+            raise OptionError("checkpoint", "scratch", "looked at beside a checkpoint by other=scratch; give that")
+        whole("count", self.count)
+        whole("shown", self.shown)
+        whole("batch_size", self.batch_size, at_least=8)
+        whole("workers", self.workers, at_least=0)
+        number("loader_timeout", self.loader_timeout, 0)
+        one_of("device", self.device, ("auto", "cpu"))
+        if self.output is not None and Path(str(self.output)).exists() and not Path(str(self.output)).is_dir():
+            raise OptionError("output", self.output, "must be a folder, and this is a file")
+
+
+def drawn(encoder: ViT, *, layer: int | str, pooling: str | None) -> tuple[int, str]:
+    """Which layer's heads are drawn, from 1, and whose attention. OptionError for what an encoder does not have."""
+    if layer == "last":
+        layer = encoder.depth
+    whole("layer", layer)
+    if layer > encoder.depth:
+        raise OptionError("layer", layer, f"must be at most {encoder.depth}, the encoder's layers, or last")
+    if pooling is None:
+        pooling = "class_token" if encoder.class_token else "patch_mean"
+    one_of("pooling", pooling, ("class_token", "patch_mean"))
+    if pooling == "class_token" and not encoder.class_token:
+        raise OptionError("pooling", pooling, "must be patch_mean: the encoder has no class token")
+    return layer, pooling

@@ -1,0 +1,72 @@
+"""The options of the benchmarks, which check themselves. Standard library only."""
+
+from dataclasses import dataclass
+
+from ssvit.options import flag, one_of, whole
+
+
+@dataclass(frozen=True)
+class Size:
+    """An encoder by its numbers, and how many images a step of it takes on a CPU and on a GPU."""
+
+    image_size: int
+    patch_size: int
+    width: int
+    depth: int
+    heads: int
+    batch: dict[str, int]
+
+
+SIZES = {
+    "ti": Size(224, 16, 192, 12, 3, {"cpu": 32, "cuda": 1024}),
+    "s": Size(224, 16, 384, 12, 6, {"cpu": 16, "cuda": 1024}),
+    "b": Size(224, 16, 768, 12, 12, {"cpu": 4, "cuda": 512}),
+    "l": Size(224, 16, 1024, 24, 16, {"cpu": 2, "cuda": 256}),
+    "small": Size(32, 4, 192, 6, 3, {"cpu": 64, "cuda": 4096}),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Benchmark:
+    """What is measured."""
+
+    part: str
+    """A module of this package."""
+    rounds: int
+    """Rounds, in each of which each contender runs once."""
+
+    def __post_init__(self) -> None:
+        one_of("part", self.part, ("step", "data", "probe", "knn"))
+        whole("rounds", self.rounds)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """What training step is measured."""
+
+    model: str = "ti"
+    """One of `SIZES`."""
+    precision: str = "bf16-mixed"
+    """Or 32-true."""
+    threads: int = 1
+    """Threads of the CPU; with more than one, that is measured beside them."""
+    compile: bool = False
+    """Every contender by torch.compile."""
+    device: str = "cpu"
+    """cuda is timed by its events."""
+    batch: int | None = None
+    """Images of a step; None for what `SIZES` says."""
+    peers: bool = True
+    """The other libraries too, as far as they are installed."""
+    memory: bool = True
+    """The highest memory of two steps too, in a process of its own for each contender."""
+
+    def __post_init__(self) -> None:
+        one_of("model", self.model, SIZES)
+        one_of("precision", self.precision, ("bf16-mixed", "32-true"))
+        whole("threads", self.threads)
+        one_of("device", self.device, ("cpu", "cuda"))
+        if self.batch is not None:
+            whole("batch", self.batch)
+        for name in ("compile", "peers", "memory"):
+            flag(name, getattr(self, name))

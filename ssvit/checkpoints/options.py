@@ -1,0 +1,75 @@
+"""The options of what is loaded from a checkpoint, which check themselves. No torch."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ssvit.checkpoints import manifest
+from ssvit.exchange.reading import TOLD
+from ssvit.models.options import CHANGEABLE, RESIZE, ViT
+from ssvit.options import OptionError, flag, make, one_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadEncoder:
+    """The encoder of a checkpoint, with other values of options that do not change its weights; None: its own."""
+
+    path: str | Path
+    """The folder of the checkpoint, or a file of foreign weights."""
+    resize: str = "paper"
+    """How its positions are resized for another image size: paper, as the authors' code does, or timm."""
+    announce: bool = False
+    """Whether to print what was loaded."""
+    image_size: int | Sequence[int] | None = None
+    """As the next five, see `ssvit.models.options.ViT`."""
+    pooling: str | None = None
+    dropout: float | None = None
+    attention_dropout: float | None = None
+    stochastic_depth: float | None = None
+    activation_checkpointing: bool | None = None
+    heads: int | None = None
+    """As the next three, of a foreign file, what its weights do not tell; None: what is usual."""
+    mean: float | Sequence[float] | None = None
+    std: float | Sequence[float] | None = None
+    trained_size: int | Sequence[int] | None = None
+    """Pixels, or [height, width], of the images that it was trained on."""
+
+    def __post_init__(self) -> None:
+        one_of("resize", self.resize, RESIZE)
+        flag("announce", self.announce)
+
+    @property
+    def changes(self) -> dict[str, Any]:
+        """The options of the encoder that are not left as they were."""
+        return self._given(CHANGEABLE)
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """What the user tells of a foreign file."""
+        return self._given(TOLD)
+
+    def encoder(self) -> ViT:
+        """The options of the encoder that it gives. OptionError or CheckpointError unless there can be one."""
+        return make(ViT, manifest.read(Path(self.path), self.told)["encoder"] | self.changes)
+
+    def _given(self, names: Sequence[str]) -> dict[str, Any]:
+        values: Mapping[str, Any] = vars(self)
+        return {name: values[name] for name in names if values[name] is not None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadClassifier:
+    """The classifier of a checkpoint."""
+
+    path: str | Path
+    """The folder of the checkpoint, or of its run for the newest in it."""
+
+    def __post_init__(self) -> None:
+        try:
+            found = manifest.read(manifest.located(self.path))
+        except OptionError as error:
+            raise OptionError("path", self.path, error.right) from None
+        if "classifier" not in found:
+            right = "holds no classifier, only an encoder: tools/finetune.py makes one of it"
+            raise OptionError("path", self.path, right)

@@ -1,0 +1,65 @@
+"""The options of an export, which check themselves. No torch."""
+
+import importlib.util
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ssvit.exchange import huggingface, timm
+from ssvit.models.options import RESIZE, ViT
+from ssvit.options import OptionError, UserError, flag, one_of
+
+ONNX, PROGRAM, OURS, TIMM, HUGGINGFACE = FORMATS = ("onnx", "torch_export", "safetensors", "timm", "huggingface")
+GRAPHS = (ONNX, PROGRAM)
+# What images a program takes, and how its file and its card say it.
+FLOAT, UINT8 = "float", "uint8"
+INPUTS: Mapping[str, str] = {FLOAT: "float32 in [0, 1]", UINT8: "uint8, 0 to 255"}
+_LACKS: Mapping[str, Callable[..., str | None]] = {TIMM: timm.lacks, HUGGINGFACE: huggingface.lacks}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Export:
+    """As what a checkpoint is written."""
+
+    format: str
+    """One of `FORMATS`."""
+    image_size: int | Sequence[int] | None = None
+    """Pixels of the images, or [height, width]; None: the checkpoint's."""
+    resize: str = "paper"
+    """How positions are resized for that: paper, as the authors' code does, or timm."""
+    any_size: bool = False
+    """Whether a program takes images of any size that the patches divide."""
+    input: str = FLOAT
+    """What images a program takes: one of `INPUTS`."""
+    overwrite: bool = False
+    """Whether to replace a folder that is there."""
+
+    def __post_init__(self) -> None:
+        one_of("format", self.format, FORMATS)
+        one_of("resize", self.resize, RESIZE)
+        flag("overwrite", self.overwrite)
+        flag("any_size", self.any_size)
+        one_of("input", self.input, INPUTS)
+        if self.input != FLOAT and self.format not in GRAPHS:
+            right = f"is for format={' or '.join(GRAPHS)}; other models take normalised floats"
+            raise OptionError("input", self.input, right)
+        if self.any_size and self.format not in GRAPHS:
+            raise OptionError("any_size", True, f"is for format={' or '.join(GRAPHS)}")
+        needed = ("onnx", "onnxscript") if self.format == ONNX else ()
+        if missing := [name for name in needed if not importlib.util.find_spec(name)]:
+            raise UserError(f"format={ONNX} needs {' and '.join(missing)}: pip install ssvit[export]")
+
+    def check(self, encoder: ViT, classifier: Mapping[str, Any] | None) -> None:
+        """OptionError unless this encoder, and this head if there is one, can be written so."""
+        if self.any_size and encoder.positions == "relative":
+            right = "is not for relative positions; give image_size, one for each export"
+            raise OptionError("any_size", True, right)
+        if self.format in _LACKS:
+            reason = _LACKS[self.format](vars(encoder), classifier)
+            if encoder.positions == "relative":
+                reason = "relative positions"
+            elif encoder.positions_at != "stem":
+                reason = f"positions_at={encoder.positions_at}"
+            if reason:
+                right = f"has no model with {reason}; onnx and torch_export take any encoder"
+                raise OptionError("format", self.format, right)
