@@ -17,6 +17,7 @@ from ssvit.benchmark import options, step
 from ssvit.benchmark.options import Size
 from ssvit.benchmark.peers import PEERS
 from ssvit.benchmark.timing import as_json, table
+from ssvit.data.batch import Batch
 from ssvit.figures.speed import speed
 from ssvit.options import OptionError
 
@@ -61,7 +62,7 @@ def test_useful_work_is_no_more_than_a_peer_does():
     timm = pytest.importorskip("timm") and PEERS["timm + head"](TINY)
     images = torch.rand(2, 3, 16, 16)
     with FlopCounterMode(display=False) as counter, torch.autocast("cpu", torch.bfloat16):
-        timm(images, None, timm.draw(torch.arange(2), seed=0))["loss"].backward()
+        timm(Batch.of(images), timm.sample(torch.arange(2), seed=0))["loss"].backward()
     assert step.useful(TINY) <= counter.get_total_flops() / 2
 
 

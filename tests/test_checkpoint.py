@@ -17,6 +17,7 @@ from ssvit import atomic_io
 from ssvit.checkpoints import checkpoint
 from ssvit.checkpoints.checkpoint import CheckpointError
 from ssvit.checkpoints.manifest import complete, read
+from ssvit.data.batch import Batch
 from ssvit.options import OptionError, UserError
 
 FIRST_EDITION = Path(__file__).parent / "fixtures" / "first_edition" / "outputs"
@@ -344,6 +345,6 @@ def test_a_loaded_classifier_answers_images_alone():
     images = tiny.pictures(3)
     assert classifier(images).shape == (3, 10)
     assert torch.equal(classifier(images), classifier.logits(images))
-    assert set(classifier(images, torch.tensor([0, 1, 2]), None)) == {"loss", "accuracy"}
+    assert set(classifier(Batch.of(images, torch.tensor([0, 1, 2])))) == {"loss", "accuracy"}
     with pytest.raises(UserError, match="needs labels"):
         classifier.train()(images)

@@ -10,12 +10,13 @@ import torch
 from torch import nn
 from torchvision.transforms import v2
 
+from ssvit.data.batch import Batch
 from ssvit.models.vit import ViT
 from ssvit.objectives import options
 from ssvit.objectives.classify import Classify
 from ssvit.objectives.distillation import Distillation
+from ssvit.objectives.parameter_groups import parameter_groups
 from ssvit.options import OptionError, UserError
-from ssvit.training.recipe import parameter_groups
 
 CLASSES = ("ant", "bee", "cat", "dog", "elk")
 LABELS = torch.tensor([0, 3, 3, 1, 4, 2])
@@ -93,7 +94,7 @@ def test_the_loss_is_the_cross_entropy_of_each_head(token, hidden, smoothing):
     opinions = model.opinions(IMAGES)
     assert len(opinions) == 1 + token
     expected = sum(plain_loss(logits, one_hot(), smoothing) for logits in opinions) / len(opinions)
-    result = model(IMAGES, LABELS, ())
+    result = model(Batch.of(IMAGES, LABELS))
     assert result["loss"].item() == pytest.approx(expected, rel=1e-12)
     assert result["loss"].ndim == 0
 
@@ -103,7 +104,7 @@ def test_the_loss_is_the_cross_entropy_of_each_head(token, hidden, smoothing):
 def test_sigmoid_is_summed_over_classes_and_the_mean_over_images(way, token):
     model = build(token=token, loss="sigmoid", **({way: 0.8} if way else {}))
     torch.manual_seed(2)
-    result = model(IMAGES, LABELS, ())
+    result = model(Batch.of(IMAGES, LABELS))
     images, shares = IMAGES, one_hot()
     if way:
         torch.manual_seed(2)
@@ -124,7 +125,7 @@ def test_the_bias_of_the_head_is_where_the_first_guess_starts(hidden):
     model = build(trained=False, token=True, hidden=hidden, loss="sigmoid", head_bias=-6.9)
     assert model.logits(IMAGES).unique().tolist() == pytest.approx([-6.9])
     expected = math.log1p(math.exp(6.9)) + 4 * math.log1p(math.exp(-6.9))
-    assert model(IMAGES, LABELS, ())["loss"].item() == pytest.approx(expected, rel=1e-6)
+    assert model(Batch.of(IMAGES, LABELS))["loss"].item() == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize("pooling", ["class_token", "patch_mean"])
@@ -153,7 +154,7 @@ def test_the_first_loss_is_that_of_a_uniform_guess(options, token, taught, preci
     options = options | {"distillation": Distillation(teacher=teacher().float()) if taught else None}
     model = build(trained=False, token=token, **options).float()
     with torch.autocast("cpu", torch.bfloat16, enabled=precision == torch.bfloat16):
-        result = model(IMAGES, LABELS, ())
+        result = model(Batch.of(IMAGES, LABELS))
     assert result["loss"].dtype == torch.float32
     assert result["loss"].item() == pytest.approx(math.log(len(CLASSES)), abs=1e-6)
 
@@ -163,7 +164,7 @@ def test_the_first_loss_is_that_of_a_uniform_guess(options, token, taught, preci
 def test_mixed_images_have_the_shares_of_both_labels(way, seed):
     model = build(label_smoothing=0.1, **{way: 0.8})
     torch.manual_seed(seed)
-    result = model(IMAGES, LABELS, ())
+    result = model(Batch.of(IMAGES, LABELS))
     torch.manual_seed(seed)
     params = {"mixup": v2.MixUp, "cutmix": v2.CutMix}[way](alpha=0.8, num_classes=5).make_params([IMAGES])
     mixed, shares = plain_mix(IMAGES / 255, way, params)
@@ -178,7 +179,7 @@ def test_with_both_ways_either_happens_for_a_whole_micro_batch():
     model, seen = build(mixup=0.8, cutmix=1.0), set()
     for seed in range(8):
         torch.manual_seed(seed)
-        loss = model(IMAGES, LABELS, ())["loss"].item()
+        loss = model(Batch.of(IMAGES, LABELS))["loss"].item()
         torch.manual_seed(seed)
         chosen = int(torch.multinomial(torch.tensor([0.5, 0.5]), 1))
         params = (v2.MixUp(alpha=0.8), v2.CutMix(alpha=1.0))[chosen].make_params([IMAGES])
@@ -191,7 +192,7 @@ def test_with_both_ways_either_happens_for_a_whole_micro_batch():
 
 def test_nothing_is_mixed_in_evaluation():
     model, plain = build(mixup=0.8, cutmix=1.0), build()
-    mixed = model(IMAGES, LABELS, ())["loss"]
+    mixed = model(Batch.of(IMAGES, LABELS))["loss"]
     state = torch.get_rng_state()
     assert torch.equal(model.eval()(IMAGES, LABELS, ())["loss"], plain(IMAGES, LABELS, ())["loss"])
     assert torch.equal(torch.get_rng_state(), state)
@@ -204,7 +205,7 @@ def test_bytes_and_fractions_give_the_same_loss(options):
     for images in (IMAGES, IMAGES / 255):
         before = images.clone()
         torch.manual_seed(3)
-        losses.append(model(images, LABELS, ())["loss"].item())
+        losses.append(model(Batch.of(images, LABELS))["loss"].item())
         assert torch.equal(images, before)
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
 
@@ -214,7 +215,7 @@ def test_the_seed_decides_all_that_is_random(options):
     def gradients(seed):
         model = build(vit={"dropout": 0.1, "stochastic_depth": 0.1}, **options)
         torch.manual_seed(seed)
-        return torch.autograd.grad(model(IMAGES, LABELS, ())["loss"], list(model.parameters()))
+        return torch.autograd.grad(model(Batch.of(IMAGES, LABELS))["loss"], list(model.parameters()))
 
     first, again, other = gradients(1), gradients(1), gradients(2)
     assert all(map(torch.equal, first, again))
@@ -224,7 +225,7 @@ def test_the_seed_decides_all_that_is_random(options):
 def test_the_score_counts_right_answers():
     model = build(token=True)
     right = (model.logits(IMAGES).argmax(1) == LABELS).double().mean().item()
-    accuracy = model(IMAGES, LABELS, ())["accuracy"]
+    accuracy = model(Batch.of(IMAGES, LABELS))["accuracy"]
     assert 0 < right < 1
     assert accuracy.item() == pytest.approx(right)
     assert not accuracy.requires_grad
@@ -273,7 +274,7 @@ def test_at_the_first_step_the_last_layers_alone_learn_and_at_the_second_all_do(
     last = {head + (".output." if hidden else ".") for head in ("head", "distilled_head")}
     for step in range(2):
         optimizer.zero_grad()
-        model(IMAGES, LABELS, ())["loss"].backward()
+        model(Batch.of(IMAGES, LABELS))["loss"].backward()
         for name, parameter in model.named_parameters():
             learns = step == 1 or any(name.startswith(layer) for layer in last)
             assert bool(parameter.grad is not None and parameter.grad.any()) == learns, name
@@ -292,7 +293,7 @@ def test_hard_distillation_takes_the_teachers_first_choice_as_label(token, weigh
     taught = plain_loss(opinions[-1], one_hot(choice))
     expected = (1 - weight) * plain_loss(opinions[0], one_hot(), 0.1) + weight * taught
     assert not torch.equal(choice, LABELS)
-    assert model(IMAGES, LABELS, ())["loss"].item() == pytest.approx(expected, rel=1e-12)
+    assert model(Batch.of(IMAGES, LABELS))["loss"].item() == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize("token", [False, True])
@@ -304,7 +305,7 @@ def test_soft_distillation_is_the_divergence_from_the_teachers_probabilities(tok
     opinions = model.opinions(IMAGES)
     divergence = plain_divergence(opinions[-1], master.logits(IMAGES), temperature)
     expected = 0.6 * plain_loss(opinions[0], one_hot()) + 0.4 * temperature**2 * divergence
-    assert model(IMAGES, LABELS, ())["loss"].item() == pytest.approx(expected, rel=1e-12)
+    assert model(Batch.of(IMAGES, LABELS))["loss"].item() == pytest.approx(expected, rel=1e-12)
 
 
 def test_divided_by_elements_soft_distillation_is_as_many_times_less_as_there_are_classes():
@@ -314,7 +315,7 @@ def test_divided_by_elements_soft_distillation_is_as_many_times_less_as_there_ar
     # deit: losses.py with tau=3, by its formula
     ratio = (opinion / 3).log_softmax(1) - (logits / 3).log_softmax(1)
     expected = ((opinion / 3).softmax(1) * ratio).sum() * 9 / (6 * 5)
-    found = model(IMAGES, LABELS, ())["loss"].item()
+    found = model(Batch.of(IMAGES, LABELS))["loss"].item()
     assert found == pytest.approx(expected.item(), rel=1e-12)
     assert found == pytest.approx(9 * plain_divergence(logits, opinion, 3.0) / 5, rel=1e-12)
 
@@ -322,7 +323,7 @@ def test_divided_by_elements_soft_distillation_is_as_many_times_less_as_there_ar
 def test_a_student_like_its_teacher_has_nothing_to_learn_from_it():
     model = build(distillation=Distillation(teacher=teacher(), kind="soft", weight=1.0))
     model.load_state_dict(model.options.distillation.teacher.state_dict())
-    loss = model(IMAGES, LABELS, ())["loss"]
+    loss = model(Batch.of(IMAGES, LABELS))["loss"]
     assert loss.item() == pytest.approx(0, abs=1e-12)
     assert all(gradient.abs().max() < 1e-12 for gradient in torch.autograd.grad(loss, list(model.parameters())))
 
@@ -331,7 +332,7 @@ def test_the_teacher_sees_the_mixed_images():
     master = teacher()
     model = build(mixup=1.0, distillation=Distillation(teacher=master, kind="soft", temperature=1.0, weight=1.0))
     torch.manual_seed(0)
-    loss = model(IMAGES, LABELS, ())["loss"].item()
+    loss = model(Batch.of(IMAGES, LABELS))["loss"].item()
     torch.manual_seed(0)
     mixed, _ = plain_mix(IMAGES / 255, "mixup", v2.MixUp(alpha=1.0).make_params([IMAGES]))
     logits = model.logits(mixed)
@@ -351,7 +352,7 @@ def test_the_teacher_is_neither_trained_nor_saved(kind):
     for _ in range(3):
         model.train()
         optimizer.zero_grad()
-        model(IMAGES, LABELS, ())["loss"].backward()
+        model(Batch.of(IMAGES, LABELS))["loss"].backward()
         optimizer.step()
     assert all(torch.equal(value, before[name]) for name, value in master.state_dict().items())
     assert all(parameter.grad is None for parameter in master.parameters())
@@ -371,7 +372,7 @@ def test_the_teacher_follows_the_images_to_their_device(monkeypatch):
 @pytest.mark.parametrize("kind", ["hard", "soft"])
 def test_a_coarser_teacher_does_not_coarsen_the_loss(kind):
     model = build(token=True, distillation=Distillation(teacher=teacher().float(), kind=kind))
-    assert model(IMAGES, LABELS, ())["loss"].dtype == torch.float64
+    assert model(Batch.of(IMAGES, LABELS))["loss"].dtype == torch.float64
 
 
 @pytest.mark.parametrize("loss", ["softmax", "sigmoid"])
@@ -403,8 +404,8 @@ def test_one_graph_serves_every_step(options):
 
     compiled = torch.compile(model, backend=count, fullgraph=True)
     for step in range(3):
-        loss = compiled(IMAGES.roll(step, 0), LABELS, ())["loss"]
-        assert loss.item() == pytest.approx(model(IMAGES.roll(step, 0), LABELS, ())["loss"].item(), rel=1e-12)
+        loss = compiled(Batch.of(IMAGES.roll(step, 0), LABELS))["loss"]
+        assert loss.item() == pytest.approx(model(Batch.of(IMAGES.roll(step, 0), LABELS))["loss"].item(), rel=1e-12)
     assert len(graphs) == 1
 
 
@@ -418,10 +419,10 @@ def test_a_new_share_makes_no_new_graph():
     compiled, counts = torch.compile(model, backend=count), []
     for step in range(6):
         torch.manual_seed(step)
-        loss = compiled(IMAGES, LABELS, ())["loss"]
+        loss = compiled(Batch.of(IMAGES, LABELS))["loss"]
         counts.append(len(graphs))
         torch.manual_seed(step)
-        assert loss.item() == pytest.approx(model(IMAGES, LABELS, ())["loss"].item(), rel=1e-12)
+        assert loss.item() == pytest.approx(model(Batch.of(IMAGES, LABELS))["loss"].item(), rel=1e-12)
     assert counts[0] == counts[-1] > 0
 
 
@@ -433,9 +434,9 @@ def test_it_learns_to_tell_colours_apart():
     optimizer = torch.optim.AdamW(parameter_groups(model.named_parameters(), 0.0), lr=1e-2)
     for _ in range(200):
         optimizer.zero_grad()
-        model(images, labels, ())["loss"].backward()
+        model(Batch.of(images, labels))["loss"].backward()
         optimizer.step()
-    result = model.eval()(images, labels, ())
+    result = model.eval()(Batch.of(images, labels))
     assert result["accuracy"] == 1
     assert result["loss"] < 1.0 < math.log(5)
 
@@ -505,4 +506,4 @@ def test_refuses_a_teacher_of_other_classes_or_images(other, message):
 def test_refuses_images_without_labels(compiled):
     model: nn.Module = torch.compile(build(), backend="eager") if compiled else build()
     with pytest.raises(UserError, match="needs labels"):
-        model(IMAGES, None, ())
+        model(Batch.of(IMAGES, None))

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from ssvit.checkpoints.configuration import Configuration
+from ssvit.data.batch import Batch
 from ssvit.kernels import attention, fused, operators
 from ssvit.kernels.attention import attend_packed
 from ssvit.models.vit import ViT
@@ -51,7 +52,7 @@ def layer_norm(x, weight, bias):
     return x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt() * weight + bias
 
 
-def plain_loss(weights, model, images, draw):
+def plain_loss(weights, model, images, noise):
     """The loss from the paper's equations, every layer computed everywhere, from named weights in their own type."""
     w, vit = weights, model.encoder
     (p, q), (rows, columns) = vit.patch_size, vit.grid
@@ -62,7 +63,7 @@ def plain_loss(weights, model, images, draw):
     mean, std = (w[f"encoder.{name}"].repeat_interleave(p * q) for name in ("mean", "std"))
     tokens = ((patches - mean) / std) @ w["encoder.patch.weight"].T + w["encoder.patch.bias"]
     seen = [list(image) for image in tokens]
-    for b, (at, fates, others) in enumerate(zip(*(part.tolist() for part in draw), strict=True)):
+    for b, (at, fates, others) in enumerate(zip(*(part.tolist() for part in noise), strict=True)):
         for place, fate, other in zip(at, fates, others, strict=True):
             seen[b][place] = (w["mask_token"], tokens[b, other], tokens[b, place])[fate]
     special = [w[f"encoder.{n}"].flatten() for n in ("class_token", "distillation_token") if f"encoder.{n}" in w]
@@ -95,23 +96,23 @@ def plain_loss(weights, model, images, draw):
     means = images.double().unfold(2, p, p).unfold(3, q, q).mean((-1, -2))
     levels = (means * 2 / 255).floor().clamp(max=1)
     labels = (levels * torch.tensor([4, 2, 1])[:, None, None]).sum(1).flatten(1).long()
-    losses = -logits.gather(-1, labels[..., None])[..., 0].gather(1, draw.at)
+    losses = -logits.gather(-1, labels[..., None])[..., 0].gather(1, noise.ids)
     return losses.mean()
 
 
-def step(model, images, draw, dtype=torch.float32):
+def step(model, images, noise, dtype=torch.float32):
     """The loss and the gradients of every parameter, as the training loop computes them."""
     model.zero_grad(set_to_none=True)
     with torch.autocast("cpu", dtype, enabled=dtype == torch.bfloat16):
-        loss = model(images, None, draw)["loss"]
+        loss = model(Batch.of(images), noise)["loss"]
     loss.backward()
     return loss.detach(), {name: parameter.grad for name, parameter in model.named_parameters()}
 
 
-def exact(model, images, draw):
+def exact(model, images, noise):
     weights = {name: value.detach().double() for name, value in model.state_dict().items()}
     learned = {name: weights[name].requires_grad_() for name, _ in model.named_parameters()}
-    loss = plain_loss(weights, model, images, draw)
+    loss = plain_loss(weights, model, images, noise)
     # A weight that no corrupted patch depends on has no gradient: the query of a special token in the last layer.
     gradients = torch.autograd.grad(loss, list(learned.values()), materialize_grads=True)
     return loss.detach(), dict(zip(learned, gradients, strict=True))
@@ -120,14 +121,14 @@ def exact(model, images, draw):
 def batch(model):
     size = model.encoder.image_size
     images = torch.randint(0, 256, (3, 3, *size), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
-    return images, model.draw(torch.arange(3), seed=0)
+    return images, model.sample(torch.arange(3), seed=0)
 
 
 @pytest.mark.parametrize("options", KINDS)
 def test_a_step_in_float32_is_the_paper_s(options):
     model = objective(**options)
-    images, draw = batch(model)
-    (loss, gradients), (right, rights) = step(model, images, draw), exact(model, images, draw)
+    images, noise = batch(model)
+    (loss, gradients), (right, rights) = step(model, images, noise), exact(model, images, noise)
     assert loss.item() == pytest.approx(right.item(), rel=1e-5)
     scale = max(gradient.norm().item() for gradient in rights.values())
     for name, gradient in gradients.items():
@@ -137,13 +138,13 @@ def test_a_step_in_float32_is_the_paper_s(options):
 @pytest.mark.parametrize("options", KINDS)
 def test_a_step_in_bfloat16_is_as_near_as_torch_s_own(options, monkeypatch):
     model = objective(**options)
-    images, draw = batch(model)
-    right, rights = exact(model, images, draw)
-    loss, gradients = step(model, images, draw, torch.bfloat16)
+    images, noise = batch(model)
+    right, rights = exact(model, images, noise)
+    loss, gradients = step(model, images, noise, torch.bfloat16)
     monkeypatch.setattr(fused, "AVAILABLE", False)
     monkeypatch.setattr(attention, "by_products", lambda query: False)
     with operators.left_alone():
-        plain, plains = step(model, images, draw, torch.bfloat16)
+        plain, plains = step(model, images, noise, torch.bfloat16)
     assert loss.item() == pytest.approx(right.item(), abs=max(2 * abs(plain - right).item(), 4e-3))
     scale = max(gradient.norm().item() for gradient in rights.values())
     ours, theirs = (
@@ -249,11 +250,11 @@ def test_keep_and_at_are_the_long_way(dtype):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("options", [{}, {"positions": "relative"}, {"dropout": 0.3, "stochastic_depth": 0.3}])
 def test_activation_checkpointing_changes_no_bit(options, dtype):
-    images, draw = batch(objective())
+    images, noise = batch(objective())
     torch.manual_seed(1)
-    loss, gradients = step(objective(**options).train(), images, draw, dtype)
+    loss, gradients = step(objective(**options).train(), images, noise, dtype)
     torch.manual_seed(1)
-    again, repeated = step(objective(activation_checkpointing=True, **options).train(), images, draw, dtype)
+    again, repeated = step(objective(activation_checkpointing=True, **options).train(), images, noise, dtype)
     assert torch.equal(loss, again)
     for name, gradient in gradients.items():
         assert torch.equal(gradient, repeated[name]), name
@@ -262,7 +263,7 @@ def test_activation_checkpointing_changes_no_bit(options, dtype):
 def test_activation_checkpointing_keeps_less_for_the_backward():
     def kept(**options) -> int:
         model, total = objective(**options), 0
-        images, draw = batch(model)
+        images, noise = batch(model)
 
         def count(tensor):
             nonlocal total
@@ -270,7 +271,7 @@ def test_activation_checkpointing_keeps_less_for_the_backward():
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
-            model(images, None, draw)
+            model(Batch.of(images), noise)
         return total
 
     assert kept(depth=8, activation_checkpointing=True) < kept(depth=8) / 3

@@ -124,7 +124,11 @@ def test_checkpoints_from_before_the_choice_are_exact():
     before = {name: value for name, value in exported.encoder().arguments.items() if name != "gelu"}
     assert ViT(**before).arguments["gelu"] == "exact"
     for gelu in ("exact", "tanh"):
-        facts = MaskedPatch.facts.fget(torch.nn.ModuleDict({"encoder": exported.encoder(gelu=gelu)}))["encoder"]
+        facts = MaskedPatch(
+            encoder=exported.encoder(gelu=gelu),
+            masking=Masking(),
+            target=MeanColor(patch_size=exported.SHAPE["patch_size"]),
+        ).facts["encoder"]
         assert ViT(**facts).arguments["gelu"] == gelu
 
 

@@ -11,7 +11,7 @@ from command import LIMIT
 
 ROOT = Path(__file__).resolve().parent.parent
 LEVELS = (
-    ("options", "randomness", "atomic_io"),
+    ("options", "randomness", "atomic_io", "schedule"),
     ("kernels",),
     ("models",),
     ("objectives", "data", "exchange", "checkpoints"),
@@ -25,6 +25,7 @@ LEVEL = {package: level for level, packages in enumerate(LEVELS) for package in 
 WITHOUT_TORCH = (
     "options",
     "atomic_io",
+    "schedule",
     "models.options",
     "training.recipe",
     "checkpoints.run_folder",

@@ -14,14 +14,16 @@ from timm.layers import StdConv2dSame
 from timm.models.resnetv2 import ResNetV2
 
 from ssvit.checkpoints import checkpoint
+from ssvit.data.batch import Batch
 from ssvit.models.hybrid import Bottleneck, Convolution, ResNet
 from ssvit.models.options import EPSILONS
 from ssvit.models.vit import ViT
 from ssvit.objectives.masked_patch import MaskedPatch
 from ssvit.objectives.masking import Masking
+from ssvit.objectives.parameter_groups import layer_of, parameter_groups
 from ssvit.objectives.targets import MeanColor
 from ssvit.options import OptionError
-from ssvit.training.recipe import layer_of, parameter_groups
+from ssvit.objectives.parameter_groups import layer_of, parameter_groups
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 # The hybrids, their peers of timm, and how many tokens an image of 224 pixels has.
@@ -244,7 +246,7 @@ def test_masked_patch_prediction_learns_and_moves_every_parameter():
     before = {name: parameter.clone() for name, parameter in model.named_parameters()}
     optimizer, losses = torch.optim.AdamW(model.parameters(), lr=3e-3), []
     for step in range(24):
-        loss = model(images, None, model.draw(torch.arange(8) + 8 * step, seed=0))["loss"]
+        loss = model(Batch.of(images), model.sample(torch.arange(8) + 8 * step, seed=0))["loss"]
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

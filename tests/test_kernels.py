@@ -10,6 +10,7 @@ import torch
 from functorch.compile import make_boxed_func
 from torch._dynamo.backends.common import aot_autograd
 
+from ssvit.data.batch import Batch
 from ssvit.kernels import attention, fused, operators
 from ssvit.kernels.attention import attend_packed
 from ssvit.models.vit import Block, ViT
@@ -264,7 +265,7 @@ def test_a_compiled_step_calls_the_kernels_and_computes_the_same(options):
     model = MaskedPatch(encoder=encoder, masking=Masking(), target=MeanColor(patch_size=4, bits=1)).eval()
     torch.nn.init.trunc_normal_(model.head.weight, std=0.1)
     images = torch.randint(0, 256, (3, 3, 8, 8), dtype=torch.uint8)
-    draw, called = model.draw(torch.arange(3), seed=0), []
+    noise, called = model.sample(torch.arange(3), seed=0), []
 
     def count(graph, _):
         called.extend(str(node.target) for node in graph.graph.nodes if "ssvit" in str(node.target))
@@ -273,7 +274,7 @@ def test_a_compiled_step_calls_the_kernels_and_computes_the_same(options):
     def step(model):
         model.zero_grad()
         with torch.autocast("cpu", torch.bfloat16):
-            loss = model(images, None, draw)["loss"]
+            loss = model(Batch.of(images), noise)["loss"]
         loss.backward()
         return [loss.detach(), *(parameter.grad.clone() for parameter in model.parameters())]
 

@@ -6,12 +6,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from ssvit.data.batch import Batch
 from ssvit.evaluation.reconstruction import nearest_uncorrupted
 from ssvit.models.vit import ViT
 from ssvit.objectives.masked_patch import MaskedPatch
-from ssvit.objectives.masking import KEPT, MASKED, REPLACED, Masking, corrupt
+from ssvit.objectives.masking import MASKED, REPLACED, UNCHANGED, Masking, corrupt
+from ssvit.objectives.parameter_groups import parameter_groups
 from ssvit.objectives.targets import ColorGrid, MeanColor, Pixels
-from ssvit.training.recipe import parameter_groups
 
 TARGETS = [MeanColor(patch_size=4), ColorGrid(patch_size=4, grid=2), Pixels(patch_size=4)]
 IDS = [type(target).__name__ for target in TARGETS]
@@ -41,13 +42,13 @@ def spread(at: torch.Tensor, n: int = 16) -> torch.Tensor:
 @pytest.mark.parametrize("target", TARGETS, ids=IDS)
 def test_the_loss_is_the_mean_over_corrupted_patches(target):
     model, images = build(target), random_images()
-    draw = model.draw(torch.arange(6), seed=3)
-    tokens = corrupt(model.encoder.embed(images), model.mask_token, draw)
+    noise = model.sample(torch.arange(6), seed=3)
+    tokens = corrupt(model.encoder.embed(images), model.mask_token, noise)
     outputs = model.head(model.encoder.encode(tokens))
     labels = target.labels(images)
     losses = []
     for image in range(6):
-        for place in draw.at[image].tolist():
+        for place in noise.ids[image].tolist():
             prediction = outputs[image, 1 + place]
             if isinstance(target, Pixels):
                 losses.append((prediction - labels[image, place]).square().mean())
@@ -55,7 +56,7 @@ def test_the_loss_is_the_mean_over_corrupted_patches(target):
                 logits = prediction.view(-1, 512)
                 losses.append(F.cross_entropy(logits, labels[image, place]))
     assert len(losses) == 6 * 8
-    result = model(images, None, draw)
+    result = model(Batch.of(images), noise)
     assert result["loss"].item() == pytest.approx(sum(losses).item() / len(losses), rel=1e-5)
     assert result["loss"].ndim == 0
 
@@ -65,27 +66,27 @@ def test_the_loss_is_the_mean_over_corrupted_patches(target):
 def test_the_first_loss_is_that_of_a_uniform_guess(target, precision):
     model = build(target, trained=False)
     with torch.autocast("cpu", torch.bfloat16, enabled=precision == torch.bfloat16):
-        result = model(random_images(), None, model.draw(torch.arange(6), seed=0))
+        result = model(Batch.of(random_images()), model.sample(torch.arange(6), seed=0))
     assert result["loss"].item() == pytest.approx(math.log(512), abs=1e-5)
 
 
 def test_predictions_are_the_heads_of_each_corrupted_patchs_own_output():
     model, images = build(), random_images()
-    draw = model.draw(torch.arange(6), seed=0)
-    outputs = model.encoder.encode(corrupt(model.encoder.embed(images), model.mask_token, draw))
-    expected = torch.stack([model.head(outputs[image, 1 + draw.at[image]]) for image in range(6)])
-    torch.testing.assert_close(model.predict(images, draw), expected, atol=1e-5, rtol=1e-5)
+    noise = model.sample(torch.arange(6), seed=0)
+    outputs = model.encoder.encode(corrupt(model.encoder.embed(images), model.mask_token, noise))
+    expected = torch.stack([model.head(outputs[image, 1 + noise.ids[image]]) for image in range(6)])
+    torch.testing.assert_close(model.predict(images, noise), expected, atol=1e-5, rtol=1e-5)
 
 
 def test_gradients_equal_those_of_the_whole_sequence_and_are_zero_where_nothing_was_corrupted():
     model, images = build(), random_images()
-    draw = model.draw(torch.arange(6), seed=0)
-    model(images, None, draw)["loss"].backward()
+    noise = model.sample(torch.arange(6), seed=0)
+    model(Batch.of(images), noise)["loss"].backward()
     short = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
     model.zero_grad()
-    outputs = model.encoder.encode(corrupt(model.encoder.embed(images), model.mask_token, draw))
+    outputs = model.encoder.encode(corrupt(model.encoder.embed(images), model.mask_token, noise))
     outputs.retain_grad()
-    corrupted = spread(draw.at)
+    corrupted = spread(noise.ids)
     logits = model.head(outputs[:, 1:])[corrupted]
     F.cross_entropy(logits, model.target.labels(images)[corrupted].flatten()).backward()
     assert not outputs.grad[:, 0].any()
@@ -97,7 +98,7 @@ def test_gradients_equal_those_of_the_whole_sequence_and_are_zero_where_nothing_
 @pytest.mark.parametrize("target", TARGETS, ids=IDS)
 def test_every_parameter_learns(target, positions):
     model = build(target, positions=positions)
-    model(random_images(), None, model.draw(torch.arange(6), seed=0))["loss"].backward()
+    model(Batch.of(random_images()), model.sample(torch.arange(6), seed=0))["loss"].backward()
     silent = {
         name for name, p in model.named_parameters() if not (p.grad.isfinite().all() and p.grad.abs().max() > 1e-9)
     }
@@ -109,7 +110,7 @@ def test_at_the_first_step_the_head_alone_learns_and_at_the_second_all_do():
     optimizer = torch.optim.AdamW(parameter_groups(model.named_parameters(), 0.05), lr=1e-3)
     for step in range(2):
         optimizer.zero_grad()
-        model(random_images(), None, model.draw(torch.arange(6), seed=step))["loss"].backward()
+        model(Batch.of(random_images()), model.sample(torch.arange(6), seed=step))["loss"].backward()
         learning = {name for name, p in model.named_parameters() if p.grad.any()}
         expected = {"head.weight", "head.bias"} if step == 0 else set(dict(model.named_parameters()))
         assert learning == expected
@@ -120,37 +121,37 @@ def test_at_the_first_step_the_head_alone_learns_and_at_the_second_all_do():
 def test_what_is_hidden_does_not_leak_and_what_is_not_is_seen(masking):
     model, images = build(masking=masking, depth=2), random_images(4)
     model.eval()
-    draw = model.draw(torch.arange(4), seed=0)
-    before = model.predict(images, draw)
+    noise = model.sample(torch.arange(4), seed=0)
+    before = model.predict(images, noise)
     for place in range(16):
         changed = images.clone()
         top, left = place // 4 * 4, place % 4 * 4
         changed[:, :, top : top + 4, left : left + 4] = 255 - changed[:, :, top : top + 4, left : left + 4]
-        differs = (model.predict(changed, draw) != before).flatten(1).any(1)
+        differs = (model.predict(changed, noise) != before).flatten(1).any(1)
         for image in range(4):
-            fate = dict(zip(draw.at[image].tolist(), draw.fate[image].tolist(), strict=True)).get(place, KEPT)
-            copied = draw.other[image][draw.fate[image] == REPLACED].tolist()
-            assert bool(differs[image]) == (fate == KEPT or place in copied)
+            fate = dict(zip(noise.ids[image].tolist(), noise.kind[image].tolist(), strict=True)).get(place, UNCHANGED)
+            copied = noise.replacement[image][noise.kind[image] == REPLACED].tolist()
+            assert bool(differs[image]) == (fate == UNCHANGED or place in copied)
 
 
 def test_a_masked_patch_cannot_be_told_from_its_own_pixels():
     # All of the image alike but one masked patch: its prediction cannot depend on what it is.
     model = build()
-    draw = model.draw(torch.arange(4), seed=0)
+    noise = model.sample(torch.arange(4), seed=0)
     images = torch.full((4, 3, 16, 16), 100, dtype=torch.uint8)
     changed = images.clone()
     for image in range(4):
-        place = draw.at[image][draw.fate[image] == MASKED][0].item()
-        assert place not in draw.other[image][draw.fate[image] == REPLACED]
+        place = noise.ids[image][noise.kind[image] == MASKED][0].item()
+        assert place not in noise.replacement[image][noise.kind[image] == REPLACED]
         changed[image, :, place // 4 * 4 : place // 4 * 4 + 4, place % 4 * 4 : place % 4 * 4 + 4] = 250
-    assert torch.equal(model.predict(images, draw), model.predict(changed, draw))
-    assert not torch.equal(model.corrupted_labels(images, draw), model.corrupted_labels(changed, draw))
+    assert torch.equal(model.predict(images, noise), model.predict(changed, noise))
+    assert not torch.equal(model.corrupted_labels(images, noise), model.corrupted_labels(changed, noise))
 
 
 def test_positions_of_masked_patches_are_seen():
     # Corruption comes before the positions are added, so masked patches of one image have different outputs.
     model = build(masking=Masking(mask=1, replace=0, keep=0))
-    prediction = model.predict(random_images(), model.draw(torch.arange(6), seed=0))
+    prediction = model.predict(random_images(), model.sample(torch.arange(6), seed=0))
     assert (prediction[:, 1:] - prediction[:, :1]).abs().amax(-1).min() > 1e-3
 
 
@@ -158,38 +159,38 @@ def test_positions_of_masked_patches_are_seen():
 def test_labels_do_not_know_of_the_normalisation(target):
     images = random_images()
     plain, other = build(target), build(target, mean=[0.485, 0.456, 0.406], std=[0.229, 0.224, 0.225])
-    draw = plain.draw(torch.arange(6), seed=0)
-    labels = [model.corrupted_labels(images, draw) for model in (plain, other)]
+    noise = plain.sample(torch.arange(6), seed=0)
+    labels = [model.corrupted_labels(images, noise) for model in (plain, other)]
     assert torch.equal(*labels)
-    expected = torch.stack([target.labels(images)[image, draw.at[image]] for image in range(6)])
+    expected = torch.stack([target.labels(images)[image, noise.ids[image]] for image in range(6)])
     assert torch.equal(labels[0], expected)
 
 
 def test_the_score_counts_right_guesses():
     model, images = build(), random_images()
-    draw = model.draw(torch.arange(6), seed=0)
-    guesses = model.predict(images, draw).argmax(-1)
-    right = (guesses == model.corrupted_labels(images, draw)[..., 0]).double().mean().item()
-    assert model(images, None, draw)["accuracy"].item() == pytest.approx(right)
-    assert not model(images, None, draw)["accuracy"].requires_grad
+    noise = model.sample(torch.arange(6), seed=0)
+    guesses = model.predict(images, noise).argmax(-1)
+    right = (guesses == model.corrupted_labels(images, noise)[..., 0]).double().mean().item()
+    assert model(Batch.of(images), noise)["accuracy"].item() == pytest.approx(right)
+    assert not model(Batch.of(images), noise)["accuracy"].requires_grad
 
 
 def test_bytes_and_fractions_give_the_same_loss():
     model, images = build(Pixels(patch_size=4)), random_images()
-    draw = model.draw(torch.arange(6), seed=0)
-    loss, as_float = (model(x, None, draw)["loss"].item() for x in (images, images / 255))
+    noise = model.sample(torch.arange(6), seed=0)
+    loss, as_float = (model(Batch.of(x), noise)["loss"].item() for x in (images, images / 255))
     assert loss == pytest.approx(as_float, rel=1e-5)
 
 
 def test_bfloat16_is_near_float32():
     model, images = build(mean=[0.485, 0.456, 0.406], std=[0.229, 0.224, 0.225]), random_images()
-    draw = model.draw(torch.arange(6), seed=0)
-    exact = torch.autograd.grad(model(images, None, draw)["loss"], list(model.parameters()))
+    noise = model.sample(torch.arange(6), seed=0)
+    exact = torch.autograd.grad(model(Batch.of(images), noise)["loss"], list(model.parameters()))
     with torch.autocast("cpu", torch.bfloat16):
-        result = model(images, None, draw)
+        result = model(Batch.of(images), noise)
     assert result["loss"].dtype == torch.float32
     rounded = torch.autograd.grad(result["loss"], list(model.parameters()))
-    assert result["loss"].item() == pytest.approx(model(images, None, draw)["loss"].item(), rel=0.01)
+    assert result["loss"].item() == pytest.approx(model(Batch.of(images), noise)["loss"].item(), rel=0.01)
     for gradient, right in zip(rounded, exact, strict=True):
         assert F.cosine_similarity(gradient.flatten(), right.flatten(), dim=0) > 0.98
 
@@ -219,18 +220,18 @@ def test_positions_of_any_kind_do_not_decay(positions):
 
 def test_a_draw_is_a_function_of_the_slots():
     model = build()
-    whole, part = model.draw(torch.arange(32), seed=4), model.draw(torch.arange(16, 32), seed=4)
+    whole, part = model.sample(torch.arange(32), seed=4), model.sample(torch.arange(16, 32), seed=4)
     assert all(torch.equal(one[16:], other) for one, other in zip(whole, part, strict=True))
     assert all(len(choice) == 32 for choice in whole)
 
 
 def test_micro_batches_add_up_to_the_batch():
     model, images = build(), random_images()
-    draw = model.draw(torch.arange(6), seed=0)
-    whole = torch.autograd.grad(model(images, None, draw)["loss"], list(model.parameters()))
+    noise = model.sample(torch.arange(6), seed=0)
+    whole = torch.autograd.grad(model(Batch.of(images), noise)["loss"], list(model.parameters()))
     parts = [
         torch.autograd.grad(
-            model(images[part], None, type(draw)(*(choice[part] for choice in draw)))["loss"] / 3,
+            model(Batch.of(images[part]), type(noise)(*(choice[part] for choice in noise)))["loss"] / 3,
             list(model.parameters()),
         )
         for part in (slice(0, 2), slice(2, 4), slice(4, 6))
@@ -249,9 +250,9 @@ def test_one_graph_serves_every_step():
 
     compiled = torch.compile(model, backend=count, fullgraph=True)
     for step in range(3):
-        draw = model.draw(torch.arange(6) + 6 * step, seed=0)
-        loss = compiled(images, None, draw)["loss"]
-        assert loss.item() == pytest.approx(model(images, None, draw)["loss"].item(), rel=1e-6)
+        noise = model.sample(torch.arange(6) + 6 * step, seed=0)
+        loss = compiled(Batch.of(images), noise)["loss"]
+        assert loss.item() == pytest.approx(model(Batch.of(images), noise)["loss"].item(), rel=1e-6)
     assert len(graphs) == 1
 
 
@@ -264,22 +265,22 @@ def test_a_tiny_model_learns_to_use_the_context():
     model = build(trained=False, width=48, depth=2, std=0.25)
     optimizer = torch.optim.AdamW(parameter_groups(model.named_parameters(), 0.01), lr=3e-3)
     for step in range(150):
-        result = model(images, None, model.draw(torch.arange(64) + 64 * step, seed=0))
+        result = model(Batch.of(images), model.sample(torch.arange(64) + 64 * step, seed=0))
         optimizer.zero_grad()
         result["loss"].backward()
         optimizer.step()
     entropy, most_frequent = model.target.constant(model.target.labels(images))
     model.eval()
     with torch.no_grad():
-        draw = model.draw(torch.arange(64) + 10**6, seed=0)
-        result = model(images, None, draw)
-        truth = model.corrupted_labels(images, draw)
-        right = model.target.score(model.target.guess(model.predict(images, draw)), truth)
+        noise = model.sample(torch.arange(64) + 10**6, seed=0)
+        result = model(Batch.of(images), noise)
+        truth = model.corrupted_labels(images, noise)
+        right = model.target.score(model.target.guess(model.predict(images, noise)), truth)
         labels = model.target.labels(images)
-        nearest = nearest_uncorrupted(draw.at, model.encoder.grid)
+        nearest = nearest_uncorrupted(noise.ids, model.encoder.grid)
         copied = labels.gather(1, nearest[:, :, None]) == truth
-    masked = right[draw.fate == MASKED].mean().item()
-    assert masked > copied[draw.fate == MASKED].double().mean().item() + 0.2
+    masked = right[noise.kind == MASKED].mean().item()
+    assert masked > copied[noise.kind == MASKED].double().mean().item() + 0.2
     assert entropy > 4
     assert result["loss"].item() < entropy / 4
     assert masked > 0.9

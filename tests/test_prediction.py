@@ -7,11 +7,12 @@ import pytest
 import torch
 
 from ssvit.data.augment.crop import CenterCrop
+from ssvit.data.batch import Batch
 from ssvit.data.memory import Memory
 from ssvit.evaluation.reconstruction import Prediction, describe, nearest_uncorrupted
 from ssvit.models.vit import ViT
 from ssvit.objectives.masked_patch import MaskedPatch
-from ssvit.objectives.masking import FATES, Masking
+from ssvit.objectives.masking import KINDS, Masking
 from ssvit.objectives.targets import ColorGrid, MeanColor, Pixels
 from ssvit.options import OptionError
 
@@ -45,7 +46,7 @@ def panel(pictures: torch.Tensor | None = None, **options) -> Prediction:
 @pytest.mark.parametrize("fraction", [0.3, 0.5, 0.9])
 def test_nearest_is_the_nearest_and_the_first_of_equals(grid, fraction):
     n = grid[0] * grid[1]
-    at = Masking(corrupted=fraction).draw(torch.arange(30), seed=0, grid=grid).at
+    at = Masking(corrupted=fraction).sample(torch.arange(30), seed=0, grid=grid).ids
     found = nearest_uncorrupted(at, grid)
     ties = 0
     for image in range(30):
@@ -66,29 +67,29 @@ def test_nearest_of_none_is_an_error():
 def numbers(model: MaskedPatch, images: torch.Tensor, seed: int) -> dict[str, float]:
     """The whole panel by loops over images and patches."""
     target, grid = model.target, model.encoder.grid
-    draw = model.draw(torch.arange(len(images)), seed=seed)
+    draw = model.sample(torch.arange(len(images)), seed=seed)
     name = target.score_name
-    losses, scores = {fate: [] for fate in FATES}, {fate: [] for fate in FATES}
+    losses, scores = {fate: [] for fate in KINDS}, {fate: [] for fate in KINDS}
     truth, copied = [], []
     for image in range(len(images)):
         one = images[image : image + 1]
         labels = target.labels(one)[0]
         own = type(draw)(*(choice[image : image + 1] for choice in draw))
         prediction = model.predict(one, own)[0]
-        corrupted = own.at[0].tolist()
+        corrupted = own.ids[0].tolist()
         free = [place for place in range(grid[0] * grid[1]) if place not in corrupted]
-        for rank, (place, fate) in enumerate(zip(corrupted, own.fate[0].tolist(), strict=True)):
+        for rank, (place, fate) in enumerate(zip(corrupted, own.kind[0].tolist(), strict=True)):
             nearest = min(free, key=lambda other: math.dist(divmod(place, grid[1]), divmod(other, grid[1])))
             if isinstance(target, Pixels):
                 error = (prediction[rank] - labels[place]).square().mean().item()
-                losses[FATES[fate]].append(error)
-                scores[FATES[fate]].append(error)
+                losses[KINDS[fate]].append(error)
+                scores[KINDS[fate]].append(error)
                 copied.append((labels[nearest] - labels[place]).square().mean().item())
             else:
                 logits = prediction[rank].view(-1, 512)
                 chosen = logits.log_softmax(-1)[range(len(logits)), labels[place]]
-                losses[FATES[fate]].append(-chosen.mean().item())
-                scores[FATES[fate]].append((logits.argmax(-1) == labels[place]).double().mean().item())
+                losses[KINDS[fate]].append(-chosen.mean().item())
+                scores[KINDS[fate]].append((logits.argmax(-1) == labels[place]).double().mean().item())
                 copied.append((labels[nearest] == labels[place]).double().mean().item())
             truth.append(labels[place].tolist())
     mean = {f"loss_{fate}": sum(values) / len(values) for fate, values in losses.items()}
@@ -145,7 +146,7 @@ def test_a_better_model_measures_better_against_the_same_baselines():
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
         for step in range(60):
             optimizer.zero_grad()
-            model(smooth_images(), None, model.draw(torch.arange(40) + 40 * step, seed=9))["loss"].backward()
+            model(Batch.of(smooth_images()), model.sample(torch.arange(40) + 40 * step, seed=9))["loss"].backward()
             optimizer.step()
     after = prediction(model).metrics
     assert after["loss"] < before["loss"]
@@ -166,7 +167,7 @@ def test_no_copying_where_everything_is_corrupted_and_no_fate_that_does_not_occu
     model = build(masking=Masking(corrupted=1.0, mask=1, replace=0, keep=0))
     prediction = panel()
     metrics = prediction(model).metrics
-    assert not {name for name in metrics if "copying" in name or "kept" in name or "replaced" in name}
+    assert not {name for name in metrics if "copying" in name or "unchanged" in name or "replaced" in name}
     assert all(math.isfinite(value) for value in metrics.values())
     lines = describe(metrics)
     assert not any("copying" in line for line in lines)
@@ -174,11 +175,11 @@ def test_no_copying_where_everything_is_corrupted_and_no_fate_that_does_not_occu
 
 GOOD = {
     "loss": 2.5, "accuracy": 0.45, "loss_masked": 2.6, "accuracy_masked": 0.4, "accuracy_replaced": 0.41,
-    "accuracy_kept": 0.9, "loss_constant": 4.3, "accuracy_constant": 0.06, "accuracy_copying": 0.33,
+    "accuracy_unchanged": 0.9, "loss_constant": 4.3, "accuracy_constant": 0.06, "accuracy_copying": 0.33,
 }  # fmt: skip
 ERRORS = {
     "loss": 0.1, "squared_error": 0.1, "squared_error_masked": 0.12, "squared_error_replaced": 0.12,
-    "squared_error_kept": 0.01, "loss_constant": 0.3, "squared_error_constant": 0.3, "squared_error_copying": 0.2,
+    "squared_error_unchanged": 0.01, "loss_constant": 0.3, "squared_error_constant": 0.3, "squared_error_copying": 0.2,
 }  # fmt: skip
 CASES = [
     # changes to the metrics; then, of the lines on the loss, copying and the constant: side, and whether it is better
@@ -273,7 +274,7 @@ def test_the_mosaic_shows_each_image_four_times_and_nothing_hidden(target, count
     assert len(panels) == shown
     spread = [place * (count - 1) // max(shown - 1, 1) for place in range(shown)]
     images = smooth_images(count)[spread] / 255
-    draw = model.draw(torch.tensor(spread), seed=0)
+    draw = model.sample(torch.tensor(spread), seed=0)
     labels = target.labels(smooth_images(count)[spread])
     for image in range(shown):
         original, seen, answer, truth = panels[image]
@@ -283,14 +284,14 @@ def test_the_mosaic_shows_each_image_four_times_and_nothing_hidden(target, count
             here = (slice(None), slice(y, y + 4), slice(x, x + 4))
             painted = target.paint(labels[image, place])
             torch.testing.assert_close(truth[here], painted, check_dtype=False)
-            if place not in draw.at[image].tolist():
+            if place not in draw.ids[image].tolist():
                 torch.testing.assert_close(seen[here], images[image][here])
                 torch.testing.assert_close(answer[here], painted, check_dtype=False)
         for place, fate, other in zip(*(choice[image].tolist() for choice in draw), strict=True):
             y, x = place // 6 * 4, place % 6 * 4
             found = seen[:, y : y + 4, x : x + 4]
-            y, x = (y, x) if FATES[fate] == "kept" else (other // 6 * 4, other % 6 * 4)
-            if FATES[fate] == "masked":
+            y, x = (y, x) if KINDS[fate] == "unchanged" else (other // 6 * 4, other % 6 * 4)
+            if KINDS[fate] == "masked":
                 assert found.unique().numel() == 1
             else:
                 torch.testing.assert_close(found, images[image][:, y : y + 4, x : x + 4])

@@ -29,10 +29,11 @@ from ssvit.models.vit import ViT
 from ssvit.objectives.classify import Classify
 from ssvit.objectives.masked_patch import MaskedPatch
 from ssvit.objectives.masking import Masking
+from ssvit.objectives.parameter_groups import parameter_groups
 from ssvit.objectives.targets import MeanColor
 from ssvit.options import OptionError, UserError
 from ssvit.training import loop, runtime
-from ssvit.training.recipe import Recipe, parameter_groups
+from ssvit.training.recipe import Recipe
 
 children = multiprocessing.get_context("forkserver")
 children.set_forkserver_preload(["tiny"])
@@ -202,8 +203,8 @@ def test_sgd_takes_the_steps_of_its_formula(tmp_path):
     crop = InceptionCrop(size=16, scale=(0.5, 1.0))
     loader = Loader(source=tiny.source(), transform=crop, seed=0, batch_size=8)
     velocity = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
-    for batch in loader.batches(0, 5):
-        loss = model(batch.images, None, model.draw(batch.slots, seed=0))["loss"]
+    for step, batch in enumerate(loader.batches(0, 5)):
+        loss = model(batch, model.sample(batch.slots, seed=0))["loss"]
         gradients = dict(
             zip(velocity, torch.autograd.grad(loss, list(model.parameters()), allow_unused=True), strict=True)
         )
@@ -215,7 +216,7 @@ def test_sgd_takes_the_steps_of_its_formula(tmp_path):
             layers = 0 if name.startswith(("head", "mask", "encoder.norm")) else 3
             layers = 3 - 1 - int(name.split(".")[2]) if name.startswith("encoder.blocks") else layers
             with torch.no_grad():
-                parameter -= numbers.learning_rate(batch.step) * 0.5**layers * velocity[name]
+                parameter -= numbers.learning_rate(step) * 0.5**layers * velocity[name]
     for (name, ours), plain in zip(trained.named_parameters(), model.parameters(), strict=True):
         torch.testing.assert_close(ours, plain, rtol=1e-9, atol=1e-12, msg=name)
 

@@ -7,7 +7,7 @@ torchvision bring the encoder alone, which gets ssvit's corruption, head and los
 Letters: b images, c channels, n patches, m corrupted patches an image, d width.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,29 +17,30 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from ssvit.benchmark.options import Size
+from ssvit.data.batch import Batch
 from ssvit.models.vit import gather
-from ssvit.objectives.base import Objective
+from ssvit.objectives.base import NOTHING, Objective
 from ssvit.objectives.masking import Corruption, Masking, corrupt
 from ssvit.objectives.targets import MeanColor
 
 
 class Peer(Objective):
-    """A peer's model, with the corruption that ssvit would draw."""
+    """A peer's model, with the corruption that ssvit would sample."""
 
     def __init__(self, size: Size) -> None:
         super().__init__()
         self.size, self.masking = size, Masking()
         self.encoder = SimpleNamespace(blocks=())  # what the optimiser asks, for learning rates by layer
 
-    def draw(self, slots: Tensor, *, seed: int) -> Corruption:
+    def sample(self, slots: Tensor, *, seed: int) -> Corruption:
         """Which patches are corrupted, and how; vit-pytorch draws once more for itself."""
         side = self.size.image_size // self.size.patch_size
-        return self.masking.draw(slots, seed=seed, grid=(side, side))
+        return self.masking.sample(slots, seed=seed, grid=(side, side))
 
-    def masked(self, draw: Corruption) -> Tensor:
+    def masked(self, noise: Corruption) -> Tensor:
         """(b, n), true at the corrupted patches."""
-        empty = torch.zeros(len(draw.at), (self.size.image_size // self.size.patch_size) ** 2, dtype=torch.bool)
-        return empty.to(draw.at.device).scatter(1, draw.at, True)
+        empty = torch.zeros(len(noise.ids), (self.size.image_size // self.size.patch_size) ** 2, dtype=torch.bool)
+        return empty.to(noise.ids.device).scatter(1, noise.ids, True)
 
 
 class VitPytorch(Peer):
@@ -73,9 +74,11 @@ class VitPytorch(Peer):
         # It is assigned to rows, which a tensor of three dimensions cannot be.
         self.model.mask_token = nn.Parameter(self.model.mask_token.flatten())
 
-    def forward(self, images: Tensor, labels: Tensor | None, draw: Corruption) -> dict[str, Tensor]:
+    def forward(self, batch: Batch, noise: Corruption, scheduled: Mapping[str, Tensor] = NOTHING) -> dict[str, Tensor]:
         """Its own corruption of the pixels, head on all patches, and mean colours in 3 bits."""
-        return {"loss": self.model(images.float())}  # Fabric gives bfloat16, to which its token cannot be assigned
+        return {
+            "loss": self.model(batch.images.float())
+        }  # Fabric gives bfloat16, to which its token cannot be assigned
 
 
 class Transformers(Peer):
@@ -99,9 +102,9 @@ class Transformers(Peer):
         )
         self.model = ViTForMaskedImageModeling(config)
 
-    def forward(self, images: Tensor, labels: Tensor | None, draw: Corruption) -> dict[str, Tensor]:
+    def forward(self, batch: Batch, noise: Corruption, scheduled: Mapping[str, Tensor] = NOTHING) -> dict[str, Tensor]:
         """Its own loss."""
-        return {"loss": self.model(images, bool_masked_pos=self.masked(draw)).loss}
+        return {"loss": self.model(batch.images, bool_masked_pos=self.masked(noise)).loss}
 
 
 class Lightly(Peer):
@@ -114,13 +117,13 @@ class Lightly(Peer):
         self.model = MaskedVisionTransformerTorchvision(vit=_torchvision(size))
         self.decoder = nn.Linear(size.width, 3 * size.patch_size**2)
 
-    def forward(self, images: Tensor, labels: Tensor | None, draw: Corruption) -> dict[str, Tensor]:
+    def forward(self, batch: Batch, noise: Corruption, scheduled: Mapping[str, Tensor] = NOTHING) -> dict[str, Tensor]:
         """L1 between the head's answer for the masked patches and their pixels."""
-        at = draw.at + 1  # it counts the class token
+        images, at = batch.images, noise.ids + 1  # it counts the class token
         outputs = self.model.encode(images, idx_mask=at)
         p = self.size.patch_size
         pixels = rearrange(images, "b c (y p) (x q) -> b (y x) (c p q)", p=p, q=p)
-        return {"loss": F.l1_loss(self.decoder(gather(outputs, at)), gather(pixels, draw.at))}
+        return {"loss": F.l1_loss(self.decoder(gather(outputs, at)), gather(pixels, noise.ids))}
 
 
 class Encoder(Peer):
@@ -132,14 +135,14 @@ class Encoder(Peer):
         self.mask_token = nn.Parameter(torch.randn(size.width) * 0.02)
         self.head = nn.Linear(size.width, self.target.width)
 
-    def encode(self, images: Tensor, draw: Corruption) -> Tensor:
+    def encode(self, images: Tensor, noise: Corruption) -> Tensor:
         """Outputs for the class token and all patches, (b, 1 + n, d), of which some were corrupted."""
         raise NotImplementedError
 
-    def forward(self, images: Tensor, labels: Tensor | None, draw: Corruption) -> dict[str, Tensor]:
+    def forward(self, batch: Batch, noise: Corruption, scheduled: Mapping[str, Tensor] = NOTHING) -> dict[str, Tensor]:
         """Cross-entropy of the mean colours."""
-        prediction = self.head(gather(self.encode(images, draw), draw.at + 1))
-        return {"loss": self.target.losses(prediction, gather(self.target.labels(images), draw.at)).mean()}
+        prediction = self.head(gather(self.encode(batch.images, noise), noise.ids + 1))
+        return {"loss": self.target.losses(prediction, gather(self.target.labels(batch.images), noise.ids)).mean()}
 
 
 class Timm(Encoder):
@@ -159,9 +162,9 @@ class Timm(Encoder):
             global_pool="",
         )
 
-    def encode(self, images: Tensor, draw: Corruption) -> Tensor:
+    def encode(self, images: Tensor, noise: Corruption) -> Tensor:
         """Its forward, with the corruption after its patch embedding."""
-        tokens = corrupt(self.model.patch_embed(images), self.mask_token, draw)
+        tokens = corrupt(self.model.patch_embed(images), self.mask_token, noise)
         return self.model.norm(self.model.blocks(self.model._pos_embed(tokens)))
 
 
@@ -172,9 +175,9 @@ class Torchvision(Encoder):
         super().__init__(size)
         self.model = _torchvision(size)
 
-    def encode(self, images: Tensor, draw: Corruption) -> Tensor:
+    def encode(self, images: Tensor, noise: Corruption) -> Tensor:
         """Its forward, with the corruption after its patch embedding."""
-        tokens = corrupt(self.model._process_input(images), self.mask_token, draw)
+        tokens = corrupt(self.model._process_input(images), self.mask_token, noise)
         special = self.model.class_token.expand(len(tokens), -1, -1).to(tokens.dtype)
         return self.model.encoder(torch.cat([special, tokens], dim=1))
 

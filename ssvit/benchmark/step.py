@@ -1,8 +1,8 @@
 """A whole training step of masked patch prediction beside other projects' Vision Transformers.
 
-Each contender is trained by ssvit's own loop: the same draw, precision, clipping and fused AdamW, one after the other
-in every round, on the same images. What the step is worth is the same for all: the multiplications and additions of
-matrix products that ssvit's step needs, forward and backward, with the last layer only where it is read. `share` is
+Each contender is trained by ssvit's own loop: the same corruption, precision, clipping and fused AdamW, one after the
+other in every round, on the same images. What the step is worth is the same for all: the multiplications and additions
+of matrix products that ssvit's step needs, forward and backward, with the last layer only where it is read. `share` is
 that work over the machine's own matrix products, measured in the same rounds.
 
 Letters: b images.
@@ -25,7 +25,7 @@ from ssvit.benchmark.data import scenes
 from ssvit.benchmark.options import SIZES, Size, Step
 from ssvit.benchmark.peers import PEERS
 from ssvit.benchmark.timing import Rate, compare
-from ssvit.data.loader import Batch
+from ssvit.data.batch import Batch
 from ssvit.kernels import fused, operators
 from ssvit.models.vit import ViT
 from ssvit.objectives.base import Objective
@@ -111,12 +111,12 @@ def useful(size: Size) -> float:
     """FLOPs of one image's step in matrix products, two for a multiplication and its addition."""
     objective, b = ours(size), 2
     images = torch.zeros(b, 3, size.image_size, size.image_size, dtype=torch.uint8)
-    draw = objective.draw(torch.arange(b), seed=0)
+    noise = objective.sample(torch.arange(b), seed=0)
     linear = {torch.ops.mkldnn._linear_pointwise: _linear_flops} if fused.AVAILABLE else {}
     counter = FlopCounterMode(display=False, custom_mapping=linear)
     # torch's own attention in bfloat16 is made of matrix products, which can be counted.
     with counter, operators.left_alone(), torch.autocast("cpu", torch.bfloat16):
-        objective(images, None, draw)["loss"].backward()
+        objective(Batch.of(images), noise)["loss"].backward()
     return counter.get_total_flops() / b
 
 
@@ -128,7 +128,7 @@ def _endless(images: Tensor) -> Iterator[Batch]:
     slots = torch.arange(len(images))
     step = 0
     while True:
-        yield Batch(images, None, slots + step * len(images), step, 0)
+        yield Batch.of(images, slots=slots + step * len(images))
         step += 1
 
 

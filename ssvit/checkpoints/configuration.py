@@ -38,6 +38,7 @@ ADDED: Mapping[str, Any] = {
     "objective.head_bias": 0.0,
     "objective.loss": "softmax",
     "recipe.lr_end": 0.0,
+    "recipe.weight_decay_end": None,
 }
 
 # The builders that the first edition's config.yaml names, and what they are called today.

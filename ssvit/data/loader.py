@@ -19,7 +19,6 @@ import sys
 import threading
 import time
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from typing import Any, NamedTuple
 
@@ -28,6 +27,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from ssvit.data import sampler
+from ssvit.data.batch import Batch, named
 from ssvit.data.decode import Unreadable
 from ssvit.data.source import Source
 from ssvit.options import OptionError, UserError, number, printable, whole
@@ -45,17 +45,6 @@ _FEWER = "take fewer data workers, smaller micro-batches (a larger recipe.accumu
 _MORE_ROOM = f"{_FEWER}, or a larger /dev/shm (docker run --shm-size=…)"
 _FILES, _SPARE_FILES = 4, 16  # open for each worker, two pipes of two ends; open at times, to receive tensors
 _PR_SET_PDEATHSIG = 1  # of Linux's prctl
-
-
-@dataclass
-class Batch:
-    """One micro-batch: images (b, c, h, w) uint8, labels (b,) int64 or None, slots (b,) int64, its place in the run."""
-
-    images: Tensor
-    labels: Tensor | None
-    slots: Tensor
-    step: int
-    micro: int
 
 
 class Loader:
@@ -129,18 +118,17 @@ class Loader:
             block = range(start, min(start + together, units.stop))
             drawn = [self._slots(unit) for unit in block]
             slots, indices = _on(self.device, *(torch.cat(parts) for parts in zip(*drawn, strict=True)))
-            taken = self.transform(images.index_select(0, indices), slots, self.seed)
+            views = named(self.transform(images.index_select(0, indices), slots, self.seed))
             for unit in block[max(units.start - start, 0) :]:
                 place = slice((unit - start) * count, (unit - start + 1) * count)
                 own = None if labels is None else labels[indices[place]]
-                yield Batch(taken[place], own, slots[place], *divmod(unit, self.accumulate))
+                yield Batch({name: view[place] for name, view in views.items()}, own, slots[place])
 
     def _read_one_by_one(self, units: range) -> Iterator[Batch]:
-        work = ((unit, *self._slots(unit)) for unit in units)
+        work = (self._slots(unit) for unit in units)
         reader = _Reader(self.source, self.transform, self.seed)
-        for unit, read in _read(reader, work, self.workers, self.timeout, self.device, self._tally):
-            images, labels, slots = _on(self.device, read.images, read.labels, read.slots)
-            yield Batch(images, labels, slots, *divmod(unit, self.accumulate))
+        for read in _read(reader, work, self.workers, self.timeout, self.device, self._tally):
+            yield read.batch.to(self.device)
 
 
 def evaluation_batches(
@@ -180,35 +168,32 @@ def evaluation_batches(
 def _evaluation_from_memory(
     source: Source, transform: Any, parts: Iterable[Tensor], device: torch.device
 ) -> Iterator[Batch]:
-    for step, indices in enumerate(parts):
+    for indices in parts:
         images, labels = source.in_memory[indices], None if source.labels is None else source.labels[indices]
         images, labels, slots = _on(device, images, labels, indices)
-        yield Batch(transform(images, slots, 0), labels, slots, step, 0)
+        yield Batch.of(transform(images, slots, 0), labels, slots)
 
 
 def _evaluation_one_by_one(
     source: Source, transform: Any, parts: Iterable[Tensor], workers: int, timeout: float, device: torch.device
 ) -> Iterator[Batch]:
-    work = ((step, indices, indices) for step, indices in enumerate(parts))
+    work = ((indices, indices) for indices in parts)
     reader = _Reader(source, transform, seed=None)
-    for step, read in _read(reader, work, workers, timeout, device, _Tally(len(source))):
-        if len(read.slots):
-            images, labels, slots = _on(device, read.images, read.labels, read.slots)
-            yield Batch(images, labels, slots, step, 0)
+    for read in _read(reader, work, workers, timeout, device, _Tally(len(source))):
+        if len(read.batch.slots):
+            yield read.batch.to(device)
 
 
 class _Read(NamedTuple):
     """What came of the images of a micro-batch."""
 
-    images: Tensor | None
-    labels: Tensor | None
-    slots: Tensor
+    batch: Batch  # without views where nothing could be read
     opened: int
     failures: list[Unreadable]
 
 
 class _Reader(Dataset):
-    """Reads and augments a micro-batch, in whatever process: (name, slots, indices) -> (name, _Read or UserError).
+    """Reads and augments a micro-batch, in whatever process: (slots, indices) -> _Read or UserError.
 
     An error is handed over as a value, because a worker that raises it wraps it in its own traceback. Without a seed
     unreadable images are left out instead of replaced.
@@ -217,12 +202,11 @@ class _Reader(Dataset):
     def __init__(self, source: Source, transform: Any, seed: int | None) -> None:
         self.source, self.transform, self.seed = source, transform, seed
 
-    def __getitem__(self, work: tuple[Any, list[int], list[int]]) -> tuple[Any, _Read | UserError]:
-        name, slots, indices = work
+    def __getitem__(self, work: tuple[list[int], list[int]]) -> _Read | UserError:
         try:
-            return name, _shared(self._read(slots, indices))
+            return _shared(self._read(*work))
         except UserError as error:
-            return name, error
+            return error
 
     def _read(self, slots: list[int], indices: list[int]) -> _Read:
         failures: list[Unreadable] = []
@@ -244,10 +228,11 @@ class _Reader(Dataset):
                     if self.seed is not None:
                         raise UserError(f"{opened} images were tried and too few can be read; the first: {failures[0]}")
             if images:
-                parts.append(self.transform(images, torch.tensor(part), self.seed or 0))
+                parts.append(named(self.transform(images, torch.tensor(part), self.seed or 0)))
             done += part
         labels = None if self.source.labels is None else self.source.labels[torch.tensor(shown, dtype=torch.int64)]
-        return _Read(torch.cat(parts) if parts else None, labels, torch.tensor(done), opened, failures)
+        views = {name: torch.cat([part[name] for part in parts]) for name in (parts[0] if parts else ())}
+        return _Read(Batch(views, labels, torch.tensor(done)), opened, failures)
 
     def _candidates(self, slot: int, index: int) -> Iterator[int]:
         yield index
@@ -303,7 +288,7 @@ def _shared(read: _Read) -> _Read:
     """
     if get_worker_info() is not None:
         try:
-            for tensor in (read.images, read.labels, read.slots):
+            for tensor in (*read.batch.views.values(), read.batch.labels, read.batch.slots):
                 if tensor is not None:
                     tensor.share_memory_()
         except RuntimeError as error:
@@ -334,17 +319,17 @@ def _out_of_files() -> UserError:
 
 def _read(
     reader: _Reader,
-    work: Iterable[tuple[Any, Tensor, Tensor]],
+    work: Iterable[tuple[Tensor, Tensor]],
     workers: int,
     timeout: float,
     device: torch.device,
     tally: _Tally,
-) -> Iterator[tuple[Any, _Read]]:
+) -> Iterator[_Read]:
     """Work done in order by `workers` processes, or by this one if there are none."""
     loader = DataLoader(
         reader,
         # Lists, since each tensor sent to a worker would cost a shared memory file.
-        sampler=((name, slots.tolist(), indices.tolist()) for name, slots, indices in work),
+        sampler=((slots.tolist(), indices.tolist()) for slots, indices in work),
         batch_size=None,
         collate_fn=_unchanged,
         num_workers=workers,
@@ -355,13 +340,13 @@ def _read(
     with _told_in_one_line(workers), _running(loader) as (results, processes):
         while True:
             with _in_time(processes, timeout):
-                name, read = next(results, (None, None))
+                read = next(results, None)
             if read is None:
                 return
             if isinstance(read, UserError):
                 raise read
             tally.add(read.opened, read.failures)
-            yield name, read
+            yield read
 
 
 @contextlib.contextmanager

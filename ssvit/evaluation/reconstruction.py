@@ -19,7 +19,7 @@ from ssvit.evaluation.base import Evaluation, Evaluator, History, with_metrics
 from ssvit.figures import reconstruction
 from ssvit.models.vit import gather
 from ssvit.objectives.masked_patch import MaskedPatch
-from ssvit.objectives.masking import FATES, MASKED, Corruption
+from ssvit.objectives.masking import KINDS, MASKED, Corruption
 from ssvit.options import UserError, whole
 
 _SHOWN = 12  # images in the mosaic
@@ -65,11 +65,11 @@ class Prediction(Evaluator):
     def _corrupted(self, objective: MaskedPatch, images: Tensor, slots: Tensor) -> tuple[Tensor, Corruption]:
         """Images and their corruption on the model's device."""
         device = objective.mask_token.device
-        draw = objective.draw(slots, seed=self.seed)
-        return images.to(device), Corruption(*(choice.to(device) for choice in draw))
+        noise = objective.sample(slots, seed=self.seed)
+        return images.to(device), Corruption(*(choice.to(device) for choice in noise))
 
     def __call__(self, objective: MaskedPatch, history: History | None = None) -> Evaluation:
-        """Loss and score over all corrupted patches and apart for masked, replaced and kept ones, and the baselines.
+        """Loss and score over all corrupted patches and apart for masked, replaced and unchanged, and baselines.
 
         Figures: `mosaic`, images, what the model sees of them, its answer, the truth; `learning`, the metrics over
         time.
@@ -84,20 +84,20 @@ class Prediction(Evaluator):
     def _metrics(self, objective: MaskedPatch) -> dict[str, float]:
         target, grid = objective.target, objective.encoder.grid
         losses, scores, fates, truths, copied = [], [], [], [], []
-        for images, draw in (self._corrupted(objective, *batch) for batch in self._batches):
+        for images, noise in (self._corrupted(objective, *batch) for batch in self._batches):
             labels = target.labels(images)
-            truth, prediction = gather(labels, draw.at), objective.predict(images, draw).float()
+            truth, prediction = gather(labels, noise.ids), objective.predict(images, noise).float()
             losses.append(target.losses(prediction, truth).double().cpu())
             scores.append(target.score(target.guess(prediction), truth).cpu())
-            fates.append(draw.fate.cpu())
+            fates.append(noise.kind.cpu())
             truths.append(truth.cpu())
-            if draw.at.shape[1] < grid[0] * grid[1]:
-                nearest = gather(labels, nearest_uncorrupted(draw.at, grid))
+            if noise.ids.shape[1] < grid[0] * grid[1]:
+                nearest = gather(labels, nearest_uncorrupted(noise.ids, grid))
                 copied.append(target.score(nearest, truth).cpu())
         loss, score, fate, truth = map(torch.cat, (losses, scores, fates, truths))
         name = target.score_name
         metrics = {"loss": loss.mean().item(), name: score.mean().item()}
-        for kind, word in enumerate(FATES):
+        for kind, word in enumerate(KINDS):
             if (fate == kind).any():
                 metrics[f"loss_{word}"] = loss[fate == kind].mean().item()
                 metrics[f"{name}_{word}"] = score[fate == kind].mean().item()
@@ -113,13 +113,13 @@ class Prediction(Evaluator):
         images = [image for batch, _ in self._batches for image in batch]
         chosen = torch.linspace(0, len(images) - 1, min(_SHOWN, len(images))).long()
         slots = torch.cat([slots for _, slots in self._batches])[chosen]
-        images, draw = self._corrupted(objective, torch.stack([images[i] for i in chosen]), slots)
+        images, noise = self._corrupted(objective, torch.stack([images[i] for i in chosen]), slots)
         labels = target.labels(images)
-        guess = target.guess(objective.predict(images, draw).float())
-        answered = labels.clone().scatter(1, draw.at[:, :, None].expand_as(guess), guess.to(labels.dtype))
+        guess = target.guess(objective.predict(images, noise).float())
+        answered = labels.clone().scatter(1, noise.ids[:, :, None].expand_as(guess), guess.to(labels.dtype))
         return reconstruction.mosaic(
             images=images,
-            draw=draw,
+            noise=noise,
             answer=target.paint(answered),
             truth=target.paint(labels),
             grid=objective.encoder.grid,
@@ -141,7 +141,7 @@ def describe(metrics: Mapping[str, float]) -> list[str]:
     ignoring = "the entropy of the labels" if is_share else "the variance of the labels"
     lines = [f"loss {loss:.3f}: {judge(loss < floor, loss > floor)} {ignoring}, {floor:.3f} (ignores the image)"]
     verdicts = [loss < floor]
-    asked = f"{name}_{FATES[MASKED]}"
+    asked = f"{name}_{KINDS[MASKED]}"
     value = metrics.get(asked, metrics[name])
     what = f"{name.replace('_', ' ')} on masked patches" if asked in metrics else name.replace("_", " ")
     constant = "the most frequent class" if is_share else "the mean patch"
@@ -153,7 +153,7 @@ def describe(metrics: Mapping[str, float]) -> list[str]:
             good = value > metrics[key] if is_share else value < metrics[key]
             verdicts.append(good)
             lines.append(f"{what} {show(value)}: {judge(good, value > metrics[key])} {words}, {show(metrics[key])}")
-    fates = [f"{word} {show(metrics[f'{name}_{word}'])}" for word in FATES if f"{name}_{word}" in metrics]
+    fates = [f"{word} {show(metrics[f'{name}_{word}'])}" for word in KINDS if f"{name}_{word}" in metrics]
     lines.append(f"{name.replace('_', ' ')} by what became of the patch: {', '.join(fates)}")
     passed = sum(verdicts)
     lines.append(

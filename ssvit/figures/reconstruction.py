@@ -15,7 +15,7 @@ from matplotlib.patches import Patch, Rectangle
 from torch import Tensor
 
 from ssvit.figures.style import COLORS, DPI, INK, over_steps, rgb, tidy
-from ssvit.objectives.masking import FATES, KEPT, MASKED, REPLACED, Corruption
+from ssvit.objectives.masking import KINDS, MASKED, REPLACED, UNCHANGED, Corruption
 
 GREY = 0.5
 FRAME = 1.4  # points
@@ -27,18 +27,18 @@ def _assemble(patches: Tensor, grid: tuple[int, int]) -> Tensor:
     return rearrange(patches, "b (y x) c p q -> b c (y p) (x q)", y=grid[0], x=grid[1])
 
 
-def mosaic(*, images: Tensor, draw: Corruption, answer: Tensor, truth: Tensor, grid: tuple[int, int]) -> Figure:
+def mosaic(*, images: Tensor, noise: Corruption, answer: Tensor, truth: Tensor, grid: tuple[int, int]) -> Figure:
     """Each image (b, c, h, w) beside its corrupted form, the answer and the truth, both (b, n, c, p, q).
 
-    Masked patches are grey; replaced and kept ones have a frame in the colour of the legend. All is one picture, of
+    Masked patches are grey; replaced and unchanged ones have a frame in the legend's colour. All is one picture, of
     a whole number of dots a pixel, since an axis for each image would take a second to draw.
     """
     images = images.float() / (255 if images.dtype == torch.uint8 else 1)
     p, q = answer.shape[-2:]
     patches = rearrange(images, "b c (y p) (x q) -> b (y x) c p q", p=p, q=q)
-    fate = torch.full(patches.shape[:2], -1, device=images.device).scatter(1, draw.at, draw.fate)
+    fate = torch.full(patches.shape[:2], -1, device=images.device).scatter(1, noise.ids, noise.kind)
     source = torch.arange(patches.shape[1], device=images.device).expand(len(images), -1)
-    source = source.scatter(1, draw.at, torch.where(draw.fate == REPLACED, draw.other, draw.at))
+    source = source.scatter(1, noise.ids, torch.where(noise.kind == REPLACED, noise.replacement, noise.ids))
     seen = patches.gather(1, source[:, :, None, None, None].expand_as(patches))
     seen = torch.where((fate == MASKED)[:, :, None, None, None], GREY, seen)
     panels = [rgb(part) for part in (images, *(_assemble(part, grid) for part in (seen, answer, truth)))]
@@ -58,7 +58,7 @@ def mosaic(*, images: Tensor, draw: Corruption, answer: Tensor, truth: Tensor, g
         (side / full_width, bottom / full_height, wide * dots / full_width, tall * dots / full_height)
     )
     axis.set_axis_off()
-    frames: dict[str, list[Rectangle]] = {"replaced": [], "kept": []}
+    frames: dict[str, list[Rectangle]] = {"replaced": [], "unchanged": []}
     inset = FRAME * DPI / 72 / dots / 2  # half of a frame's line, in pixels, so that neighbours do not overlap
     for place in range(len(images)):
         row, block = place % rows, place // rows
@@ -70,9 +70,9 @@ def mosaic(*, images: Tensor, draw: Corruption, answer: Tensor, truth: Tensor, g
                 axis.text(x + width / 2 - 0.5, -0.5 - 0.05 * DPI / dots, title, ha="center", va="bottom", color=INK)
             if title == "corrupted":
                 for patch, kind in enumerate(fates[place]):
-                    if kind in (REPLACED, KEPT):
+                    if kind in (REPLACED, UNCHANGED):
                         corner = (x + patch % grid[1] * q - 0.5 + inset, y + patch // grid[1] * p - 0.5 + inset)
-                        frames[FATES[kind]].append(Rectangle(corner, q - 2 * inset, p - 2 * inset))
+                        frames[KINDS[kind]].append(Rectangle(corner, q - 2 * inset, p - 2 * inset))
     axis.imshow(canvas, interpolation="nearest")
     for name, rectangles in frames.items():
         axis.add_collection(
@@ -82,7 +82,7 @@ def mosaic(*, images: Tensor, draw: Corruption, answer: Tensor, truth: Tensor, g
         handles=[
             Patch(facecolor=str(GREY), label="masked"),
             Patch(facecolor="none", edgecolor=COLORS["replaced"], linewidth=FRAME, label="replaced by another"),
-            Patch(facecolor="none", edgecolor=COLORS["kept"], linewidth=FRAME, label="kept, yet to be predicted"),
+            Patch(facecolor="none", edgecolor=COLORS["unchanged"], linewidth=FRAME, label="unchanged, to be predicted"),
         ],
         loc="lower center", ncols=3, frameon=False, fontsize=9, labelcolor=INK, borderaxespad=0.3, columnspacing=1.5,
     )  # fmt: skip
@@ -105,7 +105,7 @@ def learning(history: Sequence[Mapping[str, float]], score_name: str) -> Figure:
     over_steps(left, history, "loss", "held-out", color=COLORS["model"], linewidth=2, marker=".")
     entropy = "entropy of the labels" if score == "accuracy" else "variance of the labels"
     floor(left, "loss_constant", entropy, "--")
-    for fate in ("masked", "replaced", "kept"):
+    for fate in ("masked", "replaced", "unchanged"):
         own = {"color": COLORS[fate], "linewidth": 2, "marker": "."}
         over_steps(right, history, f"{score}_{fate}", f"{fate} patches", percent, **own)
     floor(right, f"{score}_copying", "copying the nearest", "--", percent)

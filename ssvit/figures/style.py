@@ -14,7 +14,7 @@ from matplotlib.textpath import text_to_path
 from torch import Tensor
 
 INK, PALE = "#222222", "#e6e6e6"
-COLORS = {"model": "#1b6ca8", "train": "#9db4c4", "masked": "#1b6ca8", "replaced": "#e07b00", "kept": "#3a9d5d"}
+COLORS = {"model": "#1b6ca8", "train": "#9db4c4", "masked": "#1b6ca8", "replaced": "#e07b00", "unchanged": "#3a9d5d"}
 DPI = 150
 
 

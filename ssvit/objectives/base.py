@@ -1,31 +1,62 @@
-"""What the training loop asks of a method: a module that owns an encoder, draws its randomness and gives a loss.
+"""What the training loop asks of a method: a module that owns an encoder, samples its randomness and gives a loss.
 
 Letters: b images.
 """
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from torch import Tensor, nn
 
+from ssvit.data.batch import Batch
 from ssvit.models.vit import ViT
+from ssvit.objectives.parameter_groups import parameter_groups
+from ssvit.schedule import ScheduleFunction
+
+NOTHING: Mapping[str, Tensor] = MappingProxyType({})  # the schedules of an objective that has none
 
 
 class Objective(nn.Module):
-    """A way of training an encoder. Fine-tuning is one too. A method is one module here and one file in configs."""
+    """A way of training an encoder; fine-tuning is one too. A method is one module and one YAML file.
+
+    schedules: by name, the numbers that change with the step, such as a teacher's momentum.
+    """
 
     encoder: ViT
+    schedules: Mapping[str, ScheduleFunction] = MappingProxyType({})
+
+    def backbone(self) -> ViT:
+        """The encoder that is probed and exported."""
+        return self.encoder
 
     @property
     def facts(self) -> dict[str, Any]:
         """Plain numbers and names that a checkpoint carries, from which what was trained can be built again."""
         # What is kept for the backward changes no bit of the weights, so a run may go on with it or without.
-        own = {name: value for name, value in self.encoder.arguments.items() if name != "activation_checkpointing"}
+        own = {name: value for name, value in self.backbone().arguments.items() if name != "activation_checkpointing"}
         return {"encoder": own}
 
-    def draw(self, slots: Tensor, *, seed: int) -> Any:
-        """Every random choice about the images of slots (b,), as a tuple of tensors whose first dimension is b."""
+    def sample(self, slots: Tensor, *, seed: int) -> Any:
+        """Every random choice about the images of slots (b,): a tuple of tensors whose first dimension is b."""
         return ()
 
-    def forward(self, images: Tensor, labels: Tensor | None, draw: Any) -> dict[str, Tensor]:
-        """images (b, c, h, w) uint8 or in [0, 1], labels (b,) or None: "loss" is minimised, the rest is shown."""
+    def forward(self, batch: Batch, noise: Any, scheduled: Mapping[str, Tensor] = NOTHING) -> dict[str, Tensor]:
+        """The loss of a micro-batch. noise: what `sample` gave. scheduled: this step's value of each schedule, ().
+
+        "loss" is minimised, and other single numbers are logged. What has dimensions is for `after_step` alone.
+        """
         raise NotImplementedError
+
+    def after_step(self, outputs: Mapping[str, Tensor], scheduled: Mapping[str, Tensor], applied: Tensor) -> None:
+        """Change what is no weight (a teacher, a centre), once for each update, after the optimiser.
+
+        outputs: what `forward` gave, the mean over micro-batches and processes. applied: () bool; where it is false,
+        the update was skipped, since something was not finite, and nothing may change.
+        """
+
+    def parameter_groups(self, *, weight_decay: float, layer_decay: float) -> list[dict[str, Any]]:
+        """The parameters to train as torch's optimisers take them; see `parameter_groups.parameter_groups`."""
+        return parameter_groups(
+            self.named_parameters(), weight_decay, layer_decay=layer_decay, depth=len(self.backbone().blocks)
+        )

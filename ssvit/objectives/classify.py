@@ -7,6 +7,7 @@ Letters: b images, c channels, d width, k classes.
 """
 
 from collections import OrderedDict
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -14,9 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.transforms import v2
 
+from ssvit.data.batch import Batch
 from ssvit.models.vit import ViT, lecun_normal_
 from ssvit.objectives import options
-from ssvit.objectives.base import Objective
+from ssvit.objectives.base import NOTHING, Objective
 from ssvit.options import UserError
 
 
@@ -66,15 +68,21 @@ class Classify(Objective):
         """Of the classes, by logits (b, k): (b, k). Those of sigmoid are each class's own and need not sum to 1."""
         return logits.sigmoid() if self.options.loss == "sigmoid" else logits.softmax(-1)
 
-    def forward(self, images: Tensor, labels: Tensor | None = None, draw: Any = None) -> dict[str, Tensor] | Tensor:
+    def forward(
+        self, batch: Batch | Tensor, noise: Any = (), scheduled: Mapping[str, Tensor] = NOTHING
+    ) -> dict[str, Tensor] | Tensor:
         """The mean loss, and the share of images whose label (the largest one, of a mixed image) is the first choice.
 
-        In eval mode without labels it answers instead: the `logits`, (b, k). UserError for training without labels.
+        In eval mode, called on images alone, (b, c, h, w), it answers instead: the `logits`, (b, k). UserError for
+        training without labels.
         Without a teacher all heads learn the labels alike. With one, the last head has the teacher's opinion to learn
         and the first has the labels; they are the same head where the encoder has no distillation token.
         """
-        if labels is None and not self.training:
-            return self.logits(images)
+        if isinstance(batch, Tensor):
+            if not self.training:
+                return self.logits(batch)
+            batch = Batch.of(batch)
+        images, labels = batch.images, batch.labels
         if labels is None:
             raise UserError("objective: classification needs labels, and these images have none")
         if self.training and self.mixing is not None:

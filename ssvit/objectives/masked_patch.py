@@ -3,12 +3,15 @@
 Letters: b images, n patches, m corrupted patches an image, d width.
 """
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor, nn
 
+from ssvit.data.batch import Batch
 from ssvit.kernels.fused import Linear
 from ssvit.models.vit import ViT, gather
-from ssvit.objectives.base import Objective
+from ssvit.objectives.base import NOTHING, Objective
 from ssvit.objectives.masking import Corruption, Masking, corrupt
 from ssvit.objectives.targets import Target
 
@@ -27,23 +30,23 @@ class MaskedPatch(Objective):
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 
-    def draw(self, slots: Tensor, *, seed: int) -> Corruption:
+    def sample(self, slots: Tensor, *, seed: int) -> Corruption:
         """Which patches of the images of slots (b,) are corrupted, and how."""
-        return self.masking.draw(slots, seed=seed, grid=self.encoder.grid)
+        return self.masking.sample(slots, seed=seed, grid=self.encoder.grid)
 
-    def predict(self, images: Tensor, draw: Corruption) -> Tensor:
+    def predict(self, images: Tensor, noise: Corruption) -> Tensor:
         """What the head says of each corrupted patch, from that patch's own output: -> (b, m, target.width)."""
         tokens = self.encoder.embed(images)
-        tokens = corrupt(tokens, self.mask_token, draw)
-        return self.head(self.encoder.encode(tokens, output_ids=draw.at))
+        tokens = corrupt(tokens, self.mask_token, noise)
+        return self.head(self.encoder.encode(tokens, output_ids=noise.ids))
 
-    def corrupted_labels(self, images: Tensor, draw: Corruption) -> Tensor:
+    def corrupted_labels(self, images: Tensor, noise: Corruption) -> Tensor:
         """The labels of the corrupted patches: -> (b, m, ...)."""
-        return gather(self.target.labels(images), draw.at)
+        return gather(self.target.labels(images), noise.ids)
 
-    def forward(self, images: Tensor, labels: Tensor | None, draw: Corruption) -> dict[str, Tensor]:
+    def forward(self, batch: Batch, noise: Corruption, scheduled: Mapping[str, Tensor] = NOTHING) -> dict[str, Tensor]:
         """The mean loss over the corrupted patches, and the mean score of the best guess."""
-        truth = self.corrupted_labels(images, draw)
-        prediction = self.predict(images, draw)
+        truth = self.corrupted_labels(batch.images, noise)
+        prediction = self.predict(batch.images, noise)
         score = self.target.score(self.target.guess(prediction.detach()), truth)
         return {"loss": self.target.losses(prediction, truth).mean(), self.target.score_name: score.mean()}

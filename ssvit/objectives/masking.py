@@ -17,26 +17,29 @@ from ssvit.objectives import options
 from ssvit.options import OptionError
 from ssvit.randomness import uniform
 
-MASKED, REPLACED, KEPT = range(3)
-FATES = ("masked", "replaced", "kept")
+MASKED, REPLACED, UNCHANGED = range(3)
+KINDS = ("masked", "replaced", "unchanged")
 
 
 class Corruption(NamedTuple):
-    """Every random choice about a batch's patches: which (b, m), the fate of each (b, m), what replaces it (b, m)."""
+    """Every random choice about a batch's patches: which are corrupted, how, and the index of each one's replacement.
 
-    at: Tensor
-    fate: Tensor
-    other: Tensor
+    All are (b, m) int64; kind: MASKED, REPLACED or UNCHANGED; replacement: of every patch, though few are replaced.
+    """
+
+    ids: Tensor
+    kind: Tensor
+    replacement: Tensor
 
 
 class Masking(options.Masking):
-    """Draws corruptions."""
+    """Samples corruptions."""
 
     def count(self, patches: int) -> int:
         """How many of an image's patches are corrupted: the fraction rounded, and at least one."""
         return max(1, round(self.corrupted * patches))
 
-    def draw(self, slots: Tensor, *, seed: int, grid: tuple[int, int]) -> Corruption:
+    def sample(self, slots: Tensor, *, seed: int, grid: tuple[int, int]) -> Corruption:
         """Choose for the images of slots (b,): a function of (seed, slot, grid) alone."""
         n = grid[0] * grid[1]
         if n < 2 and self.replace > 0:
@@ -44,12 +47,13 @@ class Masking(options.Masking):
         order = uniform(seed, "corrupted patches", slots, n)
         if self.shape == "block":
             order = order + _rectangle_order(slots, seed=seed, grid=grid)
-        at = order.argsort(dim=1)[:, : self.count(n)]
+        ids = order.argsort(dim=1)[:, : self.count(n)]
         chance = uniform(seed, "corruption", slots, self.count(n))
-        fate = torch.where(chance < self.mask, MASKED, torch.where(chance < self.mask + self.replace, REPLACED, KEPT))
+        kind = torch.where(chance < self.mask + self.replace, REPLACED, UNCHANGED)
+        kind = torch.where(chance < self.mask, MASKED, kind)
         # One of the n - 1 other patches: numbers from the patch's own on are moved up by one.
         other = (uniform(seed, "replacement", slots, self.count(n)) * (n - 1)).long()
-        return Corruption(at, fate, other + (other >= at))
+        return Corruption(ids, kind, other + (other >= ids))
 
 
 def _rectangle_order(slots: Tensor, *, seed: int, grid: tuple[int, int], rectangles: int = 16) -> Tensor:
@@ -76,9 +80,9 @@ def _rectangle_order(slots: Tensor, *, seed: int, grid: tuple[int, int], rectang
 
 
 def corrupt(tokens: Tensor, mask_token: Tensor, corruption: Corruption) -> Tensor:
-    """Put each corrupted patch's fate into effect: tokens (b, n, d), mask_token (d,) -> (b, n, d)."""
+    """Corrupt the patches as chosen: tokens (b, n, d), mask_token (d,) -> (b, n, d)."""
     own = torch.arange(tokens.shape[1], device=tokens.device).expand(len(tokens), -1)
-    replaced = corruption.fate == REPLACED
-    source = own.scatter(1, corruption.at, torch.where(replaced, corruption.other, corruption.at))
-    masked = torch.zeros_like(own, dtype=torch.bool).scatter(1, corruption.at, corruption.fate == MASKED)
+    replaced = corruption.kind == REPLACED
+    source = own.scatter(1, corruption.ids, torch.where(replaced, corruption.replacement, corruption.ids))
+    masked = torch.zeros_like(own, dtype=torch.bool).scatter(1, corruption.ids, corruption.kind == MASKED)
     return torch.where(masked[:, :, None], mask_token.to(tokens.dtype), gather(tokens, source))

@@ -16,12 +16,15 @@ from typing import Any
 
 import torch
 from lightning_fabric import Fabric
+from torch import Tensor
 
-from ssvit.data.loader import Batch, Loader
+from ssvit.data.batch import Batch
+from ssvit.data.loader import Loader
 from ssvit.evaluation.base import Evaluator, with_metrics
 from ssvit.objectives.base import Objective
 from ssvit.options import UserError
 from ssvit.randomness import key
+from ssvit.schedule import Progress
 from ssvit.training import runtime
 from ssvit.training.metrics_log import Journal
 from ssvit.training.peers import Shared
@@ -123,7 +126,7 @@ def train(
             batches = stop.heeded(batches)
         for step in range(first, recipe.steps):
             try:
-                outputs = accumulate(state, objective, batches, recipe, step)
+                logged, outputs = accumulate(state, objective, batches, recipe, step)
             except Interrupted:
                 if step > first and not recipe.due(step, recipe.save_every):
                     state.save(folder, step, facts)
@@ -137,20 +140,23 @@ def train(
                 state.model, state.optimizer, max_norm=recipe.clip or math.inf, error_if_nonfinite=False
             ).item()
             # Every process decides by the same numbers: a loss that is not finite in one is so in the mean.
-            *values, norm, asked = runtime.agree(fabric, [*outputs.values(), norm, float(stop.signum)])
-            outputs = dict(zip(outputs, values, strict=True))
-            complete = step + 1
-            if math.isfinite(outputs["loss"]) and math.isfinite(norm):
+            *values, norm, asked = runtime.agree(fabric, [*logged.values(), norm, float(stop.signum)])
+            logged = dict(zip(logged, values, strict=True))
+            complete, progress = step + 1, Progress(step, recipe.steps)
+            applied = math.isfinite(logged["loss"]) and math.isfinite(norm)
+            if applied:
                 bad = 0
                 state.optimizer.step()
                 if state.average is not None:
                     state.average.follow()
             else:
                 bad += 1
-                journal.say(f"step {complete}: skipped, the loss is {outputs['loss']:g}, the gradient's norm {norm:g}")
+                journal.say(f"step {complete}: skipped, the loss is {logged['loss']:g}, the gradient's norm {norm:g}")
+            state.after_step(outputs, progress, applied=applied)
             state.optimizer.zero_grad(set_to_none=True)
-            outputs |= {"lr": recipe.learning_rate(step), "gradient_norm": norm}
-            journal.train(complete, outputs, waited=loader.waited, unreadable=loader.unreadable)
+            logged |= {"lr": recipe.learning_rate(step), "gradient_norm": norm}
+            logged |= {name: schedule(progress) for name, schedule in objective.schedules.items()}
+            journal.train(complete, logged, waited=loader.waited, unreadable=loader.unreadable)
             if bad == BAD_STEPS:
                 raise Shared(
                     f"the loss or gradient was not finite {BAD_STEPS} steps in a row, up to step {complete}: the run "
@@ -167,24 +173,33 @@ def train(
 
 def accumulate(
     state: State, objective: Objective, batches: Iterator[Batch], recipe: Recipe, step: int
-) -> dict[str, float]:
-    """The gradients of one update, micro-batch by micro-batch; returns the mean of what the objective gives."""
-    fabric = state.fabric
+) -> tuple[dict[str, float], dict[str, Tensor]]:
+    """The gradients of one update, micro-batch by micro-batch.
+
+    Returns the means of what the objective gives: its numbers, to be logged, and its tensors, for `after_step`.
+    """
+    fabric, progress = state.fabric, Progress(step, recipe.steps)
     for group in state.optimizer.param_groups:
         group["lr"] = group["share"] * recipe.learning_rate(step)
-    outputs: dict[str, float] = {}
+        if group["decays"]:
+            group["weight_decay"] = recipe.decay_of_weights(progress)
+    scheduled = state.scheduled(progress)
+    logged: dict[str, float] = {}
+    outputs: dict[str, Tensor] = {}
     for micro in range(recipe.accumulate):
-        batch = next(batches)
+        batch = next(batches).to(fabric.device)
         # Dropout and stochastic depth draw from torch's own generator: tied to the step, like the rest.
         torch.manual_seed(key(recipe.seed, f"dropout {step} {micro} {fabric.global_rank}"))
-        draw = _to(fabric.device, objective.draw(batch.slots, seed=recipe.seed))
-        images, labels = _to(fabric.device, (batch.images, batch.labels))
+        noise = _to(fabric.device, objective.sample(batch.slots, seed=recipe.seed))
         with fabric.no_backward_sync(state.model, enabled=micro + 1 < recipe.accumulate):
-            result = state.model(images, labels, draw)
+            result = state.model(batch, noise, scheduled)
             fabric.backward(result["loss"] / recipe.accumulate)
         for name, value in result.items():
-            outputs[name] = outputs.get(name, 0.0) + value.item() / recipe.accumulate
-    return outputs
+            if value.ndim == 0:
+                logged[name] = logged.get(name, 0.0) + value.item() / recipe.accumulate
+            else:
+                outputs[name] = outputs.get(name, 0.0) + value.detach() / recipe.accumulate
+    return logged, outputs
 
 
 def _evaluate(state: State, evaluators: Mapping[str, Evaluator], journal: Journal, step: int) -> None:
@@ -222,7 +237,7 @@ def _ignore(text: str) -> None:
     """What a process says that is not the main one."""
 
 
-def _to(device: torch.device, values: Sequence[Any]) -> Any:
-    """A tuple of tensors, or None, on a device."""
-    moved = [value if value is None else value.to(device, non_blocking=True) for value in values]
+def _to(device: torch.device, values: Sequence[Tensor]) -> Any:
+    """A tuple of tensors on a device."""
+    moved = [value.to(device, non_blocking=True) for value in values]
     return type(values)(*moved) if hasattr(values, "_fields") else tuple(moved)

@@ -4,12 +4,11 @@
 """
 
 import math
-import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from ssvit.options import OptionError, flag, number, one_of, whole
+from ssvit.schedule import Progress, Schedule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +19,8 @@ class Recipe:
     process splits its part of an update into. optimizer: adamw (with betas) or sgd (with momentum). lr: the peak
     learning rate, reached after warmup steps and followed by a cosine decay to zero, a linear decay to lr_end, or
     constant.
-    layer_decay: what a layer's learning rate is of that of the layer above it. weight_decay: of matrices alone. clip:
+    layer_decay: what a layer's learning rate is of that of the layer above it. weight_decay: of matrices alone;
+    with weight_decay_end it goes there along half a cosine, as in DINO. clip:
     the largest global norm of the gradient, 0 for no limit. ema: momentum of the averaged copy of the weights (Polyak),
     0 for none. precision: auto (bfloat16 where the device computes in it natively), bf16-mixed, 32-true or 64-true.
     compile: auto (on for CUDA), true or false. seed: of everything random. evaluate_every, save_every, log_every: in
@@ -39,6 +39,7 @@ class Recipe:
     momentum: float = 0.9
     layer_decay: float = 1.0
     weight_decay: float = 0.05
+    weight_decay_end: float | None = None
     clip: float = 1.0
     ema: float = 0.0
     precision: str = "auto"
@@ -61,6 +62,8 @@ class Recipe:
         number("lr_end", self.lr_end, 0, self.lr)
         for name in ("weight_decay", "clip"):
             number(name, getattr(self, name), 0)
+        if self.weight_decay_end is not None:
+            number("weight_decay_end", self.weight_decay_end, 0)
         if not isinstance(self.betas, list | tuple) or len(self.betas) != 2:
             raise OptionError("betas", self.betas, "must be two numbers, [beta1, beta2]")
         for beta in self.betas:
@@ -91,36 +94,10 @@ class Recipe:
             return self.lr_end + (self.lr - self.lr_end) * (1 - done)
         return self.lr * (1 + math.cos(math.pi * done)) / 2
 
+    def decay_of_weights(self, progress: Progress) -> float:
+        """The weight decay of matrices at a step."""
+        return Schedule(start=self.weight_decay, end=self.weight_decay_end)(progress)
+
     def due(self, step: int, every: int) -> bool:
         """Whether something done `every` so many steps, and at the end, is due once `step` steps are complete."""
         return step % every == 0 or step == self.steps
-
-
-def layer_of(name: str, depth: int) -> int:
-    """The layer of a parameter of an objective by its name: 0 what comes before the first block of the encoder, 1 to
-    `depth` its blocks, depth + 1 what comes after them, which is its norm and the objective's own.
-    """
-    if block := re.match(r"encoder\.blocks\.(\d+)\.", name):
-        return int(block[1]) + 1
-    return depth + 1 if name.startswith("encoder.norm.") or not name.startswith("encoder.") else 0
-
-
-def parameter_groups(
-    named_parameters: Iterable[tuple[str, Any]], weight_decay: float, *, layer_decay: float = 1.0, depth: int = 0
-) -> list[dict[str, Any]]:
-    """Matrices decay; biases, norms, positions and tokens do not. Only parameters that are trained are listed, those
-    of the highest layer first.
-
-    `share` is what a group's learning rate is of the recipe's: layer_decay to the power of the layers above (Bao et
-    al. 2022, section 3.1), and 1 for all where layer_decay is.
-    """
-    groups: dict[tuple[float, bool], list[Any]] = {}
-    for name, parameter in named_parameters:
-        if parameter.requires_grad:
-            is_matrix = parameter.ndim >= 2 and not any(word in name for word in ("positions", "token", "relative"))
-            share = layer_decay ** (depth + 1 - layer_of(name, depth))
-            groups.setdefault((share, is_matrix), []).append(parameter)
-    return [
-        {"params": parameters, "weight_decay": weight_decay if is_matrix else 0.0, "share": share}
-        for (share, is_matrix), parameters in sorted(groups.items(), key=lambda item: item[0], reverse=True)
-    ]

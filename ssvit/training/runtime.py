@@ -215,9 +215,12 @@ def agree(fabric: Fabric, values: list[float]) -> list[float]:
     return fabric.all_reduce(torch.tensor(values, dtype=torch.float64), reduce_op="mean").tolist()
 
 
-def gathered(module: torch.nn.Module) -> AbstractContextManager[None]:
-    """While the block runs, every process has the whole of a module that a strategy has spread in parts."""
+def gathered(module: torch.nn.Module, *, writeback: bool = False) -> AbstractContextManager[None]:
+    """While the block runs, every process has the whole of a module that a strategy has spread in parts.
+
+    writeback: what the block changes in it stays changed.
+    """
     bare = getattr(module, "_orig_mod", module)  # what torch.compile has wrapped
     if isinstance(bare, FullyShardedDataParallel):
-        return FullyShardedDataParallel.summon_full_params(bare, writeback=False)
+        return FullyShardedDataParallel.summon_full_params(bare, writeback=writeback)
     return nullcontext()

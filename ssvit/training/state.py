@@ -24,9 +24,10 @@ from ssvit.checkpoints import checkpoint
 from ssvit.checkpoints.manifest import completed
 from ssvit.objectives.base import Objective
 from ssvit.options import UserError
+from ssvit.schedule import Progress
 from ssvit.training import runtime
 from ssvit.training.average import Average
-from ssvit.training.recipe import Recipe, parameter_groups
+from ssvit.training.recipe import Recipe
 
 
 class State:
@@ -37,12 +38,7 @@ class State:
 
     def __init__(self, fabric: Fabric, objective: Objective, recipe: Recipe) -> None:
         self.fabric, self.objective = fabric, objective.train()  # an encoder comes from its checkpoint in eval mode
-        groups = parameter_groups(
-            objective.named_parameters(),
-            weight_decay=recipe.weight_decay,
-            layer_decay=recipe.layer_decay,
-            depth=len(objective.encoder.blocks),
-        )
+        groups = objective.parameter_groups(weight_decay=recipe.weight_decay, layer_decay=recipe.layer_decay)
         if recipe.optimizer == "sgd":
             optimizer = torch.optim.SGD(groups, lr=recipe.lr, momentum=recipe.momentum, fused=True)
         else:
@@ -54,6 +50,22 @@ class State:
         # Not offloaded on a CPU: there all moments of a sharded parameter would be views of one storage.
         self._whole = StateDictOptions(full_state_dict=True, cpu_offload=fabric.device.type != "cpu")
         self.average = Average(objective, recipe.ema) if recipe.ema else None
+
+    def scheduled(self, progress: Progress) -> dict[str, Tensor]:
+        """This step's values of the objective's schedules. Tensors, since each new number would compile anew."""
+        schedules = self.objective.schedules.items()
+        values = {name: torch.tensor(schedule(progress), dtype=torch.float64) for name, schedule in schedules}
+        return {name: value.to(self.fabric.device) for name, value in values.items()}
+
+    @torch.no_grad()
+    def after_step(self, outputs: Mapping[str, Tensor], progress: Progress, *, applied: bool) -> None:
+        """Let the objective change what is no weight; outputs: of this process, the mean over its micro-batches."""
+        if type(self.objective).after_step is Objective.after_step:
+            return  # nothing to change, so nothing to gather
+        means = {name: self.fabric.all_reduce(value, reduce_op="mean") for name, value in outputs.items()}
+        # Sharded, a teacher's part of the weights is not the student's.
+        with runtime.gathered(self._spread, writeback=True):
+            self.objective.after_step(means, self.scheduled(progress), torch.tensor(applied, device=self.fabric.device))
 
     @contextlib.contextmanager
     def judged(self) -> Iterator[Objective]:

@@ -1,0 +1,43 @@
+"""What a training step takes: the views of some images.
+
+Letters: b images, v views, c channels, h, w pixels.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Batch(NamedTuple):
+    """Some images of a run, or of an evaluation.
+
+    views: by name, uint8. One view an image is called "image", (b, c, h, w); several of one size have a name together,
+    as "global" and "local", (b, v, c, h, w). labels: (b,) int64, or None. slots: (b,) int64, which images of the run
+    these are: all that is random about an image is a function of the seed, its slot and the view.
+    """
+
+    views: dict[str, Tensor]
+    labels: Tensor | None
+    slots: Tensor
+
+    @classmethod
+    def of(cls, images: Tensor, labels: Tensor | None = None, slots: Tensor | None = None) -> "Batch":
+        """One view of images (b, c, h, w); slots: by default the first ones."""
+        return cls({"image": images}, labels, torch.arange(len(images)) if slots is None else slots)
+
+    @property
+    def images(self) -> Tensor:
+        """The only view, (b, c, h, w). KeyError if there are several."""
+        return self.views["image"]
+
+    def to(self, device: torch.device | str) -> "Batch":
+        """The same on a device."""
+        views = {name: view.to(device, non_blocking=True) for name, view in self.views.items()}
+        labels = None if self.labels is None else self.labels.to(device, non_blocking=True)
+        return Batch(views, labels, self.slots.to(device, non_blocking=True))
+
+
+def named(views: Tensor | dict[str, Tensor]) -> dict[str, Tensor]:
+    """What an augmentation gives, views by name: a tensor alone is the only view."""
+    return {"image": views} if isinstance(views, Tensor) else views

@@ -1,0 +1,40 @@
+"""Which parameters decay, and what a layer's learning rate is of the recipe's. No torch."""
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+
+def layer_of(name: str, depth: int) -> int:
+    """The layer of a parameter of an objective by its name: 0 what comes before the first block of the encoder, 1 to
+    `depth` its blocks, depth + 1 what comes after them, which is its norm and the objective's own.
+    """
+    if block := re.match(r"encoder\.blocks\.(\d+)\.", name):
+        return int(block[1]) + 1
+    return depth + 1 if name.startswith("encoder.norm.") or not name.startswith("encoder.") else 0
+
+
+def parameter_groups(
+    named_parameters: Iterable[tuple[str, Any]], weight_decay: float, *, layer_decay: float = 1.0, depth: int = 0
+) -> list[dict[str, Any]]:
+    """Matrices decay; biases, norms, positions and tokens do not. Only parameters that are trained are listed, those
+    of the highest layer first.
+
+    `decays` tells which groups have weight decay. `share` is what a group's learning rate is of the recipe's:
+    layer_decay to the power of the layers above (Bao et al. 2022, section 3.1), and 1 for all where layer_decay is.
+    """
+    groups: dict[tuple[float, bool], list[Any]] = {}
+    for name, parameter in named_parameters:
+        if parameter.requires_grad:
+            is_matrix = parameter.ndim >= 2 and not any(word in name for word in ("positions", "token", "relative"))
+            share = layer_decay ** (depth + 1 - layer_of(name, depth))
+            groups.setdefault((share, is_matrix), []).append(parameter)
+    return [
+        {
+            "params": parameters,
+            "weight_decay": weight_decay if is_matrix else 0.0,
+            "decays": is_matrix,
+            "share": share,
+        }
+        for (share, is_matrix), parameters in sorted(groups.items(), key=lambda item: item[0], reverse=True)
+    ]
