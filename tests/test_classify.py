@@ -194,9 +194,9 @@ def test_nothing_is_mixed_in_evaluation():
     model, plain = build(mixup=0.8, cutmix=1.0), build()
     mixed = model(Batch.of(IMAGES, LABELS))["loss"]
     state = torch.get_rng_state()
-    assert torch.equal(model.eval()(IMAGES, LABELS, ())["loss"], plain(IMAGES, LABELS, ())["loss"])
+    assert torch.equal(model.eval()(Batch.of(IMAGES, LABELS))["loss"], plain(Batch.of(IMAGES, LABELS))["loss"])
     assert torch.equal(torch.get_rng_state(), state)
-    assert not torch.equal(mixed, plain(IMAGES, LABELS, ())["loss"])
+    assert not torch.equal(mixed, plain(Batch.of(IMAGES, LABELS))["loss"])
 
 
 @pytest.mark.parametrize("options", [{}, {"mixup": 1.0}, {"cutmix": 1.0}])

@@ -19,7 +19,7 @@ from ssvit.checkpoints.configuration import Configuration
 from ssvit.exchange import reading
 from ssvit.models import vit
 from ssvit.models.vit import ViT
-from ssvit.objectives.masked_patch import MaskedPatch
+from ssvit.objectives.base import Objective
 from ssvit.options import OptionError, UserError
 
 
@@ -124,11 +124,9 @@ def test_checkpoints_from_before_the_choice_are_exact():
     before = {name: value for name, value in exported.encoder().arguments.items() if name != "gelu"}
     assert ViT(**before).arguments["gelu"] == "exact"
     for gelu in ("exact", "tanh"):
-        facts = MaskedPatch(
-            encoder=exported.encoder(gelu=gelu),
-            masking=Masking(),
-            target=MeanColor(patch_size=exported.SHAPE["patch_size"]),
-        ).facts["encoder"]
+        objective = Objective()
+        objective.encoder = exported.encoder(gelu=gelu)
+        facts = objective.facts["encoder"]
         assert ViT(**facts).arguments["gelu"] == gelu
 
 

@@ -23,7 +23,6 @@ from ssvit.objectives.masking import Masking
 from ssvit.objectives.parameter_groups import layer_of, parameter_groups
 from ssvit.objectives.targets import MeanColor
 from ssvit.options import OptionError
-from ssvit.objectives.parameter_groups import layer_of, parameter_groups
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 # The hybrids, their peers of timm, and how many tokens an image of 224 pixels has.

@@ -51,7 +51,7 @@ def test_every_image_has_the_exact_count_of_different_patches(fraction, grid, sh
 @pytest.mark.parametrize("fractions", [(0.8, 0.1, 0.1), (0.5, 0.25, 0.25), (0.6, 0.3, 0.1)])
 def test_fates_have_the_fractions_asked_for(fractions, shape):
     masking = Masking(**dict(zip(("mask", "replace", "keep"), fractions, strict=True)), shape=shape)
-    fate = of(masking, 1100, (14, 14)).fate
+    fate = of(masking, 1100, (14, 14)).kind
     assert fate.numel() > 100_000
     for kind, fraction in zip((MASKED, REPLACED, UNCHANGED), fractions, strict=True):
         share = (fate == kind).double().mean().item()
@@ -61,7 +61,7 @@ def test_fates_have_the_fractions_asked_for(fractions, shape):
 @pytest.mark.parametrize(("options", "kind"), [((1, 0, 0), MASKED), ((0, 1, 0), REPLACED), ((0, 0, 1), UNCHANGED)])
 def test_a_fraction_of_one_is_all(options, kind):
     mask, replace, keep = options
-    assert (of(Masking(mask=mask, replace=replace, keep=keep), 500, (8, 8)).fate == kind).all()
+    assert (of(Masking(mask=mask, replace=replace, keep=keep), 500, (8, 8)).kind == kind).all()
 
 
 def test_fates_do_not_depend_on_the_place():
@@ -92,7 +92,7 @@ def test_every_patch_is_corrupted_as_often():
 
 
 def test_pairs_of_patches_are_corrupted_independently():
-    corrupted = corrupted_map(of(Masking(), 5000, (4, 4)).at, (4, 4)).flatten(1)
+    corrupted = corrupted_map(of(Masking(), 5000, (4, 4)).ids, (4, 4)).flatten(1)
     together = (corrupted.T @ corrupted)[~torch.eye(16, dtype=torch.bool)] / 5000
     expected = 8 / 16 * 7 / 15
     assert ((together - expected).abs() < 5 * (expected * (1 - expected) / 5000) ** 0.5).all()
@@ -121,14 +121,14 @@ def test_a_draw_depends_on_seed_and_slot_alone(shape):
         assert torch.equal(again, choice)
     other = of(masking, 64, (6, 7), seed=1)
     assert not any(torch.equal(choice, again) for choice, again in zip(whole, other, strict=True))
-    assert len(whole.at.sort(1).values.unique(dim=0)) == 64
+    assert len(whole.ids.sort(1).values.unique(dim=0)) == 64
 
 
 @pytest.mark.parametrize("fraction", [0.25, 0.5])
 @pytest.mark.parametrize("grid", [(14, 14), (8, 8), (8, 20)])
 def test_blocks_are_contiguous(grid, fraction):
     random, block = (
-        neighbours(corrupted_map(of(Masking(corrupted=fraction, shape=shape), 300, grid).at, grid))
+        neighbours(corrupted_map(of(Masking(corrupted=fraction, shape=shape), 300, grid).ids, grid))
         for shape in ("random", "block")
     )
     assert random == pytest.approx(fraction, abs=0.03)
@@ -136,7 +136,7 @@ def test_blocks_are_contiguous(grid, fraction):
 
 
 def test_blocks_reach_the_whole_image():
-    shares = corrupted_map(of(Masking(corrupted=0.4, shape="block"), 2000, (8, 8)).at, (8, 8)).mean(0)
+    shares = corrupted_map(of(Masking(corrupted=0.4, shape="block"), 2000, (8, 8)).ids, (8, 8)).mean(0)
     assert shares.min() > 0.05
     assert shares.flip(0).sub(shares).abs().max() < 0.08
     assert shares.flip(1).sub(shares).abs().max() < 0.08

@@ -1,6 +1,6 @@
 """A training run built from its configuration, for the tools that train. Loading this module loads torch."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -91,11 +91,11 @@ class Session:
         made: dict[str, Evaluator] = {}
         for name, part in config.evaluators.items():
             if name != "test":
-                made[name] = instantiate(part, source=data.watched, transform=view, _convert_="all")
+                made[name] = _builder(part)(source=data.watched, transform=view)
                 continue
             for own, source in (("validation", data.validation), ("test", data.test)):
                 if source is not None:
-                    made[own] = instantiate(part, source=source, transform=view, part=own, _convert_="all")
+                    made[own] = _builder(part)(source=source, transform=view, part=own)
             if data.validation is not None and data.test is not None:
                 made["test"].at_end = True
         return made
@@ -130,6 +130,11 @@ class Session:
                 "the images have no labels to learn: give each class a folder of its own, or another data set (data=…)"
             )
         return list(data.classes)
+
+
+def _builder(node: DictConfig) -> Callable[..., Any]:
+    """What builds a part of a configuration, its options given: Hydra would copy objects that come as more of them."""
+    return instantiate(node, _convert_="all", _partial_=True)
 
 
 def _plain(node: DictConfig) -> dict[str, Any]:
