@@ -261,6 +261,15 @@ def test_a_run_of_the_first_edition_goes_on_by_the_same_command(file):
         assert Configuration.of(other, {}).difference(Configuration.read(file)) == ("recipe.lr_end", 1e-5, 0.0)
 
 
+@pytest.mark.parametrize(("compile", "backend"), [("auto", "auto"), (True, "compile"), (False, "kernels")])
+def test_what_computed_the_layers_is_known_by_its_first_name(config, compile, backend):
+    recipe = {name: value for name, value in config["recipe"].items() if name not in ("backend", "compile")}
+    old = Configuration.of({**config, "recipe": {**recipe, "compile": compile}}, {})
+    for now in ("auto", "compile", "kernels", "eager"):
+        new = Configuration.of({**config, "recipe": {**recipe, "backend": now}}, {})
+        assert new.difference(old) == (None if now == backend else ("recipe.backend", now, backend))
+
+
 def test_the_first_editions_dropout_was_of_attention_too(config):
     old = Configuration.of({**config, "encoder": {**config["encoder"], "dropout": 0.1}}, {})
     for own, difference in ((0.1, None), (0.0, ("encoder.attention_dropout", 0.0, 0.1))):

@@ -8,8 +8,9 @@ import torch.nn.functional as F
 
 from ssvit.checkpoints.configuration import Configuration
 from ssvit.data.batch import Batch
-from ssvit.kernels import attention, fused, operators
-from ssvit.kernels.attention import attend_packed
+from ssvit.kernels import fused
+from ssvit.kernels.accelerate import Linear, accelerate
+from ssvit.kernels.attention import attend, attend_packed
 from ssvit.models.vit import ViT
 from ssvit.objectives.masked_patch import MaskedPatch
 from ssvit.objectives.masking import Masking
@@ -44,6 +45,7 @@ def objective(**options) -> MaskedPatch:
     with torch.no_grad():
         for parameter in built.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)
+    accelerate(built)
     return built
 
 
@@ -136,21 +138,52 @@ def test_a_step_in_float32_is_the_paper_s(options):
 
 
 @pytest.mark.parametrize("options", KINDS)
-def test_a_step_in_bfloat16_is_as_near_as_torch_s_own(options, monkeypatch):
+def test_a_step_in_bfloat16_is_as_near_as_torch_s_own(options):
     model = objective(**options)
     images, noise = batch(model)
     right, rights = exact(model, images, noise)
     loss, gradients = step(model, images, noise, torch.bfloat16)
-    monkeypatch.setattr(fused, "AVAILABLE", False)
-    monkeypatch.setattr(attention, "by_products", lambda query: False)
-    with operators.left_alone():
-        plain, plains = step(model, images, noise, torch.bfloat16)
+    accelerate(model, enabled=False)
+    plain, plains = step(model, images, noise, torch.bfloat16)
     assert loss.item() == pytest.approx(right.item(), abs=max(2 * abs(plain - right).item(), 4e-3))
     scale = max(gradient.norm().item() for gradient in rights.values())
     ours, theirs = (
         max((own[name].double() - rights[name]).norm().item() / scale for name in rights) for own in (gradients, plains)
     )
     assert ours < 1.5 * theirs
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_attention_is_its_formula(dtype, with_bias):
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(2, 3, t, 8).to(dtype).requires_grad_() for t in (5, 7, 7))
+    bias = torch.randn(2, 3, 5, 7).to(dtype).requires_grad_() if with_bias else None
+    inputs = [query, key, value, *([bias] if with_bias else [])]
+    weight = torch.randn(2, 3, 5, 8).to(dtype)
+    out = attend(query, key, value, bias)
+    assert out.dtype == dtype
+    gradients = torch.autograd.grad((out * weight).sum(), inputs)
+
+    exact = [tensor.detach().double().requires_grad_() for tensor in inputs]
+    logits = torch.einsum("bhqk,bhtk->bhqt", exact[0], exact[1]) / 8**0.5 + (exact[3] if with_bias else 0)
+    shares = logits.exp() / logits.exp().sum(-1, keepdim=True)
+    expected = torch.einsum("bhqt,bhtk->bhqk", shares, exact[2])
+    expected_gradients = torch.autograd.grad((expected * weight.double()).sum(), exact)
+    tolerance = 1e-5 if dtype == torch.float32 else 0.04
+    torch.testing.assert_close(out.double(), expected, atol=tolerance, rtol=tolerance)
+    for gradient, right in zip(gradients, expected_gradients, strict=True):
+        torch.testing.assert_close(gradient.double(), right, atol=2 * tolerance, rtol=2 * tolerance)
+    fused = F.scaled_dot_product_attention(query, key, value, attn_mask=bias)
+    torch.testing.assert_close(out, fused, atol=tolerance, rtol=tolerance)
+
+
+def test_dropout_of_attention_keeps_the_expectation():
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(1, 2, 5, 4).expand(4000, -1, -1, -1) for _ in range(3))
+    dropped = attend(query, key, value, dropout=0.4)
+    error = (dropped.mean(0) - attend(query, key, value)[0]).abs()
+    assert (error < 5 * dropped.std(0) / 4000**0.5).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
@@ -191,8 +224,8 @@ def test_a_linear_layer_takes_any_strides_and_any_wish_for_gradients(dtype):
 
 @pytest.mark.parametrize("shape", [(6, 4), (16, 32)])
 def test_autocast_casts_a_linear_layer_and_gives_gradients_in_the_weights_own_type(shape):
-    layer = fused.Linear(*shape)
-    x = random(3, shape[0]).requires_grad_()
+    layer = Linear(*shape)
+    x = random(3, 1, shape[0]).requires_grad_()
     with torch.autocast("cpu", torch.bfloat16):
         out = layer(x)
     assert out.dtype == torch.bfloat16

@@ -12,8 +12,8 @@ from command import LIMIT
 ROOT = Path(__file__).resolve().parent.parent
 LEVELS = (
     ("options", "randomness", "atomic_io", "schedule"),
-    ("kernels",),
     ("models",),
+    ("kernels",),
     ("objectives", "data", "exchange", "checkpoints"),
     ("figures",),
     ("evaluation", "retrieval", "analysis"),
@@ -122,7 +122,7 @@ def test_no_two_packages_need_each_other():
     tuple(graphlib.TopologicalSorter(graph).static_order())
 
 
-@pytest.mark.parametrize("module", sorted(module for module in KNOWN if level_of(module) <= LEVEL["models"]))
+@pytest.mark.parametrize("module", sorted(module for module in KNOWN if level_of(module) <= LEVEL["kernels"]))
 def test_the_lowest_levels_knows_torch_and_einops_alone(module):
     assert outside(module) <= {"torch", "einops"}
 

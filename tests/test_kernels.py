@@ -11,9 +11,10 @@ from functorch.compile import make_boxed_func
 from torch._dynamo.backends.common import aot_autograd
 
 from ssvit.data.batch import Batch
-from ssvit.kernels import attention, fused, operators
+from ssvit.kernels import accelerate, fused, operators
+from ssvit.kernels.accelerate import LayerNorm, Linear
 from ssvit.kernels.attention import attend_packed
-from ssvit.models.vit import Block, ViT
+from ssvit.models.vit import Block, Layers, ViT
 from ssvit.objectives.masked_patch import MaskedPatch
 from ssvit.objectives.masking import Masking
 from ssvit.objectives.targets import MeanColor
@@ -264,6 +265,7 @@ def test_a_compiled_step_calls_the_kernels_and_computes_the_same(options):
     encoder = ViT(image_size=8, patch_size=4, width=48, depth=2, heads=3, **options)
     model = MaskedPatch(encoder=encoder, masking=Masking(), target=MeanColor(patch_size=4, bits=1)).eval()
     torch.nn.init.trunc_normal_(model.head.weight, std=0.1)
+    accelerate.accelerate(model)
     images = torch.randint(0, 256, (3, 3, 8, 8), dtype=torch.uint8)
     noise, called = model.sample(torch.arange(3), seed=0), []
 
@@ -296,11 +298,11 @@ def test_the_number_of_threads_changes_no_bit():
         attended = attend_packed(None, packed, 3)
         (back,) = torch.autograd.grad(attended, packed, attended.detach())
         torch.manual_seed(7)
-        block = Block(width=48, heads=3, mlp_width=192, dropout=0.0, drop=0.0, relative=None)
+        layer = block(width=48, heads=3, mlp_width=192)
         with torch.autocast("cpu", torch.bfloat16):
-            changed = block(random(25, 100, 48, seed=8))
+            changed = layer(random(25, 100, 48, seed=8))
         changed.backward(changed.detach())
-        rest = [parameter.grad for parameter in block.parameters()]
+        rest = [parameter.grad for parameter in layer.parameters()]
         return [out, moments, *operators.layer_norm_backward(x, out, weight, moments), back, changed, *rest]
 
     before = torch.get_num_threads()
@@ -331,14 +333,14 @@ def test_without_a_compiler_torch_computes(compiler, monkeypatch):
     try:
         assert operators.library() is None
         x = random(2, 5, 24)
-        assert not operators.fit(x)
+        assert not operators.supports_layer_norm(x)
         known = x.double().unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
-        right = (known[0] @ known[1].mT / 2).softmax(-1) @ known[2]
-        torch.testing.assert_close(attend_packed(None, x, 2).double(), attention.merge(right), rtol=0.03, atol=0.03)
-        block = Block(width=24, heads=2, mlp_width=16, dropout=0.0, drop=0.0, relative=None)
+        right = ((known[0] @ known[1].mT / 2).softmax(-1) @ known[2]).transpose(1, 2).flatten(2)
+        torch.testing.assert_close(attend_packed(None, x, 2).double(), right, rtol=0.03, atol=0.03)
+        layer = block(width=24, heads=2, mlp_width=16)
         with torch.autocast("cpu", torch.bfloat16):
-            block(x).sum().backward()
-        assert all(parameter.grad.isfinite().all() for parameter in block.parameters())
+            layer(x).sum().backward()
+        assert all(parameter.grad.isfinite().all() for parameter in layer.parameters())
     finally:
         operators.library.cache_clear()
 
@@ -351,11 +353,11 @@ def test_gradients_may_have_any_strides(way):
         random(1, 1, width, seed=1).expand_as(x) if way == "expanded" else random(width, 5, 3, seed=1).permute(2, 1, 0)
     )
     linear, norm = torch.nn.Linear(width, width), torch.nn.LayerNorm(width, 1e-6)
-    own = fused.Linear(width, width), fused.LayerNorm(width, 1e-6)
+    own = Linear(width, width), LayerNorm(width, 1e-6)
     for one, other in zip(own, (linear, norm), strict=True):
         one.load_state_dict(other.state_dict())
-    block = Block(width=width, heads=1, mlp_width=width, dropout=0.0, drop=0.0, relative=None)
-    pairs = [(own[0], linear), (own[1], norm), (block, copy.deepcopy(block))]
+    layer = block(width=width, heads=1, mlp_width=width)
+    pairs = [(own[0], linear), (own[1], norm), (layer, copy.deepcopy(layer))]
     for one, right in pairs:
         given, known = x.clone().requires_grad_(), x.float().requires_grad_()
         with torch.autocast("cpu", torch.bfloat16):
@@ -374,9 +376,8 @@ def test_gradients_may_have_any_strides(way):
     "learned", ["linear.weight", "linear.bias", "norm1.weight", "expand.weight", "norm2.bias", "x"]
 )
 def test_each_part_gets_its_gradient_when_the_rest_is_frozen(learned):
-    block, x = Block(width=16, heads=1, mlp_width=32, dropout=0.0, drop=0.0, relative=None), random(2, 3, 16)
-    linear = fused.Linear(16, 16)
-    parts = {f"linear.{name}": part for name, part in linear.named_parameters()} | dict(block.named_parameters())
+    layer, x, linear = block(width=16, heads=1, mlp_width=32), random(2, 3, 16), Linear(16, 16)
+    parts = {f"linear.{name}": part for name, part in linear.named_parameters()} | dict(layer.named_parameters())
     parts["x"] = x
 
     def gradients(*names):
@@ -384,7 +385,7 @@ def test_each_part_gets_its_gradient_when_the_rest_is_frozen(learned):
             part.requires_grad_(name in names)
             part.grad = None
         with torch.autocast("cpu", torch.bfloat16):
-            block(linear(x)).square().sum().backward()
+            layer(linear(x)).square().sum().backward()
         return {name: part.grad for name, part in parts.items()}
 
     found, right = gradients(learned), gradients(*parts)
@@ -408,9 +409,17 @@ def calls(monkeypatch):
     return counts
 
 
+def block(**sizes) -> Block:
+    built = Block(**sizes, dropout=0.0, drop=0.0, relative=None)
+    accelerate.accelerate(built)
+    return built
+
+
 def encoder(**options) -> ViT:
     torch.manual_seed(3)
-    return ViT(**{"image_size": 8, "patch_size": 4, "width": 32, "depth": 3, "heads": 2, **options})
+    built = ViT(**{"image_size": 8, "patch_size": 4, "width": 32, "depth": 3, "heads": 2, **options})
+    accelerate.accelerate(built)
+    return built
 
 
 def learn(vit: ViT, at: torch.Tensor | None = None) -> list[torch.Tensor | None]:
@@ -447,14 +456,16 @@ def test_layers_at_once_are_the_layers_in_turn(options, apart, at, calls, monkey
     vit = encoder(**options)
     found, together = learn(vit, at), 2 * (len(vit.blocks) - (at is not None))
     assert (together in calls) == (together > 0 and not apart)
-    monkeypatch.setattr(Block, "branches", lambda block: None)
+    monkeypatch.setattr(accelerate.Layers, "forward", Layers.forward)
     calls.clear()
     assert same(found, learn(vit, at))
     assert set(calls) <= {1}
 
 
 @needs_products
-@pytest.mark.parametrize("name", ["blocks.0", "blocks.1.attention", "blocks.1.attention.qkv", "blocks.2.norm2"])
+@pytest.mark.parametrize(
+    "name", ["patch", "blocks.0", "blocks.1.attention", "blocks.1.attention.qkv", "blocks.2.norm2"]
+)
 @pytest.mark.parametrize("kind", ["forward_hook", "forward_pre_hook", "full_backward_hook"])
 def test_who_listens_to_a_module_is_told(name, kind, calls):
     vit, told = encoder(), []
@@ -472,11 +483,11 @@ def test_who_listens_to_a_module_is_told(name, kind, calls):
 
 @needs_products
 def test_modules_in_the_place_of_others_are_called():
-    class Zero(fused.Linear):
+    class Zero(Linear):
         def forward(self, x):
             return 0 * super().forward(x)
 
-    class Skipped(Block):
+    class Skipped(accelerate.Block):
         def forward(self, x, position_ids=None, output_ids=None):
             return x
 
@@ -511,15 +522,15 @@ def test_layers_that_learn_nothing_are_left_out_of_the_gradient(monkeypatch):
 
 @needs_products
 def test_what_does_not_match_is_refused_and_not_read_beyond_its_end():
-    norm, x = fused.LayerNorm(16, 1e-6), random(1, 3, 16)
+    norm, x = LayerNorm(16, 1e-6), random(1, 3, 16)
     with torch.autocast("cpu", torch.bfloat16):
         with pytest.raises((AssertionError, RuntimeError)):
             fused.linear(random(3, 16), torch.zeros(32, 48), torch.zeros(32))
         for first, second, heads in [((16, 32), (48, 16), 0), ((32, 32), (32, 16), 0), ((16, 32), (32, 16), 1)]:
             with pytest.raises((AssertionError, RuntimeError)):
-                fused.branches(x, fused.Branch(norm, fused.Linear(*first), fused.Linear(*second), heads))
+                fused.branches(x, fused.Branch(norm, Linear(*first), Linear(*second), heads))
         with pytest.raises((AssertionError, RuntimeError)):
-            fused.branches(x, fused.Branch(fused.LayerNorm(48), fused.Linear(16, 32), fused.Linear(32, 16)))
+            fused.branches(x, fused.Branch(LayerNorm(48), Linear(16, 32), Linear(32, 16)))
         out = fused.linear(random(3, 16), torch.ones(32, 16), torch.ones(32, dtype=torch.bfloat16))
     torch.testing.assert_close(out, random(3, 16).sum(1, keepdim=True).expand(-1, 32) + 1, rtol=0.01, atol=0.01)
 
@@ -528,26 +539,27 @@ def test_what_does_not_match_is_refused_and_not_read_beyond_its_end():
 @pytest.mark.parametrize("change", ["float", "double", "strided"])
 def test_other_tensors_are_left_to_torch(change):
     x = random(4, 6)
-    assert operators.fit(x)
+    assert operators.supports_layer_norm(x)
     other = x.T if change == "strided" else getattr(x, change)()
-    assert not operators.fit(other)
-    norm = fused.LayerNorm(6 if change != "strided" else 4, eps=1e-6).to(other.dtype)
+    assert not operators.supports_layer_norm(other)
+    norm = LayerNorm(6 if change != "strided" else 4, eps=1e-6).to(other.dtype)
     right = torch.nn.functional.layer_norm(other, norm.normalized_shape, norm.weight, norm.bias, 1e-6)
     assert torch.equal(norm(other), right)
 
 
 def test_no_tokens_are_no_error():
     x = torch.empty(2, 0, 24, dtype=torch.bfloat16)
-    assert not operators.fit(x)
+    assert not operators.supports_layer_norm(x)
     assert attend_packed(None, x, 2).shape == (2, 0, 8)
-    assert fused.LayerNorm(24, eps=1e-6)(x).shape == x.shape
+    assert LayerNorm(24, eps=1e-6)(x).shape == x.shape
 
 
 @pytest.mark.parametrize(
     ("options", "device", "lacks"),
     [
         ({"precision": "bf16-mixed"}, "cpu", True),
-        ({"precision": "bf16-mixed", "compile": True}, "cpu", False),
+        ({"precision": "bf16-mixed", "backend": "compile"}, "cpu", False),
+        ({"precision": "bf16-mixed", "backend": "eager"}, "cpu", False),
         ({"precision": "32-true"}, "cpu", False),
         ({"precision": "bf16-mixed"}, "cuda", False),
     ],
@@ -557,3 +569,29 @@ def test_a_run_that_would_use_the_kernels_knows_that_it_lacks_them(options, devi
     assert runtime.lacks_kernels(Recipe(**options), torch.device(device)) is lacks
     monkeypatch.setattr(operators, "library", lambda: object())
     assert not runtime.lacks_kernels(Recipe(**options), torch.device(device))
+
+
+def test_accelerating_changes_neither_names_nor_weights_and_can_be_taken_back():
+    model = MaskedPatch(encoder=encoder(), masking=Masking(), target=MeanColor(patch_size=4, bits=1))
+    model.own = torch.nn.Linear(2, 2, bias=False)
+    accelerate.accelerate(model)
+    kinds, before = [type(module) for module in model.modules()], copy.deepcopy(model.state_dict())
+    assert kinds.count(Linear) == 3 * 4 + 3
+    assert isinstance(model.encoder, ViT)
+    assert torch.equal(model.own(torch.eye(2)), model.own.weight.T)
+    accelerate.accelerate(model, enabled=False)
+    assert all(type(module).__module__ != accelerate.__name__ for module in model.modules())
+    assert before.keys() == model.state_dict().keys()
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    accelerate.accelerate(model)
+    assert [type(module) for module in copy.deepcopy(model).modules()] == kinds
+
+
+@pytest.mark.parametrize("shape", [(3, 8), (2, 3, 8)])
+def test_layer_norms_of_other_kinds_are_torchs(shape):
+    x = torch.randn(shape).bfloat16()
+    for options in ({"elementwise_affine": False}, {"bias": False}):
+        norm = torch.nn.LayerNorm(shape[1:], **options).bfloat16()
+        right = norm(x)
+        accelerate.accelerate(norm)
+        assert torch.equal(norm(x), right)

@@ -32,6 +32,8 @@ LONG = "a" * 5000
         ("predict", ["output=/no/where/a.json", str(ROOT)], "output=/no/where/a.json: there is no such folder"),
         ("finetune", ["outputs=null"], "outputs=null: must be the folder of all runs"),
         ("knn", ["encoder=null"], "encoder=null: a checkpoint brings its own"),
+        ("pretrain", ["recipe.compile=true"], "recipe.compile=true: is called recipe.backend=compile now"),
+        ("pretrain", ["recipe.compile=no"], "recipe.compile=no: is called recipe.backend now"),
     ],
 )
 def test_a_mistake_is_told_in_one_line_before_torch_loads(tool, no_torch, name, options, told):

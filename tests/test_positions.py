@@ -82,8 +82,8 @@ def test_relative_logits_are_products_with_the_key_of_the_offset(batched):
     b, heads, tokens, k = 3, 2, 7, 4
     module = Relative((2, 3), 1, k)
     queries = torch.randn(b, heads, tokens, k)
-    places = torch.arange(tokens)[None].expand(b if batched else 1, -1)
-    logits = module(queries, places, places)
+    places = torch.arange(tokens)[None].expand(b, -1) if batched else None
+    logits = module(queries, tokens, places)
     assert logits.shape == (b, heads, tokens, tokens)
     for image in range(b):
         for head in range(heads):
@@ -97,10 +97,10 @@ def test_relative_logits_are_products_with_the_key_of_the_offset(batched):
 def test_relative_logits_of_some_tokens_at_their_own_places():
     b, heads, tokens, k = 2, 3, 9, 4
     module = Relative((2, 4), 1, k)
-    asking = torch.tensor([[8, 0], [3, 5]])
+    asking, output_ids = torch.tensor([[8, 0], [3, 5]]), torch.tensor([[1, 0], [1, 0]])
     places = torch.tensor([[0, 8, 2, 4], [5, 3, 0, 7]])
     queries = torch.randn(b, heads, 2, k)
-    logits = module(queries, asking, places)
+    logits = module(queries, 4, places, output_ids)
     assert logits.shape == (b, heads, 2, 4)
     for image in range(b):
         for i in range(2):

@@ -30,7 +30,7 @@ def resized(kind: type, old: tuple[int, int], new: tuple[int, int], how: str, sp
     """A module of one grid, and another that took its state over."""
     torch.manual_seed(0)
     before, after = kind(old, special, width), kind(new, special, width)
-    after.load_state_dict(after.resized(before, how))
+    after.load_state_dict(before.state_dict() | before.resampled(new, how))
     return before, after
 
 
@@ -67,7 +67,7 @@ def test_a_grid_lying_down_is_resized_as_one_that_stands(kind, old, new, how):
     results = []
     for before, grid in ((standing, new), (lying, new[::-1])):
         after = kind(grid, 0, 12)
-        after.load_state_dict(after.resized(before, how))
+        after.load_state_dict(before.state_dict() | before.resampled(grid, how))
         results.append(after().detach().view(*grid, 12))
     expected = results[0] if kind is Learned1D else results[0].roll(6, dims=-1)
     torch.testing.assert_close(results[1].transpose(0, 1), expected, atol=1e-6, rtol=1e-5)
@@ -125,9 +125,9 @@ def test_resizing_in_two_steps_is_resizing_in_one_for_what_is_linear_in_the_plac
             start.embedding[1:] = (3 * ramp[:, None] - 2 * ramp).flatten()[:, None] * torch.arange(1, 13)
         elif kind is Learned2D:
             start.rows[:], start.columns[:] = ramp[:, None] * torch.arange(6), -ramp[:, None]
-    middle.load_state_dict(middle.resized(start, "paper"))
-    twice.load_state_dict(twice.resized(middle, "paper"))
-    once.load_state_dict(once.resized(start, "paper"))
+    middle.load_state_dict(start.state_dict() | start.resampled(middle.grid, "paper"))
+    twice.load_state_dict(middle.state_dict() | middle.resampled(twice.grid, "paper"))
+    once.load_state_dict(start.state_dict() | start.resampled(once.grid, "paper"))
     torch.testing.assert_close(twice(), once(), atol=1e-4, rtol=1e-5)
 
 
@@ -139,14 +139,13 @@ def test_all_but_the_positions_is_taken_as_it_is(positions, at, special, how):
     old, new = build(**options), build(1, image_size=[24, 12], **options, mean=[0.1, 0.2, 0.3], std=0.5)
     before = {name: value.clone() for name, value in old.state_dict().items()}
     new.take(old, how=how)
-    modules = dict(new.named_modules())
     for name, value in new.state_dict().items():
         owner, _, leaf = name.rpartition(".")
         if not owner.startswith("positions") and "relative" not in owner:
             assert torch.equal(value, before[name]), name
         else:
-            expected = modules[owner].resized(old.get_submodule(owner), how)[leaf]
-            assert torch.equal(value, expected), name
+            resampled = old.get_submodule(owner).resampled(new.grid, how)
+            assert torch.equal(value, resampled.get(leaf, before[name])), name
         assert torch.equal(old.state_dict()[name], before[name])
     assert new.grid == (6, 3)
     assert all(parameter.is_leaf and parameter.requires_grad for parameter in new.parameters())
@@ -223,3 +222,80 @@ def test_another_architecture_is_refused_by_name_and_nothing_is_taken(name, opti
 def test_a_way_that_is_none_is_refused(how, image_size):
     with pytest.raises(OptionError, match=r"must be one of paper, timm$"):
         build(image_size=image_size).take(build(), how=how)
+
+
+SIZES = [(24, 24), (8, 8), (12, 28), (16, 24), (4, 16)]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("how", ["paper", "timm"])
+@pytest.mark.parametrize("special", [{}, {"distillation_token": True}, {"class_token": False, "pooling": "patch_mean"}])
+@pytest.mark.parametrize(("positions", "at"), PLACES)
+def test_an_encoder_of_one_size_computes_what_one_taken_to_another_does(positions, at, special, how):
+    vit = build(positions=positions, positions_at=at, **special).double()
+    vit.resize = how
+    for size in SIZES:
+        images = torch.rand(2, 3, *size, generator=torch.Generator().manual_seed(1)).double()
+        other = ViT(**vit.arguments | {"image_size": size}).eval().double()
+        other.take(vit, how=how)
+        assert vit.grid_of(images) == other.grid
+        torch.testing.assert_close(vit(images), other(images), atol=1e-12, rtol=1e-10)
+        torch.testing.assert_close(vit.represent(images), other.represent(images), atol=1e-12, rtol=1e-10)
+        for mine, right in zip(vit.layers(images), other.layers(images), strict=True):
+            torch.testing.assert_close(mine, right, atol=1e-12, rtol=1e-10)
+    own = torch.rand(2, 3, 16, 16).double()
+    assert torch.equal(vit(own), vit.encode(vit.embed(own)))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("positions", "at"), PLACES)
+def test_some_patches_of_another_grid_stand_where_they_do_in_it(positions, at):
+    vit = build(positions=positions, positions_at=at)
+    images = torch.rand(2, 3, 12, 20)
+    other = ViT(**vit.arguments | {"image_size": (12, 20)}).eval()
+    other.take(vit)
+    visible_ids, output_ids = torch.tensor([[14, 3, 7], [0, 8, 2]]), torch.tensor([[2, 0], [1, 1]])
+    found = {"grid": vit.grid_of(images), "output_ids": output_ids}
+    right = other.encode(other.embed(images), output_ids=output_ids)
+    torch.testing.assert_close(vit.encode(vit.embed(images), **found), right, atol=1e-5, rtol=1e-4)
+    right = other.encode(other.embed(images), visible_ids=visible_ids, output_ids=output_ids)
+    found["visible_ids"] = visible_ids
+    if positions == "relative":
+        with pytest.raises(OptionError, match="cannot tell offsets"):
+            vit.encode(vit.embed(images), **found)
+    else:
+        torch.testing.assert_close(vit.encode(vit.embed(images), **found), right, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("how", ["paper", "timm"])
+@pytest.mark.parametrize("kind", [Learned1D, Learned2D])
+def test_gradients_flow_to_the_table_from_every_grid(kind, how):
+    module = kind((3, 2), 1, 4).double()
+    names, values = zip(*module.named_parameters(), strict=True)
+    for grid in ((2, 4), (5, 1), (3, 3)):
+
+        def rows(*tables, grid=grid):
+            return torch.func.functional_call(module, dict(zip(names, tables, strict=True)), (grid, how))
+
+        torch.autograd.gradcheck(rows, values)
+
+
+def test_gradients_flow_to_relative_keys_from_every_length():
+    module, queries = Relative((2, 2), 1, 3).double(), torch.randn(1, 2, 7, 3).double()
+    for tokens in (3, 5, 7):
+
+        def logits(keys, tokens=tokens):
+            return torch.func.functional_call(module, {"keys": keys}, (queries[:, :, :tokens], tokens))
+
+        torch.autograd.gradcheck(logits, (module.keys,))
+
+
+@pytest.mark.parametrize(("positions", "at"), [(kind, "stem") for kind in ("relative", *ADDITIVE)])
+def test_compiled_each_size_is_one_graph(positions, at):
+    vit, graphs = build(positions=positions, positions_at=at), []
+    torch._dynamo.reset()
+    compiled = torch.compile(vit, backend=lambda graph, _: graphs.append(graph) or graph, fullgraph=True, dynamic=False)
+    for size in ((16, 16), (8, 12), (16, 16), (8, 12)):
+        images = torch.rand(2, 3, *size)
+        torch.testing.assert_close(compiled(images), vit(images), atol=1e-5, rtol=1e-4)
+    assert len(graphs) == 2

@@ -151,7 +151,7 @@ def test_a_run_that_dropped_attention_weights_goes_on_only_if_it_still_does(tmp_
 @pytest.mark.parametrize(
     ("option", "value"),
     [("steps", 0), ("steps", "abc"), ("lr", -1e-3), ("lr", math.nan), ("warmup", 1000), ("betas", 0.9), ("ema", 1),
-     ("decay", "exponential"), ("precision", "fp8"), ("compile", "yes"), ("accumulate", 3), ("clip", -1),
+     ("decay", "exponential"), ("precision", "fp8"), ("backend", "yes"), ("accumulate", 3), ("clip", -1),
      ("seed", 1.5), ("optimizer", "lion"), ("momentum", 1), ("layer_decay", 0), ("layer_decay", 1.1)],
 )  # fmt: skip
 def test_recipe_names_the_option_that_cannot_be(option, value):
@@ -258,12 +258,12 @@ def test_each_evaluation_stands_once_in_the_metrics_of_an_interrupted_run(tmp_pa
 @pytest.mark.slow
 def test_compiled_a_run_trains_alike_and_goes_on_exactly(tmp_path):
     tiny.train(tmp_path / "plain", ema=0.0)
-    tiny.train(tmp_path / "compiled", ema=0.0, compile=True)
+    tiny.train(tmp_path / "compiled", ema=0.0, backend="compile")
     plain, compiled = (list(rows(tmp_path / name, "train/loss").values()) for name in ("plain", "compiled"))
     assert compiled == pytest.approx(plain, rel=1e-3)
     before = final(tmp_path / "compiled")
     shutil.rmtree(tmp_path / "compiled" / "step_00000012")
-    tiny.train(tmp_path / "compiled", ema=0.0, compile=True)
+    tiny.train(tmp_path / "compiled", ema=0.0, backend="compile")
     assert final(tmp_path / "compiled") == before
     assert checkpoint.load_encoder(tmp_path / "compiled" / "step_00000012").width == 16
 

@@ -30,10 +30,7 @@ def weights_of(attention: Attention, x: Tensor, position_ids: Tensor | None, out
         query, key = (rearrange(tokens, "b t (h k) -> b h t k", h=attention.heads) for tokens in (query, key))
         logits = (query * query.shape[-1] ** -0.5) @ key.mT
         if attention.relative is not None:
-            if position_ids is None:
-                position_ids = torch.arange(x.shape[1], device=x.device)[None]
-            asking = position_ids if output_ids is None else position_ids.expand(len(x), -1).gather(1, output_ids)
-            logits = logits + attention.relative(query, asking, position_ids)
+            logits = logits + attention.relative(query, x.shape[1], position_ids, output_ids)
         return logits.softmax(-1)
 
 
@@ -46,8 +43,7 @@ def watched(encoder: ViT, see: Callable[[int, Tensor], None]) -> Iterator[None]:
 
     def hook(layer: int) -> Callable[..., None]:
         def look(attention: Attention, inputs: tuple[Any, ...]) -> None:
-            x, norm, *rest = inputs
-            see(layer, weights_of(attention, norm(x), *rest))
+            see(layer, weights_of(attention, *inputs))
 
         return look
 

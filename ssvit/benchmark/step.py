@@ -8,7 +8,6 @@ that work over the machine's own matrix products, measured in the same rounds.
 Letters: b images.
 """
 
-import math
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
@@ -19,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from ssvit.benchmark.data import scenes
@@ -26,7 +26,7 @@ from ssvit.benchmark.options import SIZES, Size, Step
 from ssvit.benchmark.peers import PEERS
 from ssvit.benchmark.timing import Rate, compare
 from ssvit.data.batch import Batch
-from ssvit.kernels import fused, operators
+from ssvit.kernels import fused
 from ssvit.models.vit import ViT
 from ssvit.objectives.base import Objective
 from ssvit.objectives.masked_patch import MaskedPatch
@@ -76,11 +76,14 @@ class Steps:
     """The training of one contender, from its start on: each call is one step, and returns how many images it took."""
 
     def __init__(self, name: str, size: Size, *, precision: str, compile: bool, device: str, batch: int) -> None:
+        backend = "eager" if name != OURS else "compile" if compile else "kernels"
         self.recipe = Recipe(
-            steps=1_000_000, warmup=0, decay="constant", batch_size=batch, precision=precision, compile=compile
+            steps=1_000_000, warmup=0, decay="constant", batch_size=batch, precision=precision, backend=backend
         )
         self.fabric = runtime.start(self.recipe, accelerator=device, devices=1)
         self.objective = ours(size) if name == OURS else PEERS[name](size)
+        if compile and name != OURS:
+            self.objective.compile()  # without our kernels, which are none of theirs
         images = scenes(batch, (size.image_size, size.image_size), seed=0)
         self.batches = _endless((images if name == OURS else images / 255).to(self.fabric.device))
         self.state = State(self.fabric, self.objective, self.recipe)
@@ -112,16 +115,11 @@ def useful(size: Size) -> float:
     objective, b = ours(size), 2
     images = torch.zeros(b, 3, size.image_size, size.image_size, dtype=torch.uint8)
     noise = objective.sample(torch.arange(b), seed=0)
-    linear = {torch.ops.mkldnn._linear_pointwise: _linear_flops} if fused.AVAILABLE else {}
-    counter = FlopCounterMode(display=False, custom_mapping=linear)
-    # torch's own attention in bfloat16 is made of matrix products, which can be counted.
-    with counter, operators.left_alone(), torch.autocast("cpu", torch.bfloat16):
+    counter = FlopCounterMode(display=False)
+    # By its formula, attention is made of matrix products, which can be counted.
+    with counter, sdpa_kernel(SDPBackend.MATH):
         objective(Batch.of(images), noise)["loss"].backward()
     return counter.get_total_flops() / b
-
-
-def _linear_flops(x: torch.Size, weight: torch.Size, *_: Any, **__: Any) -> int:
-    return 2 * math.prod(x) * weight[0]
 
 
 def _endless(images: Tensor) -> Iterator[Batch]:

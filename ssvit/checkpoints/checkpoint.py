@@ -23,6 +23,7 @@ from ssvit.checkpoints import options
 from ssvit.checkpoints.manifest import SCHEMA, CheckpointError, complete, located, places, read, step_of
 from ssvit.checkpoints.run_folder import is_main_process
 from ssvit.exchange import reading
+from ssvit.kernels.accelerate import accelerate
 from ssvit.models.vit import ViT
 from ssvit.objectives.classify import Classify
 from ssvit.options import UserError
@@ -196,6 +197,7 @@ def load_encoder(path: str | Path, **given: Any) -> ViT:
             + "".join(f"; {note}" for note in manifest.get("notes", ())),
             flush=True,
         )
+    accelerate(encoder)
     return encoder.eval()
 
 
@@ -216,6 +218,7 @@ def load_classifier(path: str | Path, **given: Any) -> Classify:
         classifier.encoder = _changed(classifier.encoder, asked)
     except (KeyError, TypeError, UserError, RuntimeError) as error:
         raise CheckpointError(f"{path}: its classifier cannot be built: {' '.join(str(error).split())}") from None
+    accelerate(classifier)
     return classifier.eval()
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from ssvit.options import UserError
+from ssvit.options import UserError, typed
 
 # What may differ between a run and its continuation: it changes where and how fast, not what is computed.
 # The fingerprint of the images stands for their folder, and the precision that was used for recipe.precision=auto:
@@ -39,6 +39,11 @@ ADDED: Mapping[str, Any] = {
     "objective.loss": "softmax",
     "recipe.lr_end": 0.0,
     "recipe.weight_decay_end": None,
+}
+
+# Options that have another name today, and what their values, as they are typed, are called.
+RENAMED: Mapping[str, tuple[str, Mapping[str, str]]] = {
+    "recipe.compile": ("recipe.backend", {"auto": "auto", "true": "compile", "false": "kernels"}),
 }
 
 # The builders that the first edition's config.yaml names, and what they are called today.
@@ -179,7 +184,7 @@ class Configuration:
         """The first option in which a run would differ from an old one, with its value now and then, of those that
         matter; None if it would go on as it was begun.
         """
-        sides = [dict(flatten(side.values)) for side in (old, self)]
+        sides = [dict(map(_renamed, flatten(side.values))) for side in (old, self)]
         # The first edition's dropout was of attention weights too.
         added = {"encoder.attention_dropout": sides[0].get("encoder.dropout", 0.0), **ADDED}
         if old.choices:
@@ -195,6 +200,12 @@ class Configuration:
                 if then != value:
                     return key, value, then
         return None
+
+
+def _renamed(leaf: tuple[str, Any]) -> tuple[str, Any]:
+    """An option and its value, as they are called today."""
+    name, values = RENAMED.get(leaf[0], (leaf[0], {}))
+    return name, values.get(typed(leaf[1]), leaf[1]) if values else leaf[1]
 
 
 def _load(path: Path) -> dict[str, Any]:

@@ -122,11 +122,13 @@ def _functions(config: DictConfig, plain: Mapping[str, Any], readings: Sequence[
     import torch
 
     from ssvit.evaluation.features import Frozen, Pixels
+    from ssvit.kernels.accelerate import accelerate
     from ssvit.randomness import key
 
     def frozen(node: DictConfig, weights: str) -> Frozen:
         torch.manual_seed(key(0, "weights"))
         encoder = instantiate(node, _convert_="all")
+        accelerate(encoder)
         return Frozen(encoder, readings, identity=json.dumps([weights, encoder.arguments]))
 
     own = plain["encoder"]

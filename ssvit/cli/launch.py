@@ -33,7 +33,7 @@ from omegaconf.errors import (
     OmegaConfBaseException,
 )
 
-from ssvit.checkpoints.configuration import Configuration, command, refers
+from ssvit.checkpoints.configuration import RENAMED, Configuration, command, refers
 from ssvit.checkpoints.run_folder import is_main_process
 from ssvit.options import OptionError, UserError, printable, typed
 
@@ -63,6 +63,7 @@ def launch(
     for argument in sys.argv[1:]:
         if argument.startswith("~"):
             leave(f"{argument}: an option can be changed, as option=value, but not taken away", 2)
+        _check_name(argument)
         _check_builder(argument)
 
     def run(config: DictConfig) -> None:
@@ -136,6 +137,14 @@ def job_name(name: str) -> str:
     if any(option.startswith("name=") for option in own):
         return name
     return "_".join([name, *(re.sub(r"[^\w.=,+-]+", "-", option) for option in own)])
+
+
+def _check_name(argument: str) -> None:
+    option, _, value = argument.lstrip("+").partition("=")
+    if option in RENAMED:
+        name, values = RENAMED[option]
+        right = f"{name}={values[value]}" if value in values else name
+        leave(f"{argument}: is called {right} now", 2)
 
 
 def _check_builder(argument: str) -> None:

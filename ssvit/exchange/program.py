@@ -1,13 +1,11 @@
 """An encoder, or a classifier, as one program of images: what ONNX and torch.export write.
 
 Images come in as float in [0, 1], or as uint8; normalisation is inside. A program takes any number of images,
-and of any size that patches divide if it is to: positions are then resized within it, by the very functions that
-`ViT.take` resizes them with.
+and of any size that patches divide if it is to: the encoder then resamples its positions.
 
 Letters: b images, c channels, t tokens, d width, k classes.
 """
 
-import copy
 import io
 import json
 from collections.abc import Mapping
@@ -17,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
-from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ssvit.atomic_io import write
@@ -34,52 +31,36 @@ _LARGEST = 1024  # patches along a side, for the tracer, which wants a bound
 class Program(nn.Module):
     """(b, c, h, w) -> a classifier's logits (b, k); or an encoder's tokens (b, t, d) and their pooled features (b, d).
 
-    how: the way in which positions are resized to images of any size, None for those of the encoder's size alone.
+    how: the way in which positions are resampled for images of any size, None for those of the encoder's size alone.
     input: float or uint8, which images it takes.
     """
 
     def __init__(self, model: ViT | Classify, *, how: str | None, input: str = FLOAT) -> None:
         super().__init__()
         self.model, self.how, self.input = model, how, input
+        self.encoder.resize = how or self.encoder.resize
         self.outputs = ("tokens", "features") if isinstance(model, ViT) else ("logits",)
 
+    @property
+    def encoder(self) -> ViT:
+        return self.model if isinstance(self.model, ViT) else self.model.encoder
+
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
-        model = self.model if self.how is None else self._sized(images.shape[2], images.shape[3])
-        if isinstance(model, ViT):
-            tokens = model(images)
-            return tokens, model.pool(tokens)
-        return (model.logits(images),)
+        if isinstance(self.model, ViT):
+            tokens = self.model(images)
+            return tokens, self.model.pool(tokens)
+        return (self.model.logits(images),)
 
     def example(self, count: int, height: int, width: int) -> Tensor:
         """Images as it takes them, (count, c, height, width), of random pixels that are always the same."""
-        channels = (self.model if isinstance(self.model, ViT) else self.model.encoder).channels
-        drawn = torch.rand(count, channels, height, width, generator=torch.Generator().manual_seed(count))
+        drawn = torch.rand(count, self.encoder.channels, height, width, generator=torch.Generator().manual_seed(count))
         return drawn if self.input == FLOAT else (255 * drawn).round().to(torch.uint8)
-
-    def _sized(self, height: int, width: int) -> ViT | Classify:
-        """The model for images of another size: a shell of its own around the same weights."""
-        whole = isinstance(self.model, ViT)
-        encoder = copy.copy(self.model if whole else self.model.encoder)
-        p, q = encoder.patch_size
-        encoder.image_size, encoder.grid = (height, width), (height // p, width // q)
-        rows = []
-        for module in encoder.positions:
-            target = copy.copy(module)
-            target.grid = encoder.grid
-            rows.append(functional_call(target, target.resized(module, self.how), ()))
-        # What an instance has goes before what its module's tables have.
-        encoder.__dict__["positions"] = [lambda row=row: row for row in rows]
-        if whole:
-            return encoder
-        model = copy.copy(self.model)
-        model.__dict__["encoder"] = encoder
-        return model
 
 
 @torch.no_grad()
 def trace(program: Program) -> ExportedProgram:
     """The program as one graph, which does not tell where it was made. UserError if it cannot be traced."""
-    encoder = program.model if isinstance(program.model, ViT) else program.model.encoder
+    encoder = program.encoder
     (height, width), (p, q) = encoder.image_size, encoder.patch_size
     shape: dict[int, Dim] = {0: Dim("batch")}
     if program.how is not None:
@@ -134,7 +115,7 @@ def difference(program: Program, path: Path) -> float | None:
         import onnxruntime
     except ModuleNotFoundError:
         return None
-    encoder = program.model if isinstance(program.model, ViT) else program.model.encoder
+    encoder = program.encoder
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     sizes = [encoder.image_size]
     if program.how is not None:

@@ -1,8 +1,9 @@
-"""Scaled dot-product attention, and the one place that chooses how it is computed.
+"""Scaled dot-product attention on the outputs of packed projections, and the one place that chooses how it is computed.
 
 Letters: b images, h heads, q tokens that ask, t tokens that answer, k width of a head, d = h * k.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,45 +15,41 @@ from torch.autograd.function import once_differentiable
 from ssvit.kernels import operators
 
 
-def by_products(query: Tensor) -> bool:
-    """Whether plain products are faster than torch's fused kernel: in bfloat16 on a CPU, where that kernel does its
-    arithmetic in float32, they are 3 to 6 times faster, forward and backward. Everywhere else the kernel wins.
-    """
-    return query.device.type == "cpu" and query.dtype == torch.bfloat16
-
-
 def attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None = None, dropout: float = 0.0) -> Tensor:
-    """query (b, h, q, k), key and value (b, h, t, k), bias (b, h, q, t) or None -> (b, h, q, k)."""
-    if by_products(query):
-        logits = (query * query.shape[-1] ** -0.5) @ key.mT
-        weights = (logits if bias is None else logits + bias).softmax(-1)
-        return F.dropout(weights, dropout) @ value
-    return F.scaled_dot_product_attention(query, key, value, attn_mask=bias, dropout_p=dropout)
+    """query (b, h, q, k), key and value (b, h, t, k), bias (b, h, q, t) or None -> (b, h, q, k).
+
+    In bfloat16 on a CPU, where torch's fused kernel does its arithmetic in float32, plain products are 3 to 6 times
+    faster, forward and backward. Everywhere else the kernel is.
+    """
+    if query.device.type != "cpu" or query.dtype != torch.bfloat16:
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=bias, dropout_p=dropout)
+    logits = (query * query.shape[-1] ** -0.5) @ key.mT
+    weights = (logits if bias is None else logits + bias).softmax(-1)
+    return F.dropout(weights, dropout) @ value
 
 
-def split(query: Tensor | None, packed: Tensor, heads: int) -> tuple[Tensor, ...]:
-    """Outputs of projections, as `attend_packed` takes them, -> query (b, h, q, k), key and value (b, h, t, k)."""
-    if query is not None:
-        packed = rearrange(packed, "b t (parts h k) -> parts b h t k", parts=2, h=heads)
-        return rearrange(query, "b q (h k) -> b h q k", h=heads), *packed.unbind()
-    return rearrange(packed, "b t (parts h k) -> parts b h t k", parts=3, h=heads).unbind()
-
-
-def merge(heads: Tensor) -> Tensor:
-    """(b, h, q, k) -> (b, q, d)."""
-    return rearrange(heads, "b h q k -> b q (h k)")
-
-
-def attend_packed(query: Tensor | None, packed: Tensor, heads: int, dropout: float = 0.0) -> Tensor:
-    """`attend` on the outputs of projections, without bias: -> (b, q, d).
+def attend_packed(
+    query: Tensor | None,
+    packed: Tensor,
+    heads: int,
+    *,
+    bias: Callable[[Tensor], Tensor] | None = None,
+    dropout: float = 0.0,
+) -> Tensor:
+    """`attend` on the outputs of projections: -> (b, q, d).
 
     packed: queries, keys and values of all tokens, (b, t, 3 * d); or with query (b, q, d), keys and values alone,
-    (b, t, 2 * d).
+    (b, t, 2 * d). bias: of queries (b, h, q, k), what is added to the logits, (b, h, q, t).
     """
-    width = packed.shape[-1] // (3 if query is None else 2)
-    if packed.dtype == torch.bfloat16 and dropout == 0 and operators.multiply(packed, width // heads):
+    parts = 3 if query is None else 2
+    k = packed.shape[-1] // parts // heads
+    if bias is None and dropout == 0 and packed.dtype == torch.bfloat16 and operators.supports_matmul(packed, k):
         return _Kernels.apply(query, packed, heads)
-    return merge(attend(*split(query, packed, heads), dropout=dropout))
+    split = rearrange(packed, "b t (parts h k) -> parts b h t k", parts=parts, h=heads).unbind()
+    if query is not None:
+        split = rearrange(query, "b q (h k) -> b h q k", h=heads), *split
+    mixed = attend(*split, bias=None if bias is None else bias(split[0]), dropout=dropout)
+    return rearrange(mixed, "b h q k -> b q (h k)")
 
 
 class _Kernels(torch.autograd.Function):

@@ -1,5 +1,5 @@
 """Linear layers, layer norms and whole branches of a Transformer's layer on a CPU by faster kernels than torch's where
-those fit, forward and backward.
+those fit, forward and backward: functions, which `accelerate` puts under a model's modules.
 
 torch multiplies float32 matrices on a CPU by MKL, which uses half of the vector width of some processors; oneDNN uses
 all of it there, and is as fast elsewhere. Its product with the bias folded in, `mkldnn::_linear_pointwise`, is what
@@ -9,7 +9,6 @@ computes whole layers. docs/performance.md has the figures.
 Letters: b images, t tokens, r rows, which are the tokens of all images, i inputs, o outputs, d width.
 """
 
-import itertools
 from typing import Any, NamedTuple
 
 import torch
@@ -111,7 +110,7 @@ class _Branches(torch.autograd.Function):
 def _by_kernels(x: Tensor, dtype: torch.dtype, *parameters: Tensor) -> bool:
     if dtype != torch.bfloat16 or any(p.dtype != torch.float32 or not p.is_contiguous() for p in parameters):
         return False
-    return operators.multiply(x, *(width for parameter in parameters for width in parameter.shape))
+    return operators.supports_matmul(x, *(width for parameter in parameters for width in parameter.shape))
 
 
 def _dtype(x: Tensor) -> torch.dtype:
@@ -130,13 +129,6 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return F.linear(x, weight, bias)
 
 
-class Linear(nn.Linear):
-    """torch's layer, (..., i) -> (..., o), by `linear`."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return linear(x, self.weight, self.bias)
-
-
 class _LayerNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> Tensor:
@@ -153,19 +145,11 @@ class _LayerNorm(torch.autograd.Function):
         return to_x.view_as(gradient), *to_rest, None
 
 
-class LayerNorm(nn.LayerNorm):
-    """torch's layer, (..., d) -> (..., d), in bfloat16 with float32 weights by `kernels`."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        if operators.fit(x) and self.weight.dtype == torch.float32:
-            return _LayerNorm.apply(x, self.weight, self.bias, self.eps)
-        return super().forward(x)
-
-
-def untouched(module: nn.Module, kind: type[nn.Module]) -> bool:
-    """Whether nobody listens to a module or has put another in its place, so that it need not be called itself."""
-    hooks = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
-    return type(module) is kind and not any(hooks)
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> Tensor:
+    """x (..., d), weight and bias (d,) -> (..., d), as torch's `layer_norm` gives it."""
+    if operators.supports_layer_norm(x) and weight.dtype == torch.float32:
+        return _LayerNorm.apply(x, weight, bias, epsilon)
+    return F.layer_norm(x, weight.shape, weight, bias, epsilon)
 
 
 class Branch(NamedTuple):
@@ -173,27 +157,30 @@ class Branch(NamedTuple):
     are 0, and a second linear layer.
     """
 
-    norm: LayerNorm
-    first: Linear
-    second: Linear
+    norm: nn.LayerNorm
+    first: nn.Linear
+    second: nn.Linear
     heads: int = 0
+
+    @property
+    def layers(self) -> tuple[nn.Module, ...]:
+        return self.norm, self.first, self.second
 
 
 def branches(x: Tensor, *parts: Branch, adds: bool = True) -> Tensor | None:
     """One branch after the other, each added to what goes into it unless the only one is not: (b, t, d) -> (b, t, d).
     None where our kernels cannot.
     """
-    layers = [layer for norm, first, second, _ in parts for layer in (norm, first, second)]
     if x.ndim != 3 or x.dtype != torch.bfloat16:
-        return None
-    if not all(map(untouched, layers, itertools.cycle((LayerNorm, Linear, Linear)))):
         return None
     heads, epsilon = [part.heads for part in parts], parts[0].norm.eps
     if any(part.norm.eps != epsilon for part in parts):
         return None
-    weights = [weight for layer in layers for weight in (layer.weight, layer.bias)]
+    weights = [weight for part in parts for layer in part.layers for weight in (layer.weight, layer.bias)]
     if len(parts) > 1 and len({weight.requires_grad for weight in weights}) > 1:
         return None  # one by one, since the gradients of those that learn nothing need not be computed
-    if not _by_kernels(x, _dtype(x), *weights) or not operators.multiply(x, *(x.shape[-1] // h for h in heads if h)):
+    if not _by_kernels(x, _dtype(x), *weights) or not operators.supports_matmul(
+        x, *(x.shape[-1] // h for h in heads if h)
+    ):
         return None
     return _Branches.apply(x, heads, epsilon, adds, torch.is_grad_enabled(), *weights)

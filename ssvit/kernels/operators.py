@@ -4,21 +4,21 @@ torch and oneDNN compute the same, and take longer: between the products of a la
 again, round weights and gradients in passes of their own, and multiply the shapes of attention at half of the
 processor's speed. Building takes a second, when the first kernel is asked for; nothing is kept, so that nothing can be
 out of date or be for another processor. Where there is no compiler, where the processor lacks the instructions, where a
-tensor is of another type, shape or device, and in exported graphs, `fit` and `multiply` are false and the callers use
-torch's; a layer norm alone a compiled graph has of its own. docs/performance.md has the figures.
+tensor is of another type, shape or device, and in exported graphs, `supports_layer_norm` and `supports_matmul` are
+false and the callers use torch's; a layer norm alone a compiled graph has of its own. docs/performance.md has the
+figures.
 
 Letters: b images, q tokens that ask, t tokens that answer, h heads, k width of a head, d = h * k, r rows, i inputs,
 o outputs. Tensors are bfloat16 unless said otherwise.
 """
 
-import contextlib
 import ctypes
 import functools
 import os
 import shlex
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
@@ -33,7 +33,6 @@ _OPTIONS = f"-O3 -funroll-loops -march=native -fopenmp -fPIC {_REORDERED}"
 SOURCES = tuple(sorted((Path(__file__).parent / "csrc").glob("*.c")))
 _LANES = 16  # products.h: widths are multiples of it
 _DEEP, _GROUP = 1102, 48  # linear.c: what its scratch memory is counted by
-_wanted = True
 _BLOCKS = 32  # shares of the rows that a layer norm's gradients are summed over apart, so that threads can share them
 
 
@@ -59,33 +58,22 @@ def _has_products() -> bool:
     return hasattr(library(), "linear")
 
 
-def fit(tensor: Tensor) -> bool:
+def supports_layer_norm(tensor: Tensor) -> bool:
     """Whether layer norm can take a tensor."""
     if torch.compiler.is_compiling() or not tensor.is_contiguous() or tensor.dtype != torch.bfloat16:
         return False
     return _here(tensor) and library() is not None
 
 
-def multiply(tensor: Tensor, *widths: int) -> bool:
+def supports_matmul(tensor: Tensor, *widths: int) -> bool:
     """Whether products can take a tensor once it is of their type, and these widths of heads, inputs or outputs."""
     if torch.compiler.is_exporting() or any(width % _LANES for width in widths):
         return False
     return _here(tensor) and _has_products()
 
 
-@contextlib.contextmanager
-def left_alone() -> Iterator[None]:
-    """Within it torch computes everything, whose work can be counted."""
-    global _wanted
-    before, _wanted = _wanted, False
-    try:
-        yield
-    finally:
-        _wanted = before
-
-
 def _here(tensor: Tensor) -> bool:
-    return _wanted and tensor.device.type == "cpu" and tensor.numel() > 0
+    return tensor.device.type == "cpu" and tensor.numel() > 0
 
 
 def _operator(shapes: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

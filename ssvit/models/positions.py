@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from einops import rearrange, repeat
 from torch import Tensor, nn
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 # How a table is laid over another grid, by the names in `options.RESIZE`: as the authors' code does (scipy's zoom of
 # order 1), and as timm does.
@@ -33,14 +34,18 @@ def resample(table: Tensor, grid: tuple[int, int], how: str) -> Tensor:
 
 
 class Positions(nn.Module):
-    """Embeddings of the tokens of one grid."""
+    """Embeddings of the tokens of one grid, which can be laid over another."""
 
     def __init__(self, grid: tuple[int, int], num_prefix_tokens: int) -> None:
         super().__init__()
         self.grid, self.num_prefix_tokens = grid, num_prefix_tokens
 
-    def resized(self, other: "Positions", how: str) -> dict[str, Tensor]:
-        """What the state of `other`, of the same kind and another grid, is on this grid; `how` is a key of RESIZE."""
+    def covers(self, grid: tuple[int, int] | None) -> bool:
+        """Whether a grid is the module's own, or None; of the sizes of an exported graph no two are taken for one."""
+        return grid is None or all(statically_known_true(a == b) for a, b in zip(grid, self.grid, strict=True))
+
+    def resampled(self, grid: tuple[int, int], how: str) -> dict[str, Tensor]:
+        """What changes of the state on another grid, by name; `how` is a key of RESIZE."""
         raise NotImplementedError
 
 
@@ -51,16 +56,27 @@ class Learned1D(Positions):
         super().__init__(grid, num_prefix_tokens)
         self.embedding = nn.Parameter(torch.randn(num_prefix_tokens + grid[0] * grid[1], width) * 0.02)
 
-    def forward(self) -> Tensor:
-        return self.embedding
+    def forward(self, grid: tuple[int, int] | None = None, how: str = "paper") -> Tensor:
+        return self.embedding if self.covers(grid) else self.resampled(grid, how)["embedding"]
 
-    def resized(self, other: "Learned1D", how: str) -> dict[str, Tensor]:
-        prefix, patches = other.embedding.tensor_split([other.num_prefix_tokens])
-        table = resample(patches.unflatten(0, other.grid), self.grid, how)
+    def resampled(self, grid: tuple[int, int], how: str) -> dict[str, Tensor]:
+        prefix, patches = self.embedding.tensor_split([self.num_prefix_tokens])
+        table = resample(patches.unflatten(0, self.grid), grid, how)
         return {"embedding": torch.cat([prefix, table.flatten(0, 1)])}
 
 
-class Learned2D(Positions):
+class RowsAndColumns(Positions):
+    """Embeddings of the rows and of the columns of a grid, apart: `rows` (y, ...) and `columns` (x, ...)."""
+
+    def on(self, grid: tuple[int, int] | None, how: str) -> tuple[Tensor, Tensor]:
+        """Rows and columns of a grid, the module's own where it is None."""
+        return (self.rows, self.columns) if self.covers(grid) else tuple(self.resampled(grid, how).values())
+
+    def resampled(self, grid: tuple[int, int], how: str) -> dict[str, Tensor]:
+        return {"rows": stretch(self.rows, grid[0], how), "columns": stretch(self.columns, grid[1], how)}
+
+
+class Learned2D(RowsAndColumns):
     """Half of the width tells the column, the other half the row (Appendix D.4); prefix tokens have their own."""
 
     def __init__(self, grid: tuple[int, int], num_prefix_tokens: int, width: int) -> None:
@@ -69,17 +85,14 @@ class Learned2D(Positions):
         self.columns = nn.Parameter(torch.randn(grid[1], width // 2) * 0.02)
         self.special = nn.Parameter(torch.randn(num_prefix_tokens, width) * 0.02)
 
-    def forward(self) -> Tensor:
-        across = repeat(self.columns, "x d -> (y x) d", y=self.rows.shape[0])
-        down = repeat(self.rows, "y d -> (y x) d", x=self.columns.shape[0])
+    def forward(self, grid: tuple[int, int] | None = None, how: str = "paper") -> Tensor:
+        rows, columns = self.on(grid, how)
+        across = repeat(columns, "x d -> (y x) d", y=rows.shape[0])
+        down = repeat(rows, "y d -> (y x) d", x=columns.shape[0])
         return torch.cat([self.special, torch.cat([across, down], dim=1)])
 
-    def resized(self, other: "Learned2D", how: str) -> dict[str, Tensor]:
-        rows, columns = stretch(other.rows, self.grid[0], how), stretch(other.columns, self.grid[1], how)
-        return {"rows": rows, "columns": columns, "special": other.special}
 
-
-class SineCosine2D(Positions):
+class SineCosine2D(RowsAndColumns):
     """Fixed waves of geometrically spaced lengths over columns and rows; nothing for the prefix tokens (MoCo v3).
 
     Where the rows and columns lie is part of the state: on another grid they lie between those of the first, and the
@@ -92,17 +105,14 @@ class SineCosine2D(Positions):
         self.register_buffer("rows", torch.arange(grid[0], dtype=torch.float32))
         self.register_buffer("columns", torch.arange(grid[1], dtype=torch.float32))
 
-    def forward(self) -> Tensor:
+    def forward(self, grid: tuple[int, int] | None = None, how: str = "paper") -> Tensor:
+        rows, columns = self.on(grid, how)
         count = self.width // 4
-        frequency = 10_000.0 ** -(torch.arange(count, dtype=torch.float64, device=self.rows.device) / count)
-        across, down = (place.double()[:, None] * frequency for place in (self.columns, self.rows))
-        across = repeat(torch.cat([across.sin(), across.cos()], dim=1), "x d -> (y x) d", y=self.rows.shape[0])
-        down = repeat(torch.cat([down.sin(), down.cos()], dim=1), "y d -> (y x) d", x=self.columns.shape[0])
-        return F.pad(torch.cat([across, down], dim=1).to(self.rows.dtype), (0, 0, self.num_prefix_tokens, 0))
-
-    def resized(self, other: "SineCosine2D", how: str) -> dict[str, Tensor]:
-        rows, columns = stretch(other.rows, self.grid[0], how), stretch(other.columns, self.grid[1], how)
-        return {"rows": rows, "columns": columns}
+        frequency = 10_000.0 ** -(torch.arange(count, dtype=torch.float64, device=rows.device) / count)
+        across, down = (place.double()[:, None] * frequency for place in (columns, rows))
+        across = repeat(torch.cat([across.sin(), across.cos()], dim=1), "x d -> (y x) d", y=rows.shape[0])
+        down = repeat(torch.cat([down.sin(), down.cos()], dim=1), "y d -> (y x) d", x=columns.shape[0])
+        return F.pad(torch.cat([across, down], dim=1).to(rows.dtype), (0, 0, self.num_prefix_tokens, 0))
 
 
 class Relative(Positions):
@@ -115,18 +125,35 @@ class Relative(Positions):
         super().__init__(grid, num_prefix_tokens)
         self.keys = nn.Parameter(torch.randn(2 * (num_prefix_tokens + grid[0] * grid[1]) - 1, head_width) * 0.02)
 
-    def forward(self, queries: Tensor, query_ids: Tensor, position_ids: Tensor) -> Tensor:
-        """queries (b, h, q, k), their positions (b, q) and those of all tokens (b, t) -> logits (b, h, q, t)."""
-        logits = queries @ self.keys.to(queries.dtype).T
-        offset = query_ids[:, :, None] - position_ids[:, None, :] + len(self.keys) // 2
+    def forward(
+        self, queries: Tensor, tokens: int, position_ids: Tensor | None = None, output_ids: Tensor | None = None
+    ) -> Tensor:
+        """queries (b, h, q, k) -> logits (b, h, q, t).
+
+        tokens: t. position_ids (b, t): where they stand on the module's own grid; None for in order, and for all tokens
+        of whatever grid. output_ids (b, q): which of them ask, None for all.
+        """
+        keys = self.keys if position_ids is not None else self._stretched(tokens)
+        if position_ids is None:
+            position_ids = torch.arange(tokens, device=queries.device)[None]
+        asking = position_ids if output_ids is None else position_ids.expand(queries.shape[0], -1).gather(1, output_ids)
+        logits = queries @ keys.to(queries.dtype).T
+        offset = asking[:, :, None] - position_ids[:, None, :] + len(keys) // 2
         return logits.gather(-1, offset[:, None].expand(*queries.shape[:2], -1, -1))
 
-    def resized(self, other: "Relative", how: str) -> dict[str, Tensor]:
-        """An offset in the sequence has no place in the image: whatever `how`, the keys are stretched linearly from
-        the longest offsets to the longest, around the key of no offset, which stays."""
-        keys = stretch(other.keys, len(self.keys), "paper")
-        keys[len(keys) // 2] = other.keys[len(other.keys) // 2]
-        return {"keys": keys}
+    def resampled(self, grid: tuple[int, int], how: str) -> dict[str, Tensor]:
+        """An offset in the sequence has no place in the image, so that `how` is not asked."""
+        return {"keys": self._stretched(self.num_prefix_tokens + grid[0] * grid[1])}
+
+    def _stretched(self, tokens: int) -> Tensor:
+        """The keys of a sequence of another length, stretched linearly from the longest offsets to the longest around
+        the key of no offset, which stays.
+        """
+        middle, last = len(self.keys) // 2, tokens - 1
+        if last == middle:
+            return self.keys
+        keys = stretch(self.keys, 2 * last + 1, "paper")
+        return torch.cat([keys[:last], self.keys[middle, None], keys[last + 1 :]])
 
 
 ADDITIVE = {"learned_1d": Learned1D, "learned_2d": Learned2D, "sine_cosine_2d": SineCosine2D}

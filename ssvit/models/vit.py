@@ -8,9 +8,8 @@ Letters: b images, c channels, n patches, s prefix tokens (0 to 2), t tokens (pr
 m places.
 """
 
-import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,8 +18,6 @@ from einops import rearrange
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from ssvit.kernels.attention import attend, attend_packed, merge, split
-from ssvit.kernels.fused import Branch, LayerNorm, Linear, branches, linear, untouched
 from ssvit.models import options, positions
 from ssvit.models.hybrid import Convolution, ResNet
 from ssvit.options import OptionError, one_of, pair, typed
@@ -59,46 +56,38 @@ class StochasticDepth(nn.Module):
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention with one packed projection, (b, t, d) -> (b, t, d), or (b, m, d) for output_ids."""
+    """Multi-head self-attention with one packed projection (Appendix A).
+
+    dropout: of the attention weights. relative: the arguments of `positions.Relative`, or None.
+    """
 
     def __init__(self, *, width: int, heads: int, dropout: float, relative: tuple[tuple[int, int], int] | None) -> None:
         super().__init__()
         self.heads, self.dropout = heads, dropout
-        self.qkv = Linear(width, 3 * width)
-        self.out = Linear(width, width)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
         self.relative = None if relative is None else positions.Relative(*relative, width // heads)
 
-    def forward(
-        self, x: Tensor, norm: LayerNorm, position_ids: Tensor | None, output_ids: Tensor | None, *, adds: bool
-    ) -> Tensor:
-        """Attention of norm(x); and x itself if it `adds` that.
+    def forward(self, x: Tensor, position_ids: Tensor | None = None, output_ids: Tensor | None = None) -> Tensor:
+        """Normalised tokens (b, t, d) -> (b, t, d), or with output_ids (b, m) those of these tokens alone, (b, m, d).
 
-        position_ids (b, t): where each token stands, None for in order; output_ids (b, m): whose outputs, None for all.
+        position_ids (b, t): where each token stands, None for in order.
         """
+        query, key, value = self._project(x, output_ids)
+        bias = None if self.relative is None else self.relative(query, x.shape[1], position_ids, output_ids)
         dropout = self.dropout if self.training else 0.0
-        if output_ids is None and self.relative is None and dropout == 0:
-            whole = branches(x, Branch(norm, self.qkv, self.out, self.heads), adds=adds)
-            if whole is not None:
-                return whole
-        attended = self.out(self._mixed(norm(x), position_ids, output_ids, dropout))
-        return (x if output_ids is None else gather(x, output_ids)) + attended if adds else attended
+        mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=bias, dropout_p=dropout)
+        return self.out(rearrange(mixed, "b h q k -> b q (h k)"))
 
-    def _mixed(self, x: Tensor, position_ids: Tensor | None, output_ids: Tensor | None, dropout: float) -> Tensor:
-        """What each token that asks takes from the others: (b, t, d) -> (b, t, d) or (b, m, d)."""
+    def _project(self, x: Tensor, output_ids: Tensor | None) -> tuple[Tensor, ...]:
+        """Queries (b, h, q, k), of all tokens or of output_ids, keys and values (b, h, t, k)."""
         if output_ids is None:
-            query, packed = None, self.qkv(x)
-        else:
-            ask, answer = self.qkv.weight.split((x.shape[-1], 2 * x.shape[-1]))
-            ask_bias, answer_bias = self.qkv.bias.split((len(ask), len(answer)))
-            query, packed = linear(gather(x, output_ids), ask, ask_bias), linear(x, answer, answer_bias)
-        if self.relative is None:
-            return attend_packed(query, packed, self.heads, dropout)
-        if position_ids is None:
-            position_ids = torch.arange(x.shape[1], device=x.device)[None]
-        asking = position_ids if output_ids is None else position_ids.expand(x.shape[0], -1).gather(1, output_ids)
-        query, key, value = split(query, packed, self.heads)
-        bias = self.relative(query, asking, position_ids)
-        return merge(attend(query, key, value, bias, dropout))
+            return rearrange(self.qkv(x), "b t (parts h k) -> parts b h t k", parts=3, h=self.heads).unbind()
+        sizes = x.shape[-1], 2 * x.shape[-1]
+        (weight, rest), (bias, rest_bias) = self.qkv.weight.split(sizes), self.qkv.bias.split(sizes)
+        query = rearrange(F.linear(gather(x, output_ids), weight, bias), "b q (h k) -> b h q k", h=self.heads)
+        packed = F.linear(x, rest, rest_bias)
+        return query, *rearrange(packed, "b t (parts h k) -> parts b h t k", parts=2, h=self.heads).unbind()
 
 
 class Block(nn.Module):
@@ -120,55 +109,75 @@ class Block(nn.Module):
         attention_dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        self.norm1 = LayerNorm(width, eps=1e-6)
+        self.norm1 = nn.LayerNorm(width, eps=1e-6)
         self.attention = Attention(width=width, heads=heads, dropout=attention_dropout, relative=relative)
-        self.norm2 = LayerNorm(width, eps=1e-6)
-        self.expand = Linear(width, mlp_width)
-        self.contract = Linear(mlp_width, width)
+        self.norm2 = nn.LayerNorm(width, eps=1e-6)
+        self.expand = nn.Linear(width, mlp_width)
+        self.contract = nn.Linear(mlp_width, width)
         self.gelu = gelu
         self.dropout = nn.Dropout(dropout)
         self.drop = StochasticDepth(drop)
 
     def forward(self, x: Tensor, position_ids: Tensor | None = None, output_ids: Tensor | None = None) -> Tensor:
         """(b, t, d) -> (b, t, d); with output_ids (b, m), these outputs alone, (b, m, d), at their cost."""
-        adds = self._adds
-        attended = self.attention(x, self.norm1, position_ids, output_ids, adds=adds)
-        x = (
-            attended
-            if adds
-            else (x if output_ids is None else gather(x, output_ids)) + self.drop(self.dropout(attended))
-        )
-        changed = self._mlp(x, adds=adds)
-        return changed if adds else x + self.drop(self.dropout(changed))
+        attended = self.attention(self.norm1(x), position_ids, output_ids)
+        # Taken before the residual is added, which is exact: norm and gather commute.
+        x = x if output_ids is None else gather(x, output_ids)
+        x = x + self.drop(self.dropout(attended))
+        return x + self.drop(self.dropout(self.mlp(self.norm2(x))))
+
+    def mlp(self, x: Tensor) -> Tensor:
+        """Two linear layers with a GELU between them: (b, t, d) -> (b, t, d)."""
+        return self.contract(self.dropout(F.gelu(self.expand(x), approximate=_APPROXIMATE[self.gelu])))
+
+
+class Layers(nn.ModuleList):
+    """Blocks one after the other.
+
+    activation_checkpointing: in training keep only what stands between them, and compute each once more for its
+    gradients.
+    """
+
+    def __init__(self, blocks: Iterable[Block], *, activation_checkpointing: bool = False) -> None:
+        super().__init__(blocks)
+        self.activation_checkpointing = activation_checkpointing
+
+    def forward(
+        self,
+        x: Tensor,
+        position_ids: Tensor | None = None,
+        output_ids: Tensor | None = None,
+        between: Sequence[Tensor] = (),
+    ) -> Tensor:
+        """(b, t, d) -> (b, t, d), or with output_ids (b, m), which only the last layer knows, (b, m, d).
+
+        between: what is added before each layer but the first, (t, d) or (b, t, d); nothing where it is empty.
+        """
+        last = len(self) - 1
+        for layer in range(last):
+            x = self.step(layer, x, position_ids, None, between)
+        return self.step(last, x, position_ids, output_ids, between)
 
     @property
-    def _adds(self) -> bool:
-        """Whether branches are added as they are, with nothing drawn by chance."""
-        return not self.training or self.dropout.p == self.drop.rate == 0
+    def checkpoints(self) -> bool:
+        return self.activation_checkpointing and self.training and torch.is_grad_enabled()
 
-    def branches(self) -> tuple[Branch, Branch] | None:
-        """What the layer consists of; None where it does more than that, and where it has to be called itself."""
-        attention = self.attention
-        if not untouched(self, Block) or not untouched(attention, Attention) or attention.relative is not None:
-            return None
-        if not self._adds or self.gelu != "exact" or (self.training and attention.dropout > 0):
-            return None
-        own = Branch(self.norm1, attention.qkv, attention.out, attention.heads)
-        return own, Branch(self.norm2, self.expand, self.contract)
-
-    def _mlp(self, x: Tensor, *, adds: bool) -> Tensor:
-        """The MLP of norm(x); and x itself if it `adds` that: (b, t, d) -> (b, t, d)."""
-        if self.gelu == "exact" and (not self.training or self.dropout.p == 0):
-            whole = branches(x, Branch(self.norm2, self.expand, self.contract), adds=adds)
-            if whole is not None:
-                return whole
-        hidden = F.gelu(self.expand(self.norm2(x)), approximate=_APPROXIMATE[self.gelu])
-        changed = self.contract(self.dropout(hidden))
-        return x + changed if adds else changed
+    def step(
+        self, layer: int, x: Tensor, position_ids: Tensor | None, output_ids: Tensor | None, between: Sequence[Tensor]
+    ) -> Tensor:
+        """One layer, from 0, with what is added before it."""
+        if layer > 0 and between:
+            x = x + between[layer - 1].to(x.dtype)
+        if self.checkpoints:
+            return checkpoint(self[layer], x, position_ids, output_ids, use_reentrant=False)
+        return self[layer](x, position_ids, output_ids)
 
 
 class ViT(nn.Module):
-    """A Vision Transformer without a head.
+    """A Vision Transformer without a head, for images of any size that its patches divide.
+
+    The weights are those of one size. On another, positions keep their place in the image: they are resampled each
+    time, in the way that the attribute `resize` says (one of `options.RESIZE`).
 
     image_size, patch_size: pixels, one number or [height, width]. mlp_width: 4 * width unless given. pooling: what
     `pool` makes of the outputs, class_token (the paper) or patch_mean. positions: learned_1d (the paper), learned_2d,
@@ -183,6 +192,8 @@ class ViT(nn.Module):
     compute a layer once more for its gradients. gelu: exact, or tanh, its approximation, which JAX computes.
     Initialised as in the authors' code. OptionError names an option that cannot be.
     """
+
+    resize = "paper"
 
     def __init__(
         self,
@@ -215,7 +226,6 @@ class ViT(nn.Module):
         self.patch_size = pair("patch_size", patch_size)
         self.grid = options.grid(image_size, patch_size)
         self.width, self.channels, self.pooling = width, channels, pooling
-        self.activation_checkpointing = activation_checkpointing
         self.num_prefix_tokens = int(class_token) + int(distillation_token)
 
         self.stem = None if stem is None else ResNet(channels=channels, **stem)
@@ -226,7 +236,7 @@ class ViT(nn.Module):
         self.distillation_token = nn.Parameter(torch.zeros(1, 1, width)) if distillation_token else None
         self.positions, self.layers_with_positions = self._positions(positions, positions_at, depth)
         self.dropout = nn.Dropout(dropout)
-        self.blocks = nn.ModuleList(
+        blocks = (
             Block(
                 width=width,
                 heads=heads,
@@ -239,7 +249,8 @@ class ViT(nn.Module):
             )
             for layer in range(depth)
         )
-        self.norm = LayerNorm(width, eps=1e-6)
+        self.blocks = Layers(blocks, activation_checkpointing=activation_checkpointing)
+        self.norm = nn.LayerNorm(width, eps=1e-6)
         self.register_buffer("mean", torch.tensor(mean, dtype=torch.float32).flatten().expand(channels).clone())
         self.register_buffer("std", torch.tensor(std, dtype=torch.float32).flatten().expand(channels).clone())
         self._initialise()
@@ -273,11 +284,19 @@ class ViT(nn.Module):
                 nn.init.xavier_uniform_(layer.weight)
                 nn.init.normal_(layer.bias, std=1e-6)
 
-    def _check_pixels(self, images: Tensor) -> None:
-        """OptionError for images that are neither uint8 nor float in [0, 1], as far as may be asked here.
+    def check(self, images: Tensor) -> None:
+        """OptionError for images of a shape that cannot be, and for such as are neither uint8 nor float in [0, 1].
 
-        Reading numbers back would make a device wait in training, and cannot stand in a compiled or exported graph.
+        The range is asked only as far as may be: reading numbers back would make a device wait in training, and cannot
+        stand in a compiled or exported graph.
         """
+        c, *sides = images.shape[1:]
+        if len(sides) != 2 or c != self.channels or sides[0] % self.patch_size[0] or sides[1] % self.patch_size[1]:
+            found, patch = ("x".join(map(str, shape)) for shape in (images.shape[1:], self.patch_size))
+            right = (
+                f"this encoder takes {self.channels} channels, and a height and width that patches of {patch} divide"
+            )
+            raise OptionError("images", found, right)
         right = "this encoder takes uint8, or float in [0, 1], and normalises images itself"
         if images.dtype == torch.uint8:
             return
@@ -292,18 +311,14 @@ class ViT(nn.Module):
             found = "not a number" if math.isnan(low) else f"{low:.4g} to {high:.4g}"
             raise OptionError("images", found, right)
 
-    def patchify(self, images: Tensor) -> Tensor:
-        """Cut images into patches in raster order: (b, c, h, w) -> (b, n, c * p * q). OptionError for another shape.
+    def grid_of(self, images: Tensor) -> tuple[int, int]:
+        """Rows and columns of the patches of images (b, c, h, w)."""
+        return images.shape[2] // self.patch_size[0], images.shape[3] // self.patch_size[1]
 
-        A hybrid cuts its stem's map of f channels into patches of as many of its places as span p x q pixels.
-        """
-        if tuple(images.shape[1:]) != (self.channels, *self.image_size):
-            found, right = "x".join(map(str, images.shape[1:])), "x".join(map(str, (self.channels, *self.image_size)))
-            raise OptionError("images", found, f"this encoder takes images of {right} (channels, height, width)")
-        if self.stem is not None:
-            images = self.stem(self.normalise(images))
+    def patchify(self, x: Tensor) -> Tensor:
+        """Cut images, or a stem's feature map, into patches in raster order: (b, c, h, w) -> (b, n, c * p * q)."""
         p, q = self.cut
-        return rearrange(images, "b c (y p) (x q) -> b (y x) (c p q)", p=p, q=q)
+        return rearrange(x, "b c (y p) (x q) -> b (y x) (c p q)", p=p, q=q)
 
     def normalise(self, images: Tensor) -> Tensor:
         """Images less their channels' mean, over their std: (b, c, h, w), [0, 1] or uint8, -> (b, c, h, w)."""
@@ -314,51 +329,49 @@ class ViT(nn.Module):
     def embed(self, images: Tensor) -> Tensor:
         """Normalise and project each patch, without positions: (b, c, h, w), [0, 1] or uint8, -> (b, n, d).
 
-        The normalisation is folded into the projection: x W / std + (bias - mean / std W), so that no normalised
-        copy of the images is made. The shift takes the weight as rounded for the product, so that it cancels exactly.
-        A hybrid's stem pads normalised images with zeros, which cannot be folded. OptionError for images of another
-        shape, and for such as are neither uint8 nor in [0, 1].
+        OptionError for images that the patches do not divide, and for such as are neither uint8 nor in [0, 1].
         """
-        self._check_pixels(images)
-        patches = self.patchify(images)
-        if self.stem is not None:
-            return self.patch(patches)
-        area = math.prod(self.patch_size)
-        unit = 255.0 if images.dtype == torch.uint8 else 1.0
-        weight = self.patch.weight / (self.std * unit).repeat_interleave(area)
-        kind, dtype = images.device.type, weight.dtype
-        if torch.is_autocast_enabled(kind):
-            dtype = torch.get_autocast_dtype(kind)
-            weight = weight.to(dtype).to(weight.dtype)
-        # A sum of products, since autocast would make a matrix product round the mean to half precision.
-        shift = (weight * (self.mean * unit).repeat_interleave(area)).sum(1)
-        return linear(patches.to(dtype), weight, self.patch.bias - shift)
+        self.check(images)
+        x = self.normalise(images)
+        return self.patch(self.patchify(x if self.stem is None else self.stem(x)))
 
-    def encode(self, tokens: Tensor, *, visible_ids: Tensor | None = None, output_ids: Tensor | None = None) -> Tensor:
+    def encode(
+        self,
+        tokens: Tensor,
+        *,
+        grid: tuple[int, int] | None = None,
+        visible_ids: Tensor | None = None,
+        output_ids: Tensor | None = None,
+    ) -> Tensor:
         """Run the Transformer over patch embeddings: (b, n, d) -> (b, s + n, d).
 
+        grid: the rows and columns that the patches were cut in (`grid_of`), by default the encoder's own.
         visible_ids (b, m): encode these patches alone, in this order, as masked autoencoders do -> (b, s + m, d).
         output_ids (b, m): give these patches' outputs alone, (b, m, d), and compute the last layer only for them.
         With both, output_ids count in the order of visible_ids.
         """
-        x, position_ids = self._sequence(tokens, visible_ids)
-        whole = len(self.blocks) - (output_ids is not None)
-        x = self._through(x, position_ids, whole)
-        if output_ids is not None:
-            x = self._layer(whole, x, position_ids, output_ids + self.num_prefix_tokens)
-        return self.norm(x)
+        x, position_ids, between = self._sequence(tokens, grid, visible_ids)
+        ids = None if output_ids is None else output_ids + self.num_prefix_tokens
+        return self.norm(self.blocks(x, position_ids, ids, between))
 
     def layers(self, images: Tensor) -> Iterator[Tensor]:
         """The tokens after each layer in turn, before the last norm: (b, c, h, w) -> (b, s + n, d), depth times."""
-        x, position_ids = self._sequence(self.embed(images), None)
+        x, position_ids, between = self._sequence(self.embed(images), self.grid_of(images), None)
         for layer in range(len(self.blocks)):
-            x = self._layer(layer, x, position_ids, None)
+            x = self.blocks.step(layer, x, position_ids, None, between)
             yield x
 
-    def _sequence(self, tokens: Tensor, visible_ids: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """What the first layer takes, (b, t, d), and the place of each of its tokens, (b, t), or None for in order."""
-        position_ids = None
+    def _sequence(
+        self, tokens: Tensor, grid: tuple[int, int] | None, visible_ids: Tensor | None
+    ) -> tuple[Tensor, Tensor | None, list[Tensor]]:
+        """What the first layer takes, (b, t, d); the position of each token, (b, t), or None for in order; and the
+        positions that are added before each further layer.
+        """
+        position_ids, relative = None, self.blocks[0].attention.relative
         if visible_ids is not None:
+            if relative is not None and not relative.covers(grid):
+                right = "cannot tell offsets between some of the patches on a grid that is not the encoder's own"
+                raise OptionError("positions", "relative", right)
             tokens = gather(tokens, visible_ids)
             prefix = torch.arange(self.num_prefix_tokens, device=visible_ids.device).expand(len(visible_ids), -1)
             position_ids = torch.cat([prefix, visible_ids + self.num_prefix_tokens], dim=1)
@@ -366,41 +379,16 @@ class ViT(nn.Module):
         if prefix:
             images = tokens.shape[0]
             tokens = torch.cat([*(token.expand(images, -1, -1).to(tokens.dtype) for token in prefix), tokens], 1)
-        return self.dropout(self._placed(0, tokens, position_ids)), position_ids
-
-    def _placed(self, layer: int, x: Tensor, position_ids: Tensor | None) -> Tensor:
-        """Tokens with the positions that are added before a layer, if any are."""
-        if layer >= self.layers_with_positions:
-            return x
-        rows = self.positions[layer % len(self.positions)]()
-        return x + (rows if position_ids is None else rows[position_ids]).to(x.dtype)
-
-    def _layer(self, layer: int, x: Tensor, position_ids: Tensor | None, output_ids: Tensor | None) -> Tensor:
-        """One layer, with the positions that are added before it; output_ids (b, m) count the prefix tokens too."""
-        if layer > 0:
-            x = self._placed(layer, x, position_ids)
-        if self._checkpoints:
-            return checkpoint(self.blocks[layer], x, position_ids, output_ids, use_reentrant=False)
-        return self.blocks[layer](x, position_ids, output_ids)
-
-    def _through(self, x: Tensor, position_ids: Tensor | None, count: int) -> Tensor:
-        """The first layers, so many: at once by our own kernels, or in turn where something happens between them."""
-        if count and not self._checkpoints and self.layers_with_positions <= 1:
-            parts = [block.branches() for block in self.blocks[:count]]
-            whole = None if None in parts else branches(x, *itertools.chain(*parts))
-            if whole is not None:
-                return whole
-        for layer in range(count):
-            x = self._layer(layer, x, position_ids, None)
-        return x
-
-    @property
-    def _checkpoints(self) -> bool:
-        return self.activation_checkpointing and self.training and torch.is_grad_enabled()
+        count = self.layers_with_positions
+        tables = [self.positions[layer % len(self.positions)](grid, self.resize) for layer in range(count)]
+        added = tables if position_ids is None else [table[position_ids] for table in tables]
+        if added:
+            tokens = tokens + added[0].to(tokens.dtype)
+        return self.dropout(tokens), position_ids, added[1:]
 
     def forward(self, images: Tensor) -> Tensor:
         """(b, c, h, w) -> (b, s + n, d)."""
-        return self.encode(self.embed(images))
+        return self.encode(self.embed(images), grid=self.grid_of(images))
 
     def pool(self, outputs: Tensor) -> Tensor:
         """One vector an image: (b, s + n, d) -> (b, d), the class token's (the paper) or the mean of the patches'."""
@@ -408,12 +396,12 @@ class ViT(nn.Module):
 
     def represent(self, images: Tensor) -> Tensor:
         """pool(forward(images)), (b, c, h, w) -> (b, d), with the last layer computed only where it is read."""
-        tokens = self.embed(images)
         if self.pooling == "patch_mean":
-            return self.pool(self.encode(tokens))
-        # Places count from the first patch, before which the prefix tokens stand.
+            return self.pool(self(images))
+        tokens = self.embed(images)
+        # Indices count from the first patch, before which the prefix tokens stand.
         first = torch.full((tokens.shape[0], 1), -self.num_prefix_tokens, device=tokens.device)
-        return self.encode(tokens, output_ids=first)[:, 0]
+        return self.encode(tokens, grid=self.grid_of(images), output_ids=first)[:, 0]
 
     @property
     def architecture(self) -> dict[str, Any]:
@@ -439,7 +427,7 @@ class ViT(nn.Module):
         if self.grid != other.grid:
             for name, module in self.named_modules():
                 if isinstance(module, positions.Positions):
-                    resized = module.resized(other.get_submodule(name), how)
+                    resized = other.get_submodule(name).resampled(self.grid, how)
                     state |= {f"{name}.{key}": value for key, value in resized.items()}
         self.load_state_dict(state)
         self.arguments |= {name: other.arguments[name] for name in ("mean", "std")}

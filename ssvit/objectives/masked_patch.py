@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from ssvit.data.batch import Batch
-from ssvit.kernels.fused import Linear
 from ssvit.models.vit import ViT, gather
 from ssvit.objectives.base import NOTHING, Objective
 from ssvit.objectives.masking import Corruption, Masking, corrupt
@@ -26,7 +25,7 @@ class MaskedPatch(Objective):
         super().__init__()
         self.encoder, self.masking, self.target = encoder, masking, target
         self.mask_token = nn.Parameter(torch.randn(encoder.width) * 0.02)
-        self.head = Linear(encoder.width, target.width)
+        self.head = nn.Linear(encoder.width, target.width)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 

@@ -5,9 +5,8 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
-from ssvit.options import OptionError, flag, number, one_of, whole
+from ssvit.options import OptionError, number, one_of, whole
 from ssvit.schedule import Progress, Schedule
 
 
@@ -23,8 +22,9 @@ class Recipe:
     with weight_decay_end it goes there along half a cosine, as in DINO. clip:
     the largest global norm of the gradient, 0 for no limit. ema: momentum of the averaged copy of the weights (Polyak),
     0 for none. precision: auto (bfloat16 where the device computes in it natively), bf16-mixed, 32-true or 64-true.
-    compile: auto (on for CUDA), true or false. seed: of everything random. evaluate_every, save_every, log_every: in
-    steps.
+    backend: what computes the layers: eager (plain torch), compile (torch.compile, on a CPU over the kernels), kernels
+    (`ssvit.kernels`, which are for a CPU), or auto (compile on CUDA, kernels on a CPU). seed: of everything random.
+    evaluate_every, save_every, log_every: in steps.
     """
 
     steps: int = 1000
@@ -43,7 +43,7 @@ class Recipe:
     clip: float = 1.0
     ema: float = 0.0
     precision: str = "auto"
-    compile: Any = "auto"
+    backend: str = "auto"
     seed: int = 0
     evaluate_every: int = 100
     save_every: int = 100
@@ -76,8 +76,7 @@ class Recipe:
         if self.lr_end > 0 and self.decay != "linear":
             raise OptionError("lr_end", self.lr_end, f"must be 0 with decay={self.decay}: only linear has it")
         one_of("precision", self.precision, ("auto", "bf16-mixed", "32-true", "64-true"))
-        if self.compile != "auto":
-            flag("compile", self.compile)
+        one_of("backend", self.backend, ("auto", "eager", "compile", "kernels"))
         if self.batch_size % self.accumulate:
             raise OptionError("accumulate", self.accumulate, f"must divide batch_size={self.batch_size}")
 

@@ -47,8 +47,8 @@ def precision(recipe: Recipe, device: torch.device) -> str:
 
 def lacks_kernels(recipe: Recipe, device: torch.device) -> bool:
     """Whether a run would be faster if `ssvit.kernels.operators` could be built here."""
-    eager_on_cpu = device.type == "cpu" and not compiles(recipe, device)
-    return eager_on_cpu and precision(recipe, device) == "bf16-mixed" and operators.library() is None
+    kernels_on_cpu = device.type == "cpu" and backend(recipe, device) == "kernels"
+    return kernels_on_cpu and precision(recipe, device) == "bf16-mixed" and operators.library() is None
 
 
 def start(recipe: Recipe, *, timeout: float = TIMEOUT, **options: Any) -> Fabric:
@@ -203,9 +203,11 @@ def _end() -> None:
     gc.collect()
 
 
-def compiles(recipe: Recipe, device: torch.device) -> bool:
-    """Whether to compile: as said, or by `auto` on CUDA alone (on a CPU it gains nothing)."""
-    return device.type == "cuda" if recipe.compile == "auto" else recipe.compile
+def backend(recipe: Recipe, device: torch.device) -> str:
+    """What computes the layers: as the recipe says, or by `auto` compile on CUDA and kernels on a CPU."""
+    if recipe.backend != "auto":
+        return recipe.backend
+    return "compile" if device.type == "cuda" else "kernels"
 
 
 def agree(fabric: Fabric, values: list[float]) -> list[float]:

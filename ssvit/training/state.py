@@ -22,6 +22,7 @@ from torch.distributed.checkpoint.state_dict import (
 
 from ssvit.checkpoints import checkpoint
 from ssvit.checkpoints.manifest import completed
+from ssvit.kernels.accelerate import accelerate
 from ssvit.objectives.base import Objective
 from ssvit.options import UserError
 from ssvit.schedule import Progress
@@ -43,7 +44,9 @@ class State:
             optimizer = torch.optim.SGD(groups, lr=recipe.lr, momentum=recipe.momentum, fused=True)
         else:
             optimizer = torch.optim.AdamW(groups, lr=recipe.lr, betas=tuple(recipe.betas), fused=True)
-        compiled = torch.compile(objective) if runtime.compiles(recipe, fabric.device) else objective
+        backend = runtime.backend(recipe, fabric.device)
+        accelerate(objective, backend != "eager" and fabric.device.type == "cpu")
+        compiled = torch.compile(objective) if backend == "compile" else objective
         self.model, self.optimizer = fabric.setup(compiled, optimizer)
         # What Fabric has wrapped once more: torch's functions know the module as the strategy spreads it.
         self._spread: nn.Module = self.model._forward_module

@@ -1,0 +1,143 @@
+"""A model made faster on a CPU from outside: `accelerate` puts the kernels under the modules that it knows.
+
+A module gets a subclass of its own class, with the same parameters, state and name. What the kernels cannot take, by
+its type, shape or device, goes the way that it went before, and so does a module that a hook listens to or that is of
+another class than the kernels know.
+
+Letters: b images, t tokens, m output tokens, d width.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from ssvit.kernels.attention import attend_packed
+from ssvit.kernels.fused import Branch, branches, layer_norm, linear
+from ssvit.models import vit
+
+
+class Linear(nn.Linear):
+    """By `fused.linear` for tokens; one vector an image is too little work."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) if self.bias is None or x.ndim < 3 else linear(x, self.weight, self.bias)
+
+
+class LayerNorm(nn.LayerNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        if self.bias is None or len(self.normalized_shape) > 1:
+            return super().forward(x)
+        return layer_norm(x, self.weight, self.bias, self.eps)
+
+
+class Attention(vit.Attention):
+    def forward(self, x: Tensor, position_ids: Tensor | None = None, output_ids: Tensor | None = None) -> Tensor:
+        if output_ids is None:
+            query, packed = None, self.qkv(x)
+        else:
+            sizes = x.shape[-1], 2 * x.shape[-1]
+            (weight, rest), (bias, rest_bias) = self.qkv.weight.split(sizes), self.qkv.bias.split(sizes)
+            query, packed = linear(vit.gather(x, output_ids), weight, bias), linear(x, rest, rest_bias)
+        bias = self.relative and partial(
+            self.relative, tokens=x.shape[1], position_ids=position_ids, output_ids=output_ids
+        )
+        dropout = self.dropout if self.training else 0.0
+        return self.out(attend_packed(query, packed, self.heads, bias=bias, dropout=dropout))
+
+
+class Block(vit.Block):
+    """Each branch with its layer norm and, unless chance has a part in it, its residual as one kernel."""
+
+    def forward(self, x: Tensor, position_ids: Tensor | None = None, output_ids: Tensor | None = None) -> Tensor:
+        attention, mlp = self.branches()
+        added = self._added(x, attention) if output_ids is None else None
+        if added is None:
+            attended = self.attention(self.norm1(x), position_ids, output_ids)
+            added = (x if output_ids is None else vit.gather(x, output_ids)) + self.drop(self.dropout(attended))
+        changed = self._added(added, mlp)
+        return added + self.drop(self.dropout(self.mlp(self.norm2(added)))) if changed is None else changed
+
+    @property
+    def adds(self) -> bool:
+        """Whether branches are added as they are, with nothing left out by chance."""
+        return not self.training or self.dropout.p == self.drop.rate == 0
+
+    def branches(self) -> tuple[Branch | None, Branch | None]:
+        """Attention and MLP; None for one that does more than the kernels, or with a module that must be called."""
+        attention = mlp = None
+        own = self.attention
+        if unheard(own, Attention) and own.relative is None and not (self.training and own.dropout > 0):
+            attention = _branch(self.norm1, own.qkv, own.out, own.heads)
+        if self.gelu == "exact" and not (self.training and self.dropout.p > 0):
+            mlp = _branch(self.norm2, self.expand, self.contract, 0)
+        return attention, mlp
+
+    def _added(self, x: Tensor, branch: Branch | None) -> Tensor | None:
+        """x and a branch of it; None where the kernels cannot."""
+        out = None if branch is None else branches(x, branch, adds=self.adds)
+        return out if out is None or self.adds else x + self.drop(self.dropout(out))
+
+
+class Layers(vit.Layers):
+    """All layers as one kernel where nothing happens between them."""
+
+    def forward(
+        self,
+        x: Tensor,
+        position_ids: Tensor | None = None,
+        output_ids: Tensor | None = None,
+        between: Sequence[Tensor] = (),
+    ) -> Tensor:
+        whole, out = list(self)[: len(self) - (output_ids is not None)], None
+        apart = between or self.checkpoints or not all(unheard(block, Block) and block.adds for block in whole)
+        if whole and not apart:
+            parts = [part for block in whole for part in block.branches()]
+            out = None if None in parts else branches(x, *parts)
+        if out is None:
+            return super().forward(x, position_ids, output_ids, between)
+        return out if output_ids is None else self[-1](out, position_ids, output_ids)
+
+
+class ViT(vit.ViT):
+    def embed(self, images: Tensor) -> Tensor:
+        """The normalisation is folded into the projection: x W / std + (bias - mean / std W), so that no normalised
+        copy of the images is made. The shift takes the weight as rounded for the product, so that it cancels exactly.
+        A hybrid's stem pads normalised images with zeros, which cannot be folded.
+        """
+        if self.stem is not None or not unheard(self.patch, Linear):
+            return super().embed(images)
+        self.check(images)
+        unit = 255.0 if images.dtype == torch.uint8 else 1.0
+        area = self.patch.in_features // self.channels
+        mean, std = ((value * unit).repeat_interleave(area) for value in (self.mean, self.std))
+        weight = self.patch.weight / std
+        kind, dtype = images.device.type, weight.dtype
+        if torch.is_autocast_enabled(kind):
+            dtype = torch.get_autocast_dtype(kind)
+            weight = weight.to(dtype).to(weight.dtype)
+        # A sum of products, since autocast would make a matrix product round the mean to half precision.
+        return linear(self.patchify(images).to(dtype), weight, self.patch.bias - (weight * mean).sum(1))
+
+
+_FASTER = {kind.__base__: kind for kind in (Linear, LayerNorm, Attention, Block, Layers, ViT)}
+_PLAIN = {faster: plain for plain, faster in _FASTER.items()}
+
+
+def accelerate(module: nn.Module, enabled: bool = True) -> None:
+    """Put the kernels under a module and all that it is made of, or, not enabled, take them off again."""
+    swaps = _FASTER if enabled else _PLAIN
+    for part in module.modules():
+        part.__class__ = swaps.get(type(part), type(part))
+
+
+def unheard(module: nn.Module, kind: type[nn.Module]) -> bool:
+    """Whether no hook listens to a module and it is of a class and no other, so that it need not be called itself."""
+    hooks = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
+    return type(module) is kind and not any(hooks)
+
+
+def _branch(norm: nn.Module, first: nn.Module, second: nn.Module, heads: int) -> Branch | None:
+    known = unheard(norm, LayerNorm) and unheard(first, Linear) and unheard(second, Linear)
+    return Branch(norm, first, second, heads) if known else None
