@@ -19,10 +19,12 @@ from torch import Tensor
 
 from ssvit.data import sampler
 from ssvit.data.augment.crop import CenterCrop, InceptionCrop, ShiftCrop
+from ssvit.data.augment.views import MultiCrop
 from ssvit.data.decode import Unreadable
 from ssvit.data.files import Files
 from ssvit.data.loader import Batch, Loader, _Tally, evaluation_batches
 from ssvit.data.memory import Memory
+from ssvit.data.source import Source
 from ssvit.options import OptionError, UserError
 
 TAG = CenterCrop(size=1)  # leaves one pixel, by which each image is known
@@ -49,7 +51,10 @@ def tags(batches: Iterable[Batch]) -> list[int]:
 
 def same(first: Iterable[Batch], second: Iterable[Batch]) -> bool:
     return all(
-        all(torch.equal(getattr(a, name), getattr(b, name)) for name in ("images", "labels", "slots"))
+        a.views.keys() == b.views.keys()
+        and all(torch.equal(view, b.views[name]) for name, view in a.views.items())
+        and torch.equal(a.labels, b.labels)
+        and torch.equal(a.slots, b.slots)
         for a, b in zip(first, second, strict=True)
     )
 
@@ -111,6 +116,27 @@ def test_any_number_of_workers_gives_the_same_batches(tmp_path: Path) -> None:
     alone = load(0, 0)
     assert same(alone, load(2, 0))
     assert same(alone[6:], load(3, 3))
+
+
+def test_views_are_the_same_from_files_and_memory_and_by_any_number_of_workers(tmp_path: Path) -> None:
+    images = torch.randint(0, 256, (40, 3, 12, 14), dtype=torch.uint8)
+    paths = [str(tmp_path / f"{i}.png") for i in range(40)]
+    for path, image in zip(paths, images, strict=True):
+        Image.fromarray(image.permute(1, 2, 0).numpy()).save(path)
+    labels = torch.arange(40) % 2
+    views = MultiCrop(size=8, local_size=6, local_views=3, sigma=(0.1, 1.0))
+
+    def load(source: Source, first: int = 0, workers: int = 0) -> list[Batch]:
+        options = {"seed": 3, "batch_size": 16, "accumulate": 2, "workers": workers}
+        return list(Loader(source=source, transform=views, **options).batches(first, 6))
+
+    whole = load(Memory(images, labels, ("a", "b")))
+    shapes = {name: tuple(view.shape) for name, view in whole[0].views.items()}
+    assert shapes == {"global": (8, 2, 3, 8, 8), "local": (8, 3, 3, 6, 6)}
+    files = Files(paths, labels, ("a", "b"))
+    assert same(whole, load(files))
+    assert same(whole[6:], load(files, first=3, workers=2))
+    assert same(whole[6:], load(Memory(images, labels, ("a", "b")), first=3))
 
 
 def test_labels_belong_to_the_images_shown(tmp_path: Path) -> None:
@@ -229,6 +255,10 @@ def test_the_room_in_shared_memory_is_checked_at_the_start(tmp_path: Path, monke
         start(pages - 1)
     with pytest.raises(OptionError, match=r"^workers=2: read 0 MB ahead"):
         evaluation_batches(source, transform, batch_size=20, workers=2)
+    transform = MultiCrop(size=[8, 16], local_size=[8, 8], local_views=4, sigma=[0.1, 1.0])  # four times as much
+    start(4 * pages)
+    with pytest.raises(OptionError, match=r"^workers=2: read 0 MB ahead"):
+        start(4 * pages - 1)
 
 
 SMALL = """

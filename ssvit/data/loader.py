@@ -113,7 +113,8 @@ class Loader:
         count = self.batch_size // (self.world * self.accumulate)
         # A small batch costs nearly as much as a large one, so several are made together. Which ones does not depend
         # on the first step, so that arithmetic that differs with the size of a batch differs alike after a restart.
-        together = max(1, min(_MOST, _BLOCK // images[0].numel()) // count)
+        largest = max(images[0].numel(), getattr(self.transform, "bytes_per_image", 0))
+        together = max(1, min(_MOST, _BLOCK // largest) // count)
         for start in range(units.start // together * together, units.stop, together):
             block = range(start, min(start + together, units.stop))
             drawn = [self._slots(unit) for unit in block]
@@ -269,11 +270,11 @@ class _Tally:
 
 def _check_room(transform: Any, images: int, workers: int) -> None:
     """OptionError if the micro-batches that workers read ahead, of so many images, do not fit into shared memory."""
-    size = getattr(transform, "size", None)
+    size = getattr(transform, "bytes_per_image", None)
     if not workers or size is None or not os.path.isdir(_SHARED_MEMORY):
         return
     # Besides those read ahead the main process has one in its hands.
-    needed = (_AHEAD * workers + 1) * images * 3 * math.prod(size)
+    needed = (_AHEAD * workers + 1) * images * size
     status = os.statvfs(_SHARED_MEMORY)
     free = status.f_bavail * status.f_frsize
     if needed > free:
