@@ -325,6 +325,23 @@ def test_an_encoder_is_loaded_whole_or_not_at_all(tmp_path):
         checkpoint.load_encoder(other)
 
 
+def test_the_encoder_is_the_module_that_the_manifest_names(tmp_path):
+    student, teacher = tiny.model(seed=1).encoder, tiny.model(seed=2).encoder
+    weights = {
+        f"{name}.{key}": value
+        for name, encoder in (("encoder", student), ("teacher.module.encoder", teacher))
+        for key, value in encoder.state_dict().items()
+    }
+    for step, (told, right) in enumerate([({}, student), ({"backbone": "teacher.module.encoder"}, teacher)]):
+        path = checkpoint.save(tmp_path, step, {"model": weights}, {"encoder": student.arguments, **told})
+        for name, value in checkpoint.load_encoder(path).state_dict().items():
+            assert value.equal(right.state_dict()[name])
+    for wrong in ("head", "", None, 3):
+        path = checkpoint.save(tmp_path, 9, {"model": weights}, {"encoder": student.arguments, "backbone": wrong})
+        with pytest.raises(CheckpointError, match="its encoder cannot be built"):
+            checkpoint.load_encoder(path)
+
+
 def test_a_run_stands_for_its_newest_checkpoint(tmp_path):
     tiny.train(tmp_path, steps=4, warmup=1, save_every=2, ema=0.0)
     newest, older = (checkpoint.load_encoder(tmp_path / f"step_0000000{step}").state_dict() for step in (4, 2))

@@ -1,9 +1,10 @@
 """Checkpoints that are there whole or not at all, say what they are, and cannot run code.
 
 step_00000500/ holds model.safetensors, optimizer.safetensors, ema.safetensors (if any) and manifest.json, which has
-the step, the encoder's own arguments, what the run is bound to, versions, and the sha256 of each file. It is written
-as a hidden folder beside its place, synchronised to disk and renamed; the newest three are kept, and older ones get a
-hidden name before they are deleted. So a process may die anywhere: what bears a checkpoint's name is whole.
+the step, the encoder's own arguments ("backbone" names its module, if that is not encoder), what the run is bound to,
+versions, and the sha256 of each file. It is written as a hidden folder beside its place, synchronised to disk and
+renamed; the newest three are kept, and older ones get a hidden name before they are deleted. So a process may die
+anywhere: what bears a checkpoint's name is whole.
 """
 
 import contextlib
@@ -181,7 +182,7 @@ def load_encoder(path: str | Path, **given: Any) -> ViT:
     weights = states.get("ema", states["model"])
     try:
         trained = ViT(**manifest["encoder"])
-        own = _load(trained, weights, prefix="encoder.")
+        own = _load(trained, weights, prefix=f"{manifest.get('backbone', 'encoder')}.")
         encoder = _changed(trained, asked)
     except (KeyError, TypeError, UserError, RuntimeError) as error:
         raise CheckpointError(f"{path}: its encoder cannot be built: {' '.join(str(error).split())}") from None

@@ -127,7 +127,7 @@ class Probing(Evaluator):
         return Evaluation(metrics=metrics, lines=describe(metrics, titles, start), figures={"probes": panels})
 
     def _metrics(self, objective: Objective) -> dict[str, float]:
-        encoder = objective.encoder
+        encoder = objective.backbone()
         device = next(encoder.parameters()).device
         layers = readings(encoder, layer="all")
         # Numbers of other features are not to be compared with these.

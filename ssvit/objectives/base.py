@@ -4,6 +4,7 @@ Letters: b images.
 """
 
 from collections.abc import Mapping
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any
 
@@ -20,22 +21,24 @@ NOTHING: Mapping[str, Tensor] = MappingProxyType({})  # the schedules of an obje
 class Objective(nn.Module):
     """A way of training an encoder; fine-tuning is one too. A method is one module and one YAML file.
 
-    schedules: by name, the numbers that change with the step, such as a teacher's momentum.
+    schedules: by name, the numbers that change with the step, such as a teacher's momentum. backbone_name: of the
+    module that is probed and exported, which names its tensors in a checkpoint, too.
     """
 
     encoder: ViT
+    backbone_name: str = "encoder"
     schedules: Mapping[str, ScheduleFunction] = MappingProxyType({})
 
     def backbone(self) -> ViT:
         """The encoder that is probed and exported."""
-        return self.encoder
+        return attrgetter(self.backbone_name)(self)
 
     @property
     def facts(self) -> dict[str, Any]:
         """Plain numbers and names that a checkpoint carries, from which what was trained can be built again."""
         # What is kept for the backward changes no bit of the weights, so a run may go on with it or without.
         own = {name: value for name, value in self.backbone().arguments.items() if name != "activation_checkpointing"}
-        return {"encoder": own}
+        return {"encoder": own} | ({} if self.backbone_name == "encoder" else {"backbone": self.backbone_name})
 
     def sample(self, slots: Tensor, *, seed: int) -> Any:
         """Every random choice about the images of slots (b,): a tuple of tensors whose first dimension is b."""

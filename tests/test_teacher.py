@@ -1,0 +1,98 @@
+"""The teacher: a plain loop's moving average, frozen, in eval mode, saved, and untouched by a skipped step."""
+
+import pytest
+import torch
+from lightly.models.utils import update_momentum
+from torch import nn
+
+from ssvit.objectives.teacher import Teacher
+from ssvit.training.average import Average
+
+
+def network(seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(5, 7), nn.BatchNorm1d(7), nn.Dropout(0.5), nn.Linear(7, 3))
+
+
+def change(student: nn.Module, step: int) -> None:
+    generator = torch.Generator().manual_seed(step)
+    with torch.no_grad():
+        for value in student.state_dict().values():
+            if value.is_floating_point():
+                value += torch.randn(value.shape, generator=generator, dtype=value.dtype)
+
+
+def number(value: float) -> torch.Tensor:
+    return torch.tensor(value, dtype=torch.float64)
+
+
+YES, NO = torch.tensor(True), torch.tensor(False)
+
+
+def test_follows_as_a_plain_loop_in_float64_and_as_lightlys():
+    student = network().double()
+    teacher, peer = Teacher(student), network().double()
+    expected = {name: value.clone() for name, value in student.named_parameters()}
+    for step, momentum in enumerate([0.5, 0.9, 0.996, 1.0, 0.0]):
+        change(student, step)
+        teacher.update(student, number(momentum), YES)
+        update_momentum(student, peer, momentum)
+        for name, value in student.named_parameters():
+            expected[name] = momentum * expected[name] + (1 - momentum) * value
+    for (name, own), other in zip(teacher.module.named_parameters(), peer.parameters(), strict=True):
+        torch.testing.assert_close(own, expected[name], rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(own, other, rtol=1e-12, atol=1e-12)
+    for name, own in teacher.module.named_buffers():
+        assert own.equal(student.get_buffer(name))
+
+
+def test_has_the_bits_of_the_average_of_a_recipe():
+    student = network()
+    teacher, average = Teacher(student), Average(student, 0.9971)
+    for step in range(3):
+        change(student, step)
+        teacher.update(student, number(0.9971), YES)
+        average.follow()
+    with average.in_place():
+        for own, other in zip(teacher.module.parameters(), student.parameters(), strict=True):
+            assert own.equal(other)
+
+
+def test_nothing_changes_where_a_step_was_skipped():
+    student = network()
+    teacher = Teacher(student)
+    change(student, 0)
+    teacher.update(student, number(0.5), YES)
+    before = {name: value.clone() for name, value in teacher.state_dict().items()}
+    change(student, 1)
+    teacher.update(student, number(0.5), NO)
+    assert all(value.equal(before[name]) for name, value in teacher.state_dict().items())
+
+
+def test_is_frozen_in_eval_mode_and_part_of_the_state():
+    student = network()
+    objective = nn.ModuleDict({"student": student, "teacher": Teacher(student)})
+    for mode in (True, False, True):
+        objective.train(mode)
+        assert student.training is mode
+        assert not any(module.training for module in objective["teacher"].modules())
+    assert not any(parameter.requires_grad for parameter in objective["teacher"].parameters())
+    assert all(parameter.requires_grad for parameter in student.parameters())
+    change(student, 0)  # the copy shares nothing
+    state = objective.state_dict()
+    for name, value in network().state_dict().items():
+        assert state[f"teacher.module.{name}"].equal(value)
+    other = nn.ModuleDict({"student": network(1), "teacher": Teacher(network(1))})
+    other.load_state_dict(state)
+    assert other["teacher"].module[0].weight.equal(objective["teacher"].module[0].weight)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="only a GPU waits for the host")
+def test_reads_nothing_back_from_a_device():
+    student = network().cuda()
+    teacher, momentum, applied = Teacher(student), number(0.9).cuda(), YES.cuda()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        teacher.update(student, momentum, applied)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
