@@ -17,7 +17,7 @@ _TILE, _GAP, _LINE = 170, 14, 26  # dots: a picture's longer side, between two, 
 _APART = 46  # between a query and its neighbours
 _FRAME = 2.2  # points
 _SIZE = 7  # points of a caption
-_RIGHT, _WRONG = COLORS["kept"], "#c8372d"
+_RIGHT, _WRONG = COLORS["unchanged"], "#c8372d"
 _MAT = "#f1f1f1"
 
 
