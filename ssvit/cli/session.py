@@ -110,7 +110,7 @@ class Session:
             images=min(options["train_images"], len(data.train)) + min(options["test_images"], len(data.watched)),
             **{name: config.recipe[name] for name in ("steps", "batch_size", "evaluate_every")},
         )
-        probes = instantiate(config.probe, _convert_="all")
+        probes = {name: instantiate(part, _convert_="all") for name, part in config.probe.items()}
         probing = Probing(probes=probes, train=data.train, test=data.watched, transform=view, **options)
         if is_main_process():
             for line in probing.refused:
