@@ -2,13 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from ssvit.checkpoints import manifest
+from ssvit.data.augment.options import CenterCrop
 from ssvit.exchange.reading import TOLD
 from ssvit.models.options import CHANGEABLE, RESIZE, ViT
-from ssvit.options import OptionError, flag, make, one_of
+from ssvit.options import OptionError, flag, make, one_of, pair
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,10 +68,33 @@ class LoadClassifier:
     """The folder of the checkpoint, or of its run for the newest in it."""
 
     def __post_init__(self) -> None:
-        try:
-            found = manifest.read(manifest.located(self.path))
-        except OptionError as error:
-            raise OptionError("path", self.path, error.right) from None
-        if "classifier" not in found:
+        if "classifier" not in self.facts:
             right = "holds no classifier, only an encoder: tools/finetune.py makes one of it"
             raise OptionError("path", self.path, right)
+
+    @cached_property
+    def facts(self) -> dict[str, Any]:
+        """Its manifest."""
+        try:
+            return manifest.read(manifest.located(self.path))
+        except OptionError as error:
+            raise OptionError("path", self.path, error.right) from None
+
+    def fits(self, encoder: ViT) -> None:
+        """OptionError unless it takes the images of this encoder, as a teacher must."""
+        vits = encoder, make(ViT, self.facts["encoder"])
+        own, theirs = ((vit.channels, *pair("image_size", vit.image_size)) for vit in vits)
+        if own != theirs:
+            own, theirs = ("x".join(map(str, shape)) for shape in (own, theirs))
+            raise OptionError("path", self.path, f"takes images of {theirs}, and the encoder takes {own}")
+
+
+def eval_transform(path: Path, facts: Mapping[str, Any]) -> CenterCrop:
+    """The options of the transform that the checkpoint at a path, with this manifest, is evaluated with.
+
+    CheckpointError unless the manifest tells options that there are.
+    """
+    try:
+        return make(CenterCrop, facts.get("view") or {"size": facts["encoder"]["image_size"]})
+    except OptionError as error:
+        raise manifest.CheckpointError(f"{path}: view.{error}") from None

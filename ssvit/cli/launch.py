@@ -214,12 +214,16 @@ def leave(line: str, status: int) -> NoReturn:
 
 
 def _option(name: str, config: DictConfig) -> str:
-    """The option to type for one that only refers to it: data.root where data.source.root is ${data.root}."""
+    """The option to type for one that only refers to it: data.root where data.source.root is ${data.root}, and
+    target.bits where objective.target is ${target}.
+    """
     node: Any = OmegaConf.to_container(config, resolve=False)
-    for key in name.split("."):
+    keys = name.split(".")
+    for place, key in enumerate(keys, 1):
         node = node.get(key) if isinstance(node, dict) else None
-    reference = re.fullmatch(r"\$\{([\w.]+)\}", node) if isinstance(node, str) else None
-    return reference[1] if reference else name
+        if isinstance(node, str) and (reference := re.fullmatch(r"\$\{([\w.]+)\}", node)):
+            return _option(".".join([reference[1], *keys[place:]]), config)
+    return name
 
 
 def _explain(error: InstantiationException, config: DictConfig) -> NoReturn:

@@ -8,6 +8,7 @@ from omegaconf import DictConfig
 
 from ssvit.atomic_io import replace
 from ssvit.checkpoints import manifest
+from ssvit.checkpoints.options import eval_transform
 from ssvit.cli.launch import announce, launch, say
 from ssvit.data import folder
 from ssvit.options import OptionError, UserError, printable, whole
@@ -22,7 +23,7 @@ def run(config: DictConfig, plain: dict[str, Any]) -> None:
         raise OptionError("images", "", "name pictures, or folders of them, after the options")
     paths = [path for image in plain["images"] for path in folder.pictures(str(image))]
     checkpoint = manifest.find(plain["checkpoint"], outputs=plain["outputs"], stage=manifest.FINETUNE, say=say)
-    view = manifest.read(checkpoint).get("view")
+    transform = eval_transform(checkpoint, manifest.read(checkpoint))
     announce()
 
     from ssvit.checkpoints.checkpoint import load_classifier
@@ -32,7 +33,7 @@ def run(config: DictConfig, plain: dict[str, Any]) -> None:
     classifier = load_classifier(checkpoint)
     print(f"{checkpoint}: {len(classifier.classes)} classes")
     answers, unreadable = [], 0
-    for path, answer in name_classes(classifier, paths, CenterCrop(**view)):
+    for path, answer in name_classes(classifier, paths, CenterCrop(**vars(transform))):
         if isinstance(answer, UserError):
             unreadable += 1
             print(answer)

@@ -6,6 +6,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from ssvit.checkpoints import manifest
+from ssvit.checkpoints.options import eval_transform
 from ssvit.cli.launch import announce, launch, say
 from ssvit.evaluation import features_rules
 from ssvit.options import OptionError, within
@@ -28,6 +29,7 @@ def run(config: DictConfig, plain: dict[str, Any]) -> None:
         found = features_rules.readings(facts["encoder"], **features)
     if len(found) > 1:
         raise OptionError("features.layer", features["layer"], "must be one: a store has those of one layer")
+    transform = eval_transform(checkpoint, facts)
 
     from hydra.utils import instantiate
 
@@ -39,7 +41,7 @@ def run(config: DictConfig, plain: dict[str, Any]) -> None:
 
     kind = instantiate(config.index)
     frozen = Frozen(load_encoder(checkpoint, **plain["encoder"]), found, identity=facts["seal"][:16])
-    view = CenterCrop(**facts.get("view", {"size": facts["encoder"]["image_size"]}))
+    view = CenterCrop(**vars(transform))
     if of_a_set:
         called = HydraConfig.get().runtime.choices.data
         split, load = gallery.of_data_set(called, instantiate(config.data.source, _convert_="all"), plain["split"])

@@ -14,6 +14,7 @@ from ssvit.checkpoints.run_folder import RunFolder, is_main_process
 from ssvit.cli.launch import configuration
 from ssvit.cli.pretrained import SCRATCH, brought, from_scratch
 from ssvit.data.loader import Loader
+from ssvit.data.options import NO_LABELS
 from ssvit.data.source import Data, subset
 from ssvit.evaluation.base import Evaluator
 from ssvit.evaluation.online import Probing
@@ -126,9 +127,7 @@ class Session:
     def _classes(self, data: Data) -> list[str]:
         parts = (data.train, data.validation, data.test)
         if any(part is not None and part.labels is None for part in parts):
-            raise UserError(
-                "the images have no labels to learn: give each class a folder of its own, or another data set (data=…)"
-            )
+            raise UserError(NO_LABELS)
         return list(data.classes)
 
 

@@ -8,12 +8,28 @@ from ssvit.data import folder
 from ssvit.options import OptionError, flag, number, one_of, pair, whole
 
 VALIDATION = "validation"
+NO_LABELS = "the images have no labels to learn: give each class a folder of its own, or another data set (data=…)"
+NO_VALIDATION = "there are no validation images; 0.1 for that fraction of the training images"
 VERIFIED = ("size", "content")
 
 
+class Known:
+    """What is known of a data set before its images are read; None for what is not."""
+
+    channels: int | None = None
+    labelled: bool | None = None  # the images to train on
+    validated: bool | None = None  # whether there are validation images
+
+    def count(self, at_most: int) -> int | None:
+        """How many images there are to train on, as far as `at_most`."""
+        return None
+
+
 @dataclass(frozen=True, kw_only=True)
-class Synthetic:
+class Synthetic(Known):
     """The embedded set."""
+
+    channels, labelled, validated = 3, True, False
 
     size: int | Sequence[int] = 32
     """Pixels of an image's side, or [height, width]; kept as the pair."""
@@ -31,13 +47,14 @@ class Synthetic:
         whole("seed", self.seed, at_least=0)
 
     def count(self, at_most: int) -> int:
-        """How many images there are to train on, as far as `at_most`."""
         return min(self.images, at_most)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Folder:
+class Folder(Known):
     """A folder of images, flat or with a subfolder for each class, or subfolders of those: see `folder.splits`."""
+
+    channels = 3
 
     root: str
     """The folder."""
@@ -70,14 +87,19 @@ class Folder:
         """The folders by what their images are for."""
         return folder.splits(self.root, train=self.train, validation=self.validation, test=self.test)
 
+    @property
+    def validated(self) -> bool:
+        return self.splits.validation is not None
+
     def count(self, at_most: int) -> int:
-        """How many images there are to train on, as far as `at_most`."""
         return folder.count(self.splits.train, at_most=at_most)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Imagenet:
+class Imagenet(Known):
     """ImageNet in its usual layout: train/ and val/, in each a folder for every class, named by its wnid."""
+
+    channels, labelled, validated = 3, True, True
 
     root: str
     """The folder that holds train/ and val/."""
@@ -94,8 +116,10 @@ class Imagenet:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TorchvisionSet:
+class TorchvisionSet(Known):
     """A public data set as torchvision reads it."""
+
+    channels, validated = 3, False
 
     name: str
     """cifar10, cifar100, stl10, flowers102 or oxford_pets."""
@@ -114,6 +138,10 @@ class TorchvisionSet:
         if not self.download and not os.path.isdir(str(self.root)):
             right = f"no such folder; give the one that holds {self.name}, or data.download=true"
             raise OptionError("root", self.root, right)
+
+    @property
+    def labelled(self) -> bool:
+        return self.split is None
 
 
 @dataclass(frozen=True, kw_only=True)

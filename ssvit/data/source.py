@@ -121,8 +121,7 @@ class Data:
         if self.validation is not None and (self.test is not None or development == options.VALIDATION):
             return replace(self, test=None)
         if development == options.VALIDATION:
-            right = "there are no validation images; 0.1 for that fraction of the training images"
-            raise OptionError("development", development, right)
+            raise OptionError("development", development, options.NO_VALIDATION)
         train, validation = hold_out(self.train, fraction=development, seed=0)
         return replace(self, train=train, validation=validation, test=None)
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from ssvit.models.options import ViT
 from ssvit.options import OptionError, number, one_of, pair, whole
 
 
@@ -31,6 +32,11 @@ class Masking:
             raise OptionError("mask + replace + keep", f"{total:g}", "the three fractions must sum to 1")
         one_of("shape", self.shape, ("random", "block"))
 
+    def fits(self, encoder: ViT) -> None:
+        """OptionError unless images have as many patches as this needs."""
+        if self.replace > 0 and encoder.grid == (1, 1):
+            raise OptionError("replace", self.replace, "needs images of at least two patches")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Pixels:
@@ -44,6 +50,13 @@ class Pixels:
     def __post_init__(self) -> None:
         object.__setattr__(self, "patch_size", pair("patch_size", self.patch_size))
         whole("channels", self.channels)
+
+    def fits(self, encoder: ViT) -> None:
+        """OptionError unless this encoder has such patches."""
+        right = {"patch_size": pair("patch_size", encoder.patch_size), "channels": encoder.channels}
+        for name, value in right.items():
+            if getattr(self, name) != value:
+                raise OptionError(name, getattr(self, name), f"must be {value}, as of the encoder")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +115,7 @@ class Classify:
     """A `Distillation`, None for labels alone."""
 
     def __post_init__(self) -> None:
-        if self.classes is not None and len(self.classes) < 2:
+        if self.classes is not None and (isinstance(self.classes, str) or len(self.classes) < 2):
             raise OptionError("classes", list(self.classes), "must be two or more")
         if self.hidden is not None:
             whole("hidden", self.hidden)
@@ -113,6 +126,8 @@ class Classify:
         number("head_bias", self.head_bias, -100, 100)
         if self.loss == "sigmoid" and self.label_smoothing > 0:
             raise OptionError("label_smoothing", self.label_smoothing, "must be 0 with loss=sigmoid")
+        if isinstance(self.distillation, str | int | float):
+            raise OptionError("distillation", self.distillation, "must be null, or chosen: distillation=deit")
         if self.loss == "sigmoid" and self.distillation is not None:
             raise OptionError("loss", self.loss, "must be softmax with a teacher, whose opinion is a softmax")
 

@@ -10,9 +10,10 @@ from dataclasses import fields
 from typing import Any
 
 from ssvit.checkpoints.options import LoadEncoder
-from ssvit.data import options as data_options
+from ssvit.data.options import NO_LABELS, NO_VALIDATION, VALIDATION, Known, Subset, development
 from ssvit.evaluation import probing_rules
 from ssvit.models.options import ViT
+from ssvit.objectives.options import Classify
 from ssvit.options import OptionError, UserError, find, make, number, whole, within
 from ssvit.training.recipe import Recipe
 
@@ -56,11 +57,20 @@ def parts(config: Any, name: str = "") -> dict[str, Any]:
 
 
 def encoder(made: Mapping[str, Any]) -> ViT | None:
-    """The options of the encoder among the parts that were made, a checkpoint's too; None if it is a user's own."""
+    """The options of the encoder among the parts that were made, a checkpoint's too; None if it is a user's own.
+
+    OptionError unless the other parts fit it.
+    """
     own = made.get("encoder")
     with within("encoder"):
         own = own.encoder() if isinstance(own, LoadEncoder) else own
-    return own if isinstance(own, ViT) else None
+    if not isinstance(own, ViT):
+        return None
+    for name, part in made.items():
+        if hasattr(part, "fits"):
+            with within(name):
+                part.fits(own)
+    return own
 
 
 def check(config: Mapping[str, Any]) -> Recipe:
@@ -69,21 +79,29 @@ def check(config: Mapping[str, Any]) -> Recipe:
     number("loader_timeout", config["loader_timeout"], 0)
     number("fabric.timeout", config["fabric"]["timeout"], 1)
     made = parts(config)
-    encoder(made)
+    vit = encoder(made)
     with within("subset"):
-        subset = make(data_options.Subset, config["subset"])
-    data_options.development(config["development"])
+        subset = make(Subset, config["subset"])
+    development(config["development"])
     if "probing" in config:  # pre-training has them
         with within("probing"):
             probing_rules.probing(**config["probing"])
     with within("recipe"):
         recipe = make(Recipe, config["recipe"])
-    source, most = made.get("data.source"), recipe.batch_size
-    if hasattr(source, "count"):
-        most = source.count(at_most=most)
+    source = made.get("data.source")
+    source = source if isinstance(source, Known) else Known()
+    images = source.count(at_most=max(recipe.batch_size, subset.images or 0))
     if subset.images is not None:
-        most = min(most, subset.images)
-    if recipe.batch_size > most:
-        right = f"must be no more than the {most} images to train on"
+        if images is not None and subset.images > images:
+            raise OptionError("subset.images", subset.images, f"there are {images} images to choose from")
+        images = subset.images
+    if images is not None and recipe.batch_size > images:
+        right = f"must be no more than the {images} images to train on"
         raise OptionError("recipe.batch_size", recipe.batch_size, right)
+    if vit is not None and source.channels not in (None, vit.channels):
+        raise OptionError("encoder.channels", vit.channels, f"must be {source.channels}, as of the images")
+    if source.labelled is False and isinstance(made.get("objective"), Classify):
+        raise UserError(NO_LABELS)
+    if source.validated is False and config["development"] == VALIDATION:
+        raise OptionError("development", VALIDATION, NO_VALIDATION)
     return recipe

@@ -4,9 +4,19 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ssvit.models.options import ViT, grid
 from ssvit.options import OptionError, number, one_of, pair, whole
 
 FITS = ("cover", "squash")
+
+
+def _patches(name: str, size: int | Sequence[int], encoder: ViT) -> None:
+    """OptionError unless the encoder's patches divide an image of a size."""
+    try:
+        grid(size, encoder.patch_size)
+    except OptionError:
+        right = f"must be divided by encoder.patch_size={encoder.patch_size}"
+        raise OptionError(name, size, right) from None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,6 +28,10 @@ class Crop:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "size", pair("size", self.size))
+
+    def fits(self, encoder: ViT) -> None:
+        """OptionError unless the encoder's patches divide such an image."""
+        _patches("size", self.size, encoder)
 
     @property
     def bytes_per_image(self) -> int:
@@ -209,6 +223,11 @@ class MultiCrop(InceptionCrop):
         reach, side = GaussianBlur(sigma=self.sigma).reach, min(*self.size, *self.local_size)
         if reach >= side:
             raise OptionError("sigma", self.sigma, f"its filter needs images of more than {reach} pixels, not {side}")
+
+    def fits(self, encoder: ViT) -> None:
+        super().fits(encoder)
+        if self.local_views:
+            _patches("local_size", self.local_size, encoder)
 
     @property
     def colors(self) -> dict[str, float]:

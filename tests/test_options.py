@@ -1,0 +1,263 @@
+"""Options check themselves before torch is loaded, and each stands in one dataclass and in the YAML files alone."""
+
+import json
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from command import LIMIT, TINY, one_line
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+from PIL import Image
+
+from ssvit.analysis.options import Visualize
+from ssvit.benchmark.options import Benchmark, Step
+from ssvit.data.options import Subset
+from ssvit.exchange.options import Export
+from ssvit.options import OptionError, find, make, select
+from ssvit.training.recipe import Recipe
+
+ROOT = Path(__file__).resolve().parent.parent
+CONFIGS = ROOT / "configs"
+MODULES = sorted(path for path in (ROOT / "ssvit").rglob("options.py") if path.parent.name != "ssvit")
+CLASSIFIER = ROOT / "tests" / "fixtures" / "first_edition" / "outputs" / "finetune_masked_patch_synthetic"
+WRONG = "wrong"  # what no option can be
+# Choices that between them have every part that pre-training can be made of.
+CHOICES = {
+    "ti": ["encoder=ti", "data.image_size=224"],
+    "hybrid": ["encoder=r50_vit_b16", "data.image_size=224"],
+    "color_grid": ["target=color_grid"],
+    "pixels": ["target=pixels"],
+    "taught": ["objective=supervised", "distillation=deit", f"teacher={CLASSIFIER}", "data.image_size=16"],
+    "inception_crop": ["augment@data.augment=inception_crop"],
+    "multi_crop": ["augment@data.augment=multi_crop_small"],
+    "folder": ["data=folder", "data.root=FOLDER", "data.image_size=16", "recipe.batch_size=4"],
+    "imagenet": ["data=imagenet", "data.root=FOLDER", "data.image_size=16", "recipe.batch_size=4"],
+    "shift_crop": ["data=cifar10", "data.root=FOLDER"],
+    "resize_crop": ["data=cifar10", "data.root=FOLDER", "augment@data.augment=resize_crop"],
+    "stl10": ["data=stl10", "data.root=FOLDER"],
+}
+# What is wrong only together with another option, and how it is told.
+TOGETHER = {
+    "batch_size": (["recipe.batch_size=9000"], "recipe.batch_size=9000: must be no more than the 8192 images"),
+    "folder": ([*CHOICES["folder"][:-1], "recipe.batch_size=5"], "recipe.batch_size=5: must be no more than the 4"),
+    "subset": (["subset.images=9000"], "subset.images=9000: there are 8192 images to choose from"),
+    "batch_of_subset": (["subset.images=32"], "recipe.batch_size=64: must be no more than the 32 images"),
+    "accumulate": (["recipe.accumulate=5"], "recipe.accumulate=5: must divide batch_size=64"),
+    "warmup": (["recipe.steps=10"], "recipe.warmup=50: must be less than steps=10"),
+    "pooling": (["encoder.pooling=class_token", "encoder.class_token=false"], "encoder.pooling=class_token: needs"),
+    "heads": (["encoder.heads=5"], "encoder.heads=5: must divide width=192"),
+    "patch_size": (["encoder.patch_size=5"], "encoder.patch_size=5: must divide the image's height of 32"),
+    "stem": ([*CHOICES["hybrid"], "encoder.patch_size=8"], "encoder.patch_size=8: must be a multiple of 16"),
+    "channels": (["encoder.channels=1"], "encoder.channels=1: must be 3, as of the images"),
+    "grid": (["target=color_grid", "target.grid=3"], "target.grid=3: must divide the patch of 4x4 pixels"),
+    "target": (["target.patch_size=8"], "target.patch_size=(8, 8): must be (4, 4), as of the encoder"),
+    "fractions": (["objective.masking.mask=0.5"], "objective.masking.mask + replace + keep=0.7: the three fractions"),
+    "one patch": (["encoder.patch_size=32"], "objective.masking.replace=0.1: needs images of at least two patches"),
+    "crop": (["data.augment.size=30"], "data.augment.size=(30, 30): must be divided by encoder.patch_size=4"),
+    "local crop": ([*CHOICES["multi_crop"], "data.augment.local_size=18"], "data.augment.local_size=(18, 18): must be"),
+    "squash": (["data.view.fit=squash", "data.view.resize=40"], "data.view.resize=40: must be null with fit=squash"),
+    "smoothing": (["objective=supervised", "objective.loss=sigmoid", "objective.label_smoothing=0.1"],
+                  "objective.label_smoothing=0.1: must be 0 with loss=sigmoid"),
+    "labels": (["objective=supervised", *CHOICES["stl10"]], "the images have no labels to learn"),
+    "validation": (["development=validation"], "development=validation: there are no validation images"),
+    "teacher": ([*CHOICES["taught"][:-1], "data.image_size=32"], "objective.distillation.teacher.path="),
+    "no teacher": (["objective=supervised", "distillation=deit", "teacher=/no/where"],
+                   "objective.distillation.teacher.path=/no/where: no such"),
+    "reduction": ([*CHOICES["taught"], "objective.distillation.reduction=elements"],
+                  "objective.distillation.reduction=elements: must be batch with kind=hard"),
+    "lr_end": (["recipe.lr_end=1e-4"], "recipe.lr_end=0.0001: must be 0 with decay=cosine"),
+    "unknown": (["+objective.masking.depth=3"], "objective.masking.depth=3: there is no such option; there are corr"),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Images in ImageNet's layout, which every data set of files accepts."""
+    root = tmp_path_factory.mktemp("images")
+    for part in ("train", "val"):
+        for wnid in ("n01", "n02"):
+            (root / part / wnid).mkdir(parents=True)
+            for number in range(2):
+                Image.new("RGB", (30, 20), (number, 0, 0)).save(root / part / wnid / f"{number}.png")
+    return root
+
+
+def composed(overrides, folder, tool="pretrain"):
+    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+        config = compose(tool, ["name=test", *(option.replace("FOLDER", str(folder)) for option in overrides)])
+    return OmegaConf.to_container(config, resolve=True)
+
+
+def nodes(config, name=""):
+    """Every part of a configuration: (its name, its options)."""
+    if isinstance(config, dict):
+        if "_target_" in config:
+            yield name, config
+        for key, value in config.items():
+            yield from nodes(value, f"{name}.{key}" if name else key)
+
+
+def is_part(value) -> bool:
+    return isinstance(value, dict) and "_target_" in value
+
+
+def own(known, node) -> dict:
+    """The options of a node that are values, or that its dataclass has."""
+    names = {field.name for field in fields(known)}
+    return {key: value for key, value in node.items() if key != "_target_" and (key in names or not is_part(value))}
+
+
+CHECK = """
+import json, sys
+class Trap:
+    def find_spec(self, name, *_):
+        if name.split(".")[0] in ("torch", "numpy", "torchvision"):
+            raise SystemExit(f"{name} was imported")
+sys.meta_path.insert(0, Trap())
+from ssvit.options import OptionError, UserError
+from ssvit.training import preflight
+for line in sys.stdin:
+    try:
+        preflight.check(json.loads(line))
+        print("null")
+    except UserError as error:
+        print(json.dumps([getattr(error, "name", None), str(error)]))
+"""
+
+
+def refusals(configs) -> list[tuple[str, str] | None]:
+    """Which option is refused of each configuration, and in which line, by one process without torch; None for none."""
+    lines = "\n".join(map(json.dumps, configs))
+    command = [sys.executable, "-c", CHECK]
+    done = subprocess.run(command, input=lines, capture_output=True, text=True, timeout=LIMIT, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def changed(config, option, value) -> dict:
+    """A configuration with another value of one option."""
+    key, _, rest = option.partition(".")
+    return config | {key: changed(config[key], rest, value) if rest else value}
+
+
+@pytest.fixture(scope="module")
+def told(folder):
+    """What is said of a wrong value of every option, as {choice: {option: refusal}}; of none, by the option ""."""
+    configs = {}
+    for choice, overrides in CHOICES.items():
+        plain = composed(overrides, folder)
+        options = [
+            f"{name}.{key}"
+            for name, node in nodes(plain)
+            if (known := find(node["_target_"])) and not name.startswith("objective.encoder")
+            for key in own(known, node)
+        ]
+        options += [f"{group}.{key}" for group in ("recipe", "subset") for key in plain[group]]
+        for option in [*options, "workers", "loader_timeout", "development"]:
+            configs[choice, option] = changed(plain, option, WRONG)
+        configs[choice, ""] = plain
+    found = {choice: {} for choice in CHOICES}
+    for (choice, option), refusal in zip(configs, refusals(configs.values()), strict=True):
+        found[choice][option] = refusal
+    return found
+
+
+@pytest.fixture(scope="module")
+def told_together(folder):
+    """The line by which each case of TOGETHER is refused; None if it is not."""
+    found = refusals(composed(overrides, folder) for overrides, _ in TOGETHER.values())
+    return {case: refusal and refusal[1] for case, refusal in zip(TOGETHER, found, strict=True)}
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_every_option_of_every_part_is_checked_without_torch(told, choice):
+    assert told[choice].pop("") is None
+    for option, found in told[choice].items():
+        assert found is not None, f"{option}={WRONG} is accepted"
+        name, line = found
+        assert name == option
+        assert line.startswith(f"{option}=")
+        assert "\n" not in line
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda path: path.parent.name)
+def test_options_load_no_torch(module):
+    name = ".".join(module.relative_to(ROOT).with_suffix("").parts)
+    check = f"import {name}, sys; sys.exit(any(n in sys.modules for n in ('torch', 'numpy', 'hydra')))"
+    assert subprocess.run([sys.executable, "-c", check], cwd=ROOT, timeout=LIMIT).returncode == 0
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_a_parts_dataclass_has_the_options_of_its_file_and_no_others(choice, folder):
+    for name, node in nodes(composed(CHOICES[choice], folder)):
+        known = find(node["_target_"])
+        if node["_target_"].startswith("ssvit.evaluation."):
+            continue
+        if known is None:
+            assert all(is_part(value) for key, value in node.items() if key != "_target_"), f"{name} has options"
+        else:
+            assert {field.name for field in fields(known)} == own(known, node).keys(), name
+
+
+def test_the_dataclasses_of_tools_have_options_of_their_files():
+    named = lambda kind: {field.name for field in fields(kind)}  # noqa: E731
+    files = {path.stem: OmegaConf.to_container(OmegaConf.load(path)) for path in CONFIGS.glob("*.yaml")}
+    assert named(Recipe) == files["pretrain"]["recipe"].keys()
+    for path in (CONFIGS / "recipe").glob("*.yaml"):
+        assert OmegaConf.load(path).keys() - {"defaults"} <= named(Recipe)
+    assert named(Subset) == files["run"]["subset"].keys()
+    assert named(Step) == files["benchmark"]["step"].keys()
+    assert named(Benchmark) <= files["benchmark"].keys()
+    assert named(Visualize) <= files["visualize"].keys()
+    assert named(Export) <= files["export"].keys()
+
+
+@pytest.mark.parametrize("case", TOGETHER)
+def test_what_is_wrong_with_another_option_is_told_without_torch(told_together, case):
+    line = told_together[case]
+    assert line is not None
+    assert line.startswith(TOGETHER[case][1])
+    assert "\n" not in line
+
+
+def test_a_part_of_a_users_own_is_found_by_its_name(tmp_path, monkeypatch):
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "__init__.py").write_text("")
+    (tmp_path / "own" / "options.py").write_text(
+        "from dataclasses import dataclass\nfrom ssvit.options import whole\n"
+        "@dataclass(frozen=True, kw_only=True)\nclass Edges:\n    count: int\n"
+        "    def __post_init__(self):\n        whole('count', self.count)\n"
+        "class ASet:\n    pass\n"
+    )
+    (tmp_path / "single.py").write_text("class Edges:\n    pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    kind = find("own.targets.Edges")
+    assert make(kind, {"count": 3}).count == 3
+    for values, line in (
+        ({"count": 0}, "count=0: must be a whole number, 1 or more"),
+        ({}, "count=null: must be given"),
+        ({"count": 1, "colour": "red"}, "colour=red: there is no such option; there are count"),
+    ):
+        with pytest.raises(OptionError, match=f"^{line}$"):
+            make(kind, values)
+    assert select(kind, {"count": 3, "colour": "red"}) == kind(count=3)
+    assert find("own.datasets.a_set").__name__ == "ASet"
+    for name in ("own.targets.Corners", "single.Edges", "nowhere.targets.Edges", "single.Edges.Inner", "print", ""):
+        assert find(name) is None
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        (["target.patch_size=2"], "target.patch_size=(2, 2): must be (4, 4), as of the encoder"),
+        (["data.seed=-1"], "data.seed=-1: must be a whole number"),
+        (["recipe.batch_size=65"], "recipe.batch_size=65: must be no more than the 64 images to train on"),
+        (["objective=supervised", "distillation=deit", "teacher=/no/where"], "teacher=/no/where: no such folder"),
+    ],
+)
+def test_the_tool_names_the_option_that_was_typed(tool, no_torch, options, line):
+    tiny = [option for option in TINY if "target" not in option]
+    assert one_line(tool("pretrain", *tiny, *options, status=2, PYTHONPATH=no_torch)).startswith(f"pretrain.py: {line}")
