@@ -36,4 +36,4 @@ def no_torch(tmp_path):
     """A path on which importing torch ends the process: what passes with it was told before torch was loaded."""
     (tmp_path / "trap" / "torch").mkdir(parents=True)
     (tmp_path / "trap" / "torch" / "__init__.py").write_text("raise SystemExit('torch was imported')")
-    return str(tmp_path / "trap")
+    return os.pathsep.join((str(tmp_path / "trap"), str(ROOT)))
