@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from ssvit.kernels.attention import attend_packed
 from ssvit.kernels.fused import Branch, branches, layer_norm, linear
 from ssvit.models import vit
+from ssvit.models.vit import Ids
 
 
 class Linear(nn.Linear):
@@ -33,16 +34,15 @@ class LayerNorm(nn.LayerNorm):
 
 
 class Attention(vit.Attention):
-    def forward(self, x: Tensor, position_ids: Tensor | None = None, output_ids: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, position_ids: Ids = None, output_ids: Ids = None) -> Tensor:
         if output_ids is None:
             query, packed = None, self.qkv(x)
         else:
             sizes = x.shape[-1], 2 * x.shape[-1]
             (weight, rest), (bias, rest_bias) = self.qkv.weight.split(sizes), self.qkv.bias.split(sizes)
             query, packed = linear(vit.gather(x, output_ids), weight, bias), linear(x, rest, rest_bias)
-        bias = self.relative and partial(
-            self.relative, tokens=x.shape[1], position_ids=position_ids, output_ids=output_ids
-        )
+        ids = {"position_ids": position_ids, "output_ids": output_ids}
+        bias = self.relative and partial(self.relative, tokens=x.shape[1], **ids)
         dropout = self.dropout if self.training else 0.0
         return self.out(attend_packed(query, packed, self.heads, bias=bias, dropout=dropout))
 
@@ -50,7 +50,7 @@ class Attention(vit.Attention):
 class Block(vit.Block):
     """Each branch with its layer norm and, unless chance has a part in it, its residual as one kernel."""
 
-    def forward(self, x: Tensor, position_ids: Tensor | None = None, output_ids: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, position_ids: Ids = None, output_ids: Ids = None) -> Tensor:
         attention, mlp = self.branches()
         added = self._added(x, attention) if output_ids is None else None
         if added is None:
@@ -84,11 +84,7 @@ class Layers(vit.Layers):
     """All layers as one kernel where nothing happens between them."""
 
     def forward(
-        self,
-        x: Tensor,
-        position_ids: Tensor | None = None,
-        output_ids: Tensor | None = None,
-        between: Sequence[Tensor] = (),
+        self, x: Tensor, position_ids: Ids = None, output_ids: Ids = None, between: Sequence[Tensor] = ()
     ) -> Tensor:
         whole, out = list(self)[: len(self) - (output_ids is not None)], None
         apart = between or self.checkpoints or not all(unheard(block, Block) and block.adds for block in whole)

@@ -19,6 +19,7 @@ RESIZE = {
     "paper": {"mode": "bilinear", "align_corners": True},
     "timm": {"mode": "bicubic", "align_corners": False, "antialias": True},
 }
+Grid = tuple[int, int]  # rows and columns of patches
 
 
 def stretch(line: Tensor, side: int, how: str) -> Tensor:
@@ -28,7 +29,7 @@ def stretch(line: Tensor, side: int, how: str) -> Tensor:
     return F.interpolate(image, (1, side), **RESIZE[how])[0, :, 0].T.reshape(side, *line.shape[1:])
 
 
-def resample(table: Tensor, grid: tuple[int, int], how: str) -> Tensor:
+def resample(table: Tensor, grid: Grid, how: str) -> Tensor:
     """A table of one grid laid over another, one axis after the other: (y, x, d) -> (*grid, d)."""
     return stretch(stretch(table, grid[0], how).transpose(0, 1), grid[1], how).transpose(0, 1)
 
@@ -36,15 +37,15 @@ def resample(table: Tensor, grid: tuple[int, int], how: str) -> Tensor:
 class Positions(nn.Module):
     """Embeddings of the tokens of one grid, which can be laid over another."""
 
-    def __init__(self, grid: tuple[int, int], num_prefix_tokens: int) -> None:
+    def __init__(self, grid: Grid, num_prefix_tokens: int) -> None:
         super().__init__()
         self.grid, self.num_prefix_tokens = grid, num_prefix_tokens
 
-    def covers(self, grid: tuple[int, int] | None) -> bool:
+    def covers(self, grid: Grid | None) -> bool:
         """Whether a grid is the module's own, or None; of the sizes of an exported graph no two are taken for one."""
         return grid is None or all(statically_known_true(a == b) for a, b in zip(grid, self.grid, strict=True))
 
-    def resampled(self, grid: tuple[int, int], how: str) -> dict[str, Tensor]:
+    def resampled(self, grid: Grid, how: str) -> dict[str, Tensor]:
         """What changes of the state on another grid, by name; `how` is a key of RESIZE."""
         raise NotImplementedError
 
@@ -52,14 +53,14 @@ class Positions(nn.Module):
 class Learned1D(Positions):
     """One learned vector for each token, the class token included (section 3.1): the paper's default."""
 
-    def __init__(self, grid: tuple[int, int], num_prefix_tokens: int, width: int) -> None:
+    def __init__(self, grid: Grid, num_prefix_tokens: int, width: int) -> None:
         super().__init__(grid, num_prefix_tokens)
         self.embedding = nn.Parameter(torch.randn(num_prefix_tokens + grid[0] * grid[1], width) * 0.02)
 
-    def forward(self, grid: tuple[int, int] | None = None, how: str = "paper") -> Tensor:
+    def forward(self, grid: Grid | None = None, how: str = "paper") -> Tensor:
         return self.embedding if self.covers(grid) else self.resampled(grid, how)["embedding"]
 
-    def resampled(self, grid: tuple[int, int], how: str) -> dict[str, Tensor]:
+    def resampled(self, grid: Grid, how: str) -> dict[str, Tensor]:
         prefix, patches = self.embedding.tensor_split([self.num_prefix_tokens])
         table = resample(patches.unflatten(0, self.grid), grid, how)
         return {"embedding": torch.cat([prefix, table.flatten(0, 1)])}
@@ -68,24 +69,24 @@ class Learned1D(Positions):
 class RowsAndColumns(Positions):
     """Embeddings of the rows and of the columns of a grid, apart: `rows` (y, ...) and `columns` (x, ...)."""
 
-    def on(self, grid: tuple[int, int] | None, how: str) -> tuple[Tensor, Tensor]:
+    def on(self, grid: Grid | None, how: str) -> tuple[Tensor, Tensor]:
         """Rows and columns of a grid, the module's own where it is None."""
         return (self.rows, self.columns) if self.covers(grid) else tuple(self.resampled(grid, how).values())
 
-    def resampled(self, grid: tuple[int, int], how: str) -> dict[str, Tensor]:
+    def resampled(self, grid: Grid, how: str) -> dict[str, Tensor]:
         return {"rows": stretch(self.rows, grid[0], how), "columns": stretch(self.columns, grid[1], how)}
 
 
 class Learned2D(RowsAndColumns):
     """Half of the width tells the column, the other half the row (Appendix D.4); prefix tokens have their own."""
 
-    def __init__(self, grid: tuple[int, int], num_prefix_tokens: int, width: int) -> None:
+    def __init__(self, grid: Grid, num_prefix_tokens: int, width: int) -> None:
         super().__init__(grid, num_prefix_tokens)
         self.rows = nn.Parameter(torch.randn(grid[0], width // 2) * 0.02)
         self.columns = nn.Parameter(torch.randn(grid[1], width // 2) * 0.02)
         self.special = nn.Parameter(torch.randn(num_prefix_tokens, width) * 0.02)
 
-    def forward(self, grid: tuple[int, int] | None = None, how: str = "paper") -> Tensor:
+    def forward(self, grid: Grid | None = None, how: str = "paper") -> Tensor:
         rows, columns = self.on(grid, how)
         across = repeat(columns, "x d -> (y x) d", y=rows.shape[0])
         down = repeat(rows, "y d -> (y x) d", x=columns.shape[0])
@@ -99,13 +100,13 @@ class SineCosine2D(RowsAndColumns):
     waves over them stay exact.
     """
 
-    def __init__(self, grid: tuple[int, int], num_prefix_tokens: int, width: int) -> None:
+    def __init__(self, grid: Grid, num_prefix_tokens: int, width: int) -> None:
         super().__init__(grid, num_prefix_tokens)
         self.width = width
         self.register_buffer("rows", torch.arange(grid[0], dtype=torch.float32))
         self.register_buffer("columns", torch.arange(grid[1], dtype=torch.float32))
 
-    def forward(self, grid: tuple[int, int] | None = None, how: str = "paper") -> Tensor:
+    def forward(self, grid: Grid | None = None, how: str = "paper") -> Tensor:
         rows, columns = self.on(grid, how)
         count = self.width // 4
         frequency = 10_000.0 ** -(torch.arange(count, dtype=torch.float64, device=rows.device) / count)
@@ -121,7 +122,7 @@ class Relative(Positions):
     The query's product with the key of its offset to a token is added to that token's logit before the softmax.
     """
 
-    def __init__(self, grid: tuple[int, int], num_prefix_tokens: int, head_width: int) -> None:
+    def __init__(self, grid: Grid, num_prefix_tokens: int, head_width: int) -> None:
         super().__init__(grid, num_prefix_tokens)
         self.keys = nn.Parameter(torch.randn(2 * (num_prefix_tokens + grid[0] * grid[1]) - 1, head_width) * 0.02)
 
@@ -141,7 +142,7 @@ class Relative(Positions):
         offset = asking[:, :, None] - position_ids[:, None, :] + len(keys) // 2
         return logits.gather(-1, offset[:, None].expand(*queries.shape[:2], -1, -1))
 
-    def resampled(self, grid: tuple[int, int], how: str) -> dict[str, Tensor]:
+    def resampled(self, grid: Grid, how: str) -> dict[str, Tensor]:
         """An offset in the sequence has no place in the image, so that `how` is not asked."""
         return {"keys": self._stretched(self.num_prefix_tokens + grid[0] * grid[1])}
 

@@ -9,7 +9,7 @@ m places.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -20,11 +20,13 @@ from torch.utils.checkpoint import checkpoint
 
 from ssvit.models import options, positions
 from ssvit.models.hybrid import Convolution, ResNet
+from ssvit.models.positions import Grid
 from ssvit.options import OptionError, one_of, pair, typed
 
 # torch's names of the GELUs.
 _APPROXIMATE = {"exact": "none", "tanh": "tanh"}
 _BEYOND = 0.25  # outside of [0, 1], which cubic filters reach in resizing
+Ids = Tensor | None  # of tokens, (b, m); None for all of them, in order
 
 
 def lecun_normal_(matrix: Tensor) -> None:
@@ -61,14 +63,14 @@ class Attention(nn.Module):
     dropout: of the attention weights. relative: the arguments of `positions.Relative`, or None.
     """
 
-    def __init__(self, *, width: int, heads: int, dropout: float, relative: tuple[tuple[int, int], int] | None) -> None:
+    def __init__(self, *, width: int, heads: int, dropout: float, relative: tuple[Grid, int] | None) -> None:
         super().__init__()
         self.heads, self.dropout = heads, dropout
         self.qkv = nn.Linear(width, 3 * width)
         self.out = nn.Linear(width, width)
         self.relative = None if relative is None else positions.Relative(*relative, width // heads)
 
-    def forward(self, x: Tensor, position_ids: Tensor | None = None, output_ids: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, position_ids: Ids = None, output_ids: Ids = None) -> Tensor:
         """Normalised tokens (b, t, d) -> (b, t, d), or with output_ids (b, m) those of these tokens alone, (b, m, d).
 
         position_ids (b, t): where each token stands, None for in order.
@@ -79,7 +81,7 @@ class Attention(nn.Module):
         mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=bias, dropout_p=dropout)
         return self.out(rearrange(mixed, "b h q k -> b q (h k)"))
 
-    def _project(self, x: Tensor, output_ids: Tensor | None) -> tuple[Tensor, ...]:
+    def _project(self, x: Tensor, output_ids: Ids) -> tuple[Tensor, ...]:
         """Queries (b, h, q, k), of all tokens or of output_ids, keys and values (b, h, t, k)."""
         if output_ids is None:
             return rearrange(self.qkv(x), "b t (parts h k) -> parts b h t k", parts=3, h=self.heads).unbind()
@@ -104,7 +106,7 @@ class Block(nn.Module):
         mlp_width: int,
         dropout: float,
         drop: float,
-        relative: tuple[tuple[int, int], int] | None,
+        relative: tuple[Grid, int] | None,
         gelu: str = "exact",
         attention_dropout: float = 0.0,
     ) -> None:
@@ -118,7 +120,7 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.drop = StochasticDepth(drop)
 
-    def forward(self, x: Tensor, position_ids: Tensor | None = None, output_ids: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, position_ids: Ids = None, output_ids: Ids = None) -> Tensor:
         """(b, t, d) -> (b, t, d); with output_ids (b, m), these outputs alone, (b, m, d), at their cost."""
         attended = self.attention(self.norm1(x), position_ids, output_ids)
         # Taken before the residual is added, which is exact: norm and gather commute.
@@ -143,11 +145,7 @@ class Layers(nn.ModuleList):
         self.activation_checkpointing = activation_checkpointing
 
     def forward(
-        self,
-        x: Tensor,
-        position_ids: Tensor | None = None,
-        output_ids: Tensor | None = None,
-        between: Sequence[Tensor] = (),
+        self, x: Tensor, position_ids: Ids = None, output_ids: Ids = None, between: Sequence[Tensor] = ()
     ) -> Tensor:
         """(b, t, d) -> (b, t, d), or with output_ids (b, m), which only the last layer knows, (b, m, d).
 
@@ -162,9 +160,7 @@ class Layers(nn.ModuleList):
     def checkpoints(self) -> bool:
         return self.activation_checkpointing and self.training and torch.is_grad_enabled()
 
-    def step(
-        self, layer: int, x: Tensor, position_ids: Tensor | None, output_ids: Tensor | None, between: Sequence[Tensor]
-    ) -> Tensor:
+    def step(self, layer: int, x: Tensor, position_ids: Ids, output_ids: Ids, between: Sequence[Tensor]) -> Tensor:
         """One layer, from 0, with what is added before it."""
         if layer > 0 and between:
             x = x + between[layer - 1].to(x.dtype)
@@ -176,83 +172,48 @@ class Layers(nn.ModuleList):
 class ViT(nn.Module):
     """A Vision Transformer without a head, for images of any size that its patches divide.
 
+    Its options are those of `options.ViT`, initialised as in the authors' code; OptionError names one that cannot be.
     The weights are those of one size. On another, positions keep their place in the image: they are resampled each
-    time, in the way that the attribute `resize` says (one of `options.RESIZE`).
-
-    image_size, patch_size: pixels, one number or [height, width]. mlp_width: 4 * width unless given. pooling: what
-    `pool` makes of the outputs, class_token (the paper) or patch_mean. positions: learned_1d (the paper), learned_2d,
-    sine_cosine_2d, relative or none, added at the stem (the paper), at every_layer, or at every_layer_shared (Table 8).
-    dropout: of the sequence that the first layer takes, of what attention and MLP put out, and of the MLP's hidden
-    layer, as in the authors' code (vit_jax: models_vit.py); attention_dropout: of the attention weights, which the
-    authors never drop (vit_jax: configs/models.py).
-    stochastic_depth: the rate at the last layer, growing linearly from 0 at the first. mean, std: of the images'
-    channels, in [0, 1]. distillation_token: a second prefix token, for what a teacher says (Touvron et al. 2021).
-    stem: {"layers": …, "width": …, "epsilons": …} of the `hybrid.ResNet` of a hybrid; patch_size is the image area
-    under a token all the same. activation_checkpointing: in training keep only what stands between the layers, and
-    compute a layer once more for its gradients. gelu: exact, or tanh, its approximation, which JAX computes.
-    Initialised as in the authors' code. OptionError names an option that cannot be.
+    time, in the way that `resize` says (one of `options.RESIZE`).
     """
 
     resize = "paper"
 
-    def __init__(
-        self,
-        *,
-        image_size: int | Sequence[int],
-        patch_size: int | Sequence[int],
-        width: int,
-        depth: int,
-        heads: int,
-        mlp_width: int | None = None,
-        channels: int = 3,
-        class_token: bool = True,
-        pooling: str = "class_token",
-        positions: str = "learned_1d",
-        positions_at: str = "stem",
-        dropout: float = 0.0,
-        attention_dropout: float = 0.0,
-        stochastic_depth: float = 0.0,
-        mean: float | Sequence[float] = 0.5,
-        std: float | Sequence[float] = 0.5,
-        distillation_token: bool = False,
-        activation_checkpointing: bool = False,
-        stem: Mapping[str, Any] | None = None,
-        gelu: str = "exact",
-    ) -> None:
-        self.arguments = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
-        options.ViT(**self.arguments)
+    def __init__(self, **arguments: Any) -> None:
+        own = options.ViT(**arguments)
         super().__init__()
-        self.image_size = pair("image_size", image_size)
-        self.patch_size = pair("patch_size", patch_size)
-        self.grid = options.grid(image_size, patch_size)
-        self.width, self.channels, self.pooling = width, channels, pooling
-        self.num_prefix_tokens = int(class_token) + int(distillation_token)
+        self.arguments = dict(vars(own))
+        self.image_size = pair("image_size", own.image_size)
+        self.patch_size = pair("patch_size", own.patch_size)
+        self.grid, self.width, self.channels, self.pooling = own.grid, own.width, own.channels, own.pooling
+        self.num_prefix_tokens = int(own.class_token) + int(own.distillation_token)
 
-        self.stem = None if stem is None else ResNet(channels=channels, **stem)
-        stride, mapped = (1, channels) if self.stem is None else (self.stem.stride, self.stem.outputs)
+        self.stem = None if own.stem is None else ResNet(channels=own.channels, **own.stem)
+        stride, mapped = (1, own.channels) if self.stem is None else (self.stem.stride, self.stem.outputs)
         self.cut = self.patch_size[0] // stride, self.patch_size[1] // stride
-        self.patch = nn.Linear(mapped * math.prod(self.cut), width)
-        self.class_token = nn.Parameter(torch.zeros(1, 1, width)) if class_token else None
-        self.distillation_token = nn.Parameter(torch.zeros(1, 1, width)) if distillation_token else None
-        self.positions, self.layers_with_positions = self._positions(positions, positions_at, depth)
-        self.dropout = nn.Dropout(dropout)
+        self.patch = nn.Linear(mapped * math.prod(self.cut), own.width)
+        self.class_token = nn.Parameter(torch.zeros(1, 1, own.width)) if own.class_token else None
+        self.distillation_token = nn.Parameter(torch.zeros(1, 1, own.width)) if own.distillation_token else None
+        self.positions, self.layers_with_positions = self._positions(own.positions, own.positions_at, own.depth)
+        self.dropout = nn.Dropout(own.dropout)
         blocks = (
             Block(
-                width=width,
-                heads=heads,
-                mlp_width=mlp_width or 4 * width,
-                dropout=dropout,
-                attention_dropout=attention_dropout,
-                drop=stochastic_depth * layer / max(depth - 1, 1),
-                relative=(self.grid, self.num_prefix_tokens) if positions == "relative" else None,
-                gelu=gelu,
+                width=own.width,
+                heads=own.heads,
+                mlp_width=own.mlp_width or 4 * own.width,
+                dropout=own.dropout,
+                attention_dropout=own.attention_dropout,
+                drop=own.stochastic_depth * layer / max(own.depth - 1, 1),
+                relative=(own.grid, self.num_prefix_tokens) if own.positions == "relative" else None,
+                gelu=own.gelu,
             )
-            for layer in range(depth)
+            for layer in range(own.depth)
         )
-        self.blocks = Layers(blocks, activation_checkpointing=activation_checkpointing)
-        self.norm = nn.LayerNorm(width, eps=1e-6)
-        self.register_buffer("mean", torch.tensor(mean, dtype=torch.float32).flatten().expand(channels).clone())
-        self.register_buffer("std", torch.tensor(std, dtype=torch.float32).flatten().expand(channels).clone())
+        self.blocks = Layers(blocks, activation_checkpointing=own.activation_checkpointing)
+        self.norm = nn.LayerNorm(own.width, eps=1e-6)
+        for name in ("mean", "std"):
+            value = torch.tensor(getattr(own, name), dtype=torch.float32)
+            self.register_buffer(name, value.flatten().expand(own.channels).clone())
         self._initialise()
 
     @property
@@ -311,7 +272,7 @@ class ViT(nn.Module):
             found = "not a number" if math.isnan(low) else f"{low:.4g} to {high:.4g}"
             raise OptionError("images", found, right)
 
-    def grid_of(self, images: Tensor) -> tuple[int, int]:
+    def grid_of(self, images: Tensor) -> Grid:
         """Rows and columns of the patches of images (b, c, h, w)."""
         return images.shape[2] // self.patch_size[0], images.shape[3] // self.patch_size[1]
 
@@ -336,12 +297,7 @@ class ViT(nn.Module):
         return self.patch(self.patchify(x if self.stem is None else self.stem(x)))
 
     def encode(
-        self,
-        tokens: Tensor,
-        *,
-        grid: tuple[int, int] | None = None,
-        visible_ids: Tensor | None = None,
-        output_ids: Tensor | None = None,
+        self, tokens: Tensor, *, grid: Grid | None = None, visible_ids: Ids = None, output_ids: Ids = None
     ) -> Tensor:
         """Run the Transformer over patch embeddings: (b, n, d) -> (b, s + n, d).
 
@@ -361,9 +317,7 @@ class ViT(nn.Module):
             x = self.blocks.step(layer, x, position_ids, None, between)
             yield x
 
-    def _sequence(
-        self, tokens: Tensor, grid: tuple[int, int] | None, visible_ids: Tensor | None
-    ) -> tuple[Tensor, Tensor | None, list[Tensor]]:
+    def _sequence(self, tokens: Tensor, grid: Grid | None, visible_ids: Ids) -> tuple[Tensor, Ids, list[Tensor]]:
         """What the first layer takes, (b, t, d); the position of each token, (b, t), or None for in order; and the
         positions that are added before each further layer.
         """
