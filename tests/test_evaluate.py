@@ -1,8 +1,10 @@
-"""tools/evaluate.py: all measures in one report, the same by one process or two; mistakes are told at once."""
+"""tools/evaluate.py: all probes in one report, the same by one process or two; mistakes are told at once."""
 
 import json
+import os
 import subprocess
 import sys
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -16,36 +18,39 @@ from safetensors.torch import load_file
 
 from ssvit.checkpoints import checkpoint, manifest
 from ssvit.checkpoints.configuration import Configuration
-from ssvit.cli import evaluate, knn, pretrained
+from ssvit.cli import evaluate, pretrained
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.memory import Memory
-from ssvit.evaluation import pictures
-from ssvit.evaluation.banks import Bank, Banks
-from ssvit.evaluation.features import Pixels, extract
-from ssvit.evaluation.measures import Knn, LinearProbe, Retrieval
+from ssvit.evaluation import report
+from ssvit.evaluation.base import Probe, Result
+from ssvit.evaluation.features import Pixels, copies, extract
+from ssvit.evaluation.probes.knn import Knn
+from ssvit.evaluation.probes.logistic import Logistic
+from ssvit.evaluation.probes.retrieval import Retrieval
+from ssvit.evaluation.probes.sgd import Sgd
+from ssvit.evaluation.scores import Split, score
 from ssvit.options import OptionError, UserError
 
 ROOT = Path(__file__).resolve().parent.parent
 FEW = (
-    "features.layer=[1,2]", "measures.few_shot_paper.l2=[1,1024]", "measures.few_shot_big_vision.shots=[1,2]",
-    "measures.sgd=null", "measures.logistic.l2s=[0.1]", "measures.logistic.iterations=30", "measures.knn.k=[1,5]",
-    "measures.retrieval.k=[1,5]", "measures.retrieval.queries=20",
+    "features.layer=[1,2]", "probes.few_shot_paper.l2=[1,1024]", "probes.few_shot_big_vision.shots=[1,2]",
+    "probes.sgd=null", "probes.logistic.l2s=[0.1]", "probes.logistic.iterations=30", "probes.knn.k=[1,5]",
+    "probes.retrieval.k=[1,5]", "probes.retrieval.queries=20",
 )  # fmt: skip
 OWN = ["layer1_patch_mean", "layer2_patch_mean"]
 CROP = CenterCrop(size=4, resize=None)
 
 
-def quiet(what, unit):
-    return lambda done, total: None
+def quiet(done, total):
+    pass
 
 
-def bank(images, labels):
-    source = Memory(images, labels, ("a", "b"))
-    return Bank.of([extract(Pixels(), source, CROP, batch_size=7)], source, CROP)
+def pixels(images, labels):
+    return extract(Pixels(), Memory(images, labels, ("a", "b")), CROP, batch_size=7)
 
 
 @pytest.fixture
-def banks():
+def split():
     """Pixels of two noisy classes; three of the test images are training images."""
     generator = torch.Generator().manual_seed(0)
     labels = torch.arange(60) % 2
@@ -53,23 +58,25 @@ def banks():
     images[47:50] = images[[0, 5, 5]]
     images[11] = 0  # of no direction
     images = images.to(torch.uint8)
-    return Banks(("pixels",), ("a", "b"), bank(images[:40], labels[:40]), bank(images[40:], labels[40:]))
+    return Split(("pixels",), pixels(images[:40], labels[:40]), pixels(images[40:], labels[40:]), CROP)
 
 
-def test_copies_are_found_by_their_pixels(banks):
-    assert banks.copies() == [(7, 0), (8, 5), (9, 5)]
-    assert (banks.test.name(7), banks.train.name(5)) == ("image 7", "image 5")
-    assert torch.equal(banks.test.images(torch.tensor([9, 0])), banks.test.source.in_memory[[9, 0]])
+def test_copies_are_found_by_their_pixels(split):
+    train, test = split.train, split.test
+    assert copies(train, test) == [(7, 0), (8, 5), (9, 5)]
+    assert (test.picture(7), train.picture(5)) == ("image 7", "image 5")
+    assert torch.equal(test.images(torch.tensor([9, 0]), CROP), test.source.in_memory[[9, 0]])
+    assert train.beside(train).values.keys() == train.values.keys()
     with pytest.raises(UserError, match="the images have changed since features of them were kept"):
-        Bank.of([banks.train, banks.test], banks.train.source, CROP)
+        train.beside(test)
 
 
-def test_retrieval_is_that_of_a_plain_ranking(banks):
-    found = Retrieval(k=[3, 1])(banks, quiet)
-    near = torch.nn.functional.normalize(banks.train.values["pixels"].double(), dim=1)
+def test_retrieval_is_that_of_a_plain_ranking(split):
+    found = score("retrieval", Retrieval(k=[3, 1]), split, quiet)
+    near = torch.nn.functional.normalize(split.train.values["pixels"].double(), dim=1)
     precisions, recalls = [], []
-    for query, label in zip(banks.test.values["pixels"].double(), banks.test.labels, strict=True):
-        right = banks.train.labels[(near @ query).argsort(descending=True)] == label
+    for query, label in zip(split.test.values["pixels"].double(), split.test.labels, strict=True):
+        right = split.train.labels[(near @ query).argsort(descending=True)] == label
         hits = right.nonzero()[:, 0] + 1
         precisions.append((torch.arange(1, len(hits) + 1) / hits).mean())
         recalls.append(right[:3].any().double())
@@ -77,19 +84,20 @@ def test_retrieval_is_that_of_a_plain_ranking(banks):
     assert list(values) == ["recall@1", "recall@3", "precision@1", "precision@3", "mAP"]
     assert values["mAP"] == pytest.approx(torch.stack(precisions).mean().item())
     assert values["recall@3"] == pytest.approx(torch.stack(recalls).mean().item())
-    assert Retrieval(k=[1], queries=6)(banks, quiet).numbers["pixels"]["queries"] == 6
+    assert Retrieval(k=[1], queries=6)(split.train["pixels"], split.test["pixels"]).numbers["queries"] == 6
+    assert (found.chance, found.images) == (None, None)
 
 
-def test_predictions_are_what_the_accuracy_is_of(banks):
-    found = LinearProbe(method="logistic", l2s=[0.01, 1.0])(banks, quiet)
-    guesses = torch.tensor(found.numbers["pixels"]["predictions"])
-    right = (guesses == banks.test.labels).double().mean().item()
+def test_predictions_are_what_the_accuracy_is_of(split):
+    found = score("logistic", Logistic(l2s=[0.01, 1.0]), split, quiet)
+    guesses = found.predictions
+    right = (guesses == split.test.labels).double().mean().item()
     assert found.values["pixels"][-1] == right
-    figure = pictures.confusion(banks, found)
+    figure = report.confusion(split, guesses)
     shares = figure.axes[0].images[0].get_array()
-    expected = [((guesses == j) & (banks.test.labels == i)).sum() / 10 for i in (0, 1) for j in (0, 1)]
+    expected = [((guesses == j) & (split.test.labels == i)).sum() / 10 for i in (0, 1) for j in (0, 1)]
     assert shares.flatten().tolist() == pytest.approx([share.item() for share in expected])
-    sheet = pictures.neighbours(banks, "pixels")
+    sheet = report.neighbours(split, "pixels")
     assert len(sheet.axes[0].images) == 8 * (1 + 10)
 
 
@@ -98,15 +106,40 @@ def test_predictions_are_what_the_accuracy_is_of(banks):
     [
         (lambda: Knn(protocol="dino", k=[40]), "k=40: must be below 40, the training images"),
         (lambda: Retrieval(k=[40]), "k=40: must be below 40, the training images"),
-        (lambda: Retrieval(k=5), "k=5: must be a list of one or more"),
+        (lambda: Retrieval(k=[]), r"k=\[\]: must be a list of one or more"),
         (lambda: Retrieval(k=[1], queries=0), "queries=0: must be a whole number, 1 or more"),
-        (lambda: LinearProbe(method="svm"), "method=svm: must be one of sgd, logistic"),
-        (lambda: LinearProbe(method="sgd", epochs=0), "epochs=0: must be a whole number, 1 or more"),
+        (lambda: Sgd(epochs=0), "epochs=0: must be a whole number, 1 or more"),
     ],
 )
-def test_says_in_a_line_what_cannot_be(banks, make, message):
+def test_says_in_a_line_what_cannot_be(split, make, message):
     with pytest.raises(OptionError, match=message):
-        make().check(banks.train.labels, banks.test.labels, banks.classes)
+        make().check(split.train.labels, split.test.labels, split.classes)
+
+
+class Fixed(Probe):
+    """Finds what it is told of each feature set in turn."""
+
+    name = "fixed"
+
+    def __init__(self, *results):
+        self.results, self.choose = list(results), []
+
+    def __call__(self, train, test, *, choose=False):
+        self.choose.append(choose)
+        accuracy, choice = self.results.pop(0)
+        return Result(scores={"test": accuracy}, choice=choice)
+
+
+def test_layers_are_chosen_without_test_labels_or_else_the_last(split):
+    values = dict.fromkeys(("layer1", "layer2", "layer3", "pixels"), split.train.values["pixels"])
+    layers = replace(split, own=("layer1", "layer2", "layer3"), train=replace(split.train, values=values),
+                     test=replace(split.test, values=dict(values)))  # fmt: skip
+    probe = Fixed((0.5, (3, -1.0)), (0.4, (3, -0.5)), (0.9, (2, -0.1)), (0.2, None))
+    found = score("mine", probe, layers, quiet)
+    assert (found.best, found.values["layer3"]) == ("layer2", (0.9,))
+    assert probe.choose == [True, True, True, False]
+    found = score("mine", Fixed(*((0.5, None) for _ in range(4))), replace(layers, part="validation"), quiet)
+    assert (found.best, found.columns) == ("layer3", ("validation",))
 
 
 @pytest.fixture(scope="module")
@@ -125,12 +158,12 @@ def run(tmp_path_factory):
     return folder
 
 
-def measured(run, *options, tool=evaluate):
+def measured(run, *options, tool="evaluate"):
     options = (f"outputs={run.parent}", f"checkpoint={run}", "fabric.accelerator=cpu", *options)
     pretrained.offer(dict(option.split("=", 1) for option in options))
     with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
-        config = compose(tool.__name__.rpartition(".")[2], list(options))
-    tool.run(config, OmegaConf.to_container(config, resolve=True))
+        config = compose(tool, list(options))
+    evaluate.run(config, OmegaConf.to_container(config, resolve=True))
 
 
 class Page(HTMLParser):
@@ -148,18 +181,18 @@ class Page(HTMLParser):
 def test_one_report_of_all(run, capsys):
     measured(run, *FEW)
     folder = run / "evaluation"
-    report = json.loads((folder / "report.json").read_text())
-    assert [found["measure"] for found in report["measured"]] == [
+    written = json.loads((folder / "report.json").read_text())
+    assert [found["measure"] for found in written["measured"]] == [
         "few_shot_paper", "few_shot_big_vision", "logistic", "knn", "retrieval",
     ]  # fmt: skip
-    for found in report["measured"]:
+    for found in written["measured"]:
         assert list(found["values"]) == [*OWN, *(f"random_{name}" for name in OWN), "pixels"]
         assert found["best"] in OWN
-    assert (report["facts"]["train_images"], report["facts"]["test_images"]) == (64, 32)
+    assert (written["facts"]["train_images"], written["facts"]["test_images"]) == (64, 32)
     assert Page((folder / "report.html").read_text()).pictures == 5
     printed = capsys.readouterr().out
     assert f"report: {folder / 'report.html'}" in printed
-    assert report["headline"] in printed
+    assert written["headline"] in printed
 
 
 def test_two_processes_measure_what_one_does(run, tmp_path, capsys):
@@ -168,7 +201,7 @@ def test_two_processes_measure_what_one_does(run, tmp_path, capsys):
     def own(name):
         return [*options, f"cache={tmp_path}/{name}", f"output={tmp_path}/{name}.json"]
 
-    measured(run, *own("one"), tool=knn)
+    measured(run, *own("one"), tool="knn")
     command = [sys.executable, str(ROOT / "tools" / "knn.py"), f"outputs={run.parent}", f"checkpoint={run}",
                *own("two"), "fabric.accelerator=cpu", "fabric.devices=2"]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=LIMIT)
@@ -180,11 +213,65 @@ def test_two_processes_measure_what_one_does(run, tmp_path, capsys):
     torch.testing.assert_close(one, two, rtol=0, atol=0)
 
 
-def test_mistakes_name_the_option_of_the_measure(run):
-    with pytest.raises(OptionError, match=r"measures\.knn\.k=64: must be below 64, the training images"):
-        measured(run, "measures.knn.k=[64]", "measures.few_shot_big_vision=null")
-    with pytest.raises(OptionError, match=r"measures\.few_shot_big_vision\.shots=10: class 0 \(disc\) has 6 training"):
+def test_mistakes_name_the_option_of_the_probe(run):
+    with pytest.raises(OptionError, match=r"probes\.knn\.k=64: must be below 64, the training images"):
+        measured(run, "probes.knn.k=[64]", "probes.few_shot_big_vision=null")
+    with pytest.raises(OptionError, match=r"probes\.few_shot_big_vision\.shots=10: class 0 \(disc\) has 6 training"):
         measured(run)
     names = ("few_shot_paper", "few_shot_big_vision", "sgd", "logistic", "knn", "retrieval")
-    with pytest.raises(OptionError, match="measures=: leave at least one"):
-        measured(run, *(f"measures.{name}=null" for name in names))
+    with pytest.raises(OptionError, match="probes=: name at least one"):
+        measured(run, *(f"probes.{name}=null" for name in names))
+
+
+MINE = """# A probe of my own.
+mine:
+  _target_: my_probes.centroid.Centroid
+  power: 2
+"""
+CENTROID = """
+import torch
+from ssvit.evaluation.base import Probe, Result
+
+
+class Centroid(Probe):
+    \"\"\"The class whose mean is the nearest.\"\"\"
+
+    name = "centroid"
+
+    def __init__(self, *, power):
+        self.power = power
+
+    def __call__(self, train, test, *, choose=False):
+        means = torch.stack([train.values[train.labels == label].mean(0) for label in range(len(train.classes))])
+
+        def right(features):
+            return (torch.cdist(features.values, means, self.power).argmin(1) == features.labels).double().mean().item()
+
+        return Result(scores={"centroid": right(test)}, choice=(right(train),))
+"""
+
+
+def test_a_probe_of_ones_own_is_a_module_and_a_file(run, tool, tmp_path):
+    (tmp_path / "my_probes").mkdir()
+    (tmp_path / "my_probes" / "centroid.py").write_text(CENTROID)
+    (tmp_path / "configs" / "probe").mkdir(parents=True)
+    (tmp_path / "configs" / "probe" / "mine.yaml").write_text(MINE)
+    own = ("--config-dir", str(tmp_path / "configs"))
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    options = (f"checkpoint={run}", "fabric.accelerator=cpu", f"output={tmp_path}/report")
+    done = tool("evaluate", *own, *options, "probes=[mine,knn]", "probes.knn.k=[3]", "floors=false", PYTHONPATH=path)
+    written = json.loads((tmp_path / "report" / "report.json").read_text())
+    assert [found["measure"] for found in written["measured"]] == ["mine", "knn"]
+    assert written["measured"][0]["best"] in OWN
+    assert "mine" in done.stdout
+    tool("pretrain", *own, *TINY, "probe=[mine]", "name=mine", PYTHONPATH=path)
+    rows = [json.loads(line) for line in (tmp_path / "outputs" / "mine" / "metrics.jsonl").read_text().splitlines()]
+    last = {key: value for row in rows for key, value in row.items()}
+    assert last["probe/centroid"] in (last["probe/centroid_layer1"], last["probe/centroid_layer2"])
+
+
+def test_one_probe_has_its_table(run, tool, tmp_path):
+    done = tool("evaluate", f"checkpoint={run}", "probes=[knn]", "probes.knn.k=[3]", f"output={tmp_path}/report")
+    assert "3-NN" in done.stdout
+    assert "best: layer" in done.stdout
+    assert (tmp_path / "report" / "report.html").is_file()

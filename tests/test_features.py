@@ -13,8 +13,9 @@ from command import LIMIT
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.memory import Memory
 from ssvit.evaluation import features
-from ssvit.evaluation.features import Cache, Frozen, Pixels, Reading, extract, readings
-from ssvit.evaluation.features_rules import pooling_of
+from ssvit.evaluation.features import Cache, Frozen, Pixels, extract
+from ssvit.evaluation.options import Reading, pooling_of
+from ssvit.evaluation.options import readings as readings_of
 from ssvit.models.vit import ViT
 from ssvit.options import OptionError, UserError
 
@@ -29,6 +30,10 @@ def vit(seed=0, **changes):
     encoder = ViT(**options)
     torch.nn.init.normal_(encoder.norm.weight)
     return encoder
+
+
+def readings(encoder, **options):
+    return readings_of(encoder.arguments, **options)
 
 
 def images(count=10, seed=0, labels=True):
@@ -155,16 +160,16 @@ def counted(monkeypatch):
 def test_kept_features_are_the_same_and_others_are_computed(tmp_path, counted):
     encoder, source, cache = vit(), images(), Cache(tmp_path / "deep" / "cache")
     function = Frozen(encoder, [Reading(1), Reading(3)], identity="seal")
-    first = cache.extract(function, source, CROP, view=VIEW)
-    again = Cache(tmp_path / "deep" / "cache").extract(function, source, CROP, view=VIEW, batch_size=3)
+    first = cache.extract(function, source, CROP, transform_options=VIEW)
+    again = Cache(tmp_path / "deep" / "cache").extract(function, source, CROP, transform_options=VIEW, batch_size=3)
     assert len(counted) == 1
     torch.testing.assert_close(again.values, first.values, rtol=0, atol=0)
     assert again.labels.equal(first.labels)
     assert again.places.equal(first.places)
 
-    def missed(*, function=function, source=source, crop=CROP, view=VIEW, **options):
+    def missed(*, function=function, source=source, crop=CROP, transform_options=VIEW, **options):
         before = len(counted)
-        found = cache.extract(function, source, crop, view=view, **options)
+        found = cache.extract(function, source, crop, transform_options=transform_options, **options)
         return len(counted) > before, found
 
     assert missed(function=Frozen(vit(1), [Reading(1), Reading(3)], identity="other"))[0]
@@ -177,7 +182,7 @@ def test_kept_features_are_the_same_and_others_are_computed(tmp_path, counted):
         assert found.digests.equal(first.digests)
     assert missed(function=Pixels())[0]
     assert missed(source=images(seed=1))[0]
-    assert missed(view={"size": 8, "resize": 9}, crop=CenterCrop(size=8, resize=9))[0]
+    assert missed(transform_options={"size": 8, "resize": 9}, crop=CenterCrop(size=8, resize=9))[0]
     assert missed(limit=4)[0]
     with torch.autocast("cpu", torch.bfloat16):
         assert missed()[0]
@@ -192,18 +197,18 @@ def test_kept_features_are_the_same_and_others_are_computed(tmp_path, counted):
 def test_a_damaged_file_is_made_anew(tmp_path, counted, damage):
     cache = Cache(tmp_path)
     function, source = Frozen(vit(), [Reading(3)], identity="seal"), images()
-    right = cache.extract(function, source, CROP, view=VIEW)
+    right = cache.extract(function, source, CROP, transform_options=VIEW)
     (path,) = tmp_path.iterdir()
     whole = path.read_bytes()
     flipped = bytearray(whole)
     flipped[-5] ^= 1
-    cache.extract(Pixels(), source, CROP, view=VIEW)
+    cache.extract(Pixels(), source, CROP, transform_options=VIEW)
     (other,) = set(tmp_path.iterdir()) - {path}
     path.write_bytes({"truncated": whole[:-9], "flipped": flipped, "foreign": other.read_bytes(), "empty": b""}[damage])
-    found = cache.extract(function, source, CROP, view=VIEW)
+    found = cache.extract(function, source, CROP, transform_options=VIEW)
     torch.testing.assert_close(found.values, right.values, rtol=0, atol=0)
     assert len(counted) == 3
-    cache.extract(function, source, CROP, view=VIEW)
+    cache.extract(function, source, CROP, transform_options=VIEW)
     assert len(counted) == 3
 
 
@@ -217,7 +222,7 @@ def test_writing_that_ends_early_leaves_nothing_that_is_read(tmp_path, counted, 
     with monkeypatch.context() as patched:
         patched.setattr(features.safetensors.torch, "save_file", stopped)
         with pytest.raises(KeyboardInterrupt):
-            Cache(tmp_path).extract(function, source, CROP, view=VIEW)
+            Cache(tmp_path).extract(function, source, CROP, transform_options=VIEW)
     assert not list(tmp_path.iterdir())
     killed = (
         "import os, signal, test_features as t\n"
@@ -226,12 +231,12 @@ def test_writing_that_ends_early_leaves_nothing_that_is_read(tmp_path, counted, 
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
         "t.features.safetensors.torch.save_file = stopped\n"
         "t.Cache(t.features.Path('.')).extract(\n"
-        "    t.Frozen(t.vit(), [t.Reading(3)], identity='seal'), t.images(), t.CROP, view=t.VIEW)\n"
+        "    t.Frozen(t.vit(), [t.Reading(3)], identity='seal'), t.images(), t.CROP, transform_options=t.VIEW)\n"
     )
     done = subprocess.run([sys.executable, "-c", killed], cwd=tmp_path, timeout=LIMIT)
     assert done.returncode == -signal.SIGKILL
     assert [path.suffix for path in tmp_path.iterdir()] == [".part"]
-    Cache(tmp_path).extract(function, source, CROP, view=VIEW)
+    Cache(tmp_path).extract(function, source, CROP, transform_options=VIEW)
     assert len(counted) == 2
     assert [path.suffix for path in tmp_path.iterdir()] == [".safetensors"]
 
@@ -239,4 +244,4 @@ def test_writing_that_ends_early_leaves_nothing_that_is_read(tmp_path, counted, 
 def test_a_folder_that_cannot_be_written_is_told(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="features cannot be kept there"):
-        Cache(tmp_path / "file" / "cache").extract(Pixels(), images(), CROP, view=VIEW)
+        Cache(tmp_path / "file" / "cache").extract(Pixels(), images(), CROP, transform_options=VIEW)

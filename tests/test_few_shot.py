@@ -1,15 +1,15 @@
 """Few-shot accuracy: every fit is the plain float64 solution, protocols are what they say, no test label chooses."""
 
 import json
-from dataclasses import asdict
 
 import numpy as np
 import pytest
 import torch
 
-from ssvit.evaluation import few_shot_rules
-from ssvit.evaluation.few_shot_rules import PROTOCOLS
-from ssvit.evaluation.probes.ridge import RidgePath, Signs, Whitened, draw, few_shot
+from ssvit.evaluation.features import Features
+from ssvit.evaluation.probes import options
+from ssvit.evaluation.probes.options import FEW_SHOT_PROTOCOLS as PROTOCOLS
+from ssvit.evaluation.probes.ridge import FewShot, RidgePath, Score, draw, signs, whiten
 from ssvit.options import OptionError, UserError
 from ssvit.randomness import permutation
 
@@ -32,6 +32,10 @@ def blobs(images, classes=4, width=12, distance=1.0, seed=0):
     return 3 + features * torch.logspace(-2, 2, width), labels
 
 
+def few_shot(train, train_labels, test, test_labels, *, names=tuple("abcd"), **asked) -> list[Score]:
+    return FewShot(**asked).fit(Features(train, train_labels, names), Features(test, test_labels, names))
+
+
 def solved(x, y, l2):
     """The normal equations, as they are written."""
     return np.linalg.solve(x.T @ x + l2 * np.eye(x.shape[1]), x.T @ y)
@@ -48,7 +52,7 @@ def prepared(support, features):
     return np.concatenate([white, np.full((len(white), 1), 100.0)], axis=1)
 
 
-def signs(labels, classes):
+def targets(labels, classes):
     return np.where(np.arange(classes) == labels.numpy()[:, None], 1.0, -1.0)
 
 
@@ -110,26 +114,23 @@ def test_rows_are_whitened_by_the_support_and_end_in_the_bias(n):
     support, other = (1000 + matrix.float() * torch.logspace(-3, 2, 9) for matrix in matrices(max(n, 400), 9, 9))
     support = support[:n]
     support[:, 4] = other[:, 4] = 7
-    rows = Whitened.by_its_own(support)
-    assert rows.shape == (n, 10)
-    for found, features in ((rows, support), (rows.like(other), other)):
-        np.testing.assert_allclose(found[: len(features)].numpy(), prepared(support, features), rtol=1e-9, atol=1e-6)
-        assert torch.equal(found[2:4], found[: len(features)][2:4])
+    for features in (support, other):
+        found = whiten(support, features)
+        assert (found.dtype, found.shape) == (torch.float64, (len(features), 10))
+        np.testing.assert_allclose(found.numpy(), prepared(support, features), rtol=1e-9, atol=1e-6)
 
 
 def test_targets_are_one_for_the_class_and_minus_one_for_others():
-    labels = torch.tensor([2, 0, 1, 2])
-    assert Signs(labels, 4).shape == (4, 4)
-    assert Signs(labels, 4)[1:4].tolist() == [[1, -1, -1, -1], [-1, 1, -1, -1], [-1, -1, 1, -1]]
+    assert signs(torch.tensor([2, 0, 2]), 4).tolist() == [[-1, -1, 1, -1], [1, -1, -1, -1], [-1, -1, 1, -1]]
 
 
 @pytest.mark.parametrize("width", [12, 200])
 def test_big_vision_is_the_published_protocol(width):
     train, labels = blobs(40, width=width, distance=0.5)
     test, test_labels = blobs(100, width=width, distance=0.5, seed=1)
-    result = few_shot(train, labels, test, test_labels, classes=4, protocol="big_vision")
-    assert [score.shots for score in result.scores] == [1, 5, 10, 25]
-    for score in result.scores:
+    result = few_shot(train, labels, test, test_labels, protocol="big_vision")
+    assert [score.shots for score in result] == [1, 5, 10, 25]
+    for score in result:
         expected = []
         for seed in range(3):
             support = torch.cat(
@@ -140,7 +141,7 @@ def test_big_vision_is_the_published_protocol(width):
             )
             x, z = prepared(train[support], train[support]), prepared(train[support], test)
             solve = solved if len(x) >= x.shape[1] else solved_dual
-            guesses = (z @ solve(x, signs(labels[support], 4), 2.0**10)).argmax(1)
+            guesses = (z @ solve(x, targets(labels[support], 4), 2.0**10)).argmax(1)
             expected.append((guesses == test_labels.numpy()).mean())
         assert [fit.accuracy for fit in score.fits] == pytest.approx(expected)
         assert [fit.seed for fit in score.fits] == [0, 1, 2]
@@ -153,15 +154,15 @@ def test_big_vision_is_the_published_protocol(width):
 def test_the_paper_chooses_its_penalty_by_leaving_one_out(shots, width):
     train, labels = blobs(12, width=width, distance=0.7)
     test, test_labels = blobs(80, width=width, distance=0.7, seed=1)
-    result = few_shot(train, labels, test, test_labels, classes=4, protocol="paper", shots=[shots], seeds=1)
-    fit = result.scores[0].fits[0]
+    result = few_shot(train, labels, test, test_labels, protocol="paper", shots=[shots], seeds=1)
+    fit = result[0].fits[0]
     if shots == "all":
         support = torch.arange(48)
         assert fit.seed is None
-        assert result.scores[0].deviation is None
+        assert result[0].deviation is None
     else:
         support = torch.cat([places[:shots] for places in draw(labels, 4, 0)])
-    x, y = prepared(train[support], train[support]), signs(labels[support], 4)
+    x, y = prepared(train[support], train[support]), targets(labels[support], 4)
     said = {l2: left_out(x, y, l2) for l2 in PROTOCOLS["paper"].l2}
     right = {l2: (prediction.argmax(1) == y.argmax(1)).sum() for l2, prediction in said.items()}
     best = [l2 for l2 in said if right[l2] == max(right.values())]
@@ -178,9 +179,9 @@ def test_no_test_label_has_a_say():
     train, labels = blobs(20, distance=0.4)
     test, test_labels = blobs(50, distance=0.4, seed=1)
     penalties = [
-        [fit.l2 for score in result.scores for fit in score.fits]
+        [fit.l2 for score in result for fit in score.fits]
         for given in (test_labels, test_labels.flip(0), torch.zeros_like(test_labels))
-        for result in [few_shot(train, labels, test, given, classes=4, protocol="paper", shots=[2, 5, "all"])]
+        for result in [few_shot(train, labels, test, given, protocol="paper", shots=[2, 5, "all"])]
     ]
     assert penalties[0] == penalties[1] == penalties[2]
 
@@ -201,7 +202,7 @@ def test_the_same_again_and_for_the_test_set_in_any_order():
     test, test_labels = blobs(300, seed=1)
     order = permutation(0, "test", len(test))
     copies = [tensor.clone() for tensor in (train, labels, test, test_labels)]
-    options = {"classes": 4, "protocol": "paper", "shots": [1, 5, "all"]}
+    options = {"protocol": "paper", "shots": [1, 5, "all"]}
     first = few_shot(train, labels, test, test_labels, **options)
     assert first == few_shot(train, labels, test, test_labels, **options)
     assert first == few_shot(train, labels, test[order], test_labels[order], **options)
@@ -212,36 +213,41 @@ def test_scale_and_place_of_the_features_do_not_matter():
     train, labels = blobs(30)
     test, test_labels = blobs(100, seed=1)
     scale, shift = torch.logspace(1, -1, 12, dtype=torch.float64), torch.linspace(-5, 5, 12, dtype=torch.float64)
-    moved = few_shot(train * scale + shift, labels, test * scale + shift, test_labels, classes=4, protocol="big_vision")
-    plain = few_shot(train, labels, test, test_labels, classes=4, protocol="big_vision")
-    for ours, theirs in zip(moved.scores, plain.scores, strict=True):
+    moved = few_shot(train * scale + shift, labels, test * scale + shift, test_labels, protocol="big_vision")
+    plain = few_shot(train, labels, test, test_labels, protocol="big_vision")
+    for ours, theirs in zip(moved, plain, strict=True):
         assert ours.mean == pytest.approx(theirs.mean, abs=0.005)
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_accuracy_is_full_where_classes_are_apart_and_chance_where_they_are_not(protocol):
-    options = {"classes": 4, "protocol": protocol, "shots": [25]}
+    options = {"protocol": protocol, "shots": [25]}
     for distance, low, high in ((20.0, 1.0, 1.0), (0.0, 0.2, 0.3)):
         train, labels = blobs(30, distance=distance)
         test, test_labels = blobs(500, distance=distance, seed=1)
-        assert low <= few_shot(train, labels, test, test_labels, **options).scores[0].mean <= high
+        assert low <= few_shot(train, labels, test, test_labels, **options)[0].mean <= high
 
 
 def test_more_shots_are_better():
     train, labels = blobs(100, distance=0.7)
     test, test_labels = blobs(300, distance=0.7, seed=1)
-    result = few_shot(train, labels, test, test_labels, classes=4, protocol="paper", shots=[2, 10, "all"], seeds=5)
-    means = [score.mean for score in result.scores]
+    result = few_shot(train, labels, test, test_labels, protocol="paper", shots=[2, 10, "all"], seeds=5)
+    means = [score.mean for score in result]
     assert means == sorted(means)
     assert means[-1] > means[0] + 0.1
 
 
 def test_the_result_is_plain_data():
     train, labels = blobs(5)
-    result = few_shot(train, labels, train, labels, classes=4, protocol="paper", shots=[1, "all"], seeds=2, l2=[1, 2])
-    data = json.loads(json.dumps(asdict(result)))
-    assert [score["shots"] for score in data["scores"]] == [1, "all"]
-    assert all(fit["l2"] in (1, 2) for score in data["scores"] for fit in score["fits"])
+    both = 2 * [Features(train, labels, "abcd")]
+    result = FewShot(protocol="paper", shots=[1, "all"], seeds=2, l2=[1, 2])(*both)
+    data = json.loads(json.dumps(result.numbers))
+    assert [score["shots"] for score in data] == [1, "all"]
+    assert all(fit["l2"] in (1, 2) for score in data for fit in score["fits"])
+    assert result.scores == {f"{score['shots']} shot": score["mean"] for score in data}
+    assert result.deviations == {"1 shot": data[0]["deviation"]}
+    (of_all,) = data[1]["fits"]
+    assert result.choice == (of_all["left_out"], -of_all["error"])
 
 
 @pytest.mark.parametrize(
@@ -250,24 +256,24 @@ def test_the_result_is_plain_data():
         ({"protocol": "timm"}, "protocol=timm: must be one of paper, big_vision"),
         ({"shots": [0]}, "shots=0: must be a whole number, 1 or more"),
         ({"shots": ["none"]}, "shots=none: must be one of all, a whole number"),
-        ({"shots": 5}, "shots=5: must be a list of one or more"),
+        ({"shots": 1.5}, "shots=1.5: must be a list of one or more"),
         ({"shots": []}, r"shots=\[\]: must be a list of one or more"),
         ({"seeds": 0}, "seeds=0: must be a whole number, 1 or more"),
         ({"l2": [1.0, 0.0]}, "l2=0.0: must be a number, above 0"),
         ({"l2": []}, r"l2=\[\]: must be a list of one or more"),
-        ({"classes": 1}, "classes=1: must be a whole number, 2 or more"),
     ],
 )
 def test_options_that_cannot_be_are_refused(options, message):
     train, labels = blobs(5)
     with pytest.raises(OptionError, match=f"^{message}$"):
-        few_shot(train, labels, train, labels, **{"classes": 4, "protocol": "paper", **options})
+        few_shot(train, labels, train, labels, **{"protocol": "paper", **options})
 
 
 def test_what_is_not_given_is_the_protocols_own():
-    assert few_shot_rules.few_shot("big_vision") == PROTOCOLS["big_vision"]
-    assert few_shot_rules.few_shot("paper", seeds=7).seeds == 7
-    assert few_shot_rules.few_shot("paper", seeds=7).l2 == PROTOCOLS["paper"].l2
+    assert vars(options.FewShot(protocol="big_vision")) == {"protocol": "big_vision", **vars(PROTOCOLS["big_vision"])}
+    assert options.FewShot(seeds=7).seeds == 7
+    assert options.FewShot(seeds=7).l2 == PROTOCOLS["paper"].l2
+    assert options.FewShot(shots=3) == options.FewShot(shots=[3])
 
 
 @pytest.mark.parametrize(
@@ -280,18 +286,18 @@ def test_what_is_not_given_is_the_protocols_own():
         ({"train_labels": torch.zeros(3, dtype=torch.int64)}, "3 labels for 20 training images"),
         ({"test": torch.zeros(20, 5)}, "training features have width 12, but test features 5"),
         ({"test": torch.zeros(0, 12)}, "there are no test images"),
+        ({"names": ("ant",)}, "few-shot accuracy needs two classes or more, and there are 1"),
         ({"shots": [1, 6]}, r"shots=6: class 0 \(ant\) has 5 training images, and at least 6 are needed"),
-        ({"shots": [6], "names": ()}, "shots=6: class 0 has 5 training images, and at least 6 are needed"),
         (
-            {"classes": 5, "shots": ["all"]},
+            {"names": ("ant", "bee", "cat", "dog", "eel"), "shots": ["all"]},
             r"shots=all: class 4 \(eel\) has 0 training images, and at least 1 are needed",
         ),
     ],
 )
 def test_what_the_user_can_mend_is_told_in_one_line(change, message):
     features, labels = blobs(5)
-    given = {"train": features, "train_labels": labels, "test": features, "test_labels": labels, "classes": 4}
-    given |= {"protocol": "paper", "names": ("ant", "bee", "cat", "dog", "eel"), **change}
+    given = {"train": features, "train_labels": labels, "test": features, "test_labels": labels}
+    given |= {"protocol": "paper", "names": ("ant", "bee", "cat", "dog"), **change}
     with pytest.raises(UserError, match=f"^{message}$"):
         few_shot(**given)
 
@@ -303,4 +309,4 @@ def test_features_that_are_not_finite_are_refused(which, value):
     test = train.clone()
     (train if which == "training" else test)[301, 2] = value
     with pytest.raises(UserError, match=f"^the features of {which} image 301 are not finite$"):
-        few_shot(train, labels, test, labels, classes=4, protocol="paper")
+        few_shot(train, labels, test, labels, protocol="paper")

@@ -8,10 +8,11 @@ import torch
 import torch.nn.functional as F
 from lightly.utils.benchmarking.knn import knn_predict
 
-from ssvit.evaluation.knn_rules import NEIGHBOURS, PROTOCOLS, KnnProtocol
+from ssvit.evaluation.features import Features
 from ssvit.evaluation.neighbours import Neighbours
 from ssvit.evaluation.probes import knn as module
-from ssvit.evaluation.probes.knn import knn, vote
+from ssvit.evaluation.probes.knn import Knn, vote
+from ssvit.evaluation.probes.options import KNN_PROTOCOLS
 from ssvit.options import OptionError, UserError
 
 
@@ -23,8 +24,15 @@ def features(count: int, d: int, classes: int, seed: int) -> tuple[torch.Tensor,
     return centres[labels] + 2 * torch.randn(count, d, generator=generator), labels
 
 
-def by_name(scores) -> dict:
-    return {(score.protocol, score.k): (score.top1, score.top5) for score in scores}
+NEIGHBOURS = (1, 10, 20, 100, 200)
+
+
+def knn(train, train_labels, test, test_labels, *, classes, own=None, **options):
+    """Top-1 and top-5 by k."""
+    names = tuple(map(str, range(classes)))
+    both = Features(train, train_labels, names), Features(test, test_labels, names)
+    top1, top5 = Knn(**options)._accuracies(*both, own=own)
+    return {k: (top1[k], top5[k]) for k in top1}
 
 
 def neighbours(similarities: list, labels: list) -> tuple[Neighbours, torch.Tensor]:
@@ -52,12 +60,15 @@ def test_every_protocol_counts_what_a_loop_counts(monkeypatch):
     monkeypatch.setattr(module, "_VOTES", 1500)  # in parts
     train, train_labels = features(600, 16, 12, seed=0)
     test, test_labels = features(101, 16, 12, seed=1)
-    found = by_name(knn(train, train_labels, test, test_labels, classes=12).scores)
+    found = {
+        (name, k): score
+        for name in KNN_PROTOCOLS
+        for k, score in knn(train, train_labels, test, test_labels, classes=12, protocol=name, k=NEIGHBOURS).items()
+    }
     similarities = F.normalize(test.double()) @ F.normalize(train.double()).T
     nearest = Neighbours(*similarities.sort(descending=True))
-    assert list(found) == [(name, k) for name in PROTOCOLS for k in NEIGHBOURS]
     for (name, k), score in found.items():
-        assert score == plain(nearest, train_labels, test_labels, PROTOCOLS[name].temperature, k), (name, k)
+        assert score == plain(nearest, train_labels, test_labels, KNN_PROTOCOLS[name].temperature, k), (name, k)
     assert len(set(found.values())) > 10
 
 
@@ -67,11 +78,11 @@ def test_instance_discrimination_is_lightlys(classes):
     test, test_labels = features(300, 24, classes, seed=1)
     answer = knn_predict(F.normalize(test), F.normalize(train).T, train_labels, classes, knn_k=200, knn_t=0.1)
     hit = answer == test_labels[:, None]
-    assert PROTOCOLS["instance_discrimination"].published == (200,)
-    found = knn(train, train_labels, test, test_labels, classes=classes, protocols=["instance_discrimination"], k=[200])
-    assert found.scores[0].top1 == hit[:, 0].double().mean().item()
+    assert KNN_PROTOCOLS["instance_discrimination"].published == (200,)
+    found = knn(train, train_labels, test, test_labels, classes=classes, protocol="instance_discrimination", k=[200])
+    assert found[200][0] == hit[:, 0].double().mean().item()
     # Some classes have no vote of 200: lightly puts them in an order of its own, here they are never right.
-    assert found.scores[0].top5 == hit[:, :5].any(1).double().mean().item()
+    assert found[200][1] == hit[:, :5].any(1).double().mean().item()
 
 
 def test_dino_is_the_softmax_of_similarities():
@@ -80,22 +91,23 @@ def test_dino_is_the_softmax_of_similarities():
     test, test_labels = features(200, 8, 7, seed=1)
     similarities, indices = (F.normalize(test.double()) @ F.normalize(train.double()).T).topk(20)
     votes = torch.einsum("mk,mkc->mc", (similarities / 0.07).softmax(1), F.one_hot(train_labels[indices], 7).double())
-    found = knn(train, train_labels, test, test_labels, classes=7, protocols=["dino", "solo_learn"], k=[20])
-    assert [s.top1 for s in found.scores] == [(votes.argmax(1) == test_labels).double().mean().item()] * 2
+    for name in ("dino", "solo_learn"):
+        found = knn(train, train_labels, test, test_labels, classes=7, protocol=name, k=[20])
+        assert found[20][0] == (votes.argmax(1) == test_labels).double().mean().item()
 
 
 def test_equal_votes_go_to_the_class_of_the_nearer():
     nearest, labels = neighbours([[0.9, 0.8, 0.7, 0.6]], [[3, 1, 1, 3]])
-    uniform = {"uniform": KnnProtocol(None, ())}
     for truth, right in ((3, 1.0), (1, 0.0)):
-        scores = vote(nearest, labels, torch.tensor([truth]), classes=4, protocols=uniform, k=[2, 3, 4])
+        scores = vote(nearest, labels, torch.tensor([truth]), classes=4, temperature=None, k=[2, 3, 4])
         assert [score.top1 for score in scores] == [right, 1 - right, right]
 
 
 def test_weights_let_one_near_image_outvote_two_far_ones():
     nearest, labels = neighbours([[0.9, 0.5, 0.5]], [[0, 1, 1]])
     for name, right in (("dino", 0), ("instance_discrimination", 0), ("uniform", 1)):
-        scores = vote(nearest, labels, torch.tensor([right]), classes=2, protocols={name: PROTOCOLS[name]}, k=[3])
+        temperature = KNN_PROTOCOLS[name].temperature
+        scores = vote(nearest, labels, torch.tensor([right]), classes=2, temperature=temperature, k=[3])
         assert next(scores).top1 == 1
 
 
@@ -103,28 +115,28 @@ def test_a_class_without_a_vote_is_never_right():
     nearest, labels = neighbours([[0.9, 0.8]], [[0, 1]])
     for temperature in (None, 0.07, 1e-4):
         for truth, expected in ((0, (1, 1)), (1, (0, 1)), (2, (0, 0))):
-            found = vote(
-                nearest, labels, torch.tensor([truth]), classes=3, protocols={"": KnnProtocol(temperature, ())}, k=[2]
-            )
+            found = vote(nearest, labels, torch.tensor([truth]), classes=3, temperature=temperature, k=[2])
             assert [(score.top1, score.top5) for score in found] == [expected]
 
 
 def test_top5_ends_at_the_fifth_class():
     nearest, labels = neighbours([[0.9, 0.8, 0.7, 0.6, 0.5, 0.4]] * 6, [list(range(6))] * 6)
-    (score,) = vote(nearest, labels, torch.arange(6), classes=6, protocols={"dino": PROTOCOLS["dino"]}, k=[6])
+    (score,) = vote(nearest, labels, torch.arange(6), classes=6, temperature=0.07, k=[6])
     assert (score.top1, score.top5) == (1 / 6, 5 / 6)
 
 
 def test_a_class_that_only_training_images_have_still_takes_votes():
     train, test = torch.eye(3)[[0, 0, 1]], torch.eye(3)[[0, 1]]
-    found = knn(train, torch.tensor([9, 9, 1]), test, torch.tensor([0, 1]), classes=10, protocols=["uniform"], k=[1])
-    assert found.scores[0].top1 == 0.5
+    found = knn(train, torch.tensor([9, 9, 1]), test, torch.tensor([0, 1]), classes=10, protocol="uniform", k=[1])
+    assert found[1][0] == 0.5
 
 
 def test_the_image_itself_is_left_out():
     train, labels = features(80, 8, 3, seed=0)
     leave_one_out = knn(train, labels, train, labels, classes=3, k=[5], own=torch.arange(80))
-    assert knn(train, labels, train, labels, classes=3, k=[5]).scores[0].top1 > leave_one_out.scores[0].top1
+    assert knn(train, labels, train, labels, classes=3, k=[5])[5] > leave_one_out[5]
+    both = 2 * [Features(train, labels, "abc")]
+    assert Knn(k=[5])(*both, choose=True).choice == leave_one_out[5][:1]
 
 
 IMAGES, LABELS = features(30, 4, 3, seed=0)
@@ -135,16 +147,16 @@ IMAGES, LABELS = features(30, 4, 3, seed=0)
     [
         ({"k": [1, 31]}, "k=31: must be at most 30, the images to search"),
         ({"k": []}, r"k=\[\]: must be a list of one or more"),
-        ({"k": 5}, "k=5: must be a list of one or more"),
+        ({"k": "5"}, "k=5: must be a list of one or more"),
+        ({"k": True}, "k=true: must be a whole number, 1 or more"),
         ({"k": [1.5]}, "k=1.5: must be a whole number, 1 or more"),
-        ({"protocols": ["moco"]}, "protocols=moco: must be one of instance_discrimination, dino, solo_learn, uniform"),
-        ({"protocols": "dino"}, "protocols=dino: must be a list of one or more"),
+        ({"protocol": "moco"}, "protocol=moco: must be one of instance_discrimination, dino, solo_learn, uniform"),
         ({"train_labels": None}, "the training images have no labels, which a k-NN vote needs"),
         ({"test_labels": None}, "the test images have no labels, which a k-NN vote needs"),
         ({"test_labels": LABELS[1:]}, "29 labels for 30 test images"),
         ({"classes": 2}, "label 2 of a training image is outside of .0, 2., its classes"),
         ({"test": IMAGES[:0], "test_labels": LABELS[:0]}, "there are no test images"),
-        ({"test": IMAGES[:, :3]}, "the training images' features have width 4, but the queries' 3"),
+        ({"test": IMAGES[:, :3]}, "training features have width 4, but test features 3"),
         (
             {"train": IMAGES.index_fill(0, torch.tensor([7]), math.inf)},
             "the features of training image 7 are not finite",

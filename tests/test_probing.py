@@ -23,13 +23,12 @@ from ssvit.cli.session import Session
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.files import Files
 from ssvit.data.memory import Memory
-from ssvit.evaluation import probing_rules
-from ssvit.evaluation.base import Evaluation, Evaluator
-from ssvit.evaluation.features import Frozen, Pixels, extract, readings
-from ssvit.evaluation.few_shot_probe import FewShotProbe
-from ssvit.evaluation.knn_probe import KnnProbe
-from ssvit.evaluation.online import Answer, Probe, Probing, describe, start_of
-from ssvit.evaluation.probes.ridge import Whitened, draw, few_shot
+from ssvit.evaluation import options as rules
+from ssvit.evaluation.base import Evaluation, Evaluator, Probe, Result
+from ssvit.evaluation.features import Frozen, Pixels, extract
+from ssvit.evaluation.online import Probing, describe, start_of
+from ssvit.evaluation.probes.knn import Knn
+from ssvit.evaluation.probes.ridge import FewShot, draw, whiten
 from ssvit.figures import probes as figures
 from ssvit.options import OptionError
 from ssvit.training import preflight
@@ -38,7 +37,7 @@ CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 CLASSES = ("dark", "pale", "red")
 VIEW = CenterCrop(size=16)
 PROBES = {"knn": {"k": 4}, "few_shot": {"shots": 3}}
-KINDS = {"knn": KnnProbe, "few_shot": FewShotProbe}
+KINDS = {"knn": Knn, "few_shot": FewShot}
 
 children = multiprocessing.get_context("forkserver")
 children.set_forkserver_preload(["test_probing"])
@@ -77,18 +76,18 @@ def sums(folder: Path) -> dict[str, str]:
 class Recorder(Probe):
     """Keeps the features that it is asked about."""
 
-    name, title = "recorder", "recorder"
+    name = "recorder"
 
     def __init__(self):
         self.asked = []
 
-    def measure(self, train, train_labels, test, test_labels, classes):
-        self.asked.append((train, train_labels, test, test_labels))
-        return Answer(0.5, (0,))
+    def __call__(self, train, test, *, choose=False):
+        self.asked.append((train, test))
+        return Result(scores={"accuracy": 0.5}, choice=(0,))
 
 
 def asked(recorder: Recorder, layers: int, pooling: str = "class_token") -> dict[str, list]:
-    """Of the last measurement: by layer, the features and labels."""
+    """Of the last evaluation: by layer, the features of the training and of the test images."""
     return {f"layer{n}_{pooling}": found for n, found in enumerate(recorder.asked[-layers:], start=1)}
 
 
@@ -97,16 +96,16 @@ def test_the_interval_is_the_smallest_that_stays_below_the_share():
         (7, 100, 601), (8, 64), (1, 10, 100), (20, 1000)
     ):
         numbers = {"images": images, "steps": steps, "batch_size": batch_size, "evaluate_every": evaluate_every}
-        every = probing_rules.interval("auto", **numbers)
+        every = rules.interval("auto", **numbers)
 
         def cost(interval, steps=steps, images=images):
             due = [step for step in range(steps + 1) if step % interval == 0 or step == steps]
-            return len(due) * images * probing_rules.COST
+            return len(due) * images * rules.COST
 
-        limit = probing_rules.SHARE * steps * batch_size
+        limit = rules.SHARE * steps * batch_size
         affordable = [n for n in range(evaluate_every, steps, evaluate_every) if cost(n) < limit]
         assert every == min(affordable, default=steps)
-        assert probing_rules.interval(3, **numbers) == 3
+        assert rules.interval(3, **numbers) == 3
 
 
 def composed(*overrides: str):
@@ -120,7 +119,7 @@ def composed(*overrides: str):
 def test_by_default_a_run_is_measured_on_its_way_too(options, evaluations):
     config = composed(*options)
     recipe, shared = config.recipe, config.probing
-    every = probing_rules.interval(
+    every = rules.interval(
         shared.every, images=shared.train_images + shared.test_images,
         **{name: recipe[name] for name in ("steps", "batch_size", "evaluate_every")},
     )  # fmt: skip
@@ -136,7 +135,7 @@ def test_by_default_a_run_is_measured_on_its_way_too(options, evaluations):
         ("probing.train_images=0", "probing.train_images=0: must be"),
         ("probing.test_images=1.5", "probing.test_images=1.5: must be"),
         ("probe.knn.k=0", "probe.knn.k=0: must be"),
-        ("probe.few_shot.shots=all", "probe.few_shot.shots=all: must be"),
+        ("probe.few_shot.shots=some", "probe.few_shot.shots=some: must be"),
     ],
 )
 def test_a_mistake_names_its_option_before_torch_loads(option, told):
@@ -174,7 +173,7 @@ def votes(train, train_labels, test, k, own=False):
 
 def fits_to_all_but_one(train, labels, l2):
     """How many of a support set the fit to the others names right, each fit solved anew."""
-    rows = Whitened.by_its_own(train)[0 : len(train)].numpy()
+    rows = whiten(train, train).numpy()
     targets = 2 * np.eye(len(CLASSES))[labels] - 1
     right = 0
     for place in range(len(rows)):
@@ -189,16 +188,17 @@ def fits_to_all_but_one(train, labels, l2):
 def test_the_numbers_are_those_of_plain_loops():
     recorder = Recorder()
     model = tiny.model().eval()
-    metrics = probing({"knn": KnnProbe(k=4), "few_shot": FewShotProbe(shots=3), "recorder": recorder})(model).metrics
+    metrics = probing({"knn": Knn(k=4), "few_shot": FewShot(shots=3), "recorder": recorder})(model).metrics
     assert (metrics["train_images"], metrics["test_images"]) == (30, 45)
     features = asked(recorder, 2) | {"pixels": recorder.asked[0]}
     left_out = {"knn4": [], "few_shot3": []}
-    for name, (train, labels, test, test_labels) in features.items():
+    for name, sets in features.items():
+        (train, labels, _), (test, test_labels, _) = (vars(one).values() for one in sets)
         assert torch.bincount(labels).tolist() == [10, 10, 10]
         end = "pixels" if name == "pixels" else name.split("_")[0]
         expected = (votes(train, labels.numpy(), test, 4) == test_labels.numpy()).mean()
         assert metrics[f"knn4_{end}"] == pytest.approx(expected)
-        found = few_shot(train, labels, test, test_labels, classes=3, protocol="paper", shots=[3]).scores[0]
+        (found,) = FewShot(shots=3).fit(*sets)
         assert metrics[f"few_shot3_{end}"] == pytest.approx(found.mean)
         left_out["knn4"].append((votes(train, labels.numpy(), train, 4, own=True) == labels.numpy()).sum())
         supports = [torch.cat([of[:3] for of in draw(labels, 3, fit.seed)]) for fit in found.fits]
@@ -220,11 +220,12 @@ def test_no_test_label_chooses_the_layer():
     class Best(Probe):
         """The first layer is the better one on the bank, the second on the test images."""
 
-        name, title = "best", "best"
-        answers = itertools.chain([Answer(0.2, (0,))], itertools.cycle([Answer(0.3, (5,)), Answer(0.9, (4,))]))
+        name = "best"
+        answers = itertools.chain([(0.2, 0)], itertools.cycle([(0.3, 5), (0.9, 4)]))
 
-        def measure(self, *arguments):
-            return next(self.answers)
+        def __call__(self, train, test, *, choose=False):
+            accuracy, left_out = next(self.answers)
+            return Result(scores={"accuracy": accuracy}, choice=(left_out,))
 
     metrics = probing({"best": Best()})(tiny.model().eval()).metrics
     assert (metrics["best"], metrics["best_chosen"], metrics["best_last"]) == (0.3, 1, 0.9)
@@ -241,17 +242,16 @@ def test_the_features_are_those_of_the_checkpoint(tmp_path, precision, pooling):
         1 if pooling == "class_token" else None
     ]
     encoder = checkpoint.load_encoder(tmp_path / "step_00000012")
-    function = Frozen(encoder, readings(encoder, layer="all"), identity="")
+    function = Frozen(encoder, rules.readings(encoder.arguments, layer="all"), identity="")
     evaluator = probing({})
     with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16-mixed"):
         train, test = (extract(function, source, VIEW, batch_size=16) for source in (evaluator._train, evaluator._test))
-    for name, (of_train, train_labels, of_test, test_labels) in asked(recorder, 2, pooling).items():
-        assert torch.equal(of_train, train.values[name])
-        assert torch.equal(of_test, test.values[name])
-        assert torch.equal(train_labels, train.labels)
-        assert torch.equal(test_labels, test.labels)
+    for name, sets in asked(recorder, 2, pooling).items():
+        for found, expected in zip(sets, (train[name], test[name]), strict=True):
+            assert torch.equal(found.values, expected.values)
+            assert torch.equal(found.labels, expected.labels)
     pixels = extract(Pixels(), evaluator._test, VIEW).values["pixels"]
-    assert torch.equal(recorder.asked[0][2], pixels)
+    assert torch.equal(recorder.asked[0][1].values, pixels)
 
 
 class Interrupted(Exception):
@@ -305,7 +305,7 @@ START = {"step": 0, "train_images": 30, "test_images": 45, "knn4": 0.31, "few_sh
 
 def told(metrics, history):
     """The lines of these metrics after that history."""
-    return describe(metrics, {"knn4": "4-NN", "few_shot3": "3-shot"}, start_of(history, metrics))
+    return describe(metrics, [Knn(k=4), FewShot(shots=3)], start_of(history, metrics))
 
 
 def plotted(metrics, history):
@@ -318,8 +318,8 @@ def plotted(metrics, history):
 def test_the_summary_says_whether_the_floors_are_beaten():
     first, second, last = told(GOOD, [START, {"step": 12, **GOOD}])
     assert first == (
-        "4-NN 52.0 % at layer 1 of 2 (chosen by leave-one-out), last layer 50.0 %, chance 33.3 %: better than random "
-        "weights, 31.0 %; perhaps better than the pixels, 48.0 %"
+        "4-NN 52.0 % at layer 1 of 2 (chosen without test images), last layer 50.0 %, chance 33.3 %: better than "
+        "random weights, 31.0 %; perhaps better than the pixels, 48.0 %"
     )
     assert second.startswith("3-shot 52.0 %")
     assert last == "by 30 training images, on 45 held-out ones; perhaps: by less than two standard errors"

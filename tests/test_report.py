@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from ssvit.evaluation import report
-from ssvit.evaluation.measured import Measured
+from ssvit.evaluation.scores import Scores
 from ssvit.figures import feature_map, sweeps
 from ssvit.figures.feature_map import IMAGES
 from ssvit.options import UserError
@@ -25,24 +25,24 @@ EVIL = "<script>alert('1')</script> | [a](b) & \"c\"\n# d \udcff"
 VOID = {"meta", "img"}
 
 
-def measured(measure: str, columns, scores, deviation=None, **changes) -> Measured:
-    """A measure whose last column has the scores, and each column before it 0.0123 less."""
+def scored(probe: str, columns, scores, deviation=None, **changes) -> Scores:
+    """A probe whose last column has the scores, and each column before it 0.0123 less."""
     last = len(columns) - 1
     values = {
         name: tuple(score - 0.0123 * (last - place) for place in range(last + 1))
         for name, score in zip(NAMES, scores, strict=True)
     }
-    return Measured(**{
-        "measure": measure, "columns": tuple(columns), "values": values,
+    return Scores(**{
+        "probe": probe, "columns": tuple(columns), "values": values,
         "deviations": dict.fromkeys(NAMES, (deviation,) * len(columns)), "best": OWN[1],
         "chosen_by": "leave-one-out", "options": {"k": (1, 5)}, "numbers": {"seen": [math.nan, 1]},
     } | changes)  # fmt: skip
 
 
-SHOTS = measured("few_shot", ["1 shot", "5 shot", "all shot"], [0.5, 0.7, 0.65, 0.1, 0.2, 0.3, 0.25], 0.0156)
-PROBE = measured("logistic", ["train", "validation", "test"], [0.3, 0.41, 0.45, 0.1, 0.2, 0.3, 0.42])
+SHOTS = scored("few_shot", ["1 shot", "5 shot", "all shot"], [0.5, 0.7, 0.65, 0.1, 0.2, 0.3, 0.25], 0.0156)
+PROBE = scored("logistic", ["train", "validation", "test"], [0.3, 0.41, 0.45, 0.1, 0.2, 0.3, 0.42])
 BOTH = (SHOTS, PROBE)
-BEATEN = "The encoder's features beat the best baseline by each measure: few shot +40.0 percentage points."
+BEATEN = "The encoder's features beat the best baseline by each probe: few shot +40.0 percentage points."
 
 
 class Page(HTMLParser):
@@ -76,15 +76,13 @@ class Page(HTMLParser):
         return [attributes for name, attributes in self.tags if name == tag]
 
 
-def write(folder, facts=None, measures=BOTH, own=OWN, figures=None):
-    files = report.write(
-        folder, facts=facts or {"checkpoint": "a/b"}, measured=measures, own=own, figures=figures or {}
-    )
+def write(folder, facts=None, scores=BOTH, own=OWN, figures=None):
+    files = report.write(folder, facts=facts or {"checkpoint": "a/b"}, scores=scores, own=own, figures=figures or {})
     page, markdown, numbers = (path.read_text(encoding="utf-8") for path in files)
     return Page(page), markdown, json.loads(numbers, parse_constant=pytest.fail), page
 
 
-def expected(found: Measured) -> list[list[str]]:
+def expected(found: Scores) -> list[list[str]]:
     rows = []
     for name in NAMES:
         pairs = zip(found.values[name], found.deviations[name], strict=True)
@@ -112,7 +110,7 @@ def test_every_number_is_in_every_form(tmp_path):
 
 def test_baselines_stand_last_whatever_their_order(tmp_path):
     values = dict(sorted(SHOTS.values.items(), reverse=True))
-    page, *_ = write(tmp_path, measures=[measured("few_shot", SHOTS.columns, [0.5] * 7, values=values)])
+    page, *_ = write(tmp_path, scores=[scored("few_shot", SHOTS.columns, [0.5] * 7, values=values)])
     at = page.rows.index(["%", *SHOTS.columns])
     assert [row[0] for row in page.rows[at + 1 : at + 4]] == list(OWN)
     kinds = [row["class"] for row in page.all("tr")][-len(NAMES) :]
@@ -127,10 +125,10 @@ def test_a_single_reading_was_not_chosen(tmp_path):
 def test_the_headline_counts_what_is_beaten():
     say = report.headline
     assert say([SHOTS], OWN) == BEATEN
-    assert "by 1 of 2 measures: few shot +40.0, logistic \N{MINUS SIGN}1.0 percentage points" in say(BOTH, OWN)
-    assert "by no measure: logistic" in say([PROBE], OWN)
+    assert "by 1 of 2 probes: few shot +40.0, logistic \N{MINUS SIGN}1.0 percentage points" in say(BOTH, OWN)
+    assert "by no probe: logistic" in say([PROBE], OWN)
     assert say([SHOTS], NAMES) == "No baseline was measured beside the encoder's features: few shot 70.0 %."
-    unknown = measured("knn", ["1-NN"], [0.5, math.nan, *[0.1] * 5])
+    unknown = scored("knn", ["1-NN"], [0.5, math.nan, *[0.1] * 5])
     assert say([SHOTS, unknown], OWN) == say([SHOTS], OWN)
     rows = report.summary([*BOTH, unknown], OWN)
     assert rows[3][2:6] == ["\N{EN DASH}", "\N{EN DASH}", "10.0", "\N{EN DASH}"]
@@ -139,20 +137,20 @@ def test_the_headline_counts_what_is_beaten():
 
 
 def test_what_is_not_above_chance_beats_nothing():
-    near = measured("knn", ["1-NN"], [0.5, 0.14, *[0.1] * 5], chance=0.1, images=200)
+    near = scored("knn", ["1-NN"], [0.5, 0.14, *[0.1] * 5], chance=0.1, images=200)
     nothing = "knn 14.0 % (chance 10.0 %): not above chance by two standard errors, so this tells nothing yet."
     assert report.headline([near], OWN) == nothing
     assert report.headline([SHOTS, near], OWN) == f"{BEATEN} {nothing}"
     assert report.summary([near], OWN)[1][2:6] == ["14.0", "10.0", "10.0", "+4.0"]
-    far = measured("knn", ["1-NN"], [0.5, 0.15, *[0.1] * 5], chance=0.1, images=200)
-    assert "by each measure: knn +5.0 percentage points" in report.headline([far], OWN)
+    far = scored("knn", ["1-NN"], [0.5, 0.15, *[0.1] * 5], chance=0.1, images=200)
+    assert "by each probe: knn +5.0 percentage points" in report.headline([far], OWN)
     for figure in (sweeps.by_layer([far], OWN), sweeps.by_column([far])):
         assert lines(figure.axes[0])["chance: 10.0"] == pytest.approx([10, 10])
 
 
 def test_what_is_not_finite_is_a_dash(tmp_path):
-    broken = measured("knn", ["1-NN"], [0.5, math.nan, 0.2, math.nan, math.inf, 0.1, math.nan], best=OWN[0])
-    page, _, numbers, _ = write(tmp_path, measures=[broken])
+    broken = scored("knn", ["1-NN"], [0.5, math.nan, 0.2, math.nan, math.inf, 0.1, math.nan], best=OWN[0])
+    page, _, numbers, _ = write(tmp_path, scores=[broken])
     assert [OWN[1], "\N{EN DASH}"] in page.rows
     assert numbers["measured"][0]["values"][OWN[1]] == [None]
     assert numbers["headline"].endswith("knn +40.0 percentage points.")
@@ -209,7 +207,7 @@ def lines(axis) -> dict[str, list[float]]:
     return {line.get_label(): list(line.get_ydata()) for line in axis.lines}
 
 
-def test_layers_stand_beside_their_floors():
+def test_layers_stand_beside_their_baselines():
     figure = sweeps.by_layer(BOTH, OWN)
     assert len(figure.axes) == 2
     drawn = lines(figure.axes[0])
@@ -225,8 +223,8 @@ def test_layers_stand_beside_their_floors():
     ]
 
 
-def test_layers_without_floors_and_a_single_one():
-    alone = measured("knn", ["1-NN"], [0.5] * 7, values={OWN[2]: (0.5,)}, best=OWN[2])
+def test_layers_without_baselines_and_a_single_one():
+    alone = scored("knn", ["1-NN"], [0.5] * 7, values={OWN[2]: (0.5,)}, best=OWN[2])
     assert lines(sweeps.by_layer([alone], OWN[2:]).axes[0]) == {"encoder": [50]}
     assert lines(sweeps.by_column([alone]).axes[0]) == {"encoder": [50]}
 
@@ -240,7 +238,7 @@ def test_columns_that_count_are_joined_with_their_deviations():
     band = figure.axes[0].collections[0].get_paths()[0].vertices[:, 1]
     assert (band.min(), band.max()) == pytest.approx((67.54 - 1.56, 70 + 1.56))
     assert [len(line.get_xdata()) for line in figure.axes[1].lines] == [1] * 9
-    mixed = measured("retrieval", ["recall@1", "recall@10", "precision@10", "mAP"], [0.5] * 7)
+    mixed = scored("retrieval", ["recall@1", "recall@10", "precision@10", "mAP"], [0.5] * 7)
     assert [len(line.get_xdata()) for line in sweeps.by_column([mixed]).axes[0].lines] == [2, 1, 1] * 3
     assert [text.get_text() for text in sweeps.by_column([mixed]).axes[0].get_xticklabels()] == list(mixed.columns)
 

@@ -10,11 +10,11 @@ from sklearn.linear_model import Ridge
 from threadpoolctl import threadpool_limits
 
 from ssvit.benchmark.timing import Rate, compare
-from ssvit.evaluation.few_shot_rules import PROTOCOLS
-from ssvit.evaluation.probes.ridge import RidgePath, Signs, Whitened
+from ssvit.evaluation.probes.options import FEW_SHOT_PROTOCOLS
+from ssvit.evaluation.probes.ridge import RidgePath, signs, whiten
 
 _IMAGES, _TEST, _WIDTH, _CLASSES = 50_000, 10_000, 768, 10
-_PENALTIES = PROTOCOLS["paper"].l2
+_PENALTIES = FEW_SHOT_PROTOCOLS["paper"].l2
 _SOME = _PENALTIES[::4]
 
 
@@ -39,12 +39,10 @@ def _sweep(rounds: int) -> dict[str, list[Rate]]:
     test = torch.randn(_TEST, _WIDTH, generator=generator) @ mixing
 
     def ours(l2: tuple[float, ...]) -> torch.Tensor:
-        rows = Whitened.by_its_own(train)
-        return RidgePath(rows, Signs(labels, _CLASSES)).predict(rows.like(test), l2)
+        return RidgePath(whiten(train, train), signs(labels, _CLASSES)).predict(whiten(train, test), l2)
 
-    whitened = Whitened.by_its_own(train)
-    asked, targets = whitened.like(test)[:_TEST].numpy(), Signs(labels, _CLASSES)[:_IMAGES].numpy()
-    prepared = whitened[:_IMAGES].numpy()
+    prepared, asked = (whiten(train, part).numpy() for part in (train, test))
+    targets = signs(labels, _CLASSES).numpy()
 
     def theirs() -> np.ndarray:
         # The constant column of the features is the intercept.

@@ -1,45 +1,164 @@
-"""All measures of an encoder's frozen features, and one report: python tools/evaluate.py checkpoint=PATH"""
+"""What frozen features are worth, by any probes: python tools/evaluate.py checkpoint=PATH probes=[knn]"""
 
+import json
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from ssvit.cli import frozen
-from ssvit.cli.launch import launch
-from ssvit.cli.pretrained import offer
-from ssvit.options import OptionError
+from ssvit import atomic_io
+from ssvit.checkpoints import manifest
+from ssvit.cli.launch import announce, launch, progress
+from ssvit.cli.pretrained import SCRATCH, offer
+from ssvit.evaluation import options
+from ssvit.evaluation.significance import NOTHING_YET
+from ssvit.options import OptionError, flag, number, one_of, whole, within
+from ssvit.training import preflight
+
+if TYPE_CHECKING:
+    from ssvit.evaluation.scores import Scores, Split
+
+_EXAMPLES = 3  # images in both sets that are named
+# What may be typed for an option: its choice of files, and what older versions called it.
+ALIASES = {"probes=": "probe@probes=", "measures.": "probes.", "floors=": "baselines="}
 
 
 def run(config: DictConfig, plain: dict[str, Any]) -> None:
-    """Measure, write the report into a folder, and print how far the features are above the baselines."""
-    readings = frozen.check(plain)
-    made = instantiate(config.measures, _convert_="all")
-    measures = {f"measures.{name}": measure for name, measure in made.items() if measure is not None}
-    if not measures:
-        raise OptionError("measures", "", "leave at least one")
-    path = Path(plain["encoder"]["path"])
-    home = Path(plain["outputs"], path.stem) if path.is_file() else path.parent
-    folder = Path(plain["output"] or home / "evaluation")
-    folder.mkdir(parents=True, exist_ok=True)
+    """Print how far the features are above the baselines, and write the report into a folder or the numbers into a
+    file.
+    """
+    readings = check(plain)
+    path, output = Path(plain["encoder"]["path"]), plain["output"]
+    if plain["report"]:
+        home = Path(plain["outputs"], path.stem) if path.is_file() else path.parent
+        folder = Path(output or home / "evaluation")
+        folder.mkdir(parents=True, exist_ok=True)
+    announce()
 
-    found = frozen.measured(config, plain, readings, measures)
-    if found is None:
+    from ssvit.cli import frozen
+    from ssvit.evaluation import report
+    from ssvit.evaluation.scores import score
+
+    probes = {name: instantiate(config.probes[name], _convert_="all") for name in chosen(plain)}
+    split = frozen.read(config, plain, readings, probes)
+    if split is None:
         return
-    banks, measured = found
+    scores = [
+        score(name, probe, split, progress(name.replace("_", " "), " feature sets")) for name, probe in probes.items()
+    ]
+    own = facts(plain, split, readings[0].pooling)
+    print(opening(own))
+    if len(scores) == 1:
+        print(describe(scores[0], split))
+    if plain["report"]:
+        figures = report.figures(split, scores)
+        written = report.write(folder, facts=own, scores=scores, own=split.own, figures=figures)
+        if len(scores) > 1:
+            print(table(report.summary(scores, split.own)))
+        print(report.headline(scores, split.own))
+        print(f"report: {', '.join(map(str, written))}")
+    elif output is not None:
+        numbers = {name: getattr(scores[0], name) for name in ("options", "best", "chosen_by", "numbers")}
+        atomic_io.replace(Path(output), (json.dumps(own | numbers, indent=1) + "\n").encode())
 
-    from ssvit.evaluation import pictures, report
 
-    facts = frozen.facts(plain, banks)
-    figures = pictures.draw(banks, measured)
-    written = report.write(folder, facts=facts, measured=measured, own=banks.own, figures=figures)
-    print(frozen.opening(facts))
-    print(frozen.table(report.summary(measured, banks.own)))
-    print(report.headline(measured, banks.own))
-    print(f"report: {', '.join(map(str, written))}")
+def check(plain: Mapping[str, Any]) -> list[options.Reading]:
+    """The readings that are asked for. OptionError (or UserError) unless the configuration can be."""
+    if plain["checkpoint"] == SCRATCH:
+        raise OptionError("checkpoint", SCRATCH, "measured beside a checkpoint by baselines=true; give that")
+    for name in ("train_images", "test_images"):
+        if plain[name] is not None:
+            whole(name, plain[name])
+    whole("batch_size", plain["batch_size"])
+    whole("workers", plain["workers"], at_least=0)
+    number("loader_timeout", plain["loader_timeout"], 0)
+    number("fabric.timeout", plain["fabric"]["timeout"], 1)
+    flag("baselines", plain["baselines"])
+    flag("report", plain["report"])
+    one_of("precision", plain["precision"], ("32-true", "bf16-mixed", "auto"))
+    if plain["output"] is not None and not Path(plain["output"]).absolute().parent.is_dir():
+        raise OptionError("output", plain["output"], "there is no such folder")
+    if not chosen(plain):
+        raise OptionError("probes", "", "name at least one")
+    preflight.encoder(preflight.parts(plain))
+    encoder = manifest.read(Path(plain["encoder"]["path"]), plain["encoder"])["encoder"]
+    with within("features"):
+        return options.readings(encoder, **plain["features"])
+
+
+def chosen(plain: Mapping[str, Any]) -> list[str]:
+    """The names of the probes; there may be options of others too, which are not evaluated."""
+    return [name for name, node in plain["probes"].items() if node and "_target_" in node]
+
+
+def facts(plain: Mapping[str, Any], split: "Split", pooling: str) -> dict[str, Any]:
+    """What was measured, for a file; copies: test images that are training images too, and the first of them."""
+    from ssvit.evaluation.features import copies
+
+    train, test = split.train, split.test
+    found = copies(train, test)
+    return {
+        "checkpoint": plain["encoder"]["path"],
+        "train_images": len(train),
+        "test_images": len(test),
+        "measured_on": split.part,
+        "chance": split.chance,
+        "classes": list(split.classes),
+        "features": {**plain["features"], "pooling": pooling},
+        "precision": plain["precision"],
+        "versions": {name: version(name) for name in ("ssvit", "torch")},
+        "copies": {
+            "test_images_in_train": len(found),
+            "examples": [
+                {"test": test.picture(one), "train": train.picture(other)} for one, other in found[:_EXAMPLES]
+            ],
+        },
+    }
+
+
+def opening(facts: Mapping[str, Any]) -> str:
+    """What was measured, for the console: a line, and one more if images stand in both sets."""
+    copies = facts["copies"]["test_images_in_train"]
+    part = facts["measured_on"]
+    lines = [f"{facts['checkpoint']}: {facts['train_images']} training and {facts['test_images']} {part} images, "
+             f"{len(facts['classes'])} classes (chance {_percent(facts['chance'])})"]  # fmt: skip
+    if copies:
+        examples = ", ".join(f"{one['test']} is {one['train']}" for one in facts["copies"]["examples"])
+        lines.append(f"{copies} of the {part} images stand among the training images too, pixel for pixel: {examples}"
+                     + (", …" if copies > _EXAMPLES else ""))  # fmt: skip
+    return "\n".join(lines)
+
+
+def describe(found: "Scores", split: "Split") -> str:
+    """What one probe found, for the console: a row for each feature set, which is chosen, and whether it tells."""
+    rows = [["features", *found.columns]]
+    for name, values in found.values.items():
+        rows.append([name, *map(_percent, values, found.deviations[name])])
+    lines = [table(rows)]
+    if len(split.own) > 1:
+        lines.append(f"best: {found.best}, chosen by {found.chosen_by}, without {split.part} labels")
+    if not found.tells:
+        lines.append(f"{found.best}: not {NOTHING_YET}")
+    return "\n".join(lines)
+
+
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """Cells in columns, the first to the left."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join([first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row, widths[1:], strict=True))])
+        for first, *row in rows
+    )
+
+
+def _percent(share: float, deviation: float | None = None) -> str:
+    """0.523 -> 52.3 %."""
+    return f"{100 * share:.1f} %" + (f" ± {100 * deviation:.1f}" if deviation is not None else "")
 
 
 def main() -> None:
     """Start the tool."""
-    launch("evaluate", run, before=offer)
+    launch("evaluate", run, before=offer, aliases=ALIASES)

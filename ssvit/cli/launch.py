@@ -32,6 +32,7 @@ from omegaconf.errors import (
     MissingMandatoryValue,
     OmegaConfBaseException,
 )
+from tqdm import tqdm
 
 from ssvit.checkpoints.configuration import RENAMED, Configuration, command, refers
 from ssvit.checkpoints.run_folder import is_main_process
@@ -50,12 +51,16 @@ def launch(
     *,
     before: Callable[[dict[str, str]], None] | None = None,
     positional: str | None = None,
+    aliases: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
     """Compose configs/<name>.yaml with the command line and call main(config, the same as plain data).
 
     before: called first, with the options as they were typed, to add choices of its own to Hydra's. positional: the
-    option, a list, that arguments become which are not written option=value.
+    option, a list, that arguments become which are not written option=value. aliases: beginnings of options, and what
+    they stand for.
     """
+    for alias, option in aliases.items():
+        sys.argv[1:] = [re.sub(f"^{re.escape(alias)}", option, argument) for argument in sys.argv[1:]]
     bare = [argument for argument in sys.argv[1:] if positional and _is_bare(argument)]
     # Hydra wants its own flags before the options.
     sys.argv[1:] = sorted((argument for argument in sys.argv[1:] if argument not in bare), key=_is_option)
@@ -164,8 +169,8 @@ def _check_kinds(config: DictConfig, name: str) -> None:
     for option in options.keys() - choices.keys():
         value, usual = (OmegaConf.select(node, option) for node in (config, before))
         if isinstance(usual, DictConfig) and not isinstance(value, DictConfig):
-            if value is None and "." in option and (option.startswith("measures.") or "_target_" not in usual):
-                continue  # one of several measures, or the stem of an encoder, may be left out
+            if value is None and "." in option and (option.startswith("probes.") or "_target_" not in usual):
+                continue  # one of several probes, or the stem of an encoder, may be left out
             first = next((key for key in usual if not str(key).startswith("_")), "option")
             raise OptionError(option, value, f"is a group of options: give one of them, as {option}.{first}=…")
         if isinstance(usual, ListConfig) and not isinstance(value, ListConfig | str) and "." not in option:
@@ -204,6 +209,20 @@ def announce() -> None:
     if is_main_process():
         print(*map(printable, _said), sep="\n", end="\n" * bool(_said), flush=True)
     _said.clear()
+
+
+def progress(what: str, unit: str) -> Callable[[int, int], None]:
+    """A function of (done, all) that shows how far a work is, its rate and the time left, unless it is soon done."""
+    rarely = 0.5 if sys.stdout.isatty() else 10
+    bar = tqdm(desc=what, unit=unit, mininterval=rarely, delay=rarely, dynamic_ncols=True, file=sys.stdout)
+
+    def show(done: int, total: int) -> None:
+        bar.total = total
+        bar.update(done - bar.n)
+        if done == total:
+            bar.close()
+
+    return show
 
 
 def leave(line: str, status: int) -> NoReturn:

@@ -1,28 +1,24 @@
-"""A linear layer on an encoder's frozen features: python tools/linear_probe.py checkpoint=PATH"""
+"""tools/evaluate.py with one linear probe, its table alone: python tools/linear_probe.py checkpoint=PATH"""
 
 from typing import Any
 
-from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from ssvit.cli import frozen
+from ssvit.cli import evaluate
 from ssvit.cli.launch import launch
 from ssvit.cli.pretrained import offer
-from ssvit.evaluation.linear_probe_rules import METHODS
 from ssvit.options import one_of
 
 
 def run(config: DictConfig, plain: dict[str, Any]) -> None:
-    """Print the accuracy of the best layer of each feature set, chosen on the images held out of training."""
-    readings = frozen.check(plain)
-    method = plain["method"]
-    one_of("method", method, METHODS)
-    measure = instantiate(config[method], _convert_="all")
-    if found := frozen.measured(config, plain, readings, {method: measure}):
-        banks, [one] = found
-        frozen.report(plain, banks, one)
+    """Evaluate by the probe that is the method."""
+    method, methods = plain["method"], ("sgd", "logistic")
+    one_of("method", method, methods)
+    (other,) = {*methods} - {method}
+    config.probes[other] = plain["probes"][other] = None
+    evaluate.run(config, plain)
 
 
 def main() -> None:
     """Start the tool."""
-    launch("linear_probe", run, before=offer)
+    launch("linear_probe", run, before=offer, aliases=evaluate.ALIASES)

@@ -8,7 +8,7 @@ from omegaconf import DictConfig
 from ssvit.checkpoints import manifest
 from ssvit.checkpoints.options import eval_transform
 from ssvit.cli.launch import announce, launch, say
-from ssvit.evaluation import features_rules
+from ssvit.evaluation.options import readings
 from ssvit.options import OptionError, within
 from ssvit.retrieval import gallery_rules
 from ssvit.training import preflight
@@ -26,7 +26,7 @@ def run(config: DictConfig, plain: dict[str, Any]) -> None:
         facts = manifest.read(checkpoint, plain["encoder"])
     features = gallery_rules.features(plain["features"], action=plain["action"], store=plain["store"])
     with within("features"):
-        found = features_rules.readings(facts["encoder"], **features)
+        found = readings(facts["encoder"], **features)
     if len(found) > 1:
         raise OptionError("features.layer", features["layer"], "must be one: a store has those of one layer")
     transform = eval_transform(checkpoint, facts)

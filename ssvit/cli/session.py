@@ -18,7 +18,7 @@ from ssvit.data.options import NO_LABELS
 from ssvit.data.source import Data, subset
 from ssvit.evaluation.base import Evaluator
 from ssvit.evaluation.online import Probing
-from ssvit.evaluation.probing_rules import interval
+from ssvit.evaluation.options import interval
 from ssvit.options import UserError
 from ssvit.randomness import key
 from ssvit.training import loop, metrics_log, runtime

@@ -9,8 +9,7 @@ from omegaconf import DictConfig
 from ssvit.analysis.options import Visualize, drawn
 from ssvit.checkpoints import manifest
 from ssvit.cli import compared
-from ssvit.cli.frozen import told
-from ssvit.cli.launch import announce, launch
+from ssvit.cli.launch import announce, launch, progress
 from ssvit.cli.pretrained import offer
 from ssvit.data import folder
 from ssvit.options import select
@@ -45,7 +44,7 @@ def run(config: DictConfig, plain: dict[str, Any]) -> None:
     if second := compared.build(config, plain, other):
         second[1].to(device)
     options = {"layer": layer, "pooling": pooling, "shown": own.shown, "batch_size": batch}
-    found = inside.look(encoder, pictures, other=second, **options, progress=told("images", " images"))
+    found = inside.look(encoder, pictures, other=second, **options, progress=progress("images", " images"))
     found.numbers |= {
         "checkpoint": str(path),
         "step": facts["step"],

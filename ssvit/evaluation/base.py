@@ -1,11 +1,18 @@
-"""What the training loop asks of an evaluation: numbers, words, figures and tables of a model, now and then."""
+"""What evaluations are: an `Evaluator` looks at a model in training, a `Probe` at frozen features of any encoder.
+
+Letters: n training images, m test images, d width.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch import Tensor
+
+from ssvit.evaluation.features import Features
 from ssvit.objectives.base import Objective
+from ssvit.options import OptionError
 
 # Rows of metrics, each with its "step": an evaluator's own by their names, training's as "train/…", another
 # evaluator's as "validation/…". None stands for a number that was not finite.
@@ -49,3 +56,52 @@ def with_metrics(history: History, metrics: Mapping[str, float]) -> History:
     """The same rows, the last of them with these metrics too."""
     numbers = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
     return [*history[:-1], {**history[-1], **numbers}]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What a probe found of one feature set.
+
+    scores: by the name of a column, as "5 shot", a share in [0, 1]; the last stands for the probe. deviations: of a
+    column, over draws; missing where there was one. choice: how good the features are by the training images alone,
+    the more the better, to choose a layer by; None if that is not known. numbers: all that was found, as plain data.
+    predictions: the class that each test image is taken for, (m,).
+    """
+
+    scores: Mapping[str, float]
+    deviations: Mapping[str, float] = field(default_factory=dict)
+    choice: tuple[float, ...] | None = None
+    numbers: Any = None
+    predictions: Tensor | None = None
+
+
+class Probe:
+    """A measure of frozen features, the same in training and afterwards.
+
+    name: in metrics, with what tells it from the same probe with other options; title: for people. chosen_by: what
+    `Result.choice` is. is_accuracy: whether the last column is one, so that chance is the least it may be.
+    """
+
+    name: str = "probe"
+    chosen_by: str = "the training images"
+    is_accuracy: bool = True
+
+    @property
+    def title(self) -> str:
+        return self.name.replace("_", " ")
+
+    def check(self, train_labels: Tensor, test_labels: Tensor, classes: Sequence[str]) -> None:
+        """OptionError or UserError unless images with these labels, (n,) and (m,), suffice."""
+
+    def __call__(self, train: Features, test: Features, *, choose: bool = False) -> Result:
+        """Every process may call it with the same features, and then gets the same. No test label chooses anything.
+
+        choose: whether `Result.choice` is asked for, where that is work of its own. UserError unless it can be.
+        """
+        raise NotImplementedError
+
+
+def check_others(k: int, images: int) -> None:
+    """OptionError unless each of so many training images has k others."""
+    if k >= images:
+        raise OptionError("k", k, f"must be below {images}, the training images")

@@ -1,7 +1,7 @@
 """Frozen features: what every probe measures, read once from an encoder in eval mode, and kept on disk if asked.
 
 A probe knows a function of images that gives features, never a model: `Frozen` makes one of an encoder, with the
-encoder's own normalisation, and `Pixels` is the floor that needs no model at all.
+encoder's own normalisation, and `Pixels` is the baseline that needs no model at all.
 
 Letters: b, n images, t tokens, d width.
 """
@@ -12,7 +12,7 @@ import itertools
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -24,8 +24,7 @@ from torch import Tensor, distributed
 
 from ssvit.data.loader import TIMEOUT, evaluation_batches
 from ssvit.data.source import Source
-from ssvit.evaluation import features_rules as rules
-from ssvit.evaluation.features_rules import Reading
+from ssvit.evaluation.options import Reading
 from ssvit.models.vit import ViT
 from ssvit.options import UserError
 
@@ -35,17 +34,36 @@ _FILE = _VALUES, _PLACES, _DIGESTS = ("values", "places", "digests")  # what a f
 T = TypeVar("T")
 
 
-def check_labels(which: str, features: Tensor, labels: Tensor | None, classes: int, *, measure: str) -> None:
-    """UserError unless each of the features (n, d) of the `which` images has its label in [0, classes)."""
-    if labels is None:
-        raise UserError(f"the {which} images have no labels, which {measure} needs")
-    if not len(features):
-        raise UserError(f"there are no {which} images")
-    if len(labels) != len(features):
-        raise UserError(f"{len(labels)} labels for {len(features)} {which} images")
-    wrong = labels[(labels < 0) | (labels >= classes)]
-    if len(wrong):
-        raise UserError(f"label {wrong[0].item()} of a {which} image is outside of [0, {classes}), its classes")
+@dataclass(frozen=True)
+class Features:
+    """Features (n, d) of images, their labels (n,) in [0, classes), and the names of the classes."""
+
+    values: Tensor
+    labels: Tensor | None
+    classes: Sequence[str]
+
+
+def check(train: Features, test: Features, what: str) -> None:
+    """UserError unless a probe can be made of them; what: the probe, as "a k-NN vote"."""
+    if len(train.classes) < 2:
+        raise UserError(f"{what} needs two classes or more, and there are {len(train.classes)}")
+    for which, features in (("training", train), ("test", test)):
+        count, labels, k = len(features.values), features.labels, len(train.classes)
+        if labels is None:
+            raise UserError(f"the {which} images have no labels, which {what} needs")
+        if not count:
+            raise UserError(f"there are no {which} images")
+        if len(labels) != count:
+            raise UserError(f"{len(labels)} labels for {count} {which} images")
+        wrong = labels[(labels < 0) | (labels >= k)]
+        if len(wrong):
+            raise UserError(f"label {wrong[0].item()} of a {which} image is outside of [0, {k}), its classes")
+        finite = features.values.isfinite().all(1)
+        if not finite.all():
+            row = (~finite).nonzero()[0, 0].item()
+            raise UserError(f"the features of {which} image {row} are not finite")
+    if train.values.shape[1] != (width := test.values.shape[1]):
+        raise UserError(f"training features have width {train.values.shape[1]}, but test features {width}")
 
 
 class Extractor(Protocol):
@@ -109,17 +127,52 @@ class Pixels:
 
 
 @dataclass(frozen=True)
-class Features:
-    """Features of images by name, each (n, d) float32, and the images themselves.
+class FeatureSets:
+    """Features of the same images by several functions: by name, each (n, d) float32.
 
-    labels: (n,) or None. places: which images of the source they are, (n,). digests: hashes of their pixels as the
-    function saw them, (n, 2) int64: the same for the same picture alone.
+    source, places: the images, and which of the source they are, (n,). digests: hashes of their pixels as the functions
+    saw them, (n, 2) int64: the same for the same picture alone.
     """
 
     values: dict[str, Tensor]
-    labels: Tensor | None
+    source: Source
     places: Tensor
     digests: Tensor
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def __getitem__(self, name: str) -> Features:
+        return Features(self.values[name], self.labels, self.source.classes)
+
+    @property
+    def labels(self) -> Tensor | None:
+        """(n,) int64."""
+        return None if self.source.labels is None else self.source.labels[self.places]
+
+    def beside(self, other: "FeatureSets") -> "FeatureSets":
+        """These and others. UserError unless they are of the same pictures."""
+        if not (torch.equal(other.places, self.places) and torch.equal(other.digests, self.digests)):
+            raise UserError("the images have changed since features of them were kept: delete the folder cache=…")
+        return replace(self, values=self.values | other.values)
+
+    def images(self, rows: Tensor, transform: Any) -> Tensor:
+        """The pictures at some rows through a transform: (b,) -> (b, c, h, w) uint8."""
+        batches = evaluation_batches(self.source.take(self.places[rows]), transform, batch_size=len(rows))
+        return torch.cat([batch.images for batch in batches])
+
+    def picture(self, row: int) -> str:
+        """What to call a picture."""
+        return self.source.name(int(self.places[row]))
+
+
+def copies(train: FeatureSets, test: FeatureSets) -> list[tuple[int, int]]:
+    """Test images that stand among the training images too, pixel for pixel: rows of both, the first of equals."""
+    place: dict[tuple[int, ...], int] = {}
+    for row, digest in enumerate(map(tuple, train.digests.tolist())):
+        place.setdefault(digest, row)
+    tested = enumerate(map(tuple, test.digests.tolist()))
+    return [(row, place[digest]) for row, digest in tested if digest in place]
 
 
 def extract(
@@ -133,7 +186,7 @@ def extract(
     timeout: float = TIMEOUT,
     device: torch.device | str = "cpu",
     progress: Callable[[int, int], None] | None = None,
-) -> Features:
+) -> FeatureSets:
     """The features of each image of a source once, in order, or of `limit` of them that are always the same.
 
     With torch.distributed each process reads a part, and all have the whole in the end. progress(done, all) is called
@@ -162,17 +215,13 @@ def extract(
     for name, value in joined.items():
         if not value.isfinite().all():
             raise UserError(f"{name}: some features are not finite, so nothing can be measured on them")
-    return _labelled(joined, torch.cat(places), torch.cat(digests), source)
+    return FeatureSets(joined, source, torch.cat(places), torch.cat(digests))
 
 
 def _digests(images: Tensor) -> Tensor:
     """128 bits of BLAKE2b of each image's pixels: (b, c, h, w) uint8 -> (b, 2) int64."""
     hashes = (hashlib.blake2b(pixels, digest_size=16).digest() for pixels in images.contiguous().cpu().numpy())
     return torch.frombuffer(bytearray(b"".join(hashes)), dtype=torch.int64).view(-1, 2)
-
-
-def _labelled(values: dict[str, Tensor], places: Tensor, digests: Tensor, source: Source) -> Features:
-    return Features(values, None if source.labels is None else source.labels[places], places, digests)
 
 
 def _place() -> tuple[int, int]:
@@ -209,9 +258,15 @@ class Cache:
         self.folder = folder
 
     def extract(
-        self, function: Extractor, source: Source, transform: Any, *, view: Mapping[str, Any], **options: Any
-    ) -> Features:
-        """As the function `extract`; view: the options of the transform, since it cannot tell them itself.
+        self,
+        function: Extractor,
+        source: Source,
+        transform: Any,
+        *,
+        transform_options: Mapping[str, Any],
+        **options: Any,
+    ) -> FeatureSets:
+        """As the function `extract`; transform_options: those of the transform, since it cannot tell them itself.
 
         If one of the function's features is not kept, all are computed, since that is one pass. Labels are not kept
         but the source's own, as images that are named anew have the same features.
@@ -219,7 +274,7 @@ class Cache:
         device = torch.device(options.get("device", "cpu"))
         shared = {
             "images": source.fingerprint,
-            "view": dict(view),
+            "view": dict(transform_options),
             "limit": options.get("limit"),
             "precision": str(torch.get_autocast_dtype(device.type)) if torch.is_autocast_enabled(device.type) else "",
         }
@@ -234,7 +289,7 @@ class Cache:
         kept = _together({name: _read(path, made_of[name]) for name, path in paths.items()})
         # Processes extract together or not at all, wherever each has its folder.
         if all(_of_all(lambda: kept is not None)):
-            return _labelled(*kept, source)
+            return FeatureSets(kept[0], source, *kept[1:])
         features = extract(function, source, transform, **options)
 
         def write() -> None:
@@ -294,8 +349,3 @@ def _read(path: Path, made_of: str) -> dict[str, Tensor] | None:
         return None
     is_whole = metadata.get("made_of") == made_of and metadata.get("sha256") == _digest(tensors)
     return tensors if is_whole and set(tensors) == set(_FILE) else None
-
-
-def readings(encoder: ViT, **options: Any) -> list[Reading]:
-    """The readings of an encoder that options mean: see `features_rules.readings`."""
-    return rules.readings(encoder.arguments, **options)

@@ -1,16 +1,14 @@
 """Do the features get better? Probes of the frozen encoder while it trains, beside trivial baselines and chance.
 
-Each evaluation extracts the features of all layers once, for all probes: of a bank of labelled training images, and of
-held-out images, the same each time. The baselines are the encoder with its random weights, which is the run's own step
-0, and raw pixels. Chance is the share of the most frequent class of the held-out images.
-
-Letters: n training images (the bank), m test images, d width.
+Each evaluation extracts the features of all layers once, for all probes: of labelled training images, and of held-out
+images, the same each time. The baselines are the encoder with its random weights, which is the run's own step 0, and
+raw pixels. Chance is the share of the most frequent class of the held-out images.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,35 +16,13 @@ from torch import Tensor
 from ssvit.data.loader import evaluation_batches
 from ssvit.data.memory import Memory
 from ssvit.data.source import Source, subset
-from ssvit.evaluation.base import Evaluation, Evaluator, History, with_metrics
-from ssvit.evaluation.features import Extractor, Frozen, Pixels, extract, readings
+from ssvit.evaluation.base import Evaluation, Evaluator, History, Probe, with_metrics
+from ssvit.evaluation.features import Extractor, Features, FeatureSets, Frozen, Pixels, extract
+from ssvit.evaluation.options import readings
 from ssvit.evaluation.significance import NOTHING_YET, above_chance, chance, standard_error
 from ssvit.figures import probes as figures
 from ssvit.objectives.base import Objective
 from ssvit.options import UserError, whole
-
-
-class Answer(NamedTuple):
-    """What a probe says of features: accuracy on the test images, and leave-one-out on the bank, where more is better
-    and which alone chooses among layers.
-    """
-
-    accuracy: float
-    left_out: tuple[float, ...]
-
-
-class Probe:
-    """A measure of frozen features. `name` is its name in metrics, with all of its options; `title` is for people."""
-
-    name: str
-    title: str
-
-    def check(self, labels: Tensor, classes: Sequence[str]) -> None:
-        """UserError unless a bank with these labels (n,) suffices."""
-
-    def measure(self, train: Tensor, train_labels: Tensor, test: Tensor, test_labels: Tensor, classes: int) -> Answer:
-        """Of features (n, d) and (m, d), on the CPU. Every process calls it with the same, and gets the same."""
-        raise NotImplementedError
 
 
 class Probing(Evaluator):
@@ -86,7 +62,7 @@ class Probing(Evaluator):
         self._counts = {"train_images": len(self._train), "test_images": len(self._test)}
         for name, probe in probes.items():
             try:
-                probe.check(self._train.labels, train.classes)
+                probe.check(self._train.labels, self._test.labels, train.classes)
                 self.probes.append(probe)
             except UserError as error:
                 more = " (probing.train_images takes more)" if train_images < len(train) else ""
@@ -101,15 +77,17 @@ class Probing(Evaluator):
         images, labels = (torch.cat(parts) for parts in zip(*((b.images, b.labels) for b in batches), strict=True))
         return Memory(images, labels, source.classes)
 
-    def _features(self, function: Extractor, device: torch.device | str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    def _features(self, function: Extractor, device: torch.device | str) -> tuple[FeatureSets, FeatureSets]:
         options = {"batch_size": self.batch_size, "device": device}
         train, test = (extract(function, images, _as_it_is, **options) for images in (self._train, self._test))
-        return train.values, test.values
+        return train, test
 
-    def _asked(self, probe: Probe, train: Tensor, test: Tensor) -> Answer:
+    def _asked(self, probe: Probe, train: Features, test: Features) -> tuple[float, tuple[float, ...]]:
+        """The accuracy, and what chooses among layers."""
         # The fits and the neighbours are exact, in whatever numbers the encoder computes.
         with torch.autocast("cpu", enabled=False):
-            return probe.measure(train, self._train.labels, test, self._test.labels, len(self._train.classes))
+            result = probe(train, test, choose=True)
+        return list(result.scores.values())[-1], result.choice or ()
 
     def __call__(self, objective: Objective, history: History | None = None) -> Evaluation:
         """Of each probe the accuracy at the layer that leave-one-out chooses, and which that is; at the last layer, at
@@ -121,15 +99,15 @@ class Probing(Evaluator):
         if history is None:
             return Evaluation(metrics=metrics)
         history = with_metrics(history, metrics)
-        titles = {probe.name: probe.title for probe in self.probes}
         start = start_of(history, metrics)
+        titles = {probe.name: probe.title for probe in self.probes}
         panels = figures.probes(history, titles, start=start, chance=metrics["chance"])
-        return Evaluation(metrics=metrics, lines=describe(metrics, titles, start), figures={"probes": panels})
+        return Evaluation(metrics=metrics, lines=describe(metrics, self.probes, start), figures={"probes": panels})
 
     def _metrics(self, objective: Objective) -> dict[str, float]:
         encoder = objective.backbone()
         device = next(encoder.parameters()).device
-        layers = readings(encoder, layer="all")
+        layers = readings(encoder.arguments, layer="all")
         # Numbers of other features are not to be compared with these.
         pooled = {"class_token": 1} if encoder.pooling == "class_token" else {}
         metrics: dict[str, float] = {**self._counts, **pooled, "chance": self._chance, **self._pixels}
@@ -138,21 +116,22 @@ class Probing(Evaluator):
         except UserError:
             return metrics | {probe.name: math.nan for probe in self.probes}
         for probe in self.probes:
-            answers = [self._asked(probe, train[layer.name], test[layer.name]) for layer in layers]
-            best = max(answers, key=lambda answer: answer.left_out)
-            metrics[probe.name] = best.accuracy
-            metrics[f"{probe.name}_chosen"] = layers[answers.index(best)].layer
-            metrics[f"{probe.name}_last"] = answers[-1].accuracy
-            for layer, answer in zip(layers, answers, strict=True):
-                metrics[f"{probe.name}_layer{layer.layer}"] = answer.accuracy
+            found = [self._asked(probe, train[layer.name], test[layer.name]) for layer in layers]
+            accuracies, choices = zip(*found, strict=True)
+            best = choices.index(max(choices)) if any(choices) else len(layers) - 1
+            metrics[probe.name] = accuracies[best]
+            metrics[f"{probe.name}_chosen"] = layers[best].layer
+            metrics[f"{probe.name}_last"] = accuracies[-1]
+            for layer, accuracy in zip(layers, accuracies, strict=True):
+                metrics[f"{probe.name}_layer{layer.layer}"] = accuracy
         return metrics
 
     @cached_property
     def _pixels(self) -> dict[str, float]:
         """Of each probe the accuracy on raw pixels, which needs no model."""
         with torch.autocast("cpu", enabled=False):
-            train, test = (values["pixels"] for values in self._features(Pixels(), "cpu"))
-        return {f"{probe.name}_pixels": self._asked(probe, train, test).accuracy for probe in self.probes}
+            train, test = (sets["pixels"] for sets in self._features(Pixels(), "cpu"))
+        return {f"{probe.name}_pixels": self._asked(probe, train, test)[0] for probe in self.probes}
 
 
 _COUNTS = ("train_images", "test_images", "class_token")
@@ -164,21 +143,22 @@ def start_of(history: History, metrics: Mapping[str, float]) -> Mapping[str, flo
     return next((row for row in history if row["step"] == 0 and counts.items() <= row.items()), {})
 
 
-def describe(metrics: Mapping[str, float], titles: Mapping[str, str], start: Mapping[str, float | None]) -> list[str]:
-    """Each probe, by its name in metrics and its title, beside its baselines; start: the metrics of random weights."""
+def describe(metrics: Mapping[str, float], probes: Sequence[Probe], start: Mapping[str, float | None]) -> list[str]:
+    """Each probe beside its baselines; start: the metrics of random weights."""
     return [
-        *(_line(name, title, metrics, start.get(name)) for name, title in titles.items()),
+        *(_line(probe, metrics, start.get(probe.name)) for probe in probes),
         f"by {metrics['train_images']} training images, on {metrics['test_images']} held-out ones; "
         "perhaps: by less than two standard errors",
     ]
 
 
-def _line(name: str, title: str, metrics: Mapping[str, float], start: float | None) -> str:
+def _line(probe: Probe, metrics: Mapping[str, float], start: float | None) -> str:
     """A probe's accuracies beside chance, that of the start and that of the pixels."""
-    value, images, chance = metrics[name], metrics["test_images"], metrics["chance"]
+    name, images, chance = probe.name, metrics["test_images"], metrics["chance"]
+    value = metrics[name]
     if math.isnan(value):
-        return f"{title}: not measured, the features are not finite"
-    tells = above_chance(value, chance, images)
+        return f"{probe.title}: not measured, the features are not finite"
+    tells = not probe.is_accuracy or above_chance(value, chance, images)
     beside = [] if tells else [f"not {NOTHING_YET}"]
     for baseline, words in ((start, "random weights"), (metrics[f"{name}_pixels"], "the pixels")):
         if baseline is None:
@@ -188,10 +168,10 @@ def _line(name: str, title: str, metrics: Mapping[str, float], start: float | No
         else:
             beside.append(f"{words} {100 * baseline:.1f} %")
     layers = sum(key.startswith(f"{name}_layer") for key in metrics)
+    least = f", chance {100 * chance:.1f} %" if probe.is_accuracy else ""
     return (
-        f"{title} {100 * value:.1f} % at layer {metrics[f'{name}_chosen']:.0f} of {layers} (chosen by "
-        f"leave-one-out), last layer {100 * metrics[f'{name}_last']:.1f} %, chance {100 * chance:.1f} %: "
-        f"{'; '.join(beside)}"
+        f"{probe.title} {100 * value:.1f} % at layer {metrics[f'{name}_chosen']:.0f} of {layers} (chosen without test "
+        f"images), last layer {100 * metrics[f'{name}_last']:.1f} %{least}: {'; '.join(beside)}"
     )
 
 

@@ -1,25 +1,30 @@
-"""What measures of frozen features found, to be read: a page of HTML that needs nothing beside it, Markdown, and JSON.
+"""What probes of frozen features found, to be read: a page of HTML that needs nothing beside it, Markdown, and JSON.
 
-The last column of a measure stands for it. Names and paths may hold anything, so all that is written into a page is
+The last column of a probe stands for it. Names and paths may hold anything, so all that is written into a page is
 escaped, and the page may load nothing.
 """
 
 import base64
-import html
 import io
 import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from string import Template
 from typing import Any
 
+import torch
+from jinja2 import Environment, PackageLoader
 from matplotlib.figure import Figure
+from torch import Tensor
 
 from ssvit import atomic_io
-from ssvit.evaluation.measured import Measured
+from ssvit.evaluation.neighbours import search
+from ssvit.evaluation.scores import Scores, Split
 from ssvit.evaluation.significance import NOTHING_YET
+from ssvit.figures import classes, sweeps
+from ssvit.figures.contact_sheet import NEIGHBOURS, QUERIES, Neighbour, Row, contact_sheet
+from ssvit.figures.feature_map import feature_map
 from ssvit.figures.style import shown
 from ssvit.options import UserError
 
@@ -44,7 +49,7 @@ def write(
     folder: Path,
     *,
     facts: Mapping[str, Any],
-    measured: Sequence[Measured],
+    scores: Sequence[Scores],
     own: Sequence[str],
     figures: Mapping[str, Figure],
 ) -> list[Path]:
@@ -55,9 +60,9 @@ def write(
     """
     facts = _plain(facts)
     texts = {
-        "report.html": _page(facts, measured, own, figures),
-        "report.md": _markdown(facts, measured, own),
-        "report.json": _json(facts, measured, own),
+        "report.html": _page(facts, scores, own, figures),
+        "report.md": _markdown(facts, scores, own),
+        "report.json": _json(facts, scores, own),
     }
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -69,18 +74,62 @@ def write(
     return [folder / name for name in texts]
 
 
-def headline(measured: Sequence[Measured], own: Sequence[str]) -> str:
+def figures(split: Split, scores: Sequence[Scores]) -> dict[str, Figure]:
+    """By name; images are shown by the features that k-NN has chosen, or else the first of the probes."""
+    chosen = next((found for found in scores if found.probe == "knn"), scores[0]).best
+    made = {"by_layer": sweeps.by_layer(scores, split.own)} if len(split.own) > 1 else {}
+    made["by_column"] = sweeps.by_column(scores)
+    for found in scores:
+        if found.predictions is not None:
+            made["confusion"] = confusion(split, found.predictions)
+    made["contact_sheet"] = neighbours(split, chosen)
+    made["feature_map"] = feature_map(split.test.values[chosen], split.test.labels, split.classes)
+    return made
+
+
+def confusion(split: Split, predictions: Tensor) -> Figure:
+    """Which class is taken for which."""
+    truth, k = split.test.labels, len(split.classes)
+    counts = torch.bincount(truth * k + predictions.cpu(), minlength=k * k).view(k, k)
+    accuracy = counts.trace().item() / len(truth)
+    return classes.confusion(counts, split.classes, accuracy=accuracy, part=split.part)
+
+
+def neighbours(split: Split, name: str) -> Figure:
+    """Test images, evenly from all classes, and the training images whose features of a name are most like theirs."""
+    train, test = split.train, split.test
+    by_class = test.labels.argsort(stable=True)
+    rows = by_class[torch.arange(min(QUERIES, len(test))) * len(test) // min(QUERIES, len(test))]
+    nearest = search(test.values[name][rows], train.values[name], min(NEIGHBOURS, len(train)))
+    sheet = []
+    for image, label, similarities, places in zip(
+        test.images(rows, split.eval_transform),
+        test.labels[rows].tolist(),
+        nearest.similarities.tolist(),
+        nearest.indices,
+        strict=True,
+    ):
+        labels, images = train.labels[places].tolist(), train.images(places, split.eval_transform)
+        alike = [
+            Neighbour(picture, similarity, split.classes[own], own == label)
+            for picture, similarity, own in zip(images, similarities, labels, strict=True)
+        ]
+        sheet.append(Row(image, split.classes[label], alike))
+    return contact_sheet(sheet)
+
+
+def headline(scores: Sequence[Scores], own: Sequence[str]) -> str:
     """In a sentence or two: do the chosen features beat the best baseline, and by how many percentage points; which are
     not above chance, so that they tell nothing.
     """
-    silent = [found for found in measured if not found.tells]
-    telling = [found for found in measured if found.tells]
+    silent = [found for found in scores if not found.tells]
+    telling = [found for found in scores if found.tells]
     nothing = ", ".join(f"{_named(found)} (chance {_score(found.chance)} %)" for found in silent)
     nothing = nothing and f"{nothing}: not {NOTHING_YET}."
-    gains = {_words(found.measure): gain for found in telling if (gain := _gain(found, own)) is not None}
+    gains = {_words(found.probe): gain for found in telling if (gain := _gain(found, own)) is not None}
     if gains:
         beaten = sum(gain > 0 for gain in gains.values())
-        how_many = {len(gains): "each measure", 0: "no measure"}.get(beaten, f"{beaten} of {len(gains)} measures")
+        how_many = {len(gains): "each probe", 0: "no probe"}.get(beaten, f"{beaten} of {len(gains)} probes")
         points = ", ".join(f"{name} {_signed(gain)}" for name, gain in gains.items())
         told = f"The encoder's features beat the best baseline by {how_many}: {points} percentage points."
     elif telling:
@@ -90,37 +139,37 @@ def headline(measured: Sequence[Measured], own: Sequence[str]) -> str:
     return f"{told} {nothing}".rstrip()
 
 
-def summary(measured: Sequence[Measured], own: Sequence[str]) -> list[list[str]]:
-    """The headline as a table: headings, and a row for each measure."""
-    rows = [["measure", "column", "%", "chance %", "baseline %", "points", "chosen features", "best baseline"]]
-    for found in measured:
+def summary(scores: Sequence[Scores], own: Sequence[str]) -> list[list[str]]:
+    """The headline as a table: headings, and a row for each probe."""
+    rows = [["probe", "column", "%", "chance %", "baseline %", "points", "chosen features", "best baseline"]]
+    for found in scores:
         baseline, gain = _baseline(found, own), _gain(found, own)
         scores = [_score(found.values[name][-1]) if name else _NONE for name in (found.best, baseline)]
         chance = _NONE if found.chance is None else _score(found.chance)
         scores.insert(1, chance)
         points = _NONE if gain is None else _signed(gain)
-        rows.append([_words(found.measure), found.columns[-1], *scores, points, found.best, baseline or _NONE])
+        rows.append([_words(found.probe), found.columns[-1], *scores, points, found.best, baseline or _NONE])
     return rows
 
 
-def _named(found: Measured) -> str:
-    return f"{_words(found.measure)} {_score(found.values[found.best][-1])} %"
+def _named(found: Scores) -> str:
+    return f"{_words(found.probe)} {_score(found.values[found.best][-1])} %"
 
 
-def _baseline(found: Measured, own: Sequence[str]) -> str | None:
+def _baseline(found: Scores, own: Sequence[str]) -> str | None:
     """The best of the baselines, whichever layer it is of: what is to be beaten is not to be weak by chance."""
     others = [name for name, row in found.values.items() if name not in own and math.isfinite(row[-1])]
     return max(others, key=lambda name: found.values[name][-1], default=None)
 
 
-def _gain(found: Measured, own: Sequence[str]) -> float | None:
+def _gain(found: Scores, own: Sequence[str]) -> float | None:
     """In percentage points, rounded as it is written, so that +0.0 beats nothing; None if it cannot be told."""
     baseline = _baseline(found, own)
     gain = found.values[found.best][-1] - found.values[baseline][-1] if baseline else math.nan
     return round(100 * gain, 1) if math.isfinite(gain) else None
 
 
-def _rows(found: Measured, own: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
+def _rows(found: Scores, own: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
     """Each feature set and its cells, the baselines last."""
     for name in (*own, *(name for name in found.values if name not in own)):
         yield name, [_score(*pair) for pair in zip(found.values[name], found.deviations[name], strict=True)]
@@ -167,22 +216,27 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _facts(facts: Any, measured: Sequence[Measured]) -> list[tuple[str, str]]:
+def _facts(facts: Any, scores: Sequence[Scores]) -> list[tuple[str, str]]:
     """All that is known of how the numbers came about."""
-    return list(_flat(facts | {found.measure: _plain(found.options) for found in measured}))
+    return list(_flat(facts | {found.probe: _plain(found.options) for found in scores}))
 
 
-def _json(facts: Any, measured: Sequence[Measured], own: Sequence[str]) -> str:
+def _json(facts: Any, scores: Sequence[Scores], own: Sequence[str]) -> str:
     report = {
-        "headline": headline(measured, own),
+        "headline": headline(scores, own),
         "facts": facts,
         "own": list(own),
-        "measured": [_plain(vars(found)) for found in measured],
+        "measured": [_plain(_numbers(found)) for found in scores],
     }
     return json.dumps(report, indent=1, allow_nan=False) + "\n"
 
 
-def _markdown(facts: Any, measured: Sequence[Measured], own: Sequence[str]) -> str:
+def _numbers(found: Scores) -> dict[str, Any]:
+    numbers = {name: value for name, value in vars(found).items() if name not in ("probe", "predictions")}
+    return {"measure": found.probe, **numbers}
+
+
+def _markdown(facts: Any, scores: Sequence[Scores], own: Sequence[str]) -> str:
     def escape(text: str) -> str:
         return _MARKDOWN.sub(r"\\\g<0>", shown(text))
 
@@ -191,130 +245,65 @@ def _markdown(facts: Any, measured: Sequence[Measured], own: Sequence[str]) -> s
         rule = "".join("---:|" if place in numbers else "---|" for place in range(len(rows[0])))
         return [lines[0], f"|{rule}", *lines[1:], ""]
 
-    rows = [[escape(cell) for cell in row] for row in summary(measured, own)]
-    lines = ["# Frozen features", "", escape(headline(measured, own)), "", *table(rows, _NUMBERS), _BASELINES, ""]
-    for found in measured:
+    rows = [[escape(cell) for cell in row] for row in summary(scores, own)]
+    lines = ["# Frozen features", "", escape(headline(scores, own)), "", *table(rows, _NUMBERS), _BASELINES, ""]
+    for found in scores:
         rows = [["%", *map(escape, found.columns)]]
         for name, cells in _rows(found, own):
             row = [escape(name), *cells]
             rows.append([f"**{cell}**" for cell in row] if name == found.best else row)
-        lines += [f"## {escape(_words(found.measure))}", "", escape(_chosen(found, own)), ""]
+        lines += [f"## {escape(_words(found.probe))}", "", escape(_chosen(found, own)), ""]
         lines += table(rows, range(1, len(rows[0])))
-    named = _facts(facts, measured)
+    named = _facts(facts, scores)
     return "\n".join([*lines, "## Facts", "", *(f"- {escape(name)}: {escape(text)}" for name, text in named), ""])
 
 
-def _page(facts: Any, measured: Sequence[Measured], own: Sequence[str], figures: Mapping[str, Figure]) -> str:
-    tables = []
-    for found in measured:
-        kinds = {name: "" if name in own else "baseline" for name in found.values} | {found.best: "best"}
-        rows = [["%", *found.columns], *([name, *cells] for name, cells in _rows(found, own))]
-        drawn = _table(rows, range(1, len(rows[0])), ["", *(kinds[row[0]] for row in rows[1:])])
-        tables.append(f"<h3>{_escape(_words(found.measure))}</h3>\n<p>{_escape(_chosen(found, own))}</p>\n{drawn}")
-    named = _facts(facts, measured)
-    rows = summary(measured, own)
-    return _PAGE.substitute(
-        checkpoint=_escape(str(facts.get("checkpoint", ""))),
-        headline=_escape(headline(measured, own)),
-        summary=_table(rows, _NUMBERS, [""] * len(rows)),
+def _page(facts: Any, scores: Sequence[Scores], own: Sequence[str], figures: Mapping[str, Figure]) -> str:
+    # Names are one line of text wherever they stand; a table, which is Markup, is none.
+    page = Environment(
+        loader=PackageLoader("ssvit.evaluation"),
+        autoescape=True,
+        finalize=lambda value: shown(value) if type(value) is str else value,
+    ).get_template("report.html.j2")
+    probes = [
+        {
+            "title": _words(found.probe),
+            "chosen": _chosen(found, own),
+            "head": ["%", *found.columns],
+            "rows": [[name, *cells] for name, cells in _rows(found, own)],
+            "kinds": {name: "" if name in own else "baseline" for name in found.values} | {found.best: "best"},
+        }
+        for found in scores
+    ]
+    return page.render(
+        checkpoint=str(facts.get("checkpoint", "")),
+        headline=headline(scores, own),
+        summary=summary(scores, own),
+        numbers=_NUMBERS,
         baselines=_BASELINES,
-        figures="\n".join(_inlined(name, figure) for name, figure in figures.items()),
-        tables="\n".join(tables),
-        facts="\n".join(f"<dt>{_escape(name)}</dt><dd>{_escape(text)}</dd>" for name, text in named),
+        figures=[_inlined(name, figure) for name, figure in figures.items()],
+        probes=probes,
+        facts=_facts(facts, scores),
     )
 
 
-def _escape(text: str) -> str:
-    return html.escape(shown(text))
-
-
-def _table(rows: Sequence[Sequence[str]], numbers: range, kinds: Sequence[str]) -> str:
-    """The first row and the first column are headings; kinds: the class of each row."""
-    drawn = []
-    for place, (kind, row) in enumerate(zip(kinds, rows, strict=True)):
-        cells = []
-        for column, cell in enumerate(row):
-            tag = "td" if place and column else "th"
-            align = ' class="number"' if column in numbers else ""
-            cells.append(f"<{tag}{align}>{_escape(cell)}</{tag}>")
-        drawn.append(f'<tr class="{kind}">{"".join(cells)}</tr>')
-    head, *body = drawn
-    inner = f"<thead>{head}</thead><tbody>\n" + "\n".join(body) + "\n</tbody>"
-    return f'<div class="wide" tabindex="0"><table>{inner}</table></div>'
-
-
-def _inlined(name: str, figure: Figure) -> str:
-    """A figure as PNG within the page; its axes' titles say in words what is to be seen."""
+def _inlined(name: str, figure: Figure) -> dict[str, Any]:
+    """A figure as PNG in base64, its size and caption, and what is to be seen, by its axes' titles."""
     png = io.BytesIO()
     figure.savefig(png, format="png")
     caption = _CAPTIONS.get(name, _words(name))
     titles = [" ".join(axis.get_title(loc="left").split()) for axis in figure.axes]
-    alternative = _escape("; ".join([caption, *filter(None, titles)]))
     width, height = (round(_DOTS_AN_INCH * side) for side in figure.get_size_inches())
-    data = base64.b64encode(png.getvalue()).decode()
-    return (
-        f'<figure><div class="wide" tabindex="0"><img src="data:image/png;base64,{data}" width="{width}" '
-        f'height="{height}" alt="{alternative}"></div><figcaption>{_escape(caption)}</figcaption></figure>'
-    )
+    return {
+        "data": base64.b64encode(png.getvalue()).decode(),
+        "width": width,
+        "height": height,
+        "caption": caption,
+        "alternative": "; ".join([caption, *filter(None, titles)]),
+    }
 
 
-def _chosen(found: Measured, own: Sequence[str]) -> str:
+def _chosen(found: Scores, own: Sequence[str]) -> str:
     if len(own) == 1:
         return f"Of {found.best} alone."
     return f"Chosen: {found.best}, by {found.chosen_by}, without test labels."
-
-
-_PAGE = Template("""\
-<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
-<title>Frozen features: $checkpoint</title>
-<style>
-:root { color-scheme: light dark; --ink: #222; --soft: #666; --line: #ddd; --paper: #fff; --best: #e3eff8; }
-@media (prefers-color-scheme: dark) {
-  :root { --ink: #e4e4e4; --soft: #a2a2a2; --line: #3c3c3c; --paper: #181a1c; --best: #1d3a50; }
-}
-body { margin: 0 auto; max-width: 70rem; padding: 1rem; color: var(--ink); background: var(--paper);
-  font: 1rem/1.5 system-ui, sans-serif; overflow-wrap: anywhere; }
-h1, h2, h3 { line-height: 1.2; margin: 2rem 0 0.5rem; }
-h1 { margin-top: 0.5rem; }
-p { margin: 0.5rem 0; max-width: 45rem; }
-.checkpoint, figcaption, dt, .baseline { color: var(--soft); }
-.headline { font-size: 1.2rem; }
-.wide { overflow-x: auto; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; overflow-wrap: normal; }
-th, td { padding: 0.2rem 0.5rem; text-align: left; font-weight: inherit; white-space: nowrap; }
-thead { border-bottom: 2px solid var(--line); font-weight: 600; }
-tbody tr { border-bottom: 1px solid var(--line); }
-tr { background: var(--paper); }
-th:first-child { position: sticky; left: 0; background: inherit; }
-.number { text-align: right; }
-.best { background: var(--best); font-weight: 600; }
-figure { margin: 1rem 0 2rem; }
-figure .wide { width: fit-content; max-width: 100%; background: #fff; }
-img { display: block; height: auto; max-width: max(100%, 45rem); }
-figcaption { margin-top: 0.3rem; }
-dt { margin-top: 0.4rem; }
-dd { margin: 0; }
-summary { cursor: pointer; font-size: 1.5rem; font-weight: 600; margin-top: 2rem; }
-</style>
-</head>
-<body>
-<h1>Frozen features</h1>
-<p class="checkpoint">$checkpoint</p>
-<p class="headline">$headline</p>
-$summary
-<p>$baselines</p>
-<h2>Figures</h2>
-$figures
-<h2>Tables</h2>
-$tables
-<details><summary>Facts</summary><dl>
-$facts
-</dl></details>
-</body>
-</html>
-""")

@@ -124,7 +124,9 @@ def learning(history: Sequence[Mapping[str, float | None]], part: str, *, chance
         own = {"color": COLORS["model"], "linewidth": 2, "marker": marker, "markersize": 12 if marker == "*" else 6}
         over_steps(left, history, f"{prefix}loss", name, **own)
         over_steps(right, history, f"{prefix}accuracy", f"{name}, top-1", 100, **own)
-        over_steps(right, history, f"{prefix}accuracy_top5", f"{name}, top-5", 100, **own | {"color": COLORS["unchanged"]})
+        over_steps(
+            right, history, f"{prefix}accuracy_top5", f"{name}, top-5", 100, **own | {"color": COLORS["unchanged"]}
+        )
     left.axhline(entropy, color=INK, linewidth=1, linestyle="-.", label=f"entropy of the classes: {entropy:.3g}")
     chance_line(right, chance)
     left.set_ylabel("loss (nats)")

@@ -20,7 +20,7 @@ def probes(
     figure = Figure(figsize=(5 * len(titles), 3.8), dpi=DPI, layout="constrained")
     for axis, (name, title) in zip(figure.subplots(1, len(titles), squeeze=False)[0], titles.items(), strict=True):
         own = {"color": COLORS["model"], "linewidth": 2, "marker": "."}
-        over_steps(axis, history, name, "layer chosen by leave-one-out", 100, **own)
+        over_steps(axis, history, name, "layer chosen without test images", 100, **own)
         over_steps(axis, history, f"{name}_last", "last layer", 100, color=COLORS["train"], linewidth=1)
         pixels = [row[f"{name}_pixels"] for row in history if row.get(f"{name}_pixels") is not None]
         for values, label, style in (([start.get(name)], "random weights", "--"), (pixels, "pixels", ":")):

@@ -1,6 +1,6 @@
-"""Accuracy of frozen features over the encoder's layers, and over the columns of each measure: shots, neighbours.
+"""Accuracy of frozen features over the encoder's layers, and over the columns of each probe: shots, neighbours.
 
-Every measure has a panel of its own, in which the encoder stands beside what it must beat: the same encoder with
+Every probe has a panel of its own, in which the encoder stands beside what it must beat: the same encoder with
 random weights, raw pixels, and chance.
 """
 
@@ -24,9 +24,9 @@ _LABELS = 400  # dots that a panel has for the names of its columns
 
 
 class Scores(Protocol):
-    """What is plotted of a measure: by feature set a share in [0, 1] for each column, and its deviation or None."""
+    """What is plotted of a probe: by feature set a share in [0, 1] for each column, and its deviation or None."""
 
-    measure: str
+    probe: str
     columns: tuple[str, ...]
     values: Mapping[str, tuple[float, ...]]
     deviations: Mapping[str, tuple[float | None, ...]]
@@ -39,14 +39,14 @@ def _layer(name: str) -> int:
     return int(name.removeprefix("layer").split("_")[0])
 
 
-def by_layer(measured: Sequence[Scores], own: Sequence[str]) -> Figure:
-    """The last column of each measure after each layer; own: the encoder's feature sets, in the order of layers.
+def by_layer(scores: Sequence[Scores], own: Sequence[str]) -> Figure:
+    """The last column of each probe after each layer; own: the encoder's feature sets, in the order of layers.
 
     A title says which layer is best on the test images, and by how many points it beats the last.
     """
-    figure, axes = _panels(len(measured))
+    figure, axes = _panels(len(scores))
     layers = [_layer(name) for name in own]
-    for axis, found in zip(axes, measured, strict=True):
+    for axis, found in zip(axes, scores, strict=True):
         values = {name: 100 * row[-1] for name, row in found.values.items()}
         axis.plot(layers, [values[name] for name in own], label="encoder", **_ENCODER)
         untrained = [(_layer(name), values[_RANDOM + name]) for name in own if _RANDOM + name in values]
@@ -59,7 +59,7 @@ def by_layer(measured: Sequence[Scores], own: Sequence[str]) -> Figure:
         best = max(own, key=lambda name: values[name])
         gain = values[best] - values[own[-1]]
         over = f", {gain:.1f} points over the last" if best != own[-1] else ""
-        _title(axis, f"{found.measure}, {found.columns[-1]}", f"layer {_layer(best)} is best{over}")
+        _title(axis, f"{found.probe}, {found.columns[-1]}", f"layer {_layer(best)} is best{over}")
         axis.margins(y=0.1)
         axis.set_xticks(layers[:: len(layers) // 16 + 1])
         axis.set_ylabel("score (%)")
@@ -67,13 +67,13 @@ def by_layer(measured: Sequence[Scores], own: Sequence[str]) -> Figure:
     return figure
 
 
-def by_column(measured: Sequence[Scores]) -> Figure:
-    """Every column of each measure, for the chosen features and their baselines; deviations are bands.
+def by_column(scores: Sequence[Scores]) -> Figure:
+    """Every column of each probe, for the chosen features and their baselines; deviations are bands.
 
     Columns that count the same thing, as shots do, are joined by a line, evenly spaced; others are points.
     """
-    figure, axes = _panels(len(measured))
-    for axis, found in zip(axes, measured, strict=True):
+    figure, axes = _panels(len(scores))
+    for axis, found in zip(axes, scores, strict=True):
         sides = {
             found.best: ("encoder", _ENCODER),
             _RANDOM + found.best: ("random weights", _UNTRAINED),
@@ -88,7 +88,7 @@ def by_column(measured: Sequence[Scores]) -> Figure:
                 axis.fill_between(places, low, high, color=style["color"], alpha=0.2, linewidth=0)
         if found.chance is not None:
             chance_line(axis, found.chance)
-        _title(axis, found.measure, found.best)
+        _title(axis, found.probe, found.best)
         crowded = sum(width_of(f"{column}  ", 8) for column in found.columns) > _LABELS
         upright = {"rotation": 40, "ha": "right", "rotation_mode": "anchor"} if crowded else {}
         axis.set_xticks(range(len(found.columns)), found.columns, fontsize=8, **upright)
@@ -117,5 +117,5 @@ def _panels(count: int) -> tuple[Figure, list[Any]]:
     return figure, axes[:count]
 
 
-def _title(axis: Any, measure: str, says: str) -> None:
-    axis.set_title(f"{measure.replace('_', ' ')}\n{says}", loc="left", fontsize=9, color=INK, parse_math=False)
+def _title(axis: Any, probe: str, says: str) -> None:
+    axis.set_title(f"{probe.replace('_', ' ')}\n{says}", loc="left", fontsize=9, color=INK, parse_math=False)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ssvit.data import folder
-from ssvit.evaluation import features_rules
+from ssvit.evaluation.options import pooling_of
 from ssvit.options import OptionError, flag, one_of, whole
 
 SPLITS = ("train", "validation", "test", "held_out")
@@ -35,7 +35,7 @@ def check(
 def pooling(store: Any) -> str | None:
     """How the vectors in a store are pooled; None where its manifest does not tell, as opening it will say."""
     try:
-        return features_rules.pooling_of(json.loads((Path(str(store)) / "manifest.json").read_bytes())["encoder"])
+        return pooling_of(json.loads((Path(str(store)) / "manifest.json").read_bytes())["encoder"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 

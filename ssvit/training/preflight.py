@@ -4,23 +4,17 @@ Wherever a `_target_` has a dataclass of options (see `ssvit.options.find`), it 
 checks itself when it is built, a few seconds later.
 """
 
-import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
 from ssvit.checkpoints.options import LoadEncoder
 from ssvit.data.options import NO_LABELS, NO_VALIDATION, VALIDATION, Known, Subset, development
-from ssvit.evaluation import probing_rules
+from ssvit.evaluation.options import Probing
 from ssvit.models.options import ViT
 from ssvit.objectives.options import Classify
 from ssvit.options import OptionError, UserError, find, make, number, whole, within
 from ssvit.training.recipe import Recipe
-
-RULES: Mapping[str, Callable[..., None]] = {
-    "ssvit.evaluation.knn_probe.KnnProbe": probing_rules.knn,
-    "ssvit.evaluation.few_shot_probe.FewShotProbe": probing_rules.few_shot,
-}
 
 
 def parts(config: Any, name: str = "") -> dict[str, Any]:
@@ -42,14 +36,6 @@ def parts(config: Any, name: str = "") -> dict[str, Any]:
             }
             with within(name):
                 made[name] = make(known, options)
-        elif rule := RULES.get(config.get("_target_", "")):
-            options = {key: value for key, value in config.items() if not key.startswith("_")}
-            try:
-                inspect.signature(rule).bind(**options)
-            except TypeError as error:
-                raise UserError(f"{name}: {error}") from None
-            with within(name):
-                rule(**options)
     elif isinstance(config, list):
         for place, value in enumerate(config):
             made |= parts(value, f"{name}[{place}]")
@@ -85,7 +71,7 @@ def check(config: Mapping[str, Any]) -> Recipe:
     development(config["development"])
     if "probing" in config:  # pre-training has them
         with within("probing"):
-            probing_rules.probing(**config["probing"])
+            make(Probing, config["probing"])
     with within("recipe"):
         recipe = make(Recipe, config["recipe"])
     source = made.get("data.source")

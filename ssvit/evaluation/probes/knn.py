@@ -1,68 +1,77 @@
 """Accuracy of the vote of the nearest training images: what frozen features are worth with nothing fitted to them.
 
-One search for the most neighbours serves every protocol and every number of them.
+One search for the most neighbours serves every number of them.
 
 Letters: n training images, m test images, b test images of a chunk, d width, k neighbours, c classes.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from ssvit.evaluation import knn_rules as rules
-from ssvit.evaluation.features import check_labels
-from ssvit.evaluation.knn_rules import KnnProtocol
+from ssvit.evaluation.base import Probe, Result, check_others
+from ssvit.evaluation.features import Features, check
 from ssvit.evaluation.neighbours import Neighbours, search_together
-from ssvit.options import whole
+from ssvit.evaluation.probes import options
+from ssvit.evaluation.probes.options import KNN_PROTOCOLS
 
 _VOTES = 1 << 22  # votes held at a time
 _NEVER = 1 << 30  # the rank of a class without a vote
 
 
-@dataclass(frozen=True)
-class Score:
+class Knn(Probe, options.Knn):
+    """The vote of the k nearest training images by cosine. The same vote on the training images, of which none votes
+    for itself, chooses among feature sets, by the best k.
+
+    Processes share the search. The options are those of `options.Knn`.
+    """
+
+    chosen_by = "leave-one-out on the training images"
+
+    @property
+    def name(self) -> str:
+        """knn20; with the protocol's name where it is not DINO's."""
+        return f"knn{self.k[-1]}" + (f"_{self.protocol}" if self.protocol != "dino" else "")
+
+    @property
+    def title(self) -> str:
+        return f"{self.k[-1]}-NN"
+
+    def check(self, train_labels: Tensor, test_labels: Tensor, classes: Sequence[str]) -> None:
+        """OptionError unless each training image has so many others."""
+        check_others(self.k[-1], len(train_labels))
+
+    def __call__(self, train: Features, test: Features, *, choose: bool = False) -> Result:
+        """A column for each k: the share of test images whose class has most votes."""
+        top1, top5 = self._accuracies(train, test)
+        numbers = {"top1": top1, "top5": top5}
+        if choose:
+            numbers["leave_one_out"], _ = self._accuracies(train, train, own=torch.arange(len(train.values)))
+        return Result(
+            scores={f"{k}-NN": share for k, share in top1.items()},
+            choice=(max(numbers["leave_one_out"].values()),) if choose else None,
+            numbers=numbers,
+        )
+
+    def _accuracies(
+        self, train: Features, test: Features, own: Tensor | None = None
+    ) -> tuple[dict[int, float], dict[int, float]]:
+        """By k, the share of the test images whose class has most votes, and is among the five that have most."""
+        check(train, test, "a k-NN vote")
+        found = search_together(test.values, train.values, self.k[-1], own=own)
+        nearest = Neighbours(*(column.cpu() for column in found))
+        shared = {"classes": len(train.classes), "temperature": KNN_PROTOCOLS[self.protocol].temperature, "k": self.k}
+        scores = list(vote(nearest, train.labels.cpu(), test.labels.cpu(), **shared))
+        return tuple({k: score[place] for k, score in zip(self.k, scores, strict=True)} for place in (0, 1))
+
+
+class Score(NamedTuple):
     """Share of the test images whose class has most votes, and whose class is among the five that have most."""
 
-    protocol: str
-    k: int
     top1: float
     top5: float
-
-
-@dataclass(frozen=True)
-class Knn:
-    """The scores, by protocol and then by k."""
-
-    scores: tuple[Score, ...]
-
-
-def knn(
-    train: Tensor,
-    train_labels: Tensor | None,
-    test: Tensor,
-    test_labels: Tensor | None,
-    *,
-    classes: int,
-    protocols: Sequence[str] = tuple(rules.PROTOCOLS),
-    k: Sequence[int] = rules.NEIGHBOURS,
-    own: Tensor | None = None,
-) -> Knn:
-    """Accuracy on the test set of the vote of the k nearest training images by cosine, for each protocol and each k.
-
-    train (n, d) and test (m, d): features, finite; their labels in [0, classes). own (m,): where a test image itself
-    stands in the training set, to be left out; -1 if it does not. All processes call it alike, share the search, and
-    get the same. UserError if a k is more than there are training images, or features or labels are amiss.
-    """
-    chosen, ks = rules.knn(protocols, k)
-    whole("classes", classes)
-    for which, features, labels in (("training", train, train_labels), ("test", test, test_labels)):
-        check_labels(which, features, labels, classes, measure="a k-NN vote")
-    nearest = search_together(test, train, ks[-1], own=own)
-    nearest = Neighbours(*(column.cpu() for column in nearest))
-    scores = vote(nearest, train_labels.cpu(), test_labels.cpu(), classes=classes, protocols=chosen, k=ks)
-    return Knn(tuple(scores))
 
 
 def vote(
@@ -71,25 +80,20 @@ def vote(
     test_labels: Tensor,
     *,
     classes: int,
-    protocols: Mapping[str, KnnProtocol],
+    temperature: float | None,
     k: Sequence[int],
 ) -> Iterator[Score]:
-    """The scores of neighbours that have been found, at least as many as the largest k; k rises. All on the CPU.
+    """The scores for each k, rising, of neighbours that have been found, at least as many as the largest. On the CPU.
 
     Of classes with equal votes the one with the nearest image comes first. A class without a neighbour is never right,
     so for k < 5 the five are fewer.
     """
     size = max(1, _VOTES // max(classes, nearest.indices.shape[1]))
-    labels = train_labels[nearest.indices]
-    for name, protocol in protocols.items():
-        ranks = [
-            _ranks(similarities, voters, truth, classes, protocol.temperature, k)
-            for similarities, voters, truth in zip(
-                nearest.similarities.split(size), labels.split(size), test_labels.split(size), strict=True
-            )
-        ]
-        for count, rank in zip(k, torch.cat(ranks, dim=1), strict=True):
-            yield Score(name, count, *((rank < best).double().mean().item() for best in (1, 5)))
+    columns = (nearest.similarities, train_labels[nearest.indices], test_labels)
+    parts = zip(*(column.split(size) for column in columns), strict=True)
+    ranks = torch.cat([_ranks(*part, classes, temperature, k) for part in parts], dim=1)
+    for rank in ranks:
+        yield Score(*((rank < best).double().mean().item() for best in (1, 5)))
 
 
 def _ranks(

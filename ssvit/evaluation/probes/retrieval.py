@@ -1,4 +1,4 @@
-"""Are the images most like a query of its class? Recall, precision and mean average precision against labels.
+"""Are the images most like an image of its class? Recall, precision and mean average precision against labels.
 
 Letters: m queries, n images searched, d width, k neighbours, r images searched that are right for a query.
 """
@@ -7,13 +7,54 @@ import math
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from ssvit.evaluation.neighbours import Neighbours
+from ssvit.evaluation.base import Probe, Result, check_others
+from ssvit.evaluation.features import Features, check
+from ssvit.evaluation.neighbours import Neighbours, search
+from ssvit.evaluation.probes import options
 from ssvit.options import OptionError, UserError, whole
+from ssvit.randomness import permutation
 
 _NO_CLASS = -1
 _BLOCK = 1 << 25  # similarities held at a time
+
+
+class Retrieval(Probe, options.Retrieval):
+    """Whether the training images most like a test image are of its class, over the whole ranking too.
+
+    As many training images, each asked of all others, choose among feature sets. The options are those of
+    `options.Retrieval`.
+    """
+
+    name = "retrieval"
+    chosen_by = "the mAP of training images, each left out"
+    is_accuracy = False
+
+    def check(self, train_labels: Tensor, test_labels: Tensor, classes: Sequence[str]) -> None:
+        """OptionError unless each training image has so many others."""
+        check_others(self.k[-1], len(train_labels))
+
+    def __call__(self, train: Features, test: Features, *, choose: bool = False) -> Result:
+        """Columns for recall@k and precision@k of each k, and for the mAP."""
+        check(train, test, "retrieval")
+        numbers = self._measures(train, test, leave_one_out=False)
+        if choose:
+            numbers["leave_one_out"] = self._measures(train, train, leave_one_out=True)
+        columns = (*(f"recall@{k}" for k in self.k), *(f"precision@{k}" for k in self.k), "mAP")
+        return Result(
+            scores={column: numbers[column] for column in columns},
+            choice=(numbers["leave_one_out"]["mAP"],) if choose else None,
+            numbers=numbers,
+        )
+
+    def _measures(self, train: Features, asked: Features, *, leave_one_out: bool) -> dict[str, float]:
+        rows = permutation(0, "retrieval, queries", len(asked.values))[: self.queries].sort().values
+        vectors, labels = F.normalize(train.values), train.labels
+        queries, own = F.normalize(asked.values[rows]), rows if leave_one_out else None
+        found = measure(search(queries, vectors, self.k[-1], own=own), asked.labels[rows], labels, own=own, ks=self.k)
+        return found | {"mAP": mean_average_precision(queries, asked.labels[rows], vectors, labels, own=own)}
 
 
 def measure(

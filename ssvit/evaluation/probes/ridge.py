@@ -9,20 +9,21 @@ p penalties.
 
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol
+from dataclasses import asdict, dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ssvit.evaluation import few_shot_rules as rules
-from ssvit.evaluation.features import check_labels
-from ssvit.evaluation.few_shot_rules import ALL
-from ssvit.options import OptionError, UserError, whole
+from ssvit.evaluation.base import Probe, Result
+from ssvit.evaluation.features import Features, check
+from ssvit.evaluation.probes import options
+from ssvit.evaluation.probes.options import ALL
+from ssvit.options import OptionError
 from ssvit.randomness import permutation
 
-_CHUNK = 256  # rows in float64 at a time, few enough to stay in a processor's cache
+_CHUNK = 256  # rows of which the predictions of all penalties are held at a time
 _BLOCK = 96  # rows of the Gram matrix at a time: what is below its diagonal is left out
 _LEAST_DEVIATION = 1e-5
 _BIAS = 100.0  # large, so that the penalty hardly touches the intercept
@@ -52,66 +53,71 @@ class Score:
     deviation: float | None
     fits: tuple[Fit, ...]
 
-    @property
-    def left_out(self) -> tuple[int, float]:
-        """How good it is by its training images alone: the more the better. See `Fit`."""
-        return sum(fit.left_out for fit in self.fits), -sum(fit.error for fit in self.fits)
 
+class FewShot(Probe, options.FewShot):
+    """Least squares on a few images of each class, drawn anew for each seed: fewer shots are a part of more.
 
-@dataclass(frozen=True)
-class FewShot:
-    """The scores of a protocol, a number of shots each."""
-
-    protocol: str
-    scores: tuple[Score, ...]
-
-
-def few_shot(
-    train: Tensor,
-    train_labels: Tensor | None,
-    test: Tensor,
-    test_labels: Tensor | None,
-    *,
-    classes: int,
-    protocol: str,
-    shots: Sequence[int | str] | None = None,
-    seeds: int | None = None,
-    l2: Sequence[float] | None = None,
-    names: Sequence[str] = (),
-) -> FewShot:
-    """Accuracy on the test set of least squares on a few images of each class, drawn anew for each seed.
-
-    train (n, d) and test (m, d): features, finite; their labels in [0, classes). protocol: a name in
-    `few_shot_rules.PROTOCOLS`; shots, seeds, l2: in place of its own. names: of the classes, for errors. The draw of
-    fewer shots is a part of the draw of more. UserError if a class has too few images, or features or labels are amiss.
+    Leave-one-out on the most shots chooses among feature sets. The options are those of `options.FewShot`.
     """
-    asked = rules.few_shot(protocol, shots=shots, seeds=seeds, l2=l2)
-    whole("classes", classes, 2)
-    train_labels = _checked("training", train, train_labels, classes)
-    test_labels = _checked("test", test, test_labels, classes)
-    if train.shape[1] != test.shape[1]:
-        raise UserError(f"training features have width {train.shape[1]}, but test features {test.shape[1]}")
-    check_shots(train_labels, classes, asked.shots, names)
 
-    def fit(seed: int | None, support: Tensor, labels: Tensor) -> Fit:
-        rows = Whitened.by_its_own(support)
-        path = RidgePath(rows, Signs(labels, classes))
-        chosen = choose(path, asked.l2)
-        return Fit(seed, len(support), chosen.l2, accuracy(path, chosen.l2, rows.like(test), test_labels),
-                   chosen.right, chosen.error)  # fmt: skip
+    chosen_by = "leave-one-out on the most shots"
 
-    draws = [draw(train_labels, classes, seed) for seed in range(asked.seeds)]
-    scores = []
-    for count in asked.shots:
-        if count == ALL:
-            fits = (fit(None, train, train_labels),)
-        else:
-            supports = [torch.cat([images[:count] for images in of_class]) for of_class in draws]
-            fits = tuple(fit(seed, train[support], train_labels[support]) for seed, support in enumerate(supports))
-        accuracies = [one.accuracy for one in fits]
-        deviation = statistics.stdev(accuracies) if len(fits) > 1 else None
-        scores.append(Score(count, statistics.fmean(accuracies), deviation, fits))
-    return FewShot(protocol, tuple(scores))
+    @property
+    def name(self) -> str:
+        """few_shot5; with the protocol's name where it is not the paper's."""
+        return f"few_shot{self.shots[-1]}" + (f"_{self.protocol}" if self.protocol != "paper" else "")
+
+    @property
+    def title(self) -> str:
+        return f"{self.shots[-1]}-shot"
+
+    def check(self, train_labels: Tensor, test_labels: Tensor, classes: Sequence[str]) -> None:
+        """OptionError unless every class has as many training images as the shots, and one at least."""
+        images = torch.bincount(train_labels, minlength=len(classes))
+        fewest = images.argmin().item()
+        for count in self.shots:
+            needed = 1 if count == ALL else count
+            if images[fewest] < needed:
+                has = f"class {fewest} ({classes[fewest]}) has {images[fewest].item()} training images"
+                raise OptionError("shots", count, f"{has}, and at least {needed} are needed")
+
+    def __call__(self, train: Features, test: Features, *, choose: bool = False) -> Result:
+        """A column for each of the shots."""
+        scores = self.fit(train, test)
+        most = max(scores, key=lambda score: score.fits[0].images)
+        return Result(
+            scores={f"{score.shots} shot": score.mean for score in scores},
+            deviations={f"{score.shots} shot": score.deviation for score in scores if score.deviation is not None},
+            choice=(sum(fit.left_out for fit in most.fits), -sum(fit.error for fit in most.fits)),
+            numbers=[asdict(score) for score in scores],
+        )
+
+    def fit(self, train: Features, test: Features) -> list[Score]:
+        """The score of each of the shots. UserError if features or labels are wrong, or a class has too few images."""
+        check(train, test, "few-shot accuracy")
+        self.check(train.labels, test.labels, train.classes)
+        values, classes = train.values, len(train.classes)
+        labels, truth = train.labels.to(values.device), test.labels.to(test.values.device)
+
+        def fit(seed: int | None, support: Tensor, labels: Tensor) -> Fit:
+            path = RidgePath(whiten(support, support), signs(labels, classes))
+            chosen = choose_penalty(path, self.l2)
+            guesses = path.predict(whiten(support, test.values), [chosen.l2])[0].argmax(-1)
+            accuracy = (guesses == truth).double().mean().item()
+            return Fit(seed, len(support), chosen.l2, accuracy, chosen.right, chosen.error)
+
+        draws = [draw(labels, classes, seed) for seed in range(self.seeds)]
+        scores = []
+        for count in self.shots:
+            if count == ALL:
+                fits = (fit(None, values, labels),)
+            else:
+                supports = [torch.cat([images[:count] for images in of_class]) for of_class in draws]
+                fits = tuple(fit(seed, values[support], labels[support]) for seed, support in enumerate(supports))
+            accuracies = [one.accuracy for one in fits]
+            deviation = statistics.stdev(accuracies) if len(fits) > 1 else None
+            scores.append(Score(count, statistics.fmean(accuracies), deviation, fits))
+        return scores
 
 
 def draw(labels: Tensor, classes: int, seed: int) -> list[Tensor]:
@@ -123,13 +129,19 @@ def draw(labels: Tensor, classes: int, seed: int) -> list[Tensor]:
     ]
 
 
-def accuracy(path: "RidgePath", l2: float, features: "Rows", labels: Tensor) -> float:
-    """The share of rows whose largest prediction, the first of equals, is that of their label."""
-    weights = path.weights([l2])[0]
-    right = sum(
-        ((features[rows].double() @ weights).argmax(-1) == labels[rows]).sum() for rows in _chunks(features.shape[0])
-    )
-    return right.item() / len(labels)
+def whiten(support: Tensor, features: Tensor) -> Tensor:
+    """Features (n, d) as the authors prepare them: (n, d + 1) float64, the last column a constant for the bias.
+
+    (features - mean) / deviation, of the support set.
+    """
+    deviation, mean = torch.std_mean(support.double(), dim=0, correction=0)
+    return F.pad((features.double() - mean).div_(deviation + _LEAST_DEVIATION), (0, 1), value=_BIAS)
+
+
+def signs(labels: Tensor, classes: int) -> Tensor:
+    """Labels (n,) as rows of {-1, 1}: (n, k) float64."""
+    rows = torch.full((len(labels), classes), -1, dtype=torch.float64, device=labels.device)
+    return rows.scatter_(1, labels[:, None], 1)
 
 
 class Chosen(NamedTuple):
@@ -140,7 +152,7 @@ class Chosen(NamedTuple):
     error: float
 
 
-def choose(path: "RidgePath", l2: Sequence[float]) -> Chosen:
+def choose_penalty(path: "RidgePath", l2: Sequence[float]) -> Chosen:
     """The penalty whose fits to all images but one name most of those left out; of equals, the least squared error.
 
     Accuracy and not the squared error first, because accuracy is what is reported: with few shots the least error is
@@ -155,46 +167,36 @@ def choose(path: "RidgePath", l2: Sequence[float]) -> Chosen:
     return Chosen(penalty, -less, error)
 
 
-class Rows(Protocol):
-    """A matrix read in slices of rows: a tensor is one, and so is what makes its rows when they are asked for."""
-
-    @property
-    def shape(self) -> tuple[int, int]: ...
-
-    def __getitem__(self, rows: slice) -> Tensor: ...
-
-
 class RidgePath:
     """Ridge regression for every penalty: W = (X'X + l2)^-1 X'Y = X'(XX' + l2)^-1 Y, by one eigendecomposition.
 
-    X'X (primal) is decomposed where there are more rows than columns, else XX' (dual): the same W. Float64 throughout.
-    features: X, (n, d); targets: Y, (n, k).
+    X'X (primal) is decomposed where there are more rows than columns, else XX' (dual): the same W.
+    features: X, (n, d) float64; targets: Y, (n, k) float64.
     """
 
-    def __init__(self, features: Rows, targets: Rows) -> None:
+    def __init__(self, features: Tensor, targets: Tensor) -> None:
         n, d = features.shape
         self.dual = n <= d
         self._features, self._targets = features, targets
         # W = left diag(1 / (values + l2)) right, and the penalty stands in the diagonal alone.
         if self.dual:
-            x, y = features[:n].double(), targets[:n].double()
-            values, self._vectors = torch.linalg.eigh(x @ x.T)
-            self._left, self._right = x.T @ self._vectors, self._vectors.T @ y
+            values, self._vectors = torch.linalg.eigh(features @ features.T)
+            self._left, self._right = features.T @ self._vectors, self._vectors.T @ targets
         else:
-            gram, moment = _moments(features, targets)
+            gram = features.new_zeros(d, d)
+            for start in range(0, d, _BLOCK):
+                gram[start : start + _BLOCK, start:] = features[:, start : start + _BLOCK].T @ features[:, start:]
             values, self._vectors = torch.linalg.eigh(gram, UPLO="U")
-            self._left, self._right = self._vectors, self._vectors.T @ moment
+            self._left, self._right = self._vectors, self._vectors.T @ (features.T @ targets)
         self._values = values.clamp_min(0)  # what rounding made negative is nothing
 
     def weights(self, l2: Sequence[float]) -> Tensor:
-        """W of each penalty: (p, d, k) float64."""
+        """W of each penalty: (p, d, k)."""
         return (self._left @ self._scaled(l2)).unflatten(1, (len(l2), -1)).movedim(1, 0)
 
-    def predict(self, features: Rows, l2: Sequence[float]) -> Tensor:
-        """XW of other rows, (m, d), for each penalty: (p, m, k) float64."""
-        weights = self._left @ self._scaled(l2)
-        parts = [features[rows].double() @ weights for rows in _chunks(features.shape[0])]
-        return torch.cat(parts).unflatten(1, (len(l2), -1)).movedim(1, 0)
+    def predict(self, features: Tensor, l2: Sequence[float]) -> Tensor:
+        """XW of other rows, (m, d), for each penalty: (p, m, k)."""
+        return (features @ (self._left @ self._scaled(l2))).unflatten(1, (len(l2), -1)).movedim(1, 0)
 
     def leave_one_out(self, l2: Sequence[float]) -> Iterator[tuple[Tensor, Tensor]]:
         """What is said of each row by the fit to all others: chunks of targets (b, k) and predictions (p, b, k).
@@ -203,18 +205,18 @@ class RidgePath:
         stands (fit - h y) / (1 - h).
         """
         shrinkage, scaled = self._shrinkage(l2), self._scaled(l2)
-        for rows in _chunks(self._features.shape[0]):
-            y = self._targets[rows].double()[:, None]
+        basis = self._vectors if self.dual else self._features
+        for rows, targets in zip(basis.split(_CHUNK), self._targets.split(_CHUNK), strict=True):
+            y = targets[:, None]
             if self.dual:
                 # 1 - h and the residual, both over l2: nothing cancels where a penalty is small.
-                basis = self._vectors[rows]
-                residual, free = basis @ scaled, basis.square() @ shrinkage
+                residual, free = rows @ scaled, rows.square() @ shrinkage
                 said = y - residual.unflatten(1, (len(l2), -1)) / free[:, :, None]
             else:
-                basis = self._features[rows].double() @ self._vectors
-                fit, own = (basis @ scaled).unflatten(1, (len(l2), -1)), (basis.square() @ shrinkage)[:, :, None]
+                rotated = rows @ self._vectors
+                fit, own = (rotated @ scaled).unflatten(1, (len(l2), -1)), (rotated.square() @ shrinkage)[:, :, None]
                 said = (fit - own * y) / (1 - own).clamp_min(torch.finfo(own.dtype).eps)
-            yield y[:, 0], said.movedim(1, 0)
+            yield targets, said.movedim(1, 0)
 
     def _shrinkage(self, l2: Sequence[float]) -> Tensor:
         """1 / (eigenvalue + penalty): (r, p)."""
@@ -223,91 +225,3 @@ class RidgePath:
     def _scaled(self, l2: Sequence[float]) -> Tensor:
         """The right-hand side of every penalty, side by side: (r, p k)."""
         return (self._shrinkage(l2)[:, :, None] * self._right[:, None]).flatten(1)
-
-
-def _chunks(count: int) -> Iterator[slice]:
-    return (slice(start, min(start + _CHUNK, count)) for start in range(0, count, _CHUNK))
-
-
-def _moments(features: Rows, targets: Rows) -> tuple[Tensor, Tensor]:
-    """X'X, of which only the blocks on and above the diagonal are filled, and X'Y."""
-    (n, d), k = features.shape, targets.shape[1]
-    gram, moment = (features[:1].new_zeros(d, columns, dtype=torch.float64) for columns in (d, k))
-    for rows in _chunks(n):
-        x, y = features[rows].double(), targets[rows].double()
-        for start in range(0, d, _BLOCK):
-            block = slice(start, start + _BLOCK)
-            gram[block, start:].addmm_(x[:, block].T, x[:, start:])
-        moment.addmm_(x.T, y)
-    return gram, moment
-
-
-@dataclass(frozen=True, eq=False)
-class Whitened:
-    """Features (n, d) as the authors prepare them: rows of (n, d + 1) in float64, the last column a constant.
-
-    (features - mean) * scale, by the mean and the deviation of the support set; the constant carries the bias.
-    """
-
-    features: Tensor
-    mean: Tensor
-    scale: Tensor
-
-    @classmethod
-    def by_its_own(cls, support: Tensor) -> "Whitened":
-        """The support set itself, so that it has mean 0 and deviation 1."""
-        n = len(support)
-        mean = sum(support[rows].sum(0, dtype=torch.float64) for rows in _chunks(n)) / n
-        variance = sum((support[rows] - mean).square().sum(0) for rows in _chunks(n)) / n
-        return cls(support, mean, 1 / (variance.sqrt() + _LEAST_DEVIATION))
-
-    def like(self, features: Tensor) -> "Whitened":
-        """Other images, prepared by the same mean and deviation."""
-        return replace(self, features=features)
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Rows and columns."""
-        return len(self.features), self.features.shape[1] + 1
-
-    def __getitem__(self, rows: slice) -> Tensor:
-        return F.pad((self.features[rows] - self.mean).mul_(self.scale), (0, 1), value=_BIAS)
-
-
-@dataclass(frozen=True, eq=False)
-class Signs:
-    """Labels (n,) as rows of {-1, 1}^k."""
-
-    labels: Tensor
-    classes: int
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Rows and columns."""
-        return len(self.labels), self.classes
-
-    def __getitem__(self, rows: slice) -> Tensor:
-        return 2 * F.one_hot(self.labels[rows], self.classes).double() - 1
-
-
-def _checked(which: str, features: Tensor, labels: Tensor | None, classes: int) -> Tensor:
-    """The labels, on the features' device. UserError unless both can be."""
-    check_labels(which, features, labels, classes, measure="few-shot accuracy")
-    for rows in _chunks(len(features)):
-        bad = ~features[rows].isfinite().all(1)
-        if bad.any():
-            row = rows.start + bad.nonzero()[0].item()
-            raise UserError(f"the features of {which} image {row} are not finite")
-    return labels.to(features.device)
-
-
-def check_shots(labels: Tensor, classes: int, shots: Sequence[int | str], names: Sequence[str] = ()) -> None:
-    """OptionError unless every class has as many training images as the shots, and one at least."""
-    images = torch.bincount(labels, minlength=classes)
-    fewest = images.argmin().item()
-    named = f"{fewest} ({names[fewest]})" if names else f"{fewest}"
-    for count in shots:
-        needed = 1 if count == ALL else count
-        if images[fewest] < needed:
-            has = f"class {named} has {images[fewest].item()} training images"
-            raise OptionError("shots", count, f"{has}, and at least {needed} are needed")

@@ -1,4 +1,7 @@
-"""Which of an encoder's numbers may be its features. Standard library only."""
+"""The options of evaluations, which check themselves, and which of an encoder's numbers may be its features.
+
+Standard library only.
+"""
 
 import re
 from collections.abc import Mapping
@@ -9,19 +12,21 @@ from ssvit.options import OptionError, one_of, whole
 
 POOLINGS = ("patch_mean", "class_token", "both")
 NORMS = ("after", "before")
+AUTO = "auto"
+SHARE = 0.05  # of the work of training, the most that probes may cost by default
+COST = 0.5  # of a training image: a third for the pass forward, the rest for neighbours, fits and the figure
 
 
 @dataclass(frozen=True)
 class Reading:
-    """Which of an encoder's numbers are its features.
-
-    layer: after which block, 1 for the first. pooling: patch_mean, class_token, or both, the class token first. norm:
-    after the encoder's last norm, or before it. OptionError names one that cannot be.
-    """
+    """Which of an encoder's numbers are its features."""
 
     layer: int
+    """After which block, 1 for the first."""
     pooling: str = "patch_mean"
+    """patch_mean; class_token; both, the class token first."""
     norm: str = "after"
+    """after the encoder's last norm, or before it."""
 
     def __post_init__(self) -> None:
         whole("layer", self.layer)
@@ -68,3 +73,42 @@ def readings(
     for reading in found:
         reading.check(depth=depth, class_token=encoder["class_token"])
     return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probing:
+    """What the probes of a run share."""
+
+    every: int | str = AUTO
+    """Steps from one evaluation to the next, or auto: see `interval`."""
+    train_images: int = 500
+    """Labelled training images to learn from, as many of each class as of any other."""
+    test_images: int = 750
+    """Held-out images to measure on."""
+    batch_size: int = 128
+    """Images encoded at a time."""
+
+    def __post_init__(self) -> None:
+        if self.every != AUTO:
+            try:
+                whole("every", self.every)
+            except OptionError:
+                right = f"must be a whole number of steps, 1 or more, or {AUTO}"
+                raise OptionError("every", self.every, right) from None
+        for name in ("train_images", "test_images", "batch_size"):
+            whole(name, getattr(self, name))
+
+
+def interval(every: int | str, *, images: int, steps: int, batch_size: int, evaluate_every: int) -> int:
+    """Steps from one evaluation of `images` images to the next; the first is at step 0, the last at the end.
+
+    auto: the smallest multiple of evaluate_every at which all evaluations together, an image of theirs counted as COST
+    of a training image, stay below SHARE of the run. In a run too short for that, the first and the last are left.
+    """
+    if every != AUTO:
+        return every
+    affordable = SHARE * steps * batch_size / (COST * images)
+    for candidate in range(evaluate_every, steps, evaluate_every):
+        if 1 + -(-steps // candidate) < affordable:
+            return candidate
+    return steps

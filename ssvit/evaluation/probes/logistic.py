@@ -1,0 +1,150 @@
+"""A linear layer on frozen features as the exact optimum of a penalised logistic regression.
+
+Letters: n training images, m test images, d width, k classes.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ssvit.evaluation.base import Result
+from ssvit.evaluation.features import Features
+from ssvit.evaluation.probes import options
+from ssvit.evaluation.probes.linear import CHUNK, Linear, Standard, best, score
+
+_GRADIENT = 1e-6  # L-BFGS has converged where no element of the gradient is larger,
+_CHANGE = 1e-10  # or where the loss falls by less in one iteration
+
+
+class Logistic(Linear, options.Logistic):
+    """Multinomial logistic regression by L-BFGS on all images at once: mean cross-entropy + l2 / 2 |weights|^2.
+
+    Each fit starts from that of the next stronger penalty, and the chosen one is fitted again to all training images.
+    The options are those of `options.Logistic`.
+    """
+
+    name = "logistic"
+
+    @torch.no_grad()
+    def __call__(self, train: Features, test: Features, *, choose: bool = False) -> Result:
+        """Columns for the accuracy on the training images, on those held out of them, and on the test images.
+
+        validation is of the fit without the held-out images; train and test are of the fit to all training images.
+        "converged": whether every fit was at its optimum before the iterations ran out.
+        """
+        self.checked(train, test)
+        trained, kept = self.hold_out(train.labels)
+        values, y = train.values, train.labels.to(train.values.device)
+        l2s = sorted(map(float, self.l2s), reverse=True)
+
+        standard = Standard.of(values[trained], self.standardize)
+        rows = standard(values[trained])
+        shared = {"moment": moment(rows), "classes": len(train.classes), "iterations": self.iterations}
+        fits: list[Fit] = []
+        for l2 in l2s:
+            fits.append(fit(rows, y[trained], l2=l2, start=fits[-1].layer if fits else None, **shared))
+        accuracies, losses = score(torch.stack([one.layer for one in fits]), standard(values[kept]), y[kept])
+        chosen = best(accuracies, losses)
+
+        standard = Standard.of(values, self.standardize)
+        rows = standard(values)
+        last = fit(rows, y, l2=l2s[chosen], start=fits[chosen].layer, **shared)
+        (reached,), _ = score(last.layer[None], rows, y)
+        rows = standard(test.values)
+        (tested,), _ = score(last.layer[None], rows, test.labels.to(rows.device))
+        scores = {"train": reached, "validation": accuracies[chosen], "test": tested}
+        converged = all(one.converged for one in [*fits, last])
+        return Result(
+            scores=scores,
+            choice=(accuracies[chosen], -losses[chosen]),
+            numbers={"l2": l2s[chosen], **scores, "l2s": l2s, "grid": accuracies, "converged": converged},
+            predictions=torch.cat([(last.layer @ x.T).argmax(0) for x in rows.split(CHUNK)]),
+        )
+
+
+class Fit(NamedTuple):
+    """A layer (k, d + 1), and whether it is the optimum, reached before the iterations ran out."""
+
+    layer: Tensor
+    converged: bool
+
+
+def moment(rows: Tensor) -> Tensor:
+    """The mean of x x' over rows (n, d + 1): (d + 1, d + 1) float64."""
+    gram = rows.new_zeros(rows.shape[1], rows.shape[1], dtype=torch.float64)
+    for x in rows.split(CHUNK):
+        x = x.double()
+        gram.addmm_(x.T, x)
+    return gram / len(rows)
+
+
+def fit(
+    rows: Tensor,
+    labels: Tensor,
+    *,
+    moment: Tensor,
+    classes: int,
+    l2: float,
+    start: Tensor | None = None,
+    iterations: int = 500,
+) -> Fit:
+    """The layer that minimises the mean cross-entropy + l2 / 2 |weights|^2; the bias is not among the weights.
+
+    rows (n, d + 1), labels (n,), start: a layer near the optimum. L-BFGS works in variables in which the curvature is
+    about the identity: an encoder's features are so correlated that it would else need thousands of iterations in place
+    of tens. Any change of variables leads to the same optimum, so the moment need only be near the rows' own.
+    """
+    start = rows.new_zeros(classes, rows.shape[1]) if start is None else start
+    # The second derivative by one class's weights is the mean of p (1 - p) x x'; this is the product of the means.
+    curvature = moment * _doubt(start, rows)
+    # The first sum keeps it positive definite in float64 where the features are large and the penalty is small.
+    curvature.diagonal().add_(1e-12 * curvature.trace())
+    curvature.diagonal()[:-1].add_(l2)
+    root = torch.linalg.cholesky(curvature)
+    inverse = torch.linalg.solve_triangular(root, torch.eye(len(root)).to(root), upper=False).to(rows.dtype)
+    variables = start @ root.to(rows.dtype)
+
+    def closure() -> float:
+        objective, gradient = _objective(variables @ inverse, rows, labels, l2)
+        variables.grad = gradient @ inverse.T
+        return objective
+
+    optimizer = torch.optim.LBFGS(
+        [variables],
+        max_iter=iterations,
+        max_eval=2 * iterations,
+        tolerance_grad=_GRADIENT,
+        tolerance_change=_CHANGE,
+        history_size=10,
+        line_search_fn="strong_wolfe",
+    )
+    optimizer.step(closure)
+    state = optimizer.state[variables]
+    layer = variables @ inverse
+    is_within = state["n_iter"] < iterations and state["func_evals"] < 2 * iterations
+    return Fit(layer, is_within and bool(layer.isfinite().all()))
+
+
+def _doubt(layer: Tensor, rows: Tensor) -> float:
+    """The mean of p (1 - p) over rows and classes; no less than a hundredth of what it is where all are as likely, so
+    that a start that is wrongly sure still moves.
+    """
+    k = len(layer)
+    doubt = sum((1 - (layer @ x.T).softmax(0).square().sum(0)).sum(dtype=torch.float64) for x in rows.split(CHUNK))
+    return max(doubt.item() / len(rows) / k, 0.01 * (k - 1) / k**2)
+
+
+def _objective(layer: Tensor, rows: Tensor, labels: Tensor, l2: float) -> tuple[float, Tensor]:
+    """What is minimised, and its gradient (k, d + 1)."""
+    gradient = torch.zeros_like(layer)
+    loss = layer.new_zeros((), dtype=torch.float64)
+    for x, y in zip(rows.split(CHUNK), labels.split(CHUNK), strict=True):
+        likelihood = (layer @ x.T).log_softmax(0)
+        loss -= likelihood.gather(0, y[None]).sum(dtype=torch.float64)
+        error = likelihood.exp_()
+        error[y, torch.arange(len(x), device=x.device)] -= 1
+        gradient.addmm_(error, x, alpha=1 / len(rows))
+    weights = layer[:, :-1]
+    gradient[:, :-1].add_(weights, alpha=l2)
+    return (loss / len(rows) + l2 / 2 * weights.double().square().sum()).item(), gradient

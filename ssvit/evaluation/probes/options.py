@@ -1,0 +1,189 @@
+"""The options of the probes, which check themselves. Standard library only."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ssvit.options import OptionError, flag, number, one_of, whole
+
+ALL = "all"  # shots: the whole training set, once
+
+
+@dataclass(frozen=True)
+class KnnProtocol:
+    """How neighbours vote, and with how many of them its authors report: each for its class, weighted by
+    exp(cosine / temperature), or all alike where the temperature is None.
+    """
+
+    temperature: float | None
+    published: tuple[int, ...]
+
+
+KNN_PROTOCOLS = {
+    # Wu et al. 2018, section 3.4; the temperature is their code's for CIFAR (0.07 for ImageNet), and lightly's.
+    "instance_discrimination": KnnProtocol(temperature=0.1, published=(200,)),
+    # facebookresearch/dino, eval_knn.py. DINOv2 divides the weights by their sum, which changes no order of classes.
+    "dino": KnnProtocol(temperature=0.07, published=(10, 20, 100, 200)),
+    # vturrisi/solo-learn, solo/utils/knn.py.
+    "solo_learn": KnnProtocol(temperature=0.07, published=(20,)),
+    "uniform": KnnProtocol(temperature=None, published=()),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Knn:
+    """The vote of the nearest training images by cosine."""
+
+    protocol: str = "dino"
+    """How they vote: dino, instance_discrimination, solo_learn, uniform."""
+    k: int | Sequence[int] = 20
+    """How many of them, or several such numbers; kept as rising."""
+
+    def __post_init__(self) -> None:
+        one_of("protocol", self.protocol, KNN_PROTOCOLS)
+        object.__setattr__(self, "k", _counts("k", self.k))
+
+
+@dataclass(frozen=True)
+class FewShotProtocol:
+    """What is drawn and what is fitted: see `FewShot`."""
+
+    shots: tuple[int | str, ...]
+    seeds: int
+    l2: tuple[float, ...]
+
+
+FEW_SHOT_PROTOCOLS = {
+    # The paper names the regression and ImageNet's 5 shots. The penalties are those of the authors' older public
+    # evaluator (uncertainty-baselines: jft/experiments/common_fewshot.py), whose "leave-self-out" chooses among them.
+    "paper": FewShotProtocol(shots=(5,), seeds=3, l2=tuple(2.0**i for i in range(-10, 20))),
+    # google-research/big_vision, evaluators/fewshot_lsr.py and the configurations that use it.
+    "big_vision": FewShotProtocol(shots=(1, 5, 10, 25), seeds=3, l2=(2.0**10,)),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class FewShot:
+    """Least squares on a few images of each class. What is None is the protocol's own."""
+
+    protocol: str = "paper"
+    """paper or big_vision."""
+    shots: int | str | Sequence[int | str] | None = None
+    """Training images of each class, or all; or several such numbers."""
+    seeds: int | None = None
+    """Draws of each of the shots."""
+    l2: Sequence[float] | None = None
+    """Penalties, of which leave-one-out accuracy on the images drawn chooses one."""
+
+    def __post_init__(self) -> None:
+        one_of("protocol", self.protocol, FEW_SHOT_PROTOCOLS)
+        for name, value in vars(FEW_SHOT_PROTOCOLS[self.protocol]).items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, value)
+        if isinstance(self.shots, int | str):
+            object.__setattr__(self, "shots", (self.shots,))
+        for name, values in (("shots", self.shots), ("l2", self.l2)):
+            if not isinstance(values, list | tuple) or not values:
+                raise OptionError(name, values, "must be a list of one or more")
+            object.__setattr__(self, name, tuple(values))
+        for count in self.shots:
+            if isinstance(count, str):
+                one_of("shots", count, (ALL, "a whole number"))
+            else:
+                whole("shots", count)
+        whole("seeds", self.seeds)
+        for penalty in self.l2:
+            number("l2", penalty, 0, above=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Linear:
+    """What the linear probes share."""
+
+    held_out: float = 0.1
+    """The fraction of each class that is kept from training, to choose by."""
+    standardize: bool = True
+    """Each feature to mean 0 and deviation 1 over the images trained on, so that one grid suits features of any scale:
+    an untrained encoder's, raw pixels, those before the last norm."""
+    seed: int = 0
+    """Of which images are held out, and of the order of batches."""
+
+    def __post_init__(self) -> None:
+        number("held_out", self.held_out, 0, 0.9, above=True)
+        flag("standardize", self.standardize)
+        whole("seed", self.seed, 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sgd(Linear):
+    """A linear layer for each learning rate, trained by SGD on the same batches, from zero."""
+
+    # DINOv2's grid, there for batches of 256.
+    learning_rates: Sequence[float] = (
+        1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1, 0.2, 0.5, 1.0,
+    )  # fmt: skip
+    """At the start, as they are (not scaled by the batch size), then down to 0 along half a cosine."""
+    epochs: int = 20
+    batch_size: int = 256
+    momentum: float = 0.9
+    weight_decay: float = 0.0
+    """Of weights and biases, as in torch.optim.SGD."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _different("learning_rates", self.learning_rates)
+        whole("epochs", self.epochs)
+        whole("batch_size", self.batch_size)
+        number("momentum", self.momentum, 0, 0.999)
+        number("weight_decay", self.weight_decay, 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Logistic(Linear):
+    """Multinomial logistic regression by L-BFGS on all images at once."""
+
+    l2s: Sequence[float] = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
+    """The penalties to choose from (scikit-learn's C is 1 / (n l2)); the bias bears none."""
+    iterations: int = 500
+    """At most, a fit."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _different("l2s", self.l2s)
+        whole("iterations", self.iterations)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Retrieval:
+    """Are the training images that are most like a test image of its class?"""
+
+    k: int | Sequence[int] = (1, 5, 10)
+    """Neighbours: one number or several."""
+    queries: int | None = None
+    """At most so many test images are asked, always the same ones, since each sorts all training images; None: all."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "k", _counts("k", self.k))
+        if self.queries is not None:
+            whole("queries", self.queries)
+
+
+def _counts(name: str, values: Any) -> tuple[int, ...]:
+    """One whole number or several, rising. OptionError unless they are."""
+    values = [values] if isinstance(values, int) else values
+    if not isinstance(values, list | tuple) or not values:
+        raise OptionError(name, values, "must be a list of one or more")
+    for value in values:
+        whole(name, value)
+    return tuple(sorted(set(values)))
+
+
+def _different(name: str, values: Any) -> None:
+    """OptionError unless it is a list of different numbers above 0."""
+    right = "must be a list of different numbers"
+    if not isinstance(values, list | tuple) or not values:
+        raise OptionError(name, values, right)
+    for value in values:
+        number(name, value, 0, above=True)
+    if len(set(values)) < len(values):
+        raise OptionError(name, values, right)

@@ -1,0 +1,96 @@
+"""A linear layer on frozen features by SGD: a grid of learning rates at once, as DINOv2 does (Oquab et al. 2023).
+
+Letters: n training images, m test images, b images of a batch, d width, k classes, r learning rates.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from ssvit.evaluation.base import Result
+from ssvit.evaluation.features import Features
+from ssvit.evaluation.probes import options
+from ssvit.evaluation.probes.linear import Linear, Standard, best, score
+from ssvit.options import UserError
+from ssvit.randomness import permutation
+
+
+class Sgd(Linear, options.Sgd):
+    """A linear layer for each learning rate, trained by SGD on the same batches, from zero: see `options.Sgd`."""
+
+    name = "sgd"
+
+    @torch.no_grad()
+    def __call__(self, train: Features, test: Features, *, choose: bool = False) -> Result:
+        """Columns for the accuracy on the images trained on, on those held out of them, and on the test images."""
+        self.checked(train, test)
+        trained, kept = self.hold_out(train.labels)
+        y, rates = train.labels.to(train.values.device), tuple(map(float, self.learning_rates))
+        standard = Standard.of(train.values[trained], self.standardize)
+        rows = standard(train.values)
+        order = batches(len(trained), batch_size=self.batch_size, epochs=self.epochs, seed=self.seed)
+        layers = descend(
+            rows,
+            y,
+            (trained[batch].to(rows.device) for batch in order),
+            classes=len(train.classes),
+            learning_rates=rates,
+            steps=self.epochs * math.ceil(len(trained) / self.batch_size),
+            momentum=self.momentum,
+            weight_decay=self.weight_decay,
+        )
+        accuracies, losses = score(layers, rows[kept], y[kept])
+        chosen = best(accuracies, losses)
+        if losses[chosen] == math.inf:
+            raise UserError("no learning rate led to a finite loss: try smaller ones, or standardize=true")
+        layer = layers[chosen, None]
+        (reached,), _ = score(layer, rows[trained], y[trained])
+        (tested,), _ = score(layer, standard(test.values), test.labels.to(layer.device))
+        scores = {"train": reached, "validation": accuracies[chosen], "test": tested}
+        return Result(
+            scores=scores,
+            choice=(accuracies[chosen], -losses[chosen]),
+            numbers={"learning_rate": rates[chosen], **scores, "validation_grid": tuple(accuracies)},
+        )
+
+
+def batches(count: int, *, batch_size: int, epochs: int, seed: int) -> Iterator[Tensor]:
+    """Places of images in [0, count), a batch at a time: every image once an epoch, in its order for the seed.
+
+    The batches of an epoch differ in size by one at most, so that no small last one weighs as much as a full one.
+    """
+    for epoch in range(epochs):
+        order = permutation(seed, f"linear probe, order of epoch {epoch}", count)
+        yield from order.tensor_split(math.ceil(count / batch_size))
+
+
+def descend(
+    rows: Tensor,
+    labels: Tensor,
+    order: Iterable[Tensor],
+    *,
+    classes: int,
+    learning_rates: Sequence[float],
+    steps: int,
+    momentum: float = 0.9,
+    weight_decay: float = 0.0,
+) -> Tensor:
+    """Train a layer for each learning rate, all in one pass: (r, k, d + 1).
+
+    rows (n, d + 1), labels (n,), order: the rows of each of the `steps` batches. The
+    layers are one matrix of r k outputs, so the grid costs a few times what one of them does, not r times. The gradient
+    of the mean cross-entropy is written out: softmax minus truth.
+    """
+    layers = rows.new_zeros(len(learning_rates) * classes, rows.shape[1])
+    velocity = torch.zeros_like(layers)
+    rates = layers.new_tensor(learning_rates).repeat_interleave(classes)[:, None]
+    for step, batch in enumerate(order):
+        x, y = rows[batch], labels[batch]
+        error = (layers @ x.T).unflatten(0, (-1, classes)).softmax(1)
+        error[:, y, torch.arange(len(x), device=x.device)] -= 1
+        velocity.mul_(momentum).add_(layers, alpha=weight_decay)
+        velocity.addmm_(error.flatten(0, 1), x, alpha=1 / len(x))
+        layers.addcmul_(velocity, rates, value=-(1 + math.cos(math.pi * step / steps)) / 2)
+    return layers.unflatten(0, (-1, classes))

@@ -1,0 +1,90 @@
+"""Probes of all feature sets of an encoder beside baselines, in the one form that tables, figures and reports need."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, is_dataclass
+from typing import Any
+
+from torch import Tensor
+
+from ssvit.evaluation.base import Probe
+from ssvit.evaluation.features import FeatureSets
+from ssvit.evaluation.significance import above_chance, chance
+
+
+@dataclass(frozen=True)
+class Split:
+    """Feature sets of the training and of the test images, the same ones.
+
+    own: those of the encoder, in the order of layers; the others are baselines. eval_transform: what the images were
+    seen through. part: what the images measured on are, test or validation.
+    """
+
+    own: tuple[str, ...]
+    train: FeatureSets
+    test: FeatureSets
+    eval_transform: Any
+    part: str = "test"
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return self.train.source.classes
+
+    @property
+    def chance(self) -> float:
+        """The share of the most frequent class of the images measured on."""
+        return chance(self.test.labels.tolist())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scores:
+    """What one probe found: a row of numbers for each feature set.
+
+    probe: its name. columns: what stands in a row, as the heading of a table: "5 shot", "20-NN". values: by feature
+    set, a share in [0, 1] for each column; deviations: the same, over draws, None where there was one. best: the
+    feature set of the encoder that was chosen, without test labels, and chosen_by what. options: of the probe. numbers:
+    all that it found, as plain data for a JSON file. chance: what the last column has by ignoring the image, and
+    images: how many it is measured on; None where the column is no accuracy. predictions: of the best feature set.
+    """
+
+    probe: str
+    columns: tuple[str, ...]
+    values: Mapping[str, tuple[float, ...]]
+    deviations: Mapping[str, tuple[float | None, ...]]
+    best: str
+    chosen_by: str
+    options: Mapping[str, Any]
+    numbers: Mapping[str, Any]
+    chance: float | None = None
+    images: int | None = None
+    predictions: Tensor | None = None
+
+    @property
+    def tells(self) -> bool:
+        """Whether the chosen features are above chance by more than two standard errors, as far as it is known."""
+        return self.chance is None or above_chance(self.values[self.best][-1], self.chance, self.images)
+
+
+def score(name: str, probe: Probe, split: Split, progress: Callable[[int, int], None]) -> Scores:
+    """A probe of every feature set; progress(done, all) is called after each. UserError if it cannot be."""
+    several, results = len(split.own) > 1, {}
+    for one in split.train.values:
+        results[one] = probe(split.train[one], split.test[one], choose=several and one in split.own)
+        progress(len(results), len(split.train.values))
+    is_known = all(results[one].choice is not None for one in split.own)
+    best = max(split.own, key=lambda one: results[one].choice) if several and is_known else split.own[-1]
+    columns = tuple(results[best].scores)
+    # "test" is what a probe calls the images it is measured on.
+    named = {} if split.part == "test" else {"test": split.part, "validation": "held out of train"}
+    return Scores(
+        probe=name,
+        columns=tuple(named.get(column, column) for column in columns),
+        values={one: tuple(result.scores.values()) for one, result in results.items()},
+        deviations={one: tuple(map(result.deviations.get, columns)) for one, result in results.items()},
+        best=best,
+        chosen_by=probe.chosen_by if is_known else "being the last",
+        options=asdict(probe) if is_dataclass(probe) else {},
+        numbers={one: result.numbers for one, result in results.items()},
+        chance=split.chance if probe.is_accuracy else None,
+        images=len(split.test) if probe.is_accuracy else None,
+        predictions=results[best].predictions,
+    )
