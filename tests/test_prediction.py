@@ -158,7 +158,7 @@ def test_a_better_model_measures_better_against_the_same_baselines():
 @torch.no_grad()
 def test_the_number_of_images_is_limited_to_what_there_is():
     few = panel(images=9, batch_size=4)
-    assert sum(len(images) for images, _ in few._batches) == 9
+    assert sum(len(images) for images, _ in few.batches) == 9
     assert panel(images=10_000)(build()).metrics == panel()(build()).metrics
 
 

@@ -34,8 +34,8 @@ children = multiprocessing.get_context("forkserver")
 children.set_forkserver_preload(["tiny"])
 
 
-class EndsAt(tiny.MaskedPatch):
-    """Ends its process, or hinders it, at one call of forward."""
+class EndsAt:
+    """Before an objective among the bases of a class: ends its process, or hinders it, at one call of forward."""
 
     calls_left, way = 0, ""
 
@@ -64,12 +64,14 @@ def ends(way: str) -> None:
 def work(folder: Path, options: dict) -> None:
     """Train as one process of several.
 
-    options: those of tiny.train; `ending`: {rank: [call of forward, way]}.
+    options: those of tiny.train; `method`: what builds the objective, by its name in tiny; `ending`: {rank: [call of
+    forward, way]}.
     """
-    options["objective"] = objective = tiny.model(options.get("dropout", 0.0))
+    options["objective"] = objective = getattr(tiny, options.pop("method", "model"))(options.get("dropout", 0.0))
     ending = options.pop("ending", {}).get(os.environ["RANK"])
     if ending and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
-        objective.__class__, (objective.calls_left, objective.way) = EndsAt, ending
+        objective.__class__ = type("EndsAt", (EndsAt, type(objective)), {})
+        objective.calls_left, objective.way = ending
     if "data" in options:
         options["data"] = Path(options["data"])
     try:
@@ -150,6 +152,16 @@ def test_two_processes_go_on_with_the_same_bits(tmp_path, files, strategy, way):
     assert codes == ([1, -signal.SIGKILL] if way == "SIGKILL" else [143, 143])
     assert max((tmp_path / "broken").glob("step_*")).name == ("step_00000003" if way == "SIGKILL" else "step_00000005")
     assert forked(tmp_path / "broken", **options | {"workers": 0})[0] == [0, 0]
+    assert final(tmp_path / "broken") == final(tmp_path / "whole")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["mae"])
+def test_two_processes_of_another_method_go_on_with_the_same_bits(tmp_path, method):
+    options = {"method": method, "strategy": "ddp", "dropout": 0.2, "accumulate": 2}
+    assert forked(tmp_path / "whole", **options)[0] == [0, 0]
+    assert forked(tmp_path / "broken", **options, ending={"1": [9, "SIGKILL"]})[0] == [1, -signal.SIGKILL]
+    assert forked(tmp_path / "broken", **options)[0] == [0, 0]
     assert final(tmp_path / "broken") == final(tmp_path / "whole")
 
 

@@ -14,6 +14,8 @@ from ssvit.data.files import Files
 from ssvit.data.loader import Loader
 from ssvit.data.memory import Memory
 from ssvit.models.vit import ViT
+from ssvit.objectives.base import Objective
+from ssvit.objectives.mae import MAE
 from ssvit.objectives.masked_patch import MaskedPatch
 from ssvit.objectives.masking import Masking
 from ssvit.objectives.targets import MeanColor
@@ -38,13 +40,21 @@ def source(folder: Path | None = None) -> Files | Memory:
     return Memory(pictures()) if folder is None else Files(sorted(str(path) for path in folder.glob("*.png")))
 
 
+def encoder(dropout: float) -> ViT:
+    """A Transformer of two narrow layers."""
+    return ViT(image_size=16, patch_size=4, width=16, depth=2, heads=2, dropout=dropout, stochastic_depth=dropout)
+
+
 def model(dropout: float = 0.0, seed: int = 0) -> MaskedPatch:
-    """A masked patch objective on a Transformer of two narrow layers."""
+    """A masked patch objective."""
     torch.manual_seed(seed)
-    encoder = ViT(
-        image_size=16, patch_size=4, width=16, depth=2, heads=2, dropout=dropout, stochastic_depth=dropout
-    )  # fmt: skip
-    return MaskedPatch(encoder=encoder, masking=Masking(), target=MeanColor(patch_size=4, bits=1))
+    return MaskedPatch(encoder=encoder(dropout), masking=Masking(), target=MeanColor(patch_size=4, bits=1))
+
+
+def mae(dropout: float = 0.0, seed: int = 0) -> MAE:
+    """A masked autoencoder."""
+    torch.manual_seed(seed)
+    return MAE(encoder=encoder(dropout), decoder={"depth": 1, "width": 8, "heads": 2})
 
 
 def sharded(*, double: bool = False) -> FSDPStrategy:
@@ -86,7 +96,7 @@ def train(
     double=False,
     timeout=runtime.TIMEOUT,
     **recipe,
-) -> tuple[bool, MaskedPatch]:
+) -> tuple[bool, Objective]:
     """Run the loop in `folder` as the tool does; returns what the loop says, and the trained objective."""
     torch.set_num_threads(1)
     folder.mkdir(parents=True, exist_ok=True)

@@ -7,22 +7,17 @@ Letters: b images, n patches, m corrupted patches an image.
 """
 
 from collections.abc import Mapping
-from functools import cached_property
-from typing import Any
 
 import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from ssvit.data.loader import evaluation_batches
-from ssvit.evaluation.base import Evaluation, Evaluator, History, with_metrics
+from ssvit.evaluation.base import Evaluation, History, with_metrics
+from ssvit.evaluation.held_out import HeldOut
 from ssvit.figures import reconstruction
 from ssvit.models.vit import gather
 from ssvit.objectives.masked_patch import MaskedPatch
-from ssvit.objectives.masking import KINDS, MASKED, Corruption
-from ssvit.options import UserError, whole
-
-_SHOWN = 12  # images in the mosaic
+from ssvit.objectives.masking import KINDS, MASKED
 
 
 def nearest_uncorrupted(at: Tensor, grid: tuple[int, int]) -> Tensor:
@@ -42,31 +37,8 @@ def nearest_uncorrupted(at: Tensor, grid: tuple[int, int]) -> Tensor:
     return cost.masked_fill(corrupted[:, None, :], torch.iinfo(torch.int64).max).argmin(-1)
 
 
-class Prediction(Evaluator):
-    """The panel of a `MaskedPatch` model on `images` images of a source, always the same."""
-
-    def __init__(
-        self, *, source: Any, transform: Any, images: int = 1024, batch_size: int = 128, seed: int = 0
-    ) -> None:
-        whole("images", images)
-        whole("batch_size", batch_size)
-        self.source, self.transform, self.seed = source, transform, seed
-        self.images, self.batch_size = images, batch_size
-
-    @cached_property
-    def _batches(self) -> list[tuple[Tensor, Tensor]]:
-        """The images as bytes, (b, c, h, w), and their slots (b,), read once."""
-        read = evaluation_batches(self.source, self.transform, batch_size=self.batch_size, limit=self.images)
-        batches = [(batch.images, batch.slots) for batch in read]
-        if not batches:
-            raise UserError("none of the held-out images can be read, so there is nothing to evaluate on")
-        return batches
-
-    def _corrupted(self, objective: MaskedPatch, images: Tensor, slots: Tensor) -> tuple[Tensor, Corruption]:
-        """Images and their corruption on the model's device."""
-        device = objective.mask_token.device
-        noise = objective.sample(slots, seed=self.seed)
-        return images.to(device), Corruption(*(choice.to(device) for choice in noise))
+class Prediction(HeldOut):
+    """The panel of a `MaskedPatch` model."""
 
     def __call__(self, objective: MaskedPatch, history: History | None = None) -> Evaluation:
         """Loss and score over all corrupted patches and apart for masked, replaced and unchanged, and baselines.
@@ -84,7 +56,7 @@ class Prediction(Evaluator):
     def _metrics(self, objective: MaskedPatch) -> dict[str, float]:
         target, grid = objective.target, objective.encoder.grid
         losses, scores, fates, truths, copied = [], [], [], [], []
-        for images, noise in (self._corrupted(objective, *batch) for batch in self._batches):
+        for images, noise in (self.sampled(objective, *batch) for batch in self.batches):
             labels = target.labels(images)
             truth, prediction = gather(labels, noise.ids), objective.predict(images, noise).float()
             losses.append(target.losses(prediction, truth).double().cpu())
@@ -109,11 +81,7 @@ class Prediction(Evaluator):
 
     def _mosaic(self, objective: MaskedPatch) -> Figure:
         target = objective.target
-        # Spread over all of them, since files come sorted by class.
-        images = [image for batch, _ in self._batches for image in batch]
-        chosen = torch.linspace(0, len(images) - 1, min(_SHOWN, len(images))).long()
-        slots = torch.cat([slots for _, slots in self._batches])[chosen]
-        images, noise = self._corrupted(objective, torch.stack([images[i] for i in chosen]), slots)
+        images, noise = self.sampled(objective, *self.shown)
         labels = target.labels(images)
         guess = target.guess(objective.predict(images, noise).float())
         answered = labels.clone().scatter(1, noise.ids[:, :, None].expand_as(guess), guess.to(labels.dtype))

@@ -159,3 +159,23 @@ class ViT:
     def grid(self) -> tuple[int, int]:
         """Patches in a column and in a row of an image: (rows, columns)."""
         return grid(self.image_size, self.patch_size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decoder:
+    """The light Transformer of a masked autoencoder (He et al. 2022, section 3 and Table 1)."""
+
+    depth: int
+    """Layers."""
+    width: int
+    """Numbers of a token's embedding; a multiple of 4, as positions are sines and cosines of rows and columns."""
+    heads: int
+    """Heads of attention."""
+
+    def __post_init__(self) -> None:
+        for name in ("depth", "width", "heads"):
+            whole(name, getattr(self, name))
+        if self.width % 4:
+            raise OptionError("width", self.width, "must be a multiple of 4, for sines and cosines of rows and columns")
+        if self.width % self.heads:
+            raise OptionError("heads", self.heads, f"must divide width={self.width}")

@@ -1,11 +1,12 @@
 """The options of the objectives and of their parts, which check themselves. Standard library only."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ssvit.models.options import ViT
-from ssvit.options import OptionError, number, one_of, pair, whole
+from ssvit.models.options import Decoder, ViT
+from ssvit.options import OptionError, flag, make, number, one_of, pair, whole, within
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +87,37 @@ class ColorGrid(MeanColor):
 
     grid: int = 4
     """Cells in a row and in a column of the patch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MAE:
+    """A masked autoencoder (He et al. 2022): what the encoder does not see, and how it is reconstructed."""
+
+    decoder: Mapping[str, Any]
+    """The options of the `Decoder`."""
+    masked: float = 0.75
+    """Part of an image's patches that the encoder does not see, and that are reconstructed (section 4.1)."""
+    norm_pixels: bool = True
+    """Whether a patch's pixels are reconstructed less their own mean, over their own standard deviation (section 3)."""
+
+    def __post_init__(self) -> None:
+        with within("decoder"):
+            make(Decoder, self.decoder)
+        number("masked", self.masked, 0, 1, above=True)
+        flag("norm_pixels", self.norm_pixels)
+
+    def fits(self, encoder: ViT) -> None:
+        """OptionError unless some patches of an image can be masked, and others visible, and the labels be made."""
+        if encoder.grid == (1, 1):
+            raise OptionError("masked", self.masked, "needs images of at least two patches")
+        if encoder.stem is not None:
+            raise OptionError("masked", self.masked, "needs an encoder without a stem, which would see masked patches")
+        if self.norm_pixels and encoder.channels * math.prod(pair("patch_size", encoder.patch_size)) == 1:
+            raise OptionError("norm_pixels", True, "must be false for patches of a single number")
+
+    def count(self, patches: int) -> int:
+        """How many of an image's patches are masked: the part rounded, but at least one, and not all."""
+        return min(max(1, round(self.masked * patches)), patches - 1)
 
 
 @dataclass(frozen=True, kw_only=True)

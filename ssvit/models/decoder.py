@@ -1,0 +1,62 @@
+"""The light Transformer that reconstructs the patches which an encoder has not seen (He et al. 2022, section 3).
+
+Letters: b images, n patches, m masked patches an image, s prefix tokens of the encoder, d width of the decoder.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from ssvit.models import options
+from ssvit.models.positions import SineCosine2D
+from ssvit.models.vit import Block, Layers
+
+
+class Decoder(nn.Module):
+    """Plain layers over what the encoder gives of the visible patches and a [mask] token for each of the others.
+
+    grid, num_prefix_tokens, input_width: of the encoder. output_width: numbers to predict of a patch. depth, width,
+    heads: its own, as `options.Decoder` has them. Positions are sines and cosines, fixed; linear layers start
+    Xavier-uniform with biases of zero (facebookresearch/mae: models_mae.py).
+    """
+
+    def __init__(
+        self,
+        *,
+        grid: tuple[int, int],
+        num_prefix_tokens: int,
+        input_width: int,
+        output_width: int,
+        depth: int,
+        width: int,
+        heads: int,
+    ) -> None:
+        options.Decoder(depth=depth, width=width, heads=heads)
+        super().__init__()
+        self.embed = nn.Linear(input_width, width)
+        self.mask_token = nn.Parameter(torch.randn(width) * 0.02)
+        self.positions = SineCosine2D(grid, num_prefix_tokens, width)
+        self.blocks = Layers(
+            Block(width=width, heads=heads, mlp_width=4 * width, dropout=0.0, drop=0.0, relative=None)
+            for _ in range(depth)
+        )
+        self.norm = nn.LayerNorm(width, eps=1e-6)
+        self.head = nn.Linear(width, output_width)
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.xavier_uniform_(module.weight)
+                nn.init.zeros_(module.bias)
+
+    def forward(self, encoded: Tensor, visible_ids: Tensor, masked_ids: Tensor) -> Tensor:
+        """Predict the masked patches from the encoder's outputs (b, s + n - m, input_width) -> (b, m, output_width).
+
+        visible_ids (b, n - m), in the order of the outputs; masked_ids (b, m).
+        """
+        x = self.embed(encoded)
+        masks = self.mask_token.to(x.dtype).expand(*masked_ids.shape, -1)
+        # Attention knows no order, so the masked patches may stand at the end: their positions say where they are.
+        patches = torch.cat([visible_ids, masked_ids], dim=1) + self.positions.num_prefix_tokens
+        prefix = torch.arange(self.positions.num_prefix_tokens, device=patches.device).expand(len(patches), -1)
+        position_ids = torch.cat([prefix, patches], dim=1)
+        x = torch.cat([x, masks], dim=1) + self.positions()[position_ids].to(x.dtype)
+        output_ids = torch.arange(encoded.shape[1], x.shape[1], device=x.device).expand_as(masked_ids)
+        return self.head(self.norm(self.blocks(x, output_ids=output_ids)))

@@ -1,0 +1,102 @@
+"""Masked autoencoding: encode a quarter of the patches, reconstruct the pixels of the others (He et al. 2022).
+
+The encoder never sees a masked patch, nor a token that stands for one: a light decoder does, and is left behind after
+training. So a step costs a fraction of one that encodes all patches.
+
+Letters: b images, c channels, n patches of p x q pixels, m masked patches an image.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from einops import rearrange
+from torch import Tensor
+
+from ssvit.data.batch import Batch
+from ssvit.models.decoder import Decoder
+from ssvit.models.options import ViT as ViTOptions
+from ssvit.models.vit import ViT, gather
+from ssvit.objectives import options
+from ssvit.objectives.base import NOTHING, Objective
+from ssvit.randomness import uniform
+
+_EPSILON = 1e-6  # added to a patch's variance (facebookresearch/mae: models_mae.py)
+
+
+class Masks(NamedTuple):
+    """The patches that the encoder sees, (b, n - m), and those that it does not, (b, m), both int64."""
+
+    visible_ids: Tensor
+    masked_ids: Tensor
+
+
+class MAE(Objective):
+    """A masked autoencoder; its options are those of `options.MAE`.
+
+    The class token goes through encoder and decoder as in the authors' code, where it is trained only by what the
+    patches take from it.
+    """
+
+    def __init__(
+        self, *, encoder: ViT, decoder: Mapping[str, Any], masked: float = 0.75, norm_pixels: bool = True
+    ) -> None:
+        super().__init__()
+        self.options = options.MAE(decoder=decoder, masked=masked, norm_pixels=norm_pixels)
+        self.options.fits(ViTOptions(**encoder.arguments))
+        self.encoder = encoder
+        self.decoder = Decoder(
+            grid=encoder.grid,
+            num_prefix_tokens=encoder.num_prefix_tokens,
+            input_width=encoder.width,
+            output_width=encoder.channels * math.prod(encoder.patch_size),
+            **decoder,
+        )
+
+    def sample(self, slots: Tensor, *, seed: int) -> Masks:
+        """Which patches of the images of slots (b,) are masked, as many of each: a function of (seed, slot) alone."""
+        order = uniform(seed, "masked patches", slots, self.encoder.patches).argsort(dim=1)
+        masked_ids, visible_ids = order.tensor_split([self.options.count(self.encoder.patches)], dim=1)
+        return Masks(visible_ids, masked_ids)
+
+    def predict(self, images: Tensor, noise: Masks) -> Tensor:
+        """What the decoder says of the masked patches: (b, c, h, w), [0, 1] or uint8, -> (b, m, c * p * q)."""
+        encoded = self.encoder.encode(self.encoder.embed(images), visible_ids=noise.visible_ids)
+        return self.decoder(encoded, noise.visible_ids, noise.masked_ids)
+
+    def labels(self, images: Tensor) -> Tensor:
+        """What is to be predicted of each patch: (b, c, h, w), [0, 1] or uint8, -> (b, n, c * p * q).
+
+        Pixels as the encoder normalises them; with norm_pixels less the patch's mean, over its standard deviation.
+        """
+        pixels = self._pixels(images)
+        mean, deviation = self._moments(pixels)
+        return (pixels - mean) / deviation
+
+    def paint(self, labels: Tensor, images: Tensor) -> Tensor:
+        """Labels (b, n, c * p * q) as images in [0, 1], each patch with mean and deviation of that of `images`."""
+        mean, deviation = self._moments(self._pixels(images))
+        p, q = self.encoder.patch_size
+        rows = images.shape[2] // p
+        painted = rearrange(labels * deviation + mean, "b (y x) (c p q) -> b c (y p) (x q)", y=rows, p=p, q=q)
+        channel_mean, channel_std = (value[:, None, None] for value in (self.encoder.mean, self.encoder.std))
+        return (painted * channel_std + channel_mean).clamp(0, 1)
+
+    def forward(self, batch: Batch, noise: Masks, scheduled: Mapping[str, Tensor] = NOTHING) -> dict[str, Tensor]:
+        """The mean squared error over the masked patches' pixels."""
+        truth = gather(self.labels(batch.images), noise.masked_ids)
+        prediction = self.predict(batch.images, noise).to(truth.dtype)
+        return {"loss": (prediction - truth).square().mean()}
+
+    def _pixels(self, images: Tensor) -> Tensor:
+        """Normalised by channel and cut: (b, c, h, w) -> (b, n, c * p * q)."""
+        p, q = self.encoder.patch_size
+        return rearrange(self.encoder.normalise(images), "b c (y p) (x q) -> b (y x) (c p q)", p=p, q=q)
+
+    def _moments(self, pixels: Tensor) -> tuple[Tensor, Tensor] | tuple[float, float]:
+        """Mean and deviation to normalise each patch by, (b, n, 1): 0 and 1 without norm_pixels."""
+        if not self.options.norm_pixels:
+            return 0.0, 1.0
+        variance, mean = torch.var_mean(pixels, dim=-1, keepdim=True)
+        return mean, (variance + _EPSILON).sqrt()
