@@ -25,6 +25,7 @@ from ssvit.checkpoints import checkpoint, manifest
 from ssvit.data.augment.crop import CenterCrop, InceptionCrop
 from ssvit.data.loader import Loader
 from ssvit.evaluation.reconstruction import Prediction
+from ssvit.kernels.accelerate import accelerate
 from ssvit.models.vit import ViT
 from ssvit.objectives.classify import Classify
 from ssvit.objectives.masked_patch import MaskedPatch
@@ -253,6 +254,30 @@ def test_each_evaluation_stands_once_in_the_metrics_of_an_interrupted_run(tmp_pa
     steps = [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()
              if "held_out/loss" in line]  # fmt: skip
     assert steps == [0, 6, 12]
+
+
+@pytest.mark.parametrize(
+    ("backend", "device", "found"),
+    [
+        ("auto", "cpu", "kernels"),
+        ("auto", "cuda", "compile"),
+        ("eager", "cuda", "eager"),
+        ("compile", "cpu", "compile"),
+    ],
+)
+def test_what_computes_the_layers(backend, device, found):
+    assert runtime.backend(Recipe(backend=backend), torch.device(device)) == found
+
+
+def test_a_run_by_plain_torch_trains_alike(tmp_path):
+    objective = tiny.model()
+    accelerate(objective)  # as a checkpoint's encoder is
+    tiny.train(tmp_path / "eager", backend="eager", objective=objective)
+    _, fast = tiny.train(tmp_path / "kernels", backend="kernels")
+    kinds = [{type(module).__module__ for module in model.modules()} for model in (objective, fast)]
+    assert [accelerate.__module__ in found for found in kinds] == [False, True]
+    plain, kernels = (list(rows(tmp_path / name, "train/loss").values()) for name in ("eager", "kernels"))
+    assert kernels == pytest.approx(plain, rel=1e-3)
 
 
 @pytest.mark.slow
