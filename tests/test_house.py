@@ -32,7 +32,7 @@ WITHOUT_TORCH = (
     "checkpoints.manifest",
     "training.comparison",
     "objectives.options",
-    "retrieval.gallery_rules",
+    "retrieval.options",
     "evaluation.options",
     "evaluation.probes.options",
     "evaluation.significance",

@@ -145,7 +145,7 @@ def test_what_is_not_above_chance_beats_nothing():
     far = scored("knn", ["1-NN"], [0.5, 0.15, *[0.1] * 5], chance=0.1, images=200)
     assert "by each probe: knn +5.0 percentage points" in report.headline([far], OWN)
     for figure in (sweeps.by_layer([far], OWN), sweeps.by_column([far])):
-        assert lines(figure.axes[0])["chance: 10.0"] == pytest.approx([10, 10])
+        assert lines(figure.axes[0])["chance: 10.0 %"] == pytest.approx([10, 10])
 
 
 def test_what_is_not_finite_is_a_dash(tmp_path):

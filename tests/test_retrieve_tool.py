@@ -23,7 +23,7 @@ from ssvit.data.memory import Memory
 from ssvit.data.source import Data
 from ssvit.models.vit import ViT
 from ssvit.options import OptionError, UserError
-from ssvit.retrieval import gallery, gallery_rules, index
+from ssvit.retrieval import gallery, index, options
 from ssvit.retrieval.store import Store
 
 TOOLS = Path(__file__).parent.parent / "tools"
@@ -164,8 +164,8 @@ def test_a_store_is_pooled_as_the_checkpoint_was_trained_and_asked_as_it_was_mad
         assert "recall@1" in retrieve("action=query", store)
     with pytest.raises(UserError, match=r"layer2_patch_mean, not with .* layer2_class_token"):
         retrieve("action=query", f"store={tmp_path}/old", "features.pooling=class_token")
-    assert gallery_rules.pooling(TOOLS.parent / "tests" / "fixtures" / "first_edition" / "store") == "patch_mean"
-    assert gallery_rules.pooling(tmp_path) is None
+    assert options.pooling(TOOLS.parent / "tests" / "fixtures" / "first_edition" / "store") == "patch_mean"
+    assert options.pooling(tmp_path) is None
 
 
 def test_what_is_wrong_with_a_store_is_told_in_one_line(made, work, tool):
@@ -255,7 +255,7 @@ class Mean:
 
 @pytest.mark.parametrize(("batch_size", "workers"), [(1, 1), (5, 3), (64, 4)])
 def test_describing_keeps_the_order_for_any_batch_and_number_of_threads(tmp_path, batch_size, workers):
-    paths = gallery_rules.pictures([album(tmp_path / "album", first=0, count=11)])
+    paths = options.pictures([album(tmp_path / "album", first=0, count=11)])
     (tmp_path / "bad.png").write_text("no image")
     asked = [*list(paths)[:6], str(tmp_path / "bad.png"), *list(paths)[6:]]
     read, vectors = gallery.Describer(Mean(), CenterCrop(size=16), batch_size=batch_size, workers=workers)(asked)
@@ -268,14 +268,14 @@ def test_a_file_given_twice_counts_once_and_keeps_its_class(tmp_path, monkeypatc
     album(tmp_path / "album", first=0, count=2)
     monkeypatch.chdir(tmp_path)
     ant, bee = (str(tmp_path / "album" / name) for name in ("ant/0.png", "bee/1.png"))
-    assert gallery_rules.pictures([ant, "album"]) == {ant: "ant", bee: "bee"}
-    assert gallery_rules.pictures(["album", "album/bee"]) == {ant: "ant", bee: "bee"}
+    assert options.pictures([ant, "album"]) == {ant: "ant", bee: "bee"}
+    assert options.pictures(["album", "album/bee"]) == {ant: "ant", bee: "bee"}
     paint(tmp_path / "album" / "loose.png", 7)
-    assert set(gallery_rules.pictures(["album"]).values()) == {None}
+    assert set(options.pictures(["album"]).values()) == {None}
 
 
 def test_nothing_is_read_for_a_store_that_cannot_be_made_or_asked(tmp_path):
-    pictures = gallery_rules.pictures([album(tmp_path / "album", first=0, count=4)])
+    pictures = options.pictures([album(tmp_path / "album", first=0, count=4)])
     store = str(tmp_path / "store")
     gallery.index(store, pictures, gallery.Describer(Mean(), CenterCrop(size=16)))
     idle = gallery.Describer(Mean(), CenterCrop(size=16))
@@ -294,7 +294,7 @@ def test_nothing_is_read_for_a_store_that_cannot_be_made_or_asked(tmp_path):
 
 
 def test_a_picture_that_is_gone_is_still_a_neighbour(tmp_path):
-    pictures = gallery_rules.pictures([album(tmp_path / "album", first=0, count=4)])
+    pictures = options.pictures([album(tmp_path / "album", first=0, count=4)])
     describe = gallery.Describer(Mean(), CenterCrop(size=16))
     gallery.index(str(tmp_path / "store"), pictures, describe)
     first, *others = pictures
@@ -307,8 +307,8 @@ def test_a_picture_that_is_gone_is_still_a_neighbour(tmp_path):
 
 
 def test_classes_of_one_picture_each_leave_nothing_to_measure(tmp_path):
-    pictures = gallery_rules.pictures([album(tmp_path / "album", first=0, count=2)])
+    pictures = options.pictures([album(tmp_path / "album", first=0, count=2)])
     describe = gallery.Describer(Mean(), CenterCrop(size=16))
     gallery.index(str(tmp_path / "store"), pictures, describe)
     answer = gallery.query(str(tmp_path / "store"), pictures, describe, index.Flat(), 1)
-    assert "nothing to measure" in answer.told(ranking=True)
+    assert "nothing to measure" in answer.report(ranking=True)

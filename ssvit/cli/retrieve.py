@@ -9,22 +9,22 @@ from ssvit.checkpoints import manifest
 from ssvit.checkpoints.options import eval_transform
 from ssvit.cli.launch import announce, launch, say
 from ssvit.evaluation.options import readings
-from ssvit.options import OptionError, within
-from ssvit.retrieval import gallery_rules
+from ssvit.options import OptionError, select, within
+from ssvit.retrieval.options import ADD, INDEX, Retrieve
+from ssvit.retrieval.options import pictures as named_pictures
 from ssvit.training import preflight
 
 
 def run(config: DictConfig, plain: dict[str, Any]) -> None:
     """Make a store of pictures, add to it, or ask it; files that cannot be read are named and left out."""
-    checked = ("action", "store", "split", "k", "batch_size", "workers", "ranking", "sheet", "output")
-    gallery_rules.check(**{name: plain[name] for name in checked})
+    own = select(Retrieve, plain)
     preflight.parts(plain)
     of_a_set = plain["data"] is not None
-    pictures = gallery_rules.pictures(plain["images"]) if plain["images"] or not of_a_set else {}
+    pictures = named_pictures(plain["images"]) if plain["images"] or not of_a_set else {}
     checkpoint = manifest.find(plain["checkpoint"], outputs=plain["outputs"], stage=manifest.PRETRAIN, say=say)
     with within("encoder"):
         facts = manifest.read(checkpoint, plain["encoder"])
-    features = gallery_rules.features(plain["features"], action=plain["action"], store=plain["store"])
+    features = own.features(plain["features"])
     with within("features"):
         found = readings(facts["encoder"], **features)
     if len(found) > 1:
@@ -41,21 +41,21 @@ def run(config: DictConfig, plain: dict[str, Any]) -> None:
 
     kind = instantiate(config.index)
     frozen = Frozen(load_encoder(checkpoint, **plain["encoder"]), found, identity=facts["seal"][:16])
-    view = CenterCrop(**vars(transform))
     if of_a_set:
         called = HydraConfig.get().runtime.choices.data
-        split, load = gallery.of_data_set(called, instantiate(config.data.source, _convert_="all"), plain["split"])
+        split, load = gallery.of_data_set(called, instantiate(config.data.source, _convert_="all"), own.split)
         pictures = pictures or split
-    describe = gallery.Describer(frozen, view, load=load, **{name: plain[name] for name in ("batch_size", "workers")})
-    write = {gallery_rules.INDEX: gallery.index, gallery_rules.ADD: gallery.add}.get(plain["action"])
+    reading = {"load": load, "batch_size": own.batch_size, "workers": own.workers}
+    describe = gallery.Describer(frozen, CenterCrop(**vars(transform)), **reading)
+    write = {INDEX: gallery.index, ADD: gallery.add}.get(own.action)
     if write is not None:
-        told = write(plain["store"], pictures, describe)
+        report = write(own.store, pictures, describe)
     else:
-        answer = gallery.query(plain["store"], pictures, describe, kind, plain["k"])
-        answer.write(sheet=plain["sheet"], output=plain["output"])
-        told = answer.told(ranking=plain["ranking"])
+        answer = gallery.query(own.store, pictures, describe, kind, own.k)
+        answer.write(sheet=own.sheet, output=own.output)
+        report = answer.report(ranking=own.ranking)
     announce()
-    print(told, describe.told, sep="\n")
+    print(report, describe.report, sep="\n")
 
 
 def main() -> None:

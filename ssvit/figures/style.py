@@ -56,14 +56,15 @@ def over_steps(
 
 def chance_line(axis: Any, chance: float) -> None:
     """Draw the accuracy of a model that ignores the image, 0 to 1, on an axis in per cent."""
-    axis.axhline(100 * chance, color=INK, linewidth=1, linestyle="-.", label=f"chance: {100 * chance:.1f}")
+    axis.axhline(100 * chance, color=INK, linewidth=1, linestyle="-.", label=f"chance: {100 * chance:.1f} %")
 
 
-def tidy(axis: Any, xlabel: str, *, legend: str = "best") -> None:
-    """Zero at the bottom, a pale grid, no frame at the top and right, a legend."""
+def tidy(axis: Any, xlabel: str, *, legend: str | None = "best") -> None:
+    """Zero at the bottom, a pale grid, no frame at the top and right, a legend unless it is None."""
     axis.set_xlabel(xlabel)
     axis.set_ylim(bottom=0)
     axis.grid(color=PALE, linewidth=0.8)
     axis.spines[["top", "right"]].set_visible(False)
-    # On white, so that no line runs through its words.
-    axis.legend(facecolor="white", edgecolor="none", framealpha=0.85, fontsize=8, loc=legend)
+    if legend is not None:
+        # On white, so that no line runs through its words.
+        axis.legend(facecolor="white", edgecolor="none", framealpha=0.85, fontsize=8, loc=legend)

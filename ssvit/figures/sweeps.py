@@ -63,7 +63,8 @@ def by_layer(scores: Sequence[Scores], own: Sequence[str]) -> Figure:
         axis.margins(y=0.1)
         axis.set_xticks(layers[:: len(layers) // 16 + 1])
         axis.set_ylabel("score (%)")
-        tidy(axis, "layer")
+        tidy(axis, "layer", legend=None)
+    _legend(figure)
     return figure
 
 
@@ -94,7 +95,8 @@ def by_column(scores: Sequence[Scores]) -> Figure:
         axis.set_xticks(range(len(found.columns)), found.columns, fontsize=8, **upright)
         axis.margins(x=0.1, y=0.1)
         axis.set_ylabel("score (%)")
-        tidy(axis, "")
+        tidy(axis, "", legend=None)
+    _legend(figure)
     return figure
 
 
@@ -115,6 +117,13 @@ def _panels(count: int) -> tuple[Figure, list[Any]]:
     for axis in axes[count:]:
         axis.remove()
     return figure, axes[:count]
+
+
+def _legend(figure: Figure) -> None:
+    """One for all panels, below them, so that it lies over no line."""
+    drawn = {line.get_label(): line for axis in figure.axes for line in axis.lines}
+    named = {label: line for label, line in drawn.items() if label and not label.startswith("_")}
+    figure.legend(named.values(), named, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
 
 
 def _title(axis: Any, probe: str, says: str) -> None:

@@ -39,7 +39,7 @@ from ssvit.retrieval.store import UNKNOWN, Store, check_vacant, unit
 Kind = indexes.Flat | indexes.IVF | indexes.HNSW
 Load = Callable[[str], Tensor]  # a picture's name -> (c, h, w) uint8
 
-_LINES = 20  # of queries told on the console
+_LINES = 20  # of queries reported on the console
 _LONGER = 340  # pixels of a picture on a sheet
 _BLANK = torch.full((3, 1, 1), 230, dtype=torch.uint8)  # for a picture that is no longer there
 
@@ -80,7 +80,7 @@ class Describer:
     """Vectors of pictures by an extractor of one feature, the pictures seen through a transform.
 
     `identity` is the extractor's. Files that cannot be read are named on the console as they are met, and left out;
-    `told` says how many, and how fast it went. workers: threads that read files. load: what opens a picture.
+    `report` says how many, and how fast it went. workers: threads that read files. load: what opens a picture.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Describer:
         self.opened, self.left_out, self.seconds = 0, 0, 0.0
 
     @property
-    def told(self) -> str:
+    def report(self) -> str:
         """Of the files read so far."""
         left_out = f"; {self.left_out} could not be read and stayed out" if self.left_out else ""
         return f"read {self.opened} pictures, {self.opened / max(self.seconds, 1e-9):.0f} a second{left_out}"
@@ -220,7 +220,7 @@ class Answer:
             found["map"] = mean_average_precision(self.vectors, self.labels, *searched, own=self.own)
         return found
 
-    def told(self, *, ranking: bool) -> str:
+    def report(self, *, ranking: bool) -> str:
         """For the console: the nearest of the first queries, the share of the true neighbours found, the measures."""
         lines = []
         for path, found in itertools.islice(self, _LINES):

@@ -10,21 +10,20 @@ Letters: m queries, n images of the store, d width, k neighbours.
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import faiss
 import torch
 from torch import Tensor
 
 from ssvit.evaluation.neighbours import Neighbours, check_k
-from ssvit.options import OptionError, whole
+from ssvit.options import OptionError
 from ssvit.randomness import key
+from ssvit.retrieval import options
 
 _TIE = 1e-6  # of similarities: what float32 sums in another order differ by, at most
 
 
-@dataclass(frozen=True, kw_only=True)
-class Flat:
+class Flat(options.Flat):
     """Exact: every image of the store is compared."""
 
     def build(self, vectors: Tensor) -> faiss.Index:
@@ -33,25 +32,8 @@ class Flat:
         return index
 
 
-@dataclass(frozen=True, kw_only=True)
-class IVF:
-    """Compare with the images of the `nprobe` nearest of `nlist` cells.
-
-    nlist: by default 4 sqrt(n), as faiss advises for up to a million; nprobe: by default sqrt(nlist). The cells are
-    those of a spherical k-means on 64 images a cell, drawn by the seed.
-    """
-
-    nlist: int | None = None
-    nprobe: int | None = None
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name in ("nlist", "nprobe"):
-            if getattr(self, name) is not None:
-                whole(name, getattr(self, name))
-        whole("seed", self.seed, 0)
-        if self.nlist is not None and self.nprobe is not None and self.nprobe > self.nlist:
-            raise OptionError("nprobe", self.nprobe, f"must be at most nlist={self.nlist}")
+class IVF(options.IVF):
+    """Compare with the images of the `nprobe` nearest of `nlist` cells: see `options.IVF`."""
 
     def build(self, vectors: Tensor) -> faiss.Index:
         n, d = vectors.shape
@@ -70,22 +52,11 @@ class IVF:
         return index
 
 
-@dataclass(frozen=True, kw_only=True)
-class HNSW:
-    """Walk a graph in which each image has `links` neighbours (the paper's M; the lowest layer has twice as many).
+class HNSW(options.HNSW):
+    """Walk a graph in which each image has `links` neighbours: see `options.HNSW`.
 
-    ef_construction and ef_search: candidates kept while building and while searching; more is slower and better
-    (Malkov and Yashunin 2018). Built on one thread: with more, faiss 1.9 makes another graph each time.
+    Built on one thread: with more, faiss 1.9 makes another graph each time.
     """
-
-    links: int = 32
-    ef_construction: int = 80
-    ef_search: int = 64
-
-    def __post_init__(self) -> None:
-        whole("links", self.links, 2)
-        whole("ef_construction", self.ef_construction)
-        whole("ef_search", self.ef_search)
 
     def build(self, vectors: Tensor) -> faiss.Index:
         index = faiss.IndexHNSWFlat(vectors.shape[1], self.links, faiss.METRIC_INNER_PRODUCT)

@@ -1,0 +1,128 @@
+"""The options of a store of pictures and of its indexes, which check themselves, and which pictures a user means.
+
+Standard library only.
+"""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ssvit.data import folder
+from ssvit.evaluation.options import pooling_of
+from ssvit.options import OptionError, flag, one_of, whole
+
+SPLITS = ("train", "validation", "test", "held_out")
+ACTIONS = INDEX, ADD, QUERY = ("index", "add", "query")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flat:
+    """Exact: every image of the store is compared."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class IVF:
+    """Compare with the images of the nearest cells of a spherical k-means on 64 images a cell."""
+
+    nlist: int | None = None
+    """Cells; by default 4 sqrt(n), as faiss advises for up to a million."""
+    nprobe: int | None = None
+    """Cells looked into; by default sqrt(nlist)."""
+    seed: int = 0
+    """Of the images that the cells are made of."""
+
+    def __post_init__(self) -> None:
+        for name in ("nlist", "nprobe"):
+            if getattr(self, name) is not None:
+                whole(name, getattr(self, name))
+        whole("seed", self.seed, 0)
+        if self.nlist is not None and self.nprobe is not None and self.nprobe > self.nlist:
+            raise OptionError("nprobe", self.nprobe, f"must be at most nlist={self.nlist}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HNSW:
+    """Walk a graph of neighbours (Malkov and Yashunin 2018); more is slower and better."""
+
+    links: int = 32
+    """Neighbours of an image (the paper's M; the lowest layer has twice as many)."""
+    ef_construction: int = 80
+    """Candidates kept while building."""
+    ef_search: int = 64
+    """Candidates kept while searching."""
+
+    def __post_init__(self) -> None:
+        whole("links", self.links, 2)
+        whole("ef_construction", self.ef_construction)
+        whole("ef_search", self.ef_search)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Retrieve:
+    """What is done with a store of pictures."""
+
+    action: str
+    """index: make one; add: more pictures to it; query: what is most like pictures?"""
+    store: str
+    """Its folder."""
+    split: str
+    """Which images of a data set; held_out: test where there is one, else validation."""
+    batch_size: int
+    workers: int
+    """Threads that read pictures."""
+    k: int
+    """Neighbours of a query."""
+    sheet: str | None
+    """A file for the contact sheet as PNG."""
+    output: str | None
+    """A file for the neighbours as JSON."""
+    ranking: bool
+    """mAP over the whole ranking too; it sorts the store for each query."""
+
+    def __post_init__(self) -> None:
+        one_of("action", self.action, ACTIONS)
+        one_of("split", self.split, SPLITS)
+        if self.action != INDEX and not Path(str(self.store)).is_dir():
+            raise OptionError("store", self.store, f"no such folder: action={INDEX} makes a store")
+        for name in ("k", "batch_size", "workers"):
+            whole(name, getattr(self, name))
+        flag("ranking", self.ranking)
+        for name in ("sheet", "output"):
+            file = getattr(self, name)
+            if file is not None and not Path(str(file)).absolute().parent.is_dir():
+                raise OptionError(name, file, "there is no such folder to write it into")
+            if file is not None and Path(str(file)).is_dir():
+                raise OptionError(name, file, "must be a file, and this is a folder")
+
+    def features(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """The options of the features, by the pooling of a store that is there where they leave it open."""
+        is_open = options["pooling"] is None and self.action != INDEX
+        return {**options, "pooling": pooling(self.store) if is_open else options["pooling"]}
+
+
+def pooling(store: Any) -> str | None:
+    """How the vectors in a store are pooled; None where its manifest does not tell, as opening it will say."""
+    try:
+        return pooling_of(json.loads((Path(str(store)) / "manifest.json").read_bytes())["encoder"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
+def pictures(images: Sequence[Any]) -> dict[str, str | None]:
+    """Files and folders as {absolute path: class}, each picture once.
+
+    The class is the name of the subfolder where a folder has one for each class, else None. OptionError if one is not
+    there, holds no picture, or none is given.
+    """
+    if not images:
+        raise OptionError("images", "", "name pictures, or folders of them, after the options, or a data set (data=…)")
+    found: dict[str, str | None] = {}
+    for image in map(str, images):
+        paths = folder.pictures(image)
+        for path, name in folder.list_images(image) if os.path.isdir(image) else [(path, None) for path in paths]:
+            path = os.path.abspath(path)
+            found[path] = name or found.get(path)
+    return found
