@@ -17,6 +17,7 @@ from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.batch import Batch
 from ssvit.data.memory import Memory
 from ssvit.evaluation.autoencoding import BASELINES, Autoencoding, describe
+from ssvit.kernels.accelerate import accelerate
 from ssvit.models.vit import ViT
 from ssvit.objectives.mae import MAE, Masks
 from ssvit.options import OptionError
@@ -268,6 +269,21 @@ def test_bfloat16_is_near_float32():
         assert F.cosine_similarity(one.flatten(), two.flatten(), dim=0) > 0.98
 
 
+def test_the_kernels_train_the_decoder_too():
+    decoder = {"depth": 2, "width": 32, "heads": 2}
+    plain, fast = (build(decoder=decoder, image_size=16, width=32, heads=2, depth=3) for _ in range(2))
+    accelerate(fast)
+    assert type(fast.decoder.blocks[0]) is not type(plain.decoder.blocks[0])
+    images = F.interpolate(pictures(), size=(16, 16))
+    noise = plain.sample(torch.arange(5), seed=0)
+    with torch.autocast("cpu", torch.bfloat16):
+        losses = [model(Batch.of(images), noise)["loss"] for model in (plain, fast)]
+    assert losses[0].item() == pytest.approx(losses[1].item(), rel=0.01)
+    gradients = [torch.autograd.grad(loss, list(m.parameters())) for loss, m in zip(losses, (plain, fast), strict=True)]
+    for one, two in zip(*gradients, strict=True):
+        assert F.cosine_similarity(one.flatten(), two.flatten(), dim=0) > 0.98
+
+
 def test_micro_batches_add_up_to_the_batch():
     model, images = build().double(), pictures(6)
     noise = model.sample(torch.arange(6), seed=0)
@@ -448,6 +464,12 @@ def test_a_tiny_model_learns_to_use_the_context():
 def test_options_that_cannot_be_are_named(options, told):
     with pytest.raises(OptionError, match=f"^{re.escape(told)}"):
         build(**options)
+
+
+def test_images_of_another_size_than_is_masked_are_refused():
+    model = build()
+    with pytest.raises(OptionError, match=r"^images=16x16: must be 12x16 pixels"):
+        model(Batch.of(F.interpolate(pictures(), size=(16, 16))), model.sample(torch.arange(5), seed=0))
 
 
 OPTIONS = (

@@ -50,7 +50,7 @@ class Autoencoding(HeldOut):
         metrics = self._metrics(objective)
         if history is None:
             return Evaluation(metrics=metrics)
-        name = "squared error of patches" + (" normalised" if objective.options.norm_pixels else "")
+        name = f"squared error of {'normalised patches' if objective.options.norm_pixels else 'pixels'}"
         learning = reconstruction.learning_of_loss(with_metrics(history, metrics), BASELINES, name)
         figures = {"mosaic": self._mosaic(objective), "learning": learning}
         return Evaluation(metrics=metrics, lines=describe(metrics), figures=figures)
@@ -83,8 +83,8 @@ class Autoencoding(HeldOut):
             "reconstructed": painted(objective.predict(images, noise)),
             "true": objective.paint(labels, images),
         }
-        own = objective.options.norm_pixels
-        note = "in its place: with the true patch's mean and contrast" if own else "in its place: pixels as predicted"
+        how = "with the true patch's mean and contrast" if objective.options.norm_pixels else "as they are"
+        note = f"masked; in the other columns the guesses, {how}"
         return reconstruction.masked_mosaic(panels, masked_ids=noise.masked_ids, grid=grid, note=note)
 
 

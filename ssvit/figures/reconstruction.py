@@ -108,7 +108,7 @@ def mosaic(*, images: Tensor, noise: Corruption, answer: Tensor, truth: Tensor, 
 
 def masked_mosaic(panels: Mapping[str, Tensor], *, masked_ids: Tensor, grid: tuple[int, int], note: str) -> Figure:
     """Images (b, c, h, w) in [0, 1] by title, after what is visible of the last of them: patches of masked_ids (b, m)
-    are grey. note: what the legend says of the patches in the other images.
+    are grey. note: what the legend says of them.
     """
     whole = list(panels.values())[-1]
     masked = torch.zeros(len(whole), grid[0] * grid[1], dtype=torch.bool, device=whole.device)
@@ -116,7 +116,7 @@ def masked_mosaic(panels: Mapping[str, Tensor], *, masked_ids: Tensor, grid: tup
     p, q = whole.shape[2] // grid[0], whole.shape[3] // grid[1]
     hidden = masked.repeat_interleave(p, 2).repeat_interleave(q, 3)
     figure, _ = tiles({"visible": torch.where(hidden, GREY, whole), **panels})
-    _legend(figure, Patch(facecolor=str(GREY), label="masked"), Patch(facecolor="none", label=note))
+    _legend(figure, Patch(facecolor=str(GREY), label=note))
     return figure
 
 

@@ -20,6 +20,7 @@ from ssvit.models.options import ViT as ViTOptions
 from ssvit.models.vit import ViT, gather
 from ssvit.objectives import options
 from ssvit.objectives.base import NOTHING, Objective
+from ssvit.options import OptionError
 from ssvit.randomness import uniform
 
 _EPSILON = 1e-6  # added to a patch's variance (facebookresearch/mae: models_mae.py)
@@ -61,7 +62,13 @@ class MAE(Objective):
         return Masks(visible_ids, masked_ids)
 
     def predict(self, images: Tensor, noise: Masks) -> Tensor:
-        """What the decoder says of the masked patches: (b, c, h, w), [0, 1] or uint8, -> (b, m, c * p * q)."""
+        """What the decoder says of the masked patches: (b, c, h, w), [0, 1] or uint8, -> (b, m, c * p * q).
+
+        OptionError for images of another size than the encoder's, whose patches the masks do not know.
+        """
+        if self.encoder.grid_of(images) != self.encoder.grid:
+            found, right = ("x".join(map(str, size)) for size in (images.shape[2:], self.encoder.image_size))
+            raise OptionError("images", found, f"must be {right} pixels, the size that is masked")
         encoded = self.encoder.encode(self.encoder.embed(images), visible_ids=noise.visible_ids)
         return self.decoder(encoded, noise.visible_ids, noise.masked_ids)
 
