@@ -311,7 +311,7 @@ def test_real_labels_count_whatever_they_allow_and_leave_out_what_has_none(tmp_p
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (None, "No such file or directory"),
+        (None, "no such file"),
         ("[[1], [2", "is no JSON, or damaged"),
         ("\xff", "is no JSON, or damaged"),
         ("[" * 100_000, "is no JSON, or damaged"),

@@ -14,6 +14,9 @@ from PIL import Image
 
 from ssvit.analysis.options import Visualize
 from ssvit.benchmark.options import Benchmark, Step
+from ssvit.checkpoints import manifest
+from ssvit.checkpoints.options import eval_transform
+from ssvit.data.augment.options import CenterCrop
 from ssvit.data.options import Subset
 from ssvit.exchange.options import Export
 from ssvit.options import OptionError, find, make, select
@@ -28,6 +31,7 @@ WRONG = "wrong"  # what no option can be
 CHOICES = {
     "ti": ["encoder=ti", "data.image_size=224"],
     "hybrid": ["encoder=r50_vit_b16", "data.image_size=224"],
+    "mae": ["objective=mae"],
     "color_grid": ["target=color_grid"],
     "pixels": ["target=pixels"],
     "taught": ["objective=supervised", "distillation=deit", f"teacher={CLASSIFIER}", "data.image_size=16"],
@@ -194,8 +198,6 @@ def test_options_load_no_torch(module):
 def test_a_parts_dataclass_has_the_options_of_its_file_and_no_others(choice, folder):
     for name, node in nodes(composed(CHOICES[choice], folder)):
         known = find(node["_target_"])
-        if node["_target_"].startswith("ssvit.evaluation."):
-            continue
         if known is None:
             assert all(is_part(value) for key, value in node.items() if key != "_target_"), f"{name} has options"
         else:
@@ -247,6 +249,16 @@ def test_a_part_of_a_users_own_is_found_by_its_name(tmp_path, monkeypatch):
     assert find("own.datasets.a_set").__name__ == "ASet"
     for name in ("own.targets.Corners", "single.Edges", "nowhere.targets.Edges", "single.Edges.Inner", "print", ""):
         assert find(name) is None
+
+
+def test_a_manifest_tells_options_of_a_transform_that_there_are():
+    path, encoder = Path("run/step_1"), {"image_size": [16, 24]}
+    assert eval_transform(path, {"encoder": encoder}) == CenterCrop(size=(16, 24))
+    assert eval_transform(path, {"view": {"size": 8, "fit": "squash"}}) == CenterCrop(size=8, fit="squash")
+    with pytest.raises(
+        manifest.CheckpointError, match=r"^run/step_1: view\.depth=3: there is no such option; there are"
+    ):
+        eval_transform(path, {"view": {"size": 8, "depth": 3}})
 
 
 @pytest.mark.parametrize(

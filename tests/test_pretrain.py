@@ -126,7 +126,7 @@ def test_a_run_tells_and_leaves_what_it_should(run):
     rows = [json.loads(line) for line in (left / "metrics.jsonl").read_text().splitlines()]
     held_out = [row for row in rows if "held_out/loss" in row]
     assert [row["step"] for row in held_out] == [0, 3, 6]
-    expected = {"accuracy_masked", "accuracy_replaced", "accuracy_kept", "accuracy_copying", "accuracy_constant",
+    expected = {"accuracy_masked", "accuracy_replaced", "accuracy_unchanged", "accuracy_copying", "accuracy_constant",
                 "loss_constant"}  # fmt: skip
     assert expected <= {key.removeprefix("held_out/") for key in held_out[-1]}
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

@@ -20,14 +20,15 @@ import torch.nn.functional as F
 from matplotlib.figure import Figure
 from torch import Tensor, distributed
 
-from ssvit.data.loader import TIMEOUT, TOLERATED, Batch, evaluation_batches
+from ssvit.data.loader import TOLERATED, Batch, evaluation_batches
 from ssvit.data.source import Source
+from ssvit.evaluation import options
 from ssvit.evaluation.base import Evaluation, Evaluator, History, with_metrics
 from ssvit.evaluation.significance import NOTHING_YET, above_chance, chance
 from ssvit.figures import classes as figures
 from ssvit.figures import style
 from ssvit.objectives.classify import Classify
-from ssvit.options import UserError, whole
+from ssvit.options import UserError
 
 _SHOWN = 24  # mistakes in the picture
 _NAMED = 3  # classes named in words
@@ -173,30 +174,16 @@ def allowed(source: Source, real: str) -> list[set[int]]:
     return [labels[number - 1] for number in numbers]
 
 
-class Classification(Evaluator):
+class Classification(options.Classification, Evaluator):
     """Accuracy of a classifier on every image of a source.
 
-    batch_size: images answered for at once, and workers: processes that read files, both for each process; timeout:
-    seconds to wait for a batch of theirs, 0 for ever; real: path of ImageNet's ReaL labels, to measure by them too;
-    part: what the images are, test or validation, in words and pictures.
+    part: what the images are, test or validation, in words and figures.
     """
 
-    def __init__(
-        self,
-        *,
-        source: Source,
-        transform: Any,
-        batch_size: int = 256,
-        workers: int = 0,
-        timeout: float = TIMEOUT,
-        real: str | None = None,
-        part: str = "test",
-    ) -> None:
-        whole("batch_size", batch_size)
-        whole("workers", workers, 0)
+    def __init__(self, *, source: Source, transform: Any, part: str = "test", **given: Any) -> None:
+        super().__init__(**given)
         self.source, self.transform, self.part = source, transform, part
-        self.batch_size, self.workers, self.timeout = batch_size, workers, timeout
-        self._allowed = None if real is None else allowed(source, real)
+        self._allowed = None if self.real is None else allowed(source, self.real)
 
     def __call__(self, objective: Classify, history: History | None = None) -> Evaluation:
         """accuracy, accuracy_top5 (of more than five classes), loss (cross-entropy), accuracy_per_class (the mean of

@@ -10,26 +10,20 @@ import torch
 from torch import Tensor
 
 from ssvit.data.loader import evaluation_batches
+from ssvit.evaluation import options
 from ssvit.evaluation.base import Evaluator
 from ssvit.objectives.base import Objective
-from ssvit.options import UserError, whole
+from ssvit.options import UserError
 
 _SHOWN = 12  # images in a mosaic
 
 
-class HeldOut(Evaluator):
-    """An evaluator of `images` images of a source, always the same.
+class HeldOut(options.HeldOut, Evaluator):
+    """An evaluator of some images of a source, always the same."""
 
-    seed: of the objective's random choices about them.
-    """
-
-    def __init__(
-        self, *, source: Any, transform: Any, images: int = 1024, batch_size: int = 128, seed: int = 0
-    ) -> None:
-        whole("images", images)
-        whole("batch_size", batch_size)
-        self.source, self.transform, self.seed = source, transform, seed
-        self.images, self.batch_size = images, batch_size
+    def __init__(self, *, source: Any, transform: Any, **given: Any) -> None:
+        super().__init__(**given)
+        self.source, self.transform = source, transform
 
     @cached_property
     def batches(self) -> list[tuple[Tensor, Tensor]]:

@@ -3,12 +3,13 @@
 Standard library only.
 """
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ssvit.options import OptionError, one_of, whole
+from ssvit.options import OptionError, number, one_of, whole
 
 POOLINGS = ("patch_mean", "class_token", "both")
 NORMS = ("after", "before")
@@ -73,6 +74,54 @@ def readings(
     for reading in found:
         reading.check(depth=depth, class_token=encoder["class_token"])
     return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Classification:
+    """How a classifier is measured."""
+
+    batch_size: int = 256
+    """Images answered for at once, by each process."""
+    workers: int = 0
+    """Processes that read files, for each process."""
+    timeout: float = 300.0
+    """Seconds to wait for a batch of theirs, 0 for ever."""
+    real: str | None = None
+    """A file of ImageNet's ReaL labels, to measure by them too (Beyer et al. 2020)."""
+
+    def __post_init__(self) -> None:
+        whole("batch_size", self.batch_size)
+        whole("workers", self.workers, 0)
+        number("timeout", self.timeout, 0)
+        if self.real is not None and not os.path.isfile(str(self.real)):
+            raise OptionError("real", self.real, "no such file; null for none")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldOut:
+    """On which held-out images an objective is measured."""
+
+    images: int = 1024
+    """Held-out images, at most."""
+    batch_size: int = 128
+    """Images predicted at once."""
+    seed: int = 0
+    """Of the objective's random choices about them."""
+
+    def __post_init__(self) -> None:
+        whole("images", self.images)
+        whole("batch_size", self.batch_size)
+        whole("seed", self.seed, 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction(HeldOut):
+    """The panel of masked patch prediction."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Autoencoding(HeldOut):
+    """The panel of masked autoencoding."""
 
 
 @dataclass(frozen=True, kw_only=True)
