@@ -101,6 +101,8 @@ class MAE:
     """Whether a patch's pixels are reconstructed less their own mean, over their own standard deviation (section 3)."""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.decoder, Mapping):
+            raise OptionError("decoder", self.decoder, "is a group of options: give one of them, as decoder.width=…")
         with within("decoder"):
             make(Decoder, self.decoder)
         number("masked", self.masked, 0, 1, above=True)
