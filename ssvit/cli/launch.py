@@ -183,7 +183,8 @@ def _misplaced() -> str:
         group, _, value = argument.partition("=")
         folder = CONFIGS / group.partition("@")[0]
         if folder.is_dir() and not isinstance(yaml.safe_load(value), str | list):
-            return f"{argument}: must be one of {', '.join(sorted(path.stem for path in folder.glob('*.yaml')))}"
+            typed_as = argument.removeprefix("probe@")  # see `aliases`
+            return f"{typed_as}: must be one of {', '.join(sorted(path.stem for path in folder.glob('*.yaml')))}"
     return "a choice of a file must be its name, or a list of names"
 
 
