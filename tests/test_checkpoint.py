@@ -14,9 +14,9 @@ import tiny
 import torch
 
 from ssvit import atomic_io
-from ssvit.checkpoints import checkpoint
-from ssvit.checkpoints.checkpoint import CheckpointError
-from ssvit.checkpoints.manifest import complete, read
+from ssvit.checkpoints import storage
+from ssvit.checkpoints.checkpoint import Checkpoint
+from ssvit.checkpoints.manifest import CheckpointError, complete, read
 from ssvit.data.batch import Batch
 from ssvit.options import OptionError, UserError
 
@@ -27,13 +27,13 @@ STATES = {"model": {"weight": torch.arange(6.0).view(2, 3)}, "optimizer": {"weig
 @pytest.fixture
 def three(tmp_path):
     for step in (1, 2, 3):
-        checkpoint.save(tmp_path, step, STATES, {"encoder": {}})
+        storage.save(tmp_path, step, STATES, {"encoder": {}})
     return tmp_path
 
 
 def test_what_is_saved_comes_back(tmp_path):
-    path = checkpoint.save(tmp_path, 7, STATES, {"encoder": {"width": 4}, "data": "abc"})
-    manifest, states = checkpoint.load(path)
+    path = storage.save(tmp_path, 7, STATES, {"encoder": {"width": 4}, "data": "abc"})
+    manifest, states = read(path), storage.load(Checkpoint.open(path))
     assert path.name == "step_00000007"
     assert (manifest["step"], manifest["encoder"], manifest["data"]) == (7, {"width": 4}, "abc")
     assert torch.equal(states["model"]["weight"], STATES["model"]["weight"])
@@ -42,10 +42,10 @@ def test_what_is_saved_comes_back(tmp_path):
 
 def test_three_are_kept_and_leftovers_removed(three):
     for step in (4, 5):
-        checkpoint.save(three, step, STATES, {})
+        storage.save(three, step, STATES, {})
     assert sorted(path.name for path in three.iterdir()) == [f"step_{step:08d}" for step in (3, 4, 5)]
     (three / ".step_00000006.part").mkdir()
-    assert checkpoint.newest(three, pytest.fail)[0]["step"] == 5
+    assert storage.newest(three, pytest.fail)[0].step == 5
     assert not (three / ".step_00000006.part").exists()
 
 
@@ -66,12 +66,12 @@ def test_killed_while_an_old_checkpoint_is_deleted_no_half_of_it_is_left_as_one(
     with monkeypatch.context() as patch:
         patch.setattr("shutil.rmtree", killed)
         with pytest.raises(Killed):
-            checkpoint.save(three, 4, STATES, {})
+            storage.save(three, 4, STATES, {})
     for path in three.glob("step_*"):
-        checkpoint.load(path)
-    assert checkpoint.newest(three, pytest.fail)[0]["step"] == 4
+        storage.load(Checkpoint.open(path))
+    assert storage.newest(three, pytest.fail)[0].step == 4
     assert all(path.name.startswith("step_") for path in three.iterdir())
-    checkpoint.save(three, 5, STATES, {})
+    storage.save(three, 5, STATES, {})
     assert sorted(path.name for path in three.iterdir()) == [f"step_{step:08d}" for step in (3, 4, 5)]
 
 
@@ -85,7 +85,7 @@ def test_an_old_checkpoint_is_deleted_when_the_new_one_and_then_its_own_renaming
     noted(os, "fsync", lambda descriptor: f"fsync {os.path.basename(os.readlink(f'/proc/self/fd/{descriptor}'))}")
     noted(Path, "rename", lambda path, target: f"rename {target.name}")
     noted(shutil, "rmtree", lambda path: f"delete {path.name}")
-    checkpoint.save(three, 4, STATES, {})
+    storage.save(three, 4, STATES, {})
     assert done == [
         "fsync model.safetensors", "fsync optimizer.safetensors", "fsync manifest.json", "fsync .step_00000004.part",
         "rename step_00000004", f"fsync {three.name}",
@@ -95,9 +95,9 @@ def test_an_old_checkpoint_is_deleted_when_the_new_one_and_then_its_own_renaming
 
 def test_what_cannot_be_deleted_now_is_deleted_later(three, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "complete", lambda folder: full())
-        assert checkpoint.save(three, 4, STATES, {}).is_dir()
-    checkpoint.save(three, 5, STATES, {})
+        patch.setattr(storage, "complete", lambda folder: full())
+        assert storage.save(three, 4, STATES, {}).is_dir()
+    storage.save(three, 5, STATES, {})
     assert sorted(path.name for path in three.iterdir()) == [f"step_{step:08d}" for step in (3, 4, 5)]
 
 
@@ -106,23 +106,23 @@ def test_the_manifest_tells_the_step_whatever_the_name(three):
     (three / "step_00000001").rename(three / "step_00000099")
     assert [path.name for path in complete(three)] == ["step_00000099", "step_00000002", "step_00000003"]
     warnings = []
-    assert checkpoint.newest(three, warnings.append)[0]["step"] == 3
+    assert storage.newest(three, warnings.append)[0].step == 3
     (warning,) = warnings
     assert "step_00000099: is the checkpoint of step 1" in warning
-    checkpoint.set_aside_after(three, 3)
+    storage.set_aside_after(three, 3)
     assert {path.name for path in three.iterdir()} == {"aside_step_00000099", "step_00000002", "step_00000003"}
     for step in (98, 99):
-        checkpoint.save(three, step, STATES, {})
-    assert checkpoint.newest(three, pytest.fail)[0]["step"] == 99
+        storage.save(three, step, STATES, {})
+    assert storage.newest(three, pytest.fail)[0].step == 99
     assert [path.name for path in complete(three)] == [f"step_{step:08d}" for step in (3, 98, 99)]
 
 
 def test_an_earlier_name_does_not_hide_the_newest_nor_have_it_deleted(three):
     (three / "step_00000003").rename(three / "step_00000000")
     warnings = []
-    assert checkpoint.newest(three, warnings.append)[0]["step"] == 3
+    assert storage.newest(three, warnings.append)[0].step == 3
     assert len(warnings) == 1
-    checkpoint.save(three, 4, STATES, {})
+    storage.save(three, 4, STATES, {})
     assert [path.name for path in complete(three)] == [f"step_{step:08d}" for step in (2, 0, 4)]
 
 
@@ -154,7 +154,7 @@ def test_a_file_named_as_a_checkpoint_is_passed_over_and_kept(tmp_path, capsys):
 def test_nothing_that_was_set_aside_is_written_over(three):
     for text in ("one", "two", "three"):
         (three / "step_00000009").write_text(text)
-        checkpoint.set_aside_after(three, 3)
+        storage.set_aside_after(three, 3)
     names = ["aside_step_00000009", "aside_step_00000009_2", "aside_step_00000009_3"]
     assert [(three / name).read_text() for name in names] == ["one", "two", "three"]
 
@@ -162,7 +162,7 @@ def test_nothing_that_was_set_aside_is_written_over(three):
 def test_a_folder_that_cannot_be_read_is_no_new_run(three, monkeypatch):
     monkeypatch.setattr(os, "listdir", lambda *_: full())
     with pytest.raises(CheckpointError, match="cannot be read"):
-        checkpoint.newest(three, pytest.fail)
+        storage.newest(three, pytest.fail)
 
 
 def test_any_flipped_bit_is_noticed_and_the_one_before_taken(three):
@@ -175,7 +175,7 @@ def test_any_flipped_bit_is_noticed_and_the_one_before_taken(three):
             damaged[chance.randrange(len(damaged))] ^= 1 << chance.randrange(8)
             path.write_bytes(damaged)
             warnings = []
-            assert checkpoint.newest(three, warnings.append)[0]["step"] == 2
+            assert storage.newest(three, warnings.append)[0].step == 2
             assert len(warnings) == 1
             assert "step_00000003" in warnings[0]
         path.write_bytes(whole)
@@ -190,7 +190,7 @@ def test_any_flipped_bit_is_noticed_and_the_one_before_taken(three):
 def test_a_damaged_manifest_is_noticed(three, text):
     (three / "step_00000003" / "manifest.json").write_text(text)
     warnings = []
-    assert checkpoint.newest(three, warnings.append)[0]["step"] == 2
+    assert storage.newest(three, warnings.append)[0].step == 2
     (warning,) = warnings
     assert "step_00000003/manifest.json: is damaged; falling back" in warning
 
@@ -205,7 +205,7 @@ def test_a_manifest_that_no_checkpoint_has_is_noticed_though_its_seal_is_right(t
     path = three / "step_00000003"
     rewrite(path, json.loads((path / "manifest.json").read_text()) | changes)
     warnings = []
-    assert checkpoint.newest(three, warnings.append)[0]["step"] == 2
+    assert storage.newest(three, warnings.append)[0].step == 2
     (warning,) = warnings
     assert "step_00000003/manifest.json: is damaged; falling back" in warning
 
@@ -215,10 +215,10 @@ def test_a_manifest_without_end_is_read_no_further_than_any_could_be(three, monk
     with open(three / "step_00000003" / "manifest.json", "r+b") as file:
         file.truncate(1 << 40)
     with pytest.raises(CheckpointError, match=r"manifest\.json: is damaged"):
-        checkpoint.load(three / "step_00000003")
+        storage.load(Checkpoint.open(three / "step_00000003"))
     with pytest.raises(CheckpointError, match=r"a manifest of .* bytes could not be read again"):
-        checkpoint.save(three, 4, STATES, {"classes": ["a name"] * 100})
-    assert checkpoint.newest(three, lambda warning: None)[0]["step"] == 2
+        storage.save(three, 4, STATES, {"classes": ["a name"] * 100})
+    assert storage.newest(three, lambda warning: None)[0].step == 2
 
 
 @pytest.mark.parametrize("file", ["manifest.json", "model.safetensors"])
@@ -226,7 +226,7 @@ def test_a_pipe_in_a_checkpoint_is_not_waited_for(three, file):
     (three / "step_00000003" / file).unlink()
     os.mkfifo(three / "step_00000003" / file)
     warnings = []
-    assert checkpoint.newest(three, warnings.append)[0]["step"] == 2
+    assert storage.newest(three, warnings.append)[0].step == 2
     assert "not a regular file" in warnings[0]
 
 
@@ -234,8 +234,8 @@ def test_when_none_is_usable_the_run_is_refused(three):
     for path in three.iterdir():
         (path / "model.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"none of its 3 checkpoints is usable.*overwrite=true"):
-        checkpoint.newest(three, lambda warning: None)
-    assert checkpoint.newest(three / "elsewhere", pytest.fail) is None
+        storage.newest(three, lambda warning: None)
+    assert storage.newest(three / "elsewhere", pytest.fail) is None
 
 
 def rewrite(folder, manifest):
@@ -258,7 +258,7 @@ def test_a_pickle_in_a_checkpoint_does_not_run(three, monkeypatch):
         manifest["sha256"][file] = hashlib.sha256(data).hexdigest()
         rewrite(folder, manifest)
         with pytest.raises(CheckpointError, match="is not a safetensors file"):
-            checkpoint.load(folder)
+            storage.load(Checkpoint.open(folder))
     assert not (three / "exploded").exists()
 
 
@@ -269,13 +269,13 @@ def test_a_manifest_cannot_name_files_elsewhere(three):
     manifest["sha256"]["../secret.safetensors"] = hashlib.sha256(b"").hexdigest()
     rewrite(folder, manifest)
     with pytest.raises(CheckpointError, match="is damaged"):
-        checkpoint.load(folder)
+        storage.load(Checkpoint.open(folder))
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_weights_that_are_not_finite_are_never_saved(three, value):
     with pytest.raises(CheckpointError, match="weight of the model is not finite"):
-        checkpoint.save(three, 4, {"model": {"weight": torch.tensor([1.0, value])}}, {})
+        storage.save(three, 4, {"model": {"weight": torch.tensor([1.0, value])}}, {})
     assert not list(three.glob("*4*"))
 
 
@@ -291,14 +291,14 @@ def test_a_full_disk_leaves_the_checkpoints_before(three, monkeypatch, broken):
         elif broken == "rename":
             patch.setattr("pathlib.Path.rename", full)
         else:
-            patch.setattr(checkpoint, "write", full)
+            patch.setattr(storage, "write", full)
         with pytest.raises(CheckpointError, match="No space left on device") as error:
-            checkpoint.save(three, 4, STATES, {})
+            storage.save(three, 4, STATES, {})
     assert "\n" not in str(error.value)
     named = three / "step_00000004" / "model.safetensors" if broken == "fsync" else three / "step_00000004"
     assert str(error.value).startswith(f"{named}: cannot be written")
     assert sorted(path.name for path in three.iterdir()) == [f"step_{step:08d}" for step in (1, 2, 3)]
-    assert checkpoint.newest(three, pytest.fail)[0]["step"] == 3
+    assert storage.newest(three, pytest.fail)[0].step == 3
 
 
 def test_damaged_checkpoints_are_set_aside_not_overwritten(tmp_path, capsys):
@@ -315,14 +315,14 @@ def test_damaged_checkpoints_are_set_aside_not_overwritten(tmp_path, capsys):
 def test_an_encoder_is_loaded_whole_or_not_at_all(tmp_path):
     _, objective = tiny.train(tmp_path, steps=4, warmup=1, ema=0.0)
     path = tmp_path / "step_00000004"
-    encoder = checkpoint.load_encoder(path)
+    encoder = storage.load_encoder(path)
     for name, tensor in objective.encoder.state_dict().items():
         assert torch.equal(encoder.state_dict()[name], tensor)
-    manifest, states = checkpoint.load(path)
+    manifest, states = read(path), storage.load(Checkpoint.open(path))
     del states["model"]["encoder.patch.bias"]
-    other = checkpoint.save(tmp_path, 5, states, {"encoder": manifest["encoder"]})
+    other = storage.save(tmp_path, 5, states, {"encoder": manifest["encoder"]})
     with pytest.raises(CheckpointError, match=r"patch\.bias"):
-        checkpoint.load_encoder(other)
+        storage.load_encoder(other)
 
 
 def test_the_encoder_is_the_module_that_the_manifest_names(tmp_path):
@@ -333,32 +333,32 @@ def test_the_encoder_is_the_module_that_the_manifest_names(tmp_path):
         for key, value in encoder.state_dict().items()
     }
     for step, (told, right) in enumerate([({}, student), ({"backbone": "teacher.module.encoder"}, teacher)]):
-        path = checkpoint.save(tmp_path, step, {"model": weights}, {"encoder": student.arguments, **told})
-        for name, value in checkpoint.load_encoder(path).state_dict().items():
+        path = storage.save(tmp_path, step, {"model": weights}, {"encoder": student.arguments, **told})
+        for name, value in storage.load_encoder(path).state_dict().items():
             assert value.equal(right.state_dict()[name])
     for wrong in ("head", "", None, 3):
-        path = checkpoint.save(tmp_path, 9, {"model": weights}, {"encoder": student.arguments, "backbone": wrong})
+        path = storage.save(tmp_path, 9, {"model": weights}, {"encoder": student.arguments, "backbone": wrong})
         with pytest.raises(CheckpointError, match="its encoder cannot be built"):
-            checkpoint.load_encoder(path)
+            storage.load_encoder(path)
 
 
 def test_a_run_stands_for_its_newest_checkpoint(tmp_path):
     tiny.train(tmp_path, steps=4, warmup=1, save_every=2, ema=0.0)
-    newest, older = (checkpoint.load_encoder(tmp_path / f"step_0000000{step}").state_dict() for step in (4, 2))
+    newest, older = (storage.load_encoder(tmp_path / f"step_0000000{step}").state_dict() for step in (4, 2))
     for path in (tmp_path, str(tmp_path)):
-        found = checkpoint.load_encoder(path).state_dict()
+        found = storage.load_encoder(path).state_dict()
         assert all(torch.equal(found[name], newest[name]) for name in newest)
     assert not torch.equal(found["patch.weight"], older["patch.weight"])
     (tmp_path / "empty").mkdir()
     for path, said in ((tmp_path / "empty", "holds no checkpoint"), (tmp_path / "none", "no such folder")):
-        for load in (checkpoint.load_encoder, checkpoint.load_classifier):
+        for load in (storage.load_encoder, storage.load_classifier):
             with pytest.raises(OptionError, match=said):
                 load(path)
 
 
 @torch.no_grad()
 def test_a_loaded_classifier_answers_images_alone():
-    classifier = checkpoint.load_classifier(FIRST_EDITION / "finetune_masked_patch_synthetic")
+    classifier = storage.load_classifier(FIRST_EDITION / "finetune_masked_patch_synthetic")
     images = tiny.pictures(3)
     assert classifier(images).shape == (3, 10)
     assert torch.equal(classifier(images), classifier.logits(images))

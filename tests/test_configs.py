@@ -12,7 +12,7 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 from PIL import Image
 
-from ssvit.checkpoints import checkpoint
+from ssvit.checkpoints import storage
 from ssvit.checkpoints.configuration import Configuration
 from ssvit.cli import pretrained
 from ssvit.data.source import Data
@@ -44,7 +44,7 @@ def pretrained_run(tmp_path):
     del arguments["_target_"]
     run = tmp_path / "outputs" / "run"
     run.mkdir(parents=True)
-    checkpoint.save(run, config.recipe.steps, {"model": {}}, {"encoder": arguments, "stage": "pretrain"})
+    storage.save(run, config.recipe.steps, {"model": {}}, {"encoder": arguments, "stage": "pretrain"})
     choices = {"data": "synthetic", "augment@data.augment": "inception_crop"}
     kept = Configuration.of(OmegaConf.to_container(config, resolve=False), choices)
     (run / "config.yaml").write_bytes(kept.write())

@@ -16,7 +16,8 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 from safetensors.torch import load_file
 
-from ssvit.checkpoints import checkpoint, manifest
+from ssvit.checkpoints import storage
+from ssvit.checkpoints.checkpoint import PRETRAIN
 from ssvit.checkpoints.configuration import Configuration
 from ssvit.cli import evaluate, pretrained
 from ssvit.data.augment.crop import CenterCrop
@@ -151,7 +152,7 @@ def run(tmp_path_factory):
     folder.mkdir()
     encoder = instantiate(config.encoder, _convert_="all")
     weights = {f"encoder.{name}": value for name, value in encoder.state_dict().items()}
-    checkpoint.save(folder, 6, {"model": weights}, {"encoder": encoder.arguments, "stage": manifest.PRETRAIN})
+    storage.save(folder, 6, {"model": weights}, {"encoder": encoder.arguments, "stage": PRETRAIN})
     choices = {"data": "synthetic", "augment@data.augment": "inception_crop"}
     written = Configuration.of(OmegaConf.to_container(config, resolve=False), choices)
     (folder / "config.yaml").write_bytes(written.write())

@@ -12,7 +12,7 @@ import torch
 from command import one_line
 from safetensors.torch import load_file, save_file
 
-from ssvit.checkpoints import checkpoint, manifest
+from ssvit.checkpoints import manifest, storage
 from ssvit.exchange import files, reading, writing
 from ssvit.exchange.files import ForeignError
 from ssvit.exchange.timm import TIMM
@@ -46,7 +46,7 @@ def images(peer, seed=0):
 @torch.no_grad()
 def test_outputs_are_the_peers(name, tmp_path):
     peer = peers.PEERS[name](tmp_path)
-    encoder = checkpoint.load_encoder(peer.path, **peer.told)
+    encoder = storage.load_encoder(peer.path, **peer.told)
     x, normalised = images(peer)
     expected = peer.tokens(normalised)
     assert encoder(x).shape == expected.shape
@@ -73,7 +73,7 @@ def test_timms_hybrids_are_exact_both_ways(name, patch, tmp_path):
     model = peers.random(timm.create_model(name, img_size=size, num_classes=0))
     save_file(model.state_dict(), tmp_path / "hybrid.safetensors")
     peer = peers.Peer(tmp_path / "hybrid.safetensors", model.forward_features, {"trained_size": list(size)}, size=size)
-    encoder = checkpoint.load_encoder(peer.path, **peer.told)
+    encoder = storage.load_encoder(peer.path, **peer.told)
     x, normalised = images(peer)
     expected = peer.tokens(normalised)
     assert (encoder(x) - expected).abs().max() < LIMIT
@@ -106,7 +106,7 @@ def test_only_the_authors_stem_is_said_to_differ_in_timm(epsilons, tmp_path):
 def test_torchvisions_older_names_are_the_same(tmp_path):
     (tmp_path / "old").mkdir()
     new, old = peers.torchvision_plain(tmp_path), peers.torchvision_plain(tmp_path / "old", old=True)
-    states = [checkpoint.load_encoder(peer.path, **peer.told).state_dict() for peer in (new, old)]
+    states = [storage.load_encoder(peer.path, **peer.told).state_dict() for peer in (new, old)]
     assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
 
 
@@ -142,7 +142,7 @@ def test_headers_tell_the_shapes(plain, tmp_path):
 def test_half_precision_becomes_single(plain, tmp_path):
     tensors = {name: value.bfloat16() for name, value in load_file(plain.path).items()}
     save_file(tensors, tmp_path / "half.safetensors")
-    encoder = checkpoint.load_encoder(tmp_path / "half.safetensors", **plain.told)
+    encoder = storage.load_encoder(tmp_path / "half.safetensors", **plain.told)
     assert encoder.patch.weight.dtype == torch.float32
     assert torch.equal(encoder.norm.weight.detach(), tensors["norm.weight"].float())
 
@@ -150,7 +150,7 @@ def test_half_precision_becomes_single(plain, tmp_path):
 def test_what_is_usual_is_taken_and_said(tmp_path, capsys):
     model = peers.of_timm(img_size=64, patch_size=16, embed_dim=192, num_heads=3)
     save_file(model.state_dict(), tmp_path / "tiny.safetensors")
-    encoder = checkpoint.load_encoder(tmp_path / "tiny.safetensors", announce=True, image_size=[32, 48])
+    encoder = storage.load_encoder(tmp_path / "tiny.safetensors", announce=True, image_size=[32, 48])
     assert (encoder.arguments["heads"], encoder.image_size) == (3, (32, 48))
     said = capsys.readouterr().out
     for part in ("loaded 32 of 32", "from 4x4 to 2x3", "timm's layout", "64x64", "heads 3 as usual",
@@ -159,11 +159,11 @@ def test_what_is_usual_is_taken_and_said(tmp_path, capsys):
 
 
 def test_positions_are_resized_as_between_encoders_of_ours(plain):
-    trained = checkpoint.load_encoder(plain.path, **plain.told)
+    trained = storage.load_encoder(plain.path, **plain.told)
     for how in ("paper", "timm"):
         right = ViT(**{**trained.arguments, "image_size": [48, 64]})
         right.take(trained, how=how)
-        found = checkpoint.load_encoder(plain.path, resize=how, image_size=[48, 64], **plain.told)
+        found = storage.load_encoder(plain.path, resize=how, image_size=[48, 64], **plain.told)
         assert torch.equal(found.positions[0].embedding, right.positions[0].embedding)
 
 
@@ -208,7 +208,7 @@ def test_another_told_value_is_another_checkpoint(plain):
 )  # fmt: skip
 def test_what_has_no_place_is_refused_in_one_line(changes, said, plain, tmp_path):
     with pytest.raises(UserError, match=said) as caught:
-        checkpoint.load_encoder(rewritten(plain, tmp_path, **changes), **plain.told)
+        storage.load_encoder(rewritten(plain, tmp_path, **changes), **plain.told)
     assert "\n" not in str(caught.value)
 
 
@@ -319,8 +319,8 @@ def test_big_visions_plain_vits_are_read(place, tmp_path):
     arrays = {linen(name): value for name, value in first.items()} | {f"{place}pos_embedding": positions[:, 1:]}
     numpy.savez(tmp_path / "first.npz", **first, **{"Transformer/posembed_input/pos_embedding": positions})
     numpy.savez(tmp_path / "big_vision.npz", **{f"params/{name}": value for name, value in arrays.items()})
-    whole = checkpoint.load_encoder(tmp_path / "first.npz", **peers.TOLD)
-    found = checkpoint.load_encoder(tmp_path / "big_vision.npz", **peers.TOLD)
+    whole = storage.load_encoder(tmp_path / "first.npz", **peers.TOLD)
+    found = storage.load_encoder(tmp_path / "big_vision.npz", **peers.TOLD)
     whole.positions[0].embedding[0] = 0
     x, _ = images(peers.Peer(tmp_path, whole))
     assert torch.equal(found(x), whole(x))

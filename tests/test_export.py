@@ -15,7 +15,7 @@ from exported import CLASSES, LIMIT, SHAPE, classifier, encoder, images, written
 from PIL import Image
 from safetensors.torch import load_file
 
-from ssvit.checkpoints import checkpoint
+from ssvit.checkpoints import storage
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.exchange import card
 from ssvit.exchange.options import Export
@@ -55,7 +55,7 @@ def test_timm_opens_an_encoder(changes, tmp_path):
     if "distillation_token" not in changes:
         assert (model(normalised(x)) - ours.represent(x)).abs().max() < LIMIT
     assert numpy.allclose(model.pretrained_cfg["mean"], SHAPE["mean"])
-    back = checkpoint.load_encoder(folder / "model.safetensors")
+    back = storage.load_encoder(folder / "model.safetensors")
     assert (back(x) - ours(x)).abs().max() < LIMIT
 
 
@@ -92,7 +92,7 @@ def test_transformers_opens_an_encoder(changes, tmp_path):
     assert not report["unexpected_keys"]
     x = images()
     assert (model.eval()(normalised(x)).last_hidden_state - ours(x)).abs().max() < LIMIT
-    back = checkpoint.load_encoder(folder / "model.safetensors")
+    back = storage.load_encoder(folder / "model.safetensors")
     assert (back(x) - ours(x)).abs().max() < LIMIT
 
 
@@ -325,7 +325,7 @@ def test_the_tool_exports_a_run_and_what_it_wrote_is_a_checkpoint(tool, tmp_path
     run = tmp_path / "outputs" / "cats"
     run.mkdir(parents=True)
     ours = classifier()
-    checkpoint.save(run, 6, {"model": ours.state_dict()}, {**ours.facts, "stage": "finetune"})
+    storage.save(run, 6, {"model": ours.state_dict()}, {**ours.facts, "stage": "finetune"})
     (run / "metrics.jsonl").write_text('{"step": 6, "test/top1": 0.5}\n')
     for options, said in (
         (["format=tflite"], "format=tflite: must be one of"),
@@ -339,7 +339,7 @@ def test_the_tool_exports_a_run_and_what_it_wrote_is_a_checkpoint(tool, tmp_path
     folder = run / "export" / "timm"
     assert f"{Path('outputs/cats/export/timm')}: README.md, config.json, model.safetensors" in done.stdout
     assert "| test/top1 | 0.5 |" in (folder / "README.md").read_text()
-    right = checkpoint.load_classifier(run / "step_00000006", image_size=[48, 48])
+    right = storage.load_classifier(run / "step_00000006", image_size=[48, 48])
     model = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
     with torch.no_grad():
         expected = right.logits(images((48, 48)))

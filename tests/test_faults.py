@@ -21,7 +21,8 @@ import torch
 import torch.utils.tensorboard  # once, before the server forks
 from faults import ERROR, FULL, KILL, MAIN, SHORT, TORN
 
-from ssvit.checkpoints import checkpoint
+from ssvit.checkpoints import storage
+from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.checkpoints.manifest import complete, read
 from ssvit.retrieval.store import Store
 from ssvit.training.metrics_log import rows
@@ -169,10 +170,10 @@ def endure(system, folder: Path, whole: dict[str, str], case) -> str:
         # A checkpoint that could not be read once is set aside, and the one before it taken.
         assert f"is finished ({STEPS} steps)" in again.told or int(went_on[1]) >= BEGUN - (case[2] == ERROR), where
     final = complete(folder)[-1]
-    manifest, _ = checkpoint.load(final)
+    manifest, _ = read(final), storage.load(Checkpoint.open(final))
     assert (manifest["step"], manifest["sha256"], final.name) == (STEPS, whole, f"step_{STEPS:08d}"), where
     # What was not deleted after the last checkpoint stays: none is written after it.
-    assert len(complete(folder)) <= checkpoint.KEPT + 1, where
+    assert len(complete(folder)) <= storage.KEPT + 1, where
     assert not list(folder.glob(".step_*")), where
     assert [row["step"] for row in rows(folder)] == list(range(1, STEPS + 1)), where
     return end

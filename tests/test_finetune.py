@@ -16,7 +16,8 @@ from PIL import Image
 from torchvision.io import write_png
 from torchvision.transforms.v2 import functional as tvf
 
-from ssvit.checkpoints import checkpoint, manifest
+from ssvit.checkpoints import manifest, storage
+from ssvit.checkpoints.checkpoint import Checkpoint
 
 TOOLS = Path(__file__).parent.parent / "tools"
 RUN = "masked_patch_synthetic"
@@ -44,7 +45,7 @@ def outputs(pretrained, tmp_path):
 
 
 def state(path: Path) -> dict[str, torch.Tensor]:
-    return checkpoint.load(path)[1]["model"]
+    return storage.load(Checkpoint.open(path))["model"]
 
 
 def test_without_arguments_it_takes_the_newest_run_and_its_images(outputs, tool):
@@ -96,7 +97,7 @@ def test_a_higher_resolution_resizes_the_positions_and_says_so(outputs, tool):
     assert "positions resized from 4x4 to 6x8 patches (paper)" in done.stdout
     final = outputs / f"finetune_{RUN}" / "step_00000006"
     assert state(final)["encoder.positions.0.embedding"].shape == (1 + 6 * 8, 16)
-    assert checkpoint.load_classifier(final).encoder.image_size == (24, 32)
+    assert storage.load_classifier(final).encoder.image_size == (24, 32)
 
 
 @pytest.mark.parametrize(
@@ -255,7 +256,7 @@ def test_predict_names_the_classes_of_pictures(outputs, tool, tmp_path):
     done = tool("predict", "album", "one = 1.png", "output=answers.json", "top=2")
     answers = json.loads((tmp_path / "answers.json").read_text())
     assert [Path(answer["image"]).name for answer in answers] == ["red.png", "one = 1.png"]
-    classifier = checkpoint.load_classifier(outputs / f"finetune_{RUN}" / "step_00000006")
+    classifier = storage.load_classifier(outputs / f"finetune_{RUN}" / "step_00000006")
     for answer in answers:
         assert len(answer["classes"]) == 2
         assert answer["classes"][0]["class"] in classifier.classes
@@ -277,7 +278,7 @@ def test_how_evaluation_fits_images_travels_with_the_checkpoint(outputs, tool, t
     write_png(wide, str(tmp_path / "wide.png"))
     tool("predict", "wide.png", "output=answers.json", "top=10")
     (answer,) = json.loads((tmp_path / "answers.json").read_text())
-    classifier = checkpoint.load_classifier(path)
+    classifier = storage.load_classifier(path)
     with torch.no_grad():
         whole = classifier.logits(tvf.resize(wide, [16, 16], antialias=True)[None]).softmax(-1)[0]
         middle = classifier.logits(tvf.center_crop(wide, [16, 16])[None]).softmax(-1)[0]

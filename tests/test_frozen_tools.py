@@ -14,7 +14,7 @@ from hydra.errors import InstantiationException
 from omegaconf import OmegaConf
 from PIL import Image
 
-from ssvit.checkpoints import checkpoint, manifest
+from ssvit.checkpoints import manifest, storage
 from ssvit.cli import evaluate, linear_probe, pretrained
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.datasets import synthetic
@@ -61,7 +61,7 @@ def measured(run, tmp_path):
 def expected(run):
     """The features that the tools must measure, read in one go: (train, test), each with labels."""
     path = run / "step_00000006"
-    trained = checkpoint.load_encoder(path).train()  # as training has it
+    trained = storage.load_encoder(path).train()  # as training has it
     torch.manual_seed(key(0, "weights"))
     untrained = ViT(**manifest.read(path)["encoder"])
     assert not torch.equal(trained.patch.weight, untrained.patch.weight)
@@ -152,7 +152,7 @@ def test_linear_probe_by_either_method(measured, expected, tmp_path):
 def test_features_are_pooled_as_the_checkpoint_was_trained(measured, tmp_path):
     encoder = ViT(image_size=16, patch_size=4, width=16, depth=2, heads=2)
     state = {f"encoder.{name}": tensor for name, tensor in encoder.state_dict().items()}
-    path = checkpoint.save(tmp_path, 3, {"model": state}, {"encoder": encoder.arguments})
+    path = storage.save(tmp_path, 3, {"model": state}, {"encoder": encoder.arguments})
     images = ("data=synthetic", "data.image_size=16", "data.images=32", "data.held_out_images=32")
     for asked, read in (("null", "class_token"), ("patch_mean", "patch_mean")):
         options = (f"checkpoint={path}", *images, "k=[1]", "baselines=false", f"features.pooling={asked}")

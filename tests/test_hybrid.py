@@ -13,7 +13,7 @@ from hydra.utils import instantiate
 from timm.layers import StdConv2dSame
 from timm.models.resnetv2 import ResNetV2
 
-from ssvit.checkpoints import checkpoint
+from ssvit.checkpoints import storage
 from ssvit.data.batch import Batch
 from ssvit.kernels.accelerate import accelerate
 from ssvit.models.hybrid import Bottleneck, Convolution, ResNet
@@ -272,10 +272,10 @@ def test_the_stem_lies_at_the_bottom_and_its_filters_decay():
 def test_a_checkpoint_brings_the_stem_to_images_of_another_size(epsilons, tmp_path):
     encoder = build(stem={"layers": [1, 1], "width": 32, "epsilons": epsilons})
     trained = MaskedPatch(encoder=encoder, masking=Masking(), target=MeanColor(patch_size=8))
-    path = checkpoint.save(tmp_path, 1, {"model": trained.state_dict()}, trained.facts)
+    path = storage.save(tmp_path, 1, {"model": trained.state_dict()}, trained.facts)
     accelerate(trained)
-    assert torch.equal(checkpoint.load_encoder(path)(random_images()), trained.encoder(random_images()))
-    wide = checkpoint.load_encoder(path, image_size=[24, 40])
+    assert torch.equal(storage.load_encoder(path)(random_images()), trained.encoder(random_images()))
+    wide = storage.load_encoder(path, image_size=[24, 40])
     assert wide.grid == (3, 5)
     assert wide(random_images(1, 24, 40)).shape == (1, 16, 24)
     for name, value in trained.encoder.stem.state_dict().items():

@@ -10,8 +10,9 @@ import yaml
 from hydra.core.config_store import ConfigStore
 
 from ssvit.atomic_io import seal
-from ssvit.checkpoints import manifest
-from ssvit.checkpoints.manifest import FINETUNE, PRETRAIN, SCHEMA
+from ssvit.checkpoints import checkpoint
+from ssvit.checkpoints.checkpoint import FINETUNE, PRETRAIN
+from ssvit.checkpoints.manifest import SCHEMA
 from ssvit.cli import pretrained
 from ssvit.cli.launch import typed_command
 from ssvit.options import UserError
@@ -46,7 +47,7 @@ def run(folder: Path, name: str, *, written: int, stage: str = PRETRAIN, step: i
 
 def newest(folder: Path, stage: str) -> tuple[str, str]:
     said = []
-    found = manifest.find("newest", outputs=str(folder / "outputs"), stage=stage, say=said.append)
+    found = checkpoint.find("newest", outputs=str(folder / "outputs"), stage=stage, say=said.append)
     (line,) = said
     return found.parent.name, line.replace(f"{folder}/", "")
 

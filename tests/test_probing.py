@@ -17,7 +17,8 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 from PIL import Image
 
-from ssvit.checkpoints import checkpoint, manifest
+from ssvit.checkpoints import storage
+from ssvit.checkpoints.checkpoint import PRETRAIN
 from ssvit.checkpoints.configuration import Configuration
 from ssvit.cli.session import Session
 from ssvit.data.augment.crop import CenterCrop
@@ -241,7 +242,7 @@ def test_the_features_are_those_of_the_checkpoint(tmp_path, precision, pooling):
     assert [row.get("probe/class_token") for row in rows(tmp_path).values()] == 4 * [
         1 if pooling == "class_token" else None
     ]
-    encoder = checkpoint.load_encoder(tmp_path / "step_00000012")
+    encoder = storage.load_encoder(tmp_path / "step_00000012")
     function = Frozen(encoder, rules.readings(encoder.arguments, layer="all"), identity="")
     evaluator = probing({})
     with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16-mixed"):
@@ -435,7 +436,7 @@ def test_images_without_labels_train_as_before(tmp_path, capsys):
         "recipe.precision=32-true", "fabric.accelerator=cpu", "probe=[knn]",
     )  # fmt: skip
     (tmp_path / "run").mkdir()
-    Session(config, tmp_path / "run", stage=manifest.PRETRAIN).train(config, tmp_path / "run")
+    Session(config, tmp_path / "run", stage=PRETRAIN).train(config, tmp_path / "run")
     told = capsys.readouterr().out.splitlines()
     assert told.count("no probes: the images have no labels") == 1
     assert not any(line.startswith("probe: ") for line in told)

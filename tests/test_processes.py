@@ -24,7 +24,8 @@ from command import LIMIT, TINY
 from torch import distributed
 from torchvision.io import write_png
 
-from ssvit.checkpoints import checkpoint
+from ssvit.checkpoints import storage
+from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.options import UserError
 from ssvit.training import runtime
 
@@ -129,7 +130,7 @@ def final(folder: Path) -> dict[str, str]:
 
 def assert_close(folder: Path, other: Path) -> None:
     """Weights, optimiser and average at the end of two runs agree to 1e-6."""
-    one, two = (checkpoint.load(run / "step_00000012")[1] for run in (folder, other))
+    one, two = (storage.load(Checkpoint.open(run / "step_00000012")) for run in (folder, other))
     for name, state in one.items():
         assert state.keys() == two[name].keys()
         for key, tensor in state.items():

@@ -15,7 +15,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 from PIL import Image
 
-from ssvit.checkpoints import checkpoint, manifest
+from ssvit.checkpoints import manifest, storage
 from ssvit.cli import retrieve as retrieve_tool
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.decode import load
@@ -71,7 +71,7 @@ def work(made, tmp_path):
 
 def described(folder: Path, paths: list[str]) -> np.ndarray:
     """The features as one would write them down, a picture at a time, in float64."""
-    encoder = checkpoint.load_encoder(folder / "outputs" / RUN / "step_00000006").double()
+    encoder = storage.load_encoder(folder / "outputs" / RUN / "step_00000006").double()
     rows = []
     for path in paths:
         image = CenterCrop(size=16)([load(path)])
@@ -147,7 +147,7 @@ def test_a_query_is_answered_in_words_as_json_and_as_a_sheet(made, work, tool):
 def test_a_store_is_pooled_as_the_checkpoint_was_trained_and_asked_as_it_was_made(tmp_path, capsys):
     encoder = ViT(image_size=16, patch_size=4, width=16, depth=2, heads=2)
     state = {f"encoder.{name}": tensor for name, tensor in encoder.state_dict().items()}
-    path = checkpoint.save(tmp_path, 3, {"model": state}, {"encoder": encoder.arguments})
+    path = storage.save(tmp_path, 3, {"model": state}, {"encoder": encoder.arguments})
     pictures = album(tmp_path / "album", first=0, count=4)
 
     def retrieve(*options):

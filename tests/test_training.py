@@ -21,7 +21,8 @@ from torch import distributed
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torchvision.io import write_png
 
-from ssvit.checkpoints import checkpoint, manifest
+from ssvit.checkpoints import manifest, storage
+from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.data.augment.crop import CenterCrop, InceptionCrop
 from ssvit.data.loader import Loader
 from ssvit.evaluation.reconstruction import Prediction
@@ -290,7 +291,7 @@ def test_compiled_a_run_trains_alike_and_goes_on_exactly(tmp_path):
     shutil.rmtree(tmp_path / "compiled" / "step_00000012")
     tiny.train(tmp_path / "compiled", ema=0.0, backend="compile")
     assert final(tmp_path / "compiled") == before
-    assert checkpoint.load_encoder(tmp_path / "compiled" / "step_00000012").width == 16
+    assert storage.load_encoder(tmp_path / "compiled" / "step_00000012").width == 16
 
 
 def killed_at_random(tmp_path: Path, files: Path, kills: int, seed: int) -> None:
@@ -346,7 +347,7 @@ def test_the_averaged_copy_follows_the_weights(tmp_path):
     tiny.train(tmp_path, steps=3, warmup=1, save_every=1, ema=0.75)
     start = tiny.model().state_dict()["mask_token"].double()
     for step in (1, 2, 3):
-        _, states = checkpoint.load(tmp_path / f"step_{step:08d}")
+        states = storage.load(Checkpoint.open(tmp_path / f"step_{step:08d}"))
         start = 0.75 * start + 0.25 * states["model"]["mask_token"].double()
         torch.testing.assert_close(states["ema"]["mask_token"].double(), start, rtol=0, atol=1e-6)
 
@@ -381,7 +382,7 @@ def test_two_processes_train_as_one_does(tmp_path):
     one, two = (rows(tmp_path / name, "train/loss") for name in ("one", "two"))
     assert one.keys() == two.keys()
     assert list(one.values()) == pytest.approx(list(two.values()), rel=1e-6)
-    weights = [checkpoint.load(tmp_path / name / "step_00000006")[1]["model"] for name in ("one", "two")]
+    weights = [storage.load(Checkpoint.open(tmp_path / name / "step_00000006"))["model"] for name in ("one", "two")]
     for name in weights[0]:
         torch.testing.assert_close(weights[0][name], weights[1][name], rtol=1e-6, atol=1e-8)
 
@@ -397,7 +398,7 @@ def test_two_processes_with_a_shard_each_train_as_one_does(tmp_path):
         assert list(one.values()) == pytest.approx(list(two.values()), rel=1e-4)
     shutil.rmtree(tmp_path / "two" / "step_00000006")
     tiny.train(tmp_path / "two", **options)
-    manifests = [checkpoint.load(tmp_path / name / "step_00000006") for name in ("one", "two")]
+    manifests = [manifest.read(tmp_path / name / "step_00000006") for name in ("one", "two")]
     shapes = [
         {kind: {n: t.shape for n, t in state.items()} for kind, state in states.items()} for _, states in manifests
     ]
@@ -447,8 +448,8 @@ def bad_at(*calls: int) -> BadAt:
 
 def test_a_step_that_is_not_finite_is_skipped(tmp_path, capsys):
     tiny.train(tmp_path, steps=4, warmup=1, save_every=1, objective=bad_at(2))
-    before, bad = (checkpoint.load(tmp_path / f"step_{step:08d}")[1] for step in (2, 3))
-    after = checkpoint.load(tmp_path / "step_00000004")[1]
+    before, bad = (storage.load(Checkpoint.open(tmp_path / f"step_{step:08d}")) for step in (2, 3))
+    after = storage.load(Checkpoint.open(tmp_path / "step_00000004"))
     for name in before:
         assert all(torch.equal(before[name][key], bad[name][key]) for key in before[name])
     assert not torch.equal(bad["model"]["mask_token"], after["model"]["mask_token"])
@@ -463,7 +464,7 @@ def test_five_bad_steps_in_a_row_stop_the_run(tmp_path):
 
 def test_all_processes_skip_when_one_is_not_finite(tmp_path):
     assert spread(tmp_path, 2, steps=4, warmup=1, save_every=1, bad_on_rank=(1, (2,))) == [0, 0]
-    before, bad = (checkpoint.load(tmp_path / f"step_{step:08d}")[1]["model"] for step in (2, 3))
+    before, bad = (storage.load(Checkpoint.open(tmp_path / f"step_{step:08d}"))["model"] for step in (2, 3))
     assert all(torch.equal(before[name], bad[name]) for name in before)
 
 

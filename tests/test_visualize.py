@@ -17,7 +17,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from ssvit import atomic_io
 from ssvit.analysis import attention, inside, similarity
 from ssvit.analysis.options import drawn
-from ssvit.checkpoints import checkpoint
+from ssvit.checkpoints import storage
 from ssvit.checkpoints.configuration import Configuration
 from ssvit.cli import compared, pretrained, visualize
 from ssvit.data.augment.crop import CenterCrop
@@ -43,7 +43,7 @@ def make_run(folder: Path, *, seed: int = 0, stage: str = "pretrain", options: t
     choices = {"data": "synthetic", "augment@data.augment": "inception_crop"}
     written = Configuration.of(OmegaConf.to_container(config, resolve=False), choices)
     (folder / "config.yaml").write_bytes(written.write())
-    return checkpoint.save(folder, 6, {"model": weights}, {"encoder": arguments, "stage": stage})
+    return storage.save(folder, 6, {"model": weights}, {"encoder": arguments, "stage": stage})
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def seen(encoder, images):
 def test_numbers_are_those_of_the_pictures_whatever_the_batch(look, run, pictures):
     other = make_run(run.parent.parent / "other", seed=1, stage="finetune", options=("encoder.depth=3",))
     numbers, out = look(f"checkpoint={run}", f"other={other}", "batch_size=8", "shown=2", "layer=1", images=[pictures])
-    encoder, second = checkpoint.load_encoder(run), checkpoint.load_encoder(other)
+    encoder, second = storage.load_encoder(run), storage.load_encoder(other)
     images = CenterCrop(size=16)([load(str(pictures / f"{number}.png")) for number in range(6)])
     weights, tokens = seen(encoder, images)
     apart = attention.between_patches(encoder)
@@ -114,7 +114,7 @@ def test_numbers_are_those_of_the_pictures_whatever_the_batch(look, run, picture
 
 
 def test_statistics_do_not_depend_on_how_images_are_parted(run):
-    encoder = checkpoint.load_encoder(run)
+    encoder = storage.load_encoder(run)
     images = torch.rand(33, 3, 16, 16, generator=torch.Generator().manual_seed(0))
     whole, _ = inside.measure([encoder], images, 64)
     told = []
@@ -145,7 +145,7 @@ def test_held_out_images_are_looked_at_and_everything_is_written(look, run):
     assert len(numbers["positions"]["cosine"]) == 16
     assert "16 held-out images of 16x16 pixels" in out
     torch.manual_seed(key(0, "weights"))
-    encoder = ViT(**checkpoint.load_encoder(run).arguments).eval()
+    encoder = ViT(**storage.load_encoder(run).arguments).eval()
     random = numbers["attention_distance"]["layers_by_heads"]["random weights"]
     assert random != numbers["attention_distance"]["layers_by_heads"]["the encoder"]
     assert len(random) == len(encoder.blocks)

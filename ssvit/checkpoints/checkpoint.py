@@ -1,239 +1,195 @@
-"""Checkpoints that are there whole or not at all, say what they are, and cannot run code.
+"""Which checkpoint a user means, and what it is: one of ours, or a file of another framework's weights. No torch.
 
-step_00000500/ holds model.safetensors, optimizer.safetensors, ema.safetensors (if any) and manifest.json, which has
-the step, the encoder's own arguments ("backbone" names its module, if that is not encoder), what the run is bound to,
-versions, and the sha256 of each file. It is written as a hidden folder beside its place, synchronised to disk and
-renamed; the newest three are kept, and older ones get a hidden name before they are deleted. So a process may die
-anywhere: what bears a checkpoint's name is whole.
+A run's folder holds config.yaml and step_*/ (its checkpoints), each with a manifest; of a foreign file
+`ssvit.exchange.reading` finds out what a manifest would say.
 """
 
-import contextlib
-import hashlib
-import os
-import re
-from collections.abc import Callable, Mapping
-from importlib.metadata import version
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
-from torch import Tensor, nn
+from ssvit.checkpoints import manifest
+from ssvit.checkpoints.configuration import Configuration
+from ssvit.exchange import files, reading
+from ssvit.exchange.reading import TOLD, Foreign
+from ssvit.options import OptionError, UserError, within
 
-from ssvit.atomic_io import check_regular, remove, sealed, synchronise, write
-from ssvit.checkpoints import options
-from ssvit.checkpoints.manifest import SCHEMA, CheckpointError, complete, located, places, read, step_of
-from ssvit.checkpoints.run_folder import is_main_process
-from ssvit.exchange import reading
-from ssvit.kernels.accelerate import accelerate
-from ssvit.models.vit import ViT
-from ssvit.objectives.classify import Classify
-from ssvit.options import UserError
-
-KEPT = 3
+PRETRAIN, FINETUNE = STAGES = ("pretrain", "finetune")
+NEWEST = "newest"
+_SHOWN = 3  # other runs that are named beside the newest
 
 
-def save(folder: Path, step: int, states: Mapping[str, Mapping[str, Tensor]], facts: Mapping[str, Any]) -> Path:
-    """Write step_<step>/ in `folder`: one file for each of `states`, {"model": {name: tensor}, …}, and the manifest.
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint that was found and verified.
 
-    What lies in its place already is set aside. CheckpointError if a weight is not finite or the disk refuses; then
-    the checkpoints before it are as they were.
+    path: its folder, or the foreign file. facts: what its manifest says. foreign: what was found in the file, None for
+    a checkpoint of ours.
     """
-    for name, state in states.items():
-        for key, tensor in state.items():
-            if tensor.is_floating_point() and not tensor.isfinite().all():
-                raise CheckpointError(f"step {step}: {key} of the {name} is not finite; nothing was saved")
-    target = folder / f"step_{step:08d}"
-    part = folder / f".{target.name}.part"
+
+    path: Path
+    facts: Mapping[str, Any]
+    foreign: Foreign | None = None
+
+    @classmethod
+    def open(cls, asked: str | Path, told: Mapping[str, Any] | None = None) -> "Checkpoint":
+        """The checkpoint at a path: its folder itself, or a run's, for the newest in it; a foreign file.
+
+        told: options that may hold what a foreign file does not tell (`reading.TOLD`), None where the user leaves it
+        open. OptionError if there is no checkpoint, or what it holds must be told; CheckpointError if it is damaged;
+        ForeignError if it is in no layout that is known.
+        """
+        path = _located(asked)
+        given = {name: told[name] for name in TOLD if told and told.get(name) is not None}
+        if path.is_file():
+            status = path.stat()
+            foreign, facts = _read_foreign(path, status.st_size, status.st_mtime_ns, json.dumps(given, default=list))
+            return cls(path, facts, foreign)
+        for name, value in given.items():
+            raise OptionError(name, value, "is told of foreign files alone; a checkpoint of ours has its own")
+        return cls(path, manifest.read(path))
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether it is a file of another framework's weights."""
+        return self.foreign is not None
+
+    @property
+    def step(self) -> int:
+        """The updates that it was trained for; 0 of a foreign file."""
+        return self.facts["step"]
+
+    @property
+    def encoder(self) -> dict[str, Any]:
+        """The arguments of its encoder."""
+        return self.facts["encoder"]
+
+    @property
+    def backbone(self) -> str:
+        """The module of what was trained that is its encoder."""
+        return self.facts.get("backbone", "encoder")
+
+    @property
+    def has_classifier(self) -> bool:
+        """Whether it names classes."""
+        return "classifier" in self.facts
+
+    @property
+    def checksum(self) -> str:
+        """The sha256 that tells it from all others."""
+        return self.facts["seal"]
+
+    @property
+    def name(self) -> str:
+        """What to call it: the name of its run, or of the file without its suffix."""
+        return self.path.stem if self.is_foreign else self.path.parent.name
+
+    def home(self, outputs: str | Path) -> Path:
+        """The folder for what is made of it: that of its run, or one in the folder of all runs."""
+        return Path(outputs, self.path.stem) if self.is_foreign else self.path.parent
+
+
+@lru_cache(maxsize=4)
+def _read_foreign(path: Path, size: int, changed: int, told: str) -> tuple[Foreign, dict[str, Any]]:
+    """A foreign file and what stands for its manifest, read once as long as the file does not change."""
+    foreign = reading.read(path, json.loads(told))
+    return foreign, foreign.facts
+
+
+def find(
+    asked: str, *, outputs: str, stage: str, say: Callable[[str], None], told: Mapping[str, Any] | None = None
+) -> Checkpoint:
+    """The checkpoint that a user means by the option checkpoint=`asked`.
+
+    newest: the last one of the finished run of that stage under `outputs` that was written last; `say` is told which
+    that is, and what else there is. Otherwise a path, as `Checkpoint.open` takes it, and told. OptionError if there is
+    none.
+    """
+    if asked == NEWEST:
+        if outputs in (None, "", "null"):
+            raise OptionError("outputs", outputs, "must be the folder of all runs")
+        path = _newest(Path(outputs), stage, say)
+    else:
+        path = _located(asked)
+    with within("encoder"):  # whose options are told
+        return Checkpoint.open(path, told)
+
+
+def _located(asked: str | Path) -> Path:
+    """The folder of the checkpoint at a path, or the foreign file. OptionError if there is none."""
+    path = Path(str(asked))
     try:
-        remove(part)
-        part.mkdir()
-        sums = {}
-        for name, state in states.items():
-            data = safetensors.torch.save({key: tensor.contiguous() for key, tensor in state.items()})
-            sums[f"{name}.safetensors"] = hashlib.sha256(data).hexdigest()
-            write(part / f"{name}.safetensors", data)
-        versions = {name: version(name) for name in ("torch", "safetensors")}
-        manifest = {"schema": SCHEMA, "step": step, **facts, "versions": versions, "sha256": sums}
-        write(part / "manifest.json", sealed(manifest))
-        synchronise(part)
-        if os.path.lexists(target):
-            _set_aside(target)
-        part.rename(target)
-        synchronise(folder)
+        if (path / "manifest.json").is_file():
+            return path
+        if path.is_file():
+            files.check(path)
+            return path
+        if not path.is_dir():
+            right = "no such folder; give that of a checkpoint (step_…) or of its run, or a file of foreign weights"
+            raise OptionError("checkpoint", asked, right)
+        if not (found := manifest.complete(path)):
+            raise OptionError("checkpoint", asked, "holds no checkpoint (a folder step_…)")
     except OSError as error:
-        remove(part)
-        file = Path(error.filename or part)
-        raise CheckpointError(
-            f"{target / file.name if file.parent == part else target}: cannot be written ({error.strerror}); the "
-            "checkpoints before it are whole, and the same command goes on from the newest"
-        ) from None
-    _delete_old(folder)
-    return target
+        raise OptionError("checkpoint", asked, f"cannot be read ({error.strerror})") from None
+    return found[-1]
 
 
-def _delete_old(folder: Path) -> None:
-    """Delete all checkpoints but the newest: hidden first, and durably so, lest a half of one be taken for one."""
-    with contextlib.suppress(OSError):  # what stays now goes with the next
-        hidden = []
-        for old in complete(folder)[:-KEPT]:
-            hidden.append(old.with_name(f".{old.name}.old"))
-            remove(hidden[-1])
-            old.rename(hidden[-1])
-        synchronise(folder)
-        for old in hidden:
-            remove(old)
+@dataclass(frozen=True, order=True)
+class _Run:
+    """A run under the folder of all: when it was last written, its newest checkpoint, and what became of it.
 
-
-def _set_aside(path: Path) -> None:
-    """Rename what stands in the place of a checkpoint, and keep it, whatever it is."""
-    aside, number = path.with_name(f"aside_{path.name}"), 1
-    while os.path.lexists(aside):
-        number += 1
-        aside = path.with_name(f"aside_{path.name}_{number}")
-    path.rename(aside)
-
-
-def load(
-    path: Path, *, without: str = "", told: Mapping[str, Any] | None = None
-) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
-    """Read and verify a checkpoint: (manifest, states). CheckpointError says what is wrong with which file.
-
-    `without` names a state that is left unread. What was verified is what is returned: each file is read once, and
-    safetensors holds nothing but numbers. A foreign file has the state of an encoder alone; see `manifest.read`.
+    passed: why it is not what a user means by the newest, "" if it may be. scratch: it began with random weights.
     """
-    if path.is_file():
-        foreign = reading.read(path, told or {})
-        return foreign.facts, {"model": {f"encoder.{name}": value for name, value in foreign.weights().items()}}
-    manifest = read(path)
-    states = {}
-    for name, expected in manifest["sha256"].items():
-        if Path(name).stem == without:
+
+    written: float
+    path: Path
+    scratch: bool
+    passed: str
+
+
+def _runs(outputs: Path, stage: str) -> Iterator[_Run]:
+    """The runs of a stage; what is damaged, or no run of ours, is passed over."""
+    for file in outputs.rglob("config.yaml"):
+        try:
+            path = manifest.complete(file.parent)[-1]
+            facts, config = manifest.read(path), Configuration.read(file).values
+            step, steps = facts["step"], config["recipe"]["steps"]
+            written = (path / "manifest.json").stat().st_mtime
+        except (UserError, OSError, LookupError, TypeError):
             continue
-        try:
-            check_regular(path / name)
-            data = (path / name).read_bytes()
-            if hashlib.sha256(data).hexdigest() != expected:
-                raise CheckpointError(f"{path / name}: is damaged (its sha256 is not the manifest's)")
-            states[Path(name).stem] = safetensors.torch.load(data)
-        except OSError as error:
-            raise CheckpointError(f"{path / name}: cannot be read ({error.strerror})") from None
-        except safetensors.SafetensorError as error:
-            raise CheckpointError(
-                f"{path / name}: is not a safetensors file ({error}), nothing of it was run"
-            ) from None
-    return manifest, states
+        if facts.get("stage") != stage:
+            continue
+        scratch = stage == FINETUNE and facts.get("start") == "scratch"
+        passed = ""
+        if step != steps:
+            passed = f"at step {step} of {steps}"
+        elif scratch and config.get("compare"):
+            passed = "the arm of a comparison that began with random weights"
+        elif config.get("sweep") and config.get("development") is not None:
+            passed = "trained to choose a learning rate"
+        yield _Run(written, path, scratch, passed)
 
 
-def newest(folder: Path, warn: Callable[[str], None]) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]] | None:
-    """The newest usable checkpoint in a run's folder, or None where there has been none.
-
-    Leftovers of interrupted writing and deleting are removed. What is damaged, or no checkpoint, is passed over with a
-    warning; CheckpointError if there are checkpoints and none is usable, since starting anew would lose what the user
-    believes to have, or if the folder cannot be read.
-    """
-    try:
-        for name in os.listdir(folder):
-            if re.fullmatch(r"\.step_\d+\.(part|old)", name):
-                remove(folder / name)
-        named, candidates = places(folder), complete(folder)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise CheckpointError(f"{folder}: cannot be read ({error.strerror})") from None
-    for path in sorted(named.keys() - set(candidates)):
-        warn(f"warning: {path}: is no folder, so no checkpoint; it is passed over, and renamed if its place is needed")
-    for path in candidates:
-        if (step := step_of(path, otherwise=named[path])) != named[path]:
-            warn(f"warning: {path}: is the checkpoint of step {step}, as its manifest says and its name does not")
-    for path in reversed(candidates):
-        try:
-            return load(path)
-        except CheckpointError as error:
-            warn(f"warning: {error}; falling back to the checkpoint before it")
-            last = error
-    if candidates:
-        raise CheckpointError(
-            f"{folder}: none of its {len(candidates)} checkpoints is usable ({last}); "
-            "overwrite=true starts the run anew"
-        )
-    return None
-
-
-def set_aside_after(folder: Path, step: int) -> None:
-    """Rename what is beyond `step`, or named so, damaged or wrongly named: a continued run will write there again."""
-    try:
-        for path, named in places(folder).items():
-            if max(named, step_of(path, otherwise=named)) > step:
-                _set_aside(path)
-    except OSError as error:
-        raise CheckpointError(f"{error.filename or folder}: cannot be renamed ({error.strerror})") from None
-
-
-def load_encoder(path: str | Path, **given: Any) -> ViT:
-    """The encoder of a checkpoint (the averaged one if there is one), in eval mode, without the objective's own parts.
-
-    path: the folder of a checkpoint, or of its run for the newest in it, or a file of another framework's weights. The
-    options are those of `options.LoadEncoder`. CheckpointError unless every tensor of the encoder has its place and
-    every place its tensor.
-    """
-    path = located(path)
-    asked = options.LoadEncoder(path=path, **given)
-    manifest, states = load(path, without="optimizer", told=asked.told)
-    weights = states.get("ema", states["model"])
-    try:
-        trained = ViT(**manifest["encoder"])
-        own = _load(trained, weights, prefix=f"{manifest.get('backbone', 'encoder')}.")
-        encoder = _changed(trained, asked)
-    except (KeyError, TypeError, UserError, RuntimeError) as error:
-        raise CheckpointError(f"{path}: its encoder cannot be built: {' '.join(str(error).split())}") from None
-    if asked.announce and is_main_process():
-        left = sorted({name.split(".")[0] for name in weights.keys() - own})
-        before, after = ("x".join(map(str, vit.grid)) for vit in (trained, encoder))
-        moved = f"; positions resized from {before} to {after} patches ({asked.resize})" if before != after else ""
-        print(
-            f"{path}: loaded {len(own)} of {len(own)} tensors of the encoder"
-            + (", averaged weights" if "ema" in states else "")
-            + moved
-            + (f"; left behind: {', '.join(left)}" if left else "")
-            + "".join(f"; {note}" for note in manifest.get("notes", ())),
-            flush=True,
-        )
-    accelerate(encoder)
-    return encoder.eval()
-
-
-def load_classifier(path: str | Path, **given: Any) -> Classify:
-    """The classifier of a fine-tuning or supervised checkpoint, in eval mode; CheckpointError if it has none.
-
-    path: the folder of a checkpoint, or of its run for the newest in it. The options are of its encoder, as in
-    `load_encoder`. Called on images alone, (b, c, h, w), it gives logits (b, k).
-    """
-    path = located(path)
-    asked = options.LoadEncoder(path=path, **given)
-    manifest, states = load(path, without="optimizer")
-    if "classifier" not in manifest:
-        raise CheckpointError(f"{path}: holds no classifier, only an encoder: tools/finetune.py makes one of it")
-    try:
-        classifier = Classify(encoder=ViT(**manifest["encoder"]), **manifest["classifier"])
-        _load(classifier, states.get("ema", states["model"]), prefix="")
-        classifier.encoder = _changed(classifier.encoder, asked)
-    except (KeyError, TypeError, UserError, RuntimeError) as error:
-        raise CheckpointError(f"{path}: its classifier cannot be built: {' '.join(str(error).split())}") from None
-    accelerate(classifier)
-    return classifier.eval()
-
-
-def _changed(trained: ViT, asked: options.LoadEncoder) -> ViT:
-    """An encoder built with some other options and the same weights, itself where none is another."""
-    if all(trained.arguments.get(name) == value for name, value in asked.changes.items()):
-        return trained
-    encoder = ViT(**trained.arguments | asked.changes)
-    encoder.take(trained, how=asked.resize)
-    return encoder
-
-
-def _load(module: nn.Module, weights: Mapping[str, Tensor], prefix: str) -> set[str]:
-    """Load what stands under a prefix, strictly; returns the names of the tensors loaded."""
-    own = {name for name in weights if name.startswith(prefix)}
-    module.load_state_dict({name.removeprefix(prefix): weights[name] for name in own})
-    return own
+def _newest(outputs: Path, stage: str, say: Callable[[str], None]) -> Path:
+    what = "pre-training" if stage == PRETRAIN else "fine-tuning"
+    found = sorted(_runs(outputs, stage), reverse=True)
+    # A classifier that began with random weights is meant only where there is no other.
+    results = sorted((run for run in found if not run.passed), key=lambda run: run.scratch)
+    if not results:
+        if not found:
+            right = f"run tools/{stage}.py first, or give checkpoint=PATH"
+            raise UserError(f"there is no {what} run under {outputs}: {right}")
+        first = f"{found[0].path.parent} is {found[0].passed}"
+        raise UserError(f"no {what} run under {outputs} is finished ({first}): let it finish, or give checkpoint=PATH")
+    best, *others = results
+    rest = [f"{run.path.parent} (began with random weights)" if run.scratch else str(run.path.parent) for run in others]
+    rest += [f"{run.path.parent} ({run.passed})" for run in found if run.passed]
+    more = f", and {len(rest) - _SHOWN} more" if len(rest) > _SHOWN else ""
+    say(
+        f"{best.path}: of the {what} run that was finished last"
+        + (f"; there are also {', '.join(rest[:_SHOWN])}{more}" if rest else "")
+    )
+    return best.path

@@ -67,8 +67,8 @@ BUILDERS: Mapping[str, str] = {
     "ssvit.targets.ColorGrid": "ssvit.objectives.targets.ColorGrid",
     "ssvit.targets.MeanColor": "ssvit.objectives.targets.MeanColor",
     "ssvit.targets.Pixels": "ssvit.objectives.targets.Pixels",
-    "ssvit.training.checkpoint.load_classifier": "ssvit.checkpoints.checkpoint.load_classifier",
-    "ssvit.training.checkpoint.load_encoder": "ssvit.checkpoints.checkpoint.load_encoder",
+    "ssvit.training.checkpoint.load_classifier": "ssvit.checkpoints.storage.load_classifier",
+    "ssvit.training.checkpoint.load_encoder": "ssvit.checkpoints.storage.load_encoder",
 }
 # The files of configs/ that stand for those of a data set (None where the set's own name tells it) and an augmentation.
 _DATA = {

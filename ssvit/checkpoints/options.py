@@ -6,7 +6,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ssvit.checkpoints import manifest
+from ssvit.checkpoints.checkpoint import Checkpoint
+from ssvit.checkpoints.manifest import CheckpointError
 from ssvit.data.augment.options import CenterCrop
 from ssvit.exchange.reading import TOLD
 from ssvit.models.options import CHANGEABLE, RESIZE, ViT
@@ -51,9 +52,13 @@ class LoadEncoder:
         """What the user tells of a foreign file."""
         return self._given(TOLD)
 
+    def checkpoint(self) -> Checkpoint:
+        """What lies there. OptionError, CheckpointError or ForeignError if it is no checkpoint."""
+        return Checkpoint.open(self.path, self.told)
+
     def encoder(self) -> ViT:
         """The options of the encoder that it gives. OptionError or CheckpointError unless there can be one."""
-        return make(ViT, manifest.read(Path(self.path), self.told)["encoder"] | self.changes)
+        return make(ViT, self.checkpoint().encoder | self.changes)
 
     def _given(self, names: Sequence[str]) -> dict[str, Any]:
         values: Mapping[str, Any] = vars(self)
@@ -68,33 +73,33 @@ class LoadClassifier:
     """The folder of the checkpoint, or of its run for the newest in it."""
 
     def __post_init__(self) -> None:
-        if "classifier" not in self.facts:
+        if not self.checkpoint.has_classifier:
             right = "holds no classifier, only an encoder: tools/finetune.py makes one of it"
             raise OptionError("path", self.path, right)
 
     @cached_property
-    def facts(self) -> dict[str, Any]:
-        """Its manifest."""
+    def checkpoint(self) -> Checkpoint:
+        """What lies there."""
         try:
-            return manifest.read(manifest.located(self.path))
+            return Checkpoint.open(self.path)
         except OptionError as error:
             raise OptionError("path", self.path, error.right) from None
 
     def fits(self, encoder: ViT) -> None:
         """OptionError unless it takes the images of this encoder, as a teacher must."""
-        vits = encoder, make(ViT, self.facts["encoder"])
+        vits = encoder, make(ViT, self.checkpoint.encoder)
         own, theirs = ((vit.channels, *pair("image_size", vit.image_size)) for vit in vits)
         if own != theirs:
             own, theirs = ("x".join(map(str, shape)) for shape in (own, theirs))
             raise OptionError("path", self.path, f"takes images of {theirs}, and the encoder takes {own}")
 
 
-def eval_transform(path: Path, facts: Mapping[str, Any]) -> CenterCrop:
-    """The options of the transform that the checkpoint at a path, with this manifest, is evaluated with.
+def eval_transform(checkpoint: Checkpoint) -> CenterCrop:
+    """The options of the transform that a checkpoint is evaluated with.
 
     CheckpointError unless the manifest tells options that there are.
     """
     try:
-        return make(CenterCrop, facts.get("view") or {"size": facts["encoder"]["image_size"]})
+        return make(CenterCrop, checkpoint.facts.get("view") or {"size": checkpoint.encoder["image_size"]})
     except OptionError as error:
-        raise manifest.CheckpointError(f"{path}: view.{error}") from None
+        raise CheckpointError(f"{checkpoint.path}: view.{error}") from None

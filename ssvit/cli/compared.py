@@ -4,13 +4,13 @@
 """
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from ssvit.checkpoints import manifest
+from ssvit.checkpoints import checkpoint
+from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.checkpoints.options import LoadEncoder
 from ssvit.cli.launch import say
 from ssvit.cli.pretrained import SCRATCH, from_scratch
@@ -20,35 +20,34 @@ if TYPE_CHECKING:
     from ssvit.models.vit import ViT
 
 
-def find(plain: Mapping[str, Any]) -> Path | None:
+def find(plain: Mapping[str, Any]) -> Checkpoint | None:
     """The checkpoint of the second encoder, None if there is none. OptionError unless it can see the same images."""
     other, first = plain["other"], plain["encoder"]
     if other in (None, SCRATCH):
         return None
     try:
-        path = manifest.find(other, outputs=plain["outputs"], stage=manifest.FINETUNE, say=say)
-        own = LoadEncoder(path=path, resize=first["resize"], image_size=first["image_size"]).encoder().channels
+        found = checkpoint.find(other, outputs=plain["outputs"], stage=checkpoint.FINETUNE, say=say)
+        own = LoadEncoder(path=found.path, resize=first["resize"], image_size=first["image_size"]).encoder().channels
     except OptionError as error:
         where = "" if error.name == "checkpoint" else f"{error.name}={error.value}: "
         raise OptionError("other", other, f"{where}{error.right}") from None
-    right = manifest.read(Path(first["path"]), first)["encoder"]["channels"]
+    right = Checkpoint.open(first["path"], first).encoder["channels"]
     if own != right:
         raise OptionError("other", other, f"must take images of {right} channels, as the checkpoint does, not of {own}")
-    return path
+    return found
 
 
-def build(config: DictConfig, plain: Mapping[str, Any], path: Path | None) -> "tuple[str, ViT] | None":
-    """What the second encoder is called, and itself in eval mode; path: what `find` found."""
+def build(config: DictConfig, plain: Mapping[str, Any], other: Checkpoint | None) -> "tuple[str, ViT] | None":
+    """What the second encoder is called, and itself in eval mode; other: what `find` found."""
     import torch
 
-    from ssvit.checkpoints.checkpoint import load_encoder
+    from ssvit.checkpoints.storage import load_encoder
     from ssvit.randomness import key
 
     if plain["other"] == SCRATCH:
         torch.manual_seed(key(0, "weights"))
         return "random weights", instantiate(from_scratch(config).encoder, _convert_="all").eval()
-    if path is None:
+    if other is None:
         return None
-    name = path.stem if path.is_file() else path.parent.name
     first = plain["encoder"]
-    return name, load_encoder(path, resize=first["resize"], announce=True, image_size=first["image_size"])
+    return other.name, load_encoder(other.path, resize=first["resize"], announce=True, image_size=first["image_size"])

@@ -10,7 +10,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from ssvit import atomic_io
-from ssvit.checkpoints import manifest
+from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.cli.launch import announce, launch, progress
 from ssvit.cli.pretrained import SCRATCH, offer
 from ssvit.evaluation import options
@@ -31,9 +31,9 @@ def run(config: DictConfig, plain: dict[str, Any]) -> None:
     file.
     """
     readings = check(plain)
-    path, output = Path(plain["encoder"]["path"]), plain["output"]
+    output = plain["output"]
     if plain["report"]:
-        home = Path(plain["outputs"], path.stem) if path.is_file() else path.parent
+        home = Checkpoint.open(plain["encoder"]["path"], plain["encoder"]).home(plain["outputs"])
         folder = Path(output or home / "evaluation")
         folder.mkdir(parents=True, exist_ok=True)
     announce()
@@ -84,7 +84,7 @@ def check(plain: Mapping[str, Any]) -> list[options.Reading]:
     if not chosen(plain):
         raise OptionError("probes", "", "name at least one")
     preflight.encoder(preflight.parts(plain))
-    encoder = manifest.read(Path(plain["encoder"]["path"]), plain["encoder"])["encoder"]
+    encoder = Checkpoint.open(plain["encoder"]["path"], plain["encoder"]).encoder
     with within("features"):
         return options.readings(encoder, **plain["features"])
 

@@ -5,38 +5,38 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from ssvit.checkpoints import manifest
+from ssvit.checkpoints.checkpoint import PRETRAIN, find
 from ssvit.cli.launch import announce, launch, say
 from ssvit.exchange.options import Export
 from ssvit.models.options import ViT
-from ssvit.options import make, select, within
+from ssvit.options import make, select
 
 
 def run(config: DictConfig, plain: dict[str, Any]) -> None:
     """Check that the encoder can be written in the format, and only then load torch, build and write it."""
     asked = select(Export, plain)
-    path = manifest.find(plain["checkpoint"], outputs=plain["outputs"], stage=manifest.PRETRAIN, say=say)
-    with within("encoder"):
-        facts = manifest.read(path, plain["encoder"])
-    size = facts["encoder"]["image_size"] if asked.image_size is None else asked.image_size
-    asked.check(make(ViT, facts["encoder"] | {"image_size": size}), facts.get("classifier"))
-    run = Path(plain["outputs"]) / path.stem if path.is_file() else path.parent
+    where = {"outputs": plain["outputs"], "stage": PRETRAIN, "told": plain["encoder"]}
+    checkpoint = find(plain["checkpoint"], say=say, **where)
+    size = checkpoint.encoder["image_size"] if asked.image_size is None else asked.image_size
+    asked.check(make(ViT, checkpoint.encoder | {"image_size": size}), checkpoint.facts.get("classifier"))
+    run = checkpoint.home(plain["outputs"])
     folder = Path(plain["output"] or run / "export" / asked.format)
     announce()
 
-    from ssvit.checkpoints.checkpoint import load_classifier, load_encoder
+    from ssvit.checkpoints.storage import load_classifier, load_encoder
     from ssvit.exchange.export import export
 
-    if "classifier" in facts:
-        model = load_classifier(path, image_size=size, resize=asked.resize)
+    if checkpoint.has_classifier:
+        model = load_classifier(checkpoint.path, image_size=size, resize=asked.resize)
     else:
-        model = load_encoder(path, resize=asked.resize, announce=True, image_size=size, **plain["encoder"])
+        asked_of_it = {"resize": asked.resize, "announce": True, "image_size": size, **plain["encoder"]}
+        model = load_encoder(checkpoint.path, **asked_of_it)
     told = export(
         model,
         folder,
         format=asked.format,
         any_size=asked.resize if asked.any_size else None,
-        facts=facts,
+        facts=checkpoint.facts,
         run=run,
         input=asked.input,
         overwrite=asked.overwrite,

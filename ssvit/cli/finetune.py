@@ -8,7 +8,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from ssvit.checkpoints import manifest
+from ssvit.checkpoints.checkpoint import FINETUNE
 from ssvit.checkpoints.run_folder import RunFolder, is_main_process
 from ssvit.cli.launch import announce, configuration, job_name, launch
 from ssvit.cli.pretrained import SCRATCH, brought, default_name, from_scratch, offer_again
@@ -30,7 +30,7 @@ def run(config: DictConfig, plain: dict[str, Any]) -> None:
 
     from ssvit.cli.session import Session
 
-    session = Session(config, folder.path, stage=manifest.FINETUNE)
+    session = Session(config, folder.path, stage=FINETUNE)
     if plain["compare"]:
         comparison.compare(session.run, seed=recipe.seed, seeds=plain["seeds"], folder=folder.path)
     elif plain["sweep"]:

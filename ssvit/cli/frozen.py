@@ -14,7 +14,7 @@ from hydra.utils import instantiate
 from lightning_fabric import Fabric
 from omegaconf import DictConfig
 
-from ssvit.checkpoints import manifest
+from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.cli.launch import progress
 from ssvit.cli.pretrained import from_scratch
 from ssvit.data.source import Data, subset
@@ -85,7 +85,7 @@ def _functions(config: DictConfig, plain: Mapping[str, Any], readings: Sequence[
         return Frozen(encoder, readings, identity=json.dumps([weights, encoder.arguments]))
 
     own = plain["encoder"]
-    seal = manifest.read(Path(own["path"]), own)["seal"]
+    seal = Checkpoint.open(own["path"], own).checksum
     functions: dict[str, Extractor] = {"": frozen(config.encoder, f"{seal}, resized as {own['resize']}")}
     if plain["baselines"]:
         functions["random_"] = frozen(from_scratch(config).encoder, f"random weights of torch {torch.__version__}")

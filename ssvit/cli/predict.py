@@ -7,7 +7,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from ssvit.atomic_io import replace
-from ssvit.checkpoints import manifest
+from ssvit.checkpoints.checkpoint import FINETUNE, find
 from ssvit.checkpoints.options import eval_transform
 from ssvit.cli.launch import announce, launch, say
 from ssvit.data import folder
@@ -22,16 +22,16 @@ def run(config: DictConfig, plain: dict[str, Any]) -> None:
     if not plain["images"]:
         raise OptionError("images", "", "name pictures, or folders of them, after the options")
     paths = [path for image in plain["images"] for path in folder.pictures(str(image))]
-    checkpoint = manifest.find(plain["checkpoint"], outputs=plain["outputs"], stage=manifest.FINETUNE, say=say)
-    transform = eval_transform(checkpoint, manifest.read(checkpoint))
+    checkpoint = find(plain["checkpoint"], outputs=plain["outputs"], stage=FINETUNE, say=say)
+    transform = eval_transform(checkpoint)
     announce()
 
-    from ssvit.checkpoints.checkpoint import load_classifier
+    from ssvit.checkpoints.storage import load_classifier
     from ssvit.data.augment.crop import CenterCrop
     from ssvit.evaluation.naming import name as name_classes
 
-    classifier = load_classifier(checkpoint)
-    print(f"{checkpoint}: {len(classifier.classes)} classes")
+    classifier = load_classifier(checkpoint.path)
+    print(f"{checkpoint.path}: {len(classifier.classes)} classes")
     answers, unreadable = [], 0
     for path, answer in name_classes(classifier, paths, CenterCrop(**vars(transform))):
         if isinstance(answer, UserError):

@@ -8,7 +8,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from ssvit.checkpoints import manifest
+from ssvit.checkpoints.checkpoint import PRETRAIN
 from ssvit.checkpoints.run_folder import RunFolder, is_main_process
 from ssvit.cli.launch import configuration, job_name, launch
 from ssvit.training import preflight
@@ -25,7 +25,7 @@ def run(config: DictConfig, plain: dict[str, Any]) -> None:
 
     from ssvit.cli.session import Session
 
-    Session(config, folder.path, stage=manifest.PRETRAIN).train(config, folder.path)
+    Session(config, folder.path, stage=PRETRAIN).train(config, folder.path)
 
 
 def main() -> None:

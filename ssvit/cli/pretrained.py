@@ -19,11 +19,12 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
 from ssvit.checkpoints import manifest
+from ssvit.checkpoints.checkpoint import PRETRAIN, Checkpoint, find
 from ssvit.checkpoints.configuration import Configuration, ConfigurationError
 from ssvit.cli.launch import CONFIGS, say, typed_command
 from ssvit.exchange import reading
 from ssvit.models.options import CHANGEABLE
-from ssvit.options import OptionError, UserError, within
+from ssvit.options import OptionError, UserError
 
 SCRATCH = "scratch"
 # What data=pretrained stands for, once `offer` has found it: choices of groups of configuration files.
@@ -48,29 +49,28 @@ def offer(arguments: dict[str, str], own: str | None = None) -> None:
         raise OptionError("encoder", arguments["encoder"], f"a checkpoint brings its own; or give checkpoint={SCRATCH}")
     if asked == "newest" and own is not None:
         asked = own
-    path = manifest.find(asked, outputs=arguments.get("outputs", "outputs"), stage=manifest.PRETRAIN, say=say)
-    told = _told(path, arguments)
-    with within("encoder"):
-        trained = manifest.read(path, told)["encoder"]
+    told = _told(arguments)
+    found = find(asked, outputs=arguments.get("outputs", "outputs"), stage=PRETRAIN, say=say, told=told)
+    trained = found.encoder
     store = ConfigStore.instance()
     node = {
-        "_target_": "ssvit.checkpoints.checkpoint.load_encoder",
-        "path": str(path),
+        "_target_": "ssvit.checkpoints.storage.load_encoder",
+        "path": str(found.path),
         "resize": "paper",
         "announce": True,
         "attention_dropout": 0.0,  # of this and the next, older checkpoints say nothing
         "activation_checkpointing": False,
         **{name: trained[name] for name in CHANGEABLE if name in trained},
         "image_size": "${data.image_size}",
-        **told,
+        **(told if found.is_foreign else {}),
     }
     store.store(group="encoder", name="pretrained", node=node)
     chooses = "data" in arguments or "experiment" in arguments
     try:
-        data, choices = _data(path.parent / "config.yaml")
+        data, choices = _data(found.path.parent / "config.yaml")
     except FileNotFoundError:
         if not chooses:
-            raise UserError(f"{path}: no config.yaml of a run beside it tells its images; give data=…") from None
+            raise UserError(f"{found.path}: no config.yaml of a run beside it tells its images; give data=…") from None
     except ConfigurationError as error:
         if not chooses:
             raise UserError(f"{error}; or give data=…") from None
@@ -153,14 +153,12 @@ def _fill(node: dict[str, Any], values: Any, name: str) -> None:
             node[key] = value
 
 
-def _told(path: Path, arguments: Mapping[str, str]) -> dict[str, Any]:
+def _told(arguments: Mapping[str, str]) -> dict[str, Any]:
     """What the command line tells of a foreign file, each option that may, None where it does not."""
-    if not path.is_file():
-        return {}
     try:
         return {name: yaml.safe_load(arguments.get(f"encoder.{name}", "null")) for name in reading.TOLD}
     except yaml.YAMLError:
-        raise OptionError("checkpoint", path, "an option encoder.… beside it cannot be read") from None
+        raise UserError("one of encoder.heads, mean, std and trained_size cannot be read") from None
 
 
 def default_name(config: DictConfig) -> str:
@@ -182,7 +180,7 @@ def from_scratch(config: DictConfig) -> DictConfig:
     OmegaConf.set_struct(config, False)
     config.encoder = {
         "_target_": "ssvit.models.vit.ViT",
-        **manifest.read(Path(options["path"]), options)["encoder"],
+        **Checkpoint.open(options["path"], options).encoder,
         **changes,
     }
     config.checkpoint = SCRATCH

@@ -5,7 +5,7 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from ssvit.checkpoints import manifest
+from ssvit.checkpoints.checkpoint import PRETRAIN, find
 from ssvit.checkpoints.options import eval_transform
 from ssvit.cli.launch import announce, launch, say
 from ssvit.evaluation.options import readings
@@ -21,26 +21,25 @@ def run(config: DictConfig, plain: dict[str, Any]) -> None:
     preflight.parts(plain)
     of_a_set = plain["data"] is not None
     pictures = named_pictures(plain["images"]) if plain["images"] or not of_a_set else {}
-    checkpoint = manifest.find(plain["checkpoint"], outputs=plain["outputs"], stage=manifest.PRETRAIN, say=say)
-    with within("encoder"):
-        facts = manifest.read(checkpoint, plain["encoder"])
+    where = {"outputs": plain["outputs"], "stage": PRETRAIN, "told": plain["encoder"]}
+    checkpoint = find(plain["checkpoint"], say=say, **where)
     features = own.features(plain["features"])
     with within("features"):
-        found = readings(facts["encoder"], **features)
+        found = readings(checkpoint.encoder, **features)
     if len(found) > 1:
         raise OptionError("features.layer", features["layer"], "must be one: a store has those of one layer")
-    transform = eval_transform(checkpoint, facts)
+    transform = eval_transform(checkpoint)
 
     from hydra.utils import instantiate
 
-    from ssvit.checkpoints.checkpoint import load_encoder
+    from ssvit.checkpoints.storage import load_encoder
     from ssvit.data.augment.crop import CenterCrop
     from ssvit.data.decode import load
     from ssvit.evaluation.features import Frozen
     from ssvit.retrieval import gallery
 
     kind = instantiate(config.index)
-    frozen = Frozen(load_encoder(checkpoint, **plain["encoder"]), found, identity=facts["seal"][:16])
+    frozen = Frozen(load_encoder(checkpoint.path, **plain["encoder"]), found, identity=checkpoint.checksum[:16])
     if of_a_set:
         called = HydraConfig.get().runtime.choices.data
         split, load = gallery.of_data_set(called, instantiate(config.data.source, _convert_="all"), own.split)

@@ -9,7 +9,7 @@ import torch
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from ssvit.checkpoints import manifest
+from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.checkpoints.run_folder import RunFolder, is_main_process
 from ssvit.cli.launch import configuration
 from ssvit.cli.pretrained import SCRATCH, brought, from_scratch
@@ -75,7 +75,7 @@ class Session:
         evaluators = self._evaluators(config, data, view) | self._probes(config, data, view)
         start = SCRATCH
         if "path" in config.encoder:
-            start = manifest.read(Path(config.encoder.path), _plain(config.encoder))["seal"]
+            start = Checkpoint.open(config.encoder.path, _plain(config.encoder)).checksum
         facts = objective.facts | {
             "stage": self.stage,
             "start": start,

@@ -7,7 +7,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from ssvit.analysis.options import Visualize, drawn
-from ssvit.checkpoints import manifest
+from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.cli import compared
 from ssvit.cli.launch import announce, launch, progress
 from ssvit.cli.pretrained import offer
@@ -22,8 +22,7 @@ def run(config: DictConfig, plain: dict[str, Any]) -> None:
     paths = [path for image in plain["images"] for path in folder.pictures(str(image))]
     seen = {"view": plain["data"]["view"]} if paths else plain["data"]
     encoder = preflight.encoder(preflight.parts({"encoder": plain["encoder"], "data": seen}))
-    path = Path(plain["encoder"]["path"])
-    facts = manifest.read(path, plain["encoder"])
+    checkpoint = Checkpoint.open(plain["encoder"]["path"], plain["encoder"])
     layer, pooling = drawn(encoder, layer=own.layer, pooling=own.pooling)
     other = compared.find(plain)
     announce()
@@ -46,12 +45,11 @@ def run(config: DictConfig, plain: dict[str, Any]) -> None:
     options = {"layer": layer, "pooling": pooling, "shown": own.shown, "batch_size": batch}
     found = inside.look(encoder, pictures, other=second, **options, progress=progress("images", " images"))
     found.numbers |= {
-        "checkpoint": str(path),
-        "step": facts["step"],
-        "other": plain["other"] and str(other or plain["other"]),
+        "checkpoint": str(checkpoint.path),
+        "step": checkpoint.step,
+        "other": plain["other"] and str(other.path if other else plain["other"]),
     }
-    home = Path(plain["outputs"], path.stem) if path.is_file() else path.parent
-    written = found.save(Path(own.output or home / "visualize"), facts["step"])
+    written = found.save(Path(own.output or checkpoint.home(plain["outputs"]) / "visualize"), checkpoint.step)
     print(*found.lines, *(f"written: {file}" for file in written), sep="\n")
 
 

@@ -20,8 +20,8 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
-from ssvit.checkpoints import checkpoint
-from ssvit.checkpoints.manifest import completed
+from ssvit.checkpoints import storage
+from ssvit.checkpoints.manifest import CheckpointError, completed
 from ssvit.kernels.accelerate import accelerate
 from ssvit.objectives.base import Objective
 from ssvit.options import UserError
@@ -94,22 +94,23 @@ class State:
         failure = ""
         if self.fabric.is_global_zero:
             try:
-                checkpoint.save(folder, step, states, facts)
-            except checkpoint.CheckpointError as error:
+                storage.save(folder, step, states, facts)
+            except CheckpointError as error:
                 failure = str(error)
         if any(runtime.agree(self.fabric, [float(bool(failure))])):
-            raise checkpoint.CheckpointError(failure or "the main process could not save")
+            raise CheckpointError(failure or "the main process could not save")
 
     def restore(self, folder: Path, facts: Mapping[str, Any], say: Callable[[str], None]) -> int:
         """Go back to the newest usable checkpoint; returns its step, 0 if there is none.
 
         UserError if it was written by a run with other facts.
         """
-        found = checkpoint.newest(folder, say)
+        found = storage.newest(folder, say)
         self.fabric.barrier()
         if found is None:
             return 0
-        manifest, states = completed(found[0]), found[1]
+        checkpoint, states = found
+        manifest = completed(checkpoint.facts)
         for name, value in facts.items():
             if manifest.get(name) != json.loads(json.dumps(value)):
                 raise UserError(
@@ -130,7 +131,7 @@ class State:
         both = {"state": moments, "param_groups": groups}
         set_optimizer_state_dict(self._spread, optimizer, both, options=self._whole)
         if self.fabric.is_global_zero:
-            checkpoint.set_aside_after(folder, manifest["step"])
+            storage.set_aside_after(folder, manifest["step"])
         return manifest["step"]
 
     def _weights(self) -> dict[str, Tensor]:
