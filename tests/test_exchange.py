@@ -1,6 +1,7 @@
 """Foreign files: outputs are the peer's, what is not told is found or asked for, what has no place is refused."""
 
 import json
+import os
 import re
 
 import exported
@@ -13,6 +14,7 @@ from command import one_line
 from safetensors.torch import load_file, save_file
 
 from ssvit.checkpoints import manifest, storage
+from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.exchange import files, reading, writing
 from ssvit.exchange.files import ForeignError
 from ssvit.exchange.timm import TIMM
@@ -185,8 +187,22 @@ def test_what_is_told_comes_before_what_the_files_beside_tell(tmp_path):
 
 
 def test_another_told_value_is_another_checkpoint(plain):
-    seals = {manifest.read(plain.path, plain.told | {"mean": mean})["seal"] for mean in (None, 0.3, 0.4)}
+    seals = {Checkpoint.open(plain.path, plain.told | {"mean": mean}).checksum for mean in (None, 0.3, 0.4)}
     assert len(seals) == 3
+
+
+def test_a_foreign_file_is_read_once_as_long_as_it_does_not_change(plain, tmp_path, monkeypatch):
+    path, digests = rewritten(plain, tmp_path), []
+    digest = files.digest
+    monkeypatch.setattr(files, "digest", lambda path: digests.append(path) or digest(path))
+    first = Checkpoint.open(path, plain.told)
+    assert Checkpoint.open(str(path), plain.told) == first
+    assert len(storage.load_encoder(path, **plain.told).blocks) == first.encoder["depth"]
+    assert digests == [path]
+    tensors = load_file(path)
+    save_file({**tensors, "cls_token": tensors["cls_token"] + 1}, path)
+    os.utime(path, ns=(0, 0))
+    assert Checkpoint.open(path, plain.told).checksum != first.checksum
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ def newest(folder: Path, stage: str) -> tuple[str, str]:
     said = []
     found = checkpoint.find("newest", outputs=str(folder / "outputs"), stage=stage, say=said.append)
     (line,) = said
-    return found.parent.name, line.replace(f"{folder}/", "")
+    return found.path.parent.name, line.replace(f"{folder}/", "")
 
 
 def test_the_finished_run_that_was_written_last_is_taken_and_the_others_are_told(tmp_path):
