@@ -158,8 +158,9 @@ def test_newest_is_the_newest_fine_tuning(run, tmp_path):
     tuned = make_run(tmp_path / "outputs" / "tuned", stage="finetune")
     encoder = {"path": str(run), "resize": "paper", "image_size": [16, 32]}
     plain = {"other": "newest", "outputs": str(tmp_path / "outputs"), "encoder": encoder}
-    assert compared.find(plain) == tuned
-    name, second = compared.build(None, plain, tuned)
+    found = compared.find(plain)
+    assert found.path == tuned
+    name, second = compared.build(None, plain, found)
     assert (name, second.image_size, second.training) == ("tuned", (16, 32), False)
     assert compared.find(plain | {"other": None}) is None
 
