@@ -12,7 +12,8 @@ from command import TINY, one_line
 from PIL import Image
 from transformers import ViTMAEConfig, ViTMAEForPreTraining
 
-from ssvit.checkpoints import manifest
+from ssvit.checkpoints import manifest, storage
+from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.batch import Batch
 from ssvit.data.memory import Memory
