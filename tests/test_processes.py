@@ -157,9 +157,10 @@ def test_two_processes_go_on_with_the_same_bits(tmp_path, files, strategy, way):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "sharded"])
 @pytest.mark.parametrize("method", ["mae"])
-def test_two_processes_of_another_method_go_on_with_the_same_bits(tmp_path, method):
-    options = {"method": method, "strategy": "ddp", "dropout": 0.2, "accumulate": 2}
+def test_two_processes_of_another_method_go_on_with_the_same_bits(tmp_path, method, strategy):
+    options = {"method": method, "strategy": strategy, "dropout": 0.2, "accumulate": 2}
     assert forked(tmp_path / "whole", **options)[0] == [0, 0]
     assert forked(tmp_path / "broken", **options, ending={"1": [9, "SIGKILL"]})[0] == [1, -signal.SIGKILL]
     assert forked(tmp_path / "broken", **options)[0] == [0, 0]
