@@ -1,13 +1,13 @@
 """Numbers that change as a run goes on: pure functions of the step, so nothing of them has to be saved. No torch."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from ssvit.options import number, one_of
+from ssvit.options import OptionError, make, number, one_of, within
 
-SHAPES = ("constant", "linear", "cosine")
+SHAPES = ("constant", "linear", "cosine", "step")
 
 
 class Progress(NamedTuple):
@@ -24,9 +24,9 @@ ScheduleFunction = Callable[[Progress], float]
 class Schedule:
     """From `start` at the first step to `end`, which it keeps then.
 
-    shape: how it goes there: linear, cosine (half a period, as the momentum of BYOL and DINO), or constant, which is
-    `start` throughout. over: the fraction of the run that it takes; with 1 the last step of the run has `end`, as
-    lightly's `cosine_schedule` has it. OptionError names an option that cannot be.
+    shape: how it goes there: linear, cosine (half a period, as the momentum of BYOL and DINO), step, which is `start`
+    all the way, or constant, which is `start` throughout. over: the fraction of the run that it takes; with 1 the last
+    step of the run has `end`, as lightly's `cosine_schedule` has it. OptionError names an option that cannot be.
     """
 
     start: float
@@ -41,6 +41,21 @@ class Schedule:
         if self.end is not None:
             number("end", self.end, -math.inf)
 
+    @classmethod
+    def of(cls, name: str, value: Any, low: float, high: float = math.inf, *, above: bool = False) -> ScheduleFunction:
+        """The schedule of an option: its own options, with values from `low` to `high` (see `number`); or as it is.
+
+        What calls a builder (`_target_`) is left for when it is built.
+        """
+        if isinstance(value, cls) or (isinstance(value, Mapping) and "_target_" not in value):
+            with within(name):
+                value = value if isinstance(value, cls) else make(cls, value)
+                for end in ("start", "end") if value.end is not None else ("start",):
+                    number(end, getattr(value, end), low, high, above=above)
+        elif not callable(value) and not isinstance(value, Mapping):
+            raise OptionError(name, value, "must be a schedule: {start: …, end: …, shape: …, over: …}")
+        return value
+
     def __call__(self, progress: Progress) -> float:
         """The value at a step."""
         if self.shape == "constant" or self.end is None:
@@ -49,4 +64,6 @@ class Schedule:
         done = min(progress.step / last, 1.0)
         if self.shape == "cosine":
             done = (1 - math.cos(math.pi * done)) / 2
+        elif self.shape == "step":
+            done = math.floor(done)
         return self.start + (self.end - self.start) * done

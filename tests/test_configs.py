@@ -75,7 +75,8 @@ def build(config) -> None:
         objective.encoder.width,
     )
     for transform in (config.data.augment, config.data.view):
-        assert instantiate(transform, _convert_="all").size == objective.encoder.image_size
+        built = instantiate(transform, _convert_="all")
+        assert getattr(built, "options", built).size == objective.encoder.image_size
     for evaluator in config.evaluators.values():
         instantiate(evaluator, source=[], transform=None)
 
@@ -152,6 +153,26 @@ def test_the_papers_run_has_the_papers_numbers(images, monkeypatch):
         is_the_authors_way(one)
         assert (one.encoder.mean, one.encoder.std) == (0.5, 0.5)
         assert (one.encoder.dropout, one.encoder.attention_dropout) == (0, 0)
+
+
+def test_dino_brings_its_views_and_imagenet_has_the_authors_numbers(images, monkeypatch):
+    monkeypatch.setattr("ssvit.data.folder.count", lambda root, at_most: at_most)
+    small = composed("objective=dino").data.augment
+    assert (small._target_, small.local_size) == ("ssvit.data.augment.views.MultiCrop", 16)
+    assert composed("objective=dino", "augment@data.augment=shift_crop").data.augment.padding == 4
+    config = composed("experiment=dino_imagenet", f"data.root={images}")
+    recipe = preflight.check(plain(config))
+    augment, objective = config.data.augment, plain(config)["objective"]
+    assert (augment.size, list(augment.scale), augment.local_size, augment.local_views) == (224, [0.4, 1.0], 96, 8)
+    assert (list(augment.local_scale), list(augment.blur)) == ([0.05, 0.4], [1.0, 0.1, 0.5])
+    assert (objective["prototypes"], objective["hidden"], objective["bottleneck"]) == (65536, 2048, 256)
+    assert objective["teacher_momentum"] == {"start": 0.996, "end": 1.0, "shape": "cosine", "over": 1.0}
+    assert objective["teacher_temperature"] == {"start": 0.04, "end": 0.07, "shape": "linear", "over": 0.3}
+    assert objective["last_layer"] == {"start": 0.0, "end": 1.0, "shape": "step", "over": 0.01}
+    assert (recipe.weight_decay, recipe.weight_decay_end, recipe.clip) == (0.04, 0.4, 3.0)
+    assert recipe.lr == pytest.approx(5e-4 * recipe.batch_size / 256)
+    assert abs(recipe.steps - 100 * 1_281_167 / 1024) < 100
+    assert (config.encoder.width, config.encoder.patch_size, config.encoder.stochastic_depth) == (384, 16, 0.1)
 
 
 @pytest.mark.parametrize(

@@ -10,16 +10,19 @@ from lightning_fabric.strategies import FSDPStrategy
 from torch.distributed.fsdp import FullyShardedDataParallel
 
 from ssvit.data.augment.crop import InceptionCrop
+from ssvit.data.augment.views import Augmentation, MultiCrop
 from ssvit.data.files import Files
 from ssvit.data.loader import Loader
 from ssvit.data.memory import Memory
 from ssvit.models.vit import ViT
 from ssvit.objectives.base import Objective
+from ssvit.objectives.dino import Dino
 from ssvit.objectives.mae import MAE
 from ssvit.objectives.masked_patch import MaskedPatch
 from ssvit.objectives.masking import Masking
 from ssvit.objectives.targets import MeanColor
 from ssvit.randomness import uniform
+from ssvit.schedule import Schedule
 from ssvit.training import loop, runtime
 from ssvit.training.recipe import Recipe
 
@@ -57,6 +60,24 @@ def mae(dropout: float = 0.0, seed: int = 0) -> MAE:
     return MAE(encoder=encoder(dropout), decoder={"depth": 1, "width": 8, "heads": 2})
 
 
+def dino(dropout: float = 0.0, seed: int = 0) -> Dino:
+    """Self-distillation, in which all that is scheduled changes within a few steps."""
+    torch.manual_seed(seed)
+    schedules = {
+        "teacher_temperature": Schedule(start=0.04, end=0.07, shape="linear", over=0.5),
+        "teacher_momentum": Schedule(start=0.9, end=1.0),
+        "last_layer": Schedule(start=0.0, end=1.0, shape="step", over=0.1),
+    }
+    return Dino(encoder=encoder(dropout), prototypes=24, hidden=16, bottleneck=8, **schedules)
+
+
+def transform(objective: Objective) -> Augmentation:
+    """One crop of an image, or of several sizes for an objective of several views."""
+    if isinstance(objective, Dino):
+        return MultiCrop(size=16, local_size=8, local_views=2, sigma=(0.1, 0.5))
+    return InceptionCrop(size=16, scale=(0.5, 1.0))
+
+
 def sharded(*, double: bool = False) -> FSDPStrategy:
     """Fabric's sharded strategy, which is for GPUs, made to run on CPUs, and in float64, which it does not have."""
 
@@ -73,7 +94,7 @@ def sharded(*, double: bool = False) -> FSDPStrategy:
                 return super().clip_gradients_norm(module, optimizer, max_norm, **options)
             # torch's takes the norm of a part in float32.
             parts = [weight.grad for weight in module.parameters() if weight.grad is not None and weight.grad.numel()]
-            norm = sum(part.square().sum() for part in parts)
+            norm = sum((part.square().sum() for part in parts), torch.zeros((), dtype=torch.float64))
             torch.distributed.all_reduce(norm)
             norm = norm.sqrt()
             for part in parts:
@@ -108,7 +129,7 @@ def train(
         objective.double()
     loader = Loader(
         source=source(data),
-        transform=InceptionCrop(size=16, scale=(0.5, 1.0)),
+        transform=transform(objective),
         seed=numbers.seed,
         batch_size=numbers.batch_size,
         accumulate=numbers.accumulate,

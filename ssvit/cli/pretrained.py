@@ -18,6 +18,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
+from ssvit import options
 from ssvit.checkpoints import manifest
 from ssvit.checkpoints.checkpoint import PRETRAIN, Checkpoint, find
 from ssvit.checkpoints.configuration import Configuration, ConfigurationError
@@ -124,20 +125,30 @@ def _data(file: Path) -> tuple[dict[str, Any], dict[str, str | None]]:
         choices, values = Configuration.read(file).data()
     except (KeyError, TypeError):
         raise ConfigurationError(f"{file}: does not tell the run's images") from None
-    options = argparse.ArgumentParser(add_help=False)
-    options.add_argument("--config-dir", "-cd")
-    own = options.parse_known_args(sys.argv[1:])[0].config_dir
+    node = _composed(choices, file)
+    if getattr(options.find(node.get("augment", {}).get("_target_", "")), "views", ("image",)) != ("image",):
+        # Several views are the method's own: what comes after it has the data set's single one.
+        choices = {group: name for group, name in choices.items() if group.partition("@")[2] != "data.augment"}
+        values = {name: value for name, value in values.items() if name != "augment"}
+        node = _composed(choices, file)
+    _fill(node, values, f"{file}: data")
+    return node, choices
+
+
+def _composed(choices: Mapping[str, str | None], file: Path) -> dict[str, Any]:
+    """The group data of the files chosen; ConfigurationError if one is not here. file: whose choices these are."""
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--config-dir", "-cd")
+    own = parser.parse_known_args(sys.argv[1:])[0].config_dir
     search = [f"hydra.searchpath=[{json.dumps(Path(own).absolute().as_uri())}]"] if own else []
     given = [f"{'+' * (group == 'data')}{group}={name or 'null'}" for group, name in choices.items()]
     try:
         with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-            node = OmegaConf.to_container(compose(overrides=[*search, *given]).data, resolve=False)
+            return OmegaConf.to_container(compose(overrides=[*search, *given]).data, resolve=False)
     except HydraException:
         named = ", ".join(option.removeprefix("+") for option in given)
         right = "there is no such file here; give the --config-dir that has it"
         raise ConfigurationError(f"{file}: {named}: {right}") from None
-    _fill(node, values, f"{file}: data")
-    return node, choices
 
 
 def _fill(node: dict[str, Any], values: Any, name: str) -> None:

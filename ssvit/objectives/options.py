@@ -2,11 +2,12 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from ssvit.models.options import Decoder, ViT
 from ssvit.options import OptionError, flag, make, number, one_of, pair, whole, within
+from ssvit.schedule import Schedule, ScheduleFunction
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,3 +188,45 @@ class Distillation:
         one_of("reduction", self.reduction, ("batch", "elements"))
         if self.kind == "hard" and self.reduction != "batch":
             raise OptionError("reduction", self.reduction, "must be batch with kind=hard, whose loss is of one class")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dino:
+    """Self-distillation with no labels; the defaults are the authors' for ViT-S (main_dino.py).
+
+    A schedule has the options of a `Schedule`.
+    """
+
+    views: ClassVar[tuple[str, ...]] = ("global",)
+
+    prototypes: int = 65536
+    """How many there are; 1,024 to 4,096 for small sets."""
+    hidden: int = 2048
+    """Width of the head's two hidden layers."""
+    bottleneck: int = 256
+    """Numbers that are compared with a prototype."""
+    student_temperature: float = 0.1
+    """Divides the student's logits."""
+    teacher_temperature: Any = field(default_factory=lambda: Schedule(start=0.04, end=0.07, shape="linear", over=0.3))
+    """Schedule of what divides the teacher's. The lower, the sharper are the targets."""
+    teacher_momentum: Any = field(default_factory=lambda: Schedule(start=0.996, end=1.0))
+    """Schedule of how much of its own weights the teacher keeps at each step."""
+    center_momentum: float = 0.9
+    """How much of itself the centre, the running mean of the teacher's logits, keeps at each step."""
+    last_layer: Any = field(default_factory=lambda: Schedule(start=0.0, end=1.0, shape="step", over=0.01))
+    """Schedule of the factor of the gradient of the prototypes: 0 as long as they are frozen."""
+
+    def __post_init__(self) -> None:
+        for name in ("prototypes", "hidden", "bottleneck"):
+            whole(name, getattr(self, name))
+        whole("prototypes", self.prototypes, 2)
+        number("student_temperature", self.student_temperature, 0, above=True)
+        number("center_momentum", self.center_momentum, 0, 1)
+        ranges = {"teacher_temperature": {"low": 0, "above": True}, "teacher_momentum": {"low": 0, "high": 1}}
+        for name, limits in {**ranges, "last_layer": {"low": 0}}.items():
+            object.__setattr__(self, name, Schedule.of(name, getattr(self, name), **limits))
+
+    @property
+    def schedules(self) -> dict[str, ScheduleFunction]:
+        """By name."""
+        return {name: getattr(self, name) for name in ("teacher_temperature", "teacher_momentum", "last_layer")}

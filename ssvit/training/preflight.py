@@ -59,6 +59,20 @@ def encoder(made: Mapping[str, Any]) -> ViT | None:
     return own
 
 
+def views(made: Mapping[str, Any]) -> None:
+    """OptionError unless the augmentation gives the views that the objective takes, by default one alone, "image"."""
+    objective, augmentation = made.get("objective"), made.get("data.augment")
+    if objective is None or augmentation is None:  # a user's own, asked when there are images
+        return
+    taken, given = (getattr(part, "views", ("image",)) for part in (objective, augmentation))
+    if not set(taken) <= set(given):
+        right = (
+            f"gives {' and '.join(given)} views, and the objective takes {' and '.join(taken)} ones: add "
+            "augment@data.augment=…, of which multi_crop and multi_crop_small give global and local ones"
+        )
+        raise OptionError("data.augment", type(augmentation).__name__, right)
+
+
 def check(config: Mapping[str, Any]) -> Recipe:
     """OptionError (or UserError) unless `config`, a whole configuration as plain data, can be; its recipe if it can."""
     whole("workers", config["workers"], at_least=0)
@@ -66,6 +80,7 @@ def check(config: Mapping[str, Any]) -> Recipe:
     number("fabric.timeout", config["fabric"]["timeout"], 1)
     made = parts(config)
     vit = encoder(made)
+    views(made)
     with within("subset"):
         subset = make(Subset, config["subset"])
     development(config["development"])

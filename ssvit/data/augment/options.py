@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ssvit.models.options import ViT, grid
 from ssvit.options import OptionError, number, one_of, pair, whole
@@ -184,6 +185,8 @@ class MultiCrop(InceptionCrop):
     What is an `InceptionCrop`'s holds for the global views. blur and solarize are probabilities for the first global
     view, the second, and each local one.
     """
+
+    views: ClassVar[tuple[str, ...]] = ("global", "local")
 
     scale: Sequence[float] = (0.4, 1.0)
     local_size: int | Sequence[int]
