@@ -132,6 +132,16 @@ def test_loss_and_gradients_equal_loops_in_float64(norm_pixels):
         assert own.abs().max() > 1e-9, f"{name} learns nothing"
 
 
+@pytest.mark.parametrize("positions", ["learned_1d", "learned_2d", "relative", "none"])
+@pytest.mark.parametrize("tokens", [(False, False), (True, True)], ids=["no-tokens", "two-tokens"])
+def test_every_parameter_of_any_encoder_learns(positions, tokens):
+    own = dict(zip(("class_token", "distillation_token"), tokens, strict=True))
+    model = build(positions=positions, pooling="patch_mean", **own)
+    model(Batch.of(pictures()), model.sample(torch.arange(5), seed=0))["loss"].backward()
+    learns = {name for name, p in model.named_parameters() if p.grad.isfinite().all() and p.grad.abs().sum() > 1e-9}
+    assert learns == {name for name, p in model.named_parameters() if p.numel()}
+
+
 def test_gradients_equal_differences():
     options = {"image_size": 8, "width": 4, "depth": 1, "heads": 1, "patch_size": 4}
     model = build(decoder={"depth": 1, "width": 4, "heads": 1}, masked=0.5, **options).double()
