@@ -146,5 +146,5 @@ def describe(metrics: Mapping[str, float]) -> list[str]:
     if metrics["feature_std"] < SPREAD:
         signs.append(f"all features point one way (standard deviation below {SPREAD})")
     fine = "not collapsed: assignments and features differ from image to image"
-    lines.append(f"COLLAPSED: {'; '.join(signs)}" if signs else fine)
+    lines.append(f"COLLAPSED, or hardly begun: {'; '.join(signs)}" if signs else fine)
     return lines
