@@ -1,5 +1,6 @@
 """The tools as commands: the options of a run that takes seconds, what they print, and when one hangs."""
 
+import os
 import subprocess
 import sys
 import threading
@@ -27,10 +28,17 @@ def one_line(done) -> str:
     return line
 
 
-def start(folder: Path, tool: str, *options: str) -> subprocess.Popen:
+def start(folder: Path, tool: str, *options: str, **environment: str) -> subprocess.Popen:
     """A tool at work in a folder, its output to be read; one that hangs is killed."""
     command = [sys.executable, str(Path(__file__).parent.parent / "tools" / f"{tool}.py"), "outputs=outputs", *options]
-    process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command,
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **environment},
+    )
     watch = threading.Timer(LIMIT, process.kill)
     watch.daemon = True
     watch.start()

@@ -10,7 +10,7 @@ from omegaconf import DictConfig
 
 from ssvit.checkpoints.checkpoint import FINETUNE
 from ssvit.checkpoints.run_folder import RunFolder, is_main_process
-from ssvit.cli.launch import announce, configuration, job_name, launch
+from ssvit.cli.launch import ALIASES, announce, configuration, job_name, launch
 from ssvit.cli.pretrained import SCRATCH, brought, default_name, from_scratch, offer_again
 from ssvit.training import comparison, preflight
 
@@ -41,4 +41,4 @@ def run(config: DictConfig, plain: dict[str, Any]) -> None:
 
 def main() -> None:
     """Start the tool."""
-    launch("finetune", run, before=offer_again)
+    launch("finetune", run, before=offer_again, aliases=ALIASES)

@@ -43,6 +43,7 @@ for stream in (sys.stdout, sys.stderr):
     stream.reconfigure(errors="backslashreplace")
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+ALIASES = {"evaluator=": "evaluator@evaluators="}  # of the tools that train, see `launch`
 
 
 def launch(
@@ -271,7 +272,7 @@ def _reason(error: Exception) -> str:
     if isinstance(cause, MissingMandatoryValue | InterpolationToMissingValueError):
         return f"{first.rpartition(': ')[2]}: has no default and must be given"
     if isinstance(cause, ConfigKeyError | ConfigAttributeError) and cause.full_key and cause.parent_node is not None:
-        known = [str(key) for key in cause.parent_node]
+        known = [str(key) for key in cause.parent_node if key != "_target_"]
         parent, _, key = cause.full_key.rpartition(".")
         close = difflib.get_close_matches(key, known, n=1)
         hint = f"did you mean {parent + '.' if parent else ''}{close[0]}?" if close else f"there are {', '.join(known)}"

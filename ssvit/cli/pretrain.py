@@ -10,7 +10,7 @@ from omegaconf import DictConfig
 
 from ssvit.checkpoints.checkpoint import PRETRAIN
 from ssvit.checkpoints.run_folder import RunFolder, is_main_process
-from ssvit.cli.launch import configuration, job_name, launch
+from ssvit.cli.launch import ALIASES, configuration, job_name, launch
 from ssvit.training import preflight
 
 
@@ -30,4 +30,4 @@ def run(config: DictConfig, plain: dict[str, Any]) -> None:
 
 def main() -> None:
     """Start the tool."""
-    launch("pretrain", run)
+    launch("pretrain", run, aliases=ALIASES)

@@ -111,7 +111,7 @@ class State:
             return 0
         checkpoint, states = found
         manifest = completed(checkpoint.facts)
-        for name, value in facts.items():
+        for name, value in completed(facts).items():
             if manifest.get(name) != json.loads(json.dumps(value)):
                 raise UserError(
                     f"{name}: is not what the run in {folder} was started with, which is {manifest.get(name)}; "
