@@ -194,7 +194,7 @@ def test_the_numbers_are_those_of_plain_loops():
     features = asked(recorder, 2) | {"pixels": recorder.asked[0]}
     left_out = {"knn4": [], "few_shot3": []}
     for name, sets in features.items():
-        (train, labels, _), (test, test_labels, _) = (vars(one).values() for one in sets)
+        (train, labels, *_), (test, test_labels, *_) = (vars(one).values() for one in sets)
         assert torch.bincount(labels).tolist() == [10, 10, 10]
         end = "pixels" if name == "pixels" else name.split("_")[0]
         expected = (votes(train, labels.numpy(), test, 4) == test_labels.numpy()).mean()

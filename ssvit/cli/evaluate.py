@@ -43,22 +43,25 @@ def run(config: DictConfig, plain: dict[str, Any]) -> None:
     from ssvit.evaluation.scores import score
 
     probes = {name: instantiate(config.probes[name], _convert_="all") for name in chosen(plain)}
-    split = frozen.read(config, plain, readings, probes)
-    if split is None:
+    splits = frozen.read(config, plain, readings, probes)
+    if splits is None:
         return
     scores = [
-        score(name, probe, split, progress(name.replace("_", " "), " feature sets")) for name, probe in probes.items()
+        score(name, probe, splits[name], progress(name.replace("_", " "), " feature sets"))
+        for name, probe in probes.items()
     ]
+    split = next(iter(splits.values()))
+    encoders = tuple(dict.fromkeys(name for split in splits.values() for name in split.own))
     own = facts(plain, split, readings[0].pooling)
     print(opening(own))
     if len(scores) == 1:
         print(describe(scores[0], split))
     if plain["report"]:
-        figures = report.figures(split, scores)
-        written = report.write(folder, facts=own, scores=scores, own=split.own, figures=figures)
+        figures = report.figures(splits, scores)
+        written = report.write(folder, facts=own, scores=scores, own=encoders, figures=figures)
         if len(scores) > 1:
-            print(table(report.summary(scores, split.own)))
-        print(report.headline(scores, split.own))
+            print(table(report.summary(scores, encoders)))
+        print(report.headline(scores, encoders))
         print(f"report: {', '.join(map(str, written))}")
     elif output is not None:
         numbers = {name: getattr(scores[0], name) for name in ("options", "best", "chosen_by", "numbers")}
@@ -123,8 +126,10 @@ def opening(facts: Mapping[str, Any]) -> str:
     """What was measured, for the console: a line, and one more if images stand in both sets."""
     copies = facts["copies"]["test_images_in_train"]
     part = facts["measured_on"]
-    lines = [f"{facts['checkpoint']}: {facts['train_images']} training and {facts['test_images']} {part} images, "
-             f"{len(facts['classes'])} classes (chance {_percent(facts['chance'])})"]  # fmt: skip
+    chance = facts["chance"]
+    labels = "no labels" if chance is None else f"{len(facts['classes'])} classes (chance {_percent(chance)})"
+    counts = f"{facts['train_images']} training and {facts['test_images']} {part} images"
+    lines = [f"{facts['checkpoint']}: {counts}, {labels}"]
     if copies:
         examples = ", ".join(f"{one['test']} is {one['train']}" for one in facts["copies"]["examples"])
         lines.append(f"{copies} of the {part} images stand among the training images too, pixel for pixel: {examples}"

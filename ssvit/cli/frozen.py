@@ -17,10 +17,10 @@ from omegaconf import DictConfig
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.cli.launch import progress
 from ssvit.cli.pretrained import from_scratch
-from ssvit.data.source import Data, subset
+from ssvit.data.source import Data, masks, subset
 from ssvit.evaluation.base import Probe
-from ssvit.evaluation.features import Cache, Extractor, Frozen, Pixels, extract
-from ssvit.evaluation.options import Reading
+from ssvit.evaluation.features import Cache, Extractor, Frozen, PatchPixels, Pixels, extract
+from ssvit.evaluation.options import PATCHES, Reading
 from ssvit.evaluation.scores import Split
 from ssvit.kernels.accelerate import accelerate
 from ssvit.options import UserError, within
@@ -32,22 +32,39 @@ from ssvit.training.recipe import Recipe
 
 def read(
     config: DictConfig, plain: Mapping[str, Any], readings: Sequence[Reading], probes: Mapping[str, Probe]
-) -> Split | None:
-    """The feature sets that the configuration means; None in all processes but the main one, which goes on alone.
+) -> dict[str, Split] | None:
+    """The feature sets that the configuration means, by probe, those of whole images first and the same for all.
+
+    None in all processes but the main one, which goes on alone.
 
     UserError if the images do not suffice for the probes: what their labels tell is told before a feature is read.
     """
-    data = _data(config, plain)
+    of_images = [name for name, probe in probes.items() if probe.features != PATCHES]
+    data = _data(config, plain, labelled=bool(of_images))
+    eval_transform = instantiate(config.data.view, _convert_="all")
     _, test = data.reported
     for name, probe in probes.items():
         with within(f"probes.{name}"):
             probe.check(data.train.labels, test.labels, data.classes)
-    functions = _functions(config, plain, readings)
+        if probe.features == PATCHES:
+            for source in (data.train, test):
+                masks(source, eval_transform, torch.tensor([0]))
+    last = max(readings, key=lambda reading: reading.layer)
+    functions = {}
+    if of_images:
+        functions["images"] = _functions(config, plain, readings)
+    if len(of_images) < len(probes):
+        functions[PATCHES] = _functions(config, plain, [replace(last, pooling=PATCHES)])
     threads = torch.get_num_threads()
     fabric = runtime.start(Recipe(precision=plain["precision"]), **plain["fabric"])
     try:
         with runtime.together():
-            split = _split(config, plain, data, functions, fabric)
+            shared = (plain, eval_transform, fabric)
+            splits = dict.fromkeys(of_images, _split(data, functions["images"], *shared)) if of_images else {}
+            for name, probe in probes.items():
+                if probe.features == PATCHES:
+                    fewer = _fewer(data, probe.train_images, probe.test_images)
+                    splits[name] = _split(fewer, functions[PATCHES], *shared)
     except PeerGone:
         raise
     except UserError:
@@ -58,19 +75,25 @@ def read(
     if not fabric.is_global_zero:
         return None
     torch.set_num_threads(threads)
-    return split
+    return splits
 
 
-def _data(config: DictConfig, plain: Mapping[str, Any]) -> Data:
-    """Labelled images of the same classes, at most as many as are asked for; those reported on alone to measure on."""
+def _data(config: DictConfig, plain: Mapping[str, Any], *, labelled: bool) -> Data:
+    """Images of the same classes, at most as many as are asked for; UserError if they need labels and have none."""
     data = instantiate(config.data.source, _convert_="all")
     part, test = data.reported
-    if data.train.labels is None or test.labels is None:
+    if labelled and (data.train.labels is None or test.labels is None):
         raise UserError("the images have no labels: give each class a folder of its own, or another data set (data=…)")
     if test.classes != data.train.classes:
         raise UserError(f"the {part} images are of other classes than the training images")
+    return _fewer(data, plain["train_images"], plain["test_images"])
+
+
+def _fewer(data: Data, train_images: int | None, test_images: int | None) -> Data:
+    """At most so many training images, and of those reported on, which alone are kept to measure on; None: all."""
+    part, test = data.reported
     parts = {}
-    for own, images, source in (("train", plain["train_images"], data.train), (part, plain["test_images"], test)):
+    for own, images, source in (("train", train_images, data.train), (part, test_images, test)):
         parts[own] = source if images is None else subset(source, images=min(images, len(source)))
     return replace(data, **{"validation": None, "test": None} | parts)
 
@@ -89,15 +112,19 @@ def _functions(config: DictConfig, plain: Mapping[str, Any], readings: Sequence[
     functions: dict[str, Extractor] = {"": frozen(config.encoder, f"{seal}, resized as {own['resize']}")}
     if plain["baselines"]:
         functions["random_"] = frozen(from_scratch(config).encoder, f"random weights of torch {torch.__version__}")
-        functions["pixels"] = Pixels()
+        of_patches = readings[0].pooling == PATCHES
+        functions["pixels"] = PatchPixels(functions[""].encoder.patch_size) if of_patches else Pixels()
     return functions
 
 
 def _split(
-    config: DictConfig, plain: Mapping[str, Any], data: Data, functions: Mapping[str, Extractor], fabric: Fabric
+    data: Data,
+    functions: Mapping[str, Extractor],
+    plain: Mapping[str, Any],
+    eval_transform: Any,
+    fabric: Fabric,
 ) -> Split:
-    """Read the features, each process its part, or find them kept."""
-    eval_transform = instantiate(config.data.view, _convert_="all")
+    """Read the features, each process its part, or find them kept; of patches with the masks of the images."""
     options = {name: plain[name] for name in ("batch_size", "workers")}
     options |= {"timeout": plain["loader_timeout"], "device": fabric.device}
     parts = []
@@ -117,5 +144,7 @@ def _split(
             named = {name if name == prefix else f"{prefix}{name}": value for name, value in sets.values.items()}
             sets = replace(sets, values=named)
             found = found.beside(sets) if found else sets
+        if any(values.ndim == 4 for values in found.values.values()):
+            found = replace(found, masks=masks(source, eval_transform, found.places))
         parts.append(found)
     return Split(tuple(functions[""].identities), *parts, eval_transform, data.reported[0])

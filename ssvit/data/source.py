@@ -17,6 +17,8 @@ from ssvit.data.decode import Unreadable
 from ssvit.options import OptionError, UserError, number
 from ssvit.randomness import uniform
 
+IGNORED = 255  # the class of a mask's pixels that do not count
+
 
 class Source(Protocol):
     """Images in a fixed order. A subclass needs `__len__` and `read`, and may replace the rest.
@@ -176,7 +178,8 @@ def masks(source: Source, transform: Any, places: Tensor) -> Tensor:
     found = [source.mask(index) for index in places.tolist()]
     for index, mask in zip(places.tolist(), found, strict=True):
         if mask is None:
-            raise UserError(f"{source.name(index)} has no mask, which segmentation needs")
+            right = "give data.masks=PATH, a folder of PNGs, or data=synthetic"
+            raise UserError(f"{source.name(index)} has no mask, which segmentation needs: {right}")
     return torch.stack([transform.mask(mask) for mask in found])
 
 

@@ -65,7 +65,7 @@ class Result:
     scores: by the name of a column, as "5 shot", a share in [0, 1]; the last stands for the probe. deviations: of a
     column, over draws; missing where there was one. choice: how good the features are by the training images alone,
     the more the better, to choose a layer by; None if that is not known. numbers: all that was found, as plain data.
-    predictions: the class that each test image is taken for, (m,).
+    predictions: the class that each test image is taken for, (m,), or each of its pixels, (m, h, w).
     """
 
     scores: Mapping[str, float]
@@ -80,11 +80,17 @@ class Probe:
 
     name: in metrics, with what tells it from the same probe with other options; title: for people. chosen_by: what
     `Result.choice` is. is_accuracy: whether the last column is one, so that chance is the least it may be.
+
+    features: what it is asked of: "images", one vector for each, or "patches", one for each patch of images that have
+    masks; that is measured afterwards alone. train_images, test_images: it reads at most so many; None: all.
     """
 
     name: str = "probe"
     chosen_by: str = "the training images"
     is_accuracy: bool = True
+    features: str = "images"
+    train_images: int | None = None
+    test_images: int | None = None
 
     @property
     def title(self) -> str:

@@ -3,7 +3,7 @@
 A probe knows a function of images that gives features, never a model: `Frozen` makes one of an encoder, with the
 encoder's own normalisation, and `Pixels` is the baseline that needs no model at all.
 
-Letters: b, n images, t tokens, d width.
+Letters: b, n images, c channels, h, w pixels, t tokens, y, x rows and columns of patches, d width.
 """
 
 import contextlib
@@ -20,11 +20,12 @@ import safetensors
 import safetensors.torch
 import torch
 import torch.nn.functional as F
+from einops import rearrange
 from torch import Tensor, distributed
 
 from ssvit.data.loader import TIMEOUT, evaluation_batches
 from ssvit.data.source import Source
-from ssvit.evaluation.options import Reading
+from ssvit.evaluation.options import PATCHES, Reading
 from ssvit.models.vit import ViT
 from ssvit.options import UserError
 
@@ -36,11 +37,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Features:
-    """Features (n, d) of images, their labels (n,) in [0, classes), and the names of the classes."""
+    """Features (n, d) of images, their labels (n,) in [0, classes), and the names of the classes.
+
+    Those of patches are (n, y, x, d), with the masks (n, h, w) uint8 of the images, 255 where a pixel does not count.
+    """
 
     values: Tensor
     labels: Tensor | None
     classes: Sequence[str]
+    masks: Tensor | None = None
 
 
 def check(train: Features, test: Features, what: str) -> None:
@@ -67,7 +72,7 @@ def check(train: Features, test: Features, what: str) -> None:
 
 
 class Extractor(Protocol):
-    """A function of images (b, c, h, w) that gives named features, each (b, d) float32.
+    """A function of images (b, c, h, w) that gives named features, each (b, d) or (b, y, x, d) float32.
 
     identity: what it is, in one string; identities: the same for each of its features alone.
     """
@@ -93,7 +98,10 @@ class Frozen:
 
     @torch.no_grad()
     def __call__(self, images: Tensor) -> dict[str, Tensor]:
-        """(b, c, h, w), uint8 or in [0, 1] -> {reading's name: (b, d) or (b, 2 d)}; the encoder's mode is put back."""
+        """(b, c, h, w), uint8 or in [0, 1] -> {reading's name: (b, d), (b, 2 d) or (b, y, x, d)}.
+
+        The encoder's mode is put back.
+        """
         mode = self.encoder.training
         self.encoder.eval()
         try:
@@ -102,15 +110,18 @@ class Frozen:
             for layer, tokens in enumerate(itertools.islice(self.encoder.layers(images), last), start=1):
                 for reading in self.readings:
                     if reading.layer == layer:
-                        features[reading.name] = self._pooled(tokens, reading).float()
+                        features[reading.name] = self._pooled(tokens, reading, self.encoder.grid_of(images)).float()
             return features
         finally:
             self.encoder.train(mode)
 
-    def _pooled(self, tokens: Tensor, reading: Reading) -> Tensor:
+    def _pooled(self, tokens: Tensor, reading: Reading, grid: tuple[int, int]) -> Tensor:
         if reading.norm == "after":
             tokens = self.encoder.norm(tokens)
-        parts = {"class_token": tokens[:, 0], "patch_mean": tokens[:, self.encoder.num_prefix_tokens :].mean(1)}
+        patches = tokens[:, self.encoder.num_prefix_tokens :]
+        if reading.pooling == PATCHES:
+            return patches.unflatten(1, grid)
+        parts = {"class_token": tokens[:, 0], "patch_mean": patches.mean(1)}
         return torch.cat(list(parts.values()), dim=1) if reading.pooling == "both" else parts[reading.pooling]
 
 
@@ -126,24 +137,39 @@ class Pixels:
         return {"pixels": F.adaptive_avg_pool2d(images, size).flatten(1)}
 
 
+class PatchPixels:
+    """The pixels of each patch as its features, (b, y, x, c p q) in [0, 1]; patches of p x q pixels."""
+
+    def __init__(self, patch_size: tuple[int, int]) -> None:
+        self.patch_size = patch_size
+        self.identity = "pixels of patches of {} x {}".format(*patch_size)
+        self.identities: Mapping[str, str] = {"pixels": self.identity}
+
+    def __call__(self, images: Tensor) -> dict[str, Tensor]:
+        images = images.float() / (255 if images.dtype == torch.uint8 else 1)
+        p, q = self.patch_size
+        return {"pixels": rearrange(images, "b c (y p) (x q) -> b y x (c p q)", p=p, q=q)}
+
+
 @dataclass(frozen=True)
 class FeatureSets:
-    """Features of the same images by several functions: by name, each (n, d) float32.
+    """Features of the same images by several functions: by name, each (n, d) or (n, y, x, d) float32.
 
     source, places: the images, and which of the source they are, (n,). digests: hashes of their pixels as the functions
-    saw them, (n, 2) int64: the same for the same picture alone.
+    saw them, (n, 2) int64: the same for the same picture alone. masks: of the images, where they are asked for.
     """
 
     values: dict[str, Tensor]
     source: Source
     places: Tensor
     digests: Tensor
+    masks: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.places)
 
     def __getitem__(self, name: str) -> Features:
-        return Features(self.values[name], self.labels, self.source.classes)
+        return Features(self.values[name], self.labels, self.source.classes, self.masks)
 
     @property
     def labels(self) -> Tensor | None:

@@ -18,7 +18,7 @@ from ssvit.data.memory import Memory
 from ssvit.data.source import Source, subset
 from ssvit.evaluation.base import Evaluation, Evaluator, History, Probe, with_metrics
 from ssvit.evaluation.features import Extractor, Features, FeatureSets, Frozen, Pixels, extract
-from ssvit.evaluation.options import readings
+from ssvit.evaluation.options import PATCHES, readings
 from ssvit.evaluation.significance import NOTHING_YET, above_chance, chance, standard_error
 from ssvit.figures import probes as figures
 from ssvit.objectives.base import Objective
@@ -61,6 +61,10 @@ class Probing(Evaluator):
         self._chance = chance(self._test.labels.tolist())
         self._counts = {"train_images": len(self._train), "test_images": len(self._test)}
         for name, probe in probes.items():
+            if probe.features == PATCHES:
+                later = f"python tools/evaluate.py probes=[{name}]"
+                self.refused.append(f"no {name.replace('_', '-')} probe in training, but afterwards: {later}")
+                continue
             try:
                 probe.check(self._train.labels, self._test.labels, train.classes)
                 self.probes.append(probe)

@@ -12,6 +12,7 @@ from typing import Any
 from ssvit.options import OptionError, number, one_of, whole
 
 POOLINGS = ("patch_mean", "class_token", "both")
+PATCHES = "patches"  # no pooling: the features of each patch
 NORMS = ("after", "before")
 AUTO = "auto"
 SHARE = 0.05  # of the work of training, the most that probes may cost by default
@@ -25,13 +26,13 @@ class Reading:
     layer: int
     """After which block, 1 for the first."""
     pooling: str = "patch_mean"
-    """patch_mean; class_token; both, the class token first."""
+    """patch_mean; class_token; both, the class token first; patches, each by itself."""
     norm: str = "after"
     """after the encoder's last norm, or before it."""
 
     def __post_init__(self) -> None:
         whole("layer", self.layer)
-        one_of("pooling", self.pooling, POOLINGS)
+        one_of("pooling", self.pooling, (*POOLINGS, PATCHES))
         one_of("norm", self.norm, NORMS)
 
     @property
@@ -43,7 +44,7 @@ class Reading:
         """OptionError unless an encoder of so many layers, with a class token or without, has it."""
         if self.layer > depth:
             raise OptionError("layer", self.layer, f"must be at most {depth}, the encoder's layers")
-        if self.pooling != "patch_mean" and not class_token:
+        if self.pooling in ("class_token", "both") and not class_token:
             raise OptionError("pooling", self.pooling, "must be patch_mean: the encoder has no class token")
 
 
@@ -63,6 +64,7 @@ def readings(
     """
     depth = encoder["depth"]
     pooling = encoder["pooling"] if pooling is None else pooling
+    one_of("pooling", pooling, POOLINGS)
     if isinstance(layer, str):
         one_of("layer", layer, ("last", "all", "a layer's number", "a list of numbers"))
         numbers = [depth] if layer == "last" else list(range(1, depth + 1))

@@ -25,6 +25,7 @@ from ssvit.evaluation.significance import NOTHING_YET
 from ssvit.figures import classes, sweeps
 from ssvit.figures.contact_sheet import NEIGHBOURS, QUERIES, Neighbour, Row, contact_sheet
 from ssvit.figures.feature_map import feature_map
+from ssvit.figures.segmentation import segmentation
 from ssvit.figures.style import shown
 from ssvit.options import UserError
 
@@ -34,6 +35,7 @@ _CAPTIONS = {
     "confusion": "Which class is taken for which",
     "contact_sheet": "Images measured on, and the training images that are most like them",
     "feature_map": "Images with like features lie together",
+    "segmentation": "Images measured on, their masks, and the class that each pixel is taken for",
 }
 _BASELINES = (
     "Baselines: the same encoder with random weights, and raw pixels. The best, of any layer, is to be beaten. "
@@ -41,6 +43,7 @@ _BASELINES = (
 )
 _NONE, _MINUS = "\u2013", "\u2212"  # a dash for what there is not, and the sign that is as wide as a plus
 _NUMBERS = range(2, 6)  # columns of the summary
+_SEGMENTED = 6  # images in a picture
 _DOTS_AN_INCH = 100  # of CSS, for pictures
 _MARKDOWN = re.compile(r"[\\`*\[\]<>&|~$#!]|(?<![^\W_])_|_(?![^\W_])")  # an underscore within a word has no meaning
 
@@ -74,17 +77,33 @@ def write(
     return [folder / name for name in texts]
 
 
-def figures(split: Split, scores: Sequence[Scores]) -> dict[str, Figure]:
-    """By name; images are shown by the features that k-NN has chosen, or else the first of the probes."""
-    chosen = next((found for found in scores if found.probe == "knn"), scores[0]).best
-    made = {"by_layer": sweeps.by_layer(scores, split.own)} if len(split.own) > 1 else {}
-    made["by_column"] = sweeps.by_column(scores)
+def figures(splits: Mapping[str, Split], scores: Sequence[Scores]) -> dict[str, Figure]:
+    """By name, of the split of each probe; images are shown by the features that k-NN has chosen, or else the first of
+    the probes of whole images.
+    """
+    of_images = [found for found in scores if splits[found.probe].test.masks is None]
+    made = {"by_column": sweeps.by_column(scores)}
+    if of_images:
+        split = splits[of_images[0].probe]
+        chosen = next((found for found in of_images if found.probe == "knn"), of_images[0]).best
+        if len(split.own) > 1:
+            made = {"by_layer": sweeps.by_layer(of_images, split.own)} | made
+        for found in of_images:
+            if found.predictions is not None:
+                made["confusion"] = confusion(split, found.predictions)
+        made["contact_sheet"] = neighbours(split, chosen)
+        made["feature_map"] = feature_map(split.test.values[chosen], split.test.labels, split.classes)
     for found in scores:
-        if found.predictions is not None:
-            made["confusion"] = confusion(split, found.predictions)
-    made["contact_sheet"] = neighbours(split, chosen)
-    made["feature_map"] = feature_map(split.test.values[chosen], split.test.labels, split.classes)
+        if splits[found.probe].test.masks is not None and found.predictions is not None:
+            made["segmentation"] = segmented(splits[found.probe], found.predictions)
     return made
+
+
+def segmented(split: Split, predictions: Tensor) -> Figure:
+    """A few test images, evenly from all, with their masks and predictions (m, h, w)."""
+    test = split.test
+    rows = torch.arange(min(_SEGMENTED, len(test))) * len(test) // min(_SEGMENTED, len(test))
+    return segmentation(test.images(rows, split.eval_transform), test.masks[rows], predictions[rows])
 
 
 def confusion(split: Split, predictions: Tensor) -> Figure:
@@ -171,7 +190,7 @@ def _gain(found: Scores, own: Sequence[str]) -> float | None:
 
 def _rows(found: Scores, own: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
     """Each feature set and its cells, the baselines last."""
-    for name in (*own, *(name for name in found.values if name not in own)):
+    for name in sorted(found.values, key=lambda name: own.index(name) if name in own else len(own)):
         yield name, [_score(*pair) for pair in zip(found.values[name], found.deviations[name], strict=True)]
 
 
@@ -304,6 +323,6 @@ def _inlined(name: str, figure: Figure) -> dict[str, Any]:
 
 
 def _chosen(found: Scores, own: Sequence[str]) -> str:
-    if len(own) == 1:
+    if sum(name in own for name in found.values) == 1:
         return f"Of {found.best} alone."
     return f"Chosen: {found.best}, by {found.chosen_by}, without test labels."

@@ -30,9 +30,9 @@ class Split:
         return self.train.source.classes
 
     @property
-    def chance(self) -> float:
-        """The share of the most frequent class of the images measured on."""
-        return chance(self.test.labels.tolist())
+    def chance(self) -> float | None:
+        """The share of the most frequent class of the images measured on; None without labels."""
+        return None if self.test.labels is None else chance(self.test.labels.tolist())
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -91,9 +91,11 @@ def fit(
 ) -> Fit:
     """The layer that minimises the mean cross-entropy + l2 / 2 |weights|^2; the bias is not among the weights.
 
-    rows (n, d + 1), labels (n,), start: a layer near the optimum. L-BFGS works in variables in which the curvature is
-    about the identity: an encoder's features are so correlated that it would else need thousands of iterations in place
-    of tens. Any change of variables leads to the same optimum, so the moment need only be near the rows' own.
+    rows (n, d + 1), labels (n,), or the shares (n, k) of the classes in each row; start: a layer near the optimum.
+
+    L-BFGS works in variables in which the curvature is about the identity: an encoder's features are so correlated that
+    it would else need thousands of iterations in place of tens. Any change of variables leads to the same optimum, so
+    the moment need only be near the rows' own.
     """
     start = rows.new_zeros(classes, rows.shape[1]) if start is None else start
     # The second derivative by one class's weights is the mean of p (1 - p) x x'; this is the product of the means.
@@ -141,9 +143,13 @@ def _objective(layer: Tensor, rows: Tensor, labels: Tensor, l2: float) -> tuple[
     loss = layer.new_zeros((), dtype=torch.float64)
     for x, y in zip(rows.split(CHUNK), labels.split(CHUNK), strict=True):
         likelihood = (layer @ x.T).log_softmax(0)
-        loss -= likelihood.gather(0, y[None]).sum(dtype=torch.float64)
-        error = likelihood.exp_()
-        error[y, torch.arange(len(x), device=x.device)] -= 1
+        if y.ndim == 2:
+            loss -= (likelihood * y.T).sum(dtype=torch.float64)
+            error = likelihood.exp_().sub_(y.T)
+        else:
+            loss -= likelihood.gather(0, y[None]).sum(dtype=torch.float64)
+            error = likelihood.exp_()
+            error[y, torch.arange(len(x), device=x.device)] -= 1
         gradient.addmm_(error, x, alpha=1 / len(rows))
     weights = layer[:, :-1]
     gradient[:, :-1].add_(weights, alpha=l2)

@@ -154,6 +154,28 @@ class Logistic(Linear):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Segmentation(Logistic):
+    """The class of each pixel from the features of patches, by a linear layer and by nearest neighbours."""
+
+    train_images: int = 500
+    """At most so many, of which every patch is held in memory."""
+    test_images: int = 250
+    """At most so many of those measured on."""
+    k: int = 30
+    """Neighbours of a patch, all where there are fewer."""
+    temperature: float = 0.02
+    """A neighbour's weight goes by exp(cosine / temperature)."""
+    l2s: Sequence[float] = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5)
+    iterations: int = 200
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("train_images", "test_images", "k"):
+            whole(name, getattr(self, name), 2 if name == "train_images" else 1)
+        number("temperature", self.temperature, 0, above=True)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Retrieval:
     """Are the training images that are most like a test image of its class?"""
 

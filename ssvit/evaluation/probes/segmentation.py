@@ -1,0 +1,154 @@
+"""What is each pixel? Mean intersection over union from the frozen features of patches, against masks.
+
+A linear layer on each patch (Oquab et al. 2024, section 7.4) and the nearest patches of the training images, which vote
+with the shares of the classes in them (Balazevic et al. 2023, section 3), give each patch a score for each class. The
+scores are enlarged bilinearly to the size of the mask, and a pixel is taken for the class that has the highest.
+
+Letters: n training images, m test images, h, w pixels, y, x rows and columns of patches, r patches, d width, k classes.
+"""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from torch import Tensor
+from torchmetrics.classification import MulticlassJaccardIndex
+
+from ssvit.data.source import IGNORED
+from ssvit.evaluation.base import Probe, Result
+from ssvit.evaluation.features import Features
+from ssvit.evaluation.neighbours import search
+from ssvit.evaluation.probes import options
+from ssvit.evaluation.probes.linear import Standard
+from ssvit.evaluation.probes.logistic import fit, moment
+from ssvit.options import UserError
+from ssvit.randomness import permutation
+
+_ROWS = 4096  # patches whose votes are counted at a time
+_SCORES = 1 << 24  # enlarged at a time
+
+
+class Segmentation(Probe, options.Segmentation):
+    """The class of each pixel, of which held-out training images choose the penalty of the linear layer.
+
+    The options are those of `options.Segmentation`.
+    """
+
+    name = "segmentation"
+    chosen_by = "the mIoU of held-out training images"
+    is_accuracy = False
+    features = "patches"
+
+    @torch.no_grad()
+    def __call__(self, train: Features, test: Features, *, choose: bool = False) -> Result:
+        """Columns for the mIoU of the constant answer, which is the training masks' most frequent class, of the nearest
+        patches, and of the linear layer, whose answers are the predictions.
+        """
+        counts, tested = (torch.bincount(of.masks.flatten(), minlength=256)[:IGNORED] for of in (train, test))
+        if len(train.values) < 2 or counts.count_nonzero() < 2:
+            raise UserError("segmentation needs two training images or more, and two classes in their masks")
+        classes = 1 + int((counts + tested).nonzero().max())
+        shares = class_shares(train.masks, train.values.shape[1:3], classes)
+        size = test.masks.shape[1:]
+
+        layer, l2, validation = self._layer(train, shares)
+        answers = {
+            "constant": torch.full_like(test.masks, int(counts.argmax())),
+            "k-NN": label(self.vote(train.values, shares, test.values), size),
+            "linear": label(layer(test.values), size),
+        }
+        scores = {name: mean_iou(answer, test.masks, classes) for name, answer in answers.items()}
+        return Result(
+            scores=scores,
+            choice=(validation,),
+            numbers={**scores, "validation": validation, "l2": l2, "classes": classes},
+            predictions=answers["linear"],
+        )
+
+    def vote(self, train: Tensor, shares: Tensor, test: Tensor) -> Tensor:
+        """The mean shares of the patches nearest by cosine, weighted by exp(cosine / temperature): (m, y, x, k).
+
+        train (n, y, x, d), their shares (n, y, x, k), test (m, y, x, d).
+        """
+        counts = shares.sum(-1) > 0
+        voters, shares = train[counts], shares[counts]
+        nearest = search(test.flatten(0, 2), voters, min(self.k, len(voters)))
+        weights = (nearest.similarities / self.temperature).softmax(1)
+        parts = zip(weights.split(_ROWS), nearest.indices.split(_ROWS), strict=True)
+        votes = torch.cat([torch.einsum("rn,rnk->rk", weight, shares[indices]) for weight, indices in parts])
+        return votes.unflatten(0, test.shape[:3])
+
+    def _layer(self, train: Features, shares: Tensor) -> tuple["Layer", float, float]:
+        """The layer of all training images, its penalty, and the mIoU on held-out ones that has chosen this."""
+        count = len(train.values)
+        order = permutation(self.seed, "segmentation, held out", count)
+        held_out = min(max(1, round(self.held_out * count)), count - 1)
+        kept, trained = order[:held_out].sort().values, order[held_out:].sort().values
+        layers: list[Layer] = []
+        for l2 in (l2s := sorted(self.l2s, reverse=True)):
+            start = layers[-1].weights if layers else None
+            layers.append(self.fit(train.values[trained], shares[trained], l2, start))
+        masks = train.masks[kept]
+        scores = [
+            mean_iou(label(layer(train.values[kept]), masks.shape[1:]), masks, shares.shape[-1]) for layer in layers
+        ]
+        chosen = scores.index(max(scores))
+        return self.fit(train.values, shares, l2s[chosen], layers[chosen].weights), l2s[chosen], scores[chosen]
+
+    def fit(self, values: Tensor, shares: Tensor, l2: float, start: Tensor | None = None) -> "Layer":
+        """The layer of the least mean cross-entropy of the patches' shares + l2 / 2 |weights|^2.
+
+        This is the cross-entropy of the pixels where all of a patch have its scores. values (n, y, x, d), shares
+        (n, y, x, k); patches without a pixel that counts are left out.
+        """
+        counts = shares.sum(-1) > 0
+        values, shares = values[counts], shares[counts]
+        standard = Standard.of(values, self.standardize)
+        rows = standard(values)
+        shared = {"moment": moment(rows), "classes": shares.shape[-1], "iterations": self.iterations}
+        return Layer(standard, fit(rows, shares, l2=l2, start=start, **shared).layer)
+
+
+class Layer(NamedTuple):
+    """How features become rows, and the weights (k, d + 1) of these."""
+
+    standard: Standard
+    weights: Tensor
+
+    def __call__(self, values: Tensor) -> Tensor:
+        """(m, y, x, d) -> (m, y, x, k)."""
+        return (self.standard(values.flatten(0, 2)) @ self.weights.T).unflatten(0, values.shape[:3])
+
+
+def class_shares(masks: Tensor, grid: tuple[int, int], classes: int) -> Tensor:
+    """The shares of the classes in the pixels of each patch that count: (n, h, w) uint8 -> (n, y, x, k) float32.
+
+    All are 0 where no pixel counts.
+    """
+    y, x = grid
+    patches = rearrange(masks, "n (y p) (x q) -> n (y x) (p q)", y=y, x=x)
+    patch = 256 * torch.arange(y * x)[:, None]
+    counts = torch.stack([torch.bincount((of_image + patch).flatten(), minlength=256 * y * x) for of_image in patches])
+    counts = counts.view(-1, y, x, 256)[..., :classes].float()
+    return counts / counts.sum(-1, keepdim=True).clamp_min(1)
+
+
+def label(scores: Tensor, size: tuple[int, int]) -> Tensor:
+    """The class of each pixel: scores of patches (m, y, x, k) -> (m, h, w) uint8."""
+    images = max(1, _SCORES // (scores.shape[-1] * size[0] * size[1]))
+    return torch.cat([
+        F.interpolate(rearrange(part, "m y x k -> m k y x"), size=size, mode="bilinear").argmax(1).to(torch.uint8)
+        for part in scores.split(images)
+    ])  # fmt: skip
+
+
+def mean_iou(answers: Tensor, masks: Tensor, classes: int) -> float:
+    """The mean over classes of intersection / union, both counted over all images: two of (m, h, w) uint8 -> [0, 1].
+
+    Pixels of the mask that are 255 do not count, nor does a class that neither has.
+    """
+    metric = MulticlassJaccardIndex(classes, ignore_index=IGNORED)
+    for answer, mask in zip(answers, masks, strict=True):
+        metric.update(answer.long()[None], mask.long()[None])
+    return metric.compute().item()

@@ -1,0 +1,35 @@
+"""Images beside their masks and what each pixel is taken for.
+
+Letters: b images, c channels, h, w pixels.
+"""
+
+import torch
+from matplotlib import colormaps
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+from torch import Tensor
+
+from ssvit.figures.reconstruction import tiles
+from ssvit.figures.style import INK
+
+_IGNORED = 255
+_NAMED = 12  # classes in the legend
+_BACKGROUND, _WHITE = (0.16, 0.16, 0.2), (1.0, 1.0, 1.0)
+_COLORS = colormaps["tab20"].colors
+
+
+def segmentation(images: Tensor, masks: Tensor, predictions: Tensor) -> Figure:
+    """images (b, c, h, w), masks and predictions (b, h, w), uint8: a class has a colour, and what does not count none.
+
+    Class 0, often the background, is dark; the colours of more than twenty others repeat.
+    """
+    palette = torch.tensor([_BACKGROUND, *(_COLORS[number % len(_COLORS)] for number in range(_IGNORED - 1)), _WHITE])
+    true, predicted = (palette[of.long()].movedim(-1, 1) for of in (masks, predictions))
+    figure, _ = tiles({"image": images / 255, "true": true, "predicted": predicted})
+    present = [number for number in torch.cat([masks, predictions]).unique().tolist() if number != _IGNORED]
+    handles = [Patch(color=palette[number].tolist(), label=str(number)) for number in present[:_NAMED]]
+    figure.legend(
+        handles=handles, loc="lower center", ncols=_NAMED, frameon=False, fontsize=7, labelcolor=INK,
+        handlelength=1, columnspacing=1,
+    )  # fmt: skip
+    return figure
