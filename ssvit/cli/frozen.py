@@ -35,9 +35,9 @@ def read(
 ) -> dict[str, Split] | None:
     """The feature sets that the configuration means, by probe, those of whole images first and the same for all.
 
-    None in all processes but the main one, which goes on alone.
-
-    UserError if the images do not suffice for the probes: what their labels tell is told before a feature is read.
+    Features of patches are of the last of the readings alone. None in all processes but the main one, which goes on
+    alone. UserError if the images do not suffice for the probes: what their labels tell is told before a feature is
+    read.
     """
     of_images = [name for name, probe in probes.items() if probe.features != PATCHES]
     data = _data(config, plain, labelled=bool(of_images))
