@@ -101,6 +101,13 @@ def test_every_augmentation_builds(name, images):
         preflight.check(plain(wrong))
 
 
+@pytest.mark.parametrize("data", names("data"))
+def test_a_data_set_adds_nothing_to_the_augmentation_that_is_chosen(data):
+    config = composed(f"data={data}", "augment@data.augment=shift_crop")
+    own = yaml.safe_load((CONFIGS / "augment" / "shift_crop.yaml").read_text())
+    assert OmegaConf.to_container(config.data.augment, resolve=False) == own
+
+
 @pytest.mark.parametrize("name", names("data"))
 def test_every_data_set_composes_and_those_of_files_build(name, images):
     root = [] if name == "synthetic" else [f"data.root={images}"]

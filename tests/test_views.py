@@ -8,7 +8,8 @@ import torch
 from ssvit.data.augment.color import ColorJitter, GaussianBlur, Grayscale, Solarize
 from ssvit.data.augment.crop import CenterCrop, InceptionCrop, ResizeCrop, ShiftCrop
 from ssvit.data.augment.views import Chain, MultiCrop, Views
-from ssvit.options import OptionError
+from ssvit.data.batch import Batch
+from ssvit.options import OptionError, UserError
 
 SMALL = {"size": 16, "local_size": (8, 10), "local_views": 3, "sigma": [0.1, 0.5]}
 
@@ -72,6 +73,12 @@ def test_groups_are_the_users_own() -> None:
     assert torch.equal(found["clean"], pictures[:, None])
     assert torch.equal(found["pair"], torch.stack((255 - pictures, pictures), dim=1))
     assert augment.bytes_per_image == 3 * 3 * 20 * 20
+
+
+def test_several_views_are_not_taken_for_one() -> None:
+    batch = Batch(MultiCrop(**SMALL)(images(2), torch.arange(2), 0), None, torch.arange(2))
+    with pytest.raises(UserError, match="gives the views global and local, and what is trained takes one view"):
+        _ = batch.images
 
 
 def test_the_bytes_of_all_views_are_counted() -> None:

@@ -8,6 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ssvit.options import UserError
+
 
 class Batch(NamedTuple):
     """Some images of a run, or of an evaluation.
@@ -28,7 +30,12 @@ class Batch(NamedTuple):
 
     @property
     def images(self) -> Tensor:
-        """The only view, (b, c, h, w). KeyError if there are several."""
+        """The only view, (b, c, h, w). UserError if there are several."""
+        if "image" not in self.views:
+            raise UserError(
+                f"the augmentation gives the views {' and '.join(self.views)}, and what is trained takes one view of "
+                "each image: choose another, as augment@data.augment=inception_crop"
+            )
         return self.views["image"]
 
     def to(self, device: torch.device | str) -> "Batch":
