@@ -15,6 +15,7 @@ from PIL import Image
 from ssvit.analysis.options import Visualize
 from ssvit.benchmark.options import Benchmark, Step
 from ssvit.checkpoints import manifest
+from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.checkpoints.options import eval_transform
 from ssvit.data.augment.options import CenterCrop
 from ssvit.data.options import Subset
@@ -253,12 +254,12 @@ def test_a_part_of_a_users_own_is_found_by_its_name(tmp_path, monkeypatch):
 
 def test_a_manifest_tells_options_of_a_transform_that_there_are():
     path, encoder = Path("run/step_1"), {"image_size": [16, 24]}
-    assert eval_transform(path, {"encoder": encoder}) == CenterCrop(size=(16, 24))
-    assert eval_transform(path, {"view": {"size": 8, "fit": "squash"}}) == CenterCrop(size=8, fit="squash")
+    assert eval_transform(Checkpoint(path, {"encoder": encoder})) == CenterCrop(size=(16, 24))
+    assert eval_transform(Checkpoint(path, {"view": {"size": 8, "fit": "squash"}})) == CenterCrop(size=8, fit="squash")
     with pytest.raises(
         manifest.CheckpointError, match=r"^run/step_1: view\.depth=3: there is no such option; there are"
     ):
-        eval_transform(path, {"view": {"size": 8, "depth": 3}})
+        eval_transform(Checkpoint(path, {"view": {"size": 8, "depth": 3}}))
 
 
 @pytest.mark.parametrize(
