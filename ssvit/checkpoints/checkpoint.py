@@ -45,8 +45,7 @@ class Checkpoint:
         path = _located(asked)
         given = {name: told[name] for name in TOLD if told and told.get(name) is not None}
         if path.is_file():
-            status = path.stat()
-            foreign, facts = _read_foreign(path, status.st_size, status.st_mtime_ns, json.dumps(given, default=list))
+            foreign, facts = _read_foreign(path, _version(path), json.dumps(given, default=list))
             return cls(path, facts, foreign)
         for name, value in given.items():
             raise OptionError(name, value, "is told of foreign files alone; a checkpoint of ours has its own")
@@ -93,10 +92,16 @@ class Checkpoint:
 
 
 @lru_cache(maxsize=4)
-def _read_foreign(path: Path, size: int, changed: int, told: str) -> tuple[Foreign, dict[str, Any]]:
-    """A foreign file and what stands for its manifest, read once as long as the file does not change."""
+def _read_foreign(path: Path, version: tuple[tuple[str, int, int], ...], told: str) -> tuple[Foreign, dict[str, Any]]:
+    """A foreign file and what stands for its manifest, read once for each version of it."""
     foreign = reading.read(path, json.loads(told))
     return foreign, foreign.facts
+
+
+def _version(path: Path) -> tuple[tuple[str, int, int], ...]:
+    """What changes with a file, or with those beside it that describe it."""
+    described = [(file, file.stat()) for file in (path, *sorted(path.parent.glob("*.json")))]
+    return tuple((file.name, status.st_size, status.st_mtime_ns) for file, status in described)
 
 
 def find(
