@@ -244,10 +244,11 @@ def test_nothing_larger_than_the_file_is_built(tmp_path):
     code = """import resource, sys
 from pathlib import Path
 from ssvit.checkpoints import storage
+from ssvit.options import UserError
 resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
 try:
     storage.load_encoder(sys.argv[1], heads=4)
-except checkpoint.UserError as error:
+except UserError as error:
     print(error)"""
     child = [sys.executable, "-c", code, str(tmp_path / "wide.safetensors")]
     done = subprocess.run(child, capture_output=True, text=True, check=True)

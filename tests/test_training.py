@@ -398,10 +398,8 @@ def test_two_processes_with_a_shard_each_train_as_one_does(tmp_path):
         assert list(one.values()) == pytest.approx(list(two.values()), rel=1e-4)
     shutil.rmtree(tmp_path / "two" / "step_00000006")
     tiny.train(tmp_path / "two", **options)
-    manifests = [manifest.read(tmp_path / name / "step_00000006") for name in ("one", "two")]
-    shapes = [
-        {kind: {n: t.shape for n, t in state.items()} for kind, state in states.items()} for _, states in manifests
-    ]
+    found = [storage.load(Checkpoint.open(tmp_path / name / "step_00000006")) for name in ("one", "two")]
+    shapes = [{kind: {n: t.shape for n, t in state.items()} for kind, state in states.items()} for states in found]
     assert shapes[0] == shapes[1]
 
 
