@@ -13,7 +13,7 @@ from command import TINY, one_line
 from lightly.loss import DINOLoss
 from lightly.models.modules.heads import DINOProjectionHead
 from PIL import Image
-from test_training import Interrupted, final, rows, spread
+from test_training import final, rows, spread
 
 from ssvit.checkpoints import storage
 from ssvit.checkpoints.checkpoint import Checkpoint
@@ -237,24 +237,11 @@ def test_accumulation_gives_the_same_centre_teacher_and_weights(tmp_path):
         torch.testing.assert_close(value, split[name], rtol=1e-6, atol=1e-8, msg=name)
 
 
-class InterruptedAt(tiny.Dino):
-    """Fails at one call of forward."""
-
-    calls_left = -1
-
-    def forward(self, *inputs):
-        self.calls_left -= 1
-        if self.calls_left == 0:
-            raise Interrupted
-        return super().forward(*inputs)
-
-
 def test_a_run_interrupted_anywhere_ends_with_the_same_bits(tmp_path):
     tiny.train(tmp_path / "whole", objective=tiny.dino(0.2), accumulate=2)
     for calls in (5, 9, 2):
-        objective = tiny.dino(0.2)
-        objective.__class__, objective.calls_left = InterruptedAt, calls
-        with pytest.raises(Interrupted):
+        objective = tiny.interrupted(tiny.dino(0.2), calls)
+        with pytest.raises(tiny.Interrupted):
             tiny.train(tmp_path / "broken", objective=objective, accumulate=2)
     _, objective = tiny.train(tmp_path / "broken", objective=tiny.dino(0.2), accumulate=2)
     assert set(final(tmp_path / "whole")) == {"model.safetensors", "ema.safetensors", "optimizer.safetensors"}

@@ -37,32 +37,15 @@ TAKES_ROOM = WRITES | {"fsync", "fdatasync", "mkdir", "mkdirat", "rename", "rena
 POWER = -KILL  # death, and what was not synchronised is lost
 
 
-class Interrupted(Exception):
-    pass
-
-
-class Stopping(tiny.MaskedPatch):
-    """Stops a run after its step DAMAGED."""
-
-    calls = 0
-
-    def forward(self, *inputs):
-        self.calls += 1
-        if self.calls > DAMAGED:
-            raise Interrupted
-        return super().forward(*inputs)
-
-
 def train(folder: Path) -> None:
     tiny.train(folder, steps=STEPS, save_every=1, warmup=1)
 
 
 def begin(folder: Path) -> None:
-    objective = tiny.model()
-    objective.__class__ = Stopping
+    objective = tiny.interrupted(tiny.model(), DAMAGED + 1)  # the run stops after its step DAMAGED
     try:
         tiny.train(folder, steps=STEPS, save_every=1, warmup=1, objective=objective)
-    except Interrupted:
+    except tiny.Interrupted:
         return
     raise AssertionError
 

@@ -310,19 +310,7 @@ def test_micro_batches_add_up_to_the_batch():
 
 
 def test_one_graph_serves_every_step():
-    model, images = build(), pictures()
-    graphs = []
-
-    def count(graph, inputs):
-        graphs.append(graph)
-        return graph.forward
-
-    compiled = torch.compile(model, backend=count, fullgraph=True)
-    for step in range(3):
-        noise = model.sample(torch.arange(5) + 5 * step, seed=0)
-        loss = compiled(Batch.of(images), noise)["loss"]
-        assert loss.item() == pytest.approx(model(Batch.of(images), noise)["loss"].item(), rel=1e-6)
-    assert len(graphs) == 1
+    tiny.assert_one_graph(build(), pictures()[:5])
 
 
 def test_weights_decay_and_tokens_do_not():
@@ -335,27 +323,12 @@ def test_weights_decay_and_tokens_do_not():
     assert not {name for name in decayed if "token" in name or "norm" in name or "bias" in name}
 
 
-class Interrupted(Exception):
-    """Stands for a process that ends in the middle of a step."""
-
-
-class InterruptedAt(MAE):
-    calls_left = -1
-
-    def forward(self, *inputs):
-        self.calls_left -= 1
-        if self.calls_left == 0:
-            raise Interrupted
-        return super().forward(*inputs)
-
-
 @pytest.mark.parametrize("calls", [8, 9, 16])
 def test_a_run_goes_on_with_the_same_bits(tmp_path, calls):
     options = {"dropout": 0.2, "accumulate": 2}
-    broken = tiny.mae(0.2)
-    broken.__class__, broken.calls_left = InterruptedAt, calls
+    broken = tiny.interrupted(tiny.mae(0.2), calls)
     tiny.train(tmp_path / "whole", objective=tiny.mae(0.2), **options)
-    with pytest.raises(Interrupted):
+    with pytest.raises(tiny.Interrupted):
         tiny.train(tmp_path / "broken", objective=broken, **options)
     tiny.train(tmp_path / "broken", objective=tiny.mae(0.2, seed=1), **options)
     one, two = (manifest.read(tmp_path / name / "step_00000012")["sha256"] for name in ("whole", "broken"))

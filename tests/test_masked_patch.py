@@ -3,6 +3,7 @@
 import math
 
 import pytest
+import tiny
 import torch
 import torch.nn.functional as F
 
@@ -241,19 +242,7 @@ def test_micro_batches_add_up_to_the_batch():
 
 
 def test_one_graph_serves_every_step():
-    model, images = build(), random_images()
-    graphs = []
-
-    def count(graph, inputs):
-        graphs.append(graph)
-        return graph.forward
-
-    compiled = torch.compile(model, backend=count, fullgraph=True)
-    for step in range(3):
-        noise = model.sample(torch.arange(6) + 6 * step, seed=0)
-        loss = compiled(Batch.of(images), noise)["loss"]
-        assert loss.item() == pytest.approx(model(Batch.of(images), noise)["loss"].item(), rel=1e-6)
-    assert len(graphs) == 1
+    tiny.assert_one_graph(build(), random_images())
 
 
 def test_a_tiny_model_learns_to_use_the_context():

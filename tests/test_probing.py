@@ -255,22 +255,6 @@ def test_the_features_are_those_of_the_checkpoint(tmp_path, precision, pooling):
     assert torch.equal(recorder.asked[0][1].values, pixels)
 
 
-class Interrupted(Exception):
-    """Stands for a process that ends in the middle of a step."""
-
-
-class InterruptedAt(tiny.MaskedPatch):
-    """Fails at one call of forward."""
-
-    calls_left = 8
-
-    def forward(self, *inputs):
-        self.calls_left -= 1
-        if self.calls_left == 0:
-            raise Interrupted
-        return super().forward(*inputs)
-
-
 def test_training_does_not_notice_and_a_run_goes_on_with_its_history(tmp_path, capsys):
     class Other(Evaluator):
         def __call__(self, objective, history=None):
@@ -285,9 +269,8 @@ def test_training_does_not_notice_and_a_run_goes_on_with_its_history(tmp_path, c
     with Image.open(tmp_path / "with" / "probes.png") as picture:
         assert min(picture.size) > 300
 
-    objective = tiny.model(0.2)
-    objective.__class__ = InterruptedAt
-    with pytest.raises(Interrupted):
+    objective = tiny.interrupted(tiny.model(0.2), 8)
+    with pytest.raises(tiny.Interrupted):
         tiny.train(tmp_path / "broken", dropout=0.2, evaluators={"probe": probing()}, objective=objective)
     tiny.train(tmp_path / "broken", dropout=0.2, evaluators={"probe": probing()})
     assert sums(tmp_path / "broken") == sums(tmp_path / "without")

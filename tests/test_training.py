@@ -60,29 +60,6 @@ def files(tmp_path_factory):
     return folder
 
 
-class Interrupted(Exception):
-    """Stands for a process that ends in the middle of a step."""
-
-
-class InterruptedAt(tiny.MaskedPatch):
-    """Fails at one call of forward, with all that the steps before it have left behind."""
-
-    calls_left = -1
-
-    def forward(self, *inputs):
-        self.calls_left -= 1
-        if self.calls_left == 0:
-            raise Interrupted
-        return super().forward(*inputs)
-
-
-def interrupted(calls: int, dropout: float = 0.0) -> InterruptedAt:
-    objective = tiny.model(dropout)
-    objective.__class__ = InterruptedAt
-    objective.calls_left = calls
-    return objective
-
-
 @pytest.mark.parametrize(("decay", "end"), [("cosine", 0.0), ("linear", 0.0), ("constant", 1.0)])
 def test_learning_rate_warms_up_linearly_then_decays(decay, end):
     recipe = Recipe(steps=100, warmup=10, lr=0.5, decay=decay)
@@ -226,8 +203,8 @@ def test_sgd_takes_the_steps_of_its_formula(tmp_path):
 def test_an_interrupted_run_of_sgd_ends_with_the_same_bits(tmp_path):
     options = {"optimizer": "sgd", "lr": 0.1, "layer_decay": 0.8}
     tiny.train(tmp_path / "whole", **options)
-    with pytest.raises(Interrupted):
-        tiny.train(tmp_path / "broken", objective=interrupted(5), **options)
+    with pytest.raises(tiny.Interrupted):
+        tiny.train(tmp_path / "broken", objective=tiny.interrupted(tiny.model(), 5), **options)
     tiny.train(tmp_path / "broken", **options)
     assert final(tmp_path / "broken") == final(tmp_path / "whole")
 
@@ -236,10 +213,9 @@ def test_a_run_interrupted_anywhere_ends_with_the_same_bits(tmp_path, files):
     tiny.train(tmp_path / "whole", data=files, dropout=0.2, accumulate=2)
     folder = tmp_path / "broken"
     for calls, workers in ((5, 0), (9, 2), (2, 0)):  # in the middle of a step, and before the next checkpoint
-        with pytest.raises(Interrupted):
-            tiny.train(
-                folder, data=files, workers=workers, dropout=0.2, accumulate=2, objective=interrupted(calls, 0.2)
-            )
+        objective = tiny.interrupted(tiny.model(0.2), calls)
+        with pytest.raises(tiny.Interrupted):
+            tiny.train(folder, data=files, workers=workers, dropout=0.2, accumulate=2, objective=objective)
     tiny.train(folder, data=files, workers=2, dropout=0.2, accumulate=2)
     assert final(folder) == final(tmp_path / "whole")
     assert rows(folder, "train/loss") == rows(tmp_path / "whole", "train/loss")
@@ -249,8 +225,8 @@ def test_a_run_interrupted_anywhere_ends_with_the_same_bits(tmp_path, files):
 def test_each_evaluation_stands_once_in_the_metrics_of_an_interrupted_run(tmp_path):
     evaluators = {"held_out": Prediction(source=tiny.source(), transform=CenterCrop(size=16))}
     for calls in (2, 5):  # before the first checkpoint, and after it
-        with pytest.raises(Interrupted):
-            tiny.train(tmp_path, evaluators=evaluators, objective=interrupted(calls))
+        with pytest.raises(tiny.Interrupted):
+            tiny.train(tmp_path, evaluators=evaluators, objective=tiny.interrupted(tiny.model(), calls))
     tiny.train(tmp_path, evaluators=evaluators)
     steps = [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()
              if "held_out/loss" in line]  # fmt: skip
@@ -481,8 +457,8 @@ def test_a_finished_run_says_so_and_changes_nothing(tmp_path, capsys):
 
 
 def test_plain_lines_and_rows_come_once_a_step(tmp_path, capsys):
-    with pytest.raises(Interrupted):
-        tiny.train(tmp_path, objective=interrupted(8))
+    with pytest.raises(tiny.Interrupted):
+        tiny.train(tmp_path, objective=tiny.interrupted(tiny.model(), 8))
     tiny.train(tmp_path)
     told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("step ")]
     assert told[0].startswith("step 1/12 ")

@@ -5,12 +5,14 @@ A module of its own, so that child processes can be started on its functions.
 
 from pathlib import Path
 
+import pytest
 import torch
 from lightning_fabric.strategies import FSDPStrategy
 from torch.distributed.fsdp import FullyShardedDataParallel
 
 from ssvit.data.augment.crop import InceptionCrop
 from ssvit.data.augment.views import Augmentation, MultiCrop
+from ssvit.data.batch import Batch
 from ssvit.data.files import Files
 from ssvit.data.loader import Loader
 from ssvit.data.memory import Memory
@@ -102,6 +104,42 @@ def sharded(*, double: bool = False) -> FSDPStrategy:
             return norm
 
     return Sharded(process_group_backend="gloo")
+
+
+class Interrupted(Exception):
+    """Stands for a process that ends in the middle of a step."""
+
+
+def interrupted(objective: Objective, calls: int) -> Objective:
+    """The same objective, but its forward fails at that call, with all that the steps before it have left behind."""
+
+    class InterruptedAt(type(objective)):
+        calls_left = calls
+
+        def forward(self, *inputs):
+            self.calls_left -= 1
+            if self.calls_left == 0:
+                raise Interrupted
+            return super().forward(*inputs)
+
+    objective.__class__ = InterruptedAt
+    return objective
+
+
+def assert_one_graph(objective: Objective, images: torch.Tensor) -> None:
+    """Compiled without a break, the objective is one graph for every step, with the losses that it has without."""
+    graphs = []
+
+    def count(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(objective, backend=count, fullgraph=True)
+    for step in range(3):
+        noise = objective.sample(torch.arange(len(images)) + len(images) * step, seed=0)
+        loss = compiled(Batch.of(images), noise)["loss"]
+        assert loss.item() == pytest.approx(objective(Batch.of(images), noise)["loss"].item(), rel=1e-6)
+    assert len(graphs) == 1
 
 
 def train(
