@@ -11,12 +11,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-MANIFEST_BYTES = 1 << 25  # of a manifest at most: parsed, what is made to cost memory takes some 20 times as much
+MANIFEST_BYTES = 1 << 25  # of the longest manifest read: parsed, hostile JSON takes some 20 times the memory
 
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Name the file in an OSError of the block, where the system tells no name (a full disk is met while writing)."""
+    """Name the file in an OSError of the block that has no name, such as that of a full disk."""
     try:
         yield
     except OSError as error:
@@ -33,7 +33,7 @@ def write(path: Path, data: bytes) -> None:
 
 
 def replace(path: Path, data: bytes) -> None:
-    """Write a file whole or not at all: until the new one is complete, its name keeps the old one."""
+    """Write a file whole or not at all: the old one stays until the new one is complete."""
     beside = path.with_name(f".{path.name}.part")
     try:
         write(beside, data)
@@ -57,7 +57,7 @@ def synchronise(path: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Delete a file, a link or a folder with all that is in it, as far as the system lets."""
+    """Delete a file, a link or a folder with all that is in it; what cannot be deleted stays."""
     with suppress(OSError):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
@@ -71,25 +71,24 @@ def check_regular(path: Path) -> None:
         raise OSError(errno.EINVAL, "not a regular file", str(path))
 
 
-def read_manifest(path: Path) -> tuple[dict[str, Any], bytes]:
-    """What a manifest says, its seal unverified, and its bytes.
+def read_json(path: Path) -> tuple[dict[str, Any], bytes]:
+    """The object in a JSON file, such as a manifest, and the file's bytes.
 
-    OSError if it cannot be read; ValueError or RecursionError if it cannot be a manifest.
+    OSError if it cannot be read; ValueError or RecursionError if it holds no object or is longer than any manifest.
     """
     check_regular(path)
     with naming(path), open(path, "rb") as file:
         data = file.read(MANIFEST_BYTES + 1)
     if len(data) > MANIFEST_BYTES:
         raise ValueError("longer than any manifest")
-    manifest = json.loads(data)
-    if not isinstance(manifest, dict):
+    content = json.loads(data)
+    if not isinstance(content, dict):
         raise ValueError("no object")
-    return manifest, data
+    return content, data
 
 
 def sealed(facts: Mapping[str, Any]) -> bytes:
-    """The text of a manifest: facts, and their seal in the place of an older one."""
-    facts = {key: value for key, value in facts.items() if key != "seal"}
+    """The text of a manifest: facts, and their checksum in the place of an older one."""
     data = json.dumps({**facts, "seal": seal(facts)}, indent=1).encode()
     if len(data) > MANIFEST_BYTES:
         raise OSError(errno.EFBIG, f"a manifest of {len(data)} bytes could not be read again")
@@ -97,6 +96,6 @@ def sealed(facts: Mapping[str, Any]) -> bytes:
 
 
 def seal(facts: Mapping[str, Any]) -> str:
-    """The sha256 of what a manifest says, but for the seal that stands in it: a flipped bit in a number shows."""
+    """The sha256 of a manifest without the checksum in it: it shows a flipped bit in any number."""
     facts = {key: value for key, value in facts.items() if key != "seal"}
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()

@@ -3,6 +3,7 @@
 import torch
 
 from ssvit.exchange.export import export
+from ssvit.exchange.options import Export
 from ssvit.models.vit import ViT
 from ssvit.objectives.classify import Classify
 
@@ -36,11 +37,10 @@ def classifier(**changes):
     return made.eval()
 
 
-def written(model, folder, format, **changes):
-    """The folder of an export, in `folder`."""
-    facts = {"step": 3, "encoder": {}}
-    options = {"any_size": None, "facts": facts, "run": folder, "overwrite": False}
-    said = export(model, folder / format, format=format, **{**options, **changes})
+def written(model, folder, format, *, any_size=None, facts=None, **changes):
+    """The folder of an export, in `folder`; any_size: how positions are resized in a program, None for one size."""
+    options = Export(format=format, any_size=any_size is not None, resize=any_size or "paper", **changes)
+    said = export(model, folder / format, options, facts=facts or {"step": 3, "encoder": {}}, run=folder)
     return folder / format, said
 
 

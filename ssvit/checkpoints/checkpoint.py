@@ -1,7 +1,7 @@
 """Which checkpoint a user means, and what it is: one of ours, or a file of another framework's weights. No torch.
 
-A run's folder holds config.yaml and step_*/ (its checkpoints), each with a manifest; of a foreign file
-`ssvit.exchange.reading` finds out what a manifest would say.
+A run's folder holds config.yaml and its checkpoints, step_*/, each with a manifest. `ssvit.exchange.reading` finds the
+same facts in a foreign file.
 """
 
 import json
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ssvit.checkpoints import manifest
 from ssvit.checkpoints.configuration import Configuration
@@ -19,15 +19,15 @@ from ssvit.options import OptionError, UserError, within
 
 PRETRAIN, FINETUNE = STAGES = ("pretrain", "finetune")
 NEWEST = "newest"
-_SHOWN = 3  # other runs that are named beside the newest
+_SHOWN = 3  # runs that are named beside the newest
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint that was found and verified.
+    """A verified checkpoint.
 
-    path: its folder, or the foreign file. facts: what its manifest says. foreign: what was found in the file, None for
-    a checkpoint of ours.
+    path: its folder, or the foreign file. facts: its manifest. foreign: the encoder in a foreign file, None for a
+    checkpoint of ours.
     """
 
     path: Path
@@ -35,18 +35,17 @@ class Checkpoint:
     foreign: Foreign | None = None
 
     @classmethod
-    def open(cls, asked: str | Path, told: Mapping[str, Any] | None = None) -> "Checkpoint":
-        """The checkpoint at a path: its folder itself, or a run's, for the newest in it; a foreign file.
+    def open(cls, path: str | Path, told: Mapping[str, Any] | None = None) -> "Checkpoint":
+        """The checkpoint at a path: its folder, or that of its run, for the newest in it; or a foreign file.
 
-        told: options that may hold what a foreign file does not tell (`reading.TOLD`), None where the user leaves it
-        open. OptionError if there is no checkpoint, or what it holds must be told; CheckpointError if it is damaged;
-        ForeignError if it is in no layout that is known.
+        told: options that may hold some of `reading.TOLD`, None where the user does not give them. OptionError if there
+        is no checkpoint, or an option must be given; CheckpointError if it is damaged; ForeignError if its layout is
+        not known.
         """
-        path = _located(asked)
+        path = _located(path)
         given = {name: told[name] for name in TOLD if told and told.get(name) is not None}
         if path.is_file():
-            foreign, facts = _read_foreign(path, _version(path), json.dumps(given, default=list))
-            return cls(path, facts, foreign)
+            return _open_foreign(path, _version(path), json.dumps(given, default=list))
         for name, value in given.items():
             raise OptionError(name, value, "is told of foreign files alone; a checkpoint of ours has its own")
         return cls(path, manifest.read(path))
@@ -58,7 +57,7 @@ class Checkpoint:
 
     @property
     def step(self) -> int:
-        """The updates that it was trained for; 0 of a foreign file."""
+        """The updates that it was trained for, 0 for a foreign file."""
         return self.facts["step"]
 
     @property
@@ -68,7 +67,7 @@ class Checkpoint:
 
     @property
     def backbone(self) -> str:
-        """The module of what was trained that is its encoder."""
+        """The name of the encoder among the trained modules."""
         return self.facts.get("backbone", "encoder")
 
     @property
@@ -78,30 +77,30 @@ class Checkpoint:
 
     @property
     def checksum(self) -> str:
-        """The sha256 that tells it from all others."""
+        """The sha256 by which it is known."""
         return self.facts["seal"]
 
     @property
     def name(self) -> str:
-        """What to call it: the name of its run, or of the file without its suffix."""
+        """The name of its run, or of the file without its suffix."""
         return self.path.stem if self.is_foreign else self.path.parent.name
 
     def home(self, outputs: str | Path) -> Path:
         """The folder for what is made of it: that of its run, or one in the folder of all runs."""
-        return Path(outputs, self.path.stem) if self.is_foreign else self.path.parent
+        return Path(outputs, self.name) if self.is_foreign else self.path.parent
 
 
 @lru_cache(maxsize=4)
-def _read_foreign(path: Path, version: tuple[tuple[str, int, int], ...], told: str) -> tuple[Foreign, dict[str, Any]]:
-    """A foreign file and what stands for its manifest, read once for each version of it."""
+def _open_foreign(path: Path, version: tuple[Any, ...], told: str) -> Checkpoint:
+    """A foreign file, read once for each version of it."""
     foreign = reading.read(path, json.loads(told))
-    return foreign, foreign.facts
+    return Checkpoint(path, foreign.facts, foreign)
 
 
-def _version(path: Path) -> tuple[tuple[str, int, int], ...]:
+def _version(path: Path) -> tuple[Any, ...]:
     """What changes with a file, or with those beside it that describe it."""
-    described = [(file, file.stat()) for file in (path, *sorted(path.parent.glob("*.json")))]
-    return tuple((file.name, status.st_size, status.st_mtime_ns) for file, status in described)
+    files = [(file.name, file.stat()) for file in (path, *sorted(path.parent.glob("*.json")))]
+    return tuple((name, status.st_size, status.st_mtime_ns) for name, status in files)
 
 
 def find(
@@ -109,17 +108,13 @@ def find(
 ) -> Checkpoint:
     """The checkpoint that a user means by the option checkpoint=`asked`.
 
-    newest: the last one of the finished run of that stage under `outputs` that was written last; `say` is told which
-    that is, and what else there is. Otherwise a path, as `Checkpoint.open` takes it, and told. OptionError if there is
-    none.
+    asked: a path, as for `Checkpoint.open`; or newest, for the finished run of that stage under `outputs` that was
+    written last: then `say` gets a line on which that is, and what else there is. OptionError if there is none.
     """
-    if asked == NEWEST:
-        if outputs in (None, "", "null"):
-            raise OptionError("outputs", outputs, "must be the folder of all runs")
-        path = _newest(Path(outputs), stage, say)
-    else:
-        path = _located(asked)
-    with within("encoder"):  # whose options are told
+    if asked == NEWEST and outputs in (None, "", "null"):
+        raise OptionError("outputs", outputs, "must be the folder of all runs")
+    path = _newest(Path(outputs), stage, say) if asked == NEWEST else _located(asked)
+    with within("encoder"):  # the group of the options in `told`
         return Checkpoint.open(path, told)
 
 
@@ -135,28 +130,27 @@ def _located(asked: str | Path) -> Path:
         if not path.is_dir():
             right = "no such folder; give that of a checkpoint (step_…) or of its run, or a file of foreign weights"
             raise OptionError("checkpoint", asked, right)
-        if not (found := manifest.complete(path)):
+        if not (checkpoints := manifest.complete(path)):
             raise OptionError("checkpoint", asked, "holds no checkpoint (a folder step_…)")
     except OSError as error:
         raise OptionError("checkpoint", asked, f"cannot be read ({error.strerror})") from None
-    return found[-1]
+    return checkpoints[-1]
 
 
-@dataclass(frozen=True, order=True)
-class _Run:
-    """A run under the folder of all: when it was last written, its newest checkpoint, and what became of it.
+class _Run(NamedTuple):
+    """When a run was last written, its newest checkpoint, and a remark on it.
 
-    passed: why it is not what a user means by the newest, "" if it may be. scratch: it began with random weights.
+    rank: 0 for a result, 1 where it began with random weights, 2 where a user never means it by the newest.
     """
 
     written: float
     path: Path
-    scratch: bool
-    passed: str
+    rank: int
+    remark: str
 
 
 def _runs(outputs: Path, stage: str) -> Iterator[_Run]:
-    """The runs of a stage; what is damaged, or no run of ours, is passed over."""
+    """The runs of a stage; what is damaged, or no run of ours, is left out."""
     for file in outputs.rglob("config.yaml"):
         try:
             path = manifest.complete(file.parent)[-1]
@@ -168,33 +162,30 @@ def _runs(outputs: Path, stage: str) -> Iterator[_Run]:
         if facts.get("stage") != stage:
             continue
         scratch = stage == FINETUNE and facts.get("start") == "scratch"
-        passed = ""
+        rank, remark = 0, ""
         if step != steps:
-            passed = f"at step {step} of {steps}"
+            rank, remark = 2, f"at step {step} of {steps}"
         elif scratch and config.get("compare"):
-            passed = "the arm of a comparison that began with random weights"
+            rank, remark = 2, "the arm of a comparison that began with random weights"
         elif config.get("sweep") and config.get("development") is not None:
-            passed = "trained to choose a learning rate"
-        yield _Run(written, path, scratch, passed)
+            rank, remark = 2, "trained to choose a learning rate"
+        elif scratch:
+            rank, remark = 1, "began with random weights"
+        yield _Run(written, path, rank, remark)
 
 
 def _newest(outputs: Path, stage: str, say: Callable[[str], None]) -> Path:
-    what = "pre-training" if stage == PRETRAIN else "fine-tuning"
-    found = sorted(_runs(outputs, stage), reverse=True)
-    # A classifier that began with random weights is meant only where there is no other.
-    results = sorted((run for run in found if not run.passed), key=lambda run: run.scratch)
-    if not results:
-        if not found:
-            right = f"run tools/{stage}.py first, or give checkpoint=PATH"
-            raise UserError(f"there is no {what} run under {outputs}: {right}")
-        first = f"{found[0].path.parent} is {found[0].passed}"
-        raise UserError(f"no {what} run under {outputs} is finished ({first}): let it finish, or give checkpoint=PATH")
-    best, *others = results
-    rest = [f"{run.path.parent} (began with random weights)" if run.scratch else str(run.path.parent) for run in others]
-    rest += [f"{run.path.parent} ({run.passed})" for run in found if run.passed]
+    kind = "pre-training" if stage == PRETRAIN else "fine-tuning"
+    runs = sorted(sorted(_runs(outputs, stage), reverse=True), key=lambda run: run.rank)
+    if not runs:
+        right = f"run tools/{stage}.py first, or give checkpoint=PATH"
+        raise UserError(f"there is no {kind} run under {outputs}: {right}")
+    best, *others = runs
+    if best.rank == 2:
+        first = f"{best.path.parent} is {best.remark}"
+        raise UserError(f"no {kind} run under {outputs} is finished ({first}): let it finish, or give checkpoint=PATH")
+    rest = [f"{run.path.parent} ({run.remark})" if run.remark else str(run.path.parent) for run in others]
     more = f", and {len(rest) - _SHOWN} more" if len(rest) > _SHOWN else ""
-    say(
-        f"{best.path}: of the {what} run that was finished last"
-        + (f"; there are also {', '.join(rest[:_SHOWN])}{more}" if rest else "")
-    )
+    also = f"; there are also {', '.join(rest[:_SHOWN])}{more}" if rest else ""
+    say(f"{best.path}: of the {kind} run that was finished last{also}")
     return best.path

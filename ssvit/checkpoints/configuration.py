@@ -1,9 +1,8 @@
 """A run's configuration as its folder keeps it: names of configuration files and values, never what to call.
 
-A configuration names builders (`_target_`), and a builder is code to run. A run's folder may come from anybody, so its
-config.yaml holds the names of the files that were chosen in configs/ (`choices`) and the values that were set. Whoever
-reads it takes the builders from the files of those names in their own installation. Files of the first edition do name
-builders; those of `BUILDERS` are known by name, and a file with any other is refused. No torch.
+A builder (`_target_`) is code to run, and a run's folder may come from anybody. So its config.yaml holds the names of
+the files chosen in configs/ (`choices`) and the values; a reader takes the builders from its own files of those names.
+Files of the first edition do name builders: one that is not in `BUILDERS` is refused. No torch.
 """
 
 import hashlib
@@ -17,17 +16,16 @@ import yaml
 
 from ssvit.options import UserError, typed
 
-# What may differ between a run and its continuation: it changes where and how fast, not what is computed.
-# The fingerprint of the images stands for their folder, and the precision that was used for recipe.precision=auto:
-# both are in the checkpoint, and so is which weights a fine-tuning started from. Probes look on.
+# What may differ between a run and its continuation: it changes where and how fast, not what is computed, or the
+# checkpoint itself tells it (the images' fingerprint, the precision used, the weights that a fine-tuning started from).
 FREE = (
     "overwrite", "outputs", "workers", "loader_timeout", "evaluators.test.timeout", "fabric", "data.root",
     "data.download", "data.masks", "data.verify", "data.source", "recipe.precision", "checkpoint", "encoder.path",
     "encoder.activation_checkpointing", "seeds", "probe", "probing", "command",
 )  # fmt: skip
-# Groups whose files hold values alone, which are compared, or what `FREE` has.
+# Groups whose files hold only values, which are compared, and options in `FREE`.
 FREE_CHOICES = ("experiment", "recipe", "data", "probe")
-# Options that later versions added, each with the value by which a run does what it did before.
+# Options that later versions added, with the values that stand for the behaviour before.
 ADDED: Mapping[str, Any] = {
     "data.train": "auto",
     "data.validation": "auto",
@@ -41,12 +39,12 @@ ADDED: Mapping[str, Any] = {
     "recipe.weight_decay_end": None,
 }
 
-# Options that have another name today, and what their values, as they are typed, are called.
+# The new names of options, and of their values as they are typed.
 RENAMED: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "recipe.compile": ("recipe.backend", {"auto": "auto", "true": "compile", "false": "kernels"}),
 }
 
-# The builders that the first edition's config.yaml names, and what they are called today.
+# The builders that the first edition's config.yaml names, and their names today.
 BUILDERS: Mapping[str, str] = {
     "ssvit.data.sources.folder": "ssvit.data.datasets.folder",
     "ssvit.data.sources.imagenet": "ssvit.data.datasets.imagenet",
@@ -70,14 +68,12 @@ BUILDERS: Mapping[str, str] = {
     "ssvit.training.checkpoint.load_classifier": "ssvit.checkpoints.storage.load_classifier",
     "ssvit.training.checkpoint.load_encoder": "ssvit.checkpoints.storage.load_encoder",
 }
-# The files of configs/ that stand for those of a data set (None where the set's own name tells it) and an augmentation.
-_DATA = {
+# The files of configs/ for its data sets (None where the set's own name is the file's) and augmentations.
+_FILES = {
     "ssvit.data.sources.synthetic": "synthetic",
     "ssvit.data.sources.folder": "folder",
     "ssvit.data.sources.imagenet": "imagenet",
     "ssvit.data.sources.torchvision_set": None,
-}
-_AUGMENTATIONS = {
     "ssvit.data.transforms.InceptionCrop": "inception_crop",
     "ssvit.data.transforms.ShiftCrop": "shift_crop",
 }
@@ -102,31 +98,27 @@ def flatten(config: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def command(arguments: Iterable[str]) -> str:
-    """What tells a command by the options typed, in whatever order: a sha256, since they may hold what is private."""
+    """What identifies a command by its options in any order: a sha256, since they may be private."""
     return hashlib.sha256("\n".join(sorted(arguments)).encode(errors="surrogateescape")).hexdigest()
 
 
 def refers(text: str) -> bool:
-    """Whether what a text refers to, if anything, are other options alone, which calls nothing: ${data.root}."""
+    """Whether a text refers to nothing but other options, as ${data.root}, which calls nothing."""
     return "${" not in _REFERENCE.sub("", text)
 
 
 def foreign(node: Any) -> str:
     """The name of the first thing in nested options that is neither a value nor a reference to one, "" if all are."""
-    return next(
-        (
-            name
-            for name, key, value in _walk(node)
-            if str(key).startswith("_") or (isinstance(value, str) and not refers(value))
-        ),
-        "",
-    )
+    for name, key, value in _walk(node):
+        if str(key).startswith("_") or (isinstance(value, str) and not refers(value)):
+            return name
+    return ""
 
 
 @dataclass(frozen=True)
 class Configuration:
     """values: nested options without builders. choices: by group, the file chosen in configs/, None for none.
-    builders: by option, as "data.source", what is called there; a config.yaml of the second edition has none.
+    builders: by option, as "data.source", what is called there; only the first edition kept them.
     """
 
     values: dict[str, Any]
@@ -135,22 +127,18 @@ class Configuration:
 
     @classmethod
     def of(cls, config: Mapping[str, Any], choices: Mapping[str, str | None]) -> "Configuration":
-        """That of a composed configuration, as plain data that still has its builders."""
+        """From a composed configuration, as plain data that still has its builders."""
         return cls(_values(config), dict(choices), _builders(config))
 
     @classmethod
     def read(cls, path: Path) -> "Configuration":
-        """That in a run's config.yaml. ConfigurationError unless it holds nothing but names and values.
-
-        FileNotFoundError if there is no such file.
-        """
+        """From a run's config.yaml. FileNotFoundError; ConfigurationError unless it holds names and values alone."""
         config = _load(path)
         builders = {} if "choices" in config else _builders(config)
         for name, builder in builders.items():
             if not isinstance(builder, str) or builder not in BUILDERS:
-                raise ConfigurationError(
-                    f"{path}: {name}._target_={builder}: is none of the builders of ssvit; nothing of it was run"
-                )
+                right = "is none of the builders of ssvit; nothing of it was run"
+                raise ConfigurationError(f"{path}: {name}._target_={builder}: {right}")
         if name := foreign(_values(config) if builders else config):
             raise ConfigurationError(f"{path}: {name}: a run's configuration may hold values only; nothing was run")
         choices = config.pop("choices", {})
@@ -163,27 +151,22 @@ class Configuration:
         return cls(_values(config), dict(choices), builders)
 
     def write(self) -> bytes:
-        """As `read` takes it from a config.yaml."""
+        """The text of a config.yaml."""
         return yaml.safe_dump({"choices": self.choices, **self.values}, sort_keys=False, allow_unicode=True).encode()
 
     def data(self) -> tuple[dict[str, str | None], dict[str, Any]]:
-        """The choices that make the group data, as {"data": "cifar10", "augment@data.augment": …}, and its values.
-
-        KeyError if they are not told.
-        """
+        """The choices of the group data, such as {"data": "cifar10"}, and its values. KeyError if there are none."""
         values = self.values["data"]
         if self.choices:
             parts = {group: file for group, file in self.choices.items() if group.partition("@")[2].startswith("data.")}
             return {"data": self.choices["data"], **parts}, values
-        name = _DATA[self.builders["data.source"]] or values["source"]["name"]
+        name = _FILES[self.builders["data.source"]] or values["source"]["name"]
         if not _FILE_NAME.fullmatch(str(name)):
             raise KeyError(name)
-        return {"data": name, "augment@data.augment": _AUGMENTATIONS[self.builders["data.augment"]]}, values
+        return {"data": name, "augment@data.augment": _FILES[self.builders["data.augment"]]}, values
 
     def difference(self, old: "Configuration") -> tuple[str, Any, Any] | None:
-        """The first option in which a run would differ from an old one, with its value now and then, of those that
-        matter; None if it would go on as it was begun.
-        """
+        """The first option that matters and differs from an old run's, with its value now and then; None if none."""
         sides = [dict(map(_renamed, flatten(side.values))) for side in (old, self)]
         # The first edition's dropout was of attention weights too.
         added = {"encoder.attention_dropout": sides[0].get("encoder.dropout", 0.0), **ADDED}
@@ -192,20 +175,19 @@ class Configuration:
         else:
             sets = (old.builders, self.builders)
             kinds, free = [{name: BUILDERS.get(one, one) for name, one in own.items()} for own in sets], FREE
-        for (before, now), passed in ((kinds, free), (sides, FREE)):
+        for (before, now), names in ((kinds, free), (sides, FREE)):
             for key in [*now, *before]:
-                if any(key == name or key.startswith(f"{name}.") for name in passed):
-                    continue
                 then, value = (side.get(key, added.get(key, "(absent)")) for side in (before, now))
-                if then != value:
+                if then != value and not any(key == name or key.startswith(f"{name}.") for name in names):
                     return key, value, then
         return None
 
 
 def _renamed(leaf: tuple[str, Any]) -> tuple[str, Any]:
-    """An option and its value, as they are called today."""
-    name, values = RENAMED.get(leaf[0], (leaf[0], {}))
-    return name, values.get(typed(leaf[1]), leaf[1]) if values else leaf[1]
+    """An option and its value by their names today."""
+    name, value = leaf
+    today, values = RENAMED.get(name, (name, {}))
+    return today, values.get(typed(value), value)
 
 
 def _load(path: Path) -> dict[str, Any]:
@@ -228,7 +210,7 @@ def _load(path: Path) -> dict[str, Any]:
 
 
 class _Loader(yaml.SafeLoader):
-    """Plain data alone, and without aliases, by which a few lines can stand for more than any memory holds."""
+    """Plain data without aliases, by which a few lines could stand for more than any memory holds."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.events.AliasEvent):
@@ -238,10 +220,12 @@ class _Loader(yaml.SafeLoader):
 
 def _walk(node: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:
     """Everything at any depth, lists included: its dotted name, its key (None in a list), and itself."""
-    inside = node.items() if isinstance(node, Mapping) else enumerate(node) if isinstance(node, list) else ()
-    for key, value in inside:
-        full = f"{name}[{key}]" if isinstance(node, list) else f"{name}.{key}" if name else str(key)
-        yield full, None if isinstance(node, list) else key, value
+    if isinstance(node, Mapping):
+        parts = [(f"{name}.{key}" if name else str(key), key, value) for key, value in node.items()]
+    else:
+        parts = [(f"{name}[{i}]", None, value) for i, value in enumerate(node if isinstance(node, list) else ())]
+    for full, key, value in parts:
+        yield full, key, value
         yield from _walk(value, full)
 
 
@@ -250,7 +234,7 @@ def _builders(node: Any) -> dict[str, Any]:
 
 
 def _values(node: Any) -> Any:
-    """A copy without what tells what to call."""
+    """A copy without builders."""
     if isinstance(node, Mapping):
         return {key: _values(value) for key, value in node.items() if key != "_target_"}
     return [_values(value) for value in node] if isinstance(node, list) else node

@@ -1,6 +1,6 @@
 """The options of what is loaded from a checkpoint, which check themselves. No torch."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -9,14 +9,13 @@ from typing import Any
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.checkpoints.manifest import CheckpointError
 from ssvit.data.augment.options import CenterCrop
-from ssvit.exchange.reading import TOLD
 from ssvit.models.options import CHANGEABLE, RESIZE, ViT
 from ssvit.options import OptionError, flag, make, one_of, pair
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoadEncoder:
-    """The encoder of a checkpoint, with other values of options that do not change its weights; None: its own."""
+    """The encoder of a checkpoint; options that do not change its weights may have other values. None: its own."""
 
     path: str | Path
     """The folder of the checkpoint, or a file of foreign weights."""
@@ -32,7 +31,7 @@ class LoadEncoder:
     stochastic_depth: float | None = None
     activation_checkpointing: bool | None = None
     heads: int | None = None
-    """As the next three, of a foreign file, what its weights do not tell; None: what is usual."""
+    """As the next three, of a foreign file, which its weights do not tell. None: the usual value."""
     mean: float | Sequence[float] | None = None
     std: float | Sequence[float] | None = None
     trained_size: int | Sequence[int] | None = None
@@ -44,25 +43,16 @@ class LoadEncoder:
 
     @property
     def changes(self) -> dict[str, Any]:
-        """The options of the encoder that are not left as they were."""
-        return self._given(CHANGEABLE)
-
-    @property
-    def told(self) -> dict[str, Any]:
-        """What the user tells of a foreign file."""
-        return self._given(TOLD)
+        """The options of the encoder that are given."""
+        return {name: value for name, value in vars(self).items() if name in CHANGEABLE and value is not None}
 
     def checkpoint(self) -> Checkpoint:
-        """What lies there. OptionError, CheckpointError or ForeignError if it is no checkpoint."""
-        return Checkpoint.open(self.path, self.told)
+        """The checkpoint. OptionError, CheckpointError or ForeignError if there is none."""
+        return Checkpoint.open(self.path, vars(self))
 
     def encoder(self) -> ViT:
-        """The options of the encoder that it gives. OptionError or CheckpointError unless there can be one."""
+        """The options of the encoder. OptionError or CheckpointError unless they go together."""
         return make(ViT, self.checkpoint().encoder | self.changes)
-
-    def _given(self, names: Sequence[str]) -> dict[str, Any]:
-        values: Mapping[str, Any] = vars(self)
-        return {name: values[name] for name in names if values[name] is not None}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +69,7 @@ class LoadClassifier:
 
     @cached_property
     def checkpoint(self) -> Checkpoint:
-        """What lies there."""
+        """The checkpoint."""
         try:
             return Checkpoint.open(self.path)
         except OptionError as error:
@@ -88,17 +78,13 @@ class LoadClassifier:
     def fits(self, encoder: ViT) -> None:
         """OptionError unless it takes the images of this encoder, as a teacher must."""
         vits = encoder, make(ViT, self.checkpoint.encoder)
-        own, theirs = ((vit.channels, *pair("image_size", vit.image_size)) for vit in vits)
-        if own != theirs:
-            own, theirs = ("x".join(map(str, shape)) for shape in (own, theirs))
-            raise OptionError("path", self.path, f"takes images of {theirs}, and the encoder takes {own}")
+        own, teachers = ("x".join(map(str, (vit.channels, *pair("image_size", vit.image_size)))) for vit in vits)
+        if own != teachers:
+            raise OptionError("path", self.path, f"takes images of {teachers}, and the encoder takes {own}")
 
 
 def eval_transform(checkpoint: Checkpoint) -> CenterCrop:
-    """The options of the transform that a checkpoint is evaluated with.
-
-    CheckpointError unless the manifest tells options that there are.
-    """
+    """The options of a checkpoint's evaluation transform. CheckpointError if its manifest has others."""
     try:
         return make(CenterCrop, checkpoint.facts.get("view") or {"size": checkpoint.encoder["image_size"]})
     except OptionError as error:

@@ -26,7 +26,7 @@ def is_main_process() -> bool:
 
 
 class RunFolder:
-    """A run's folder, held by one process from `open` to the end of that process (the system lets go of the lock)."""
+    """A run's folder, locked by one process from `open` to the end of that process."""
 
     def __init__(self, outputs: str, name: str | int) -> None:
         if not isinstance(outputs, str) or not outputs:
@@ -35,6 +35,7 @@ class RunFolder:
             right = f"must be the name of a folder in outputs, without a slash, of at most {_LONGEST} bytes"
             raise OptionError("name", name, right)
         self.path = Path(outputs, str(name))
+        self._stored = self.path / "config.yaml"
         self._lock: TextIO | None = None
 
     def open(self, config: Configuration, *, overwrite: bool) -> None:
@@ -44,10 +45,12 @@ class RunFolder:
         was configured otherwise, or something that is no run.
         """
         flag("overwrite", overwrite)
-        stored = self.path / "config.yaml"
         try:
-            if self.path.exists() and not stored.exists() and self._has_more() and not self._has_checkpoints():
-                raise RunError(f"name={self.path.name}: {self.path} exists and holds no run; use another name")
+            if self.path.exists() and not self._stored.exists():
+                # A run that ends before it has written its configuration leaves these.
+                others = {entry.name for entry in self.path.iterdir()} - {"lock", ".config.yaml.part"}
+                if others and not self._holds("step_*/manifest.json", "*/step_*/manifest.json"):
+                    raise RunError(f"name={self.path.name}: {self.path} exists and holds no run; use another name")
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = open(self.path / "lock", "w")  # noqa: SIM115 (kept open: closing it lets go of the lock)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -59,16 +62,15 @@ class RunFolder:
             raise RunError(f"outputs={self.path.parent}: cannot write {self.path} ({error.strerror})") from None
         if overwrite:
             self._clear()
-        # A configuration alone is what a command leaves that failed before it trained: the next may mend it.
-        if stored.exists() and self._has_trained():
+        # A command that failed before it trained leaves a configuration alone: the next one replaces it.
+        if self._stored.exists() and self._holds("metrics.jsonl", "*step_*", "*/config.yaml"):
             self._refuse_difference(config)
         else:
             self._store(config)
 
     def _refuse_difference(self, config: Configuration) -> None:
-        stored = self.path / "config.yaml"
         try:
-            old = Configuration.read(stored)
+            old = Configuration.read(self._stored)
         except ConfigurationError as error:
             raise RunError(
                 f"{error}; the checkpoints beside it are whole for all that: delete the file, and the same command "
@@ -76,31 +78,19 @@ class RunFolder:
             ) from None
         if difference := config.difference(old):
             name, value, before = difference
-            raise RunError(
-                f"{name}={value}: the run in {self.path} was started with {before}; use that, another name=…, "
-                "or overwrite=true"
-            )
+            right = "use that, another name=…, or overwrite=true"
+            raise RunError(f"{name}={value}: the run in {self.path} was started with {before}; {right}")
 
     def _store(self, config: Configuration) -> None:
-        stored = self.path / "config.yaml"
         try:
-            atomic_io.replace(stored, config.write())
+            atomic_io.replace(self._stored, config.write())
             atomic_io.synchronise(self.path)
             atomic_io.synchronise(self.path.parent)
         except OSError as error:
-            raise RunError(f"{stored}: cannot be written ({error.strerror})") from None
+            raise RunError(f"{self._stored}: cannot be written ({error.strerror})") from None
 
-    def _has_trained(self) -> bool:
-        """Whether the run, or one of the runs of a study, has begun."""
-        return any(any(self.path.glob(trace)) for trace in ("metrics.jsonl", "*step_*", "*/config.yaml"))
-
-    def _has_more(self) -> bool:
-        """Whether there is more than a run leaves that ends before it has written its configuration."""
-        return any(entry.name not in ("lock", ".config.yaml.part") for entry in self.path.iterdir())
-
-    def _has_checkpoints(self) -> bool:
-        """Whether there is a run, or a study of several, that has lost its configuration alone."""
-        return any(any(self.path.glob(trace)) for trace in ("step_*/manifest.json", "*/step_*/manifest.json"))
+    def _holds(self, *patterns: str) -> bool:
+        return any(any(self.path.glob(pattern)) for pattern in patterns)
 
     def _clear(self) -> None:
         # The configuration last: as long as it is there, the folder is known as a run's.

@@ -1,10 +1,9 @@
-"""Checkpoints that are there whole or not at all, say what they are, and cannot run code.
+"""Checkpoints: each is there whole or not at all, describes itself, and cannot run code.
 
-step_00000500/ holds model.safetensors, optimizer.safetensors, ema.safetensors (if any) and manifest.json, which has
-the step, the encoder's own arguments ("backbone" names its module, if that is not encoder), what the run is bound to,
-versions, and the sha256 of each file. It is written as a hidden folder beside its place, synchronised to disk and
-renamed; the newest three are kept, and older ones get a hidden name before they are deleted. So a process may die
-anywhere: what bears a checkpoint's name is whole.
+step_00000500/ holds model.safetensors, optimizer.safetensors, ema.safetensors (if any) and manifest.json: the step, the
+encoder's arguments ("backbone" names its module, if that is not encoder), what the run is bound to, versions, and the
+sha256 of each file. It is written as a hidden folder, synchronised to disk and renamed; the newest three are kept, and
+older ones get a hidden name before they are deleted. So it is whole wherever a process may die.
 """
 
 import contextlib
@@ -35,8 +34,8 @@ KEPT = 3
 def save(folder: Path, step: int, states: Mapping[str, Mapping[str, Tensor]], facts: Mapping[str, Any]) -> Path:
     """Write step_<step>/ in `folder`: one file for each of `states`, {"model": {name: tensor}, …}, and the manifest.
 
-    What lies in its place already is set aside. CheckpointError if a weight is not finite or the disk refuses; then
-    the checkpoints before it are as they were.
+    Anything in its place is set aside. CheckpointError if a weight is not finite or the disk refuses; then the
+    checkpoints before it are unchanged.
     """
     for name, state in states.items():
         for key, tensor in state.items():
@@ -72,8 +71,8 @@ def save(folder: Path, step: int, states: Mapping[str, Mapping[str, Tensor]], fa
 
 
 def _delete_old(folder: Path) -> None:
-    """Delete all checkpoints but the newest: hidden first, and durably so, lest a half of one be taken for one."""
-    with contextlib.suppress(OSError):  # what stays now goes with the next
+    """Delete all checkpoints but the newest, renamed durably first, so that no half of one is taken for one."""
+    with contextlib.suppress(OSError):  # they are deleted after the next one
         hidden = []
         for old in complete(folder)[:-KEPT]:
             hidden.append(old.with_name(f".{old.name}.old"))
@@ -85,7 +84,7 @@ def _delete_old(folder: Path) -> None:
 
 
 def _set_aside(path: Path) -> None:
-    """Rename what stands in the place of a checkpoint, and keep it, whatever it is."""
+    """Rename what is in the place of a checkpoint."""
     aside, number = path.with_name(f"aside_{path.name}"), 1
     while os.path.lexists(aside):
         number += 1
@@ -94,39 +93,37 @@ def _set_aside(path: Path) -> None:
 
 
 def load(checkpoint: Checkpoint, *, without: str = "") -> dict[str, dict[str, Tensor]]:
-    """The verified states of a checkpoint, {"model": {name: tensor}, …}. CheckpointError says which file is damaged.
+    """The verified states of a checkpoint, {"model": {name: tensor}, …}. CheckpointError names a damaged file.
 
-    `without` names a state that is left unread. What was verified is what is returned: each file is read once, and
-    safetensors holds nothing but numbers. A foreign file has the state of an encoder alone.
+    without: a state that is not read. Each file is read once, so that what was verified is what is returned. A foreign
+    file has the state of an encoder alone.
     """
     if checkpoint.foreign is not None:
         return {"model": {f"encoder.{name}": value for name, value in checkpoint.foreign.weights().items()}}
-    path = checkpoint.path
     states = {}
     for name, expected in checkpoint.facts["sha256"].items():
-        if Path(name).stem == without:
+        path = checkpoint.path / name
+        if path.stem == without:
             continue
         try:
-            check_regular(path / name)
-            data = (path / name).read_bytes()
+            check_regular(path)
+            data = path.read_bytes()
             if hashlib.sha256(data).hexdigest() != expected:
-                raise CheckpointError(f"{path / name}: is damaged (its sha256 is not the manifest's)")
-            states[Path(name).stem] = safetensors.torch.load(data)
+                raise CheckpointError(f"{path}: is damaged (its sha256 is not the manifest's)")
+            states[path.stem] = safetensors.torch.load(data)
         except OSError as error:
-            raise CheckpointError(f"{path / name}: cannot be read ({error.strerror})") from None
+            raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from None
         except safetensors.SafetensorError as error:
-            raise CheckpointError(
-                f"{path / name}: is not a safetensors file ({error}), nothing of it was run"
-            ) from None
+            raise CheckpointError(f"{path}: is not a safetensors file ({error}), nothing of it was run") from None
     return states
 
 
 def newest(folder: Path, warn: Callable[[str], None]) -> tuple[Checkpoint, dict[str, dict[str, Tensor]]] | None:
-    """The newest usable checkpoint in a run's folder, or None where there has been none.
+    """The newest usable checkpoint in a run's folder and its states, or None if there has been no checkpoint.
 
-    Leftovers of interrupted writing and deleting are removed. What is damaged, or no checkpoint, is passed over with a
-    warning; CheckpointError if there are checkpoints and none is usable, since starting anew would lose what the user
-    believes to have, or if the folder cannot be read.
+    Leftovers of interrupted writing and deleting are removed, and what cannot be used is skipped with a warning.
+    CheckpointError if there are checkpoints and none is usable, since starting anew would lose what the user believes
+    to have, or if the folder cannot be read.
     """
     try:
         for name in os.listdir(folder):
@@ -150,15 +147,13 @@ def newest(folder: Path, warn: Callable[[str], None]) -> tuple[Checkpoint, dict[
             warn(f"warning: {error}; falling back to the checkpoint before it")
             last = error
     if candidates:
-        raise CheckpointError(
-            f"{folder}: none of its {len(candidates)} checkpoints is usable ({last}); "
-            "overwrite=true starts the run anew"
-        )
+        right = "overwrite=true starts the run anew"
+        raise CheckpointError(f"{folder}: none of its {len(candidates)} checkpoints is usable ({last}); {right}")
     return None
 
 
 def set_aside_after(folder: Path, step: int) -> None:
-    """Rename what is beyond `step`, or named so, damaged or wrongly named: a continued run will write there again."""
+    """Rename what is beyond `step` by its name or its manifest: a continued run will write there again."""
     try:
         for path, named in places(folder).items():
             if max(named, step_of(path, otherwise=named)) > step:
@@ -168,47 +163,42 @@ def set_aside_after(folder: Path, step: int) -> None:
 
 
 def load_encoder(path: str | Path, **given: Any) -> ViT:
-    """The encoder of a checkpoint (the averaged one if there is one), in eval mode, without the objective's own parts.
+    """The encoder of a checkpoint (with averaged weights, if there are any) in eval mode.
 
     path: the folder of a checkpoint, or of its run for the newest in it, or a file of another framework's weights. The
-    options are those of `options.LoadEncoder`. CheckpointError unless every tensor of the encoder has its place and
-    every place its tensor.
+    options are those of `options.LoadEncoder`. CheckpointError unless the tensors are exactly those of the encoder.
     """
-    asked = options.LoadEncoder(path=path, **given)
-    checkpoint = asked.checkpoint()
+    loading = options.LoadEncoder(path=path, **given)
+    checkpoint = loading.checkpoint()
     states = load(checkpoint, without="optimizer")
     weights = states.get("ema", states["model"])
     try:
         trained = ViT(**checkpoint.encoder)
         own = _load(trained, weights, prefix=f"{checkpoint.backbone}.")
-        encoder = _changed(trained, asked)
+        encoder = _changed(trained, loading)
     except (KeyError, TypeError, UserError, RuntimeError) as error:
         reason = " ".join(str(error).split())
         raise CheckpointError(f"{checkpoint.path}: its encoder cannot be built: {reason}") from None
-    if asked.announce and is_main_process():
-        left = sorted({name.split(".")[0] for name in weights.keys() - own})
+    if loading.announce and is_main_process():
+        averaged = ", averaged weights" if "ema" in states else ""
+        notes = [f"{checkpoint.path}: loaded {len(own)} of {len(own)} tensors of the encoder{averaged}"]
         before, after = ("x".join(map(str, vit.grid)) for vit in (trained, encoder))
-        moved = f"; positions resized from {before} to {after} patches ({asked.resize})" if before != after else ""
-        print(
-            f"{checkpoint.path}: loaded {len(own)} of {len(own)} tensors of the encoder"
-            + (", averaged weights" if "ema" in states else "")
-            + moved
-            + (f"; left behind: {', '.join(left)}" if left else "")
-            + "".join(f"; {note}" for note in checkpoint.facts.get("notes", ())),
-            flush=True,
-        )
+        if before != after:
+            notes.append(f"positions resized from {before} to {after} patches ({loading.resize})")
+        if left := sorted({name.split(".")[0] for name in weights.keys() - own}):
+            notes.append(f"left behind: {', '.join(left)}")
+        print(*notes, *checkpoint.facts.get("notes", ()), sep="; ", flush=True)
     accelerate(encoder)
     return encoder.eval()
 
 
 def load_classifier(path: str | Path, **given: Any) -> Classify:
-    """The classifier of a fine-tuning or supervised checkpoint, in eval mode; CheckpointError if it has none.
+    """The classifier of a fine-tuning or supervised checkpoint in eval mode; CheckpointError if it has none.
 
-    path: the folder of a checkpoint, or of its run for the newest in it. The options are of its encoder, as in
-    `load_encoder`. Called on images alone, (b, c, h, w), it gives logits (b, k).
+    The options are those of `load_encoder`. Called on images (b, c, h, w) it gives logits (b, k).
     """
-    asked = options.LoadEncoder(path=path, **given)
-    checkpoint = asked.checkpoint()
+    loading = options.LoadEncoder(path=path, **given)
+    checkpoint = loading.checkpoint()
     states = load(checkpoint, without="optimizer")
     if not checkpoint.has_classifier:
         right = "holds no classifier, only an encoder: tools/finetune.py makes one of it"
@@ -216,7 +206,7 @@ def load_classifier(path: str | Path, **given: Any) -> Classify:
     try:
         classifier = Classify(encoder=ViT(**checkpoint.encoder), **checkpoint.facts["classifier"])
         _load(classifier, states.get("ema", states["model"]), prefix="")
-        classifier.encoder = _changed(classifier.encoder, asked)
+        classifier.encoder = _changed(classifier.encoder, loading)
     except (KeyError, TypeError, UserError, RuntimeError) as error:
         reason = " ".join(str(error).split())
         raise CheckpointError(f"{checkpoint.path}: its classifier cannot be built: {reason}") from None
@@ -224,17 +214,17 @@ def load_classifier(path: str | Path, **given: Any) -> Classify:
     return classifier.eval()
 
 
-def _changed(trained: ViT, asked: options.LoadEncoder) -> ViT:
-    """An encoder built with some other options and the same weights, itself where none is another."""
-    if all(trained.arguments.get(name) == value for name, value in asked.changes.items()):
+def _changed(trained: ViT, loading: options.LoadEncoder) -> ViT:
+    """An encoder with the same weights and other options, itself if none differs."""
+    if all(trained.arguments.get(name) == value for name, value in loading.changes.items()):
         return trained
-    encoder = ViT(**trained.arguments | asked.changes)
-    encoder.take(trained, how=asked.resize)
+    encoder = ViT(**trained.arguments | loading.changes)
+    encoder.take(trained, how=loading.resize)
     return encoder
 
 
 def _load(module: nn.Module, weights: Mapping[str, Tensor], prefix: str) -> set[str]:
-    """Load what stands under a prefix, strictly; returns the names of the tensors loaded."""
+    """Load the tensors with a prefix, strictly; returns their names."""
     own = {name for name in weights if name.startswith(prefix)}
     module.load_state_dict({name.removeprefix(prefix): weights[name] for name in own})
     return own

@@ -31,17 +31,8 @@ def run(config: DictConfig, plain: dict[str, Any]) -> None:
     else:
         asked_of_it = {"resize": asked.resize, "announce": True, "image_size": size, **plain["encoder"]}
         model = load_encoder(checkpoint.path, **asked_of_it)
-    told = export(
-        model,
-        folder,
-        format=asked.format,
-        any_size=asked.resize if asked.any_size else None,
-        facts=checkpoint.facts,
-        run=run,
-        input=asked.input,
-        overwrite=asked.overwrite,
-    )
-    print(f"{folder}: {', '.join(file.name for file in sorted(folder.iterdir()))}", *told, sep="\n")
+    remarks = export(model, folder, asked, facts=checkpoint.facts, run=run)
+    print(f"{folder}: {', '.join(file.name for file in sorted(folder.iterdir()))}", *remarks, sep="\n")
 
 
 def main() -> None:

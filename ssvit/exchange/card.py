@@ -1,6 +1,6 @@
-"""A model card: what the weights are, what they were trained on and how, what was measured, and how to open them.
+"""A model card: what the weights are, how they were trained and on what, what was measured, and how to open them.
 
-It names no folder of the machine that it was written on.
+It names no folder of this machine.
 """
 
 import json
@@ -11,7 +11,9 @@ from typing import Any
 
 import yaml
 
-from ssvit.exchange.options import GRAPHS, INPUTS
+from ssvit.exchange.layout import per_channel
+from ssvit.exchange.options import GRAPHS, INPUTS, Export
+from ssvit.options import pair
 
 _REFERENCE = re.compile(r"\$\{([\w.]+)\}")  # one that names an option and calls nothing
 _DEEPEST = 12  # of options within options
@@ -46,56 +48,43 @@ found = model(**images)""",
 
 
 def write(
-    *, name: str, format: str, facts: Mapping[str, Any], input: str, outputs: Sequence[str], preprocessing: str,
-    normalisation: Mapping[str, Any], results: Mapping[str, Any], configuration: Mapping[str, Any],
-    classes: Sequence[str], remarks: Sequence[str],
+    *, run: Path, step: int, encoder: Mapping[str, Any], options: Export, preprocessing: str, classes: Sequence[str],
+    remarks: Sequence[str],
 ) -> str:  # fmt: skip
     """The card in Markdown.
 
-    facts: the checkpoint's manifest. input: what images a program takes. preprocessing: how images get their size.
-    results, configuration: what `measured` and `trained` found. remarks: sentences about what was exported.
+    run: the folder of the run that trained the weights for `step` updates. encoder: its arguments. preprocessing: how
+    images get their size. remarks: sentences about the export.
     """
-    encoder = facts["encoder"]
-    size = encoder["image_size"]
-    height, width = size if isinstance(size, list | tuple) else (size, size)
-    kind = "ViTForImageClassification" if classes else "ViTModel"
-    opened = _OPEN[format].format(
-        outputs=", ".join(outputs), input=INPUTS[input], shape=f"{encoder['channels']}, {height}, {width}", type=kind,
+    channels, (height, width) = encoder["channels"], pair("image_size", encoder["image_size"])
+    mean, std = (per_channel(encoder[name], channels) for name in ("mean", "std"))
+    code = _OPEN[options.format].format(
+        outputs="logits" if classes else "tokens, features",
+        input=INPUTS[options.input],
+        shape=f"{channels}, {height}, {width}",
+        type="ViTForImageClassification" if classes else "ViTModel",
         extra="" if classes else ", add_pooling_layer=False",
-    )  # fmt: skip
-    lines = [
-        f"# {name}",
-        "",
-        f"A Vision Transformer {'that names classes' if classes else 'without a head'}, exported by ssvit as {format}, "
-        f"from step {facts['step']}.",
-        *(f"- {remark}" for remark in remarks),
-        "",
-        "## Opening it",
-        "",
-        f"```python\n{opened}\n```",
-        "",
-        f"Images have {encoder['channels']} channels and {height}x{width} pixels, normalised by mean "
-        f"{normalisation['mean']} and std {normalisation['std']} of values in [0, 1]"
-        + (", inside the program." if format in GRAPHS else "."),
-        "",
-        preprocessing,
-        "",
-        "## Encoder",
-        "",
-        *_table(encoder),
-    ]
-    if classes:
-        lines += ["", "## Classes", "", ", ".join(classes)]
-    if configuration:
-        lines += ["", "## Training", "", *_table(configuration)]
-    if results:
-        lines += ["", "## Measured", "", *_table(results)]
-    return "\n".join(lines) + "\n"
+    )
+    images = (
+        f"Images have {channels} channels and {height}x{width} pixels, normalised by mean {mean} and std {std} of "
+        f"values in [0, 1]{', inside the program' if options.format in GRAPHS else ''}."
+    )
+    sections = {
+        "Opening it": f"```python\n{code}\n```\n\n{images}\n\n{preprocessing}",
+        "Encoder": _table(encoder),
+        "Classes": ", ".join(classes),
+        "Training": _table(trained(run)),
+        "Measured": _table(measured(run, step)),
+    }
+    kind = "that names classes" if classes else "without a head"
+    model = f"A Vision Transformer {kind}, exported by ssvit as {options.format}, from step {step}."
+    text = "\n".join([f"# {run.name}", "", model, *(f"- {remark}" for remark in remarks), ""])
+    return text + "".join(f"\n## {title}\n\n{part}\n" for title, part in sections.items() if part)
 
 
 def measured(run: Path, step: int) -> dict[str, Any]:
-    """What a run's files say of its checkpoint of a step: the last numbers of each evaluation up to there, and those of
-    the features that tools/evaluate.py chose by each of its measures, if it was run on it.
+    """The last metrics of each evaluation of a run up to a step, and those of the features that tools/evaluate.py chose
+    by each of its measures, if it evaluated the checkpoint of that step.
     """
     found: dict[str, Any] = {}
     path = run / "metrics.jsonl"
@@ -116,18 +105,19 @@ def measured(run: Path, step: int) -> dict[str, Any]:
 
 
 def trained(run: Path) -> dict[str, Any]:
-    """The options of a run that say what it learned and from what, by their full names; none where it keeps none.
+    """The options that say what a run learned and from which images, by their full names; {} if it keeps none.
 
-    References are followed within the file alone. The objective, its target and the images are named as they were
-    chosen, or by their builders in files that do not keep the choices.
+    The objective, its target and the images have the names that were chosen, or those of their builders in older files.
     """
     try:
         stored = yaml.safe_load((run / "config.yaml").read_text())
     except (OSError, ValueError, RecursionError, yaml.YAMLError):
         return {}
-    sections = ("choices", "objective", "target", "data", "subset", "recipe")
-    parts = {name: stored.get(name) if isinstance(stored, dict) else None for name in sections}
-    options = {name: _resolved(part, stored) if isinstance(part, dict) else {} for name, part in parts.items()}
+    if not isinstance(stored, dict):
+        return {}
+    options = {}
+    for name in ("choices", "objective", "target", "data", "subset", "recipe"):
+        options[name] = _resolved(stored[name], stored) if isinstance(stored.get(name), dict) else {}
     choices = options.pop("choices")
     options["target"] = options["objective"].pop("target", None) or options["target"]
     options["data"] = options["data"].get("source", options["data"])
@@ -136,7 +126,7 @@ def trained(run: Path) -> dict[str, Any]:
 
 
 def _resolved(value: Any, root: Mapping[str, Any], depth: int = 0) -> Any:
-    """Plain data in which references have become values: None for what cannot be followed, or would call a function."""
+    """Plain data with references to options replaced by their values; None for any other reference."""
     if depth > _DEEPEST:
         return None
     if isinstance(value, dict):
@@ -155,12 +145,12 @@ def _resolved(value: Any, root: Mapping[str, Any], depth: int = 0) -> Any:
 
 
 def _builder(part: Any) -> str:
-    """MaskedPatch, of a part that is built by ssvit.objectives.masked_patch.MaskedPatch; "" where none is named."""
-    return str(part.get("_target_", "") if isinstance(part, dict) else "").rpartition(".")[2]
+    """The class that builds a part, such as MaskedPatch, "" if none is named."""
+    return str(part.get("_target_", "")).rpartition(".")[2] if isinstance(part, dict) else ""
 
 
 def _options(value: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """Leaves of the configuration, without those that name a place on its machine, or the encoder once more."""
+    """Leaves of the configuration, but for the encoder's and those that name a path."""
     if isinstance(value, Mapping):
         for key, part in value.items():
             if key not in ("encoder", "root", "path", "download", "_target_"):
@@ -169,9 +159,9 @@ def _options(value: Any, name: str) -> Iterator[tuple[str, Any]]:
         yield name, value
 
 
-def _table(values: Mapping[str, Any]) -> list[str]:
+def _table(values: Mapping[str, Any]) -> str:
     rows = [f"| {_cell(name)} | {_cell(value)} |" for name, value in values.items()]
-    return ["| | |", "|---|---|", *rows]
+    return "\n".join(["| | |", "|---|---|", *rows]) if rows else ""
 
 
 def _cell(value: Any) -> str:

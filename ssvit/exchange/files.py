@@ -1,7 +1,6 @@
-"""Files of weights: their tensors' names and shapes, read before torch is loaded, and these.
+"""Files of weights: names and shapes of their tensors, which are read before torch is loaded, and the tensors.
 
-Every format tells shapes apart from numbers. What a file says of itself is held against its size before anything is
-made of it, and nothing that it holds is run.
+Shapes are compared with the size of the file before memory is allocated, and nothing that a file holds is run.
 """
 
 import hashlib
@@ -11,7 +10,6 @@ import struct
 import zipfile
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,10 +37,7 @@ def check(path: Path) -> None:
 
 
 def shapes(path: Path) -> Shapes:
-    """Names and shapes of the tensors in a file.
-
-    ForeignError if it is damaged, holds anything but numbers, or names more of them than it has bytes.
-    """
+    """Names and shapes of the tensors in a file. ForeignError if it is damaged, or they do not fit in its size."""
     check(path)
     with _reading(path):
         facts = path.stat()
@@ -65,7 +60,7 @@ def shown(name: str) -> str:
 
 @contextmanager
 def _reading(path: Path) -> Iterator[None]:
-    """ForeignError for whatever goes wrong in the block, where what a file holds is taken apart."""
+    """ForeignError for whatever goes wrong while the block parses a file."""
     try:
         yield
     except UserError:
@@ -95,10 +90,10 @@ def _npz(path: Path) -> Shapes:
 
     found: dict[str, tuple[int, ...]] = {}
     with zipfile.ZipFile(path) as archive:
-        if len(archive.infolist()) > _MOST_MEMBERS:
-            raise ForeignError(f"{path}: has {len(archive.infolist()):,} members; at most "
-                               f"{_MOST_MEMBERS:,} are read")  # fmt: skip
-        for member in archive.infolist():
+        members = archive.infolist()
+        if len(members) > _MOST_MEMBERS:
+            raise ForeignError(f"{path}: has {len(members):,} members; at most {_MOST_MEMBERS:,} are read")
+        for member in members:
             name = member.filename.removesuffix(".npy")
             if member.flag_bits & 1:
                 raise ForeignError(f"{path}: {shown(name)} is encrypted")
@@ -122,10 +117,7 @@ _SHAPES = {".safetensors": _safetensors, ".npz": _npz}
 
 
 def tensors(path: Path, names: Collection[str]) -> dict[str, "Tensor"]:
-    """Some of the tensors that `shapes` has found in a file, in float32.
-
-    ForeignError if one cannot be read, or is not finite in float32.
-    """
+    """Some of the tensors of a file, in float32. ForeignError if one cannot be read, or is not finite in float32."""
     found = {}
     with _reading(path):
         for name, tensor in _TENSORS.get(path.suffix, _torch_tensors)(path, names):
@@ -180,15 +172,6 @@ _TENSORS = {".safetensors": _safetensors_tensors, ".npz": _npz_tensors}
 
 
 def digest(path: Path) -> str:
-    """The sha256 of a file, which tells it from any other."""
-    try:
-        facts = path.stat()
-        return _digest(path, facts.st_mtime_ns, facts.st_size)
-    except OSError as error:
-        raise ForeignError(f"{path}: cannot be read ({error.strerror})") from None
-
-
-@lru_cache(maxsize=4)
-def _digest(path: Path, *when: int) -> str:
-    with open(path, "rb") as file:
+    """The sha256 of a file. ForeignError if it cannot be read."""
+    with _reading(path), open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

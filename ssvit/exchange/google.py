@@ -1,7 +1,5 @@
 """The authors' own checkpoints: .npz files of JAX's arrays, inputs first (google-research/vision_transformer, and
-google-research/big_vision, whose plain ViTs have other names for the same).
-
-Their GELU is JAX's, the approximation by tanh.
+google-research/big_vision, whose plain ViTs have other names). Their GELU is JAX's, the approximation by tanh.
 """
 
 from ssvit.exchange.layout import HALF, Layout, Place, both, stem

@@ -12,14 +12,12 @@ if TYPE_CHECKING:
 
 _LAYER = "encoder.layer.{i}"
 _ATTENTION = tuple(f"{_LAYER}.attention.attention.{part}" for part in ("query", "key", "value"))
-
-
 # Hugging Face's names of the GELUs, the usual one of each first.
 _ACTIVATIONS = {"gelu": "exact", "gelu_pytorch_tanh": "tanh", "gelu_new": "tanh", "gelu_python": "exact"}
 
 
 def _beside(folder: Path) -> dict[str, Any]:
-    """What config.json and preprocessor_config.json tell. UserError for a model that is no plain ViT."""
+    """The options in config.json and preprocessor_config.json. UserError for a model that is no plain ViT."""
     config, images = described(folder / "config.json"), described(folder / "preprocessor_config.json")
     if (activation := config.get("hidden_act", "gelu")) not in _ACTIVATIONS:
         raise UserError(f"{folder / 'config.json'}: hidden_act {activation!r:.100} is no GELU")
@@ -36,7 +34,7 @@ def _beside(folder: Path) -> dict[str, Any]:
 
 
 def lacks(arguments: Mapping[str, Any], classifier: Mapping[str, Any] | None) -> str | None:
-    """What of an encoder with these arguments, and of its head, transformers' ViT does not have; None if it has all."""
+    """What of an encoder with these arguments and its head transformers' ViT lacks, None if nothing."""
     if arguments.get("stem") is not None:
         return "a hybrid's stem"
     if not arguments["class_token"] or arguments.get("distillation_token", False):
@@ -49,7 +47,7 @@ def lacks(arguments: Mapping[str, Any], classifier: Mapping[str, Any] | None) ->
 
 
 def config(encoder: "ViT", classes: Sequence[str]) -> dict[str, Any]:
-    """The config.json that from_pretrained reads; without classes that of the encoder alone."""
+    """The config.json that from_pretrained reads, without classes of the encoder alone."""
     labels = {str(label): name for label, name in enumerate(classes)}
     return {
         "architectures": ["ViTForImageClassification" if classes else "ViTModel"],
@@ -71,10 +69,7 @@ def config(encoder: "ViT", classes: Sequence[str]) -> dict[str, Any]:
 
 
 def preprocessor(encoder: "ViT", resized: Mapping[str, Any]) -> dict[str, Any]:
-    """The preprocessor_config.json beside it: bytes to normalised images of the encoder's size.
-
-    resized: the options of `preprocessing.Preprocessing.huggingface`.
-    """
+    """The preprocessor_config.json beside it; resized: the options of `Preprocessing.huggingface`."""
     return {
         "image_processor_type": "BitImageProcessor",  # ViT's own crops in no version before 5
         **resized,

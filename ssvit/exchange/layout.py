@@ -1,14 +1,11 @@
-"""What a peer calls its tensors, as one table for both directions: which of its own each of ours is made of.
+"""What a peer calls its tensors: one table of names and einops patterns, for reading and for writing.
 
-A place's pattern is einops', the peer's axes before the arrow and ours after it; read backwards it writes the peer's.
-Its letters are measured on the shapes, before torch is loaded: c channels, p, q patch height and width, d width,
-h heads, k head width, m MLP width, t tokens that have positions, r channels of the images and w width of the root of a
-hybrid, where c, p and q are of the map that its stem makes.
+A pattern has the peer's axes before the arrow and ours after it. Its letters are measured on the shapes, before torch
+is loaded: c channels, p, q patch height and width, d width, h heads, k head width, m MLP width, t tokens that have
+positions. In a hybrid r is the channels of the images, w the width of the root, and c, p, q are of the stem's output.
 """
 
-import json
 import re
-import stat
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,21 +13,20 @@ from typing import Any
 
 from einops import rearrange
 
+from ssvit.atomic_io import read_json
 from ssvit.options import UserError
 
 Shapes = Mapping[str, tuple[int, ...]]
 
 IMAGENET = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
 HALF = {"mean": 0.5, "std": 0.5}
-_LONGEST_DESCRIPTION = 10_000_000  # bytes
 
 
 @dataclass(frozen=True)
 class Place:
-    """One tensor of ours, and those of the peer that it is made of: several are stacked along a new first axis.
+    """One tensor of ours and the peer's that it is made of: several are stacked along a new first axis.
 
-    In a name {i} stands for the layer, {s} and {u} for a stage of a hybrid's stem and a unit of it, all from 0, and
-    {S} and {U} for the same from 1.
+    In a name {i} is the layer, {s} and {u} a stage of a hybrid's stem and a unit of it, from 0, and {S}, {U} from 1.
     """
 
     ours: str
@@ -38,16 +34,16 @@ class Place:
     pattern: str = "... -> ..."
 
     def at(self, **numbers: int) -> "Place":
-        """The same place of a certain layer, or unit of a stage."""
+        """The place of one layer, or of one unit of a stage."""
         return Place(self.ours.format(**numbers), tuple(name.format(**numbers) for name in self.theirs), self.pattern)
 
     def numbers(self, names: Iterable[str]) -> set[tuple[int, ...]]:
-        """The numbers that stand in names that are this place's first."""
+        """The numbers in those of the names that are this place's, such as the layer."""
         pattern = re.compile(re.sub(r"\\{\w\\}", r"([0-9]{1,9})", re.escape(self.theirs[0])))
         return {tuple(map(int, match.groups())) for name in names if (match := pattern.fullmatch(name))}
 
     def letters(self, shapes: Shapes) -> dict[str, int]:
-        """The sizes of the peer's axes by their letters, none where the peer has no such tensor of that rank."""
+        """The sizes of the peer's axes by their letters; {} if there is no such tensor of that rank."""
         axes = self.pattern.partition(" -> ")[0].split()[len(self.theirs) > 1 :]
         shape = shapes.get(self.theirs[0], ())
         if len(axes) != len(shape):
@@ -56,8 +52,8 @@ class Place:
 
     def read(self, tensors: Mapping[str, Any]) -> Any:
         """Our tensor, of the peer's."""
-        found = [tensors[name] for name in self.theirs]
-        return rearrange(found if len(found) > 1 else found[0], self.pattern)
+        parts = [tensors[name] for name in self.theirs]
+        return rearrange(parts if len(parts) > 1 else parts[0], self.pattern)
 
     def write(self, tensor: Any, letters: Mapping[str, int]) -> dict[str, Any]:
         """The peer's tensors, of ours."""
@@ -72,7 +68,7 @@ def both(
     ours: str, *theirs: str, names: tuple[str, str] = (".weight", ".bias"), weight: str = "... -> ...",
     bias: str = "... -> ...",
 ) -> tuple[Place, Place]:  # fmt: skip
-    """The places of a layer's weight and bias, which the peer calls by `names` behind its own."""
+    """The places of a layer's weight and bias; names: the peer's suffixes for the two."""
     return (
         Place(f"{ours}.weight", tuple(name + names[0] for name in theirs), weight),
         Place(f"{ours}.bias", tuple(name + names[1] for name in theirs), bias),
@@ -83,14 +79,13 @@ def both(
 class Layout:
     """A peer's whole encoder.
 
-    signature: the name of the patch projection, by which a file is known. table: the places of the encoder; head:
-    those of a classifier's head. left: what is not the encoder's, as a pattern of names. normalisation: mean and std,
-    by the peer's convention. aliases: names of older versions, as (pattern, what stands for it). marks: names of which
-    a file must have one, where the signature is not the peer's alone. beside: what files beside the weights tell, of
-    `reading.TOLD` and as "remark", a sentence to print. bare: how names are written where a hybrid's stem has no
-    stages, as (pattern, what stands for it). epsilons, gelu: those of the
-    encoder. beyond: what makes the peer's representation of an encoder's outputs and is left behind, by the first part
-    of its name.
+    signature: the name of the patch projection, which marks a file. table, head: the places of the encoder and of a
+    classifier's head. left: the pattern of names that are not read. normalisation: the peer's usual mean and std.
+    aliases: names of older versions, as (pattern, replacement). marks: names of which a file must have one, where the
+    signature is not the peer's alone. beside: reads the options of `reading.TOLD`, and a "remark" to print, from the
+    files in a folder. bare: how names are written if a hybrid's stem has no stages, as (pattern, replacement).
+    epsilons, gelu: those of the encoder. beyond: by the first part of its name, what makes the peer's representation
+    of the encoder's outputs and is not read.
     """
 
     peer: str
@@ -108,19 +103,19 @@ class Layout:
     beyond: Mapping[str, str] = field(default_factory=dict)
 
     def usual(self, name: str) -> str:
-        """A tensor's name, for one of an older version."""
-        for pattern, usual in self.aliases:
-            name = re.sub(pattern, usual, name)
+        """The usual name of a tensor, from that of any version."""
+        for pattern, replacement in self.aliases:
+            name = re.sub(pattern, replacement, name)
         return name
 
     def has(self, ours: str, names: Collection[str]) -> bool:
-        """Whether what the peer calls a tensor of ours is among some names."""
+        """Whether the peer's name of a tensor of ours is among some names."""
         return any(place.ours == ours and place.theirs[0] in names for place in self.table)
 
     def depth(self, names: Collection[str]) -> int:
-        """How many layers there are, by the highest number in a name, and at most one more than can be complete."""
-        whole = len(names) // sum("{i}" in place.ours for place in self.table)
-        return min(whole + 1, len(_counted(self._place("blocks.{i}.norm1.weight").numbers(names))))
+        """The number of layers, by the highest in a name, and at most one more than can be complete."""
+        complete = len(names) // sum("{i}" in place.ours for place in self.table)
+        return min(complete + 1, _count({i for (i,) in self._place("blocks.{i}.norm1.weight").numbers(names)}))
 
     def units(self, names: Collection[str]) -> list[int] | None:
         """The units of each stage of a hybrid's stem, None where there is no stem."""
@@ -131,9 +126,8 @@ class Layout:
             stages.setdefault(stage, set()).add(unit)
         first = min(stages, default=0)
         least = min(stages.get(first, {0}))
-        return [
-            len(_counted({(unit - least,) for unit in stages.get(first + step, ())})) for step in range(len(stages))
-        ]
+        units = [stages.get(first + step, set()) for step in range(len(stages))]
+        return [_count({unit - least for unit in found}) for found in units]
 
     def places(
         self, *, depth: int, class_token: bool, distillation_token: bool, units: Sequence[int] | None = None
@@ -155,9 +149,9 @@ class Layout:
         return next(place for place in self.table if place.ours == ours)
 
 
-def _counted(numbers: Collection[tuple[int, ...]]) -> range:
-    """All numbers from 0 to the highest of those found, or to the first that is left out, which is then missed."""
-    return range(min(1 + max((number for (number,) in numbers), default=-1), len(numbers) + 1))
+def _count(numbers: Collection[int]) -> int:
+    """How many numbers there are up to the highest; where some are missing, at most one more than were found."""
+    return 1 + min(max(numbers, default=-1), len(numbers))
 
 
 def per_channel(value: float | Sequence[float], channels: int) -> list[float]:
@@ -167,19 +161,13 @@ def per_channel(value: float | Sequence[float], channels: int) -> list[float]:
 
 
 def described(file: Path) -> dict[str, Any]:
-    """What a JSON file beside weights says, nothing where there is none. UserError if it cannot be read."""
+    """The object in a JSON file beside weights, {} if there is none. UserError if it cannot be read."""
     try:
-        facts = file.stat()
-        if not stat.S_ISREG(facts.st_mode) or facts.st_size > _LONGEST_DESCRIPTION:
-            raise ValueError
-        found = json.loads(file.read_bytes())
-        if not isinstance(found, dict):
-            raise ValueError
+        return read_json(file)[0]
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, RecursionError):
         raise UserError(f"{file}: cannot be read as JSON, and is to describe the weights beside it") from None
-    return found
 
 
 def stem(
@@ -195,21 +183,16 @@ def stem(
 ) -> tuple[Place, ...]:
     """The places of a hybrid's stem.
 
-    root, shortcut: what the peer calls their convolution and norm; unit: what it calls a bottleneck; norm: its norms,
-    of number {n}. names: what stands behind for a kernel, a norm's scale and its bias.
+    root, shortcut: the peer's names of their convolution and norm. unit: of a bottleneck. norm: of its norm {n}. names:
+    suffixes of a kernel, and of a norm's scale and bias.
     """
-    pairs = [("stem.root", "stem.norm", *root, root_kernel)]
+
+    def pair(conv: str, normed: str, their_conv: str, their_norm: str, pattern: str = kernel) -> tuple[Place, ...]:
+        weight = Place(f"{conv}.weight", (their_conv + names[0],), pattern)
+        return (weight, *both(normed, their_norm, names=names[1:], weight=scale, bias=scale))
+
     ours = "stem.stages.{s}.{u}"
-    pairs += [
-        (f"{ours}.conv{n}", f"{ours}.norm{n}", f"{unit}conv{n}", unit + norm.replace("{n}", str(n)), kernel)
-        for n in (1, 2, 3)
-    ]
-    pairs.append((f"{ours}.shortcut.0", f"{ours}.shortcut.1", unit + shortcut[0], unit + shortcut[1], kernel))
-    return tuple(
-        place
-        for convolution, normed, theirs, their_norm, pattern in pairs
-        for place in (
-            Place(f"{convolution}.weight", (theirs + names[0],), pattern),
-            *both(normed, their_norm, names=names[1:], weight=scale, bias=scale),
-        )
-    )
+    places = pair("stem.root", "stem.norm", *root, root_kernel)
+    for n in (1, 2, 3):
+        places += pair(f"{ours}.conv{n}", f"{ours}.norm{n}", f"{unit}conv{n}", unit + norm.replace("{n}", str(n)))
+    return places + pair(f"{ours}.shortcut.0", f"{ours}.shortcut.1", *(unit + name for name in shortcut))

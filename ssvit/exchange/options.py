@@ -11,7 +11,7 @@ from ssvit.options import OptionError, UserError, flag, one_of
 
 ONNX, PROGRAM, OURS, TIMM, HUGGINGFACE = FORMATS = ("onnx", "torch_export", "safetensors", "timm", "huggingface")
 GRAPHS = (ONNX, PROGRAM)
-# What images a program takes, and how its file and its card say it.
+# The images that a program takes, as its file and its card describe them.
 FLOAT, UINT8 = "float", "uint8"
 INPUTS: Mapping[str, str] = {FLOAT: "float32 in [0, 1]", UINT8: "uint8, 0 to 255"}
 _LACKS: Mapping[str, Callable[..., str | None]] = {TIMM: timm.lacks, HUGGINGFACE: huggingface.lacks}
@@ -40,26 +40,26 @@ class Export:
         flag("overwrite", self.overwrite)
         flag("any_size", self.any_size)
         one_of("input", self.input, INPUTS)
+        graphs = f"is for format={' or '.join(GRAPHS)}"
         if self.input != FLOAT and self.format not in GRAPHS:
-            right = f"is for format={' or '.join(GRAPHS)}; other models take normalised floats"
-            raise OptionError("input", self.input, right)
+            raise OptionError("input", self.input, f"{graphs}; other models take normalised floats")
         if self.any_size and self.format not in GRAPHS:
-            raise OptionError("any_size", True, f"is for format={' or '.join(GRAPHS)}")
-        needed = ("onnx", "onnxscript") if self.format == ONNX else ()
-        if missing := [name for name in needed if not importlib.util.find_spec(name)]:
+            raise OptionError("any_size", True, graphs)
+        missing = [name for name in ("onnx", "onnxscript") if not importlib.util.find_spec(name)]
+        if missing and self.format == ONNX:
             raise UserError(f"format={ONNX} needs {' and '.join(missing)}: pip install ssvit[export]")
 
     def check(self, encoder: ViT, classifier: Mapping[str, Any] | None) -> None:
         """OptionError unless this encoder, and this head if there is one, can be written so."""
         if self.any_size and encoder.positions == "relative":
-            right = "is not for relative positions; give image_size, one for each export"
-            raise OptionError("any_size", True, right)
+            raise OptionError("any_size", True, "is not for relative positions; give image_size, one for each export")
         if self.format in _LACKS:
-            reason = _LACKS[self.format](vars(encoder), classifier)
             if encoder.positions == "relative":
                 reason = "relative positions"
             elif encoder.positions_at != "stem":
                 reason = f"positions_at={encoder.positions_at}"
+            else:
+                reason = _LACKS[self.format](vars(encoder), classifier)
             if reason:
                 right = f"has no model with {reason}; onnx and torch_export take any encoder"
                 raise OptionError("format", self.format, right)

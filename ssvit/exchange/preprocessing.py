@@ -1,7 +1,4 @@
-"""How a checkpoint's evaluation prepares images, for those who open its export: in words, and in the peers' options.
-
-Standard library only. The transform itself is `ssvit.data.augment.crop.CenterCrop`.
-"""
+"""A checkpoint's evaluation transform (`ssvit.data.augment.crop.CenterCrop`) in words, and in the peers' options."""
 
 import math
 from collections.abc import Mapping
@@ -17,8 +14,7 @@ class Preprocessing:
     """The shorter side is resized to `resize`, then the middle of `size` (height, width) is cut out.
 
     Without `resize`, or where that would leave less than `size`, an image is resized until it just covers `size`.
-    fit: cover, or squash: the whole image is resized to `size`. unknown: options of the transform that this description
-    does not follow.
+    fit: cover, or squash: the whole image is resized to `size`. unknown: options that this description leaves out.
     """
 
     size: tuple[int, int]
@@ -28,7 +24,7 @@ class Preprocessing:
 
     @classmethod
     def of(cls, facts: Mapping[str, Any], size: tuple[int, int]) -> "Preprocessing":
-        """What a checkpoint's manifest says of its evaluation transform, for images of another size too."""
+        """The evaluation transform in a checkpoint's manifest, for images of this (height, width)."""
         options = facts.get("view") or {}
         unknown = {name: value for name, value in options.items() if name not in ("size", "resize", "fit") and value}
         one_of("view.fit", options.get("fit", "cover"), FITS)
@@ -38,7 +34,7 @@ class Preprocessing:
 
     @property
     def shorter_side(self) -> int | None:
-        """What the shorter side of every image is resized to; None where that depends on the image's aspect ratio."""
+        """The length of every image's shorter side; None if it depends on the image's aspect ratio."""
         if self.fit == "squash":
             return None
         if self.resize is not None and self.resize >= max(self.size):
@@ -46,7 +42,7 @@ class Preprocessing:
         return self.size[0] if self.size[0] == self.size[1] else None
 
     def sentence(self) -> str:
-        """What is done to an image, for a model card."""
+        """For a model card."""
         size = "x".join(map(str, self.size))
         if self.fit == "squash":
             return f"Whole images are resized to {size} pixels, height x width (bilinear, antialiased)."
@@ -59,41 +55,37 @@ class Preprocessing:
         return f"Images are {how} (bilinear, antialiased), and the middle {size} is cut out (height x width)."
 
     def remarks(self) -> list[str]:
-        """What neither words nor options of the peers follow."""
+        """What neither the sentence nor the peers' options say."""
         if not self.unknown:
             return []
         options = ", ".join(f"{name}={value}" for name, value in self.unknown.items())
         return [f"the evaluation transform has options that this export's preprocessing does not follow: {options}"]
 
     def _whole_images(self) -> list[str]:
-        """Of a peer that resizes images that have the size already, which the evaluation leaves as they are."""
+        """The remark on a peer that resizes images of the right size, which the evaluation leaves as they are."""
         if self.shorter_side in (None, min(self.size)):
             return []
         return [f"give images of {'x'.join(map(str, self.size))} without preprocessing: it would enlarge and crop them"]
 
     def huggingface(self) -> tuple[dict[str, Any], list[str]]:
-        """Options of a Hugging Face image processor that crops, and what is to be said where they are not exact.
+        """Options of a Hugging Face image processor, and remarks where they are not exact.
 
-        They can crop a rectangle only after resizing the shorter side to one length for all images.
+        It can crop a rectangle only after resizing the shorter side to one length for all images.
         """
         height, width = self.size
-        if self.shorter_side is None:
-            size = {"height": height, "width": width}
-            remarks = (
-                []
-                if self.fit == "squash"
-                else [
-                    f"the image processor squashes images whose aspect ratio is not {width}:{height}, which ssvit crops"
-                ]
-            )
-        else:
-            size, remarks = {"shortest_edge": self.shorter_side}, self._whole_images()
-            remarks.append("the image processor rounds the crop's place down, which can shift it by one pixel")
-        crop = {"do_center_crop": True, "crop_size": {"height": height, "width": width}}
-        return {"do_resize": True, "size": size, **crop}, remarks
+        crop = size = {"height": height, "width": width}
+        remarks = []
+        if self.shorter_side is not None:
+            size = {"shortest_edge": self.shorter_side}
+            rounded = "the image processor rounds the crop's place down, which can shift it by one pixel"
+            remarks = [*self._whole_images(), rounded]
+        elif self.fit != "squash":
+            ratio = f"whose aspect ratio is not {width}:{height}"
+            remarks = [f"the image processor squashes images {ratio}, which ssvit crops"]
+        return {"do_resize": True, "size": size, "do_center_crop": True, "crop_size": crop}, remarks
 
     def timm(self) -> tuple[dict[str, Any], list[str]]:
-        """Options of timm's evaluation transform, and what is to be said where they are not exact.
+        """Options of timm's evaluation transform, and remarks where they are not exact.
 
         It resizes images until they cover the size / crop_pct, rounded down.
         """

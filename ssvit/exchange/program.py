@@ -1,7 +1,7 @@
-"""An encoder, or a classifier, as one program of images: what ONNX and torch.export write.
+"""An encoder, or a classifier, as one program: what ONNX and torch.export write.
 
-Images come in as float in [0, 1], or as uint8; normalisation is inside. A program takes any number of images,
-and of any size that patches divide if it is to: the encoder then resamples its positions.
+Images are float in [0, 1], or uint8; normalisation is inside. A program takes any number of images, and if it is to,
+of any size that the patches divide: the encoder then resamples its positions.
 
 Letters: b images, c channels, t tokens, d width, k classes.
 """
@@ -31,8 +31,8 @@ _LARGEST = 1024  # patches along a side, for the tracer, which wants a bound
 class Program(nn.Module):
     """(b, c, h, w) -> a classifier's logits (b, k); or an encoder's tokens (b, t, d) and their pooled features (b, d).
 
-    how: the way in which positions are resampled for images of any size, None for those of the encoder's size alone.
-    input: float or uint8, which images it takes.
+    how: how positions are resampled for images of any size, None for those of the encoder's size alone. input: float
+    or uint8, the images that it takes.
     """
 
     def __init__(self, model: ViT | Classify, *, how: str | None, input: str = FLOAT) -> None:
@@ -53,20 +53,19 @@ class Program(nn.Module):
 
     def example(self, count: int, height: int, width: int) -> Tensor:
         """Images as it takes them, (count, c, height, width), of random pixels that are always the same."""
-        drawn = torch.rand(count, self.encoder.channels, height, width, generator=torch.Generator().manual_seed(count))
-        return drawn if self.input == FLOAT else (255 * drawn).round().to(torch.uint8)
+        images = torch.rand(count, self.encoder.channels, height, width, generator=torch.Generator().manual_seed(count))
+        return images if self.input == FLOAT else (255 * images).round().to(torch.uint8)
 
 
 @torch.no_grad()
 def trace(program: Program) -> ExportedProgram:
-    """The program as one graph, which does not tell where it was made. UserError if it cannot be traced."""
+    """The program as one graph, without paths of this machine. UserError if it cannot be traced."""
     encoder = program.encoder
     (height, width), (p, q) = encoder.image_size, encoder.patch_size
     shape: dict[int, Dim] = {0: Dim("batch")}
     if program.how is not None:
         shape |= {2: p * Dim("rows", max=_LARGEST), 3: q * Dim("columns", max=_LARGEST)}
-        # Sizes that are unlike each other, and unlike those that the weights are for, keep the tracer from taking
-        # them for the same.
+        # Sizes that differ from each other and from the encoder's own keep the tracer from taking them for the same.
         height, width = height + p, width + 2 * q
     images = program.example(2, height, width)
     try:
@@ -76,24 +75,25 @@ def trace(program: Program) -> ExportedProgram:
     except (torch._dynamo.exc.UserError, torch.fx.experimental.symbolic_shapes.GuardOnDataDependentSymNode) as error:
         raise UserError(f"the encoder cannot be traced: {str(error).splitlines()[0]}") from None
     for node in exported.graph.nodes:
-        for told in ("stack_trace", "nn_module_stack", "source_fn_stack", "from_node"):
-            node.meta.pop(told, None)
+        for source in ("stack_trace", "nn_module_stack", "source_fn_stack", "from_node"):
+            node.meta.pop(source, None)
     return exported
 
 
-def write_torch(exported: ExportedProgram, metadata: Mapping[str, Any], path: Path) -> None:
+def write_torch(program: Program, metadata: Mapping[str, Any], path: Path) -> None:
     """As torch.export.load reads it, and the metadata by extra_files={"metadata.json": ""}."""
     data = io.BytesIO()  # torch's own writer tells no reason when a disk is full
-    torch.export.save(exported, data, extra_files={"metadata.json": _json(metadata)})
+    torch.export.save(trace(program), data, extra_files={"metadata.json": _json(metadata)})
     write(path, data.getbuffer())
 
 
-def write_onnx(exported: ExportedProgram, outputs: tuple[str, ...], metadata: Mapping[str, Any], path: Path) -> None:
-    """As ONNX, the weights inside; the metadata as metadata_props, where what is no text is JSON."""
+def write_onnx(program: Program, metadata: Mapping[str, Any], path: Path) -> None:
+    """As ONNX, the weights inside; the metadata as metadata_props, in JSON except for text."""
+    exported, outputs = trace(program), program.outputs
     with sdpa_kernel(SDPBackend.MATH):
         written = torch.onnx.export(exported, input_names=[INPUT], output_names=outputs, dynamo=True, verbose=False)
     model = written.model
-    for node in (model.graph, *model.graph, *(function for function in model.functions.values())):
+    for node in (model.graph, *model.graph, *model.functions.values()):
         node.metadata_props.clear()
         node.doc_string = None
     for name, value in metadata.items():

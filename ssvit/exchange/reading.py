@@ -1,7 +1,7 @@
 """A foreign file of weights as a checkpoint: whose layout it is in, which encoder it holds, and its weights as ours.
 
 What shapes do not tell comes from the user, else from the files beside it, else from what is usual, and is printed.
-No torch, unless the file is one that torch alone can read.
+Torch is loaded for the weights alone.
 """
 
 import itertools
@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 LAYOUTS = (GOOGLE, HUGGINGFACE, TORCHVISION, FACEBOOK, TIMM)
-# What the user may tell of a foreign file: heads of attention, mean and std of the images' channels, and the size of
-# the images that it was trained on.
+# Options that a user may give for a foreign file.
 TOLD = ("heads", "mean", "std", "trained_size")
 HEADS = {192: 3, 384: 6, 768: 12, 1024: 16, 1280: 16}  # by width: Ti, S, B, L and H
 _SHOWN = 3  # names in an error
@@ -37,7 +36,7 @@ _SHOWN = 3  # names in an error
 
 @dataclass(frozen=True)
 class Foreign:
-    """What was found in a file: the arguments of its encoder, where each tensor is, and what is to be said of it."""
+    """The encoder in a file: its arguments, where each tensor is, and remarks to print."""
 
     path: Path
     names: Mapping[str, str]  # in the file, by the peer's usual ones
@@ -58,8 +57,8 @@ class Foreign:
 
         from ssvit.models.vit import ViT
 
-        found = files.tensors(self.path, self.names.values())
-        theirs = {usual: found[name] for usual, name in self.names.items()}
+        tensors = files.tensors(self.path, self.names.values())
+        theirs = {usual: tensors[name] for usual, name in self.names.items()}
         try:
             state = {place.ours: place.read(theirs) for place in self.places}
         except RuntimeError as error:  # parts of one tensor that have different shapes
@@ -67,26 +66,25 @@ class Foreign:
         channels = self.arguments["channels"]
         for name in ("mean", "std"):
             state[name] = torch.tensor(self.arguments[name], dtype=torch.float32).flatten().expand(channels).clone()
-        # Where special tokens have no positions, nothing is what is added to them.
-        rows = state["positions.0.embedding"]
-        special = self.arguments["class_token"] + self.arguments["distillation_token"]
-        patches = math.prod(options.grid(self.arguments["image_size"], self.arguments["patch_size"]))
-        state["positions.0.embedding"] = F.pad(rows, (0, 0, special + patches - len(rows), 0))
-        with torch.device("meta"):  # nothing of its size is made before it is known to be the file's
+        with torch.device("meta"):  # no memory is allocated before the shapes are known to be the file's
             expected = ViT(**self.arguments).state_dict()
+        # Special tokens that have no positions in the file get zeros.
+        rows = state["positions.0.embedding"]
+        missing = len(expected["positions.0.embedding"]) - len(rows)
+        state["positions.0.embedding"] = F.pad(rows, (0, 0, missing, 0))
         for place in self.places:
             if state[place.ours].shape != expected[place.ours].shape:
-                ours, right = ("x".join(map(str, tensors[place.ours].shape)) for tensors in (state, expected))
+                ours, right = ("x".join(map(str, weights[place.ours].shape)) for weights in (state, expected))
                 names = ", ".join(place.theirs)
                 raise ForeignError(f"{self.path}: {names} makes {place.ours} of {ours}, and the others need {right}")
         return state
 
 
 def read(path: Path, told: Mapping[str, Any]) -> Foreign:
-    """Find out what a file holds.
+    """Find the encoder in a file.
 
-    told: of TOLD, None where the user leaves it open; other keys are passed over. ForeignError says what has no place,
-    OptionError what must be told.
+    told: options of `TOLD`, None or left out where the user does not give them; others are ignored. ForeignError for a
+    tensor that has no place or is missing, OptionError for an option that must be given.
     """
     shapes = files.shapes(path)
     layout, prefix = _layout(path, shapes)
@@ -108,14 +106,12 @@ def read(path: Path, told: Mapping[str, Any]) -> Foreign:
     if not letters.keys() >= set("dcpqmt"):
         raise ForeignError(f"{path}: its tensors have other shapes than {layout.peer}'s")
     known = _beside(layout, path.parent) | ({"heads": letters["h"]} if "h" in letters else {})
-    given = {name: told.get(name) for name in TOLD}
+    usual_values = {"heads": HEADS.get(letters["d"]), **layout.normalisation}
     chosen, sources = {}, {}
-    usually = {"heads": HEADS.get(letters["d"]), "trained_size": None, **layout.normalisation}
-    for name in TOLD:
-        for source, values in (("as told", given), ("as it says", known), ("as usual", usually)):
+    for source, values in (("as usual", usual_values), ("as it says", known), ("as told", told)):
+        for name in TOLD:
             if values.get(name) is not None:
                 chosen[name], sources[name] = values[name], source
-                break
     if "heads" not in chosen:
         raise OptionError("heads", None, f"an encoder of width {letters['d']} may have any; how many has {path.name}?")
     if letters.get("h") not in (None, chosen["heads"]):
@@ -123,6 +119,7 @@ def read(path: Path, told: Mapping[str, Any]) -> Foreign:
     step = 1 if units is None else options.stride(units)
     patch = letters["p"] * step, letters["q"] * step
     size = _size(path, letters["t"], patch, sum(special.values()), chosen.get("trained_size"))
+    gelu = known.get("gelu") or layout.gelu
     arguments = {
         "image_size": list(size),
         "patch_size": list(patch),
@@ -132,7 +129,8 @@ def read(path: Path, told: Mapping[str, Any]) -> Foreign:
         "mlp_width": letters["m"],
         "channels": letters["c" if units is None else "r"],
         **special,
-        "gelu": known.get("gelu") or layout.gelu,
+        # Stores know a file by a checksum of its arguments, which once lacked this one.
+        **({} if gelu == "exact" else {"gelu": gelu}),
         "pooling": "class_token" if special["class_token"] else "patch_mean",
         "positions": "learned_1d",
         "positions_at": "stem",
@@ -150,7 +148,7 @@ def read(path: Path, told: Mapping[str, Any]) -> Foreign:
         f"{layout.peer}'s layout, images of {size[0]}x{size[1]}",
         *(f"{name} {chosen[name]} {sources[name]}" for name in ("heads", "mean", "std")),
         *([] if letters["t"] > patches else ["none of its positions is for special tokens"]),
-        *([] if arguments["gelu"] == "exact" else [f"gelu {arguments['gelu']}, as {layout.peer}'s"]),
+        *([] if gelu == "exact" else [f"gelu {gelu}, as {layout.peer}'s"]),
         *([known["remark"]] if "remark" in known else []),
         *([f"left behind: {_first(behind)}"] if behind else []),
         *(
@@ -160,20 +158,17 @@ def read(path: Path, told: Mapping[str, Any]) -> Foreign:
         ),
     ]
     names = {usual: name for name, usual in inside.items() if usual in wanted}
-    if arguments["gelu"] == "exact":
-        del arguments["gelu"]  # as usual: stores know a file by a checksum of its arguments, which once lacked this one
     return Foreign(path, names, places, arguments, tuple(notes))
 
 
 def _layout(path: Path, shapes: files.Shapes) -> tuple[Layout, str]:
-    """Whose layout a file is in, and what stands before all names of its encoder."""
+    """The layout of a file, and the prefix of all names of its encoder."""
     for layout in LAYOUTS:
-        signature = layout.signature
-        found = [name for name in shapes if re.search(rf"(^|[./]){re.escape(signature)}\Z", name)]
-        if len(found) > 1:
-            raise ForeignError(f"{path}: holds {len(found)} encoders ({_first(found)}); leave one in it")
-        if found and (not layout.marks or shapes.keys() & set(layout.marks)):
-            return layout, found[0].removesuffix(signature)
+        names = [name for name in shapes if re.search(rf"(^|[./]){re.escape(layout.signature)}\Z", name)]
+        if len(names) > 1:
+            raise ForeignError(f"{path}: holds {len(names)} encoders ({_first(names)}); leave one in it")
+        if names and (not layout.marks or shapes.keys() & set(layout.marks)):
+            return layout, names[0].removesuffix(layout.signature)
     peers = ", ".join(layout.peer for layout in LAYOUTS)
     raise ForeignError(
         f"{path}: is in none of the layouts known here ({peers}); it begins with {_first(list(shapes)) or 'nothing'}"
@@ -181,23 +176,23 @@ def _layout(path: Path, shapes: files.Shapes) -> tuple[Layout, str]:
 
 
 def _beside(layout: Layout, folder: Path) -> dict[str, Any]:
-    """What the files beside the weights tell. UserError where one of them is no description of this peer's."""
+    """What the files beside the weights tell. UserError if one of them is no description of this peer's."""
     try:
         return layout.beside(folder)
-    except (AttributeError, LookupError, TypeError, ValueError) as error:
-        if isinstance(error, UserError):
-            raise
+    except UserError:
+        raise
+    except (AttributeError, LookupError, TypeError, ValueError):
         raise UserError(f"{folder / 'config.json'}: does not describe a model as {layout.peer} does") from None
 
 
 def _first_part(name: str, beside: str = "") -> str:
-    """The first part of a tensor's name, of one beside a prefix the first that is not the prefix's."""
+    """The first part of a tensor's name that is not one of a prefix, too."""
     parts, above = re.split(r"[./]", name), re.split(r"[./]", beside)
     return next((part for part, other in itertools.zip_longest(parts, above) if part != other), name)
 
 
 def _size(path: Path, rows: int, patch: tuple[int, int], special: int, told: Any) -> tuple[int, int]:
-    """Height and width of the images that so many positions are for: a square of patches, unless it is told."""
+    """Height and width of the images that so many positions are for: as told, else a square of patches."""
     if told is None:
         for patches in (rows - special, rows):
             side = math.isqrt(max(patches, 0))

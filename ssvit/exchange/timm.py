@@ -10,7 +10,7 @@ from ssvit.options import UserError
 if TYPE_CHECKING:
     from ssvit.models.vit import ViT
 
-# A model of timm's for each stem that it has, by the units of its stages.
+# timm's models with a stem, by the units of its stages.
 _HYBRIDS = {
     (): "vit_tiny_r_s16_p8_224",
     (2, 2, 2, 2): "vit_small_r26_s32_224",
@@ -37,22 +37,18 @@ _TABLE = (
     *both("blocks.{i}.contract", "blocks.{i}.mlp.fc2"),
     *both("norm", "norm"),
 )
-
-
-# timm's names of the GELUs.
-_ACTIVATIONS = {"gelu": "exact", "gelu_tanh": "tanh"}
+_ACTIVATIONS = {"gelu": "exact", "gelu_tanh": "tanh"}  # timm's names of the GELUs
 
 
 def _beside(folder: Path) -> dict[str, Any]:
-    """What a config.json tells, as timm writes one. UserError for a model that is no plain ViT."""
+    """The options in a config.json of timm's. UserError for a model that is no plain ViT."""
     config = described(folder / "config.json")
     arguments, trained = config.get("model_args") or {}, config.get("pretrained_cfg") or {}
     if (activation := arguments.get("act_layer") or "gelu") not in _ACTIVATIONS:
         raise UserError(f"{folder / 'config.json'}: act_layer {activation!r:.100} is no GELU")
-    size = arguments.get("img_size") or (trained.get("input_size") or (None,))[1:] or None
     return {
         "heads": arguments.get("num_heads"),
-        "trained_size": size,
+        "trained_size": arguments.get("img_size") or (trained.get("input_size") or (None,))[1:] or None,
         "mean": trained.get("mean"),
         "std": trained.get("std"),
         "gelu": _ACTIVATIONS[activation] if "act_layer" in arguments else None,
@@ -60,7 +56,7 @@ def _beside(folder: Path) -> dict[str, Any]:
 
 
 def lacks(arguments: Mapping[str, Any], classifier: Mapping[str, Any] | None) -> str | None:
-    """What of an encoder with these arguments, and of its head, timm has no model for; None if it has one."""
+    """What of an encoder with these arguments and its head no model of timm's has, None if one has all."""
     stem, distilled = arguments.get("stem"), arguments.get("distillation_token", False)
     if stem is not None and (tuple(stem["layers"]) not in _HYBRIDS or stem["width"] != 64):
         return f"a stem of layers {list(stem['layers'])} and width {stem['width']}"
@@ -72,20 +68,19 @@ def lacks(arguments: Mapping[str, Any], classifier: Mapping[str, Any] | None) ->
 
 
 def inexact(encoder: "ViT") -> list[str]:
-    """What is to be said of an encoder whose outputs differ in timm, nothing of any other."""
+    """The remark on an encoder whose outputs differ in timm."""
     if encoder.stem is None or encoder.stem.epsilons == "timm":
         return []
     return ["timm's hybrids have other epsilons than the authors', which this one has: outputs differ by some 1e-4"]
 
 
 def config(encoder: "ViT", classes: Sequence[str], resized: Mapping[str, Any]) -> dict[str, Any]:
-    """The config.json that timm.create_model reads from a folder.
-
-    resized: the options of `preprocessing.Preprocessing.timm`.
-    """
-    layers = None if encoder.stem is None else tuple(encoder.arguments["stem"]["layers"])
-    name = "vit_base_patch16_224" if layers is None else _HYBRIDS[layers]
-    if encoder.distillation_token is not None:
+    """The config.json that timm.create_model reads from a folder; resized: the options of `Preprocessing.timm`."""
+    name, first = "vit_base_patch16_224", "patch_embed.proj"
+    if encoder.stem is not None:
+        name, first = _HYBRIDS[tuple(encoder.arguments["stem"]["layers"])], f"{_BACKBONE}.stem.conv"
+    distilled = encoder.distillation_token is not None
+    if distilled:
         name = "deit_base_distilled_patch16_224"
     mlp_width, width = encoder.blocks[0].expand.out_features, encoder.width
     # timm rounds the product down, which can be one below the width that was meant.
@@ -104,7 +99,7 @@ def config(encoder: "ViT", classes: Sequence[str], resized: Mapping[str, Any]) -
             "num_heads": encoder.arguments["heads"],
             "mlp_ratio": ratio,
             **({} if encoder.arguments["gelu"] == "exact" else {"act_layer": "gelu_tanh"}),
-            **({} if encoder.distillation_token is not None else {"class_token": encoder.class_token is not None}),
+            **({} if distilled else {"class_token": encoder.class_token is not None}),
             **pooled,
         },
         "pretrained_cfg": {
@@ -115,8 +110,8 @@ def config(encoder: "ViT", classes: Sequence[str], resized: Mapping[str, Any]) -
             "mean": per_channel(encoder.arguments["mean"], encoder.channels),
             "std": per_channel(encoder.arguments["std"], encoder.channels),
             "num_classes": len(classes),
-            "first_conv": "patch_embed.proj" if layers is None else "patch_embed.backbone.stem.conv",
-            "classifier": "head" if encoder.distillation_token is None else ["head", "head_dist"],
+            "first_conv": first,
+            "classifier": ["head", "head_dist"] if distilled else "head",
             **({"label_names": list(classes)} if classes else {}),
         },
     }

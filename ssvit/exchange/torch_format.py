@@ -1,8 +1,8 @@
 """Files that torch.save writes, read as data: their pickles are followed opcode by opcode, and nothing is called.
 
-Since torch 1.6 a file is a zip archive that is not compressed: NAME/data.pkl holds the tensors' names and shapes, and
-NAME/data/KEY the numbers of a storage. Before, it was five pickles, of which the fourth holds the names and shapes and
-the fifth the storages' keys, and then each storage's count (8 bytes) and its numbers. No torch is needed.
+Since torch 1.6 a file is a zip archive without compression: NAME/data.pkl holds the tensors' names and shapes, and
+NAME/data/KEY the numbers of a storage. Before, it was five pickles, the fourth with the names and shapes and the fifth
+with the storages' keys, and then each storage's count (8 bytes) and its numbers. No torch is needed.
 """
 
 import io
@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-# Of a storage's class, the type of its numbers and their size in bytes.
+# By a storage's class, the type of its numbers and their size in bytes.
 KINDS = {
     "Float": ("float32", 4), "Double": ("float64", 8), "Half": ("float16", 2), "BFloat16": ("bfloat16", 2),
     "Long": ("int64", 8), "Int": ("int32", 4), "Short": ("int16", 2), "Char": ("int8", 1), "Byte": ("uint8", 1),
     "Bool": ("bool", 1), "ComplexFloat": ("complex64", 8), "ComplexDouble": ("complex128", 16),
 }  # fmt: skip
 _MAGIC = 0x1950A86A20F9469CFC6C
-# Bounds on what a file may say of itself; an encoder of 1,000 layers with its optimiser stays far below them.
+# Bounds on a file; an encoder of 1,000 layers with its optimiser stays far below them.
 _LONGEST_PICKLE = 10_000_000  # bytes
 _MOST_OPCODES = 1_000_000
 _DEEPEST = 16  # dictionaries
@@ -30,12 +30,12 @@ _LARGEST = 2**63
 
 
 class RefusedError(ValueError):
-    """A file is whole, perhaps, but holds what is not read; the message says what."""
+    """A file holds something that is not read, which the message names."""
 
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """So many numbers of a type, under a key."""
+    """`count` numbers of a type, one of `KINDS`, under a key."""
 
     key: str
     kind: str
@@ -44,7 +44,7 @@ class Storage:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A tensor: where its numbers lie in a storage, counted in numbers."""
+    """A tensor: its place in a storage, counted in numbers."""
 
     storage: Storage
     offset: int
@@ -60,10 +60,10 @@ class _Global:
 
 
 def read(path: Path) -> tuple[dict[str, Window], dict[Storage, int]]:
-    """The tensors of a file, by names that tell what they stood in ({"model": {"norm": …}} as model.norm), and the byte
-    at which each of their storages begins. Whatever else it holds is passed over.
+    """The tensors of a file by their full names ({"model": {"norm": …}} as model.norm), and the byte at which each of
+    their storages begins. Anything else in it is ignored.
 
-    RefusedError says what is not read. ValueError, LookupError, TypeError, zipfile.BadZipFile or struct.error if the
+    RefusedError names what is not read. ValueError, LookupError, TypeError, zipfile.BadZipFile or struct.error if the
     file is damaged.
     """
     with open(path, "rb") as file:
@@ -127,9 +127,7 @@ def _read_pickles(file: BinaryIO) -> tuple[Any, dict[Storage, int]]:
 
 
 def _follow(file: BinaryIO) -> tuple[Any, set[Storage]]:
-    """What the next pickle of a file holds, of dictionaries, lists, tuples, text, numbers and tensors, and None for
-    anything else; and the storages of its tensors.
-    """
+    """The next pickle of a file, with None for anything that is not plain data or a tensor; the tensors' storages."""
     stack: list[Any] = []
     marks: list[int] = []
     memo: dict[int, Any] = {}
@@ -143,10 +141,10 @@ def _follow(file: BinaryIO) -> tuple[Any, set[Storage]]:
         if code.name in ("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"):
             memo[len(memo) if given is None else given] = stack[-1]
             continue
-        # What an opcode takes: so many values, and before them all that stand behind the last mark.
-        marked = pickletools.markobject in code.stack_before
-        top = marks.pop() if marked else len(stack)
-        start = top - (code.stack_before.index(pickletools.markobject) if marked else len(code.stack_before))
+        # An opcode takes a fixed number of values, and some also all values above the last mark.
+        start = len(stack) - len(code.stack_before)
+        if pickletools.markobject in code.stack_before:
+            start = marks.pop() - code.stack_before.index(pickletools.markobject)
         if start < (marks[-1] if marks else 0):
             raise ValueError
         taken = stack[start:]
@@ -194,18 +192,18 @@ def _set(target: Any, pairs: list[Any]) -> Any:
     return target
 
 
-def _storage(told: Any) -> Storage:
-    what, kind, key, _, count, *view = told
+def _storage(persistent: Any) -> Storage:
+    label, kind, key, _, count, *view = persistent
     name = kind.name.removeprefix("torch ").removesuffix("Storage")
     if name not in KINDS:
         raise RefusedError(f"it holds a {kind.name!a}, and {', '.join(KINDS)} are read")
-    if what != "storage" or not isinstance(key, str) or view not in ([], [None]):
+    if label != "storage" or not isinstance(key, str) or view not in ([], [None]):
         raise ValueError
     return Storage(key, name, *_whole(count))
 
 
 def _made(function: Any, arguments: Any) -> Any:
-    """What a call would give, where it makes a tensor or a dictionary; None for any other, which is not called."""
+    """What a call would make, if a tensor or a dictionary, else None; nothing is called."""
     match function:
         case _Global("collections OrderedDict"):
             return {}
@@ -230,7 +228,7 @@ def _whole(*values: Any) -> tuple[int, ...]:
 
 
 def _named(root: Any) -> dict[str, Window]:
-    """The tensors in nested dictionaries, of which each is entered once."""
+    """The tensors in nested dictionaries by their full names; each dictionary is entered once."""
     found: dict[str, Window] = {}
     entered: set[int] = set()
     waiting = [((), root)]

@@ -15,14 +15,14 @@ from ssvit.objectives.classify import Classify
 
 @torch.no_grad()
 def tensors(layout: Layout, encoder: ViT, head: Classify | None = None, prefix: str = "") -> dict[str, Tensor]:
-    """The peer's tensors that hold an encoder, under a prefix, and a classifier's head, without one.
+    """The peer's tensors of an encoder, their names after a prefix, and of a classifier's head, without the prefix.
 
-    Positions of whatever kind are written as the rows (t, d) that are added, zeros where there are none.
+    Positions of any kind become the rows (t, d) that are added, zeros if there are none.
     """
     state = encoder.state_dict()
     count = encoder.num_prefix_tokens + encoder.patches
-    rows = encoder.positions[0]() if len(encoder.positions) else torch.zeros(count, encoder.width)
-    state["positions.0.embedding"] = rows
+    zeros = torch.zeros(count, encoder.width)
+    state["positions.0.embedding"] = encoder.positions[0]() if len(encoder.positions) else zeros
     arguments = encoder.arguments
     p, q = encoder.cut
     letters = {
@@ -36,14 +36,13 @@ def tensors(layout: Layout, encoder: ViT, head: Classify | None = None, prefix: 
         distillation_token=encoder.distillation_token is not None,
         units=units,
     )
-    found = {}
+    written = {}
     for place in places:
         for name, value in place.write(state[place.ours], letters).items():
-            found[prefix + (name if units else re.sub(*layout.bare, name))] = value
-    if head is not None:
-        own = head.state_dict()
-        for place in layout.head:
-            if place.ours in own:
-                found |= place.write(own[place.ours], letters)
+            written[prefix + (name if units else re.sub(*layout.bare, name))] = value
+    heads = {} if head is None else head.state_dict()
+    for place in layout.head:
+        if place.ours in heads:
+            written |= place.write(heads[place.ours], letters)
     # Copies, since safetensors writes no two tensors that share memory.
-    return {name: value.detach().clone() for name, value in found.items()}
+    return {name: value.detach().clone() for name, value in written.items()}

@@ -22,7 +22,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from ssvit.atomic_io import check_regular, read_manifest, sealed, synchronise, write
+from ssvit.atomic_io import check_regular, read_json, sealed, synchronise, write
 from ssvit.options import UserError
 
 KIND, SCHEMA = "image vectors", 1
@@ -292,7 +292,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     """The verified manifest of a store. StoreError says what is wrong with it."""
     path = folder / "manifest.json"
     try:
-        manifest, data = read_manifest(path)
+        manifest, data = read_json(path)
         if manifest.get("kind") != KIND:
             raise StoreError(f"{folder}: is no store of image vectors (its manifest.json is of something else)")
         # To the byte, so that no damage is too small to be told.
