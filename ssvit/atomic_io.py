@@ -72,10 +72,7 @@ def check_regular(path: Path) -> None:
 
 
 def read_json(path: Path) -> tuple[dict[str, Any], bytes]:
-    """The object in a JSON file, such as a manifest, and the file's bytes.
-
-    OSError if it cannot be read; ValueError or RecursionError if it holds no object or is longer than any manifest.
-    """
+    """The object in a JSON file, such as a manifest, and its bytes. OSError, ValueError or RecursionError if none."""
     check_regular(path)
     with naming(path), open(path, "rb") as file:
         data = file.read(MANIFEST_BYTES + 1)

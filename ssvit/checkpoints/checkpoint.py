@@ -11,6 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ssvit.atomic_io import seal
 from ssvit.checkpoints import manifest
 from ssvit.checkpoints.configuration import Configuration
 from ssvit.exchange import files, reading
@@ -24,23 +25,18 @@ _SHOWN = 3  # runs that are named beside the newest
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A verified checkpoint.
+    """A verified checkpoint, or a foreign file."""
 
-    path: its folder, or the foreign file. facts: its manifest. foreign: the encoder in a foreign file, None for a
-    checkpoint of ours.
-    """
-
-    path: Path
-    facts: Mapping[str, Any]
-    foreign: Foreign | None = None
+    path: Path  # its folder, or the file
+    facts: Mapping[str, Any]  # its manifest, or for a foreign file what stands for one
+    foreign: Foreign | None = None  # the encoder in a foreign file
 
     @classmethod
     def open(cls, path: str | Path, told: Mapping[str, Any] | None = None) -> "Checkpoint":
         """The checkpoint at a path: its folder, or that of its run, for the newest in it; or a foreign file.
 
-        told: options that may hold some of `reading.TOLD`, None where the user does not give them. OptionError if there
-        is no checkpoint, or an option must be given; CheckpointError if it is damaged; ForeignError if its layout is
-        not known.
+        told: options, some of `reading.TOLD` among them; None is not given. OptionError if there is no checkpoint, or
+        an option must be given; CheckpointError if it is damaged; ForeignError if its layout is not known.
         """
         path = _located(path)
         given = {name: told[name] for name in TOLD if told and told.get(name) is not None}
@@ -92,15 +88,16 @@ class Checkpoint:
 
 @lru_cache(maxsize=4)
 def _open_foreign(path: Path, version: tuple[Any, ...], told: str) -> Checkpoint:
-    """A foreign file, read once for each version of it."""
+    """A foreign file with the facts that a manifest of ours would have, read once for each version of it."""
     foreign = reading.read(path, json.loads(told))
-    return Checkpoint(path, foreign.facts, foreign)
+    facts = {"step": 0, "encoder": dict(foreign.arguments), "notes": list(foreign.notes)}
+    return Checkpoint(path, facts | {"seal": seal({**facts, "file": files.digest(path)})}, foreign)
 
 
 def _version(path: Path) -> tuple[Any, ...]:
     """What changes with a file, or with those beside it that describe it."""
-    files = [(file.name, file.stat()) for file in (path, *sorted(path.parent.glob("*.json")))]
-    return tuple((name, status.st_size, status.st_mtime_ns) for name, status in files)
+    described = [(file.name, file.stat()) for file in (path, *sorted(path.parent.glob("*.json")))]
+    return tuple((name, status.st_size, status.st_mtime_ns) for name, status in described)
 
 
 def find(
@@ -125,7 +122,8 @@ def _located(asked: str | Path) -> Path:
         if (path / "manifest.json").is_file():
             return path
         if path.is_file():
-            files.check(path)
+            if path.suffix not in files.FORMATS:
+                raise OptionError("checkpoint", path, f"a file of weights ends in {', '.join(files.FORMATS)}")
             return path
         if not path.is_dir():
             right = "no such folder; give that of a checkpoint (step_…) or of its run, or a file of foreign weights"
@@ -138,14 +136,11 @@ def _located(asked: str | Path) -> Path:
 
 
 class _Run(NamedTuple):
-    """When a run was last written, its newest checkpoint, and a remark on it.
-
-    rank: 0 for a result, 1 where it began with random weights, 2 where a user never means it by the newest.
-    """
+    """A run that checkpoint=newest may mean."""
 
     written: float
-    path: Path
-    rank: int
+    path: Path  # of its newest checkpoint
+    rank: int  # 0 for a result, 1 if it began with random weights, 2 if it is never meant
     remark: str
 
 

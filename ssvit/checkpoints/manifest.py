@@ -1,7 +1,4 @@
-"""The manifest of a checkpoint, read without torch.
-
-manifest.json has the step, what was trained ("encoder", "stage", …), and a sha256 of every file and of itself ("seal").
-"""
+"""manifest.json: the step of a checkpoint, what was trained, a sha256 of every file, and one of itself. No torch."""
 
 import os
 import re
@@ -43,13 +40,19 @@ def read(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path / 'manifest.json'}: is damaged") from None
 
 
-def places(run: Path) -> dict[Path, int]:
-    """Everything in a run's folder that has a checkpoint's name, and the step in the name.
-
-    OSError if the folder cannot be listed: it must not be taken for an empty one.
+def steps(run: Path) -> dict[Path, tuple[int, int]]:
+    """Everything in a run's folder that has a checkpoint's name: its step by its verified manifest (else by its name),
+    and by its name. OSError if the folder cannot be listed: it must not be taken for an empty one.
     """
-    names = {name: re.fullmatch(r"step_(\d+)", name, re.A) for name in os.listdir(run)}
-    return {run / name: int(match[1]) for name, match in names.items() if match}
+    found = {}
+    for name in os.listdir(run):
+        if match := re.fullmatch(r"step_(\d+)", name, re.A):
+            named = int(match[1])
+            try:
+                found[run / name] = read(run / name)["step"], named
+            except CheckpointError:
+                found[run / name] = named, named
+    return found
 
 
 def completed(manifest: Mapping[str, Any]) -> dict[str, Any]:
@@ -63,19 +66,7 @@ def completed(manifest: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def complete(run: Path) -> list[Path]:
-    """The checkpoints in a run's folder by the steps in their manifests, the newest last.
-
-    One whose manifest cannot be trusted is sorted by its name. OSError if the folder cannot be listed.
-    """
-    named = {path: step for path, step in places(run).items() if path.is_dir()}
-    steps = {path: step_of(path, otherwise=step) for path, step in named.items()}
+    """The checkpoints in a run's folder by their `steps`, the newest last. OSError if the folder cannot be listed."""
+    found = {path: both for path, both in steps(run).items() if path.is_dir()}
     # Of two of the same step (one is a copy) the one that is named by it comes later.
-    return sorted(steps, key=lambda path: (steps[path], steps[path] == named[path], path.name))
-
-
-def step_of(path: Path, otherwise: int) -> int:
-    """The step in a checkpoint's verified manifest, or `otherwise` if there is none."""
-    try:
-        return read(path)["step"]
-    except UserError:
-        return otherwise
+    return sorted(found, key=lambda path: (found[path][0], found[path][0] == found[path][1], path.name))

@@ -17,7 +17,7 @@ _LONGEST = 200  # bytes of a name: file systems take 255, and files beside it ha
 
 
 class RunError(UserError):
-    """The run folder cannot be used as asked."""
+    """A run's folder cannot be used."""
 
 
 def is_main_process() -> bool:

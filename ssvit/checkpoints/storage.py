@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from ssvit.atomic_io import check_regular, remove, sealed, synchronise, write
 from ssvit.checkpoints import options
 from ssvit.checkpoints.checkpoint import Checkpoint
-from ssvit.checkpoints.manifest import SCHEMA, CheckpointError, complete, places, read, step_of
+from ssvit.checkpoints.manifest import SCHEMA, CheckpointError, complete, read, steps
 from ssvit.checkpoints.run_folder import is_main_process
 from ssvit.kernels.accelerate import accelerate
 from ssvit.models.vit import ViT
@@ -62,10 +62,9 @@ def save(folder: Path, step: int, states: Mapping[str, Mapping[str, Tensor]], fa
     except OSError as error:
         remove(part)
         file = Path(error.filename or part)
-        raise CheckpointError(
-            f"{target / file.name if file.parent == part else target}: cannot be written ({error.strerror}); the "
-            "checkpoints before it are whole, and the same command goes on from the newest"
-        ) from None
+        named = target / file.name if file.parent == part else target
+        right = "the checkpoints before it are whole, and the same command goes on from the newest"
+        raise CheckpointError(f"{named}: cannot be written ({error.strerror}); {right}") from None
     _delete_old(folder)
     return target
 
@@ -129,15 +128,16 @@ def newest(folder: Path, warn: Callable[[str], None]) -> tuple[Checkpoint, dict[
         for name in os.listdir(folder):
             if re.fullmatch(r"\.step_\d+\.(part|old)", name):
                 remove(folder / name)
-        named, candidates = places(folder), complete(folder)
+        found, candidates = steps(folder), complete(folder)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise CheckpointError(f"{folder}: cannot be read ({error.strerror})") from None
-    for path in sorted(named.keys() - set(candidates)):
+    for path in sorted(found.keys() - set(candidates)):
         warn(f"warning: {path}: is no folder, so no checkpoint; it is passed over, and renamed if its place is needed")
     for path in candidates:
-        if (step := step_of(path, otherwise=named[path])) != named[path]:
+        step, named = found[path]
+        if step != named:
             warn(f"warning: {path}: is the checkpoint of step {step}, as its manifest says and its name does not")
     for path in reversed(candidates):
         try:
@@ -155,8 +155,8 @@ def newest(folder: Path, warn: Callable[[str], None]) -> tuple[Checkpoint, dict[
 def set_aside_after(folder: Path, step: int) -> None:
     """Rename what is beyond `step` by its name or its manifest: a continued run will write there again."""
     try:
-        for path, named in places(folder).items():
-            if max(named, step_of(path, otherwise=named)) > step:
+        for path, found in steps(folder).items():
+            if max(found) > step:
                 _set_aside(path)
     except OSError as error:
         raise CheckpointError(f"{error.filename or folder}: cannot be renamed ({error.strerror})") from None

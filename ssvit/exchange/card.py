@@ -1,7 +1,4 @@
-"""A model card: what the weights are, how they were trained and on what, what was measured, and how to open them.
-
-It names no folder of this machine.
-"""
+"""A model card: what the weights are, how they were trained, what was measured, how to open them; no local paths."""
 
 import json
 import re

@@ -88,8 +88,10 @@ def _ours(encoder: ViT, head: Classify | None, folder: Path, preprocessing: Prep
 def _timm(encoder: ViT, head: Classify | None, folder: Path, preprocessing: Preprocessing) -> list[str]:
     resized, remarks = preprocessing.timm()
     _json(folder / "config.json", timm.config(encoder, _classes(head), resized))
-    written = _weights(folder / WEIGHTS, writing.tensors(timm.TIMM, encoder, head))
-    return [*written, *timm.inexact(encoder), *remarks]
+    if encoder.stem is not None and encoder.stem.epsilons != "timm":
+        epsilons = "timm's hybrids have other epsilons than the authors', which this one has"
+        remarks = [f"{epsilons}: outputs differ by some 1e-4", *remarks]
+    return _weights(folder / WEIGHTS, writing.tensors(timm.TIMM, encoder, head)) + remarks
 
 
 def _huggingface(encoder: ViT, head: Classify | None, folder: Path, preprocessing: Preprocessing) -> list[str]:
@@ -121,8 +123,7 @@ def _program(
         "preprocessing": " ".join([preprocessing.sentence(), *preprocessing.remarks()]),
         **({} if head is None else {"classes": list(head.classes)}),
     }
-    how = options.resize if options.any_size else None
-    model = program.Program(encoder if head is None else head, how=how, input=options.input).eval()
+    model = program.Program(encoder if head is None else head, options).eval()
     if options.format == PROGRAM:
         program.write_torch(model, metadata, folder / "model.pt2")
         return remarks

@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING
 
 from ssvit.exchange import torch_format
 from ssvit.exchange.layout import Shapes
-from ssvit.options import OptionError, UserError
+from ssvit.options import UserError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-TORCH = (".pth", ".pt", ".bin")
-FORMATS = (".safetensors", ".npz", *TORCH)
+FORMATS = (".safetensors", ".npz", ".pth", ".pt", ".bin")  # the last three are torch's
 _LONGEST_HEADER = 10_000_000  # bytes of JSON, for some 100,000 tensors
 _MOST_MEMBERS = 20_000  # arrays of an .npz file
 
@@ -30,15 +29,8 @@ class ForeignError(UserError):
     """A file of weights cannot be read, or not be placed."""
 
 
-def check(path: Path) -> None:
-    """OptionError unless a file's name ends in one of FORMATS."""
-    if path.suffix not in FORMATS:
-        raise OptionError("checkpoint", path, f"a file of weights ends in {', '.join(FORMATS)}")
-
-
 def shapes(path: Path) -> Shapes:
     """Names and shapes of the tensors in a file. ForeignError if it is damaged, or they do not fit in its size."""
-    check(path)
     with _reading(path):
         facts = path.stat()
         if not stat.S_ISREG(facts.st_mode):

@@ -77,29 +77,22 @@ def both(
 
 @dataclass(frozen=True)
 class Layout:
-    """A peer's whole encoder.
-
-    signature: the name of the patch projection, which marks a file. table, head: the places of the encoder and of a
-    classifier's head. left: the pattern of names that are not read. normalisation: the peer's usual mean and std.
-    aliases: names of older versions, as (pattern, replacement). marks: names of which a file must have one, where the
-    signature is not the peer's alone. beside: reads the options of `reading.TOLD`, and a "remark" to print, from the
-    files in a folder. bare: how names are written if a hybrid's stem has no stages, as (pattern, replacement).
-    epsilons, gelu: those of the encoder. beyond: by the first part of its name, what makes the peer's representation
-    of the encoder's outputs and is not read.
-    """
+    """A peer's whole encoder."""
 
     peer: str
-    signature: str
-    table: tuple[Place, ...]
-    left: str
-    normalisation: Mapping[str, Any]
-    head: tuple[Place, ...] = ()
-    aliases: tuple[tuple[str, str], ...] = ()
-    marks: tuple[str, ...] = ()
+    signature: str  # the name of the patch projection, by which a file is known
+    table: tuple[Place, ...]  # of the encoder
+    left: str  # the pattern of the names that are not read
+    normalisation: Mapping[str, Any]  # the peer's usual mean and std
+    head: tuple[Place, ...] = ()  # of a classifier
+    aliases: tuple[tuple[str, str], ...] = ()  # of older versions, as (pattern, replacement)
+    marks: tuple[str, ...] = ()  # of which a file must have one, where the signature is not the peer's alone
+    # From the files in a folder: some of `reading.TOLD`, "gelu", and "remark", a sentence to print.
     beside: Callable[[Path], dict[str, Any]] = lambda folder: {}
-    bare: tuple[str, str] = ("", "")
+    bare: tuple[str, str] = ("", "")  # names to write if a hybrid's stem has no stages, as (pattern, replacement)
     epsilons: str = "authors"
     gelu: str = "exact"
+    # By the first part of its name, what makes the peer's representation of the encoder's outputs, and is not read.
     beyond: Mapping[str, str] = field(default_factory=dict)
 
     def usual(self, name: str) -> str:
@@ -121,13 +114,11 @@ class Layout:
         """The units of each stage of a hybrid's stem, None where there is no stem."""
         if not self.has("stem.root.weight", names):
             return None
-        stages: dict[int, set[int]] = {}
-        for stage, unit in self._place("stem.stages.{s}.{u}.conv1.weight").numbers(names):
-            stages.setdefault(stage, set()).add(unit)
-        first = min(stages, default=0)
-        least = min(stages.get(first, {0}))
-        units = [stages.get(first + step, set()) for step in range(len(stages))]
-        return [_count({unit - least for unit in found}) for found in units]
+        place = self._place("stem.stages.{s}.{u}.conv1.weight")
+        first = 1 if "{S}" in place.theirs[0] else 0
+        numbers = {(stage - first, unit - first) for stage, unit in place.numbers(names)}
+        stages = _count({stage for stage, _ in numbers})
+        return [_count({unit for s, unit in numbers if s == stage}) for stage in range(stages)]
 
     def places(
         self, *, depth: int, class_token: bool, distillation_token: bool, units: Sequence[int] | None = None

@@ -68,10 +68,7 @@ class Preprocessing:
         return [f"give images of {'x'.join(map(str, self.size))} without preprocessing: it would enlarge and crop them"]
 
     def huggingface(self) -> tuple[dict[str, Any], list[str]]:
-        """Options of a Hugging Face image processor, and remarks where they are not exact.
-
-        It can crop a rectangle only after resizing the shorter side to one length for all images.
-        """
+        """Options of a Hugging Face image processor, and remarks where they are not exact."""
         height, width = self.size
         crop = size = {"height": height, "width": width}
         remarks = []
@@ -79,16 +76,13 @@ class Preprocessing:
             size = {"shortest_edge": self.shorter_side}
             rounded = "the image processor rounds the crop's place down, which can shift it by one pixel"
             remarks = [*self._whole_images(), rounded]
-        elif self.fit != "squash":
+        elif self.fit != "squash":  # it can crop only after resizing all shorter sides to one length
             ratio = f"whose aspect ratio is not {width}:{height}"
             remarks = [f"the image processor squashes images {ratio}, which ssvit crops"]
         return {"do_resize": True, "size": size, "do_center_crop": True, "crop_size": crop}, remarks
 
     def timm(self) -> tuple[dict[str, Any], list[str]]:
-        """Options of timm's evaluation transform, and remarks where they are not exact.
-
-        It resizes images until they cover the size / crop_pct, rounded down.
-        """
+        """Options of timm's evaluation transform, and remarks where they are not exact."""
         if self.fit == "squash":
             return {"crop_pct": 1.0, "crop_mode": "squash"}, []
         least, remarks = min(self.size), self._whole_images()
@@ -96,5 +90,6 @@ class Preprocessing:
         if resize > least and self.size[0] != self.size[1]:
             height, width = self.size
             remarks = [f"timm enlarges images whose aspect ratio is nearer to 1 than {width}:{height} more than ssvit"]
+        # timm resizes images until they cover the size / crop_pct, rounded down.
         share = next(pct for pct in (least / resize, least / (resize + 0.5)) if math.floor(least / pct) == resize)
         return {"crop_pct": share, "crop_mode": "center"}, remarks

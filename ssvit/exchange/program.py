@@ -18,7 +18,7 @@ from torch.export import Dim, ExportedProgram
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ssvit.atomic_io import write
-from ssvit.exchange.options import FLOAT
+from ssvit.exchange.options import FLOAT, Export
 from ssvit.models.vit import ViT
 from ssvit.objectives.classify import Classify
 from ssvit.options import UserError
@@ -31,14 +31,14 @@ _LARGEST = 1024  # patches along a side, for the tracer, which wants a bound
 class Program(nn.Module):
     """(b, c, h, w) -> a classifier's logits (b, k); or an encoder's tokens (b, t, d) and their pooled features (b, d).
 
-    how: how positions are resampled for images of any size, None for those of the encoder's size alone. input: float
-    or uint8, the images that it takes.
+    options: `any_size` and `resize` of positions, and `input`, count here.
     """
 
-    def __init__(self, model: ViT | Classify, *, how: str | None, input: str = FLOAT) -> None:
+    def __init__(self, model: ViT | Classify, options: Export) -> None:
         super().__init__()
-        self.model, self.how, self.input = model, how, input
-        self.encoder.resize = how or self.encoder.resize
+        self.model, self.options = model, options
+        if options.any_size:
+            self.encoder.resize = options.resize
         self.outputs = ("tokens", "features") if isinstance(model, ViT) else ("logits",)
 
     @property
@@ -54,7 +54,7 @@ class Program(nn.Module):
     def example(self, count: int, height: int, width: int) -> Tensor:
         """Images as it takes them, (count, c, height, width), of random pixels that are always the same."""
         images = torch.rand(count, self.encoder.channels, height, width, generator=torch.Generator().manual_seed(count))
-        return images if self.input == FLOAT else (255 * images).round().to(torch.uint8)
+        return images if self.options.input == FLOAT else (255 * images).round().to(torch.uint8)
 
 
 @torch.no_grad()
@@ -63,7 +63,7 @@ def trace(program: Program) -> ExportedProgram:
     encoder = program.encoder
     (height, width), (p, q) = encoder.image_size, encoder.patch_size
     shape: dict[int, Dim] = {0: Dim("batch")}
-    if program.how is not None:
+    if program.options.any_size:
         shape |= {2: p * Dim("rows", max=_LARGEST), 3: q * Dim("columns", max=_LARGEST)}
         # Sizes that differ from each other and from the encoder's own keep the tracer from taking them for the same.
         height, width = height + p, width + 2 * q
@@ -83,7 +83,7 @@ def trace(program: Program) -> ExportedProgram:
 def write_torch(program: Program, metadata: Mapping[str, Any], path: Path) -> None:
     """As torch.export.load reads it, and the metadata by extra_files={"metadata.json": ""}."""
     data = io.BytesIO()  # torch's own writer tells no reason when a disk is full
-    torch.export.save(trace(program), data, extra_files={"metadata.json": _json(metadata)})
+    torch.export.save(trace(program), data, extra_files={"metadata.json": json.dumps(metadata, ensure_ascii=False)})
     write(path, data.getbuffer())
 
 
@@ -97,20 +97,13 @@ def write_onnx(program: Program, metadata: Mapping[str, Any], path: Path) -> Non
         node.metadata_props.clear()
         node.doc_string = None
     for name, value in metadata.items():
-        model.metadata_props[name] = value if isinstance(value, str) else _json(value)
+        model.metadata_props[name] = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     written.save(path)
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
 
 
 @torch.no_grad()
 def difference(program: Program, path: Path) -> float | None:
-    """The largest difference between an ONNX file in onnxruntime and the program itself, None without onnxruntime.
-
-    Over images one and three at a time, and of another size where the program takes any.
-    """
+    """The largest difference between the outputs of onnxruntime and the program; None if it is not installed."""
     try:
         import onnxruntime
     except ModuleNotFoundError:
@@ -118,13 +111,13 @@ def difference(program: Program, path: Path) -> float | None:
     encoder = program.encoder
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     sizes = [encoder.image_size]
-    if program.how is not None:
+    if program.options.any_size:
         (height, width), (p, q) = encoder.image_size, encoder.patch_size
         sizes += [(height + p, width), (2 * height, width + q)]
     worst = 0.0
     for count, size in ((1, sizes[0]), *((3, size) for size in sizes)):
         images = program.example(count, *size)
-        found = session.run(None, {INPUT: images.numpy()})
-        for ours, theirs in zip(program(images), found, strict=True):
+        outputs = session.run(None, {INPUT: images.numpy()})
+        for ours, theirs in zip(program(images), outputs, strict=True):
             worst = max(worst, (ours - torch.from_numpy(theirs)).abs().max().item())
     return worst

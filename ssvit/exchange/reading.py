@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ssvit.atomic_io import seal
 from ssvit.exchange import files
 from ssvit.exchange.files import ForeignError
 from ssvit.exchange.google import GOOGLE
@@ -43,12 +42,6 @@ class Foreign:
     places: tuple[Place, ...]
     arguments: Mapping[str, Any]
     notes: tuple[str, ...]
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        """What a manifest of ours would say."""
-        facts = {"step": 0, "encoder": dict(self.arguments), "notes": list(self.notes)}
-        return facts | {"seal": seal({**facts, "file": files.digest(self.path)})}
 
     def weights(self) -> dict[str, "Tensor"]:
         """The state of the encoder, by our names. ForeignError if a tensor cannot be read."""
@@ -170,9 +163,8 @@ def _layout(path: Path, shapes: files.Shapes) -> tuple[Layout, str]:
         if names and (not layout.marks or shapes.keys() & set(layout.marks)):
             return layout, names[0].removesuffix(layout.signature)
     peers = ", ".join(layout.peer for layout in LAYOUTS)
-    raise ForeignError(
-        f"{path}: is in none of the layouts known here ({peers}); it begins with {_first(list(shapes)) or 'nothing'}"
-    )
+    first = _first(list(shapes)) or "nothing"
+    raise ForeignError(f"{path}: is in none of the layouts known here ({peers}); it begins with {first}")
 
 
 def _beside(layout: Layout, folder: Path) -> dict[str, Any]:

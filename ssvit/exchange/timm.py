@@ -67,13 +67,6 @@ def lacks(arguments: Mapping[str, Any], classifier: Mapping[str, Any] | None) ->
     return None
 
 
-def inexact(encoder: "ViT") -> list[str]:
-    """The remark on an encoder whose outputs differ in timm."""
-    if encoder.stem is None or encoder.stem.epsilons == "timm":
-        return []
-    return ["timm's hybrids have other epsilons than the authors', which this one has: outputs differ by some 1e-4"]
-
-
 def config(encoder: "ViT", classes: Sequence[str], resized: Mapping[str, Any]) -> dict[str, Any]:
     """The config.json that timm.create_model reads from a folder; resized: the options of `Preprocessing.timm`."""
     name, first = "vit_base_patch16_224", "patch_embed.proj"

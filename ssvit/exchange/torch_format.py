@@ -168,10 +168,8 @@ def _follow(file: BinaryIO) -> tuple[Any, set[Storage]]:
                 value = tuple(taken)
             case "NEWTRUE" | "NEWFALSE":
                 value = code.name == "NEWTRUE"
-            case "GLOBAL":
-                value = _Global(given)
-            case "STACK_GLOBAL":
-                value = _Global(" ".join(taken))
+            case "GLOBAL" | "STACK_GLOBAL":
+                value = _Global(given or " ".join(taken))
             case "BINPERSID":
                 value = _storage(taken[0])
                 storages.add(value)
