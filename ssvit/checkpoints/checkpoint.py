@@ -47,11 +47,6 @@ class Checkpoint:
         return cls(path, manifest.read(path))
 
     @property
-    def is_foreign(self) -> bool:
-        """Whether it is a file of another framework's weights."""
-        return self.foreign is not None
-
-    @property
     def step(self) -> int:
         """The updates that it was trained for, 0 for a foreign file."""
         return self.facts["step"]
@@ -79,11 +74,11 @@ class Checkpoint:
     @property
     def name(self) -> str:
         """The name of its run, or of the file without its suffix."""
-        return self.path.stem if self.is_foreign else self.path.parent.name
+        return self.path.stem if self.foreign else self.path.parent.name
 
     def home(self, outputs: str | Path) -> Path:
         """The folder for what is made of it: that of its run, or one in the folder of all runs."""
-        return Path(outputs, self.name) if self.is_foreign else self.path.parent
+        return Path(outputs, self.name) if self.foreign else self.path.parent
 
 
 @lru_cache(maxsize=4)

@@ -97,7 +97,7 @@ def load(checkpoint: Checkpoint, *, without: str = "") -> dict[str, dict[str, Te
     without: a state that is not read. Each file is read once, so that what was verified is what is returned. A foreign
     file has the state of an encoder alone.
     """
-    if checkpoint.foreign is not None:
+    if checkpoint.foreign:
         return {"model": {f"encoder.{name}": value for name, value in checkpoint.foreign.weights().items()}}
     states = {}
     for name, expected in checkpoint.facts["sha256"].items():

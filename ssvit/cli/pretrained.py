@@ -63,7 +63,7 @@ def offer(arguments: dict[str, str], own: str | None = None) -> None:
         "activation_checkpointing": False,
         **{name: trained[name] for name in CHANGEABLE if name in trained},
         "image_size": "${data.image_size}",
-        **(told if found.is_foreign else {}),
+        **(told if found.foreign else {}),
     }
     store.store(group="encoder", name="pretrained", node=node)
     chooses = "data" in arguments or "experiment" in arguments

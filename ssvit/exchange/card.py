@@ -104,7 +104,7 @@ def measured(run: Path, step: int) -> dict[str, Any]:
 def trained(run: Path) -> dict[str, Any]:
     """The options that say what a run learned and from which images, by their full names; {} if it keeps none.
 
-    The objective, its target and the images have the names that were chosen, or those of their builders in older files.
+    The objective, its target and the images have the names that were chosen, or of their builders in older files.
     """
     try:
         stored = yaml.safe_load((run / "config.yaml").read_text())
@@ -118,7 +118,10 @@ def trained(run: Path) -> dict[str, Any]:
     choices = options.pop("choices")
     options["target"] = options["objective"].pop("target", None) or options["target"]
     options["data"] = options["data"].get("source", options["data"])
-    named = {name: choices.get(name) or _builder(options[name]) for name in ("objective", "target", "data")}
+    named = {}
+    for name in ("objective", "target", "data"):
+        builder = options[name].get("_target_", "") if isinstance(options[name], dict) else ""
+        named[name] = choices.get(name) or str(builder).rpartition(".")[2]
     return {name: str(value) for name, value in named.items() if value} | dict(_options(options, ""))
 
 
@@ -139,11 +142,6 @@ def _resolved(value: Any, root: Mapping[str, Any], depth: int = 0) -> Any:
     for key in found[1].split("."):
         meant = meant.get(key) if isinstance(meant, dict) else None
     return _resolved(meant, root, depth + 1)
-
-
-def _builder(part: Any) -> str:
-    """The class that builds a part, such as MaskedPatch, "" if none is named."""
-    return str(part.get("_target_", "")).rpartition(".")[2] if isinstance(part, dict) else ""
 
 
 def _options(value: Any, name: str) -> Iterator[tuple[str, Any]]:

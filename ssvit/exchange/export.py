@@ -108,10 +108,8 @@ def _program(
     """A graph, as ONNX or torch.export; what describes the model is in the same file."""
     from ssvit.exchange import program
 
-    sizes = "all of one size"
-    if options.any_size:
-        sizes = f"of any size that the patches divide; positions resized as {options.resize}"
-    remarks = [f"any number of images, {sizes}"]
+    any_size = f"of any size that the patches divide; positions resized as {options.resize}"
+    remarks = [f"any number of images, {any_size if options.any_size else 'all of one size'}"]
     metadata = {
         "images": f"(batch, {encoder.channels}, height, width), {INPUTS[options.input]}",
         "image_size": list(encoder.image_size),
