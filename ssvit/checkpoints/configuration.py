@@ -170,11 +170,10 @@ class Configuration:
         sides = [dict(map(_renamed, flatten(side.values))) for side in (old, self)]
         # The first edition's dropout was of attention weights too.
         added = {"encoder.attention_dropout": sides[0].get("encoder.dropout", 0.0), **ADDED}
-        if old.choices:
-            kinds, free = [old.choices, self.choices], FREE_CHOICES
-        else:
-            sets = (old.builders, self.builders)
-            kinds, free = [{name: BUILDERS.get(one, one) for name, one in own.items()} for own in sets], FREE
+        kinds, free = [old.choices, self.choices], FREE_CHOICES
+        if not old.choices:  # of the first edition
+            kinds = [{name: BUILDERS.get(one, one) for name, one in side.builders.items()} for side in (old, self)]
+            free = FREE
         for (before, now), names in ((kinds, free), (sides, FREE)):
             for key in [*now, *before]:
                 then, value = (side.get(key, added.get(key, "(absent)")) for side in (before, now))

@@ -35,7 +35,8 @@ def shapes(path: Path) -> Shapes:
         facts = path.stat()
         if not stat.S_ISREG(facts.st_mode):
             raise ForeignError(f"{path}: is no regular file")
-        found = _SHAPES.get(path.suffix, _torch)(path)
+        read = {".safetensors": _safetensors, ".npz": _npz}.get(path.suffix, _torch)
+        found = read(path)
         if any(side < 0 for shape in found.values() for side in shape):
             raise ValueError
         sizes = {name: math.prod(shape) for name, shape in found.items()}
@@ -105,14 +106,12 @@ def _torch(path: Path) -> Shapes:
     return {name: window.shape for name, window in torch_format.read(path)[0].items()}
 
 
-_SHAPES = {".safetensors": _safetensors, ".npz": _npz}
-
-
 def tensors(path: Path, names: Collection[str]) -> dict[str, "Tensor"]:
     """Some of the tensors of a file, in float32. ForeignError if one cannot be read, or is not finite in float32."""
+    read = {".safetensors": _safetensors_tensors, ".npz": _npz_tensors}.get(path.suffix, _torch_tensors)
     found = {}
     with _reading(path):
-        for name, tensor in _TENSORS.get(path.suffix, _torch_tensors)(path, names):
+        for name, tensor in read(path, names):
             if not tensor.is_floating_point() or not (converted := tensor.float()).isfinite().all():
                 raise ForeignError(f"{path}: {shown(name)} is not made of finite numbers in float32")
             found[name] = converted
@@ -158,9 +157,6 @@ def _torch_tensors(path: Path, names: Collection[str]) -> Iterator[tuple[str, "T
                 data = bytearray(file.read(storage.count * size))
                 storages[storage] = torch.frombuffer(data, dtype=getattr(torch, kind))
             yield name, storages[storage].as_strided(windows[name].shape, windows[name].stride, windows[name].offset)
-
-
-_TENSORS = {".safetensors": _safetensors_tensors, ".npz": _npz_tensors}
 
 
 def digest(path: Path) -> str:

@@ -20,8 +20,7 @@ def tensors(layout: Layout, encoder: ViT, head: Classify | None = None, prefix: 
     Positions of any kind become the rows (t, d) that are added, zeros if there are none.
     """
     state = encoder.state_dict()
-    count = encoder.num_prefix_tokens + encoder.patches
-    zeros = torch.zeros(count, encoder.width)
+    zeros = torch.zeros(encoder.num_prefix_tokens + encoder.patches, encoder.width)
     state["positions.0.embedding"] = encoder.positions[0]() if len(encoder.positions) else zeros
     arguments = encoder.arguments
     p, q = encoder.cut
