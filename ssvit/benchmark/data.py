@@ -7,8 +7,9 @@ Letters: b images.
 """
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +18,7 @@ from torch import Tensor
 from torchvision import transforms as v1
 from torchvision.transforms import v2
 
-from ssvit.benchmark.timing import Rate, compare
+from ssvit.benchmark.timing import Rate, compare, threads
 from ssvit.data.augment.crop import InceptionCrop
 from ssvit.data.files import Files
 from ssvit.data.loader import Loader
@@ -30,16 +31,11 @@ _FEW = 1024  # small images that the slow contenders do in a round
 
 def run(*, rounds: int = 7) -> dict[str, list[Rate]]:
     """Both comparisons, by title, on one thread. The reference of the ratios is Pillow with transforms v1."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            return {
-                "500x375 JPEG files to 224 px, crop and flip": _files(Path(folder), rounds),
-                "32 px images in memory, crop and flip": _memory(rounds),
-            }
-    finally:
-        torch.set_num_threads(threads)
+    with threads(1), tempfile.TemporaryDirectory() as folder:
+        return {
+            "500x375 JPEG files to 224 px, crop and flip": _files(Path(folder), rounds),
+            "32 px images in memory, crop and flip": _memory(rounds),
+        }
 
 
 def scenes(count: int, size: tuple[int, int], *, seed: int) -> Tensor:
@@ -55,58 +51,38 @@ def scenes(count: int, size: tuple[int, int], *, seed: int) -> Tensor:
 
 
 def _files(folder: Path, rounds: int) -> list[Rate]:
-    paths = []
-    for i, image in enumerate(scenes(_FILES, _FILE_SIZE, seed=0)):
-        paths.append(str(folder / f"{i:03d}.jpg"))
-        Image.fromarray(image.permute(1, 2, 0).numpy()).save(paths[-1], quality=90)
+    paths = [str(folder / f"{i:03d}.jpg") for i in range(_FILES)]
+    for path, image in zip(paths, scenes(_FILES, _FILE_SIZE, seed=0), strict=True):
+        Image.fromarray(image.permute(1, 2, 0).numpy()).save(path, quality=90)
 
-    def ours() -> Callable[[], int]:
-        loader = Loader(source=Files(paths), transform=InceptionCrop(size=_CROP), seed=0, batch_size=_FILES)
-        return lambda: sum(len(batch.images) for batch in loader.batches(0, 1))
+    def images() -> Iterable[Image.Image]:
+        for path in paths:
+            with open(path, "rb") as file:
+                yield Image.open(file).convert("RGB")
 
-    def peer(transform: Callable[[Image.Image], Tensor]) -> Callable[[], int]:
-        def work() -> int:
-            images = []
-            for path in paths:
-                with open(path, "rb") as file:
-                    images.append(transform(Image.open(file).convert("RGB")))
-            return len(torch.stack(images))
-
-        return work
-
-    return compare(
-        {"Pillow + transforms v1": peer(_v1(_CROP)), "Pillow + transforms v2": peer(_v2(_CROP)), "ssvit": ours()},
-        reference="Pillow + transforms v1",
-        rounds=rounds,
-    )
+    loader = Loader(source=Files(paths), transform=InceptionCrop(size=_CROP), seed=0, batch_size=_FILES)
+    return _compare(loader, images, _CROP, steps=1, rounds=rounds)
 
 
 def _memory(rounds: int) -> list[Rate]:
     images = scenes(_SMALL, (_SMALL_SIZE, _SMALL_SIZE), seed=1)
     arrays = images[:_FEW].permute(0, 2, 3, 1).contiguous().numpy()
     loader = Loader(source=Memory(images), transform=InceptionCrop(size=_SMALL_SIZE), seed=0, batch_size=_BATCH)
-
-    def ours() -> int:
-        return sum(len(batch.images) for batch in loader.batches(0, _SMALL // _BATCH))
-
-    def peer(transform: Callable[[Image.Image], Tensor]) -> Callable[[], int]:
-        return lambda: len(torch.stack([transform(Image.fromarray(array)) for array in arrays]))
-
-    return compare(
-        {
-            "Pillow + transforms v1": peer(_v1(_SMALL_SIZE)),
-            "Pillow + transforms v2": peer(_v2(_SMALL_SIZE)),
-            "ssvit": ours,
-        },
-        reference="Pillow + transforms v1",
-        rounds=rounds,
-    )
+    return _compare(loader, lambda: map(Image.fromarray, arrays), _SMALL_SIZE, steps=_SMALL // _BATCH, rounds=rounds)
 
 
-def _v1(size: int) -> Callable[[Image.Image], Tensor]:
-    return v1.Compose([v1.RandomResizedCrop(size), v1.RandomHorizontalFlip(), v1.ToTensor()])
+def _compare(
+    loader: Loader, images: Callable[[], Iterable[Image.Image]], size: int, *, steps: int, rounds: int
+) -> list[Rate]:
+    """`steps` batches of our loader beside torchvision's crops of the same images to `size`."""
 
+    def peer(*tensor: Callable[..., Tensor], library: Any) -> Callable[[], int]:
+        transform = library.Compose([library.RandomResizedCrop(size), library.RandomHorizontalFlip(), *tensor])
+        return lambda: len(torch.stack([transform(image) for image in images()]))
 
-def _v2(size: int) -> Callable[[Image.Image], Tensor]:
-    float32 = v2.ToDtype(torch.float32, scale=True)
-    return v2.Compose([v2.RandomResizedCrop(size), v2.RandomHorizontalFlip(), v2.ToImage(), float32])
+    contenders = {
+        "Pillow + transforms v1": peer(v1.ToTensor(), library=v1),
+        "Pillow + transforms v2": peer(v2.ToImage(), v2.ToDtype(torch.float32, scale=True), library=v2),
+        "ssvit": lambda: sum(len(batch.images) for batch in loader.batches(0, steps)),
+    }
+    return compare(contenders, reference="Pillow + transforms v1", rounds=rounds)

@@ -25,7 +25,7 @@ from ssvit.objectives.targets import MeanColor
 
 
 class Peer(Objective):
-    """A peer's model, with the corruption that ssvit would sample."""
+    """A peer's model, with the corruption that ssvit would sample; a subclass has its `loss`."""
 
     def __init__(self, size: Size) -> None:
         super().__init__()
@@ -33,14 +33,13 @@ class Peer(Objective):
         self.encoder = SimpleNamespace(blocks=())  # what the optimiser asks, for learning rates by layer
 
     def sample(self, slots: Tensor, *, seed: int) -> Corruption:
-        """Which patches are corrupted, and how; vit-pytorch draws once more for itself."""
+        """Which patches are corrupted, and how; vit-pytorch samples once more for itself."""
         side = self.size.image_size // self.size.patch_size
         return self.masking.sample(slots, seed=seed, grid=(side, side))
 
-    def masked(self, noise: Corruption) -> Tensor:
-        """(b, n), true at the corrupted patches."""
-        empty = torch.zeros(len(noise.ids), (self.size.image_size // self.size.patch_size) ** 2, dtype=torch.bool)
-        return empty.to(noise.ids.device).scatter(1, noise.ids, True)
+    def forward(self, batch: Batch, noise: Corruption, scheduled: Mapping[str, Tensor] = NOTHING) -> dict[str, Tensor]:
+        """The loss alone."""
+        return {"loss": self.loss(batch.images, noise)}
 
 
 class VitPytorch(Peer):
@@ -74,11 +73,9 @@ class VitPytorch(Peer):
         # It is assigned to rows, which a tensor of three dimensions cannot be.
         self.model.mask_token = nn.Parameter(self.model.mask_token.flatten())
 
-    def forward(self, batch: Batch, noise: Corruption, scheduled: Mapping[str, Tensor] = NOTHING) -> dict[str, Tensor]:
+    def loss(self, images: Tensor, noise: Corruption) -> Tensor:
         """Its own corruption of the pixels, head on all patches, and mean colours in 3 bits."""
-        return {
-            "loss": self.model(batch.images.float())
-        }  # Fabric gives bfloat16, to which its token cannot be assigned
+        return self.model(images.float())  # Fabric gives bfloat16, to which its token cannot be assigned
 
 
 class Transformers(Peer):
@@ -102,9 +99,11 @@ class Transformers(Peer):
         )
         self.model = ViTForMaskedImageModeling(config)
 
-    def forward(self, batch: Batch, noise: Corruption, scheduled: Mapping[str, Tensor] = NOTHING) -> dict[str, Tensor]:
+    def loss(self, images: Tensor, noise: Corruption) -> Tensor:
         """Its own loss."""
-        return {"loss": self.model(batch.images, bool_masked_pos=self.masked(noise)).loss}
+        count = (self.size.image_size // self.size.patch_size) ** 2
+        masked = torch.zeros(len(images), count, dtype=torch.bool, device=images.device).scatter(1, noise.ids, True)
+        return self.model(images, bool_masked_pos=masked).loss
 
 
 class Lightly(Peer):
@@ -117,13 +116,12 @@ class Lightly(Peer):
         self.model = MaskedVisionTransformerTorchvision(vit=_torchvision(size))
         self.decoder = nn.Linear(size.width, 3 * size.patch_size**2)
 
-    def forward(self, batch: Batch, noise: Corruption, scheduled: Mapping[str, Tensor] = NOTHING) -> dict[str, Tensor]:
-        """L1 between the head's answer for the masked patches and their pixels."""
-        images, at = batch.images, noise.ids + 1  # it counts the class token
-        outputs = self.model.encode(images, idx_mask=at)
-        p = self.size.patch_size
+    def loss(self, images: Tensor, noise: Corruption) -> Tensor:
+        """L1 between the head's prediction of the masked patches and their pixels."""
+        token_ids, p = noise.ids + 1, self.size.patch_size  # it counts the class token
         pixels = rearrange(images, "b c (y p) (x q) -> b (y x) (c p q)", p=p, q=p)
-        return {"loss": F.l1_loss(self.decoder(gather(outputs, at)), gather(pixels, noise.ids))}
+        prediction = self.decoder(gather(self.model.encode(images, idx_mask=token_ids), token_ids))
+        return F.l1_loss(prediction, gather(pixels, noise.ids))
 
 
 class Encoder(Peer):
@@ -139,10 +137,10 @@ class Encoder(Peer):
         """Outputs for the class token and all patches, (b, 1 + n, d), of which some were corrupted."""
         raise NotImplementedError
 
-    def forward(self, batch: Batch, noise: Corruption, scheduled: Mapping[str, Tensor] = NOTHING) -> dict[str, Tensor]:
+    def loss(self, images: Tensor, noise: Corruption) -> Tensor:
         """Cross-entropy of the mean colours."""
-        prediction = self.head(gather(self.encode(batch.images, noise), noise.ids + 1))
-        return {"loss": self.target.losses(prediction, gather(self.target.labels(batch.images), noise.ids)).mean()}
+        prediction = self.head(gather(self.encode(images, noise), noise.ids + 1))
+        return self.target.losses(prediction, gather(self.target.labels(images), noise.ids)).mean()
 
 
 class Timm(Encoder):

@@ -9,7 +9,7 @@ import torch
 from sklearn.linear_model import Ridge
 from threadpoolctl import threadpool_limits
 
-from ssvit.benchmark.timing import Rate, compare
+from ssvit.benchmark.timing import Rate, compare, threads
 from ssvit.evaluation.probes.options import FEW_SHOT_PROTOCOLS
 from ssvit.evaluation.probes.ridge import RidgePath, signs, whiten
 
@@ -18,18 +18,10 @@ _PENALTIES = FEW_SHOT_PROTOCOLS["paper"].l2
 _SOME = _PENALTIES[::4]
 
 
+@threads(1)
+@threadpool_limits.wrap(limits=1)
 def run(*, rounds: int = 7) -> dict[str, list[Rate]]:
     """Rates in penalties a second; the title says how far apart the predictions are."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with threadpool_limits(1):
-            return _sweep(rounds)
-    finally:
-        torch.set_num_threads(threads)
-
-
-def _sweep(rounds: int) -> dict[str, list[Rate]]:
     generator = torch.Generator().manual_seed(0)
     labels = torch.randint(_CLASSES, (_IMAGES,), generator=generator)
     # Correlated, with eigenvalues over six orders of magnitude: small and large penalties both have a say.
@@ -41,23 +33,19 @@ def _sweep(rounds: int) -> dict[str, list[Rate]]:
     def ours(l2: tuple[float, ...]) -> torch.Tensor:
         return RidgePath(whiten(train, train), signs(labels, _CLASSES)).predict(whiten(train, test), l2)
 
-    prepared, asked = (whiten(train, part).numpy() for part in (train, test))
+    prepared, queries = (whiten(train, part).numpy() for part in (train, test))
     targets = signs(labels, _CLASSES).numpy()
 
     def theirs() -> np.ndarray:
         # The constant column of the features is the intercept.
         fits = (Ridge(alpha=l2, fit_intercept=False).fit(prepared, targets) for l2 in _SOME)
-        return np.stack([fit.predict(asked) for fit in fits])
+        return np.stack([fit.predict(queries) for fit in fits])
 
     apart = np.abs(ours(_SOME).numpy() - theirs()).max()
-    return {
-        f"ridge for {len(_PENALTIES)} penalties, {_IMAGES:,} x {_WIDTH}, predictions {apart:.0e} apart": compare(
-            {
-                "scikit-learn Ridge": lambda: len(theirs()),
-                "ssvit, a single penalty": lambda: len(ours(_SOME[:1])),
-                "ssvit": lambda: len(ours(_PENALTIES)),
-            },
-            reference="scikit-learn Ridge",
-            rounds=rounds,
-        )
+    title = f"ridge for {len(_PENALTIES)} penalties, {_IMAGES:,} x {_WIDTH}, predictions {apart:.0e} apart"
+    contenders = {
+        "scikit-learn Ridge": lambda: len(theirs()),
+        "ssvit, a single penalty": lambda: len(ours(_SOME[:1])),
+        "ssvit": lambda: len(ours(_PENALTIES)),
     }
+    return {title: compare(contenders, reference="scikit-learn Ridge", rounds=rounds)}

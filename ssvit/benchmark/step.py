@@ -8,7 +8,9 @@ that work over the machine's own matrix products, measured in the same rounds.
 Letters: b images.
 """
 
-from collections.abc import Callable, Iterator
+import itertools
+import re
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from importlib.util import find_spec
@@ -17,14 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from ssvit.benchmark.data import scenes
 from ssvit.benchmark.options import SIZES, Size, Step
 from ssvit.benchmark.peers import PEERS
-from ssvit.benchmark.timing import Rate, compare
+from ssvit.benchmark.timing import Rate, compare, threads
 from ssvit.data.batch import Batch
 from ssvit.kernels import fused
 from ssvit.models.vit import ViT
@@ -47,29 +48,27 @@ def run(*, rounds: int = 7, **given: Any) -> dict[str, list[Rate]]:
     The options are those of `options.Step`.
     """
     own = Step(**given)
-    size, precision, device, threads = SIZES[own.model], own.precision, own.device, own.threads
+    size, precision, device = SIZES[own.model], own.precision, own.device
     b = own.batch or size.batch[device]
     options = {"precision": precision, "compile": own.compile, "device": device, "batch": b}
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        names = [OURS, *(name for name in PEERS if own.peers and find_spec(name.split()[0].replace("-", "_")))]
+    names = [OURS, *(name for name in PEERS if own.peers and find_spec(name.split()[0].replace("-", "_")))]
+    with threads(own.threads):
         contenders: dict[str, Callable[[], float]] = {name: Steps(name, size, **options) for name in names}
-        if threads > 1:
-            contenders[f"{OURS}, 1 thread"] = _alone(contenders[OURS], threads)
+        if own.threads > 1:
+            contenders[f"{OURS}, 1 thread"] = threads(1)(contenders[OURS])
         products = _products(precision, device)
         rates = compare(contenders | products, reference=OURS, rounds=rounds, device=device)
-    finally:
-        torch.set_num_threads(before)
     peak = max(rate.per_work_second for rate in rates if rate.name in products)
-    worth = useful(size) / 1e9
+    gflop = useful(size) / 1e9
     for place, rate in enumerate(rates):
         if rate.name not in products:
-            rates[place] = rate = replace(rate, share=rate.per_work_second * worth / peak)
+            rates[place] = rate = replace(rate, share=rate.per_work_second * gflop / peak)
         if rate.name in names and own.memory:
-            rates[place] = replace(rate, memory=_memory(rate.name, size, options))
-    how = f"{precision}, {'compiled' if own.compile else 'eager'}, {device}, {threads} thread{'s' * (threads > 1)}"
-    return {f"{own.model}, {size.image_size} px, {b} images a step, {worth:.2f} GFLOP an image, {how}": rates}
+            with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+                rates[place] = replace(rate, memory=pool.submit(_memory, rate.name, size, options).result())
+    way, cores = "compiled" if own.compile else "eager", f"{own.threads} thread{'s' * (own.threads > 1)}"
+    how = f"{precision}, {way}, {device}, {cores}"
+    return {f"{own.model}, {size.image_size} px, {b} images a step, {gflop:.2f} GFLOP an image, {how}": rates}
 
 
 class Steps:
@@ -85,7 +84,9 @@ class Steps:
         if compile and name != OURS:
             self.objective.compile()  # without our kernels, which are none of theirs
         images = scenes(batch, (size.image_size, size.image_size), seed=0)
-        self.batches = _endless((images if name == OURS else images / 255).to(self.fabric.device))
+        images = (images if name == OURS else images / 255).to(self.fabric.device)
+        slots = (torch.arange(first, first + batch) for first in itertools.count(step=batch))
+        self.batches = (Batch.of(images, slots=step_slots) for step_slots in slots)
         self.state = State(self.fabric, self.objective, self.recipe)
         self.step = 0
 
@@ -122,48 +123,18 @@ def useful(size: Size) -> float:
     return counter.get_total_flops() / b
 
 
-def _endless(images: Tensor) -> Iterator[Batch]:
-    slots = torch.arange(len(images))
-    step = 0
-    while True:
-        yield Batch.of(images, slots=slots + step * len(images))
-        step += 1
-
-
 def _products(precision: str, device: str) -> dict[str, Callable[[], float]]:
     """The machine's peak: a product of large matrices, by torch and, where float32 has it, by oneDNN."""
     dtype = torch.bfloat16 if precision == "bf16-mixed" else torch.float32
     matrix = torch.randn(_PEAK, _PEAK, generator=torch.Generator().manual_seed(0)).to(device, dtype)
     giga = 2 * _PEAK**3 / 1e9
-    ways = {f"torch product of {_PEAK}": lambda: matrix @ matrix}
+    products = {f"torch product of {_PEAK}": lambda: (matrix @ matrix, giga)[1]}
     if device == "cpu" and dtype == torch.float32 and fused.AVAILABLE:
-        ways[f"oneDNN product of {_PEAK}"] = lambda: fused.product(matrix, matrix)
-
-    def work(way: Callable[[], Tensor]) -> Callable[[], float]:
-        return lambda: (way(), giga)[1]
-
-    return {name: work(way) for name, way in ways.items()}
-
-
-def _alone(steps: Callable[[], float], threads: int) -> Callable[[], float]:
-    """The same on one thread."""
-
-    def work() -> float:
-        torch.set_num_threads(1)
-        try:
-            return steps()
-        finally:
-            torch.set_num_threads(threads)
-
-    return work
+        products[f"oneDNN product of {_PEAK}"] = lambda: (fused.product(matrix, matrix), giga)[1]
+    return products
 
 
 def _memory(name: str, size: Size, options: dict[str, Any]) -> float | None:
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        return pool.submit(_peak, name, size, options).result()
-
-
-def _peak(name: str, size: Size, options: dict[str, Any]) -> float | None:
     """Megabytes that two steps take at the highest, weights and optimiser included: of the GPU, or of the process
     beyond what it has before the model is built; None where the system does not tell.
     """
@@ -180,7 +151,5 @@ def _peak(name: str, size: Size, options: dict[str, Any]) -> float | None:
 def _resident(kind: str) -> float | None:
     """Of this process, in megabytes: VmRSS now, VmHWM at the highest."""
     status = Path("/proc/self/status")
-    if not status.exists():
-        return None
-    (line,) = (line for line in status.read_text().splitlines() if line.startswith(kind))
-    return int(line.split()[1]) * 1024 / 1e6
+    found = re.search(rf"{kind}:\s*(\d+) kB", status.read_text()) if status.exists() else None
+    return None if found is None else int(found[1]) * 1024 / 1e6

@@ -5,9 +5,12 @@ Ratios are taken within a round and their median is what counts; rates differ fr
 
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
+
+import torch
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,17 @@ class Rate:
     ratio: float
     share: float | None = None
     memory: float | None = None
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """A block, or a function that this decorates, on `count` threads of torch."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def compare(
@@ -71,8 +85,6 @@ def _cpu_seconds(work: Callable[[], float]) -> tuple[float, float]:
 
 def _gpu_seconds(work: Callable[[], float]) -> tuple[float, float]:
     """By events on the stream, which the host waits for, so that no contender pays for the one before it."""
-    import torch
-
     began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     began.record()
     count = work()
