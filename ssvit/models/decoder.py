@@ -1,43 +1,38 @@
-"""The light Transformer that reconstructs the patches which an encoder has not seen (He et al. 2022, section 3).
+"""The light Transformer that reconstructs the patches that an encoder has not seen (He et al. 2022, section 3).
 
 Letters: b images, n patches, m masked patches an image, s prefix tokens of the encoder, d width of the decoder.
 """
+
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ssvit.models import options
-from ssvit.models.positions import SineCosine2D
+from ssvit.models.positions import Grid, SineCosine2D
 from ssvit.models.vit import Block, Layers
 
 
 class Decoder(nn.Module):
-    """Plain layers over what the encoder gives of the visible patches and a [mask] token for each of the others.
+    """Plain layers over the encoder's outputs for the visible patches and a [mask] token for each of the others.
 
-    grid, num_prefix_tokens, input_width: of the encoder. output_width: numbers to predict of a patch. depth, width,
-    heads: its own, as `options.Decoder` has them. Positions are sines and cosines, fixed; linear layers start
-    Xavier-uniform with biases of zero (facebookresearch/mae: models_mae.py).
+    Its options are those of `options.Decoder`; grid, num_prefix_tokens, input_width: of the encoder; output_width:
+    numbers to predict of a patch. Positions are fixed sines and cosines; linear layers start Xavier-uniform with biases
+    of zero (facebookresearch/mae: models_mae.py).
     """
 
     def __init__(
-        self,
-        *,
-        grid: tuple[int, int],
-        num_prefix_tokens: int,
-        input_width: int,
-        output_width: int,
-        depth: int,
-        width: int,
-        heads: int,
+        self, *, grid: Grid, num_prefix_tokens: int, input_width: int, output_width: int, **given: Any
     ) -> None:
-        options.Decoder(depth=depth, width=width, heads=heads)
+        own = options.Decoder(**given)
+        width = own.width
         super().__init__()
         self.embed = nn.Linear(input_width, width)
         self.mask_token = nn.Parameter(torch.randn(width) * 0.02)
         self.positions = SineCosine2D(grid, num_prefix_tokens, width)
         self.blocks = Layers(
-            Block(width=width, heads=heads, mlp_width=4 * width, dropout=0.0, drop=0.0, relative=None)
-            for _ in range(depth)
+            Block(width=width, heads=own.heads, mlp_width=4 * width, dropout=0.0, drop=0.0, relative=None)
+            for _ in range(own.depth)
         )
         self.norm = nn.LayerNorm(width, eps=1e-6)
         self.head = nn.Linear(width, output_width)
@@ -53,7 +48,7 @@ class Decoder(nn.Module):
         """
         x = self.embed(encoded)
         masks = self.mask_token.to(x.dtype).expand(*masked_ids.shape, -1)
-        # Attention knows no order, so the masked patches may stand at the end: their positions say where they are.
+        # Attention knows no order: the masked patches may stand at the end, with the positions that they have.
         patches = torch.cat([visible_ids, masked_ids], dim=1) + self.positions.num_prefix_tokens
         prefix = torch.arange(self.positions.num_prefix_tokens, device=patches.device).expand(len(patches), -1)
         position_ids = torch.cat([prefix, patches], dim=1)

@@ -1,11 +1,10 @@
 """The stem of a hybrid: a ResNet, whose feature map is cut into patches in place of the image (section 3.1).
 
 That of the authors' code, after BiT (Kolesnikov et al. 2020): bottlenecks as in ResNet v1.5, filters standardised,
-groups of channels normalised in place of batches. A token sees more of the image than the area under it, so what
-stands under a corrupted patch is partly seen by its neighbours. timm's is the same but for its epsilons, the small
-numbers that keep a deviation from being zero; with them, its weights give its outputs.
+groups of channels normalised in place of batches. A token sees more of the image than its own area, so a corrupted
+patch is partly seen by its neighbours. timm's has other epsilons; with them, timm's weights give timm's outputs.
 
-Letters: b images, c channels, h x w their height and width, f channels of a feature map of y x x places.
+Letters: b images, c channels, h x w their height and width, f channels of a feature map, y x x its height and width.
 """
 
 from typing import Any
@@ -20,23 +19,23 @@ from ssvit.models import options
 class Convolution(nn.Conv2d):
     """A convolution without bias, its filters standardised (Qiao et al. 2019), its input padded as "SAME" in JAX.
 
-    A map of y x x places becomes one of y / stride x x / stride, which must be whole.
+    (b, inputs, y, x) -> (b, outputs, y / stride, x / stride), which must be whole.
     """
 
     def __init__(self, inputs: int, outputs: int, size: int, stride: int = 1, *, epsilons: str) -> None:
-        # Of an odd number of zeros, the one too many stands below and to the right.
+        # An odd number of zeros has one more below and to the right.
         padding, self.more = divmod(max(size - stride, 0), 2)
         super().__init__(inputs, outputs, size, stride, padding, bias=False)
         self.epsilons = epsilons
 
     def forward(self, x: Tensor) -> Tensor:
-        # Where parameters are kept in half precision, that is too coarse for a mean.
+        # Half precision is too coarse for a mean.
         weight = self.weight.to(torch.promote_types(self.weight.dtype, torch.float32))
         if self.epsilons == "authors":
             std, mean = torch.std_mean(weight, dim=(1, 2, 3), correction=0, keepdim=True)
             weight = (weight - mean) / (std + 1e-5)
         else:
-            # timm's own operation: in a deep stem, another's rounding grows to 1e-4 of the outputs in float32.
+            # timm's own operation: the rounding of another grows to 1e-4 of a deep stem's outputs in float32.
             weight = F.batch_norm(weight.flatten(1)[None], None, None, training=True, eps=1e-8).view_as(weight)
         if self.more:
             x = F.pad(x, (0, self.more, 0, self.more))
@@ -52,7 +51,7 @@ def normed(inputs: int, outputs: int, size: int, stride: int = 1, *, epsilons: s
 class Bottleneck(nn.Module):
     """A residual unit of three convolutions: (b, inputs, y, x) -> (b, 4 * width, y / stride, x / stride).
 
-    Its last scale is 0 at the start, where the unit is its shortcut alone.
+    Its last scale starts at 0, so it starts as its shortcut.
     """
 
     def __init__(self, *, inputs: int, width: int, stride: int, epsilons: str) -> None:
@@ -72,10 +71,7 @@ class Bottleneck(nn.Module):
 
 
 class ResNet(nn.Module):
-    """Normalised images (b, c, h, w) to a feature map (b, f, h / stride, w / stride).
-
-    The options are those of `options.Stem`; channels: of the images.
-    """
+    """Normalised images (b, c, h, w) -> a feature map (b, f, h / stride, w / stride), by the options of `Stem`."""
 
     def __init__(self, *, channels: int, **given: Any) -> None:
         super().__init__()
@@ -94,5 +90,5 @@ class ResNet(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         x = F.relu(self.norm(self.root(images)))
-        # The places that ceil_mode adds stand below and to the right, as those of "SAME" do.
+        # ceil_mode pads below and to the right, as "SAME" does.
         return self.stages(F.max_pool2d(x, 3, 2, ceil_mode=True))

@@ -6,13 +6,10 @@ from typing import Any
 
 from ssvit.options import OptionError, flag, make, number, one_of, pair, whole, within
 
-# How learned positions are resampled for images of another size.
-RESIZE = ("paper", "timm")
-# Channels are normalised in so many groups in a hybrid's stem.
-GROUPS = 32
-# Whose small numbers keep the deviations in a hybrid's stem from being zero.
-EPSILONS = ("authors", "timm")
-# Options of an encoder that do not change which weights it has, so that those of another can be used.
+RESIZE = ("paper", "timm")  # ways to resample learned positions for images of another size
+GROUPS = 32  # of channels that a hybrid's stem normalises
+EPSILONS = ("authors", "timm")  # whose epsilons a hybrid's stem has
+# Options of an encoder that do not change which weights it has.
 CHANGEABLE = (
     "image_size", "pooling", "dropout", "attention_dropout", "stochastic_depth", "activation_checkpointing",
 )  # fmt: skip
@@ -32,9 +29,7 @@ def grid(image_size: Any, patch_size: Any) -> tuple[int, int]:
 
 
 def stride(layers: Sequence[int]) -> int:
-    """Pixels from one place to the next in the feature map of a hybrid's stem of so many units a stage: 4 after the
-    first stage, doubled by each further one.
-    """
+    """The stride of a hybrid's stem of so many units a stage: 4 after the first stage, doubled by each further one."""
     return 2 ** (1 + max(len(layers), 1))
 
 
@@ -47,7 +42,7 @@ class Stem:
     width: int
     """Channels of the root, doubled from stage to stage."""
     epsilons: str = "authors"
-    """Whose small numbers it has; timm, for weights of its hybrids."""
+    """Whose epsilons it has; timm, for weights of its hybrids."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.layers, list | tuple):
@@ -56,8 +51,9 @@ class Stem:
             whole("layers", units)
         whole("width", self.width)
         if self.width % GROUPS:
-            right = f"must be a multiple of {GROUPS}, the groups of channels to normalise"
-            raise OptionError("width", self.width, right)
+            raise OptionError(
+                "width", self.width, f"must be a multiple of {GROUPS}, the groups of channels to normalise"
+            )
         one_of("epsilons", self.epsilons, EPSILONS)
 
 
@@ -99,7 +95,7 @@ class ViT:
     std: float | Sequence[float] = 0.5
     """Of the images' channels, in [0, 1]: one number, or one for each."""
     distillation_token: bool = False
-    """Whether there is a second prefix token, for what a teacher says (Touvron et al. 2021)."""
+    """Whether there is a second prefix token, for a teacher's labels (Touvron et al. 2021)."""
     activation_checkpointing: bool = False
     """In training keep only what stands between the layers, and compute a layer once more for its gradients."""
     stem: Mapping[str, Any] | None = None

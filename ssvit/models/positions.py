@@ -1,10 +1,9 @@
 """Where a token stands: the position embeddings of the paper's Table 8, each a module of one grid.
 
-An additive embedding gives (t, d), one row for each of the t = s + n tokens, of which the first s (0 to 2) are the
-prefix tokens and the rest are the n patches in raster order. A relative one gives logits to add before the softmax.
-Another grid of the same image keeps the embeddings by their place in the image (section 3.2).
+An additive embedding gives (t, d), a row for each prefix token and then for each patch in raster order; a relative one
+gives logits to add before the softmax. On another grid an embedding keeps its place in the image (section 3.2).
 
-Letters: b images, h heads, t tokens, n patches, d width, k width of a head, q tokens that ask, y, x rows and columns.
+Letters: b images, h heads, t tokens, q queries, d width, k width of a head, y, x rows and columns.
 """
 
 import torch
@@ -13,8 +12,7 @@ from einops import rearrange, repeat
 from torch import Tensor, nn
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-# How a table is laid over another grid, by the names in `options.RESIZE`: as the authors' code does (scipy's zoom of
-# order 1), and as timm does.
+# Arguments of `interpolate` by the names in `options.RESIZE`; the authors' are those of scipy's zoom of order 1.
 RESIZE = {
     "paper": {"mode": "bilinear", "align_corners": True},
     "timm": {"mode": "bicubic", "align_corners": False, "antialias": True},
@@ -23,30 +21,30 @@ Grid = tuple[int, int]  # rows and columns of patches
 
 
 def stretch(line: Tensor, side: int, how: str) -> Tensor:
-    """What stands along one line, laid along another: (y, ...) -> (side, ...)."""
-    # As an image one pixel high, never one wide: torch's antialiased CPU kernel makes all rows of those the first.
+    """Resample along the first dimension: (y, ...) -> (side, ...)."""
+    # An image one pixel high: of one a pixel wide, torch's antialiased CPU kernel repeats the first row.
     image = rearrange(line, "y ... -> 1 (...) 1 y")
     return F.interpolate(image, (1, side), **RESIZE[how])[0, :, 0].T.reshape(side, *line.shape[1:])
 
 
 def resample(table: Tensor, grid: Grid, how: str) -> Tensor:
-    """A table of one grid laid over another, one axis after the other: (y, x, d) -> (*grid, d)."""
+    """Resample along both dimensions: (y, x, d) -> (*grid, d)."""
     return stretch(stretch(table, grid[0], how).transpose(0, 1), grid[1], how).transpose(0, 1)
 
 
 class Positions(nn.Module):
-    """Embeddings of the tokens of one grid, which can be laid over another."""
+    """Embeddings of the tokens of one grid, which can be resampled to another."""
 
     def __init__(self, grid: Grid, num_prefix_tokens: int) -> None:
         super().__init__()
         self.grid, self.num_prefix_tokens = grid, num_prefix_tokens
 
     def covers(self, grid: Grid | None) -> bool:
-        """Whether a grid is the module's own, or None; of the sizes of an exported graph no two are taken for one."""
+        """Whether a grid is the module's own, or None; sizes unknown to an exported graph are not."""
         return grid is None or all(statically_known_true(a == b) for a, b in zip(grid, self.grid, strict=True))
 
     def resampled(self, grid: Grid, how: str) -> dict[str, Tensor]:
-        """What changes of the state on another grid, by name; `how` is a key of RESIZE."""
+        """The state that changes on another grid, by name; `how` is a key of RESIZE."""
         raise NotImplementedError
 
 
@@ -67,10 +65,10 @@ class Learned1D(Positions):
 
 
 class RowsAndColumns(Positions):
-    """Embeddings of the rows and of the columns of a grid, apart: `rows` (y, ...) and `columns` (x, ...)."""
+    """Embeddings of the `rows` (y, ...) and of the `columns` (x, ...) of a grid."""
 
     def on(self, grid: Grid | None, how: str) -> tuple[Tensor, Tensor]:
-        """Rows and columns of a grid, the module's own where it is None."""
+        """The rows and columns of a grid."""
         return (self.rows, self.columns) if self.covers(grid) else tuple(self.resampled(grid, how).values())
 
     def resampled(self, grid: Grid, how: str) -> dict[str, Tensor]:
@@ -78,7 +76,7 @@ class RowsAndColumns(Positions):
 
 
 class Learned2D(RowsAndColumns):
-    """Half of the width tells the column, the other half the row (Appendix D.4); prefix tokens have their own."""
+    """Half of the width for the column, the other half for the row (Appendix D.4); prefix tokens have their own."""
 
     def __init__(self, grid: Grid, num_prefix_tokens: int, width: int) -> None:
         super().__init__(grid, num_prefix_tokens)
@@ -96,8 +94,7 @@ class Learned2D(RowsAndColumns):
 class SineCosine2D(RowsAndColumns):
     """Fixed waves of geometrically spaced lengths over columns and rows; nothing for the prefix tokens (MoCo v3).
 
-    Where the rows and columns lie is part of the state: on another grid they lie between those of the first, and the
-    waves over them stay exact.
+    The coordinates of rows and columns are buffers: on another grid they are resampled, and the waves stay exact.
     """
 
     def __init__(self, grid: Grid, num_prefix_tokens: int, width: int) -> None:
@@ -110,7 +107,7 @@ class SineCosine2D(RowsAndColumns):
         rows, columns = self.on(grid, how)
         count = self.width // 4
         frequency = 10_000.0 ** -(torch.arange(count, dtype=torch.float64, device=rows.device) / count)
-        across, down = (place.double()[:, None] * frequency for place in (columns, rows))
+        across, down = (coordinates.double()[:, None] * frequency for coordinates in (columns, rows))
         across = repeat(torch.cat([across.sin(), across.cos()], dim=1), "x d -> (y x) d", y=rows.shape[0])
         down = repeat(torch.cat([down.sin(), down.cos()], dim=1), "y d -> (y x) d", x=columns.shape[0])
         return F.pad(torch.cat([across, down], dim=1).to(rows.dtype), (0, 0, self.num_prefix_tokens, 0))
@@ -119,7 +116,7 @@ class SineCosine2D(RowsAndColumns):
 class Relative(Positions):
     """A learned key for each offset between two tokens in the sequence (Appendix D.4): one such module a layer.
 
-    The query's product with the key of its offset to a token is added to that token's logit before the softmax.
+    A query's product with the key of its offset to a token is added to that token's logit.
     """
 
     def __init__(self, grid: Grid, num_prefix_tokens: int, head_width: int) -> None:
@@ -131,25 +128,25 @@ class Relative(Positions):
     ) -> Tensor:
         """queries (b, h, q, k) -> logits (b, h, q, t).
 
-        tokens: t. position_ids (b, t): where they stand on the module's own grid; None for in order, and for all tokens
-        of whatever grid. output_ids (b, q): which of them ask, None for all.
+        tokens: t. position_ids (b, t): of some tokens of the module's own grid; None for all tokens of any grid, in
+        order. output_ids (b, q): of which tokens the queries are, None for all.
         """
         keys = self.keys if position_ids is not None else self._stretched(tokens)
         if position_ids is None:
             position_ids = torch.arange(tokens, device=queries.device)[None]
-        asking = position_ids if output_ids is None else position_ids.expand(queries.shape[0], -1).gather(1, output_ids)
+        query_ids = position_ids
+        if output_ids is not None:
+            query_ids = position_ids.expand(queries.shape[0], -1).gather(1, output_ids)
         logits = queries @ keys.to(queries.dtype).T
-        offset = asking[:, :, None] - position_ids[:, None, :] + len(keys) // 2
+        offset = query_ids[:, :, None] - position_ids[:, None, :] + len(keys) // 2
         return logits.gather(-1, offset[:, None].expand(*queries.shape[:2], -1, -1))
 
     def resampled(self, grid: Grid, how: str) -> dict[str, Tensor]:
-        """An offset in the sequence has no place in the image, so that `how` is not asked."""
+        """`how` has no meaning for offsets in the sequence."""
         return {"keys": self._stretched(self.num_prefix_tokens + grid[0] * grid[1])}
 
     def _stretched(self, tokens: int) -> Tensor:
-        """The keys of a sequence of another length, stretched linearly from the longest offsets to the longest around
-        the key of no offset, which stays.
-        """
+        """The keys of a sequence of another length, stretched linearly around the key of offset 0, which stays."""
         middle, last = len(self.keys) // 2, tokens - 1
         if last == middle:
             return self.keys

@@ -4,8 +4,8 @@
 the sequence (corrupt it, drop patches from it) it does between the two. Normalisation belongs to the encoder, so
 images come in as they are: float in [0, 1], or uint8.
 
-Letters: b images, c channels, n patches, s prefix tokens (0 to 2), t tokens (prefix tokens, then patches), d width,
-m places.
+Letters: b images, c channels, n patches, s prefix tokens (0 to 2), t tokens (prefix tokens, then patches), m chosen
+tokens, d width.
 """
 
 import math
@@ -23,28 +23,27 @@ from ssvit.models.hybrid import Convolution, ResNet
 from ssvit.models.positions import Grid
 from ssvit.options import OptionError, one_of, pair, typed
 
-# torch's names of the GELUs.
-_APPROXIMATE = {"exact": "none", "tanh": "tanh"}
-_BEYOND = 0.25  # outside of [0, 1], which cubic filters reach in resizing
+_APPROXIMATE = {"exact": "none", "tanh": "tanh"}  # torch's names of the GELUs
+_BEYOND = 0.25  # how far outside of [0, 1] cubic filters reach in resizing
 Ids = Tensor | None  # of tokens, (b, m); None for all of them, in order
 
 
 def lecun_normal_(matrix: Tensor) -> None:
     """Fill a matrix (out, in) as the authors' JAX code does: normal of variance 1 / in, cut off at two deviations."""
-    # Cutting off leaves a deviation of 0.8796, which JAX divides out.
+    # Cutting off leaves 0.8796 of the deviation, which JAX divides out.
     std = matrix.shape[1] ** -0.5 / 0.87962566
     nn.init.trunc_normal_(matrix, std=std, a=-2 * std, b=2 * std)
 
 
 def gather(tokens: Tensor, ids: Tensor) -> Tensor:
     """Some tokens of each image, by index: (b, t, d) and (b, m) -> (b, m, d)."""
-    # Whole rows are copied at once, where torch's own `gather` looks up each number: 5 to 10 times faster on a CPU.
+    # Copies whole rows, where torch's `gather` looks up each number: 5 to 10 times faster on a CPU.
     rows = ids + torch.arange(tokens.shape[0], device=ids.device)[:, None] * tokens.shape[1]
     return tokens.flatten(0, 1).index_select(0, rows.flatten()).unflatten(0, ids.shape)
 
 
 class StochasticDepth(nn.Module):
-    """Leave out a whole residual branch for a random part of the images, in training (Huang et al. 2016)."""
+    """Leave out a residual branch for a random part of the images, in training (Huang et al. 2016)."""
 
     def __init__(self, rate: float) -> None:
         super().__init__()
@@ -71,9 +70,9 @@ class Attention(nn.Module):
         self.relative = None if relative is None else positions.Relative(*relative, width // heads)
 
     def forward(self, x: Tensor, position_ids: Ids = None, output_ids: Ids = None) -> Tensor:
-        """Normalised tokens (b, t, d) -> (b, t, d), or with output_ids (b, m) those of these tokens alone, (b, m, d).
+        """(b, t, d) -> (b, t, d), or with output_ids (b, m) the outputs of these tokens alone, (b, m, d).
 
-        position_ids (b, t): where each token stands, None for in order.
+        position_ids (b, t): the position of each token, None for in order.
         """
         query, key, value = self._project(x, output_ids)
         bias = None if self.relative is None else self.relative(query, x.shape[1], position_ids, output_ids)
@@ -95,7 +94,7 @@ class Attention(nn.Module):
 class Block(nn.Module):
     """A pre-norm Transformer layer: x = x + attention(norm(x)), then x = x + mlp(norm(x)) (equations 2 and 3).
 
-    relative: the grid and the number of prefix tokens, where positions are relative ones.
+    relative: as of `Attention`.
     """
 
     def __init__(
@@ -121,9 +120,8 @@ class Block(nn.Module):
         self.drop = StochasticDepth(drop)
 
     def forward(self, x: Tensor, position_ids: Ids = None, output_ids: Ids = None) -> Tensor:
-        """(b, t, d) -> (b, t, d); with output_ids (b, m), these outputs alone, (b, m, d), at their cost."""
+        """As `Attention.forward`."""
         attended = self.attention(self.norm1(x), position_ids, output_ids)
-        # Taken before the residual is added, which is exact: norm and gather commute.
         x = x if output_ids is None else gather(x, output_ids)
         x = x + self.drop(self.dropout(attended))
         return x + self.drop(self.dropout(self.mlp(self.norm2(x))))
@@ -134,11 +132,7 @@ class Block(nn.Module):
 
 
 class Layers(nn.ModuleList):
-    """Blocks one after the other.
-
-    activation_checkpointing: in training keep only what stands between them, and compute each once more for its
-    gradients.
-    """
+    """Blocks one after the other. activation_checkpointing: in training, compute each once more for its gradients."""
 
     def __init__(self, blocks: Iterable[Block], *, activation_checkpointing: bool = False) -> None:
         super().__init__(blocks)
@@ -147,14 +141,13 @@ class Layers(nn.ModuleList):
     def forward(
         self, x: Tensor, position_ids: Ids = None, output_ids: Ids = None, between: Sequence[Tensor] = ()
     ) -> Tensor:
-        """(b, t, d) -> (b, t, d), or with output_ids (b, m), which only the last layer knows, (b, m, d).
+        """(b, t, d) -> (b, t, d), or with output_ids (b, m), of which only the last layer knows, (b, m, d).
 
-        between: what is added before each layer but the first, (t, d) or (b, t, d); nothing where it is empty.
+        between: what is added before each layer but the first, (t, d) or (b, t, d); empty for nothing.
         """
-        last = len(self) - 1
-        for layer in range(last):
-            x = self.step(layer, x, position_ids, None, between)
-        return self.step(last, x, position_ids, output_ids, between)
+        for layer in range(len(self)):
+            x = self.step(layer, x, position_ids, output_ids if layer == len(self) - 1 else None, between)
+        return x
 
     @property
     def checkpoints(self) -> bool:
@@ -170,11 +163,10 @@ class Layers(nn.ModuleList):
 
 
 class ViT(nn.Module):
-    """A Vision Transformer without a head, for images of any size that its patches divide.
+    """A Vision Transformer without a head, with the options of `options.ViT`.
 
-    Its options are those of `options.ViT`, initialised as in the authors' code; OptionError names one that cannot be.
-    The weights are those of one size. On another, positions keep their place in the image: they are resampled each
-    time, in the way that `resize` says (one of `options.RESIZE`).
+    It takes images of any size that its patches divide: positions are resampled to the size of the images, as `resize`
+    says (one of `options.RESIZE`).
     """
 
     resize = "paper"
@@ -185,7 +177,8 @@ class ViT(nn.Module):
         self.arguments = dict(vars(own))
         self.image_size = pair("image_size", own.image_size)
         self.patch_size = pair("patch_size", own.patch_size)
-        self.grid, self.width, self.channels, self.pooling = own.grid, own.width, own.channels, own.pooling
+        self.grid, self.patches = own.grid, math.prod(own.grid)
+        self.width, self.channels, self.pooling = own.width, own.channels, own.pooling
         self.num_prefix_tokens = int(own.class_token) + int(own.distillation_token)
 
         self.stem = None if own.stem is None else ResNet(channels=own.channels, **own.stem)
@@ -194,7 +187,12 @@ class ViT(nn.Module):
         self.patch = nn.Linear(mapped * math.prod(self.cut), own.width)
         self.class_token = nn.Parameter(torch.zeros(1, 1, own.width)) if own.class_token else None
         self.distillation_token = nn.Parameter(torch.zeros(1, 1, own.width)) if own.distillation_token else None
-        self.positions, self.layers_with_positions = self._positions(own.positions, own.positions_at, own.depth)
+        self.positions = nn.ModuleList()
+        self.layers_with_positions = 0  # so many of the first layers have them added to their input
+        if kind := positions.ADDITIVE.get(own.positions):
+            self.layers_with_positions = 1 if own.positions_at == "stem" else own.depth
+            count = own.depth if own.positions_at == "every_layer" else 1
+            self.positions.extend(kind(own.grid, self.num_prefix_tokens, own.width) for _ in range(count))
         self.dropout = nn.Dropout(own.dropout)
         blocks = (
             Block(
@@ -216,19 +214,6 @@ class ViT(nn.Module):
             self.register_buffer(name, value.flatten().expand(own.channels).clone())
         self._initialise()
 
-    @property
-    def patches(self) -> int:
-        """How many patches an image has."""
-        return math.prod(self.grid)
-
-    def _positions(self, kind: str, at: str, depth: int) -> tuple[nn.ModuleList, int]:
-        """The embeddings, each once, and at the input of how many layers they are added, in turn."""
-        if kind not in positions.ADDITIVE:
-            return nn.ModuleList(), 0
-        count = depth if at == "every_layer" else 1
-        modules = [positions.ADDITIVE[kind](self.grid, self.num_prefix_tokens, self.width) for _ in range(count)]
-        return nn.ModuleList(modules), 1 if at == "stem" else depth
-
     def _initialise(self) -> None:
         """As the authors' JAX code: stem and patches LeCun-normal, the rest Xavier-uniform, MLP biases N(0, 1e-6)."""
         for module in self.modules():
@@ -246,38 +231,33 @@ class ViT(nn.Module):
                 nn.init.normal_(layer.bias, std=1e-6)
 
     def check(self, images: Tensor) -> None:
-        """OptionError for images of a shape that cannot be, and for such as are neither uint8 nor float in [0, 1].
+        """OptionError for images that the patches do not divide, and for such as are neither uint8 nor in [0, 1].
 
-        The range is asked only as far as may be: reading numbers back would make a device wait in training, and cannot
-        stand in a compiled or exported graph.
+        The range is not checked where reading it would make a device wait in training, nor in a compiled graph.
         """
         c, *sides = images.shape[1:]
         if len(sides) != 2 or c != self.channels or sides[0] % self.patch_size[0] or sides[1] % self.patch_size[1]:
             found, patch = ("x".join(map(str, shape)) for shape in (images.shape[1:], self.patch_size))
-            right = (
-                f"this encoder takes {self.channels} channels, and a height and width that patches of {patch} divide"
-            )
-            raise OptionError("images", found, right)
-        right = "this encoder takes uint8, or float in [0, 1], and normalises images itself"
+            sizes = f"a height and width that patches of {patch} divide"
+            raise OptionError("images", found, f"this encoder takes {self.channels} channels, and {sizes}")
+        expected = "this encoder takes uint8, or float in [0, 1], and normalises images itself"
         if images.dtype == torch.uint8:
             return
         if not images.is_floating_point():
-            raise OptionError("images", images.dtype, right)
-        if torch.compiler.is_compiling() or not images.numel():
-            return
-        if self.training and images.device.type != "cpu":
+            raise OptionError("images", images.dtype, expected)
+        if torch.compiler.is_compiling() or not images.numel() or (self.training and images.device.type != "cpu"):
             return
         low, high = (value.item() for value in images.detach().aminmax())
         if not (low >= -_BEYOND and high <= 1 + _BEYOND):
             found = "not a number" if math.isnan(low) else f"{low:.4g} to {high:.4g}"
-            raise OptionError("images", found, right)
+            raise OptionError("images", found, expected)
 
     def grid_of(self, images: Tensor) -> Grid:
         """Rows and columns of the patches of images (b, c, h, w)."""
         return images.shape[2] // self.patch_size[0], images.shape[3] // self.patch_size[1]
 
     def patchify(self, x: Tensor) -> Tensor:
-        """Cut images, or a stem's feature map, into patches in raster order: (b, c, h, w) -> (b, n, c * p * q)."""
+        """Cut images, or a stem's feature map, into patches in raster order: (b, c, h, w) -> (b, n, c p q)."""
         p, q = self.cut
         return rearrange(x, "b c (y p) (x q) -> b (y x) (c p q)", p=p, q=q)
 
@@ -290,7 +270,7 @@ class ViT(nn.Module):
     def embed(self, images: Tensor) -> Tensor:
         """Normalise and project each patch, without positions: (b, c, h, w), [0, 1] or uint8, -> (b, n, d).
 
-        OptionError for images that the patches do not divide, and for such as are neither uint8 nor in [0, 1].
+        OptionError: see `check`.
         """
         self.check(images)
         x = self.normalise(images)
@@ -301,10 +281,9 @@ class ViT(nn.Module):
     ) -> Tensor:
         """Run the Transformer over patch embeddings: (b, n, d) -> (b, s + n, d).
 
-        grid: the rows and columns that the patches were cut in (`grid_of`), by default the encoder's own.
+        grid: rows and columns of the patches (`grid_of`), by default the encoder's own.
         visible_ids (b, m): encode these patches alone, in this order, as masked autoencoders do -> (b, s + m, d).
-        output_ids (b, m): give these patches' outputs alone, (b, m, d), and compute the last layer only for them.
-        With both, output_ids count in the order of visible_ids.
+        output_ids (b, m), counted in that order: compute the last layer for these patches alone -> (b, m, d).
         """
         x, position_ids, between = self._sequence(tokens, grid, visible_ids)
         ids = None if output_ids is None else output_ids + self.num_prefix_tokens
@@ -318,9 +297,7 @@ class ViT(nn.Module):
             yield x
 
     def _sequence(self, tokens: Tensor, grid: Grid | None, visible_ids: Ids) -> tuple[Tensor, Ids, list[Tensor]]:
-        """What the first layer takes, (b, t, d); the position of each token, (b, t), or None for in order; and the
-        positions that are added before each further layer.
-        """
+        """The first layer's input (b, t, d), each token's position (b, t), and what is added before further layers."""
         position_ids, relative = None, self.blocks[0].attention.relative
         if visible_ids is not None:
             if relative is not None and not relative.covers(grid):
@@ -331,8 +308,8 @@ class ViT(nn.Module):
             position_ids = torch.cat([prefix, visible_ids + self.num_prefix_tokens], dim=1)
         prefix = [token for token in (self.class_token, self.distillation_token) if token is not None]
         if prefix:
-            images = tokens.shape[0]
-            tokens = torch.cat([*(token.expand(images, -1, -1).to(tokens.dtype) for token in prefix), tokens], 1)
+            prefix = [token.expand(tokens.shape[0], -1, -1).to(tokens.dtype) for token in prefix]
+            tokens = torch.cat([*prefix, tokens], 1)
         count = self.layers_with_positions
         tables = [self.positions[layer % len(self.positions)](grid, self.resize) for layer in range(count)]
         added = tables if position_ids is None else [table[position_ids] for table in tables]
@@ -349,11 +326,11 @@ class ViT(nn.Module):
         return outputs[:, 0] if self.pooling == "class_token" else outputs[:, self.num_prefix_tokens :].mean(1)
 
     def represent(self, images: Tensor) -> Tensor:
-        """pool(forward(images)), (b, c, h, w) -> (b, d), with the last layer computed only where it is read."""
+        """pool(forward(images)), (b, c, h, w) -> (b, d), the last layer computed only for the tokens pooled."""
         if self.pooling == "patch_mean":
             return self.pool(self(images))
         tokens = self.embed(images)
-        # Indices count from the first patch, before which the prefix tokens stand.
+        # output_ids count from the first patch; the class token stands before it.
         first = torch.full((tokens.shape[0], 1), -self.num_prefix_tokens, device=tokens.device)
         return self.encode(tokens, grid=self.grid_of(images), output_ids=first)[:, 0]
 
@@ -374,9 +351,9 @@ class ViT(nn.Module):
         how: one of `options.RESIZE`. OptionError for an argument in which the two may not differ.
         """
         one_of("resize", how, options.RESIZE)
-        for name, right in other.architecture.items():
-            if self.architecture[name] != right:
-                raise OptionError(name, self.architecture[name], f"must be {typed(right)}, as in the other encoder")
+        for name, expected in other.architecture.items():
+            if self.architecture[name] != expected:
+                raise OptionError(name, self.architecture[name], f"must be {typed(expected)}, as in the other encoder")
         state = other.state_dict()
         if self.grid != other.grid:
             for name, module in self.named_modules():
