@@ -1,4 +1,4 @@
-"""What the training loop asks of a method: a module that owns an encoder, samples its randomness and gives a loss.
+"""The base of a training method: a module that owns an encoder, samples its randomness and gives a loss.
 
 Letters: b images.
 """
@@ -8,6 +8,7 @@ from operator import attrgetter
 from types import MappingProxyType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ssvit.data.batch import Batch
@@ -18,11 +19,16 @@ from ssvit.schedule import ScheduleFunction
 NOTHING: Mapping[str, Tensor] = MappingProxyType({})  # the schedules of an objective that has none
 
 
+def at_least_float32(x: Tensor) -> Tensor:
+    """Half precision as float32, for softmax and losses; anything finer as it is."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 class Objective(nn.Module):
     """A way of training an encoder; fine-tuning is one too. A method is one module and one YAML file.
 
-    schedules: by name, the numbers that change with the step, such as a teacher's momentum. backbone_name: of the
-    module that is probed and exported, which names its tensors in a checkpoint, too.
+    schedules: the numbers that change with the step, by name, such as a teacher's momentum. backbone_name: of the
+    module that is probed and exported, also in a checkpoint.
     """
 
     encoder: ViT
@@ -35,8 +41,8 @@ class Objective(nn.Module):
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Plain numbers and names that a checkpoint carries, from which what was trained can be built again."""
-        # What is kept for the backward changes no bit of the weights, so a run may go on with it or without.
+        """What a checkpoint says of the model, so that it can be built again."""
+        # Activation checkpointing changes no bit of the weights, so a run may go on with it or without.
         own = {name: value for name, value in self.backbone().arguments.items() if name != "activation_checkpointing"}
         return {"encoder": own} | ({} if self.backbone_name == "encoder" else {"backbone": self.backbone_name})
 
@@ -45,17 +51,17 @@ class Objective(nn.Module):
         return ()
 
     def forward(self, batch: Batch, noise: Any, scheduled: Mapping[str, Tensor] = NOTHING) -> dict[str, Tensor]:
-        """The loss of a micro-batch. noise: what `sample` gave. scheduled: this step's value of each schedule, ().
+        """The loss of a micro-batch. noise: from `sample`. scheduled: this step's value of each schedule, ().
 
-        "loss" is minimised, and other single numbers are logged. What has dimensions is for `after_step` alone.
+        "loss" is minimised, other single numbers are logged, and tensors with dimensions go to `after_step` alone.
         """
         raise NotImplementedError
 
     def after_step(self, outputs: Mapping[str, Tensor], scheduled: Mapping[str, Tensor], applied: Tensor) -> None:
         """Change what is no weight (a teacher, a centre), once for each update, after the optimiser.
 
-        outputs: what `forward` gave, the mean over micro-batches and processes. applied: () bool; where it is false,
-        the update was skipped, since something was not finite, and nothing may change.
+        outputs: of `forward`, the mean over micro-batches and processes. applied: () bool; false where the update was
+        skipped since something was not finite: then nothing may change.
         """
 
     def parameter_groups(self, *, weight_decay: float, layer_decay: float) -> list[dict[str, Any]]:

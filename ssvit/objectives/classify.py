@@ -1,7 +1,6 @@
-"""Classification: a head that names an image's class. Fine-tuning and supervised pre-training are this one objective.
+"""Classification, for fine-tuning and supervised pre-training, which differ in the head alone (paper, section 3.1).
 
-They differ in the head alone (paper, section 3.1). An encoder with a distillation token has a second head, on that
-token's output (DeiT, Touvron et al. 2021).
+An encoder with a distillation token has a second head, on that token's output (DeiT, Touvron et al. 2021).
 
 Letters: b images, c channels, d width, k classes.
 """
@@ -18,15 +17,15 @@ from torchvision.transforms import v2
 from ssvit.data.batch import Batch
 from ssvit.models.vit import ViT, lecun_normal_
 from ssvit.objectives import options
-from ssvit.objectives.base import NOTHING, Objective
+from ssvit.objectives.base import NOTHING, Objective, at_least_float32
 from ssvit.options import UserError
 
 
 class Classify(Objective):
-    """Cross-entropy with the labels, and with a teacher's opinion where there is one.
+    """Cross-entropy with the labels, and with a teacher's predictions where there is one.
 
     The options are those of `options.Classify`; classes must be given. The head's last layer starts at zero, as in the
-    authors' code, so the first loss is that of a uniform guess. UserError says why a teacher cannot teach this.
+    authors' code. UserError says why a teacher cannot teach this.
     """
 
     def __init__(self, *, encoder: ViT, **given: Any) -> None:
@@ -37,21 +36,18 @@ class Classify(Objective):
             own.distillation.check(encoder, self.classes)
         self.head = self._head()
         self.distilled_head = None if encoder.distillation_token is None else self._head()
-        ways = [
-            way(alpha=alpha, num_classes=len(self.classes))
-            for way, alpha in ((v2.MixUp, own.mixup), (v2.CutMix, own.cutmix))
-            if alpha
-        ]
-        self.mixing = v2.RandomChoice(ways) if len(ways) == 2 else ways[0] if ways else None
+        ways = [(v2.MixUp, own.mixup), (v2.CutMix, own.cutmix)]
+        mixing = [way(alpha=alpha, num_classes=len(self.classes)) for way, alpha in ways if alpha]
+        self.mixing = v2.RandomChoice(mixing) if len(mixing) == 2 else mixing[0] if mixing else None
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The base's, and as "classifier" the options beside the encoder that build the same heads again."""
+        """The base's, and as "classifier" the options of the heads."""
         own = {"classes": list(self.classes), "hidden": self.options.hidden, "loss": self.options.loss}
         return super().facts | {"classifier": own}
 
     def logits(self, images: Tensor) -> Tensor:
-        """What is said of images (b, c, h, w): -> (b, k), in float32 or finer, the mean of the heads' (DeiT)."""
+        """The mean of the heads' logits (DeiT), in float32 or finer: (b, c, h, w) -> (b, k)."""
         return torch.stack(self.opinions(images)).mean(0)
 
     def opinions(self, images: Tensor) -> tuple[Tensor, ...]:
@@ -61,30 +57,26 @@ class Classify(Objective):
         else:
             outputs = self.encoder(images)
             opinions = (self.head(self.encoder.pool(outputs)), self.distilled_head(outputs[:, 1]))
-        # Softmax and losses are too fine for half precision.
-        return tuple(logits.to(torch.promote_types(logits.dtype, torch.float32)) for logits in opinions)
+        return tuple(at_least_float32(logits) for logits in opinions)
 
     def probabilities(self, logits: Tensor) -> Tensor:
-        """Of the classes, by logits (b, k): (b, k). Those of sigmoid are each class's own and need not sum to 1."""
+        """Of the classes, from logits: (b, k) -> (b, k). Those of sigmoid need not sum to 1."""
         return logits.sigmoid() if self.options.loss == "sigmoid" else logits.softmax(-1)
 
     def forward(
         self, batch: Batch | Tensor, noise: Any = (), scheduled: Mapping[str, Tensor] = NOTHING
     ) -> dict[str, Tensor] | Tensor:
-        """The mean loss, and the share of images whose label (the largest one, of a mixed image) is the first choice.
+        """The mean loss, and the accuracy, for a mixed image by its larger label; UserError without labels.
 
-        In eval mode, called on images alone, (b, c, h, w), it answers instead: the `logits`, (b, k). UserError for
-        training without labels.
-        Without a teacher all heads learn the labels alike. With one, the last head has the teacher's opinion to learn
-        and the first has the labels; they are the same head where the encoder has no distillation token.
+        In eval mode, called on images alone, (b, c, h, w), it gives their `logits`, (b, k), instead.
+        Without a teacher all heads learn the labels. With one, the last head learns the teacher's predictions and the
+        first one the labels; they are one head where the encoder has no distillation token.
         """
-        if isinstance(batch, Tensor):
-            if not self.training:
-                return self.logits(batch)
-            batch = Batch.of(batch)
-        images, labels = batch.images, batch.labels
-        if labels is None:
+        if isinstance(batch, Tensor) and not self.training:
+            return self.logits(batch)
+        if isinstance(batch, Tensor) or batch.labels is None:
             raise UserError("objective: classification needs labels, and these images have none")
+        images, labels = batch.images, batch.labels
         if self.training and self.mixing is not None:
             images, labels = self._mix(images, labels)
         opinions = self.opinions(images)
@@ -108,7 +100,7 @@ class Classify(Objective):
             labels = labels.to(logits.dtype)
         return F.cross_entropy(logits, labels, label_smoothing=self.options.label_smoothing)
 
-    # Outside of the compiled graph, which each step's new share would make anew.
+    # Outside of the compiled graph, which would be compiled anew for each step's share.
     @torch.compiler.disable
     def _mix(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Mix each image with its neighbour: images in [0, 1] (b, c, h, w) and labels as shares of the classes (b, k).
@@ -120,9 +112,7 @@ class Classify(Objective):
         return self.mixing(images, labels)
 
     def _head(self) -> nn.Module:
-        """(b, d) -> (b, k), initialised as in the authors' code: the last layer zero but for its bias, the hidden one
-        LeCun-normal.
-        """
+        """(b, d) -> (b, k), initialised as in the authors' code: zero weights at last, a LeCun-normal hidden layer."""
         width, hidden = self.encoder.width, self.options.hidden
         output = nn.Linear(hidden or width, len(self.classes))
         nn.init.zeros_(output.weight)

@@ -1,8 +1,8 @@
-"""Self-distillation with no labels (DINO, Caron et al. 2021): a student names the teacher's prototypes of other views.
+"""Self-distillation with no labels (DINO, Caron et al. 2021): a student predicts a teacher's prototypes of other views.
 
-The teacher is a moving average of the student and sees the global views; the student sees all. Both say which of k
-prototypes a view shows, by cosine. Targets are centred, so that no prototype serves all images, and sharpened by a low
-temperature, so that they do not become uniform: these two alone keep it from collapsing (section 3.1).
+The teacher is a moving average of the student and sees the global views; the student sees all. Targets are centred, so
+that no prototype serves all images, and sharpened by a low temperature, so that they do not become uniform: these two
+alone keep it from collapsing (section 3.1).
 
 Letters: b images, v views, t of them global, c channels, h, w pixels, d width, k prototypes.
 """
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ssvit.data.batch import Batch
 from ssvit.models.vit import ViT
 from ssvit.objectives import options
-from ssvit.objectives.base import NOTHING, Objective
+from ssvit.objectives.base import NOTHING, Objective, at_least_float32
 from ssvit.objectives.teacher import Teacher
 from ssvit.options import UserError
 
@@ -26,8 +26,8 @@ from ssvit.options import UserError
 class Head(nn.Module):
     """The cosine of an image's vector, through three layers, with each prototype: (b, d) -> (b, k).
 
-    lightly's DINOProjectionHead with a normalised last layer, of which no deep copy can be made. Cosines are in float32
-    or finer, also under autocast: half precision would round away most of what tells them apart.
+    lightly's DINOProjectionHead, of which no deep copy can be made, with a normalised last layer. Cosines are in
+    float32 also under autocast: half precision would round away most of their differences.
     """
 
     def __init__(self, *, width: int, hidden: int, bottleneck: int, prototypes: int) -> None:
@@ -45,14 +45,14 @@ class Head(nn.Module):
         x = self.layers(x)
         prototypes = self.prototypes * gradient + self.prototypes.detach() * (1 - gradient)
         with torch.autocast(x.device.type, enabled=False):
-            x, prototypes = (F.normalize(finer(value), dim=-1) for value in (x, prototypes))
+            x, prototypes = (F.normalize(at_least_float32(value), dim=-1) for value in (x, prototypes))
             return x @ prototypes.T
 
 
 class Dino(Objective):
-    """The options are those of `options.Dino`. Batches have "global" views and, if there are any, "local" ones.
+    """The options are those of `options.Dino`. Batches have "global" views and may have "local" ones.
 
-    What is probed and exported is the teacher's encoder, as the authors do.
+    The teacher's encoder is probed and exported, as by the authors.
     """
 
     backbone_name = "teacher.module.encoder"
@@ -62,8 +62,7 @@ class Dino(Objective):
         self.options = own = options.Dino(**given)
         self.schedules = own.schedules
         self.encoder = encoder
-        sizes = {"hidden": own.hidden, "bottleneck": own.bottleneck, "prototypes": own.prototypes}
-        self.head = Head(width=encoder.width, **sizes)
+        self.head = Head(width=encoder.width, hidden=own.hidden, bottleneck=own.bottleneck, prototypes=own.prototypes)
         self.teacher = Teacher(self.student)
         self.register_buffer("center", torch.zeros(own.prototypes))
 
@@ -73,62 +72,55 @@ class Dino(Objective):
         return nn.ModuleDict({"encoder": self.encoder, "head": self.head})
 
     def teacher_logits(self, views: Sequence[Tensor]) -> Tensor:
-        """What the teacher says of groups of views, each (b, v, c, h, w): -> (all v, b, k)."""
-        module = self.teacher.module
+        """Of groups of views, each (b, v, c, h, w): -> (all v, b, k)."""
         with torch.no_grad():
-            return logits(module.encoder, module.head, views)
+            return logits(self.teacher.module.encoder, self.teacher.module.head, views)
 
     def student_logits(self, views: Sequence[Tensor], gradient: Tensor | float = 1.0) -> Tensor:
-        """What the student says of groups of views, each (b, v, c, h, w): -> (all v, b, k)."""
+        """Of groups of views, each (b, v, c, h, w): -> (all v, b, k). gradient: as of `Head.forward`."""
         return logits(self.encoder, self.head, views, gradient)
 
     def targets(self, logits: Tensor, temperature: Tensor | float) -> Tensor:
-        """The logs of the probabilities that the teacher gives the prototypes, centred and sharpened: (..., k)."""
+        """The log-probabilities of the teacher's prototypes, centred and sharpened: (..., k) -> (..., k)."""
         return ((logits - self.center) / temperature).log_softmax(-1)
 
     def forward(self, batch: Batch, noise: Any, scheduled: Mapping[str, Tensor] = NOTHING) -> dict[str, Tensor]:
         """The mean loss, the entropy of the targets, and for `after_step` the mean of the teacher's logits, (k,)."""
         if "global" not in batch.views:
             raise UserError("data.augment: DINO needs several views of an image; add augment@data.augment=multi_crop")
-        large = batch.views["global"]
-        views = [large, *(batch.views[name] for name in ("local",) if name in batch.views)]
-        told = self.teacher_logits([large])
-        said = self.student_logits(views, scheduled["last_layer"])
-        with torch.autocast(said.device.type, enabled=False):
-            targets = self.targets(told, scheduled["teacher_temperature"])
-            loss = cross_entropy(targets.exp(), (said / self.options.student_temperature).log_softmax(-1))
-            return {"loss": loss, "target_entropy": entropy(targets).mean(), "teacher_mean": told.mean((0, 1))}
+        views = [batch.views[name] for name in ("global", "local") if name in batch.views]
+        teacher = self.teacher_logits(views[:1])
+        student = self.student_logits(views, scheduled["last_layer"])
+        with torch.autocast(student.device.type, enabled=False):
+            targets = self.targets(teacher, scheduled["teacher_temperature"])
+            loss = cross_entropy(targets.exp(), (student / self.options.student_temperature).log_softmax(-1))
+            return {"loss": loss, "target_entropy": entropy(targets).mean(), "teacher_mean": teacher.mean((0, 1))}
 
     def after_step(self, outputs: Mapping[str, Tensor], scheduled: Mapping[str, Tensor], applied: Tensor) -> None:
-        """The centre and the teacher follow."""
+        """Update the centre and the teacher."""
         center = torch.lerp(outputs["teacher_mean"].to(self.center), self.center, self.options.center_momentum)
         self.center.copy_(torch.where(applied, center, self.center))
         self.teacher.update(self.student, scheduled["teacher_momentum"], applied)
 
 
 def logits(encoder: ViT, head: Head, views: Sequence[Tensor], gradient: Tensor | float = 1.0) -> Tensor:
-    """Of groups of views, each (b, v, c, h, w) of a size of its own and encoded at once: -> (all v, b, k)."""
+    """Of groups of views, each (b, v, c, h, w) of one size and encoded at once: -> (all v, b, k)."""
     vectors = [encoder.represent(rearrange(group, "b v c h w -> (v b) c h w")) for group in views]
     return rearrange(head(torch.cat(vectors), gradient), "(v b) k -> v b k", b=len(views[0]))
 
 
-def cross_entropy(targets: Tensor, said: Tensor) -> Tensor:
-    """The mean over the images and all pairs of a global view and another: probabilities (t, b, k), logs (v, b, k).
+def cross_entropy(targets: Tensor, log_probabilities: Tensor) -> Tensor:
+    """The mean over images and pairs of a teacher's view and another: probabilities (t, b, k), logs (v, b, k) -> ().
 
     The first t of the student's views are the teacher's. ValueError if there is no other view.
     """
-    pairs = len(targets) * (len(said) - 1)
+    pairs = len(targets) * (len(log_probabilities) - 1)
     if not pairs:
         raise ValueError("one view alone has no other to be compared with")
-    losses = -torch.einsum("tbk,vbk->tv", targets, said) / said.shape[1]
+    losses = -torch.einsum("tbk,vbk->tv", targets, log_probabilities) / targets.shape[1]
     return (losses.sum() - losses.diagonal().sum()) / pairs
 
 
-def entropy(logs: Tensor) -> Tensor:
-    """Of distributions by the logs of their probabilities, in nats: (..., k) -> (...)."""
-    return -(logs.exp() * logs).sum(-1)
-
-
-def finer(x: Tensor) -> Tensor:
-    """In float32, unless it is finer."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+def entropy(log_probabilities: Tensor) -> Tensor:
+    """In nats: (..., k) -> (...)."""
+    return -(log_probabilities.exp() * log_probabilities).sum(-1)

@@ -1,6 +1,6 @@
-"""Distillation: a trained classifier, the teacher, is a second opinion on each image (Hinton et al. 2015, DeiT).
+"""Distillation: a classifier learns the predictions of a trained one, its teacher (Hinton et al. 2015, DeiT).
 
-The teacher is held outside of torch's modules, so that it is neither trained nor saved nor spread over processes.
+The teacher is no submodule, so it is neither trained nor saved nor spread over processes.
 
 Letters: b images, k classes.
 """
@@ -20,7 +20,7 @@ from ssvit.options import UserError
 
 
 class Distillation(options.Distillation):
-    """A second opinion on each image: that of the teacher, a trained `ssvit.objectives.classify.Classify`."""
+    """The options of `options.Distillation` and the teacher, a trained `ssvit.objectives.classify.Classify`."""
 
     def __init__(self, *, teacher: Objective, **given: Any) -> None:
         super().__init__(**given)
@@ -44,15 +44,15 @@ class Distillation(options.Distillation):
         hard: cross-entropy with the teacher's first choice. soft: temperature^2 * KL(teacher || student), both at the
         temperature, so that its gradients stay as large as those of labels (Hinton et al. 2015, section 2).
         """
-        opinion = self._ask(images)
+        taught = self._teacher_logits(images)
         if self.kind == "hard":
-            return F.cross_entropy(logits, opinion.argmax(1))
-        student, teacher = (F.log_softmax(x / self.temperature, 1, dtype=logits.dtype) for x in (logits, opinion))
+            return F.cross_entropy(logits, taught.argmax(1))
+        student, teacher = (F.log_softmax(x / self.temperature, 1, dtype=logits.dtype) for x in (logits, taught))
         count = len(logits) if self.reduction == "batch" else logits.numel()
         return self.temperature**2 * F.kl_div(student, teacher, reduction="sum", log_target=True) / count
 
     @torch.no_grad()
-    def _ask(self, images: Tensor) -> Tensor:
+    def _teacher_logits(self, images: Tensor) -> Tensor:
         if self.teacher.encoder.mean.device != images.device:
             self._move(images.device)
         return self.teacher.logits(images)

@@ -1,7 +1,7 @@
 """Masked autoencoding: encode a quarter of the patches, reconstruct the pixels of the others (He et al. 2022).
 
-The encoder never sees a masked patch, nor a token that stands for one: a light decoder does, and is left behind after
-training. So a step costs a fraction of one that encodes all patches.
+The encoder sees neither masked patches nor [mask] tokens, so a step costs a fraction of one that encodes all patches. A
+light decoder, which only training needs, has the [mask] tokens.
 
 Letters: b images, c channels, n patches of p x q pixels, m masked patches an image.
 """
@@ -36,15 +36,12 @@ class Masks(NamedTuple):
 class MAE(Objective):
     """A masked autoencoder; its options are those of `options.MAE`.
 
-    The class token goes through encoder and decoder as in the authors' code, where it is trained only by what the
-    patches take from it.
+    The class token goes through encoder and decoder as in the authors' code: it is trained through the patches alone.
     """
 
-    def __init__(
-        self, *, encoder: ViT, decoder: Mapping[str, Any], masked: float = 0.75, norm_pixels: bool = True
-    ) -> None:
+    def __init__(self, *, encoder: ViT, **given: Any) -> None:
         super().__init__()
-        self.options = options.MAE(decoder=decoder, masked=masked, norm_pixels=norm_pixels)
+        self.options = options.MAE(**given)
         self.options.fits(ViTOptions(**encoder.arguments))
         self.encoder = encoder
         self.decoder = Decoder(
@@ -52,7 +49,7 @@ class MAE(Objective):
             num_prefix_tokens=encoder.num_prefix_tokens,
             input_width=encoder.width,
             output_width=encoder.channels * math.prod(encoder.patch_size),
-            **decoder,
+            **self.options.decoder,
         )
 
     def sample(self, slots: Tensor, *, seed: int) -> Masks:
@@ -62,13 +59,13 @@ class MAE(Objective):
         return Masks(visible_ids, masked_ids)
 
     def predict(self, images: Tensor, noise: Masks) -> Tensor:
-        """What the decoder says of the masked patches: (b, c, h, w), [0, 1] or uint8, -> (b, m, c * p * q).
+        """The decoder's prediction of the masked patches: (b, c, h, w), [0, 1] or uint8, -> (b, m, c * p * q).
 
-        OptionError for images of another size than the encoder's, whose patches the masks do not know.
+        OptionError for images of another size than the encoder's, for which the masks are sampled.
         """
         if self.encoder.grid_of(images) != self.encoder.grid:
-            found, right = ("x".join(map(str, size)) for size in (images.shape[2:], self.encoder.image_size))
-            raise OptionError("images", found, f"must be {right} pixels, the size that is masked")
+            found, expected = ("x".join(map(str, size)) for size in (images.shape[2:], self.encoder.image_size))
+            raise OptionError("images", found, f"must be {expected} pixels, the size that is masked")
         encoded = self.encoder.encode(self.encoder.embed(images), visible_ids=noise.visible_ids)
         return self.decoder(encoded, noise.visible_ids, noise.masked_ids)
 
@@ -77,13 +74,12 @@ class MAE(Objective):
 
         Pixels as the encoder normalises them; with norm_pixels less the patch's mean, over its standard deviation.
         """
-        pixels = self._pixels(images)
-        mean, deviation = self._moments(pixels)
+        pixels, mean, deviation = self._pixels(images)
         return (pixels - mean) / deviation
 
     def paint(self, labels: Tensor, images: Tensor) -> Tensor:
         """Labels (b, n, c * p * q) as images in [0, 1], each patch with mean and deviation of that of `images`."""
-        mean, deviation = self._moments(self._pixels(images))
+        _, mean, deviation = self._pixels(images)
         p, q = self.encoder.patch_size
         rows = images.shape[2] // p
         painted = rearrange(labels * deviation + mean, "b (y x) (c p q) -> b c (y p) (x q)", y=rows, p=p, q=q)
@@ -96,14 +92,10 @@ class MAE(Objective):
         prediction = self.predict(batch.images, noise).to(truth.dtype)
         return {"loss": (prediction - truth).square().mean()}
 
-    def _pixels(self, images: Tensor) -> Tensor:
-        """Normalised by channel and cut: (b, c, h, w) -> (b, n, c * p * q)."""
-        p, q = self.encoder.patch_size
-        return rearrange(self.encoder.normalise(images), "b c (y p) (x q) -> b (y x) (c p q)", p=p, q=q)
-
-    def _moments(self, pixels: Tensor) -> tuple[Tensor, Tensor] | tuple[float, float]:
-        """Mean and deviation to normalise each patch by, (b, n, 1): 0 and 1 without norm_pixels."""
+    def _pixels(self, images: Tensor) -> tuple[Tensor, Tensor | float, Tensor | float]:
+        """Normalised patches (b, n, c * p * q), and the mean and deviation for `norm_pixels`, (b, n, 1) or 0 and 1."""
+        pixels = self.encoder.patchify(self.encoder.normalise(images))
         if not self.options.norm_pixels:
-            return 0.0, 1.0
+            return pixels, 0.0, 1.0
         variance, mean = torch.var_mean(pixels, dim=-1, keepdim=True)
-        return mean, (variance + _EPSILON).sqrt()
+        return pixels, mean, (variance + _EPSILON).sqrt()

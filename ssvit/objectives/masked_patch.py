@@ -18,7 +18,7 @@ from ssvit.objectives.targets import Target
 class MaskedPatch(Objective):
     """The paper's self-supervised objective: a [mask] embedding and a linear head beside the encoder.
 
-    The head starts at zero, as all the authors' output layers do, so the first loss is that of a uniform guess.
+    The head starts at zero, as all the authors' output layers do.
     """
 
     def __init__(self, *, encoder: ViT, masking: Masking, target: Target) -> None:
@@ -34,9 +34,8 @@ class MaskedPatch(Objective):
         return self.masking.sample(slots, seed=seed, grid=self.encoder.grid)
 
     def predict(self, images: Tensor, noise: Corruption) -> Tensor:
-        """What the head says of each corrupted patch, from that patch's own output: -> (b, m, target.width)."""
-        tokens = self.encoder.embed(images)
-        tokens = corrupt(tokens, self.mask_token, noise)
+        """The head's prediction of each corrupted patch from that patch's output: -> (b, m, target.width)."""
+        tokens = corrupt(self.encoder.embed(images), self.mask_token, noise)
         return self.head(self.encoder.encode(tokens, output_ids=noise.ids))
 
     def corrupted_labels(self, images: Tensor, noise: Corruption) -> Tensor:

@@ -1,8 +1,7 @@
 """Which patches are corrupted and how: BERT's recipe on patch embeddings (section 4.6, Appendix B.1.2).
 
 Every image has the same number of corrupted patches, so shapes are static. Each corrupted patch becomes the [mask]
-embedding, another patch of the same image (never itself), or stays as it is. In the words of this project mask=True
-always means "to be predicted".
+embedding, another patch of the same image (never itself), or stays as it is; all are predicted.
 
 Letters: b images, n patches, m corrupted patches an image, d width, r rectangles.
 """
@@ -22,9 +21,9 @@ KINDS = ("masked", "replaced", "unchanged")
 
 
 class Corruption(NamedTuple):
-    """Every random choice about a batch's patches: which are corrupted, how, and the index of each one's replacement.
+    """The corrupted patches, their kinds (MASKED, REPLACED or UNCHANGED) and their replacements, each (b, m) int64.
 
-    All are (b, m) int64; kind: MASKED, REPLACED or UNCHANGED; replacement: of every patch, though few are replaced.
+    Every patch has a replacement, though few are replaced.
     """
 
     ids: Tensor
@@ -33,7 +32,7 @@ class Corruption(NamedTuple):
 
 
 class Masking(options.Masking):
-    """Samples corruptions."""
+    """Samples corruptions by the options of `options.Masking`."""
 
     def count(self, patches: int) -> int:
         """How many of an image's patches are corrupted: the fraction rounded, and at least one."""
@@ -51,16 +50,15 @@ class Masking(options.Masking):
         chance = uniform(seed, "corruption", slots, self.count(n))
         kind = torch.where(chance < self.mask + self.replace, REPLACED, UNCHANGED)
         kind = torch.where(chance < self.mask, MASKED, kind)
-        # One of the n - 1 other patches: numbers from the patch's own on are moved up by one.
-        other = (uniform(seed, "replacement", slots, self.count(n)) * (n - 1)).long()
-        return Corruption(ids, kind, other + (other >= ids))
+        # One of the n - 1 other patches: indices from the patch's own on are moved up by one.
+        replacement = (uniform(seed, "replacement", slots, self.count(n)) * (n - 1)).long()
+        return Corruption(ids, kind, replacement + (replacement >= ids))
 
 
 def _rectangle_order(slots: Tensor, *, seed: int, grid: tuple[int, int], rectangles: int = 16) -> Tensor:
-    """For each patch the number of the first rectangle that covers it, or `rectangles` if none does: (b, n).
+    """The order in which patches are taken: the number of the first rectangle that covers each, or `rectangles`: (b, n).
 
-    A rectangle covers 8 to 25 % of the image at an aspect ratio of 0.3 to 3.3. Taking patches by this number, and
-    by chance where it is the same, fills whole rectangles, part of one last, and gives an exact count.
+    A rectangle covers 8 to 25 % of the image at an aspect ratio of 0.3 to 3.3.
     """
     height, width = grid
     size, aspect, y, x = uniform(seed, "rectangles", slots, 4 * rectangles).chunk(4, dim=1)

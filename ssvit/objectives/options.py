@@ -15,13 +15,13 @@ class Masking:
     """Which patches are corrupted, and how (section 4.6, Appendix B.1.2)."""
 
     corrupted: float = 0.5
-    """Part of an image's patches that are corrupted, and predicted."""
+    """Fraction of an image's patches that are corrupted, and predicted."""
     mask: float = 0.8
-    """Part of the corrupted patches that become the [mask] embedding."""
+    """Fraction of the corrupted patches that become the [mask] embedding."""
     replace: float = 0.1
-    """Part of them that become another patch of the same image."""
+    """Fraction of them that become another patch of the same image."""
     keep: float = 0.1
-    """Part of them that stay as they are. The three parts sum to 1."""
+    """Fraction of them that stay as they are. The three fractions sum to 1."""
     shape: str = "random"
     """random takes patches independently; block takes rectangles until the count is reached (Bao et al. 2022)."""
 
@@ -42,7 +42,7 @@ class Masking:
 
 @dataclass(frozen=True, kw_only=True)
 class Pixels:
-    """What every target knows of a patch (Appendix B.1.2)."""
+    """A target of patches, and the one that predicts their pixels (Appendix B.1.2)."""
 
     patch_size: int | Sequence[int]
     """Pixels of a patch's side, or [height, width]; kept as the pair."""
@@ -55,8 +55,8 @@ class Pixels:
 
     def fits(self, encoder: ViT) -> None:
         """OptionError unless this encoder has such patches."""
-        right = {"patch_size": pair("patch_size", encoder.patch_size), "channels": encoder.channels}
-        for name, value in right.items():
+        expected = {"patch_size": pair("patch_size", encoder.patch_size), "channels": encoder.channels}
+        for name, value in expected.items():
             if getattr(self, name) != value:
                 raise OptionError(name, getattr(self, name), f"must be {value}, as of the encoder")
 
@@ -92,14 +92,14 @@ class ColorGrid(MeanColor):
 
 @dataclass(frozen=True, kw_only=True)
 class MAE:
-    """A masked autoencoder (He et al. 2022): what the encoder does not see, and how it is reconstructed."""
+    """A masked autoencoder (He et al. 2022)."""
 
     decoder: Mapping[str, Any]
     """The options of the `Decoder`."""
     masked: float = 0.75
-    """Part of an image's patches that the encoder does not see, and that are reconstructed (section 4.1)."""
+    """Fraction of an image's patches that the encoder does not see, and that are reconstructed (section 4.1)."""
     norm_pixels: bool = True
-    """Whether a patch's pixels are reconstructed less their own mean, over their own standard deviation (section 3)."""
+    """Whether a patch's pixels are reconstructed less their mean, over their standard deviation (section 3)."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.decoder, Mapping):
@@ -110,7 +110,7 @@ class MAE:
         flag("norm_pixels", self.norm_pixels)
 
     def fits(self, encoder: ViT) -> None:
-        """OptionError unless some patches of an image can be masked, and others visible, and the labels be made."""
+        """OptionError unless an image has patches to mask and others to see, and the patches can be normalised."""
         if encoder.grid == (1, 1):
             raise OptionError("masked", self.masked, "needs images of at least two patches")
         if encoder.stem is not None:
@@ -119,17 +119,13 @@ class MAE:
             raise OptionError("norm_pixels", True, "must be false for patches of a single number")
 
     def count(self, patches: int) -> int:
-        """How many of an image's patches are masked: the part rounded, but at least one, and not all."""
+        """How many of an image's patches are masked: the fraction rounded, but at least one, and not all."""
         return min(max(1, round(self.masked * patches)), patches - 1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Classify:
-    """A head that names an image's class, and what it loses.
-
-    label_smoothing, mixup and cutmix change the labels; with mixup and cutmix, one of them by chance for each
-    micro-batch (Zhang et al. 2018, Yun et al. 2019).
-    """
+    """A head that names an image's class, and its loss."""
 
     classes: Sequence[str] | None = None
     """Names of the classes, in the order of the labels; None for those of the data set."""
@@ -138,14 +134,14 @@ class Classify:
     loss: str = "softmax"
     """softmax is the paper's; sigmoid: each class is there or not, summed over the classes (big_vision: utils.py)."""
     head_bias: float = 0.0
-    """Where the biases of the head's last layer start. big_vision has, with sigmoid, -6.9 for ImageNet and -10 for
-    ImageNet-21k (vit_i1k.py, vit_i21k.py), so that the first guess is that nothing is there."""
+    """Start of the biases of the head's last layer. big_vision has, with sigmoid, -6.9 for ImageNet and -10 for
+    ImageNet-21k (vit_i1k.py, vit_i21k.py)."""
     label_smoothing: float = 0.0
-    """Part of a label that is shared out over all classes; with softmax alone."""
+    """Fraction of a label that is shared out over all classes; with softmax alone."""
     mixup: float = 0.0
-    """alpha of the Beta distribution of the shares of two mixed images, 0 for none."""
+    """alpha of MixUp (Zhang et al. 2018), 0 for none. With both, chance takes one of them for each micro-batch."""
     cutmix: float = 0.0
-    """alpha of the Beta distribution of the shares of two images, of which one has a box of the other, 0 for none."""
+    """alpha of CutMix (Yun et al. 2019), 0 for none."""
     distillation: Any = None
     """A `Distillation`, None for labels alone."""
 
@@ -169,14 +165,14 @@ class Classify:
 
 @dataclass(frozen=True, kw_only=True)
 class Distillation:
-    """What a classifier loses against its teacher, and how much that weighs."""
+    """A classifier's loss against its teacher."""
 
     kind: str = "hard"
     """hard: the teacher's first choice is the label (Touvron et al. 2021, section 4); soft: its probabilities are."""
     temperature: float = 3.0
     """Divides the logits of both, with soft (Hinton et al. 2015); 1.0 is usual in DeiT's code (deit: main.py)."""
     weight: float = 0.5
-    """Weight of the teacher's opinion; the rest is that of the label."""
+    """Weight of this loss; the rest is that of the labels' loss."""
     reduction: str = "batch"
     """Of soft. batch: summed over the classes, averaged over the images; elements: averaged over both, k times less,
     as in DeiT's code (deit: losses.py)."""
@@ -192,10 +188,7 @@ class Distillation:
 
 @dataclass(frozen=True, kw_only=True)
 class Dino:
-    """Self-distillation with no labels; the defaults are the authors' for ViT-S (main_dino.py).
-
-    A schedule has the options of a `Schedule`.
-    """
+    """Self-distillation with no labels; the defaults are the authors' for ViT-S (main_dino.py)."""
 
     views: ClassVar[tuple[str, ...]] = ("global",)
 
@@ -208,13 +201,13 @@ class Dino:
     student_temperature: float = 0.1
     """Divides the student's logits."""
     teacher_temperature: Any = field(default_factory=lambda: Schedule(start=0.04, end=0.07, shape="linear", over=0.3))
-    """Schedule of what divides the teacher's. The lower, the sharper are the targets."""
+    """`Schedule` of what divides the teacher's. The lower, the sharper are the targets."""
     teacher_momentum: Any = field(default_factory=lambda: Schedule(start=0.996, end=1.0))
-    """Schedule of how much of its own weights the teacher keeps at each step."""
+    """`Schedule` of the share of its weights that the teacher keeps at each step."""
     center_momentum: float = 0.9
-    """How much of itself the centre, the running mean of the teacher's logits, keeps at each step."""
+    """Share of itself that the centre, the running mean of the teacher's logits, keeps at each step."""
     last_layer: Any = field(default_factory=lambda: Schedule(start=0.0, end=1.0, shape="step", over=0.01))
-    """Schedule of the factor of the gradient of the prototypes: 0 as long as they are frozen."""
+    """`Schedule` of a factor of the prototypes' gradient: 0 as long as they are frozen."""
 
     def __post_init__(self) -> None:
         for name in ("prototypes", "hidden", "bottleneck"):
@@ -222,9 +215,9 @@ class Dino:
         whole("prototypes", self.prototypes, 2)
         number("student_temperature", self.student_temperature, 0, above=True)
         number("center_momentum", self.center_momentum, 0, 1)
-        ranges = {"teacher_temperature": {"low": 0, "above": True}, "teacher_momentum": {"low": 0, "high": 1}}
-        for name, limits in {**ranges, "last_layer": {"low": 0}}.items():
-            object.__setattr__(self, name, Schedule.of(name, getattr(self, name), **limits))
+        limits = {"teacher_temperature": {"above": True}, "teacher_momentum": {"high": 1}, "last_layer": {}}
+        for name, limit in limits.items():
+            object.__setattr__(self, name, Schedule.of(name, getattr(self, name), low=0, **limit))
 
     @property
     def schedules(self) -> dict[str, ScheduleFunction]:

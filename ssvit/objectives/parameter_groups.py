@@ -6,9 +6,7 @@ from typing import Any
 
 
 def layer_of(name: str, depth: int) -> int:
-    """The layer of a parameter of an objective by its name: 0 what comes before the first block of the encoder, 1 to
-    `depth` its blocks, depth + 1 what comes after them, which is its norm and the objective's own.
-    """
+    """A parameter's layer by its name: 0 before the encoder's blocks, 1 to `depth` in them, depth + 1 after them."""
     if block := re.match(r"encoder\.blocks\.(\d+)\.", name):
         return int(block[1]) + 1
     return depth + 1 if name.startswith("encoder.norm.") or not name.startswith("encoder.") else 0
@@ -17,11 +15,10 @@ def layer_of(name: str, depth: int) -> int:
 def parameter_groups(
     named_parameters: Iterable[tuple[str, Any]], weight_decay: float, *, layer_decay: float = 1.0, depth: int = 0
 ) -> list[dict[str, Any]]:
-    """Matrices decay; biases, norms, positions and tokens do not. Only parameters that are trained are listed, those
-    of the highest layer first.
+    """The trained parameters, highest layer first. Matrices decay; biases, norms, positions and tokens do not.
 
-    `decays` tells which groups have weight decay. `share` is what a group's learning rate is of the recipe's:
-    layer_decay to the power of the layers above (Bao et al. 2022, section 3.1), and 1 for all where layer_decay is.
+    `decays`: whether a group has weight decay. `share`: its learning rate as a share of the recipe's, layer_decay to
+    the power of the number of layers above (Bao et al. 2022, section 3.1).
     """
     groups: dict[tuple[float, bool], list[Any]] = {}
     for name, parameter in named_parameters:
@@ -30,11 +27,6 @@ def parameter_groups(
             share = layer_decay ** (depth + 1 - layer_of(name, depth))
             groups.setdefault((share, is_matrix), []).append(parameter)
     return [
-        {
-            "params": parameters,
-            "weight_decay": weight_decay if is_matrix else 0.0,
-            "decays": is_matrix,
-            "share": share,
-        }
+        {"params": parameters, "weight_decay": weight_decay if is_matrix else 0.0, "decays": is_matrix, "share": share}
         for (share, is_matrix), parameters in sorted(groups.items(), key=lambda item: item[0], reverse=True)
     ]

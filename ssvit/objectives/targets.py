@@ -1,8 +1,6 @@
 """What is predicted of a corrupted patch: the three targets of the paper's Appendix B.1.2.
 
-A target owns the width of its prediction, its labels, its loss, and what is needed to judge it: a best guess, a
-score of that guess, the best constant, and how a label looks. Labels are made from the augmented image before any
-normalisation: float in [0, 1], or uint8, for which they are exact.
+Labels are made from the augmented image before any normalisation: float in [0, 1], or uint8, for which they are exact.
 
 Letters: b images, c channels, n patches of p x q pixels, g x g cells a patch, k classes; ... any leading shape.
 """
@@ -16,10 +14,11 @@ from einops import rearrange, repeat
 from torch import Tensor
 
 from ssvit.objectives import options
+from ssvit.objectives.base import at_least_float32
 
 
 class Target(Protocol):
-    """What an objective asks of a target. `score` is better when higher if `higher_is_better`."""
+    """The labels of patches, the loss of a prediction of `width` numbers, and what shows how good the prediction is."""
 
     width: int
     score_name: str
@@ -35,18 +34,13 @@ class Target(Protocol):
         """The likeliest labels: (..., width) -> (..., as labels)."""
 
     def score(self, guess: Tensor, labels: Tensor) -> Tensor:
-        """How good a guess is, patch by patch: labels and labels -> (...)."""
+        """How good a guess is, better when higher if `higher_is_better`: labels and labels -> (...)."""
 
     def constant(self, labels: Tensor) -> tuple[float, Tensor]:
         """The least loss of a constant prediction on these labels, and the constant guess that scores best."""
 
     def paint(self, labels: Tensor) -> Tensor:
         """Labels as pixels: (..., as labels) -> (..., c, p, q) in [0, 1]."""
-
-
-def _at_least_float32(prediction: Tensor) -> Tensor:
-    """Losses are too fine for half precision."""
-    return prediction.to(torch.promote_types(prediction.dtype, torch.float32))
 
 
 class MeanColor(options.MeanColor):
@@ -65,11 +59,8 @@ class MeanColor(options.MeanColor):
         self.width = self.grid**2 * self.classes
 
     def labels(self, images: Tensor) -> Tensor:
-        """(b, c, h, w) in [0, 1] or uint8 -> (b, n, g * g) int64.
-
-        In float64, but that float32 too sums bytes exactly up to 2^24: a quotient that is a whole number comes out as
-        that number.
-        """
+        """(b, c, h, w) in [0, 1] or uint8 -> (b, n, g * g) int64."""
+        # In float64, so that the levels of bytes are exact; float32 too sums bytes exactly up to 2^24.
         full = 255.0 if images.dtype == torch.uint8 else 1.0
         cell = self.patch_size[0] // self.grid, self.patch_size[1] // self.grid
         exact = images.dtype == torch.uint8 and 255 * math.prod(cell) <= 2**24
@@ -82,7 +73,7 @@ class MeanColor(options.MeanColor):
 
     def losses(self, prediction: Tensor, labels: Tensor) -> Tensor:
         """Cross-entropy in nats, averaged over the cells of a patch: (..., width), (..., g * g) -> (...)."""
-        logits = _at_least_float32(prediction.reshape(-1, self.classes))
+        logits = at_least_float32(prediction.reshape(-1, self.classes))
         return F.cross_entropy(logits, labels.flatten(), reduction="none").view(labels.shape).mean(-1)
 
     def guess(self, prediction: Tensor) -> Tensor:
@@ -131,11 +122,11 @@ class Pixels(options.Pixels):
 
     def losses(self, prediction: Tensor, labels: Tensor) -> Tensor:
         """Squared error, averaged over the pixels and channels of a patch: (..., width) twice -> (...)."""
-        return (_at_least_float32(prediction) - labels).square().mean(-1)
+        return (at_least_float32(prediction) - labels).square().mean(-1)
 
     def guess(self, prediction: Tensor) -> Tensor:
         """The prediction itself: (..., width)."""
-        return _at_least_float32(prediction)
+        return at_least_float32(prediction)
 
     def score(self, guess: Tensor, labels: Tensor) -> Tensor:
         """The squared error: (..., width) twice -> (...)."""

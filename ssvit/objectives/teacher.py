@@ -1,4 +1,4 @@
-"""A teacher: a frozen copy of a module that follows the module as an exponential moving average of its weights."""
+"""A teacher: a copy of a module whose weights follow the module's as an exponential moving average."""
 
 import copy
 
@@ -7,10 +7,7 @@ from torch import Tensor, nn
 
 
 class Teacher(nn.Module):
-    """`module`, a copy of the student as it is at the start: part of the state dict, without gradients.
-
-    It is in eval mode always, also where the objective that holds it is trained.
-    """
+    """`module` is a copy of the student: part of the state dict, without gradients, always in eval mode."""
 
     def __init__(self, student: nn.Module) -> None:
         super().__init__()
@@ -28,7 +25,7 @@ class Teacher(nn.Module):
         momentum: (). applied: () bool; where it is false nothing changes. Neither is read back to the host.
         """
         weights = list(self.module.parameters())
-        # A rate of zero leaves a weight as it is: after a skipped step the student's weights are finite, too.
+        # A rate of 0 keeps a weight: the student's are finite after a skipped step, too.
         rate = (1 - momentum) * applied
         torch._foreach_lerp_(weights, list(student.parameters()), [rate.to(weight.dtype) for weight in weights])
         for own, other in zip(self.module.buffers(), student.buffers(), strict=True):
