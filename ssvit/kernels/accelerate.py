@@ -1,8 +1,7 @@
 """A model made faster on a CPU from outside: `accelerate` puts the kernels under the modules that it knows.
 
-A module gets a subclass of its own class, with the same parameters, state and name. What the kernels cannot take, by
-its type, shape or device, goes the way that it went before, and so does a module that a hook listens to or that is of
-another class than the kernels know.
+A module becomes a subclass of its class, with the same parameters, state and name. Tensors of types, shapes or devices
+that the kernels do not support take the plain path, and so do modules with hooks and modules of other classes.
 
 Letters: b images, t tokens, m output tokens, d width.
 """
@@ -20,7 +19,7 @@ from ssvit.models.vit import Ids
 
 
 class Linear(nn.Linear):
-    """By `fused.linear` for tokens; one vector an image is too little work."""
+    """By `fused.linear` for tokens; a single vector for each image is too little work."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x) if self.bias is None or x.ndim < 3 else linear(x, self.weight, self.bias)
@@ -48,7 +47,7 @@ class Attention(vit.Attention):
 
 
 class Block(vit.Block):
-    """Each branch with its layer norm and, unless chance has a part in it, its residual as one kernel."""
+    """Each branch with its layer norm as one kernel, which adds the residual too unless there is dropout."""
 
     def forward(self, x: Tensor, position_ids: Ids = None, output_ids: Ids = None) -> Tensor:
         attention, mlp = self.branches()
@@ -61,21 +60,20 @@ class Block(vit.Block):
 
     @property
     def adds(self) -> bool:
-        """Whether branches are added as they are, with nothing left out by chance."""
+        """Whether branches are added as they are, without dropout or stochastic depth."""
         return not self.training or self.dropout.p == self.drop.rate == 0
 
     def branches(self) -> tuple[Branch | None, Branch | None]:
         """Attention and MLP; None for one that does more than the kernels, or with a module that must be called."""
-        attention = mlp = None
-        own = self.attention
-        if unheard(own, Attention) and own.relative is None and not (self.training and own.dropout > 0):
-            attention = _branch(self.norm1, own.qkv, own.out, own.heads)
+        attention, mlp, part = None, None, self.attention
+        if unhooked(part, Attention) and part.relative is None and not (self.training and part.dropout > 0):
+            attention = _branch(self.norm1, part.qkv, part.out, part.heads)
         if self.gelu == "exact" and not (self.training and self.dropout.p > 0):
             mlp = _branch(self.norm2, self.expand, self.contract, 0)
         return attention, mlp
 
     def _added(self, x: Tensor, branch: Branch | None) -> Tensor | None:
-        """x and a branch of it; None where the kernels cannot."""
+        """x and a branch of it, or None where the kernels do not support it."""
         out = None if branch is None else branches(x, branch, adds=self.adds)
         return out if out is None or self.adds else x + self.drop(self.dropout(out))
 
@@ -87,7 +85,7 @@ class Layers(vit.Layers):
         self, x: Tensor, position_ids: Ids = None, output_ids: Ids = None, between: Sequence[Tensor] = ()
     ) -> Tensor:
         whole, out = list(self)[: len(self) - (output_ids is not None)], None
-        apart = between or self.checkpoints or not all(unheard(block, Block) and block.adds for block in whole)
+        apart = between or self.checkpoints or not all(unhooked(block, Block) and block.adds for block in whole)
         if whole and not apart:
             parts = [part for block in whole for part in block.branches()]
             out = None if None in parts else branches(x, *parts)
@@ -98,11 +96,9 @@ class Layers(vit.Layers):
 
 class ViT(vit.ViT):
     def embed(self, images: Tensor) -> Tensor:
-        """The normalisation is folded into the projection: x W / std + (bias - mean / std W), so that no normalised
-        copy of the images is made. The shift takes the weight as rounded for the product, so that it cancels exactly.
-        A hybrid's stem pads normalised images with zeros, which cannot be folded.
-        """
-        if self.stem is not None or not unheard(self.patch, Linear):
+        """Without a normalised copy of the images: the projection is x W / std + (bias - mean W / std)."""
+        # A stem pads normalised images with zeros, which cannot be folded into a projection.
+        if self.stem is not None or not unhooked(self.patch, Linear):
             return super().embed(images)
         self.check(images)
         unit = 255.0 if images.dtype == torch.uint8 else 1.0
@@ -112,8 +108,8 @@ class ViT(vit.ViT):
         kind, dtype = images.device.type, weight.dtype
         if torch.is_autocast_enabled(kind):
             dtype = torch.get_autocast_dtype(kind)
-            weight = weight.to(dtype).to(weight.dtype)
-        # A sum of products, since autocast would make a matrix product round the mean to half precision.
+            weight = weight.to(dtype).to(weight.dtype)  # as rounded for the product, so that the mean cancels exactly
+        # A sum of products: in a matrix product, autocast would round the mean to half precision.
         return linear(self.patchify(images).to(dtype), weight, self.patch.bias - (weight * mean).sum(1))
 
 
@@ -122,18 +118,18 @@ _PLAIN = {faster: plain for plain, faster in _FASTER.items()}
 
 
 def accelerate(module: nn.Module, enabled: bool = True) -> None:
-    """Put the kernels under a module and all that it is made of, or, not enabled, take them off again."""
+    """Put the kernels under a module and its submodules or, not enabled, take them off again."""
     swaps = _FASTER if enabled else _PLAIN
     for part in module.modules():
         part.__class__ = swaps.get(type(part), type(part))
 
 
-def unheard(module: nn.Module, kind: type[nn.Module]) -> bool:
-    """Whether no hook listens to a module and it is of a class and no other, so that it need not be called itself."""
+def unhooked(module: nn.Module, kind: type[nn.Module]) -> bool:
+    """Whether a module is exactly of this class and has no hooks, so that it need not be called."""
     hooks = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
     return type(module) is kind and not any(hooks)
 
 
 def _branch(norm: nn.Module, first: nn.Module, second: nn.Module, heads: int) -> Branch | None:
-    known = unheard(norm, LayerNorm) and unheard(first, Linear) and unheard(second, Linear)
+    known = unhooked(norm, LayerNorm) and unhooked(first, Linear) and unhooked(second, Linear)
     return Branch(norm, first, second, heads) if known else None

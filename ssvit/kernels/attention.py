@@ -1,6 +1,6 @@
-"""Scaled dot-product attention on the outputs of packed projections, and the one place that chooses how it is computed.
+"""Scaled dot-product attention on the outputs of packed projections, by the fastest way for a type and device.
 
-Letters: b images, h heads, q tokens that ask, t tokens that answer, k width of a head, d = h * k.
+Letters: b images, h heads, q queries, t keys and values, k width of a head, d = h * k.
 """
 
 from collections.abc import Callable
@@ -18,8 +18,7 @@ from ssvit.kernels import operators
 def attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None = None, dropout: float = 0.0) -> Tensor:
     """query (b, h, q, k), key and value (b, h, t, k), bias (b, h, q, t) or None -> (b, h, q, k).
 
-    In bfloat16 on a CPU, where torch's fused kernel does its arithmetic in float32, plain products are 3 to 6 times
-    faster, forward and backward. Everywhere else the kernel is.
+    In bfloat16 on a CPU, plain products are 3 to 6 times faster than torch's fused kernel, which computes in float32.
     """
     if query.device.type != "cpu" or query.dtype != torch.bfloat16:
         return F.scaled_dot_product_attention(query, key, value, attn_mask=bias, dropout_p=dropout)
@@ -39,7 +38,7 @@ def attend_packed(
     """`attend` on the outputs of projections: -> (b, q, d).
 
     packed: queries, keys and values of all tokens, (b, t, 3 * d); or with query (b, q, d), keys and values alone,
-    (b, t, 2 * d). bias: of queries (b, h, q, k), what is added to the logits, (b, h, q, t).
+    (b, t, 2 * d). bias: a function of the queries, (b, h, q, k) -> (b, h, q, t).
     """
     parts = 3 if query is None else 2
     k = packed.shape[-1] // parts // heads
@@ -53,8 +52,6 @@ def attend_packed(
 
 
 class _Kernels(torch.autograd.Function):
-    """Attention by our own kernels."""
-
     @staticmethod
     def forward(ctx: Any, query: Tensor | None, packed: Tensor, heads: int) -> Tensor:
         query, packed = None if query is None else query.contiguous(), packed.contiguous()

@@ -1,12 +1,10 @@
-"""Linear layers, layer norms and whole branches of a Transformer's layer on a CPU by faster kernels than torch's where
-those fit, forward and backward: functions, which `accelerate` puts under a model's modules.
+"""Linear layers, layer norms and branches of a Transformer by faster kernels than torch's on a CPU.
 
-torch multiplies float32 matrices on a CPU by MKL, which uses half of the vector width of some processors; oneDNN uses
-all of it there, and is as fast elsewhere. Its product with the bias folded in, `mkldnn::_linear_pointwise`, is what
-torch.compile's own CPU code calls. In bfloat16 with float32 weights, as autocast has it, `ssvit.kernels.operators`
-computes whole layers. docs/performance.md has the figures.
+torch multiplies float32 matrices on a CPU by MKL, which uses half of the vector width of some processors; oneDNN's
+`mkldnn::_linear_pointwise`, which torch.compile's CPU code calls, uses all of it. In bfloat16 with float32 weights, as
+under autocast, `ssvit.kernels.operators` computes whole layers. docs/performance.md has the figures.
 
-Letters: b images, t tokens, r rows, which are the tokens of all images, i inputs, o outputs, d width.
+Letters: b images, t tokens, r rows (the tokens of all images), i inputs, o outputs, d width.
 """
 
 from typing import Any, NamedTuple
@@ -34,7 +32,7 @@ def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def product(left: Tensor, right: Tensor) -> Tensor:
-    """The product of two matrices, (r, i) and (i, o) -> (r, o), of any strides."""
+    """The product of two matrices of any strides: (r, i) and (i, o) -> (r, o)."""
     return _onednn(left, right.t()) if left.dtype == torch.float32 else left @ right
 
 
@@ -51,7 +49,7 @@ class _OneDNN(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         rows = gradient.reshape(-1, len(weight))
         to_x, to_weight, to_bias, _ = ctx.needs_input_grad
-        # The kernel is fastest when the narrower matrix is the one that it has to turn.
+        # The kernel is fastest when it transposes the narrower matrix.
         narrow = len(weight) <= weight.shape[1]
         return (
             product(rows, weight).view(*gradient.shape[:-1], -1) if to_x else None,
@@ -62,13 +60,11 @@ class _OneDNN(torch.autograd.Function):
 
 
 def _rows(x: Tensor) -> Tensor:
-    """(..., d) -> (r, d), as our own kernels take it."""
+    """(..., d) -> (r, d), as the operators take it."""
     return x.reshape(-1, x.shape[-1]).to(torch.bfloat16).contiguous()
 
 
 class _Linear(torch.autograd.Function):
-    """A linear layer by our own kernels."""
-
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         rows = _rows(x)
@@ -86,13 +82,10 @@ class _Linear(torch.autograd.Function):
 
 
 class _Branches(torch.autograd.Function):
-    """Branches of a Transformer's layers by our own kernels."""
-
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, heads: list[int], epsilon: float, adds: bool, learns: bool, *weights: Tensor
     ) -> Tensor:
-        """What `operators.branches` takes -> what comes out of the last one."""
         x, ctx.adds = x.contiguous(), adds
         kept = operators.branches(x, weights, heads, epsilon, adds, learns)
         ctx.save_for_backward(x, *weights, *kept)
@@ -114,7 +107,7 @@ def _by_kernels(x: Tensor, dtype: torch.dtype, *parameters: Tensor) -> bool:
 
 
 def _dtype(x: Tensor) -> torch.dtype:
-    """Of products, under autocast too."""
+    """The type of products, under autocast too."""
     autocast = x.device.type == "cpu" and torch.is_autocast_enabled("cpu")
     return torch.get_autocast_dtype("cpu") if autocast else x.dtype
 
@@ -153,34 +146,29 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> Tenso
 
 
 class Branch(NamedTuple):
-    """A branch of a Transformer's layer: layer norm, a linear layer, attention by so many heads or a GELU where they
-    are 0, and a second linear layer.
-    """
+    """Layer norm, a linear layer, attention by `heads` or, where they are 0, a GELU, and a second linear layer."""
 
     norm: nn.LayerNorm
     first: nn.Linear
     second: nn.Linear
     heads: int = 0
 
-    @property
-    def layers(self) -> tuple[nn.Module, ...]:
-        return self.norm, self.first, self.second
-
 
 def branches(x: Tensor, *parts: Branch, adds: bool = True) -> Tensor | None:
-    """One branch after the other, each added to what goes into it unless the only one is not: (b, t, d) -> (b, t, d).
-    None where our kernels cannot.
+    """One branch after the other: (b, t, d) -> (b, t, d), or None where the operators do not support them.
+
+    adds: whether the input of each branch is added to its output, as it must be of several.
     """
     if x.ndim != 3 or x.dtype != torch.bfloat16:
         return None
     heads, epsilon = [part.heads for part in parts], parts[0].norm.eps
     if any(part.norm.eps != epsilon for part in parts):
         return None
-    weights = [weight for part in parts for layer in part.layers for weight in (layer.weight, layer.bias)]
+    layers = [layer for part in parts for layer in (part.norm, part.first, part.second)]
+    weights = [weight for layer in layers for weight in (layer.weight, layer.bias)]
     if len(parts) > 1 and len({weight.requires_grad for weight in weights}) > 1:
-        return None  # one by one, since the gradients of those that learn nothing need not be computed
-    if not _by_kernels(x, _dtype(x), *weights) or not operators.supports_matmul(
-        x, *(x.shape[-1] // h for h in heads if h)
-    ):
+        return None  # one by one, no gradients of frozen weights are computed
+    head_widths = [x.shape[-1] // h for h in heads if h]
+    if not (_by_kernels(x, _dtype(x), *weights) and operators.supports_matmul(x, *head_widths)):
         return None
     return _Branches.apply(x, heads, epsilon, adds, torch.is_grad_enabled(), *weights)

@@ -1,15 +1,13 @@
 """The layers of a Transformer in bfloat16 on a CPU, forward and backward, by C that the machine's compiler builds.
 
-torch and oneDNN compute the same, and take longer: between the products of a layer they write what the next one reads
-again, round weights and gradients in passes of their own, and multiply the shapes of attention at half of the
-processor's speed. Building takes a second, when the first kernel is asked for; nothing is kept, so that nothing can be
-out of date or be for another processor. Where there is no compiler, where the processor lacks the instructions, where a
-tensor is of another type, shape or device, and in exported graphs, `supports_layer_norm` and `supports_matmul` are
-false and the callers use torch's; a layer norm alone a compiled graph has of its own. docs/performance.md has the
-figures.
+torch and oneDNN take longer: they write and read again what passes between the products of a layer, round weights and
+gradients in passes of their own, and multiply the shapes of attention at half of the processor's speed. The kernels are
+built when the first one is called, in a second, and never kept. Without a compiler or the processor's instructions, for
+tensors of other types, shapes or devices, and in exported graphs, `supports_layer_norm` and `supports_matmul` are false
+and the callers use torch's. docs/performance.md has the figures.
 
-Letters: b images, q tokens that ask, t tokens that answer, h heads, k width of a head, d = h * k, r rows, i inputs,
-o outputs. Tensors are bfloat16 unless said otherwise.
+Letters: b images, q queries, t keys and values, h heads, k width of a head, d = h * k, r rows, i inputs, o outputs.
+Tensors are bfloat16 unless said otherwise.
 """
 
 import ctypes
@@ -27,13 +25,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Sums may be reordered, which vectors need; infinities and what is not a number keep their meaning.
+# Vectors need sums to be reordered; infinities and NaN keep their meaning.
 _REORDERED = "-fno-math-errno -fno-trapping-math -fassociative-math -fno-signed-zeros"
 _OPTIONS = f"-O3 -funroll-loops -march=native -fopenmp -fPIC {_REORDERED}"
 SOURCES = tuple(sorted((Path(__file__).parent / "csrc").glob("*.c")))
 _LANES = 16  # products.h: widths are multiples of it
 _DEEP, _GROUP = 1102, 48  # linear.c: what its scratch memory is counted by
-_BLOCKS = 32  # shares of the rows that a layer norm's gradients are summed over apart, so that threads can share them
+_BLOCKS = 32  # of rows, whose parts of a layer norm's gradients are summed apart, so that threads can share the work
 
 
 @functools.cache
@@ -66,7 +64,7 @@ def supports_layer_norm(tensor: Tensor) -> bool:
 
 
 def supports_matmul(tensor: Tensor, *widths: int) -> bool:
-    """Whether products can take a tensor once it is of their type, and these widths of heads, inputs or outputs."""
+    """Whether products can take a tensor once it is bfloat16, and these widths of heads, inputs or outputs."""
     if torch.compiler.is_exporting() or any(width % _LANES for width in widths):
         return False
     return _here(tensor) and _has_products()
@@ -77,7 +75,7 @@ def _here(tensor: Tensor) -> bool:
 
 
 def _operator(shapes: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Make a function an operator that compiled graphs can call, with empty results of the right shapes by `shapes`."""
+    """Make a function an operator that compiled graphs can call; `shapes` gives empty results of the right shapes."""
 
     def wrap(function: Callable[..., Any]) -> Callable[..., Any]:
         operator = torch.library.custom_op(f"ssvit::{function.__name__}", function, mutates_args=(), device_types="cpu")
@@ -85,7 +83,7 @@ def _operator(shapes: Callable[..., Any]) -> Callable[[Callable[..., Any]], Call
 
         @functools.wraps(function)
         def call(*arguments: Any) -> Any:
-            # An operator's way through torch takes as long as a small product.
+            # Calling an operator through torch takes as long as a small product.
             return (operator if torch.compiler.is_compiling() else function)(*arguments)
 
         return call
@@ -94,23 +92,19 @@ def _operator(shapes: Callable[..., Any]) -> Callable[[Callable[..., Any]], Call
 
 
 def _call(kernel: str, *arguments: Any) -> None:
-    def plain(argument: Any) -> Any:
-        if isinstance(argument, Tensor):
-            # C would read whatever lies there.
-            assert argument.is_contiguous() or argument.stride() == (
-                argument.shape[1] * argument.stride(1),
-                argument.stride(1),
-                1,
-            )
-            return ctypes.c_void_p(argument.data_ptr())
-        if isinstance(argument, list):
-            kind = ctypes.c_int64 if isinstance(argument[0], int) else ctypes.c_void_p
-            return (kind * len(argument))(*map(plain, argument))
-        if argument is None or isinstance(argument, float):
-            return ctypes.c_void_p() if argument is None else ctypes.c_float(argument)
-        return ctypes.c_int64(argument)
+    def convert(value: Any) -> Any:
+        if value is None:
+            return ctypes.c_void_p()
+        if isinstance(value, Tensor):
+            # C would read beyond the end of any other.
+            assert value.is_contiguous() or value.stride() == (value.shape[1] * value.stride(1), value.stride(1), 1)
+            return ctypes.c_void_p(value.data_ptr())
+        if isinstance(value, list):
+            values = [convert(each) for each in value]
+            return (type(values[0]) * len(values))(*values)
+        return ctypes.c_float(value) if isinstance(value, float) else ctypes.c_int64(value)
 
-    getattr(library(), kernel)(*map(plain, arguments), ctypes.c_int(torch.get_num_threads()))
+    getattr(library(), kernel)(*map(convert, arguments), ctypes.c_int(torch.get_num_threads()))
 
 
 def _pairs(count: int) -> Tensor:
@@ -144,7 +138,7 @@ def linear_inputs(gradient: Tensor, weight: Tensor) -> Tensor:
     return out
 
 
-def _deep(inputs: int) -> int:
+def _weights_scratch(inputs: int) -> int:
     """Pairs of scratch memory that `linear_weights` needs."""
     return _DEEP // 2 * (inputs + torch.get_num_threads() * _GROUP)
 
@@ -160,16 +154,16 @@ def linear_weights(gradient: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
     """The gradients of weight (o, i) and bias (o,), float32, from that of `linear`, (r, o), and x (r, i)."""
     to_weight, to_bias = _weight_and_bias(gradient, x)
     o, i = to_weight.shape
-    _call("linear_weights", gradient, x, to_weight, to_bias, len(x), i, o, _pairs(_deep(i)))
+    _call("linear_weights", gradient, x, to_weight, to_bias, len(x), i, o, _pairs(_weights_scratch(i)))
     return to_weight, to_bias
 
 
 def _parts(query: Tensor | None, packed: Tensor) -> tuple[Tensor, ...]:
-    """Queries (b, q, d), keys and values (b, t, d), where they lie."""
+    """Views of queries (b, q, d), keys and values (b, t, d)."""
     return packed.chunk(3, -1) if query is None else (query, *packed.chunk(2, -1))
 
 
-def _attending(q: int, t: int, width: int) -> int:
+def _attention_scratch(q: int, t: int, width: int) -> int:
     """Pairs of scratch memory that attention needs."""
     count = library().attention_scratch
     count.restype = ctypes.c_int64
@@ -179,7 +173,7 @@ def _attending(q: int, t: int, width: int) -> int:
 def _heads(query: Tensor, key: Tensor, heads: int) -> tuple[tuple[int, ...], Tensor]:
     """(b, h, q, t, k) and scratch memory."""
     (b, q, d), t = query.shape, key.shape[1]
-    return (b, heads, q, t, d // heads), _pairs(_attending(q, t, d // heads))
+    return (b, heads, q, t, d // heads), _pairs(_attention_scratch(q, t, d // heads))
 
 
 def _attended(query: Tensor | None, packed: Tensor, heads: int) -> tuple[Tensor, Tensor]:
@@ -190,8 +184,8 @@ def _attended(query: Tensor | None, packed: Tensor, heads: int) -> tuple[Tensor,
 @_operator(_attended)
 def attention(query: Tensor | None, packed: Tensor, heads: int) -> tuple[Tensor, Tensor]:
     """packed: queries, keys and values, (b, t, 3 * d); or with query (b, q, d), keys and values alone, (b, t, 2 * d).
-    -> (b, q, d), and of each head's and token's logits the largest and the share that it has of the weights,
-    (b, h, q, 2) float32.
+
+    -> (b, q, d), and of each query's logits the largest and its weight, (b, h, q, 2) float32.
     """
     out, norms = _attended(query, packed, heads)
     query, key, value = _parts(query, packed)
@@ -207,7 +201,7 @@ def _attended_backward(query: Tensor | None, packed: Tensor, *_: Any) -> tuple[T
 
 @_operator(_attended_backward)
 def attention_backward(query: Tensor | None, packed: Tensor, gradient: Tensor, norms: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradients of query, nothing where it is packed too, and packed from that of `attention`, (b, q, d)."""
+    """The gradients of query, empty where it is packed, and of packed from that of `attention`, (b, q, d)."""
     to_query, to_packed = _attended_backward(query, packed)
     to = _parts(None if query is None else to_query, to_packed)
     query, key, value = _parts(query, packed)
@@ -234,19 +228,23 @@ def layer_norm_backward(x: Tensor, gradient: Tensor, weight: Tensor, moments: Te
 
 
 def _by_branch(tensors: Sequence[Tensor]) -> list[Sequence[Tensor]]:
-    """The six of each: its weights, or what it keeps for its gradients."""
+    """The six tensors of each branch: its weights, or what its gradients need."""
     return [tensors[start : start + 6] for start in range(0, len(tensors), 6)]
 
 
 def _sizes(x: Tensor, weights: Sequence[Tensor], heads: Sequence[int]) -> list[tuple[int, int, int]]:
     """Of each branch the outputs of its first linear layer, the inputs of its second, and its heads."""
     d, sizes = x.shape[-1], []
-    for own, (gain, _, weight, _, weight2, _) in zip(heads, _by_branch(weights), strict=True):
+    for h, (gain, _, weight, _, weight2, _) in zip(heads, _by_branch(weights), strict=True):
         first, second = len(weight), weight2.shape[1]
         assert weight.shape[1] == len(weight2) == len(gain) == d
-        assert (first, second) == (3 * d, d) if own else first == second
-        sizes.append((first, second, own))
+        assert (first, second) == (3 * d, d) if h else first == second
+        sizes.append((first, second, h))
     return sizes
+
+
+def _branch_scratch(weights: Sequence[Tensor], heads: Sequence[int], t: int, d: int) -> list[int]:
+    return [weight.numel() // 2 for weight in weights] + [_attention_scratch(t, t, d // h) for h in set(heads) if h]
 
 
 def _kept(x: Tensor, first: int, second: int, heads: int, learns: bool) -> tuple[Tensor | None, ...]:
@@ -260,31 +258,30 @@ def _branched(
     x: Tensor, weights: Sequence[Tensor], heads: Sequence[int], epsilon: float, adds: bool, learns: bool
 ) -> list[Tensor]:
     sizes = _sizes(x, weights, heads)
-    return [part for own in sizes for part in _kept(x, *own, True)] if learns else [torch.empty_like(x)]
+    return [part for size in sizes for part in _kept(x, *size, True)] if learns else [torch.empty_like(x)]
 
 
 @_operator(_branched)
 def branches(
     x: Tensor, weights: Sequence[Tensor], heads: Sequence[int], epsilon: float, adds: bool, learns: bool
 ) -> list[Tensor]:
-    """Branches of a Transformer's layers, one after the other, each `layer_norm`, `linear`, `attention` by so many
-    heads or GELU where they are 0, and `linear`; and what goes into it if it `adds` that: x (b, t, d) -> (b, t, d).
+    """Branches of a Transformer: `layer_norm`, `linear`, `attention` or, where heads are 0, GELU, and `linear`; and the
+    branch's input if it `adds` that: x (b, t, d) -> (b, t, d).
 
     weights: of each branch the weight and bias of the layer norm, of the first and of the second linear layer. If it
-    learns, it returns six tensors of each branch: what comes out; what the gradients need, which is the normalised x
-    (b, t, d) and its moments (b, t, 2) float32, queries, keys and values (b, t, 3 * d) or GELU's slopes (b, t, o), what
-    the second linear layer takes, (b, t, i), and what `attention` keeps, (b, h, t, 2) float32. Else what comes out.
+    learns, it returns six tensors of each branch: its output, and for the gradients the normalised x (b, t, d), its
+    moments (b, t, 2) float32, queries, keys and values (b, t, 3 * d) or GELU's slopes (b, t, o), the second linear
+    layer's input (b, t, i), and the second result of `attention`. Else it returns the last output.
     """
     assert adds or len(heads) == 1
     (b, t, d), sizes = x.shape, _sizes(x, weights, heads)
     if learns:
-        kept = [_kept(x, *own, True) for own in sizes]
+        kept = [_kept(x, *size, True) for size in sizes]
     else:
-        # Those of one size share it: each number that goes in is read before what comes out is written over it.
-        shared = {own: _kept(x, *own, False) for own in sizes}
-        kept = [shared[own] for own in sizes]
-    scratch = [weight.numel() // 2 for weight in weights]
-    scratch += [_attending(t, t, d // own) for own in set(heads) if own]
+        # Branches of one size share memory: each number is read before another is written over it.
+        shared = {size: _kept(x, *size, False) for size in sizes}
+        kept = [shared[size] for size in sizes]
+    scratch = _branch_scratch(weights, heads, t, d)
     arguments = [*weights], [*chain(*kept)], [*chain(*sizes)], len(heads), b, t, d, int(adds), epsilon
     _call("branches", x, *arguments, _pairs(max(scratch)))
     return [*chain(*kept)] if learns else [kept[-1][0]]
@@ -298,17 +295,13 @@ def _branched_backward(gradient: Tensor, x: Tensor, weights: Sequence[Tensor], *
 def branches_backward(
     gradient: Tensor, x: Tensor, weights: Sequence[Tensor], kept: Sequence[Tensor], adds: bool
 ) -> list[Tensor]:
-    """The gradients of x (b, t, d) and of the weights, float32, from that of what comes out of `branches`, (b, t, d).
-
-    kept: what they have returned.
-    """
+    """The gradients of x (b, t, d) and of the weights, float32, from that of `branches`, (b, t, d), and its results."""
     assert gradient.shape == x.shape
     results = to_x, *to_weights = _branched_backward(gradient, x, weights)
     heads = [norms.shape[1] for *_, norms in _by_branch(kept)]
     (b, t, d), sizes = x.shape, _sizes(x, weights, heads)
     widest = max(chain(*sizes))
-    scratch = [weight.numel() // 2 for weight in weights] + [_deep(widest), _BLOCKS * 2 * d]
-    scratch += [_attending(t, t, d // own) for own in set(heads) if own]
+    scratch = [*_branch_scratch(weights, heads, t, d), _weights_scratch(widest), _BLOCKS * 2 * d]
     wide, narrow = x.new_empty(b, t, widest), x.new_empty(2, b, t, d)
     arguments = [*weights], [*kept], to_weights, [*chain(*sizes)], len(heads), b, t, d, int(adds), _BLOCKS, to_x
     _call("branches_backward", gradient, x, *arguments, wide, narrow, _pairs(max(scratch)))

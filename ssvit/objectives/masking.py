@@ -56,7 +56,7 @@ class Masking(options.Masking):
 
 
 def _rectangle_order(slots: Tensor, *, seed: int, grid: tuple[int, int], rectangles: int = 16) -> Tensor:
-    """The order in which patches are taken: the number of the first rectangle that covers each, or `rectangles`: (b, n).
+    """In what order patches are taken: the number of the first rectangle that covers each, or `rectangles`: (b, n).
 
     A rectangle covers 8 to 25 % of the image at an aspect ratio of 0.3 to 3.3.
     """
