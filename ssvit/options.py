@@ -1,11 +1,12 @@
-"""What an option may be: the checks of the dataclasses that hold the options of a part.
+"""Checks for the dataclasses that hold the options of a part. Standard library only.
 
-The dataclass of `package.module.Part` is `package.options.Part`; it has a field for each option and checks itself when
-it is made, so the tools can check a configuration before torch is loaded. A check raises `OptionError` with one line
-that names the option, its value and what would be right. This module imports nothing but the standard library.
+The dataclass of `package.module.Part` is `package.options.Part`; it checks itself when it is made, so the tools can
+check a configuration before torch is loaded. A check raises `OptionError`, a line with the option, its value and what
+would be right.
 """
 
 import importlib
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import MISSING, fields
@@ -17,7 +18,7 @@ T = TypeVar("T")
 
 
 class UserError(Exception):
-    """A failure that the user can mend: its message is one line, and the tools print that line and no traceback."""
+    """A failure that the user can mend: the tools print its message, one line, and no traceback."""
 
 
 class OptionError(UserError, ValueError):
@@ -33,9 +34,7 @@ _LONGEST = 200  # characters of a value in a message
 
 def typed(value: Any) -> str:
     """A value as a user types it, cut short where it is long: null, true, abc."""
-    text = (
-        {None: "null", True: "true", False: "false"}[value] if value is None or isinstance(value, bool) else str(value)
-    )
+    text = json.dumps(value) if value is None or isinstance(value, bool) else str(value)
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
 
@@ -49,9 +48,7 @@ def within(group: str) -> Iterator[None]:
 
 
 def find(builder: str) -> type | None:
-    """The dataclass of the options of `package.module.Part` or, of a function, `package.module.a_part`; None if there
-    is no `package.options` or nothing of that name in it.
-    """
+    """The options of `package.module.Part` or of a function, `package.module.a_part`; None if it has no dataclass."""
     module, _, name = builder.rpartition(".")
     package = module.rpartition(".")[0]
     try:
@@ -75,7 +72,7 @@ def make(options: type[T], values: Mapping[str, Any]) -> T:
 
 
 def select(options: type[T], values: Mapping[str, Any]) -> T:
-    """A dataclass of options from those of many values that are its own."""
+    """A dataclass of options from their values among others."""
     names = {field.name for field in fields(options)}
     return make(options, {name: value for name, value in values.items() if name in names})
 
@@ -85,9 +82,13 @@ def printable(text: Any) -> str:
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in str(text))
 
 
+def _is_whole(value: Any, at_least: int) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool) and value >= at_least
+
+
 def whole(name: str, value: Any, at_least: int = 1) -> None:
     """`value` must be an integer of `at_least` or more."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < at_least:
+    if not _is_whole(value, at_least):
         raise OptionError(name, value, f"must be a whole number, {at_least} or more")
 
 
@@ -115,13 +116,7 @@ def flag(name: str, value: Any) -> None:
 
 def pair(name: str, value: Any, at_least: int = 1) -> tuple[int, int]:
     """Read a height and width: one whole number for both, or a list of two. Returns (height, width)."""
-    values = (value, value) if not isinstance(value, list | tuple) else tuple(value)
-    try:
-        if len(values) != 2:
-            raise OptionError(name, value, "")
-        for part in values:
-            whole(name, part, at_least)
-    except OptionError:
-        right = f"must be a whole number of pixels, {at_least} or more, or [height, width]"
-        raise OptionError(name, value, right) from None
+    values = tuple(value) if isinstance(value, list | tuple) else (value, value)
+    if len(values) != 2 or not all(_is_whole(side, at_least) for side in values):
+        raise OptionError(name, value, f"must be a whole number of pixels, {at_least} or more, or [height, width]")
     return values

@@ -1,8 +1,8 @@
 """Random numbers as a pure function of (seed, kind, slot, view): no state to save, the same on every device.
 
-A slot numbers an image in the order of training: slot = step * batch_size + place in the global batch. Whatever is
-random about that image (its crop, its flip, which of its patches are corrupted) is hashed from its slot, so it is
-the same for any number of workers or processes and after any restart. The views of one image are numbered from 0.
+A slot numbers an image in the order of training: slot = step * batch_size + place in the global batch. All that is
+random about the image is hashed from its slot, so it is the same for any number of workers or processes and after any
+restart. The views of one image are numbered from 0.
 
 Letters: b slots, k numbers a slot.
 """
@@ -18,7 +18,7 @@ _MIX = (0xBF58476D1CE4E5B9 - (1 << 64), 0x94D049BB133111EB - (1 << 64))
 
 
 def _shift(x: Tensor, bits: int) -> Tensor:
-    """Logical right shift: torch shifts the sign bit in, which the mask takes out again."""
+    """Logical right shift: the mask takes out the sign bits that torch shifts in."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
@@ -29,7 +29,7 @@ def _mix(x: Tensor) -> Tensor:
 
 
 def key(seed: int, kind: str, view: int = 0) -> int:
-    """A 63-bit integer of the seed, what it is used for and the view, so that two of these share no numbers."""
+    """A 63-bit integer of the seed, its use and the view, so that no two of these share numbers."""
     text = f"{seed}/{kind}" + (f"\0{view}" if view else "")
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 

@@ -22,11 +22,10 @@ ScheduleFunction = Callable[[Progress], float]
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """From `start` at the first step to `end`, which it keeps then.
+    """From `start` at the first step to `end` after the fraction `over` of the run, with 1 at its last step.
 
-    shape: how it goes there: linear, cosine (half a period, as the momentum of BYOL and DINO), step, which is `start`
-    all the way, or constant, which is `start` throughout. over: the fraction of the run that it takes; with 1 the last
-    step of the run has `end`, as lightly's `cosine_schedule` has it. OptionError names an option that cannot be.
+    shape: linear, cosine (half a period, as the momentum of BYOL and DINO), step (from `start` to `end` at once) or
+    constant (`start` throughout).
     """
 
     start: float
@@ -43,9 +42,9 @@ class Schedule:
 
     @classmethod
     def of(cls, name: str, value: Any, low: float, high: float = math.inf, *, above: bool = False) -> ScheduleFunction:
-        """The schedule of an option: its own options, with values from `low` to `high` (see `number`); or as it is.
+        """The schedule of an option: from options, whose values it checks as `number` does, or any function as it is.
 
-        What calls a builder (`_target_`) is left for when it is built.
+        A mapping with a `_target_` is left to be built.
         """
         if isinstance(value, cls) or (isinstance(value, Mapping) and "_target_" not in value):
             with within(name):
