@@ -7,6 +7,7 @@ torchvision bring the encoder alone, which gets ssvit's corruption, head and los
 Letters: b images, c channels, n patches, m corrupted patches an image, d width.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -30,12 +31,12 @@ class Peer(Objective):
     def __init__(self, size: Size) -> None:
         super().__init__()
         self.size, self.masking = size, Masking()
+        self.grid = (size.image_size // size.patch_size,) * 2
         self.encoder = SimpleNamespace(blocks=())  # what the optimiser asks, for learning rates by layer
 
     def sample(self, slots: Tensor, *, seed: int) -> Corruption:
         """Which patches are corrupted, and how; vit-pytorch samples once more for itself."""
-        side = self.size.image_size // self.size.patch_size
-        return self.masking.sample(slots, seed=seed, grid=(side, side))
+        return self.masking.sample(slots, seed=seed, grid=self.grid)
 
     def forward(self, batch: Batch, noise: Corruption, scheduled: Mapping[str, Tensor] = NOTHING) -> dict[str, Tensor]:
         """The loss alone."""
@@ -101,9 +102,8 @@ class Transformers(Peer):
 
     def loss(self, images: Tensor, noise: Corruption) -> Tensor:
         """Its own loss."""
-        count = (self.size.image_size // self.size.patch_size) ** 2
-        masked = torch.zeros(len(images), count, dtype=torch.bool, device=images.device).scatter(1, noise.ids, True)
-        return self.model(images, bool_masked_pos=masked).loss
+        masked = torch.zeros(len(images), math.prod(self.grid), dtype=torch.bool, device=images.device)
+        return self.model(images, bool_masked_pos=masked.scatter(1, noise.ids, True)).loss
 
 
 class Lightly(Peer):
@@ -134,7 +134,7 @@ class Encoder(Peer):
         self.head = nn.Linear(size.width, self.target.width)
 
     def encode(self, images: Tensor, noise: Corruption) -> Tensor:
-        """Outputs for the class token and all patches, (b, 1 + n, d), of which some were corrupted."""
+        """Outputs for the class token and all patches, some of them corrupted, (b, 1 + n, d)."""
         raise NotImplementedError
 
     def loss(self, images: Tensor, noise: Corruption) -> Tensor:
@@ -176,8 +176,8 @@ class Torchvision(Encoder):
     def encode(self, images: Tensor, noise: Corruption) -> Tensor:
         """Its forward, with the corruption after its patch embedding."""
         tokens = corrupt(self.model._process_input(images), self.mask_token, noise)
-        special = self.model.class_token.expand(len(tokens), -1, -1).to(tokens.dtype)
-        return self.model.encoder(torch.cat([special, tokens], dim=1))
+        class_token = self.model.class_token.expand(len(tokens), -1, -1).to(tokens.dtype)
+        return self.model.encoder(torch.cat([class_token, tokens], dim=1))
 
 
 def _torchvision(size: Size) -> Any:

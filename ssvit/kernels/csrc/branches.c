@@ -10,11 +10,7 @@
 
 #include "layers.h"
 
-struct weights {
-    const float *gain, *offset, *weight, *bias, *weight2, *bias2;
-};
-
-struct gradients {
+struct parameters {
     float *gain, *offset, *weight, *bias, *weight2, *bias2;
 };
 
@@ -33,12 +29,12 @@ struct sizes {
 
 static float scale(int64_t width) { return 1 / sqrt((double)width); }
 
-void branches(const bf16 *x, const struct weights *weights, const struct kept *kept, const struct sizes *sizes,
+void branches(const bf16 *x, const struct parameters *weights, const struct kept *kept, const struct sizes *sizes,
               int64_t count, int64_t images, int64_t tokens, int64_t width, int64_t adds, float epsilon, pair *scratch,
               int threads) {
     int64_t rows = images * tokens;
     for (int64_t n = 0; n < count; x = kept[n++].out) {
-        struct weights by = weights[n];
+        struct parameters by = weights[n];
         struct kept keep = kept[n];
         int64_t first = sizes[n].first, second = sizes[n].second, heads = sizes[n].heads;
         norm_forward(x, by.gain, by.offset, keep.normed, keep.moments, rows, width, epsilon, threads);
@@ -55,16 +51,16 @@ void branches(const bf16 *x, const struct weights *weights, const struct kept *k
 }
 
 /* wide, narrow: scratch memory of (rows, the widest first) and twice (rows, width). */
-void branches_backward(const bf16 *gradient, const bf16 *x, const struct weights *weights, const struct kept *kept,
-                       const struct gradients *gradients, const struct sizes *sizes, int64_t count, int64_t images,
+void branches_backward(const bf16 *gradient, const bf16 *x, const struct parameters *weights, const struct kept *kept,
+                       const struct parameters *gradients, const struct sizes *sizes, int64_t count, int64_t images,
                        int64_t tokens, int64_t width, int64_t adds, int64_t blocks, bf16 *to_x, bf16 *wide,
                        bf16 *narrow, pair *scratch, int threads) {
     int64_t rows = images * tokens;
     bf16 *passed = narrow + rows * width; /* the gradient, from a branch to the one before */
     for (int64_t n = count - 1; n >= 0; n--) {
-        struct weights by = weights[n];
+        struct parameters by = weights[n];
         struct kept keep = kept[n];
-        struct gradients to = gradients[n];
+        struct parameters to = gradients[n];
         int64_t first = sizes[n].first, second = sizes[n].second, heads = sizes[n].heads;
         linear_weights(gradient, keep.hidden, to.weight2, to.bias2, rows, second, width, scratch, threads);
         if (heads) {

@@ -23,7 +23,7 @@ struct target {
     int64_t width;
     const float *bias;
     const bf16 *added;
-    bf16 *slopes;
+    bf16 *slopes; /* finish_gelu writes them, finish_plain multiplies by them */
 };
 
 INLINE void finish_plain(const int vectors, __m512 sums[ROWS][PANEL], int64_t row, int64_t rows, int64_t column,
