@@ -1,8 +1,8 @@
 """Other projects' Vision Transformers at masked patch prediction, as objectives that ssvit's own loop can train.
 
 All encode every patch. vit-pytorch, transformers and lightly bring a masked objective, which is used; timm and
-torchvision bring the encoder alone, which gets ssvit's corruption, head and loss. Peers are given float images in
-[0, 1] and spared the normalisation, which ssvit does inside its step.
+torchvision bring the encoder alone, which ssvit's objective trains. Peers are given float images in [0, 1] and spared
+the normalisation, which ssvit does inside its step.
 
 Letters: b images, c channels, n patches, m corrupted patches an image, d width.
 """
@@ -21,7 +21,8 @@ from ssvit.benchmark.options import Size
 from ssvit.data.batch import Batch
 from ssvit.models.vit import gather
 from ssvit.objectives.base import NOTHING, Objective
-from ssvit.objectives.masking import Corruption, Masking, corrupt
+from ssvit.objectives.masked_patch import MaskedPatch
+from ssvit.objectives.masking import Corruption, Masking
 from ssvit.objectives.targets import MeanColor
 
 
@@ -31,12 +32,11 @@ class Peer(Objective):
     def __init__(self, size: Size) -> None:
         super().__init__()
         self.size, self.masking = size, Masking()
-        self.grid = (size.image_size // size.patch_size,) * 2
-        self.encoder = SimpleNamespace(blocks=())  # what the optimiser asks, for learning rates by layer
+        self.encoder = SimpleNamespace(grid=_grid(size), blocks=())  # as far as it is asked for
 
     def sample(self, slots: Tensor, *, seed: int) -> Corruption:
         """Which patches are corrupted, and how; vit-pytorch samples once more for itself."""
-        return self.masking.sample(slots, seed=seed, grid=self.grid)
+        return self.masking.sample(slots, seed=seed, grid=self.encoder.grid)
 
     def forward(self, batch: Batch, noise: Corruption, scheduled: Mapping[str, Tensor] = NOTHING) -> dict[str, Tensor]:
         """The loss alone."""
@@ -102,7 +102,7 @@ class Transformers(Peer):
 
     def loss(self, images: Tensor, noise: Corruption) -> Tensor:
         """Its own loss."""
-        masked = torch.zeros(len(images), math.prod(self.grid), dtype=torch.bool, device=images.device)
+        masked = torch.zeros(len(images), math.prod(self.encoder.grid), dtype=torch.bool, device=images.device)
         return self.model(images, bool_masked_pos=masked.scatter(1, noise.ids, True)).loss
 
 
@@ -124,32 +124,14 @@ class Lightly(Peer):
         return F.l1_loss(prediction, gather(pixels, noise.ids))
 
 
-class Encoder(Peer):
-    """A peer that brings an encoder alone: ssvit's corruption, head at the corrupted patches, labels and loss."""
-
-    def __init__(self, size: Size) -> None:
-        super().__init__(size)
-        self.target = MeanColor(patch_size=size.patch_size)
-        self.mask_token = nn.Parameter(torch.randn(size.width) * 0.02)
-        self.head = nn.Linear(size.width, self.target.width)
-
-    def encode(self, images: Tensor, noise: Corruption) -> Tensor:
-        """Outputs for the class token and all patches, some of them corrupted, (b, 1 + n, d)."""
-        raise NotImplementedError
-
-    def loss(self, images: Tensor, noise: Corruption) -> Tensor:
-        """Cross-entropy of the mean colours."""
-        prediction = self.head(gather(self.encode(images, noise), noise.ids + 1))
-        return self.target.losses(prediction, gather(self.target.labels(images), noise.ids)).mean()
-
-
-class Timm(Encoder):
-    """timm's `VisionTransformer`."""
+class Timm(nn.Module):
+    """timm's `VisionTransformer`, as `MaskedPatch` takes an encoder."""
 
     def __init__(self, size: Size) -> None:
         from timm.models.vision_transformer import VisionTransformer
 
-        super().__init__(size)
+        super().__init__()
+        self.width, self.grid, self.blocks = size.width, _grid(size), ()
         self.model = VisionTransformer(
             img_size=size.image_size,
             patch_size=size.patch_size,
@@ -160,24 +142,31 @@ class Timm(Encoder):
             global_pool="",
         )
 
-    def encode(self, images: Tensor, noise: Corruption) -> Tensor:
-        """Its forward, with the corruption after its patch embedding."""
-        tokens = corrupt(self.model.patch_embed(images), self.mask_token, noise)
-        return self.model.norm(self.model.blocks(self.model._pos_embed(tokens)))
+    def embed(self, images: Tensor) -> Tensor:
+        return self.model.patch_embed(images)
+
+    def encode(self, tokens: Tensor, *, output_ids: Tensor) -> Tensor:
+        return gather(self.model.norm(self.model.blocks(self.model._pos_embed(tokens))), output_ids + 1)
 
 
-class Torchvision(Encoder):
-    """torchvision's `VisionTransformer`."""
+class Torchvision(nn.Module):
+    """torchvision's `VisionTransformer`, as `MaskedPatch` takes an encoder."""
 
     def __init__(self, size: Size) -> None:
-        super().__init__(size)
+        super().__init__()
+        self.width, self.grid, self.blocks = size.width, _grid(size), ()
         self.model = _torchvision(size)
 
-    def encode(self, images: Tensor, noise: Corruption) -> Tensor:
-        """Its forward, with the corruption after its patch embedding."""
-        tokens = corrupt(self.model._process_input(images), self.mask_token, noise)
+    def embed(self, images: Tensor) -> Tensor:
+        return self.model._process_input(images)
+
+    def encode(self, tokens: Tensor, *, output_ids: Tensor) -> Tensor:
         class_token = self.model.class_token.expand(len(tokens), -1, -1).to(tokens.dtype)
-        return self.model.encoder(torch.cat([class_token, tokens], dim=1))
+        return gather(self.model.encoder(torch.cat([class_token, tokens], dim=1)), output_ids + 1)
+
+
+def _grid(size: Size) -> tuple[int, int]:
+    return (size.image_size // size.patch_size,) * 2
 
 
 def _torchvision(size: Size) -> Any:
@@ -195,10 +184,15 @@ def _torchvision(size: Size) -> Any:
     return model
 
 
-PEERS: dict[str, Callable[[Size], Peer]] = {
+def masked_patch(encoder: nn.Module, size: Size) -> MaskedPatch:
+    """The objective as configs/objective/masked_patch.yaml has it."""
+    return MaskedPatch(encoder=encoder, masking=Masking(), target=MeanColor(patch_size=size.patch_size))
+
+
+PEERS: dict[str, Callable[[Size], Objective]] = {
     "vit-pytorch MPP": VitPytorch,
     "transformers MIM": Transformers,
-    "timm + head": Timm,
-    "torchvision + head": Torchvision,
+    "timm + head": lambda size: masked_patch(Timm(size), size),
+    "torchvision + head": lambda size: masked_patch(Torchvision(size), size),
     "lightly SimMIM": Lightly,
 }

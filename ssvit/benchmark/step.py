@@ -24,15 +24,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from ssvit.benchmark.data import scenes
 from ssvit.benchmark.options import SIZES, Size, Step
-from ssvit.benchmark.peers import PEERS
+from ssvit.benchmark.peers import PEERS, masked_patch
 from ssvit.benchmark.timing import Rate, compare, threads
 from ssvit.data.batch import Batch
 from ssvit.kernels import fused
 from ssvit.models.vit import ViT
 from ssvit.objectives.base import Objective
-from ssvit.objectives.masked_patch import MaskedPatch
-from ssvit.objectives.masking import Masking
-from ssvit.objectives.targets import MeanColor
 from ssvit.training import runtime
 from ssvit.training.loop import accumulate
 from ssvit.training.recipe import Recipe
@@ -100,7 +97,7 @@ class Steps:
 
 
 def ours(size: Size) -> Objective:
-    """The objective as configs/objective/masked_patch.yaml has it."""
+    """The objective that is measured."""
     encoder = ViT(
         image_size=size.image_size,
         patch_size=size.patch_size,
@@ -108,7 +105,7 @@ def ours(size: Size) -> Objective:
         depth=size.depth,
         heads=size.heads,
     )
-    return MaskedPatch(encoder=encoder, masking=Masking(), target=MeanColor(patch_size=size.patch_size))
+    return masked_patch(encoder, size)
 
 
 def useful(size: Size) -> float:

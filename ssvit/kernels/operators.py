@@ -170,10 +170,11 @@ def _attention_scratch(q: int, t: int, width: int) -> int:
     return torch.get_num_threads() * count(*map(ctypes.c_int64, (q, t, width)))
 
 
-def _heads(query: Tensor, key: Tensor, heads: int) -> tuple[tuple[int, ...], Tensor]:
-    """(b, h, q, t, k) and scratch memory."""
+def _heads(query: Tensor, key: Tensor, heads: int) -> tuple[float | Tensor, ...]:
+    """b, h, q, t, k, the scale of logits, and scratch memory."""
     (b, q, d), t = query.shape, key.shape[1]
-    return (b, heads, q, t, d // heads), _pairs(_attention_scratch(q, t, d // heads))
+    k = d // heads
+    return b, heads, q, t, k, k**-0.5, _pairs(_attention_scratch(q, t, k))
 
 
 def _attended(query: Tensor | None, packed: Tensor, heads: int) -> tuple[Tensor, Tensor]:
@@ -189,9 +190,8 @@ def attention(query: Tensor | None, packed: Tensor, heads: int) -> tuple[Tensor,
     """
     out, norms = _attended(query, packed, heads)
     query, key, value = _parts(query, packed)
-    sizes, scratch = _heads(query, key, heads)
-    scale = sizes[-1] ** -0.5
-    _call("attention", query, query.stride(1), key, value, key.stride(1), out, norms, *sizes, scale, scratch)
+    inputs = query, query.stride(1), key, value, key.stride(1)
+    _call("attention", *inputs, out, norms, *_heads(query, key, heads))
     return out, norms
 
 
@@ -205,9 +205,8 @@ def attention_backward(query: Tensor | None, packed: Tensor, gradient: Tensor, n
     to_query, to_packed = _attended_backward(query, packed)
     to = _parts(None if query is None else to_query, to_packed)
     query, key, value = _parts(query, packed)
-    sizes, scratch = _heads(query, key, norms.shape[1])
-    inputs = query, query.stride(1), key, value, key.stride(1), gradient, norms
-    _call("attention_backward", *inputs, *to, *sizes, sizes[-1] ** -0.5, scratch)
+    inputs = query, query.stride(1), key, value, key.stride(1)
+    _call("attention_backward", *inputs, gradient, norms, *to, *_heads(query, key, norms.shape[1]))
     return to_query, to_packed
 
 
