@@ -91,9 +91,9 @@ def plain_mix(images, way: str, params) -> tuple[torch.Tensor, list[list[float]]
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_the_loss_is_the_cross_entropy_of_each_head(token, hidden, smoothing):
     model = build(token=token, hidden=hidden, label_smoothing=smoothing)
-    opinions = model.opinions(IMAGES)
-    assert len(opinions) == 1 + token
-    expected = sum(plain_loss(logits, one_hot(), smoothing) for logits in opinions) / len(opinions)
+    head_logits = model.head_logits(IMAGES)
+    assert len(head_logits) == 1 + token
+    expected = sum(plain_loss(logits, one_hot(), smoothing) for logits in head_logits) / len(head_logits)
     result = model(Batch.of(IMAGES, LABELS))
     assert result["loss"].item() == pytest.approx(expected, rel=1e-12)
     assert result["loss"].ndim == 0
@@ -110,12 +110,12 @@ def test_sigmoid_is_summed_over_classes_and_the_mean_over_images(way, token):
         torch.manual_seed(2)
         params = {"mixup": v2.MixUp, "cutmix": v2.CutMix}[way](alpha=0.8, num_classes=5).make_params([IMAGES])
         images, shares = plain_mix(IMAGES / 255, way, params)
-    opinions = model.opinions(images)
+    head_logits = model.head_logits(images)
     shares = torch.tensor(shares, dtype=torch.float64)
-    losses = [nn.BCEWithLogitsLoss(reduction="none")(logits, shares).sum(1).mean() for logits in opinions]
+    losses = [nn.BCEWithLogitsLoss(reduction="none")(logits, shares).sum(1).mean() for logits in head_logits]
     tolerance = 1e-6 if way else 1e-12  # of images mixed in float32
     assert result["loss"].item() == pytest.approx(sum(losses).item() / len(losses), rel=tolerance)
-    whole = torch.stack(opinions).mean(0)
+    whole = torch.stack(head_logits).mean(0)
     torch.testing.assert_close(model.probabilities(whole), 1 / (1 + (-whole).exp()), rtol=1e-12, atol=0)
     torch.testing.assert_close(build().probabilities(whole).sum(1), torch.ones(6).double(), rtol=1e-12, atol=0)
 
@@ -133,7 +133,7 @@ def test_each_head_has_its_own_output_and_the_answer_is_their_mean(pooling):
     model = build(token=True, hidden=7, vit={"pooling": pooling}).eval()
     outputs = model.encoder(IMAGES)
     pooled = outputs[:, 0] if pooling == "class_token" else outputs[:, 2:].mean(1)
-    first, second = model.opinions(IMAGES)
+    first, second = model.head_logits(IMAGES)
     torch.testing.assert_close(first, model.head(pooled), rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(second, model.distilled_head(outputs[:, 1]), rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(model.logits(IMAGES), (first + second) / 2, rtol=1e-12, atol=1e-12)
@@ -288,10 +288,10 @@ def test_hard_distillation_takes_the_teachers_first_choice_as_label(token, weigh
     model = build(
         token=token, label_smoothing=0.1, distillation=Distillation(teacher=master, kind="hard", weight=weight)
     )
-    opinions = model.opinions(IMAGES)
+    head_logits = model.head_logits(IMAGES)
     choice = torch.tensor([row.index(max(row)) for row in master.logits(IMAGES).tolist()])
-    taught = plain_loss(opinions[-1], one_hot(choice))
-    expected = (1 - weight) * plain_loss(opinions[0], one_hot(), 0.1) + weight * taught
+    taught = plain_loss(head_logits[-1], one_hot(choice))
+    expected = (1 - weight) * plain_loss(head_logits[0], one_hot(), 0.1) + weight * taught
     assert not torch.equal(choice, LABELS)
     assert model(Batch.of(IMAGES, LABELS))["loss"].item() == pytest.approx(expected, rel=1e-12)
 
@@ -302,9 +302,9 @@ def test_soft_distillation_is_the_divergence_from_the_teachers_probabilities(tok
     master = teacher(token=True)
     distillation = Distillation(teacher=master, kind="soft", temperature=temperature, weight=0.4)
     model = build(token=token, distillation=distillation)
-    opinions = model.opinions(IMAGES)
-    divergence = plain_divergence(opinions[-1], master.logits(IMAGES), temperature)
-    expected = 0.6 * plain_loss(opinions[0], one_hot()) + 0.4 * temperature**2 * divergence
+    head_logits = model.head_logits(IMAGES)
+    divergence = plain_divergence(head_logits[-1], master.logits(IMAGES), temperature)
+    expected = 0.6 * plain_loss(head_logits[0], one_hot()) + 0.4 * temperature**2 * divergence
     assert model(Batch.of(IMAGES, LABELS))["loss"].item() == pytest.approx(expected, rel=1e-12)
 
 

@@ -1,4 +1,4 @@
-"""Where a token stands: the position embeddings of the paper's Table 8, each a module of one grid.
+"""The position embeddings of the paper's Table 8, each a module of one grid.
 
 An additive embedding gives (t, d), a row for each prefix token and then for each patch in raster order; a relative one
 gives logits to add before the softmax. On another grid an embedding keeps its place in the image (section 3.2).
@@ -75,6 +75,13 @@ class RowsAndColumns(Positions):
         return {"rows": stretch(self.rows, grid[0], how), "columns": stretch(self.columns, grid[1], how)}
 
 
+def over_grid(rows: Tensor, columns: Tensor) -> Tensor:
+    """The embedding of each patch's column, then of its row: (y, d) and (x, d) -> (y * x, 2 * d)."""
+    across = repeat(columns, "x d -> (y x) d", y=rows.shape[0])
+    down = repeat(rows, "y d -> (y x) d", x=columns.shape[0])
+    return torch.cat([across, down], dim=1)
+
+
 class Learned2D(RowsAndColumns):
     """Half of the width for the column, the other half for the row (Appendix D.4); prefix tokens have their own."""
 
@@ -85,10 +92,7 @@ class Learned2D(RowsAndColumns):
         self.special = nn.Parameter(torch.randn(num_prefix_tokens, width) * 0.02)
 
     def forward(self, grid: Grid | None = None, how: str = "paper") -> Tensor:
-        rows, columns = self.on(grid, how)
-        across = repeat(columns, "x d -> (y x) d", y=rows.shape[0])
-        down = repeat(rows, "y d -> (y x) d", x=columns.shape[0])
-        return torch.cat([self.special, torch.cat([across, down], dim=1)])
+        return torch.cat([self.special, over_grid(*self.on(grid, how))])
 
 
 class SineCosine2D(RowsAndColumns):
@@ -104,13 +108,11 @@ class SineCosine2D(RowsAndColumns):
         self.register_buffer("columns", torch.arange(grid[1], dtype=torch.float32))
 
     def forward(self, grid: Grid | None = None, how: str = "paper") -> Tensor:
-        rows, columns = self.on(grid, how)
         count = self.width // 4
-        frequency = 10_000.0 ** -(torch.arange(count, dtype=torch.float64, device=rows.device) / count)
-        across, down = (coordinates.double()[:, None] * frequency for coordinates in (columns, rows))
-        across = repeat(torch.cat([across.sin(), across.cos()], dim=1), "x d -> (y x) d", y=rows.shape[0])
-        down = repeat(torch.cat([down.sin(), down.cos()], dim=1), "y d -> (y x) d", x=columns.shape[0])
-        return F.pad(torch.cat([across, down], dim=1).to(rows.dtype), (0, 0, self.num_prefix_tokens, 0))
+        frequency = 10_000.0 ** -(torch.arange(count, dtype=torch.float64, device=self.rows.device) / count)
+        angles = (coordinates.double()[:, None] * frequency for coordinates in self.on(grid, how))
+        waves = over_grid(*(torch.cat([angle.sin(), angle.cos()], dim=1) for angle in angles))
+        return F.pad(waves.to(self.rows.dtype), (0, 0, self.num_prefix_tokens, 0))
 
 
 class Relative(Positions):

@@ -48,16 +48,16 @@ class Classify(Objective):
 
     def logits(self, images: Tensor) -> Tensor:
         """The mean of the heads' logits (DeiT), in float32 or finer: (b, c, h, w) -> (b, k)."""
-        return torch.stack(self.opinions(images)).mean(0)
+        return torch.stack(self.head_logits(images)).mean(0)
 
-    def opinions(self, images: Tensor) -> tuple[Tensor, ...]:
+    def head_logits(self, images: Tensor) -> tuple[Tensor, ...]:
         """The logits of each head, the class head's first: (b, c, h, w) -> one or two of (b, k)."""
         if self.distilled_head is None:
-            opinions = (self.head(self.encoder.represent(images)),)
+            logits = (self.head(self.encoder.represent(images)),)
         else:
             outputs = self.encoder(images)
-            opinions = (self.head(self.encoder.pool(outputs)), self.distilled_head(outputs[:, 1]))
-        return tuple(at_least_float32(logits) for logits in opinions)
+            logits = (self.head(self.encoder.pool(outputs)), self.distilled_head(outputs[:, 1]))
+        return tuple(at_least_float32(x) for x in logits)
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """Of the classes, from logits: (b, k) -> (b, k). Those of sigmoid need not sum to 1."""
@@ -79,20 +79,20 @@ class Classify(Objective):
         images, labels = batch.images, batch.labels
         if self.training and self.mixing is not None:
             images, labels = self._mix(images, labels)
-        opinions = self.opinions(images)
+        logits = self.head_logits(images)
         teacher = self.options.distillation
         if teacher is None:
-            loss = torch.stack([self._against(labels, logits) for logits in opinions]).mean()
+            loss = torch.stack([self._loss(x, labels) for x in logits]).mean()
         else:
-            taught = teacher.loss(opinions[-1], images)
-            loss = (1 - teacher.weight) * self._against(labels, opinions[0]) + teacher.weight * taught
+            taught = teacher.loss(logits[-1], images)
+            loss = (1 - teacher.weight) * self._loss(logits[0], labels) + teacher.weight * taught
         with torch.no_grad():
-            guess = torch.stack(opinions).mean(0).argmax(1)
+            guess = torch.stack(logits).mean(0).argmax(1)
             truth = labels if labels.ndim == 1 else labels.argmax(1)
             accuracy = (guess == truth).float().mean()
         return {"loss": loss, "accuracy": accuracy}
 
-    def _against(self, labels: Tensor, logits: Tensor) -> Tensor:
+    def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         if self.options.loss == "sigmoid":
             shares = labels if labels.is_floating_point() else F.one_hot(labels, logits.shape[1])
             return F.binary_cross_entropy_with_logits(logits, shares.to(logits.dtype), reduction="sum") / len(logits)
