@@ -1,7 +1,5 @@
 /* Attention in bfloat16, a head at a time, its logits and weights in float32 and never in memory: the gradient computes
- * them once more (Dao et al. 2022). kernels/operators.py says what is computed. Results do not depend on the number of
- * threads.
- */
+ * them once more (Dao et al. 2022). Results do not depend on the number of threads. */
 
 #include "products.h"
 
@@ -12,7 +10,7 @@
 #include <math.h>
 #include <omp.h>
 
-#define BLOCK 24 /* tokens that ask at once, whole tiles and pairs: their logits stay in the fastest cache */
+#define BLOCK 24 /* queries at once, whole tiles and pairs: their logits stay in the fastest cache */
 
 struct whole {
     float *out;

@@ -1,6 +1,5 @@
-/* The branches of a Transformer's layers, and their gradients: the kernels of the other files, one after the other,
- * without the way through Python in between. kernels/operators.py says what is computed.
- */
+/* The branches of a Transformer's layers, and their gradients, by the kernels of the other files without Python in
+ * between. kernels/operators.py says what is computed. */
 
 #include "products.h"
 

@@ -1,6 +1,4 @@
-/* What the files in C have of each other. kernels/operators.py says what each function computes; `threads` is how many
- * share the work.
- */
+/* What the C files call of each other, on `threads` threads. kernels/operators.py says what each function computes. */
 
 #ifndef LAYERS_H
 #define LAYERS_H

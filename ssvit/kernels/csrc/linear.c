@@ -10,13 +10,10 @@
 
 #include <omp.h>
 
-/* Rows that a thread computes at once: they stay in its cache while the weights pass. */
-#define BLOCK 96
-/* Most rows whose part of a weight's gradient is summed in registers. */
-#define DEEP 1102
-/* Columns that are packed together: the least that are whole vectors and whole tiles. */
-#define GROUP 48
-#define LINE 32 /* numbers that memory gives at once */
+#define BLOCK 96  /* rows that a thread computes at once: they stay in its cache while the weights pass */
+#define DEEP 1102 /* most rows whose part of a weight's gradient is summed in registers */
+#define GROUP 48  /* columns that are packed together: the least that are whole vectors and whole tiles */
+#define LINE 32   /* numbers that memory gives at once */
 
 struct target {
     bf16 *out;

@@ -1,6 +1,5 @@
-/* Layer norm in bfloat16: each row is read once, computed in float32 and rounded once. kernels/operators.py says what is
- * computed. Results do not depend on the number of threads.
- */
+/* Layer norm in bfloat16: each row is read once, computed in float32 and rounded once. Results do not depend on the
+ * number of threads. */
 
 #include <math.h>
 

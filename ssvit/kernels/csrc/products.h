@@ -1,5 +1,5 @@
 /* Products of bfloat16 matrices with sums in float32, by the instruction that adds the products of two pairs of numbers
- * to each of 16 sums. What is done with the sums happens before they leave the registers.
+ * to each of 16 sums. A `finish` function uses the sums before they leave the registers.
  *
  * The instruction wants its two numbers side by side. Of a left matrix (rows, 2 * pairs) it takes one pair at a time,
  * which lie as they should in rows of numbers. Of a right matrix (2 * pairs, columns) it takes 16 columns at a time,
@@ -21,7 +21,7 @@
 #define ROWS 6   /* of a tile, which is 6 by up to 4 vectors of sums: 24 of the 32 registers */
 #define PANEL 4
 
-/* What becomes of a tile: `rows` rows and `vectors` vectors of the product, from `row` and `column` on. */
+/* Uses a tile: `rows` rows and `vectors` vectors of the product, from `row` and `column` on. */
 typedef void finish(const int vectors, __m512 sums[ROWS][PANEL], int64_t row, int64_t rows, int64_t column, void *to);
 
 /* Ask for rows before they are needed, where they lie too far apart for the processor to guess. */
