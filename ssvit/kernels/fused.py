@@ -20,12 +20,6 @@ from ssvit.kernels import operators
 AVAILABLE = torch._C._has_mkldnn and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
-def _fits(x: Tensor, dtype: torch.dtype) -> bool:
-    # torch.compile cannot take the kernel, and an exported graph is for any machine.
-    here = AVAILABLE and x.device.type == "cpu" and not torch.compiler.is_compiling()
-    return here and dtype in (torch.float32, torch.bfloat16) and x.numel() > 0
-
-
 def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x (r, i), weight (o, i), bias (o,) -> (r, o)."""
     return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
@@ -117,7 +111,9 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     dtype = _dtype(x)
     if _by_kernels(x, dtype, weight, bias):
         return _Linear.apply(x, weight, bias)
-    if _fits(x, dtype):
+    # torch.compile cannot take oneDNN's kernel, and an exported graph is for any machine.
+    here = AVAILABLE and x.device.type == "cpu" and not torch.compiler.is_compiling()
+    if here and dtype in (torch.float32, torch.bfloat16) and x.numel() > 0:
         return _OneDNN.apply(x, weight, bias, dtype)
     return F.linear(x, weight, bias)
 

@@ -44,18 +44,15 @@ class Distillation(options.Distillation):
         hard: cross-entropy with the teacher's first choice. soft: temperature^2 * KL(teacher || student), both at the
         temperature, so that its gradients stay as large as those of labels (Hinton et al. 2015, section 2).
         """
-        taught = self._teacher_logits(images)
+        if self.teacher.encoder.mean.device != images.device:
+            self._move(images.device)
+        with torch.no_grad():
+            taught = self.teacher.logits(images)
         if self.kind == "hard":
             return F.cross_entropy(logits, taught.argmax(1))
         student, teacher = (F.log_softmax(x / self.temperature, 1, dtype=logits.dtype) for x in (logits, taught))
         count = len(logits) if self.reduction == "batch" else logits.numel()
         return self.temperature**2 * F.kl_div(student, teacher, reduction="sum", log_target=True) / count
-
-    @torch.no_grad()
-    def _teacher_logits(self, images: Tensor) -> Tensor:
-        if self.teacher.encoder.mean.device != images.device:
-            self._move(images.device)
-        return self.teacher.logits(images)
 
     @torch.compiler.disable
     def _move(self, device: torch.device) -> None:
