@@ -38,7 +38,7 @@ def test_what_adds_no_embedding_has_none_to_compare(kind):
 
 def test_a_tile_stands_where_its_patch_does():
     found = positions.similarity(encoder("learned_1d"))
-    figure = positions.draw(found, (2, 3))
+    figure = positions.plot(found, (2, 3))
     canvas = np.ma.filled(figure.axes[0].images[0].get_array(), np.nan)
     assert canvas.shape == (2 * 2 + 1, 3 * 3 + 2)
     for row in range(2):
@@ -51,7 +51,7 @@ def test_a_tile_stands_where_its_patch_does():
 
 @pytest.mark.parametrize("grid", [(1, 1), (1, 40), (20, 30)])
 def test_any_grid_fits(grid):
-    figure = positions.draw(torch.eye(grid[0] * grid[1]), grid)
+    figure = positions.plot(torch.eye(grid[0] * grid[1]), grid)
     tall, wide = figure.axes[0].images[0].get_array().shape
     assert max(tall, wide) <= 16 * (max(grid) + max(1, max(grid) // 8))
     figure.canvas.draw()

@@ -15,8 +15,9 @@ from PIL import Image
 
 from ssvit.evaluation import report
 from ssvit.evaluation.scores import Scores
-from ssvit.figures import feature_map, sweeps
+from ssvit.figures import feature_map
 from ssvit.figures.feature_map import IMAGES
+from ssvit.figures.probes import by_column, by_layer
 from ssvit.options import UserError
 
 OWN = tuple(f"layer{layer}_patch_mean" for layer in (1, 2, 3))
@@ -144,7 +145,7 @@ def test_what_is_not_above_chance_beats_nothing():
     assert report.summary([near], OWN)[1][2:6] == ["14.0", "10.0", "10.0", "+4.0"]
     far = scored("knn", ["1-NN"], [0.5, 0.15, *[0.1] * 5], chance=0.1, images=200)
     assert "by each probe: knn +5.0 percentage points" in report.headline([far], OWN)
-    for figure in (sweeps.by_layer([far], OWN), sweeps.by_column([far])):
+    for figure in (by_layer([far], OWN), by_column([far])):
         assert lines(figure.axes[0])["chance: 10.0 %"] == pytest.approx([10, 10])
 
 
@@ -175,7 +176,7 @@ def test_no_name_breaks_the_report(tmp_path):
 
 
 def test_the_page_needs_nothing_from_elsewhere(tmp_path):
-    figures = {"by_layer": sweeps.by_layer(BOTH, OWN), "anything": Figure(figsize=(2, 1))}
+    figures = {"by_layer": by_layer(BOTH, OWN), "anything": Figure(figsize=(2, 1))}
     page, _, _, text = write(tmp_path, figures=figures)
     assert {tag for tag, _ in page.tags}.isdisjoint(
         {"script", "link", "iframe", "object", "embed", "base", "form", "a"}
@@ -208,7 +209,7 @@ def lines(axis) -> dict[str, list[float]]:
 
 
 def test_layers_stand_beside_their_baselines():
-    figure = sweeps.by_layer(BOTH, OWN)
+    figure = by_layer(BOTH, OWN)
     assert len(figure.axes) == 2
     drawn = lines(figure.axes[0])
     assert drawn["encoder"] == pytest.approx([50, 70, 65])
@@ -225,12 +226,12 @@ def test_layers_stand_beside_their_baselines():
 
 def test_layers_without_baselines_and_a_single_one():
     alone = scored("knn", ["1-NN"], [0.5] * 7, values={OWN[2]: (0.5,)}, best=OWN[2])
-    assert lines(sweeps.by_layer([alone], OWN[2:]).axes[0]) == {"encoder": [50]}
-    assert lines(sweeps.by_column([alone]).axes[0]) == {"encoder": [50]}
+    assert lines(by_layer([alone], OWN[2:]).axes[0]) == {"encoder": [50]}
+    assert lines(by_column([alone]).axes[0]) == {"encoder": [50]}
 
 
 def test_columns_that_count_are_joined_with_their_deviations():
-    figure = sweeps.by_column(BOTH)
+    figure = by_column(BOTH)
     drawn = lines(figure.axes[0])
     assert drawn["encoder"] == pytest.approx([67.54, 68.77, 70])
     assert drawn["random weights"] == pytest.approx([17.54, 18.77, 20])
@@ -239,8 +240,8 @@ def test_columns_that_count_are_joined_with_their_deviations():
     assert (band.min(), band.max()) == pytest.approx((67.54 - 1.56, 70 + 1.56))
     assert [len(line.get_xdata()) for line in figure.axes[1].lines] == [1] * 9
     mixed = scored("retrieval", ["recall@1", "recall@10", "precision@10", "mAP"], [0.5] * 7)
-    assert [len(line.get_xdata()) for line in sweeps.by_column([mixed]).axes[0].lines] == [2, 1, 1] * 3
-    assert [text.get_text() for text in sweeps.by_column([mixed]).axes[0].get_xticklabels()] == list(mixed.columns)
+    assert [len(line.get_xdata()) for line in by_column([mixed]).axes[0].lines] == [2, 1, 1] * 3
+    assert [text.get_text() for text in by_column([mixed]).axes[0].get_xticklabels()] == list(mixed.columns)
 
 
 def blobs(n: int, d: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:

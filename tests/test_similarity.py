@@ -80,7 +80,7 @@ def test_three_images_are_too_few():
 @pytest.mark.parametrize(("own", "others", "panels"), [(3, 0, 1), (3, 3, 3), (2, 4, 2), (1, 1, 3)])
 def test_figure_has_a_panel_for_each_comparison(own, others, panels):
     alignment = torch.rand(own + others, own + others)
-    figure = similarity.draw(alignment, own, "another" if others else "")
+    figure = similarity.plot(alignment, own, "another" if others else "")
     axes = [axis for axis in figure.axes if axis.get_label() != "<colorbar>"]
     assert len(axes) == panels
     assert np.array_equal(axes[0].images[0].get_array(), alignment[:own, :own])

@@ -200,7 +200,7 @@ def test_more_pictures_than_are_counted_are_taken_evenly(pictures):
     paths = sorted(map(str, pictures.iterdir()))
     found = inside.from_files(paths, CenterCrop(size=[16, 24]), 4, pytest.fail)
     assert found.names == ("0.png", "1.png", "3.png", "4.png")
-    assert found.told == "4 of 6 pictures"
+    assert found.description == "4 of 6 pictures"
     assert torch.equal(found.some(2).images, torch.cat([CenterCrop(size=[16, 24])([load(paths[i])]) for i in (0, 3)]))
 
 

@@ -3,7 +3,6 @@
 Letters: d width, c channels, p, q height and width of a patch, m components.
 """
 
-import math
 from typing import NamedTuple
 
 import torch
@@ -11,12 +10,12 @@ from einops import rearrange
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from ssvit.figures.style import DPI, INK, rgb
+from ssvit.figures.style import DPI, INK, canvas, rgb, show
 from ssvit.models.vit import ViT
 from ssvit.options import UserError
 
 COMPONENTS = 28  # as many as the paper shows
-_ACROSS, _TILE, _GAP = 7, 120, 12  # components in a row; dots of one's longer side, and between two
+_ACROSS, _TILE, _GAP, _LINE = 7, 120, 12, 24  # components in a row; dots of a longer side, between two, and of a line
 
 
 class Components(NamedTuple):
@@ -27,7 +26,7 @@ class Components(NamedTuple):
 
 
 def filters(encoder: ViT) -> Tensor:
-    """What each number of a patch's embedding multiplies the pixels by, before normalisation: (d, c, p, q).
+    """The weights by which a patch's embedding multiplies the pixels, before normalisation: (d, c, p, q).
 
     UserError for an encoder whose patches are embedded by more than one linear map.
     """
@@ -39,9 +38,8 @@ def filters(encoder: ViT) -> Tensor:
 
 
 def components(filters: Tensor, count: int = COMPONENTS) -> Components:
-    """The principal components of filters (d, c, p, q) around their mean, the greatest first, as many as there are.
-
-    Their sign, which is free, is that which makes the number that is furthest from zero positive.
+    """The first principal components of filters (d, c, p, q), as many as there are; each one's largest entry is
+    positive.
     """
     flat = filters.flatten(1).double()
     flat = flat - flat.mean(0)
@@ -53,26 +51,21 @@ def components(filters: Tensor, count: int = COMPONENTS) -> Components:
     return Components(rows.unflatten(1, filters.shape[1:]), variance[:count] / variance.sum())
 
 
-def draw(found: Components) -> Figure:
-    """Each component as a picture, its least number black and its greatest white, with its share of the variance."""
-    low, high = (getattr(found.filters.flatten(1), end)(1)[:, None, None, None] for end in ("amin", "amax"))
+def plot(found: Components) -> Figure:
+    """Each component as a picture, its least entry black and its largest white, with its share of the variance."""
+    low, high = (end((1, 2, 3), keepdim=True) for end in (found.filters.amin, found.filters.amax))
     pictures = rgb((found.filters - low) / (high - low).clamp(min=1e-12))
     h, w = pictures.shape[1:3]
     scale = max(1, _TILE // max(h, w))
-    rows, line, top = math.ceil(len(pictures) / _ACROSS), 24, 0.42 * DPI
-    column, row = max(w * scale, 70) + _GAP, h * scale + line + _GAP
-    width, height = _ACROSS * column + _GAP, rows * row + top + _GAP
-    figure = Figure(figsize=(width / DPI, height / DPI), dpi=DPI)
-    axis = figure.add_axes((0, 0, 1, 1))
-    for number, picture in enumerate(pictures):
-        left, upper = _GAP + number % _ACROSS * column, top + number // _ACROSS * row
-        axis.imshow(picture, extent=(left, left + w * scale, upper + h * scale, upper), interpolation="nearest")
-        share = f"{100 * found.shares[number]:.1f} %"
-        axis.text(left + w * scale / 2, upper + h * scale + 4, share, ha="center", va="top", fontsize=7, color=INK)
+    h, w, top = scale * h, scale * w, 0.42 * DPI
+    column, row = max(w, 70) + _GAP, h + _LINE + _GAP
+    figure, axis = canvas(_ACROSS * column + _GAP, -(-len(pictures) // _ACROSS) * row + top + _GAP)
+    for number, (picture, share) in enumerate(zip(pictures, found.shares, strict=True)):
+        x, y = _GAP + number % _ACROSS * column, top + number // _ACROSS * row
+        show(axis, picture, x, y, w, h)
+        axis.text(x + w / 2, y + h + 4, f"{100 * share:.1f} %", ha="center", va="top", fontsize=7, color=INK)
     title = (
         f"principal components of the filters: {len(pictures)} have {100 * found.shares.sum():.1f} % of the variance"
     )
     axis.text(_GAP, top / 2, title, va="center", fontsize=10, color=INK)
-    axis.set(xlim=(0, width), ylim=(height, 0))
-    axis.set_axis_off()
     return figure

@@ -1,6 +1,6 @@
-"""All that there is to see of an encoder, or of two: which images are looked at, the figures, the numbers, the words.
+"""The inside of an encoder, or of two: figures, numbers and lines on what it does with some images.
 
-What an encoder does not have (filters of a hybrid, embeddings of relative positions) is told in a line instead.
+A line says what an encoder does not have (filters of a hybrid, embeddings of relative positions).
 
 Letters: b images, l layers, h heads, n patches, c channels.
 """
@@ -26,6 +26,7 @@ from ssvit.data.decode import Unreadable, load
 from ssvit.data.loader import evaluation_batches
 from ssvit.data.source import Source
 from ssvit.figures import maps
+from ssvit.figures.style import evenly_spaced, png
 from ssvit.models.vit import ViT
 from ssvit.options import UserError
 
@@ -34,22 +35,22 @@ _DIGITS = 5
 
 @dataclass(frozen=True)
 class Pictures:
-    """Images (b, c, h, w) uint8 as an encoder sees them, what each is called, and what they are, in words."""
+    """Images (b, c, h, w) uint8 as an encoder sees them, their names, and a description of all."""
 
     images: Tensor
     names: tuple[str, ...]
-    told: str
+    description: str
 
     def some(self, count: int) -> "Pictures":
-        """So many of them, evenly from all."""
-        places = _evenly(len(self.images), count)
-        return Pictures(self.images[places], tuple(self.names[place] for place in places), self.told)
+        """At most `count` of them, evenly spaced."""
+        places = evenly_spaced(len(self.images), count)
+        return Pictures(self.images[places], tuple(self.names[place] for place in places), self.description)
 
 
 def held_out(source: Source, view: Any, count: int, **options: Any) -> Pictures:
-    """Images of a source, always the same ones, called by their class if it is known. UserError if none can be read.
+    """Images of a source, always the same ones, named by their class if it is known. UserError if none can be read.
 
-    options: batch_size, workers and timeout, as `evaluation_batches` has them.
+    options: batch_size, workers and timeout of `evaluation_batches`.
     """
     batches = list(evaluation_batches(source, view, limit=count, **options))
     if not batches:
@@ -60,12 +61,12 @@ def held_out(source: Source, view: Any, count: int, **options: Any) -> Pictures:
 
 
 def from_files(paths: Sequence[str], view: Any, count: int, say: Callable[[str], None]) -> Pictures:
-    """A user's pictures, evenly from all if they are more than `count`; say(line) is called for one that is unreadable.
+    """At most `count` of a user's pictures, evenly spaced; say(line) is called for one that is unreadable.
 
     UserError if none can be read.
     """
     images, names = [], []
-    chosen = [paths[place] for place in _evenly(len(paths), count)]
+    chosen = [paths[place] for place in evenly_spaced(len(paths), count)]
     for path in chosen:
         try:
             images.append(view([load(path)]))
@@ -78,11 +79,6 @@ def from_files(paths: Sequence[str], view: Any, count: int, say: Callable[[str],
     return Pictures(torch.cat(images), tuple(names), f"{len(images)}{of} pictures")
 
 
-def _evenly(total: int, count: int) -> list[int]:
-    count = min(total, count)
-    return [place * total // count for place in range(count)]
-
-
 @dataclass
 class Report:
     """Figures by name, numbers for JSON, and lines for the console."""
@@ -92,7 +88,7 @@ class Report:
     lines: list[str] = field(default_factory=list)
 
     def save(self, folder: Path, step: int) -> list[Path]:
-        """Write <name>.png for each figure, the same for TensorBoard at a step, and numbers.json: the files' paths.
+        """Write <name>.png for each figure and numbers.json, whose paths are returned, and all figures for TensorBoard.
 
         Each file is there whole or not at all. UserError if the disk refuses.
         """
@@ -100,28 +96,26 @@ class Report:
         from tensorboard.summary.writer.record_writer import RecordWriter
         from torch.utils.tensorboard.summary import image
 
-        written = []
         # TensorBoard's own writer has a thread, which dies on a full disk and leaves the others waiting.
         events = io.BytesIO()
         board = RecordWriter(events)
         board.write(Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
+        files = {}
+        for name, figure in self.figures.items():
+            files[f"{name}.png"] = data = png(figure)
+            with Image.open(io.BytesIO(data)) as picture:
+                summary = image(name, np.asarray(picture.convert("RGB")), dataformats="HWC")
+            board.write(Event(wall_time=time.time(), step=step, summary=summary).SerializeToString())
+        for_board = f"events.out.tfevents.{step:010d}.visualize"
+        files |= {for_board: events.getvalue(), "numbers.json": (json.dumps(self.numbers) + "\n").encode()}
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            for name, figure in self.figures.items():
-                png = io.BytesIO()
-                figure.savefig(png, format="png")
-                written.append(folder / f"{name}.png")
-                atomic_io.replace(written[-1], png.getvalue())
-                with Image.open(png) as picture:
-                    summary = image(name, np.asarray(picture.convert("RGB")), dataformats="HWC")
-                board.write(Event(wall_time=time.time(), step=step, summary=summary).SerializeToString())
-            atomic_io.replace(folder / f"events.out.tfevents.{step:010d}.visualize", events.getvalue())
-            written.append(folder / "numbers.json")
-            atomic_io.replace(written[-1], (json.dumps(self.numbers) + "\n").encode())
+            for name, data in files.items():
+                atomic_io.replace(folder / name, data)
             atomic_io.synchronise(folder)
         except OSError as error:
             raise UserError(f"{error.filename or folder}: cannot be written ({error.strerror or error})") from None
-        return written
+        return [folder / name for name in files if name != for_board]
 
 
 def look(
@@ -135,48 +129,39 @@ def look(
     other: tuple[str, ViT] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Report:
-    """Look into an encoder in eval mode by what it does with some pictures, `shown` of which are drawn.
+    """Look into an encoder in eval mode by what it does with some pictures, `shown` of which are plotted.
 
-    layer: whose heads are drawn, from 1. pooling: whose attention, see `attention.over_patches`. other: the name of a
-    second encoder of images of the same size, and that encoder, to compare with.
+    layer: whose heads are plotted, from 1. pooling: of the attention, see `attention.over_patches`. other: the name of
+    a second encoder of images of the same size, and that encoder, to compare with.
     """
-    report = Report()
-    grid = encoder.grid
-    sides = "x".join(map(str, encoder.image_size))
-    report.lines.append(f"{pictures.told} of {sides} pixels, {grid[0]}x{grid[1]} patches")
-    report.numbers |= {"images": len(pictures.images), "image_size": encoder.image_size,
-                       "patch_size": encoder.patch_size, "grid": grid}  # fmt: skip
-    _filters(report, encoder)
-    _positions(report, encoder)
+    grid, sides = encoder.grid, "x".join(map(str, encoder.image_size))
+    numbers = {"images": len(pictures.images), "image_size": encoder.image_size, "patch_size": encoder.patch_size}
+    report = Report(numbers=numbers | {"grid": grid, "filters": None, "positions": None})
+    report.lines.append(f"{pictures.description} of {sides} pixels, {grid[0]}x{grid[1]} patches")
+    for add in (_add_filters, _add_positions):
+        try:
+            add(report, encoder)
+        except UserError as reason:
+            report.lines.append(str(reason))
     encoders = {"the encoder": encoder, **(dict([other]) if other else {})}
     distances, alignment = measure(list(encoders.values()), pictures.images, batch_size, progress)
-    _distances(report, encoder, dict(zip(encoders, distances, strict=True)))
-    _similarity(report, alignment, len(encoder.blocks), other[0] if other else "")
-    _maps(report, encoder, pictures.some(shown), layer, pooling)
+    _add_distances(report, encoder, dict(zip(encoders, distances, strict=True)))
+    _add_similarity(report, alignment, len(encoder.blocks), other[0] if other else "")
+    _add_maps(report, encoder, pictures.some(shown), layer, pooling)
     return report
 
 
-def _filters(report: Report, encoder: ViT) -> None:
-    report.numbers["filters"] = None
-    try:
-        found = filters.components(filters.filters(encoder))
-    except UserError as reason:
-        report.lines.append(str(reason))
-        return
-    report.figures["filters"] = filters.draw(found)
-    report.numbers["filters"] = {"components": len(found.shares), "shares_of_variance": _plain(found.shares)}
-    share = f"{100 * found.shares.sum():.1f} % of their variance"
-    report.lines.append(f"filters: the first {len(found.shares)} principal components have {share}")
+def _add_filters(report: Report, encoder: ViT) -> None:
+    found = filters.components(filters.filters(encoder))
+    count, share = len(found.shares), f"{100 * found.shares.sum():.1f} % of their variance"
+    report.figures["filters"] = filters.plot(found)
+    report.numbers["filters"] = {"components": count, "shares_of_variance": _plain(found.shares)}
+    report.lines.append(f"filters: the first {count} principal components have {share}")
 
 
-def _positions(report: Report, encoder: ViT) -> None:
-    report.numbers["positions"] = None
-    try:
-        found = positions.similarity(encoder).cpu()
-    except UserError as reason:
-        report.lines.append(str(reason))
-        return
-    report.figures["positions"] = positions.draw(found, encoder.grid)
+def _add_positions(report: Report, encoder: ViT) -> None:
+    found = positions.similarity(encoder).cpu()
+    report.figures["positions"] = positions.plot(found, encoder.grid)
     report.numbers["positions"] = {"cosine": _plain(found)}
 
 
@@ -211,31 +196,29 @@ def measure(
     return [own / len(images) for own in sums], similarity.cka(independence) if enough else None
 
 
-def _distances(report: Report, encoder: ViT, found: dict[str, Tensor]) -> None:
+def _add_distances(report: Report, encoder: ViT, found: dict[str, Tensor]) -> None:
     uniform = attention.between_patches(encoder).mean().item()
-    report.figures["attention_distance"] = maps.draw_distances(found, uniform)
+    report.figures["attention_distance"] = maps.plot_distances(found, uniform)
     report.numbers["attention_distance"] = {
         "unit": "pixels between patch centres, prefix tokens left out",
         "all_patches_alike": uniform,
         "layers_by_heads": {name: _plain(distances) for name, distances in found.items()},
     }
     for name, distances in found.items():
-        ends = dict.fromkeys((0, len(distances) - 1))
-        told = ", ".join(
-            f"layer {layer + 1} {distances[layer].mean():.2f} pixels "
-            f"(heads {distances[layer].min():.2f} to {distances[layer].max():.2f})"
-            for layer in ends
+        ends = ", ".join(
+            f"layer {layer + 1} {heads.mean():.2f} pixels (heads {heads.min():.2f} to {heads.max():.2f})"
+            for layer, heads in {end: distances[end] for end in (0, len(distances) - 1)}.items()
         )
-        report.lines.append(f"mean attention distance of {name}: {told}")
+        report.lines.append(f"mean attention distance of {name}: {ends}")
     report.lines.append(f"mean attention distance if all patches were alike: {uniform:.2f} pixels")
 
 
-def _similarity(report: Report, alignment: Tensor | None, layers: int, other: str) -> None:
+def _add_similarity(report: Report, alignment: Tensor | None, layers: int, other: str) -> None:
     report.numbers["cka"] = None
     if alignment is None:
         report.lines.append(f"similarity: not available of fewer than {similarity.FEWEST} images")
         return
-    report.figures["similarity"] = similarity.draw(alignment, layers, other)
+    report.figures["similarity"] = similarity.plot(alignment, layers, other)
     within, across = alignment[:layers, :layers], alignment[:layers, layers:]
     report.numbers["cka"] = {"layers": _plain(within)}
     report.lines.append(f"similarity of the first and the last layer (linear CKA): {within[0, -1]:.3f}")
@@ -247,13 +230,13 @@ def _similarity(report: Report, alignment: Tensor | None, layers: int, other: st
         return
     same = across.diagonal()
     report.numbers["cka"]["same_layer"] = _plain(same)
-    told = " ".join(f"{value:.3f}" for value in same.tolist())
+    values = " ".join(f"{value:.3f}" for value in same.tolist())
     least = same.nan_to_num(1).argmin().item() + 1
-    report.lines.append(f"similarity with {other}, layer by layer: {told}; layer {least} differs most")
+    report.lines.append(f"similarity with {other}, layer by layer: {values}; layer {least} differs most")
 
 
 @torch.no_grad()
-def _maps(report: Report, encoder: ViT, pictures: Pictures, layer: int, pooling: str) -> None:
+def _add_maps(report: Report, encoder: ViT, pictures: Pictures, layer: int, pooling: str) -> None:
     rollout: Tensor | None = None
     heads: Tensor | None = None
 
@@ -266,8 +249,8 @@ def _maps(report: Report, encoder: ViT, pictures: Pictures, layer: int, pooling:
     with attention.watched(encoder, see):
         encoder(pictures.images.to(encoder.mean.device))
     whole = attention.over_patches(rollout, encoder.num_prefix_tokens, pooling).cpu()
-    report.figures["rollout"] = maps.draw_rollout(pictures.images, whole, encoder.grid, pictures.names)
-    report.figures["heads"] = maps.draw_heads(pictures.images, heads, encoder.grid, pictures.names, layer)
+    report.figures["rollout"] = maps.plot_rollout(pictures.images, whole, encoder.grid, pictures.names)
+    report.figures["heads"] = maps.plot_heads(pictures.images, heads, encoder.grid, pictures.names, layer)
     shared = {"pooling": pooling, "images": pictures.names}
     report.numbers["rollout"] = {**shared, "attention": _plain(whole)}
     report.numbers["heads"] = {**shared, "layer": layer, "attention": _plain(heads)}

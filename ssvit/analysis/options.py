@@ -14,20 +14,19 @@ class Visualize:
     checkpoint: str
     """newest, a folder, or a file of foreign weights."""
     count: int
-    """Images that the numbers are of, at most."""
+    """Images that are measured, at most."""
     shown: int
-    """Images of those that are drawn with what is attended to in them."""
+    """Images of those that are plotted with their attention."""
     layer: int | str
-    """The layer whose heads are drawn, from 1, or last."""
+    """The layer whose heads are plotted, from 1, or last."""
     pooling: str | None
-    """Whose attention is drawn: the class_token's, or patch_mean for that of all patches; None: the first if it is
-    there."""
+    """The class_token's attention, or patch_mean for that of all patches; None: the first if there is one."""
     batch_size: int
-    """Images of a batch: the estimate of similarity is made in such parts (Nguyen et al. 2021)."""
+    """Images of a batch, in which similarity is estimated (Nguyen et al. 2021)."""
     workers: int
     """Processes that decode image files."""
     loader_timeout: float
-    """Seconds to wait for a batch of theirs, 0 for ever."""
+    """Seconds to wait for their batch, 0 for ever."""
     device: str
     """auto: CUDA where there is a GPU; or cpu."""
     output: str | None
@@ -47,7 +46,7 @@ class Visualize:
 
 
 def drawn(encoder: ViT, *, layer: int | str, pooling: str | None) -> tuple[int, str]:
-    """Which layer's heads are drawn, from 1, and whose attention. OptionError for what an encoder does not have."""
+    """The layer whose heads are plotted, from 1, and the pooling. OptionError for what an encoder does not have."""
     if layer == "last":
         layer = encoder.depth
     whole("layer", layer)

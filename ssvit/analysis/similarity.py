@@ -1,8 +1,8 @@
-"""How alike the layers are in what they say of images: linear centred kernel alignment (Kornblith et al. 2019).
+"""How alike the layers' representations of images are: linear centred kernel alignment (Kornblith et al. 2019).
 
 A layer's representation of an image is all its tokens side by side (Raghu et al. 2021), so layers and encoders of any
-width can be compared. The numbers are sums over small batches of an estimate without bias (Nguyen et al. 2021), so
-that neither many images nor wide layers need memory, nor few images make all layers look alike.
+width can be compared. An estimate without bias is summed over small batches (Nguyen et al. 2021), so that neither many
+images nor wide layers need memory, nor few images make all layers look alike.
 
 Letters: b images, t tokens, d width, l layers.
 """
@@ -11,13 +11,13 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from ssvit.figures.style import COLORS, DPI, INK, PALE, fitted
+from ssvit.figures.style import COLORS, DPI, INK, fitted, tidy
 
 FEWEST = 4  # images in a batch: of fewer there is no estimate without bias
 
 
 def gram(tokens: Tensor) -> Tensor:
-    """Products of the images' representations, (b, t, d) -> (b, b) float64; zero on the diagonal, which is left out."""
+    """Products of the images' representations, (b, t, d) -> (b, b) float64, with zeros on the diagonal."""
     flat = tokens.flatten(1).double()
     flat = flat - flat.mean(0)  # changes nothing but how much is rounded off
     return (flat @ flat.T).fill_diagonal_(0)
@@ -38,16 +38,15 @@ def hsic(grams: Tensor) -> Tensor:
 
 
 def cka(sums: Tensor) -> Tensor:
-    """How alike each layer is to each, from `hsic` summed over batches: (l, l), 1 on the diagonal, nan if undefined."""
-    own = sums.diagonal().clamp(min=0).sqrt()
-    scale = torch.outer(own, own)
+    """How alike the layers are, from `hsic` summed over batches: (l, l), 1 on the diagonal, nan if undefined."""
+    norms = sums.diagonal().clamp(min=0).sqrt()
+    scale = torch.outer(norms, norms)
     return (sums / scale).where(scale > 0, torch.nan)
 
 
-def draw(alignment: Tensor, layers: int, other: str = "") -> Figure:
-    """The layers of one encoder against each other, and against those of `other`: what `cka` says of both in turn.
-
-    With another encoder of as many layers, also how like each other the same layers of the two are.
+def plot(alignment: Tensor, layers: int, other: str = "") -> Figure:
+    """The layers of one encoder against each other and against those of `other`, from `cka` of both in turn; with
+    another encoder of as many layers, also the same layers of the two.
     """
     within, across = alignment[:layers, :layers], alignment[:layers, layers:]
     panels = [(within, "layer"), *([(across, f"layer of {fitted(other, 10, 500)}")] if other else [])]
@@ -70,9 +69,7 @@ def draw(alignment: Tensor, layers: int, other: str = "") -> Figure:
     if paired:
         axis, numbers = axes[-1], range(1, layers + 1)
         axis.plot(numbers, across.diagonal().numpy(), color=COLORS["model"], linewidth=2, marker="o")
-        axis.set(xlabel="layer", ylabel="linear CKA with the same layer", ylim=(0, 1.02))
-        axis.set_xticks(numbers[:: -(-layers // 12)])
-        axis.grid(color=PALE, linewidth=0.8)
-        axis.spines[["top", "right"]].set_visible(False)
+        tidy(axis, "layer", "linear CKA with the same layer", legend=False)
+        axis.set(ylim=(0, 1.02), xticks=numbers[:: -(-layers // 12)])
     figure.suptitle("similarity of representations", x=0.01, ha="left", fontsize=10, color=INK)
     return figure

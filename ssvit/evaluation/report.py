@@ -22,9 +22,10 @@ from ssvit import atomic_io
 from ssvit.evaluation.neighbours import search
 from ssvit.evaluation.scores import Scores, Split
 from ssvit.evaluation.significance import NOTHING_YET
-from ssvit.figures import classes, sweeps
+from ssvit.figures import classes
 from ssvit.figures.contact_sheet import NEIGHBOURS, QUERIES, Neighbour, Row, contact_sheet
 from ssvit.figures.feature_map import feature_map
+from ssvit.figures.probes import by_column, by_layer
 from ssvit.figures.segmentation import segmentation
 from ssvit.figures.style import shown
 from ssvit.options import UserError
@@ -82,12 +83,12 @@ def figures(splits: Mapping[str, Split], scores: Sequence[Scores]) -> dict[str, 
     the probes of whole images.
     """
     of_images = [found for found in scores if splits[found.probe].test.masks is None]
-    made = {"by_column": sweeps.by_column(scores)}
+    made = {"by_column": by_column(scores)}
     if of_images:
         split = splits[of_images[0].probe]
         chosen = next((found for found in of_images if found.probe == "knn"), of_images[0]).best
         if len(split.own) > 1:
-            made = {"by_layer": sweeps.by_layer(of_images, split.own)} | made
+            made = {"by_layer": by_layer(of_images, split.own)} | made
         for found in of_images:
             if found.predictions is not None:
                 made["confusion"] = confusion(split, found.predictions)

@@ -1,4 +1,4 @@
-"""A map of images on which those with like features lie together, each class in a colour, its name in its midst.
+"""A map of images on which those with like features lie together; each class has a colour and its name.
 
 Letters: n images, d width, k classes.
 """
@@ -16,7 +16,7 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor
 from torch.nn import functional as F
 
-from ssvit.figures.style import DPI, INK, fitted, width_of
+from ssvit.figures.style import INK, canvas, fitted, width_of
 from ssvit.randomness import permutation
 
 IMAGES = 2000  # on a map at most
@@ -29,15 +29,15 @@ _GOLDEN = (5**0.5 - 1) / 2
 
 
 def feature_map(features: Tensor, labels: Tensor, classes: Sequence[str]) -> Figure:
-    """features (n, d), labels (n,) int64, on the CPU -> the map of `IMAGES` of them, drawn at random, or of all.
+    """The map of `IMAGES` random images or of all: features (n, d), labels (n,) int64, on the CPU.
 
     The same features give the same map. A name stands where there is room for it, or not at all.
     """
     chosen = permutation(0, "feature map", len(labels))[:IMAGES]
-    labels, places = labels[chosen], project(features[chosen])
-    places, height = _on_paper(places)
-    figure = Figure(figsize=(_WIDE / DPI, (height + _TOP) / DPI), dpi=DPI)
-    axis = figure.add_axes((0, 0, 1, 1))
+    labels = labels[chosen]
+    places, height = _in_dots(project(features[chosen]))
+    figure, axis = canvas(_WIDE, height + _TOP)
+    axis.invert_yaxis()
     colors = _colors(len(classes))
     area = np.clip(12_000 / max(len(places), 1), 10, 40)
     axis.scatter(*places.T.numpy(), c=colors[labels.numpy()], s=area, alpha=0.7, linewidths=0)
@@ -53,8 +53,6 @@ def feature_map(features: Tensor, labels: Tensor, classes: Sequence[str]) -> Fig
     some = f"; {len(names):,} of {present:,} classes have room for their names" if len(names) < present else ""
     title = f"{count} images, by t-SNE of their cosines{some}"
     axis.text(_EDGE / 2, height + _TOP / 2, title, va="center", fontsize=9, color=INK)
-    axis.set(xlim=(0, _WIDE), ylim=(0, height + _TOP))
-    axis.set_axis_off()
     return figure
 
 
@@ -74,8 +72,8 @@ def project(features: Tensor) -> Tensor:
         return torch.from_numpy(model.fit_transform(components.float().numpy()))
 
 
-def _on_paper(places: Tensor) -> tuple[Tensor, float]:
-    """Places (n, 2) in dots, as wide as a map is, or in its midst if they are all one; and the map's height."""
+def _in_dots(places: Tensor) -> tuple[Tensor, float]:
+    """Scale places (n, 2) to the map's width, or put them in its middle if they are all one; and the map's height."""
     if not len(places):
         return places, _FLAT
     low, high = places.min(0).values, places.max(0).values
@@ -85,21 +83,20 @@ def _on_paper(places: Tensor) -> tuple[Tensor, float]:
 
 
 def _names(places: Tensor, labels: Tensor, classes: Sequence[str], size: float) -> dict[int, tuple[str, float, float]]:
-    """What is written for a class, and where, in dots: at that of its images which half of them are nearest to.
-
-    Where another name stands there already, at the next such image. Classes with many images close together come first.
+    """For each class its name and where it is written, in dots: at the image with the least median distance to those
+    of its class, or at the next such image that is free. Classes with many images close together come first.
     """
     candidates = []
     for label in labels.unique().tolist():
-        own = places[labels == label]
-        radius = torch.cdist(own, own).median(1).values
-        candidates.append((radius.min().item() / len(own) ** 0.5, label, own[radius.argsort(stable=True)]))
+        members = places[labels == label]
+        radius = torch.cdist(members, members).median(1).values
+        candidates.append((radius.min().item() / len(members) ** 0.5, label, members[radius.argsort(stable=True)]))
     written: dict[int, tuple[str, float, float]] = {}
     taken = np.empty((0, 3))
-    for _, label, own in sorted(candidates, key=lambda one: one[:2]):
+    for _, label, members in sorted(candidates, key=lambda one: one[:2]):
         name = fitted(classes[label], size, _ROOM)
         half = 0.58 * width_of(name, size) + 6  # bold letters are wider
-        for x, y in own.tolist():
+        for x, y in members.tolist():
             x = min(max(x, half), _WIDE - half)
             if np.all((abs(x - taken[:, 0]) > half + taken[:, 2]) | (abs(y - taken[:, 1]) > _LINE * size)):
                 written[label] = (name, x, y)

@@ -1,34 +1,126 @@
-"""The picture of the probes of a run: accuracy over the steps, with baselines and chance as straight lines."""
+"""Accuracy of frozen features over the steps of a run, the encoder's layers, or the columns of a probe (shots, k).
 
+Each probe has a panel, in which the encoder stands beside its baselines: the same encoder with random weights, raw
+pixels, and chance.
+"""
+
+import math
+import re
 from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import Any, Protocol
 
+import numpy as np
 from matplotlib.figure import Figure
 
-from ssvit.figures.style import COLORS, DPI, INK, chance_line, over_steps, tidy
+from ssvit.figures import style
+from ssvit.figures.style import COLORS, INK, History
+
+_RANDOM, _PIXELS = "random_", "pixels"  # the prefix of one baseline's names, and the name of the other
+_WIDE, _TALL = 3.6, 3.2  # inches of a panel
+_ENCODER = {"label": "encoder", "color": COLORS["model"], "linewidth": 2, "marker": "."}
+_UNTRAINED = _ENCODER | {"label": "random weights", "color": COLORS["replaced"], "linewidth": 1.5, "linestyle": "--"}
+_IMAGE = {"label": "pixels", "color": INK, "linewidth": 1, "linestyle": ":"}
+_COUNT = re.compile(r"\d+|\ball\b")  # what a column counts: 5 shot, all shot, 20-NN, recall@10
+_LABELS = 400  # dots that a panel has for the names of its columns
 
 
-def probes(
-    history: Sequence[Mapping[str, float | None]],
-    titles: Mapping[str, str],
-    *,
-    start: Mapping[str, float | None],
-    chance: float,
-) -> Figure:
-    """A panel for each probe. history: rows of metrics; titles: by the names of the probes in metrics; start: the
-    metrics of the random weights, empty if they are not known; chance: an accuracy, 0 to 1.
+class Scores(Protocol):
+    """What is plotted of a probe: by feature set a share in [0, 1] for each column, and its deviation or None."""
+
+    probe: str
+    columns: tuple[str, ...]
+    values: Mapping[str, tuple[float, ...]]
+    deviations: Mapping[str, tuple[float | None, ...]]
+    best: str
+    chance: float | None
+
+
+def probes(history: History, titles: Mapping[str, str], *, start: Mapping[str, float | None], chance: float) -> Figure:
+    """Accuracies over the steps. titles: by the probes' names in metrics. start: the metrics of random weights, empty
+    if they are not known. chance: an accuracy, 0 to 1.
     """
-    figure = Figure(figsize=(5 * len(titles), 3.8), dpi=DPI, layout="constrained")
-    for axis, (name, title) in zip(figure.subplots(1, len(titles), squeeze=False)[0], titles.items(), strict=True):
-        own = {"color": COLORS["model"], "linewidth": 2, "marker": "."}
-        over_steps(axis, history, name, "layer chosen without test images", 100, **own)
-        over_steps(axis, history, f"{name}_last", "last layer", 100, color=COLORS["train"], linewidth=1)
-        pixels = [row[f"{name}_pixels"] for row in history if row.get(f"{name}_pixels") is not None]
-        for values, label, style in (([start.get(name)], "random weights", "--"), (pixels, "pixels", ":")):
-            if values and values[-1] is not None:
-                baseline = 100 * values[-1]
-                axis.axhline(baseline, color=INK, linewidth=1, linestyle=style, label=f"{label}: {baseline:.1f}")
-        chance_line(axis, chance)
+    figure, axes = style.panels(len(titles), 5 * len(titles), 3.8)
+    for axis, (name, title) in zip(axes, titles.items(), strict=True):
+        style.over_steps(axis, history, name, scale=100, **_ENCODER | {"label": "layer chosen without test images"})
+        style.over_steps(axis, history, f"{name}_last", "last layer", 100, color=COLORS["train"], linewidth=1)
+        style.baseline(axis, style.latest([start], name, 100), "random weights", "--", "{:.1f}")
+        style.baseline(axis, style.latest(history, f"{name}_pixels", 100), "pixels", ":", "{:.1f}")
+        style.chance_line(axis, chance)
         axis.set_title(title, fontsize=10, color=INK)
-        axis.set_ylabel("top-1 on held-out images (%)")
-        tidy(axis, "step")
+        style.tidy(axis, "step", "top-1 on held-out images (%)")
     return figure
+
+
+def by_layer(scores: Sequence[Scores], own: Sequence[str]) -> Figure:
+    """The last column of each probe after each layer; own: the encoder's feature sets, in the order of layers.
+
+    A title says which layer is best on the test images, and by how many points it beats the last.
+    """
+    figure, axes = _panels(len(scores))
+    layers = {name: int(name.removeprefix("layer").split("_")[0]) for name in own}  # layer3_patch_mean: 3
+    numbers = list(layers.values())
+    for axis, found in zip(axes, scores, strict=True):
+        values = {name: 100 * row[-1] for name, row in found.values.items()}
+        axis.plot(numbers, [values[name] for name in own], **_ENCODER)
+        untrained = [(layer, values[_RANDOM + name]) for name, layer in layers.items() if _RANDOM + name in values]
+        if untrained:
+            axis.plot(*zip(*untrained, strict=True), **_UNTRAINED)
+        if _PIXELS in values:
+            axis.axhline(values[_PIXELS], **_IMAGE)
+        best = max(own, key=values.__getitem__)
+        gain = f", {values[best] - values[own[-1]]:.1f} points over the last" if best != own[-1] else ""
+        axis.set_xticks(numbers[:: len(numbers) // 16 + 1])
+        title = f"{found.probe}, {found.columns[-1]}".replace("_", " ")
+        _finish(axis, f"{title}\nlayer {layers[best]} is best{gain}", found.chance, "layer")
+    _legend(figure)
+    return figure
+
+
+def by_column(scores: Sequence[Scores]) -> Figure:
+    """Every column of each probe, for the chosen features and their baselines; deviations are bands.
+
+    Columns that count the same thing, as shots do, are joined by a line, evenly spaced; others are points.
+    """
+    figure, axes = _panels(len(scores))
+    for axis, found in zip(axes, scores, strict=True):
+        styles = {found.best: _ENCODER, _RANDOM + found.best: _UNTRAINED, _PIXELS: _IMAGE | {"marker": "."}}
+        kinds = [_COUNT.sub("", column) for column in found.columns]
+        for name, line in styles.items():
+            if name not in found.values:
+                continue
+            mean = 100 * np.array(found.values[name])
+            spread = 100 * np.array([deviation or 0 for deviation in found.deviations[name]])
+            for _, run in groupby(range(len(kinds)), key=kinds.__getitem__):
+                places = list(run)
+                label = "" if places[0] else line["label"]
+                axis.plot(places, mean[places], **line | {"markersize": 8, "label": label})
+                low, high = (mean - spread)[places], (mean + spread)[places]
+                axis.fill_between(places, low, high, color=line["color"], alpha=0.2, linewidth=0)
+        crowded = sum(style.width_of(f"{column}  ", 8) for column in found.columns) > _LABELS
+        upright = {"rotation": 40, "ha": "right", "rotation_mode": "anchor"} if crowded else {}
+        axis.set_xticks(range(len(found.columns)), found.columns, fontsize=8, **upright)
+        axis.margins(x=0.1)
+        _finish(axis, f"{found.probe.replace('_', ' ')}\n{found.best}", found.chance, "")
+    _legend(figure)
+    return figure
+
+
+def _panels(count: int) -> tuple[Figure, list[Any]]:
+    across = math.ceil(math.sqrt(count))
+    down = math.ceil(count / across)
+    return style.panels(count, across * _WIDE, down * _TALL, down=down)
+
+
+def _finish(axis: Any, title: str, chance: float | None, xlabel: str) -> None:
+    style.chance_line(axis, chance)
+    axis.margins(y=0.1)
+    axis.set_title(title, loc="left", fontsize=9, color=INK, parse_math=False)
+    style.tidy(axis, xlabel, "score (%)", legend=False)
+
+
+def _legend(figure: Figure) -> None:
+    """One legend for all panels, below them, so that it lies over no line."""
+    lines = {line.get_label(): line for axis in figure.axes for line in axis.lines}
+    named = {label: line for label, line in lines.items() if label and not label.startswith("_")}
+    figure.legend(named.values(), named, loc="outside lower center", ncols=4, frameon=False, fontsize=8)

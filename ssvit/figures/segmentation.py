@@ -19,7 +19,7 @@ _COLORS = colormaps["tab20"].colors
 
 
 def segmentation(images: Tensor, masks: Tensor, predictions: Tensor) -> Figure:
-    """images (b, c, h, w), masks and predictions (b, h, w), uint8: a class has a colour, and what does not count none.
+    """images (b, c, h, w), masks and predictions (b, h, w), uint8. Each class has a colour; ignored pixels are white.
 
     Class 0, often the background, is dark; the colours of more than twenty others repeat.
     """

@@ -2,19 +2,18 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 from matplotlib.figure import Figure
 
-from ssvit.figures.style import COLORS, DPI, INK, PALE
+from ssvit.figures.style import COLORS, INK, PALE, panels
 
 
 def speed(
     names: Sequence[str], rates: Sequence[float], quartiles: Sequence[tuple[float, float]], *, title: str, unit: str
 ) -> Figure:
     """One bar for each name, the first on top and in the model's colour."""
-    figure = Figure(figsize=(8, 1.2 + 0.4 * len(names)), dpi=DPI, layout="constrained")
-    axis = figure.subplots()
-    away = [[rate - low for rate, (low, _) in zip(rates, quartiles, strict=True)]]
-    away.append([high - rate for rate, (_, high) in zip(rates, quartiles, strict=True)])
+    figure, (axis,) = panels(1, 8, 1.2 + 0.4 * len(names))
+    away = np.abs(np.array(quartiles).T - rates)
     colors = [COLORS["model"], *[COLORS["train"]] * (len(names) - 1)]
     bars = axis.barh(names, rates, xerr=away, color=colors, ecolor=INK, error_kw={"linewidth": 1})
     axis.bar_label(bars, labels=[f"{rate:,.1f}" for rate in rates], padding=6, color=INK, fontsize=9)

@@ -1,14 +1,16 @@
-"""What all pictures share: colours, text that fits, images as matplotlib wants them, and lines over the steps.
+"""What all figures share: colours, sizes in dots, text that fits, images as matplotlib wants them, curves over steps.
 
-Letters: b images, c channels, h, w pixels.
+Letters: c channels, h, w pixels.
 """
 
+import io
 from bisect import bisect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from einops import rearrange
+from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import text_to_path
 from torch import Tensor
@@ -17,27 +19,55 @@ INK, PALE = "#222222", "#e6e6e6"
 COLORS = {"model": "#1b6ca8", "train": "#9db4c4", "masked": "#1b6ca8", "replaced": "#e07b00", "unchanged": "#3a9d5d"}
 DPI = 150
 
+History = Sequence[Mapping[str, float | None]]  # rows of metrics
+
+
+def panels(count: int, width: float, height: float, *, down: int = 1) -> tuple[Figure, list[Any]]:
+    """A figure of width x height inches, and its axes in `down` rows."""
+    figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained")
+    return figure, [figure.add_subplot(down, -(-count // down), place) for place in range(1, count + 1)]
+
+
+def framed(width: float, height: float, *boxes: tuple[float, float, float, float]) -> tuple[Figure, list[Any]]:
+    """A figure, and an axis in each box (left, bottom, width, height); all in dots."""
+    figure = Figure(figsize=(width / DPI, height / DPI), dpi=DPI)
+    return figure, [figure.add_axes((x / width, y / height, w / width, h / height)) for x, y, w, h in boxes]
+
+
+def canvas(width: float, height: float) -> tuple[Figure, Any]:
+    """A figure, and one axis all over it, in dots from the top left corner."""
+    figure, (axis,) = framed(width, height, (0, 0, width, height))
+    axis.set(xlim=(0, width), ylim=(height, 0))
+    axis.set_axis_off()
+    return figure, axis
+
+
+def show(axis: Any, pixels: np.ndarray, x: float, y: float, width: float, height: float) -> None:
+    """Show pixels (h, w, 3) on a `canvas`, the top left corner at (x, y). Enlarged twice or more, they keep edges."""
+    interpolation = "nearest" if max(pixels.shape[:2]) <= max(width, height) / 2 else "antialiased"
+    axis.imshow(pixels, extent=(x, x + width, y + height, y), interpolation=interpolation)
+
 
 def rgb(images: Tensor) -> np.ndarray:
-    """(b, c, h, w) in [0, 1] -> (b, h, w, 3): three channels as they are, any other number as its mean in grey."""
+    """(…, c, h, w) in [0, 1] -> (…, h, w, 3): three channels as they are, any other number as its mean in grey."""
     images = images.float().cpu()
-    if images.shape[1] != 3:
-        images = images.mean(1, keepdim=True).expand(-1, 3, -1, -1)
-    return rearrange(images, "b c h w -> b h w c").numpy()
+    if images.shape[-3] != 3:
+        images = images.mean(-3, keepdim=True).repeat_interleave(3, -3)
+    return rearrange(images, "... c h w -> ... h w c").numpy()
 
 
 def shown(name: str) -> str:
-    """A class's name as one line of text that can be written anywhere: names of folders may hold what is no text."""
+    """A name as one line of printable text: names of folders may hold bytes that are no text."""
     return " ".join(name.encode(errors="backslashreplace").decode().split())
 
 
 def width_of(text: str, size: float) -> float:
-    """Of a text of that many points, in dots."""
+    """The width in dots of a text of `size` points."""
     return text_to_path.get_text_width_height_descent(text, FontProperties(size=size), False)[0] * DPI / 72
 
 
 def fitted(name: str, size: float, room: float) -> str:
-    """As much of a name as `room` dots hold."""
+    """As much of a name as fits into `room` dots."""
     name = shown(name)
     if width_of(name, size) <= room:
         return name
@@ -45,26 +75,48 @@ def fitted(name: str, size: float, room: float) -> str:
     return f"{name[:letters].rstrip()}…"
 
 
-def over_steps(
-    axis: Any, history: Sequence[Mapping[str, float | None]], key: str, label: str, scale: float = 1, **style: Any
-) -> None:
-    """Draw one metric of a history (rows of metrics) as a line, where it was measured."""
+def over_steps(axis: Any, history: History, key: str, label: str, scale: float = 1, **style: Any) -> None:
+    """Plot a metric where it was measured."""
     points = [(row["step"], row[key] * scale) for row in history if row.get(key) is not None]
     if points:
         axis.plot(*zip(*points, strict=True), label=label, **style)
 
 
-def chance_line(axis: Any, chance: float) -> None:
-    """Draw the accuracy of a model that ignores the image, 0 to 1, on an axis in per cent."""
-    axis.axhline(100 * chance, color=INK, linewidth=1, linestyle="-.", label=f"chance: {100 * chance:.1f} %")
+def latest(history: History, key: str, scale: float = 1) -> float | None:
+    """The last measured value of a metric."""
+    return next((row[key] * scale for row in reversed(history) if row.get(key) is not None), None)
 
 
-def tidy(axis: Any, xlabel: str, *, legend: str | None = "best") -> None:
-    """Zero at the bottom, a pale grid, no frame at the top and right, a legend unless it is None."""
-    axis.set_xlabel(xlabel)
+def baseline(axis: Any, value: float | None, label: str, linestyle: str, form: str = "{:.3g}") -> None:
+    """Plot a horizontal line with its value in the legend; none if the value is None."""
+    if value is not None:
+        axis.axhline(value, color=INK, linewidth=1, linestyle=linestyle, label=f"{label}: {form.format(value)}")
+
+
+def chance_line(axis: Any, chance: float | None) -> None:
+    """Plot the accuracy of a model that ignores the image, 0 to 1, on an axis in per cent."""
+    baseline(axis, None if chance is None else 100 * chance, "chance", "-.", "{:.1f} %")
+
+
+def tidy(axis: Any, xlabel: str, ylabel: str, *, legend: bool = True) -> None:
+    """Zero at the bottom, a pale grid, no frame at the top and right, and a legend."""
+    axis.set(xlabel=xlabel, ylabel=ylabel)
     axis.set_ylim(bottom=0)
     axis.grid(color=PALE, linewidth=0.8)
     axis.spines[["top", "right"]].set_visible(False)
-    if legend is not None:
+    if legend:
         # On white, so that no line runs through its words.
-        axis.legend(facecolor="white", edgecolor="none", framealpha=0.85, fontsize=8, loc=legend)
+        axis.legend(facecolor="white", edgecolor="none", framealpha=0.85, fontsize=8, loc="best")
+
+
+def evenly_spaced(total: int, count: int) -> list[int]:
+    """At most `count` evenly spaced places of `total`."""
+    count = min(total, count)
+    return [place * total // count for place in range(count)]
+
+
+def png(figure: Figure) -> bytes:
+    """A figure as a PNG file."""
+    file = io.BytesIO()
+    figure.savefig(file, format="png")
+    return file.getvalue()

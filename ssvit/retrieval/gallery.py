@@ -1,13 +1,11 @@
-"""Pictures and a store of vectors: their features, what is put in, and what a query is answered.
+"""Pictures and a store of their features: what goes into it, and the pictures that are most like a query.
 
 A picture's name in the store is its path, and its class the name of its folder where that is known; one of a data set
 in memory is named after its place there.
 
-Letters: n pictures, m queries, k neighbours, d width, c channels, h, w pixels.
+Letters: m queries, k neighbours, d width, c channels, h, w pixels.
 """
 
-import io
-import itertools
 import json
 import math
 import os
@@ -16,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +31,7 @@ from ssvit.evaluation.features import Extractor
 from ssvit.evaluation.neighbours import Neighbours, check_k
 from ssvit.evaluation.probes.retrieval import mean_average_precision, measure
 from ssvit.figures.contact_sheet import QUERIES, Neighbour, Row, contact_sheet
+from ssvit.figures.style import evenly_spaced, png
 from ssvit.options import UserError, one_of, printable, whole, within
 from ssvit.retrieval import index as indexes
 from ssvit.retrieval.store import UNKNOWN, Store, check_vacant, unit
@@ -51,26 +51,26 @@ def of_data_set(called: str, data: Data, split: str) -> tuple[dict[str, str | No
     pictures are named like cifar10/train/17, those reported on like cifar10/held_out/17, and read from their source;
     any other name is taken for a file's. OptionError if the data set has no such split.
     """
-    splits, held = {}, {}
+    splits: dict[str, dict[str, str | None]] = {}
+    places = {}
     reported, _ = data.reported
     for own, source in (("train", data.train), ("validation", data.validation), ("test", data.test)):
         if source is None:
             continue
+        splits[own] = {}
         stored = "held_out" if own == reported else own  # the name that stores of the first edition have
-        names = [
-            os.path.abspath(name) if os.path.isfile(name) else f"{called}/{stored}/{index}"
-            for index, name in enumerate(map(source.name, range(len(source))))
-        ]
-        held |= {name: (source, index) for index, name in enumerate(names)}
-        labels = [None] * len(source) if source.labels is None else [source.classes[label] for label in source.labels]
-        splits[own] = dict(zip(names, labels, strict=True))
+        for index in range(len(source)):
+            name = source.name(index)
+            name = os.path.abspath(name) if os.path.isfile(name) else f"{called}/{stored}/{index}"
+            places[name] = source, index
+            splits[own][name] = None if source.labels is None else source.classes[source.labels[index]]
     splits["held_out"] = splits[reported]
     one_of("split", split, splits)
 
     def opened(name: str) -> Tensor:
-        if name not in held:
+        if name not in places:
             return load(name)
-        source, index = held[name]
+        source, index = places[name]
         return source.read(index)
 
     return splits[split], opened
@@ -79,8 +79,8 @@ def of_data_set(called: str, data: Data, split: str) -> tuple[dict[str, str | No
 class Describer:
     """Vectors of pictures by an extractor of one feature, the pictures seen through a transform.
 
-    `identity` is the extractor's. Files that cannot be read are named on the console as they are met, and left out;
-    `report` says how many, and how fast it went. workers: threads that read files. load: what opens a picture.
+    `identity` is the extractor's. Files that cannot be read are named on the console and left out; `report` says how
+    many, and how fast it went. workers: threads that read files. load: what opens a picture.
     """
 
     def __init__(
@@ -104,14 +104,15 @@ class Describer:
         read, vectors, began = [], [], time.perf_counter()
         with tqdm(total=len(paths), unit=" pictures", disable=not sys.stderr.isatty()) as bar:
             for part, images in self._batches(paths):
-                for failure in (image for image in images if isinstance(image, Unreadable)):
-                    tqdm.write(str(failure), file=sys.stdout)
-                    self.left_out += 1
-                good = [place for place, image in enumerate(images) if isinstance(image, Tensor)]
-                if good:
-                    (values,) = self.function(torch.cat([images[place] for place in good])).values()
+                for path, image in zip(part, images, strict=True):
+                    if isinstance(image, Tensor):
+                        read.append(path)
+                    else:
+                        tqdm.write(str(image), file=sys.stdout)
+                        self.left_out += 1
+                if good := [image for image in images if isinstance(image, Tensor)]:
+                    (values,) = self.function(torch.cat(good)).values()
                     vectors.append(values)
-                    read += [part[place] for place in good]
                 bar.update(len(part))
         self.opened += len(paths)
         self.seconds += time.perf_counter() - began
@@ -121,12 +122,11 @@ class Describer:
 
     def _batches(self, paths: Sequence[str]) -> Iterator[tuple[Sequence[str], list[Tensor | Unreadable]]]:
         """Parts of the paths and what came of each file; the next part is read while one is worked on."""
-        parts = [paths[start : start + self.batch_size] for start in range(0, len(paths), self.batch_size)]
+        parts = (paths[start : start + self.batch_size] for start in range(0, len(paths), self.batch_size))
         with ThreadPoolExecutor(self.workers) as pool:
-            following = [pool.submit(self._seen, path) for path in parts[0]]
-            for part, after in zip(parts, [*parts[1:], ()], strict=True):
-                now, following = following, [pool.submit(self._seen, path) for path in after]
-                yield part, [one.result() for one in now]
+            begun = ((part, pool.map(self._seen, part)) for part in parts)
+            for (part, images), _ in pairwise(chain(begun, [None])):
+                yield part, list(images)
 
     def _seen(self, path: str) -> Tensor | Unreadable:
         """A file as the extractor sees it, (1, c, h, w): made small at once, since a batch of photographs is large."""
@@ -164,71 +164,63 @@ def add(folder: str, pictures: Mapping[str, str | None], describe: Describer) ->
 
 @dataclass(frozen=True)
 class Answer:
-    """What a store has most like each of m queries, {path: class}: the neighbours, and where its own place is.
+    """The pictures of a store that are most like each of m queries.
 
-    exactness: the share of the true neighbours that an approximate index has found, or None. load: opens a picture.
+    names, classes, vectors (m, d): of the queries. own (m,): their places in the store, -1 for none, or None if none
+    has one. exactness: the share of the true neighbours that an approximate index has found, or None. load: opens a
+    picture.
     """
 
     store: Store
-    queries: dict[str, str | None]
+    names: list[str]
+    classes: list[str | None]
     vectors: Tensor
     own: Tensor | None
     neighbours: Neighbours
     exactness: float | None
     load: Load
 
-    def __iter__(self) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-        """For each query its path and its neighbours, best first; an approximate index may have found fewer than k."""
-        for path, similarities, places in zip(
-            self.queries, self.neighbours.similarities.tolist(), self.neighbours.indices.tolist(), strict=True
-        ):
-            found = [(place, similarity) for place, similarity in zip(places, similarities, strict=True) if place >= 0]
-            yield (
-                path,
-                [
-                    {"image": self.store.names[place], "class": self._class(place), "similarity": similarity}
-                    for place, similarity in found
-                ],
-            )
-
-    def _class(self, place: int) -> str | None:
-        label = int(self.store.labels[place])
-        return None if label == UNKNOWN else self.store.classes[label]
-
-    @property
-    def labels(self) -> Tensor:
-        """(m,) int64 into the store's classes, -1 for a query whose class is not known or is not among them."""
-        number = {name: number for number, name in enumerate(self.store.classes)}
-        return torch.tensor([number.get(name, UNKNOWN) for name in self.queries.values()])
+    def record(self, row: int) -> dict[str, Any]:
+        """A query and its neighbours, best first; an approximate index may have found fewer than k."""
+        places, similarities = self.neighbours.indices[row].tolist(), self.neighbours.similarities[row].tolist()
+        classes = (*self.store.classes, None)  # the last is that of UNKNOWN
+        neighbours = [
+            {"image": self.store.names[place], "class": classes[self.store.labels[place]], "similarity": similarity}
+            for place, similarity in zip(places, similarities, strict=True)
+            if place >= 0
+        ]
+        return {"image": self.names[row], "class": self.classes[row], "neighbours": neighbours}
 
     def records(self) -> list[dict[str, Any]]:
         """For JSON."""
-        return [{"image": path, "class": self.queries[path], "neighbours": found} for path, found in self]
+        return [self.record(row) for row in range(len(self.names))]
 
     def measures(self, *, ranking: bool) -> dict[str, float]:
         """Of `measure` at 1, 5, 10 and k; ranking: mAP over the whole store too. Empty if no class is known.
 
-        UserError if queries have classes that the store knows and it has no other picture of any.
+        UserError if the store knows classes of the queries but has no other picture of any.
         """
-        if (self.labels == UNKNOWN).all():
+        numbers = {name: number for number, name in enumerate(self.store.classes)}
+        labels = torch.tensor([numbers.get(name, UNKNOWN) for name in self.classes])
+        if (labels == UNKNOWN).all():
             return {}
         k = self.neighbours.indices.shape[1]
         ks = sorted({*(n for n in (1, 5, 10) if n < k), k})
-        found = measure(self.neighbours, self.labels, self.store.labels, own=self.own, ks=ks)
+        found = measure(self.neighbours, labels, self.store.labels, own=self.own, ks=ks)
         if ranking:
             searched = (self.store.vectors, self.store.labels)
-            found["map"] = mean_average_precision(self.vectors, self.labels, *searched, own=self.own)
+            found["map"] = mean_average_precision(self.vectors, labels, *searched, own=self.own)
         return found
 
     def report(self, *, ranking: bool) -> str:
         """For the console: the nearest of the first queries, the share of the true neighbours found, the measures."""
         lines = []
-        for path, found in itertools.islice(self, _LINES):
-            best = found[0] if found else {"image": "nothing", "class": None, "similarity": -math.inf}
+        for record in map(self.record, range(min(_LINES, len(self.names)))):
+            best = next(iter(record["neighbours"]), {"image": "nothing", "class": None, "similarity": -math.inf})
             of_class = f" ({best['class']})" if best["class"] else ""
-            lines.append(printable(f"{path}: {best['image']}{of_class} {best['similarity']:.3f}"))
-        if len(self.queries) > _LINES:
-            lines.append(f"… and {len(self.queries) - _LINES} more; output=FILE has all")
+            lines.append(printable(f"{record['image']}: {best['image']}{of_class} {best['similarity']:.3f}"))
+        if len(self.names) > _LINES:
+            lines.append(f"… and {len(self.names) - _LINES} more; output=FILE has all")
         if self.exactness is not None:
             lines.append(f"{100 * self.exactness:.2f} % of the neighbours that the exact index finds")
         try:
@@ -244,28 +236,19 @@ class Answer:
         if output is not None:
             atomic_io.replace(Path(output), (json.dumps(self.records(), indent=1) + "\n").encode())
         if sheet is not None:
-            png = io.BytesIO()
-            self.sheet().savefig(png, format="png")
-            atomic_io.replace(Path(sheet), png.getvalue())
+            atomic_io.replace(Path(sheet), png(self.sheet()))
 
     def sheet(self) -> Figure:
-        """As many queries as a contact sheet holds, evenly from all of them."""
-        answers = list(self)
-        count = min(QUERIES, len(answers))
-        return contact_sheet([self._row(*answers[place * len(answers) // count]) for place in range(count)])
-
-    def _row(self, path: str, found: list[dict[str, Any]]) -> Row:
-        own = self.queries[path]
-        neighbours = [
-            Neighbour(
-                self._small(one["image"]),
-                one["similarity"],
-                one["class"] or Path(one["image"]).name,
-                None if own is None or one["class"] is None else one["class"] == own,
-            )
-            for one in found
-        ]
-        return Row(self._small(path), own or Path(path).name, neighbours)
+        """As many queries as a contact sheet holds, evenly spaced."""
+        rows = []
+        for query in map(self.record, evenly_spaced(len(self.names), QUERIES)):
+            neighbours = []
+            for one in query["neighbours"]:
+                right = None if None in (query["class"], one["class"]) else query["class"] == one["class"]
+                name = one["class"] or Path(one["image"]).name
+                neighbours.append(Neighbour(self._small(one["image"]), one["similarity"], name, right))
+            rows.append(Row(self._small(query["image"]), query["class"] or Path(query["image"]).name, neighbours))
+        return contact_sheet(rows)
 
     def _small(self, path: str) -> Tensor:
         """A picture of a sheet, (c, h, w) uint8."""
@@ -291,11 +274,12 @@ def query(folder: str, pictures: Mapping[str, str | None], describe: Describer, 
     names, vectors = describe(list(pictures))
     vectors, places = unit(vectors, names), store.places(names)
     own = places if (places >= 0).any() else None
-    exact = neighbours = indexes.search(built, vectors, k, own=own)
+    neighbours, exactness = indexes.search(built, vectors, k, own=own), None
     if not isinstance(kind, indexes.Flat):
         exact = indexes.search(indexes.Flat().build(store.vectors), vectors, k, own=own)
-    exactness = None if exact is neighbours else indexes.found(neighbours, exact)
-    return Answer(store, {name: pictures[name] for name in names}, vectors, own, neighbours, exactness, describe.load)
+        exactness = indexes.found(neighbours, exact)
+    classes = [pictures[name] for name in names]
+    return Answer(store, names, classes, vectors, own, neighbours, exactness, describe.load)
 
 
 def _labels(names: Sequence[str], pictures: Mapping[str, str | None]) -> tuple[list[int], list[str]]:

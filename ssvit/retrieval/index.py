@@ -1,18 +1,17 @@
-"""Which images of a store look alike? faiss indexes, rebuilt from the vectors each time, and how good an answer is.
+"""faiss indexes of a store, rebuilt from the vectors each time, and how many of the true neighbours they find.
 
-Three kinds: `Flat` compares with every image, `IVF` with those of the nearest cells of a k-means, `HNSW` walks a graph
-of neighbours. The two that skip images are compared with the one that does not (`found`). Vectors are of length one
-(see `store.unit`), so that products are cosines.
+`Flat` compares with every image, `IVF` with those of the nearest cells of a k-means, `HNSW` walks a graph of
+neighbours. Vectors are of length one (see `store.unit`), so products are cosines.
 
 Letters: m queries, n images of the store, d width, k neighbours.
 """
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import faiss
+import numpy as np
 import torch
+from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from ssvit.evaluation.neighbours import Neighbours, check_k
@@ -61,7 +60,7 @@ class HNSW(options.HNSW):
     def build(self, vectors: Tensor) -> faiss.Index:
         index = faiss.IndexHNSWFlat(vectors.shape[1], self.links, faiss.METRIC_INNER_PRODUCT)
         index.hnsw.efConstruction = self.ef_construction
-        with _threads(1):
+        with threadpool_limits(1, user_api="openmp"):
             index.add(_of_length_one(vectors).numpy())
         index.hnsw.efSearch = self.ef_search
         return index
@@ -70,21 +69,17 @@ class HNSW(options.HNSW):
 def search(index: faiss.Index, queries: Tensor, k: int, *, own: Tensor | None = None) -> Neighbours:
     """The k nearest of the store for queries (m, d).
 
-    own (m,): where a query itself stands in the store, and is left out; -1 for one that does not stand there. Only that
-    place is left out: another image with the same vector stays. Where an approximate index has found fewer than k, the
-    index is -1 and the similarity -inf. OptionError if the store has fewer than k others.
+    own (m,): each query's own place in the store, which is left out, but no other image with the same vector; -1 for
+    none. Where an approximate index has found fewer than k, the index is -1 and the similarity -inf. OptionError if
+    the store has fewer than k others.
     """
-    extra = 0 if own is None else 1
-    check_k(k, index.ntotal, own=bool(extra))
-    similarities, indices = map(torch.from_numpy, index.search(_of_length_one(queries).numpy(), k + extra))
-    similarities = similarities.masked_fill(indices < 0, -math.inf)
+    check_k(k, index.ntotal, own=own is not None)
+    similarities, indices = index.search(_of_length_one(queries).numpy(), k + (own is not None))
     if own is not None:
-        itself = (indices == own[:, None]) & (indices >= 0)
-        similarities = similarities.masked_fill(itself, -math.inf)
-        indices = indices.masked_fill(itself, -1)
-    order = indices.argsort(dim=1, stable=True)
-    order = order.gather(1, similarities.gather(1, order).argsort(dim=1, descending=True, stable=True))[:, :k]
-    return Neighbours(similarities.gather(1, order), indices.gather(1, order))
+        indices[indices == own[:, None].numpy()] = -1
+    similarities[indices < 0] = -math.inf
+    order = np.lexsort((indices, -similarities))[:, :k]
+    return Neighbours(*(torch.from_numpy(np.take_along_axis(one, order, axis=1)) for one in (similarities, indices)))
 
 
 def found(approximate: Neighbours, exact: Neighbours) -> float:
@@ -101,13 +96,3 @@ def _of_length_one(vectors: Tensor) -> Tensor:
     if vectors.dtype != torch.float32 or not ((lengths - 1).abs() < 1e-3).all():
         raise ValueError("vectors must be float32 and of length one (see store.unit)")
     return vectors.contiguous()
-
-
-@contextmanager
-def _threads(count: int) -> Iterator[None]:
-    before = faiss.omp_get_max_threads()
-    faiss.omp_set_num_threads(count)
-    try:
-        yield
-    finally:
-        faiss.omp_set_num_threads(before)

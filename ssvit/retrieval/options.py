@@ -1,7 +1,4 @@
-"""The options of a store of pictures and of its indexes, which check themselves, and which pictures a user means.
-
-Standard library only.
-"""
+"""The options of a store of pictures and of its indexes, and the pictures that a user means. Standard library only."""
 
 import json
 import os

@@ -1,9 +1,9 @@
-"""Vectors of images in a folder: there whole or not at all, verified when opened, added to, unable to run code.
+"""A store of image vectors in a folder: written whole or not at all, verified when opened, unable to run code.
 
-vectors_00000000.safetensors, … (the shards) hold for each image its vector, its name and its label; manifest.json has
-the encoder that made them, the names of the classes, and the sha256 of each shard and of itself, the seal. What the
-manifest does not list is not in the store: new shards are written and synchronised first, then one rename of the
-manifest takes them in. Written shards are never changed, so they are read as mapped memory.
+vectors_00000000.safetensors, … (the shards) hold each image's vector, name and label; manifest.json has the encoder,
+the names of the classes, and the sha256 of each shard and of itself, the seal. What the manifest does not list is not
+in the store: new shards are written and synchronised first, then one rename of the manifest takes them in. Written
+shards are never changed, so they are read as mapped memory.
 
 Letters: n images, d width.
 """
@@ -12,6 +12,7 @@ import fcntl
 import hashlib
 import os
 import shutil
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -42,33 +43,34 @@ class _Shard(NamedTuple):
 
 
 def unit(vectors: Tensor, names: Sequence[str] | None = None) -> Tensor:
-    """Scale vectors to length one: (n, d) -> (n, d) float32, each the same whatever stands beside it.
-
-    UserError for one without a direction (zero, or not finite), which it calls by its name.
-    """
+    """Scale vectors to length one: (n, d) -> (n, d) float32. UserError names one that is zero or not finite."""
     scaled = torch.empty(vectors.shape, dtype=torch.float32)
     for start in range(0, len(vectors), _BLOCK):
         block = vectors[start : start + _BLOCK].double()
         scaled[start : start + _BLOCK] = block / block.square().sum(1, keepdim=True).sqrt()
     # Zero divided by zero is not a number either.
-    if wrong := (~scaled.isfinite().all(1)).nonzero()[:1].tolist():
-        place = wrong[0][0]
-        called = f"number {place}" if names is None else names[place]
-        raise UserError(f"the vector of image {called} has no direction: it is zero or not finite")
+    for place in (~scaled.isfinite().all(1)).nonzero()[:, 0].tolist():
+        name = f"number {place}" if names is None else names[place]
+        raise UserError(f"the vector of image {name} has no direction: it is zero or not finite")
     return scaled
 
 
 def check_vacant(folder: Path) -> None:
-    """StoreError unless a new store can be made there: what it holds already is never written over."""
+    """StoreError unless the folder is absent or empty."""
     if folder.exists() and any(folder.iterdir()):
         raise StoreError(f"{folder}: holds something already; add to it if it is a store, or take another")
 
 
 class Store:
-    """The vectors that a folder holds. Made by `create` or `open`; `add` adds to the folder and to this object."""
+    """The vectors that a folder holds. Made by `create` or `open`; `add` adds to the folder and to this object.
 
-    def __init__(self, folder: Path, manifest: Mapping[str, Any], shards: Sequence[_Shard]) -> None:
-        self.folder, self._manifest, self._shards = folder, manifest, list(shards)
+    encoder: the identity of the features, as given to `create`. width: of the vectors. classes: their names.
+    """
+
+    def __init__(self, folder: Path, manifest: Mapping[str, Any]) -> None:
+        self.folder, self._manifest = folder, manifest
+        self.encoder, self.width, self.classes = manifest["encoder"], manifest["width"], tuple(manifest["classes"])
+        self._shards = [_map(folder, entry, manifest) for entry in manifest["shards"]]
 
     @classmethod
     def create(
@@ -83,9 +85,9 @@ class Store:
     ) -> "Store":
         """A new store of vectors (n, d), which are scaled to length one; `folder` must be absent or empty.
 
-        names: of the images, each another (a path, or a place in a data set). labels (n,): into `classes`, -1 for
+        names: of the images, all different (a path, or a place in a data set). labels (n,): into `classes`, -1 for
         none; left out, no image has one. encoder: what tells the features from any others, such as a checkpoint's seal
-        and which layer was taken. StoreError if the disk refuses, UserError for values amiss; then nothing has changed.
+        and a layer. StoreError if the disk refuses, UserError for wrong values; then nothing has changed.
         """
         folder = Path(os.path.abspath(folder))
         if not len(vectors):
@@ -99,16 +101,14 @@ class Store:
             with _held(part):
                 for leftover in part.iterdir():
                     leftover.unlink()
-                facts = {"kind": KIND, "schema": SCHEMA, "encoder": encoder, "width": vectors.shape[1]}
-                entries = _write_shards(part, vectors, names, labels, first=0)
-                _write_manifest(part, {**facts, "classes": list(classes), "shards": entries})
+                empty = {"kind": KIND, "schema": SCHEMA, "encoder": encoder, "width": vectors.shape[1]}
+                _append(part, {**empty, "classes": list(classes), "shards": []}, vectors, names, labels)
                 part.rename(folder)
                 synchronise(folder.parent)
         except OSError as error:
             shutil.rmtree(part, ignore_errors=True)
             raise StoreError(f"{folder}: cannot be written ({error.strerror})") from None
-        manifest = _read_manifest(folder)
-        return cls(folder, manifest, [_map(folder, entry, manifest) for entry in manifest["shards"]])
+        return cls(folder, _read_manifest(folder))
 
     @classmethod
     def open(cls, folder: str | Path, *, encoder: str | None = None) -> "Store":
@@ -123,7 +123,6 @@ class Store:
                 f"{folder}: was made with the encoder {manifest['encoder']}, not with {encoder}: "
                 "their vectors cannot be compared"
             )
-        shards = []
         for entry in manifest["shards"]:
             path = folder / entry["file"]
             try:
@@ -133,26 +132,25 @@ class Store:
                         raise StoreError(f"{path}: is damaged (its sha256 is not the manifest's)")
             except OSError as error:
                 raise StoreError(f"{path}: cannot be read ({error.strerror})") from None
-            shards.append(_map(folder, entry, manifest))
-        return cls(folder, manifest, shards)
+        return cls(folder, manifest)
 
     def add(
         self, vectors: Tensor, names: Sequence[str], labels: Any = None, classes: Sequence[str] | None = None
     ) -> None:
-        """Add the vectors of more images, of the same encoder; what was there keeps its place.
+        """Add the vectors of more images, of the same encoder; those of the store keep their places.
 
-        classes: the names that `labels` stand for, if not the store's own; those that the store lacks are appended to
-        its own. StoreError if a name is there already (`absent` tells which are not), if another process is adding or
-        has added since the store was opened, or if the disk refuses: then what the store held is whole. Killed at any
-        moment, the folder holds the store as it was or as it is to be.
+        classes: of `labels`, by default the store's; new ones are appended to these. StoreError if a name is there
+        already (see `absent`), if another process is adding or has added since the store was opened, or if the disk
+        refuses: then what the store held is whole. Killed at any moment, the folder holds the old store or the new.
         """
         if not len(vectors):
             return
         if vectors.shape[1:] != (self.width,):
             raise UserError(f"{self.folder}: holds vectors of width {self.width}, not {vectors.shape[1]}")
-        if known := len(names) - len(self.absent(names)):
-            one = next(name for name in names if name in self._places)
-            raise StoreError(f"{self.folder}: holds {known} of the {len(names)} images already, such as {one}")
+        if known := [name for name in names if name in self._places]:
+            raise StoreError(
+                f"{self.folder}: holds {len(known)} of the {len(names)} images already, such as {known[0]}"
+            )
         classes = self.classes if classes is None else classes
         labels = _checked(len(vectors), names, labels, classes)
         merged = {name: number for number, name in enumerate(dict.fromkeys((*self.classes, *classes)))}
@@ -165,45 +163,25 @@ class Store:
                     raise StoreError(f"{self.folder}: has been added to since it was opened; open it again")
                 _sweep(self.folder)
                 try:
-                    entries = _write_shards(self.folder, vectors, names, labels, first=len(self._shards))
-                    changes = {"classes": list(merged), "shards": [*listed["shards"], *entries]}
-                    _write_manifest(self.folder, {**listed, **changes})
+                    _append(self.folder, {**listed, "classes": list(merged)}, vectors, names, labels)
                 except OSError:
                     _sweep(self.folder)
                     raise
                 manifest = _read_manifest(self.folder)
         except OSError as error:
             raise StoreError(f"{self.folder}: cannot be added to ({error.strerror}); what it held is whole") from None
-        self._shards += [_map(self.folder, entry, manifest) for entry in entries]
-        self._manifest = manifest
-        for cached in ("vectors", "labels", "names", "_places"):
-            self.__dict__.pop(cached, None)
+        self.__dict__ = Store(self.folder, manifest).__dict__  # with nothing cached
 
     def absent(self, names: Sequence[str]) -> list[int]:
-        """Places in `names` of the images that the store does not hold yet. A name stands for its image: whether the
-        file behind it has changed is not looked at.
-        """
+        """Places in `names` of those that the store does not hold; whether a file has changed is not checked."""
         return [place for place, name in enumerate(names) if name not in self._places]
 
     def places(self, names: Sequence[str]) -> Tensor:
-        """Where the images stand in the store: (len(names),) int64, -1 for one that does not."""
+        """The places of images in the store: (len(names),) int64, -1 for one that it does not hold."""
         return torch.tensor([self._places.get(name, -1) for name in names], dtype=torch.int64)
 
     def __len__(self) -> int:
         return sum(len(shard.vectors) for shard in self._shards)
-
-    @property
-    def width(self) -> int:
-        return self._manifest["width"]
-
-    @property
-    def encoder(self) -> str:
-        """Of which encoder's features the vectors are, as `create` was told."""
-        return self._manifest["encoder"]
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        return tuple(self._manifest["classes"])
 
     @cached_property
     def vectors(self) -> Tensor:
@@ -235,33 +213,31 @@ def _checked(n: int, names: Sequence[str], labels: Any, classes: Sequence[str]) 
         raise UserError("two classes have the same name")
     if wrong := labels[(labels < UNKNOWN) | (labels >= len(classes))][:1].tolist():
         raise UserError(f"label {wrong[0]} is outside of [0, {len(classes)}), the range of the classes")
-    seen: set[str] = set()
-    for name in names:
-        if name in seen:
+    for name, times in Counter(names).items():
+        if times > 1:
             raise UserError(f"the image {name} is given twice")
         if not name or "\0" in name:
             raise UserError(f"an image cannot be named {name!r}")
-        seen.add(name)
     return labels
 
 
-def _write_shards(
-    folder: Path, vectors: Tensor, names: Sequence[str], labels: Tensor, *, first: int
-) -> list[dict[str, Any]]:
-    """Write images as shards from number `first` on, and say of each what the manifest is to say."""
+def _append(folder: Path, manifest: Mapping[str, Any], vectors: Tensor, names: Sequence[str], labels: Tensor) -> None:
+    """Write images as new shards, then by one rename the manifest that lists them too."""
     rows = max(1, _SHARD // (4 * vectors.shape[1]))
-    entries = []
-    for number, start in enumerate(range(0, len(vectors), rows), start=first):
+    entries = list(manifest["shards"])
+    for number, start in enumerate(range(0, len(vectors), rows), start=len(entries)):
         part = slice(start, start + rows)
         # A path can be of bytes that are no UTF-8.
         text = bytearray("\0".join(names[part]).encode(errors="surrogateescape"))
         shard = _Shard(vectors[part], labels[part].contiguous(), torch.frombuffer(text, dtype=torch.uint8))
-        data = safetensors.torch.save(shard._asdict())
-        path = folder / f"vectors_{number:08d}.safetensors"
-        write(path, data)
-        entries.append({"file": path.name, "count": len(shard.vectors), "sha256": hashlib.sha256(data).hexdigest()})
+        data, file = safetensors.torch.save(shard._asdict()), f"vectors_{number:08d}.safetensors"
+        write(folder / file, data)
+        entries.append({"file": file, "count": len(shard.vectors), "sha256": hashlib.sha256(data).hexdigest()})
     synchronise(folder)
-    return entries
+    beside = folder / "manifest.json.part"
+    write(beside, sealed({**manifest, "shards": entries}))
+    beside.rename(folder / "manifest.json")
+    synchronise(folder)
 
 
 def _map(folder: Path, entry: Mapping[str, Any], manifest: Mapping[str, Any]) -> _Shard:
@@ -300,13 +276,11 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
             raise ValueError
         if manifest["schema"] != SCHEMA:
             raise StoreError(f"{folder}: has schema {manifest['schema']}, this version reads {SCHEMA}")
-        wanted = {"encoder": str, "width": int, "classes": list, "shards": list}
-        if not all(isinstance(manifest[key], kind) for key, kind in wanted.items()) or not manifest["shards"]:
+        if not _has(manifest, encoder=str, width=int, classes=list, shards=list) or not manifest["shards"]:
             raise ValueError
         for entry in manifest["shards"]:
-            if not all(isinstance(entry[key], kind) for key, kind in (("file", str), ("count", int), ("sha256", str))):
-                raise ValueError
-            if Path(entry["file"]).name != entry["file"]:  # it lies elsewhere
+            # A shard lies in the folder, nowhere else.
+            if not _has(entry, file=str, count=int, sha256=str) or Path(entry["file"]).name != entry["file"]:
                 raise ValueError
         return manifest
     except OSError as error:
@@ -315,16 +289,12 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
         raise StoreError(f"{path}: is damaged") from None
 
 
-def _write_manifest(folder: Path, facts: Mapping[str, Any]) -> None:
-    """Put a manifest in its place, from one moment to the next."""
-    part = folder / "manifest.json.part"
-    write(part, sealed(facts))
-    part.rename(folder / "manifest.json")
-    synchronise(folder)
+def _has(values: Mapping[str, Any], **kinds: type) -> bool:
+    return all(isinstance(values[key], kind) for key, kind in kinds.items())
 
 
 def _sweep(folder: Path) -> None:
-    """Remove what an interrupted `add` has left: all that the manifest in its place does not list."""
+    """Remove what an interrupted `add` has left: all that the manifest does not list."""
     listed = {entry["file"] for entry in _read_manifest(folder)["shards"]}
     for path in (folder / "manifest.json.part", *folder.glob("vectors_*.safetensors")):
         if path.name not in listed:
@@ -333,7 +303,7 @@ def _sweep(folder: Path) -> None:
 
 @contextmanager
 def _held(folder: Path) -> Iterator[None]:
-    """Keep other processes from writing there. The system lets go of the lock if this one is killed."""
+    """Keep other processes from writing there; the system frees the lock if this one is killed."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         try:
