@@ -52,7 +52,7 @@ def test_the_blur_is_torchvisions(reach: int) -> None:
 
 def test_jitter_is_torchvisions_operations_in_the_order_drawn() -> None:
     pictures, slots = images(60), torch.arange(60)
-    changed, factors, order = JITTER.draw(1, slots, view=2)
+    changed, factors, order = JITTER.sample(1, slots, view=2)
     theirs = pictures.clone()
     operations = (tvf.adjust_brightness, tvf.adjust_contrast, tvf.adjust_saturation, tvf.adjust_hue)
     for i in changed.nonzero()[:, 0].tolist():
@@ -66,7 +66,7 @@ def test_jitter_is_torchvisions_operations_in_the_order_drawn() -> None:
 
 def test_jitter_has_the_distribution_of_torchvisions() -> None:
     count = 4000
-    changed, factors, order = JITTER.draw(0, torch.arange(count))
+    changed, factors, order = JITTER.sample(0, torch.arange(count))
     assert abs(changed.double().mean() - 0.8) < 4 * (0.16 / count) ** 0.5
     theirs = v2.ColorJitter(brightness=0.4, contrast=0.4, saturation=0.2, hue=0.1)
     for place, name in enumerate(("brightness", "contrast", "saturation", "hue")):
@@ -77,13 +77,13 @@ def test_jitter_has_the_distribution_of_torchvisions() -> None:
     assert abs(orders / count - 1 / 24).max() < 5 * (1 / 24 / count) ** 0.5
     strong = ColorJitter(brightness=3, contrast=0, saturation=0, hue=0, probability=1.0)
     low, high = v2.ColorJitter(brightness=3).brightness
-    assert kstest(strong.draw(0, torch.arange(count))[1][:, 0].numpy(), "uniform", (low, high - low)).pvalue > 1e-3
+    assert kstest(strong.sample(0, torch.arange(count))[1][:, 0].numpy(), "uniform", (low, high - low)).pvalue > 1e-3
 
 
 def test_blurs_and_choices_have_their_probabilities() -> None:
     count = 4000
     slots, pictures = torch.arange(count), images(count, 3, 3)
-    blurred, sigma = GaussianBlur(probability=0.3, sigma=[0.1, 2.0]).draw(0, slots)
+    blurred, sigma = GaussianBlur(probability=0.3, sigma=[0.1, 2.0]).sample(0, slots)
     assert abs(blurred.double().mean() - 0.3) < 4 * (0.21 / count) ** 0.5
     assert kstest(sigma.numpy(), "uniform", (0.1, 1.9)).pvalue > 1e-3
     for step, operation in ((Grayscale(probability=0.2), lambda x: tvf.rgb_to_grayscale(x, 3)),

@@ -19,7 +19,7 @@ def images(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 def draws(crop: InceptionCrop, height: int, width: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    return crop.draw(0, torch.arange(count), torch.full((count,), height), torch.full((count,), width))
+    return crop.sample(0, torch.arange(count), torch.full((count,), height), torch.full((count,), width))
 
 
 @pytest.mark.parametrize(("height", "width"), [(375, 500), (32, 32), (20, 90)])
@@ -74,7 +74,7 @@ def test_crops_equal_torchvisions_within_one_grey_level(size: int | tuple[int, i
     ours = crop(batch, slots, seed=3)
     one_by_one = crop(list(batch), slots, seed=3)
     heights, widths = (torch.full((40,), n) for n in shape[1:])
-    boxes, flips = crop.draw(3, slots, heights, widths)
+    boxes, flips = crop.sample(3, slots, heights, widths)
     assert flips.unique().numel() == 2
     for i, (box, flip) in enumerate(zip(boxes.tolist(), flips.tolist(), strict=True)):
         expected = reference(batch[i], box, flip, crop.size).int()

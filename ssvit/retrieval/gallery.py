@@ -21,10 +21,10 @@ from typing import Any
 import torch
 from matplotlib.figure import Figure
 from torch import Tensor
+from torchvision.transforms.v2.functional import resize
 from tqdm import tqdm
 
 from ssvit import atomic_io
-from ssvit.data.augment.crop import resize
 from ssvit.data.decode import Unreadable, load
 from ssvit.data.source import Data
 from ssvit.evaluation.features import Extractor
@@ -258,7 +258,7 @@ class Answer:
             return _BLANK
         h, w = image.shape[1:]
         scale = min(1, _LONGER / max(h, w))
-        return resize(image[None], (math.ceil(scale * h), math.ceil(scale * w)))[0]
+        return resize(image, (math.ceil(scale * h), math.ceil(scale * w)))
 
 
 def query(folder: str, pictures: Mapping[str, str | None], describe: Describer, kind: Kind, k: int) -> Answer:

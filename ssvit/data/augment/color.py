@@ -1,7 +1,8 @@
-"""What changes an image's colours and sharpness, from uint8 to uint8: the operations of torchvision, for whole batches.
+"""Colours and sharpness changed: the operations of torchvision, for whole batches.
 
-Each image's parameters are hashed from (seed, slot, view), and no image's pixels depend on those beside it: sums and
-products follow one another in a fixed order. An image is changed with a probability of its own.
+Each class is called with images (b, 3, h, w) uint8 and slots (b,), and gives the same shape. An image's parameters are
+hashed from (seed, slot, view), and its pixels do not depend on the images beside it: sums and products have a fixed
+order.
 
 Letters: b images, c = 3 channels, h, w pixels, k taps of a filter.
 """
@@ -19,24 +20,22 @@ _CHUNK = 1 << 19  # values that are filtered at a time: they stay in a CPU's cac
 
 
 class ColorJitter(options.ColorJitter):
-    """Brightness, contrast, saturation and hue, changed one after the other in a random order.
+    """Brightness, contrast, saturation and hue, changed one after the other in a random order, as torchvision's.
 
-    The factors of the first three lie in [max(0, 1 - x), 1 + x], the turn of the hue in [-x, x] (torchvision's
-    ColorJitter). An operation of strength 0 is left out.
+    The factors of the first three lie in [max(0, 1 - x), 1 + x], the turn of the hue in [-x, x]; x = 0 leaves it out.
     """
 
-    def draw(self, seed: int, slots: Tensor, view: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-        """slots (b,) -> which images are changed (b,) bool, strengths (b, 4), and the order (b, 4): which is when."""
-        draws = uniform(seed, "color jitter", slots, 9, view)
+    def sample(self, seed: int, slots: Tensor, view: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+        """slots (b,) -> which images are changed (b,) bool, factors (b, 4), and the order of operations (b, 4)."""
+        numbers = uniform(seed, "color jitter", slots, 9, view)
         strengths = torch.tensor([self.brightness, self.contrast, self.saturation, self.hue], device=slots.device)
         middle = torch.tensor([1.0, 1.0, 1.0, 0.0], device=slots.device)
         low = torch.where(middle > 0, (1 - strengths).clamp(min=0), -strengths)
-        factors = low + (middle + strengths - low) * draws[:, 1:5]
-        return draws[:, 0] < self.probability, factors.float(), draws[:, 5:].argsort(dim=1)
+        factors = low + (middle + strengths - low) * numbers[:, 1:5]
+        return numbers[:, 0] < self.probability, factors.float(), numbers[:, 5:].argsort(dim=1)
 
     def __call__(self, images: Tensor, slots: Tensor, seed: int, view: int = 0) -> Tensor:
-        """(b, 3, h, w) uint8 with slots (b,) -> the same shape."""
-        changed, factors, order = self.draw(seed, slots, view)
+        changed, factors, order = self.sample(seed, slots, view)
         images = images.clone()
         operations = (adjust_brightness, adjust_contrast, adjust_saturation, adjust_hue)
         strengths = (self.brightness, self.contrast, self.saturation, self.hue)
@@ -52,7 +51,6 @@ class Grayscale(options.Grayscale):
     """All three channels become the image's brightness."""
 
     def __call__(self, images: Tensor, slots: Tensor, seed: int, view: int = 0) -> Tensor:
-        """(b, 3, h, w) uint8 with slots (b,) -> the same shape."""
         rows = (uniform(seed, "grayscale", slots, 1, view)[:, 0] < self.probability).nonzero()[:, 0]
         return images.index_copy(0, rows, _gray(images[rows]).to(torch.uint8).expand_as(images[rows]))
 
@@ -60,15 +58,14 @@ class Grayscale(options.Grayscale):
 class GaussianBlur(options.GaussianBlur):
     """A Gaussian filter of random width `sigma`, cut off at twice the greatest, over reflected edges."""
 
-    def draw(self, seed: int, slots: Tensor, view: int = 0) -> tuple[Tensor, Tensor]:
+    def sample(self, seed: int, slots: Tensor, view: int = 0) -> tuple[Tensor, Tensor]:
         """slots (b,) -> which images are blurred (b,) bool, and sigma (b,) float64."""
-        draws = uniform(seed, "gaussian blur", slots, 2, view)
+        numbers = uniform(seed, "gaussian blur", slots, 2, view)
         low, high = self.sigma
-        return draws[:, 0] < self.probability, low + (high - low) * draws[:, 1]
+        return numbers[:, 0] < self.probability, low + (high - low) * numbers[:, 1]
 
     def __call__(self, images: Tensor, slots: Tensor, seed: int, view: int = 0) -> Tensor:
-        """(b, c, h, w) uint8 with slots (b,) -> the same shape."""
-        blurred, sigma = self.draw(seed, slots, view)
+        blurred, sigma = self.sample(seed, slots, view)
         images = images.clone()
         for rows in blurred.nonzero()[:, 0].split(max(1, _CHUNK // images[0].numel())):
             images[rows] = blur(images[rows], sigma[rows], self.reach)
@@ -79,14 +76,13 @@ class Solarize(options.Solarize):
     """Values of `threshold` and more are inverted."""
 
     def __call__(self, images: Tensor, slots: Tensor, seed: int, view: int = 0) -> Tensor:
-        """(b, c, h, w) uint8 with slots (b,) -> the same shape."""
         chosen = uniform(seed, "solarize", slots, 1, view) < self.probability
         return (255 - images).where(chosen[:, :, None, None] & (images >= self.threshold), images)
 
 
 def adjust_brightness(images: Tensor, factors: Tensor) -> Tensor:
     """Values times factors (b,): (b, c, h, w) uint8 -> uint8."""
-    return _cut(images * _each(factors))
+    return (images * _each(factors)).clamp_(0, 255).to(torch.uint8)
 
 
 def adjust_contrast(images: Tensor, factors: Tensor) -> Tensor:
@@ -147,8 +143,4 @@ def _gray(images: Tensor) -> Tensor:
 
 
 def _between(first: Tensor, second: Tensor, factors: Tensor) -> Tensor:
-    return _cut(second * _each(factors) + first * _each(1 - factors))
-
-
-def _cut(x: Tensor) -> Tensor:
-    return x.clamp_(0, 255).to(torch.uint8)
+    return (second * _each(factors) + first * _each(1 - factors)).clamp_(0, 255).to(torch.uint8)

@@ -1,7 +1,8 @@
-"""An image of any size becomes h x w: crops, flips and resizing, from uint8 to uint8.
+"""Crops, flips and resizing, from uint8 to uint8.
 
-Each image's randomness is hashed from (seed, slot, view). A transform is called with a list of images of differing
-sizes, each (c, h, w), or with one tensor (b, c, h, w), which is worked on as a whole, on the device where it lies.
+A crop is called with a list of images of differing sizes, each (c, h, w), or with one tensor (b, c, h, w), which is
+worked on as a whole, on the device where it lies; and with slots (b,), a seed and a view, of which each image's
+randomness is hashed. It returns (b, c, *size) uint8.
 
 Letters: b images, c channels, h, w pixels, k taps of a resampling filter.
 """
@@ -9,11 +10,11 @@ Letters: b images, c channels, h, w pixels, k taps of a resampling filter.
 import math
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torchvision.transforms.v2 import functional as tvf
 
 from ssvit.data.augment import options
 from ssvit.options import UserError
@@ -25,26 +26,23 @@ _TABLE = 1 << 18  # places of a table of filters, up to which keeping one is wor
 
 
 class InceptionCrop(options.InceptionCrop):
-    """A crop of random area and aspect ratio, resized to `size`, and flipped left to right with probability `flip`.
+    """A crop of random area and aspect ratio, resized and flipped: torchvision's RandomResizedCrop within a grey level.
 
-    The distribution is that of torchvision's RandomResizedCrop (Szegedy et al. 2015), and so are the pixels, within
-    one grey level: bilinear with antialiasing.
-
-    The authors' code takes TensorFlow's crop (vit_jax: input_pipeline.py): a side and the ratio are drawn evenly, where
-    here the area and the ratio's logarithm are; the whole image is taken where nothing fits; nothing is antialiased.
+    The authors' code takes TensorFlow's crop (vit_jax: input_pipeline.py): it samples a side and the ratio evenly, and
+    not the area and the ratio's logarithm; where nothing fits, it takes the whole image; it does not antialias.
     """
 
-    def draw(self, seed: int, slots: Tensor, heights: Tensor, widths: Tensor, view: int = 0) -> tuple[Tensor, Tensor]:
+    def sample(self, seed: int, slots: Tensor, heights: Tensor, widths: Tensor, view: int = 0) -> tuple[Tensor, Tensor]:
         """slots, heights, widths (b,) -> boxes (b, 4) int64: top, left, height and width of each crop; flips (b,) bool.
 
         A box is the first of ten tries that fits into the image, else the largest centred crop of an allowed ratio.
         """
-        draws = uniform(seed, "inception crop", slots, 2 * _TRIES + 3, view)
+        numbers = uniform(seed, "inception crop", slots, 2 * _TRIES + 3, view)
         heights, widths = heights.double(), widths.double()
         low, high = self.scale
-        area = (heights * widths)[:, None] * (low + (high - low) * draws[:, :_TRIES])
+        area = (heights * widths)[:, None] * (low + (high - low) * numbers[:, :_TRIES])
         low, high = self.ratio
-        ratio = torch.exp(math.log(low) + (math.log(high) - math.log(low)) * draws[:, _TRIES : 2 * _TRIES])
+        ratio = torch.exp(math.log(low) + (math.log(high) - math.log(low)) * numbers[:, _TRIES : 2 * _TRIES])
         tried_w, tried_h = (area * ratio).sqrt().round(), (area / ratio).sqrt().round()
         fits = (tried_w > 0) & (tried_h > 0) & (tried_w <= widths[:, None]) & (tried_h <= heights[:, None])
         first = fits.byte().argmax(dim=1, keepdim=True)
@@ -52,36 +50,27 @@ class InceptionCrop(options.InceptionCrop):
         h = tried_h.gather(1, first)[:, 0].where(fits, torch.minimum(heights, (widths / low).round()))
         w = tried_w.gather(1, first)[:, 0].where(fits, torch.minimum(widths, (heights * high).round()))
         free = torch.stack((heights - h, widths - w), dim=1)
-        start = (draws[:, -3:-1] * (free + 1)).where(fits[:, None], free / 2).floor()
-        return torch.cat((start, h[:, None], w[:, None]), dim=1).long(), draws[:, -1] < self.flip
+        start = (numbers[:, -3:-1] * (free + 1)).where(fits[:, None], free / 2).floor()
+        return torch.cat((start, h[:, None], w[:, None]), dim=1).long(), numbers[:, -1] < self.flip
 
     def __call__(self, images: Tensor | Sequence[Tensor], slots: Tensor, seed: int, view: int = 0) -> Tensor:
-        """(b, c, h, w) or a list of (c, h, w), uint8, with slots (b,) -> (b, c, *size) uint8."""
-        if isinstance(images, Tensor):
-            sizes = torch.tensor(images.shape[2:], device=slots.device).expand(len(images), 2)
-        else:
-            sizes = torch.tensor([image.shape[1:] for image in images], device=slots.device)
-        boxes, flips = self.draw(seed, slots, *sizes.unbind(1), view)
+        sizes = images.shape[2:] if isinstance(images, Tensor) else [image.shape[1:] for image in images]
+        sizes = torch.tensor(sizes, device=slots.device).expand(len(images), 2)
+        boxes, flips = self.sample(seed, slots, *sizes.unbind(1), view)
         if isinstance(images, Tensor):
             return resample(images, boxes, flips, self.size)
         cropped = []
-        for image, (top, left, h, w), flip in zip(images, boxes.tolist(), flips.tolist(), strict=True):
-            resized = resize(image[None, :, top : top + h, left : left + w], self.size)[0]
+        for image, box, flip in zip(images, boxes.tolist(), flips.tolist(), strict=True):
+            resized = tvf.resized_crop(image, *box, self.size)
             cropped.append(resized.flip(-1) if flip else resized)
         return torch.stack(cropped)
 
 
 class ShiftCrop(options.ShiftCrop):
-    """A crop of `size` at a random place of the image widened by `padding` reflected pixels on each side, and a flip.
-
-    CIFAR's usual augmentation where `size` is the image's own.
-    """
+    """A random crop of the image widened by `padding` reflected pixels on each side, and a flip: usual for CIFAR."""
 
     def __call__(self, images: Tensor | Sequence[Tensor], slots: Tensor, seed: int, view: int = 0) -> Tensor:
-        """(b, c, h, w) or a list of (c, h, w), uint8, with slots (b,) -> (b, c, *size) uint8.
-
-        UserError if an image is smaller than the crop and its padding need.
-        """
+        """UserError if an image is smaller than the crop and its padding need."""
         if not isinstance(images, Tensor):
             return torch.cat([self(image[None], slots[i : i + 1], seed, view) for i, image in enumerate(images)])
         b, c, h, w = images.shape
@@ -89,66 +78,54 @@ class ShiftCrop(options.ShiftCrop):
         if min(free_h, free_w) < 0 or self.padding >= min(h, w):
             crop = f"{self.size[1]}x{self.size[0]}"
             raise UserError(f"an image of {w}x{h} pixels is too small for a crop of {crop} with padding={self.padding}")
-        draws = uniform(seed, "shift crop", slots, 3, view)
-        rows = self._places(draws[:, 0], free_h, self.size[0], h)
-        columns = self._places(draws[:, 1], free_w, self.size[1], w)
-        columns = columns.flip(1).where(draws[:, 2:] < self.flip, columns)
+        numbers = uniform(seed, "shift crop", slots, 3, view)
+        rows = self._places(numbers[:, 0], free_h, self.size[0], h)
+        columns = self._places(numbers[:, 1], free_w, self.size[1], w)
+        columns = columns.flip(1).where(numbers[:, 2:] < self.flip, columns)
         taken = images.reshape(b * c * h, w).index_select(0, _rows(rows[:, :, None], c, h).flatten())
         return taken.view(b, c, -1, w).gather(3, columns[:, None, None].expand(-1, c, rows.shape[1], -1))
 
-    def _places(self, draw: Tensor, free: int, crop: int, n: int) -> Tensor:
+    def _places(self, numbers: Tensor, free: int, crop: int, n: int) -> Tensor:
         """Which of n pixels each pixel of the crop shows, in one direction: (b,) -> (b, crop)."""
-        start = (draw * (free + 1)).long() - self.padding
-        place = start[:, None] + torch.arange(crop, device=draw.device)
+        start = (numbers * (free + 1)).long() - self.padding
+        place = start[:, None] + torch.arange(crop, device=numbers.device)
         return (n - 1) - ((n - 1) - place.abs()).abs()
 
 
 class ResizeCrop(options.ResizeCrop):
-    """The whole image resized to a square of `resize` pixels, out of proportion, a random crop of it, and a flip.
-
-    The training images of VTAB in Kolesnikov et al. 2020 (BiT), sections 2.2 and 3.3: 384 of 448.
-    """
-
-    def __init__(self, **given: Any) -> None:
-        super().__init__(**given)
-        self.crop = ShiftCrop(size=self.size, padding=0, flip=self.flip)
+    """A random crop of the image resized to a square, and a flip: as for VTAB in Kolesnikov et al. 2020 (BiT), 2.2."""
 
     def __call__(self, images: Tensor | Sequence[Tensor], slots: Tensor, seed: int, view: int = 0) -> Tensor:
-        """(b, c, h, w) or a list of (c, h, w), uint8, with slots (b,) -> (b, c, *size) uint8."""
         square = (self.resize, self.resize)
-        if not isinstance(images, Tensor):
-            return self.crop(torch.cat([resize(image[None], square) for image in images]), slots, seed, view)
-        return self.crop(resize(images, square), slots, seed, view)
+        if isinstance(images, Tensor):
+            images = tvf.resize(images, square)
+        else:
+            images = torch.stack([tvf.resize(image, square) for image in images])
+        return ShiftCrop(size=self.size, padding=0, flip=self.flip)(images, slots, seed, view)
 
 
 class CenterCrop(options.CenterCrop):
-    """What evaluation sees of an image."""
+    """What evaluation sees of an image: no randomness."""
 
     def __call__(
         self, images: Tensor | Sequence[Tensor], slots: Tensor | None = None, seed: int = 0, view: int = 0
     ) -> Tensor:
-        """(b, c, h, w) or a list of (c, h, w), uint8 -> (b, c, *size) uint8; nothing else makes a difference."""
         if not isinstance(images, Tensor):
             return torch.cat([self(image[None]) for image in images])
-        h, w = images.shape[2:]
-        if (h, w) == self.size:
+        if images.shape[2:] == self.size:
             return images
-        h, w = self._fitted(h, w)
+        size = self._fitted(*images.shape[2:])
         out = images.new_empty(*images.shape[:2], *self.size)
-        top, left = self._corner(h, w)
         for part, target in zip(images.split(_chunk(images)), out.split(_chunk(images)), strict=True):
-            target.copy_(resize(part, (h, w))[:, :, top : top + self.size[0], left : left + self.size[1]])
+            target.copy_(tvf.center_crop(tvf.resize(part, size), self.size))
         return out
 
     def mask(self, mask: Tensor) -> Tensor:
         """The class numbers of the pixels that the crop of an image shows, the nearest: (h, w) -> (*size) uint8."""
-        h, w = mask.shape if mask.shape == self.size else self._fitted(*mask.shape)
-        top, left = self._corner(h, w)
-        resized = F.interpolate(mask[None, None], size=(h, w), mode="nearest-exact")[0, 0]
-        return resized[top : top + self.size[0], left : left + self.size[1]]
-
-    def _corner(self, h: int, w: int) -> tuple[int, int]:
-        return round((h - self.size[0]) / 2), round((w - self.size[1]) / 2)
+        if mask.shape == self.size:
+            return mask
+        resized = F.interpolate(mask[None, None], size=self._fitted(*mask.shape), mode="nearest-exact")
+        return tvf.center_crop(resized, self.size)[0, 0]
 
     def _fitted(self, h: int, w: int) -> tuple[int, int]:
         """The size to resize to; to cover, sides in proportion, the longer one rounded down as torchvision does."""
@@ -163,26 +140,16 @@ class CenterCrop(options.CenterCrop):
         return max(self.size[0], int(h * factor)), max(self.size[1], int(w * factor))
 
 
-def resize(images: Tensor, size: tuple[int, int]) -> Tensor:
-    """Bilinear with antialiasing: (b, c, h, w) uint8 -> (b, c, *size) uint8."""
-    if images.shape[2:] == size:
-        return images
-    if images.device.type == "cpu":
-        return F.interpolate(images, size=size, mode="bilinear", antialias=True)
-    resized = F.interpolate(images.float(), size=size, mode="bilinear", antialias=True)
-    return _to_uint8(resized, torch.empty_like(resized, dtype=torch.uint8))
-
-
 def resample(images: Tensor, boxes: Tensor, flips: Tensor, size: tuple[int, int]) -> Tensor:
-    """Each image's box resized to `size` and flipped where told, the whole batch at once.
+    """Each image's box resized to `size`, and flipped or not, the whole batch at once.
 
     images (b, c, h, w) uint8, boxes (b, 4): top, left, height, width, flips (b,) bool -> (b, c, *size) uint8. Rows
     are gathered and weighted by their few taps; columns, which lie apart in memory, go through a matrix product.
     """
     b, c, h, w = images.shape
     top, left, box_h, box_w = boxes.unbind(1)
-    rows, row_weights = _taps(top, box_h, torch.zeros_like(flips), h, size[0])
-    columns, column_weights = _taps(left, box_w, flips, w, size[1])
+    rows, row_weights = _taps(top, box_h, h, size[0])
+    columns, column_weights = (x.flip(1).where(flips[:, None, None], x) for x in _taps(left, box_w, w, size[1]))
     out = images.new_empty(b, c, *size)
     tensors = (images, rows, row_weights, columns, column_weights, out)
     for pixels, at, weights, to, matrix, target in zip(*(t.split(_chunk(images)) for t in tensors), strict=True):
@@ -191,41 +158,38 @@ def resample(images: Tensor, boxes: Tensor, flips: Tensor, size: tuple[int, int]
         x = F.embedding_bag(bags, pixels.reshape(-1, w).float(), mode="sum", per_sample_weights=weights)
         matrix = x.new_zeros(len(at), size[1], w).scatter_(2, to, matrix)
         x = torch.bmm(x.view(-1, c * size[0], w), matrix.mT)
-        _to_uint8(x.view_as(target), target)
+        target.copy_(x.view_as(target).round_().to(torch.int16))  # CPUs convert to and from int16 many at once
     return out
 
 
-def _taps(start: Tensor, length: Tensor, reverse: Tensor, n: int, out: int) -> tuple[Tensor, Tensor]:
+def _taps(start: Tensor, length: Tensor, n: int, out: int) -> tuple[Tensor, Tensor]:
     """Pixels and weights of a triangle filter that resizes [start, start + length) of n pixels to `out`.
 
-    start, length, reverse (b,) -> places (b, out, k) int64, all different, and weights (b, out, k) float32. The filter
-    is as wide as an output pixel, but never narrower than two input pixels, and cut off at the ends of the box.
+    start, length (b,) -> places (b, out, k) int64, all different, and weights (b, out, k) float32. The filter is as
+    wide as an output pixel, but never narrower than two input pixels, and cut off at the ends of the box.
     """
     if n * n * out > _TABLE:
-        return _filter(start, length, reverse, n, out)
+        return _filter(start, length, n, out)
     places, weights = _table(n, out, start.device)
-    box = (reverse * n + start) * n + length - 1
+    box = start * n + length - 1
     return places.index_select(0, box), weights.index_select(0, box)
 
 
 @lru_cache(maxsize=8)
 def _table(n: int, out: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """The filters of every box in n pixels: (2 * n * n, out, k), by direction, start and length."""
+    """The filters of every box in n pixels: (n * n, out, k), by start and length."""
     ends = torch.arange(n, device=device)
-    reverse = torch.tensor([False, True], device=device)
-    reverse, start, length = torch.cartesian_prod(reverse.long(), ends, ends + 1).unbind(1)
-    return _filter(start, torch.minimum(length, n - start), reverse.bool(), n, out)
+    start, length = torch.cartesian_prod(ends, ends + 1).unbind(1)
+    return _filter(start, torch.minimum(length, n - start), n, out)
 
 
-def _filter(start: Tensor, length: Tensor, reverse: Tensor, n: int, out: int) -> tuple[Tensor, Tensor]:
+def _filter(start: Tensor, length: Tensor, n: int, out: int) -> tuple[Tensor, Tensor]:
     """What `_taps` returns, worked out."""
     k = min(math.ceil(2 * max(n / out, 1)), n)
     start, length = start[:, None].float(), length[:, None].float()
-    place = torch.arange(out, device=start.device)
-    place = (out - 1 - place).where(reverse[:, None], place)
     scale = length / out
     reach = scale.clamp(min=1)
-    center = start + (place + 0.5) * scale
+    center = start + (torch.arange(out, device=start.device) + 0.5) * scale
     first = (center - reach + 0.5).floor().clamp(min=0, max=n - k)
     taps = first[:, :, None] + torch.arange(k, device=start.device)
     weights = (1 - (taps + 0.5 - center[:, :, None]).abs() / reach[:, :, None]).clamp_(min=0)
@@ -237,11 +201,6 @@ def _rows(rows: Tensor, c: int, h: int) -> Tensor:
     """Rows of each image (b, r, k) to rows of the batch's (b * c * h, w) matrix, for every channel: (b, c, r, k)."""
     start = torch.arange(len(rows) * c, device=rows.device).view(-1, c, 1, 1) * h
     return rows[:, None] + start
-
-
-def _to_uint8(x: Tensor, out: Tensor) -> Tensor:
-    """Round into `out`. By way of int16, to which and from which CPUs convert many values at once."""
-    return out.copy_(x.round_().to(torch.int16))
 
 
 def _chunk(images: Tensor) -> int:

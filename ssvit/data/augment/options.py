@@ -1,4 +1,7 @@
-"""The options of crops, colours and views, which check themselves. Standard library only."""
+"""The options of crops, colours and views, which check themselves. Standard library only.
+
+probability: that an image is changed.
+"""
 
 import math
 from collections.abc import Sequence
@@ -6,18 +9,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ssvit.models.options import ViT, grid
-from ssvit.options import OptionError, number, one_of, pair, whole
+from ssvit.options import OptionError, number, one_of, pair, select, whole
 
 FITS = ("cover", "squash")
-
-
-def _patches(name: str, size: int | Sequence[int], encoder: ViT) -> None:
-    """OptionError unless the encoder's patches divide an image of a size."""
-    try:
-        grid(size, encoder.patch_size)
-    except OptionError:
-        right = f"must be divided by encoder.patch_size={encoder.patch_size}"
-        raise OptionError(name, size, right) from None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,9 +24,14 @@ class Crop:
     def __post_init__(self) -> None:
         object.__setattr__(self, "size", pair("size", self.size))
 
-    def fits(self, encoder: ViT) -> None:
+    def fits(self, encoder: ViT, name: str = "size") -> None:
         """OptionError unless the encoder's patches divide such an image."""
-        _patches("size", self.size, encoder)
+        size = getattr(self, name)
+        try:
+            grid(size, encoder.patch_size)
+        except OptionError:
+            right = f"must be divided by encoder.patch_size={encoder.patch_size}"
+            raise OptionError(name, size, right) from None
 
     @property
     def bytes_per_image(self) -> int:
@@ -96,8 +95,7 @@ class CenterCrop(Crop):
     """What evaluation sees of an image. One that has the size already stays as it is."""
 
     resize: int | None = None
-    """Pixels of the shorter side before the crop. None, or where that would leave less than `size`: as many as just
-    cover it."""
+    """Pixels of the shorter side before the crop. None, or where those are too few: as many as just cover `size`."""
     fit: str = "cover"
     """cover: the shorter side is resized, then the middle cut out; squash: the whole image is resized to `size`, out of
     proportion (vit_jax: input_pipeline.py)."""
@@ -114,18 +112,16 @@ class CenterCrop(Crop):
 
 @dataclass(frozen=True, kw_only=True)
 class ColorJitter:
-    """Brightness, contrast, saturation and hue changed at random, as torchvision's; the defaults are DINO's."""
+    """Brightness, contrast, saturation and hue changed at random, as torchvision's; the defaults are DINO's.
+
+    The first three are the largest change of a factor from 1; hue is the largest turn, as a part of the whole circle.
+    """
 
     brightness: float = 0.4
-    """Most change of the factor of the brightness from 1."""
     contrast: float = 0.4
-    """The same of the contrast."""
     saturation: float = 0.2
-    """The same of the saturation."""
     hue: float = 0.1
-    """Most turn of the hue, as a part of the whole circle."""
     probability: float = 0.8
-    """That an image is changed."""
 
     def __post_init__(self) -> None:
         for name in ("brightness", "contrast", "saturation"):
@@ -139,7 +135,6 @@ class Grayscale:
     """Images lose their colours."""
 
     probability: float = 0.2
-    """That an image does."""
 
     def __post_init__(self) -> None:
         number("probability", self.probability, 0, 1)
@@ -150,7 +145,6 @@ class GaussianBlur:
     """A Gaussian filter of random width."""
 
     probability: float = 0.5
-    """That an image is blurred."""
     sigma: Sequence[float] = (0.1, 2.0)
     """Least and greatest standard deviation, in pixels."""
 
@@ -169,7 +163,6 @@ class Solarize:
     """Bright values are inverted."""
 
     probability: float = 0.2
-    """That those of an image are."""
     threshold: int = 128
     """The least value that is inverted."""
 
@@ -182,7 +175,7 @@ class Solarize:
 class MultiCrop(InceptionCrop):
     """DINO's views of an image (Caron et al. 2021): two large crops, "global", and several small ones, "local".
 
-    What is an `InceptionCrop`'s holds for the global views. blur and solarize are probabilities for the first global
+    The options of `InceptionCrop` hold for the global views; blur and solarize have a probability for the first global
     view, the second, and each local one.
     """
 
@@ -194,7 +187,6 @@ class MultiCrop(InceptionCrop):
     local_scale: Sequence[float] = (0.05, 0.4)
     """Least and greatest part of the image's area that a local view shows."""
     local_views: int = 8
-    """How many local views there are; 0: none."""
     jitter: float = 0.8
     """Probability of changed colours; how much they change: see `ColorJitter`."""
     brightness: float = 0.4
@@ -215,7 +207,7 @@ class MultiCrop(InceptionCrop):
         object.__setattr__(self, "local_size", pair("local_size", self.local_size))
         _least_most("local_scale", self.local_scale, 1)
         whole("local_views", self.local_views, at_least=0)
-        ColorJitter(**self.colors)
+        select(ColorJitter, vars(self))
         for name, value in (("jitter", self.jitter), ("grayscale", self.grayscale)):
             number(name, value, 0, 1)
         for name, value in (("blur", self.blur), ("solarize", self.solarize)):
@@ -230,12 +222,7 @@ class MultiCrop(InceptionCrop):
     def fits(self, encoder: ViT) -> None:
         super().fits(encoder)
         if self.local_views:
-            _patches("local_size", self.local_size, encoder)
-
-    @property
-    def colors(self) -> dict[str, float]:
-        """The strengths of a `ColorJitter`."""
-        return {name: getattr(self, name) for name in ("brightness", "contrast", "saturation", "hue")}
+            super().fits(encoder, "local_size")
 
 
 def _least_most(name: str, value: Sequence[float], high: float = float("inf")) -> None:

@@ -1,7 +1,6 @@
 """Several views of one image: augmentations one after the other, and groups of them by name.
 
-The views of an image are numbered, and each hashes its randomness from (seed, slot, view): the same image, slot and
-seed give the same views in any batch, whether images come as a list or as one tensor.
+Each view hashes its randomness from (seed, slot, view): the same in any batch, of a list of images or one tensor.
 
 Letters: b images, v views, c channels, h, w pixels.
 """
@@ -16,16 +15,17 @@ from torch import Tensor
 from ssvit.data.augment import options
 from ssvit.data.augment.color import ColorJitter, GaussianBlur, Grayscale, Solarize
 from ssvit.data.augment.crop import InceptionCrop
+from ssvit.options import select
 
 
 class Augmentation(Protocol):
     """What makes one view of each image.
 
     Called with (b, c, h, w) uint8, or a list of (c, h, w), with slots (b,), a seed and the number of the view; returns
-    (b, c, h', w') uint8. bytes_per_image: what one image takes afterwards.
+    (b, c, h', w') uint8.
     """
 
-    bytes_per_image: int
+    bytes_per_image: int  # of an image afterwards
 
     def __call__(self, images: Tensor | Sequence[Tensor], slots: Tensor, seed: int, view: int = 0) -> Tensor: ...
 
@@ -38,7 +38,6 @@ class Chain:
         self.bytes_per_image = crop.bytes_per_image
 
     def __call__(self, images: Tensor | Sequence[Tensor], slots: Tensor, seed: int, view: int = 0) -> Tensor:
-        """As an `Augmentation`."""
         for step in self.steps:
             images = step(images, slots, seed, view)
         return images
@@ -63,26 +62,23 @@ class Views:
 
 
 class MultiCrop(Views):
-    """DINO's views (Caron et al. 2021, main_dino.py): "global", two large crops, and "local", several small ones.
-
-    Each is flipped, its colours changed, made grey, blurred and solarised with some probability; see `options`. Where
-    DINO resizes by cubic interpolation, this is bilinear.
-    """
+    """DINO's views (Caron et al. 2021, main_dino.py), by `options.MultiCrop`, but bilinear where DINO's are bicubic."""
 
     def __init__(self, **given: Any) -> None:
-        self.options = told = options.MultiCrop(**given)
-        crop = {"ratio": told.ratio, "flip": told.flip}
-        large = InceptionCrop(size=told.size, scale=told.scale, **crop)
-        small = InceptionCrop(size=told.local_size, scale=told.local_scale, **crop)
+        chosen = options.MultiCrop(**given)
+        values = vars(chosen)
+        large = select(InceptionCrop, values)
+        small = select(InceptionCrop, values | {"size": chosen.local_size, "scale": chosen.local_scale})
+        jitter = select(ColorJitter, values | {"probability": chosen.jitter})
         first, second, local = (
             Chain(
-                cut,
-                ColorJitter(**told.colors, probability=told.jitter),
-                Grayscale(probability=told.grayscale),
-                GaussianBlur(probability=blur, sigma=told.sigma),
+                crop,
+                jitter,
+                Grayscale(probability=chosen.grayscale),
+                GaussianBlur(probability=blur, sigma=chosen.sigma),
                 Solarize(probability=solarize),
             )
-            for cut, blur, solarize in zip((large, large, small), told.blur, told.solarize, strict=True)
+            for crop, blur, solarize in zip((large, large, small), chosen.blur, chosen.solarize, strict=True)
         )
-        locals_ = {"local": [local] * told.local_views} if told.local_views else {}
-        super().__init__({"global": [first, second], **locals_})
+        groups = {"global": [first, second], "local": [local] * chosen.local_views}
+        super().__init__({name: views for name, views in groups.items() if views})
