@@ -81,23 +81,10 @@ def test_an_image_does_not_depend_on_threads_or_chunks(monkeypatch, chunk):
 
 def test_arithmetic_before_rounding_has_the_same_bits_in_any_batch():
     # Rounding to 8 bits would hide most differences of a float's last bit, so look at the canvas before it.
-    grid = synthetic._grid(13, 19, torch.device("cpu"))
-    numbers = synthetic._numbers(torch.arange(50), 0, 97)
-    lattices = [
-        synthetic._numbers(torch.arange(50), i, 2 * (cells + 1) ** 2) for i, (cells, _) in enumerate(synthetic._OCTAVES)
-    ]
-    light, palette = synthetic._direction(numbers[:, :1]), synthetic._palette(numbers[:, :12])
-    labels = torch.arange(50) % 10
+    grid, indices, labels = synthetic._Grid(13, 19, torch.device("cpu")), torch.arange(50), torch.arange(50) % 10
 
     def paint(rows: slice) -> torch.Tensor:
-        x, y = synthetic._noise([lattice[rows] for lattice in lattices], grid).unbind(1)
-        ray = tuple(part[rows] for part in light)
-        numbers_of_leaves = synthetic._numbers(torch.arange(50)[rows], 1, 10 * synthetic._LEAVES)
-        canvas = synthetic._background(grid, x, palette[rows])
-        leaves = synthetic._leaves(numbers_of_leaves, palette[rows], ray, grid)
-        synthetic._paint_leaves(canvas, x, y, (synthetic._stripes(x, y, numbers[rows, :3]),), leaves)
-        synthetic._paint_shape(canvas, labels[rows], numbers[rows, 12:23], ray, grid)
-        return canvas
+        return synthetic._canvas(indices[rows], labels[rows], 0, grid)
 
     together = paint(slice(0, 50))
     for rows in (slice(7, 8), slice(1, 18), slice(20, 50)):

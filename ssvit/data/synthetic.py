@@ -1,18 +1,17 @@
-"""The embedded data set: scenes of overlapping leaves behind one labelled shape, drawn from (seed, index) alone.
+"""The embedded data set: scenes of overlapping leaves behind one labelled shape, functions of (seed, index) alone.
 
 The dead-leaves model gives the scale-free statistics of natural images: opaque leaves with radii distributed as
 r^-3, painted over one another (Lee, Mumford, Huang 2001). Light, texture and a small palette of each scene make hidden
-patches predictable from visible ones. The shape is the class; its pose, colour and texture say nothing of it.
+patches predictable from visible ones. The shape is the class; its pose, colour and texture are independent of it.
 
-Every number comes from sums, products, minima, square roots and tables. Those are rounded alike wherever they stand
-in a batch, which torch does not promise of its powers and angles (a vector and its remainder differ in the last bit):
-so an image has the same bits in any batch and for any number of threads.
+Every number comes from sums, products, minima, square roots and tables, which torch rounds alike wherever they stand
+in a batch, unlike its powers and angles: an image has the same bits in any batch and for any number of threads.
 
 Letters: b images, k leaves, p pixels = h * w. Lengths are in units of sqrt(h * w).
 """
 
 import math
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
@@ -81,55 +80,42 @@ def _hourglass(x: Tensor, y: Tensor) -> Tensor:
     return torch.maximum(y - 1.19, x * 0.75 - y * 0.66 - 0.1)
 
 
-SHAPES = {
-    "disc": _disc,
-    "square": _square,
-    "triangle": _triangle,
-    "star": _star,
-    "ring": _ring,
-    "cross": _cross,
-    "crescent": _crescent,
-    "heart": _heart,
-    "arrow": _arrow,
-    "hourglass": _hourglass,
-}
+_FUNCTIONS = (_disc, _square, _triangle, _star, _ring, _cross, _crescent, _heart, _arrow, _hourglass)
+SHAPES = {function.__name__[1:]: function for function in _FUNCTIONS}
 CLASSES = tuple(SHAPES)
 
 
 def render(indices: Tensor, *, seed: int, size: int | tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """Draw images and tell their classes.
+    """Images and their classes: image i is a pure function of (seed, i, size), its label of (seed, i).
 
     indices (b,) int64, size a side or (height, width) in pixels -> images (b, 3, h, w) uint8, labels (b,) int64 into
-    `CLASSES`. Image i is a pure function of (seed, i, size), and its label of (seed, i); each aligned run of ten
-    indices holds every class once. The sizes of one aspect show one scene. OptionError if a side is no positive whole
-    number or the seed is negative.
+    `CLASSES`. Each aligned run of ten indices holds every class once. Sizes of one aspect show one scene. OptionError
+    for a wrong size or seed.
     """
-    height, width = pair("size", size)
-    whole("seed", seed, 0)
-    grid = _grid(height, width, indices.device)
-    labels = _label(indices, seed)
-    images = torch.empty(len(indices), 3, height, width, dtype=torch.uint8, device=indices.device)
-    rows = max(1, _CHUNK // (height * width))
-    for start in range(0, len(indices), rows):
-        part = slice(start, start + rows)
-        images[part] = _draw(indices[part], labels[part], seed, grid).view(-1, 3, height, width)
-    return images, labels
+    return _in_chunks(_draw, 3, indices, seed, size)
 
 
 def masks(indices: Tensor, *, seed: int, size: int | tuple[int, int]) -> Tensor:
-    """Where the labelled shapes lie in the images that `render` draws of the same arguments.
+    """Where the labelled shapes lie in the images that `render` makes of the same arguments.
 
     indices (b,) int64 -> (b, h, w) uint8: 1 + label for a pixel whose centre lies in the shape, 0 for the background.
     """
+    return _in_chunks(_draw_mask, 1, indices, seed, size)[0][:, 0]
+
+
+def _in_chunks(
+    draw: Callable[..., Tensor], channels: int, indices: Tensor, seed: int, size: int | tuple[int, int]
+) -> tuple[Tensor, Tensor]:
+    """Images (b, channels, h, w) uint8, drawn a chunk at a time, and their labels (b,)."""
     height, width = pair("size", size)
-    grid, labels = _grid(height, width, indices.device), _label(indices, seed)
-    found = torch.empty(len(indices), height, width, dtype=torch.uint8, device=indices.device)
+    whole("seed", seed, 0)
+    grid, labels = _Grid(height, width, indices.device), _label(indices, seed)
+    images = torch.empty(len(indices), channels, height, width, dtype=torch.uint8, device=indices.device)
     rows = max(1, _CHUNK // (height * width))
     for start in range(0, len(indices), rows):
         part = slice(start, start + rows)
-        shape = _place(labels[part], _drawn(indices[part], seed)[3], grid)
-        found[part] = ((shape.depth > 0) * (labels[part, None] + 1)).view(-1, height, width)
-    return found
+        images[part] = draw(indices[part], labels[part], seed, grid).view(-1, channels, height, width)
+    return images, labels
 
 
 def _label(indices: Tensor, seed: int) -> Tensor:
@@ -139,51 +125,54 @@ def _label(indices: Tensor, seed: int) -> Tensor:
     return order.gather(1, indices.remainder(count)[:, None])[:, 0]
 
 
-class _Grid(NamedTuple):
-    """Pixel centres with the origin in the middle of the image, its extent, and the pixels in a unit of length."""
+class _Grid:
+    """Pixel centres x, y (p,) with the origin in the middle of the image; density: pixels in a unit of length."""
 
-    x: Tensor  # (p,)
-    y: Tensor  # (p,)
-    columns: int
-    rows: int
-    density: float
-
-    @property
-    def extent(self) -> tuple[float, float]:
-        return self.columns / self.density, self.rows / self.density
-
-
-def _grid(height: int, width: int, device: torch.device) -> _Grid:
-    density = math.sqrt(height * width)
-    x = (torch.arange(width, device=device) - (width - 1) / 2) / density
-    y = (torch.arange(height, device=device) - (height - 1) / 2) / density
-    return _Grid(x.repeat(height), y.repeat_interleave(width), width, height, density)
+    def __init__(self, height: int, width: int, device: torch.device) -> None:
+        self.rows, self.columns, self.density = height, width, math.sqrt(height * width)
+        self.extent = width / self.density, height / self.density
+        x = (torch.arange(width, device=device) - (width - 1) / 2) / self.density
+        y = (torch.arange(height, device=device) - (height - 1) / 2) / self.density
+        self.x, self.y = x.repeat(height), y.repeat_interleave(width)
 
 
 def _draw(indices: Tensor, labels: Tensor, seed: int, grid: _Grid) -> Tensor:
     """One chunk of images: (b,) indices and labels -> (b, 3, p) uint8."""
-    light, tints, bands, shape, leaves, *lattices = _drawn(indices, seed)
-    light, palette = _direction(light * 0.4 + 0.55), _palette(tints)
+    return _canvas(indices, labels, seed, grid).clamp_(0, 1).mul_(255).add_(0.5).to(torch.uint8)
+
+
+def _canvas(indices: Tensor, labels: Tensor, seed: int, grid: _Grid) -> Tensor:
+    """One chunk of images before they are rounded: (b, 3, p)."""
+    light, tints, bands, shape, leaves, *lattices = _numbers(indices, seed)
+    light = _direction(light * 0.4 + 0.55)
+    # Four tints that the leaves of a scene share: (b, 4, 3) of brightness, warmth and greenness.
+    palette = (tints.view(-1, 4, 3) - 0.5) * torch.tensor([0.5, 0.6, 0.45], device=tints.device)
     grain, clouds = _noise(lattices, grid).unbind(1)
     x, y = grid.x + grain * 0.04, grid.y + clouds * 0.04
+    # Bands of one direction and period.
+    cos, sin = _direction(bands[:, :1])
+    period = 0.1 + bands[:, 1:2] * 0.15
+    stripes = _wave(x * (cos / period) + y * (sin / period) + bands[:, 2:])
     canvas = _background(grid, clouds, palette)
-    _paint_leaves(canvas, x, y, (_stripes(x, y, bands), grain), _leaves(leaves, palette, light, grid))
+    _paint_leaves(canvas, x, y, (stripes, grain), _leaves(leaves, palette, light, grid))
     _paint_shape(canvas, labels, shape, light, grid)
-    return canvas.clamp_(0, 1).mul_(255).add_(0.5).to(torch.uint8)
+    return canvas
 
 
-def _drawn(indices: Tensor, seed: int) -> tuple[Tensor, ...]:
-    """The numbers of the light, the tints, the bands, the shape, the leaves and each octave of noise: (b, count)."""
+def _draw_mask(indices: Tensor, labels: Tensor, seed: int, grid: _Grid) -> Tensor:
+    """One chunk of masks: (b,) indices and labels -> (b, p)."""
+    depth = _place(labels, _numbers(indices, seed)[3], grid)[0]
+    return (depth > 0) * (labels[:, None] + 1)
+
+
+def _numbers(indices: Tensor, seed: int) -> tuple[Tensor, ...]:
+    """Uniform in [0, 1), (b, count) each: for light, tints, bands, shape, leaves, and each octave of noise."""
     counts = [1, 12, 3, 11, 10 * _LEAVES, *(2 * (cells + 1) ** 2 for cells, _ in _OCTAVES)]
-    return _numbers(indices, seed, sum(counts)).split(counts, dim=1)
-
-
-def _numbers(indices: Tensor, seed: int, count: int) -> Tensor:
-    """Uniform in [0, 1): (b,) -> (b, count). Each of 53 bits makes two of the 24 that a float32 holds."""
-    wide = uniform(seed, "synthetic", indices, (count + 1) // 2) * 2.0**24
+    # Each number of 53 bits makes two of the 24 that a float32 holds.
+    wide = uniform(seed, "synthetic", indices, (sum(counts) + 1) // 2) * 2.0**24
     high = wide.floor()
     low = ((wide - high) * 2.0**24).floor()
-    return (torch.cat([high, low], dim=1) * 2.0**-24).float()[:, :count]
+    return (torch.cat([high, low], dim=1) * 2.0**-24).float()[:, : sum(counts)].split(counts, dim=1)
 
 
 def _direction(turn: Tensor) -> tuple[Tensor, Tensor]:
@@ -201,7 +190,7 @@ def _wave(t: Tensor) -> Tensor:
 
 def _noise(lattices: list[Tensor], grid: _Grid) -> Tensor:
     """Two fields of smooth noise around 0 from lattices, one an octave: (b, 2 (cells + 1)^2) uniform -> (b, 2, p)."""
-    octaves = []
+    noise = 0
     for (cells, weight), lattice in zip(_OCTAVES, lattices, strict=True):
         values = ((lattice - 0.5) * (2 * weight)).view(-1, 2, cells + 1, cells + 1)
         # Columns before rows: the lattice is small while single numbers are picked, and whole rows are picked fast.
@@ -212,11 +201,8 @@ def _noise(lattices: list[Tensor], grid: _Grid) -> Tensor:
             ease = part * part * (3 - part * 2)
             low, high = values.index_select(axis, cell), values.index_select(axis, cell + 1)
             values = high.sub_(low).mul_(ease if axis == 3 else ease[:, None]).add_(low)
-        octaves.append(values)
-    coarse, *finer = octaves
-    for octave in finer:
-        coarse += octave
-    return coarse.flatten(2)
+        noise += values
+    return noise.flatten(2)
 
 
 def _color(bright: Tensor, warm: Tensor, green: Tensor) -> Tensor:
@@ -224,18 +210,6 @@ def _color(bright: Tensor, warm: Tensor, green: Tensor) -> Tensor:
     return torch.stack(
         [bright + warm * 0.6, bright + warm * 0.15 + green * 0.5, bright - warm * 0.75 - green * 0.2], -1
     )
-
-
-def _palette(numbers: Tensor) -> Tensor:
-    """Four tints that the leaves of a scene share: (b, 12) -> (b, 4, 3) of brightness, warmth and greenness."""
-    return (numbers.view(-1, 4, 3) - 0.5) * torch.tensor([0.5, 0.6, 0.45], device=numbers.device)
-
-
-def _stripes(x: Tensor, y: Tensor, numbers: Tensor) -> Tensor:
-    """Bands of one direction and period a scene: (b, p) in [-1, 1]."""
-    cos, sin = _direction(numbers[:, :1])
-    period = 0.1 + numbers[:, 1:2] * 0.15
-    return _wave(x * (cos / period) + y * (sin / period) + numbers[:, 2:])
 
 
 def _background(grid: _Grid, clouds: Tensor, palette: Tensor) -> Tensor:
@@ -246,31 +220,15 @@ def _background(grid: _Grid, clouds: Tensor, palette: Tensor) -> Tensor:
     return ((grid.y + 0.5) + clouds * 0.2)[:, None] * (low - top) + top
 
 
-class _Leaves(NamedTuple):
-    """Leaves from the farthest to the nearest, each field (k, b, 1) but the colour.
+def _leaves(
+    numbers: Tensor, palette: Tensor, light: tuple[Tensor, Tensor], grid: _Grid
+) -> Iterable[tuple[Tensor, ...]]:
+    """The leaves of each scene from the farthest to the nearest, of (b, 10 k) uniform numbers.
 
-    A leaf's own coordinates are u = ux * x + uy * y + u0 and v alike; its edge lies where their norm is 1.
+    Each has, (b, 1): ux, uy, u0, vx, vy, v0 of its own coordinates u = ux * x + uy * y + u0 and v alike, in which its
+    edge lies where the norm is 1; the gain of brightness along u and v; the contrast of its texture; the slopes over
+    the squared norm of its edge and of the shadow that it casts around itself. Then its colour (b, 3, 1).
     """
-
-    ux: Tensor
-    uy: Tensor
-    u0: Tensor
-    vx: Tensor
-    vy: Tensor
-    v0: Tensor
-    light_u: Tensor  # gain of brightness along u
-    light_v: Tensor
-    texture: Tensor  # contrast of its texture
-    ambient: Tensor
-    sharpness: Tensor  # slope of its edge over the squared norm, and what to add
-    blur: Tensor
-    reach: Tensor  # the same of the shadow that it casts around itself
-    gloom: Tensor
-    color: Tensor  # (k, b, 3, 1)
-
-
-def _leaves(numbers: Tensor, palette: Tensor, light: tuple[Tensor, Tensor], grid: _Grid) -> _Leaves:
-    """Sizes, poses and looks of the leaves of each scene, (b, 10 k) uniform numbers."""
     size, aspect, x, y, turn, bright, warm, green, texture, tint = numbers.view(-1, 10, _LEAVES).permute(1, 2, 0)
     least, most = (r**-2 for r in _RADII)
     radius = 1 / (least - size * (least - most)).sqrt()
@@ -280,8 +238,6 @@ def _leaves(numbers: Tensor, palette: Tensor, light: tuple[Tensor, Tensor], grid
     ux, uy, vx, vy = cos / u_radius, sin / u_radius, -sin / v_radius, cos / v_radius
     x, y = ((place - 0.5) * (side * 1.1) for place, side in zip((x, y), grid.extent, strict=True))
     lx, ly = (part[:, 0] * 0.22 for part in light)
-    sharpness = radius * (grid.density * 0.65)
-    reach = (v_radius * 4).clamp_(max=0.6)
     bases = palette.gather(1, (tint.T * 4).long()[:, :, None].expand(-1, -1, 3)).permute(2, 1, 0)
     color = _color(
         bases[0] + bright * 0.45 + 0.25, bases[1] + (warm - 0.5) * 0.2, bases[2] + (green - 0.5) * 0.2
@@ -289,45 +245,40 @@ def _leaves(numbers: Tensor, palette: Tensor, light: tuple[Tensor, Tensor], grid
     fields = (
         *(ux, uy, -(ux * x + uy * y), vx, vy, -(vx * x + vy * y)),
         *(lx * cos + ly * sin, ly * cos - lx * sin),
-        *((texture * 0.5 - 0.2).clamp_(min=0), torch.full_like(size, 1.05)),
-        *(sharpness, 0.5 - sharpness, reach, 0.6 - reach),
+        *((texture * 0.5 - 0.2).clamp_(min=0), radius * (grid.density * 0.65), (v_radius * 4).clamp_(max=0.6)),
     )
-    return _Leaves(*(field[:, :, None].contiguous() for field in fields), color[..., None])
+    return zip(*(field[:, :, None].contiguous() for field in fields), color[..., None], strict=True)
 
 
-def _paint_leaves(canvas: Tensor, x: Tensor, y: Tensor, fields: tuple[Tensor, ...], leaves: _Leaves) -> None:
-    """Paint ellipses, and boxes for every fourth, over one another: canvas (b, 3, p), x, y and fields (b, p)."""
+def _paint_leaves(
+    canvas: Tensor, x: Tensor, y: Tensor, textures: tuple[Tensor, ...], leaves: Iterable[tuple[Tensor, ...]]
+) -> None:
+    """Paint ellipses, and boxes for every fourth, over one another: canvas (b, 3, p), x, y and textures (b, p)."""
     # Written into the same few buffers leaf after leaf: fresh ones would cost more in page faults than the arithmetic.
-    one, roundness = torch.tensor([1.0, 0.15], device=x.device)
+    one = torch.ones((), device=x.device)
     u, v, shade, spare = torch.empty(4, *x.shape, device=x.device)
     layer = torch.empty_like(canvas)
-    for k, leaf in enumerate(map(_Leaves._make, zip(*leaves, strict=True))):
-        torch.mul(x, leaf.ux, out=u).add_(torch.mul(y, leaf.uy, out=spare)).add_(leaf.u0)
-        torch.mul(x, leaf.vx, out=v).add_(torch.mul(y, leaf.vy, out=spare)).add_(leaf.v0)
-        torch.mul(u, leaf.light_u, out=shade).add_(torch.mul(v, leaf.light_v, out=spare))
-        shade.add_(torch.mul(fields[k % len(fields)], leaf.texture, out=spare))
+    for k, (ux, uy, u0, vx, vy, v0, light_u, light_v, contrast, edge, shadow, color) in enumerate(leaves):
+        torch.mul(x, ux, out=u).add_(torch.mul(y, uy, out=spare)).add_(u0)
+        torch.mul(x, vx, out=v).add_(torch.mul(y, vy, out=spare)).add_(v0)
+        torch.mul(u, light_u, out=shade).add_(torch.mul(v, light_v, out=spare))
+        shade.add_(torch.mul(textures[k % len(textures)], contrast, out=spare))
         # The squared norm is 1 at the edge of the leaf and grows there by 2 over the shorter radius.
         u.mul_(u), v.mul_(v)
         norm = torch.maximum(u, v, out=u) if k % 4 == 0 else u.add_(v)
-        outside = torch.mul(norm, leaf.sharpness, out=v).add_(leaf.blur).clamp_(0, 1)
-        shade.sub_(torch.mul(norm, roundness, out=spare)).add_(leaf.ambient).mul_(torch.sub(one, outside, out=spare))
-        lit = torch.mul(norm, leaf.reach, out=u).add_(leaf.gloom).clamp_(max=1)
+        outside = torch.mul(norm, edge, out=v).add_(0.5 - edge).clamp_(0, 1)
+        shade.sub_(torch.mul(norm, 0.15, out=spare)).add_(1.05).mul_(torch.sub(one, outside, out=spare))
+        lit = torch.mul(norm, shadow, out=u).add_(0.6 - shadow).clamp_(max=1)
         canvas.mul_(lit.mul_(outside)[:, None])
-        canvas.add_(torch.mul(leaf.color, shade[:, None], out=layer))
+        canvas.add_(torch.mul(color, shade[:, None], out=layer))
 
 
-class _Shape(NamedTuple):
-    """Where the labelled shapes lie."""
+def _place(labels: Tensor, numbers: Tensor, grid: _Grid) -> tuple[Tensor, ...]:
+    """The shapes of some labels (b,) at the size and pose that the first of (b, 11) uniform numbers give.
 
-    depth: Tensor  # (b, p): above 0 inside, 0 at the edge
-    dx: Tensor  # (b, p): from the middle of the shape
-    dy: Tensor
-    u: Tensor  # (b, p): along its first axis, in radii
-    radius: Tensor  # (b, 1)
-
-
-def _place(labels: Tensor, numbers: Tensor, grid: _Grid) -> _Shape:
-    """The shapes of some labels (b,) at the size and pose that the first of (b, 11) uniform numbers tell."""
+    Returns their depth (b, p), above 0 inside and 0 at the edge; dx, dy (b, p) from their middle; u (b, p) along their
+    first axis, in radii; and their radius (b, 1).
+    """
     size, x, y, turn, aspect = numbers[:, :5, None].unbind(1)
     side = min(grid.extent)
     radius = (0.17 + size * 0.07) * side
@@ -341,7 +292,7 @@ def _place(labels: Tensor, numbers: Tensor, grid: _Grid) -> _Shape:
     for label, shape in enumerate(SHAPES.values()):
         rows = (labels == label).nonzero()[:, 0]
         depth[rows] = -shape(u[rows], v[rows])
-    return _Shape(depth, dx, dy, u, radius)
+    return depth, dx, dy, u, radius
 
 
 def _paint_shape(canvas: Tensor, labels: Tensor, numbers: Tensor, light: tuple[Tensor, Tensor], grid: _Grid) -> None:
