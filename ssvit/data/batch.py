@@ -1,7 +1,4 @@
-"""What a training step takes: the views of some images.
-
-Letters: b images, v views, c channels, h, w pixels.
-"""
+"""What a training step takes: the views of some images. Letters: b images, v views, c channels, h, w pixels."""
 
 from typing import NamedTuple
 
@@ -14,9 +11,9 @@ from ssvit.options import UserError
 class Batch(NamedTuple):
     """Some images of a run, or of an evaluation.
 
-    views: by name, uint8. One view an image is called "image", (b, c, h, w); several of one size have a name together,
-    as "global" and "local", (b, v, c, h, w). labels: (b,) int64, or None. slots: (b,) int64, which images of the run
-    these are: all that is random about an image is a function of the seed, its slot and the view.
+    views: by name, uint8. A single view is called "image", (b, c, h, w); several of one size have a name together, as
+    "global" and "local", (b, v, c, h, w). labels: (b,) int64, or None. slots: (b,) int64, which images of the run these
+    are: all that is random about an image is a function of the seed, its slot and the view.
     """
 
     views: dict[str, Tensor]
@@ -46,5 +43,5 @@ class Batch(NamedTuple):
 
 
 def named(views: Tensor | dict[str, Tensor]) -> dict[str, Tensor]:
-    """What an augmentation gives, views by name: a tensor alone is the only view."""
+    """Views by name, of what an augmentation returns: a tensor alone is the only view."""
     return {"image": views} if isinstance(views, Tensor) else views
