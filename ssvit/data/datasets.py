@@ -1,4 +1,4 @@
-"""The data sets: builders that find the images to train on, to choose by and to report on."""
+"""The builders of data sets: they find the images to train on, to choose by and to report on."""
 
 import os
 from collections.abc import Sequence
@@ -15,14 +15,15 @@ from ssvit.options import OptionError, UserError
 
 
 def synthetic(**given: Any) -> Data:
-    """The embedded set, `options.Synthetic`, drawn anew at each start: nothing to download."""
+    """The embedded set, `options.Synthetic`, rendered at each start: nothing to download."""
     from ssvit.data.synthetic import CLASSES, masks, render
 
-    own = options.Synthetic(**given)
-    drawn = {"seed": own.seed, "size": own.size}
+    chosen = options.Synthetic(**given)
+    scene = {"seed": chosen.seed, "size": chosen.size}
+    counts = chosen.images, chosen.held_out_images
     train, test = (
-        Memory(*render(part, **drawn), CLASSES, masks=masks(part, **drawn))
-        for part in torch.arange(own.images + own.held_out_images).split((own.images, own.held_out_images))
+        Memory(*render(part, **scene), CLASSES, masks=masks(part, **scene))
+        for part in torch.arange(sum(counts)).split(counts)
     )
     return Data(train, None, test, CLASSES)
 
@@ -30,36 +31,36 @@ def synthetic(**given: Any) -> Data:
 def folder(**given: Any) -> Data:
     """Image files in a folder, `options.Folder`.
 
-    Where there are validation and test images, test=auto passes over test images that have no labels of the training
-    set's classes. UserError if validation or test images have a class that training lacks.
+    Beside validation images, test=auto skips test images that have no labels of the training set's classes. UserError
+    if validation or test images have a class that training lacks.
     """
-    own = options.Folder(**given)
-    found = own.splits
-    read = {"verify": own.verify, "masks": own.masks and (own.root, own.masks)}
-    trained = _files(found.train, **read)
-    if found.validation is None and found.test is None:
-        trained, kept = hold_out(trained, fraction=own.held_out, seed=own.seed)
-        told = f"{_short(found.train)} {len(trained):,} images to train on, {len(kept):,} others to measure on"
-        return Data(trained, None, kept, trained.classes, f"{told} (data.held_out={own.held_out:g})")
-    validated = found.validation and _files(found.validation, trained.classes, **read)
-    tested, reason = None, ""
-    optional = own.test == folders.AUTO and validated
+    chosen = options.Folder(**given)
+    splits = chosen.splits
+    read = {"verify": chosen.verify, "masks": chosen.masks and (chosen.root, chosen.masks)}
+    train = _files(splits.train, **read)
+    if splits.validation is None and splits.test is None:
+        train, test = hold_out(train, fraction=chosen.held_out, seed=chosen.seed)
+        line = f"{_short(splits.train)} {len(train):,} images to train on, {len(test):,} others to measure on"
+        return Data(train, None, test, train.classes, f"{line} (data.held_out={chosen.held_out:g})")
+    validation = splits.validation and _files(splits.validation, train.classes, **read)
+    test, reason = None, ""
+    optional = chosen.test == folders.AUTO and validation
     try:
-        tested = found.test and _files(found.test, trained.classes, **read)
-        if optional and tested and trained.classes and tested.labels is None:
-            tested, reason = None, "its images have no labels"
+        test = splits.test and _files(splits.test, train.classes, **read)
+        if optional and test and train.classes and test.labels is None:
+            test, reason = None, "its images have no labels"
     except UserError as error:
         if not optional:
             raise
         reason = str(error)
-    choices, figure = ("for choices", "for the reported figure") if validated and tested else ("to measure on",) * 2
-    told = [f"{_short(found.train)} {len(trained):,} images to train on"]
-    for path, source, purpose in ((found.validation, validated, choices), (found.test, tested, figure)):
+    purposes = ("for choices", "for the reported figure") if validation and test else ("to measure on",) * 2
+    lines = [f"{_short(splits.train)} {len(train):,} images to train on"]
+    for path, source, purpose in zip(splits[1:], (validation, test), purposes, strict=True):
         if source is not None:
-            told.append(f"{_short(path)} {len(source):,} {purpose}")
+            lines.append(f"{_short(path)} {len(source):,} {purpose}")
     if reason:
-        told.append(f"{_short(found.test)} is not used: {reason}")
-    return Data(trained, validated, tested, trained.classes, "; ".join(told))
+        lines.append(f"{_short(splits.test)} is not used: {reason}")
+    return Data(train, validation, test, train.classes, "; ".join(lines))
 
 
 def _short(path: str) -> str:
@@ -68,8 +69,8 @@ def _short(path: str) -> str:
 
 def imagenet(**given: Any) -> Data:
     """ImageNet in its usual layout, `options.Imagenet`."""
-    own = options.Imagenet(**given)
-    root, verify = own.root, own.verify
+    chosen = options.Imagenet(**given)
+    root, verify = chosen.root, chosen.verify
     train = _files(os.path.join(root, "train"), verify=verify)
     if not train.classes:
         raise OptionError("root", root, "images lie in train/ itself, not in a folder for each class")
@@ -80,15 +81,12 @@ def imagenet(**given: Any) -> Data:
 
 
 def torchvision_set(**given: Any) -> Data:
-    """A public data set, `options.TorchvisionSet`, measured on its test images. UserError if files are absent or
-    damaged.
-    """
-    own = options.TorchvisionSet(**given)
-    name, root, download = own.name, own.root, own.download
-    train_parts, test_part = _READERS[name]
+    """A public data set, `options.TorchvisionSet`, tested on its test images. UserError for absent or damaged files."""
+    chosen = options.TorchvisionSet(**given)
+    name, root, download = chosen.name, chosen.root, chosen.download
+    parts = (chosen.split,) if chosen.split else _TORCHVISION[name][1]
     try:
-        train = _torchvision(name, root, (own.split,) if own.split else train_parts, download)
-        test = _torchvision(name, root, (test_part,), download)
+        train, test = (_torchvision(name, root, which, download) for which in (parts, ("test",)))
     except ModuleNotFoundError as error:
         raise UserError(f"data.name={name}: reading it needs the package {error.name}") from None
     except (RuntimeError, OSError, EOFError) as error:
@@ -120,34 +118,28 @@ def _files(root: str, classes: Sequence[str] = (), *, verify: str, masks: tuple[
     return Files(paths, [label[name] for _, name in found], classes, masks=masks, verify=verify)
 
 
-# The parts that make up the training set, and the part that is measured on, of each name.
-_READERS = {
-    "cifar10": (("train",), "test"),
-    "cifar100": (("train",), "test"),
-    "stl10": (("train",), "test"),
-    "flowers102": (("train", "val"), "test"),
-    "oxford_pets": (("trainval",), "test"),
+# The class in torchvision.datasets, and the parts that make up the training set.
+_TORCHVISION = {
+    "cifar10": ("CIFAR10", ("train",)),
+    "cifar100": ("CIFAR100", ("train",)),
+    "stl10": ("STL10", ("train",)),
+    "flowers102": ("Flowers102", ("train", "val")),
+    "oxford_pets": ("OxfordIIITPet", ("trainval",)),
 }
 
 
 def _torchvision(name: str, root: str, parts: Sequence[str], download: bool) -> Source:
     from torchvision import datasets
 
+    reader = getattr(datasets, _TORCHVISION[name][0])
     if name in ("cifar10", "cifar100"):
-        reader = datasets.CIFAR10 if name == "cifar10" else datasets.CIFAR100
         found = reader(root, train=parts == ("train",), download=download)
         return Memory(torch.from_numpy(found.data).permute(0, 3, 1, 2), found.targets, found.classes)
+    found = [reader(root, split=part, download=download) for part in parts]
+    classes = found[0].classes
     if name == "stl10":
-        found = datasets.STL10(root, split=parts[0], download=download)
-        images = torch.from_numpy(found.data)
-        return Memory(images) if parts[0] == "unlabeled" else Memory(images, found.labels, found.classes)
-    if name == "flowers102":
-        found = [datasets.Flowers102(root, split=part, download=download) for part in parts]
-        paths, labels = _joined(found, "_image_files"), _joined(found, "_labels")
-        return Files(paths, labels, getattr(found[0], "classes", [f"flower {i}" for i in range(102)]))
-    found = [datasets.OxfordIIITPet(root, split=part, download=download) for part in parts]
-    return Files(_joined(found, "_images"), _joined(found, "_labels"), found[0].classes)
-
-
-def _joined(sets: Sequence[Any], attribute: str) -> list[Any]:
-    return [item for part in sets for item in getattr(part, attribute)]
+        images = torch.from_numpy(found[0].data)
+        return Memory(images) if parts == ("unlabeled",) else Memory(images, found[0].labels, classes)
+    attribute = "_image_files" if name == "flowers102" else "_images"
+    paths = [path for part in found for path in getattr(part, attribute)]
+    return Files(paths, [label for part in found for label in part._labels], classes)

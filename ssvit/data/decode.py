@@ -16,7 +16,8 @@ import os
 import re
 import stat
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import BinaryIO
 
 import numpy as np
@@ -55,56 +56,44 @@ class Unreadable(UserError):
 
 
 def load(path: str) -> Tensor:
-    """Read an image file: (3, h, w) uint8, RGB. Unreadable if it cannot be read, is damaged, truncated or too large.
-
-    UserError if the process has too many files open, which says nothing of this one.
-    """
-    return _decoded(path, _image)
+    """(3, h, w) uint8, RGB. Unreadable for a damaged or too large file, UserError where too many files are open."""
+    with _opened(path) as file:
+        is_jpeg = file.read(3) == b"\xff\xd8\xff"
+        file.seek(0)
+        if not is_jpeg:
+            return torch.from_numpy(_pillow(file.read(), _FORMATS, _rgb)).permute(2, 0, 1)
+        data = np.fromfile(file, dtype=np.uint8)
+        _check_jpeg(data.data)
+        return decode_jpeg(torch.from_numpy(data), mode=ImageReadMode.RGB)
 
 
 def load_mask(path: str) -> Tensor:
-    """Read a PNG of class numbers, its grey values or its palette's entries: (h, w) uint8. Errors as `load`."""
-    return _decoded(path, _mask)
+    """The grey values or palette entries of a PNG, as class numbers: (h, w) uint8. Errors as `load`."""
+    with _opened(path) as file:
+        data = file.read()
+        # Behind the signature and the image's size: the bits of a number, and 0 for grey, 3 for a palette. Pillow
+        # stretches grey of two or four bits to eight.
+        if not data.startswith(b"\x89PNG") or (data[25:26] != b"\3" and data[24:26] != b"\x08\0"):
+            raise ValueError("a mask must be a PNG of 8-bit grey values or of a palette's entries")
+        return torch.from_numpy(_pillow(data, ("PNG",), np.array))
 
 
-def _decoded(path: str, decode: Callable[[BinaryIO], Tensor]) -> Tensor:
+@contextmanager
+def _opened(path: str) -> Iterator[BinaryIO]:
+    """A file; what is raised while it is read becomes Unreadable, or UserError where too many files are open."""
     try:
-        with open(path, "rb", opener=_at_once) as file:
+        # Without waiting for the other end of what turns out to be a pipe.
+        with open(path, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
                 raise ValueError("no regular file")
             if status.st_size > BYTE_LIMIT:
                 raise ValueError(f"{status.st_size} bytes, more than the limit of {BYTE_LIMIT}")
-            return decode(file)
+            yield file
     except Exception as error:  # decoders raise what they like: struct.error, SyntaxError, MemoryError, ...
         if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
             raise UserError(f"{printable(os.fspath(path))}: {error.strerror}; a higher limit (ulimit -n)") from None
         raise Unreadable(os.fspath(path), _reason(error)) from None
-
-
-def _at_once(path: str, flags: int) -> int:
-    """Open a file without waiting for the other end of what turns out to be a pipe."""
-    return os.open(path, flags | os.O_NONBLOCK)
-
-
-def _image(file: BinaryIO) -> Tensor:
-    is_jpeg = file.read(3) == b"\xff\xd8\xff"
-    file.seek(0)
-    return _jpeg(np.fromfile(file, dtype=np.uint8)) if is_jpeg else _pillow(file.read())
-
-
-def _mask(file: BinaryIO) -> Tensor:
-    data = file.read()
-    # Behind the signature and the image's size: the bits of a number, and 0 for grey, 3 for a palette. Pillow stretches
-    # grey of two or four bits to eight.
-    if not data.startswith(b"\x89PNG") or (data[25:26] != b"\3" and data[24:26] != b"\x08\0"):
-        raise ValueError("a mask must be a PNG of 8-bit grey values or of a palette's entries")
-    return torch.from_numpy(np.array(_opened(data, ("PNG",))))
-
-
-def _jpeg(data: np.ndarray) -> Tensor:
-    _check_jpeg(data.data)
-    return decode_jpeg(torch.from_numpy(data), mode=ImageReadMode.RGB)
 
 
 def _check_jpeg(data: memoryview) -> None:
@@ -146,43 +135,42 @@ def _least_bits(marker: int, frame: memoryview, height: int, width: int) -> int:
     return blocks * (1 if marker in _PROGRESSIVE else 2)
 
 
-def _opened(data: bytes, formats: tuple[str, ...] = _FORMATS) -> Image.Image:
-    if data.startswith(b"\x89PNG"):
-        _check_chunks(data)
-    if re.match(rb"P[1-6]", data):
-        _check_comments(data)
+def _pillow(data: bytes, formats: tuple[str, ...], convert: Callable[[Image.Image], np.ndarray]) -> np.ndarray:
+    _check_header(data)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Pillow warns of odd metadata and of sizes; the limit below is ours
         image = Image.open(io.BytesIO(data), formats=formats)
         _check_pixels(image.height, image.width)
         image.load()
-    return image
+        return convert(image)
 
 
-def _pillow(data: bytes) -> Tensor:
-    image = _opened(data)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        # A part at a time, since what Pillow converts takes four bytes a pixel, and wider numbers more.
-        pixels = np.empty((image.height, image.width, 3), np.uint8)
-        rows = max(1, _STRIP // image.width)
-        for top in range(0, image.height, rows):
-            bottom = min(top + rows, image.height)
-            pixels[top:bottom] = _rgb(image.crop((0, top, image.width, bottom)))
-        return torch.from_numpy(pixels).permute(2, 0, 1)
-
-
-def _check_chunks(data: bytes) -> None:
-    """ValueError for a PNG of very many chunks, each of which costs Pillow some microseconds."""
-    at = 8
-    for _ in range(PART_LIMIT):
-        if at >= len(data):
-            return
-        at += 12 + int.from_bytes(data[at : at + 4], "big")
-    raise ValueError(f"more than {PART_LIMIT} chunks")
+def _check_header(data: bytes) -> None:
+    """ValueError for what takes Pillow long: very many chunks of a PNG, very long comments before the size of a PPM."""
+    if data.startswith(b"\x89PNG"):
+        at = 8
+        for _ in range(PART_LIMIT):
+            if at >= len(data):
+                return
+            at += 12 + int.from_bytes(data[at : at + 4], "big")
+        raise ValueError(f"more than {PART_LIMIT} chunks")
+    if re.match(rb"P[1-6]", data) and len(data) > _HEADER_LIMIT:
+        words = re.sub(rb"#[^\r\n]*([\r\n]|$)", b"", data[:_HEADER_LIMIT]).split(maxsplit=3)
+        if len(words) < 3:
+            raise ValueError(f"its size does not stand in its first {_HEADER_LIMIT} bytes")
 
 
 def _rgb(image: Image.Image) -> np.ndarray:
+    """(h, w, 3) uint8, a strip at a time: what Pillow converts takes four bytes a pixel, and wider numbers more."""
+    pixels = np.empty((image.height, image.width, 3), np.uint8)
+    rows = max(1, _STRIP // image.width)
+    for top in range(0, image.height, rows):
+        bottom = min(top + rows, image.height)
+        pixels[top:bottom] = _strip(image.crop((0, top, image.width, bottom)))
+    return pixels
+
+
+def _strip(image: Image.Image) -> np.ndarray:
     """(h, w, 3) uint8 of an image in any of Pillow's modes."""
     if image.mode == "I" or image.mode.startswith("I;16"):
         grey = np.asarray(image).astype(np.int64).clip(0, 65535)
@@ -193,13 +181,6 @@ def _rgb(image: Image.Image) -> np.ndarray:
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, (0, 0, 0, 255)), image)
     return np.array(image.convert("RGB"))
-
-
-def _check_comments(data: bytes) -> None:
-    """ValueError for a PPM whose size stands behind very long comments, which Pillow reads byte by byte."""
-    words = re.sub(rb"#[^\r\n]*([\r\n]|$)", b"", data[:_HEADER_LIMIT]).split(maxsplit=3)
-    if len(data) > _HEADER_LIMIT and len(words) < 3:
-        raise ValueError(f"its size does not stand in its first {_HEADER_LIMIT} bytes")
 
 
 def _check_pixels(height: int, width: int) -> int:

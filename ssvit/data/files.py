@@ -1,7 +1,4 @@
-"""Image files, decoded as they are needed.
-
-Letters: n images.
-"""
+"""Image files, decoded as they are needed. Letters: n images."""
 
 import hashlib
 import os
@@ -20,10 +17,10 @@ from ssvit.options import UserError, one_of, printable
 
 
 class Files(Source):
-    """Image files of any size, decoded to RGB as they are needed; labels (n,). UserError for an out-of-range label.
+    """Image files of any size, decoded to RGB; labels (n,). UserError for an out-of-range label.
 
-    masks: the path of the mask of each image, a PNG.
-    verify: what the fingerprint covers besides the names, the "size" of each file or its "content".
+    masks: the path of the mask of each image, a PNG. verify: what the fingerprint covers besides the names, the "size"
+    of each file or its "content".
     """
 
     def __init__(
@@ -55,32 +52,19 @@ class Files(Source):
 
     @cached_property
     def fingerprint(self) -> str:
-        """sha256 of the names below the common folder and the sizes or contents: the same wherever the folder lies.
-
-        UserError if a file is to be hashed and cannot be read.
-        """
+        """sha256 of the names below the common folder and the sizes or contents. UserError for what is unreadable."""
         digest = hashlib.sha256()
         # What the first and the last of the sorted paths share, all share.
         top = os.path.commonpath([os.path.dirname(path) for path in (min(self.paths), max(self.paths))])
-        for path, what in zip(self.paths, self._contents() if self.verify == "content" else self._sizes(), strict=True):
-            digest.update(f"{os.path.relpath(path, top)}\0{what}\0".encode(errors="surrogateescape"))
+        found = self._digests() if self.verify == "content" else map(_size, self.paths)
+        for path, content in zip(self.paths, found, strict=True):
+            digest.update(f"{os.path.relpath(path, top)}\0{content}\0".encode(errors="surrogateescape"))
         return digest.hexdigest()
 
-    def _sizes(self) -> Iterator[int]:
-        for path in self.paths:
-            yield os.path.getsize(path) if os.path.isfile(path) else -1
-
-    def _contents(self) -> Iterator[str]:
-        """sha256 of each file, read by as many threads as there are cores; a bar shows where that takes longer."""
+    def _digests(self) -> Iterator[str]:
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            yield from tqdm(
-                pool.map(_digest, self.paths),
-                "data.verify=content",
-                len(self.paths),
-                unit=" files",
-                delay=2,
-                leave=False,
-            )
+            digests = pool.map(_digest, self.paths)
+            yield from tqdm(digests, "data.verify=content", len(self.paths), unit=" files", delay=2, leave=False)
 
     def take(self, indices: Tensor) -> "Files":
         """The set of the files at `indices`, in that order."""
@@ -89,8 +73,12 @@ class Files(Source):
         return Files(paths, labels, self.classes, masks=masks, verify=self.verify)
 
 
+def _size(path: str) -> int:
+    return os.path.getsize(path) if os.path.isfile(path) else -1
+
+
 def _digest(path: str) -> str:
-    """sha256 of a file; of nothing where there is no file that could be read, as for training."""
+    """sha256 of a file, "" if there is none: training replaces such an image."""
     if not os.path.isfile(path):
         return ""
     try:

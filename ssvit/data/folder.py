@@ -1,13 +1,12 @@
-"""What images a folder holds, and of which class: read from names alone, so that a wrong root is told at once.
+"""The images in a folder and their classes, from names alone. Standard library only.
 
-Two layouts are known: images that lie in the folder itself (no class), and one subfolder a class, whose images may lie
-at any depth. Where a folder holds both, the whole of it counts as unlabelled. Names that begin with a dot are passed
-over. This module imports nothing but the standard library.
+Images lie in the folder itself, without classes, or at any depth in a subfolder for each class. A folder that holds
+both counts as unlabelled. Names that begin with a dot are skipped.
 """
 
 import os
 from collections.abc import Iterator
-from itertools import islice
+from itertools import combinations, islice
 from typing import Any, NamedTuple
 
 from ssvit.options import OptionError, UserError
@@ -16,25 +15,22 @@ IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".we
 AUTO = "auto"
 # The names that auto finds, the first before the others.
 KNOWN = {"train": ("train",), "validation": ("val", "validation", "valid"), "test": ("test",)}
+_NO_IMAGE = f"holds no image (a file ending in {', '.join(IMAGE_SUFFIXES)})"
 
 
-def check(root: Any) -> None:
-    """Tell in one line what is wrong with a root: OptionError if it is no folder or holds no image at any depth.
-
-    Stops at the first image, so it costs nothing on millions.
-    """
+def check(root: Any, name: str = "root") -> None:
+    """OptionError if a root is no folder or holds no image at any depth. Stops at the first image."""
     if not isinstance(root, str | os.PathLike) or not os.fspath(root):
-        raise OptionError("root", root, "must name a folder of images")
+        raise OptionError(name, root, "must name a folder of images")
     if not os.path.exists(root):
-        raise OptionError("root", root, "no such folder")
+        raise OptionError(name, root, "no such folder")
     if not os.path.isdir(root):
-        raise OptionError("root", root, "must be a folder, and this is a file")
+        raise OptionError(name, root, "must be a folder, and this is a file")
     try:
-        first = next(_images(os.fspath(root)), None)
+        if not any(_images(os.fspath(root))):
+            raise OptionError(name, root, _NO_IMAGE)
     except OSError as error:
-        raise OptionError("root", root, f"cannot be read: {error.strerror}") from None
-    if first is None:
-        raise OptionError("root", root, f"holds no image (a file ending in {', '.join(IMAGE_SUFFIXES)})")
+        raise OptionError(name, root, f"cannot be read: {error.strerror}") from None
 
 
 def count(root: str, at_most: int) -> int:
@@ -54,30 +50,24 @@ def list_images(root: str) -> list[tuple[str, str | None]]:
     except OSError as error:
         raise UserError(f"{error.filename}: cannot be read: {error.strerror}") from None
     if not found:
-        raise UserError(f"{root}: holds no image (a file ending in {', '.join(IMAGE_SUFFIXES)})")
+        raise UserError(f"{root}: {_NO_IMAGE}")
     if any(name is None for _, name in found):
         return sorted((path, None) for path, _ in found)
     return sorted(found, key=lambda image: (image[1], image[0]))
 
 
 def pictures(path: str) -> list[str]:
-    """The pictures that a user means by a path: the file itself, or all images below a folder, sorted.
-
-    OptionError if there is no such path, or no image in the folder.
-    """
+    """The file itself, or all images below a folder, sorted. OptionError if there is none."""
     if not os.path.exists(path):
         raise OptionError("images", path, "no such file or folder")
     if not os.path.isdir(path):
         return [path]
-    try:
-        check(path)
-    except OptionError as error:
-        raise OptionError("images", path, error.right) from None
+    check(path, "images")
     return sorted(_images(path))
 
 
 class Splits(NamedTuple):
-    """Folders by what their images are for; None where there is none."""
+    """Folders by what their images are for."""
 
     train: str
     validation: str | None
@@ -87,16 +77,16 @@ class Splits(NamedTuple):
 def splits(root: str, *, train: Any = AUTO, validation: Any = AUTO, test: Any = AUTO) -> Splits:
     """Which subfolder of a folder is trained on, which is for choices, which for the reported figure.
 
-    Each is named, or None for none, or auto: the first subfolder of a KNOWN name, of those to measure on the first that
-    holds an image. Without a subfolder to train on that is the whole folder, and the others are None. A folder named
-    train counts as a class like any other where other classes stand beside it and neither validation nor test images.
+    Each is named, or None for none, or auto: the first subfolder of a KNOWN name, of validation and test the first that
+    holds an image. Without a subfolder to train on, the whole folder is trained on. train/ is a class like any other
+    where other classes stand beside it and there are neither validation nor test images.
 
     OptionError if a named subfolder is not there, if two share images, or if there are validation or test images and
-    none to train on, which would then be among those trained on.
+    none to train on.
     """
-    asked = {"train": train, "validation": validation, "test": test}
+    names = {"train": train, "validation": validation, "test": test}
     found: dict[str, str | None] = {}
-    for part, name in asked.items():
+    for part, name in names.items():
         if name == AUTO:
             there = os.path.isdir if part == "train" else _holds_images
             name = next((known for known in KNOWN[part] if there(os.path.join(root, known))), None)
@@ -105,19 +95,18 @@ def splits(root: str, *, train: Any = AUTO, validation: Any = AUTO, test: Any = 
         found[part] = None if name is None else os.path.join(root, name)
     held_out = [part for part in ("validation", "test") if found[part]]
     if found["train"] is None:
-        classes = all(asked[part] == AUTO for part in held_out)  # that happen to have a known name
+        classes = all(names[part] == AUTO for part in held_out)  # that happen to have a known name
         if not held_out or (train is None and classes):
             return Splits(root, None, None)
         right = f"must name the folder in {root} to train on, beside {os.path.basename(found[held_out[0]])}/"
         raise OptionError("train", train, f"{right}; null trains on all of it" if classes else right)
-    for part in held_out:
-        for other in ("train", "validation")[: 1 + (part == "test")]:
-            if found[other] and _overlap(found[part], found[other]):
-                raise OptionError(part, asked[part], f"{found[part]} shares images with {found[other]}: null for none")
+    for other, part in combinations(found, 2):
+        if found[other] and found[part] and _overlap(found[part], found[other]):
+            raise OptionError(part, names[part], f"{found[part]} shares images with {found[other]}: null for none")
     if train == AUTO and not held_out:
-        names = {name for known in KNOWN.values() for name in known}
-        others = (entry for entry in _entries(root) if entry.name not in names)
-        if any(_is_image(entry) or (entry.is_dir() and _holds_images(entry.path)) for entry in others):
+        known = {name for names in KNOWN.values() for name in names}
+        others = (entry for entry in _entries(root) if entry.name not in known)
+        if any(_is_image(entry) or _holds_images(entry.path) for entry in others):
             return Splits(root, None, None)
     return Splits(**found)
 
@@ -145,19 +134,14 @@ def _is_image(entry: os.DirEntry) -> bool:
 
 
 def _images(folder: str) -> Iterator[str]:
-    """Paths of the images below a folder, links followed save those that lead back to where they lie.
-
-    A stack holds what is left of the folders on the way, since they may be nested deeper than Python's calls.
-    """
-    left = [iter(_entries(folder))]
+    """Paths of the images below a folder, links followed save those that lead back to where they lie."""
+    left = _entries(folder)[::-1]  # a stack: folders may be nested deeper than Python's calls
     while left:
-        entry = next(left[-1], None)
-        if entry is None:
-            left.pop()
-        elif _is_image(entry):
+        entry = left.pop()
+        if _is_image(entry):
             yield entry.path
         elif entry.is_dir() and not (entry.is_symlink() and _leads_back(entry.path)):
-            left.append(iter(_entries(entry.path)))
+            left += _entries(entry.path)[::-1]
 
 
 def _leads_back(link: str) -> bool:

@@ -1,7 +1,4 @@
-"""Images of one size, held in memory as one tensor.
-
-Letters: n images, c channels, h, w pixels.
-"""
+"""Images of one size, held in memory as one tensor. Letters: n images, c channels, h, w pixels."""
 
 import hashlib
 from collections.abc import Sequence
@@ -15,10 +12,7 @@ from ssvit.data.source import Source, checked_labels
 
 
 class Memory(Source):
-    """Images of one size held as one tensor: images (n, c, h, w) uint8, labels (n,), masks (n, h, w) uint8.
-
-    UserError for an out-of-range label.
-    """
+    """images (n, c, h, w) uint8, labels (n,), masks (n, h, w) uint8. UserError for an out-of-range label."""
 
     def __init__(
         self, images: Tensor, labels: Any = None, classes: Sequence[str] = (), *, masks: Tensor | None = None

@@ -38,7 +38,7 @@ class Synthetic(Known):
     held_out_images: int = 2048
     """Images to measure on."""
     seed: int = 0
-    """Of everything that is drawn."""
+    """Of all scenes."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "size", pair("size", self.size))

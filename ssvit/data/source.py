@@ -1,7 +1,4 @@
-"""What a source of images is, and what a run trains on and is measured on.
-
-Letters: n images, c channels, h, w pixels.
-"""
+"""Sources of images, and what a run trains on and is measured on. Letters: n images, c channels, h, w pixels."""
 
 import hashlib
 from collections.abc import Sequence
@@ -51,16 +48,15 @@ class Source(Protocol):
 
     @cached_property
     def fingerprint(self) -> str:
-        """What tells content and order: sha256 of every image's shape and pixels. Replace it where reading is slow."""
+        """sha256 of every image's shape and pixels, in order. Replace it where reading is slow."""
         digest = hashlib.sha256()
         for index in range(len(self)):
             try:
                 image = self.read(index)
-            except Unreadable:
-                digest.update(b"unreadable")
-            else:
                 digest.update(str(tuple(image.shape)).encode())
                 digest.update(image.contiguous().numpy())
+            except Unreadable:
+                digest.update(b"unreadable")
         return digest.hexdigest()
 
 
@@ -91,10 +87,10 @@ class Part(Source):
 
 @dataclass(frozen=True)
 class Data:
-    """What to train on, and what to measure on: validation images for choices, test images for the reported figure.
+    """Images to train on, validation images for choices, and test images for the reported figure.
 
-    One of these two may be None; the other then serves for both, under its own name. classes: the names of the training
-    set's classes (none if unlabelled). told: which folder serves what, a line for people.
+    Either validation or test may be None; the other then serves for both, under its own name. classes: the names of the
+    training set's classes, none if unlabelled. told: which folder serves what, a line for people.
     """
 
     train: Source
@@ -116,9 +112,8 @@ class Data:
     def without_test(self, development: float | str) -> "Data":
         """The same without test images, to choose options by.
 
-        The choice is on the validation images, unless those are what is reported on: then it is on the fraction
-        `development` of the training images, which are not trained on. development=validation takes them all the same;
-        OptionError if there are none.
+        If the validation images are what is reported on, the fraction `development` of the training images takes their
+        place; development=validation uses them all the same. OptionError if there are none.
         """
         if self.validation is not None and (self.test is not None or development == options.VALIDATION):
             return replace(self, test=None)
@@ -144,19 +139,16 @@ def hold_out(source: Source, *, fraction: float, seed: int) -> tuple[Source, Sou
 
 
 def subset(source: Source, *, seed: int = 0, **given: Any) -> Source:
-    """Fewer images of a source, in its order, by the options of `options.Subset`; an image's hash is of (seed, index).
-
-    OptionError if there are not so many images, or none.
-    """
-    asked = options.Subset(**given)
-    part, images = asked.part, asked.images
-    if tuple(part) == (0, 1) and images is None:
+    """Fewer images of a source, in its order, by `options.Subset`. OptionError if there are not so many, or none."""
+    subset = options.Subset(**given)
+    (low, high), images = subset.part, subset.images
+    if (low, high) == (0, 1) and images is None:
         return source
     hashes = uniform(seed, "subset", torch.arange(len(source)), 1)[:, 0]
-    chosen = ((hashes >= part[0]) & (hashes < part[1])).nonzero()[:, 0]
+    chosen = ((hashes >= low) & (hashes < high)).nonzero()[:, 0]
     chosen = chosen[hashes[chosen].argsort()]
-    if not len(chosen) or (images is not None and images > len(chosen)):
-        name, value = ("part", list(part)) if images is None else ("images", images)
+    if len(chosen) < (images or 1):
+        name, value = ("part", [low, high]) if images is None else ("images", images)
         raise OptionError(name, value, f"there are {len(chosen)} images to choose from")
     if images is not None and source.labels is not None:
         # The first image of each class, then the second of each, and so on.
@@ -169,18 +161,19 @@ def subset(source: Source, *, seed: int = 0, **given: Any) -> Source:
     return source.take(chosen[:images].sort().values)
 
 
-def masks(source: Source, transform: Any, places: Tensor) -> Tensor:
-    """The masks of some images as evaluation shows these: places (b,) in the source -> (b, h, w) uint8.
+def masks(source: Source, transform: Any, indices: Tensor) -> Tensor:
+    """The masks of some images as evaluation shows these: indices (b,) -> (b, h, w) uint8.
 
-    transform: the one that is applied to the images, with a method `mask` besides. UserError if an image has no mask,
-    or one that cannot be read.
+    transform: that of the images, with a method `mask`. UserError if an image has no mask, or an unreadable one.
     """
-    found = [source.mask(index) for index in places.tolist()]
-    for index, mask in zip(places.tolist(), found, strict=True):
+    found = []
+    for index in indices.tolist():
+        mask = source.mask(index)
         if mask is None:
             right = "give data.masks=PATH, a folder of PNGs, or data=synthetic"
             raise UserError(f"{source.name(index)} has no mask, which segmentation needs: {right}")
-    return torch.stack([transform.mask(mask) for mask in found])
+        found.append(transform.mask(mask))
+    return torch.stack(found)
 
 
 def checked_labels(labels: Any, count: int, classes: Sequence[str]) -> Tensor | None:
