@@ -65,7 +65,7 @@ class MultiCrop(Views):
     """DINO's views (Caron et al. 2021, main_dino.py), by `options.MultiCrop`, but bilinear where DINO's are bicubic."""
 
     def __init__(self, **given: Any) -> None:
-        chosen = options.MultiCrop(**given)
+        self.options = chosen = options.MultiCrop(**given)
         values = vars(chosen)
         large = select(InceptionCrop, values)
         small = select(InceptionCrop, values | {"size": chosen.local_size, "scale": chosen.local_scale})
