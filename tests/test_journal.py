@@ -1,4 +1,4 @@
-"""The journal of a run: what it cannot write is told in one line that names the file, and its rows are durable."""
+"""The metrics log of a run: what it cannot write is told in one line that names the file, and its rows are durable."""
 
 import contextlib
 import os
@@ -8,42 +8,42 @@ from pathlib import Path
 import pytest
 
 from ssvit.options import UserError
-from ssvit.training.metrics_log import Journal, rows
+from ssvit.training.metrics_log import MetricsLog, rows
 from ssvit.training.recipe import Recipe
 
 ROW = {"train/loss": 1.0}
 
 
 @pytest.fixture
-def journal(tmp_path):
-    with contextlib.closing(Journal(tmp_path, Recipe(steps=100, warmup=0), first_step=0)) as journal:
-        journal.record(1, ROW)
-        yield journal
+def log(tmp_path):
+    with contextlib.closing(MetricsLog(tmp_path, Recipe(steps=100, warmup=0), first_step=0)) as log:
+        log.record(1, ROW)
+        yield log
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="writes to a device that is full")
 @pytest.mark.parametrize("pattern", ["metrics.jsonl", "events.out.tfevents.*"])
-def test_a_full_disk_is_one_line_that_names_the_file(journal, tmp_path, pattern, capsys):
+def test_a_full_disk_is_one_line_that_names_the_file(log, tmp_path, pattern, capsys):
     (file,) = tmp_path.glob(pattern)
     file.unlink()
     file.symlink_to("/dev/full")
     with pytest.raises(UserError) as error:
         # TensorBoard writes in a thread, which may tell a row later.
-        all(journal.record(step, ROW) is None for step in range(2, 100))
+        all(log.record(step, ROW) is None for step in range(2, 100))
     assert str(error.value).startswith(f"{tmp_path / pattern}: cannot be written (No space left on device)")
     assert "Traceback" not in capsys.readouterr().err
 
 
 def test_the_hook_for_threads_is_put_back(tmp_path):
     former = threading.excepthook
-    Journal(tmp_path, Recipe(steps=100, warmup=0), first_step=0).close()
+    MetricsLog(tmp_path, Recipe(steps=100, warmup=0), first_step=0).close()
     assert threading.excepthook is former
 
 
-def test_rows_are_durable_before_a_checkpoint_is_written(journal, tmp_path, monkeypatch):
+def test_rows_are_durable_before_a_checkpoint_is_written(log, tmp_path, monkeypatch):
     done, fsync = [], os.fsync
     monkeypatch.setattr(os, "fsync", lambda file: done.append(os.readlink(f"/proc/self/fd/{file}")) or fsync(file))
-    with journal.paused():
+    with log.paused():
         assert done == [str(tmp_path / "metrics.jsonl")]
 
 

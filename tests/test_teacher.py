@@ -6,7 +6,7 @@ from lightly.models.utils import update_momentum
 from torch import nn
 
 from ssvit.objectives.teacher import Teacher
-from ssvit.training.average import Average
+from ssvit.training.state import Average
 
 
 def network(seed: int = 0) -> nn.Sequential:

@@ -182,6 +182,6 @@ def train(
         numbers,
         folder,
         evaluators=evaluators or {},
-        facts=facts or {"encoder": objective.encoder.arguments},
+        run_identity=facts or {"encoder": objective.encoder.arguments},
     )
     return worked, objective

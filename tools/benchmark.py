@@ -1,5 +1,3 @@
-"""Measure a part of ssvit beside its peers: python tools/benchmark.py part=step"""
-
 from ssvit.cli.benchmark import main
 
 if __name__ == "__main__":

@@ -1,6 +1,4 @@
-"""A linear layer on an encoder's frozen features: python tools/linear_probe.py checkpoint=PATH"""
-
-from ssvit.cli.linear_probe import main
+from ssvit.cli.evaluate import linear_probe, main
 
 if __name__ == "__main__":
-    main()
+    main("linear_probe", linear_probe)

@@ -1,5 +1,3 @@
-"""Look into an encoder: python tools/visualize.py checkpoint=PATH PICTURES…"""
-
 from ssvit.cli.visualize import main
 
 if __name__ == "__main__":

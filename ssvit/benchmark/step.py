@@ -88,7 +88,7 @@ class Steps:
         self.step = 0
 
     def __call__(self) -> int:
-        accumulate(self.state, self.objective, self.batches, self.recipe, self.step)
+        accumulate(self.state, self.batches, self.step, self.state.schedule(self.step))
         self.fabric.clip_gradients(self.state.model, self.state.optimizer, max_norm=self.recipe.clip)
         self.state.optimizer.step()
         self.state.optimizer.zero_grad(set_to_none=True)

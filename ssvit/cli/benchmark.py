@@ -27,22 +27,16 @@ def run(config: DictConfig, plain: dict[str, Any]) -> None:
     if plain["output"] is not None:
         Path(plain["output"]).write_text(json.dumps(as_json(results), indent=2) + "\n")
     if plain["plot"] is not None:
-        _draw(results, plain["plot"])
+        from ssvit.figures.speed import speed
 
-
-def _draw(results: dict[str, Any], path: str) -> None:
-    from ssvit.figures.speed import speed
-
-    for place, (title, rates) in enumerate(results.items()):
-        # What measures the machine has a unit of its own.
-        shown = [rate for rate in rates if "product of" not in rate.name]
-        values = ([getattr(rate, name) for rate in shown] for name in ("name", "per_work_second", "quartiles"))
-        file = Path(path)
-        speed(*values, title=title, unit="items per second of work").savefig(
-            file if place == 0 else file.with_stem(f"{file.stem}_{place + 1}")
-        )
+        file = Path(plain["plot"])
+        for place, (title, rates) in enumerate(results.items()):
+            # The machine's own rates have another unit.
+            shown = [rate for rate in rates if "product of" not in rate.name]
+            values = ([getattr(rate, name) for rate in shown] for name in ("name", "per_work_second", "quartiles"))
+            figure = speed(*values, title=title, unit="items per second of work")
+            figure.savefig(file.with_stem(f"{file.stem}_{place + 1}") if place else file)
 
 
 def main() -> None:
-    """Start the tool."""
     launch("benchmark", run)

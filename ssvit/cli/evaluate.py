@@ -1,7 +1,7 @@
 """What frozen features are worth, by any probes: python tools/evaluate.py checkpoint=PATH probes=[knn]"""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,19 +22,16 @@ if TYPE_CHECKING:
     from ssvit.evaluation.scores import Scores, Split
 
 _EXAMPLES = 3  # images in both sets that are named
-# What may be typed for an option: its choice of files, and what older versions called it.
-ALIASES = {"probes=": "probe@probes=", "measures.": "probes.", "floors=": "baselines="}
+# What may be typed for an option: a short form of its group, and former names.
+_ALIASES = {"probes=": "probe@probes=", "measures.": "probes.", "floors=": "baselines="}
 
 
 def run(config: DictConfig, plain: dict[str, Any]) -> None:
-    """Print how far the features are above the baselines, and write the report into a folder or the numbers into a
-    file.
-    """
-    readings = check(plain)
+    """Print how far the features are above the baselines; write a report into a folder, or the numbers into a file."""
+    checkpoint, readings = check(plain)
     output = plain["output"]
     if plain["report"]:
-        home = Checkpoint.open(plain["encoder"]["path"], plain["encoder"]).home(plain["outputs"])
-        folder = Path(output or home / "evaluation")
+        folder = Path(output or checkpoint.home(plain["outputs"]) / "evaluation")
         folder.mkdir(parents=True, exist_ok=True)
     announce()
 
@@ -43,7 +40,7 @@ def run(config: DictConfig, plain: dict[str, Any]) -> None:
     from ssvit.evaluation.scores import score
 
     probes = {name: instantiate(config.probes[name], _convert_="all") for name in chosen(plain)}
-    splits = frozen.read(config, plain, readings, probes)
+    splits = frozen.read(config, plain, checkpoint, readings, probes)
     if splits is None:
         return
     scores = [
@@ -52,24 +49,32 @@ def run(config: DictConfig, plain: dict[str, Any]) -> None:
     ]
     split = next(iter(splits.values()))
     encoders = tuple(dict.fromkeys(name for split in splits.values() for name in split.own))
-    own = facts(plain, split, readings[0].pooling)
-    print(opening(own))
+    measured = facts(plain, split, readings[0].pooling)
+    print(opening(measured))
     if len(scores) == 1:
         print(describe(scores[0], split))
     if plain["report"]:
         figures = report.figures(splits, scores)
-        written = report.write(folder, facts=own, scores=scores, own=encoders, figures=figures)
+        written = report.write(folder, facts=measured, scores=scores, own=encoders, figures=figures)
         if len(scores) > 1:
             print(table(report.summary(scores, encoders)))
         print(report.headline(scores, encoders))
         print(f"report: {', '.join(map(str, written))}")
     elif output is not None:
         numbers = {name: getattr(scores[0], name) for name in ("options", "best", "chosen_by", "numbers")}
-        atomic_io.replace(Path(output), (json.dumps(own | numbers, indent=1) + "\n").encode())
+        atomic_io.replace(Path(output), (json.dumps(measured | numbers, indent=1) + "\n").encode())
 
 
-def check(plain: Mapping[str, Any]) -> list[options.Reading]:
-    """The readings that are asked for. OptionError (or UserError) unless the configuration can be."""
+def linear_probe(config: DictConfig, plain: dict[str, Any]) -> None:
+    """Evaluate by the probe that is the method alone."""
+    one_of("method", plain["method"], ("sgd", "logistic"))
+    other = "logistic" if plain["method"] == "sgd" else "sgd"
+    config.probes[other] = plain["probes"][other] = None
+    run(config, plain)
+
+
+def check(plain: Mapping[str, Any]) -> tuple[Checkpoint, list[options.Reading]]:
+    """The checkpoint, and which of its features are evaluated. OptionError or UserError for a wrong configuration."""
     if plain["checkpoint"] == SCRATCH:
         raise OptionError("checkpoint", SCRATCH, "measured beside a checkpoint by baselines=true; give that")
     for name in ("train_images", "test_images"):
@@ -87,13 +92,13 @@ def check(plain: Mapping[str, Any]) -> list[options.Reading]:
     if not chosen(plain):
         raise OptionError("probes", "", "name at least one")
     preflight.encoder(preflight.parts(plain))
-    encoder = Checkpoint.open(plain["encoder"]["path"], plain["encoder"]).encoder
+    checkpoint = Checkpoint.open(plain["encoder"]["path"], plain["encoder"])
     with within("features"):
-        return options.readings(encoder, **plain["features"])
+        return checkpoint, options.readings(checkpoint.encoder, **plain["features"])
 
 
 def chosen(plain: Mapping[str, Any]) -> list[str]:
-    """The names of the probes; there may be options of others too, which are not evaluated."""
+    """The names of the probes to evaluate; a configuration may have options of others."""
     return [name for name, node in plain["probes"].items() if node and "_target_" in node]
 
 
@@ -103,6 +108,7 @@ def facts(plain: Mapping[str, Any], split: "Split", pooling: str) -> dict[str, A
 
     train, test = split.train, split.test
     found = copies(train, test)
+    examples = [{"test": test.picture(one), "train": train.picture(other)} for one, other in found[:_EXAMPLES]]
     return {
         "checkpoint": plain["encoder"]["path"],
         "train_images": len(train),
@@ -113,20 +119,13 @@ def facts(plain: Mapping[str, Any], split: "Split", pooling: str) -> dict[str, A
         "features": {**plain["features"], "pooling": pooling},
         "precision": plain["precision"],
         "versions": {name: version(name) for name in ("ssvit", "torch")},
-        "copies": {
-            "test_images_in_train": len(found),
-            "examples": [
-                {"test": test.picture(one), "train": train.picture(other)} for one, other in found[:_EXAMPLES]
-            ],
-        },
+        "copies": {"test_images_in_train": len(found), "examples": examples},
     }
 
 
 def opening(facts: Mapping[str, Any]) -> str:
     """What was measured, for the console: a line, and one more if images stand in both sets."""
-    copies = facts["copies"]["test_images_in_train"]
-    part = facts["measured_on"]
-    chance = facts["chance"]
+    copies, part, chance = facts["copies"]["test_images_in_train"], facts["measured_on"], facts["chance"]
     labels = "no labels" if chance is None else f"{len(facts['classes'])} classes (chance {_percent(chance)})"
     counts = f"{facts['train_images']} training and {facts['test_images']} {part} images"
     lines = [f"{facts['checkpoint']}: {counts}, {labels}"]
@@ -138,7 +137,7 @@ def opening(facts: Mapping[str, Any]) -> str:
 
 
 def describe(found: "Scores", split: "Split") -> str:
-    """What one probe found, for the console: a row for each feature set, which is chosen, and whether it tells."""
+    """What one probe found, for the console: a row for each feature set, the chosen one, whether it is above chance."""
     rows = [["features", *found.columns]]
     for name, values in found.values.items():
         rows.append([name, *map(_percent, values, found.deviations[name])])
@@ -151,7 +150,7 @@ def describe(found: "Scores", split: "Split") -> str:
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
-    """Cells in columns, the first to the left."""
+    """Cells in columns, the first left-aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
         "  ".join([first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row, widths[1:], strict=True))])
@@ -164,6 +163,6 @@ def _percent(share: float, deviation: float | None = None) -> str:
     return f"{100 * share:.1f} %" + (f" ± {100 * deviation:.1f}" if deviation is not None else "")
 
 
-def main() -> None:
-    """Start the tool."""
-    launch("evaluate", run, before=offer, aliases=ALIASES)
+def main(name: str = "evaluate", run: Callable[[DictConfig, dict[str, Any]], None] = run) -> None:
+    """Start the tool of this name: `knn` and `few_shot` differ in their configuration alone."""
+    launch(name, run, before=offer, aliases=_ALIASES)

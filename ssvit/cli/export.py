@@ -13,10 +13,9 @@ from ssvit.options import make, select
 
 
 def run(config: DictConfig, plain: dict[str, Any]) -> None:
-    """Check that the encoder can be written in the format, and only then load torch, build and write it."""
+    """Check that the encoder can be written in the format; then load torch, build and write it."""
     asked = select(Export, plain)
-    where = {"outputs": plain["outputs"], "stage": PRETRAIN, "told": plain["encoder"]}
-    checkpoint = find(plain["checkpoint"], say=say, **where)
+    checkpoint = find(plain["checkpoint"], outputs=plain["outputs"], stage=PRETRAIN, told=plain["encoder"], say=say)
     size = checkpoint.encoder["image_size"] if asked.image_size is None else asked.image_size
     asked.check(make(ViT, checkpoint.encoder | {"image_size": size}), checkpoint.facts.get("classifier"))
     run = checkpoint.home(plain["outputs"])
@@ -29,12 +28,11 @@ def run(config: DictConfig, plain: dict[str, Any]) -> None:
     if checkpoint.has_classifier:
         model = load_classifier(checkpoint.path, image_size=size, resize=asked.resize)
     else:
-        asked_of_it = {"resize": asked.resize, "announce": True, "image_size": size, **plain["encoder"]}
-        model = load_encoder(checkpoint.path, **asked_of_it)
+        changes = {"image_size": size, "resize": asked.resize, **plain["encoder"]}
+        model = load_encoder(checkpoint.path, announce=True, **changes)
     remarks = export(model, folder, asked, facts=checkpoint.facts, run=run)
     print(f"{folder}: {', '.join(file.name for file in sorted(folder.iterdir()))}", *remarks, sep="\n")
 
 
 def main() -> None:
-    """Start the tool."""
     launch("export", run)

@@ -1,7 +1,6 @@
 """Turn what a pre-training run left into a classifier: python tools/finetune.py
 
-Takes the newest finished run under outputs/ and its images, unless checkpoint= and data= name others. The same command
-again goes on where the run was stopped.
+By default the newest finished run under outputs/, on its images. The same command again goes on with the run.
 """
 
 from typing import Any
@@ -10,13 +9,13 @@ from omegaconf import DictConfig
 
 from ssvit.checkpoints.checkpoint import FINETUNE
 from ssvit.checkpoints.run_folder import RunFolder, is_main_process
-from ssvit.cli.launch import ALIASES, announce, configuration, job_name, launch
-from ssvit.cli.pretrained import SCRATCH, brought, default_name, from_scratch, offer_again
+from ssvit.cli.launch import ALIASES, announce, job_name, launch
+from ssvit.cli.pretrained import SCRATCH, configuration, default_name, from_scratch, offer_again
 from ssvit.training import comparison, preflight
 
 
 def run(config: DictConfig, plain: dict[str, Any]) -> None:
-    """Check the configuration, take the run folder, and only then load torch, build and train."""
+    """Check the configuration and take the run folder; then load torch, build and train."""
     recipe = preflight.check(plain)
     comparison.check(plain)
     config.name = job_name(str(default_name(config) if plain["name"] is None else plain["name"]))
@@ -24,7 +23,7 @@ def run(config: DictConfig, plain: dict[str, Any]) -> None:
         config = from_scratch(config)
     folder = RunFolder(config.outputs, config.name)
     if is_main_process():
-        folder.open(configuration(config, brought()), overwrite=config.overwrite)
+        folder.open(configuration(config), overwrite=config.overwrite)
         announce()
         print(f"{config.name}: starts from {config.encoder.get('path', 'random weights')}", flush=True)
 
@@ -40,5 +39,4 @@ def run(config: DictConfig, plain: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Start the tool."""
     launch("finetune", run, before=offer_again, aliases=ALIASES)

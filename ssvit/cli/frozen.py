@@ -31,16 +31,25 @@ from ssvit.training.recipe import Recipe
 
 
 def read(
-    config: DictConfig, plain: Mapping[str, Any], readings: Sequence[Reading], probes: Mapping[str, Probe]
+    config: DictConfig,
+    plain: Mapping[str, Any],
+    checkpoint: Checkpoint,
+    readings: Sequence[Reading],
+    probes: Mapping[str, Probe],
 ) -> dict[str, Split] | None:
-    """The feature sets that the configuration means, by probe, those of whole images first and the same for all.
+    """The feature sets for each probe: those of whole images first, the same for all their probes.
 
     Features of patches are of the last of the readings alone. None in all processes but the main one, which goes on
-    alone. UserError if the images do not suffice for the probes: what their labels tell is told before a feature is
-    read.
+    alone. UserError if the images do not suffice for the probes, before a feature is read where the labels show it.
     """
     of_images = [name for name, probe in probes.items() if probe.features != PATCHES]
-    data = _data(config, plain, labelled=bool(of_images))
+    data = instantiate(config.data.source, _convert_="all")
+    part, test = data.reported
+    if of_images and (data.train.labels is None or test.labels is None):
+        raise UserError("the images have no labels: give each class a folder of its own, or another data set (data=…)")
+    if test.classes != data.train.classes:
+        raise UserError(f"the {part} images are of other classes than the training images")
+    data = _fewer(data, plain["train_images"], plain["test_images"])
     eval_transform = instantiate(config.data.view, _convert_="all")
     _, test = data.reported
     for name, probe in probes.items():
@@ -49,12 +58,12 @@ def read(
         if probe.features == PATCHES:
             for source in (data.train, test):
                 masks(source, eval_transform, torch.tensor([0]))
-    last = max(readings, key=lambda reading: reading.layer)
     functions = {}
     if of_images:
-        functions["images"] = _functions(config, plain, readings)
+        functions["images"] = _functions(config, plain, checkpoint, readings)
     if len(of_images) < len(probes):
-        functions[PATCHES] = _functions(config, plain, [replace(last, pooling=PATCHES)])
+        last = max(readings, key=lambda reading: reading.layer)
+        functions[PATCHES] = _functions(config, plain, checkpoint, [replace(last, pooling=PATCHES)])
     threads = torch.get_num_threads()
     fabric = runtime.start(Recipe(precision=plain["precision"]), **plain["fabric"])
     try:
@@ -70,7 +79,7 @@ def read(
     except UserError:
         if fabric.is_global_zero:
             raise
-        return None  # all have failed alike, or the main one tells that this one has
+        return None  # all have failed alike, or the main one reports that this one has
     runtime.part()
     if not fabric.is_global_zero:
         return None
@@ -78,28 +87,19 @@ def read(
     return splits
 
 
-def _data(config: DictConfig, plain: Mapping[str, Any], *, labelled: bool) -> Data:
-    """Images of the same classes, at most as many as are asked for; UserError if they need labels and have none."""
-    data = instantiate(config.data.source, _convert_="all")
-    part, test = data.reported
-    if labelled and (data.train.labels is None or test.labels is None):
-        raise UserError("the images have no labels: give each class a folder of its own, or another data set (data=…)")
-    if test.classes != data.train.classes:
-        raise UserError(f"the {part} images are of other classes than the training images")
-    return _fewer(data, plain["train_images"], plain["test_images"])
-
-
 def _fewer(data: Data, train_images: int | None, test_images: int | None) -> Data:
     """At most so many training images, and of those reported on, which alone are kept to measure on; None: all."""
     part, test = data.reported
     parts = {}
-    for own, images, source in (("train", train_images, data.train), (part, test_images, test)):
-        parts[own] = source if images is None else subset(source, images=min(images, len(source)))
+    for name, images, source in (("train", train_images, data.train), (part, test_images, test)):
+        parts[name] = source if images is None else subset(source, images=min(images, len(source)))
     return replace(data, **{"validation": None, "test": None} | parts)
 
 
-def _functions(config: DictConfig, plain: Mapping[str, Any], readings: Sequence[Reading]) -> dict[str, Extractor]:
-    """The encoder of the checkpoint, and the baselines, by what goes before the names of their features."""
+def _functions(
+    config: DictConfig, plain: Mapping[str, Any], checkpoint: Checkpoint, readings: Sequence[Reading]
+) -> dict[str, Extractor]:
+    """The encoder of the checkpoint and the baselines, by the prefix of their features' names."""
 
     def frozen(node: DictConfig, weights: str) -> Frozen:
         torch.manual_seed(key(0, "weights"))
@@ -107,9 +107,8 @@ def _functions(config: DictConfig, plain: Mapping[str, Any], readings: Sequence[
         accelerate(encoder)
         return Frozen(encoder, readings, identity=json.dumps([weights, encoder.arguments]))
 
-    own = plain["encoder"]
-    seal = Checkpoint.open(own["path"], own).checksum
-    functions: dict[str, Extractor] = {"": frozen(config.encoder, f"{seal}, resized as {own['resize']}")}
+    weights = f"{checkpoint.checksum}, resized as {plain['encoder']['resize']}"
+    functions: dict[str, Extractor] = {"": frozen(config.encoder, weights)}
     if plain["baselines"]:
         functions["random_"] = frozen(from_scratch(config).encoder, f"random weights of torch {torch.__version__}")
         of_patches = readings[0].pooling == PATCHES
@@ -118,13 +117,9 @@ def _functions(config: DictConfig, plain: Mapping[str, Any], readings: Sequence[
 
 
 def _split(
-    data: Data,
-    functions: Mapping[str, Extractor],
-    plain: Mapping[str, Any],
-    eval_transform: Any,
-    fabric: Fabric,
+    data: Data, functions: Mapping[str, Extractor], plain: Mapping[str, Any], eval_transform: Any, fabric: Fabric
 ) -> Split:
-    """Read the features, each process its part, or find them kept; of patches with the masks of the images."""
+    """Compute the features, each process its part, or take them from the cache; with masks for those of patches."""
     options = {name: plain[name] for name in ("batch_size", "workers")}
     options |= {"timeout": plain["loader_timeout"], "device": fabric.device}
     parts = []

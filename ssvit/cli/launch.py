@@ -1,4 +1,4 @@
-"""How every tool starts: the environment that torch reads as it loads, Hydra, and failures in one line.
+"""How every tool starts: the environment that torch reads when it loads, Hydra, and failures in one line.
 
 Status: 0 done, 1 failed, 2 the configuration is wrong, 130 and 143 stopped by Ctrl-C and SIGTERM.
 """
@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 # A waiting thread that spins takes the core from the one it waits for: up to 12 times slower on a busy machine.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-# But one that sleeps at once is woken late: to spin for some 25 microseconds first costs others little.
+# One that sleeps at once is woken late; spinning for some 25 microseconds first costs the others little.
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 # Hydra then raises its errors instead of printing them with advice for its developers; `launch` words them below.
 os.environ["HYDRA_FULL_ERROR"] = "1"
@@ -34,7 +34,7 @@ from omegaconf.errors import (
 )
 from tqdm import tqdm
 
-from ssvit.checkpoints.configuration import RENAMED, Configuration, command, refers
+from ssvit.checkpoints.configuration import RENAMED, command
 from ssvit.checkpoints.run_folder import is_main_process
 from ssvit.options import OptionError, UserError, printable, typed
 
@@ -56,21 +56,19 @@ def launch(
 ) -> None:
     """Compose configs/<name>.yaml with the command line and call main(config, the same as plain data).
 
-    before: called first, with the options as they were typed, to add choices of its own to Hydra's. positional: the
-    option, a list, that arguments become which are not written option=value. aliases: beginnings of options, and what
-    they stand for.
+    before: called first, with the options as typed, to add choices to Hydra's. positional: the option, a list, that
+    takes the arguments not written as option=value. aliases: what beginnings of options stand for.
     """
     for alias, option in aliases.items():
         sys.argv[1:] = [re.sub(f"^{re.escape(alias)}", option, argument) for argument in sys.argv[1:]]
-    bare = [argument for argument in sys.argv[1:] if positional and _is_bare(argument)]
+    bare = []
+    if positional:  # existing files, and what has neither the = nor the leading - of an option
+        bare = [one for one in sys.argv[1:] if os.path.exists(one) or not (one.startswith("-") or "=" in one)]
     # Hydra wants its own flags before the options.
     sys.argv[1:] = sorted((argument for argument in sys.argv[1:] if argument not in bare), key=_is_option)
 
     for argument in sys.argv[1:]:
-        if argument.startswith("~"):
-            leave(f"{argument}: an option can be changed, as option=value, but not taken away", 2)
-        _check_name(argument)
-        _check_builder(argument)
+        _check_typed(argument)
 
     def run(config: DictConfig) -> None:
         try:
@@ -107,34 +105,13 @@ def launch(
         leave("stopped by Ctrl-C", 130)
 
 
-def configuration(config: DictConfig, brought: Mapping[str, str | None] = MappingProxyType({})) -> Configuration:
-    """What a run's folder keeps of its configuration, with references to other options as they were written, so that
-    one can be changed; what a resolver gave is kept as its value.
-
-    brought: choices that a checkpoint brings, in place of those made here.
-    """
-    written, resolved = (OmegaConf.to_container(config, resolve=resolve) for resolve in (False, True))
-    chosen = HydraConfig.get().runtime.choices
-    choices = {group: file for group, file in chosen.items() if not group.startswith("hydra/")} | brought
-    own = {"name": str(config.name), "command": typed_command()}
-    return Configuration.of(_settled(written, resolved) | own, choices)
-
-
-def _settled(written: Any, resolved: Any) -> Any:
-    if isinstance(written, dict) and isinstance(resolved, dict):
-        return {key: _settled(value, resolved[key]) for key, value in written.items()}
-    if isinstance(written, list) and isinstance(resolved, list):
-        return [_settled(*both) for both in zip(written, resolved, strict=True)]
-    return resolved if isinstance(written, str) and not refers(written) else written
-
-
 def typed_command() -> str:
-    """What tells this command from others: its options as they were typed, in whatever order."""
+    """What identifies this command: its options as typed, in any order."""
     return command(argument for argument in sys.argv[1:] if _is_option(argument))
 
 
 def job_name(name: str) -> str:
-    """The name of a run, which for a job of a sweep (-m) tells the values that are its own."""
+    """The name of a run; a job of a sweep (-m) has its own values in it."""
     hydra_config = HydraConfig.get()
     if hydra_config.mode != RunMode.MULTIRUN:
         return name
@@ -145,27 +122,26 @@ def job_name(name: str) -> str:
     return "_".join([name, *(re.sub(r"[^\w.=,+-]+", "-", option) for option in own)])
 
 
-def _check_name(argument: str) -> None:
-    option, _, value = argument.lstrip("+").partition("=")
+def _check_typed(argument: str) -> None:
+    """Refuse an option that is taken away, has another name now, or says what to call.
+
+    What is called is chosen by the name of a file alone: a run's folder keeps no more of it.
+    """
+    if argument.startswith("~"):
+        leave(f"{argument}: an option can be changed, as option=value, but not taken away", 2)
+    option, given, value = argument.lstrip("+").partition("=")
     if option in RENAMED:
         name, values = RENAMED[option]
         right = f"{name}={values[value]}" if value in values else name
         leave(f"{argument}: is called {right} now", 2)
-
-
-def _check_builder(argument: str) -> None:
-    """What is called can be chosen by the name of a file alone: a run's folder keeps no more of it."""
-    option, given, _ = argument.partition("=")
     if given and any(part.startswith("_") and part.endswith("_") and len(part) > 1 for part in option.split(".")):
         leave(f"{argument}: what is called is chosen by a file's name: put it into one of your own (--config-dir)", 2)
 
 
 def _check_kinds(config: DictConfig, name: str) -> None:
-    """OptionError for a value in the place of a group of options, or of a list, which it would silently take away."""
-    choices = HydraConfig.get().runtime.choices
-    options = {
-        option.lstrip("+").partition("=")[0]: option for option in HydraConfig.get().overrides.task if "=" in option
-    }
+    """OptionError for a value in the place of a group of options, or of a list, which would silently be lost."""
+    choices, typed_options = HydraConfig.get().runtime.choices, HydraConfig.get().overrides.task
+    options = {option.lstrip("+").partition("=")[0]: option for option in typed_options if "=" in option}
     before = hydra.compose(name, [option for group, option in options.items() if group in choices])
     for option in options.keys() - choices.keys():
         value, usual = (OmegaConf.select(node, option) for node in (config, before))
@@ -179,7 +155,7 @@ def _check_kinds(config: DictConfig, name: str) -> None:
 
 
 def _misplaced() -> str:
-    """What is wrong with a choice that is no name of a file."""
+    """What is wrong with a choice that is not the name of a file."""
     for argument in sys.argv[1:]:
         group, _, value = argument.partition("=")
         folder = CONFIGS / group.partition("@")[0]
@@ -193,28 +169,19 @@ def _is_option(argument: str) -> bool:
     return "=" in argument and not argument.startswith("-")
 
 
-def _is_bare(argument: str) -> bool:
-    """Whether an argument is no option: a file that there is, or without the = or - that options have."""
-    return os.path.exists(argument) or not (argument.startswith("-") or "=" in argument)
-
-
 _said: list[str] = []
-
-
-def say(line: str) -> None:
-    """Keep a line for `announce`: what is wrong with a command is told first, and alone."""
-    _said.append(line)
+say = _said.append  # keeps a line for `announce`: a mistake in the command is reported alone
 
 
 def announce() -> None:
-    """Print what was said before the work begins, in the main process alone."""
+    """Print the lines that `say` kept, in the main process, before the work begins."""
     if is_main_process():
         print(*map(printable, _said), sep="\n", end="\n" * bool(_said), flush=True)
     _said.clear()
 
 
 def progress(what: str, unit: str) -> Callable[[int, int], None]:
-    """A function of (done, all) that shows how far a work is, its rate and the time left, unless it is soon done."""
+    """A function of (done, all) that shows the progress, its rate and the time left, unless it is soon done."""
     rarely = 0.5 if sys.stdout.isatty() else 10
     bar = tqdm(desc=what, unit=unit, mininterval=rarely, delay=rarely, dynamic_ncols=True, file=sys.stdout)
 
@@ -235,9 +202,7 @@ def leave(line: str, status: int) -> NoReturn:
 
 
 def _option(name: str, config: DictConfig) -> str:
-    """The option to type for one that only refers to it: data.root where data.source.root is ${data.root}, and
-    target.bits where objective.target is ${target}.
-    """
+    """The option to type for one that refers to it: target.bits for objective.target.bits where that is ${target}."""
     node: Any = OmegaConf.to_container(config, resolve=False)
     keys = name.split(".")
     for place, key in enumerate(keys, 1):
@@ -248,7 +213,7 @@ def _option(name: str, config: DictConfig) -> str:
 
 
 def _explain(error: InstantiationException, config: DictConfig) -> NoReturn:
-    """Tell what a constructor refused; any other failure in it is a fault of the program and is raised as it was."""
+    """Report what a constructor refused; any other failure in it is a fault of the program and is raised again."""
     part = str(error).rpartition("full_key: ")[2]
     cause = error.__cause__
     if isinstance(cause, OptionError):

@@ -49,5 +49,4 @@ def run(config: DictConfig, plain: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Start the tool."""
     launch("predict", run, positional="images")

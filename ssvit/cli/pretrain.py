@@ -1,8 +1,4 @@
-"""Pre-train a Vision Transformer: python tools/pretrain.py objective=masked_patch
-
-Every option stands in configs/; give any as group=choice or group.option=value. The same command again goes on where
-the run was stopped.
-"""
+"""Pre-train a Vision Transformer: python tools/pretrain.py objective=masked_patch. The same command again goes on."""
 
 from typing import Any
 
@@ -10,12 +6,13 @@ from omegaconf import DictConfig
 
 from ssvit.checkpoints.checkpoint import PRETRAIN
 from ssvit.checkpoints.run_folder import RunFolder, is_main_process
-from ssvit.cli.launch import ALIASES, configuration, job_name, launch
+from ssvit.cli.launch import ALIASES, job_name, launch
+from ssvit.cli.pretrained import configuration
 from ssvit.training import preflight
 
 
 def run(config: DictConfig, plain: dict[str, Any]) -> None:
-    """Check the configuration, take the run folder, and only then load torch, build and train."""
+    """Check the configuration and take the run folder; then load torch, build and train."""
     preflight.check(plain)
     if plain["name"] is not None:
         config.name = job_name(str(plain["name"]))
@@ -29,5 +26,4 @@ def run(config: DictConfig, plain: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Start the tool."""
     launch("pretrain", run, aliases=ALIASES)

@@ -1,7 +1,7 @@
 """The choices encoder=pretrained and data=pretrained: what an earlier run trained, and on which images. No torch.
 
-A run's folder tells its data set by the names of files in configs/ and by values; what is built comes from the files of
-those names that are installed here, or lie in the user's own --config-dir, never from the run's folder.
+A run's folder names its data set by files in configs/ and by values. What is built comes from the files of those names
+installed here or in the user's --config-dir, never from the run's folder.
 """
 
 import argparse
@@ -16,27 +16,27 @@ from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from ssvit import options
 from ssvit.checkpoints import manifest
 from ssvit.checkpoints.checkpoint import PRETRAIN, Checkpoint, find
-from ssvit.checkpoints.configuration import Configuration, ConfigurationError
+from ssvit.checkpoints.configuration import Configuration, ConfigurationError, refers
 from ssvit.cli.launch import CONFIGS, say, typed_command
 from ssvit.exchange import reading
 from ssvit.models.options import CHANGEABLE
 from ssvit.options import OptionError, UserError
 
 SCRATCH = "scratch"
-# What data=pretrained stands for, once `offer` has found it: choices of groups of configuration files.
+# What data=pretrained stands for, set by `offer`: choices of groups of configuration files.
 _brought: dict[str, str | None] = {}
 
 
 def offer(arguments: dict[str, str], own: str | None = None) -> None:
-    """Find the checkpoint that the command line means, and add its encoder and its data set to Hydra's choices.
+    """Find the checkpoint that the command line means, and add its encoder and data set to Hydra's choices.
 
-    own: what stands in place of newest, if that is asked for.
-    OptionError or UserError if it is not there, or if its run does not tell the data set and the command line neither.
+    own: the checkpoint in place of newest. OptionError or UserError if there is none, or if neither its run nor the
+    command line names a data set.
     """
     if "encoder.path" in arguments:
         where = arguments["encoder.path"]
@@ -59,7 +59,7 @@ def offer(arguments: dict[str, str], own: str | None = None) -> None:
         "path": str(found.path),
         "resize": "paper",
         "announce": True,
-        "attention_dropout": 0.0,  # of this and the next, older checkpoints say nothing
+        "attention_dropout": 0.0,  # older checkpoints lack this and the next
         "activation_checkpointing": False,
         **{name: trained[name] for name in CHANGEABLE if name in trained},
         "image_size": "${data.image_size}",
@@ -81,9 +81,7 @@ def offer(arguments: dict[str, str], own: str | None = None) -> None:
 
 
 def offer_again(arguments: dict[str, str]) -> None:
-    """`offer`, for a tool that trains: a run that the same command began, and did not finish, keeps its checkpoint
-    while newer ones come; and so does any run that is named.
-    """
+    """`offer` for a tool that trains: a run that is named, or that the same command began, keeps its checkpoint."""
     own = None
     if arguments.get("overwrite") != "true":
         outputs = Path(arguments.get("outputs", "outputs"))
@@ -95,10 +93,10 @@ def offer_again(arguments: dict[str, str]) -> None:
 
 
 def _began_with(file: Path, named: bool) -> str | None:
-    """The checkpoint that a run took as the newest, if this command began it and is to go on with it."""
+    """The checkpoint that a run took as the newest, if this command goes on with the run."""
     folder = file.parent
     if (folder.parent / "config.yaml").exists():
-        return None  # one of the runs of a study
+        return None  # one of the runs of a comparison
     try:
         values = Configuration.read(file).values
         if values["checkpoint"] != "newest" or not (named or values["command"] == typed_command()):
@@ -111,15 +109,32 @@ def _began_with(file: Path, named: bool) -> str | None:
         return None
 
 
-def brought() -> dict[str, str | None]:
-    """The choices that stand behind data=pretrained, none where another data set was chosen."""
-    return _brought if HydraConfig.get().runtime.choices.get("data") == "pretrained" else {}
+def configuration(config: DictConfig) -> Configuration:
+    """What a run's folder keeps of its configuration, with the choices that data=pretrained stands for.
+
+    References to other options stay as written, so that one can be changed; what a resolver gave is kept as its value.
+    """
+    written, resolved = (OmegaConf.to_container(config, resolve=resolve) for resolve in (False, True))
+    chosen = HydraConfig.get().runtime.choices
+    choices = {group: file for group, file in chosen.items() if not group.startswith("hydra/")}
+    if choices.get("data") == "pretrained":
+        choices |= _brought
+    run = {"name": str(config.name), "command": typed_command()}
+    return Configuration.of(_settled(written, resolved) | run, choices)
+
+
+def _settled(written: Any, resolved: Any) -> Any:
+    if isinstance(written, dict) and isinstance(resolved, dict):
+        return {key: _settled(value, resolved[key]) for key, value in written.items()}
+    if isinstance(written, list) and isinstance(resolved, list):
+        return [_settled(*both) for both in zip(written, resolved, strict=True)]
+    return resolved if isinstance(written, str) and not refers(written) else written
 
 
 def _data(file: Path) -> tuple[dict[str, Any], dict[str, str | None]]:
-    """The group data of the run whose config.yaml this is, with the builders of the files installed here; its choices.
+    """The group data of a run's config.yaml, with the builders of the files installed here, and its choices.
 
-    ConfigurationError if it holds anything but names of files and values of options that there are.
+    ConfigurationError if it holds anything but names of files and values of known options.
     """
     try:
         choices, values = Configuration.read(file).data()
@@ -127,7 +142,7 @@ def _data(file: Path) -> tuple[dict[str, Any], dict[str, str | None]]:
         raise ConfigurationError(f"{file}: does not tell the run's images") from None
     node = _composed(choices, file)
     if getattr(options.find(node.get("augment", {}).get("_target_", "")), "views", ("image",)) != ("image",):
-        # Several views are the method's own: what comes after it has the data set's single one.
+        # Several views belong to the method: what comes after it has the data set's single one.
         choices = {group: name for group, name in choices.items() if group.partition("@")[2] != "data.augment"}
         values = {name: value for name, value in values.items() if name != "augment"}
         node = _composed(choices, file)
@@ -136,11 +151,11 @@ def _data(file: Path) -> tuple[dict[str, Any], dict[str, str | None]]:
 
 
 def _composed(choices: Mapping[str, str | None], file: Path) -> dict[str, Any]:
-    """The group data of the files chosen; ConfigurationError if one is not here. file: whose choices these are."""
+    """The group data of the files chosen in the config.yaml `file`; ConfigurationError if one is not here."""
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--config-dir", "-cd")
-    own = parser.parse_known_args(sys.argv[1:])[0].config_dir
-    search = [f"hydra.searchpath=[{json.dumps(Path(own).absolute().as_uri())}]"] if own else []
+    users = parser.parse_known_args(sys.argv[1:])[0].config_dir
+    search = [f"hydra.searchpath=[{json.dumps(Path(users).absolute().as_uri())}]"] if users else []
     given = [f"{'+' * (group == 'data')}{group}={name or 'null'}" for group, name in choices.items()]
     try:
         with initialize_config_dir(str(CONFIGS), version_base="1.3"):
@@ -152,7 +167,7 @@ def _composed(choices: Mapping[str, str | None], file: Path) -> dict[str, Any]:
 
 
 def _fill(node: dict[str, Any], values: Any, name: str) -> None:
-    """Put values into the options of the same names, and into no other place. ConfigurationError if there is none."""
+    """Set the options of the same names. ConfigurationError if there is none."""
     if not isinstance(values, Mapping):
         raise ConfigurationError(f"{name}={values}: must hold options")
     for key, value in values.items():
@@ -165,7 +180,7 @@ def _fill(node: dict[str, Any], values: Any, name: str) -> None:
 
 
 def _told(arguments: Mapping[str, str]) -> dict[str, Any]:
-    """What the command line tells of a foreign file, each option that may, None where it does not."""
+    """What the command line says of a foreign file, None for each option not given."""
     try:
         return {name: yaml.safe_load(arguments.get(f"encoder.{name}", "null")) for name in reading.TOLD}
     except yaml.YAMLError:
@@ -173,7 +188,7 @@ def _told(arguments: Mapping[str, str]) -> dict[str, Any]:
 
 
 def default_name(config: DictConfig) -> str:
-    """What a run's folder is called: what it does, with what, and on which images if they are not the same run's."""
+    """The name of a run's folder: what it does, from which checkpoint, and on which images if not that run's."""
     choices = HydraConfig.get().runtime.choices
     what = "compare" if config.compare else config.sweep or ("scratch" if config.checkpoint == SCRATCH else "finetune")
     path = Path(config.encoder.get("path", choices.encoder))
@@ -185,15 +200,10 @@ def from_scratch(config: DictConfig) -> DictConfig:
     """The same configuration with random weights in place of those of the checkpoint."""
     if "path" not in config.encoder:
         return config
-    options: dict[str, Any] = OmegaConf.to_container(config.encoder, resolve=False)
-    changes = {name: options[name] for name in CHANGEABLE}
+    given: dict[str, Any] = OmegaConf.to_container(config.encoder, resolve=False)
+    arguments = Checkpoint.open(given["path"], given).encoder | {name: given[name] for name in CHANGEABLE}
     config = config.copy()
-    OmegaConf.set_struct(config, False)
-    config.encoder = {
-        "_target_": "ssvit.models.vit.ViT",
-        **Checkpoint.open(options["path"], options).encoder,
-        **changes,
-    }
-    config.checkpoint = SCRATCH
-    OmegaConf.set_struct(config, True)
+    with open_dict(config):
+        config.encoder = {"_target_": "ssvit.models.vit.ViT", **arguments}
+        config.checkpoint = SCRATCH
     return config

@@ -16,13 +16,12 @@ from ssvit.training import preflight
 
 
 def run(config: DictConfig, plain: dict[str, Any]) -> None:
-    """Make a store of pictures, add to it, or ask it; files that cannot be read are named and left out."""
+    """Make a store of pictures, add to it, or query it; files that cannot be read are named and left out."""
     own = select(Retrieve, plain)
     preflight.parts(plain)
     of_a_set = plain["data"] is not None
     pictures = named_pictures(plain["images"]) if plain["images"] or not of_a_set else {}
-    where = {"outputs": plain["outputs"], "stage": PRETRAIN, "told": plain["encoder"]}
-    checkpoint = find(plain["checkpoint"], say=say, **where)
+    checkpoint = find(plain["checkpoint"], outputs=plain["outputs"], stage=PRETRAIN, told=plain["encoder"], say=say)
     features = own.features(plain["features"])
     with within("features"):
         found = readings(checkpoint.encoder, **features)
@@ -44,10 +43,10 @@ def run(config: DictConfig, plain: dict[str, Any]) -> None:
         called = HydraConfig.get().runtime.choices.data
         split, load = gallery.of_data_set(called, instantiate(config.data.source, _convert_="all"), own.split)
         pictures = pictures or split
-    reading = {"load": load, "batch_size": own.batch_size, "workers": own.workers}
-    describe = gallery.Describer(frozen, CenterCrop(**vars(transform)), **reading)
-    write = {INDEX: gallery.index, ADD: gallery.add}.get(own.action)
-    if write is not None:
+    crop = CenterCrop(**vars(transform))
+    describe = gallery.Describer(frozen, crop, load=load, batch_size=own.batch_size, workers=own.workers)
+    if own.action in (INDEX, ADD):
+        write = gallery.index if own.action == INDEX else gallery.add
         report = write(own.store, pictures, describe)
     else:
         answer = gallery.query(own.store, pictures, describe, kind, own.k)
@@ -58,5 +57,4 @@ def run(config: DictConfig, plain: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Start the tool."""
     launch("retrieve", run, positional="images")

@@ -1,5 +1,6 @@
 """Look into an encoder: python tools/visualize.py checkpoint=PATH PICTURES…"""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -7,29 +8,34 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from ssvit.analysis.options import Visualize, drawn
-from ssvit.checkpoints.checkpoint import Checkpoint
-from ssvit.cli import compared
-from ssvit.cli.launch import announce, launch, progress
-from ssvit.cli.pretrained import offer
+from ssvit.checkpoints.checkpoint import FINETUNE, Checkpoint, find
+from ssvit.checkpoints.options import LoadEncoder
+from ssvit.cli.launch import announce, launch, progress, say
+from ssvit.cli.pretrained import SCRATCH, from_scratch, offer
 from ssvit.data import folder
-from ssvit.options import select
+from ssvit.options import OptionError, select
 from ssvit.training import preflight
 
 
 def run(config: DictConfig, plain: dict[str, Any]) -> None:
-    """Draw the figures and say the numbers; pictures that cannot be read are named and left out."""
+    """Plot the figures and print the numbers; pictures that cannot be read are named and left out."""
     own = select(Visualize, plain)
     paths = [path for image in plain["images"] for path in folder.pictures(str(image))]
     seen = {"view": plain["data"]["view"]} if paths else plain["data"]
     encoder = preflight.encoder(preflight.parts({"encoder": plain["encoder"], "data": seen}))
     checkpoint = Checkpoint.open(plain["encoder"]["path"], plain["encoder"])
     layer, pooling = drawn(encoder, layer=own.layer, pooling=own.pooling)
-    other = compared.find(plain)
+    sizes = {name: plain["encoder"][name] for name in ("resize", "image_size")}
+    other = None
+    if plain["other"] not in (None, SCRATCH):
+        other = _find_other(plain, sizes, checkpoint.encoder["channels"])
     announce()
 
     import torch
 
     from ssvit.analysis import inside
+    from ssvit.checkpoints.storage import load_encoder
+    from ssvit.randomness import key
 
     device = "cuda" if own.device == "auto" and torch.cuda.is_available() else "cpu"
     view, batch = instantiate(config.data.view, _convert_="all"), own.batch_size
@@ -40,8 +46,12 @@ def run(config: DictConfig, plain: dict[str, Any]) -> None:
         reading = {"batch_size": batch, "workers": own.workers, "timeout": own.loader_timeout}
         pictures = inside.held_out(source, view, own.count, **reading)
     encoder = instantiate(config.encoder, _convert_="all").to(device)
-    if second := compared.build(config, plain, other):
-        second[1].to(device)
+    second = None
+    if plain["other"] == SCRATCH:
+        torch.manual_seed(key(0, "weights"))
+        second = "random weights", instantiate(from_scratch(config).encoder, _convert_="all").eval().to(device)
+    elif other is not None:
+        second = other.name, load_encoder(other.path, announce=True, **sizes).to(device)
     options = {"layer": layer, "pooling": pooling, "shown": own.shown, "batch_size": batch}
     found = inside.look(encoder, pictures, other=second, **options, progress=progress("images", " images"))
     found.numbers |= {
@@ -53,6 +63,20 @@ def run(config: DictConfig, plain: dict[str, Any]) -> None:
     print(*found.lines, *(f"written: {file}" for file in written), sep="\n")
 
 
+def _find_other(plain: Mapping[str, Any], sizes: Mapping[str, Any], channels: int) -> Checkpoint:
+    """The checkpoint of the second encoder. OptionError unless its images have so many channels."""
+    other = plain["other"]
+    try:
+        found = find(other, outputs=plain["outputs"], stage=FINETUNE, say=say)
+        theirs = LoadEncoder(path=found.path, **sizes).encoder().channels
+    except OptionError as error:
+        where = "" if error.name == "checkpoint" else f"{error.name}={error.value}: "
+        raise OptionError("other", other, f"{where}{error.right}") from None
+    if theirs != channels:
+        right = f"must take images of {channels} channels, as the checkpoint does, not of {theirs}"
+        raise OptionError("other", other, right)
+    return found
+
+
 def main() -> None:
-    """Start the tool."""
     launch("visualize", run, before=offer, positional="images")

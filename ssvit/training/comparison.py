@@ -1,7 +1,7 @@
 """Several runs that belong together: pre-trained against scratch over seeds, the choice of a learning rate. No torch.
 
-A run is made by a function of its folder's name and of what it changes in the configuration; it returns the rows of
-metrics that the run has written. Each run goes on from where it was stopped, and so does the study.
+A run is a function of its folder's name and of the options that it changes; it returns the rows of metrics written.
+Each run goes on from where it was stopped, and so does the comparison.
 """
 
 import io
@@ -19,13 +19,13 @@ from ssvit.options import OptionError, number, one_of, whole, within
 
 Rows = list[dict[str, Any]]
 Run = Callable[[str, Mapping[str, Any]], Rows]
-# What is reported on, then what is watched as training goes on, where a run has both: see `ssvit.data.source.Data`.
+# The images of the reported figure and of the curve, in order of preference: see `ssvit.data.source.Data`.
 REPORTED, WATCHED = ("test", "validation"), ("validation", "test")
 SIDES = {"pretrained": "pre-trained", "scratch": "from scratch"}
 
 
 def check(config: Mapping[str, Any]) -> None:
-    """OptionError unless the options of a study can be, and can go together."""
+    """OptionError unless the options of a comparison or sweep are valid, also together."""
     for name, allowed in (("compare", "scratch"), ("sweep", "table4")):
         if config[name] is not None:
             one_of(name, config[name], (allowed,))
@@ -46,24 +46,18 @@ def check(config: Mapping[str, Any]) -> None:
 
 
 def compare(run: Run, *, seed: int, seeds: int, folder: Path) -> None:
-    """Train both sides with `seeds` seeds from `seed` on, the rest alike; print, store and plot them side by side.
-
-    Leaves comparison.json and comparison.png in the folder.
-    """
+    """Train both sides with `seeds` seeds from `seed` on; print, store (comparison.json) and plot (.png) the result."""
     sides: dict[str, list[Rows]] = {side: [] for side in SIDES}
-    for own in range(seed, seed + seeds):
+    for run_seed in range(seed, seed + seeds):
         for side in SIDES:
             start = {"checkpoint": "scratch"} if side == "scratch" else {}
-            sides[side].append(run(f"{side}_seed{own}", {**start, "recipe.seed": own}))
+            sides[side].append(run(f"{side}_seed{run_seed}", {**start, "recipe.seed": run_seed}))
     if not is_main_process():
         return
-    scored = {side: [_scored(rows_, REPORTED)[-1] for rows_ in runs] for side, runs in sides.items()}
-    curves = {side: _curve([_scored(rows_, WATCHED) for rows_ in runs]) for side, runs in sides.items()}
-    finals = {side: [score.accuracy for score in scores] for side, scores in scored.items()}
-    summary = {side: _spread(values) for side, values in finals.items()}
+    curves = {side: _curve([_scored(rows, WATCHED) for rows in runs]) for side, runs in sides.items()}
+    summary = {side: _spread([_scored(rows, REPORTED)[-1].accuracy for rows in runs]) for side, runs in sides.items()}
     gain = summary["pretrained"]["mean"] - summary["scratch"]["mean"]
-    last = scored["pretrained"][-1]
-    watched = _scored(sides["pretrained"][-1], WATCHED)[-1].part
+    last, watched = (_scored(sides["pretrained"][-1], parts)[-1] for parts in (REPORTED, WATCHED))
     verdict = _verdict(summary, last)
     report = {
         "seeds": list(range(seed, seed + seeds)), "measured_on": last.part, "images": last.images,
@@ -73,15 +67,17 @@ def compare(run: Run, *, seed: int, seeds: int, folder: Path) -> None:
 
     from ssvit.figures.comparison import comparison
 
-    figure = comparison(curves, SIDES, finals=summary, parts=(watched, last.part), chance=last.chance)
+    figure = comparison(curves, SIDES, finals=summary, parts=(watched.part, last.part), chance=last.chance)
     png = io.BytesIO()
     figure.savefig(png, format="png")
     atomic_io.replace(folder / "comparison.png", png.getvalue())
     each_side = f"{seeds} seeds each, mean ± deviation" if seeds > 1 else "one seed each"
     print(f"\ntop-1 on the {last.part} images, {each_side}")
     for side, words in SIDES.items():
-        each = "  ".join(f"{100 * value:.2f}" for value in finals[side])
-        print(f"  {words:<14}{_percent(summary[side])}   ({each})")
+        mean, deviation, values = summary[side].values()
+        spread = f" ± {100 * deviation:.2f}" if seeds > 1 else ""
+        each = "  ".join(f"{100 * value:.2f}" for value in values)
+        print(f"  {words:<14}{100 * mean:6.2f}{spread} %   ({each})")
     if last.chance is not None:
         print(f"  {'chance':<14}{100 * last.chance:6.2f} %   (always the most frequent class)")
     print(f"  {'gain':<14}{100 * gain:+6.2f} percentage points{verdict and f': {verdict}'}")
@@ -89,10 +85,7 @@ def compare(run: Run, *, seed: int, seeds: int, folder: Path) -> None:
 
 
 def _verdict(summary: Mapping[str, Mapping[str, Any]], measured: "Score") -> str:
-    """What keeps a gain from telling anything, "" if nothing does.
-
-    The gain's error is that of the seeds; of one seed each, that of the images.
-    """
+    """Why a gain tells nothing yet, "" if it does. Its error is that of the seeds; of one seed each, of the images."""
     sides = list(summary.values())
     means = [side["mean"] for side in sides]
     if measured.chance is not None and not any(above_chance(mean, measured.chance, measured.images) for mean in means):
@@ -109,11 +102,11 @@ def _verdict(summary: Mapping[str, Mapping[str, Any]], measured: "Score") -> str
 
 
 def choose(run: Run, *, learning_rates: Sequence[float], development: float, folder: Path) -> float:
-    """Train with each learning rate and choose the best on the validation images, which for want of such a set are the
-    fraction `development` of the training images, kept apart.
+    """Train with each learning rate, choose the best on the validation images, and train with it on all images.
 
-    Then train with that one on all training images: only this last run, in the subfolder `chosen`, is measured on the
-    test images. Of equals the lowest rate is taken. Leaves sweep.json in the folder; returns the rate chosen.
+    Where a data set has no validation images, the fraction `development` of the training images serves. Only the last
+    run, in the subfolder `chosen`, is measured on the test images. Of equal rates the lowest is chosen. Writes
+    sweep.json into the folder; returns the rate.
     """
     scores = {}
     for rate in sorted(learning_rates):
@@ -133,13 +126,13 @@ def choose(run: Run, *, learning_rates: Sequence[float], development: float, fol
         tried = {str(rate): score.accuracy for rate, score in scores.items()}
         report = {"development": tried, "chosen": best, "test": test.accuracy, "measured_on": test.part}
         atomic_io.replace(folder / "sweep.json", (json.dumps(report, indent=1) + "\n").encode())
-        told = f"top-1 on the {test.part} images with recipe.lr={best:g}: {100 * test.accuracy:.2f} %"
-        print(f"\n{told}{'' if test.tells else f', not {NOTHING_YET}'}; see {folder / 'sweep.json'}")
+        result = f"top-1 on the {test.part} images with recipe.lr={best:g}: {100 * test.accuracy:.2f} %"
+        print(f"\n{result}{'' if test.tells else f', not {NOTHING_YET}'}; see {folder / 'sweep.json'}")
     return best
 
 
 class Score(NamedTuple):
-    """An accuracy, after which step, and on which images: test or validation. chance, images: None if not known."""
+    """An accuracy on the test or validation images (`part`) after a step. chance, images: None if not known."""
 
     step: int
     accuracy: float
@@ -154,7 +147,7 @@ class Score(NamedTuple):
 
 
 def _scored(rows: Rows, parts: Sequence[str]) -> list[Score]:
-    """The scores of a run, the last of the run's end; of each row that of the first of the parts that it has."""
+    """The scores of a run by step; each row's is on the first of the parts that it has."""
     scores = []
     for row in rows:
         part = next((part for part in parts if row.get(f"{part}/accuracy") is not None), None)
@@ -165,7 +158,7 @@ def _scored(rows: Rows, parts: Sequence[str]) -> list[Score]:
 
 
 def _curve(runs: Sequence[Sequence[Score]]) -> dict[str, list[float]]:
-    """The score over the steps: its mean and deviation over runs that were measured at the same steps."""
+    """The mean and deviation of the accuracy over runs that were measured at the same steps."""
     columns = list(zip(*runs, strict=True))
     spreads = [_spread([score.accuracy for score in column]) for column in columns]
     return {
@@ -179,8 +172,3 @@ def _spread(values: Sequence[float]) -> dict[str, Any]:
     """Mean and sample standard deviation (0 of a single value)."""
     deviation = statistics.stdev(values) if len(values) > 1 else 0.0
     return {"mean": statistics.fmean(values), "deviation": deviation, "values": list(values)}
-
-
-def _percent(spread: Mapping[str, Any]) -> str:
-    deviation = f" ± {100 * spread['deviation']:.2f}" if len(spread["values"]) > 1 else ""
-    return f"{100 * spread['mean']:6.2f}{deviation} %"

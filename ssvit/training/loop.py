@@ -1,7 +1,7 @@
-"""The training loop, the same for pre-training and fine-tuning, and what keeps a long run safe.
+"""The training loop, the same for pre-training and fine-tuning.
 
-Batches, learning rate and every random choice are functions of the step, so the weights, the optimiser's state and
-the step are all that a checkpoint needs: a run that is killed anywhere and started again ends with the same bits.
+Batches, schedules and every random choice are functions of the step. A checkpoint of the weights, the optimiser's state
+and the step is therefore enough: a run that is killed anywhere and started again ends with the same bits.
 """
 
 import contextlib
@@ -9,7 +9,7 @@ import functools
 import math
 import os
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -24,9 +24,8 @@ from ssvit.evaluation.base import Evaluator, with_metrics
 from ssvit.objectives.base import Objective
 from ssvit.options import UserError
 from ssvit.randomness import key
-from ssvit.schedule import Progress
 from ssvit.training import runtime
-from ssvit.training.metrics_log import Journal
+from ssvit.training.metrics_log import MetricsLog
 from ssvit.training.peers import Shared
 from ssvit.training.recipe import Recipe
 from ssvit.training.state import State
@@ -43,7 +42,7 @@ class Stopped(Shared):
 
 
 class Interrupted(BaseException):
-    """A request to stop amid the wait for data. No Exception, lest a decoder's failure be seen in it."""
+    """A request to stop amid the wait for data. Not an Exception, which could be taken for a decoder's failure."""
 
 
 class Stop:
@@ -73,17 +72,13 @@ class Stop:
                 return
             yield batch
 
-    @classmethod
-    @contextlib.contextmanager
-    def listening(cls) -> Iterator["Stop"]:
-        """Listen while the block runs, then put the former handlers back."""
-        stop = cls()
-        former = {signum: signal.signal(signum, stop._request) for signum in (signal.SIGTERM, signal.SIGINT)}
-        try:
-            yield stop
-        finally:
-            for signum, handler in former.items():
-                signal.signal(signum, handler)
+    def __enter__(self) -> "Stop":
+        self._former = {signum: signal.signal(signum, self._request) for signum in (signal.SIGTERM, signal.SIGINT)}
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for signum, handler in self._former.items():
+            signal.signal(signum, handler)
 
 
 @runtime.together()
@@ -95,17 +90,17 @@ def train(
     folder: Path,
     *,
     evaluators: Mapping[str, Evaluator],
-    facts: Mapping[str, Any],
+    run_identity: Mapping[str, Any],
 ) -> bool:
     """Train `objective` in a run folder until recipe.steps updates are complete, going on from what is there.
 
-    facts: what the run is bound to, stored in each checkpoint; a checkpoint with other facts is refused. Returns
+    run_identity: what the run is bound to, stored in each checkpoint; a checkpoint of another one is refused. Returns
     False if the run was finished already. Raises Stopped after SIGTERM or Ctrl-C, UserError where it cannot go on,
     PeerGone where another process cannot.
     """
-    say = functools.partial(print, flush=True) if fabric.is_global_zero else _ignore
+    say = functools.partial(print, flush=True) if fabric.is_global_zero else lambda text: None
     state = State(fabric, objective, recipe)
-    first = state.restore(folder, facts, say)
+    first = state.restore(folder, run_identity, say)
     if first == recipe.steps:
         say(f"{folder} is finished ({first} steps); overwrite=true starts it anew, name=… starts another")
         return False
@@ -116,20 +111,21 @@ def train(
     )
     if runtime.lacks_kernels(recipe, fabric.device):
         say("no C compiler builds the kernels (cc, or what CC names): torch's own take about a quarter longer")
-    journal = Journal(folder, recipe, first_step=first, speaks=fabric.is_global_zero)
+    log = MetricsLog(folder, recipe, first_step=first, speaks=fabric.is_global_zero)
     bad = 0
-    with Stop.listening() as stop, contextlib.closing(journal):
+    with Stop() as stop, contextlib.closing(log):
         if first == 0:
-            _evaluate(state, evaluators, journal, 0)
+            _evaluate(state, evaluators, log, 0)
         batches = loader.batches(first, recipe.steps)
         if fabric.world_size == 1:  # several processes stop after the same step
             batches = stop.heeded(batches)
         for step in range(first, recipe.steps):
+            complete, scheduled = step + 1, state.schedule(step)
             try:
-                logged, outputs = accumulate(state, objective, batches, recipe, step)
+                logged, outputs = accumulate(state, batches, step, scheduled)
             except Interrupted:
                 if step > first and not recipe.due(step, recipe.save_every):
-                    state.save(folder, step, facts)
+                    state.save(folder, step, run_identity)
                 raise Stopped(stop.signum, step) from None
             except torch.OutOfMemoryError:
                 raise UserError(
@@ -140,9 +136,8 @@ def train(
                 state.model, state.optimizer, max_norm=recipe.clip or math.inf, error_if_nonfinite=False
             ).item()
             # Every process decides by the same numbers: a loss that is not finite in one is so in the mean.
-            *values, norm, asked = runtime.agree(fabric, [*logged.values(), norm, float(stop.signum)])
+            *values, norm, stopping = runtime.agree(fabric, [*logged.values(), norm, float(stop.signum)])
             logged = dict(zip(logged, values, strict=True))
-            complete, progress = step + 1, Progress(step, recipe.steps)
             applied = math.isfinite(logged["loss"]) and math.isfinite(norm)
             if applied:
                 bad = 0
@@ -151,46 +146,41 @@ def train(
                     state.average.follow()
             else:
                 bad += 1
-                journal.say(f"step {complete}: skipped, the loss is {logged['loss']:g}, the gradient's norm {norm:g}")
-            state.after_step(outputs, progress, applied=applied)
+                log.say(f"step {complete}: skipped, the loss is {logged['loss']:g}, the gradient's norm {norm:g}")
+            state.after_step(outputs, scheduled, applied=applied)
             state.optimizer.zero_grad(set_to_none=True)
             logged |= {"lr": recipe.learning_rate(step), "gradient_norm": norm}
-            logged |= {name: schedule(progress) for name, schedule in objective.schedules.items()}
-            journal.train(complete, logged, waited=loader.waited, unreadable=loader.unreadable)
+            logged |= {name: value.item() for name, value in scheduled.items()}
+            log.train(complete, logged, waited=loader.waited, unreadable=loader.unreadable)
             if bad == BAD_STEPS:
                 raise Shared(
                     f"the loss or gradient was not finite {BAD_STEPS} steps in a row, up to step {complete}: the run "
                     f"stops; a lower recipe.lr than {recipe.lr:g} or recipe.precision=32-true may help"
                 )
-            _evaluate(state, evaluators, journal, complete)
-            if recipe.due(complete, recipe.save_every) or asked:
-                with journal.paused():
-                    state.save(folder, complete, facts)
-            if asked and complete < recipe.steps:
+            _evaluate(state, evaluators, log, complete)
+            if recipe.due(complete, recipe.save_every) or stopping:
+                with log.paused():
+                    state.save(folder, complete, run_identity)
+            if stopping and complete < recipe.steps:
                 raise Stopped(stop.signum or signal.SIGTERM, complete)
     return True
 
 
 def accumulate(
-    state: State, objective: Objective, batches: Iterator[Batch], recipe: Recipe, step: int
+    state: State, batches: Iterator[Batch], step: int, scheduled: Mapping[str, Tensor]
 ) -> tuple[dict[str, float], dict[str, Tensor]]:
     """The gradients of one update, micro-batch by micro-batch.
 
     Returns the means of what the objective gives: its numbers, to be logged, and its tensors, for `after_step`.
     """
-    fabric, progress = state.fabric, Progress(step, recipe.steps)
-    for group in state.optimizer.param_groups:
-        group["lr"] = group["share"] * recipe.learning_rate(step)
-        if group["decays"]:
-            group["weight_decay"] = recipe.decay_of_weights(progress)
-    scheduled = state.scheduled(progress)
+    fabric, objective, recipe = state.fabric, state.objective, state.recipe
     logged: dict[str, float] = {}
     outputs: dict[str, Tensor] = {}
     for micro in range(recipe.accumulate):
         batch = next(batches).to(fabric.device)
         # Dropout and stochastic depth draw from torch's own generator: tied to the step, like the rest.
         torch.manual_seed(key(recipe.seed, f"dropout {step} {micro} {fabric.global_rank}"))
-        noise = _to(fabric.device, objective.sample(batch.slots, seed=recipe.seed))
+        noise = fabric.to_device(objective.sample(batch.slots, seed=recipe.seed))
         with fabric.no_backward_sync(state.model, enabled=micro + 1 < recipe.accumulate):
             result = state.model(batch, noise, scheduled)
             fabric.backward(result["loss"] / recipe.accumulate)
@@ -202,42 +192,32 @@ def accumulate(
     return logged, outputs
 
 
-def _evaluate(state: State, evaluators: Mapping[str, Evaluator], journal: Journal, step: int) -> None:
-    """Call the evaluators that are due; at the end of the run, say what they found and write their tables."""
-    recipe = journal.recipe
-    evaluators = {
+def _evaluate(state: State, evaluators: Mapping[str, Evaluator], log: MetricsLog, step: int) -> None:
+    """Call the evaluators that are due; at the end of the run, print their lines and write their tables."""
+    recipe = state.recipe
+    due = {
         name: one
         for name, one in evaluators.items()
         if (step == recipe.steps if one.at_end else recipe.due(step, one.every or recipe.evaluate_every))
     }
-    if not evaluators:
+    if not due:
         return
-    with journal.paused(), state.judged() as objective:
-        found, row = {}, {}
-        for name, evaluator in evaluators.items():
-            begun = with_metrics([*journal.history_of(name), {"step": step}], row) if journal.speaks else None
-            found[name] = evaluator(objective, begun)
-            row |= {f"{name}/{key}": value for key, value in found[name].metrics.items()}
-        journal.record(step, row)
-        if not journal.speaks:
+    with log.paused(), state.evaluating() as objective:
+        evaluations, row = {}, {}
+        for name, evaluator in due.items():
+            history = with_metrics([*log.history_of(name), {"step": step}], row) if log.speaks else None
+            evaluations[name] = evaluator(objective, history)
+            row |= {f"{name}/{key}": value for key, value in evaluations[name].metrics.items()}
+        log.record(step, row)
+        if not log.speaks:
             return
-        for name, evaluation in found.items():
+        for name, evaluation in evaluations.items():
             for title, figure in evaluation.figures.items():
-                journal.show(step, title, figure)
+                log.show(step, title, figure)
             if step == recipe.steps:
                 for line in evaluation.lines:
-                    journal.say(f"{name.replace('_', '-')}: {line}")
+                    log.say(f"{name.replace('_', '-')}: {line}")
                 for file, text in evaluation.tables.items():
-                    journal.write(file, text)
-        if step == recipe.steps and (pictures := sorted(journal.folder.glob("*.png"))):
-            journal.say(f"pictures: {', '.join(map(str, pictures))}")
-
-
-def _ignore(text: str) -> None:
-    """What a process says that is not the main one."""
-
-
-def _to(device: torch.device, values: Sequence[Tensor]) -> Any:
-    """A tuple of tensors on a device."""
-    moved = [value.to(device, non_blocking=True) for value in values]
-    return type(values)(*moved) if hasattr(values, "_fields") else tuple(moved)
+                    log.write(file, text)
+        if step == recipe.steps and (pictures := sorted(log.folder.glob("*.png"))):
+            log.say(f"pictures: {', '.join(map(str, pictures))}")

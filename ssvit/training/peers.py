@@ -1,7 +1,7 @@
-"""The other processes of a run: when one is gone, the others leave at once, with one line that says so.
+"""The other processes of a run: when one ends, the others end at once, with one line that says so.
 
-Each process keeps a connection to the main one. The system closes it when a process ends, however it ends, so its end
-is known at once: NCCL would wait for its time-out, and so would a process that is told to stop after its step.
+Each process keeps a connection to the main one. The system closes it when a process ends, however it ends, so the
+others know at once; NCCL alone would wait for its time-out.
 """
 
 import contextlib
@@ -19,8 +19,8 @@ from lightning_fabric import Fabric
 
 from ssvit.options import UserError
 
-GRACE = 1.0  # seconds in which the main thread can raise by itself what a dead peer means, before the process ends
-_LONGEST = 2000  # characters of another process's failure that are told
+GRACE = 1.0  # seconds in which the main thread can raise PeerGone by itself, before the process ends
+_LONGEST = 2000  # characters of another process's failure that are shown
 _BROKEN = re.compile(r"connection (closed|reset|refused)|broken pipe|timed? ?out", re.IGNORECASE)
 
 
@@ -42,30 +42,27 @@ class Peers:
         self.rank, self.world, self.timeout = fabric.global_rank, fabric.world_size, timeout
         self._inside, self._blocks = False, 0
         self._ended: dict[int, int] = {}  # by rank: how many blocks it has ended
-        self._lost: dict[int, str] = {}  # by rank: why, where it has told
+        self._lost: dict[int, str] = {}  # by rank: why, "" if that is not known
         self._changed = threading.Condition()
         self._links = self._connect(fabric)
         for rank, link in self._links.items():
             threading.Thread(target=self._listen, args=(rank, link), daemon=True, name=f"rank {rank}").start()
-
-    @property
-    def lost(self) -> bool:
-        """Whether another process has ended before what it did with this one."""
-        return bool(self._missing())
+        # A data worker that outlives its process for a moment must not seem to be it.
+        os.register_at_fork(after_in_child=self._forget)
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
         """While the block runs, this process needs all others; each must enter the same blocks, which may be nested.
 
-        PeerGone if one of them ends before it has ended the block. Where the main thread cannot raise it, since it
-        waits for that process, the line is printed and the process ends.
+        PeerGone if one of them ends before it has left the block. If the main thread cannot raise it, since it waits
+        for that process, the line is printed and this process ends.
         """
         if self._inside:
             yield
             return
         self._inside, self._blocks = True, self._blocks + 1
         try:
-            if self._missing():
+            if self.missing():
                 raise PeerGone(self._line())
             yield
         except BaseException as error:
@@ -91,8 +88,7 @@ class Peers:
             with contextlib.suppress(OSError):
                 link.shutdown(socket.SHUT_RDWR)
 
-    def forget(self) -> None:
-        """In a process that was forked from this one: it must not seem to be this one when this one has ended."""
+    def _forget(self) -> None:
         for link in self._links.values():
             os.close(link.detach())
         self._links = {}
@@ -114,8 +110,11 @@ class Peers:
             while len(links) < self.world - 1:
                 link, _ = server.accept()
                 link.settimeout(self.timeout)
-                told, _, rank = _first_line(link).partition(" ")
-                if told == word:
+                line = b""
+                with contextlib.suppress(OSError):
+                    line = link.makefile("rb", buffering=0).readline(100)  # byte by byte: what follows is left unread
+                given, _, rank = line.decode(errors="replace").strip().partition(" ")
+                if given == word:
                     link.settimeout(None)
                     links[int(rank)] = link
                 else:
@@ -123,7 +122,7 @@ class Peers:
         return links
 
     def _listen(self, rank: int, link: socket.socket) -> None:
-        """Follow what another process tells until its end."""
+        """Follow the messages of another process until its end."""
         with contextlib.suppress(OSError):
             for line in link.makefile("r", encoding="utf-8", errors="replace"):
                 kind, _, rest = line.rstrip("\n").partition(" ")
@@ -131,7 +130,7 @@ class Peers:
                     self._ended[rank] = int(rest)
                 elif kind == "failed":
                     self._lose(rank, rest)
-                elif kind == "lost":  # the main process tells of another
+                elif kind == "lost":  # the main process, of another one
                     other, ended, why = rest.split(" ", 2)
                     self._ended[int(other)] = int(ended)
                     self._lose(int(other), why)
@@ -146,26 +145,25 @@ class Peers:
         if self.rank == 0:
             self._tell(f"lost {rank} {self._ended.get(rank, 0)} {why}")
         with self._changed:
-            if self._changed.wait_for(lambda: not (self._inside and self._missing()), GRACE):
+            if self._changed.wait_for(lambda: not (self._inside and self.missing()), GRACE):
                 return
         os.write(2, f"{Path(sys.argv[0]).name}: {self._line()}\n".encode(errors="backslashreplace"))
         os._exit(1)
 
-    def _missing(self) -> list[int]:
-        """Those that have ended before the block that this process is in, or was in last."""
+    def missing(self) -> list[int]:
+        """Those that have ended before leaving the block that this process is in, or was in last."""
         return [rank for rank in self._lost if self._ended.get(rank, 0) < self._blocks]
 
     def _is_broken(self, error: BaseException) -> bool:
         """Whether an error is what a backend makes of another process's end, and no fault of this one."""
-        if not isinstance(error, RuntimeError):
-            return False
-        if not (isinstance(error, torch.distributed.DistError) or "gloo" in str(error).lower()):
+        of_backend = isinstance(error, torch.distributed.DistError) or "gloo" in str(error).lower()
+        if not (isinstance(error, RuntimeError) and of_backend):
             return False
         with self._changed:  # the backend can be faster than the thread that learns which process it was
-            return self._changed.wait_for(self._missing, GRACE) or bool(_BROKEN.search(str(error)))
+            return self._changed.wait_for(self.missing, GRACE) or bool(_BROKEN.search(str(error)))
 
     def _line(self) -> str:
-        missing = self._missing()
+        missing = self.missing()
         if not missing:
             return f"another of the {self.world} processes does not answer (fabric.timeout={self.timeout:g} seconds)"
         why = self._lost[missing[0]]
@@ -176,12 +174,3 @@ class Peers:
             for link in self._links.values():
                 with contextlib.suppress(OSError):
                     link.sendall(f"{line}\n".encode())
-
-
-def _first_line(link: socket.socket) -> str:
-    """The line with which a process presents itself, byte by byte: what follows is left unread."""
-    line = b""
-    with contextlib.suppress(OSError):
-        while len(line) < 100 and (byte := link.recv(1)) not in (b"", b"\n"):
-            line += byte
-    return line.decode(errors="replace")

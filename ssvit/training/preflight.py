@@ -1,7 +1,7 @@
-"""A configuration checked as a whole before torch is loaded, so that a mistake is told within a second.
+"""A configuration is checked as a whole before torch is loaded, so that a mistake is reported within a second.
 
-Wherever a `_target_` has a dataclass of options (see `ssvit.options.find`), it is made of them. A part without one
-checks itself when it is built, a few seconds later.
+The options of a `_target_` are checked by its dataclass (see `ssvit.options.find`). A part without one checks itself
+when it is built, a few seconds later.
 """
 
 from collections.abc import Mapping
@@ -18,10 +18,9 @@ from ssvit.training.recipe import Recipe
 
 
 def parts(config: Any, name: str = "") -> dict[str, Any]:
-    """Check the options of every part of nested dictionaries and lists; errors name the full option.
+    """Check the options of every part of nested dictionaries and lists; returns their dataclasses by "data.source" etc.
 
-    A part within a part is checked by itself, and is an option only where the dataclass has it. Returns the
-    dataclasses by the names of the parts, as "data.source".
+    A part within a part is checked by itself, and is an option only where the dataclass has it.
     """
     made: dict[str, Any] = {}
     if isinstance(config, Mapping):
@@ -43,26 +42,27 @@ def parts(config: Any, name: str = "") -> dict[str, Any]:
 
 
 def encoder(made: Mapping[str, Any]) -> ViT | None:
-    """The options of the encoder among the parts that were made, a checkpoint's too; None if it is a user's own.
+    """The options of the encoder among the parts, a checkpoint's too; None if it is a user's own.
 
     OptionError unless the other parts fit it.
     """
-    own = made.get("encoder")
-    with within("encoder"):
-        own = own.encoder() if isinstance(own, LoadEncoder) else own
-    if not isinstance(own, ViT):
+    vit = made.get("encoder")
+    if isinstance(vit, LoadEncoder):
+        with within("encoder"):
+            vit = vit.encoder()
+    if not isinstance(vit, ViT):
         return None
     for name, part in made.items():
         if hasattr(part, "fits"):
             with within(name):
-                part.fits(own)
-    return own
+                part.fits(vit)
+    return vit
 
 
 def views(made: Mapping[str, Any]) -> None:
-    """OptionError unless the augmentation gives the views that the objective takes, by default one alone, "image"."""
+    """OptionError unless the augmentation gives the views that the objective takes, by default one, "image"."""
     objective, augmentation = made.get("objective"), made.get("data.augment")
-    if objective is None or augmentation is None:  # a user's own, asked when there are images
+    if objective is None or augmentation is None:  # a user's own, checked when there are images
         return
     taken, given = (getattr(part, "views", ("image",)) for part in (objective, augmentation))
     if not set(taken) <= set(given):
@@ -74,7 +74,7 @@ def views(made: Mapping[str, Any]) -> None:
 
 
 def check(config: Mapping[str, Any]) -> Recipe:
-    """OptionError (or UserError) unless `config`, a whole configuration as plain data, can be; its recipe if it can."""
+    """The recipe of a whole configuration, as plain data; OptionError or UserError if anything in it is wrong."""
     whole("workers", config["workers"], at_least=0)
     number("loader_timeout", config["loader_timeout"], 0)
     number("fabric.timeout", config["fabric"]["timeout"], 1)
@@ -84,13 +84,14 @@ def check(config: Mapping[str, Any]) -> Recipe:
     with within("subset"):
         subset = make(Subset, config["subset"])
     development(config["development"])
-    if "probing" in config:  # pre-training has them
+    if "probing" in config:  # in pre-training
         with within("probing"):
             make(Probing, config["probing"])
     with within("recipe"):
         recipe = make(Recipe, config["recipe"])
     source = made.get("data.source")
-    source = source if isinstance(source, Known) else Known()
+    if not isinstance(source, Known):
+        source = Known()
     images = source.count(at_most=max(recipe.batch_size, subset.images or 0))
     if subset.images is not None:
         if images is not None and subset.images > images:

@@ -7,7 +7,6 @@ import math
 from dataclasses import dataclass
 
 from ssvit.options import OptionError, number, one_of, whole
-from ssvit.schedule import Progress, Schedule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,14 +16,12 @@ class Recipe:
     steps: optimiser updates. batch_size: images of one update, over all processes. accumulate: micro-batches that a
     process splits its part of an update into. optimizer: adamw (with betas) or sgd (with momentum). lr: the peak
     learning rate, reached after warmup steps and followed by a cosine decay to zero, a linear decay to lr_end, or
-    constant.
-    layer_decay: what a layer's learning rate is of that of the layer above it. weight_decay: of matrices alone;
-    with weight_decay_end it goes there along half a cosine, as in DINO. clip:
-    the largest global norm of the gradient, 0 for no limit. ema: momentum of the averaged copy of the weights (Polyak),
-    0 for none. precision: auto (bfloat16 where the device computes in it natively), bf16-mixed, 32-true or 64-true.
-    backend: what computes the layers: eager (plain torch), compile (torch.compile, on a CPU over the kernels), kernels
-    (`ssvit.kernels`, which are for a CPU), or auto (compile on CUDA, kernels on a CPU). seed: of everything random.
-    evaluate_every, save_every, log_every: in steps.
+    constant. layer_decay: a layer's learning rate over that of the layer above it. weight_decay: of matrices alone; it
+    goes to weight_decay_end, if given, along half a cosine, as in DINO. clip: the largest global norm of the gradient,
+    0 for no limit. ema: momentum of the averaged weights (Polyak), 0 for none. precision: auto (bfloat16 where the
+    device computes in it natively), bf16-mixed, 32-true or 64-true. backend: what computes the layers: eager (plain
+    torch), compile (torch.compile, on a CPU over the kernels), kernels (`ssvit.kernels`, for a CPU), or auto (compile
+    on CUDA, kernels on a CPU). seed: of everything random. evaluate_every, save_every, log_every: in steps.
     """
 
     steps: int = 1000
@@ -81,8 +78,9 @@ class Recipe:
             raise OptionError("accumulate", self.accumulate, f"must divide batch_size={self.batch_size}")
 
     def learning_rate(self, step: int) -> float:
-        """Linear warm-up from 0 (lr / warmup at step 0) to lr, then the decay, which would reach 0, or lr_end, at step
-        `steps`. The authors' warm-up is a step behind: its first step has a learning rate of 0 (vit_jax: utils.py).
+        """Linear warm-up, lr / warmup at step 0, then the decay, which would reach its end at step `steps`.
+
+        The authors' warm-up is a step behind: its first step has a learning rate of 0 (vit_jax: utils.py).
         """
         if step < self.warmup:
             return self.lr * (step + 1) / self.warmup
@@ -92,10 +90,6 @@ class Recipe:
         if self.decay == "linear":
             return self.lr_end + (self.lr - self.lr_end) * (1 - done)
         return self.lr * (1 + math.cos(math.pi * done)) / 2
-
-    def decay_of_weights(self, progress: Progress) -> float:
-        """The weight decay of matrices at a step."""
-        return Schedule(start=self.weight_decay, end=self.weight_decay_end)(progress)
 
     def due(self, step: int, every: int) -> bool:
         """Whether something done `every` so many steps, and at the end, is due once `step` steps are complete."""

@@ -1,6 +1,6 @@
-"""What a run changes as it goes: the weights, the optimiser's state and the average, set up, saved and put back as one.
+"""What a run changes as it goes: weights, optimiser state and averaged weights, set up, saved and restored as one.
 
-How a strategy spreads them over processes is hidden here: a checkpoint is whole, whatever wrote it and reads it.
+A checkpoint is whole, whatever strategy spread the state over the processes that wrote it or read it.
 """
 
 import contextlib
@@ -25,20 +25,53 @@ from ssvit.checkpoints.manifest import CheckpointError, completed
 from ssvit.kernels.accelerate import accelerate
 from ssvit.objectives.base import Objective
 from ssvit.options import UserError
-from ssvit.schedule import Progress
+from ssvit.schedule import Progress, Schedule
 from ssvit.training import runtime
-from ssvit.training.average import Average
 from ssvit.training.recipe import Recipe
+
+
+class Average:
+    """average = momentum * average + (1 - momentum) * weights after each step (Polyak); it starts as the weights are.
+
+    Of a sharded model, each process averages its own part.
+    """
+
+    def __init__(self, model: nn.Module, momentum: float) -> None:
+        self.momentum = momentum
+        self._weights = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self._average = [weight.detach().clone() for weight in self._weights]
+
+    @torch.no_grad()
+    def follow(self) -> None:
+        """Update the average after a step."""
+        torch._foreach_lerp_(self._average, [weight.detach() for weight in self._weights], 1 - self.momentum)
+
+    @contextlib.contextmanager
+    def in_place(self) -> Iterator[None]:
+        """While the block runs, the model has the averaged weights; then its own again, bit for bit."""
+        self._exchange()
+        try:
+            yield
+        finally:
+            self._exchange()
+
+    @torch.no_grad()
+    def _exchange(self) -> None:
+        for weight, average in zip(self._weights, self._average, strict=True):
+            own = weight.detach().clone()
+            weight.detach().copy_(average)
+            average.copy_(own)
 
 
 class State:
     """An objective with its optimiser (and its moving average, if the recipe has one) on the devices of a Fabric.
 
-    `model` is what computes the loss: the objective, compiled and spread as the recipe and the strategy say.
+    `model` computes the loss: the objective, compiled and sharded as the recipe and the strategy say.
     """
 
     def __init__(self, fabric: Fabric, objective: Objective, recipe: Recipe) -> None:
-        self.fabric, self.objective = fabric, objective.train()  # an encoder comes from its checkpoint in eval mode
+        self.fabric, self.recipe = fabric, recipe
+        self.objective = objective.train()  # an encoder comes from its checkpoint in eval mode
         groups = objective.parameter_groups(weight_decay=recipe.weight_decay, layer_decay=recipe.layer_decay)
         if recipe.optimizer == "sgd":
             optimizer = torch.optim.SGD(groups, lr=recipe.lr, momentum=recipe.momentum, fused=True)
@@ -48,30 +81,40 @@ class State:
         accelerate(objective, backend != "eager" and fabric.device.type == "cpu")
         compiled = torch.compile(objective) if backend == "compile" else objective
         self.model, self.optimizer = fabric.setup(compiled, optimizer)
-        # What Fabric has wrapped once more: torch's functions know the module as the strategy spreads it.
+        # Without Fabric's wrapper: torch's functions take the module as the strategy shards it.
         self._spread: nn.Module = self.model._forward_module
         # Not offloaded on a CPU: there all moments of a sharded parameter would be views of one storage.
         self._whole = StateDictOptions(full_state_dict=True, cpu_offload=fabric.device.type != "cpu")
         self.average = Average(objective, recipe.ema) if recipe.ema else None
+        self._weight_decay = Schedule(start=recipe.weight_decay, end=recipe.weight_decay_end)
 
-    def scheduled(self, progress: Progress) -> dict[str, Tensor]:
-        """This step's values of the objective's schedules. Tensors, since each new number would compile anew."""
-        schedules = self.objective.schedules.items()
-        values = {name: torch.tensor(schedule(progress), dtype=torch.float64) for name, schedule in schedules}
-        return {name: value.to(self.fabric.device) for name, value in values.items()}
+    def schedule(self, step: int) -> dict[str, Tensor]:
+        """Set the optimiser's learning rate and weight decay for a step.
+
+        Returns this step's values of the objective's schedules: tensors, since each new number would compile anew.
+        """
+        progress = Progress(step, self.recipe.steps)
+        for group in self.optimizer.param_groups:
+            group["lr"] = group["share"] * self.recipe.learning_rate(step)
+            if group["decays"]:
+                group["weight_decay"] = self._weight_decay(progress)
+        return {
+            name: torch.tensor(schedule(progress), dtype=torch.float64).to(self.fabric.device)
+            for name, schedule in self.objective.schedules.items()
+        }
 
     @torch.no_grad()
-    def after_step(self, outputs: Mapping[str, Tensor], progress: Progress, *, applied: bool) -> None:
+    def after_step(self, outputs: Mapping[str, Tensor], scheduled: Mapping[str, Tensor], *, applied: bool) -> None:
         """Let the objective change what is no weight; outputs: of this process, the mean over its micro-batches."""
         if type(self.objective).after_step is Objective.after_step:
             return  # nothing to change, so nothing to gather
         means = {name: self.fabric.all_reduce(value, reduce_op="mean") for name, value in outputs.items()}
         # Sharded, a teacher's part of the weights is not the student's.
         with runtime.gathered(self._spread, writeback=True):
-            self.objective.after_step(means, self.scheduled(progress), torch.tensor(applied, device=self.fabric.device))
+            self.objective.after_step(means, scheduled, torch.tensor(applied, device=self.fabric.device))
 
     @contextlib.contextmanager
-    def judged(self) -> Iterator[Objective]:
+    def evaluating(self) -> Iterator[Objective]:
         """The objective as evaluations see it: whole in every process, averaged weights, eval mode, no gradients."""
         averaged = self.average.in_place() if self.average is not None else contextlib.nullcontext()
         self.objective.eval()
@@ -79,7 +122,7 @@ class State:
             yield self.objective
         self.objective.train()
 
-    def save(self, folder: Path, step: int, facts: Mapping[str, Any]) -> None:
+    def save(self, folder: Path, step: int, run_identity: Mapping[str, Any]) -> None:
         """Write a checkpoint; every process must call it. CheckpointError in all of them if it cannot be written."""
         moments = get_optimizer_state_dict(self._spread, self.optimizer.optimizer, options=self._whole).get("state", {})
         states = {
@@ -94,16 +137,16 @@ class State:
         failure = ""
         if self.fabric.is_global_zero:
             try:
-                storage.save(folder, step, states, facts)
+                storage.save(folder, step, states, run_identity)
             except CheckpointError as error:
                 failure = str(error)
         if any(runtime.agree(self.fabric, [float(bool(failure))])):
             raise CheckpointError(failure or "the main process could not save")
 
-    def restore(self, folder: Path, facts: Mapping[str, Any], say: Callable[[str], None]) -> int:
+    def restore(self, folder: Path, run_identity: Mapping[str, Any], say: Callable[[str], None]) -> int:
         """Go back to the newest usable checkpoint; returns its step, 0 if there is none.
 
-        UserError if it was written by a run with other facts.
+        UserError if it was written by a run of another identity.
         """
         found = storage.newest(folder, say)
         self.fabric.barrier()
@@ -111,16 +154,16 @@ class State:
             return 0
         checkpoint, states = found
         manifest = completed(checkpoint.facts)
-        for name, value in completed(facts).items():
+        for name, value in completed(run_identity).items():
             if manifest.get(name) != json.loads(json.dumps(value)):
                 raise UserError(
                     f"{name}: is not what the run in {folder} was started with, which is {manifest.get(name)}; "
                     "overwrite=true starts anew"
                 )
-        if self.average is not None:
-            set_model_state_dict(self._spread, states["ema"], options=self._whole)
-            self.average.take()
         set_model_state_dict(self._spread, states["model"], options=self._whole)
+        if self.average is not None:
+            with self.average.in_place():
+                set_model_state_dict(self._spread, states["ema"], options=self._whole)
         optimizer = self.optimizer.optimizer
         # The optimiser's hyperparameters stay those of the recipe. Offloaded, they would be in the main process alone.
         groups = get_optimizer_state_dict(self._spread, optimizer)["param_groups"]
@@ -128,14 +171,13 @@ class State:
         for name, value in states["optimizer"].items():
             parameter, key = name.rsplit("/", 1)
             moments.setdefault(parameter, {})[key] = value
-        both = {"state": moments, "param_groups": groups}
-        set_optimizer_state_dict(self._spread, optimizer, both, options=self._whole)
+        state = {"state": moments, "param_groups": groups}
+        set_optimizer_state_dict(self._spread, optimizer, state, options=self._whole)
         if self.fabric.is_global_zero:
             storage.set_aside_after(folder, manifest["step"])
         return manifest["step"]
 
     def _weights(self) -> dict[str, Tensor]:
         """The weights by name, each whole. Copies: torch may give the weights themselves, or views of one storage."""
-        return {
-            name: tensor.clone() for name, tensor in get_model_state_dict(self._spread, options=self._whole).items()
-        }
+        weights = get_model_state_dict(self._spread, options=self._whole)
+        return {name: tensor.clone() for name, tensor in weights.items()}
