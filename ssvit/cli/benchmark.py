@@ -14,14 +14,14 @@ from ssvit.options import make, select, within
 
 def run(config: DictConfig, plain: dict[str, Any]) -> None:
     """Check the options, measure, print the tables, and write rates and pictures if asked to."""
-    asked = select(Benchmark, plain)
+    benchmark = select(Benchmark, plain)
     with within("step"):
         make(Step, plain["step"])
-    options = plain["step"] if asked.part == "step" else {}
+    options = plain["step"] if benchmark.part == "step" else {}
 
     from ssvit.benchmark.timing import as_json, table
 
-    results = importlib.import_module(f"ssvit.benchmark.{asked.part}").run(rounds=asked.rounds, **options)
+    results = importlib.import_module(f"ssvit.benchmark.{benchmark.part}").run(rounds=benchmark.rounds, **options)
     for title, rates in results.items():
         print(table(title, rates))
     if plain["output"] is not None:

@@ -14,23 +14,23 @@ from ssvit.options import make, select
 
 def run(config: DictConfig, plain: dict[str, Any]) -> None:
     """Check that the encoder can be written in the format; then load torch, build and write it."""
-    asked = select(Export, plain)
+    options = select(Export, plain)
     checkpoint = find(plain["checkpoint"], outputs=plain["outputs"], stage=PRETRAIN, told=plain["encoder"], say=say)
-    size = checkpoint.encoder["image_size"] if asked.image_size is None else asked.image_size
-    asked.check(make(ViT, checkpoint.encoder | {"image_size": size}), checkpoint.facts.get("classifier"))
+    size = checkpoint.encoder["image_size"] if options.image_size is None else options.image_size
+    options.check(make(ViT, checkpoint.encoder | {"image_size": size}), checkpoint.facts.get("classifier"))
     run = checkpoint.home(plain["outputs"])
-    folder = Path(plain["output"] or run / "export" / asked.format)
+    folder = Path(plain["output"] or run / "export" / options.format)
     announce()
 
     from ssvit.checkpoints.storage import load_classifier, load_encoder
     from ssvit.exchange.export import export
 
     if checkpoint.has_classifier:
-        model = load_classifier(checkpoint.path, image_size=size, resize=asked.resize)
+        model = load_classifier(checkpoint.path, image_size=size, resize=options.resize)
     else:
-        changes = {"image_size": size, "resize": asked.resize, **plain["encoder"]}
+        changes = {"image_size": size, "resize": options.resize, **plain["encoder"]}
         model = load_encoder(checkpoint.path, announce=True, **changes)
-    remarks = export(model, folder, asked, facts=checkpoint.facts, run=run)
+    remarks = export(model, folder, options, facts=checkpoint.facts, run=run)
     print(f"{folder}: {', '.join(file.name for file in sorted(folder.iterdir()))}", *remarks, sep="\n")
 
 

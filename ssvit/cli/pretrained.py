@@ -41,17 +41,17 @@ def offer(arguments: dict[str, str], own: str | None = None) -> None:
     if "encoder.path" in arguments:
         where = arguments["encoder.path"]
         raise OptionError("encoder.path", where, f"must be checkpoint={where}, with which its run's images come too")
-    asked = arguments.get("checkpoint", "newest")
-    if asked == SCRATCH:
+    wanted = arguments.get("checkpoint", "newest")
+    if wanted == SCRATCH:
         if "encoder" in arguments and ("data" in arguments or "experiment" in arguments):
             return
-        asked = "newest"
+        wanted = "newest"
     elif "encoder" in arguments:
         raise OptionError("encoder", arguments["encoder"], f"a checkpoint brings its own; or give checkpoint={SCRATCH}")
-    if asked == "newest" and own is not None:
-        asked = own
-    told = _told(arguments)
-    found = find(asked, outputs=arguments.get("outputs", "outputs"), stage=PRETRAIN, say=say, told=told)
+    if wanted == "newest" and own is not None:
+        wanted = own
+    foreign = _foreign_options(arguments)
+    found = find(wanted, outputs=arguments.get("outputs", "outputs"), stage=PRETRAIN, say=say, told=foreign)
     trained = found.encoder
     store = ConfigStore.instance()
     node = {
@@ -63,7 +63,7 @@ def offer(arguments: dict[str, str], own: str | None = None) -> None:
         "activation_checkpointing": False,
         **{name: trained[name] for name in CHANGEABLE if name in trained},
         "image_size": "${data.image_size}",
-        **(told if found.foreign else {}),
+        **(foreign if found.foreign else {}),
     }
     store.store(group="encoder", name="pretrained", node=node)
     chooses = "data" in arguments or "experiment" in arguments
@@ -179,7 +179,7 @@ def _fill(node: dict[str, Any], values: Any, name: str) -> None:
             node[key] = value
 
 
-def _told(arguments: Mapping[str, str]) -> dict[str, Any]:
+def _foreign_options(arguments: Mapping[str, str]) -> dict[str, Any]:
     """What the command line says of a foreign file, None for each option not given."""
     try:
         return {name: yaml.safe_load(arguments.get(f"encoder.{name}", "null")) for name in reading.TOLD}
