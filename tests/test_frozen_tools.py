@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 from PIL import Image
 
 from ssvit.checkpoints import manifest, storage
-from ssvit.cli import evaluate, linear_probe, pretrained
+from ssvit.cli import evaluate, pretrained
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.datasets import synthetic
 from ssvit.evaluation.features import Features, Frozen, Pixels, extract
@@ -28,7 +28,7 @@ from ssvit.options import OptionError, UserError
 from ssvit.randomness import key
 
 ROOT = Path(__file__).parent.parent
-TOOLS = {"few_shot": evaluate, "knn": evaluate, "linear_probe": linear_probe}
+TOOLS = {"few_shot": evaluate.run, "knn": evaluate.run, "linear_probe": evaluate.linear_probe}
 ROWS = ["layer1_patch_mean", "layer2_patch_mean", "random_layer1_patch_mean", "random_layer2_patch_mean", "pixels"]
 
 
@@ -51,7 +51,7 @@ def measured(run, tmp_path):
         pretrained.offer(dict(option.split("=", 1) for option in options))
         with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
             config = compose(tool, list(options))
-        TOOLS[tool].run(config, OmegaConf.to_container(config, resolve=True))
+        TOOLS[tool](config, OmegaConf.to_container(config, resolve=True))
         return json.loads((tmp_path / "numbers.json").read_text())
 
     return measure

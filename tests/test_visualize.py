@@ -19,7 +19,7 @@ from ssvit.analysis import attention, inside, similarity
 from ssvit.analysis.options import drawn
 from ssvit.checkpoints import storage
 from ssvit.checkpoints.configuration import Configuration
-from ssvit.cli import compared, pretrained, visualize
+from ssvit.cli import pretrained, visualize
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.decode import load
 from ssvit.models import options
@@ -154,15 +154,17 @@ def test_held_out_images_are_looked_at_and_everything_is_written(look, run):
     assert f"similarity with random weights, layer by layer: {told}; layer {least} differs most" in out
 
 
-def test_newest_is_the_newest_fine_tuning(run, tmp_path):
+def test_newest_is_the_newest_fine_tuning(run, look, tmp_path):
     tuned = make_run(tmp_path / "outputs" / "tuned", stage="finetune")
-    encoder = {"path": str(run), "resize": "paper", "image_size": [16, 32]}
-    plain = {"other": "newest", "outputs": str(tmp_path / "outputs"), "encoder": encoder}
-    found = compared.find(plain)
+    sizes = {"resize": "paper", "image_size": [16, 32]}
+    found = visualize.find_other({"other": "newest", "outputs": str(tmp_path / "outputs")}, sizes, channels=3)
     assert found.path == tuned
-    name, second = compared.build(None, plain, found)
-    assert (name, second.image_size, second.training) == ("tuned", (16, 32), False)
-    assert compared.find(plain | {"other": None}) is None
+    second = storage.load_encoder(found.path, **sizes)
+    assert (found.name, second.image_size, second.training) == ("tuned", (16, 32), False)
+    for other, path, named in (("newest", str(tuned), ["the encoder", "tuned"]), ("null", None, ["the encoder"])):
+        numbers, _ = look(f"checkpoint={run}", f"other={other}", "count=8", "batch_size=8", "shown=1")
+        assert numbers["other"] == path
+        assert list(numbers["attention_distance"]["layers_by_heads"]) == named
 
 
 def test_what_an_encoder_lacks_is_told_and_the_rest_is_drawn(pictures):

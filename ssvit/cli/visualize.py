@@ -28,7 +28,7 @@ def run(config: DictConfig, plain: dict[str, Any]) -> None:
     sizes = {name: plain["encoder"][name] for name in ("resize", "image_size")}
     other = None
     if plain["other"] not in (None, SCRATCH):
-        other = _find_other(plain, sizes, checkpoint.encoder["channels"])
+        other = find_other(plain, sizes, checkpoint.encoder["channels"])
     announce()
 
     import torch
@@ -63,7 +63,7 @@ def run(config: DictConfig, plain: dict[str, Any]) -> None:
     print(*found.lines, *(f"written: {file}" for file in written), sep="\n")
 
 
-def _find_other(plain: Mapping[str, Any], sizes: Mapping[str, Any], channels: int) -> Checkpoint:
+def find_other(plain: Mapping[str, Any], sizes: Mapping[str, Any], channels: int) -> Checkpoint:
     """The checkpoint of the second encoder. OptionError unless its images have so many channels."""
     other = plain["other"]
     try:
