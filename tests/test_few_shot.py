@@ -9,7 +9,7 @@ import torch
 from ssvit.evaluation.features import Features
 from ssvit.evaluation.probes import options
 from ssvit.evaluation.probes.options import FEW_SHOT_PROTOCOLS as PROTOCOLS
-from ssvit.evaluation.probes.ridge import FewShot, RidgePath, Score, draw, signs, whiten
+from ssvit.evaluation.probes.ridge import FewShot, RidgePath, Score, sample, signs, whiten
 from ssvit.options import OptionError, UserError
 from ssvit.randomness import permutation
 
@@ -161,7 +161,7 @@ def test_the_paper_chooses_its_penalty_by_leaving_one_out(shots, width):
         assert fit.seed is None
         assert result[0].deviation is None
     else:
-        support = torch.cat([places[:shots] for places in draw(labels, 4, 0)])
+        support = torch.cat([places[:shots] for places in sample(labels, 4, 0)])
     x, y = prepared(train[support], train[support]), targets(labels[support], 4)
     said = {l2: left_out(x, y, l2) for l2 in PROTOCOLS["paper"].l2}
     right = {l2: (prediction.argmax(1) == y.argmax(1)).sum() for l2, prediction in said.items()}
@@ -188,11 +188,11 @@ def test_no_test_label_has_a_say():
 
 def test_a_draw_is_a_permutation_of_each_class_by_the_seed_alone():
     labels = blobs(30)[1]
-    first = draw(labels, 4, 0)
+    first = sample(labels, 4, 0)
     for number, places in enumerate(first):
         assert places.sort().values.tolist() == (labels == number).nonzero()[:, 0].tolist()
-    assert all(torch.equal(a, b) for a, b in zip(first, draw(labels, 4, 0), strict=True))
-    assert not any(torch.equal(a, b) for a, b in zip(first, draw(labels, 4, 1), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(first, sample(labels, 4, 0), strict=True))
+    assert not any(torch.equal(a, b) for a, b in zip(first, sample(labels, 4, 1), strict=True))
     orders = [(labels == number).nonzero()[:, 0].tolist().index(places[0]) for number, places in enumerate(first)]
     assert len(set(orders)) > 1, "every class must have an order of its own"
 

@@ -29,7 +29,7 @@ from ssvit.evaluation.base import Evaluation, Evaluator, Probe, Result
 from ssvit.evaluation.features import Frozen, Pixels, extract
 from ssvit.evaluation.online import Probing, describe, start_of
 from ssvit.evaluation.probes.knn import Knn
-from ssvit.evaluation.probes.ridge import FewShot, draw, whiten
+from ssvit.evaluation.probes.ridge import FewShot, sample, whiten
 from ssvit.figures import probes as figures
 from ssvit.options import OptionError
 from ssvit.training import preflight
@@ -202,7 +202,7 @@ def test_the_numbers_are_those_of_plain_loops():
         (found,) = FewShot(shots=3).fit(*sets)
         assert metrics[f"few_shot3_{end}"] == pytest.approx(found.mean)
         left_out["knn4"].append((votes(train, labels.numpy(), train, 4, own=True) == labels.numpy()).sum())
-        supports = [torch.cat([of[:3] for of in draw(labels, 3, fit.seed)]) for fit in found.fits]
+        supports = [torch.cat([of[:3] for of in sample(labels, 3, fit.seed)]) for fit in found.fits]
         left_out["few_shot3"].append(
             sum(
                 fits_to_all_but_one(train[support], labels[support].numpy(), fit.l2)

@@ -1,21 +1,25 @@
 """What evaluations are: an `Evaluator` looks at a model in training, a `Probe` at frozen features of any encoder.
 
-Letters: n training images, m test images, d width.
+Letters: b images of a batch, c channels, h, w pixels, n training images, m test images.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from torch import Tensor
 
+from ssvit.data.loader import evaluation_batches
+from ssvit.data.source import Source
+from ssvit.evaluation import options
 from ssvit.evaluation.features import Features
 from ssvit.objectives.base import Objective
-from ssvit.options import OptionError
+from ssvit.options import OptionError, UserError
 
-# Rows of metrics, each with its "step": an evaluator's own by their names, training's as "train/…", another
-# evaluator's as "validation/…". None stands for a number that was not finite.
+# Rows of metrics, each with its "step": the evaluator's own by their names, others as "train/…" or "validation/…".
+# None stands for a number that was not finite.
 History = Sequence[Mapping[str, float | None]]
 
 
@@ -24,7 +28,7 @@ class Evaluation:
     """What an evaluator found.
 
     metrics: named numbers, the same in every process. lines: what they mean, in words. figures: matplotlib's, by name.
-    tables: text by file name. Lines and tables are of the model as it is; figures may show how it came there.
+    tables: text by file name. Only figures show the history.
     """
 
     metrics: Mapping[str, float]
@@ -34,22 +38,38 @@ class Evaluation:
 
 
 class Evaluator:
-    """Evaluates a model on held-out images, the same ones each time, and keeps no state from one call to the next.
+    """Evaluates a model on held-out images, the same ones each time; one call changes nothing for the next.
 
-    every: steps from one evaluation to the next; None for the recipe's evaluate_every. at_end: evaluate once, when all
-    steps are complete.
+    every: steps from one evaluation to the next; None for the recipe's evaluate_every. at_end: only after all steps.
     """
 
     every: int | None = None
     at_end: bool = False
 
     def __call__(self, objective: Objective, history: History | None = None) -> Evaluation:
-        """The model as it is now, which is in eval mode and without gradients. Every process calls it.
+        """Of the model as it is now, in eval mode and without gradients. Every process calls it.
 
-        history: all rows so far, the last of them begun for this evaluation (see `with_metrics`). None: metrics alone
-        are asked for, as in all processes but the main one.
+        history: all rows so far, the last of them begun for this evaluation; None but in the main process: metrics
+        alone are needed.
         """
         raise NotImplementedError
+
+
+class HeldOut(Evaluator):
+    """An evaluator of some held-out images of a source."""
+
+    def __init__(self, source: Source, transform: Any, options: options.HeldOut) -> None:
+        self.source, self.transform, self.options = source, transform, options
+
+    @cached_property
+    def batches(self) -> list[tuple[Tensor, Tensor]]:
+        """The images as bytes, (b, c, h, w), and their slots (b,), read once."""
+        sizes = {"batch_size": self.options.batch_size, "limit": self.options.images}
+        batches = [(batch.images, batch.slots) for batch in evaluation_batches(self.source, self.transform, **sizes)]
+        if sum(len(slots) for _, slots in batches) < self.options.fewest:
+            few = "none" if self.options.fewest == 1 else "fewer than two"
+            raise UserError(f"{few} of the held-out images can be read, so there is nothing to evaluate on")
+        return batches
 
 
 def with_metrics(history: History, metrics: Mapping[str, float]) -> History:
@@ -63,9 +83,9 @@ class Result:
     """What a probe found of one feature set.
 
     scores: by the name of a column, as "5 shot", a share in [0, 1]; the last stands for the probe. deviations: of a
-    column, over draws; missing where there was one. choice: how good the features are by the training images alone,
-    the more the better, to choose a layer by; None if that is not known. numbers: all that was found, as plain data.
-    predictions: the class that each test image is taken for, (m,), or each of its pixels, (m, h, w).
+    column, over samples, if several. choice: how good the features are by the training images alone, the more the
+    better, to choose a layer by; None if unknown. numbers: all that was found, as plain data. predictions: the class of
+    each test image, (m,), or of each of its pixels, (m, h, w).
     """
 
     scores: Mapping[str, float]
@@ -78,11 +98,10 @@ class Result:
 class Probe:
     """A measure of frozen features, the same in training and afterwards.
 
-    name: in metrics, with what tells it from the same probe with other options; title: for people. chosen_by: what
-    `Result.choice` is. is_accuracy: whether the last column is one, so that chance is the least it may be.
-
-    features: what it is asked of: "images", one vector for each, or "patches", one for each patch of images that have
-    masks; that is measured afterwards alone. train_images, test_images: it reads at most so many; None: all.
+    name: in metrics, different for other options; title: for people. chosen_by: what `Result.choice` is. is_accuracy:
+    whether the last column is an accuracy, which is compared with chance. features: "images", one vector each, or
+    "patches", one vector for each patch of images with masks, not during training. train_images, test_images: it reads
+    at most so many; None: all.
     """
 
     name: str = "probe"
@@ -100,9 +119,9 @@ class Probe:
         """OptionError or UserError unless images with these labels, (n,) and (m,), suffice."""
 
     def __call__(self, train: Features, test: Features, *, choose: bool = False) -> Result:
-        """Every process may call it with the same features, and then gets the same. No test label chooses anything.
+        """The same in every process that calls it with the same features. No test label chooses anything.
 
-        choose: whether `Result.choice` is asked for, where that is work of its own. UserError unless it can be.
+        choose: whether `Result.choice` is needed, where that is extra work. UserError if it cannot be measured.
         """
         raise NotImplementedError
 

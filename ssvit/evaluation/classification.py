@@ -1,9 +1,8 @@
 """How many images does a classifier name right? Each image of a source once, and which classes are taken for which.
 
-Every process answers for its part of the images; the answers are then put together, image by image, in every process.
-So each number is made from the same answers in the same order, however many processes there are.
+Processes share the images, and all get all answers, in the order of the source: the metrics depend on neither.
 
-Letters: b images, n images answered for, k classes.
+Letters: b images of a batch, n of the source, k classes.
 """
 
 import csv
@@ -12,18 +11,19 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from matplotlib.figure import Figure
-from torch import Tensor, distributed
+from torch import Tensor
 
 from ssvit.data.loader import TOLERATED, Batch, evaluation_batches
 from ssvit.data.source import Source
 from ssvit.evaluation import options
 from ssvit.evaluation.base import Evaluation, Evaluator, History, with_metrics
+from ssvit.evaluation.processes import gather, rank_and_world
 from ssvit.evaluation.significance import NOTHING_YET, above_chance, chance
 from ssvit.figures import classes as figures
 from ssvit.figures import style
@@ -49,32 +49,18 @@ class Answers(NamedTuple):
     confidence: Tensor  # the probability of the guess, float64
 
     @classmethod
-    def of(cls, logits: Tensor, batch: Batch, loss: str = "softmax") -> "Answers":
-        """From logits (b, k) of a batch and what they were trained with, the `loss` of `Classify`. In float64, and
-        ordered so that even a model that is not finite has answers, and no right ones for it but by chance.
-        """
-        sigmoid = loss == "sigmoid"
-        logarithms = F.logsigmoid(logits.double()) if sigmoid else logits.double().log_softmax(-1)
+    def of(cls, logits: Tensor, batch: Batch, loss: str) -> "Answers":
+        """From logits (b, k) of a batch; loss: that of `Classify`. Logits that are not finite are ordered too."""
+        logs = F.logsigmoid(logits.double()) if loss == "sigmoid" else logits.double().log_softmax(-1)
         best = logits.argsort(dim=-1, descending=True, stable=True)[:, :5]
-        own = batch.labels[:, None]
-        own_and_best = logarithms.gather(1, torch.cat((own, best[:, :1]), dim=1))
-        losses = -own_and_best[:, 0]
-        if sigmoid:
+        truth = batch.labels[:, None]
+        losses = -logs.gather(1, truth)[:, 0]
+        if loss == "sigmoid":
             absent = F.logsigmoid(-logits.double())
-            losses = losses - absent.sum(1) + absent.gather(1, own)[:, 0]
-        columns = (batch.slots, batch.labels, best[:, 0], (best == own).any(1), losses)
-        return cls(*(column.cpu() for column in (*columns, own_and_best[:, 1].exp())))
-
-    @classmethod
-    def joined(cls, parts: Sequence["Answers"]) -> "Answers":
-        """One after another."""
-        return cls(*(torch.cat(column) for column in zip(*parts, strict=True)))
-
-    @classmethod
-    def none(cls) -> "Answers":
-        """Of no images: the share of a process when there are fewer images than processes."""
-        whole_numbers, numbers = torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.float64)
-        return cls(whole_numbers, whole_numbers, whole_numbers, whole_numbers.bool(), numbers, numbers)
+            losses = losses - absent.sum(1) + absent.gather(1, truth)[:, 0]
+        confidence = logs.gather(1, best[:, :1])[:, 0].exp()
+        columns = (batch.slots, batch.labels, best[:, 0], (best == truth).any(1), losses, confidence)
+        return cls(*(column.cpu() for column in columns))
 
     @property
     def right(self) -> Tensor:
@@ -82,10 +68,7 @@ class Answers(NamedTuple):
         return self.guess == self.truth
 
     def confusion(self, classes: int, blocks: int | None = None) -> Tensor:
-        """How many images of a class (row) were taken for a class (column): (k, k).
-
-        blocks: sum neighbouring classes up to so many of about equal size; (blocks, blocks).
-        """
+        """How many images of a class (row) were taken for a class (column): (k, k), or summed in blocks of classes."""
         side = blocks or classes
         row, column = (number * side // classes for number in (self.truth, self.guess))
         return torch.bincount(row * side + column, minlength=side * side).view(side, side)
@@ -114,28 +97,18 @@ class Tally(NamedTuple):
 
 def tally(answers: Answers, classes: Sequence[str]) -> list[Tally]:
     """Class by class, in their order."""
-    k = len(classes)
-    taken: dict[int, tuple[int, int]] = {}
-    pairs, counts = (answers.truth * k + answers.guess)[~answers.right].unique(return_counts=True)
-    for pair, times in zip(pairs.tolist(), counts.tolist(), strict=True):
-        true, guess = divmod(pair, k)
-        if times > taken.get(true, (0, 0))[1]:
-            taken[true] = guess, times
-    kinds = (answers.truth, answers.truth[answers.right], answers.guess)
-    rows = zip(classes, *(torch.bincount(kind, minlength=k).tolist() for kind in kinds), strict=True)
-    tallies = []
-    for number, row in enumerate(rows):
-        guess, times = taken.get(number, (None, 0))
-        tallies.append(Tally(*row, "" if guess is None else classes[guess], times))
-    return tallies
+    k, right = len(classes), answers.right
+    pairs, counts = (answers.truth * k + answers.guess)[~right].unique(return_counts=True)
+    taken: dict[int, tuple[str, int]] = {}
+    for times, pair in sorted(zip((-counts).tolist(), pairs.tolist(), strict=True)):
+        taken.setdefault(pair // k, (classes[pair % k], -times))
+    columns = (answers.truth, answers.truth[right], answers.guess)
+    rows = zip(classes, *(torch.bincount(column, minlength=k).tolist() for column in columns), strict=True)
+    return [Tally(*row, *taken.get(label, ("", 0))) for label, row in enumerate(rows)]
 
 
 def read_real(path: str) -> list[set[int]]:
-    """ReaL labels (Beyer et al. 2020): the classes that may be named of each of ImageNet's validation images.
-
-    The file is the authors' real.json, a list of lists in the order of ILSVRC2012_val_00000001 and on. UserError if it
-    is not there or is something else.
-    """
+    """The ReaL labels of ImageNet's validation images (Beyer et al. 2020). UserError unless it is the authors' file."""
     try:
         with open(path, encoding="utf-8") as file:
             entries = json.load(file)
@@ -155,10 +128,7 @@ def read_real(path: str) -> list[set[int]]:
 
 
 def allowed(source: Source, real: str) -> list[set[int]]:
-    """The classes that may be named of each image of a source, by the ReaL labels in a file.
-
-    UserError, naming the file, if it is none or if the images or the classes are not ImageNet's.
-    """
+    """The ReaL labels of each image of a source. UserError if the images or the classes are not ImageNet's."""
     # ReaL's class numbers count the wnids in order.
     names = source.classes
     if len(names) != _IMAGENET_CLASSES or list(names) != sorted(name for name in names if _WNID.fullmatch(name)):
@@ -174,25 +144,21 @@ def allowed(source: Source, real: str) -> list[set[int]]:
     return [labels[number - 1] for number in numbers]
 
 
-class Classification(options.Classification, Evaluator):
-    """Accuracy of a classifier on every image of a source.
-
-    part: what the images are, test or validation, in words and figures.
-    """
+class Classification(Evaluator):
+    """Accuracy of a classifier on every image of a source; part: test or validation, in words and figures."""
 
     def __init__(self, *, source: Source, transform: Any, part: str = "test", **given: Any) -> None:
-        super().__init__(**given)
+        self.options = options.Classification(**given)
         self.source, self.transform, self.part = source, transform, part
-        self._allowed = None if self.real is None else allowed(source, self.real)
+        self._allowed = None if self.options.real is None else allowed(source, self.options.real)
 
     def __call__(self, objective: Classify, history: History | None = None) -> Evaluation:
-        """accuracy, accuracy_top5 (of more than five classes), loss (cross-entropy), accuracy_per_class (the mean of
-        the classes' own, of those that have images), accuracy_constant (chance: the share of the most frequent class),
-        images: how many are measured on, accuracy_real, and unreadable: how many images, if any, are left out of all
-        these because they cannot be read.
+        """accuracy, accuracy_top5 (of more than five classes), loss (cross-entropy), accuracy_per_class (the mean over
+        classes that have images), accuracy_constant (chance), images (how many), accuracy_real, and unreadable, if any:
+        how many images are left out because they cannot be read.
 
         Figures: `confusion`, which class is taken for which; `mistakes`, the most confident ones; `learning`, the
-        metrics over time. Tables: `classes.csv`, a line for each class, empty where there is nothing to divide by.
+        metrics over time. Tables: `classes.csv`, a line for each class.
 
         UserError if the images have no labels or other classes than the model, or if too many cannot be read.
         """
@@ -210,19 +176,20 @@ class Classification(options.Classification, Evaluator):
 
     def answers(self, objective: Classify) -> Answers:
         """What the model says of every image that can be read, in every process. UserError as above."""
-        try:
+
+        def answer() -> list[Answers]:
             self._check(objective)
-            own: Answers | str = self._own_answers(objective)
-        except UserError as error:
-            own = str(error)  # sent to the other processes, which would wait for this one's answers for ever
-        parts = _exchanged(own)
-        for part in parts:
-            if isinstance(part, str):
-                raise UserError(part)
-        answers, total = Answers.joined(parts), len(self.source)
-        if (unreadable := total - len(answers.place)) > TOLERATED * total:
+            rank, world = rank_and_world()
+            loading = {"workers": self.options.workers, "timeout": self.options.timeout}
+            device = next(objective.parameters()).device
+            batches = self._batches(self.source, rank=rank, world=world, device=device, **loading)
+            return [Answers.of(objective.logits(batch.images), batch, objective.options.loss) for batch in batches]
+
+        parts = list(chain.from_iterable(gather(answer)))
+        total = len(self.source)
+        if (unreadable := total - sum(len(part.place) for part in parts)) > TOLERATED * total:
             raise UserError(f"{unreadable} of {total} image files cannot be read, more than {TOLERATED:.0%}")
-        return answers
+        return Answers(*map(torch.cat, zip(*parts, strict=True)))
 
     def _check(self, objective: Classify) -> None:
         """UserError unless the images can be asked of that model."""
@@ -239,65 +206,44 @@ class Classification(options.Classification, Evaluator):
                 )
 
     def _batches(self, source: Source, **options: Any) -> Iterator[Batch]:
-        return evaluation_batches(source, self.transform, batch_size=self.batch_size, **options)
-
-    def _own_answers(self, objective: Classify) -> Answers:
-        """For this process's part of the images."""
-        spread = distributed.is_available() and distributed.is_initialized()
-        rank, world = (distributed.get_rank(), distributed.get_world_size()) if spread else (0, 1)
-        world = min(world, len(self.source))
-        if rank >= world:
-            return Answers.none()
-        device = next(objective.parameters()).device
-        options = {"rank": rank, "world": world, "workers": self.workers, "timeout": self.timeout, "device": device}
-        batches = self._batches(self.source, **options)
-        return Answers.joined(
-            [
-                Answers.none(),
-                *(Answers.of(objective.logits(batch.images), batch, objective.options.loss) for batch in batches),
-            ]
-        )
+        return evaluation_batches(source, self.transform, batch_size=self.options.batch_size, **options)
 
     def _metrics(self, answers: Answers) -> dict[str, float]:
         k, right = len(self.source.classes), answers.right
-        metrics = {"accuracy": _share(right)}
+        metrics = {"accuracy": right.double().mean().item()}
         if k > 5:
-            metrics["accuracy_top5"] = _share(answers.among_five)
+            metrics["accuracy_top5"] = answers.among_five.double().mean().item()
         metrics["loss"] = answers.loss.mean().item()
         images, correct = (torch.bincount(of, minlength=k) for of in (answers.truth, answers.truth[right]))
         metrics["accuracy_per_class"] = (correct / images.double())[images > 0].mean().item()
         metrics["accuracy_constant"] = chance(answers.truth.tolist())
         metrics["images"] = len(right)
         if self._allowed is not None:
-            asked = [
-                guess in self._allowed[place]
-                for place, guess in zip(answers.place.tolist(), answers.guess.tolist(), strict=True)
-                if self._allowed[place]
-            ]
-            if asked:
-                metrics["accuracy_real"] = sum(asked) / len(asked)
+            pairs = zip(answers.place.tolist(), answers.guess.tolist(), strict=True)
+            is_right = [guess in self._allowed[place] for place, guess in pairs if self._allowed[place]]
+            if is_right:
+                metrics["accuracy_real"] = sum(is_right) / len(is_right)
         if unreadable := len(self.source) - len(right):
             metrics["unreadable"] = unreadable
         return metrics
 
     def _figures(self, answers: Answers, history: History) -> dict[str, Figure]:
-        names, part = self.source.classes, self.part
+        names, part, total = self.source.classes, self.part, len(answers.place)
         worst = answers.worst(_SHOWN)
         wrong = self._batches(self.source.take(answers.place[worst])) if len(worst) else ()
+        images = (image for batch in wrong for image in batch.images)
         columns = (column[worst].tolist() for column in (answers.truth, answers.guess, answers.confidence))
         mistakes = [
             figures.Mistake(image, names[truth], names[guess], confidence)
-            for image, truth, guess, confidence in zip(
-                (image for batch in wrong for image in batch.images), *columns, strict=True
-            )
+            for image, truth, guess, confidence in zip(images, *columns, strict=True)
         ]
         counts = answers.confusion(len(names), min(len(names), _BLOCKS))
-        total = len(answers.place)
+        right = int(answers.right.sum())
         shares = torch.bincount(answers.truth).double() / total
         ignoring = {"chance": shares.max().item(), "entropy": torch.special.entr(shares).sum().item()}
         return {
-            "confusion": figures.confusion(counts, names, accuracy=_share(answers.right), part=part),
-            "mistakes": figures.mistakes(mistakes, wrong=int((~answers.right).sum()), images=total, part=part),
+            "confusion": figures.confusion(counts, names, accuracy=right / total, part=part),
+            "mistakes": figures.mistakes(mistakes, wrong=total - right, images=total, part=part),
             "learning": figures.learning(history, part, **ignoring),
         }
 
@@ -336,19 +282,6 @@ def _table(tallies: Sequence[Tally]) -> str:
         precision = f"{one.correct / one.guessed:.4f}" if one.guessed else ""
         table.writerow((one.name, one.images, one.correct, accuracy, precision, one.taken_for, one.times))
     return text.getvalue().encode(errors="backslashreplace").decode()
-
-
-def _exchanged(own: Answers | str) -> list[Answers | str]:
-    """What each process has, in their order."""
-    if not (distributed.is_available() and distributed.is_initialized()):
-        return [own]
-    every: list[Any] = [None] * distributed.get_world_size()
-    distributed.all_gather_object(every, own)
-    return every
-
-
-def _share(flags: Tensor) -> float:
-    return flags.sum().item() / len(flags)
 
 
 def _percent(share: float) -> str:

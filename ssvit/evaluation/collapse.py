@@ -4,105 +4,77 @@ A collapsed model says the same of every image, either one prototype or all alik
 an assignment tells of its image: the entropy of the mean assignment (low where one prototype serves all) less the mean
 entropy of the single ones (as high where they are uniform). It is at most the log of the prototypes, or of the images.
 
-Letters: b, n images, c channels, h, w pixels, d width, k prototypes.
+Letters: b, n images, d width, k prototypes.
 """
 
 import math
 from collections.abc import Mapping
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ssvit.data.loader import evaluation_batches
-from ssvit.evaluation.base import Evaluation, Evaluator, History, with_metrics
+from ssvit.data.source import Source
+from ssvit.evaluation import options
+from ssvit.evaluation.base import Evaluation, HeldOut, History, with_metrics
 from ssvit.figures import collapse as figures
 from ssvit.objectives.dino import Dino, entropy
-from ssvit.options import UserError, whole
 from ssvit.schedule import Progress
 
-TOLD = 0.05  # of what assignments could tell of their images: less is a collapse
-SPREAD = 0.1  # standard deviation of features: less is a collapse, where the mean cosine of two images is above 0.99
+_LEAST_TOLD = 0.05  # of what assignments could tell of their images: less is a collapse
+_LEAST_DEVIATION = 0.1  # of the features: less is a collapse, where the mean cosine of two images is above 0.99
 
 
 class Answers(NamedTuple):
-    """What the teacher and the student say of images.
+    """What teacher and student say of n images."""
 
-    features: (n, d) of length 1. choices, confidence: the teacher's first choice, (n,), and its probability. own: the
-    student's first choice, (n,). mean, own_mean: the mean probabilities of each, (k,). single: mean entropy, ().
-    """
-
-    features: Tensor
-    choices: Tensor
-    confidence: Tensor
-    own: Tensor
-    mean: Tensor
-    own_mean: Tensor
-    single: Tensor
+    features: Tensor  # (n, d) of length 1
+    choices: Tensor  # the teacher's first choice, (n,)
+    confidence: Tensor  # its probability, (n,)
+    student_choices: Tensor  # (n,)
+    mean: Tensor  # the teacher's mean probabilities, (k,)
+    student_mean: Tensor  # (k,)
+    single: Tensor  # the mean entropy of the teacher's probabilities, ()
 
 
-class Collapse(Evaluator):
-    """The panel of a `Dino` model on `images` images of a source, always the same, each in one view.
+class Collapse(HeldOut):
+    """The panel of a `Dino` model, with one view of each image and the teacher's temperature at the end of a run."""
 
-    The teacher's temperature is that of the end of a run, so that evaluations can be compared.
-    """
-
-    def __init__(self, *, source: Any, transform: Any, images: int = 1024, batch_size: int = 128) -> None:
-        whole("images", images, 2)
-        whole("batch_size", batch_size)
-        self.source, self.transform, self.images, self.batch_size = source, transform, images, batch_size
-
-    @cached_property
-    def _batches(self) -> list[Tensor]:
-        """The images as bytes, (b, c, h, w), read once."""
-        read = evaluation_batches(self.source, self.transform, batch_size=self.batch_size, limit=self.images)
-        batches = [batch.images for batch in read]
-        if sum(map(len, batches)) < 2:
-            raise UserError("fewer than two of the held-out images can be read, so there is nothing to evaluate on")
-        return batches
+    def __init__(self, *, source: Source, transform: Any, **given: Any) -> None:
+        super().__init__(source, transform, options.Collapse(**given))
 
     def __call__(self, objective: Dino, history: History | None = None) -> Evaluation:
         """Entropies of the assignments in nats, spread of the features, agreement of student and teacher.
 
-        Figures: `collapse`, these over the steps; `prototypes`, the images that the most chosen prototypes are surest
-        of.
+        Figures: `collapse`, these over the steps; `prototypes`, the images most surely assigned to the most chosen.
         """
         answers = self._answers(objective)
         metrics = measure(answers)
         if history is None:
             return Evaluation(metrics=metrics)
+        images = torch.cat([images for images, _ in self.batches])
         pictures = {
             "collapse": figures.learning(with_metrics(history, metrics)),
-            "prototypes": figures.prototypes(torch.cat(self._batches), answers.choices, answers.confidence),
+            "prototypes": figures.prototypes(images, answers.choices, answers.confidence),
         }
         return Evaluation(metrics=metrics, lines=describe(metrics), figures=pictures)
 
     def _answers(self, objective: Dino) -> Answers:
         device, temperature = objective.center.device, objective.schedules["teacher_temperature"](Progress(1, 2))
-        found: dict[str, list[Tensor]] = {}
-        for images in (batch.to(device) for batch in self._batches):
+        batches = []
+        for images in (images.to(device) for images, _ in self.batches):
             views = [images[:, None]]
             with torch.autocast(device.type, enabled=False):
-                told = objective.targets(objective.teacher_logits(views)[0], temperature)
-                said = (objective.student_logits(views)[0] / objective.options.student_temperature).log_softmax(-1)
-            confidence, choices = told.exp().max(-1)
-            parts = {
-                "features": F.normalize(objective.backbone().represent(images).float(), dim=-1),
-                "choices": choices,
-                "confidence": confidence,
-                "own": said.argmax(-1),
-                "mean": told.exp().double().sum(0, keepdim=True),
-                "own_mean": said.exp().double().sum(0, keepdim=True),
-                "single": entropy(told.double()),
-            }
-            for name, value in parts.items():
-                found.setdefault(name, []).append(value.cpu())
-        whole = {name: torch.cat(values) for name, values in found.items()}
-        images = len(whole["choices"])
-        means = {name: whole[name].sum(0) / images for name in ("mean", "own_mean")}
-        return Answers(**{**whole, **means, "single": whole["single"].mean()})
+                teacher = objective.targets(objective.teacher_logits(views)[0], temperature)
+                student = (objective.student_logits(views)[0] / objective.options.student_temperature).log_softmax(-1)
+            features = F.normalize(objective.backbone().represent(images).float(), dim=-1)
+            confidence, choices = teacher.exp().max(-1)
+            sums = (logs.exp().double().sum(0, keepdim=True) for logs in (teacher, student))
+            batches.append((features, choices, confidence, student.argmax(-1), *sums, entropy(teacher.double())))
+        columns = (torch.cat([part.cpu() for part in parts]) for parts in zip(*batches, strict=True))
+        *of_images, teacher, student, single = columns
+        return Answers(*of_images, teacher.sum(0) / len(single), student.sum(0) / len(single), single.mean())
 
 
 def measure(answers: Answers) -> dict[str, float]:
@@ -121,8 +93,8 @@ def measure(answers: Answers) -> dict[str, float]:
         # Of each number of a feature, times the square root of d: 1 where features go in all directions alike.
         "feature_std": deviation.item(),
         "feature_cosine": ((n * center.square().sum() - 1) / (n - 1)).item(),
-        "agreement": (answers.choices == answers.own).float().mean().item(),
-        "agreement_by_chance": (answers.mean * answers.own_mean).sum().item(),
+        "agreement": (answers.choices == answers.student_choices).float().mean().item(),
+        "agreement_by_chance": (answers.mean * answers.student_mean).sum().item(),
     }
 
 
@@ -140,11 +112,10 @@ def describe(metrics: Mapping[str, float]) -> list[str]:
         f"by chance of {100 * metrics['agreement_by_chance']:.1f} %",
     ]
     signs = []
-    if told < TOLD * most:
+    if told < _LEAST_TOLD * most:
         how = "all prototypes alike" if single > uniform / 2 else "the same few prototypes"
-        signs.append(f"every image has {how} (less than {100 * TOLD:.0f} % of what assignments could tell)")
-    if metrics["feature_std"] < SPREAD:
-        signs.append(f"all features point one way (standard deviation below {SPREAD})")
+        signs.append(f"every image has {how} (less than {100 * _LEAST_TOLD:.0f} % of what assignments could tell)")
+    if metrics["feature_std"] < _LEAST_DEVIATION:
+        signs.append(f"all features point one way (standard deviation below {_LEAST_DEVIATION})")
     fine = "not collapsed: assignments and features differ from image to image"
-    lines.append(f"COLLAPSED, or hardly begun: {'; '.join(signs)}" if signs else fine)
-    return lines
+    return [*lines, f"COLLAPSED, or hardly begun: {'; '.join(signs)}" if signs else fine]

@@ -1,9 +1,8 @@
-"""Frozen features: what every probe measures, read once from an encoder in eval mode, and kept on disk if asked.
+"""Frozen features, which every probe measures: extracted once by an encoder in eval mode, and kept on disk if asked.
 
-A probe knows a function of images that gives features, never a model: `Frozen` makes one of an encoder, with the
-encoder's own normalisation, and `Pixels` is the baseline that needs no model at all.
+An `Extractor` is any function of images that gives features: `Frozen`, of an encoder, or `Pixels`, a baseline.
 
-Letters: b, n images, c channels, h, w pixels, t tokens, y, x rows and columns of patches, d width.
+Letters: b, n images, c channels, h, w pixels, y, x rows and columns of patches, d width.
 """
 
 import contextlib
@@ -14,32 +13,31 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import safetensors
 import safetensors.torch
 import torch
 import torch.nn.functional as F
 from einops import rearrange
-from torch import Tensor, distributed
+from torch import Tensor
 
-from ssvit.data.loader import TIMEOUT, evaluation_batches
+from ssvit.data.loader import evaluation_batches
 from ssvit.data.source import Source
 from ssvit.evaluation.options import PATCHES, Reading
+from ssvit.evaluation.processes import gather, rank_and_world
 from ssvit.models.vit import ViT
 from ssvit.options import UserError
 
 _LARGEST = 32  # pixels a side of an image as its own features
 _FILE = _VALUES, _PLACES, _DIGESTS = ("values", "places", "digests")  # what a file of kept features holds
 
-T = TypeVar("T")
-
 
 @dataclass(frozen=True)
 class Features:
     """Features (n, d) of images, their labels (n,) in [0, classes), and the names of the classes.
 
-    Those of patches are (n, y, x, d), with the masks (n, h, w) uint8 of the images, 255 where a pixel does not count.
+    Those of patches are (n, y, x, d), with masks (n, h, w) uint8, 255 where a pixel does not count.
     """
 
     values: Tensor
@@ -84,10 +82,7 @@ class Extractor(Protocol):
 
 
 class Frozen:
-    """An encoder's features at some readings. OptionError for one that the encoder does not have.
-
-    identity: what tells these weights from all others, for a `Cache`: the seal of their checkpoint.
-    """
+    """An encoder's features at some readings, of which it must have each; identity: of the weights, for a `Cache`."""
 
     def __init__(self, encoder: ViT, readings: Sequence[Reading], *, identity: str) -> None:
         for reading in readings:
@@ -98,20 +93,17 @@ class Frozen:
 
     @torch.no_grad()
     def __call__(self, images: Tensor) -> dict[str, Tensor]:
-        """(b, c, h, w), uint8 or in [0, 1] -> {reading's name: (b, d), (b, 2 d) or (b, y, x, d)}.
-
-        The encoder's mode is put back.
-        """
+        """(b, c, h, w), uint8 or in [0, 1] -> {reading's name: (b, d), (b, 2 d) or (b, y, x, d)}."""
         mode = self.encoder.training
         self.encoder.eval()
         try:
-            last = max(reading.layer for reading in self.readings)
-            features = {}
-            for layer, tokens in enumerate(itertools.islice(self.encoder.layers(images), last), start=1):
-                for reading in self.readings:
-                    if reading.layer == layer:
-                        features[reading.name] = self._pooled(tokens, reading, self.encoder.grid_of(images)).float()
-            return features
+            grid, last = self.encoder.grid_of(images), max(reading.layer for reading in self.readings)
+            return {
+                reading.name: self._pooled(tokens, reading, grid).float()
+                for layer, tokens in enumerate(itertools.islice(self.encoder.layers(images), last), start=1)
+                for reading in self.readings
+                if reading.layer == layer
+            }
         finally:
             self.encoder.train(mode)
 
@@ -155,8 +147,7 @@ class PatchPixels:
 class FeatureSets:
     """Features of the same images by several functions: by name, each (n, d) or (n, y, x, d) float32.
 
-    source, places: the images, and which of the source they are, (n,). digests: hashes of their pixels as the functions
-    saw them, (n, 2) int64: the same for the same picture alone. masks: of the images, where they are asked for.
+    places: which images of the source, (n,). digests: hashes of their pixels as the functions saw them, (n, 2) int64.
     """
 
     values: dict[str, Tensor]
@@ -188,17 +179,16 @@ class FeatureSets:
         return torch.cat([batch.images for batch in batches])
 
     def picture(self, row: int) -> str:
-        """What to call a picture."""
+        """What to call the picture at a row."""
         return self.source.name(int(self.places[row]))
 
 
 def copies(train: FeatureSets, test: FeatureSets) -> list[tuple[int, int]]:
     """Test images that stand among the training images too, pixel for pixel: rows of both, the first of equals."""
-    place: dict[tuple[int, ...], int] = {}
+    rows: dict[tuple[int, ...], int] = {}
     for row, digest in enumerate(map(tuple, train.digests.tolist())):
-        place.setdefault(digest, row)
-    tested = enumerate(map(tuple, test.digests.tolist()))
-    return [(row, place[digest]) for row, digest in tested if digest in place]
+        rows.setdefault(digest, row)
+    return [(row, rows[digest]) for row, digest in enumerate(map(tuple, test.digests.tolist())) if digest in rows]
 
 
 def extract(
@@ -208,24 +198,22 @@ def extract(
     *,
     batch_size: int = 256,
     limit: int | None = None,
-    workers: int = 0,
-    timeout: float = TIMEOUT,
-    device: torch.device | str = "cpu",
     progress: Callable[[int, int], None] | None = None,
+    **loading: Any,
 ) -> FeatureSets:
-    """The features of each image of a source once, in order, or of `limit` of them that are always the same.
+    """The features of each image of a source, in order, or of `limit` of them that are always the same.
 
-    With torch.distributed each process reads a part, and all have the whole in the end. progress(done, all) is called
-    after each batch. Unreadable files are left out. UserError, in all processes alike, if none can be read, or if a
+    Processes share the work, and all get all. progress(done, all) is called after each batch. loading: as of
+    `evaluation_batches`. Unreadable files are left out. UserError, in all processes alike, if none can be read, or if a
     feature is not finite.
     """
-    rank, world = _place()
-    shared = {"batch_size": batch_size, "limit": limit, "workers": workers, "timeout": timeout, "device": device}
+    rank, world = rank_and_world()
+    loading |= {"batch_size": batch_size, "limit": limit, "rank": rank, "world": world}
     count = len(source) if limit is None else min(limit, len(source))
 
     def read() -> list[tuple[dict[str, Tensor], Tensor, Tensor]]:
         parts, done = [], 0
-        for batch in evaluation_batches(source, transform, rank=rank, world=world, **shared):
+        for batch in evaluation_batches(source, transform, **loading):
             values = {name: value.cpu() for name, value in function(batch.images).items()}
             parts.append((values, batch.slots.cpu(), _digests(batch.images)))
             done += world * len(batch.slots)
@@ -233,7 +221,7 @@ def extract(
                 progress(min(done, count), count)
         return parts
 
-    parts = [part for of_process in _of_all(read) for part in of_process]
+    parts = list(itertools.chain.from_iterable(gather(read)))
     if not parts:
         raise UserError("none of the images can be read, so there are no features")
     values, places, digests = zip(*parts, strict=True)
@@ -250,34 +238,10 @@ def _digests(images: Tensor) -> Tensor:
     return torch.frombuffer(bytearray(b"".join(hashes)), dtype=torch.int64).view(-1, 2)
 
 
-def _place() -> tuple[int, int]:
-    """Which process of how many this is."""
-    together = distributed.is_available() and distributed.is_initialized()
-    return (distributed.get_rank(), distributed.get_world_size()) if together else (0, 1)
-
-
-def _of_all(act: Callable[[], T]) -> list[T]:
-    """What `act` gives in each process, in all of them; a UserError of one is raised in all, so that none waits."""
-    _, world = _place()
-    if world == 1:
-        return [act()]
-    try:
-        own: Any = act()
-    except UserError as error:
-        own = error
-    every: list[Any] = [None] * world
-    distributed.all_gather_object(every, own)
-    for one in every:
-        if isinstance(one, UserError):
-            raise one
-    return every
-
-
 class Cache:
     """Features kept in a folder, found again by what they were made of: the same encoder, images and transform.
 
-    Each feature set has a file of its own, whatever it was computed with. A file is written whole or not at all, and
-    verified by its sha256 when it is read; a damaged one is made anew.
+    Each set has a file, written whole or not at all and verified by its sha256; a damaged one is made anew.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -294,8 +258,8 @@ class Cache:
     ) -> FeatureSets:
         """As the function `extract`; transform_options: those of the transform, since it cannot tell them itself.
 
-        If one of the function's features is not kept, all are computed, since that is one pass. Labels are not kept
-        but the source's own, as images that are named anew have the same features.
+        If one of the function's features is not kept, all are computed, since that is one pass. Labels are the source's
+        and not kept, since images that are named anew have the same features.
         """
         device = torch.device(options.get("device", "cpu"))
         shared = {
@@ -312,30 +276,25 @@ class Cache:
             name: self.folder / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.safetensors"
             for name, text in made_of.items()
         }
-        kept = _together({name: _read(path, made_of[name]) for name, path in paths.items()})
+        kept = {name: _read(path, made_of[name]) for name, path in paths.items()}
+        first = next(iter(kept.values()))
+        of_images = (_PLACES, _DIGESTS)
+        is_kept = None not in kept.values() and all(
+            file[part].equal(first[part]) for file in kept.values() for part in of_images
+        )
         # Processes extract together or not at all, wherever each has its folder.
-        if all(_of_all(lambda: kept is not None)):
-            return FeatureSets(kept[0], source, *kept[1:])
+        if all(gather(lambda: is_kept)):
+            values = {name: file[_VALUES] for name, file in kept.items()}
+            return FeatureSets(values, source, first[_PLACES], first[_DIGESTS])
         features = extract(function, source, transform, **options)
 
         def write() -> None:
             for name, path in paths.items():
-                own = {_VALUES: features.values[name], _PLACES: features.places, _DIGESTS: features.digests}
-                _write(path, made_of[name], own)
+                file = {_VALUES: features.values[name], _PLACES: features.places, _DIGESTS: features.digests}
+                _write(path, made_of[name], file)
 
-        _of_all(write if _place()[0] == 0 else lambda: None)
+        gather(write if rank_and_world()[0] == 0 else lambda: None)
         return features
-
-
-def _together(files: Mapping[str, dict[str, Tensor] | None]) -> tuple[dict[str, Tensor], Tensor, Tensor] | None:
-    """Features by name, places and digests of what the files hold. None if one is not there, or is of other images."""
-    first, *others = files.values()
-    if first is None or any(
-        other is None or not all(torch.equal(other[name], first[name]) for name in (_PLACES, _DIGESTS))
-        for other in others
-    ):
-        return None
-    return {name: file[_VALUES] for name, file in files.items()}, first[_PLACES], first[_DIGESTS]
 
 
 def _digest(tensors: Mapping[str, Tensor]) -> str:

@@ -6,11 +6,12 @@ any order, so equal images have equal similarities, whatever stands beside them.
 Letters: m queries, n training images, b queries of a block, d width, k neighbours.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-from torch import Tensor, distributed
+from torch import Tensor
 
+from ssvit.evaluation.processes import gather, rank_and_world
 from ssvit.options import OptionError, UserError, whole
 
 _FINEST = 2.0**26  # a product of two of length one stays below float64's 2^53
@@ -28,27 +29,20 @@ class Neighbours(NamedTuple):
 def search(queries: Tensor, train: Tensor, k: int, *, own: Tensor | None = None) -> Neighbours:
     """The k nearest of train (n, d) for queries (m, d), on the queries' device. With zeros every cosine is 0.
 
-    own (m,): where a query itself stands among the training images, and is left out; -1 for one that does not. Only
-    that place is left out: another image with the same vector stays. OptionError if there are fewer than k others,
-    UserError if a vector is not finite or the widths differ.
+    own (m,): a query's own place in train, which is left out; -1 for none. OptionError if there are fewer than k
+    others, UserError if a vector is not finite or the widths differ.
     """
-    _check(queries, train, k, own)
-    return _nearest(_unit(queries, "query"), _unit(train.to(queries.device), "training"), k, own)
+    return _nearest(*_prepared(queries, train, k, own), k, own)
 
 
 def search_together(queries: Tensor, train: Tensor, k: int, *, own: Tensor | None = None) -> Neighbours:
-    """As `search`, each process for its part of the queries; every process calls it alike and gets all."""
-    if not (distributed.is_available() and distributed.is_initialized()):
-        return search(queries, train, k, own=own)
-    # All queries are checked by all, so that no process waits for one that has failed.
-    _check(queries, train, k, own)
-    rank, world = distributed.get_rank(), distributed.get_world_size()
-    part = _unit(queries, "query").tensor_split(world)[rank]
-    of_part = None if own is None else own.tensor_split(world)[rank]
-    answers = _nearest(part, _unit(train.to(queries.device), "training"), k, of_part)
-    every: list[Any] = [None] * world
-    distributed.all_gather_object(every, tuple(answer.cpu() for answer in answers))
-    return Neighbours(*(torch.cat(column).to(queries.device) for column in zip(*every, strict=True)))
+    """As `search`, each process for its part of the queries; every process calls it alike and gets all, on the CPU."""
+    queries, train = _prepared(queries, train, k, own)  # of all queries, so that an error names the image
+    rank, world = rank_and_world()
+    part = queries.tensor_split(world)[rank]
+    own = None if own is None else own.tensor_split(world)[rank]
+    parts = gather(lambda: tuple(column.cpu() for column in _nearest(part, train, k, own)))
+    return Neighbours(*map(torch.cat, zip(*parts, strict=True)))
 
 
 def check_k(k: int, images: int, *, own: bool) -> None:
@@ -59,12 +53,12 @@ def check_k(k: int, images: int, *, own: bool) -> None:
         raise OptionError("k", k, f"must be at most {images - own}, the images to search{besides}")
 
 
-def _check(queries: Tensor, train: Tensor, k: int, own: Tensor | None) -> None:
-    if queries.shape[1] != train.shape[1]:
-        raise UserError(
-            f"the training images' features have width {train.shape[1]}, but the queries' {queries.shape[1]}"
-        )
+def _prepared(queries: Tensor, train: Tensor, k: int, own: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Both as unit vectors on the queries' device."""
+    if train.shape[1] != (width := queries.shape[1]):
+        raise UserError(f"the training images' features have width {train.shape[1]}, but the queries' {width}")
     check_k(k, len(train), own=own is not None)
+    return _unit(queries, "query"), _unit(train.to(queries.device), "training")
 
 
 def _unit(features: Tensor, which: str) -> Tensor:
@@ -83,15 +77,13 @@ def _unit(features: Tensor, which: str) -> Tensor:
 
 def _nearest(queries: Tensor, train: Tensor, k: int, own: Tensor | None) -> Neighbours:
     """`search` of what `_unit` gives."""
+    own = torch.full((len(queries),), -1) if own is None else own
     size = max(1, min(_BLOCK, _SIMILARITIES // len(train)))
-    found = [Neighbours(queries.new_empty(0, k), torch.empty(0, k, dtype=torch.int64, device=queries.device))]
-    for start in range(0, len(queries), size):
-        block = queries[start : start + size].double()
-        similarities = torch.cat([block @ rows.double().T for rows in train.split(_ROWS)], dim=1)
-        if own is not None:
-            itself = own[start : start + size].to(similarities.device)
-            inside = itself >= 0
-            similarities[inside, itself[inside]] = -torch.inf
+    found = []
+    for block, places in zip(queries.split(size), own.to(queries.device).split(size), strict=True):
+        similarities = torch.cat([block.double() @ rows.double().T for rows in train.split(_ROWS)], dim=1)
+        inside = places >= 0
+        similarities[inside, places[inside]] = -torch.inf
         found.append(_first(similarities, k))
     return Neighbours(*map(torch.cat, zip(*found, strict=True)))
 

@@ -1,8 +1,7 @@
 """Do the features get better? Probes of the frozen encoder while it trains, beside trivial baselines and chance.
 
-Each evaluation extracts the features of all layers once, for all probes: of labelled training images, and of held-out
-images, the same each time. The baselines are the encoder with its random weights, which is the run's own step 0, and
-raw pixels. Chance is the share of the most frequent class of the held-out images.
+Each evaluation extracts the features of all layers once, for all probes: of labelled training images and of held-out
+images, the same each time. The baselines are random weights, which are the run's own at step 0, and raw pixels.
 """
 
 import math
@@ -11,82 +10,67 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from ssvit.data.loader import evaluation_batches
 from ssvit.data.memory import Memory
 from ssvit.data.source import Source, subset
+from ssvit.evaluation import options
 from ssvit.evaluation.base import Evaluation, Evaluator, History, Probe, with_metrics
 from ssvit.evaluation.features import Extractor, Features, FeatureSets, Frozen, Pixels, extract
-from ssvit.evaluation.options import PATCHES, readings
 from ssvit.evaluation.significance import NOTHING_YET, above_chance, chance, standard_error
 from ssvit.figures import probes as figures
 from ssvit.objectives.base import Objective
-from ssvit.options import UserError, whole
+from ssvit.options import UserError
 
 
 class Probing(Evaluator):
-    """Probes of what the encoder's own pooling makes of the outputs after each layer and its last norm: the mean of
-    the patches', or the class token's.
+    """Probes of the features after each layer and the encoder's last norm, pooled as the encoder pools.
 
-    probes: by any name. train, test: what train_images and test_images of them are taken from, as many of each class
-    as of any other; all, where there are fewer. They are read here, once. every: steps from one evaluation to the next.
-
-    `probes` are then those that the images suffice for; `refused` says of each other one why it is left out.
+    Images are sampled from train and test, as many of each class, and read here, once. The attribute `probes` has those
+    that they suffice for; `refused` says of each other one why it is left out. The options are those of
+    `options.Probing`, with a number of steps as `every`.
     """
 
     def __init__(
-        self,
-        *,
-        probes: Mapping[str, Probe],
-        train: Source,
-        test: Source,
-        transform: Any,
-        every: int,
-        train_images: int,
-        test_images: int,
-        batch_size: int = 128,
+        self, *, probes: Mapping[str, Probe], train: Source, test: Source, transform: Any, **given: Any
     ) -> None:
-        for name, value in (("every", every), ("train_images", train_images), ("test_images", test_images)):
-            whole(name, value)
-        whole("batch_size", batch_size)
-        self.every, self.batch_size = every, batch_size
+        self.options = own = options.Probing(**given)
+        self.every = own.every
         self.probes: list[Probe] = []
         self.refused: list[str] = []
         if train.labels is None or test.labels is None:
             self.refused = ["no probes: the images have no labels"]
             return
-        self._train = self._read(subset(train, images=min(train_images, len(train))), transform)
-        self._test = self._read(subset(test, images=min(test_images, len(test))), transform)
+        self._train = self._read(subset(train, images=min(own.train_images, len(train))), transform)
+        self._test = self._read(subset(test, images=min(own.test_images, len(test))), transform)
         self._chance = chance(self._test.labels.tolist())
-        self._counts = {"train_images": len(self._train), "test_images": len(self._test)}
         for name, probe in probes.items():
-            if probe.features == PATCHES:
+            title = name.replace("_", "-")
+            if probe.features == options.PATCHES:
                 later = f"python tools/evaluate.py probes=[{name}]"
-                self.refused.append(f"no {name.replace('_', '-')} probe in training, but afterwards: {later}")
+                self.refused.append(f"no {title} probe in training, but afterwards: {later}")
                 continue
             try:
                 probe.check(self._train.labels, self._test.labels, train.classes)
                 self.probes.append(probe)
             except UserError as error:
-                more = " (probing.train_images takes more)" if train_images < len(train) else ""
-                what = f"no {name.replace('_', '-')} probe by {len(self._train)} training images{more}"
-                self.refused.append(f"{what}: {error}")
+                more = " (probing.train_images takes more)" if own.train_images < len(train) else ""
+                self.refused.append(f"no {title} probe by {len(self._train)} training images{more}: {error}")
 
     def _read(self, source: Source, transform: Any) -> Memory:
         """The images as the encoder sees them, as bytes. Each process has them all."""
-        batches = list(evaluation_batches(source, transform, batch_size=self.batch_size))
+        batches = list(evaluation_batches(source, transform, batch_size=self.options.batch_size))
         if not batches:
             raise UserError("none of the images for the probes can be read")
         images, labels = (torch.cat(parts) for parts in zip(*((b.images, b.labels) for b in batches), strict=True))
         return Memory(images, labels, source.classes)
 
-    def _features(self, function: Extractor, device: torch.device | str) -> tuple[FeatureSets, FeatureSets]:
-        options = {"batch_size": self.batch_size, "device": device}
-        train, test = (extract(function, images, _as_it_is, **options) for images in (self._train, self._test))
-        return train, test
+    def _features(self, function: Extractor, device: torch.device | str) -> list[FeatureSets]:
+        """Of the training and of the test images, which are transformed already."""
+        shared = {"transform": lambda images, *_: images, "batch_size": self.options.batch_size, "device": device}
+        return [extract(function, source, **shared) for source in (self._train, self._test)]
 
-    def _asked(self, probe: Probe, train: Features, test: Features) -> tuple[float, tuple[float, ...]]:
+    def _scored(self, probe: Probe, train: Features, test: Features) -> tuple[float, tuple[float, ...]]:
         """The accuracy, and what chooses among layers."""
         # The fits and the neighbours are exact, in whatever numbers the encoder computes.
         with torch.autocast("cpu", enabled=False):
@@ -94,10 +78,9 @@ class Probing(Evaluator):
         return list(result.scores.values())[-1], result.choice or ()
 
     def __call__(self, objective: Objective, history: History | None = None) -> Evaluation:
-        """Of each probe the accuracy at the layer that leave-one-out chooses, and which that is; at the last layer, at
-        every one, and of the pixels. NaN if features are not finite, which is no reason to end a run.
+        """Of each probe the accuracy at the chosen layer, which that is, at every layer, the last one, and of pixels.
 
-        Lines: each probe beside its baselines. Figures: `probes`, the accuracies over the steps.
+        NaN if features are not finite. Lines: each probe beside its baselines. Figures: `probes`, over the steps.
         """
         metrics = self._metrics(objective)
         if history is None:
@@ -110,18 +93,18 @@ class Probing(Evaluator):
 
     def _metrics(self, objective: Objective) -> dict[str, float]:
         encoder = objective.backbone()
-        device = next(encoder.parameters()).device
-        layers = readings(encoder.arguments, layer="all")
-        # Numbers of other features are not to be compared with these.
-        pooled = {"class_token": 1} if encoder.pooling == "class_token" else {}
-        metrics: dict[str, float] = {**self._counts, **pooled, "chance": self._chance, **self._pixels}
+        layers = options.readings(encoder.arguments, layer="all")
+        metrics: dict[str, float] = {"train_images": len(self._train), "test_images": len(self._test)}
+        if encoder.pooling == "class_token":  # numbers of other features are not to be compared with these
+            metrics["class_token"] = 1
+        metrics |= {"chance": self._chance, **self._pixels}
         try:
-            train, test = self._features(Frozen(encoder, layers, identity=""), device)
+            train, test = self._features(Frozen(encoder, layers, identity=""), next(encoder.parameters()).device)
         except UserError:
             return metrics | {probe.name: math.nan for probe in self.probes}
         for probe in self.probes:
-            found = [self._asked(probe, train[layer.name], test[layer.name]) for layer in layers]
-            accuracies, choices = zip(*found, strict=True)
+            scored = [self._scored(probe, train[layer.name], test[layer.name]) for layer in layers]
+            accuracies, choices = zip(*scored, strict=True)
             best = choices.index(max(choices)) if any(choices) else len(layers) - 1
             metrics[probe.name] = accuracies[best]
             metrics[f"{probe.name}_chosen"] = layers[best].layer
@@ -135,16 +118,13 @@ class Probing(Evaluator):
         """Of each probe the accuracy on raw pixels, which needs no model."""
         with torch.autocast("cpu", enabled=False):
             train, test = (sets["pixels"] for sets in self._features(Pixels(), "cpu"))
-        return {f"{probe.name}_pixels": self._asked(probe, train, test)[0] for probe in self.probes}
-
-
-_COUNTS = ("train_images", "test_images", "class_token")
+        return {f"{probe.name}_pixels": self._scored(probe, train, test)[0] for probe in self.probes}
 
 
 def start_of(history: History, metrics: Mapping[str, float]) -> Mapping[str, float | None]:
-    """What step 0 gave on the same images and features; empty if it did not."""
-    counts = {name: metrics[name] for name in _COUNTS if name in metrics}
-    return next((row for row in history if row["step"] == 0 and counts.items() <= row.items()), {})
+    """The metrics of step 0 if they are of the same images and features; else empty."""
+    same = {name: metrics[name] for name in ("train_images", "test_images", "class_token") if name in metrics}
+    return next((row for row in history if row["step"] == 0 and same.items() <= row.items()), {})
 
 
 def describe(metrics: Mapping[str, float], probes: Sequence[Probe], start: Mapping[str, float | None]) -> list[str]:
@@ -185,8 +165,3 @@ def _verdict(value: float, baseline: float, images: float) -> str:
         return "NO better"
     error = math.hypot(standard_error(value, images), standard_error(baseline, images))
     return "better" if value - baseline >= 2 * error else "perhaps better"
-
-
-def _as_it_is(images: Tensor, slots: Tensor, seed: int) -> Tensor:
-    """What `Probing` reads is transformed already."""
-    return images

@@ -1,19 +1,15 @@
-"""The options of evaluations, which check themselves, and which of an encoder's numbers may be its features.
-
-Standard library only.
-"""
+"""The options of evaluations, and which of an encoder's numbers are its features. Standard library only."""
 
 import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from ssvit.options import OptionError, number, one_of, whole
 
 POOLINGS = ("patch_mean", "class_token", "both")
 PATCHES = "patches"  # no pooling: the features of each patch
-NORMS = ("after", "before")
 AUTO = "auto"
 SHARE = 0.05  # of the work of training, the most that probes may cost by default
 COST = 0.5  # of a training image: a third for the pass forward, the rest for neighbours, fits and the figure
@@ -33,7 +29,7 @@ class Reading:
     def __post_init__(self) -> None:
         whole("layer", self.layer)
         one_of("pooling", self.pooling, (*POOLINGS, PATCHES))
-        one_of("norm", self.norm, NORMS)
+        one_of("norm", self.norm, ("after", "before"))
 
     @property
     def name(self) -> str:
@@ -57,10 +53,9 @@ def pooling_of(name: str) -> str | None:
 def readings(
     encoder: Mapping[str, Any], *, layer: Any = "last", pooling: Any = None, norm: Any = "after"
 ) -> list[Reading]:
-    """The readings of an encoder (its arguments) that options mean.
+    """The readings of an encoder (its arguments) that options mean. OptionError for one that it does not have.
 
     layer: its number, a list of numbers, last, or all. pooling: None for the encoder's own, by which it was trained.
-    OptionError for one that it does not have.
     """
     depth = encoder["depth"]
     pooling = encoder["pooling"] if pooling is None else pooling
@@ -101,29 +96,39 @@ class Classification:
 
 @dataclass(frozen=True, kw_only=True)
 class HeldOut:
-    """On which held-out images an objective is measured."""
+    """On which held-out images an objective is evaluated."""
+
+    fewest: ClassVar[int] = 1
 
     images: int = 1024
     """Held-out images, at most."""
     batch_size: int = 128
     """Images predicted at once."""
-    seed: int = 0
-    """Of the objective's random choices about them."""
 
     def __post_init__(self) -> None:
-        whole("images", self.images)
+        whole("images", self.images, self.fewest)
         whole("batch_size", self.batch_size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reconstruction(HeldOut):
+    """The panel of an objective that predicts patches."""
+
+    seed: int = 0
+    """Of the objective's random choices about the images."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         whole("seed", self.seed, 0)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Prediction(HeldOut):
-    """The panel of masked patch prediction."""
+Prediction = Autoencoding = Reconstruction
 
 
-@dataclass(frozen=True, kw_only=True)
-class Autoencoding(HeldOut):
-    """The panel of masked autoencoding."""
+class Collapse(HeldOut):
+    """The panel of self-distillation."""
+
+    fewest = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,8 +158,8 @@ class Probing:
 def interval(every: int | str, *, images: int, steps: int, batch_size: int, evaluate_every: int) -> int:
     """Steps from one evaluation of `images` images to the next; the first is at step 0, the last at the end.
 
-    auto: the smallest multiple of evaluate_every at which all evaluations together, an image of theirs counted as COST
-    of a training image, stay below SHARE of the run. In a run too short for that, the first and the last are left.
+    auto: the smallest multiple of evaluate_every with which all evaluations stay below SHARE of the run, an image of
+    theirs counted as COST of a training image; in a run too short for that, all steps.
     """
     if every != AUTO:
         return every

@@ -1,4 +1,4 @@
-"""Is it learning? Masked patch prediction on held-out images, beside what needs no learning at all.
+"""Is it learning? Masked patch prediction on held-out images, beside trivial baselines.
 
 The corruption is fixed, so every evaluation asks the same questions. Three baselines: the entropy of the labels (the
 least loss of a model that ignores the image), the most frequent label, and copying the nearest uncorrupted patch.
@@ -7,24 +7,26 @@ Letters: b images, n patches, m corrupted patches an image.
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from ssvit.evaluation.base import Evaluation, History, with_metrics
-from ssvit.evaluation.held_out import HeldOut
+from ssvit.data.source import Source
+from ssvit.evaluation import options
+from ssvit.evaluation.base import Evaluation, HeldOut, History, with_metrics
 from ssvit.figures import reconstruction
 from ssvit.models.vit import gather
+from ssvit.objectives.base import Objective
 from ssvit.objectives.masked_patch import MaskedPatch
 from ssvit.objectives.masking import KINDS, MASKED
 
+_SHOWN = 12  # images in a mosaic
+
 
 def nearest_uncorrupted(at: Tensor, grid: tuple[int, int]) -> Tensor:
-    """For each corrupted patch the nearest patch that is not: at (b, m) -> (b, m), the first in raster order of equals.
-
-    Distance is Euclidean between patch centres. ValueError if nothing is uncorrupted.
-    """
+    """For each corrupted patch the nearest (Euclidean) one that is not: at (b, m) -> (b, m). ValueError without one."""
     n = grid[0] * grid[1]
     if at.shape[1] >= n:
         raise ValueError("every patch is corrupted, so there is none to copy")
@@ -37,14 +39,33 @@ def nearest_uncorrupted(at: Tensor, grid: tuple[int, int]) -> Tensor:
     return cost.masked_fill(corrupted[:, None, :], torch.iinfo(torch.int64).max).argmin(-1)
 
 
-class Prediction(HeldOut):
+class Reconstruction(HeldOut):
+    """The panel of an objective that predicts patches, with the same random choices each time."""
+
+    def __init__(self, *, source: Source, transform: Any, **given: Any) -> None:
+        super().__init__(source, transform, options.Reconstruction(**given))
+
+    @property
+    def shown(self) -> tuple[Tensor, Tensor]:
+        """Images and slots of a few of them, spread over all, since files come sorted by class."""
+        images, slots = (torch.cat(parts) for parts in zip(*self.batches, strict=True))
+        chosen = torch.linspace(0, len(images) - 1, min(_SHOWN, len(images))).long()
+        return images[chosen], slots[chosen]
+
+    def sampled(self, objective: Objective, images: Tensor, slots: Tensor) -> tuple[Tensor, Any]:
+        """Images and the objective's random choices about them, on the model's device."""
+        device = objective.encoder.mean.device
+        noise = objective.sample(slots, seed=self.options.seed)
+        return images.to(device), type(noise)(*(choice.to(device) for choice in noise))
+
+
+class Prediction(Reconstruction):
     """The panel of a `MaskedPatch` model."""
 
     def __call__(self, objective: MaskedPatch, history: History | None = None) -> Evaluation:
         """Loss and score over all corrupted patches and apart for masked, replaced and unchanged, and baselines.
 
-        Figures: `mosaic`, images, what the model sees of them, its answer, the truth; `learning`, the metrics over
-        time.
+        Figures: `mosaic`, of some images, and `learning`.
         """
         metrics = self._metrics(objective)
         if history is None:
@@ -55,24 +76,22 @@ class Prediction(HeldOut):
 
     def _metrics(self, objective: MaskedPatch) -> dict[str, float]:
         target, grid = objective.target, objective.encoder.grid
-        losses, scores, fates, truths, copied = [], [], [], [], []
+        parts, copied = [], []
         for images, noise in (self.sampled(objective, *batch) for batch in self.batches):
             labels = target.labels(images)
             truth, prediction = gather(labels, noise.ids), objective.predict(images, noise).float()
-            losses.append(target.losses(prediction, truth).double().cpu())
-            scores.append(target.score(target.guess(prediction), truth).cpu())
-            fates.append(noise.kind.cpu())
-            truths.append(truth.cpu())
+            loss, score = target.losses(prediction, truth).double(), target.score(target.guess(prediction), truth)
+            parts.append([part.cpu() for part in (loss, score, noise.kind, truth)])
             if noise.ids.shape[1] < grid[0] * grid[1]:
                 nearest = gather(labels, nearest_uncorrupted(noise.ids, grid))
                 copied.append(target.score(nearest, truth).cpu())
-        loss, score, fate, truth = map(torch.cat, (losses, scores, fates, truths))
+        loss, score, kinds, truth = map(torch.cat, zip(*parts, strict=True))
         name = target.score_name
         metrics = {"loss": loss.mean().item(), name: score.mean().item()}
         for kind, word in enumerate(KINDS):
-            if (fate == kind).any():
-                metrics[f"loss_{word}"] = loss[fate == kind].mean().item()
-                metrics[f"{name}_{word}"] = score[fate == kind].mean().item()
+            if (kinds == kind).any():
+                metrics[f"loss_{word}"] = loss[kinds == kind].mean().item()
+                metrics[f"{name}_{word}"] = score[kinds == kind].mean().item()
         metrics["loss_constant"], guess = target.constant(truth)
         metrics[f"{name}_constant"] = target.score(guess.expand_as(truth), truth).mean().item()
         if copied:
@@ -80,53 +99,47 @@ class Prediction(HeldOut):
         return metrics
 
     def _mosaic(self, objective: MaskedPatch) -> Figure:
-        target = objective.target
+        target, grid = objective.target, objective.encoder.grid
         images, noise = self.sampled(objective, *self.shown)
         labels = target.labels(images)
         guess = target.guess(objective.predict(images, noise).float())
-        answered = labels.clone().scatter(1, noise.ids[:, :, None].expand_as(guess), guess.to(labels.dtype))
-        return reconstruction.mosaic(
-            images=images,
-            noise=noise,
-            answer=target.paint(answered),
-            truth=target.paint(labels),
-            grid=objective.encoder.grid,
-        )
+        predicted = labels.scatter(1, noise.ids[:, :, None].expand_as(guess), guess.to(labels.dtype))
+        answer, truth = target.paint(predicted), target.paint(labels)
+        return reconstruction.mosaic(images=images, noise=noise, answer=answer, truth=truth, grid=grid)
 
 
 def describe(metrics: Mapping[str, float]) -> list[str]:
     """Above or below each baseline, in words."""
     name = next(key.removesuffix("_constant") for key in metrics if key.endswith("_constant") and "loss" not in key)
-    is_share = name == "accuracy"
+    words, is_share = name.replace("_", " "), name == "accuracy"
 
     def show(value: float) -> str:
         return f"{100 * value:.1f} %" if is_share else f"{value:.4f}"
 
-    def judge(good: bool, higher: bool) -> str:
-        return f"{'above' if higher else 'below'}, {'better than' if good else 'NO better than'}"
+    def compare(better: bool, higher: bool) -> str:
+        return f"{'above' if higher else 'below'}, {'better than' if better else 'NO better than'}"
 
-    loss, floor = metrics["loss"], metrics["loss_constant"]
+    loss, constant = metrics["loss"], metrics["loss_constant"]
     ignoring = "the entropy of the labels" if is_share else "the variance of the labels"
-    lines = [f"loss {loss:.3f}: {judge(loss < floor, loss > floor)} {ignoring}, {floor:.3f} (ignores the image)"]
-    verdicts = [loss < floor]
-    asked = f"{name}_{KINDS[MASKED]}"
-    value = metrics.get(asked, metrics[name])
-    what = f"{name.replace('_', ' ')} on masked patches" if asked in metrics else name.replace("_", " ")
-    constant = "the most frequent class" if is_share else "the mean patch"
-    for key, words in (
-        (f"{name}_copying", "copying the nearest uncorrupted patch"),
-        (f"{name}_constant", constant),
-    ):
-        if key in metrics:
-            good = value > metrics[key] if is_share else value < metrics[key]
-            verdicts.append(good)
-            lines.append(f"{what} {show(value)}: {judge(good, value > metrics[key])} {words}, {show(metrics[key])}")
-    fates = [f"{word} {show(metrics[f'{name}_{word}'])}" for word in KINDS if f"{name}_{word}" in metrics]
-    lines.append(f"{name.replace('_', ' ')} by what became of the patch: {', '.join(fates)}")
-    passed = sum(verdicts)
-    lines.append(
-        "the model has learned to use the context"
-        if passed == len(verdicts)
-        else f"the model beats {passed} of {len(verdicts)} baselines: it has not learned to use the context yet"
-    )
-    return lines
+    better = [loss < constant]
+    lines = [f"loss {loss:.3f}: {compare(*better, loss > constant)} {ignoring}, {constant:.3f} (ignores the image)"]
+    masked = f"{name}_{KINDS[MASKED]}"
+    value, what = (metrics[masked], f"{words} on masked patches") if masked in metrics else (metrics[name], words)
+    baselines = {
+        f"{name}_copying": "copying the nearest uncorrupted patch",
+        f"{name}_constant": "the most frequent class" if is_share else "the mean patch",
+    }
+    for key, action in baselines.items():
+        if (baseline := metrics.get(key)) is not None:
+            better.append(value > baseline if is_share else value < baseline)
+            side = compare(better[-1], value > baseline)
+            lines.append(f"{what} {show(value)}: {side} {action}, {show(baseline)}")
+    kinds = [f"{kind} {show(metrics[f'{name}_{kind}'])}" for kind in KINDS if f"{name}_{kind}" in metrics]
+    return [*lines, f"{words} by what became of the patch: {', '.join(kinds)}", conclude(sum(better), len(better))]
+
+
+def conclude(passed: int, baselines: int) -> str:
+    """In words, by how many of the baselines are beaten."""
+    if passed == baselines:
+        return "the model has learned to use the context"
+    return f"the model beats {passed} of {baselines} baselines: it has not learned to use the context yet"

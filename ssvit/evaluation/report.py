@@ -1,7 +1,6 @@
-"""What probes of frozen features found, to be read: a page of HTML that needs nothing beside it, Markdown, and JSON.
+"""The report of probes of frozen features: a page of HTML that needs nothing beside it, Markdown, and JSON.
 
-The last column of a probe stands for it. Names and paths may hold anything, so all that is written into a page is
-escaped, and the page may load nothing.
+The last column of a probe stands for it. Names and paths may hold anything, so all text is escaped.
 """
 
 import base64
@@ -9,7 +8,7 @@ import io
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +42,6 @@ _BASELINES = (
     "Chance: the share of the most frequent class."
 )
 _NONE, _MINUS = "\u2013", "\u2212"  # a dash for what there is not, and the sign that is as wide as a plus
-_NUMBERS = range(2, 6)  # columns of the summary
 _SEGMENTED = 6  # images in a picture
 _DOTS_AN_INCH = 100  # of CSS, for pictures
 _MARKDOWN = re.compile(r"[\\`*\[\]<>&|~$#!]|(?<![^\W_])_|_(?![^\W_])")  # an underscore within a word has no meaning
@@ -63,10 +61,29 @@ def write(
     the encoder; the others are baselines. UserError if the disk refuses.
     """
     facts = _plain(facts)
+    values = {
+        "checkpoint": str(facts.get("checkpoint", "")),
+        "headline": headline(scores, own),
+        "summary": summary(scores, own),
+        "baselines": _BASELINES,
+        "figures": [_inlined(name, figure) for name, figure in figures.items()],
+        "probes": [
+            {"title": _words(one.probe), "chosen": _chosen(one, own), "rows": _rows(one, own), "best": one.best}
+            for one in scores
+        ],
+        "own": own,
+        # All that is known of how the numbers came about.
+        "facts": list(_flat(facts | _plain({one.probe: one.options for one in scores}))),
+    }
+    measured = [
+        {"measure": one.probe} | {key: value for key, value in vars(one).items() if key not in ("probe", "predictions")}
+        for one in scores
+    ]
+    numbers = {"headline": values["headline"], "facts": facts, "own": own, "measured": measured}
     texts = {
-        "report.html": _page(facts, scores, own, figures),
-        "report.md": _markdown(facts, scores, own),
-        "report.json": _json(facts, scores, own),
+        "report.html": _rendered("report.html.j2", shown, values),
+        "report.md": _rendered("report.md.j2", _escaped, values) + "\n",
+        "report.json": json.dumps(_plain(numbers), indent=1) + "\n",
     }
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -79,32 +96,32 @@ def write(
 
 
 def figures(splits: Mapping[str, Split], scores: Sequence[Scores]) -> dict[str, Figure]:
-    """By name, of the split of each probe; images are shown by the features that k-NN has chosen, or else the first of
-    the probes of whole images.
-    """
-    of_images = [found for found in scores if splits[found.probe].test.masks is None]
+    """By name. Images are shown by the features that k-NN has chosen, or else the first probe of whole images."""
+    of_images = [one for one in scores if splits[one.probe].test.masks is None]
     made = {"by_column": by_column(scores)}
     if of_images:
         split = splits[of_images[0].probe]
-        chosen = next((found for found in of_images if found.probe == "knn"), of_images[0]).best
+        chosen = next((one for one in of_images if one.probe == "knn"), of_images[0]).best
         if len(split.own) > 1:
             made = {"by_layer": by_layer(of_images, split.own)} | made
-        for found in of_images:
-            if found.predictions is not None:
-                made["confusion"] = confusion(split, found.predictions)
+        for one in of_images:
+            if one.predictions is not None:
+                made["confusion"] = confusion(split, one.predictions)
         made["contact_sheet"] = neighbours(split, chosen)
         made["feature_map"] = feature_map(split.test.values[chosen], split.test.labels, split.classes)
-    for found in scores:
-        if splits[found.probe].test.masks is not None and found.predictions is not None:
-            made["segmentation"] = segmented(splits[found.probe], found.predictions)
+    for one in scores:
+        split, test = splits[one.probe], splits[one.probe].test
+        if test.masks is not None and one.predictions is not None:
+            rows = _spaced(len(test), _SEGMENTED)
+            images = test.images(rows, split.eval_transform)
+            made["segmentation"] = segmentation(images, test.masks[rows], one.predictions[rows])
     return made
 
 
-def segmented(split: Split, predictions: Tensor) -> Figure:
-    """A few test images, evenly from all, with their masks and predictions (m, h, w)."""
-    test = split.test
-    rows = torch.arange(min(_SEGMENTED, len(test))) * len(test) // min(_SEGMENTED, len(test))
-    return segmentation(test.images(rows, split.eval_transform), test.masks[rows], predictions[rows])
+def _spaced(images: int, count: int) -> Tensor:
+    """At most `count` evenly spaced places of so many images."""
+    count = min(count, images)
+    return torch.arange(count) * images // count
 
 
 def confusion(split: Split, predictions: Tensor) -> Figure:
@@ -118,90 +135,83 @@ def confusion(split: Split, predictions: Tensor) -> Figure:
 def neighbours(split: Split, name: str) -> Figure:
     """Test images, evenly from all classes, and the training images whose features of a name are most like theirs."""
     train, test = split.train, split.test
-    by_class = test.labels.argsort(stable=True)
-    rows = by_class[torch.arange(min(QUERIES, len(test))) * len(test) // min(QUERIES, len(test))]
+    rows = test.labels.argsort(stable=True)[_spaced(len(test), QUERIES)]
     nearest = search(test.values[name][rows], train.values[name], min(NEIGHBOURS, len(train)))
     sheet = []
+    queries = (test.images(rows, split.eval_transform), test.labels[rows].tolist())
     for image, label, similarities, places in zip(
-        test.images(rows, split.eval_transform),
-        test.labels[rows].tolist(),
-        nearest.similarities.tolist(),
-        nearest.indices,
-        strict=True,
+        *queries, nearest.similarities.tolist(), nearest.indices, strict=True
     ):
-        labels, images = train.labels[places].tolist(), train.images(places, split.eval_transform)
+        columns = (train.images(places, split.eval_transform), similarities, train.labels[places].tolist())
         alike = [
-            Neighbour(picture, similarity, split.classes[own], own == label)
-            for picture, similarity, own in zip(images, similarities, labels, strict=True)
+            Neighbour(picture, similarity, split.classes[other], other == label)
+            for picture, similarity, other in zip(*columns, strict=True)
         ]
         sheet.append(Row(image, split.classes[label], alike))
     return contact_sheet(sheet)
 
 
 def headline(scores: Sequence[Scores], own: Sequence[str]) -> str:
-    """In a sentence or two: do the chosen features beat the best baseline, and by how many percentage points; which are
-    not above chance, so that they tell nothing.
-    """
-    silent = [found for found in scores if not found.tells]
-    telling = [found for found in scores if found.tells]
-    nothing = ", ".join(f"{_named(found)} (chance {_score(found.chance)} %)" for found in silent)
-    nothing = nothing and f"{nothing}: not {NOTHING_YET}."
-    gains = {_words(found.probe): gain for found in telling if (gain := _gain(found, own)) is not None}
+    """Do the chosen features beat the best baselines, by how many percentage points, and which are not above chance?"""
+    telling = [one for one in scores if one.tells]
+    gains = {_words(one.probe): gain for one in telling if (gain := _compared(one, own)[1]) is not None}
+    sentences = []
     if gains:
         beaten = sum(gain > 0 for gain in gains.values())
         how_many = {len(gains): "each probe", 0: "no probe"}.get(beaten, f"{beaten} of {len(gains)} probes")
         points = ", ".join(f"{name} {_signed(gain)}" for name, gain in gains.items())
-        told = f"The encoder's features beat the best baseline by {how_many}: {points} percentage points."
+        sentences.append(f"The encoder's features beat the best baseline by {how_many}: {points} percentage points.")
     elif telling:
-        told = f"No baseline was measured beside the encoder's features: {', '.join(map(_named, telling))}."
-    else:
-        return nothing
-    return f"{told} {nothing}".rstrip()
+        named = ", ".join(map(_named, telling))
+        sentences.append(f"No baseline was measured beside the encoder's features: {named}.")
+    if silent := [f"{_named(one)} (chance {_score(one.chance)} %)" for one in scores if not one.tells]:
+        sentences.append(f"{', '.join(silent)}: not {NOTHING_YET}.")
+    return " ".join(sentences)
 
 
 def summary(scores: Sequence[Scores], own: Sequence[str]) -> list[list[str]]:
     """The headline as a table: headings, and a row for each probe."""
     rows = [["probe", "column", "%", "chance %", "baseline %", "points", "chosen features", "best baseline"]]
-    for found in scores:
-        baseline, gain = _baseline(found, own), _gain(found, own)
-        scores = [_score(found.values[name][-1]) if name else _NONE for name in (found.best, baseline)]
-        chance = _NONE if found.chance is None else _score(found.chance)
-        scores.insert(1, chance)
-        points = _NONE if gain is None else _signed(gain)
-        rows.append([_words(found.probe), found.columns[-1], *scores, points, found.best, baseline or _NONE])
+    for one in scores:
+        baseline, gain = _compared(one, own)
+        numbers = (
+            _score(one.values[one.best][-1]),
+            _score(one.chance),
+            _score(one.values[baseline][-1]) if baseline else _NONE,
+            _NONE if gain is None else _signed(gain),
+        )
+        rows.append([_words(one.probe), one.columns[-1], *numbers, one.best, baseline or _NONE])
     return rows
 
 
-def _named(found: Scores) -> str:
-    return f"{_words(found.probe)} {_score(found.values[found.best][-1])} %"
+def _named(one: Scores) -> str:
+    return f"{_words(one.probe)} {_score(one.values[one.best][-1])} %"
 
 
-def _baseline(found: Scores, own: Sequence[str]) -> str | None:
-    """The best of the baselines, whichever layer it is of: what is to be beaten is not to be weak by chance."""
-    others = [name for name, row in found.values.items() if name not in own and math.isfinite(row[-1])]
-    return max(others, key=lambda name: found.values[name][-1], default=None)
+def _compared(one: Scores, own: Sequence[str]) -> tuple[str | None, float | None]:
+    """The best of the baselines, of any layer, and how many percentage points the chosen features are above it, if any.
+
+    Points are rounded as they are written, so that +0.0 beats nothing.
+    """
+    others = {name: row[-1] for name, row in one.values.items() if name not in own and math.isfinite(row[-1])}
+    baseline = max(others, key=others.get, default=None)
+    gain = one.values[one.best][-1] - others.get(baseline, math.nan)
+    return baseline, round(100 * gain, 1) if math.isfinite(gain) else None
 
 
-def _gain(found: Scores, own: Sequence[str]) -> float | None:
-    """In percentage points, rounded as it is written, so that +0.0 beats nothing; None if it cannot be told."""
-    baseline = _baseline(found, own)
-    gain = found.values[found.best][-1] - found.values[baseline][-1] if baseline else math.nan
-    return round(100 * gain, 1) if math.isfinite(gain) else None
-
-
-def _rows(found: Scores, own: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
-    """Each feature set and its cells, the baselines last."""
-    for name in sorted(found.values, key=lambda name: own.index(name) if name in own else len(own)):
-        yield name, [_score(*pair) for pair in zip(found.values[name], found.deviations[name], strict=True)]
+def _rows(one: Scores, own: Sequence[str]) -> list[list[str]]:
+    """A table of headings, and of a row for each feature set, the baselines last."""
+    names = sorted(one.values, key=lambda name: own.index(name) if name in own else len(own))
+    return [["%", *one.columns], *([name, *map(_score, one.values[name], one.deviations[name])] for name in names)]
 
 
 def _words(name: str) -> str:
     return name.replace("_", " ")
 
 
-def _score(share: float, deviation: float | None = None) -> str:
+def _score(share: float | None, deviation: float | None = None) -> str:
     """0.523 -> 52.3, of a hundred."""
-    if not math.isfinite(share):
+    if share is None or not math.isfinite(share):
         return _NONE
     return f"{100 * share:.1f}" + ("" if deviation is None else f" ± {100 * deviation:.1f}")
 
@@ -212,13 +222,7 @@ def _signed(points: float) -> str:
 
 def _plain(value: Any) -> Any:
     """As JSON has it: no tuples, no paths, no numbers that are not finite."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(part) for key, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(part) for part in value]
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    return value if value is None or isinstance(value, str | int) else str(value)
+    return json.loads(json.dumps(value, default=str), parse_constant=lambda _: None)
 
 
 def _flat(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
@@ -236,75 +240,19 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _facts(facts: Any, scores: Sequence[Scores]) -> list[tuple[str, str]]:
-    """All that is known of how the numbers came about."""
-    return list(_flat(facts | {found.probe: _plain(found.options) for found in scores}))
-
-
-def _json(facts: Any, scores: Sequence[Scores], own: Sequence[str]) -> str:
-    report = {
-        "headline": headline(scores, own),
-        "facts": facts,
-        "own": list(own),
-        "measured": [_plain(_numbers(found)) for found in scores],
-    }
-    return json.dumps(report, indent=1, allow_nan=False) + "\n"
-
-
-def _numbers(found: Scores) -> dict[str, Any]:
-    numbers = {name: value for name, value in vars(found).items() if name not in ("probe", "predictions")}
-    return {"measure": found.probe, **numbers}
-
-
-def _markdown(facts: Any, scores: Sequence[Scores], own: Sequence[str]) -> str:
-    def escape(text: str) -> str:
-        return _MARKDOWN.sub(r"\\\g<0>", shown(text))
-
-    def table(rows: Sequence[Sequence[str]], numbers: range) -> list[str]:
-        lines = [f"| {' | '.join(row)} |" for row in rows]
-        rule = "".join("---:|" if place in numbers else "---|" for place in range(len(rows[0])))
-        return [lines[0], f"|{rule}", *lines[1:], ""]
-
-    rows = [[escape(cell) for cell in row] for row in summary(scores, own)]
-    lines = ["# Frozen features", "", escape(headline(scores, own)), "", *table(rows, _NUMBERS), _BASELINES, ""]
-    for found in scores:
-        rows = [["%", *map(escape, found.columns)]]
-        for name, cells in _rows(found, own):
-            row = [escape(name), *cells]
-            rows.append([f"**{cell}**" for cell in row] if name == found.best else row)
-        lines += [f"## {escape(_words(found.probe))}", "", escape(_chosen(found, own)), ""]
-        lines += table(rows, range(1, len(rows[0])))
-    named = _facts(facts, scores)
-    return "\n".join([*lines, "## Facts", "", *(f"- {escape(name)}: {escape(text)}" for name, text in named), ""])
-
-
-def _page(facts: Any, scores: Sequence[Scores], own: Sequence[str], figures: Mapping[str, Figure]) -> str:
-    # Names are one line of text wherever they stand; a table, which is Markup, is none.
-    page = Environment(
+def _rendered(template: str, write: Callable[[str], str], values: Mapping[str, Any]) -> str:
+    """A template with all text written by a function; what a macro makes is Markup, and stays as it is."""
+    environment = Environment(
         loader=PackageLoader("ssvit.evaluation"),
-        autoescape=True,
-        finalize=lambda value: shown(value) if type(value) is str else value,
-    ).get_template("report.html.j2")
-    probes = [
-        {
-            "title": _words(found.probe),
-            "chosen": _chosen(found, own),
-            "head": ["%", *found.columns],
-            "rows": [[name, *cells] for name, cells in _rows(found, own)],
-            "kinds": {name: "" if name in own else "baseline" for name in found.values} | {found.best: "best"},
-        }
-        for found in scores
-    ]
-    return page.render(
-        checkpoint=str(facts.get("checkpoint", "")),
-        headline=headline(scores, own),
-        summary=summary(scores, own),
-        numbers=_NUMBERS,
-        baselines=_BASELINES,
-        figures=[_inlined(name, figure) for name, figure in figures.items()],
-        probes=probes,
-        facts=_facts(facts, scores),
+        autoescape=template.endswith(".html.j2"),
+        finalize=lambda value: write(value) if type(value) is str else value,
     )
+    return environment.get_template(template).render(values)
+
+
+def _escaped(text: str) -> str:
+    """As one line of Markdown."""
+    return _MARKDOWN.sub(r"\\\g<0>", shown(text))
 
 
 def _inlined(name: str, figure: Figure) -> dict[str, Any]:
@@ -323,7 +271,7 @@ def _inlined(name: str, figure: Figure) -> dict[str, Any]:
     }
 
 
-def _chosen(found: Scores, own: Sequence[str]) -> str:
-    if sum(name in own for name in found.values) == 1:
-        return f"Of {found.best} alone."
-    return f"Chosen: {found.best}, by {found.chosen_by}, without test labels."
+def _chosen(one: Scores, own: Sequence[str]) -> str:
+    if sum(name in own for name in one.values) == 1:
+        return f"Of {one.best} alone."
+    return f"Chosen: {one.best}, by {one.chosen_by}, without test labels."

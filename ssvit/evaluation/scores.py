@@ -15,8 +15,7 @@ from ssvit.evaluation.significance import above_chance, chance
 class Split:
     """Feature sets of the training and of the test images, the same ones.
 
-    own: those of the encoder, in the order of layers; the others are baselines. eval_transform: what the images were
-    seen through. part: what the images measured on are, test or validation.
+    own: those of the encoder, by layers; the others are baselines. part: of the images measured on, test or validation.
     """
 
     own: tuple[str, ...]
@@ -39,10 +38,9 @@ class Split:
 class Scores:
     """What one probe found: a row of numbers for each feature set.
 
-    probe: its name. columns: what stands in a row, as the heading of a table: "5 shot", "20-NN". values: by feature
-    set, a share in [0, 1] for each column; deviations: the same, over draws, None where there was one. best: the
-    feature set of the encoder that was chosen, without test labels, and chosen_by what. options: of the probe. numbers:
-    all that it found, as plain data for a JSON file. chance: what the last column has by ignoring the image, and
+    columns: headings, as "5 shot". values: by feature set, a share in [0, 1] for each column; deviations: over samples,
+    None for a single one. best: the feature set of the encoder that was chosen, without test labels. options: of the
+    probe. numbers: all that it found, as plain data. chance: what the last column has by ignoring the image, and
     images: how many it is measured on; None where the column is no accuracy. predictions: of the best feature set.
     """
 
@@ -67,23 +65,24 @@ class Scores:
 def score(name: str, probe: Probe, split: Split, progress: Callable[[int, int], None]) -> Scores:
     """A probe of every feature set; progress(done, all) is called after each. UserError if it cannot be."""
     several, results = len(split.own) > 1, {}
-    for one in split.train.values:
-        results[one] = probe(split.train[one], split.test[one], choose=several and one in split.own)
+    for features in split.train.values:
+        choose = several and features in split.own
+        results[features] = probe(split.train[features], split.test[features], choose=choose)
         progress(len(results), len(split.train.values))
-    is_known = all(results[one].choice is not None for one in split.own)
-    best = max(split.own, key=lambda one: results[one].choice) if several and is_known else split.own[-1]
+    is_known = all(results[features].choice is not None for features in split.own)
+    best = max(split.own, key=lambda name: results[name].choice) if several and is_known else split.own[-1]
     columns = tuple(results[best].scores)
     # "test" is what a probe calls the images it is measured on.
     named = {} if split.part == "test" else {"test": split.part, "validation": "held out of train"}
     return Scores(
         probe=name,
         columns=tuple(named.get(column, column) for column in columns),
-        values={one: tuple(result.scores.values()) for one, result in results.items()},
-        deviations={one: tuple(map(result.deviations.get, columns)) for one, result in results.items()},
+        values={name: tuple(result.scores.values()) for name, result in results.items()},
+        deviations={name: tuple(map(result.deviations.get, columns)) for name, result in results.items()},
         best=best,
         chosen_by=probe.chosen_by if is_known else "being the last",
         options=asdict(probe) if is_dataclass(probe) else {},
-        numbers={one: result.numbers for one, result in results.items()},
+        numbers={name: result.numbers for name, result in results.items()},
         chance=split.chance if probe.is_accuracy else None,
         images=len(split.test) if probe.is_accuracy else None,
         predictions=results[best].predictions,

@@ -1,7 +1,4 @@
-"""Does an accuracy tell anything yet? Chance, standard errors, and the test of whether a result is above chance.
-
-This module imports nothing but the standard library.
-"""
+"""Is an accuracy above chance? Standard library only."""
 
 import math
 from collections import Counter
@@ -25,7 +22,6 @@ def standard_error(accuracy: float, images: float) -> float:
 def above_chance(accuracy: float, chance: float, images: float) -> bool:
     """Whether an accuracy on so many images is above chance by more than two standard errors of chance.
 
-    Half an image is taken off first (continuity correction), without which few images pass too often. A model that
-    ignores the image then passes with a probability of at most 4 %.
+    With the continuity correction of half an image, a model that ignores the image passes in at most 4 % of cases.
     """
     return accuracy - 0.5 / images - chance > 2 * standard_error(chance, images)

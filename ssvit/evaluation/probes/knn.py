@@ -1,8 +1,6 @@
 """Accuracy of the vote of the nearest training images: what frozen features are worth with nothing fitted to them.
 
-One search for the most neighbours serves every number of them.
-
-Letters: n training images, m test images, b test images of a chunk, d width, k neighbours, c classes.
+Letters: m test images, b of them at a time, k neighbours, c classes.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,17 +13,15 @@ from ssvit.evaluation.base import Probe, Result, check_others
 from ssvit.evaluation.features import Features, check
 from ssvit.evaluation.neighbours import Neighbours, search_together
 from ssvit.evaluation.probes import options
-from ssvit.evaluation.probes.options import KNN_PROTOCOLS
 
 _VOTES = 1 << 22  # votes held at a time
 _NEVER = 1 << 30  # the rank of a class without a vote
 
 
 class Knn(Probe, options.Knn):
-    """The vote of the k nearest training images by cosine. The same vote on the training images, of which none votes
-    for itself, chooses among feature sets, by the best k.
+    """The vote of the k nearest training images by cosine. One search, shared by processes, serves every k.
 
-    Processes share the search. The options are those of `options.Knn`.
+    The vote on the training images, of which none votes for itself, chooses among feature sets, by the best k.
     """
 
     chosen_by = "leave-one-out on the training images"
@@ -55,16 +51,14 @@ class Knn(Probe, options.Knn):
             numbers=numbers,
         )
 
-    def _accuracies(
-        self, train: Features, test: Features, own: Tensor | None = None
-    ) -> tuple[dict[int, float], dict[int, float]]:
+    def _accuracies(self, train: Features, test: Features, own: Tensor | None = None) -> tuple[dict[int, float], ...]:
         """By k, the share of the test images whose class has most votes, and is among the five that have most."""
         check(train, test, "a k-NN vote")
-        found = search_together(test.values, train.values, self.k[-1], own=own)
-        nearest = Neighbours(*(column.cpu() for column in found))
-        shared = {"classes": len(train.classes), "temperature": KNN_PROTOCOLS[self.protocol].temperature, "k": self.k}
-        scores = list(vote(nearest, train.labels.cpu(), test.labels.cpu(), **shared))
-        return tuple({k: score[place] for k, score in zip(self.k, scores, strict=True)} for place in (0, 1))
+        nearest = search_together(test.values, train.values, self.k[-1], own=own)
+        temperature, classes = options.KNN_PROTOCOLS[self.protocol].temperature, len(train.classes)
+        labels = (train.labels.cpu(), test.labels.cpu())
+        scores = list(vote(nearest, *labels, classes=classes, temperature=temperature, k=self.k))
+        return tuple(dict(zip(self.k, shares, strict=True)) for shares in zip(*scores, strict=True))
 
 
 class Score(NamedTuple):
@@ -83,7 +77,7 @@ def vote(
     temperature: float | None,
     k: Sequence[int],
 ) -> Iterator[Score]:
-    """The scores for each k, rising, of neighbours that have been found, at least as many as the largest. On the CPU.
+    """The scores for each k, rising, of at least as many neighbours as the largest. On the CPU.
 
     Of classes with equal votes the one with the nearest image comes first. A class without a neighbour is never right,
     so for k < 5 the five are fewer.
@@ -114,7 +108,7 @@ def _ranks(
     for k in ks:
         votes.scatter_add_(1, voters[:, counted:k], weights[:, counted:k])
         counted = k
-        own = votes.gather(1, truth[:, None])
-        before = (votes > own) | ((votes == own) & (first < of_truth))
+        true = votes.gather(1, truth[:, None])
+        before = (votes > true) | ((votes == true) & (first < of_truth))
         ranks.append(before.sum(1).masked_fill(of_truth[:, 0] >= k, _NEVER))
     return torch.stack(ranks)

@@ -1,10 +1,10 @@
-"""What the linear probes share: which images are held out, how features become rows, and what a layer is worth.
+"""What the linear probes share: which images are held out, how features become rows, and the scores of a layer.
 
-Both probes choose on a held-out part of the training set; accuracy on the test set is computed for what was chosen, and
-for nothing before. A layer is held as (k, d + 1): its last column is the bias, and rows of features end in a constant 1
-to meet it. All is computed on the features' device and in their precision.
+Both choose on a held-out part of the training images; the test images are for the chosen layer alone. A layer is
+(k, d + 1), its last column the bias, for which rows of features end in a 1. All is computed on the features' device and
+in their precision.
 
-Letters: n training images, m test images, d width, k classes, r layers.
+Letters: n images, d width, k classes, r layers.
 """
 
 import math
@@ -16,8 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ssvit.evaluation.base import Probe
-from ssvit.evaluation.features import Features
-from ssvit.evaluation.features import check as check_features
+from ssvit.evaluation.features import Features, check
 from ssvit.evaluation.probes import options
 from ssvit.options import OptionError, UserError
 from ssvit.randomness import permutation
@@ -36,23 +35,20 @@ class Linear(Probe, options.Linear):
         if untrained:
             named = f"{untrained[0]} ({classes[untrained[0]]})"
             raise UserError(f"class {named} has test images and no training image, so it cannot be learned")
-        self.hold_out(train_labels)
+        hold_out_by_class(train_labels, fraction=self.held_out, seed=self.seed)
 
-    def hold_out(self, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """See `hold_out_by_class`."""
-        return hold_out_by_class(labels, fraction=self.held_out, seed=self.seed)
-
-    def checked(self, train: Features, test: Features) -> None:
-        """UserError unless a layer can be trained and tested on these features."""
-        check_features(train, test, "a linear probe")
+    def split(self, train: Features, test: Features) -> tuple[Tensor, Tensor]:
+        """The places of the images to train on and of those held out. UserError unless features and labels suffice."""
+        check(train, test, "a linear probe")
         self.check(train.labels, test.labels, train.classes)
+        return hold_out_by_class(train.labels, fraction=self.held_out, seed=self.seed)
 
 
 def hold_out_by_class(labels: Tensor, *, fraction: float, seed: int) -> tuple[Tensor, Tensor]:
-    """Part the images into (train, held out), each class alike: labels (n,) -> places of both, ascending.
+    """Split the images into (train, held out), each class alike: labels (n,) -> places of both, ascending.
 
-    Of each class the fraction is rounded, but at least one image goes to either part, and an only one to train.
-    OptionError if nothing can be held out.
+    Of each class the fraction is rounded, but at least one image is held out and one is left to train on; a single one
+    is trained on. OptionError if nothing can be held out.
     """
     labels = labels.cpu()
     order = permutation(seed, "linear probe, held out", len(labels))

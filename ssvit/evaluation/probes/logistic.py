@@ -1,6 +1,6 @@
 """A linear layer on frozen features as the exact optimum of a penalised logistic regression.
 
-Letters: n training images, m test images, d width, k classes.
+Letters: n images, d width, k classes.
 """
 
 from typing import NamedTuple
@@ -21,20 +21,16 @@ class Logistic(Linear, options.Logistic):
     """Multinomial logistic regression by L-BFGS on all images at once: mean cross-entropy + l2 / 2 |weights|^2.
 
     Each fit starts from that of the next stronger penalty, and the chosen one is fitted again to all training images.
-    The options are those of `options.Logistic`.
     """
 
     name = "logistic"
 
     @torch.no_grad()
     def __call__(self, train: Features, test: Features, *, choose: bool = False) -> Result:
-        """Columns for the accuracy on the training images, on those held out of them, and on the test images.
-
-        validation is of the fit without the held-out images; train and test are of the fit to all training images.
-        "converged": whether every fit was at its optimum before the iterations ran out.
+        """Columns for the accuracy on the training and test images, by the fit to all training images, and between them
+        for that on held-out training images, by the fit without them.
         """
-        self.checked(train, test)
-        trained, kept = self.hold_out(train.labels)
+        trained, held_out = self.split(train, test)
         values, y = train.values, train.labels.to(train.values.device)
         l2s = sorted(map(float, self.l2s), reverse=True)
 
@@ -44,16 +40,16 @@ class Logistic(Linear, options.Logistic):
         fits: list[Fit] = []
         for l2 in l2s:
             fits.append(fit(rows, y[trained], l2=l2, start=fits[-1].layer if fits else None, **shared))
-        accuracies, losses = score(torch.stack([one.layer for one in fits]), standard(values[kept]), y[kept])
+        accuracies, losses = score(torch.stack([one.layer for one in fits]), standard(values[held_out]), y[held_out])
         chosen = best(accuracies, losses)
 
         standard = Standard.of(values, self.standardize)
         rows = standard(values)
         last = fit(rows, y, l2=l2s[chosen], start=fits[chosen].layer, **shared)
-        (reached,), _ = score(last.layer[None], rows, y)
+        (on_train,), _ = score(last.layer[None], rows, y)
         rows = standard(test.values)
-        (tested,), _ = score(last.layer[None], rows, test.labels.to(rows.device))
-        scores = {"train": reached, "validation": accuracies[chosen], "test": tested}
+        (on_test,), _ = score(last.layer[None], rows, test.labels.to(rows.device))
+        scores = {"train": on_train, "validation": accuracies[chosen], "test": on_test}
         converged = all(one.converged for one in [*fits, last])
         return Result(
             scores=scores,
@@ -93,13 +89,12 @@ def fit(
 
     rows (n, d + 1), labels (n,), or the shares (n, k) of the classes in each row; start: a layer near the optimum.
 
-    L-BFGS works in variables in which the curvature is about the identity: an encoder's features are so correlated that
-    it would else need thousands of iterations in place of tens. Any change of variables leads to the same optimum, so
-    the moment need only be near the rows' own.
+    L-BFGS works in variables in which the curvature is about the identity, since an encoder's correlated features would
+    need thousands of iterations in place of tens. The moment only changes variables, so it may be an approximation.
     """
     start = rows.new_zeros(classes, rows.shape[1]) if start is None else start
     # The second derivative by one class's weights is the mean of p (1 - p) x x'; this is the product of the means.
-    curvature = moment * _doubt(start, rows)
+    curvature = moment * _variance(start, rows)
     # The first sum keeps it positive definite in float64 where the features are large and the penalty is small.
     curvature.diagonal().add_(1e-12 * curvature.trace())
     curvature.diagonal()[:-1].add_(l2)
@@ -128,13 +123,11 @@ def fit(
     return Fit(layer, is_within and bool(layer.isfinite().all()))
 
 
-def _doubt(layer: Tensor, rows: Tensor) -> float:
-    """The mean of p (1 - p) over rows and classes; no less than a hundredth of what it is where all are as likely, so
-    that a start that is wrongly sure still moves.
-    """
+def _variance(layer: Tensor, rows: Tensor) -> float:
+    """The mean of p (1 - p) over rows and classes, at least 1 % of that of equal p: a wrongly sure start shall move."""
     k = len(layer)
-    doubt = sum((1 - (layer @ x.T).softmax(0).square().sum(0)).sum(dtype=torch.float64) for x in rows.split(CHUNK))
-    return max(doubt.item() / len(rows) / k, 0.01 * (k - 1) / k**2)
+    sums = ((1 - (layer @ x.T).softmax(0).square().sum(0)).sum(dtype=torch.float64) for x in rows.split(CHUNK))
+    return max(sum(sums).item() / len(rows) / k, 0.01 * (k - 1) / k**2)
 
 
 def _objective(layer: Tensor, rows: Tensor, labels: Tensor, l2: float) -> tuple[float, Tensor]:

@@ -11,9 +11,7 @@ ALL = "all"  # shots: the whole training set, once
 
 @dataclass(frozen=True)
 class KnnProtocol:
-    """How neighbours vote, and with how many of them its authors report: each for its class, weighted by
-    exp(cosine / temperature), or all alike where the temperature is None.
-    """
+    """A neighbour's weight is exp(cosine / temperature), or 1 without one. published: each k its authors report."""
 
     temperature: float | None
     published: tuple[int, ...]
@@ -46,7 +44,7 @@ class Knn:
 
 @dataclass(frozen=True)
 class FewShotProtocol:
-    """What is drawn and what is fitted: see `FewShot`."""
+    """See `FewShot`."""
 
     shots: tuple[int | str, ...]
     seeds: int
@@ -71,21 +69,18 @@ class FewShot:
     shots: int | str | Sequence[int | str] | None = None
     """Training images of each class, or all; or several such numbers."""
     seeds: int | None = None
-    """Draws of each of the shots."""
+    """Samples of each of the shots."""
     l2: Sequence[float] | None = None
-    """Penalties, of which leave-one-out accuracy on the images drawn chooses one."""
+    """Penalties, of which leave-one-out accuracy on the images sampled chooses one."""
 
     def __post_init__(self) -> None:
         one_of("protocol", self.protocol, FEW_SHOT_PROTOCOLS)
         for name, value in vars(FEW_SHOT_PROTOCOLS[self.protocol]).items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
-        if isinstance(self.shots, int | str):
-            object.__setattr__(self, "shots", (self.shots,))
-        for name, values in (("shots", self.shots), ("l2", self.l2)):
-            if not isinstance(values, list | tuple) or not values:
-                raise OptionError(name, values, "must be a list of one or more")
-            object.__setattr__(self, name, tuple(values))
+        shots = (self.shots,) if isinstance(self.shots, int | str) else self.shots
+        object.__setattr__(self, "shots", _listed("shots", shots))
+        object.__setattr__(self, "l2", _listed("l2", self.l2))
         for count in self.shots:
             if isinstance(count, str):
                 one_of("shots", count, (ALL, "a whole number"))
@@ -170,8 +165,9 @@ class Segmentation(Logistic):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("train_images", "test_images", "k"):
-            whole(name, getattr(self, name), 2 if name == "train_images" else 1)
+        whole("train_images", self.train_images, 2)
+        whole("test_images", self.test_images)
+        whole("k", self.k)
         number("temperature", self.temperature, 0, above=True)
 
 
@@ -182,7 +178,7 @@ class Retrieval:
     k: int | Sequence[int] = (1, 5, 10)
     """Neighbours: one number or several."""
     queries: int | None = None
-    """At most so many test images are asked, always the same ones, since each sorts all training images; None: all."""
+    """At most so many test images, always the same ones, since each sorts all training images; None: all."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "k", _counts("k", self.k))
@@ -190,11 +186,16 @@ class Retrieval:
             whole("queries", self.queries)
 
 
+def _listed(name: str, values: Any, expected: str = "must be a list of one or more") -> tuple[Any, ...]:
+    """OptionError unless it is a list that is not empty."""
+    if not isinstance(values, list | tuple) or not values:
+        raise OptionError(name, values, expected)
+    return tuple(values)
+
+
 def _counts(name: str, values: Any) -> tuple[int, ...]:
     """One whole number or several, rising. OptionError unless they are."""
-    values = [values] if isinstance(values, int) else values
-    if not isinstance(values, list | tuple) or not values:
-        raise OptionError(name, values, "must be a list of one or more")
+    values = _listed(name, [values] if isinstance(values, int) else values)
     for value in values:
         whole(name, value)
     return tuple(sorted(set(values)))
@@ -202,10 +203,8 @@ def _counts(name: str, values: Any) -> tuple[int, ...]:
 
 def _different(name: str, values: Any) -> None:
     """OptionError unless it is a list of different numbers above 0."""
-    right = "must be a list of different numbers"
-    if not isinstance(values, list | tuple) or not values:
-        raise OptionError(name, values, right)
-    for value in values:
+    expected = "must be a list of different numbers"
+    for value in _listed(name, values, expected):
         number(name, value, 0, above=True)
     if len(set(values)) < len(values):
-        raise OptionError(name, values, right)
+        raise OptionError(name, values, expected)

@@ -1,6 +1,6 @@
 """Are the images most like an image of its class? Recall, precision and mean average precision against labels.
 
-Letters: m queries, n images searched, d width, k neighbours, r images searched that are right for a query.
+Letters: m queries, n images searched, d width, k neighbours, r images searched that are of a query's class.
 """
 
 import math
@@ -24,8 +24,7 @@ _BLOCK = 1 << 25  # similarities held at a time
 class Retrieval(Probe, options.Retrieval):
     """Whether the training images most like a test image are of its class, over the whole ranking too.
 
-    As many training images, each asked of all others, choose among feature sets. The options are those of
-    `options.Retrieval`.
+    As many training images as queries, searched among the others, choose among feature sets.
     """
 
     name = "retrieval"
@@ -49,12 +48,13 @@ class Retrieval(Probe, options.Retrieval):
             numbers=numbers,
         )
 
-    def _measures(self, train: Features, asked: Features, *, leave_one_out: bool) -> dict[str, float]:
-        rows = permutation(0, "retrieval, queries", len(asked.values))[: self.queries].sort().values
+    def _measures(self, train: Features, test: Features, *, leave_one_out: bool) -> dict[str, float]:
+        rows = permutation(0, "retrieval, queries", len(test.values))[: self.queries].sort().values
+        queries, query_labels, own = F.normalize(test.values[rows]), test.labels[rows], rows if leave_one_out else None
         vectors, labels = F.normalize(train.values), train.labels
-        queries, own = F.normalize(asked.values[rows]), rows if leave_one_out else None
-        found = measure(search(queries, vectors, self.k[-1], own=own), asked.labels[rows], labels, own=own, ks=self.k)
-        return found | {"mAP": mean_average_precision(queries, asked.labels[rows], vectors, labels, own=own)}
+        nearest = search(queries, vectors, self.k[-1], own=own)
+        measures = measure(nearest, query_labels, labels, own=own, ks=self.k)
+        return measures | {"mAP": mean_average_precision(queries, query_labels, vectors, labels, own=own)}
 
 
 def measure(
@@ -68,22 +68,19 @@ def measure(
     """Neighbours against labels, query_labels (m,) and labels (n,): means over the queries, 0 to 1, for each k of `ks`.
 
     recall@k: there is an image of the query's class among the first k. precision@k: their share of the first k.
-    map@k: the mean of AP@k = sum over i <= k of precision@i [the i-th is right], divided by min(k, r); r counts the
-    images searched of the class without the query itself. So an AP of 1 is that all the places that right images could
-    take are taken by right images.
+    map@k: the mean of AP@k = sum over i <= k of precision@i [the i-th is right] / min(k, r).
 
-    A query without a class (-1), or with r = 0, can have no right answer: it is left out, and "queries" says how many
-    were asked. An image searched without a class is never right. OptionError if a k is more than was searched for,
-    UserError if no query is left.
+    Queries without a class (-1), or with r = 0, are left out; "queries" counts the others. OptionError if a k is more
+    than was searched for, UserError if no query is left.
     """
     width = neighbours.indices.shape[1]
     for k in ks:
         whole("k", k)
         if k > width:
             raise OptionError("k", k, f"must be at most {width}, the neighbours that were searched for")
-    right, total = _right_for(query_labels, labels, own)
-    hit = _hits(neighbours.indices, query_labels, labels)[right].double()
-    total = total[right]
+    answerable, total = _answerable(query_labels, labels, own)
+    hit = _hits(neighbours.indices, query_labels, labels)[answerable].double()
+    total = total[answerable]
     precision = hit.cumsum(1) / torch.arange(1, width + 1)
     gain = (precision * hit).cumsum(1)
     results: dict[str, float] = {}
@@ -97,16 +94,14 @@ def measure(
 def mean_average_precision(
     queries: Tensor, query_labels: Tensor, vectors: Tensor, labels: Tensor, *, own: Tensor | None = None
 ) -> float:
-    """mAP over the whole ranking: the mean of AP = sum over i of precision@i [the i-th is right] / r.
+    """mAP over the whole ranking: the mean of AP = sum over i of precision@i [the i-th is right] / r, as in `measure`.
 
-    It sorts all vectors (n, d) for each query (m, d): for 10,000 queries of 50,000 images that is minutes. Equals
-    stand in their order; queries are left out as in `measure`.
+    It sorts all vectors (n, d) for each query (m, d): for 10,000 queries of 50,000 images that is minutes.
     """
-    right, total = _right_for(query_labels, labels, own)
-    asked = right.nonzero()[:, 0]
+    answerable, total = _answerable(query_labels, labels, own)
     rank = torch.arange(1, len(vectors) + 1)
     precisions = []
-    for part in asked.split(max(1, _BLOCK // len(vectors))):
+    for part in answerable.nonzero()[:, 0].split(max(1, _BLOCK // len(vectors))):
         similarities = queries[part] @ vectors.T
         if own is not None:
             inside = own[part] >= 0
@@ -119,21 +114,20 @@ def mean_average_precision(
     return torch.cat(precisions).mean().item()
 
 
-def _right_for(query_labels: Tensor, labels: Tensor, own: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Which queries can be answered rightly, (m,) bool, and r of each, (m,) int64. UserError if none can."""
+def _answerable(query_labels: Tensor, labels: Tensor, own: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Which queries have images of their class, (m,) bool, and r of each, (m,) int64. UserError if none has."""
     counts = torch.bincount(labels[labels != _NO_CLASS], minlength=max(1, int(query_labels.max()) + 1))
     total = counts[query_labels.clamp(min=0)]
     if own is not None:
         inside = own >= 0
         total[inside] -= (labels[own[inside]] == query_labels[inside]).long()
-    right = (query_labels != _NO_CLASS) & (total > 0)
-    if not right.any():
+    answerable = (query_labels != _NO_CLASS) & (total > 0)
+    if not answerable.any():
         raise UserError("no query has a class that another of the images searched has, so there is nothing to measure")
-    return right, total
+    return answerable, total
 
 
 def _hits(indices: Tensor, query_labels: Tensor, labels: Tensor) -> Tensor:
-    """Whether a neighbour is of the query's class: (m, k) bool."""
-    return (
-        (labels[indices.clamp(min=0)] == query_labels[:, None]) & (indices >= 0) & (query_labels != _NO_CLASS)[:, None]
-    )
+    """Whether a neighbour, of which -1 is none, is of the query's class: (m, k) bool."""
+    known = (indices >= 0) & (query_labels != _NO_CLASS)[:, None]
+    return known & (labels[indices.clamp(min=0)] == query_labels[:, None])

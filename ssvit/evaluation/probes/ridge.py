@@ -3,14 +3,12 @@
 Dosovitskiy et al. 2021, section 4.1. The Gram matrix of the features, in float64, is decomposed once; each L2 penalty
 then costs one small product. So do its exact leave-one-out predictions, which choose the penalty without a test label.
 
-Letters: n training images, m test images, b images of a chunk, d width, r the smaller of n and d, k classes,
-p penalties.
+Letters: n training images, m test images, b rows, d width, r the smaller of n and d, k classes, p penalties.
 """
 
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +17,6 @@ from torch import Tensor
 from ssvit.evaluation.base import Probe, Result
 from ssvit.evaluation.features import Features, check
 from ssvit.evaluation.probes import options
-from ssvit.evaluation.probes.options import ALL
 from ssvit.options import OptionError
 from ssvit.randomness import permutation
 
@@ -31,9 +28,9 @@ _BIAS = 100.0  # large, so that the penalty hardly touches the intercept
 
 @dataclass(frozen=True)
 class Fit:
-    """One regression: its draw (None for all images), its images, its penalty, and its accuracy on the test set.
+    """One regression: its seed (None for all images), how many images, the penalty, the accuracy on the test images.
 
-    left_out: how many of its images the fits to all others name rightly; error: the squared error of what these say.
+    left_out: how many of its images are right in leave-one-out; error: the squared error of these predictions.
     """
 
     seed: int | None
@@ -55,10 +52,7 @@ class Score:
 
 
 class FewShot(Probe, options.FewShot):
-    """Least squares on a few images of each class, drawn anew for each seed: fewer shots are a part of more.
-
-    Leave-one-out on the most shots chooses among feature sets. The options are those of `options.FewShot`.
-    """
+    """Least squares on a few images of each class, sampled anew for each seed: fewer shots are a part of more."""
 
     chosen_by = "leave-one-out on the most shots"
 
@@ -76,7 +70,7 @@ class FewShot(Probe, options.FewShot):
         images = torch.bincount(train_labels, minlength=len(classes))
         fewest = images.argmin().item()
         for count in self.shots:
-            needed = 1 if count == ALL else count
+            needed = 1 if count == options.ALL else count
             if images[fewest] < needed:
                 has = f"class {fewest} ({classes[fewest]}) has {images[fewest].item()} training images"
                 raise OptionError("shots", count, f"{has}, and at least {needed} are needed")
@@ -93,7 +87,7 @@ class FewShot(Probe, options.FewShot):
         )
 
     def fit(self, train: Features, test: Features) -> list[Score]:
-        """The score of each of the shots. UserError if features or labels are wrong, or a class has too few images."""
+        """The score of each of the shots. UserError if features or labels do not suffice."""
         check(train, test, "few-shot accuracy")
         self.check(train.labels, test.labels, train.classes)
         values, classes = train.values, len(train.classes)
@@ -101,18 +95,18 @@ class FewShot(Probe, options.FewShot):
 
         def fit(seed: int | None, support: Tensor, labels: Tensor) -> Fit:
             path = RidgePath(whiten(support, support), signs(labels, classes))
-            chosen = choose_penalty(path, self.l2)
-            guesses = path.predict(whiten(support, test.values), [chosen.l2])[0].argmax(-1)
+            penalty, right, error = choose_penalty(path, self.l2)
+            guesses = path.predict(whiten(support, test.values), [penalty])[0].argmax(-1)
             accuracy = (guesses == truth).double().mean().item()
-            return Fit(seed, len(support), chosen.l2, accuracy, chosen.right, chosen.error)
+            return Fit(seed, len(support), penalty, accuracy, right, error)
 
-        draws = [draw(labels, classes, seed) for seed in range(self.seeds)]
+        samples = [sample(labels, classes, seed) for seed in range(self.seeds)]
         scores = []
         for count in self.shots:
-            if count == ALL:
+            if count == options.ALL:
                 fits = (fit(None, values, labels),)
             else:
-                supports = [torch.cat([images[:count] for images in of_class]) for of_class in draws]
+                supports = [torch.cat([places[:count] for places in of_class]) for of_class in samples]
                 fits = tuple(fit(seed, values[support], labels[support]) for seed, support in enumerate(supports))
             accuracies = [one.accuracy for one in fits]
             deviation = statistics.stdev(accuracies) if len(fits) > 1 else None
@@ -120,58 +114,45 @@ class FewShot(Probe, options.FewShot):
         return scores
 
 
-def draw(labels: Tensor, classes: int, seed: int) -> list[Tensor]:
+def sample(labels: Tensor, classes: int, seed: int) -> list[Tensor]:
     """All images of each class, as places in the training set, in a random order: the first so many are the shots."""
     of_class = labels.argsort(stable=True).split(torch.bincount(labels, minlength=classes).tolist())
     return [
-        places[permutation(seed, f"few_shot/class_{number}", len(places)).to(places.device)]
-        for number, places in enumerate(of_class)
+        places[permutation(seed, f"few_shot/class_{label}", len(places)).to(places.device)]
+        for label, places in enumerate(of_class)
     ]
 
 
 def whiten(support: Tensor, features: Tensor) -> Tensor:
-    """Features (n, d) as the authors prepare them: (n, d + 1) float64, the last column a constant for the bias.
-
-    (features - mean) / deviation, of the support set.
-    """
+    """(features - mean) / deviation of the support set, and a constant for the bias: (n, d) -> (n, d + 1) float64."""
     deviation, mean = torch.std_mean(support.double(), dim=0, correction=0)
     return F.pad((features.double() - mean).div_(deviation + _LEAST_DEVIATION), (0, 1), value=_BIAS)
 
 
 def signs(labels: Tensor, classes: int) -> Tensor:
     """Labels (n,) as rows of {-1, 1}: (n, k) float64."""
-    rows = torch.full((len(labels), classes), -1, dtype=torch.float64, device=labels.device)
-    return rows.scatter_(1, labels[:, None], 1)
+    return 2 * F.one_hot(labels, classes).double() - 1
 
 
-class Chosen(NamedTuple):
-    """A penalty, how many rows the fits to all others name rightly, and the squared error of what these say."""
+def choose_penalty(path: "RidgePath", l2: Sequence[float]) -> tuple[float, int, float]:
+    """The penalty with the most right leave-one-out predictions; of equals, with the least squared error.
 
-    l2: float
-    right: int
-    error: float
-
-
-def choose_penalty(path: "RidgePath", l2: Sequence[float]) -> Chosen:
-    """The penalty whose fits to all images but one name most of those left out; of equals, the least squared error.
-
-    Accuracy and not the squared error first, because accuracy is what is reported: with few shots the least error is
-    often at penalties that are too strong. With one shot nothing of the class is left, and the error alone decides.
+    Returns it, how many are right, and the error. Accuracy comes first because it is what is reported: with few shots
+    the least error is often at too strong a penalty. With one shot nothing of the class is left, and the error decides.
     """
     tallies = [
-        ((said.argmax(-1) == targets.argmax(-1)).sum(1), (said - targets).square().sum((1, 2)))
-        for targets, said in path.leave_one_out(l2)
+        ((predictions.argmax(-1) == targets.argmax(-1)).sum(1), (predictions - targets).square().sum((1, 2)))
+        for targets, predictions in path.leave_one_out(l2)
     ]
     right, error = (sum(column) for column in zip(*tallies, strict=True))
-    less, error, penalty = min(zip((-right).tolist(), error.tolist(), map(float, l2), strict=True))
-    return Chosen(penalty, -less, error)
+    minus_right, error, penalty = min(zip((-right).tolist(), error.tolist(), map(float, l2), strict=True))
+    return penalty, -minus_right, error
 
 
 class RidgePath:
     """Ridge regression for every penalty: W = (X'X + l2)^-1 X'Y = X'(XX' + l2)^-1 Y, by one eigendecomposition.
 
-    X'X (primal) is decomposed where there are more rows than columns, else XX' (dual): the same W.
-    features: X, (n, d) float64; targets: Y, (n, k) float64.
+    features: X, (n, d) float64; targets: Y, (n, k) float64. XX' (dual) is decomposed if it is no larger than X'X.
     """
 
     def __init__(self, features: Tensor, targets: Tensor) -> None:
@@ -188,7 +169,7 @@ class RidgePath:
                 gram[start : start + _BLOCK, start:] = features[:, start : start + _BLOCK].T @ features[:, start:]
             values, self._vectors = torch.linalg.eigh(gram, UPLO="U")
             self._left, self._right = self._vectors, self._vectors.T @ (features.T @ targets)
-        self._values = values.clamp_min(0)  # what rounding made negative is nothing
+        self._values = values.clamp_min(0)  # rounding may make them negative
 
     def weights(self, l2: Sequence[float]) -> Tensor:
         """W of each penalty: (p, d, k)."""
@@ -199,10 +180,9 @@ class RidgePath:
         return (features @ (self._left @ self._scaled(l2))).unflatten(1, (len(l2), -1)).movedim(1, 0)
 
     def leave_one_out(self, l2: Sequence[float]) -> Iterator[tuple[Tensor, Tensor]]:
-        """What is said of each row by the fit to all others: chunks of targets (b, k) and predictions (p, b, k).
+        """The prediction for each row by the fit to all others: chunks of targets (b, k) and predictions (p, b, k).
 
-        Exact: h, a row's place in the diagonal of the hat matrix, is the share of its own target in its fit; without it
-        stands (fit - h y) / (1 - h).
+        Exact: (fit - h y) / (1 - h), where h is the row's element on the diagonal of the hat matrix.
         """
         shrinkage, scaled = self._shrinkage(l2), self._scaled(l2)
         basis = self._vectors if self.dual else self._features
@@ -211,12 +191,12 @@ class RidgePath:
             if self.dual:
                 # 1 - h and the residual, both over l2: nothing cancels where a penalty is small.
                 residual, free = rows @ scaled, rows.square() @ shrinkage
-                said = y - residual.unflatten(1, (len(l2), -1)) / free[:, :, None]
+                predictions = y - residual.unflatten(1, (len(l2), -1)) / free[:, :, None]
             else:
                 rotated = rows @ self._vectors
-                fit, own = (rotated @ scaled).unflatten(1, (len(l2), -1)), (rotated.square() @ shrinkage)[:, :, None]
-                said = (fit - own * y) / (1 - own).clamp_min(torch.finfo(own.dtype).eps)
-            yield targets, said.movedim(1, 0)
+                fit, h = (rotated @ scaled).unflatten(1, (len(l2), -1)), (rotated.square() @ shrinkage)[:, :, None]
+                predictions = (fit - h * y) / (1 - h).clamp_min(torch.finfo(h.dtype).eps)
+            yield targets, predictions.movedim(1, 0)
 
     def _shrinkage(self, l2: Sequence[float]) -> Tensor:
         """1 / (eigenvalue + penalty): (r, p)."""

@@ -30,10 +30,7 @@ _SCORES = 1 << 24  # enlarged at a time
 
 
 class Segmentation(Probe, options.Segmentation):
-    """The class of each pixel, of which held-out training images choose the penalty of the linear layer.
-
-    The options are those of `options.Segmentation`.
-    """
+    """The class of each pixel; held-out training images choose the penalty of the linear layer."""
 
     name = "segmentation"
     chosen_by = "the mIoU of held-out training images"
@@ -42,8 +39,8 @@ class Segmentation(Probe, options.Segmentation):
 
     @torch.no_grad()
     def __call__(self, train: Features, test: Features, *, choose: bool = False) -> Result:
-        """Columns for the mIoU of the constant answer, which is the training masks' most frequent class, of the nearest
-        patches, and of the linear layer, whose answers are the predictions.
+        """Columns for the mIoU of the training masks' most frequent class, of the nearest patches, and of the linear
+        layer, whose answers are the predictions.
         """
         counts, tested = (torch.bincount(of.masks.flatten(), minlength=256)[:IGNORED] for of in (train, test))
         if len(train.values) < 2 or counts.count_nonzero() < 2:
@@ -83,24 +80,22 @@ class Segmentation(Probe, options.Segmentation):
         """The layer of all training images, its penalty, and the mIoU on held-out ones that has chosen this."""
         count = len(train.values)
         order = permutation(self.seed, "segmentation, held out", count)
-        held_out = min(max(1, round(self.held_out * count)), count - 1)
-        kept, trained = order[:held_out].sort().values, order[held_out:].sort().values
+        size = min(max(1, round(self.held_out * count)), count - 1)
+        held_out, trained = order[:size].sort().values, order[size:].sort().values
+        l2s = sorted(self.l2s, reverse=True)
         layers: list[Layer] = []
-        for l2 in (l2s := sorted(self.l2s, reverse=True)):
+        for l2 in l2s:
             start = layers[-1].weights if layers else None
             layers.append(self.fit(train.values[trained], shares[trained], l2, start))
-        masks = train.masks[kept]
-        scores = [
-            mean_iou(label(layer(train.values[kept]), masks.shape[1:]), masks, shares.shape[-1]) for layer in layers
-        ]
+        values, masks = train.values[held_out], train.masks[held_out]
+        scores = [mean_iou(label(layer(values), masks.shape[1:]), masks, shares.shape[-1]) for layer in layers]
         chosen = scores.index(max(scores))
         return self.fit(train.values, shares, l2s[chosen], layers[chosen].weights), l2s[chosen], scores[chosen]
 
     def fit(self, values: Tensor, shares: Tensor, l2: float, start: Tensor | None = None) -> "Layer":
         """The layer of the least mean cross-entropy of the patches' shares + l2 / 2 |weights|^2.
 
-        This is the cross-entropy of the pixels where all of a patch have its scores. values (n, y, x, d), shares
-        (n, y, x, k); patches without a pixel that counts are left out.
+        values (n, y, x, d), shares (n, y, x, k); patches without a pixel that counts are left out.
         """
         counts = shares.sum(-1) > 0
         values, shares = values[counts], shares[counts]
@@ -122,10 +117,7 @@ class Layer(NamedTuple):
 
 
 def class_shares(masks: Tensor, grid: tuple[int, int], classes: int) -> Tensor:
-    """The shares of the classes in the pixels of each patch that count: (n, h, w) uint8 -> (n, y, x, k) float32.
-
-    All are 0 where no pixel counts.
-    """
+    """The shares of the classes in the pixels of each patch that count: (n, h, w) uint8 -> (n, y, x, k), or all 0."""
     y, x = grid
     patches = rearrange(masks, "n (y p) (x q) -> n (y x) (p q)", y=y, x=x)
     patch = 256 * torch.arange(y * x)[:, None]

@@ -1,6 +1,6 @@
 """A linear layer on frozen features by SGD: a grid of learning rates at once, as DINOv2 does (Oquab et al. 2023).
 
-Letters: n training images, m test images, b images of a batch, d width, k classes, r learning rates.
+Letters: n images, d width, k classes, r learning rates.
 """
 
 import math
@@ -25,8 +25,7 @@ class Sgd(Linear, options.Sgd):
     @torch.no_grad()
     def __call__(self, train: Features, test: Features, *, choose: bool = False) -> Result:
         """Columns for the accuracy on the images trained on, on those held out of them, and on the test images."""
-        self.checked(train, test)
-        trained, kept = self.hold_out(train.labels)
+        trained, held_out = self.split(train, test)
         y, rates = train.labels.to(train.values.device), tuple(map(float, self.learning_rates))
         standard = Standard.of(train.values[trained], self.standardize)
         rows = standard(train.values)
@@ -41,14 +40,14 @@ class Sgd(Linear, options.Sgd):
             momentum=self.momentum,
             weight_decay=self.weight_decay,
         )
-        accuracies, losses = score(layers, rows[kept], y[kept])
+        accuracies, losses = score(layers, rows[held_out], y[held_out])
         chosen = best(accuracies, losses)
         if losses[chosen] == math.inf:
             raise UserError("no learning rate led to a finite loss: try smaller ones, or standardize=true")
         layer = layers[chosen, None]
-        (reached,), _ = score(layer, rows[trained], y[trained])
-        (tested,), _ = score(layer, standard(test.values), test.labels.to(layer.device))
-        scores = {"train": reached, "validation": accuracies[chosen], "test": tested}
+        (on_train,), _ = score(layer, rows[trained], y[trained])
+        (on_test,), _ = score(layer, standard(test.values), test.labels.to(layer.device))
+        scores = {"train": on_train, "validation": accuracies[chosen], "test": on_test}
         return Result(
             scores=scores,
             choice=(accuracies[chosen], -losses[chosen]),
@@ -79,9 +78,8 @@ def descend(
 ) -> Tensor:
     """Train a layer for each learning rate, all in one pass: (r, k, d + 1).
 
-    rows (n, d + 1), labels (n,), order: the rows of each of the `steps` batches. The
-    layers are one matrix of r k outputs, so the grid costs a few times what one of them does, not r times. The gradient
-    of the mean cross-entropy is written out: softmax minus truth.
+    rows (n, d + 1), labels (n,), order: the rows of each of the `steps` batches. The layers are one matrix of r k
+    outputs, so the grid costs a few times what one of them does. The gradient is softmax minus truth.
     """
     layers = rows.new_zeros(len(learning_rates) * classes, rows.shape[1])
     velocity = torch.zeros_like(layers)
