@@ -234,7 +234,7 @@ class Classification(Evaluator):
         images = (image for batch in wrong for image in batch.images)
         columns = (column[worst].tolist() for column in (answers.truth, answers.guess, answers.confidence))
         mistakes = [
-            figures.Mistake(image, names[truth], names[guess], confidence)
+            (image, names[truth], names[guess], confidence)
             for image, truth, guess, confidence in zip(images, *columns, strict=True)
         ]
         counts = answers.confusion(len(names), min(len(names), _BLOCKS))

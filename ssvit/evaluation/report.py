@@ -4,7 +4,6 @@ The last column of a probe stands for it. Names and paths may hold anything, so 
 """
 
 import base64
-import io
 import json
 import math
 import re
@@ -26,7 +25,7 @@ from ssvit.figures.contact_sheet import NEIGHBOURS, QUERIES, Neighbour, Row, con
 from ssvit.figures.feature_map import feature_map
 from ssvit.figures.probes import by_column, by_layer
 from ssvit.figures.segmentation import segmentation
-from ssvit.figures.style import shown
+from ssvit.figures.style import png, shown
 from ssvit.options import UserError
 
 _CAPTIONS = {
@@ -257,13 +256,11 @@ def _escaped(text: str) -> str:
 
 def _inlined(name: str, figure: Figure) -> dict[str, Any]:
     """A figure as PNG in base64, its size and caption, and what is to be seen, by its axes' titles."""
-    png = io.BytesIO()
-    figure.savefig(png, format="png")
     caption = _CAPTIONS.get(name, _words(name))
     titles = [" ".join(axis.get_title(loc="left").split()) for axis in figure.axes]
     width, height = (round(_DOTS_AN_INCH * side) for side in figure.get_size_inches())
     return {
-        "data": base64.b64encode(png.getvalue()).decode(),
+        "data": base64.b64encode(png(figure)).decode(),
         "width": width,
         "height": height,
         "caption": caption,

@@ -4,7 +4,6 @@ Letters: c channels, h, w pixels, k classes.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 from matplotlib.colors import LinearSegmentedColormap, PowerNorm
@@ -20,15 +19,6 @@ _NAMED, _NUMBERED = 40, 20  # classes up to which the matrix has their names, an
 _SHARES = LinearSegmentedColormap.from_list("shares", ["#ffffff", COLORS["model"], "#08263d"]).with_extremes(bad=PALE)
 _TILE, _GAP, _ACROSS = 200, 16, 6  # dots of a mistake's picture and between two, and pictures in a row
 _LINE = 21  # dots from one line of its caption to the next
-
-
-class Mistake(NamedTuple):
-    """An image (c, h, w) uint8, its class, the class it was taken for, and the probability of that one."""
-
-    image: Tensor
-    truth: str
-    guess: str
-    confidence: float
 
 
 def confusion(counts: Tensor, classes: Sequence[str], *, accuracy: float, part: str) -> Figure:
@@ -71,24 +61,24 @@ def confusion(counts: Tensor, classes: Sequence[str], *, accuracy: float, part: 
     return figure
 
 
-def mistakes(chosen: Sequence[Mistake], *, wrong: int, images: int, part: str) -> Figure:
-    """The images, their classes, and what they were taken for. wrong: all mistakes in `images`, which are those of
-    `part`, test or validation.
+def mistakes(chosen: Sequence[tuple[Tensor, str, str, float]], *, wrong: int, images: int, part: str) -> Figure:
+    """chosen: images (c, h, w) uint8, their class, the class each was taken for, and the probability of that one.
+
+    wrong: all mistakes in so many `images` of `part`, test or validation.
     """
-    h, w = chosen[0].image.shape[1:] if chosen else (1, 1)
+    h, w = chosen[0][0].shape[1:] if chosen else (1, 1)
     tall, wide = _TILE * h / max(h, w), _TILE * w / max(h, w)
     across, top = min(_ACROSS, max(len(chosen), 3)), 0.4 * DPI
     column, row = _TILE + _GAP, tall + 2 * _LINE + _GAP
     height = -(-len(chosen) // across) * row + top + _GAP
     figure, axis = style.canvas(across * column + _GAP, height)
     caption = {"ha": "center", "va": "top", "fontsize": 7, "parse_math": False}
-    for number, one in enumerate(chosen):
+    for number, (image, truth, guess, confidence) in enumerate(chosen):
         middle, upper = _GAP + number % across * column + _TILE / 2, top + number // across * row
-        pixels = style.rgb(one.image / 255)
-        axis.imshow(pixels, extent=(middle - wide / 2, middle + wide / 2, upper + tall, upper))
-        sure = f", {100 * one.confidence:.0f} %"
-        guess = f"→ {fitted(one.guess, 7, _TILE - width_of('→ ' + sure, 7))}{sure}"
-        axis.text(middle, upper + tall + 4, fitted(one.truth, 7, _TILE), color=INK, **caption)
+        axis.imshow(style.rgb(image / 255), extent=(middle - wide / 2, middle + wide / 2, upper + tall, upper))
+        sure = f", {100 * confidence:.0f} %"
+        guess = f"→ {fitted(guess, 7, _TILE - width_of('→ ' + sure, 7))}{sure}"
+        axis.text(middle, upper + tall + 4, fitted(truth, 7, _TILE), color=INK, **caption)
         axis.text(middle, upper + tall + 4 + _LINE, guess, color=COLORS["replaced"], **caption)
     title = f"the most confident of {wrong:,} mistakes in {images:,} {part} images"
     if not chosen:

@@ -116,16 +116,14 @@ def learning(history: History, score_name: str) -> Figure:
     is_share = score_name == "accuracy"
     scale = 100 if is_share else 1
     figure, (left, right) = panels(2, 10, 3.8)
-    _losses(left, history)
     entropy = "entropy of the labels" if is_share else "variance of the labels"
-    baseline(left, latest(history, "loss_constant"), entropy, "--")
+    _plot_losses(left, history, {"loss_constant": entropy}, "loss (nats)" if is_share else "loss")
     for kind in ("masked", "replaced", "unchanged"):
         style = {"color": COLORS[kind], "linewidth": 2, "marker": "."}
         over_steps(right, history, f"{score_name}_{kind}", f"{kind} patches", scale, **style)
     constant = "most frequent class" if is_share else "mean patch"
     baseline(right, latest(history, f"{score_name}_copying", scale), "copying the nearest", "--")
     baseline(right, latest(history, f"{score_name}_constant", scale), constant, ":")
-    tidy(left, "step", "loss (nats)" if is_share else "loss")
     tidy(right, "step", score_name.replace("_", " ") + (" (%)" if is_share else ""))
     return figure
 
@@ -133,13 +131,13 @@ def learning(history: History, score_name: str) -> Figure:
 def learning_of_loss(history: History, baselines: Mapping[str, str], name: str) -> Figure:
     """The loss over the steps; name: its label. baselines: metrics by their labels, plotted as dashed lines."""
     figure, (axis,) = panels(1, 6, 3.8)
-    _losses(axis, history)
-    for (key, words), style in zip(baselines.items(), ("--", ":"), strict=True):
-        baseline(axis, latest(history, key), words, style)
-    tidy(axis, "step", name)
+    _plot_losses(axis, history, baselines, name)
     return figure
 
 
-def _losses(axis: Any, history: History) -> None:
+def _plot_losses(axis: Any, history: History, baselines: Mapping[str, str], name: str) -> None:
     over_steps(axis, history, "train/loss", "training", color=COLORS["train"], linewidth=1)
     over_steps(axis, history, "loss", "held-out", color=COLORS["model"], linewidth=2, marker=".")
+    for (key, words), linestyle in zip(baselines.items(), ("--", ":"), strict=False):
+        baseline(axis, latest(history, key), words, linestyle)
+    tidy(axis, "step", name)

@@ -4,7 +4,6 @@ A run is a function of its folder's name and of the options that it changes; it 
 Each run goes on from where it was stopped, and so does the comparison.
 """
 
-import io
 import json
 import math
 import statistics
@@ -66,11 +65,10 @@ def compare(run: Run, *, seed: int, seeds: int, folder: Path) -> None:
     atomic_io.replace(folder / "comparison.json", (json.dumps(report, indent=1) + "\n").encode())
 
     from ssvit.figures.comparison import comparison
+    from ssvit.figures.style import png
 
     figure = comparison(curves, SIDES, finals=summary, parts=(watched.part, last.part), chance=last.chance)
-    png = io.BytesIO()
-    figure.savefig(png, format="png")
-    atomic_io.replace(folder / "comparison.png", png.getvalue())
+    atomic_io.replace(folder / "comparison.png", png(figure))
     each_side = f"{seeds} seeds each, mean ± deviation" if seeds > 1 else "one seed each"
     print(f"\ntop-1 on the {last.part} images, {each_side}")
     for side, words in SIDES.items():
