@@ -20,7 +20,7 @@ struct target {
     int64_t width;
     const float *bias;
     const bf16 *added;
-    bf16 *slopes; /* finish_gelu writes them, finish_plain multiplies by them */
+    bf16 *slopes; /* finish_gelu writes them, finish_slope multiplies by them */
 };
 
 INLINE void finish_plain(const int vectors, __m512 sums[ROWS][PANEL], int64_t row, int64_t rows, int64_t column,
@@ -33,11 +33,6 @@ INLINE void finish_plain(const int vectors, __m512 sums[ROWS][PANEL], int64_t ro
             if (target->added) {
                 _mm_prefetch((const char *)(target->added + place + ROWS * target->width), _MM_HINT_T0);
                 sum = _mm512_add_ps(sum, load(target->added + place));
-            }
-            if (target->slopes) {
-                /* The next tile's, or it would wait for them: as much as an eighth of the whole product. */
-                _mm_prefetch((const char *)(target->slopes + place + ROWS * target->width), _MM_HINT_T0);
-                sum = _mm512_mul_ps(sum, load(target->slopes + place));
             }
             store(target->out + place, sum);
         }
@@ -69,6 +64,18 @@ INLINE void finish_gelu(const int vectors, __m512 sums[ROWS][PANEL], int64_t row
             __m512 slope, value = gelu(_mm512_add_ps(sums[r][v], _mm512_loadu_ps(target->bias + at)), &slope);
             store(target->out + place, value);
             if (target->slopes) store(target->slopes + place, slope);
+        }
+}
+
+INLINE void finish_slope(const int vectors, __m512 sums[ROWS][PANEL], int64_t row, int64_t rows, int64_t column,
+                         void *to) {
+    const struct target *target = to;
+    for (int r = 0; r < ROWS; r++)
+        for (int v = 0; v < vectors && r < rows; v++) {
+            int64_t place = (row + r) * target->width + column + v * LANES;
+            /* The next tile's, or it would wait for them: as much as an eighth of the whole product. */
+            _mm_prefetch((const char *)(target->slopes + place + ROWS * target->width), _MM_HINT_T0);
+            store(target->out + place, _mm512_mul_ps(sums[r][v], load(target->slopes + place)));
         }
 }
 
@@ -117,7 +124,8 @@ void linear_inputs(const bf16 *gradient, const float *weight, const bf16 *slopes
             for (int64_t r = 0; r < 2; r++) round_row(weight + (o + r) * inputs, inputs, both[r]);
             couple_rows(both[0], both[1], inputs, outputs / 2, strips + o / 2 * LANES);
         }
-        over_rows(gradient, rows, outputs, strips, inputs, finish_plain, target);
+        if (slopes) over_rows(gradient, rows, outputs, strips, inputs, finish_slope, target);
+        else over_rows(gradient, rows, outputs, strips, inputs, finish_plain, target);
     }
 }
 
