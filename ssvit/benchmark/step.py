@@ -1,9 +1,8 @@
 """A whole training step of masked patch prediction beside other projects' Vision Transformers.
 
 Each contender is trained by ssvit's own loop: the same corruption, precision, clipping and fused AdamW, one after the
-other in every round, on the same images. What the step is worth is the same for all: the multiplications and additions
-of matrix products that ssvit's step needs, forward and backward, with the last layer only where it is read. `share` is
-that work over the machine's own matrix products, measured in the same rounds.
+other in every round, on the same images. `share` is the useful work of a step in a second over the machine's own matrix
+products, measured in the same rounds; for all contenders it is the matrix products of ssvit's step.
 
 Letters: b images.
 """

@@ -15,12 +15,11 @@ import torch
 
 @dataclass(frozen=True)
 class Rate:
-    """Items a second of one contender: of work, by the clock, and beside the reference.
+    """Items a second of one contender: medians over rounds, per second of work and by the clock.
 
     A second of work is one of CPU time, over all threads, or one of a GPU's time by its own events. quartiles: of the
-    rate per second of work; spread: their distance as a share of its median; ratio: rate over the reference's, median
-    over rounds. share: of the machine's measured peak that the work is worth, and memory: megabytes at the highest,
-    where they were measured.
+    rate per second of work; spread: their distance over its median; ratio: to the reference's rate. Where measured,
+    share: of the machine's peak, and memory: megabytes at the highest.
     """
 
     name: str
