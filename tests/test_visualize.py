@@ -16,7 +16,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from ssvit import atomic_io
 from ssvit.analysis import attention, inside, similarity
-from ssvit.analysis.options import drawn
+from ssvit.analysis.options import plotted
 from ssvit.checkpoints import storage
 from ssvit.checkpoints.configuration import Configuration
 from ssvit.cli import pretrained, visualize
@@ -230,12 +230,12 @@ def test_a_file_is_there_whole_or_not_at_all(tmp_path, monkeypatch):
 
 def test_whose_attention_and_which_layer():
     encoder = options.ViT(image_size=16, patch_size=4, width=16, depth=3, heads=2)
-    assert drawn(encoder, layer="last", pooling=None) == (3, "class_token")
-    assert drawn(encoder, layer=2, pooling="patch_mean") == (2, "patch_mean")
+    assert plotted(encoder, layer="last", pooling=None) == (3, "class_token")
+    assert plotted(encoder, layer=2, pooling="patch_mean") == (2, "patch_mean")
     without = replace(encoder, class_token=False, pooling="patch_mean")
-    assert drawn(without, layer="last", pooling=None) == (3, "patch_mean")
+    assert plotted(without, layer="last", pooling=None) == (3, "patch_mean")
     with pytest.raises(OptionError, match="pooling=class_token: must be patch_mean: the encoder has no class token"):
-        drawn(without, layer="last", pooling="class_token")
+        plotted(without, layer="last", pooling="class_token")
 
 
 def test_as_a_command_on_rectangles_of_another_resolution(run, tool, pictures):

@@ -45,7 +45,7 @@ class Visualize:
             raise OptionError("output", self.output, "must be a folder, and this is a file")
 
 
-def drawn(encoder: ViT, *, layer: int | str, pooling: str | None) -> tuple[int, str]:
+def plotted(encoder: ViT, *, layer: int | str, pooling: str | None) -> tuple[int, str]:
     """The layer whose heads are plotted, from 1, and the pooling. OptionError for what an encoder does not have."""
     if layer == "last":
         layer = encoder.depth

@@ -51,7 +51,7 @@ def plot(alignment: Tensor, layers: int, other: str = "") -> Figure:
     within, across = alignment[:layers, :layers], alignment[:layers, layers:]
     panels = [(within, "layer"), *([(across, f"layer of {fitted(other, 10, 500)}")] if other else [])]
     paired = bool(other) and across.shape[0] == across.shape[1]
-    # As wide as they have layers, as far as that can be drawn.
+    # As wide as they have layers, as far as that can be plotted.
     widths = [min(max(values.shape[1] / layers, 0.4), 2.5) for values, _ in panels] + [1.0] * paired
     figure = Figure(figsize=(0.9 + 3.9 * sum(widths), 3.9), dpi=DPI, layout="constrained")
     axes = figure.subplots(1, len(widths), squeeze=False, width_ratios=widths)[0]

@@ -7,7 +7,7 @@ from typing import Any
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from ssvit.analysis.options import Visualize, drawn
+from ssvit.analysis.options import Visualize, plotted
 from ssvit.checkpoints.checkpoint import FINETUNE, Checkpoint, find
 from ssvit.checkpoints.options import LoadEncoder
 from ssvit.cli.launch import announce, launch, progress, say
@@ -24,7 +24,7 @@ def run(config: DictConfig, plain: dict[str, Any]) -> None:
     seen = {"view": plain["data"]["view"]} if paths else plain["data"]
     encoder = preflight.encoder(preflight.parts({"encoder": plain["encoder"], "data": seen}))
     checkpoint = Checkpoint.open(plain["encoder"]["path"], plain["encoder"])
-    layer, pooling = drawn(encoder, layer=own.layer, pooling=own.pooling)
+    layer, pooling = plotted(encoder, layer=own.layer, pooling=own.pooling)
     sizes = {name: plain["encoder"][name] for name in ("resize", "image_size")}
     other = None
     if plain["other"] not in (None, SCRATCH):

@@ -69,10 +69,10 @@ def mosaic(*, images: Tensor, noise: Corruption, answer: Tensor, truth: Tensor, 
     kinds = torch.full(patches.shape[:2], -1, device=images.device).scatter(1, noise.ids, noise.kind)
     source = torch.arange(patches.shape[1], device=images.device).expand(len(images), -1)
     source = source.scatter(1, noise.ids, torch.where(noise.kind == REPLACED, noise.replacement, noise.ids))
-    seen = patches.gather(1, source[:, :, None, None, None].expand_as(patches))
-    seen = torch.where((kinds == MASKED)[:, :, None, None, None], GREY, seen)
+    corrupted = patches.gather(1, source[:, :, None, None, None].expand_as(patches))
+    corrupted = torch.where((kinds == MASKED)[:, :, None, None, None], GREY, corrupted)
     corrupted, predicted, true = (
-        rearrange(part, "b (y x) c p q -> b c (y p) (x q)", y=grid[0]) for part in (seen, answer, truth)
+        rearrange(part, "b (y x) c p q -> b c (y p) (x q)", y=grid[0]) for part in (corrupted, answer, truth)
     )
     figure, corners = tiles({"image": images, "corrupted": corrupted, "predicted": predicted, "true": true})
 

@@ -77,20 +77,19 @@ def of_data_set(called: str, data: Data, split: str) -> tuple[dict[str, str | No
 
 
 class Describer:
-    """Vectors of pictures by an extractor of one feature, the pictures seen through a transform.
+    """Vectors of transformed pictures by an extractor of one feature.
 
-    `identity` is the extractor's. Files that cannot be read are named on the console and left out; `report` says how
-    many, and how fast it went. workers: threads that read files. load: what opens a picture.
+    Files that cannot be read are named on the console and left out; `report` says how many, and how fast it went.
+    workers: threads that read files. load: what opens a picture.
     """
 
     def __init__(
-        self, function: Extractor, transform: Any, *, batch_size: int = 64, workers: int = 4, load: Load = load
+        self, extractor: Extractor, transform: Any, *, batch_size: int = 64, workers: int = 4, load: Load = load
     ) -> None:
         whole("batch_size", batch_size)
         whole("workers", workers)
-        self.function, self.transform, self.load = function, transform, load
+        self.extractor, self.transform, self.load = extractor, transform, load
         self.batch_size, self.workers = batch_size, workers
-        self.identity = function.identity
         self.opened, self.left_out, self.seconds = 0, 0, 0.0
 
     @property
@@ -111,7 +110,7 @@ class Describer:
                         tqdm.write(str(image), file=sys.stdout)
                         self.left_out += 1
                 if good := [image for image in images if isinstance(image, Tensor)]:
-                    (values,) = self.function(torch.cat(good)).values()
+                    (values,) = self.extractor(torch.cat(good)).values()
                     vectors.append(values)
                 bar.update(len(part))
         self.opened += len(paths)
@@ -140,7 +139,7 @@ def index(folder: str, pictures: Mapping[str, str | None], describe: Describer) 
     """Make a store of pictures {path: class}, and say what it holds. StoreError if the folder holds something."""
     check_vacant(Path(folder))
     names, vectors = describe(list(pictures))
-    store = Store.create(folder, vectors, names, *_labels(names, pictures), encoder=describe.identity)
+    store = Store.create(folder, vectors, names, *_labels(names, pictures), encoder=describe.extractor.identity)
     return f"{folder}: holds {len(store)} pictures of {len(store.classes)} classes"
 
 
@@ -149,7 +148,7 @@ def add(folder: str, pictures: Mapping[str, str | None], describe: Describer) ->
 
     StoreError if another encoder made the store.
     """
-    store, paths = Store.open(folder, encoder=describe.identity), list(pictures)
+    store, paths = Store.open(folder, encoder=describe.extractor.identity), list(pictures)
     before = len(store)
     absent = [paths[place] for place in store.absent(paths)]
     if absent:
@@ -267,7 +266,7 @@ def query(folder: str, pictures: Mapping[str, str | None], describe: Describer, 
     A picture that stands in the store itself is no neighbour of its own. OptionError if the store has too few;
     StoreError if another encoder made it.
     """
-    store = Store.open(folder, encoder=describe.identity)
+    store = Store.open(folder, encoder=describe.extractor.identity)
     check_k(k, len(store), own=len(store.absent(list(pictures))) < len(pictures))
     with within("index"):
         built = kind.build(store.vectors)

@@ -271,7 +271,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
         manifest, data = read_json(path)
         if manifest.get("kind") != KIND:
             raise StoreError(f"{folder}: is no store of image vectors (its manifest.json is of something else)")
-        # To the byte, so that no damage is too small to be told.
+        # Byte by byte, so that any damage is noticed.
         if data != sealed(manifest):
             raise ValueError
         if manifest["schema"] != SCHEMA:
