@@ -1,6 +1,6 @@
 """What a training step takes: the views of some images. Letters: b images, v views, c channels, h, w pixels."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,6 +34,10 @@ class Batch(NamedTuple):
                 "each image: choose another, as augment@data.augment=inception_crop"
             )
         return self.views["image"]
+
+    def augmented(self, transform: Any, seed: int) -> "Batch":
+        """The views that a transform makes of the only view."""
+        return self._replace(views=named(transform(self.images, self.slots, seed)))
 
     def to(self, device: torch.device | str) -> "Batch":
         """The same on a device."""

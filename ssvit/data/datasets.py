@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -70,14 +71,13 @@ def _short(path: str) -> str:
 def imagenet(**given: Any) -> Data:
     """ImageNet in its usual layout, `options.Imagenet`."""
     chosen = options.Imagenet(**given)
-    root, verify = chosen.root, chosen.verify
-    train = _files(os.path.join(root, "train"), verify=verify)
-    if not train.classes:
+    root = chosen.root
+    data = folder(root=root, train="train", validation="val", test=None, verify=chosen.verify)
+    if not data.classes:
         raise OptionError("root", root, "images lie in train/ itself, not in a folder for each class")
-    validation = _files(os.path.join(root, "val"), train.classes, verify=verify)
-    if validation.labels is None:
+    if data.validation.labels is None:
         raise OptionError("root", root, "images lie in val/ itself: sort them into a folder for each class (wnid)")
-    return Data(train, validation, None, train.classes)
+    return replace(data, told="")
 
 
 def torchvision_set(**given: Any) -> Data:

@@ -56,8 +56,8 @@ class Files(Source):
         digest = hashlib.sha256()
         # What the first and the last of the sorted paths share, all share.
         top = os.path.commonpath([os.path.dirname(path) for path in (min(self.paths), max(self.paths))])
-        found = self._digests() if self.verify == "content" else map(_size, self.paths)
-        for path, content in zip(self.paths, found, strict=True):
+        sizes = (os.path.getsize(path) if os.path.isfile(path) else -1 for path in self.paths)
+        for path, content in zip(self.paths, self._digests() if self.verify == "content" else sizes, strict=True):
             digest.update(f"{os.path.relpath(path, top)}\0{content}\0".encode(errors="surrogateescape"))
         return digest.hexdigest()
 
@@ -71,10 +71,6 @@ class Files(Source):
         labels = None if self.labels is None else self.labels[indices]
         paths, masks = (of and [of[i] for i in indices.tolist()] for of in (self.paths, self.masks))
         return Files(paths, labels, self.classes, masks=masks, verify=self.verify)
-
-
-def _size(path: str) -> int:
-    return os.path.getsize(path) if os.path.isfile(path) else -1
 
 
 def _digest(path: str) -> str:

@@ -101,7 +101,8 @@ def splits(root: str, *, train: Any = AUTO, validation: Any = AUTO, test: Any = 
         right = f"must name the folder in {root} to train on, beside {os.path.basename(found[held_out[0]])}/"
         raise OptionError("train", train, f"{right}; null trains on all of it" if classes else right)
     for other, part in combinations(found, 2):
-        if found[other] and found[part] and _overlap(found[part], found[other]):
+        paths = [os.path.realpath(path) for path in (found[other], found[part]) if path]
+        if len(paths) == 2 and os.path.commonpath(paths) in paths:
             raise OptionError(part, names[part], f"{found[part]} shares images with {found[other]}: null for none")
     if train == AUTO and not held_out:
         known = {name for names in KNOWN.values() for name in names}
@@ -113,12 +114,6 @@ def splits(root: str, *, train: Any = AUTO, validation: Any = AUTO, test: Any = 
 
 def _holds_images(folder: str) -> bool:
     return os.path.isdir(folder) and any(_images(folder))
-
-
-def _overlap(folder: str, other: str) -> bool:
-    """Whether one of two folders lies in the other, or is it."""
-    paths = [os.path.realpath(path) for path in (folder, other)]
-    return os.path.commonpath(paths) in paths
 
 
 def _entries(folder: str) -> list[os.DirEntry]:

@@ -45,33 +45,24 @@ _SHARED_MEMORY = "/dev/shm"  # through which workers hand over their tensors
 _FEWER = "take fewer data workers, smaller micro-batches (a larger recipe.accumulate, or a smaller batch_size)"
 _MORE_ROOM = f"{_FEWER}, or a larger /dev/shm (docker run --shm-size=…)"
 _FILES, _SPARE_FILES = 4, 16  # open for each worker, two pipes of two ends; open at times, to receive tensors
-_PR_SET_PDEATHSIG = 1  # of Linux's prctl
 
 
 @dataclass(kw_only=True, eq=False)
 class Loader:
-    """Training batches of a source.
-
-    OptionError for a batch size that cannot be split, or workers whose micro-batches do not fit into shared memory.
-    """
+    """Training batches of a source. OptionError for a batch size that cannot be split, or too little shared memory."""
 
     source: Source
     transform: Any
     seed: int
-    batch_size: int
-    """Images of a step over all `world` processes and `accumulate` micro-batches."""
+    batch_size: int  # of a step, over all `world` processes and `accumulate` micro-batches
     accumulate: int = 1
     rank: int = 0
     world: int = 1
-    workers: int = 0
-    """Processes that read files; none are used for a set in memory."""
-    timeout: float = TIMEOUT
-    """Seconds to wait for a micro-batch of theirs, 0 for ever."""
+    workers: int = 0  # processes that read files; none are used for a set in memory
+    timeout: float = TIMEOUT  # seconds to wait for a micro-batch of theirs, 0 for ever
     device: torch.device | str = "cpu"
-    waited: float = field(default=0.0, init=False)
-    """Seconds spent waiting for data so far."""
-    unreadable: dict[str, str] = field(init=False)
-    """Reason by path of the files that could not be read so far."""
+    waited: float = field(default=0.0, init=False)  # seconds spent waiting for data so far
+    unreadable: dict[str, str] = field(init=False)  # reason by path of the files that could not be read so far
 
     def __post_init__(self) -> None:
         size = len(self.source)
@@ -115,11 +106,11 @@ class Loader:
             slots, indices = self._slots(*block)
             shown = images.index_select(0, indices.to(self.device))
             together = Batch.of(shown, None if labels is None else labels[indices], slots).to(self.device)
-            views = named(self.transform(together.images, together.slots, self.seed))
+            together = together.augmented(self.transform, self.seed)
             for unit in block[max(units.start - start, 0) :]:
                 rows = slice((unit - start) * self._micro_batch, (unit - start + 1) * self._micro_batch)
-                labels_of_unit = None if labels is None else together.labels[rows]
-                yield Batch({name: view[rows] for name, view in views.items()}, labels_of_unit, together.slots[rows])
+                views = {name: view[rows] for name, view in together.views.items()}
+                yield Batch(views, None if labels is None else together.labels[rows], together.slots[rows])
 
     def _from_files(self, units: range) -> Iterator[Batch]:
         reader = _Reader(self.source, self.transform, self.seed)
@@ -154,21 +145,14 @@ def evaluation_batches(
     parts = indices.split(batch_size) if len(indices) else ()
     parts = parts[len(parts) * rank // world : len(parts) * (rank + 1) // world]
     if source.in_memory is not None:
-        return _evaluation_from_memory(source, transform, parts, device)
+        images, labels = source.in_memory, source.labels
+        batches = (Batch.of(images[part], None if labels is None else labels[part], part) for part in parts)
+        return (batch.to(device).augmented(transform, 0) for batch in batches)
     number("timeout", timeout, 0)
     _check_room(transform, min(batch_size, len(indices)), workers)
     work = ((part, part) for part in parts)
     read = _read(_Reader(source, transform, None), work, workers, timeout, device, _Tally(count))
     return (batch.to(device) for batch in read)
-
-
-def _evaluation_from_memory(
-    source: Source, transform: Any, parts: Iterable[Tensor], device: torch.device | str
-) -> Iterator[Batch]:
-    for indices in parts:
-        labels = None if source.labels is None else source.labels[indices]
-        batch = Batch.of(source.in_memory[indices], labels, indices).to(device)
-        yield Batch.of(transform(batch.images, batch.slots, 0), batch.labels, batch.slots)
 
 
 class _Reader(Dataset):
@@ -400,4 +384,4 @@ def _bind(worker: int) -> None:
         signal.signal(signum, signal.SIG_IGN)
     if sys.platform == "linux":
         # A worker that is stopped cannot see for itself that the main process was killed.
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG

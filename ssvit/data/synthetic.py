@@ -92,7 +92,7 @@ def render(indices: Tensor, *, seed: int, size: int | tuple[int, int]) -> tuple[
     `CLASSES`. Each aligned run of ten indices holds every class once. Sizes of one aspect show one scene. OptionError
     for a wrong size or seed.
     """
-    return _in_chunks(_draw, 3, indices, seed, size)
+    return _in_chunks(lambda *chunk: _canvas(*chunk).clamp_(0, 1).mul_(255).add_(0.5), 3, indices, seed, size)
 
 
 def masks(indices: Tensor, *, seed: int, size: int | tuple[int, int]) -> Tensor:
@@ -134,11 +134,6 @@ class _Grid:
         x = (torch.arange(width, device=device) - (width - 1) / 2) / self.density
         y = (torch.arange(height, device=device) - (height - 1) / 2) / self.density
         self.x, self.y = x.repeat(height), y.repeat_interleave(width)
-
-
-def _draw(indices: Tensor, labels: Tensor, seed: int, grid: _Grid) -> Tensor:
-    """One chunk of images: (b,) indices and labels -> (b, 3, p) uint8."""
-    return _canvas(indices, labels, seed, grid).clamp_(0, 1).mul_(255).add_(0.5).to(torch.uint8)
 
 
 def _canvas(indices: Tensor, labels: Tensor, seed: int, grid: _Grid) -> Tensor:
@@ -190,7 +185,7 @@ def _wave(t: Tensor) -> Tensor:
 
 def _noise(lattices: list[Tensor], grid: _Grid) -> Tensor:
     """Two fields of smooth noise around 0 from lattices, one an octave: (b, 2 (cells + 1)^2) uniform -> (b, 2, p)."""
-    noise = 0
+    noise = None
     for (cells, weight), lattice in zip(_OCTAVES, lattices, strict=True):
         values = ((lattice - 0.5) * (2 * weight)).view(-1, 2, cells + 1, cells + 1)
         # Columns before rows: the lattice is small while single numbers are picked, and whole rows are picked fast.
@@ -201,7 +196,7 @@ def _noise(lattices: list[Tensor], grid: _Grid) -> Tensor:
             ease = part * part * (3 - part * 2)
             low, high = values.index_select(axis, cell), values.index_select(axis, cell + 1)
             values = high.sub_(low).mul_(ease if axis == 3 else ease[:, None]).add_(low)
-        noise += values
+        noise = values if noise is None else noise.add_(values)
     return noise.flatten(2)
 
 
@@ -226,8 +221,8 @@ def _leaves(
     """The leaves of each scene from the farthest to the nearest, of (b, 10 k) uniform numbers.
 
     Each has, (b, 1): ux, uy, u0, vx, vy, v0 of its own coordinates u = ux * x + uy * y + u0 and v alike, in which its
-    edge lies where the norm is 1; the gain of brightness along u and v; the contrast of its texture; the slopes over
-    the squared norm of its edge and of the shadow that it casts around itself. Then its colour (b, 3, 1).
+    edge lies where the norm is 1; the gain of brightness along u and v; the contrast of its texture; slope and offset
+    over the squared norm of its edge, then of the shadow that it casts around itself. Last its colour (b, 3, 1).
     """
     size, aspect, x, y, turn, bright, warm, green, texture, tint = numbers.view(-1, 10, _LEAVES).permute(1, 2, 0)
     least, most = (r**-2 for r in _RADII)
@@ -242,10 +237,11 @@ def _leaves(
     color = _color(
         bases[0] + bright * 0.45 + 0.25, bases[1] + (warm - 0.5) * 0.2, bases[2] + (green - 0.5) * 0.2
     ).clamp_(0.03, 1)
+    edge, shadow = radius * (grid.density * 0.65), (v_radius * 4).clamp_(max=0.6)
     fields = (
         *(ux, uy, -(ux * x + uy * y), vx, vy, -(vx * x + vy * y)),
         *(lx * cos + ly * sin, ly * cos - lx * sin),
-        *((texture * 0.5 - 0.2).clamp_(min=0), radius * (grid.density * 0.65), (v_radius * 4).clamp_(max=0.6)),
+        *((texture * 0.5 - 0.2).clamp_(min=0), edge, 0.5 - edge, shadow, 0.6 - shadow),
     )
     return zip(*(field[:, :, None].contiguous() for field in fields), color[..., None], strict=True)
 
@@ -255,10 +251,11 @@ def _paint_leaves(
 ) -> None:
     """Paint ellipses, and boxes for every fourth, over one another: canvas (b, 3, p), x, y and textures (b, p)."""
     # Written into the same few buffers leaf after leaf: fresh ones would cost more in page faults than the arithmetic.
-    one = torch.ones((), device=x.device)
+    one, roundness, ambient = torch.tensor([1.0, 0.15, 1.05], device=x.device)
     u, v, shade, spare = torch.empty(4, *x.shape, device=x.device)
     layer = torch.empty_like(canvas)
-    for k, (ux, uy, u0, vx, vy, v0, light_u, light_v, contrast, edge, shadow, color) in enumerate(leaves):
+    for k, leaf in enumerate(leaves):
+        ux, uy, u0, vx, vy, v0, light_u, light_v, contrast, edge, edge_0, shadow, shadow_0, color = leaf
         torch.mul(x, ux, out=u).add_(torch.mul(y, uy, out=spare)).add_(u0)
         torch.mul(x, vx, out=v).add_(torch.mul(y, vy, out=spare)).add_(v0)
         torch.mul(u, light_u, out=shade).add_(torch.mul(v, light_v, out=spare))
@@ -266,9 +263,9 @@ def _paint_leaves(
         # The squared norm is 1 at the edge of the leaf and grows there by 2 over the shorter radius.
         u.mul_(u), v.mul_(v)
         norm = torch.maximum(u, v, out=u) if k % 4 == 0 else u.add_(v)
-        outside = torch.mul(norm, edge, out=v).add_(0.5 - edge).clamp_(0, 1)
-        shade.sub_(torch.mul(norm, 0.15, out=spare)).add_(1.05).mul_(torch.sub(one, outside, out=spare))
-        lit = torch.mul(norm, shadow, out=u).add_(0.6 - shadow).clamp_(max=1)
+        outside = torch.mul(norm, edge, out=v).add_(edge_0).clamp_(0, 1)
+        shade.sub_(torch.mul(norm, roundness, out=spare)).add_(ambient).mul_(torch.sub(one, outside, out=spare))
+        lit = torch.mul(norm, shadow, out=u).add_(shadow_0).clamp_(max=1)
         canvas.mul_(lit.mul_(outside)[:, None])
         canvas.add_(torch.mul(color, shade[:, None], out=layer))
 

@@ -14,7 +14,7 @@ from functools import lru_cache
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torchvision.transforms.v2 import functional as tvf
+from torchvision.transforms.v2.functional import center_crop_image
 
 from ssvit.data.augment import options
 from ssvit.options import UserError
@@ -60,8 +60,8 @@ class InceptionCrop(options.InceptionCrop):
         if isinstance(images, Tensor):
             return resample(images, boxes, flips, self.size)
         cropped = []
-        for image, box, flip in zip(images, boxes.tolist(), flips.tolist(), strict=True):
-            resized = tvf.resized_crop(image, *box, self.size)
+        for image, (top, left, h, w), flip in zip(images, boxes.tolist(), flips.tolist(), strict=True):
+            resized = resize(image[None, :, top : top + h, left : left + w], self.size)[0]
             cropped.append(resized.flip(-1) if flip else resized)
         return torch.stack(cropped)
 
@@ -98,9 +98,9 @@ class ResizeCrop(options.ResizeCrop):
     def __call__(self, images: Tensor | Sequence[Tensor], slots: Tensor, seed: int, view: int = 0) -> Tensor:
         square = (self.resize, self.resize)
         if isinstance(images, Tensor):
-            images = tvf.resize(images, square)
+            images = resize(images, square)
         else:
-            images = torch.stack([tvf.resize(image, square) for image in images])
+            images = torch.cat([resize(image[None], square) for image in images])
         return ShiftCrop(size=self.size, padding=0, flip=self.flip)(images, slots, seed, view)
 
 
@@ -117,7 +117,7 @@ class CenterCrop(options.CenterCrop):
         size = self._fitted(*images.shape[2:])
         out = images.new_empty(*images.shape[:2], *self.size)
         for part, target in zip(images.split(_chunk(images)), out.split(_chunk(images)), strict=True):
-            target.copy_(tvf.center_crop(tvf.resize(part, size), self.size))
+            target.copy_(center_crop_image(resize(part, size), self.size))
         return out
 
     def mask(self, mask: Tensor) -> Tensor:
@@ -125,7 +125,7 @@ class CenterCrop(options.CenterCrop):
         if mask.shape == self.size:
             return mask
         resized = F.interpolate(mask[None, None], size=self._fitted(*mask.shape), mode="nearest-exact")
-        return tvf.center_crop(resized, self.size)[0, 0]
+        return center_crop_image(resized, self.size)[0, 0]
 
     def _fitted(self, h: int, w: int) -> tuple[int, int]:
         """The size to resize to; to cover, sides in proportion, the longer one rounded down as torchvision does."""
@@ -140,6 +140,15 @@ class CenterCrop(options.CenterCrop):
         return max(self.size[0], int(h * factor)), max(self.size[1], int(w * factor))
 
 
+def resize(images: Tensor, size: tuple[int, int]) -> Tensor:
+    """Bilinear with antialiasing: (b, c, h, w) uint8 -> (b, c, *size) uint8."""
+    if images.shape[2:] == size:
+        return images
+    if images.device.type == "cpu":
+        return F.interpolate(images, size=size, mode="bilinear", antialias=True)
+    return F.interpolate(images.float(), size=size, mode="bilinear", antialias=True).round_().to(torch.uint8)
+
+
 def resample(images: Tensor, boxes: Tensor, flips: Tensor, size: tuple[int, int]) -> Tensor:
     """Each image's box resized to `size`, and flipped or not, the whole batch at once.
 
@@ -148,8 +157,8 @@ def resample(images: Tensor, boxes: Tensor, flips: Tensor, size: tuple[int, int]
     """
     b, c, h, w = images.shape
     top, left, box_h, box_w = boxes.unbind(1)
-    rows, row_weights = _taps(top, box_h, h, size[0])
-    columns, column_weights = (x.flip(1).where(flips[:, None, None], x) for x in _taps(left, box_w, w, size[1]))
+    rows, row_weights = _taps(top, box_h, torch.zeros_like(flips), h, size[0])
+    columns, column_weights = _taps(left, box_w, flips, w, size[1])
     out = images.new_empty(b, c, *size)
     tensors = (images, rows, row_weights, columns, column_weights, out)
     for pixels, at, weights, to, matrix, target in zip(*(t.split(_chunk(images)) for t in tensors), strict=True):
@@ -162,34 +171,37 @@ def resample(images: Tensor, boxes: Tensor, flips: Tensor, size: tuple[int, int]
     return out
 
 
-def _taps(start: Tensor, length: Tensor, n: int, out: int) -> tuple[Tensor, Tensor]:
+def _taps(start: Tensor, length: Tensor, reverse: Tensor, n: int, out: int) -> tuple[Tensor, Tensor]:
     """Pixels and weights of a triangle filter that resizes [start, start + length) of n pixels to `out`.
 
-    start, length (b,) -> places (b, out, k) int64, all different, and weights (b, out, k) float32. The filter is as
-    wide as an output pixel, but never narrower than two input pixels, and cut off at the ends of the box.
+    start, length, reverse (b,) -> places (b, out, k) int64, all different, and weights (b, out, k) float32. The filter
+    is as wide as an output pixel, but never narrower than two input pixels, and cut off at the ends of the box.
     """
     if n * n * out > _TABLE:
-        return _filter(start, length, n, out)
+        return _filter(start, length, reverse, n, out)
     places, weights = _table(n, out, start.device)
-    box = start * n + length - 1
+    box = (reverse * n + start) * n + length - 1
     return places.index_select(0, box), weights.index_select(0, box)
 
 
 @lru_cache(maxsize=8)
 def _table(n: int, out: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """The filters of every box in n pixels: (n * n, out, k), by start and length."""
+    """The filters of every box in n pixels: (2 * n * n, out, k), by direction, start and length."""
     ends = torch.arange(n, device=device)
-    start, length = torch.cartesian_prod(ends, ends + 1).unbind(1)
-    return _filter(start, torch.minimum(length, n - start), n, out)
+    reverse = torch.tensor([False, True], device=device)
+    reverse, start, length = torch.cartesian_prod(reverse.long(), ends, ends + 1).unbind(1)
+    return _filter(start, torch.minimum(length, n - start), reverse.bool(), n, out)
 
 
-def _filter(start: Tensor, length: Tensor, n: int, out: int) -> tuple[Tensor, Tensor]:
+def _filter(start: Tensor, length: Tensor, reverse: Tensor, n: int, out: int) -> tuple[Tensor, Tensor]:
     """What `_taps` returns, worked out."""
     k = min(math.ceil(2 * max(n / out, 1)), n)
     start, length = start[:, None].float(), length[:, None].float()
+    place = torch.arange(out, device=start.device)
+    place = (out - 1 - place).where(reverse[:, None], place)
     scale = length / out
     reach = scale.clamp(min=1)
-    center = start + (torch.arange(out, device=start.device) + 0.5) * scale
+    center = start + (place + 0.5) * scale
     first = (center - reach + 0.5).floor().clamp(min=0, max=n - k)
     taps = first[:, :, None] + torch.arange(k, device=start.device)
     weights = (1 - (taps + 0.5 - center[:, :, None]).abs() / reach[:, :, None]).clamp_(min=0)

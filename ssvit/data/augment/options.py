@@ -1,7 +1,4 @@
-"""The options of crops, colours and views, which check themselves. Standard library only.
-
-probability: that an image is changed.
-"""
+"""The options of crops, colours and views, which check themselves. Standard library only."""
 
 import math
 from collections.abc import Sequence
