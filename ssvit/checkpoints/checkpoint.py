@@ -15,7 +15,7 @@ from ssvit.atomic_io import seal
 from ssvit.checkpoints import manifest
 from ssvit.checkpoints.configuration import Configuration
 from ssvit.exchange import files, reading
-from ssvit.exchange.reading import TOLD, Foreign
+from ssvit.exchange.reading import FOREIGN_OPTIONS, Foreign
 from ssvit.options import OptionError, UserError, within
 
 PRETRAIN, FINETUNE = STAGES = ("pretrain", "finetune")
@@ -32,14 +32,14 @@ class Checkpoint:
     foreign: Foreign | None = None  # the encoder in a foreign file
 
     @classmethod
-    def open(cls, path: str | Path, told: Mapping[str, Any] | None = None) -> "Checkpoint":
+    def open(cls, path: str | Path, options: Mapping[str, Any] | None = None) -> "Checkpoint":
         """The checkpoint at a path: its folder, or that of its run, for the newest in it; or a foreign file.
 
-        told: options, some of `reading.TOLD` among them; None is not given. OptionError if there is no checkpoint, or
-        an option must be given; CheckpointError if it is damaged; ForeignError if its layout is not known.
+        options: as for `reading.read`. OptionError if there is no checkpoint, or an option must be given, or cannot be;
+        CheckpointError if it is damaged; ForeignError if its layout is not known.
         """
-        path = _located(path)
-        given = {name: told[name] for name in TOLD if told and told.get(name) is not None}
+        path = _locate(path)
+        given = {name: options[name] for name in FOREIGN_OPTIONS if options and options.get(name) is not None}
         if path.is_file():
             return _open_foreign(path, _version(path), json.dumps(given, default=list))
         for name, value in given.items():
@@ -82,9 +82,9 @@ class Checkpoint:
 
 
 @lru_cache(maxsize=4)
-def _open_foreign(path: Path, version: tuple[Any, ...], told: str) -> Checkpoint:
+def _open_foreign(path: Path, version: tuple[Any, ...], options: str) -> Checkpoint:
     """A foreign file with the facts that a manifest of ours would have, read once for each version of it."""
-    foreign = reading.read(path, json.loads(told))
+    foreign = reading.read(path, json.loads(options))
     facts = {"step": 0, "encoder": dict(foreign.arguments), "notes": list(foreign.notes)}
     return Checkpoint(path, facts | {"seal": seal({**facts, "file": files.digest(path)})}, foreign)
 
@@ -96,23 +96,23 @@ def _version(path: Path) -> tuple[Any, ...]:
 
 
 def find(
-    asked: str, *, outputs: str, stage: str, say: Callable[[str], None], told: Mapping[str, Any] | None = None
+    which: str, *, outputs: str, stage: str, say: Callable[[str], None], options: Mapping[str, Any] | None = None
 ) -> Checkpoint:
-    """The checkpoint that a user means by the option checkpoint=`asked`.
+    """The checkpoint that a user means by the option checkpoint=`which`.
 
-    asked: a path, as for `Checkpoint.open`; or newest, for the finished run of that stage under `outputs` that was
+    which: a path, as for `Checkpoint.open`; or newest, for the finished run of that stage under `outputs` that was
     written last: then `say` gets a line on which that is, and what else there is. OptionError if there is none.
     """
-    if asked == NEWEST and outputs in (None, "", "null"):
+    if which == NEWEST and outputs in (None, "", "null"):
         raise OptionError("outputs", outputs, "must be the folder of all runs")
-    path = _newest(Path(outputs), stage, say) if asked == NEWEST else _located(asked)
-    with within("encoder"):  # the group of the options in `told`
-        return Checkpoint.open(path, told)
+    path = _newest(Path(outputs), stage, say) if which == NEWEST else _locate(which)
+    with within("encoder"):  # the group of `options`
+        return Checkpoint.open(path, options)
 
 
-def _located(asked: str | Path) -> Path:
+def _locate(given: str | Path) -> Path:
     """The folder of the checkpoint at a path, or the foreign file. OptionError if there is none."""
-    path = Path(str(asked))
+    path = Path(str(given))
     try:
         if (path / "manifest.json").is_file():
             return path
@@ -122,11 +122,11 @@ def _located(asked: str | Path) -> Path:
             return path
         if not path.is_dir():
             right = "no such folder; give that of a checkpoint (step_…) or of its run, or a file of foreign weights"
-            raise OptionError("checkpoint", asked, right)
+            raise OptionError("checkpoint", given, right)
         if not (checkpoints := manifest.complete(path)):
-            raise OptionError("checkpoint", asked, "holds no checkpoint (a folder step_…)")
+            raise OptionError("checkpoint", given, "holds no checkpoint (a folder step_…)")
     except OSError as error:
-        raise OptionError("checkpoint", asked, f"cannot be read ({error.strerror})") from None
+        raise OptionError("checkpoint", given, f"cannot be read ({error.strerror})") from None
     return checkpoints[-1]
 
 

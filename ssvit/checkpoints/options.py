@@ -78,9 +78,9 @@ class LoadClassifier:
     def fits(self, encoder: ViT) -> None:
         """OptionError unless it takes the images of this encoder, as a teacher must."""
         vits = encoder, make(ViT, self.checkpoint.encoder)
-        own, teachers = ("x".join(map(str, (vit.channels, *pair("image_size", vit.image_size)))) for vit in vits)
-        if own != teachers:
-            raise OptionError("path", self.path, f"takes images of {teachers}, and the encoder takes {own}")
+        size, teachers = ("x".join(map(str, (vit.channels, *pair("image_size", vit.image_size)))) for vit in vits)
+        if size != teachers:
+            raise OptionError("path", self.path, f"takes images of {teachers}, and the encoder takes {size}")
 
 
 def eval_transform(checkpoint: Checkpoint) -> CenterCrop:

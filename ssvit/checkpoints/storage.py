@@ -174,18 +174,18 @@ def load_encoder(path: str | Path, **given: Any) -> ViT:
     weights = states.get("ema", states["model"])
     try:
         trained = ViT(**checkpoint.encoder)
-        own = _load(trained, weights, prefix=f"{checkpoint.backbone}.")
+        loaded = _load(trained, weights, prefix=f"{checkpoint.backbone}.")
         encoder = _changed(trained, loading)
     except (KeyError, TypeError, UserError, RuntimeError) as error:
         reason = " ".join(str(error).split())
         raise CheckpointError(f"{checkpoint.path}: its encoder cannot be built: {reason}") from None
     if loading.announce and is_main_process():
         averaged = ", averaged weights" if "ema" in states else ""
-        notes = [f"{checkpoint.path}: loaded {len(own)} of {len(own)} tensors of the encoder{averaged}"]
+        notes = [f"{checkpoint.path}: loaded {len(loaded)} of {len(loaded)} tensors of the encoder{averaged}"]
         before, after = ("x".join(map(str, vit.grid)) for vit in (trained, encoder))
         if before != after:
             notes.append(f"positions resized from {before} to {after} patches ({loading.resize})")
-        if left := sorted({name.split(".")[0] for name in weights.keys() - own}):
+        if left := sorted({name.split(".")[0] for name in weights.keys() - loaded}):
             notes.append(f"left behind: {', '.join(left)}")
         print(*notes, *checkpoint.facts.get("notes", ()), sep="; ", flush=True)
     accelerate(encoder)
@@ -225,6 +225,6 @@ def _changed(trained: ViT, loading: options.LoadEncoder) -> ViT:
 
 def _load(module: nn.Module, weights: Mapping[str, Tensor], prefix: str) -> set[str]:
     """Load the tensors with a prefix, strictly; returns their names."""
-    own = {name for name in weights if name.startswith(prefix)}
-    module.load_state_dict({name.removeprefix(prefix): weights[name] for name in own})
-    return own
+    names = {name for name in weights if name.startswith(prefix)}
+    module.load_state_dict({name.removeprefix(prefix): weights[name] for name in names})
+    return names

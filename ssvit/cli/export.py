@@ -15,7 +15,7 @@ from ssvit.options import make, select
 def run(config: DictConfig, plain: dict[str, Any]) -> None:
     """Check that the encoder can be written in the format; then load torch, build and write it."""
     options = select(Export, plain)
-    checkpoint = find(plain["checkpoint"], outputs=plain["outputs"], stage=PRETRAIN, told=plain["encoder"], say=say)
+    checkpoint = find(plain["checkpoint"], outputs=plain["outputs"], stage=PRETRAIN, options=plain["encoder"], say=say)
     size = checkpoint.encoder["image_size"] if options.image_size is None else options.image_size
     options.check(make(ViT, checkpoint.encoder | {"image_size": size}), checkpoint.facts.get("classifier"))
     run = checkpoint.home(plain["outputs"])

@@ -51,7 +51,7 @@ def offer(arguments: dict[str, str], own: str | None = None) -> None:
     if wanted == "newest" and own is not None:
         wanted = own
     foreign = _foreign_options(arguments)
-    found = find(wanted, outputs=arguments.get("outputs", "outputs"), stage=PRETRAIN, say=say, told=foreign)
+    found = find(wanted, outputs=arguments.get("outputs", "outputs"), stage=PRETRAIN, say=say, options=foreign)
     trained = found.encoder
     store = ConfigStore.instance()
     node = {
@@ -182,7 +182,7 @@ def _fill(node: dict[str, Any], values: Any, name: str) -> None:
 def _foreign_options(arguments: Mapping[str, str]) -> dict[str, Any]:
     """What the command line says of a foreign file, None for each option not given."""
     try:
-        return {name: yaml.safe_load(arguments.get(f"encoder.{name}", "null")) for name in reading.TOLD}
+        return {name: yaml.safe_load(arguments.get(f"encoder.{name}", "null")) for name in reading.FOREIGN_OPTIONS}
     except yaml.YAMLError:
         raise UserError("one of encoder.heads, mean, std and trained_size cannot be read") from None
 

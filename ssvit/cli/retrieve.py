@@ -21,7 +21,7 @@ def run(config: DictConfig, plain: dict[str, Any]) -> None:
     preflight.parts(plain)
     of_a_set = plain["data"] is not None
     pictures = named_pictures(plain["images"]) if plain["images"] or not of_a_set else {}
-    checkpoint = find(plain["checkpoint"], outputs=plain["outputs"], stage=PRETRAIN, told=plain["encoder"], say=say)
+    checkpoint = find(plain["checkpoint"], outputs=plain["outputs"], stage=PRETRAIN, options=plain["encoder"], say=say)
     features = own.features(plain["features"])
     with within("features"):
         found = readings(checkpoint.encoder, **features)

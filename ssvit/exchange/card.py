@@ -62,10 +62,9 @@ def write(
         type="ViTForImageClassification" if classes else "ViTModel",
         extra="" if classes else ", add_pooling_layer=False",
     )
-    images = (
-        f"Images have {channels} channels and {height}x{width} pixels, normalised by mean {mean} and std {std} of "
-        f"values in [0, 1]{', inside the program' if options.format in GRAPHS else ''}."
-    )
+    inside = ", inside the program" if options.format in GRAPHS else ""
+    normalised = f"normalised by mean {mean} and std {std} of values in [0, 1]{inside}"
+    images = f"Images have {channels} channels and {height}x{width} pixels, {normalised}."
     sections = {
         "Opening it": f"```python\n{code}\n```\n\n{images}\n\n{preprocessing}",
         "Encoder": _table(encoder),

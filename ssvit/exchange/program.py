@@ -60,8 +60,7 @@ class Program(nn.Module):
 @torch.no_grad()
 def trace(program: Program) -> ExportedProgram:
     """The program as one graph, without paths of this machine. UserError if it cannot be traced."""
-    encoder = program.encoder
-    (height, width), (p, q) = encoder.image_size, encoder.patch_size
+    (height, width), (p, q) = program.encoder.image_size, program.encoder.patch_size
     shape: dict[int, Dim] = {0: Dim("batch")}
     if program.options.any_size:
         shape |= {2: p * Dim("rows", max=_LARGEST), 3: q * Dim("columns", max=_LARGEST)}
@@ -108,11 +107,10 @@ def difference(program: Program, path: Path) -> float | None:
         import onnxruntime
     except ModuleNotFoundError:
         return None
-    encoder = program.encoder
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    sizes = [encoder.image_size]
+    (height, width), (p, q) = program.encoder.image_size, program.encoder.patch_size
+    sizes = [(height, width)]
     if program.options.any_size:
-        (height, width), (p, q) = encoder.image_size, encoder.patch_size
         sizes += [(height + p, width), (2 * height, width + q)]
     worst = 0.0
     for count, size in ((1, sizes[0]), *((3, size) for size in sizes)):

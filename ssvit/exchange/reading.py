@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 LAYOUTS = (GOOGLE, HUGGINGFACE, TORCHVISION, FACEBOOK, TIMM)
 # Options that a user may give for a foreign file.
-TOLD = ("heads", "mean", "std", "trained_size")
+FOREIGN_OPTIONS = ("heads", "mean", "std", "trained_size")
 HEADS = {192: 3, 384: 6, 768: 12, 1024: 16, 1280: 16}  # by width: Ti, S, B, L and H
 _SHOWN = 3  # names in an error
 
@@ -73,11 +73,11 @@ class Foreign:
         return state
 
 
-def read(path: Path, told: Mapping[str, Any]) -> Foreign:
+def read(path: Path, given: Mapping[str, Any]) -> Foreign:
     """Find the encoder in a file.
 
-    told: options of `TOLD`, None or left out where the user does not give them; others are ignored. ForeignError for a
-    tensor that has no place or is missing, OptionError for an option that must be given.
+    given: the user's options; those that are None, or not in `FOREIGN_OPTIONS`, are ignored. ForeignError for a tensor
+    that has no place or is missing, OptionError for an option that must be given.
     """
     shapes = files.shapes(path)
     layout, prefix = _layout(path, shapes)
@@ -89,9 +89,8 @@ def read(path: Path, told: Mapping[str, Any]) -> Foreign:
     places = tuple(layout.places(depth=layout.depth(usual), units=units, **special))
     wanted = {name for place in places for name in place.theirs}
     _refuse(path, f"{layout.peer}'s layout wants", sorted(wanted - usual.keys()))
-    if len(usual) < len(inside):
-        twice = Counter(inside.values())
-        _refuse(path, "holds under two names", [name for name, known in inside.items() if twice[known] > 1])
+    count = Counter(inside.values())
+    _refuse(path, "holds under two names", [name for name, known in inside.items() if count[known] > 1])
     left = re.compile(layout.left)
     _refuse(path, "there is no place for", [name for name in usual if name not in wanted and not left.match(name)])
 
@@ -101,8 +100,8 @@ def read(path: Path, told: Mapping[str, Any]) -> Foreign:
     known = _beside(layout, path.parent) | ({"heads": letters["h"]} if "h" in letters else {})
     usual_values = {"heads": HEADS.get(letters["d"]), **layout.normalisation}
     chosen, sources = {}, {}
-    for source, values in (("as usual", usual_values), ("as it says", known), ("as told", told)):
-        for name in TOLD:
+    for source, values in (("as usual", usual_values), ("as it says", known), ("as told", given)):
+        for name in FOREIGN_OPTIONS:
             if values.get(name) is not None:
                 chosen[name], sources[name] = values[name], source
     if "heads" not in chosen:
@@ -183,18 +182,19 @@ def _first_part(name: str, beside: str = "") -> str:
     return next((part for part, other in itertools.zip_longest(parts, above) if part != other), name)
 
 
-def _size(path: Path, rows: int, patch: tuple[int, int], special: int, told: Any) -> tuple[int, int]:
-    """Height and width of the images that so many positions are for: as told, else a square of patches."""
-    if told is None:
+def _size(path: Path, rows: int, patch: tuple[int, int], special: int, given: Any) -> tuple[int, int]:
+    """Height and width of the images that so many positions are for: as given, else a square of patches."""
+    if given is None:
         for patches in (rows - special, rows):
             side = math.isqrt(max(patches, 0))
             if side and side**2 == patches:
                 return side * patch[0], side * patch[1]
         raise OptionError("trained_size", None, f"{path.name} has {rows} positions, no square; give [height, width]")
-    size = pair("trained_size", told)
+    size = pair("trained_size", given)
     grid = options.grid(size, patch)
     if rows - math.prod(grid) not in (0, special):
-        raise OptionError("trained_size", told, f"is {grid[0]}x{grid[1]} patches, and {path.name} has {rows} positions")
+        right = f"is {grid[0]}x{grid[1]} patches, and {path.name} has {rows} positions"
+        raise OptionError("trained_size", given, right)
     return size
 
 
