@@ -49,8 +49,8 @@ class Evaluator:
     def __call__(self, objective: Objective, history: History | None = None) -> Evaluation:
         """Of the model as it is now, in eval mode and without gradients. Every process calls it.
 
-        history: all rows so far, the last of them begun for this evaluation; None but in the main process: metrics
-        alone are needed.
+        history: all rows so far, the last of them begun for this evaluation; None, but in the main process, asks for
+        metrics alone.
         """
         raise NotImplementedError
 

@@ -157,10 +157,8 @@ class Classification(Evaluator):
         classes that have images), accuracy_constant (chance), images (how many), accuracy_real, and unreadable, if any:
         how many images are left out because they cannot be read.
 
-        Figures: `confusion`, which class is taken for which; `mistakes`, the most confident ones; `learning`, the
-        metrics over time. Tables: `classes.csv`, a line for each class.
-
-        UserError if the images have no labels or other classes than the model, or if too many cannot be read.
+        Figures: `confusion`, `mistakes` (the most confident ones), `learning`. Tables: `classes.csv`, a line for each
+        class. UserError if images have no labels or other classes than the model, or if too many cannot be read.
         """
         answers = self.answers(objective)
         metrics = self._metrics(answers)

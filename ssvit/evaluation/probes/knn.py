@@ -95,11 +95,9 @@ def _ranks(
 ) -> Tensor:
     """How many classes come before the true one, for each k: (b, k) twice and (b,) -> (len(ks), b)."""
     b, most = voters.shape
-    if temperature is None:
-        weights = torch.ones(b, most, dtype=torch.float64)
-    else:
-        # As the nearest has the weight 1, none is too large for float64; a common factor changes no order.
-        weights = ((similarities.double() - similarities[:, :1].double()) / temperature).exp()
+    # As the nearest has the weight 1, none is too large for float64; a common factor changes no order.
+    below = similarities.double() - similarities[:, :1].double()
+    weights = torch.ones_like(below) if temperature is None else (below / temperature).exp()
     place = torch.arange(most).expand(b, most)
     first = torch.full((b, classes), most).scatter_reduce(1, voters, place, "amin")
     of_truth = first.gather(1, truth[:, None])

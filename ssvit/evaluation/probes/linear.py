@@ -47,8 +47,8 @@ class Linear(Probe, options.Linear):
 def hold_out_by_class(labels: Tensor, *, fraction: float, seed: int) -> tuple[Tensor, Tensor]:
     """Split the images into (train, held out), each class alike: labels (n,) -> places of both, ascending.
 
-    Of each class the fraction is rounded, but at least one image is held out and one is left to train on; a single one
-    is trained on. OptionError if nothing can be held out.
+    Of each class the fraction is rounded, but at least one image is trained on and, of several, one held out.
+    OptionError if nothing can be held out.
     """
     labels = labels.cpu()
     order = permutation(seed, "linear probe, held out", len(labels))

@@ -17,7 +17,7 @@ from ssvit.evaluation.probes import options
 from ssvit.options import OptionError, UserError, whole
 from ssvit.randomness import permutation
 
-_NO_CLASS = -1
+_NONE = -1  # the label of no class, the place of no image
 _BLOCK = 1 << 25  # similarities held at a time
 
 
@@ -99,29 +99,27 @@ def mean_average_precision(
     It sorts all vectors (n, d) for each query (m, d): for 10,000 queries of 50,000 images that is minutes.
     """
     answerable, total = _answerable(query_labels, labels, own)
+    own = torch.full_like(query_labels, _NONE) if own is None else own
     rank = torch.arange(1, len(vectors) + 1)
     precisions = []
     for part in answerable.nonzero()[:, 0].split(max(1, _BLOCK // len(vectors))):
         similarities = queries[part] @ vectors.T
-        if own is not None:
-            inside = own[part] >= 0
-            similarities[inside, own[part][inside]] = -math.inf
+        inside = own[part] >= 0
+        similarities[inside, own[part][inside]] = -math.inf
         order = similarities.argsort(dim=1, descending=True, stable=True)
-        hit = _hits(order, query_labels[part], labels)
-        if own is not None:
-            hit &= order != own[part, None]
+        hit = _hits(order, query_labels[part], labels) & (order != own[part, None])
         precisions.append((hit.cumsum(1) / rank.double() * hit).sum(1) / total[part])
     return torch.cat(precisions).mean().item()
 
 
 def _answerable(query_labels: Tensor, labels: Tensor, own: Tensor | None) -> tuple[Tensor, Tensor]:
     """Which queries have images of their class, (m,) bool, and r of each, (m,) int64. UserError if none has."""
-    counts = torch.bincount(labels[labels != _NO_CLASS], minlength=max(1, int(query_labels.max()) + 1))
+    counts = torch.bincount(labels[labels != _NONE], minlength=max(1, int(query_labels.max()) + 1))
     total = counts[query_labels.clamp(min=0)]
     if own is not None:
         inside = own >= 0
         total[inside] -= (labels[own[inside]] == query_labels[inside]).long()
-    answerable = (query_labels != _NO_CLASS) & (total > 0)
+    answerable = (query_labels != _NONE) & (total > 0)
     if not answerable.any():
         raise UserError("no query has a class that another of the images searched has, so there is nothing to measure")
     return answerable, total
@@ -129,5 +127,5 @@ def _answerable(query_labels: Tensor, labels: Tensor, own: Tensor | None) -> tup
 
 def _hits(indices: Tensor, query_labels: Tensor, labels: Tensor) -> Tensor:
     """Whether a neighbour, of which -1 is none, is of the query's class: (m, k) bool."""
-    known = (indices >= 0) & (query_labels != _NO_CLASS)[:, None]
+    known = (indices >= 0) & (query_labels != _NONE)[:, None]
     return known & (labels[indices.clamp(min=0)] == query_labels[:, None])

@@ -1,8 +1,7 @@
 """What is each pixel? Mean intersection over union from the frozen features of patches, against masks.
 
-A linear layer on each patch (Oquab et al. 2024, section 7.4) and the nearest patches of the training images, which vote
-with the shares of the classes in them (Balazevic et al. 2023, section 3), give each patch a score for each class. The
-scores are enlarged bilinearly to the size of the mask, and a pixel is taken for the class that has the highest.
+A patch gets a score for each class by a linear layer (Oquab et al. 2024, section 7.4), or by the shares of the classes
+in the nearest training patches (Balazevic et al. 2023, section 3). Scores are enlarged bilinearly to the mask's size.
 
 Letters: n training images, m test images, h, w pixels, y, x rows and columns of patches, r patches, d width, k classes.
 """
@@ -136,10 +135,7 @@ def label(scores: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def mean_iou(answers: Tensor, masks: Tensor, classes: int) -> float:
-    """The mean over classes of intersection / union, both counted over all images: two of (m, h, w) uint8 -> [0, 1].
-
-    Pixels of the mask that are 255 do not count, nor does a class that neither has.
-    """
+    """mIoU of all images together, (m, h, w) uint8, without pixels of masks that are 255 and classes that none has."""
     metric = MulticlassJaccardIndex(classes, ignore_index=IGNORED)
     for answer, mask in zip(answers, masks, strict=True):
         metric.update(answer.long()[None], mask.long()[None])

@@ -56,10 +56,7 @@ class Sgd(Linear, options.Sgd):
 
 
 def batches(count: int, *, batch_size: int, epochs: int, seed: int) -> Iterator[Tensor]:
-    """Places of images in [0, count), a batch at a time: every image once an epoch, in its order for the seed.
-
-    The batches of an epoch differ in size by one at most, so that no small last one weighs as much as a full one.
-    """
+    """Places of `count` images in batches whose sizes differ by one at most: each image once an epoch, in its order."""
     for epoch in range(epochs):
         order = permutation(seed, f"linear probe, order of epoch {epoch}", count)
         yield from order.tensor_split(math.ceil(count / batch_size))
