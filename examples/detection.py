@@ -1,0 +1,51 @@
+"""Train Faster R-CNN on a pre-trained encoder: python examples/detection.py outputs/masked_patch_synthetic
+
+The encoder becomes torchvision's backbone through the simple feature pyramid of ViTDet. The images are those of the
+embedded data set, larger than in pre-training, and the boxes are drawn around the masks of their shapes.
+"""
+
+import argparse
+
+import torch
+from torchvision.models.detection import FasterRCNN
+from torchvision.models.detection.rpn import AnchorGenerator
+from torchvision.ops import masks_to_boxes
+
+from ssvit.checkpoints.storage import load_encoder
+from ssvit.data.datasets import synthetic
+from ssvit.models.backbone import FeaturePyramid
+
+parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+parser.add_argument("checkpoint", help="a run, or a file of another project's weights")
+parser.add_argument("--image-size", type=int, default=96)
+parser.add_argument("--steps", type=int, default=20)
+asked = parser.parse_args()
+
+torch.manual_seed(0)
+size = asked.image_size
+encoder = load_encoder(asked.checkpoint).train()
+detector = FasterRCNN(
+    FeaturePyramid(encoder, out_channels=64),
+    num_classes=11,  # ten shapes, and the background
+    rpn_anchor_generator=AnchorGenerator(sizes=((16,), (24,), (32,), (48,), (64,)), aspect_ratios=((0.5, 1, 2),) * 5),
+    image_mean=[0, 0, 0],  # the encoder normalises its images itself
+    image_std=[1, 1, 1],
+    min_size=size,
+    max_size=size,
+)
+optimizer = torch.optim.AdamW(detector.parameters(), lr=1e-4)
+
+batch = 8
+train = synthetic(size=size, images=batch * asked.steps, held_out_images=1, seed=0).train
+for step in range(asked.steps):
+    places = range(step * batch, (step + 1) * batch)
+    images = [train.read(i) / 255 for i in places]
+    boxes = [masks_to_boxes((train.mask(i) > 0)[None]) for i in places]
+    targets = [{"boxes": box, "labels": train.labels[i : i + 1] + 1} for i, box in zip(places, boxes, strict=True)]
+    losses = detector(images, targets)
+    loss = sum(losses.values())
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    parts = ", ".join(f"{name.removeprefix('loss_')} {value.item():.3f}" for name, value in losses.items())
+    print(f"step {step + 1}/{asked.steps}  loss {loss.item():.3f} ({parts})", flush=True)
