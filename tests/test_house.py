@@ -18,11 +18,13 @@ LEVELS = (
     ("figures",),
     ("evaluation", "retrieval", "analysis"),
     ("training",),
-    ("benchmark",),
+    ("benchmark", "inference"),
     ("cli",),
+    ("api",),
 )
 LEVEL = {package: level for level, packages in enumerate(LEVELS) for package in packages}
 WITHOUT_TORCH = (
+    "api",
     "options",
     "atomic_io",
     "schedule",
@@ -78,7 +80,7 @@ def package_of(module: str) -> str:
 
 
 def level_of(module: str) -> int:
-    return LEVEL[package_of(module)] if "." in module else -1
+    return LEVEL[package_of(module)] if "." in module else len(LEVELS)
 
 
 def outside(module: str) -> set[str]:

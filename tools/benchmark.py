@@ -1,4 +1,4 @@
-from ssvit.cli.benchmark import main
+from ssvit.cli.benchmark import tool
 
 if __name__ == "__main__":
-    main()
+    tool.main()

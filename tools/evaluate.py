@@ -1,4 +1,4 @@
-from ssvit.cli.evaluate import main
+from ssvit.cli.evaluate import tool
 
 if __name__ == "__main__":
-    main()
+    tool.main()

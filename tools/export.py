@@ -1,4 +1,4 @@
-from ssvit.cli.export import main
+from ssvit.cli.export import tool
 
 if __name__ == "__main__":
-    main()
+    tool.main()

@@ -1,4 +1,4 @@
-from ssvit.cli.evaluate import main
+from ssvit.cli.evaluate import few_shot
 
 if __name__ == "__main__":
-    main("few_shot")
+    few_shot.main()

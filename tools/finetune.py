@@ -1,4 +1,4 @@
-from ssvit.cli.finetune import main
+from ssvit.cli.finetune import tool
 
 if __name__ == "__main__":
-    main()
+    tool.main()

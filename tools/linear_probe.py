@@ -1,4 +1,4 @@
-from ssvit.cli.evaluate import linear_probe, main
+from ssvit.cli.evaluate import linear
 
 if __name__ == "__main__":
-    main("linear_probe", linear_probe)
+    linear.main()

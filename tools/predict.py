@@ -1,4 +1,4 @@
-from ssvit.cli.predict import main
+from ssvit.cli.predict import tool
 
 if __name__ == "__main__":
-    main()
+    tool.main()

@@ -1,4 +1,4 @@
-from ssvit.cli.pretrain import main
+from ssvit.cli.pretrain import tool
 
 if __name__ == "__main__":
-    main()
+    tool.main()

@@ -1,4 +1,4 @@
-from ssvit.cli.retrieve import main
+from ssvit.cli.retrieve import tool
 
 if __name__ == "__main__":
-    main()
+    tool.main()

@@ -1,4 +1,4 @@
-from ssvit.cli.visualize import main
+from ssvit.cli.visualize import tool
 
 if __name__ == "__main__":
-    main()
+    tool.main()

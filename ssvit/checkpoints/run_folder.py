@@ -7,7 +7,7 @@ import fcntl
 import os
 import shutil
 from pathlib import Path
-from typing import TextIO
+from typing import Self, TextIO
 
 from ssvit import atomic_io
 from ssvit.checkpoints.configuration import Configuration, ConfigurationError
@@ -26,7 +26,7 @@ def is_main_process() -> bool:
 
 
 class RunFolder:
-    """A run's folder, locked by one process from `open` to the end of that process."""
+    """A run's folder, locked by one process from `open` to the end of the `with` block."""
 
     def __init__(self, outputs: str, name: str | int) -> None:
         if not isinstance(outputs, str) or not outputs:
@@ -37,6 +37,13 @@ class RunFolder:
         self.path = Path(outputs, str(name))
         self._stored = self.path / "config.yaml"
         self._lock: TextIO | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._lock is not None:
+            self._lock.close()
 
     def open(self, config: Configuration, *, overwrite: bool) -> None:
         """Take the folder for the run that `config` describes, and keep it there as config.yaml.

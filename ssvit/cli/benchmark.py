@@ -8,7 +8,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from ssvit.benchmark.options import Benchmark, Step
-from ssvit.cli.launch import launch
+from ssvit.cli.launch import Tool
 from ssvit.options import make, select, within
 
 
@@ -38,5 +38,4 @@ def run(config: DictConfig, plain: dict[str, Any]) -> None:
             figure.savefig(file.with_stem(f"{file.stem}_{place + 1}") if place else file)
 
 
-def main() -> None:
-    launch("benchmark", run)
+tool = Tool("benchmark", "measure rates beside other libraries", run)

@@ -1,7 +1,8 @@
 """What frozen features are worth, by any probes: python tools/evaluate.py checkpoint=PATH probes=[knn]"""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ from omegaconf import DictConfig
 
 from ssvit import atomic_io
 from ssvit.checkpoints.checkpoint import Checkpoint
-from ssvit.cli.launch import announce, launch, progress
+from ssvit.cli.launch import Tool, announce, progress
 from ssvit.cli.pretrained import SCRATCH, offer
 from ssvit.evaluation import options
 from ssvit.evaluation.significance import NOTHING_YET
@@ -26,8 +27,11 @@ _EXAMPLES = 3  # images in both sets that are named
 _ALIASES = {"probes=": "probe@probes=", "measures.": "probes.", "floors=": "baselines="}
 
 
-def run(config: DictConfig, plain: dict[str, Any]) -> None:
-    """Print how far the features are above the baselines; write a report into a folder, or the numbers into a file."""
+def run(config: DictConfig, plain: dict[str, Any]) -> Path | None:
+    """Print how far the features are above the baselines; write a report into a folder, or the numbers into a file.
+
+    Returns what was written, None where that is nothing.
+    """
     checkpoint, readings = check(plain)
     output = plain["output"]
     if plain["report"]:
@@ -42,7 +46,7 @@ def run(config: DictConfig, plain: dict[str, Any]) -> None:
     probes = {name: instantiate(config.probes[name], _convert_="all") for name in chosen(plain)}
     splits = frozen.read(config, plain, checkpoint, readings, probes)
     if splits is None:
-        return
+        return None
     scores = [
         score(name, probe, splits[name], progress(name.replace("_", " "), " feature sets"))
         for name, probe in probes.items()
@@ -60,17 +64,19 @@ def run(config: DictConfig, plain: dict[str, Any]) -> None:
             print(table(report.summary(scores, encoders)))
         print(report.headline(scores, encoders))
         print(f"report: {', '.join(map(str, written))}")
-    elif output is not None:
+        return folder
+    if output is not None:
         numbers = {name: getattr(scores[0], name) for name in ("options", "best", "chosen_by", "numbers")}
         atomic_io.replace(Path(output), (json.dumps(measured | numbers, indent=1) + "\n").encode())
+    return output and Path(output)
 
 
-def linear_probe(config: DictConfig, plain: dict[str, Any]) -> None:
+def linear_probe(config: DictConfig, plain: dict[str, Any]) -> Path | None:
     """Evaluate by the probe that is the method alone."""
     one_of("method", plain["method"], ("sgd", "logistic"))
     other = "logistic" if plain["method"] == "sgd" else "sgd"
     config.probes[other] = plain["probes"][other] = None
-    run(config, plain)
+    return run(config, plain)
 
 
 def check(plain: Mapping[str, Any]) -> tuple[Checkpoint, list[options.Reading]]:
@@ -163,6 +169,8 @@ def _percent(share: float, deviation: float | None = None) -> str:
     return f"{100 * share:.1f} %" + (f" ± {100 * deviation:.1f}" if deviation is not None else "")
 
 
-def main(name: str = "evaluate", run: Callable[[DictConfig, dict[str, Any]], None] = run) -> None:
-    """Start the tool of this name: `knn` and `few_shot` differ in their configuration alone."""
-    launch(name, run, before=offer, aliases=_ALIASES)
+tool = Tool("evaluate", "measure frozen features by any probes: one report", run, before=offer, aliases=_ALIASES)
+# These differ in their configuration alone.
+knn = replace(tool, name="knn", purpose="classify by the nearest training images")
+few_shot = replace(tool, name="few_shot", purpose="least squares on a few images of each class, in closed form")
+linear = replace(tool, name="linear_probe", purpose="train linear layers on frozen features", run=linear_probe)

@@ -6,7 +6,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from ssvit.checkpoints.checkpoint import PRETRAIN, find
-from ssvit.cli.launch import announce, launch, say
+from ssvit.cli.launch import Tool, announce, say
 from ssvit.exchange.options import Export
 from ssvit.models.options import ViT
 from ssvit.options import make, select
@@ -34,5 +34,4 @@ def run(config: DictConfig, plain: dict[str, Any]) -> None:
     print(f"{folder}: {', '.join(file.name for file in sorted(folder.iterdir()))}", *remarks, sep="\n")
 
 
-def main() -> None:
-    launch("export", run)
+tool = Tool("export", "write weights as others read them", run)

@@ -1,30 +1,28 @@
-"""How every tool starts: the environment that torch reads when it loads, Hydra, and failures in one line.
+"""How every tool starts, from the command line or from Python: Hydra, and failures in one line.
 
 Status: 0 done, 1 failed, 2 the configuration is wrong, 130 and 143 stopped by Ctrl-C and SIGTERM.
 """
 
+import copy
 import difflib
+import json
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NoReturn
-
-# A waiting thread that spins takes the core from the one it waits for: up to 12 times slower on a busy machine.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-# One that sleeps at once is woken late; spinning for some 25 microseconds first costs the others little.
-os.environ.setdefault("GOMP_SPINCOUNT", "1000")
-# Hydra then raises its errors instead of printing them with advice for its developers; `launch` words them below.
-os.environ["HYDRA_FULL_ERROR"] = "1"
 
 import hydra
 import yaml
+from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.plugins import Plugins
 from hydra.errors import HydraException, InstantiationException, MissingConfigException, OverrideParseException
 from hydra.types import RunMode
-from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.errors import (
     ConfigAttributeError,
     ConfigKeyError,
@@ -38,76 +36,192 @@ from ssvit.checkpoints.configuration import RENAMED, command
 from ssvit.checkpoints.run_folder import is_main_process
 from ssvit.options import OptionError, UserError, printable, typed
 
-# A file name that the terminal's encoding lacks must not end a run.
-for stream in (sys.stdout, sys.stderr):
-    stream.reconfigure(errors="backslashreplace")
-
-CONFIGS = Path(__file__).resolve().parents[2] / "configs"
-ALIASES = {"evaluator=": "evaluator@evaluators="}  # of the tools that train, see `launch`
+_PACKAGE = Path(__file__).resolve().parents[1]
+# Within the package where it is installed, beside it in a checkout.
+CONFIGS = _PACKAGE / "configs" if (_PACKAGE / "configs").is_dir() else _PACKAGE.parent / "configs"
+ALIASES = {"evaluator=": "evaluator@evaluators="}  # of the tools that train, see `Tool`
 
 
-def launch(
-    name: str,
-    main: Callable[[DictConfig, dict[str, Any]], None],
-    *,
-    before: Callable[[dict[str, str]], None] | None = None,
-    positional: str | None = None,
-    aliases: Mapping[str, str] = MappingProxyType({}),
-) -> None:
-    """Compose configs/<name>.yaml with the command line and call main(config, the same as plain data).
+class Failure(UserError):
+    """What a user is told in one line, and the status that the process ends with."""
 
-    before: called first, with the options as typed, to add choices to Hydra's. positional: the option, a list, that
-    takes the arguments not written as option=value. aliases: what beginnings of options stand for.
+    def __init__(self, line: str, status: int) -> None:
+        super().__init__(" ".join(line.split()))
+        self.status = status
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A command: it composes configs/<name>.yaml with options and calls run(config, the same as plain data).
+
+    purpose: what it is for, in a few words. before: called first, with the options as typed, to add choices to Hydra's.
+    positional: the option, a list, that takes the arguments not written as option=value. aliases: what beginnings of
+    options stand for.
     """
-    for alias, option in aliases.items():
-        sys.argv[1:] = [re.sub(f"^{re.escape(alias)}", option, argument) for argument in sys.argv[1:]]
-    bare = []
-    if positional:  # existing files, and what has neither the = nor the leading - of an option
-        bare = [one for one in sys.argv[1:] if os.path.exists(one) or not (one.startswith("-") or "=" in one)]
-    # Hydra wants its own flags before the options.
-    sys.argv[1:] = sorted((argument for argument in sys.argv[1:] if argument not in bare), key=_is_option)
 
-    for argument in sys.argv[1:]:
-        _check_typed(argument)
+    name: str
+    purpose: str
+    run: Callable[[DictConfig, dict[str, Any]], Any]
+    before: Callable[[dict[str, str]], None] | None = None
+    positional: str | None = None
+    aliases: Mapping[str, str] = field(default_factory=dict)
 
-    def run(config: DictConfig) -> None:
+    def main(self, arguments: Sequence[str] | None = None) -> None:
+        """Run with the options of the command line, or these of them. A failure is one line, and ends the process."""
+        # A waiting thread that spins takes the core from the one it waits for: up to 12 times slower on a busy machine.
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+        # One that sleeps at once is woken late; spinning for some 25 microseconds first costs the others little.
+        os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+        # Hydra then raises its errors instead of printing them with advice for its developers.
+        os.environ["HYDRA_FULL_ERROR"] = "1"
+        for stream in (sys.stdout, sys.stderr):
+            stream.reconfigure(
+                errors="backslashreplace"
+            )  # a name that the terminal's encoding lacks must not end a run
+        command_line = sys.argv[1:]
         try:
-            _check_kinds(config, name)
-            if bare:
-                config[positional] = [*config[positional], *bare]
-            main(config, OmegaConf.to_container(config, resolve=True, throw_on_missing=True))
-        except OptionError as error:
-            leave(f"{_option(error.name, config)}={typed(error.value)}: {error.right}", 2)
-        except UserError as error:
-            leave(str(error), getattr(error, "status", 1))
-        except InstantiationException as error:
-            _explain(error, config)
-        except OmegaConfBaseException as error:
-            leave(_reason(error), 2)
-        except OSError as error:
-            leave(f"{error.filename or 'system'}: {error.strerror or error}", 1)
+            with self._prepared(command_line if arguments is None else arguments) as (options, bare):
 
-    try:
-        if before:
-            before(dict(argument.split("=", 1) for argument in sys.argv[1:] if "=" in argument))
-        hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name=name)(run)()
-    except (HydraException, OmegaConfBaseException) as error:
-        leave(_reason(error), 2)
-    except UserError as error:
-        leave(str(error), 2)
-    except OSError as error:
-        leave(f"{error.filename or 'system'}: {error.strerror or error}", 1)
-    except ValueError as error:
-        if "Config group override" not in str(error):
+                def task(config: DictConfig) -> None:
+                    sys.argv[1:] = command_line  # Fabric starts further processes with it
+                    try:
+                        self._start(config, bare)
+                    except Failure as failure:  # which Hydra would print in its own way
+                        leave(str(failure), failure.status)
+
+                sys.argv[1:] = options
+                hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name=self.name)(task)()
+        except Failure as failure:
+            leave(str(failure), failure.status)
+        except KeyboardInterrupt:
+            leave("stopped by Ctrl-C", 130)
+
+    def call(self, arguments: Sequence[str], *, config_dir: str | Path | None = None) -> Any:
+        """Run with options as the command line takes them, and return what `run` does. Failure instead of an end.
+
+        config_dir: a folder of configurations of the user's own. The process's environment stays as it is.
+        """
+        users = [] if config_dir is None else ["--config-dir", str(config_dir)]
+        Plugins.instance()  # fills the store with configurations of Hydra's own
+        store, hydra_config = ConfigStore.instance(), HydraConfig.instance()
+        former = hydra_config.cfg, copy.deepcopy(store.repo)
+        _said.clear()
+        try:
+            with (
+                self._prepared([*users, *arguments]) as (options, bare),
+                hydra.initialize_config_dir(str(CONFIGS), version_base="1.3"),
+            ):
+                overrides = [*search_path(), *options[len(users) :]]
+                config = hydra.compose(self.name, overrides, return_hydra_config=True)
+                hydra_config.set_config(config)
+                with open_dict(config):
+                    del config["hydra"]
+                return self._start(config, bare)
+        finally:
+            hydra_config.cfg, store.repo = former
+
+    @contextmanager
+    def _prepared(self, arguments: Sequence[str]) -> Iterator[tuple[list[str], list[str]]]:
+        """The options as Hydra takes them, and the arguments that are none; inside, failures of Hydra are Failures."""
+        global _options
+        for alias, option in self.aliases.items():
+            arguments = [re.sub(f"^{re.escape(alias)}", option, argument) for argument in arguments]
+        bare = []
+        if self.positional:  # existing files, and what has neither the = nor the leading - of an option
+            before = [None, *arguments]
+            bare = [
+                one
+                for one, flag in zip(arguments, before, strict=False)
+                if flag not in _CONFIG_DIR and (os.path.exists(one) or not (one.startswith("-") or "=" in one))
+            ]
+        # Hydra wants its own flags before the options.
+        former, _options = _options, sorted((one for one in arguments if one not in bare), key=_is_option)
+        _options = [part for option in _options for part in _data_folder(option)]
+        try:
+            for option in _options:
+                _check_typed(option)
+            if self.before:
+                parts = (option.partition("=") for option in _options if _is_option(option))
+                self.before({name: _unquoted(value) for name, _, value in parts})
+            yield _options, bare
+        except (HydraException, OmegaConfBaseException) as error:
+            raise Failure(_reason(error), 2) from None
+        except Failure:
             raise
-        leave(_misplaced(), 2)
-    except KeyboardInterrupt:
-        leave("stopped by Ctrl-C", 130)
+        except UserError as error:
+            raise Failure(str(error), 2) from None
+        except OSError as error:
+            raise Failure(f"{error.filename or 'system'}: {error.strerror or error}", 1) from None
+        except ValueError as error:
+            if "Config group override" not in str(error):
+                raise
+            raise Failure(_misplaced(), 2) from None
+        finally:
+            _options = former
+
+    def _start(self, config: DictConfig, bare: Sequence[str]) -> Any:
+        """Call `run` with a composed configuration; Failure for what a user can cause."""
+        try:
+            _check_kinds(config, self.name)
+            if bare:
+                config[self.positional] = [*config[self.positional], *bare]
+            return self.run(config, OmegaConf.to_container(config, resolve=True, throw_on_missing=True))
+        except OptionError as error:
+            raise Failure(f"{_option(error.name, config)}={typed(error.value)}: {error.right}", 2) from None
+        except UserError as error:
+            raise Failure(str(error), getattr(error, "status", 1)) from None
+        except InstantiationException as error:
+            raise _refused(error, config) from None
+        except OmegaConfBaseException as error:
+            raise Failure(_reason(error), 2) from None
+        except OSError as error:
+            raise Failure(f"{error.filename or 'system'}: {error.strerror or error}", 1) from None
+
+
+_CONFIG_DIR = ("--config-dir", "-cd")
+_options: list[str] = []  # of the tool that runs, as typed
+
+
+def config_dir() -> Path | None:
+    """The folder of configurations of the user's own that the command names."""
+    for place, option in enumerate(_options):
+        flag, _, value = option.partition("=")
+        if flag in _CONFIG_DIR:
+            return Path(value or _options[place + 1]).absolute()
+    return None
+
+
+def search_path() -> list[str]:
+    """What tells Hydra's `compose` of that folder."""
+    users = config_dir()
+    return [] if users is None else [f"hydra.searchpath=[{json.dumps(users.as_uri())}]"]
+
+
+def _unquoted(value: str) -> str:
+    """What a value means that stands in quotes, as Hydra reads it, or without."""
+    if len(value) < 2 or value[0] not in "'\"" or value[-1] != value[0]:
+        return value
+    return re.sub(
+        r"(\\*)\\(['\"])|(\\+)$", lambda found: (found[1] or "")[::2] + (found[2] or found[3][::2]), value[1:-1]
+    )
+
+
+def _data_folder(option: str) -> list[str]:
+    """data=PATH, where PATH is a folder and no configuration has that name, stands for data=folder data.root=PATH."""
+    group, _, written = option.partition("=")
+    value = _unquoted(written)
+    if group != "data" or any((own / "data" / f"{value}.yaml").is_file() for own in (CONFIGS, config_dir()) if own):
+        return [option]
+    if os.path.isdir(value):
+        return ["data=folder", f"data.root={written}"]
+    if "/" in value:
+        raise Failure(f"{option}: no such folder", 2)
+    return [option]
 
 
 def typed_command() -> str:
     """What identifies this command: its options as typed, in any order."""
-    return command(argument for argument in sys.argv[1:] if _is_option(argument))
+    return command(argument for argument in _options if _is_option(argument))
 
 
 def job_name(name: str) -> str:
@@ -115,7 +229,7 @@ def job_name(name: str) -> str:
     hydra_config = HydraConfig.get()
     if hydra_config.mode != RunMode.MULTIRUN:
         return name
-    shared = {argument.lstrip("+") for argument in sys.argv[1:]}
+    shared = {argument.lstrip("+") for argument in _options}
     own = [option for option in hydra_config.overrides.task if option.lstrip("+") not in shared]
     if any(option.startswith("name=") for option in own):
         return name
@@ -128,14 +242,15 @@ def _check_typed(argument: str) -> None:
     What is called is chosen by the name of a file alone: a run's folder keeps no more of it.
     """
     if argument.startswith("~"):
-        leave(f"{argument}: an option can be changed, as option=value, but not taken away", 2)
+        raise Failure(f"{argument}: an option can be changed, as option=value, but not taken away", 2)
     option, given, value = argument.lstrip("+").partition("=")
     if option in RENAMED:
         name, values = RENAMED[option]
         right = f"{name}={values[value]}" if value in values else name
-        leave(f"{argument}: is called {right} now", 2)
+        raise Failure(f"{argument}: is called {right} now", 2)
     if given and any(part.startswith("_") and part.endswith("_") and len(part) > 1 for part in option.split(".")):
-        leave(f"{argument}: what is called is chosen by a file's name: put it into one of your own (--config-dir)", 2)
+        right = "what is called is chosen by a file's name: put it into one of your own (--config-dir)"
+        raise Failure(f"{argument}: {right}", 2)
 
 
 def _check_kinds(config: DictConfig, name: str) -> None:
@@ -156,7 +271,7 @@ def _check_kinds(config: DictConfig, name: str) -> None:
 
 def _misplaced() -> str:
     """What is wrong with a choice that is not the name of a file."""
-    for argument in sys.argv[1:]:
+    for argument in _options:
         group, _, value = argument.partition("=")
         folder = CONFIGS / group.partition("@")[0]
         if folder.is_dir() and not isinstance(yaml.safe_load(value), str | list):
@@ -197,7 +312,7 @@ def progress(what: str, unit: str) -> Callable[[int, int], None]:
 def leave(line: str, status: int) -> NoReturn:
     """Print one line and end the process."""
     sys.stdout.flush()
-    print(f"{Path(sys.argv[0]).name}: {printable(' '.join(line.split()))}", file=sys.stderr)
+    print(f"{Path(sys.argv[0]).name}: {printable(line)}", file=sys.stderr)
     sys.exit(status)
 
 
@@ -212,17 +327,17 @@ def _option(name: str, config: DictConfig) -> str:
     return name
 
 
-def _explain(error: InstantiationException, config: DictConfig) -> NoReturn:
-    """Report what a constructor refused; any other failure in it is a fault of the program and is raised again."""
+def _refused(error: InstantiationException, config: DictConfig) -> Exception:
+    """What a constructor refused, as a Failure; any other error in it is a fault of the program and stays as it is."""
     part = str(error).rpartition("full_key: ")[2]
     cause = error.__cause__
     if isinstance(cause, OptionError):
-        leave(f"{_option(f'{part}.{cause.name}', config)}={typed(cause.value)}: {cause.right}", 2)
+        return Failure(f"{_option(f'{part}.{cause.name}', config)}={typed(cause.value)}: {cause.right}", 2)
     if isinstance(cause, UserError):
-        leave(str(cause), 1)
+        return Failure(str(cause), 1)
     if isinstance(cause, TypeError) and "argument" in str(cause):
-        leave(f"{part}: {cause}", 2)
-    raise cause or error
+        return Failure(f"{part}: {cause}", 2)
+    return cause if isinstance(cause, Exception) else error
 
 
 def _reason(error: Exception) -> str:

@@ -9,7 +9,7 @@ from omegaconf import DictConfig
 from ssvit.atomic_io import replace
 from ssvit.checkpoints.checkpoint import FINETUNE, find
 from ssvit.checkpoints.options import eval_transform
-from ssvit.cli.launch import announce, launch, say
+from ssvit.cli.launch import Tool, announce, say
 from ssvit.data import folder
 from ssvit.options import OptionError, UserError, printable, whole
 
@@ -48,5 +48,4 @@ def run(config: DictConfig, plain: dict[str, Any]) -> None:
         raise UserError(f"{unreadable} of {len(paths)} pictures could not be read")
 
 
-def main() -> None:
-    launch("predict", run, positional="images")
+tool = Tool("predict", "name the classes of pictures", run, positional="images")

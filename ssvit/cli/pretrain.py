@@ -1,29 +1,30 @@
 """Pre-train a Vision Transformer: python tools/pretrain.py objective=masked_patch. The same command again goes on."""
 
+from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
 
 from ssvit.checkpoints.checkpoint import PRETRAIN
 from ssvit.checkpoints.run_folder import RunFolder, is_main_process
-from ssvit.cli.launch import ALIASES, job_name, launch
+from ssvit.cli.launch import ALIASES, Tool, job_name
 from ssvit.cli.pretrained import configuration
 from ssvit.training import preflight
 
 
-def run(config: DictConfig, plain: dict[str, Any]) -> None:
-    """Check the configuration and take the run folder; then load torch, build and train."""
+def run(config: DictConfig, plain: dict[str, Any]) -> Path:
+    """Check the configuration and take the run folder; then load torch, build and train. Returns the folder."""
     preflight.check(plain)
     if plain["name"] is not None:
         config.name = job_name(str(plain["name"]))
-    folder = RunFolder(plain["outputs"], config.name)
-    if is_main_process():
-        folder.open(configuration(config), overwrite=plain["overwrite"])
+    with RunFolder(plain["outputs"], config.name) as folder:
+        if is_main_process():
+            folder.open(configuration(config), overwrite=plain["overwrite"])
 
-    from ssvit.cli.session import Session
+        from ssvit.cli.session import Session
 
-    Session(config, folder.path, stage=PRETRAIN).train(config, folder.path)
+        Session(config, folder.path, stage=PRETRAIN).train(config, folder.path)
+    return folder.path
 
 
-def main() -> None:
-    launch("pretrain", run, aliases=ALIASES)
+tool = Tool("pretrain", "pre-train a Vision Transformer", run, aliases=ALIASES)

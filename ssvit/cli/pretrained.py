@@ -4,9 +4,6 @@ A run's folder names its data set by files in configs/ and by values. What is bu
 installed here or in the user's --config-dir, never from the run's folder.
 """
 
-import argparse
-import json
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,7 +19,7 @@ from ssvit import options
 from ssvit.checkpoints import manifest
 from ssvit.checkpoints.checkpoint import PRETRAIN, Checkpoint, find
 from ssvit.checkpoints.configuration import Configuration, ConfigurationError, refers
-from ssvit.cli.launch import CONFIGS, say, typed_command
+from ssvit.cli.launch import CONFIGS, say, search_path, typed_command
 from ssvit.exchange import reading
 from ssvit.models.options import CHANGEABLE
 from ssvit.options import OptionError, UserError
@@ -76,6 +73,7 @@ def offer(arguments: dict[str, str], own: str | None = None) -> None:
         if not chooses:
             raise UserError(f"{error}; or give data=…") from None
     else:
+        _brought.clear()
         _brought.update(choices)
         store.store(group="data", name="pretrained", node=data)
 
@@ -152,14 +150,10 @@ def _data(file: Path) -> tuple[dict[str, Any], dict[str, str | None]]:
 
 def _composed(choices: Mapping[str, str | None], file: Path) -> dict[str, Any]:
     """The group data of the files chosen in the config.yaml `file`; ConfigurationError if one is not here."""
-    parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--config-dir", "-cd")
-    users = parser.parse_known_args(sys.argv[1:])[0].config_dir
-    search = [f"hydra.searchpath=[{json.dumps(Path(users).absolute().as_uri())}]"] if users else []
     given = [f"{'+' * (group == 'data')}{group}={name or 'null'}" for group, name in choices.items()]
     try:
         with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-            return OmegaConf.to_container(compose(overrides=[*search, *given]).data, resolve=False)
+            return OmegaConf.to_container(compose(overrides=[*search_path(), *given]).data, resolve=False)
     except HydraException:
         named = ", ".join(option.removeprefix("+") for option in given)
         right = "there is no such file here; give the --config-dir that has it"

@@ -7,7 +7,7 @@ from omegaconf import DictConfig
 
 from ssvit.checkpoints.checkpoint import PRETRAIN, find
 from ssvit.checkpoints.options import eval_transform
-from ssvit.cli.launch import announce, launch, say
+from ssvit.cli.launch import Tool, announce, say
 from ssvit.evaluation.options import readings
 from ssvit.options import OptionError, select, within
 from ssvit.retrieval.options import ADD, INDEX, Retrieve
@@ -56,5 +56,4 @@ def run(config: DictConfig, plain: dict[str, Any]) -> None:
     print(report, describe.report, sep="\n")
 
 
-def main() -> None:
-    launch("retrieve", run, positional="images")
+tool = Tool("retrieve", "find pictures that look alike", run, positional="images")

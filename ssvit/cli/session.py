@@ -43,11 +43,11 @@ class Session:
             OmegaConf.update(config, option, value)
         if config.checkpoint == SCRATCH:
             config = from_scratch(config)
-        folder = RunFolder(str(self.folder), name)
-        if is_main_process():
-            folder.open(configuration(config), overwrite=config.overwrite)
-        self.fabric.barrier()  # no process looks for checkpoints in a folder that is being cleared
-        self.train(config, folder.path)
+        with RunFolder(str(self.folder), name) as folder:
+            if is_main_process():
+                folder.open(configuration(config), overwrite=config.overwrite)
+            self.fabric.barrier()  # no process looks for checkpoints in a folder that is being cleared
+            self.train(config, folder.path)
         return metrics_log.rows(folder.path)
 
     @runtime.together()

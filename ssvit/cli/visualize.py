@@ -10,7 +10,7 @@ from omegaconf import DictConfig
 from ssvit.analysis.options import Visualize, plotted
 from ssvit.checkpoints.checkpoint import FINETUNE, Checkpoint, find
 from ssvit.checkpoints.options import LoadEncoder
-from ssvit.cli.launch import announce, launch, progress, say
+from ssvit.cli.launch import Tool, announce, progress, say
 from ssvit.cli.pretrained import SCRATCH, from_scratch, offer
 from ssvit.data import folder
 from ssvit.options import OptionError, select
@@ -78,5 +78,10 @@ def find_other(plain: Mapping[str, Any], sizes: Mapping[str, Any], channels: int
     return found
 
 
-def main() -> None:
-    launch("visualize", run, before=offer, positional="images")
+tool = Tool(
+    "visualize",
+    "plot filters, positions, attention and the similarity of layers",
+    run,
+    before=offer,
+    positional="images",
+)

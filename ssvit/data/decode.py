@@ -61,7 +61,7 @@ def load(path: str) -> Tensor:
         is_jpeg = file.read(3) == b"\xff\xd8\xff"
         file.seek(0)
         if not is_jpeg:
-            return torch.from_numpy(_pillow(file.read(), _FORMATS, _rgb)).permute(2, 0, 1)
+            return torch.from_numpy(_pillow(file.read(), _FORMATS, rgb)).permute(2, 0, 1)
         data = np.fromfile(file, dtype=np.uint8)
         _check_jpeg(data.data)
         return decode_jpeg(torch.from_numpy(data), mode=ImageReadMode.RGB)
@@ -160,7 +160,7 @@ def _check_header(data: bytes) -> None:
             raise ValueError(f"its size does not stand in its first {_HEADER_LIMIT} bytes")
 
 
-def _rgb(image: Image.Image) -> np.ndarray:
+def rgb(image: Image.Image) -> np.ndarray:
     """(h, w, 3) uint8, a strip at a time: what Pillow converts takes four bytes a pixel, and wider numbers more."""
     pixels = np.empty((image.height, image.width, 3), np.uint8)
     rows = max(1, _STRIP // image.width)

@@ -80,15 +80,22 @@ class Describer:
     """Vectors of transformed pictures by an extractor of one feature.
 
     Files that cannot be read are named on the console and left out; `report` says how many, and how fast it went.
-    workers: threads that read files. load: what opens a picture.
+    workers: threads that read files. load: what opens a picture. bar: whether a terminal shows the progress.
     """
 
     def __init__(
-        self, extractor: Extractor, transform: Any, *, batch_size: int = 64, workers: int = 4, load: Load = load
+        self,
+        extractor: Extractor,
+        transform: Any,
+        *,
+        batch_size: int = 64,
+        workers: int = 4,
+        load: Load = load,
+        bar: bool = True,
     ) -> None:
         whole("batch_size", batch_size)
         whole("workers", workers)
-        self.extractor, self.transform, self.load = extractor, transform, load
+        self.extractor, self.transform, self.load, self.bar = extractor, transform, load, bar
         self.batch_size, self.workers = batch_size, workers
         self.opened, self.left_out, self.seconds = 0, 0, 0.0
 
@@ -101,7 +108,7 @@ class Describer:
     def __call__(self, paths: Sequence[str]) -> tuple[list[str], Tensor]:
         """The files that can be read, in order, and their vectors (n, d). UserError if there is none."""
         read, vectors, began = [], [], time.perf_counter()
-        with tqdm(total=len(paths), unit=" pictures", disable=not sys.stderr.isatty()) as bar:
+        with tqdm(total=len(paths), unit=" pictures", disable=not (self.bar and sys.stderr.isatty())) as bar:
             for part, images in self._batches(paths):
                 for path, image in zip(part, images, strict=True):
                     if isinstance(image, Tensor):

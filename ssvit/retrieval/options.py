@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from ssvit.options import OptionError, flag, one_of, whole
 
 SPLITS = ("train", "validation", "test", "held_out")
 ACTIONS = INDEX, ADD, QUERY = ("index", "add", "query")
+EMBEDDINGS = (".npz", ".safetensors", ".parquet")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +100,36 @@ class Retrieve:
         """The options of the features, by the pooling of a store that is there where they leave it open."""
         is_open = options["pooling"] is None and self.action != INDEX
         return {**options, "pooling": pooling(self.store) if is_open else options["pooling"]}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Embed:
+    """The vectors of pictures in one file."""
+
+    output: str
+    """The file; its suffix says how it is written: .npz, .safetensors or .parquet."""
+    split: str
+    """Which images of a data set; held_out: test where there is one, else validation."""
+    batch_size: int
+    workers: int
+    """Threads that read pictures."""
+    overwrite: bool
+    """Whether a file that is there may be replaced."""
+
+    def __post_init__(self) -> None:
+        one_of("split", self.split, SPLITS)
+        for name in ("batch_size", "workers"):
+            whole(name, getattr(self, name))
+        flag("overwrite", self.overwrite)
+        file = Path(str(self.output))
+        if file.suffix not in EMBEDDINGS:
+            raise OptionError("output", self.output, f"must end in {', '.join(EMBEDDINGS)}")
+        if not file.absolute().parent.is_dir():
+            raise OptionError("output", self.output, "there is no such folder to write it into")
+        if file.is_dir() or (file.exists() and not self.overwrite):
+            raise OptionError("output", self.output, "is there already; overwrite=true replaces it")
+        if file.suffix == ".parquet" and find_spec("pyarrow") is None:
+            raise OptionError("output", self.output, "needs pyarrow: pip install 'ssvit[parquet]'")
 
 
 def pooling(store: Any) -> str | None:

@@ -1,0 +1,227 @@
+"""ssvit from Python: the commands as functions, and trained models that take pictures.
+
+Every option of a command can be given: those with a dot as a dictionary (recipe={"lr": 1e-3}) or as a name
+(**{"recipe.lr": 1e-3}), those of the recipe also alone (lr=1e-3). A failure is a `ssvit.options.UserError` with the
+line that the command prints. Environment, signal handlers and torch's random state stay as they are.
+"""
+
+import contextlib
+import json
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ssvit.options import UserError
+from ssvit.training.recipe import Recipe
+
+if TYPE_CHECKING:
+    from ssvit.cli.launch import Tool
+    from ssvit.inference import Classifier, Encoder
+
+_BARE = re.compile(r"[\w./+-]+", re.ASCII)  # what Hydra takes as it is written
+_NUMBER_OR_WORD = re.compile(r"[\d+-.].*|null|true|false|nan|inf", re.IGNORECASE)  # what it takes for no string
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that a command left: `folder` holds its checkpoints, metrics and figures."""
+
+    folder: Path
+
+    @cached_property
+    def history(self) -> list[dict[str, Any]]:
+        """The rows of metrics.jsonl, each with its "step"."""
+        from ssvit.training import metrics_log
+
+        return metrics_log.rows(self.folder)
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The last value of each metric."""
+        return {name: value for row in self.history for name, value in row.items() if value is not None}
+
+    @property
+    def figures(self) -> dict[str, Path]:
+        """Its pictures, by name."""
+        return {file.stem: file for file in sorted(self.folder.glob("*.png"))}
+
+    @property
+    def comparison(self) -> dict[str, Any] | None:
+        """What compare=scratch or sweep=table4 found; None for a single run."""
+        for name in ("comparison.json", "sweep.json"):
+            if (self.folder / name).is_file():
+                return json.loads((self.folder / name).read_text())
+        return None
+
+    def encoder(self, **options: Any) -> "Encoder":
+        """Its encoder, as `load` gives it."""
+        return load(self.folder, **options)
+
+    def classifier(self, **options: Any) -> "Classifier":
+        """Its classifier, as `load_classifier` gives it."""
+        return load_classifier(self.folder, **options)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A report on frozen features: `folder` holds report.html, report.md, report.json and figures."""
+
+    folder: Path
+
+    @cached_property
+    def metrics(self) -> dict[str, Any]:
+        """The content of report.json."""
+        return json.loads((self.folder / "report.json").read_text())
+
+    @property
+    def figures(self) -> dict[str, Path]:
+        """Its pictures, by name."""
+        return {file.stem: file for file in sorted(self.folder.rglob("*.png"))}
+
+    @property
+    def page(self) -> Path:
+        """The report as one HTML file."""
+        return self.folder / "report.html"
+
+
+def pretrain(
+    data: str | Path | None = None, *, verbose: bool = True, config_dir: str | Path | None = None, **options: Any
+) -> Run:
+    """Pre-train: the command `ssvit pretrain`. data: a data set's name, or a folder of images.
+
+    verbose: whether anything is printed. config_dir: a folder of configurations of your own.
+    """
+    from ssvit.cli.pretrain import tool
+
+    return Run(_call(tool, {"data": data} | options, verbose, config_dir))
+
+
+def finetune(
+    checkpoint: "str | Path | Run | None" = None,
+    *,
+    data: str | Path | None = None,
+    verbose: bool = True,
+    config_dir: str | Path | None = None,
+    **options: Any,
+) -> Run:
+    """Fine-tune a classifier: the command `ssvit finetune`.
+
+    checkpoint: a run, its name, or a file of another project's weights; None: the newest run.
+    """
+    from ssvit.cli.finetune import tool
+
+    return Run(_call(tool, {"checkpoint": checkpoint, "data": data} | options, verbose, config_dir))
+
+
+def evaluate(
+    checkpoint: "str | Path | Run | None" = None,
+    *,
+    data: str | Path | None = None,
+    verbose: bool = True,
+    config_dir: str | Path | None = None,
+    **options: Any,
+) -> Evaluation:
+    """Measure frozen features: the command `ssvit evaluate`. checkpoint: as in `finetune`."""
+    from ssvit.cli.evaluate import tool
+
+    return Evaluation(_call(tool, {"checkpoint": checkpoint, "data": data} | options, verbose, config_dir))
+
+
+def load(checkpoint: "str | Path | Run" = "newest", *, outputs: str | Path = "outputs", **options: Any) -> "Encoder":
+    """A pre-trained encoder that takes pictures: paths, PIL images, arrays or tensors of any size.
+
+    checkpoint: a run's folder or its name in `outputs`, a file of another project's weights, or newest. options:
+    device, batch_size, and those of the encoder (image_size, resize, …).
+    """
+    from ssvit import inference
+    from ssvit.checkpoints.checkpoint import PRETRAIN, find
+
+    asked = _checkpoint(checkpoint, outputs)
+    return inference.encoder(find(asked, outputs=str(outputs), stage=PRETRAIN, say=_quiet), **options)
+
+
+def load_classifier(
+    checkpoint: "str | Path | Run" = "newest", *, outputs: str | Path = "outputs", **options: Any
+) -> "Classifier":
+    """A fine-tuned classifier that takes pictures; arguments as in `load`."""
+    from ssvit import inference
+    from ssvit.checkpoints.checkpoint import FINETUNE, find
+
+    asked = _checkpoint(checkpoint, outputs)
+    return inference.classifier(find(asked, outputs=str(outputs), stage=FINETUNE, say=_quiet), **options)
+
+
+def _quiet(line: str) -> None:
+    """Nothing is said of which checkpoint is the newest."""
+
+
+def _checkpoint(given: "str | Path | Run", outputs: Any) -> str:
+    """What the option checkpoint= takes: a path, which may be that of a run of this name in `outputs`."""
+    if isinstance(given, Run):
+        return str(given.folder)
+    named = Path(outputs) / given
+    return str(named if not Path(given).exists() and named.exists() else given)
+
+
+def _call(tool: "Tool", options: dict[str, Any], verbose: bool, config_dir: str | Path | None) -> Path:
+    """Run a tool and return the folder that it leaves."""
+    if options.get("checkpoint") is not None:
+        options["checkpoint"] = _checkpoint(options["checkpoint"], options.get("outputs", "outputs"))
+    if tool.name in ("pretrain", "finetune"):
+        recipe = {field.name for field in fields(Recipe)}
+        options = {f"recipe.{name}" if name in recipe else name: value for name, value in options.items()}
+    arguments = [f"{name}={_written(value)}" for name, value in _flat(options) if value is not None or "." in name]
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_same_random_state())
+        if not verbose:
+            nowhere = stack.enter_context(open(os.devnull, "w"))
+            stack.enter_context(contextlib.redirect_stdout(nowhere))
+            stack.enter_context(contextlib.redirect_stderr(nowhere))
+        return tool.call(arguments, config_dir=config_dir)
+
+
+def _flat(options: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Options by their full names."""
+    for name, value in options.items():
+        if isinstance(value, Mapping):
+            yield from _flat({f"{name}.{inner}": of for inner, of in value.items()})
+        else:
+            yield name, value
+
+
+def _written(value: Any) -> str:
+    """A value as the command line takes it."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(_written, value))}]"
+    if isinstance(value, int | float):
+        return repr(value)
+    text = os.fspath(value) if isinstance(value, os.PathLike) else value
+    if not isinstance(text, str):
+        raise UserError(
+            f"{value!r}: an option must be a string, a path, a number, a flag, None, a list or a dictionary"
+        )
+    if _BARE.fullmatch(text) and not _NUMBER_OR_WORD.fullmatch(text):
+        return text
+    return "'" + re.sub(r"(\\*)('|$)", lambda found: 2 * found[1] + (found[2] and "\\'"), text) + "'"
+
+
+@contextlib.contextmanager
+def _same_random_state() -> Iterator[None]:
+    """Put torch's random state and threads back at the end, where torch is loaded already."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        yield
+        return
+    threads = torch.get_num_threads()
+    try:
+        with torch.random.fork_rng():
+            yield
+    finally:
+        torch.set_num_threads(threads)

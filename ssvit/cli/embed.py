@@ -1,0 +1,55 @@
+"""Write the features of pictures into a file: ssvit embed checkpoint=PATH data=PATH output=features.npz"""
+
+from pathlib import Path
+from typing import Any
+
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig
+
+from ssvit.checkpoints.checkpoint import PRETRAIN, find
+from ssvit.checkpoints.options import eval_transform
+from ssvit.cli.launch import Tool, announce, progress, say
+from ssvit.data import folder
+from ssvit.evaluation.options import readings
+from ssvit.options import OptionError, select, within
+from ssvit.retrieval.options import Embed
+from ssvit.retrieval.options import pictures as named_pictures
+from ssvit.training import preflight
+
+
+def run(config: DictConfig, plain: dict[str, Any]) -> Path:
+    """Read each picture once and write names, classes and vectors; the same command again goes on where it stopped."""
+    own = select(Embed, plain)
+    preflight.parts(plain)
+    called = HydraConfig.get().runtime.choices.get("data")
+    folders = [*plain["images"]]
+    if called == "folder":  # all of its images, in whatever subfolders for training and testing
+        folders += [part for part in folder.splits(plain["data"]["root"]) if part is not None]
+    pictures = named_pictures(folders) if folders or plain["data"] is None else {}
+    checkpoint = find(plain["checkpoint"], outputs=plain["outputs"], stage=PRETRAIN, options=plain["encoder"], say=say)
+    with within("features"):
+        found = readings(checkpoint.encoder, **plain["features"])
+    if len(found) > 1:
+        raise OptionError("features.layer", plain["features"]["layer"], "must be one")
+    transform = eval_transform(checkpoint)
+    announce()
+
+    from hydra.utils import instantiate
+
+    from ssvit.checkpoints.storage import load_encoder
+    from ssvit.data.augment.crop import CenterCrop
+    from ssvit.data.decode import load
+    from ssvit.evaluation.features import Frozen
+    from ssvit.retrieval import embedding, gallery
+
+    frozen = Frozen(load_encoder(checkpoint.path, **plain["encoder"]), found, identity=checkpoint.checksum[:16])
+    if not pictures:
+        pictures, load = gallery.of_data_set(called, instantiate(config.data.source, _convert_="all"), own.split)
+    crop = CenterCrop(**vars(transform))
+    describe = gallery.Describer(frozen, crop, load=load, batch_size=own.batch_size, workers=own.workers, bar=False)
+    output, identity = Path(own.output), f"{frozen.identity} {crop}"
+    print(embedding.embed(pictures, describe, output, identity=identity, progress=progress("pictures", " pictures")))
+    return output
+
+
+tool = Tool("embed", "write the features of pictures into a file", run, positional="images")

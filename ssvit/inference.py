@@ -1,0 +1,178 @@
+"""Encoders and classifiers for use from Python: pictures as users have them, prepared as in the evaluation.
+
+Letters: b images, c channels, h, w pixels, y, x rows and columns of patches, d width, k classes.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image as PILImage
+from torch import Tensor
+
+from ssvit.checkpoints.checkpoint import Checkpoint
+from ssvit.checkpoints.options import eval_transform
+from ssvit.checkpoints.storage import load_classifier, load_encoder
+from ssvit.data import decode, folder
+from ssvit.data.augment.crop import CenterCrop
+from ssvit.evaluation.features import Frozen
+from ssvit.evaluation.options import PATCHES, Reading
+from ssvit.models.vit import ViT
+from ssvit.objectives.classify import Classify
+from ssvit.options import OptionError
+
+Picture = str | os.PathLike[str] | PILImage.Image | np.ndarray | Tensor
+Pictures = Picture | Sequence[Picture]
+"""One picture or several: a file, a folder of files, a PIL image, an array (h, w), (h, w, c) or (b, h, w, c), a tensor
+(c, h, w) or (b, c, h, w). Arrays and tensors are uint8, or floating-point in [0, 1], which is rounded to uint8.
+"""
+
+
+def pictures(given: Pictures) -> Iterator[Tensor]:
+    """Each picture as (c, h, w) uint8, in the order given; a folder's sorted by path.
+
+    OptionError for what is no picture; Unreadable for a file that cannot be decoded.
+    """
+    if isinstance(given, str | os.PathLike):
+        yield from (decode.load(path) for path in folder.pictures(os.fspath(given)))
+    elif isinstance(given, PILImage.Image):
+        yield torch.from_numpy(decode.rgb(given)).permute(2, 0, 1)
+    elif isinstance(given, np.ndarray):
+        array = given[:, :, None] if given.ndim == 2 else given
+        yield from pictures(torch.from_numpy(np.ascontiguousarray(array)).movedim(-1, -3))
+    elif isinstance(given, Tensor):
+        if given.ndim not in (3, 4):
+            raise OptionError("images", tuple(given.shape), "a tensor must be (c, h, w) or (b, c, h, w)")
+        yield from _bytes(given if given.ndim == 4 else given[None])
+    elif isinstance(given, Sequence):
+        for one in given:
+            yield from pictures(one)
+    else:
+        raise OptionError("images", type(given).__name__, "must be paths, PIL images, arrays or tensors")
+
+
+def _bytes(images: Tensor) -> Tensor:
+    if images.dtype == torch.uint8:
+        return images.cpu()
+    right = "must be uint8, or floating-point in [0, 1]"
+    if not images.is_floating_point():
+        raise OptionError("images", images.dtype, right)
+    if images.numel() and not (images.min() >= 0 and images.max() <= 1):  # also refuses what is no number
+        raise OptionError("images", f"{images.min():.4g} to {images.max():.4g}", right)
+    return (images * 255).round().to("cpu", torch.uint8)
+
+
+class _Model:
+    """What encoders and classifiers share: pictures in batches of one size."""
+
+    def __init__(self, module: ViT | Classify, transform: CenterCrop, *, device: str, batch_size: int) -> None:
+        self.module, self.transform, self.batch_size = module.to(device).eval(), transform, batch_size
+        self.device = torch.device(device)
+
+    def prepare(self, images: Pictures) -> Tensor:
+        """Pictures as the model takes them, resized and cropped: -> (b, c, h, w) uint8."""
+        return torch.cat(list(self._batches(images)))
+
+    def _batches(self, images: Pictures) -> Iterator[Tensor]:
+        batch: list[Tensor] = []
+        for picture in pictures(images):
+            batch.append(picture)
+            if len(batch) == self.batch_size:
+                yield self.transform(batch)
+                batch = []
+        if batch:
+            yield self.transform(batch)
+
+
+class Encoder(_Model):
+    """A pre-trained encoder. `module` is the `ViT` itself, in eval mode."""
+
+    module: ViT
+
+    def features(self, images: Pictures, *, layer: int | None = None) -> Tensor:
+        """One vector for each picture, pooled as the encoder was trained: -> (b, d) float32.
+
+        layer: 1 for the first; None for the last. The last norm is applied to each.
+        """
+        return self._read(images, self.module.pooling, layer)
+
+    def class_token(self, images: Pictures, *, layer: int | None = None) -> Tensor:
+        """The output of the class token: -> (b, d) float32. OptionError if the encoder has none."""
+        return self._read(images, "class_token", layer)
+
+    def patch_features(self, images: Pictures, *, layer: int | None = None) -> Tensor:
+        """One vector for each patch: -> (b, y, x, d) float32."""
+        return self._read(images, PATCHES, layer)
+
+    def _read(self, images: Pictures, pooling: str, layer: int | None) -> Tensor:
+        reading = Reading(layer=len(self.module.blocks) if layer is None else layer, pooling=pooling)
+        frozen = Frozen(self.module, [reading], identity="")
+        found = [frozen(batch.to(self.device))[reading.name].cpu() for batch in self._batches(images)]
+        if not found:
+            raise OptionError("images", images, "must be one picture or more")
+        return torch.cat(found)
+
+
+class Prediction(NamedTuple):
+    """The answer to one picture: the most probable class, and the probability of every class by its name."""
+
+    name: str
+    probability: float
+    probabilities: dict[str, float]
+
+
+class Classifier(_Model):
+    """A fine-tuned classifier. `module` is the `Classify` objective, in eval mode."""
+
+    module: Classify
+
+    @property
+    def classes(self) -> list[str]:
+        """The names of the classes, in the order of `probabilities`."""
+        return list(self.module.classes)
+
+    @torch.no_grad()
+    def probabilities(self, images: Pictures) -> Tensor:
+        """-> (b, k) float32."""
+        found = [
+            self.module.probabilities(self.module.logits(batch.to(self.device)).float()).cpu()
+            for batch in self._batches(images)
+        ]
+        if not found:
+            raise OptionError("images", images, "must be one picture or more")
+        return torch.cat(found)
+
+    def predict(self, images: Pictures) -> list[Prediction]:
+        """The classes of each picture."""
+        answers = []
+        for row in self.probabilities(images).tolist():
+            by_name = dict(zip(self.classes, row, strict=True))
+            best = max(by_name, key=by_name.__getitem__)
+            answers.append(Prediction(best, by_name[best], by_name))
+        return answers
+
+
+def encoder(checkpoint: Checkpoint, *, device: str = "cpu", batch_size: int = 64, **given: object) -> Encoder:
+    """The encoder of a checkpoint, with the preprocessing of its evaluation.
+
+    given: options of `checkpoints.options.LoadEncoder`, as image_size=[96, 96].
+    """
+    module = load_encoder(checkpoint.path, **given)
+    return Encoder(module, _transform(checkpoint, module), device=device, batch_size=batch_size)
+
+
+def classifier(checkpoint: Checkpoint, *, device: str = "cpu", batch_size: int = 64, **given: object) -> Classifier:
+    """The classifier of a fine-tuned checkpoint, with the preprocessing of its evaluation; given: as in `encoder`."""
+    module = load_classifier(checkpoint.path, **given)
+    return Classifier(module, _transform(checkpoint, module.encoder), device=device, batch_size=batch_size)
+
+
+def _transform(checkpoint: Checkpoint, vit: ViT) -> CenterCrop:
+    """The evaluation's transform; on another image size, what it resizes to grows alike."""
+    options = vars(eval_transform(checkpoint))
+    (height, _), resize = options["size"], options["resize"]
+    if vit.image_size != options["size"] and resize is not None:
+        resize = round(resize * vit.image_size[0] / height)
+    return CenterCrop(**options | {"size": vit.image_size, "resize": resize})

@@ -1,0 +1,253 @@
+"""ssvit from Python: the commands as functions with the same results and errors, and models that take any pictures."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from command import LIMIT, TINY
+from PIL import Image
+
+import ssvit
+from ssvit.api import _written
+from ssvit.checkpoints import manifest
+from ssvit.cli.launch import _unquoted
+from ssvit.cli.main import COMMANDS, find
+from ssvit.data.decode import Unreadable
+from ssvit.inference import pictures
+from ssvit.options import OptionError, UserError
+
+OPTIONS = {
+    "data": "synthetic", "data.images": 64, "data.held_out_images": 32, "data.image_size": 16,
+    "encoder": {"width": 16, "depth": 2, "heads": 2}, "target.bits": 1, "batch_size": 8, "steps": 6, "warmup": 2,
+    "save_every": 2, "evaluate_every": 3, "log_every": 1, "precision": "32-true", "fabric.accelerator": "cpu",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def outputs(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("api")
+
+
+@pytest.fixture(scope="module")
+def run(outputs) -> ssvit.Run:
+    return ssvit.pretrain(**OPTIONS, outputs=outputs, verbose=False)
+
+
+@pytest.fixture(scope="module")
+def fine(run, outputs) -> ssvit.Run:
+    options = {"steps": 3, "batch_size": 8, "warmup": 1, "save_every": 3, "evaluate_every": 3}
+    return ssvit.finetune(run, outputs=outputs, precision="32-true", verbose=False, name="it's fine", **options)
+
+
+def test_a_run_is_the_command_s_bit_for_bit(run, tool, tmp_path):
+    tool("pretrain", *TINY, "data=synthetic")
+    sums = [manifest.read(folder / "step_00000006")["sha256"] for folder in (
+        run.folder, tmp_path / "outputs" / "masked_patch_synthetic")]  # fmt: skip
+    assert sums[0] == sums[1]
+
+
+def test_a_run_has_metrics_figures_and_its_encoder(run):
+    assert run.history[0]["step"] == 0
+    assert run.metrics["step"] == 6
+    assert run.metrics["train/loss"] == [row for row in run.history if "train/loss" in row][-1]["train/loss"]
+    assert {"mosaic", "learning"} <= run.figures.keys()
+    assert all(file.is_file() for file in run.figures.values())
+    assert run.comparison is None
+    assert run.encoder().module.width == 16
+
+
+def test_called_again_it_goes_on_or_is_finished(run, outputs, capsys):
+    again = ssvit.pretrain(**OPTIONS, outputs=outputs)
+    assert again == run
+    assert "is finished" in capsys.readouterr().out
+
+
+def test_a_comparison_is_told(run, outputs):
+    options = {"steps": 2, "batch_size": 8, "warmup": 0, "save_every": 2, "evaluate_every": 2, "precision": "32-true"}
+    found = ssvit.finetune(run, outputs=outputs, verbose=False, compare="scratch", seeds=1, **options)
+    assert found.comparison == json.loads((found.folder / "comparison.json").read_text())
+
+
+def test_an_evaluation_has_its_page_and_numbers(run, outputs, capsys):
+    found = ssvit.evaluate(run, outputs=outputs, probes=["knn"], verbose=False)
+    assert capsys.readouterr() == ("", "")
+    assert found.page.is_file()
+    assert "knn" in json.dumps(found.metrics)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(UserError, match="no such folder"):
+        ssvit.load(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"lr": -1}, "recipe.lr=-1: must be a number, above 0"),
+        ({"recipe": {"lrr": 1}}, "recipe.lrr: there is no such option; did you mean recipe.lr?"),
+        ({"objective": "foo"}, "objective=foo: must be one of classify, dino, mae, masked_patch, supervised"),
+        ({"data": "/nowhere/at all"}, "data='/nowhere/at all': no such folder"),
+        ({"seed": object}, "<class 'object'>: an option must be a string"),
+    ],
+)
+def test_a_wrong_option_is_the_command_s_line(options, line, tmp_path):
+    with pytest.raises(UserError) as error:
+        ssvit.pretrain(**options, outputs=tmp_path, verbose=False)
+    assert str(error.value).startswith(line)
+    assert not any(tmp_path.iterdir())
+
+
+def test_nothing_of_the_process_is_changed(outputs):
+    code = """
+import os, signal, sys
+import torch, faiss, lightning_fabric
+import ssvit
+before = dict(os.environ), [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)]
+arguments, state, threads = list(sys.argv), torch.get_rng_state(), torch.get_num_threads()
+ssvit.pretrain(**OPTIONS, outputs=sys.argv[1], name="apart", verbose=False)
+assert torch.equal(state, torch.get_rng_state()) and torch.get_num_threads() == threads and sys.argv == arguments
+after = dict(os.environ), [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)]
+changed = {name for name in before[0].keys() | after[0].keys() if before[0].get(name) != after[0].get(name)}
+# torch sets these itself, as its parts are loaded.
+print([name for name in changed if name not in ("KMP_INIT_AT_FORK", "TORCHINDUCTOR_CACHE_DIR")], before[1] == after[1])
+"""
+    command = [sys.executable, "-c", f"OPTIONS = {OPTIONS!r}\n{code}", str(outputs)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT)
+    assert done.stdout.strip() == "[] True", done.stderr
+
+
+def test_pictures_of_any_kind_are_one_picture(tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 256, (5, 7, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "a.png")
+    tensor = torch.from_numpy(pixels).permute(2, 0, 1)
+    kinds = [
+        tmp_path, tmp_path / "a.png", str(tmp_path / "a.png"), Image.open(tmp_path / "a.png"), pixels, pixels[None],
+        tensor, tensor[None], tensor / 255, tensor.double() / 255, [pixels], (tensor,), pixels / 255,
+    ]  # fmt: skip
+    for kind in kinds:
+        (found,) = pictures(kind)
+        assert torch.equal(found, tensor), type(kind)
+    grey = pixels[:, :, 0]
+    (found,) = pictures(grey)
+    assert torch.equal(found, torch.from_numpy(grey)[None])
+
+
+@pytest.mark.parametrize(
+    "wrong", [3, None, torch.zeros(4, 4), torch.full((3, 4, 4), 2.0), torch.full((3, 4, 4), torch.nan),
+              torch.zeros(3, 4, 4, dtype=torch.int64)],
+)  # fmt: skip
+def test_what_is_no_picture_is_refused(wrong):
+    with pytest.raises(OptionError, match="images"):
+        list(pictures(wrong))
+
+
+def test_features_are_the_encoder_s_of_the_prepared_images(run, outputs):
+    encoder = ssvit.load(run.folder.name, outputs=outputs)
+    images = torch.randint(0, 256, (5, 3, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(encoder.prepare(images), images)
+    with torch.no_grad():
+        tokens = encoder.module(images)
+        features = encoder.module.pool(tokens)
+    small = ssvit.load(run, batch_size=2)
+    torch.testing.assert_close(small.features(images), features)
+    torch.testing.assert_close(small.class_token(images), tokens[:, 0])
+    torch.testing.assert_close(small.patch_features(images).flatten(1, 2), tokens[:, 1:])
+    first = encoder.module.norm(next(encoder.module.layers(images)))
+    torch.testing.assert_close(small.features(images, layer=1), encoder.module.pool(first))
+    with pytest.raises(OptionError, match="layer"):
+        small.features(images, layer=3)
+    with pytest.raises(OptionError, match="one picture or more"):
+        small.features([])
+
+
+def test_larger_pictures_are_resized_as_in_the_evaluation_and_a_larger_encoder_takes_them(run):
+    encoder = ssvit.load(run, image_size=[32, 32])
+    assert encoder.prepare(np.zeros((50, 70, 3), np.uint8)).shape == (1, 3, 32, 32)
+    assert encoder.patch_features(np.zeros((50, 70, 3), np.uint8)).shape == (1, 8, 8, 16)
+
+
+def test_a_classifier_names_classes_with_probabilities(fine):
+    model = fine.classifier()
+    images = torch.randint(0, 256, (3, 3, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    logits = model.module.logits(images).detach()
+    answers = model.predict(images)
+    for answer, row in zip(answers, logits.softmax(1), strict=True):
+        assert answer.name == model.classes[row.argmax()]
+        assert list(answer.probabilities) == model.classes
+        assert answer.probability == pytest.approx(row.max().item())
+        assert sum(answer.probabilities.values()) == pytest.approx(1)
+
+
+def test_a_file_that_is_no_picture_is_named(run, tmp_path):
+    (tmp_path / "a.png").write_bytes(b"nothing")
+    with pytest.raises(Unreadable, match=r"a\.png"):
+        ssvit.load(run).features(tmp_path / "a.png")
+
+
+STRINGS = (
+    "a b", "it's", "a,b", "[x]", "{y}", "${z}", "a=b", "\\", "\\'", "a\\", "3", "null", "ü", "True", "1e-3", "a:b",
+    "a(b)", '"', "x/y.z", "~", "'",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("text", STRINGS)
+def test_a_string_reaches_hydra_as_it_is(text):
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    written = _written(text)
+    (override,) = OverridesParser.create().parse_overrides([f"key={written}"])
+    assert override.value() == text
+    assert _unquoted(written) == text
+
+
+@pytest.mark.parametrize(("value", "written"), [
+    (None, "null"), (True, "true"), (3, "3"), (1e-3, "0.001"), ([1, "a"], "[1,a]"), (Path("a/b"), "a/b"), ([], "[]"),
+])  # fmt: skip
+def test_values_are_written_as_the_command_line_has_them(value, written):
+    assert _written(value) == written
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_each_command_is_a_tool_of_its_name(name):
+    found = find(name)
+    assert found.name == name.replace("-", "_")
+    assert found.purpose
+    assert (Path(__file__).parent.parent / "tools" / f"{found.name}.py").is_file()
+
+
+def console(*words: str, folder: Path) -> subprocess.CompletedProcess:
+    code = "from ssvit.cli.main import main; main()"
+    return subprocess.run(
+        [sys.executable, "-c", code, *words], cwd=folder, capture_output=True, text=True, timeout=LIMIT, env=os.environ
+    )
+
+
+def test_the_console_names_its_commands_and_refuses_others(tmp_path):
+    done = console(folder=tmp_path)
+    assert done.returncode == 0
+    assert all(f"\n  {name} " in done.stdout for name in COMMANDS)
+    done = console("train", folder=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("ssvit: train: must be one of pretrain, finetune")
+    done = console("pretrain", "recipe.lr=-1", folder=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "recipe.lr=-1: must be a number, above 0" in done.stderr
+
+
+def test_a_folder_is_a_data_set(tmp_path):
+    for place in range(12):
+        pixels = np.random.default_rng(place).integers(0, 256, (16, 16, 3), dtype=np.uint8)
+        folder = tmp_path / "my photos" / "ab"[place % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(folder / f"{place}.png")
+    options = {
+        name: value for name, value in OPTIONS.items() if name not in ("data", "data.images", "data.held_out_images")
+    }
+    run = ssvit.pretrain(tmp_path / "my photos", **options | {"batch_size": 4}, outputs=tmp_path, verbose=False)
+    assert run.folder.name == "masked_patch_folder"
+    assert run.metrics["step"] == 6

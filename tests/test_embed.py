@@ -1,0 +1,116 @@
+"""Features of pictures in a file: names, classes and numbers in each format, and what an interrupted command left."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from command import TINY, one_line
+from PIL import Image
+from pyarrow import parquet
+from safetensors import safe_open
+
+import ssvit
+from ssvit.options import UserError
+from ssvit.retrieval import embedding
+from ssvit.retrieval.options import EMBEDDINGS
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("photos")
+    for place in range(10):
+        pixels = np.random.default_rng(place).integers(0, 256, (20, 24, 3), dtype=np.uint8)
+        path = folder / ("train" if place < 7 else "test") / "ab"[place % 2] / f"{place}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(path)
+    (folder / "train" / "a" / "broken.png").write_bytes(b"no picture")
+    return folder
+
+
+def read(path):
+    if path.suffix == ".npz":
+        found = np.load(path)
+        return found["names"].tolist(), found["classes"].tolist(), found["features"]
+    if path.suffix == ".parquet":
+        table = parquet.read_table(path)
+        return table["name"].to_pylist(), table["class"].to_pylist(), np.array(table["features"].to_pylist(), "f4")
+    with safe_open(path, "np") as found:
+        about = found.metadata()
+        return json.loads(about["names"]), json.loads(about["classes"]), found.get_tensor("features")
+
+
+def test_a_folder_becomes_a_file_of_features(tool, tmp_path, photos):
+    tool("pretrain", *TINY)
+    names = sorted(str(path) for path in photos.rglob("*.png") if path.name != "broken.png")
+    expected = ssvit.load(tmp_path / "outputs" / "masked_patch_synthetic").features(names).numpy()
+    for suffix in EMBEDDINGS:
+        done = tool("embed", f"data={photos}", f"output=f{suffix}", "batch_size=3")
+        assert "10 pictures, 16 numbers each; 1 could not be read" in done.stdout
+        assert "broken.png" in done.stdout
+        found, classes, features = read(tmp_path / f"f{suffix}")
+        assert sorted(found) == names
+        assert classes == [name.split("/")[-2] for name in found]
+        order = [names.index(name) for name in found]
+        np.testing.assert_allclose(features, expected[order], rtol=1e-5, atol=1e-6)
+    assert not list(tmp_path.glob("*.parts"))
+    line = one_line(tool("embed", f"data={photos}", "output=f.npz", status=2))
+    assert "output=f.npz: is there already; overwrite=true replaces it" in line
+    assert "must end in .npz" in one_line(tool("embed", f"data={photos}", "output=f.csv", status=2))
+    assert "name pictures" in one_line(tool("embed", "output=g.npz", status=2))
+
+
+class Describe:
+    """Stands for a `Describer`: a picture's vector is its number. Fails at a call."""
+
+    def __init__(self, fails_at: int = -1) -> None:
+        self.calls, self.fails_at = [], fails_at
+
+    def __call__(self, part):
+        if len(self.calls) == self.fails_at:
+            raise KeyboardInterrupt
+        self.calls.append(list(part))
+        read = [name for name in part if name != "bad"]
+        if not read:
+            raise UserError("none")
+        return read, torch.tensor([[float(name), 1.0] for name in read])
+
+
+def embed(path, names, describe, identity="one"):
+    return embedding.embed(dict.fromkeys(names), describe, path, identity=identity, progress=lambda done, total: None)
+
+
+def test_what_was_read_is_not_read_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(embedding, "_PART", 3)
+    names, path = [str(number) for number in range(10)], tmp_path / "f.npz"
+    with pytest.raises(KeyboardInterrupt):
+        embed(path, names, Describe(fails_at=2))
+    assert not path.exists()
+    again = Describe()
+    embed(path, names, again)
+    assert again.calls == [["6", "7", "8"], ["9"]]
+    found, _, features = read(path)
+    assert found == names
+    assert features[:, 0].tolist() == list(range(10))
+
+
+@pytest.mark.parametrize("change", ["names", "identity"])
+def test_parts_of_something_else_are_thrown_away(tmp_path, monkeypatch, change):
+    monkeypatch.setattr(embedding, "_PART", 3)
+    names, path = [str(number) for number in range(6)], tmp_path / "f.safetensors"
+    with pytest.raises(KeyboardInterrupt):
+        embed(path, names, Describe(fails_at=1))
+    again = Describe()
+    names = names[::-1] if change == "names" else names
+    embed(path, names, again, identity="other" if change == "identity" else "one")
+    assert [name for part in again.calls for name in part] == names
+    assert read(path)[0] == names
+
+
+def test_a_part_of_which_nothing_can_be_read_is_left_out(tmp_path, monkeypatch):
+    monkeypatch.setattr(embedding, "_PART", 1)
+    embed(tmp_path / "f.npz", ["1", "bad", "3"], Describe())
+    assert read(tmp_path / "f.npz")[0] == ["1", "3"]
+    with pytest.raises(UserError, match="none of the 1 pictures"):
+        embed(tmp_path / "g.npz", ["bad"], Describe())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["f.npz"]
