@@ -8,20 +8,26 @@ pretrain: .venv/ready
 	$(BIN)/python tools/pretrain.py objective=masked_patch
 
 # A process for each core, and a thread for each process: most of the time goes into starting tools.
-test: .venv/ready
+test: .venv/dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=auto --maxprocesses=8 --dist=loadfile
 
-test-slow: .venv/ready
+test-slow: .venv/dev
 	$(BIN)/python -m pytest -m slow
 
-lint: .venv/ready
+lint: .venv/dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
 benchmark: .venv/ready
 	$(BIN)/python tools/benchmark.py
 
+# What running needs.
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
+	touch $@
+
+# What tests and the linter need besides.
+.venv/dev: .venv/ready
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@

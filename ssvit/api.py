@@ -1,8 +1,8 @@
 """ssvit from Python: the commands as functions, and trained models that take pictures.
 
 Every option of a command can be given: those with a dot as a dictionary (recipe={"lr": 1e-3}) or as a name
-(**{"recipe.lr": 1e-3}), those of the recipe also alone (lr=1e-3). A failure is a `ssvit.options.UserError` with the
-line that the command prints. Environment, signal handlers and torch's random state stay as they are.
+(**{"recipe.lr": 1e-3}), those of the recipe also alone (lr=1e-3). A failure is a `UserError` with the line that
+the command prints. Environment, signal handlers and torch's random state stay as they are.
 """
 
 import contextlib
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from ssvit.cli.launch import Tool
     from ssvit.inference import Classifier, Encoder
 
+# Names that may stand alone for a command that trains.
+_SHORT = {field.name: f"recipe.{field.name}" for field in fields(Recipe)}
+_SHORT |= {"image_size": "data.image_size", "patch_size": "encoder.patch_size"}
 _BARE = re.compile(r"[\w./+-]+", re.ASCII)  # what Hydra takes as it is written
 _NUMBER_OR_WORD = re.compile(r"[\d+-.].*|null|true|false|nan|inf", re.IGNORECASE)  # what it takes for no string
 
@@ -173,8 +176,7 @@ def _call(tool: "Tool", options: dict[str, Any], verbose: bool, config_dir: str 
     if options.get("checkpoint") is not None:
         options["checkpoint"] = _checkpoint(options["checkpoint"], options.get("outputs", "outputs"))
     if tool.name in ("pretrain", "finetune"):
-        recipe = {field.name for field in fields(Recipe)}
-        options = {f"recipe.{name}" if name in recipe else name: value for name, value in options.items()}
+        options = {_SHORT.get(name, name): value for name, value in options.items()}
     arguments = [f"{name}={_written(value)}" for name, value in _flat(options) if value is not None or "." in name]
     with contextlib.ExitStack() as stack:
         stack.enter_context(_same_random_state())
