@@ -217,7 +217,7 @@ def test_a_data_set_of_ones_own_comes_from_ones_own_folder(folder, config, monke
     with pytest.raises(ConfigurationError, match=r"data=mine, .*: there is no such file here; give the --config-dir"):
         _data(folder / "config.yaml")
     for words in (["--config-dir", "own"], ["--config-dir=own"], ["-cd", "own"]):
-        monkeypatch.setattr("sys.argv", ["finetune.py", *words, "recipe.steps=3"])
+        monkeypatch.setattr("ssvit.cli.launch._options", [*words, "recipe.steps=3"])
         node, choices = _data(folder / "config.yaml")
         assert choices["data"] == "mine"
         assert node["images"] == 64  # as the run was, not as its file says today

@@ -2,7 +2,6 @@
 
 import json
 import os
-import sys
 from pathlib import Path
 
 import pytest
@@ -106,7 +105,7 @@ def test_what_cannot_be_read_is_passed_over(tmp_path):
 def offered(monkeypatch, folder: Path, *options: str) -> str:
     """The run whose checkpoint tools/finetune.py would start from with these options."""
     monkeypatch.chdir(folder)
-    monkeypatch.setattr(sys, "argv", ["finetune.py", *options])
+    monkeypatch.setattr("ssvit.cli.launch._options", list(options))
     pretrained.offer_again(dict(option.split("=", 1) for option in options))
     node = ConfigStore.instance().load("encoder/pretrained.yaml").node
     return Path(node.path).parent.name
