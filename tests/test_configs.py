@@ -174,7 +174,7 @@ def test_dino_brings_its_views_and_imagenet_has_the_authors_numbers(images, monk
     assert (list(augment.local_scale), list(augment.blur)) == ([0.05, 0.4], [1.0, 0.1, 0.5])
     assert (objective["prototypes"], objective["hidden"], objective["bottleneck"]) == (65536, 2048, 256)
     assert objective["teacher_momentum"] == {"start": 0.996, "end": 1.0, "shape": "cosine", "over": 1.0}
-    assert objective["teacher_temperature"] == {"start": 0.04, "end": 0.07, "shape": "linear", "over": 0.3}
+    assert objective["teacher_temperature"] == {"start": 0.04, "end": 0.04, "shape": "linear", "over": 0.3}
     assert objective["last_layer"] == {"start": 0.0, "end": 1.0, "shape": "step", "over": 0.01}
     assert (recipe.weight_decay, recipe.weight_decay_end, recipe.clip) == (0.04, 0.4, 3.0)
     assert recipe.lr == pytest.approx(5e-4 * recipe.batch_size / 256)

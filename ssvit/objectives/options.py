@@ -200,7 +200,7 @@ class Dino:
     """Numbers that are compared with a prototype."""
     student_temperature: float = 0.1
     """Divides the student's logits."""
-    teacher_temperature: Any = field(default_factory=lambda: Schedule(start=0.04, end=0.07, shape="linear", over=0.3))
+    teacher_temperature: Any = field(default_factory=lambda: Schedule(start=0.04, end=0.04, shape="linear", over=0.3))
     """`Schedule` of what divides the teacher's. The lower, the sharper are the targets."""
     teacher_momentum: Any = field(default_factory=lambda: Schedule(start=0.996, end=1.0))
     """`Schedule` of the share of its weights that the teacher keeps at each step."""
