@@ -15,6 +15,7 @@ import pytest
 import torch
 from command import LIMIT
 from PIL import Image
+from sklearn.metrics import f1_score, precision_recall_fscore_support, recall_score
 
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.files import Files
@@ -75,6 +76,16 @@ def evaluation(source, side: int = 4, **options) -> Classification:
     return Classification(source=source, transform=CenterCrop(size=side), **{"batch_size": 16} | options)
 
 
+def f1_of(matrix: list[list[int]]) -> dict[int, float]:
+    """F1 of each class that has images or is guessed, from its recall and precision."""
+    found = {}
+    for number, line in enumerate(matrix):
+        images, guessed, correct = sum(line), sum(other[number] for other in matrix), line[number]
+        if images or guessed:
+            found[number] = 0.0 if correct == 0 else 2 / (images / correct + guessed / correct)
+    return found
+
+
 def by_hand(logits: torch.Tensor, labels: torch.Tensor) -> tuple[dict[str, float], list[list[int]]]:
     """The numbers and the confusion matrix by loops over images and classes, in Python's own float64."""
     k = logits.shape[1]
@@ -86,10 +97,12 @@ def by_hand(logits: torch.Tensor, labels: torch.Tensor) -> tuple[dict[str, float
         top5 += label in order[:5]
         loss += math.log(math.fsum(math.exp(value) for value in row)) - row[label]
     own = [line[number] / sum(line) for number, line in enumerate(matrix) if sum(line)]
+    found = f1_of(matrix).values()
     metrics = {
         "accuracy": sum(matrix[number][number] for number in range(k)) / len(labels),
         "loss": loss / len(labels),
         "accuracy_per_class": sum(own) / len(own),
+        "macro_f1": sum(found) / len(found),
         "accuracy_constant": max(map(sum, matrix)) / len(labels),
         "images": len(labels),
     }
@@ -107,6 +120,24 @@ def test_numbers_equal_loops(count, k):
     assert metrics == pytest.approx(expected, rel=1e-9)
     assert found.answers(model).confusion(k).tolist() == matrix
     assert metrics == evaluation(source, batch_size=7)(model).metrics
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("count", "k"), [(50, 2), (200, 6), (60, 40)])
+def test_unbalanced_classes_are_measured_as_scikit_learn_does(count, k):
+    model, source = case(count, k)
+    found = evaluation(source)
+    evaluated, guess = found(model, [{"step": 0}]), found.answers(model).guess
+    metrics = evaluated.metrics
+    assert metrics["macro_f1"] == pytest.approx(f1_score(source.labels, guess, average="macro"), rel=1e-12)
+    assert metrics["accuracy_per_class"] == pytest.approx(
+        recall_score(source.labels, guess, labels=source.labels.unique(), average="macro"), rel=1e-12
+    )
+    scores = precision_recall_fscore_support(source.labels, guess, labels=range(k), zero_division=0)
+    table = csv.DictReader(io.StringIO(evaluated.tables["classes.csv"]))
+    for row, *expected in zip(table, *scores, strict=True):
+        told = [float(row[name] or 0) for name in ("precision", "recall", "f1", "images")]
+        assert told == pytest.approx(expected, abs=5e-5)
 
 
 @torch.no_grad()
@@ -397,12 +428,14 @@ def test_the_table_reads_back_as_loops_count():
     rows = list(csv.DictReader(io.StringIO(found(model, [{"step": 0}]).tables["classes.csv"])))
     assert [row["class"] for row in rows] == odd
     _, matrix = by_hand(model.table, source.labels)
+    f1 = f1_of(matrix)
     for number, row in enumerate(rows):
         images, correct = sum(matrix[number]), matrix[number][number]
         guessed = sum(line[number] for line in matrix)
         assert (int(row["images"]), int(row["correct"])) == (images, correct)
-        assert row["accuracy"] == (f"{correct / images:.4f}" if images else "")
+        assert row["recall"] == (f"{correct / images:.4f}" if images else "")
         assert row["precision"] == (f"{correct / guessed:.4f}" if guessed else "")
+        assert row["f1"] == (f"{f1[number]:.4f}" if number in f1 else "")
         others = [(-times, other) for other, times in enumerate(matrix[number]) if times and other != number]
         times, other = min(others, default=(0, None))
         assert (row["most_often_taken_for"], int(row["times"])) == ("" if other is None else odd[other], -times)

@@ -12,6 +12,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, zip_longest
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import torch
@@ -90,9 +91,19 @@ class Tally(NamedTuple):
     times: int
 
     @property
-    def accuracy(self) -> float:
-        """Share of the class's images taken for it, also called recall; of a class with images alone."""
+    def recall(self) -> float:
+        """Share of the class's images taken for it; of a class with images alone."""
         return self.correct / self.images
+
+    @property
+    def precision(self) -> float:
+        """Share of its own images among those taken for it; of a class that any image is taken for alone."""
+        return self.correct / self.guessed
+
+    @property
+    def f1(self) -> float:
+        """The harmonic mean of recall and precision, 0 where only one of them is defined; of no other class."""
+        return 2 * self.correct / (self.images + self.guessed)
 
 
 def tally(answers: Answers, classes: Sequence[str]) -> list[Tally]:
@@ -153,18 +164,19 @@ class Classification(Evaluator):
         self._allowed = None if self.options.real is None else allowed(source, self.options.real)
 
     def __call__(self, objective: Classify, history: History | None = None) -> Evaluation:
-        """accuracy, accuracy_top5 (of more than five classes), loss (cross-entropy), accuracy_per_class (the mean over
-        classes that have images), accuracy_constant (chance), images (how many), accuracy_real, and unreadable, if any:
-        how many images are left out because they cannot be read.
+        """accuracy, accuracy_top5 (of more than five classes), loss (cross-entropy), accuracy_per_class (the mean
+        recall of classes that have images), macro_f1 (the mean F1 of classes that have images or are guessed),
+        accuracy_constant (chance), images (how many), accuracy_real, and unreadable, if any: how many images are left
+        out because they cannot be read.
 
         Figures: `confusion`, `mistakes` (the most confident ones), `learning`. Tables: `classes.csv`, a line for each
         class. UserError if images have no labels or other classes than the model, or if too many cannot be read.
         """
         answers = self.answers(objective)
-        metrics = self._metrics(answers)
+        tallies = tally(answers, self.source.classes)
+        metrics = self._metrics(answers, tallies)
         if history is None:
             return Evaluation(metrics=metrics)
-        tallies = tally(answers, self.source.classes)
         return Evaluation(
             metrics=metrics,
             lines=_lines(metrics, tallies),
@@ -206,14 +218,14 @@ class Classification(Evaluator):
     def _batches(self, source: Source, **options: Any) -> Iterator[Batch]:
         return evaluation_batches(source, self.transform, batch_size=self.options.batch_size, **options)
 
-    def _metrics(self, answers: Answers) -> dict[str, float]:
+    def _metrics(self, answers: Answers, tallies: Sequence[Tally]) -> dict[str, float]:
         k, right = len(self.source.classes), answers.right
         metrics = {"accuracy": right.double().mean().item()}
         if k > 5:
             metrics["accuracy_top5"] = answers.among_five.double().mean().item()
         metrics["loss"] = answers.loss.mean().item()
-        images, correct = (torch.bincount(of, minlength=k) for of in (answers.truth, answers.truth[right]))
-        metrics["accuracy_per_class"] = (correct / images.double())[images > 0].mean().item()
+        metrics["accuracy_per_class"] = fmean(one.recall for one in tallies if one.images)
+        metrics["macro_f1"] = fmean(one.f1 for one in tallies if one.images or one.guessed)
         metrics["accuracy_constant"] = chance(answers.truth.tolist())
         metrics["images"] = len(right)
         if self._allowed is not None:
@@ -247,7 +259,7 @@ class Classification(Evaluator):
 
 
 def _lines(metrics: Mapping[str, float], tallies: Sequence[Tally]) -> list[str]:
-    """The accuracies beside chance, and the classes of the lowest accuracy."""
+    """The accuracies beside chance, and the classes of the lowest recall."""
     tops = [f"top-1 {_percent(metrics['accuracy'])}"]
     if "accuracy_top5" in metrics:
         tops.append(f"top-5 {_percent(metrics['accuracy_top5'])}")
@@ -255,15 +267,15 @@ def _lines(metrics: Mapping[str, float], tallies: Sequence[Tally]) -> list[str]:
     lines = [f"{', '.join(tops)} of {count:,} images (chance {_percent(constant)}, always the most frequent class)"]
     if not above_chance(metrics["accuracy"], constant, count):
         lines.append(f"not {NOTHING_YET}")
-    means = [f"mean of the classes' accuracies {_percent(metrics['accuracy_per_class'])}"]
+    means = [f"mean recall {_percent(metrics['accuracy_per_class'])}, macro-F1 {_percent(metrics['macro_f1'])}"]
     if "accuracy_real" in metrics:
         means.append(f"by ReaL labels {_percent(metrics['accuracy_real'])}")
     lines.append(f"{', '.join(means)}; loss {metrics['loss']:.3f}")
     if "unreadable" in metrics:
         lines.append(f"unreadable and left out: {metrics['unreadable']:,} images")
-    lowest = sorted((one for one in tallies if one.correct < one.images), key=lambda one: one.accuracy)[:_NAMED]
+    lowest = sorted((one for one in tallies if one.correct < one.images), key=lambda one: one.recall)[:_NAMED]
     named = [
-        f"{style.shown(one.name)} {_percent(one.accuracy)} "
+        f"{style.shown(one.name)} {_percent(one.recall)} "
         f"(taken for {style.shown(one.taken_for)} {_percent(one.times / one.images)})"
         for one in lowest
     ]
@@ -274,11 +286,13 @@ def _table(tallies: Sequence[Tally]) -> str:
     """As CSV, a line for each class."""
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
-    table.writerow(("class", "images", "correct", "accuracy", "precision", "most_often_taken_for", "times"))
+    table.writerow(("class", "images", "correct", "recall", "precision", "f1", "most_often_taken_for", "times"))
     for one in tallies:
-        accuracy = f"{one.accuracy:.4f}" if one.images else ""
-        precision = f"{one.correct / one.guessed:.4f}" if one.guessed else ""
-        table.writerow((one.name, one.images, one.correct, accuracy, precision, one.taken_for, one.times))
+        recall = f"{one.recall:.4f}" if one.images else ""
+        precision = f"{one.precision:.4f}" if one.guessed else ""
+        f1 = f"{one.f1:.4f}" if one.images or one.guessed else ""
+        row = one.name, one.images, one.correct, recall, precision, f1, one.taken_for, one.times
+        table.writerow(row)
     return text.getvalue().encode(errors="backslashreplace").decode()
 
 
