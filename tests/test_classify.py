@@ -7,13 +7,14 @@ from functools import partial
 
 import pytest
 import torch
+from sklearn.utils.class_weight import compute_class_weight
 from torch import nn
 from torchvision.transforms import v2
 
 from ssvit.data.batch import Batch
 from ssvit.models.vit import ViT
 from ssvit.objectives import options
-from ssvit.objectives.classify import Classify
+from ssvit.objectives.classify import Classify, balanced
 from ssvit.objectives.distillation import Distillation
 from ssvit.objectives.parameter_groups import parameter_groups
 from ssvit.options import OptionError, UserError
@@ -27,12 +28,12 @@ def encoder(**options) -> ViT:
     return ViT(**{"image_size": 8, "patch_size": 4, "width": 16, "depth": 2, "heads": 2} | options)
 
 
-def build(*, trained: bool = True, token: bool = False, seed: int = 0, vit=(), **options) -> Classify:
-    """A small objective in float64; `trained` makes every weight random, so that no head is zero."""
+def build(*, random: bool = True, token: bool = False, seed: int = 0, vit=(), **options) -> Classify:
+    """A small objective in float64; `random` makes every weight so, so that no head is zero."""
     torch.manual_seed(seed)
     made = encoder(distillation_token=token, **dict(vit))
     model = Classify(**{"encoder": made, "classes": CLASSES} | options).double()
-    if trained:
+    if random:
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.add_(torch.randn_like(parameter) * 0.3)
@@ -122,7 +123,7 @@ def test_sigmoid_is_summed_over_classes_and_the_mean_over_images(way, token):
 
 @pytest.mark.parametrize("hidden", [None, 7])
 def test_the_bias_of_the_head_is_where_the_first_guess_starts(hidden):
-    model = build(trained=False, token=True, hidden=hidden, loss="sigmoid", head_bias=-6.9)
+    model = build(random=False, token=True, hidden=hidden, loss="sigmoid", head_bias=-6.9)
     assert model.logits(IMAGES).unique().tolist() == pytest.approx([-6.9])
     expected = math.log1p(math.exp(6.9)) + 4 * math.log1p(math.exp(-6.9))
     assert model(Batch.of(IMAGES, LABELS))["loss"].item() == pytest.approx(expected, rel=1e-6)
@@ -152,7 +153,7 @@ def test_without_a_distillation_token_the_head_reads_the_encoders_representation
 @pytest.mark.parametrize("options", [{}, {"hidden": 7, "label_smoothing": 0.1, "mixup": 1.0, "cutmix": 1.0}])
 def test_the_first_loss_is_that_of_a_uniform_guess(options, token, taught, precision):
     options = options | {"distillation": Distillation(teacher=teacher().float()) if taught else None}
-    model = build(trained=False, token=token, **options).float()
+    model = build(random=False, token=token, **options).float()
     with torch.autocast("cpu", torch.bfloat16, enabled=precision == torch.bfloat16):
         result = model(Batch.of(IMAGES, LABELS))
     assert result["loss"].dtype == torch.float32
@@ -232,7 +233,7 @@ def test_the_score_counts_right_answers():
 
 
 def test_the_hidden_layer_is_all_that_pretraining_and_finetuning_differ_in():
-    fine, pre = (build(trained=False, hidden=hidden, token=True) for hidden in (None, 7))
+    fine, pre = (build(random=False, hidden=hidden, token=True) for hidden in (None, 7))
     shapes = [{name: tuple(value.shape) for name, value in model.state_dict().items()} for model in (fine, pre)]
     bodies = [{name for name in own if name.startswith("encoder.")} for own in shapes]
     assert bodies[0] == bodies[1] == {f"encoder.{name}" for name in fine.encoder.state_dict()}
@@ -255,7 +256,7 @@ def test_the_hidden_layer_is_all_that_pretraining_and_finetuning_differ_in():
 
 
 def test_the_hidden_layer_is_a_tanh_and_starts_lecun_normal():
-    model = build(trained=False, vit={"width": 128}, hidden=1024)
+    model = build(random=False, vit={"width": 128}, hidden=1024)
     weight = model.head.hidden.weight.detach()
     assert weight.std().item() == pytest.approx(128**-0.5, rel=0.01)
     assert weight.mean().item() == pytest.approx(0, abs=1e-3)
@@ -269,7 +270,7 @@ def test_the_hidden_layer_is_a_tanh_and_starts_lecun_normal():
 @pytest.mark.parametrize("token", [False, True])
 @pytest.mark.parametrize("hidden", [None, 7])
 def test_at_the_first_step_the_last_layers_alone_learn_and_at_the_second_all_do(hidden, token):
-    model = build(trained=False, hidden=hidden, token=token)
+    model = build(random=False, hidden=hidden, token=token)
     optimizer = torch.optim.SGD(parameter_groups(model.named_parameters(), 0.0), lr=1.0)
     last = {head + (".output." if hidden else ".") for head in ("head", "distilled_head")}
     for step in range(2):
@@ -391,6 +392,50 @@ def test_facts_are_enough_to_build_it_again(hidden, token, loss):
     assert torch.equal(again.logits(IMAGES), model.logits(IMAGES))
 
 
+WEIGHTS = [0.2, 3.0, 0.0, 1.5, 0.7]
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("way", ["mixup", None])
+def test_class_weights_are_factors_of_the_losses_of_the_images(way, smoothing):
+    model = build(class_weights=WEIGHTS, label_smoothing=smoothing)
+    assert not any("class_weights" in name for name in model.state_dict())
+    labels: torch.Tensor = LABELS
+    shares = one_hot()
+    if way == "mixup":
+        shares = [
+            [0.3 * a + 0.7 * b for a, b in zip(*both, strict=True)] for both in zip(shares, shares[::-1], strict=True)
+        ]
+        labels = torch.tensor(shares, dtype=torch.float64)
+    logits = model.logits(IMAGES)
+    found = model._loss(logits, labels)
+    expected = 0.0
+    for row, wanted in zip(logits.tolist(), shares, strict=True):
+        for k, guess in enumerate(softmax(row)):
+            expected -= WEIGHTS[k] * ((1 - smoothing) * wanted[k] + smoothing / len(wanted)) * math.log(guess)
+    assert found.item() == pytest.approx(expected / len(LABELS), rel=1e-9)
+    weights = torch.tensor(WEIGHTS, dtype=torch.float64)
+    theirs = nn.functional.cross_entropy(logits, labels, weights, label_smoothing=smoothing)
+    total = weights[LABELS].sum() if way is None else len(LABELS)  # what torch divides by
+    assert found.item() == pytest.approx((theirs * total / len(LABELS)).item(), rel=1e-9)
+
+
+def test_weighted_micro_batches_add_up_to_the_batch_and_equal_weights_are_none():
+    model = build(class_weights=WEIGHTS)
+    whole = model(Batch.of(IMAGES, LABELS))["loss"]
+    halves = [model(Batch.of(IMAGES[part], LABELS[part]))["loss"] for part in (slice(3), slice(3, 6))]
+    assert whole.item() == pytest.approx(sum(halves).item() / 2, rel=1e-12)
+    plain, equal = (build(class_weights=weights)(Batch.of(IMAGES, LABELS))["loss"] for weights in (None, [1.0] * 5))
+    assert plain.item() == pytest.approx(equal.item(), rel=1e-12)
+
+
+def test_balanced_weights_are_those_of_scikit_learn():
+    labels = torch.tensor([0, 0, 0, 1, 3, 3, 3, 3, 3, 4])
+    present = labels.unique()
+    theirs = compute_class_weight("balanced", classes=present.numpy(), y=labels.numpy()) * len(present) / 5
+    assert balanced(labels, 5) == pytest.approx([*theirs[:2], 0.0, *theirs[2:]])
+
+
 @pytest.mark.parametrize("options", [{}, {"kind": "hard"}, {"kind": "soft", "token": True}])
 def test_one_graph_serves_every_step(options):
     options = dict(options)
@@ -427,7 +472,7 @@ def test_a_new_share_makes_no_new_graph():
 
 
 def test_it_learns_to_tell_colours_apart():
-    model = build(trained=False, hidden=16, mixup=0.2, cutmix=0.2, label_smoothing=0.1)
+    model = build(random=False, hidden=16, mixup=0.2, cutmix=0.2, label_smoothing=0.1)
     labels = torch.arange(5).repeat(4)
     levels = (labels * 50)[:, None, None, None].expand(-1, 3, 8, 8)
     images = (levels + torch.randint(0, 20, levels.shape)).to(torch.uint8)
@@ -456,12 +501,40 @@ def test_it_learns_to_tell_colours_apart():
         ({"head_bias": 101}, "head_bias=101: must be a number, -100 or more and at most 100"),
         ({"loss": "sigmoid", "label_smoothing": 0.1}, "label_smoothing=0.1: must be 0 with loss=sigmoid"),
         ({"loss": "sigmoid", "distillation": object()}, "loss=sigmoid: must be softmax with a teacher"),
+        ({"trained": "tail"}, "trained=tail: must be all, head, norms_and_biases or how many of the last layers"),
+        ({"trained": 0}, "trained=0: must be all, head"),
+        ({"trained": True}, "trained=true: must be all, head"),
+        ({"trained": "head", "lora": 8}, "lora=8: must be null, or {rank: …, alpha: …}"),
+        ({"trained": "head", "lora": {"rank": 8}}, "lora.alpha=null: must be given"),
+        ({"trained": "head", "lora": {"rank": 0, "alpha": 1}}, "lora.rank=0: must be a whole number, 1 or more"),
+        ({"trained": "head", "lora": {"rank": 2, "alpha": 0}}, "lora.alpha=0: must be a number, above 0"),
+        ({"lora": {"rank": 2, "alpha": 2}}, "trained=all: must be head with lora, which freezes"),
+        ({"trained": 1, "lora": {"rank": 2, "alpha": 2}}, "trained=1: must be head with lora"),
+        ({"class_weights": "fair"}, "class_weights=fair: must be null, balanced, or a list with a number for each"),
+        ({"class_weights": 2}, "class_weights=2: must be null, balanced, or a list"),
+        ({"class_weights": [1, 1, 1, 1, -1]}, "class_weights=-1: must be a number, 0 or more"),
+        ({"class_weights": [0.0] * 5}, "class_weights=[0.0, 0.0, 0.0, 0.0, 0.0]: one of them must be above 0"),
+        ({"class_weights": [1, 2, 3, 4, 5], "loss": "sigmoid"}, "class_weights=[1, 2, 3, 4, 5]: must be null with"),
     ],
 )
 def test_refuses_options_that_cannot_be(given, message):
     for refuse in (options.Classify, build):
         with pytest.raises(OptionError, match=f"^{re.escape(message)}"):
             refuse(**given)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"trained": 3}, "trained=3: must be at most 2, the layers of the encoder"),
+        ({"trained": "head", "lora": {"rank": 17, "alpha": 1}}, "lora.rank=17: must be at most 16, the width of the"),
+        ({"class_weights": [1, 2]}, "class_weights=[1, 2]: must be 5 numbers, one for each class, not 2"),
+        ({"class_weights": "balanced"}, "class_weights=balanced: is for training alone"),
+    ],
+)
+def test_refuses_what_the_encoder_or_the_classes_do_not_have(given, message):
+    with pytest.raises(OptionError, match=f"^{re.escape(message)}"):
+        build(**given)
 
 
 @pytest.mark.parametrize("classes", [[], ["ant"]])

@@ -288,6 +288,45 @@ def test_how_evaluation_fits_images_travels_with_the_checkpoint(outputs, tool, t
     assert (found - middle.topk(len(found)).values).abs().max() > 1e-4
 
 
+def test_parts_are_trained_and_every_tool_reads_what_they_left(outputs, tool, tmp_path):
+    """LoRA with balanced weights: the checkpoint has the small matrices, and all that loads it has them merged."""
+    options = ("objective.trained=head", "objective.lora={rank: 2, alpha: 4}", "objective.class_weights=balanced",
+               "recipe.lr=0.01", "name=adapted")  # fmt: skip
+    done = tool("finetune", *SHORT, *options)
+    run = outputs / "adapted"
+    small = 4 * 2 * (16 + 48 + 16 + 16) // 2  # two layers, A and B of qkv and out, of rank 2 and width 16
+    assert f"{small + 16 * 10 + 10:,} weights are trained" in done.stdout
+    before, after = state(outputs / RUN / "step_00000006"), state(run / "step_00000006")
+    part = ".parametrizations.weight."
+    assert sum(part in name for name in after) == 2 * 2 * 3
+    for name, value in before.items():
+        if name.startswith("encoder."):
+            frozen = name if name in after else f"{name.removesuffix('.weight')}{part}original"
+            assert torch.equal(after[frozen], value)
+    metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert 0 <= metrics[-1]["test/macro_f1"] <= metrics[-1]["test/accuracy_per_class"] * 2
+    assert "is finished (6 steps)" in tool("finetune", *SHORT, *options).stdout
+    line = one_line(tool("finetune", *SHORT, *options[3:], status=1))
+    assert "objective." in line
+    assert "the run in" in line
+
+    merged, plain = storage.load_encoder(run), storage.load_encoder(outputs / RUN)
+    weights = [encoder.blocks[0].attention.qkv.weight for encoder in (merged, plain)]
+    assert not torch.equal(*weights)
+    assert torch.linalg.matrix_rank((weights[0] - weights[1]).double(), rtol=1e-3) == 2
+    tool("export", f"checkpoint={run}", "format=timm", "output=exported")
+    exported = storage.load_encoder(tmp_path / "exported" / "model.safetensors", heads=2)
+    torch.testing.assert_close(exported.blocks[0].attention.qkv.weight, weights[0])
+    write_png(torch.zeros(3, 20, 20, dtype=torch.uint8), str(tmp_path / "black.png"))
+    tool("predict", "black.png", "output=answers.json", f"checkpoint={run}", "top=10")
+    (answer,) = json.loads((tmp_path / "answers.json").read_text())
+    with torch.no_grad():
+        expected = storage.load_classifier(run).logits(torch.zeros(1, 3, 16, 16, dtype=torch.uint8)).softmax(-1)[0]
+    found = torch.tensor([one["probability"] for one in answer["classes"]])
+    torch.testing.assert_close(found, expected.topk(len(found)).values, atol=1e-6, rtol=0)
+    tool("evaluate", f"checkpoint={run}", "probes=[knn]", "probes.knn.k=3", "features.layer=last", "baselines=false")
+
+
 @pytest.mark.parametrize(
     ("tool_name", "options", "told", "status"),
     [
@@ -314,6 +353,12 @@ def test_how_evaluation_fits_images_travels_with_the_checkpoint(outputs, tool, t
         ("finetune", ["recipe.optimizer=lion"], "recipe.optimizer=lion: must be one of adamw, sgd", 2),
         ("finetune", ["recipe.layer_decay=0"], "recipe.layer_decay=0: must be a number, above 0", 2),
         ("finetune", ["objective.label_smoothing=1"], "objective.label_smoothing=1: must be", 2),
+        ("finetune", ["objective.trained=3"], "objective.trained=3: must be at most 2, the layers of the encoder", 2),
+        ("finetune", ["objective.trained=tail"], "objective.trained=tail: must be all, head, norms_and_biases or", 2),
+        ("finetune", ["objective.lora={rank: 2, alpha: 2}"], "objective.trained=all: must be head with lora", 2),
+        ("finetune", ["objective.trained=head", "objective.lora={rank: 99, alpha: 2}"],
+         "objective.lora.rank=99: must be at most 16, the width of the encoder", 2),
+        ("finetune", ["objective.class_weights=fair"], "objective.class_weights=fair: must be null, balanced, or", 2),
         ("predict", ["nothing.png"], "images=nothing.png: no such file or folder", 2),
         ("predict", [], "images=: name pictures", 2),
     ],

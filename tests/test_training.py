@@ -336,6 +336,8 @@ def join(folder: Path, rank: int, world: int, port: int, kwargs: dict) -> None:
     bad_rank, bad_calls = kwargs.pop("bad_on_rank", (None, ()))
     if rank == bad_rank:
         kwargs["objective"] = bad_at(*bad_calls)
+    if "classify" in kwargs:
+        kwargs["objective"] = tiny.classify(**kwargs.pop("classify"))
     tiny.train(folder, **kwargs)
 
 
@@ -377,6 +379,27 @@ def test_two_processes_with_a_shard_each_train_as_one_does(tmp_path):
     found = [storage.load(Checkpoint.open(tmp_path / name / "step_00000006")) for name in ("one", "two")]
     shapes = [{kind: {n: t.shape for n, t in state.items()} for kind, state in states.items()} for states in found]
     assert shapes[0] == shapes[1]
+
+
+@pytest.mark.parametrize("strategy", ["auto", "sharded"])
+@pytest.mark.parametrize("options", [{"trained": 1}, {"trained": "head", "lora": {"rank": 2, "alpha": 2.0}}])
+def test_two_processes_train_parts_as_one_does(tmp_path, options, strategy):
+    recipe = {"steps": 6, "ema": 0.5, "weight_decay": 0.1}
+    start = tiny.classify(**options)
+    trained = {name for name, parameter in start.named_parameters() if parameter.requires_grad}
+    before = {name: value.clone() for name, value in start.state_dict().items()}
+    tiny.train(tmp_path / "one", objective=start, **recipe)
+    assert spread(tmp_path / "two", 2, strategy=strategy, classify=options, **recipe) == [0, 0]
+    one, two = (rows(tmp_path / name, "train/loss") for name in ("one", "two"))
+    assert list(one.values()) == pytest.approx(list(two.values()), rel=1e-4)
+    found = [storage.load(Checkpoint.open(tmp_path / name / "step_00000006")) for name in ("one", "two")]
+    shapes = [{kind: {n: t.shape for n, t in state.items()} for kind, state in states.items()} for states in found]
+    assert shapes[0] == shapes[1]
+    for states in found:
+        for state in (states["model"], states["ema"]):
+            assert {name for name, value in before.items() if not torch.equal(value, state[name])} == trained
+    shutil.rmtree(tmp_path / "two" / "step_00000006")
+    tiny.train(tmp_path / "two", objective=tiny.classify(**options), **recipe)  # goes on in one process
 
 
 @pytest.mark.filterwarnings("ignore:FSDP is switching")  # to one process alone

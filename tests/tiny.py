@@ -18,6 +18,7 @@ from ssvit.data.loader import Loader
 from ssvit.data.memory import Memory
 from ssvit.models.vit import ViT
 from ssvit.objectives.base import Objective
+from ssvit.objectives.classify import Classify
 from ssvit.objectives.dino import Dino
 from ssvit.objectives.mae import MAE
 from ssvit.objectives.masked_patch import MaskedPatch
@@ -28,6 +29,7 @@ from ssvit.schedule import Schedule
 from ssvit.training import loop, runtime
 from ssvit.training.recipe import Recipe
 
+CLASSES = ("ant", "bee", "cat")
 RECIPE = {
     "steps": 12, "batch_size": 8, "lr": 1e-2, "warmup": 3, "ema": 0.9, "precision": "32-true", "log_every": 1,
     "save_every": 3, "evaluate_every": 6,
@@ -38,6 +40,11 @@ def pictures(count: int = 24, side: int = 16) -> torch.Tensor:
     """(count, 3, side, side) uint8: smooth colours, so that there is something to learn."""
     corners = uniform(0, "pictures", torch.arange(count), 12).view(count, 3, 2, 2)
     return (torch.nn.functional.interpolate(corners, size=side, mode="bilinear") * 255).to(torch.uint8)
+
+
+def labelled() -> Memory:
+    """The pictures in memory, of three classes."""
+    return Memory(pictures(), torch.arange(24) % 3, CLASSES)
 
 
 def source(folder: Path | None = None) -> Files | Memory:
@@ -71,6 +78,12 @@ def dino(dropout: float = 0.0, seed: int = 0) -> Dino:
         "last_layer": Schedule(start=0.0, end=1.0, shape="step", over=0.1),
     }
     return Dino(encoder=encoder(dropout), prototypes=24, hidden=16, bottleneck=8, **schedules)
+
+
+def classify(dropout: float = 0.0, seed: int = 0, **options) -> Classify:
+    """A classifier of the three classes."""
+    torch.manual_seed(seed)
+    return Classify(encoder=encoder(dropout), classes=CLASSES, **options)
 
 
 def transform(objective: Objective) -> Augmentation:
@@ -166,7 +179,7 @@ def train(
     if double:
         objective.double()
     loader = Loader(
-        source=source(data),
+        source=labelled() if isinstance(objective, Classify) else source(data),
         transform=transform(objective),
         seed=numbers.seed,
         batch_size=numbers.batch_size,

@@ -32,9 +32,12 @@ ADDED: Mapping[str, Any] = {
     "data.test": "auto",
     "data.view.fit": "cover",
     "encoder.gelu": "exact",
+    "objective.class_weights": None,
     "objective.distillation.reduction": "batch",
     "objective.head_bias": 0.0,
     "objective.loss": "softmax",
+    "objective.lora": None,
+    "objective.trained": "all",
     "recipe.lr_end": 0.0,
     "recipe.weight_decay_end": None,
 }

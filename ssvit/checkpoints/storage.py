@@ -24,6 +24,7 @@ from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.checkpoints.manifest import SCHEMA, CheckpointError, complete, read, steps
 from ssvit.checkpoints.run_folder import is_main_process
 from ssvit.kernels.accelerate import accelerate
+from ssvit.models import lora
 from ssvit.models.vit import ViT
 from ssvit.objectives.classify import Classify
 from ssvit.options import UserError
@@ -171,8 +172,8 @@ def load_encoder(path: str | Path, **given: Any) -> ViT:
     loading = options.LoadEncoder(path=path, **given)
     checkpoint = loading.checkpoint()
     states = load(checkpoint, without="optimizer")
-    weights = states.get("ema", states["model"])
     try:
+        weights = _trained(checkpoint, states)
         trained = ViT(**checkpoint.encoder)
         loaded = _load(trained, weights, prefix=f"{checkpoint.backbone}.")
         encoder = _changed(trained, loading)
@@ -205,13 +206,19 @@ def load_classifier(path: str | Path, **given: Any) -> Classify:
         raise CheckpointError(f"{checkpoint.path}: {right}")
     try:
         classifier = Classify(encoder=ViT(**checkpoint.encoder), **checkpoint.facts["classifier"])
-        _load(classifier, states.get("ema", states["model"]), prefix="")
+        _load(classifier, _trained(checkpoint, states), prefix="")
         classifier.encoder = _changed(classifier.encoder, loading)
     except (KeyError, TypeError, UserError, RuntimeError) as error:
         reason = " ".join(str(error).split())
         raise CheckpointError(f"{checkpoint.path}: its classifier cannot be built: {reason}") from None
     accelerate(classifier)
     return classifier.eval()
+
+
+def _trained(checkpoint: Checkpoint, states: Mapping[str, Mapping[str, Tensor]]) -> Mapping[str, Tensor]:
+    """The averaged weights, if there are any, else the weights; LoRA's matrices merged into those that they change."""
+    weights = states.get("ema", states["model"])
+    return lora.merged(weights, **checkpoint.facts["lora"]) if "lora" in checkpoint.facts else weights
 
 
 def _changed(trained: ViT, loading: options.LoadEncoder) -> ViT:

@@ -18,6 +18,8 @@ from ssvit.data.source import Data, subset
 from ssvit.evaluation.base import Evaluator
 from ssvit.evaluation.online import Probing
 from ssvit.evaluation.options import interval
+from ssvit.objectives.classify import balanced
+from ssvit.objectives.options import BALANCED
 from ssvit.options import UserError
 from ssvit.randomness import key
 from ssvit.training import loop, metrics_log, runtime
@@ -63,6 +65,8 @@ class Session:
             if any(part is not None and part.labels is None for part in (data.train, data.validation, data.test)):
                 raise UserError(NO_LABELS)
             given["classes"] = list(data.classes)
+            if config.objective.get("class_weights") == BALANCED:
+                given["class_weights"] = balanced(data.train.labels, len(data.classes))
         objective = instantiate(config.objective, **given, _convert_="all")
         loader = Loader(
             source=data.train,

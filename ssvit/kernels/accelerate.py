@@ -1,6 +1,7 @@
 """A model made faster on a CPU from outside: `accelerate` puts the kernels under the modules that it knows.
 
-A module becomes a subclass of its class, with the same parameters, state and name. Tensors of types, shapes or devices
+A module becomes a subclass of its class, with the same parameters, state and name, and a parametrized one (LoRA) a
+parametrized one of that. Tensors of types, shapes or devices
 that the kernels do not support take the plain path, and so do modules with hooks and modules of other classes.
 
 Letters: b images, t tokens, m output tokens, d width.
@@ -11,6 +12,7 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from ssvit.kernels.attention import attend_packed
 from ssvit.kernels.fused import Branch, branches, layer_norm, linear
@@ -121,7 +123,12 @@ def accelerate(module: nn.Module, enabled: bool = True) -> None:
     """Put the kernels under a module and its submodules or, not enabled, take them off again."""
     swaps = _FASTER if enabled else _PLAIN
     for part in module.modules():
-        part.__class__ = swaps.get(type(part), type(part))
+        kind = type(part)
+        if is_parametrized(part) and kind.__base__ in swaps:
+            # torch makes a class for each parametrized module, with a property that computes its weight.
+            part.__class__ = type(kind.__name__, (swaps[kind.__base__],), dict(vars(kind)))
+        else:
+            part.__class__ = swaps.get(kind, kind)
 
 
 def unhooked(module: nn.Module, kind: type[nn.Module]) -> bool:

@@ -167,4 +167,5 @@ def branches(x: Tensor, *parts: Branch, adds: bool = True) -> Tensor | None:
     head_widths = [x.shape[-1] // h for h in heads if h]
     if not (_by_kernels(x, _dtype(x), *weights) and operators.supports_matmul(x, *head_widths)):
         return None
-    return _Branches.apply(x, heads, epsilon, adds, torch.is_grad_enabled(), *weights)
+    learns = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x, *weights))
+    return _Branches.apply(x, heads, epsilon, adds, learns, *weights)

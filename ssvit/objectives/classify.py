@@ -15,10 +15,17 @@ from torch import Tensor, nn
 from torchvision.transforms import v2
 
 from ssvit.data.batch import Batch
+from ssvit.models import lora
+from ssvit.models.options import ViT as ViTOptions
 from ssvit.models.vit import ViT, lecun_normal_
 from ssvit.objectives import options
 from ssvit.objectives.base import NOTHING, Objective, at_least_float32
-from ssvit.options import UserError
+from ssvit.options import OptionError, UserError
+
+
+def balanced(labels: Tensor, classes: int) -> list[float]:
+    """n / (k * the images of a class) for each class, 0 for one without images. labels: (n,) int64."""
+    return [len(labels) / (classes * count) if count else 0.0 for count in labels.bincount(minlength=classes).tolist()]
 
 
 class Classify(Objective):
@@ -34,17 +41,24 @@ class Classify(Objective):
         self.encoder, self.classes = encoder, tuple(own.classes)
         if own.distillation is not None:
             own.distillation.check(encoder, self.classes)
+        own.fits(ViTOptions(**encoder.arguments))
+        if own.class_weights == options.BALANCED:
+            raise OptionError("class_weights", own.class_weights, "is for training alone: give what `balanced` returns")
+        weights = None if own.class_weights is None else torch.tensor(own.class_weights, dtype=torch.float64)
+        self.register_buffer("class_weights", weights, persistent=False)
         self.head = self._head()
         self.distilled_head = None if encoder.distillation_token is None else self._head()
         ways = [(v2.MixUp, own.mixup), (v2.CutMix, own.cutmix)]
         mixing = [way(alpha=alpha, num_classes=len(self.classes)) for way, alpha in ways if alpha]
         self.mixing = v2.RandomChoice(mixing) if len(mixing) == 2 else mixing[0] if mixing else None
+        self._freeze()
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The base's, and as "classifier" the options of the heads."""
+        """The base's, as "classifier" the options of the heads, and as "lora" those of `options.Lora`, if any."""
         own = {"classes": list(self.classes), "hidden": self.options.hidden, "loss": self.options.loss}
-        return super().facts | {"classifier": own}
+        adapted = {} if self.options.lora is None else {"lora": dict(self.options.lora)}
+        return super().facts | {"classifier": own} | adapted
 
     def logits(self, images: Tensor) -> Tensor:
         """The mean of the heads' logits (DeiT), in float32 or finer: (b, c, h, w) -> (b, k)."""
@@ -67,6 +81,9 @@ class Classify(Objective):
         self, batch: Batch | Tensor, noise: Any = (), scheduled: Mapping[str, Tensor] = NOTHING
     ) -> dict[str, Tensor] | Tensor:
         """The mean loss, and the accuracy, for a mixed image by its larger label; UserError without labels.
+
+        Class weights multiply an image's loss, and the mean is over the images, as without weights: micro-batches add
+        up to the whole batch. (torch divides by the sum of the weights.)
 
         In eval mode, called on images alone, (b, c, h, w), it gives their `logits`, (b, k), instead.
         Without a teacher all heads learn the labels. With one, the last head learns the teacher's predictions and the
@@ -98,7 +115,11 @@ class Classify(Objective):
             return F.binary_cross_entropy_with_logits(logits, shares.to(logits.dtype), reduction="sum") / len(logits)
         if labels.is_floating_point():
             labels = labels.to(logits.dtype)
-        return F.cross_entropy(logits, labels, label_smoothing=self.options.label_smoothing)
+        smoothing = self.options.label_smoothing
+        if self.class_weights is None:
+            return F.cross_entropy(logits, labels, label_smoothing=smoothing)
+        weights = self.class_weights.to(logits.dtype)
+        return F.cross_entropy(logits, labels, weights, label_smoothing=smoothing, reduction="sum") / len(logits)
 
     # Outside of the compiled graph, which would be compiled anew for each step's share.
     @torch.compiler.disable
@@ -110,6 +131,25 @@ class Classify(Objective):
         if images.dtype == torch.uint8:
             images = images / 255
         return self.mixing(images, labels)
+
+    def _freeze(self) -> None:
+        """Leave of the encoder what `trained` and `lora` say."""
+        trained, encoder = self.options.trained, self.encoder
+        if trained == "all":
+            return
+        encoder.requires_grad_(False)
+        if isinstance(trained, int):
+            for part in (*list(encoder.blocks)[-trained:], encoder.norm):
+                part.requires_grad_(True)
+        elif trained == "norms_and_biases":
+            for part in encoder.modules():
+                if isinstance(part, nn.LayerNorm | nn.GroupNorm):
+                    part.requires_grad_(True)
+            for name, parameter in encoder.named_parameters():
+                if name.endswith(".bias"):
+                    parameter.requires_grad_(True)
+        if self.options.lora is not None:
+            lora.adapt(encoder, **self.options.lora)
 
     def _head(self) -> nn.Module:
         """(b, d) -> (b, k), initialised as in the authors' code: zero weights at last, a LeCun-normal hidden layer."""

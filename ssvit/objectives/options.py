@@ -124,6 +124,23 @@ class MAE:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Lora:
+    """Low-rank changes of attention's matrices, which stay frozen (Hu et al. 2021): W + alpha / rank * B A."""
+
+    rank: int
+    """Columns of B and rows of A; 4 to 16 are common."""
+    alpha: float
+    """Over the rank, it scales the change; often the rank, or twice that."""
+
+    def __post_init__(self) -> None:
+        whole("rank", self.rank)
+        number("alpha", self.alpha, 0, above=True)
+
+
+BALANCED = "balanced"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Classify:
     """A head that names an image's class, and its loss."""
 
@@ -144,6 +161,14 @@ class Classify:
     """alpha of CutMix (Yun et al. 2019), 0 for none."""
     distillation: Any = None
     """A `Distillation`, None for labels alone."""
+    trained: str | int = "all"
+    """What is trained beside the head. all; head: nothing; a number: the last norm and so many of the last layers;
+    norms_and_biases: these of the encoder (BitFit, Zaken et al. 2022). The rest stays as the checkpoint has it."""
+    lora: Mapping[str, Any] | None = None
+    """The options of `Lora`, with trained=head; None for no LoRA."""
+    class_weights: Sequence[float] | str | None = None
+    """Factors of the images' losses by their labels, in the order of the classes; balanced: the number of images over
+    that of classes and that of the class's images, 0 for a class without any; None: all 1."""
 
     def __post_init__(self) -> None:
         if self.classes is not None and (isinstance(self.classes, str) or len(self.classes) < 2):
@@ -161,6 +186,48 @@ class Classify:
             raise OptionError("distillation", self.distillation, "must be null, or chosen: distillation=deit")
         if self.loss == "sigmoid" and self.distillation is not None:
             raise OptionError("loss", self.loss, "must be softmax with a teacher, whose opinion is a softmax")
+        self._check_trained()
+        if self.class_weights is not None:
+            self._check_class_weights(self.class_weights)
+
+    def _check_trained(self) -> None:
+        is_count = isinstance(self.trained, int) and not isinstance(self.trained, bool) and self.trained > 0
+        if not is_count and self.trained not in ("all", "head", "norms_and_biases"):
+            right = "must be all, head, norms_and_biases or how many of the last layers, 1 or more"
+            raise OptionError("trained", self.trained, right)
+        if self.lora is None:
+            return
+        if not isinstance(self.lora, Mapping):
+            raise OptionError("lora", self.lora, "must be null, or {rank: …, alpha: …}")
+        with within("lora"):
+            make(Lora, self.lora)
+        if self.trained != "head":
+            raise OptionError("trained", self.trained, "must be head with lora, which freezes the encoder's weights")
+
+    def _check_class_weights(self, weights: Any) -> None:
+        if self.loss == "sigmoid":
+            raise OptionError("class_weights", weights, "must be null with loss=sigmoid")
+        if weights == BALANCED:
+            return
+        if isinstance(weights, str) or not isinstance(weights, Sequence):
+            raise OptionError(
+                "class_weights", weights, "must be null, balanced, or a list with a number for each class"
+            )
+        for weight in weights:
+            number("class_weights", weight, 0)
+        if not any(weights):
+            raise OptionError("class_weights", list(weights), "one of them must be above 0")
+        if self.classes is not None and len(weights) != len(self.classes):
+            right = f"must be {len(self.classes)} numbers, one for each class, not {len(weights)}"
+            raise OptionError("class_weights", list(weights), right)
+
+    def fits(self, encoder: ViT) -> None:
+        """OptionError unless the encoder has as many layers as are to be trained, and is wide enough for LoRA."""
+        if isinstance(self.trained, int) and self.trained > encoder.depth:
+            raise OptionError("trained", self.trained, f"must be at most {encoder.depth}, the layers of the encoder")
+        if self.lora is not None and self.lora["rank"] > encoder.width:
+            right = f"must be at most {encoder.width}, the width of the encoder"
+            raise OptionError("lora.rank", self.lora["rank"], right)
 
 
 @dataclass(frozen=True, kw_only=True)

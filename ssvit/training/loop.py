@@ -105,9 +105,13 @@ def train(
         say(f"{folder} is finished ({first} steps); overwrite=true starts it anew, name=… starts another")
         return False
     weights = sum(parameter.numel() for parameter in objective.encoder.parameters())
+    partly = ""
+    if not all(parameter.requires_grad for parameter in objective.encoder.parameters()):
+        count = sum(parameter.numel() for parameter in objective.parameters() if parameter.requires_grad)
+        partly = f" ({count:,} weights are trained)"
     say(
         f"{folder}: {f'goes on after step {first}' if first else 'starts'}; {weights / 1e6:.2f} million weights in the "
-        f"encoder, {len(loader.source)} images, {fabric.world_size} x {fabric.device.type}"
+        f"encoder{partly}, {len(loader.source)} images, {fabric.world_size} x {fabric.device.type}"
     )
     if runtime.lacks_kernels(recipe, fabric.device):
         say("no C compiler builds the kernels (cc, or what CC names): torch's own take about a quarter longer")
