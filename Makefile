@@ -17,6 +17,7 @@ test-slow: .venv/dev
 lint: .venv/dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/mypy
 
 benchmark: .venv/ready
 	$(BIN)/python tools/benchmark.py

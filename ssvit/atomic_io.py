@@ -24,7 +24,7 @@ def naming(path: Path) -> Iterator[None]:
         raise
 
 
-def write(path: Path, data: bytes) -> None:
+def write(path: Path, data: bytes | memoryview) -> None:
     """Write a file and wait until the disk has it; its name is as durable once `synchronise` has run on its folder."""
     with naming(path), open(path, "wb") as file:
         file.write(data)

@@ -7,14 +7,22 @@ would be right.
 
 import importlib
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import MISSING, fields
 from importlib.util import find_spec
 from numbers import Integral, Real
-from typing import Any, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
-T = TypeVar("T")
+
+class Options(Protocol):
+    """A dataclass."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+
+T = TypeVar("T", bound=Options)
 
 
 class UserError(Exception):
@@ -24,7 +32,7 @@ class UserError(Exception):
 class OptionError(UserError, ValueError):
     """An option has a value that it cannot have."""
 
-    def __init__(self, name: str, value: Any, right: str) -> None:
+    def __init__(self, name: str, value: object, right: str) -> None:
         super().__init__(f"{name}={typed(value)}: {right}")
         self.name, self.value, self.right = name, value, right
 
@@ -32,7 +40,7 @@ class OptionError(UserError, ValueError):
 _LONGEST = 200  # characters of a value in a message
 
 
-def typed(value: Any) -> str:
+def typed(value: object) -> str:
     """A value as a user types it, cut short where it is long: null, true, abc."""
     text = json.dumps(value) if value is None or isinstance(value, bool) else str(value)
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
@@ -60,7 +68,7 @@ def find(builder: str) -> type | None:
     return getattr(importlib.import_module(f"{package}.options"), known, None)
 
 
-def make(options: type[T], values: Mapping[str, Any]) -> T:
+def make(options: type[T], values: Mapping[str, object]) -> T:
     """A dataclass of options from their values; OptionError for one that it does not have or that it needs."""
     known = {field.name: field for field in fields(options)}
     for name in values.keys() - known.keys():
@@ -71,52 +79,53 @@ def make(options: type[T], values: Mapping[str, Any]) -> T:
     return options(**values)
 
 
-def select(options: type[T], values: Mapping[str, Any]) -> T:
+def select(options: type[T], values: Mapping[str, object]) -> T:
     """A dataclass of options from their values among others."""
     names = {field.name for field in fields(options)}
     return make(options, {name: value for name, value in values.items() if name in names})
 
 
-def printable(text: Any) -> str:
+def printable(text: object) -> str:
     r"""Text that a terminal shows as it is: control characters, which a file's name may hold, as \x1b and the like."""
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in str(text))
 
 
-def _is_whole(value: Any, at_least: int) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool) and value >= at_least
+def _is_whole(value: object, at_least: int) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= at_least
 
 
-def whole(name: str, value: Any, at_least: int = 1) -> None:
+def whole(name: str, value: object, at_least: int = 1) -> None:
     """`value` must be an integer of `at_least` or more."""
     if not _is_whole(value, at_least):
         raise OptionError(name, value, f"must be a whole number, {at_least} or more")
 
 
-def number(name: str, value: Any, low: float, high: float = float("inf"), *, above: bool = False) -> None:
+def number(name: str, value: object, low: float, high: float = float("inf"), *, above: bool = False) -> None:
     """`value` must be a finite number from `low` to `high`, or above `low` where `above` is set."""
-    is_number = isinstance(value, Real) and not isinstance(value, bool) and float("-inf") < value < float("inf")
-    if not is_number or value > high or value < low or (above and value == low):
+    given = float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
+    if not math.isfinite(given) or given > high or given < low or (above and given == low):
         least = f"above {low:g}" if above else f"{low:g} or more"
         most = "" if high == float("inf") else f" and at most {high:g}"
         raise OptionError(name, value, f"must be a number, {least}{most}")
 
 
-def one_of(name: str, value: Any, allowed: Iterable[Any]) -> None:
+def one_of(name: str, value: object, allowed: Iterable[object]) -> None:
     """`value` must stand in `allowed`."""
     allowed = tuple(allowed)
     if value not in allowed:
         raise OptionError(name, value, f"must be one of {', '.join(map(str, allowed))}")
 
 
-def flag(name: str, value: Any) -> None:
+def flag(name: str, value: object) -> None:
     """`value` must be true or false."""
     if not isinstance(value, bool):
         raise OptionError(name, value, "must be true or false")
 
 
-def pair(name: str, value: Any, at_least: int = 1) -> tuple[int, int]:
+def pair(name: str, value: object, at_least: int = 1) -> tuple[int, int]:
     """Read a height and width: one whole number for both, or a list of two. Returns (height, width)."""
     values = tuple(value) if isinstance(value, list | tuple) else (value, value)
     if len(values) != 2 or not all(_is_whole(side, at_least) for side in values):
         raise OptionError(name, value, f"must be a whole number of pixels, {at_least} or more, or [height, width]")
-    return values
+    height, width = values
+    return height, width

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ssvit.options import OptionError, make, number, one_of, within
 
@@ -18,6 +18,7 @@ class Progress(NamedTuple):
 
 
 ScheduleFunction = Callable[[Progress], float]
+Given = ScheduleFunction | Mapping[str, object]  # as an option has it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,14 +42,16 @@ class Schedule:
             number("end", self.end, -math.inf)
 
     @classmethod
-    def of(cls, name: str, value: Any, low: float, high: float = math.inf, *, above: bool = False) -> ScheduleFunction:
+    def of(cls, name: str, value: Given, low: float, high: float = math.inf, *, above: bool = False) -> Given:
         """The schedule of an option: from options, whose values it checks as `number` does, or any function as it is.
 
         A mapping with a `_target_` is left to be built.
         """
-        if isinstance(value, cls) or (isinstance(value, Mapping) and "_target_" not in value):
+        if isinstance(value, Mapping) and "_target_" not in value:
             with within(name):
-                value = value if isinstance(value, cls) else make(cls, value)
+                value = make(cls, value)
+        if isinstance(value, cls):
+            with within(name):
                 for end in ("start", "end") if value.end is not None else ("start",):
                     number(end, getattr(value, end), low, high, above=above)
         elif not callable(value) and not isinstance(value, Mapping):

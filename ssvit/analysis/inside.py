@@ -22,6 +22,7 @@ from torch import Tensor
 
 from ssvit import atomic_io
 from ssvit.analysis import attention, filters, positions, similarity
+from ssvit.data.batch import EvalTransform
 from ssvit.data.decode import Unreadable, load
 from ssvit.data.loader import evaluation_batches
 from ssvit.data.source import Source
@@ -47,7 +48,7 @@ class Pictures:
         return Pictures(self.images[places], tuple(self.names[place] for place in places), self.description)
 
 
-def held_out(source: Source, view: Any, count: int, **options: Any) -> Pictures:
+def held_out(source: Source, view: EvalTransform, count: int, **options: Any) -> Pictures:
     """Images of a source, always the same ones, named by their class if it is known. UserError if none can be read.
 
     options: batch_size, workers and timeout of `evaluation_batches`.
@@ -60,7 +61,7 @@ def held_out(source: Source, view: Any, count: int, **options: Any) -> Pictures:
     return Pictures(torch.cat([batch.images for batch in batches]), tuple(names), f"{len(places)} held-out images")
 
 
-def from_files(paths: Sequence[str], view: Any, count: int, say: Callable[[str], None]) -> Pictures:
+def from_files(paths: Sequence[str], view: EvalTransform, count: int, say: Callable[[str], None]) -> Pictures:
     """At most `count` of a user's pictures, evenly spaced; say(line) is called for one that is unreadable.
 
     UserError if none can be read.
@@ -248,6 +249,8 @@ def _add_maps(report: Report, encoder: ViT, pictures: Pictures, layer: int, pool
 
     with attention.watched(encoder, see):
         encoder(pictures.images.to(encoder.mean.device))
+    assert rollout is not None
+    assert heads is not None  # `layer` is one of the layers
     whole = attention.over_patches(rollout, encoder.num_prefix_tokens, pooling).cpu()
     report.figures["rollout"] = maps.plot_rollout(pictures.images, whole, encoder.grid, pictures.names)
     report.figures["heads"] = maps.plot_heads(pictures.images, heads, encoder.grid, pictures.names, layer)

@@ -47,14 +47,14 @@ class Visualize:
 
 def plotted(encoder: ViT, *, layer: int | str, pooling: str | None) -> tuple[int, str]:
     """The layer whose heads are plotted, from 1, and the pooling. OptionError for what an encoder does not have."""
-    if layer == "last":
-        layer = encoder.depth
-    whole("layer", layer)
-    if layer > encoder.depth:
+    number = encoder.depth if layer == "last" else layer
+    whole("layer", number)
+    number = int(number)
+    if number > encoder.depth:
         raise OptionError("layer", layer, f"must be at most {encoder.depth}, the encoder's layers, or last")
     if pooling is None:
         pooling = "class_token" if encoder.class_token else "patch_mean"
     one_of("pooling", pooling, ("class_token", "patch_mean"))
     if pooling == "class_token" and not encoder.class_token:
         raise OptionError("pooling", pooling, "must be patch_mean: the encoder has no class token")
-    return layer, pooling
+    return number, pooling

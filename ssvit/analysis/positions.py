@@ -50,11 +50,11 @@ def plot(similarity: Tensor, grid: tuple[int, int]) -> Figure:
     picture = axis.imshow(tiles.numpy(), vmin=low, vmax=1, cmap="viridis", interpolation="nearest")
     for set_ticks, side, step in ((axis.set_yticks, y, down), (axis.set_xticks, x, across)):
         kept = range(step // 2, side, step)
-        set_ticks([place * (side + gap) + (side - 1) / 2 for place in range(len(kept))], [one + 1 for one in kept])
+        set_ticks([place * (side + gap) + (side - 1) / 2 for place in range(len(kept))], [str(one + 1) for one in kept])
     axis.tick_params(length=0, labelsize=7 if most > 8 else 8)
     axis.set(xlabel="column of the patch", ylabel="row of the patch")
-    style = {"va": "center", "fontsize": 10, "color": INK}
-    figure.text(left / width, 1 - top / 2 / height, "similarity of position embeddings", **style)
+    title = "similarity of position embeddings"
+    figure.text(left / width, 1 - top / 2 / height, title, va="center", fontsize=10, color=INK)
     figure.colorbar(picture, cax=bar)
     bar.tick_params(labelsize=8)
     bar.set_ylabel("cosine")

@@ -10,7 +10,7 @@ Letters: b images, c channels, n patches, m corrupted patches an image, d width.
 import math
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ssvit.benchmark.options import Size
 from ssvit.data.batch import Batch
-from ssvit.models.vit import gather
+from ssvit.models.vit import ViT, gather
 from ssvit.objectives.base import NOTHING, Objective
 from ssvit.objectives.masked_patch import MaskedPatch
 from ssvit.objectives.masking import Corruption, Masking
@@ -32,11 +32,16 @@ class Peer(Objective):
     def __init__(self, size: Size) -> None:
         super().__init__()
         self.size, self.masking = size, Masking()
-        self.encoder = SimpleNamespace(grid=_grid(size), blocks=())  # as far as it is asked for
+        # As far as it is asked for.
+        self.encoder = cast(ViT, SimpleNamespace(grid=_grid(size), blocks=()))
 
     def sample(self, slots: Tensor, *, seed: int) -> Corruption:
         """Which patches are corrupted, and how; vit-pytorch samples once more for itself."""
         return self.masking.sample(slots, seed=seed, grid=self.encoder.grid)
+
+    def loss(self, images: Tensor, noise: Corruption) -> Tensor:
+        """The peer's loss."""
+        raise NotImplementedError
 
     def forward(self, batch: Batch, noise: Corruption, scheduled: Mapping[str, Tensor] = NOTHING) -> dict[str, Tensor]:
         """The loss alone."""
@@ -86,7 +91,7 @@ class Transformers(Peer):
         from transformers import ViTConfig, ViTForMaskedImageModeling
 
         super().__init__(size)
-        config = ViTConfig(
+        config = ViTConfig(  # type: ignore[call-arg]  # attn_implementation is an option of every configuration
             image_size=size.image_size,
             patch_size=size.patch_size,
             encoder_stride=size.patch_size,
@@ -186,7 +191,7 @@ def _torchvision(size: Size) -> Any:
 
 def masked_patch(encoder: nn.Module, size: Size) -> MaskedPatch:
     """The objective as configs/objective/masked_patch.yaml has it."""
-    return MaskedPatch(encoder=encoder, masking=Masking(), target=MeanColor(patch_size=size.patch_size))
+    return MaskedPatch(encoder=cast(ViT, encoder), masking=Masking(), target=MeanColor(patch_size=size.patch_size))
 
 
 PEERS: dict[str, Callable[[Size], Objective]] = {

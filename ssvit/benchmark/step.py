@@ -12,10 +12,10 @@ import re
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -29,6 +29,7 @@ from ssvit.data.batch import Batch
 from ssvit.kernels import fused
 from ssvit.models.vit import ViT
 from ssvit.objectives.base import Objective
+from ssvit.options import make
 from ssvit.training import runtime
 from ssvit.training.loop import accumulate
 from ssvit.training.recipe import Recipe
@@ -38,18 +39,18 @@ OURS = "ssvit"
 _PEAK = 2048  # rows and columns of the matrices that the machine's peak is measured on
 
 
-def run(*, rounds: int = 7, **given: Any) -> dict[str, list[Rate]]:
+def run(*, rounds: int = 7, **given: object) -> dict[str, list[Rate]]:
     """The rates in images a second, and of the machine's matrix products in GFLOP a second, by title.
 
     The options are those of `options.Step`.
     """
-    own = Step(**given)
+    own = make(Step, given)
     size, precision, device = SIZES[own.model], own.precision, own.device
     b = own.batch or size.batch[device]
-    options = {"precision": precision, "compile": own.compile, "device": device, "batch": b}
+    build = partial(Steps, size=size, precision=precision, compile=own.compile, device=device, batch=b)
     names = [OURS, *(name for name in PEERS if own.peers and find_spec(name.split()[0].replace("-", "_")))]
     with threads(own.threads):
-        contenders: dict[str, Callable[[], float]] = {name: Steps(name, size, **options) for name in names}
+        contenders: dict[str, Callable[[], float]] = {name: build(name) for name in names}
         if own.threads > 1:
             contenders[f"{OURS}, 1 thread"] = threads(1)(contenders[OURS])
         products = _products(precision, device)
@@ -61,7 +62,7 @@ def run(*, rounds: int = 7, **given: Any) -> dict[str, list[Rate]]:
             rates[place] = rate = replace(rate, share=rate.per_work_second * gflop / peak)
         if rate.name in names and own.memory:
             with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-                rates[place] = replace(rate, memory=pool.submit(_memory, rate.name, size, options).result())
+                rates[place] = replace(rate, memory=pool.submit(_memory, partial(build, rate.name), device).result())
     way, cores = "compiled" if own.compile else "eager", f"{own.threads} thread{'s' * (own.threads > 1)}"
     how = f"{precision}, {way}, {device}, {cores}"
     return {f"{own.model}, {size.image_size} px, {b} images a step, {gflop:.2f} GFLOP an image, {how}": rates}
@@ -130,18 +131,19 @@ def _products(precision: str, device: str) -> dict[str, Callable[[], float]]:
     return products
 
 
-def _memory(name: str, size: Size, options: dict[str, Any]) -> float | None:
+def _memory(build: "Callable[[], Steps]", device: str) -> float | None:
     """Megabytes that two steps take at the highest, weights and optimiser included: of the GPU, or of the process
     beyond what it has before the model is built; None where the system does not tell.
     """
     torch.set_num_threads(1)
     before = _resident("VmRSS")
-    steps = Steps(name, size, **options)
+    steps = build()
     for _ in range(2):
         steps()
-    if options["device"] == "cuda":
+    if device == "cuda":
         return torch.cuda.max_memory_allocated() / 1e6
-    return None if before is None else _resident("VmHWM") - before
+    highest = _resident("VmHWM")
+    return None if before is None or highest is None else highest - before
 
 
 def _resident(kind: str) -> float | None:

@@ -7,7 +7,7 @@ Files of the first edition do name builders: one that is not in `BUILDERS` is re
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -173,7 +173,8 @@ class Configuration:
         sides = [dict(map(_renamed, flatten(side.values))) for side in (old, self)]
         # The first edition's dropout was of attention weights too.
         added = {"encoder.attention_dropout": sides[0].get("encoder.dropout", 0.0), **ADDED}
-        kinds, free = [old.choices, self.choices], FREE_CHOICES
+        kinds: Sequence[Mapping[str, str | None]] = [old.choices, self.choices]
+        free: Sequence[str] = FREE_CHOICES
         if not old.choices:  # of the first edition
             kinds = [{name: BUILDERS.get(one, one) for name, one in side.builders.items()} for side in (old, self)]
             free = FREE

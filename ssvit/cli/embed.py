@@ -21,7 +21,7 @@ def run(config: DictConfig, plain: dict[str, Any]) -> Path:
     """Read each picture once and write names, classes and vectors; the same command again goes on where it stopped."""
     own = select(Embed, plain)
     preflight.parts(plain)
-    called = HydraConfig.get().runtime.choices.get("data")
+    called = str(HydraConfig.get().runtime.choices.get("data"))
     folders = [*plain["images"]]
     if called == "folder":  # all of its images, in whatever subfolders for training and testing
         folders += [part for part in folder.splits(plain["data"]["root"]) if part is not None]
@@ -43,10 +43,11 @@ def run(config: DictConfig, plain: dict[str, Any]) -> Path:
     from ssvit.retrieval import embedding, gallery
 
     frozen = Frozen(load_encoder(checkpoint.path, **plain["encoder"]), found, identity=checkpoint.checksum[:16])
+    read: gallery.Load = load
     if not pictures:
-        pictures, load = gallery.of_data_set(called, instantiate(config.data.source, _convert_="all"), own.split)
+        pictures, read = gallery.of_data_set(called, instantiate(config.data.source, _convert_="all"), own.split)
     crop = CenterCrop(**vars(transform))
-    describe = gallery.Describer(frozen, crop, load=load, batch_size=own.batch_size, workers=own.workers, bar=False)
+    describe = gallery.Describer(frozen, crop, load=read, batch_size=own.batch_size, workers=own.workers, bar=False)
     output, identity = Path(own.output), f"{frozen.identity} {crop}"
     print(embedding.embed(pictures, describe, output, identity=identity, progress=progress("pictures", " pictures")))
     return output

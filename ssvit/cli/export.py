@@ -24,7 +24,10 @@ def run(config: DictConfig, plain: dict[str, Any]) -> None:
 
     from ssvit.checkpoints.storage import load_classifier, load_encoder
     from ssvit.exchange.export import export
+    from ssvit.models import vit
+    from ssvit.objectives.classify import Classify
 
+    model: vit.ViT | Classify
     if checkpoint.has_classifier:
         model = load_classifier(checkpoint.path, image_size=size, resize=options.resize)
     else:

@@ -17,9 +17,10 @@ from omegaconf import DictConfig
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.cli.launch import progress
 from ssvit.cli.pretrained import from_scratch
+from ssvit.data.batch import EvalTransform
 from ssvit.data.source import Data, masks, subset
 from ssvit.evaluation.base import Probe
-from ssvit.evaluation.features import Cache, Extractor, Frozen, PatchPixels, Pixels, extract
+from ssvit.evaluation.features import Cache, Extractor, FeatureSets, Frozen, PatchPixels, Pixels, extract
 from ssvit.evaluation.options import PATCHES, Reading
 from ssvit.evaluation.scores import Split
 from ssvit.kernels.accelerate import accelerate
@@ -54,7 +55,8 @@ def read(
     _, test = data.reported
     for name, probe in probes.items():
         with within(f"probes.{name}"):
-            probe.check(data.train.labels, test.labels, data.classes)
+            if data.train.labels is not None and test.labels is not None:
+                probe.check(data.train.labels, test.labels, data.classes)
         if probe.features == PATCHES:
             for source in (data.train, test):
                 masks(source, eval_transform, torch.tensor([0]))
@@ -90,10 +92,12 @@ def read(
 def _fewer(data: Data, train_images: int | None, test_images: int | None) -> Data:
     """At most so many training images, and of those reported on, which alone are kept to measure on; None: all."""
     part, test = data.reported
-    parts = {}
-    for name, images, source in (("train", train_images, data.train), (part, test_images, test)):
-        parts[name] = source if images is None else subset(source, images=min(images, len(source)))
-    return replace(data, **{"validation": None, "test": None} | parts)
+    train, test = (
+        source if images is None else subset(source, images=min(images, len(source)))
+        for images, source in ((train_images, data.train), (test_images, test))
+    )
+    is_test = part == "test"
+    return replace(data, train=train, validation=None if is_test else test, test=test if is_test else None)
 
 
 def _functions(
@@ -108,23 +112,28 @@ def _functions(
         return Frozen(encoder, readings, identity=json.dumps([weights, encoder.arguments]))
 
     weights = f"{checkpoint.checksum}, resized as {plain['encoder']['resize']}"
-    functions: dict[str, Extractor] = {"": frozen(config.encoder, weights)}
+    own = frozen(config.encoder, weights)
+    functions: dict[str, Extractor] = {"": own}
     if plain["baselines"]:
         functions["random_"] = frozen(from_scratch(config).encoder, f"random weights of torch {torch.__version__}")
         of_patches = readings[0].pooling == PATCHES
-        functions["pixels"] = PatchPixels(functions[""].encoder.patch_size) if of_patches else Pixels()
+        functions["pixels"] = PatchPixels(own.encoder.patch_size) if of_patches else Pixels()
     return functions
 
 
 def _split(
-    data: Data, functions: Mapping[str, Extractor], plain: Mapping[str, Any], eval_transform: Any, fabric: Fabric
+    data: Data,
+    functions: Mapping[str, Extractor],
+    plain: Mapping[str, Any],
+    eval_transform: EvalTransform,
+    fabric: Fabric,
 ) -> Split:
     """Compute the features, each process its part, or take them from the cache; with masks for those of patches."""
     options = {name: plain[name] for name in ("batch_size", "workers")}
     options |= {"timeout": plain["loader_timeout"], "device": fabric.device}
     parts = []
     for which, source in (("training", data.train), data.reported):
-        found = None
+        found: FeatureSets | None = None
         for prefix, function in functions.items():
             if isinstance(function, Frozen):
                 function.encoder.to(fabric.device)
@@ -139,7 +148,9 @@ def _split(
             named = {name if name == prefix else f"{prefix}{name}": value for name, value in sets.values.items()}
             sets = replace(sets, values=named)
             found = found.beside(sets) if found else sets
+        assert found is not None
         if any(values.ndim == 4 for values in found.values.values()):
             found = replace(found, masks=masks(source, eval_transform, found.places))
         parts.append(found)
-    return Split(tuple(functions[""].identities), *parts, eval_transform, data.reported[0])
+    train, test = parts
+    return Split(tuple(functions[""].identities), train, test, eval_transform, data.reported[0])

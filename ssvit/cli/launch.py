@@ -5,6 +5,7 @@ Status: 0 done, 1 failed, 2 the configuration is wrong, 130 and 143 stopped by C
 
 import copy
 import difflib
+import io
 import json
 import os
 import re
@@ -75,9 +76,8 @@ class Tool:
         # Hydra then raises its errors instead of printing them with advice for its developers.
         os.environ["HYDRA_FULL_ERROR"] = "1"
         for stream in (sys.stdout, sys.stderr):
-            stream.reconfigure(
-                errors="backslashreplace"
-            )  # a name that the terminal's encoding lacks must not end a run
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="backslashreplace")  # the terminal's encoding may lack a name's characters
         command_line = sys.argv[1:]
         try:
             with self._prepared(command_line if arguments is None else arguments) as (options, bare):
@@ -163,9 +163,9 @@ class Tool:
         """Call `run` with a composed configuration; Failure for what a user can cause."""
         try:
             _check_kinds(config, self.name)
-            if bare:
+            if bare and self.positional:
                 config[self.positional] = [*config[self.positional], *bare]
-            return self.run(config, OmegaConf.to_container(config, resolve=True, throw_on_missing=True))
+            return self.run(config, as_dict(config))
         except OptionError as error:
             raise Failure(f"{_option(error.name, config)}={typed(error.value)}: {error.right}", 2) from None
         except UserError as error:
@@ -263,7 +263,7 @@ def _check_kinds(config: DictConfig, name: str) -> None:
         if isinstance(usual, DictConfig) and not isinstance(value, DictConfig):
             if value is None and "." in option and (option.startswith("probes.") or "_target_" not in usual):
                 continue  # one of several probes, or the stem of an encoder, may be left out
-            first = next((key for key in usual if not str(key).startswith("_")), "option")
+            first = next((name for name in map(str, usual) if not name.startswith("_")), "option")
             raise OptionError(option, value, f"is a group of options: give one of them, as {option}.{first}=…")
         if isinstance(usual, ListConfig) and not isinstance(value, ListConfig | str) and "." not in option:
             raise OptionError(option, value, "must be a list")
@@ -314,6 +314,13 @@ def leave(line: str, status: int) -> NoReturn:
     sys.stdout.flush()
     print(f"{Path(sys.argv[0]).name}: {printable(line)}", file=sys.stderr)
     sys.exit(status)
+
+
+def as_dict(config: DictConfig, *, resolve: bool = True) -> dict[str, Any]:
+    """A group of options as a plain dictionary."""
+    found = OmegaConf.to_container(config, resolve=resolve, throw_on_missing=resolve)
+    assert isinstance(found, dict)
+    return {str(name): value for name, value in found.items()}
 
 
 def _option(name: str, config: DictConfig) -> str:

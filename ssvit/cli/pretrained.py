@@ -19,7 +19,7 @@ from ssvit import options
 from ssvit.checkpoints import manifest
 from ssvit.checkpoints.checkpoint import PRETRAIN, Checkpoint, find
 from ssvit.checkpoints.configuration import Configuration, ConfigurationError, refers
-from ssvit.cli.launch import CONFIGS, say, search_path, typed_command
+from ssvit.cli.launch import CONFIGS, as_dict, say, search_path, typed_command
 from ssvit.exchange import reading
 from ssvit.models.options import CHANGEABLE
 from ssvit.options import OptionError, UserError
@@ -153,7 +153,7 @@ def _composed(choices: Mapping[str, str | None], file: Path) -> dict[str, Any]:
     given = [f"{'+' * (group == 'data')}{group}={name or 'null'}" for group, name in choices.items()]
     try:
         with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-            return OmegaConf.to_container(compose(overrides=[*search_path(), *given]).data, resolve=False)
+            return as_dict(compose(overrides=[*search_path(), *given]).data, resolve=False)
     except HydraException:
         named = ", ".join(option.removeprefix("+") for option in given)
         right = "there is no such file here; give the --config-dir that has it"
@@ -185,16 +185,16 @@ def default_name(config: DictConfig) -> str:
     """The name of a run's folder: what it does, from which checkpoint, and on which images if not that run's."""
     choices = HydraConfig.get().runtime.choices
     what = "compare" if config.compare else config.sweep or ("scratch" if config.checkpoint == SCRATCH else "finetune")
-    path = Path(config.encoder.get("path", choices.encoder))
+    path = Path(config.encoder.get("path", choices["encoder"]))
     start = path.parent.name if path.is_dir() else path.stem
-    return "_".join([what, start] if choices.data == "pretrained" else [what, start, choices.data])
+    return "_".join([what, start] if choices["data"] == "pretrained" else [what, start, choices["data"]])
 
 
 def from_scratch(config: DictConfig) -> DictConfig:
     """The same configuration with random weights in place of those of the checkpoint."""
     if "path" not in config.encoder:
         return config
-    given: dict[str, Any] = OmegaConf.to_container(config.encoder, resolve=False)
+    given = as_dict(config.encoder, resolve=False)
     arguments = Checkpoint.open(given["path"], given).encoder | {name: given[name] for name in CHANGEABLE}
     config = config.copy()
     with open_dict(config):

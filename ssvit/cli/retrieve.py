@@ -39,12 +39,13 @@ def run(config: DictConfig, plain: dict[str, Any]) -> None:
 
     kind = instantiate(config.index)
     frozen = Frozen(load_encoder(checkpoint.path, **plain["encoder"]), found, identity=checkpoint.checksum[:16])
+    read: gallery.Load = load
     if of_a_set:
-        called = HydraConfig.get().runtime.choices.data
-        split, load = gallery.of_data_set(called, instantiate(config.data.source, _convert_="all"), own.split)
+        called = HydraConfig.get().runtime.choices["data"]
+        split, read = gallery.of_data_set(called, instantiate(config.data.source, _convert_="all"), own.split)
         pictures = pictures or split
     crop = CenterCrop(**vars(transform))
-    describe = gallery.Describer(frozen, crop, load=load, batch_size=own.batch_size, workers=own.workers)
+    describe = gallery.Describer(frozen, crop, load=read, batch_size=own.batch_size, workers=own.workers)
     if own.action in (INDEX, ADD):
         write = gallery.index if own.action == INDEX else gallery.add
         report = write(own.store, pictures, describe)

@@ -11,6 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.checkpoints.run_folder import RunFolder, is_main_process
+from ssvit.cli.launch import as_dict
 from ssvit.cli.pretrained import SCRATCH, configuration, from_scratch
 from ssvit.data.loader import Loader
 from ssvit.data.options import NO_LABELS
@@ -31,7 +32,7 @@ class Session:
 
     def __init__(self, config: DictConfig, folder: Path, *, stage: str) -> None:
         self.config, self.folder, self.stage = config, folder, stage
-        self.fabric = runtime.start(Recipe(**OmegaConf.to_object(config.recipe)), **config.fabric)
+        self.fabric = runtime.start(Recipe(**as_dict(config.recipe)), **config.fabric)
         with runtime.together():
             self._data: Data = instantiate(config.data.source, _convert_="all")
         if self._data.told and is_main_process():
@@ -55,8 +56,8 @@ class Session:
     @runtime.together()
     def train(self, config: DictConfig, folder: Path) -> None:
         """Build what a configuration describes and train it in an open folder, going on from what is there."""
-        recipe = Recipe(**OmegaConf.to_object(config.recipe))
-        data = replace(self._data, train=subset(self._data.train, **_plain(config.subset)))
+        recipe = Recipe(**as_dict(config.recipe))
+        data = replace(self._data, train=subset(self._data.train, **as_dict(config.subset)))
         if config.development is not None:
             data = data.without_test(config.development)
         torch.manual_seed(key(recipe.seed, "weights"))
@@ -84,12 +85,12 @@ class Session:
         evaluators = _evaluators(config, data, eval_transform) | _probes(config, data, eval_transform)
         start = SCRATCH
         if "path" in config.encoder:
-            start = Checkpoint.open(config.encoder.path, _plain(config.encoder)).checksum
+            start = Checkpoint.open(config.encoder.path, as_dict(config.encoder)).checksum
         run_identity = objective.facts | {
             "stage": self.stage,
             "start": start,
             "data": data.train.fingerprint,
-            "view": {name: value for name, value in _plain(config.data.view).items() if name != "_target_"},
+            "view": {name: value for name, value in as_dict(config.data.view).items() if name != "_target_"},
             "precision": runtime.precision(recipe, self.fabric.device),
         }
         loop.train(self.fabric, objective, loader, recipe, folder, evaluators=evaluators, run_identity=run_identity)
@@ -119,7 +120,7 @@ def _probes(config: DictConfig, data: Data, eval_transform: Any) -> dict[str, Ev
     """The probes of a pre-training run, as far as its images suffice for them."""
     if not config.get("probe"):
         return {}
-    options = _plain(config.probing)
+    options = as_dict(config.probing)
     options["every"] = interval(
         options["every"],
         images=min(options["train_images"], len(data.train)) + min(options["test_images"], len(data.watched)),
@@ -131,7 +132,3 @@ def _probes(config: DictConfig, data: Data, eval_transform: Any) -> dict[str, Ev
         for line in probing.refused:
             print(line, flush=True)
     return {"probe": probing} if probing.probes else {}
-
-
-def _plain(node: DictConfig) -> dict[str, Any]:
-    return OmegaConf.to_container(node, resolve=True)

@@ -24,6 +24,7 @@ def run(config: DictConfig, plain: dict[str, Any]) -> None:
     seen = {"view": plain["data"]["view"]} if paths else plain["data"]
     encoder = preflight.encoder(preflight.parts({"encoder": plain["encoder"], "data": seen}))
     checkpoint = Checkpoint.open(plain["encoder"]["path"], plain["encoder"])
+    assert encoder is not None
     layer, pooling = plotted(encoder, layer=own.layer, pooling=own.pooling)
     sizes = {name: plain["encoder"][name] for name in ("resize", "image_size")}
     other = None
@@ -52,8 +53,10 @@ def run(config: DictConfig, plain: dict[str, Any]) -> None:
         second = "random weights", instantiate(from_scratch(config).encoder, _convert_="all").eval().to(device)
     elif other is not None:
         second = other.name, load_encoder(other.path, announce=True, **sizes).to(device)
-    options = {"layer": layer, "pooling": pooling, "shown": own.shown, "batch_size": batch}
-    found = inside.look(encoder, pictures, other=second, **options, progress=progress("images", " images"))
+    found = inside.look(
+        encoder, pictures, other=second, layer=layer, pooling=pooling, shown=own.shown, batch_size=batch,
+        progress=progress("images", " images"),
+    )  # fmt: skip
     found.numbers |= {
         "checkpoint": str(checkpoint.path),
         "step": checkpoint.step,

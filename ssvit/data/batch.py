@@ -1,11 +1,28 @@
 """What a training step takes: the views of some images. Letters: b images, v views, c channels, h, w pixels."""
 
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from ssvit.options import UserError
+
+
+class Transform(Protocol):
+    """Makes views of images, (b, c, h, w) uint8 or a list of (c, h, w): one of each image, or groups by name."""
+
+    def __call__(self, images: Tensor | Sequence[Tensor], slots: Tensor, seed: int) -> Tensor | dict[str, Tensor]: ...
+
+
+class EvalTransform(Protocol):
+    """Shows images as evaluation sees them, without randomness: -> (b, c, h, w) uint8."""
+
+    def __call__(self, images: Tensor | Sequence[Tensor], slots: Tensor | None = None, seed: int = 0) -> Tensor: ...
+
+    def mask(self, mask: Tensor) -> Tensor:
+        """The mask of an image as that is shown: (h, w) uint8 -> (h, w) uint8."""
+        ...
 
 
 class Batch(NamedTuple):
@@ -35,7 +52,7 @@ class Batch(NamedTuple):
             )
         return self.views["image"]
 
-    def augmented(self, transform: Any, seed: int) -> "Batch":
+    def augmented(self, transform: Transform, seed: int) -> "Batch":
         """The views that a transform makes of the only view."""
         return self._replace(views=named(transform(self.images, self.slots, seed)))
 

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from functools import partial
 
 import torch
 
@@ -12,42 +12,42 @@ from ssvit.data import options
 from ssvit.data.files import Files
 from ssvit.data.memory import Memory
 from ssvit.data.source import Data, Source, hold_out
-from ssvit.options import OptionError, UserError
+from ssvit.options import OptionError, UserError, make, pair
 
 
-def synthetic(**given: Any) -> Data:
+def synthetic(**given: object) -> Data:
     """The embedded set, `options.Synthetic`, rendered at each start: nothing to download."""
     from ssvit.data.synthetic import CLASSES, masks, render
 
-    chosen = options.Synthetic(**given)
-    scene = {"seed": chosen.seed, "size": chosen.size}
+    chosen = make(options.Synthetic, given)
+    seed, size = chosen.seed, pair("size", chosen.size)
     counts = chosen.images, chosen.held_out_images
     train, test = (
-        Memory(*render(part, **scene), CLASSES, masks=masks(part, **scene))
+        Memory(*render(part, seed=seed, size=size), CLASSES, masks=masks(part, seed=seed, size=size))
         for part in torch.arange(sum(counts)).split(counts)
     )
     return Data(train, None, test, CLASSES)
 
 
-def folder(**given: Any) -> Data:
+def folder(**given: object) -> Data:
     """Image files in a folder, `options.Folder`.
 
     Beside validation images, test=auto skips test images that have no labels of the training set's classes. UserError
     if validation or test images have a class that training lacks.
     """
-    chosen = options.Folder(**given)
+    chosen = make(options.Folder, given)
     splits = chosen.splits
-    read = {"verify": chosen.verify, "masks": chosen.masks and (chosen.root, chosen.masks)}
-    train = _files(splits.train, **read)
+    read = partial(_files, verify=chosen.verify, masks=(chosen.root, chosen.masks) if chosen.masks else None)
+    train = read(splits.train)
     if splits.validation is None and splits.test is None:
-        train, test = hold_out(train, fraction=chosen.held_out, seed=chosen.seed)
-        line = f"{_short(splits.train)} {len(train):,} images to train on, {len(test):,} others to measure on"
-        return Data(train, None, test, train.classes, f"{line} (data.held_out={chosen.held_out:g})")
-    validation = splits.validation and _files(splits.validation, train.classes, **read)
+        part, rest = hold_out(train, fraction=chosen.held_out, seed=chosen.seed)
+        line = f"{_short(splits.train)} {len(part):,} images to train on, {len(rest):,} others to measure on"
+        return Data(part, None, rest, part.classes, f"{line} (data.held_out={chosen.held_out:g})")
+    validation = read(splits.validation, train.classes) if splits.validation else None
     test, reason = None, ""
     optional = chosen.test == folders.AUTO and validation
     try:
-        test = splits.test and _files(splits.test, train.classes, **read)
+        test = read(splits.test, train.classes) if splits.test else None
         if optional and test and train.classes and test.labels is None:
             test, reason = None, "its images have no labels"
     except UserError as error:
@@ -57,9 +57,9 @@ def folder(**given: Any) -> Data:
     purposes = ("for choices", "for the reported figure") if validation and test else ("to measure on",) * 2
     lines = [f"{_short(splits.train)} {len(train):,} images to train on"]
     for path, source, purpose in zip(splits[1:], (validation, test), purposes, strict=True):
-        if source is not None:
+        if path is not None and source is not None:
             lines.append(f"{_short(path)} {len(source):,} {purpose}")
-    if reason:
+    if splits.test and reason:
         lines.append(f"{_short(splits.test)} is not used: {reason}")
     return Data(train, validation, test, train.classes, "; ".join(lines))
 
@@ -68,21 +68,21 @@ def _short(path: str) -> str:
     return f"{os.path.basename(os.path.abspath(path))}/"
 
 
-def imagenet(**given: Any) -> Data:
+def imagenet(**given: object) -> Data:
     """ImageNet in its usual layout, `options.Imagenet`."""
-    chosen = options.Imagenet(**given)
+    chosen = make(options.Imagenet, given)
     root = chosen.root
     data = folder(root=root, train="train", validation="val", test=None, verify=chosen.verify)
     if not data.classes:
         raise OptionError("root", root, "images lie in train/ itself, not in a folder for each class")
-    if data.validation.labels is None:
+    if data.watched.labels is None:
         raise OptionError("root", root, "images lie in val/ itself: sort them into a folder for each class (wnid)")
     return replace(data, told="")
 
 
-def torchvision_set(**given: Any) -> Data:
+def torchvision_set(**given: object) -> Data:
     """A public data set, `options.TorchvisionSet`, tested on its test images. UserError for absent or damaged files."""
-    chosen = options.TorchvisionSet(**given)
+    chosen = make(options.TorchvisionSet, given)
     name, root, download = chosen.name, chosen.root, chosen.download
     parts = (chosen.split,) if chosen.split else _TORCHVISION[name][1]
     try:
@@ -105,17 +105,18 @@ def _files(root: str, classes: Sequence[str] = (), *, verify: str, masks: tuple[
     """
     found = folders.list_images(root)
     paths = [path for path, _ in found]
-    names = {name for _, name in found}
+    of_images = None
     if masks:
         images, of = masks
-        masks = [os.path.join(of, os.path.splitext(os.path.relpath(path, images))[0] + ".png") for path in paths]
-    if None in names:
-        return Files(paths, masks=masks, verify=verify)
-    classes = tuple(classes) or tuple(sorted(names))
-    if unknown := names - set(classes):
+        of_images = [os.path.join(of, os.path.splitext(os.path.relpath(path, images))[0] + ".png") for path in paths]
+    names = [name for _, name in found if name is not None]
+    if len(names) < len(found):
+        return Files(paths, masks=of_images, verify=verify)
+    classes = tuple(classes) or tuple(sorted(set(names)))
+    if unknown := set(names) - set(classes):
         raise UserError(f"{root}: the class {min(unknown)} is not among the {len(classes)} that are trained on")
     label = {name: number for number, name in enumerate(classes)}
-    return Files(paths, [label[name] for _, name in found], classes, masks=masks, verify=verify)
+    return Files(paths, [label[name] for name in names], classes, masks=of_images, verify=verify)
 
 
 # The class in torchvision.datasets, and the parts that make up the training set.

@@ -22,7 +22,7 @@ from typing import BinaryIO
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 from torchvision.io import ImageReadMode, decode_jpeg
 
@@ -195,7 +195,7 @@ def _check_pixels(height: int, width: int) -> int:
 def _reason(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
-    if isinstance(error, Image.UnidentifiedImageError):
+    if isinstance(error, UnidentifiedImageError):
         return "no image of a known format"
     text = str(error).splitlines()[0] if str(error) else type(error).__name__
     return re.sub(r"^.*\.cpp:\d+, ", "", text)  # torchvision puts its source file in front

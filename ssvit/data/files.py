@@ -5,14 +5,13 @@ import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
-from typing import Any
 
 from torch import Tensor
 from tqdm import tqdm
 
 from ssvit.data import decode
 from ssvit.data.options import VERIFIED
-from ssvit.data.source import Source, checked_labels
+from ssvit.data.source import Labels, Source, checked_labels
 from ssvit.options import UserError, one_of, printable
 
 
@@ -26,7 +25,7 @@ class Files(Source):
     def __init__(
         self,
         paths: Sequence[str],
-        labels: Any = None,
+        labels: Labels = None,
         classes: Sequence[str] = (),
         *,
         masks: Sequence[str] | None = None,
@@ -69,7 +68,9 @@ class Files(Source):
     def take(self, indices: Tensor) -> "Files":
         """The set of the files at `indices`, in that order."""
         labels = None if self.labels is None else self.labels[indices]
-        paths, masks = (of and [of[i] for i in indices.tolist()] for of in (self.paths, self.masks))
+        places = indices.tolist()
+        masks = None if self.masks is None else [self.masks[i] for i in places]
+        paths = [self.paths[i] for i in places]
         return Files(paths, labels, self.classes, masks=masks, verify=self.verify)
 
 

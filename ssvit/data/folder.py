@@ -7,7 +7,7 @@ both counts as unlabelled. Names that begin with a dot are skipped.
 import os
 from collections.abc import Iterator
 from itertools import combinations, islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ssvit.options import OptionError, UserError
 
@@ -18,7 +18,7 @@ KNOWN = {"train": ("train",), "validation": ("val", "validation", "valid"), "tes
 _NO_IMAGE = f"holds no image (a file ending in {', '.join(IMAGE_SUFFIXES)})"
 
 
-def check(root: Any, name: str = "root") -> None:
+def check(root: object, name: str = "root") -> None:
     """OptionError if a root is no folder or holds no image at any depth. Stops at the first image."""
     if not isinstance(root, str | os.PathLike) or not os.fspath(root):
         raise OptionError(name, root, "must name a folder of images")
@@ -40,7 +40,7 @@ def count(root: str, at_most: int) -> int:
 
 def list_images(root: str) -> list[tuple[str, str | None]]:
     """All images of a folder as (path, class name or None), sorted by class and path. UserError if there is none."""
-    found = []
+    found: list[tuple[str, str | None]] = []
     try:
         for entry in _entries(root):
             if entry.is_dir():
@@ -53,7 +53,7 @@ def list_images(root: str) -> list[tuple[str, str | None]]:
         raise UserError(f"{root}: {_NO_IMAGE}")
     if any(name is None for _, name in found):
         return sorted((path, None) for path, _ in found)
-    return sorted(found, key=lambda image: (image[1], image[0]))
+    return sorted(found, key=lambda image: (image[1] or "", image[0]))
 
 
 def pictures(path: str) -> list[str]:
@@ -74,7 +74,7 @@ class Splits(NamedTuple):
     test: str | None
 
 
-def splits(root: str, *, train: Any = AUTO, validation: Any = AUTO, test: Any = AUTO) -> Splits:
+def splits(root: str, *, train: str | None = AUTO, validation: str | None = AUTO, test: str | None = AUTO) -> Splits:
     """Which subfolder of a folder is trained on, which is for choices, which for the reported figure.
 
     Each is named, or None for none, or auto: the first subfolder of a KNOWN name, of validation and test the first that
@@ -94,11 +94,12 @@ def splits(root: str, *, train: Any = AUTO, validation: Any = AUTO, test: Any = 
             raise OptionError(part, name, f"must be {AUTO}, null, or the name of a folder in {root}")
         found[part] = None if name is None else os.path.join(root, name)
     held_out = [part for part in ("validation", "test") if found[part]]
-    if found["train"] is None:
+    trained = found["train"]
+    if trained is None:
         classes = all(names[part] == AUTO for part in held_out)  # that happen to have a known name
         if not held_out or (train is None and classes):
             return Splits(root, None, None)
-        right = f"must name the folder in {root} to train on, beside {os.path.basename(found[held_out[0]])}/"
+        right = f"must name the folder in {root} to train on, beside {os.path.basename(str(found[held_out[0]]))}/"
         raise OptionError("train", train, f"{right}; null trains on all of it" if classes else right)
     for other, part in combinations(found, 2):
         paths = [os.path.realpath(path) for path in (found[other], found[part]) if path]
@@ -109,14 +110,14 @@ def splits(root: str, *, train: Any = AUTO, validation: Any = AUTO, test: Any = 
         others = (entry for entry in _entries(root) if entry.name not in known)
         if any(_is_image(entry) or _holds_images(entry.path) for entry in others):
             return Splits(root, None, None)
-    return Splits(**found)
+    return Splits(trained, found["validation"], found["test"])
 
 
 def _holds_images(folder: str) -> bool:
     return os.path.isdir(folder) and any(_images(folder))
 
 
-def _entries(folder: str) -> list[os.DirEntry]:
+def _entries(folder: str) -> list[os.DirEntry[str]]:
     """What a folder holds, by name, without links that lead nowhere or to themselves."""
     with os.scandir(folder) as entries:
         found = [entry for entry in entries if not entry.name.startswith(".")]
@@ -124,7 +125,7 @@ def _entries(folder: str) -> list[os.DirEntry]:
     return sorted(found, key=lambda entry: entry.name)
 
 
-def _is_image(entry: os.DirEntry) -> bool:
+def _is_image(entry: os.DirEntry[str]) -> bool:
     return entry.name.lower().endswith(IMAGE_SUFFIXES) and entry.is_file()
 
 

@@ -18,17 +18,16 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from ssvit.data import sampler
-from ssvit.data.batch import Batch, named
+from ssvit.data.batch import Batch, Transform, named
 from ssvit.data.decode import Unreadable
 from ssvit.data.source import Source
 from ssvit.options import OptionError, UserError, number, printable, whole
@@ -44,6 +43,7 @@ _AHEAD = 2  # micro-batches that each worker reads ahead
 _SHARED_MEMORY = "/dev/shm"  # through which workers hand over their tensors
 _FEWER = "take fewer data workers, smaller micro-batches (a larger recipe.accumulate, or a smaller batch_size)"
 _MORE_ROOM = f"{_FEWER}, or a larger /dev/shm (docker run --shm-size=…)"
+Read = tuple[Batch, list[Unreadable]] | UserError  # a micro-batch and the files that it lacks
 _FILES, _SPARE_FILES = 4, 16  # open for each worker, two pipes of two ends; open at times, to receive tensors
 
 
@@ -52,7 +52,7 @@ class Loader:
     """Training batches of a source. OptionError for a batch size that cannot be split, or too little shared memory."""
 
     source: Source
-    transform: Any
+    transform: Transform
     seed: int
     batch_size: int  # of a step, over all `world` processes and `accumulate` micro-batches
     accumulate: int = 1
@@ -95,7 +95,8 @@ class Loader:
         slots = torch.cat([sampler.slots(*divmod(unit, self.accumulate), **parted) for unit in units])
         return slots, sampler.indices(slots, size=len(self.source), seed=self.seed)
 
-    def _from_memory(self, units: range) -> Iterator[Batch]:
+    def _from_memory(self, units: range) -> Generator[Batch]:
+        assert self.source.in_memory is not None
         images, labels = self.source.in_memory.to(self.device, non_blocking=True), self.source.labels
         # A small batch costs nearly as much as a large one, so several are made together. Which ones does not depend
         # on the first step, so that arithmetic that differs with the size of a batch differs alike after a restart.
@@ -110,9 +111,9 @@ class Loader:
             for unit in block[max(units.start - start, 0) :]:
                 rows = slice((unit - start) * self._micro_batch, (unit - start + 1) * self._micro_batch)
                 views = {name: view[rows] for name, view in together.views.items()}
-                yield Batch(views, None if labels is None else together.labels[rows], together.slots[rows])
+                yield Batch(views, None if together.labels is None else together.labels[rows], together.slots[rows])
 
-    def _from_files(self, units: range) -> Iterator[Batch]:
+    def _from_files(self, units: range) -> Generator[Batch]:
         reader = _Reader(self.source, self.transform, self.seed)
         read = _read(reader, map(self._slots, units), self.workers, self.timeout, self.device, self._tally)
         return (batch.to(self.device) for batch in read)
@@ -120,7 +121,7 @@ class Loader:
 
 def evaluation_batches(
     source: Source,
-    transform: Any,
+    transform: Transform,
     *,
     batch_size: int,
     limit: int | None = None,
@@ -155,17 +156,17 @@ def evaluation_batches(
     return (batch.to(device) for batch in read)
 
 
-class _Reader(Dataset):
+class _Reader(Dataset[Read]):
     """Reads and augments a micro-batch, in whatever process: (slots, indices) -> the batch and what was unreadable.
 
     A UserError is returned, because a worker that raises it wraps it in its own traceback. Without a seed unreadable
     images are left out instead of replaced; where none is left, the batch has no views.
     """
 
-    def __init__(self, source: Source, transform: Any, seed: int | None) -> None:
+    def __init__(self, source: Source, transform: Transform, seed: int | None) -> None:
         self.source, self.transform, self.seed = source, transform, seed
 
-    def __getitem__(self, work: tuple[list[int], list[int]]) -> tuple[Batch, list[Unreadable]] | UserError:
+    def __getitem__(self, work: tuple[list[int], list[int]]) -> Read:
         failures: list[Unreadable] = []
         try:
             batch = self._read(*work, failures)
@@ -228,7 +229,7 @@ class _Tally:
             )
 
 
-def _check_room(transform: Any, images: int, workers: int) -> None:
+def _check_room(transform: Transform, images: int, workers: int) -> None:
     """OptionError if the micro-batches that workers read ahead, of so many images, do not fit into shared memory."""
     size = getattr(transform, "bytes_per_image", None)
     if not workers or size is None or not os.path.isdir(_SHARED_MEMORY):
@@ -340,7 +341,7 @@ def _in_time(workers: Collection[BaseProcess], seconds: float) -> Iterator[None]
 
 
 @contextlib.contextmanager
-def _running(loader: DataLoader) -> Iterator[tuple[Iterator[Any], Collection[BaseProcess]]]:
+def _running(loader: DataLoader[Read]) -> Iterator[tuple[Iterator[Read], Collection[BaseProcess]]]:
     """A data loader's results and its workers, and the certainty that these end with the block."""
     handler, others = signal.getsignal(signal.SIGCHLD), set(multiprocessing.active_children())
     try:
@@ -359,7 +360,7 @@ def _running(loader: DataLoader) -> Iterator[tuple[Iterator[Any], Collection[Bas
 
     def stop() -> None:
         if workers:
-            results._shutdown_workers()
+            results._shutdown_workers()  # type: ignore[attr-defined]  # of the iterator over processes
         for worker in workers:
             worker.kill()  # only one that hangs is left by now
 

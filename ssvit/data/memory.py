@@ -3,19 +3,20 @@
 import hashlib
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from ssvit.data.source import Source, checked_labels
+from ssvit.data.source import Labels, Source, checked_labels
 
 
 class Memory(Source):
     """images (n, c, h, w) uint8, labels (n,), masks (n, h, w) uint8. UserError for an out-of-range label."""
 
+    in_memory: Tensor
+
     def __init__(
-        self, images: Tensor, labels: Any = None, classes: Sequence[str] = (), *, masks: Tensor | None = None
+        self, images: Tensor, labels: Labels = None, classes: Sequence[str] = (), *, masks: Tensor | None = None
     ) -> None:
         if images.ndim != 4 or images.dtype != torch.uint8:
             raise ValueError(f"images must be (n, c, h, w) uint8, not {tuple(images.shape)} {images.dtype}")
@@ -36,7 +37,7 @@ class Memory(Source):
     def fingerprint(self) -> str:
         """sha256 of the shape and the pixels."""
         digest = hashlib.sha256(str(tuple(self.in_memory.shape)).encode())
-        digest.update(self.in_memory.numpy())
+        digest.update(self.in_memory.numpy().data)
         return digest.hexdigest()
 
     def take(self, indices: Tensor) -> "Memory":

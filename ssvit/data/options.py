@@ -17,8 +17,16 @@ class Known:
     """What is known of a data set before its images are read; None for what is not."""
 
     channels: int | None = None
-    labelled: bool | None = None  # the images to train on
-    validated: bool | None = None  # whether there are validation images
+
+    @property
+    def labelled(self) -> bool | None:
+        """Whether the images to train on have labels."""
+        return None
+
+    @property
+    def validated(self) -> bool | None:
+        """Whether there are validation images."""
+        return None
 
     def count(self, at_most: int) -> int | None:
         """How many images there are to train on, as far as `at_most`."""

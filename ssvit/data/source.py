@@ -4,17 +4,20 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ssvit.data import options
+from ssvit.data.batch import EvalTransform
 from ssvit.data.decode import Unreadable
-from ssvit.options import OptionError, UserError, number
+from ssvit.options import OptionError, UserError, make, number
 from ssvit.randomness import uniform
 
 IGNORED = 255  # the class of a mask's pixels that do not count
+Labels = Tensor | np.ndarray | Sequence[int] | None  # as they are given
 
 
 class Source(Protocol):
@@ -54,7 +57,7 @@ class Source(Protocol):
             try:
                 image = self.read(index)
                 digest.update(str(tuple(image.shape)).encode())
-                digest.update(image.contiguous().numpy())
+                digest.update(image.contiguous().numpy().data)
             except Unreadable:
                 digest.update(b"unreadable")
         return digest.hexdigest()
@@ -102,12 +105,14 @@ class Data:
     @property
     def watched(self) -> Source:
         """What to measure on while training goes on."""
-        return self.test if self.validation is None else self.validation
+        return self.reported[1] if self.validation is None else self.validation
 
     @property
     def reported(self) -> tuple[str, Source]:
         """What the reported figure is measured on: its name, test or validation, and the images."""
-        return ("validation", self.validation) if self.test is None else ("test", self.test)
+        name, source = ("validation", self.validation) if self.test is None else ("test", self.test)
+        assert source is not None
+        return name, source
 
     def without_test(self, development: float | str) -> "Data":
         """The same without test images, to choose options by.
@@ -117,7 +122,7 @@ class Data:
         """
         if self.validation is not None and (self.test is not None or development == options.VALIDATION):
             return replace(self, test=None)
-        if development == options.VALIDATION:
+        if isinstance(development, str):
             raise OptionError("development", development, options.NO_VALIDATION)
         train, validation = hold_out(self.train, fraction=development, seed=0)
         return replace(self, train=train, validation=validation, test=None)
@@ -138,9 +143,9 @@ def hold_out(source: Source, *, fraction: float, seed: int) -> tuple[Source, Sou
     return source.take(order[count:].sort().values), source.take(order[:count].sort().values)
 
 
-def subset(source: Source, *, seed: int = 0, **given: Any) -> Source:
+def subset(source: Source, *, seed: int = 0, **given: object) -> Source:
     """Fewer images of a source, in its order, by `options.Subset`. OptionError if there are not so many, or none."""
-    subset = options.Subset(**given)
+    subset = make(options.Subset, given)
     (low, high), images = subset.part, subset.images
     if (low, high) == (0, 1) and images is None:
         return source
@@ -161,7 +166,7 @@ def subset(source: Source, *, seed: int = 0, **given: Any) -> Source:
     return source.take(chosen[:images].sort().values)
 
 
-def masks(source: Source, transform: Any, indices: Tensor) -> Tensor:
+def masks(source: Source, transform: EvalTransform, indices: Tensor) -> Tensor:
     """The masks of some images as evaluation shows these: indices (b,) -> (b, h, w) uint8.
 
     transform: that of the images, with a method `mask`. UserError if an image has no mask, or an unreadable one.
@@ -176,13 +181,13 @@ def masks(source: Source, transform: Any, indices: Tensor) -> Tensor:
     return torch.stack(found)
 
 
-def checked_labels(labels: Any, count: int, classes: Sequence[str]) -> Tensor | None:
+def checked_labels(labels: Labels, count: int, classes: Sequence[str]) -> Tensor | None:
     if labels is None:
         return None
-    labels = torch.as_tensor(labels, dtype=torch.int64)
-    if labels.shape != (count,):
-        raise UserError(f"{len(labels)} labels for {count} images")
-    wrong = labels[(labels < 0) | (labels >= len(classes))]
+    numbers = torch.as_tensor(labels, dtype=torch.int64)
+    if numbers.shape != (count,):
+        raise UserError(f"{len(numbers)} labels for {count} images")
+    wrong = numbers[(numbers < 0) | (numbers >= len(classes))]
     if len(wrong):
         raise UserError(f"label {wrong[0].item()} is outside of [0, {len(classes)}), the range of the classes")
-    return labels
+    return numbers

@@ -138,8 +138,8 @@ class _Grid:
 
 def _canvas(indices: Tensor, labels: Tensor, seed: int, grid: _Grid) -> Tensor:
     """One chunk of images before they are rounded: (b, 3, p)."""
-    light, tints, bands, shape, leaves, *lattices = _numbers(indices, seed)
-    light = _direction(light * 0.4 + 0.55)
+    turn, tints, bands, shape, leaves, *lattices = _numbers(indices, seed)
+    light = _direction(turn * 0.4 + 0.55)
     # Four tints that the leaves of a scene share: (b, 4, 3) of brightness, warmth and greenness.
     palette = (tints.view(-1, 4, 3) - 0.5) * torch.tensor([0.5, 0.6, 0.45], device=tints.device)
     grain, clouds = _noise(lattices, grid).unbind(1)
@@ -197,6 +197,7 @@ def _noise(lattices: list[Tensor], grid: _Grid) -> Tensor:
             low, high = values.index_select(axis, cell), values.index_select(axis, cell + 1)
             values = high.sub_(low).mul_(ease if axis == 3 else ease[:, None]).add_(low)
         noise = values if noise is None else noise.add_(values)
+    assert noise is not None
     return noise.flatten(2)
 
 

@@ -9,13 +9,14 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from matplotlib.figure import Figure
 from torch import Tensor
 
+from ssvit.data.batch import EvalTransform
 from ssvit.data.loader import evaluation_batches
 from ssvit.data.source import Source
 from ssvit.evaluation import options
 from ssvit.evaluation.features import Features
-from ssvit.objectives.base import Objective
 from ssvit.options import OptionError, UserError
 
 # Rows of metrics, each with its "step": the evaluator's own by their names, others as "train/…" or "validation/…".
@@ -33,7 +34,7 @@ class Evaluation:
 
     metrics: Mapping[str, float]
     lines: Sequence[str] = ()
-    figures: Mapping[str, Any] = field(default_factory=dict)
+    figures: Mapping[str, Figure] = field(default_factory=dict)
     tables: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -46,8 +47,10 @@ class Evaluator:
     every: int | None = None
     at_end: bool = False
 
-    def __call__(self, objective: Objective, history: History | None = None) -> Evaluation:
+    def __call__(self, objective: Any, history: History | None = None) -> Evaluation:
         """Of the model as it is now, in eval mode and without gradients. Every process calls it.
+
+        objective: any, or of the kind that the evaluator is for.
 
         history: all rows so far, the last of them begun for this evaluation; None, but in the main process, asks for
         metrics alone.
@@ -58,14 +61,16 @@ class Evaluator:
 class HeldOut(Evaluator):
     """An evaluator of some held-out images of a source."""
 
-    def __init__(self, source: Source, transform: Any, options: options.HeldOut) -> None:
+    def __init__(self, source: Source, transform: EvalTransform, options: options.HeldOut) -> None:
         self.source, self.transform, self.options = source, transform, options
 
     @cached_property
     def batches(self) -> list[tuple[Tensor, Tensor]]:
         """The images as bytes, (b, c, h, w), and their slots (b,), read once."""
-        sizes = {"batch_size": self.options.batch_size, "limit": self.options.images}
-        batches = [(batch.images, batch.slots) for batch in evaluation_batches(self.source, self.transform, **sizes)]
+        read = evaluation_batches(
+            self.source, self.transform, batch_size=self.options.batch_size, limit=self.options.images
+        )
+        batches = [(batch.images, batch.slots) for batch in read]
         if sum(len(slots) for _, slots in batches) < self.options.fewest:
             few = "none" if self.options.fewest == 1 else "fewer than two"
             raise UserError(f"{few} of the held-out images can be read, so there is nothing to evaluate on")
@@ -91,7 +96,7 @@ class Result:
     scores: Mapping[str, float]
     deviations: Mapping[str, float] = field(default_factory=dict)
     choice: tuple[float, ...] | None = None
-    numbers: Any = None
+    numbers: object = None
     predictions: Tensor | None = None
 
 
@@ -104,12 +109,15 @@ class Probe:
     at most so many; None: all.
     """
 
-    name: str = "probe"
     chosen_by: str = "the training images"
     is_accuracy: bool = True
     features: str = "images"
     train_images: int | None = None
     test_images: int | None = None
+
+    @property
+    def name(self) -> str:
+        return "probe"
 
     @property
     def title(self) -> str:

@@ -20,7 +20,8 @@ import torch.nn.functional as F
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from ssvit.data.loader import TOLERATED, Batch, evaluation_batches
+from ssvit.data.batch import Batch, EvalTransform
+from ssvit.data.loader import TOLERATED, evaluation_batches
 from ssvit.data.source import Source
 from ssvit.evaluation import options
 from ssvit.evaluation.base import Evaluation, Evaluator, History, with_metrics
@@ -29,7 +30,7 @@ from ssvit.evaluation.significance import NOTHING_YET, above_chance, chance
 from ssvit.figures import classes as figures
 from ssvit.figures import style
 from ssvit.objectives.classify import Classify
-from ssvit.options import UserError
+from ssvit.options import UserError, make
 
 _SHOWN = 24  # mistakes in the picture
 _NAMED = 3  # classes named in words
@@ -54,6 +55,7 @@ class Answers(NamedTuple):
         """From logits (b, k) of a batch; loss: that of `Classify`. Logits that are not finite are ordered too."""
         logs = F.logsigmoid(logits.double()) if loss == "sigmoid" else logits.double().log_softmax(-1)
         best = logits.argsort(dim=-1, descending=True, stable=True)[:, :5]
+        assert batch.labels is not None
         truth = batch.labels[:, None]
         losses = -logs.gather(1, truth)[:, 0]
         if loss == "sigmoid":
@@ -114,7 +116,8 @@ def tally(answers: Answers, classes: Sequence[str]) -> list[Tally]:
     for times, pair in sorted(zip((-counts).tolist(), pairs.tolist(), strict=True)):
         taken.setdefault(pair // k, (classes[pair % k], -times))
     columns = (answers.truth, answers.truth[right], answers.guess)
-    rows = zip(classes, *(torch.bincount(column, minlength=k).tolist() for column in columns), strict=True)
+    images, correct, guessed = (torch.bincount(column, minlength=k).tolist() for column in columns)
+    rows = zip(classes, images, correct, guessed, strict=True)
     return [Tally(*row, *taken.get(label, ("", 0))) for label, row in enumerate(rows)]
 
 
@@ -158,8 +161,8 @@ def allowed(source: Source, real: str) -> list[set[int]]:
 class Classification(Evaluator):
     """Accuracy of a classifier on every image of a source; part: test or validation, in words and figures."""
 
-    def __init__(self, *, source: Source, transform: Any, part: str = "test", **given: Any) -> None:
-        self.options = options.Classification(**given)
+    def __init__(self, *, source: Source, transform: EvalTransform, part: str = "test", **given: object) -> None:
+        self.options = make(options.Classification, given)
         self.source, self.transform, self.part = source, transform, part
         self._allowed = None if self.options.real is None else allowed(source, self.options.real)
 

@@ -9,17 +9,19 @@ Letters: b, n images, d width, k prototypes.
 
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ssvit.data.batch import EvalTransform
 from ssvit.data.source import Source
 from ssvit.evaluation import options
 from ssvit.evaluation.base import Evaluation, HeldOut, History, with_metrics
 from ssvit.figures import collapse as figures
 from ssvit.objectives.dino import Dino, entropy
+from ssvit.options import make
 from ssvit.schedule import Progress
 
 _LEAST_TOLD = 0.05  # of what assignments could tell of their images: less is a collapse
@@ -41,8 +43,8 @@ class Answers(NamedTuple):
 class Collapse(HeldOut):
     """The panel of a `Dino` model, with one view of each image and the teacher's temperature at the end of a run."""
 
-    def __init__(self, *, source: Source, transform: Any, **given: Any) -> None:
-        super().__init__(source, transform, options.Collapse(**given))
+    def __init__(self, *, source: Source, transform: EvalTransform, **given: object) -> None:
+        super().__init__(source, transform, make(options.Collapse, given))
 
     def __call__(self, objective: Dino, history: History | None = None) -> Evaluation:
         """Entropies of the assignments in nats, spread of the features, agreement of student and teacher.
@@ -73,7 +75,8 @@ class Collapse(HeldOut):
             sums = (logs.exp().double().sum(0, keepdim=True) for logs in (teacher, student))
             batches.append((features, choices, confidence, student.argmax(-1), *sums, entropy(teacher.double())))
         columns = (torch.cat([part.cpu() for part in parts]) for parts in zip(*batches, strict=True))
-        *of_images, teacher, student, single = columns
+        features, choices, confidence, guesses, teacher, student, single = columns
+        of_images = features, choices, confidence, guesses
         return Answers(*of_images, teacher.sum(0) / len(single), student.sum(0) / len(single), single.mean())
 
 

@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor
 
+from ssvit.data.batch import Transform
 from ssvit.data.loader import evaluation_batches
 from ssvit.data.source import Source
 from ssvit.evaluation.options import PATCHES, Reading
@@ -44,6 +45,18 @@ class Features:
     labels: Tensor | None
     classes: Sequence[str]
     masks: Tensor | None = None
+
+    @property
+    def known_labels(self) -> Tensor:
+        """The labels of images that have them."""
+        assert self.labels is not None
+        return self.labels
+
+    @property
+    def known_masks(self) -> Tensor:
+        """The masks of images that have them."""
+        assert self.masks is not None
+        return self.masks
 
 
 def check(train: Features, test: Features, what: str) -> None:
@@ -75,9 +88,10 @@ class Extractor(Protocol):
     identity: what it is, in one string; identities: the same for each of its features alone.
     """
 
-    identity: str
-    identities: Mapping[str, str]
-
+    @property
+    def identity(self) -> str: ...
+    @property
+    def identities(self) -> Mapping[str, str]: ...
     def __call__(self, images: Tensor) -> dict[str, Tensor]: ...
 
 
@@ -125,8 +139,8 @@ class Pixels:
 
     def __call__(self, images: Tensor) -> dict[str, Tensor]:
         images = images.float() / (255 if images.dtype == torch.uint8 else 1)
-        size = [min(side, _LARGEST) for side in images.shape[2:]]
-        return {"pixels": F.adaptive_avg_pool2d(images, size).flatten(1)}
+        h, w = (min(side, _LARGEST) for side in images.shape[2:])
+        return {"pixels": F.adaptive_avg_pool2d(images, (h, w)).flatten(1)}
 
 
 class PatchPixels:
@@ -167,13 +181,19 @@ class FeatureSets:
         """(n,) int64."""
         return None if self.source.labels is None else self.source.labels[self.places]
 
+    @property
+    def known_labels(self) -> Tensor:
+        """The labels of images that have them."""
+        assert self.source.labels is not None
+        return self.source.labels[self.places]
+
     def beside(self, other: "FeatureSets") -> "FeatureSets":
         """These and others. UserError unless they are of the same pictures."""
         if not (torch.equal(other.places, self.places) and torch.equal(other.digests, self.digests)):
             raise UserError("the images have changed since features of them were kept: delete the folder cache=…")
         return replace(self, values=self.values | other.values)
 
-    def images(self, rows: Tensor, transform: Any) -> Tensor:
+    def images(self, rows: Tensor, transform: Transform) -> Tensor:
         """The pictures at some rows through a transform: (b,) -> (b, c, h, w) uint8."""
         batches = evaluation_batches(self.source.take(self.places[rows]), transform, batch_size=len(rows))
         return torch.cat([batch.images for batch in batches])
@@ -194,7 +214,7 @@ def copies(train: FeatureSets, test: FeatureSets) -> list[tuple[int, int]]:
 def extract(
     function: Extractor,
     source: Source,
-    transform: Any,
+    transform: Transform,
     *,
     batch_size: int = 256,
     limit: int | None = None,
@@ -251,9 +271,9 @@ class Cache:
         self,
         function: Extractor,
         source: Source,
-        transform: Any,
+        transform: Transform,
         *,
-        transform_options: Mapping[str, Any],
+        transform_options: Mapping[str, object],
         **options: Any,
     ) -> FeatureSets:
         """As the function `extract`; transform_options: those of the transform, since it cannot tell them itself.
@@ -276,10 +296,10 @@ class Cache:
             name: self.folder / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.safetensors"
             for name, text in made_of.items()
         }
-        kept = {name: _read(path, made_of[name]) for name, path in paths.items()}
-        first = next(iter(kept.values()))
+        kept = {name: file for name, path in paths.items() if (file := _read(path, made_of[name])) is not None}
+        first: dict[str, Tensor] = next(iter(kept.values()), {})
         of_images = (_PLACES, _DIGESTS)
-        is_kept = None not in kept.values() and all(
+        is_kept = len(kept) == len(paths) and all(
             file[part].equal(first[part]) for file in kept.values() for part in of_images
         )
         # Processes extract together or not at all, wherever each has its folder.
@@ -301,7 +321,7 @@ def _digest(tensors: Mapping[str, Tensor]) -> str:
     digest = hashlib.sha256()
     for name in sorted(tensors):
         digest.update(f"{name} {tuple(tensors[name].shape)}".encode())
-        digest.update(tensors[name].contiguous().numpy())
+        digest.update(tensors[name].contiguous().numpy().data)
     return digest.hexdigest()
 
 

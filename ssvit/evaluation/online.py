@@ -7,10 +7,11 @@ images, the same each time. The baselines are random weights, which are the run'
 import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any
 
 import torch
+from torch import Tensor
 
+from ssvit.data.batch import EvalTransform
 from ssvit.data.loader import evaluation_batches
 from ssvit.data.memory import Memory
 from ssvit.data.source import Source, subset
@@ -20,7 +21,7 @@ from ssvit.evaluation.features import Extractor, Features, FeatureSets, Frozen, 
 from ssvit.evaluation.significance import NOTHING_YET, above_chance, chance, standard_error
 from ssvit.figures import probes as figures
 from ssvit.objectives.base import Objective
-from ssvit.options import UserError
+from ssvit.options import UserError, make
 
 
 class Probing(Evaluator):
@@ -32,10 +33,10 @@ class Probing(Evaluator):
     """
 
     def __init__(
-        self, *, probes: Mapping[str, Probe], train: Source, test: Source, transform: Any, **given: Any
+        self, *, probes: Mapping[str, Probe], train: Source, test: Source, transform: EvalTransform, **given: object
     ) -> None:
-        self.options = own = options.Probing(**given)
-        self.every = own.every
+        self.options = own = make(options.Probing, given)
+        self.every = own.every if isinstance(own.every, int) else None
         self.probes: list[Probe] = []
         self.refused: list[str] = []
         if train.labels is None or test.labels is None:
@@ -43,7 +44,10 @@ class Probing(Evaluator):
             return
         self._train = self._read(subset(train, images=min(own.train_images, len(train))), transform)
         self._test = self._read(subset(test, images=min(own.test_images, len(test))), transform)
-        self._chance = chance(self._test.labels.tolist())
+        train_labels, test_labels = self._train.labels, self._test.labels
+        assert train_labels is not None
+        assert test_labels is not None
+        self._chance = chance(test_labels.tolist())
         for name, probe in probes.items():
             title = name.replace("_", "-")
             if probe.features == options.PATCHES:
@@ -51,13 +55,13 @@ class Probing(Evaluator):
                 self.refused.append(f"no {title} probe in training, but afterwards: {later}")
                 continue
             try:
-                probe.check(self._train.labels, self._test.labels, train.classes)
+                probe.check(train_labels, test_labels, train.classes)
                 self.probes.append(probe)
             except UserError as error:
                 more = " (probing.train_images takes more)" if own.train_images < len(train) else ""
                 self.refused.append(f"no {title} probe by {len(self._train)} training images{more}: {error}")
 
-    def _read(self, source: Source, transform: Any) -> Memory:
+    def _read(self, source: Source, transform: EvalTransform) -> Memory:
         """The images as the encoder sees them, as bytes. Each process has them all."""
         batches = list(evaluation_batches(source, transform, batch_size=self.options.batch_size))
         if not batches:
@@ -67,8 +71,8 @@ class Probing(Evaluator):
 
     def _features(self, function: Extractor, device: torch.device | str) -> list[FeatureSets]:
         """Of the training and of the test images, which are transformed already."""
-        shared = {"transform": lambda images, *_: images, "batch_size": self.options.batch_size, "device": device}
-        return [extract(function, source, **shared) for source in (self._train, self._test)]
+        size, both = self.options.batch_size, (self._train, self._test)
+        return [extract(function, source, _as_they_are, batch_size=size, device=device) for source in both]
 
     def _scored(self, probe: Probe, train: Features, test: Features) -> tuple[float, tuple[float, ...]]:
         """The accuracy, and what chooses among layers."""
@@ -165,3 +169,9 @@ def _verdict(value: float, baseline: float, images: float) -> str:
         return "NO better"
     error = math.hypot(standard_error(value, images), standard_error(baseline, images))
     return "better" if value - baseline >= 2 * error else "perhaps better"
+
+
+def _as_they_are(images: Tensor | Sequence[Tensor], slots: Tensor, seed: int) -> Tensor:
+    """The transform of images in memory that are transformed already."""
+    assert isinstance(images, Tensor)
+    return images

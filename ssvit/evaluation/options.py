@@ -161,7 +161,7 @@ def interval(every: int | str, *, images: int, steps: int, batch_size: int, eval
     auto: the smallest multiple of evaluate_every with which all evaluations stay below SHARE of the run, an image of
     theirs counted as COST of a training image; in a run too short for that, all steps.
     """
-    if every != AUTO:
+    if isinstance(every, int):
         return every
     affordable = SHARE * steps * batch_size / (COST * images)
     for candidate in range(evaluate_every, steps, evaluate_every):

@@ -13,6 +13,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from ssvit.data.batch import EvalTransform
 from ssvit.data.source import Source
 from ssvit.evaluation import options
 from ssvit.evaluation.base import Evaluation, HeldOut, History, with_metrics
@@ -21,6 +22,7 @@ from ssvit.models.vit import gather
 from ssvit.objectives.base import Objective
 from ssvit.objectives.masked_patch import MaskedPatch
 from ssvit.objectives.masking import KINDS, MASKED
+from ssvit.options import make
 
 _SHOWN = 12  # images in a mosaic
 
@@ -42,8 +44,10 @@ def nearest_uncorrupted(at: Tensor, grid: tuple[int, int]) -> Tensor:
 class Reconstruction(HeldOut):
     """The panel of an objective that predicts patches, with the same random choices each time."""
 
-    def __init__(self, *, source: Source, transform: Any, **given: Any) -> None:
-        super().__init__(source, transform, options.Reconstruction(**given))
+    def __init__(self, *, source: Source, transform: EvalTransform, **given: object) -> None:
+        own = make(options.Reconstruction, given)
+        super().__init__(source, transform, own)
+        self.seed = own.seed
 
     @property
     def shown(self) -> tuple[Tensor, Tensor]:
@@ -55,7 +59,7 @@ class Reconstruction(HeldOut):
     def sampled(self, objective: Objective, images: Tensor, slots: Tensor) -> tuple[Tensor, Any]:
         """Images and the objective's random choices about them, on the model's device."""
         device = objective.encoder.mean.device
-        noise = objective.sample(slots, seed=self.options.seed)
+        noise = objective.sample(slots, seed=self.seed)
         return images.to(device), type(noise)(*(choice.to(device) for choice in noise))
 
 
@@ -122,7 +126,7 @@ def describe(metrics: Mapping[str, float]) -> list[str]:
     loss, constant = metrics["loss"], metrics["loss_constant"]
     ignoring = "the entropy of the labels" if is_share else "the variance of the labels"
     better = [loss < constant]
-    lines = [f"loss {loss:.3f}: {compare(*better, loss > constant)} {ignoring}, {constant:.3f} (ignores the image)"]
+    lines = [f"loss {loss:.3f}: {compare(better[0], loss > constant)} {ignoring}, {constant:.3f} (ignores the image)"]
     masked = f"{name}_{KINDS[MASKED]}"
     value, what = (metrics[masked], f"{words} on masked patches") if masked in metrics else (metrics[name], words)
     baselines = {

@@ -107,7 +107,7 @@ def figures(splits: Mapping[str, Split], scores: Sequence[Scores]) -> dict[str, 
             if one.predictions is not None:
                 made["confusion"] = confusion(split, one.predictions)
         made["contact_sheet"] = neighbours(split, chosen)
-        made["feature_map"] = feature_map(split.test.values[chosen], split.test.labels, split.classes)
+        made["feature_map"] = feature_map(split.test.values[chosen], split.test.known_labels, split.classes)
     for one in scores:
         split, test = splits[one.probe], splits[one.probe].test
         if test.masks is not None and one.predictions is not None:
@@ -125,7 +125,7 @@ def _spaced(images: int, count: int) -> Tensor:
 
 def confusion(split: Split, predictions: Tensor) -> Figure:
     """Which class is taken for which."""
-    truth, k = split.test.labels, len(split.classes)
+    truth, k = split.test.known_labels, len(split.classes)
     counts = torch.bincount(truth * k + predictions.cpu(), minlength=k * k).view(k, k)
     accuracy = counts.trace().item() / len(truth)
     return classes.confusion(counts, split.classes, accuracy=accuracy, part=split.part)
@@ -134,14 +134,14 @@ def confusion(split: Split, predictions: Tensor) -> Figure:
 def neighbours(split: Split, name: str) -> Figure:
     """Test images, evenly from all classes, and the training images whose features of a name are most like theirs."""
     train, test = split.train, split.test
-    rows = test.labels.argsort(stable=True)[_spaced(len(test), QUERIES)]
+    rows = test.known_labels.argsort(stable=True)[_spaced(len(test), QUERIES)]
     nearest = search(test.values[name][rows], train.values[name], min(NEIGHBOURS, len(train)))
     sheet = []
-    queries = (test.images(rows, split.eval_transform), test.labels[rows].tolist())
+    queries = (test.images(rows, split.eval_transform), test.known_labels[rows].tolist())
     for image, label, similarities, places in zip(
         *queries, nearest.similarities.tolist(), nearest.indices, strict=True
     ):
-        columns = (train.images(places, split.eval_transform), similarities, train.labels[places].tolist())
+        columns = (train.images(places, split.eval_transform), similarities, train.known_labels[places].tolist())
         alike = [
             Neighbour(picture, similarity, split.classes[other], other == label)
             for picture, similarity, other in zip(*columns, strict=True)
@@ -193,8 +193,8 @@ def _compared(one: Scores, own: Sequence[str]) -> tuple[str | None, float | None
     Points are rounded as they are written, so that +0.0 beats nothing.
     """
     others = {name: row[-1] for name, row in one.values.items() if name not in own and math.isfinite(row[-1])}
-    baseline = max(others, key=others.get, default=None)
-    gain = one.values[one.best][-1] - others.get(baseline, math.nan)
+    baseline = max(others, key=lambda name: others[name], default=None)
+    gain = math.nan if baseline is None else one.values[one.best][-1] - others[baseline]
     return baseline, round(100 * gain, 1) if math.isfinite(gain) else None
 
 

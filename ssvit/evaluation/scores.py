@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, is_dataclass
-from typing import Any
 
 from torch import Tensor
 
+from ssvit.data.batch import EvalTransform
 from ssvit.evaluation.base import Probe
 from ssvit.evaluation.features import FeatureSets
 from ssvit.evaluation.significance import above_chance, chance
@@ -21,7 +21,7 @@ class Split:
     own: tuple[str, ...]
     train: FeatureSets
     test: FeatureSets
-    eval_transform: Any
+    eval_transform: EvalTransform
     part: str = "test"
 
     @property
@@ -50,8 +50,8 @@ class Scores:
     deviations: Mapping[str, tuple[float | None, ...]]
     best: str
     chosen_by: str
-    options: Mapping[str, Any]
-    numbers: Mapping[str, Any]
+    options: Mapping[str, object]
+    numbers: Mapping[str, object]
     chance: float | None = None
     images: int | None = None
     predictions: Tensor | None = None
@@ -59,7 +59,9 @@ class Scores:
     @property
     def tells(self) -> bool:
         """Whether the chosen features are above chance by more than two standard errors, as far as it is known."""
-        return self.chance is None or above_chance(self.values[self.best][-1], self.chance, self.images)
+        if self.chance is None or self.images is None:
+            return True
+        return above_chance(self.values[self.best][-1], self.chance, self.images)
 
 
 def score(name: str, probe: Probe, split: Split, progress: Callable[[int, int], None]) -> Scores:
@@ -70,7 +72,7 @@ def score(name: str, probe: Probe, split: Split, progress: Callable[[int, int], 
         results[features] = probe(split.train[features], split.test[features], choose=choose)
         progress(len(results), len(split.train.values))
     is_known = all(results[features].choice is not None for features in split.own)
-    best = max(split.own, key=lambda name: results[name].choice) if several and is_known else split.own[-1]
+    best = max(split.own, key=lambda name: results[name].choice or ()) if several and is_known else split.own[-1]
     columns = tuple(results[best].scores)
     # "test" is what a probe calls the images it is measured on.
     named = {} if split.part == "test" else {"test": split.part, "validation": "held out of train"}

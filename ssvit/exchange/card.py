@@ -92,7 +92,7 @@ def measured(run: Path, step: int) -> dict[str, Any]:
         if row["step"] <= step:
             found |= {name: value for name, value in row.items() if "/" in name and not name.startswith("train/")}
     path = run / "evaluation" / "report.json"
-    report = json.loads(path.read_text()) if path.is_file() else {"facts": {"checkpoint": ""}}
+    report: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {"facts": {"checkpoint": ""}}
     if Path(report["facts"]["checkpoint"]).name == f"step_{step:08d}":
         for one in report["measured"]:
             best = one["best"]

@@ -147,7 +147,7 @@ def _count(numbers: Collection[int]) -> int:
 
 def per_channel(value: float | Sequence[float], channels: int) -> list[float]:
     """One number for each channel, where one may stand for all."""
-    values = list(value) if isinstance(value, list | tuple) else [value]
+    values = [value] if isinstance(value, int | float) else list(value)
     return values * channels if len(values) == 1 else values
 
 

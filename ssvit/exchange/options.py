@@ -54,6 +54,7 @@ class Export:
         if self.any_size and encoder.positions == "relative":
             raise OptionError("any_size", True, "is not for relative positions; give image_size, one for each export")
         if self.format in _LACKS:
+            reason: str | None
             if encoder.positions == "relative":
                 reason = "relative positions"
             elif encoder.positions_at != "stem":

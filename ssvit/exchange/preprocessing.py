@@ -30,7 +30,7 @@ class Preprocessing:
         one_of("view.fit", options.get("fit", "cover"), FITS)
         if (resize := options.get("resize")) is not None:
             whole("view.resize", resize)
-        return cls(tuple(size), resize, options.get("fit", "cover"), unknown)
+        return cls((size[0], size[1]), resize, options.get("fit", "cover"), unknown)
 
     @property
     def shorter_side(self) -> int | None:

@@ -91,6 +91,7 @@ def write_onnx(program: Program, metadata: Mapping[str, Any], path: Path) -> Non
     exported, outputs = trace(program), program.outputs
     with sdpa_kernel(SDPBackend.MATH):
         written = torch.onnx.export(exported, input_names=[INPUT], output_names=outputs, dynamo=True, verbose=False)
+    assert written is not None
     model = written.model
     for node in (model.graph, *model.graph, *model.functions.values()):
         node.metadata_props.clear()

@@ -17,7 +17,7 @@ from ssvit.exchange import files
 from ssvit.exchange.files import ForeignError
 from ssvit.exchange.google import GOOGLE
 from ssvit.exchange.huggingface import HUGGINGFACE
-from ssvit.exchange.layout import Layout, Place
+from ssvit.exchange.layout import Layout, Place, Shapes
 from ssvit.exchange.timm import FACEBOOK, TIMM
 from ssvit.exchange.torchvision import TORCHVISION
 from ssvit.models import options
@@ -153,7 +153,7 @@ def read(path: Path, given: Mapping[str, Any]) -> Foreign:
     return Foreign(path, names, places, arguments, tuple(notes))
 
 
-def _layout(path: Path, shapes: files.Shapes) -> tuple[Layout, str]:
+def _layout(path: Path, shapes: Shapes) -> tuple[Layout, str]:
     """The layout of a file, and the prefix of all names of its encoder."""
     for layout in LAYOUTS:
         names = [name for name in shapes if re.search(rf"(^|[./]){re.escape(layout.signature)}\Z", name)]

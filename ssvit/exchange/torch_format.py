@@ -153,6 +153,7 @@ def _follow(file: BinaryIO) -> tuple[Any, set[Storage]]:
             case "STOP":
                 return taken[0], storages
             case "GET" | "BINGET" | "LONG_BINGET":
+                assert given is not None
                 value = memo[given]
             case "EMPTY_DICT" | "DICT":
                 value = _set({}, taken)
@@ -197,7 +198,8 @@ def _storage(persistent: Any) -> Storage:
         raise RefusedError(f"it holds a {kind.name!a}, and {', '.join(KINDS)} are read")
     if label != "storage" or not isinstance(key, str) or view not in ([], [None]):
         raise ValueError
-    return Storage(key, name, *_whole(count))
+    (size,) = _whole(count)
+    return Storage(key, name, size)
 
 
 def _made(function: Any, arguments: Any) -> Any:
@@ -209,7 +211,8 @@ def _made(function: Any, arguments: Any) -> Any:
             storage, offset, shape, stride = arguments[:4]
             if not isinstance(storage, Storage) or len(shape) != len(stride):
                 raise ValueError
-            return Window(storage, *_whole(offset), _whole(*shape), _whole(*stride))
+            (start,) = _whole(offset)
+            return Window(storage, start, _whole(*shape), _whole(*stride))
         case _Global("torch._utils _rebuild_parameter" | "torch._utils _rebuild_parameter_with_state"):
             return arguments[0]
         case _Global("torch._tensor _rebuild_from_type_v2"):
@@ -219,17 +222,18 @@ def _made(function: Any, arguments: Any) -> Any:
     return None
 
 
-def _whole(*values: Any) -> tuple[int, ...]:
-    if not all(type(value) is int and 0 <= value < _LARGEST for value in values):
+def _whole(*values: object) -> tuple[int, ...]:
+    numbers = tuple(value for value in values if type(value) is int and 0 <= value < _LARGEST)
+    if len(numbers) < len(values):
         raise ValueError
-    return values
+    return numbers
 
 
-def _named(root: Any) -> dict[str, Window]:
+def _named(root: object) -> dict[str, Window]:
     """The tensors in nested dictionaries by their full names; each dictionary is entered once."""
     found: dict[str, Window] = {}
     entered: set[int] = set()
-    waiting = [((), root)]
+    waiting: list[tuple[tuple[str, ...], object]] = [((), root)]
     while waiting:
         keys, value = waiting.pop()
         if isinstance(value, Window):
@@ -244,5 +248,5 @@ def _named(root: Any) -> dict[str, Window]:
             entered.add(id(value))
             if len(keys) == _DEEPEST:
                 raise RefusedError(f"its dictionaries stand more than {_DEEPEST} deep in one another")
-            waiting += [((*keys, str(key)), part) for key, part in reversed(value.items())]
+            waiting += [((*keys, str(key)), part) for key, part in reversed(list(value.items()))]
     return found

@@ -4,6 +4,7 @@ Letters: c channels, h, w pixels, k classes.
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 from matplotlib.colors import LinearSegmentedColormap, PowerNorm
@@ -12,7 +13,7 @@ from matplotlib.ticker import PercentFormatter
 from torch import Tensor
 
 from ssvit.figures import style
-from ssvit.figures.style import COLORS, DPI, INK, PALE, History, fitted, width_of
+from ssvit.figures.style import COLORS, DPI, INK, PALE, History, Line, fitted, width_of
 
 _SIDE, _CELL = 900, 200  # dots: of the confusion matrix, and of one class at most
 _NAMED, _NUMBERED = 40, 20  # classes up to which the matrix has their names, and the shares in its cells
@@ -72,14 +73,14 @@ def mistakes(chosen: Sequence[tuple[Tensor, str, str, float]], *, wrong: int, im
     column, row = _TILE + _GAP, tall + 2 * _LINE + _GAP
     height = -(-len(chosen) // across) * row + top + _GAP
     figure, axis = style.canvas(across * column + _GAP, height)
-    caption = {"ha": "center", "va": "top", "fontsize": 7, "parse_math": False}
+    caption = partial(axis.text, ha="center", va="top", fontsize=7, parse_math=False)
     for number, (image, truth, guess, confidence) in enumerate(chosen):
         middle, upper = _GAP + number % across * column + _TILE / 2, top + number // across * row
         axis.imshow(style.rgb(image / 255), extent=(middle - wide / 2, middle + wide / 2, upper + tall, upper))
         sure = f", {100 * confidence:.0f} %"
         guess = f"→ {fitted(guess, 7, _TILE - width_of('→ ' + sure, 7))}{sure}"
-        axis.text(middle, upper + tall + 4, fitted(truth, 7, _TILE), color=INK, **caption)
-        axis.text(middle, upper + tall + 4 + _LINE, guess, color=COLORS["replaced"], **caption)
+        caption(middle, upper + tall + 4, fitted(truth, 7, _TILE), color=INK)
+        caption(middle, upper + tall + 4 + _LINE, guess, color=COLORS["replaced"])
     title = f"the most confident of {wrong:,} mistakes in {images:,} {part} images"
     if not chosen:
         title = f"no mistake: all {images:,} {part} images are named right"
@@ -95,14 +96,15 @@ def learning(history: History, part: str, *, chance: float, entropy: float) -> F
     nats.
     """
     figure, (left, right) = style.panels(2, 10, 3.8)
-    train = {"color": COLORS["train"], "linewidth": 1}
+    train: Line = {"color": COLORS["train"], "linewidth": 1}
     style.over_steps(left, history, "train/loss", "training", **train)
     style.over_steps(right, history, "train/accuracy", "training", 100, **train)
     has_validation = any("validation/accuracy" in row for row in history)
-    at_end = {"marker": "*", "markersize": 12} if has_validation else {"marker": "."}
-    for prefix, name, marker in (("validation/", "validation", {"marker": "."}), ("", part, at_end)):
-        top_1 = {"color": COLORS["model"], "linewidth": 2, **marker}
-        top_5 = top_1 | {"color": COLORS["unchanged"]}
+    each: Line = {"marker": "."}
+    at_end: Line = {"marker": "*", "markersize": 12} if has_validation else each
+    for prefix, name, marker in (("validation/", "validation", each), ("", part, at_end)):
+        top_1: Line = {"color": COLORS["model"], "linewidth": 2, **marker}
+        top_5: Line = top_1 | {"color": COLORS["unchanged"]}
         style.over_steps(left, history, f"{prefix}loss", name, **top_1)
         style.over_steps(right, history, f"{prefix}accuracy", f"{name}, top-1", 100, **top_1)
         style.over_steps(right, history, f"{prefix}accuracy_top5", f"{name}, top-5", 100, **top_5)

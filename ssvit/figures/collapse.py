@@ -7,7 +7,20 @@ import numpy as np
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from ssvit.figures.style import COLORS, DPI, INK, History, baseline, framed, latest, over_steps, panels, rgb, tidy
+from ssvit.figures.style import (
+    COLORS,
+    DPI,
+    INK,
+    History,
+    Line,
+    baseline,
+    framed,
+    latest,
+    over_steps,
+    panels,
+    rgb,
+    tidy,
+)  # fmt: skip
 
 ROWS, ACROSS = 8, 10  # prototypes, and images of each
 _LABEL, _TOP, _SIDE = 1.15 * DPI, 0.4 * DPI, 0.1 * DPI  # dots: beside a row, above and around the images
@@ -17,7 +30,7 @@ def learning(history: History) -> Figure:
     """Entropies, the spread of features and the agreement over the steps."""
     figure, (entropies, features, agreement) = panels(3, 13.5, 3.8)
     model, other, third = (
-        {"color": COLORS[name], "linewidth": 2, "marker": "."} for name in ("model", "replaced", "unchanged")
+        Line(color=COLORS[name], linewidth=2, marker=".") for name in ("model", "replaced", "unchanged")
     )
     over_steps(entropies, history, "entropy_of_mean", "of the mean assignment", **model)
     over_steps(entropies, history, "entropy", "of a single one, mean", **other)

@@ -31,8 +31,8 @@ def comparison(
         axis.plot(curve["step"], mean, color=color, linewidth=2, marker=".", label="" if of else label)
         axis.fill_between(curve["step"], mean - spread, mean + spread, color=color, alpha=0.2, linewidth=0)
         if of:
-            marker = {"fmt": "*", "markersize": 12, "capsize": 4}
-            axis.errorbar(curve["step"][-1], value, deviation, label=label, color=color, **marker)
+            last = curve["step"][-1]
+            axis.errorbar(last, value, deviation, label=label, color=color, fmt="*", markersize=12, capsize=4)
     chance_line(axis, chance)
     tidy(axis, "step of fine-tuning", f"top-1 on the {watched} images (%)")
     return figure

@@ -6,6 +6,7 @@ Letters: c channels, h, w pixels.
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from torch import Tensor
@@ -68,7 +69,7 @@ def contact_sheet(rows: Sequence[Row]) -> Figure:
     return figure
 
 
-def _place(axis: Any, image: Tensor, x: float, y: float, color: str | None) -> None:
+def _place(axis: Axes, image: Tensor, x: float, y: float, color: str | None) -> None:
     """An image in the middle of its square, which has a frame if there is a colour for it."""
     pixels = rgb(image / 255)
     h, w = (_TILE * side / max(pixels.shape[:2]) for side in pixels.shape[:2])
@@ -77,5 +78,5 @@ def _place(axis: Any, image: Tensor, x: float, y: float, color: str | None) -> N
     if color:
         out = _FRAME * DPI / 72 / 2 + 0.5  # half of the line and what it blurs, so that it hides no pixel
         corner, side = (x - out, y - out), _TILE + 2 * out
-        frame = {"facecolor": "none", "edgecolor": color, "linewidth": _FRAME, "joinstyle": "miter"}
-        axis.add_patch(Rectangle(corner, side, side, **frame))
+        frame = Rectangle(corner, side, side, facecolor="none", edgecolor=color, linewidth=_FRAME, joinstyle="miter")
+        axis.add_patch(frame)

@@ -40,7 +40,8 @@ def feature_map(features: Tensor, labels: Tensor, classes: Sequence[str]) -> Fig
     axis.invert_yaxis()
     colors = _colors(len(classes))
     area = np.clip(12_000 / max(len(places), 1), 10, 40)
-    axis.scatter(*places.T.numpy(), c=colors[labels.numpy()], s=area, alpha=0.7, linewidths=0)
+    across, up = places.T.numpy()
+    axis.scatter(across, up, c=colors[labels.numpy()], s=area, alpha=0.7, linewidths=0)
 
     present = len(labels.unique())
     size = 9 if present <= _FEW else 6
@@ -109,6 +110,6 @@ def _colors(k: int) -> np.ndarray:
     """(k, 3): matplotlib's own for few classes; for many, hues by the golden ratio, so that neighbours differ."""
     for name in ("tab10", "tab20"):
         if k <= matplotlib.colormaps[name].N:
-            return np.array(matplotlib.colormaps[name].colors[:k])
+            return np.array([matplotlib.colormaps[name](number)[:3] for number in range(k)])
     number = np.arange(k)
     return hsv_to_rgb(np.stack((number * _GOLDEN % 1, 0.55 + number % 2 * 0.4, 0.6 + number % 3 * 0.15), axis=1))

@@ -4,11 +4,13 @@ Letters: b images, c channels, h, w pixels, or h heads of l layers, n patches of
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import torch.nn.functional as F
 from matplotlib import colormaps
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 from ssvit.figures.style import COLORS, INK, baseline, canvas, fitted, panels, rgb, show, tidy
@@ -22,16 +24,18 @@ def plot_distances(distances: Mapping[str, Tensor], uniform: float) -> Figure:
     uniform: the distance of a head that attends to all patches alike.
     """
     figure, (axis,) = panels(1, 6.4, 4)
-    styles = ({"color": COLORS["model"]}, {"facecolor": "white", "edgecolor": COLORS["replaced"]})
+    colors = (COLORS["model"], COLORS["model"]), ("white", COLORS["replaced"])  # inside, and around it
     apart = 0.16 * (len(distances) - 1)  # layers between the two, so that neither hides the other
-    for (name, values), style, side in zip(distances.items(), styles, (-0.5, 0.5), strict=False):
+    for (name, values), (face, edge), side in zip(distances.items(), colors, (-0.5, 0.5), strict=False):
         depth, heads = values.shape
         layers = np.repeat(np.arange(1, depth + 1), heads) + side * apart
         label = f"a head of {fitted(name, 8, 260)}"
-        axis.scatter(layers, values.flatten().numpy(), s=24, label=label, zorder=3, **style)
+        axis.scatter(layers, values.flatten().numpy(), s=24, label=label, zorder=3, facecolors=face, edgecolors=edge)
     baseline(axis, uniform, "all patches alike", "--", "{:.1f}")
     tidy(axis, "layer", "mean attention distance (pixels)", legend=False)
-    axis.xaxis.get_major_locator().set_params(integer=True)
+    locator = axis.xaxis.get_major_locator()
+    assert isinstance(locator, MaxNLocator)
+    locator.set_params(integer=True)
     axis.set_ylim(0, 1.08 * max(uniform, *(values.max().item() for values in distances.values())) or 1)
     figure.legend(loc="outside upper left", ncols=3, frameon=False, fontsize=8)
     return figure
@@ -39,7 +43,8 @@ def plot_distances(distances: Mapping[str, Tensor], uniform: float) -> Figure:
 
 def plot_rollout(images: Tensor, attention: Tensor, grid: tuple[int, int], names: Sequence[str]) -> Figure:
     """Each image (b, c, h, w) uint8, the same as bright as it is attended to, (b, n), and the attention alone."""
-    size = tuple(images.shape[2:])
+    height, width = images.shape[2:]
+    size = height, width
     smooth = F.interpolate(attention.float().unflatten(1, grid)[:, None], size, mode="bilinear", align_corners=False)
     pixels = images / 255
     lit = pixels * (smooth / smooth.amax((2, 3), keepdim=True))
@@ -49,7 +54,8 @@ def plot_rollout(images: Tensor, attention: Tensor, grid: tuple[int, int], names
 
 def plot_heads(images: Tensor, attention: Tensor, grid: tuple[int, int], names: Sequence[str], layer: int) -> Figure:
     """Each image (b, c, h, w) uint8 beside what the heads of a layer attend to in it, (b, h, n)."""
-    size = tuple(images.shape[2:])
+    height, width = images.shape[2:]
+    size = height, width
     maps = {f"head {head}": _colored(one, grid, size) for head, one in enumerate(attention.unbind(1), start=1)}
     blocks = 2 if len(images) > 3 and len(maps) < 6 else 1
     return _sheet({f"layer {layer}": rgb(images / 255), **maps}, names, blocks=blocks)
@@ -73,13 +79,13 @@ def _sheet(columns: Mapping[str, np.ndarray], names: Sequence[str], *, blocks: i
     row, column = tall + line + _GAP, wide + _GAP
     block = len(columns) * column + 3 * _GAP
     figure, axis = canvas(blocks * block - 2 * _GAP, rows * row + _LINE + 2 * _GAP)
-    style = {"fontsize": _SIZE, "color": INK, "va": "center", "parse_math": False}
+    write = partial(axis.text, fontsize=_SIZE, color=INK, va="center", parse_math=False)
     for number, name in enumerate(names):
         left, y = _GAP + number // rows * block, _LINE + _GAP + number % rows * row
         for place, (title, pictures) in enumerate(columns.items()):
             x = left + place * column
             show(axis, pictures[number], x, y, wide, tall)
             if number % rows == 0:
-                axis.text(x + wide / 2, (_LINE + _GAP) / 2, title, ha="center", **style)
-        axis.text(left, y + tall + line / 2 + 2, fitted(name, _SIZE, len(columns) * column - _GAP), **style)
+                write(x + wide / 2, (_LINE + _GAP) / 2, title, ha="center")
+        write(left, y + tall + line / 2 + 2, fitted(name, _SIZE, len(columns) * column - _GAP))
     return figure

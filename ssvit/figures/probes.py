@@ -8,19 +8,22 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from itertools import groupby
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ssvit.figures import style
-from ssvit.figures.style import COLORS, INK, History
+from ssvit.figures.style import COLORS, INK, History, NamedLine
 
 _RANDOM, _PIXELS = "random_", "pixels"  # the prefix of one baseline's names, and the name of the other
 _WIDE, _TALL = 3.6, 3.2  # inches of a panel
-_ENCODER = {"label": "encoder", "color": COLORS["model"], "linewidth": 2, "marker": "."}
-_UNTRAINED = _ENCODER | {"label": "random weights", "color": COLORS["replaced"], "linewidth": 1.5, "linestyle": "--"}
-_IMAGE = {"label": "pixels", "color": INK, "linewidth": 1, "linestyle": ":"}
+_ENCODER: NamedLine = {"label": "encoder", "color": COLORS["model"], "linewidth": 2, "marker": "."}
+_UNTRAINED: NamedLine = {
+    **_ENCODER, "label": "random weights", "color": COLORS["replaced"], "linewidth": 1.5, "linestyle": "--",
+}  # fmt: skip
+_IMAGE: NamedLine = {"label": "pixels", "color": INK, "linewidth": 1, "linestyle": ":"}
 _COUNT = re.compile(r"\d+|\ball\b")  # what a column counts: 5 shot, all shot, 20-NN, recall@10
 _LABELS = 400  # dots that a panel has for the names of its columns
 
@@ -28,12 +31,18 @@ _LABELS = 400  # dots that a panel has for the names of its columns
 class Scores(Protocol):
     """What is plotted of a probe: by feature set a share in [0, 1] for each column, and its deviation or None."""
 
-    probe: str
-    columns: tuple[str, ...]
-    values: Mapping[str, tuple[float, ...]]
-    deviations: Mapping[str, tuple[float | None, ...]]
-    best: str
-    chance: float | None
+    @property
+    def probe(self) -> str: ...
+    @property
+    def columns(self) -> tuple[str, ...]: ...
+    @property
+    def values(self) -> Mapping[str, tuple[float, ...]]: ...
+    @property
+    def deviations(self) -> Mapping[str, tuple[float | None, ...]]: ...
+    @property
+    def best(self) -> str: ...
+    @property
+    def chance(self) -> float | None: ...
 
 
 def probes(history: History, titles: Mapping[str, str], *, start: Mapping[str, float | None], chance: float) -> Figure:
@@ -42,7 +51,10 @@ def probes(history: History, titles: Mapping[str, str], *, start: Mapping[str, f
     """
     figure, axes = style.panels(len(titles), 5 * len(titles), 3.8)
     for axis, (name, title) in zip(axes, titles.items(), strict=True):
-        style.over_steps(axis, history, name, scale=100, **_ENCODER | {"label": "layer chosen without test images"})
+        style.over_steps(
+            axis, history, name, "layer chosen without test images", 100,
+            color=COLORS["model"], linewidth=2, marker=".",
+        )  # fmt: skip
         style.over_steps(axis, history, f"{name}_last", "last layer", 100, color=COLORS["train"], linewidth=1)
         style.baseline(axis, style.latest([start], name, 100), "random weights", "--", "{:.1f}")
         style.baseline(axis, style.latest(history, f"{name}_pixels", 100), "pixels", ":", "{:.1f}")
@@ -92,27 +104,28 @@ def by_column(scores: Sequence[Scores]) -> Figure:
             mean = 100 * np.array(found.values[name])
             spread = 100 * np.array([deviation or 0 for deviation in found.deviations[name]])
             for _, run in groupby(range(len(kinds)), key=kinds.__getitem__):
-                places = list(run)
-                label = "" if places[0] else line["label"]
-                axis.plot(places, mean[places], **line | {"markersize": 8, "label": label})
-                low, high = (mean - spread)[places], (mean + spread)[places]
-                axis.fill_between(places, low, high, color=line["color"], alpha=0.2, linewidth=0)
+                columns = list(run)
+                label = "" if columns[0] else line["label"]
+                axis.plot(columns, mean[columns], **line | {"markersize": 8, "label": label})
+                low, high = (mean - spread)[columns], (mean + spread)[columns]
+                axis.fill_between(columns, low, high, color=line["color"], alpha=0.2, linewidth=0)
         crowded = sum(style.width_of(f"{column}  ", 8) for column in found.columns) > _LABELS
-        upright = {"rotation": 40, "ha": "right", "rotation_mode": "anchor"} if crowded else {}
-        axis.set_xticks(range(len(found.columns)), found.columns, fontsize=8, **upright)
+        turn, end, mode = (40, "right", "anchor") if crowded else (0, "center", "default")
+        places = range(len(found.columns))
+        axis.set_xticks(places, found.columns, fontsize=8, rotation=turn, ha=end, rotation_mode=mode)
         axis.margins(x=0.1)
         _finish(axis, f"{found.probe.replace('_', ' ')}\n{found.best}", found.chance, "")
     _legend(figure)
     return figure
 
 
-def _panels(count: int) -> tuple[Figure, list[Any]]:
+def _panels(count: int) -> tuple[Figure, list[Axes]]:
     across = math.ceil(math.sqrt(count))
     down = math.ceil(count / across)
     return style.panels(count, across * _WIDE, down * _TALL, down=down)
 
 
-def _finish(axis: Any, title: str, chance: float | None, xlabel: str) -> None:
+def _finish(axis: Axes, title: str, chance: float | None, xlabel: str) -> None:
     style.chance_line(axis, chance)
     axis.margins(y=0.1)
     axis.set_title(title, loc="left", fontsize=9, color=INK, parse_math=False)
@@ -121,6 +134,6 @@ def _finish(axis: Any, title: str, chance: float | None, xlabel: str) -> None:
 
 def _legend(figure: Figure) -> None:
     """One legend for all panels, below them, so that it lies over no line."""
-    lines = {line.get_label(): line for axis in figure.axes for line in axis.lines}
+    lines = {str(line.get_label()): line for axis in figure.axes for line in axis.lines}
     named = {label: line for label, line in lines.items() if label and not label.startswith("_")}
-    figure.legend(named.values(), named, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
+    figure.legend(list(named.values()), list(named), loc="outside lower center", ncols=4, frameon=False, fontsize=8)

@@ -4,17 +4,30 @@ Letters: b images, c channels, n patches of p x q pixels, m masked patches of an
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import torch
 from einops import rearrange
+from matplotlib.axes import Axes
 from matplotlib.collections import PatchCollection
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 from torch import Tensor
 
-from ssvit.figures.style import COLORS, DPI, INK, History, baseline, framed, latest, over_steps, panels, rgb, tidy
+from ssvit.figures.style import (
+    COLORS,
+    DPI,
+    INK,
+    History,
+    Line,
+    baseline,
+    framed,
+    latest,
+    over_steps,
+    panels,
+    rgb,
+    tidy,
+)  # fmt: skip
 from ssvit.objectives.masking import KINDS, MASKED, REPLACED, UNCHANGED, Corruption
 
 GREY = 0.5
@@ -39,9 +52,9 @@ def tiles(images: Mapping[str, Tensor]) -> tuple[Figure, dict[str, list[tuple[in
     figure, (axis,) = framed(wide + 2 * side, tall + top + bottom, (side, bottom, wide, tall))
     axis.set_axis_off()
     ys, xs = np.arange(count) % rows * (height + gap), np.arange(count) // rows * block_width
-    corners = {}
+    corners: dict[str, list[tuple[int, int]]] = {}
     for column, (title, kind) in enumerate(images.items()):
-        corners[title] = list(zip(ys, xs + column * (width + gap), strict=True))
+        corners[title] = list(zip(ys.tolist(), (xs + column * (width + gap)).tolist(), strict=True))
         for (y, x), image in zip(corners[title], rgb(kind), strict=True):
             pixels[y : y + height, x : x + width] = image.clip(0, 1)
             if y == 0:
@@ -77,7 +90,9 @@ def mosaic(*, images: Tensor, noise: Corruption, answer: Tensor, truth: Tensor, 
     figure, corners = tiles({"image": images, "corrupted": corrupted, "predicted": predicted, "true": true})
 
     (axis,) = figure.axes
-    dots = axis.bbox.width / axis.images[0].get_array().shape[1]
+    shown = axis.images[0].get_array()
+    assert shown is not None
+    dots = axis.bbox.width / shown.shape[1]
     inset = FRAME * DPI / 72 / dots / 2  # half of a frame's line, in pixels, so that neighbours do not overlap
     for kind in (REPLACED, UNCHANGED):
         rectangles = []
@@ -85,8 +100,10 @@ def mosaic(*, images: Tensor, noise: Corruption, answer: Tensor, truth: Tensor, 
             y, x = corners["corrupted"][image]
             corner = (x + patch % grid[1] * q - 0.5 + inset, y + patch // grid[1] * p - 0.5 + inset)
             rectangles.append(Rectangle(corner, q - 2 * inset, p - 2 * inset))
-        frame = {"facecolor": "none", "edgecolor": COLORS[KINDS[kind]], "linewidth": FRAME}
-        axis.add_collection(PatchCollection(rectangles, joinstyle="miter", **frame))
+        frames = PatchCollection(
+            rectangles, joinstyle="miter", facecolor="none", edgecolor=COLORS[KINDS[kind]], linewidth=FRAME
+        )
+        axis.add_collection(frames)
     _legend(
         figure,
         Patch(facecolor=str(GREY), label="masked"),
@@ -119,7 +136,7 @@ def learning(history: History, score_name: str) -> Figure:
     entropy = "entropy of the labels" if is_share else "variance of the labels"
     _plot_losses(left, history, {"loss_constant": entropy}, "loss (nats)" if is_share else "loss")
     for kind in ("masked", "replaced", "unchanged"):
-        style = {"color": COLORS[kind], "linewidth": 2, "marker": "."}
+        style = Line(color=COLORS[kind], linewidth=2, marker=".")
         over_steps(right, history, f"{score_name}_{kind}", f"{kind} patches", scale, **style)
     constant = "most frequent class" if is_share else "mean patch"
     baseline(right, latest(history, f"{score_name}_copying", scale), "copying the nearest", "--")
@@ -135,7 +152,7 @@ def learning_of_loss(history: History, baselines: Mapping[str, str], name: str) 
     return figure
 
 
-def _plot_losses(axis: Any, history: History, baselines: Mapping[str, str], name: str) -> None:
+def _plot_losses(axis: Axes, history: History, baselines: Mapping[str, str], name: str) -> None:
     over_steps(axis, history, "train/loss", "training", color=COLORS["train"], linewidth=1)
     over_steps(axis, history, "loss", "held-out", color=COLORS["model"], linewidth=2, marker=".")
     for (key, words), linestyle in zip(baselines.items(), ("--", ":"), strict=False):

@@ -15,7 +15,7 @@ from ssvit.figures.style import INK
 _IGNORED = 255
 _NAMED = 12  # classes in the legend
 _BACKGROUND, _WHITE = (0.16, 0.16, 0.2), (1.0, 1.0, 1.0)
-_COLORS = colormaps["tab20"].colors
+_COLORS = [colormaps["tab20"](number)[:3] for number in range(20)]
 
 
 def segmentation(images: Tensor, masks: Tensor, predictions: Tensor) -> Figure:
@@ -27,7 +27,7 @@ def segmentation(images: Tensor, masks: Tensor, predictions: Tensor) -> Figure:
     true, predicted = (palette[of.long()].movedim(-1, 1) for of in (masks, predictions))
     figure, _ = tiles({"image": images / 255, "true": true, "predicted": predicted})
     present = [number for number in torch.cat([masks, predictions]).unique().tolist() if number != _IGNORED]
-    handles = [Patch(color=palette[number].tolist(), label=str(number)) for number in present[:_NAMED]]
+    handles = [Patch(color=tuple(palette[number].tolist()), label=str(number)) for number in present[:_NAMED]]
     figure.legend(
         handles=handles, loc="lower center", ncols=_NAMED, frameon=False, fontsize=7, labelcolor=INK,
         handlelength=1, columnspacing=1,

@@ -6,10 +6,11 @@ Letters: c channels, h, w pixels.
 import io
 from bisect import bisect
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TypedDict, Unpack
 
 import numpy as np
 from einops import rearrange
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import text_to_path
@@ -19,22 +20,39 @@ INK, PALE = "#222222", "#e6e6e6"
 COLORS = {"model": "#1b6ca8", "train": "#9db4c4", "masked": "#1b6ca8", "replaced": "#e07b00", "unchanged": "#3a9d5d"}
 DPI = 150
 
+
+class Line(TypedDict, total=False):
+    """How matplotlib draws a line."""
+
+    color: str
+    linewidth: float
+    linestyle: str
+    marker: str
+    markersize: float
+
+
+class NamedLine(Line):
+    """A line with a name in the legend."""
+
+    label: str
+
+
 History = Sequence[Mapping[str, float | None]]  # rows of metrics
 
 
-def panels(count: int, width: float, height: float, *, down: int = 1) -> tuple[Figure, list[Any]]:
+def panels(count: int, width: float, height: float, *, down: int = 1) -> tuple[Figure, list[Axes]]:
     """A figure of width x height inches, and its axes in `down` rows."""
     figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained")
     return figure, [figure.add_subplot(down, -(-count // down), place) for place in range(1, count + 1)]
 
 
-def framed(width: float, height: float, *boxes: tuple[float, float, float, float]) -> tuple[Figure, list[Any]]:
+def framed(width: float, height: float, *boxes: tuple[float, float, float, float]) -> tuple[Figure, list[Axes]]:
     """A figure, and an axis in each box (left, bottom, width, height); all in dots."""
     figure = Figure(figsize=(width / DPI, height / DPI), dpi=DPI)
     return figure, [figure.add_axes((x / width, y / height, w / width, h / height)) for x, y, w, h in boxes]
 
 
-def canvas(width: float, height: float) -> tuple[Figure, Any]:
+def canvas(width: float, height: float) -> tuple[Figure, Axes]:
     """A figure, and one axis all over it, in dots from the top left corner."""
     figure, (axis,) = framed(width, height, (0, 0, width, height))
     axis.set(xlim=(0, width), ylim=(height, 0))
@@ -42,7 +60,7 @@ def canvas(width: float, height: float) -> tuple[Figure, Any]:
     return figure, axis
 
 
-def show(axis: Any, pixels: np.ndarray, x: float, y: float, width: float, height: float) -> None:
+def show(axis: Axes, pixels: np.ndarray, x: float, y: float, width: float, height: float) -> None:
     """Show pixels (h, w, 3) on a `canvas`, the top left corner at (x, y). Enlarged twice or more, they keep edges."""
     interpolation = "nearest" if max(pixels.shape[:2]) <= max(width, height) / 2 else "antialiased"
     axis.imshow(pixels, extent=(x, x + width, y + height, y), interpolation=interpolation)
@@ -75,30 +93,30 @@ def fitted(name: str, size: float, room: float) -> str:
     return f"{name[:letters].rstrip()}…"
 
 
-def over_steps(axis: Any, history: History, key: str, label: str, scale: float = 1, **style: Any) -> None:
+def over_steps(axis: Axes, history: History, key: str, label: str, scale: float = 1, **style: Unpack[Line]) -> None:
     """Plot a metric where it was measured."""
-    points = [(row["step"], row[key] * scale) for row in history if row.get(key) is not None]
+    points = [(row["step"], value * scale) for row in history if (value := row.get(key)) is not None]
     if points:
         axis.plot(*zip(*points, strict=True), label=label, **style)
 
 
 def latest(history: History, key: str, scale: float = 1) -> float | None:
     """The last measured value of a metric."""
-    return next((row[key] * scale for row in reversed(history) if row.get(key) is not None), None)
+    return next((value * scale for row in reversed(history) if (value := row.get(key)) is not None), None)
 
 
-def baseline(axis: Any, value: float | None, label: str, linestyle: str, form: str = "{:.3g}") -> None:
+def baseline(axis: Axes, value: float | None, label: str, linestyle: str, form: str = "{:.3g}") -> None:
     """Plot a horizontal line with its value in the legend; none if the value is None."""
     if value is not None:
         axis.axhline(value, color=INK, linewidth=1, linestyle=linestyle, label=f"{label}: {form.format(value)}")
 
 
-def chance_line(axis: Any, chance: float | None) -> None:
+def chance_line(axis: Axes, chance: float | None) -> None:
     """Plot the accuracy of a model that ignores the image, 0 to 1, on an axis in per cent."""
     baseline(axis, None if chance is None else 100 * chance, "chance", "-.", "{:.1f} %")
 
 
-def tidy(axis: Any, xlabel: str, ylabel: str, *, legend: bool = True) -> None:
+def tidy(axis: Axes, xlabel: str, ylabel: str, *, legend: bool = True) -> None:
     """Zero at the bottom, a pale grid, no frame at the top and right, and a legend."""
     axis.set(xlabel=xlabel, ylabel=ylabel)
     axis.set_ylim(bottom=0)

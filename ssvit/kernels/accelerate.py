@@ -89,8 +89,9 @@ class Layers(vit.Layers):
         whole, out = list(self)[: len(self) - (output_ids is not None)], None
         apart = between or self.checkpoints or not all(unhooked(block, Block) and block.adds for block in whole)
         if whole and not apart:
-            parts = [part for block in whole for part in block.branches()]
-            out = None if None in parts else branches(x, *parts)
+            parts = [part for block in whole if isinstance(block, Block) for part in block.branches()]
+            known = [part for part in parts if part is not None]
+            out = branches(x, *known) if len(known) == len(parts) else None
         if out is None:
             return super().forward(x, position_ids, output_ids, between)
         return out if output_ids is None else self[-1](out, position_ids, output_ids)
@@ -115,7 +116,10 @@ class ViT(vit.ViT):
         return linear(self.patchify(images).to(dtype), weight, self.patch.bias - (weight * mean).sum(1))
 
 
-_FASTER = {kind.__base__: kind for kind in (Linear, LayerNorm, Attention, Block, Layers, ViT)}
+_FASTER: dict[type[nn.Module], type[nn.Module]] = {
+    nn.Linear: Linear, nn.LayerNorm: LayerNorm, vit.Attention: Attention,
+    vit.Block: Block, vit.Layers: Layers, vit.ViT: ViT,
+}  # fmt: skip
 _PLAIN = {faster: plain for plain, faster in _FASTER.items()}
 
 
@@ -137,6 +141,6 @@ def unhooked(module: nn.Module, kind: type[nn.Module]) -> bool:
     return type(module) is kind and not any(hooks)
 
 
-def _branch(norm: nn.Module, first: nn.Module, second: nn.Module, heads: int) -> Branch | None:
+def _branch(norm: nn.LayerNorm, first: nn.Linear, second: nn.Linear, heads: int) -> Branch | None:
     known = unhooked(norm, LayerNorm) and unhooked(first, Linear) and unhooked(second, Linear)
     return Branch(norm, first, second, heads) if known else None

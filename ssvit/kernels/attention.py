@@ -4,7 +4,6 @@ Letters: b images, h heads, q queries, t keys and values, k width of a head, d =
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +12,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ssvit.kernels import operators
+from ssvit.kernels.fused import Context
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None = None, dropout: float = 0.0) -> Tensor:
@@ -44,16 +44,15 @@ def attend_packed(
     k = packed.shape[-1] // parts // heads
     if bias is None and dropout == 0 and packed.dtype == torch.bfloat16 and operators.supports_matmul(packed, k):
         return _Kernels.apply(query, packed, heads)
-    split = rearrange(packed, "b t (parts h k) -> parts b h t k", parts=parts, h=heads).unbind()
-    if query is not None:
-        split = rearrange(query, "b q (h k) -> b h q k", h=heads), *split
-    mixed = attend(*split, bias=None if bias is None else bias(split[0]), dropout=dropout)
+    *queries, key, value = rearrange(packed, "b t (parts h k) -> parts b h t k", parts=parts, h=heads).unbind()
+    split = queries[0] if query is None else rearrange(query, "b q (h k) -> b h q k", h=heads)
+    mixed = attend(split, key, value, bias=None if bias is None else bias(split), dropout=dropout)
     return rearrange(mixed, "b h q k -> b q (h k)")
 
 
 class _Kernels(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, query: Tensor | None, packed: Tensor, heads: int) -> Tensor:
+    def forward(ctx: Context, query: Tensor | None, packed: Tensor, heads: int) -> Tensor:
         query, packed = None if query is None else query.contiguous(), packed.contiguous()
         out, norms = operators.attention(query, packed, heads)
         ctx.save_for_backward(query, packed, norms)
@@ -61,7 +60,7 @@ class _Kernels(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, gradient: Tensor) -> tuple[Tensor | None, ...]:
         query, packed, norms = ctx.saved_tensors
         to_query, to_packed = operators.attention_backward(query, packed, gradient.contiguous(), norms)
         return None if query is None else to_query, to_packed, None

@@ -7,7 +7,7 @@ under autocast, `ssvit.kernels.operators` computes whole layers. docs/performanc
 Letters: b images, t tokens, r rows (the tokens of all images), i inputs, o outputs, d width.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -30,16 +30,26 @@ def product(left: Tensor, right: Tensor) -> Tensor:
     return _onednn(left, right.t()) if left.dtype == torch.float32 else left @ right
 
 
+class Context(Protocol):
+    """What carries tensors from forward to backward."""
+
+    saved_tensors: tuple[Tensor, ...]
+    needs_input_grad: tuple[bool, ...]
+    adds: bool
+
+    def save_for_backward(self, *tensors: Tensor | None) -> None: ...
+
+
 class _OneDNN(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype) -> Tensor:
+    def forward(ctx: Context, x: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype) -> Tensor:
         rows, weight = x.reshape(-1, x.shape[-1]).to(dtype), weight.to(dtype)
         ctx.save_for_backward(rows, weight)
         return _onednn(rows, weight, bias.to(dtype)).view(*x.shape[:-1], -1)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         rows = gradient.reshape(-1, len(weight))
         to_x, to_weight, to_bias, _ = ctx.needs_input_grad
@@ -60,25 +70,25 @@ def _rows(x: Tensor) -> Tensor:
 
 class _Linear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    def forward(ctx: Context, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         rows = _rows(x)
         ctx.save_for_backward(rows, weight)
         return operators.linear(rows, weight, bias).view(*x.shape[:-1], -1)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         rows = _rows(gradient)
-        to_x, *to_rest = ctx.needs_input_grad
-        to_x = operators.linear_inputs(rows, weight).view(*gradient.shape[:-1], -1) if to_x else None
-        return to_x, *(operators.linear_weights(rows, x) if any(to_rest) else (None, None))
+        needs_x, *needs_rest = ctx.needs_input_grad
+        to_x = operators.linear_inputs(rows, weight).view(*gradient.shape[:-1], -1) if needs_x else None
+        return to_x, *(operators.linear_weights(rows, x) if any(needs_rest) else (None, None))
 
 
 class _Branches(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, heads: list[int], epsilon: float, adds: bool, learns: bool, *weights: Tensor
+        ctx: Context, x: Tensor, heads: list[int], epsilon: float, adds: bool, learns: bool, *weights: Tensor
     ) -> Tensor:
         x, ctx.adds = x.contiguous(), adds
         kept = operators.branches(x, weights, heads, epsilon, adds, learns)
@@ -87,7 +97,7 @@ class _Branches(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, *saved = ctx.saved_tensors
         weights, kept = saved[: len(saved) // 2], saved[len(saved) // 2 :]
         to_x, *to_weights = operators.branches_backward(gradient.contiguous(), x, weights, kept, ctx.adds)
@@ -120,7 +130,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 class _LayerNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> Tensor:
+    def forward(ctx: Context, x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> Tensor:
         rows = x.reshape(-1, x.shape[-1])
         out, moments = operators.layer_norm(rows, weight, bias, epsilon)
         ctx.save_for_backward(rows, weight, moments)
@@ -128,7 +138,7 @@ class _LayerNorm(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, gradient: Tensor) -> tuple[Tensor | None, ...]:
         rows, weight, moments = ctx.saved_tensors
         to_x, *to_rest = operators.layer_norm_backward(rows, gradient.reshape(rows.shape).contiguous(), weight, moments)
         return to_x.view_as(gradient), *to_rest, None

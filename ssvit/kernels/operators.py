@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -32,6 +32,9 @@ SOURCES = tuple(sorted((Path(__file__).parent / "csrc").glob("*.c")))
 _LANES = 16  # products.h: widths are multiples of it
 _DEEP, _GROUP = 1102, 48  # linear.c: what its scratch memory is counted by
 _BLOCKS = 32  # of rows, whose parts of a layer norm's gradients are summed apart, so that threads can share the work
+
+T = TypeVar("T")
+Argument = Tensor | float | None  # of a kernel
 
 
 @functools.cache
@@ -74,15 +77,15 @@ def _here(tensor: Tensor) -> bool:
     return tensor.device.type == "cpu" and tensor.numel() > 0
 
 
-def _operator(shapes: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def _operator(shapes: Callable[..., object]) -> Callable[[Callable[..., T]], Callable[..., T]]:
     """Make a function an operator that compiled graphs can call; `shapes` gives empty results of the right shapes."""
 
-    def wrap(function: Callable[..., Any]) -> Callable[..., Any]:
+    def wrap(function: Callable[..., T]) -> Callable[..., T]:
         operator = torch.library.custom_op(f"ssvit::{function.__name__}", function, mutates_args=(), device_types="cpu")
         operator.register_fake(shapes)
 
         @functools.wraps(function)
-        def call(*arguments: Any) -> Any:
+        def call(*arguments: object) -> T:
             # Calling an operator through torch takes as long as a small product.
             return (operator if torch.compiler.is_compiling() else function)(*arguments)
 
@@ -91,18 +94,20 @@ def _operator(shapes: Callable[..., Any]) -> Callable[[Callable[..., Any]], Call
     return wrap
 
 
-def _call(kernel: str, *arguments: Any) -> None:
-    def convert(value: Any) -> Any:
+def _call(kernel: str, *arguments: Argument | Sequence[Argument]) -> None:
+    def convert(value: Argument | Sequence[Argument]) -> Any:
         if value is None:
             return ctypes.c_void_p()
         if isinstance(value, Tensor):
             # C would read beyond the end of any other.
             assert value.is_contiguous() or value.stride() == (value.shape[1] * value.stride(1), value.stride(1), 1)
             return ctypes.c_void_p(value.data_ptr())
-        if isinstance(value, list):
-            values = [convert(each) for each in value]
-            return (type(values[0]) * len(values))(*values)
-        return ctypes.c_float(value) if isinstance(value, float) else ctypes.c_int64(value)
+        if isinstance(value, float):
+            return ctypes.c_float(value)
+        if isinstance(value, int):
+            return ctypes.c_int64(value)
+        values = [convert(each) for each in value]
+        return (type(values[0]) * len(values))(*values)
 
     getattr(library(), kernel)(*map(convert, arguments), ctypes.c_int(torch.get_num_threads()))
 
@@ -111,7 +116,7 @@ def _pairs(count: int) -> Tensor:
     return torch.empty(count, dtype=torch.int32)
 
 
-def _outputs(x: Tensor, weight: Tensor, *_: Any) -> Tensor:
+def _outputs(x: Tensor, weight: Tensor, *_: object) -> Tensor:
     assert x.shape[1] == weight.shape[1]
     return x.new_empty(len(x), len(weight))
 
@@ -165,7 +170,9 @@ def _parts(query: Tensor | None, packed: Tensor) -> tuple[Tensor, ...]:
 
 def _attention_scratch(q: int, t: int, width: int) -> int:
     """Pairs of scratch memory that attention needs."""
-    count = library().attention_scratch
+    kernels = library()
+    assert kernels is not None
+    count = kernels.attention_scratch
     count.restype = ctypes.c_int64
     return torch.get_num_threads() * count(*map(ctypes.c_int64, (q, t, width)))
 
@@ -195,7 +202,7 @@ def attention(query: Tensor | None, packed: Tensor, heads: int) -> tuple[Tensor,
     return out, norms
 
 
-def _attended_backward(query: Tensor | None, packed: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+def _attended_backward(query: Tensor | None, packed: Tensor, *_: object) -> tuple[Tensor, Tensor]:
     return packed.new_empty(0) if query is None else torch.empty_like(query), torch.empty_like(packed)
 
 
@@ -246,18 +253,26 @@ def _branch_scratch(weights: Sequence[Tensor], heads: Sequence[int], t: int, d: 
     return [weight.numel() // 2 for weight in weights] + [_attention_scratch(t, t, d // h) for h in set(heads) if h]
 
 
-def _kept(x: Tensor, first: int, second: int, heads: int, learns: bool) -> tuple[Tensor | None, ...]:
+# What `branches` returns of each branch; the fourth is None where it is not needed.
+Kept = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor, Tensor]
+
+
+def _kept(x: Tensor, first: int, second: int, heads: int, learns: bool) -> Kept:
     b, t, _ = x.shape
     norms, moments = (x.new_empty(b, *shape, 2, dtype=torch.float32) for shape in ((heads, t), (t,)))
     between = x.new_empty(b, t, first) if heads or learns else None
     return torch.empty_like(x), torch.empty_like(x), moments, between, x.new_empty(b, t, second), norms
 
 
+def _results(kept: Sequence[Kept]) -> list[Tensor]:
+    return [part for parts in kept for part in parts if part is not None]
+
+
 def _branched(
     x: Tensor, weights: Sequence[Tensor], heads: Sequence[int], epsilon: float, adds: bool, learns: bool
 ) -> list[Tensor]:
     sizes = _sizes(x, weights, heads)
-    return [part for size in sizes for part in _kept(x, *size, True)] if learns else [torch.empty_like(x)]
+    return _results([_kept(x, *size, True) for size in sizes]) if learns else [torch.empty_like(x)]
 
 
 @_operator(_branched)
@@ -283,10 +298,10 @@ def branches(
     scratch = _branch_scratch(weights, heads, t, d)
     arguments = [*weights], [*chain(*kept)], [*chain(*sizes)], len(heads), b, t, d, int(adds), epsilon
     _call("branches", x, *arguments, _pairs(max(scratch)))
-    return [*chain(*kept)] if learns else [kept[-1][0]]
+    return _results(kept) if learns else [kept[-1][0]]
 
 
-def _branched_backward(gradient: Tensor, x: Tensor, weights: Sequence[Tensor], *_: Any) -> list[Tensor]:
+def _branched_backward(gradient: Tensor, x: Tensor, weights: Sequence[Tensor], *_: object) -> list[Tensor]:
     return [torch.empty_like(x), *map(torch.empty_like, weights)]
 
 

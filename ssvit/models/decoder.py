@@ -3,14 +3,13 @@
 Letters: b images, n patches, m masked patches an image, s prefix tokens of the encoder, d width of the decoder.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
 from ssvit.models import options
 from ssvit.models.positions import Grid, SineCosine2D
 from ssvit.models.vit import Block, Layers
+from ssvit.options import make
 
 
 class Decoder(nn.Module):
@@ -22,9 +21,9 @@ class Decoder(nn.Module):
     """
 
     def __init__(
-        self, *, grid: Grid, num_prefix_tokens: int, input_width: int, output_width: int, **given: Any
+        self, *, grid: Grid, num_prefix_tokens: int, input_width: int, output_width: int, **given: object
     ) -> None:
-        own = options.Decoder(**given)
+        own = make(options.Decoder, given)
         width = own.width
         super().__init__()
         self.embed = nn.Linear(input_width, width)

@@ -7,13 +7,12 @@ patch is partly seen by its neighbours. timm's has other epsilons; with them, ti
 Letters: b images, c channels, h x w their height and width, f channels of a feature map, y x x its height and width.
 """
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ssvit.models import options
+from ssvit.options import make
 
 
 class Convolution(nn.Conv2d):
@@ -60,7 +59,7 @@ class Bottleneck(nn.Module):
         self.conv2, self.norm2 = normed(width, width, 3, stride, epsilons=epsilons)
         self.conv3, self.norm3 = normed(width, 4 * width, 1, epsilons=epsilons)
         nn.init.zeros_(self.norm3.weight)
-        self.shortcut = nn.Identity()
+        self.shortcut: nn.Module = nn.Identity()
         if inputs != 4 * width or stride != 1:
             self.shortcut = nn.Sequential(*normed(inputs, 4 * width, 1, stride, epsilons=epsilons))
 
@@ -73,19 +72,21 @@ class Bottleneck(nn.Module):
 class ResNet(nn.Module):
     """Normalised images (b, c, h, w) -> a feature map (b, f, h / stride, w / stride), by the options of `Stem`."""
 
-    def __init__(self, *, channels: int, **given: Any) -> None:
+    def __init__(self, *, channels: int, **given: object) -> None:
         super().__init__()
-        own = options.Stem(**given)
+        own = make(options.Stem, given)
         width, epsilons = own.width, own.epsilons
+        self.layers = own.layers
         self.stride, self.epsilons = options.stride(own.layers), epsilons
         self.root, self.norm = normed(channels, width, 7, 2, epsilons=epsilons)
         self.stages, self.outputs = nn.Sequential(), width
         for stage, units in enumerate(own.layers):
-            self.stages.append(nn.Sequential())
+            units_of_stage = nn.Sequential()
+            self.stages.append(units_of_stage)
             for place in range(units):
                 stride = 2 if stage > 0 and place == 0 else 1
                 unit = Bottleneck(inputs=self.outputs, width=width * 2**stage, stride=stride, epsilons=epsilons)
-                self.stages[stage].append(unit)
+                units_of_stage.append(unit)
                 self.outputs = 4 * width * 2**stage
 
     def forward(self, images: Tensor) -> Tensor:

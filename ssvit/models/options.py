@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ssvit.options import OptionError, flag, make, number, one_of, pair, whole, within
 
@@ -15,7 +14,7 @@ CHANGEABLE = (
 )  # fmt: skip
 
 
-def grid(image_size: Any, patch_size: Any) -> tuple[int, int]:
+def grid(image_size: object, patch_size: object) -> tuple[int, int]:
     """Patches in a column and in a row of an image: (rows, columns). OptionError unless the patch divides it."""
     height, width = pair("image_size", image_size)
     patch = pair("patch_size", patch_size)
@@ -98,7 +97,7 @@ class ViT:
     """Whether there is a second prefix token, for a teacher's labels (Touvron et al. 2021)."""
     activation_checkpointing: bool = False
     """In training keep only what stands between the layers, and compute a layer once more for its gradients."""
-    stem: Mapping[str, Any] | None = None
+    stem: Mapping[str, object] | None = None
     """The options of the `Stem` of a hybrid, None for patches of pixels."""
     gelu: str = "exact"
     """The MLP's GELU: x * Phi(x), or its approximation by tanh, which JAX computes (Hendrycks and Gimpel 2016)."""
@@ -124,8 +123,8 @@ class ViT:
         self._check_positions()
         for name in ("dropout", "attention_dropout", "stochastic_depth"):
             number(name, getattr(self, name), 0, 0.99)
-        for name, values in (("mean", self.mean), ("std", self.std)):
-            values = list(values) if isinstance(values, list | tuple) else [values]
+        for name, given in (("mean", self.mean), ("std", self.std)):
+            values = list(given) if isinstance(given, list | tuple) else [given]
             if len(values) not in (1, self.channels):
                 raise OptionError(name, values, f"must be one number, or one for each of the {self.channels} channels")
             for value in values:

@@ -6,15 +6,26 @@ gives logits to add before the softmax. On another grid an embedding keeps its p
 Letters: b images, h heads, t tokens, q queries, d width, k width of a head, y, x rows and columns.
 """
 
+from typing import TypedDict
+
 import torch
 import torch.nn.functional as F
 from einops import rearrange, repeat
 from torch import Tensor, nn
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-# Arguments of `interpolate` by the names in `options.RESIZE`; the authors' are those of scipy's zoom of order 1.
-RESIZE = {
-    "paper": {"mode": "bilinear", "align_corners": True},
+
+class Interpolation(TypedDict):
+    """Arguments of torch's `interpolate`."""
+
+    mode: str
+    align_corners: bool
+    antialias: bool
+
+
+# By the names in `options.RESIZE`; the authors' are those of scipy's zoom of order 1.
+RESIZE: dict[str, Interpolation] = {
+    "paper": {"mode": "bilinear", "align_corners": True, "antialias": False},
     "timm": {"mode": "bicubic", "align_corners": False, "antialias": True},
 }
 Grid = tuple[int, int]  # rows and columns of patches
@@ -39,9 +50,9 @@ class Positions(nn.Module):
         super().__init__()
         self.grid, self.num_prefix_tokens = grid, num_prefix_tokens
 
-    def covers(self, grid: Grid | None) -> bool:
-        """Whether a grid is the module's own, or None; sizes unknown to an exported graph are not."""
-        return grid is None or all(statically_known_true(a == b) for a, b in zip(grid, self.grid, strict=True))
+    def covers(self, grid: Grid) -> bool:
+        """Whether a grid is the module's own; sizes unknown to an exported graph are not."""
+        return all(statically_known_true(a == b) for a, b in zip(grid, self.grid, strict=True))
 
     def resampled(self, grid: Grid, how: str) -> dict[str, Tensor]:
         """The state that changes on another grid, by name; `how` is a key of RESIZE."""
@@ -56,7 +67,7 @@ class Learned1D(Positions):
         self.embedding = nn.Parameter(torch.randn(num_prefix_tokens + grid[0] * grid[1], width) * 0.02)
 
     def forward(self, grid: Grid | None = None, how: str = "paper") -> Tensor:
-        return self.embedding if self.covers(grid) else self.resampled(grid, how)["embedding"]
+        return self.embedding if grid is None or self.covers(grid) else self.resampled(grid, how)["embedding"]
 
     def resampled(self, grid: Grid, how: str) -> dict[str, Tensor]:
         prefix, patches = self.embedding.tensor_split([self.num_prefix_tokens])
@@ -67,9 +78,15 @@ class Learned1D(Positions):
 class RowsAndColumns(Positions):
     """Embeddings of the `rows` (y, ...) and of the `columns` (x, ...) of a grid."""
 
+    rows: Tensor
+    columns: Tensor
+
     def on(self, grid: Grid | None, how: str) -> tuple[Tensor, Tensor]:
         """The rows and columns of a grid."""
-        return (self.rows, self.columns) if self.covers(grid) else tuple(self.resampled(grid, how).values())
+        if grid is None or self.covers(grid):
+            return self.rows, self.columns
+        state = self.resampled(grid, how)
+        return state["rows"], state["columns"]
 
     def resampled(self, grid: Grid, how: str) -> dict[str, Tensor]:
         return {"rows": stretch(self.rows, grid[0], how), "columns": stretch(self.columns, grid[1], how)}

@@ -10,7 +10,7 @@ tokens, d width.
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, overload
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from ssvit.models import options, positions
 from ssvit.models.hybrid import Convolution, ResNet
 from ssvit.models.positions import Grid
-from ssvit.options import OptionError, one_of, pair, typed
+from ssvit.options import OptionError, make, one_of, pair, typed
 
 _APPROXIMATE = {"exact": "none", "tanh": "tanh"}  # torch's names of the GELUs
 _BEYOND = 0.25  # how far outside of [0, 1] cubic filters reach in resizing
@@ -138,6 +138,15 @@ class Layers(nn.ModuleList):
         super().__init__(blocks)
         self.activation_checkpointing = activation_checkpointing
 
+    if TYPE_CHECKING:  # a ModuleList does not say of what
+
+        def __iter__(self) -> Iterator[Block]: ...
+        @overload
+        def __getitem__(self, idx: slice) -> "Layers": ...
+        @overload
+        def __getitem__(self, idx: int) -> Block: ...
+        def __getitem__(self, idx: int | slice) -> "Block | Layers": ...
+
     def forward(
         self, x: Tensor, position_ids: Ids = None, output_ids: Ids = None, between: Sequence[Tensor] = ()
     ) -> Tensor:
@@ -170,9 +179,11 @@ class ViT(nn.Module):
     """
 
     resize = "paper"
+    mean: Tensor
+    std: Tensor
 
-    def __init__(self, **arguments: Any) -> None:
-        own = options.ViT(**arguments)
+    def __init__(self, **arguments: object) -> None:
+        own = make(options.ViT, arguments)
         super().__init__()
         self.arguments = dict(vars(own))
         self.image_size = pair("image_size", own.image_size)
@@ -300,15 +311,15 @@ class ViT(nn.Module):
         """The first layer's input (b, t, d), each token's position (b, t), and what is added before further layers."""
         position_ids, relative = None, self.blocks[0].attention.relative
         if visible_ids is not None:
-            if relative is not None and not relative.covers(grid):
+            if relative is not None and grid is not None and not relative.covers(grid):
                 right = "cannot tell offsets between some of the patches on a grid that is not the encoder's own"
                 raise OptionError("positions", "relative", right)
             tokens = gather(tokens, visible_ids)
-            prefix = torch.arange(self.num_prefix_tokens, device=visible_ids.device).expand(len(visible_ids), -1)
-            position_ids = torch.cat([prefix, visible_ids + self.num_prefix_tokens], dim=1)
-        prefix = [token for token in (self.class_token, self.distillation_token) if token is not None]
-        if prefix:
-            prefix = [token.expand(tokens.shape[0], -1, -1).to(tokens.dtype) for token in prefix]
+            prefix_ids = torch.arange(self.num_prefix_tokens, device=visible_ids.device).expand(len(visible_ids), -1)
+            position_ids = torch.cat([prefix_ids, visible_ids + self.num_prefix_tokens], dim=1)
+        first = [token for token in (self.class_token, self.distillation_token) if token is not None]
+        if first:
+            prefix = [token.expand(tokens.shape[0], -1, -1).to(tokens.dtype) for token in first]
             tokens = torch.cat([*prefix, tokens], 1)
         count = self.layers_with_positions
         tables = [self.positions[layer % len(self.positions)](grid, self.resize) for layer in range(count)]
@@ -335,13 +346,13 @@ class ViT(nn.Module):
         return self.encode(tokens, grid=self.grid_of(images), output_ids=first)[:, 0]
 
     @property
-    def architecture(self) -> dict[str, Any]:
+    def architecture(self) -> dict[str, object]:
         """The arguments that encoders must share for one to take the weights of the other."""
         free = (*options.CHANGEABLE, "mean", "std")
         fixed = {name: value for name, value in self.arguments.items() if name not in free}
         if self.stem is not None:
-            layers = list(fixed["stem"]["layers"])
-            fixed["stem"] = {**fixed["stem"], "layers": layers, "epsilons": self.stem.epsilons}
+            layers = list(self.stem.layers)
+            fixed["stem"] = {**self.arguments["stem"], "layers": layers, "epsilons": self.stem.epsilons}
         return fixed | {"patch_size": self.patch_size, "mlp_width": self.blocks[0].expand.out_features}
 
     @torch.no_grad()
@@ -356,9 +367,9 @@ class ViT(nn.Module):
                 raise OptionError(name, self.architecture[name], f"must be {typed(expected)}, as in the other encoder")
         state = other.state_dict()
         if self.grid != other.grid:
-            for name, module in self.named_modules():
+            for name, module in other.named_modules():
                 if isinstance(module, positions.Positions):
-                    resized = other.get_submodule(name).resampled(self.grid, how)
+                    resized = module.resampled(self.grid, how)
                     state |= {f"{name}.{key}": value for key, value in resized.items()}
         self.load_state_dict(state)
         self.arguments |= {name: other.arguments[name] for name in ("mean", "std")}

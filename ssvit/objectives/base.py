@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ssvit.data.batch import Batch
 from ssvit.models.vit import ViT
-from ssvit.objectives.parameter_groups import parameter_groups
+from ssvit.objectives.parameter_groups import Group, parameter_groups
 from ssvit.schedule import ScheduleFunction
 
 NOTHING: Mapping[str, Tensor] = MappingProxyType({})  # the schedules of an objective that has none
@@ -40,7 +40,7 @@ class Objective(nn.Module):
         return attrgetter(self.backbone_name)(self)
 
     @property
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, object]:
         """What a checkpoint says of the model, so that it can be built again."""
         # Activation checkpointing changes no bit of the weights, so a run may go on with it or without.
         own = {name: value for name, value in self.backbone().arguments.items() if name != "activation_checkpointing"}
@@ -64,7 +64,7 @@ class Objective(nn.Module):
         skipped since something was not finite: then nothing may change.
         """
 
-    def parameter_groups(self, *, weight_decay: float, layer_decay: float) -> list[dict[str, Any]]:
+    def parameter_groups(self, *, weight_decay: float, layer_decay: float) -> list[Group]:
         """The parameters to train as torch's optimisers take them; see `parameter_groups.parameter_groups`."""
         return parameter_groups(
             self.named_parameters(), weight_decay, layer_decay=layer_decay, depth=len(self.backbone().blocks)

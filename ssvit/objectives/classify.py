@@ -7,7 +7,7 @@ Letters: b images, c channels, d width, k classes.
 
 from collections import OrderedDict
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, overload
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +20,7 @@ from ssvit.models.options import ViT as ViTOptions
 from ssvit.models.vit import ViT, lecun_normal_
 from ssvit.objectives import options
 from ssvit.objectives.base import NOTHING, Objective, at_least_float32
-from ssvit.options import OptionError, UserError
+from ssvit.options import OptionError, UserError, make
 
 
 def balanced(labels: Tensor, classes: int) -> list[float]:
@@ -35,9 +35,10 @@ class Classify(Objective):
     authors' code. UserError says why a teacher cannot teach this.
     """
 
-    def __init__(self, *, encoder: ViT, **given: Any) -> None:
+    def __init__(self, *, encoder: ViT, **given: object) -> None:
         super().__init__()
-        self.options = own = options.Classify(**given)
+        self.options = own = make(options.Classify, given)
+        assert own.classes is not None
         self.encoder, self.classes = encoder, tuple(own.classes)
         if own.distillation is not None:
             own.distillation.check(encoder, self.classes)
@@ -54,7 +55,7 @@ class Classify(Objective):
         self._freeze()
 
     @property
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, object]:
         """The base's, as "classifier" the options of the heads, and as "lora" those of `options.Lora`, if any."""
         own = {"classes": list(self.classes), "hidden": self.options.hidden, "loss": self.options.loss}
         adapted = {} if self.options.lora is None else {"lora": dict(self.options.lora)}
@@ -67,16 +68,21 @@ class Classify(Objective):
     def head_logits(self, images: Tensor) -> tuple[Tensor, ...]:
         """The logits of each head, the class head's first: (b, c, h, w) -> one or two of (b, k)."""
         if self.distilled_head is None:
-            logits = (self.head(self.encoder.represent(images)),)
-        else:
-            outputs = self.encoder(images)
-            logits = (self.head(self.encoder.pool(outputs)), self.distilled_head(outputs[:, 1]))
+            return (at_least_float32(self.head(self.encoder.represent(images))),)
+        outputs = self.encoder(images)
+        logits = self.head(self.encoder.pool(outputs)), self.distilled_head(outputs[:, 1])
         return tuple(at_least_float32(x) for x in logits)
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """Of the classes, from logits: (b, k) -> (b, k). Those of sigmoid need not sum to 1."""
         return logits.sigmoid() if self.options.loss == "sigmoid" else logits.softmax(-1)
 
+    @overload
+    def forward(
+        self, batch: Batch, noise: Any = (), scheduled: Mapping[str, Tensor] = NOTHING
+    ) -> dict[str, Tensor]: ...
+    @overload
+    def forward(self, batch: Tensor) -> Tensor: ...
     def forward(
         self, batch: Batch | Tensor, noise: Any = (), scheduled: Mapping[str, Tensor] = NOTHING
     ) -> dict[str, Tensor] | Tensor:
@@ -130,6 +136,7 @@ class Classify(Objective):
         """
         if images.dtype == torch.uint8:
             images = images / 255
+        assert self.mixing is not None
         return self.mixing(images, labels)
 
     def _freeze(self) -> None:

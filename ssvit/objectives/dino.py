@@ -20,7 +20,7 @@ from ssvit.models.vit import ViT
 from ssvit.objectives import options
 from ssvit.objectives.base import NOTHING, Objective, at_least_float32
 from ssvit.objectives.teacher import Teacher
-from ssvit.options import UserError
+from ssvit.options import UserError, make
 
 
 class Head(nn.Module):
@@ -49,6 +49,14 @@ class Head(nn.Module):
             return x @ prototypes.T
 
 
+class Student(nn.Module):
+    """What the teacher is the average of."""
+
+    def __init__(self, encoder: ViT, head: Head) -> None:
+        super().__init__()
+        self.encoder, self.head = encoder, head
+
+
 class Dino(Objective):
     """The options are those of `options.Dino`. Batches have "global" views and may have "local" ones.
 
@@ -56,10 +64,11 @@ class Dino(Objective):
     """
 
     backbone_name = "teacher.module.encoder"
+    center: Tensor
 
-    def __init__(self, *, encoder: ViT, **given: Any) -> None:
+    def __init__(self, *, encoder: ViT, **given: object) -> None:
         super().__init__()
-        self.options = own = options.Dino(**given)
+        self.options = own = make(options.Dino, given)
         self.schedules = own.schedules
         self.encoder = encoder
         self.head = Head(width=encoder.width, hidden=own.hidden, bottleneck=own.bottleneck, prototypes=own.prototypes)
@@ -67,9 +76,9 @@ class Dino(Objective):
         self.register_buffer("center", torch.zeros(own.prototypes))
 
     @property
-    def student(self) -> nn.ModuleDict:
-        """What the teacher is the average of."""
-        return nn.ModuleDict({"encoder": self.encoder, "head": self.head})
+    def student(self) -> Student:
+        """The encoder and the head."""
+        return Student(self.encoder, self.head)
 
     def teacher_logits(self, views: Sequence[Tensor]) -> Tensor:
         """Of groups of views, each (b, v, c, h, w): -> (all v, b, k)."""

@@ -15,14 +15,14 @@ from torch import Tensor
 
 from ssvit.models.vit import ViT
 from ssvit.objectives import options
-from ssvit.objectives.base import Objective
+from ssvit.objectives.classify import Classify
 from ssvit.options import UserError
 
 
 class Distillation(options.Distillation):
     """The options of `options.Distillation` and the teacher, a trained `ssvit.objectives.classify.Classify`."""
 
-    def __init__(self, *, teacher: Objective, **given: Any) -> None:
+    def __init__(self, *, teacher: Classify, **given: Any) -> None:
         super().__init__(**given)
         self.teacher = teacher.eval()
 

@@ -8,7 +8,7 @@ Letters: b images, c channels, n patches of p x q pixels, m masked patches an im
 
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from einops import rearrange
@@ -20,7 +20,7 @@ from ssvit.models.options import ViT as ViTOptions
 from ssvit.models.vit import ViT, gather
 from ssvit.objectives import options
 from ssvit.objectives.base import NOTHING, Objective
-from ssvit.options import OptionError
+from ssvit.options import OptionError, make
 from ssvit.randomness import uniform
 
 _EPSILON = 1e-6  # added to a patch's variance (facebookresearch/mae: models_mae.py)
@@ -39,10 +39,10 @@ class MAE(Objective):
     The class token goes through encoder and decoder as in the authors' code: it is trained through the patches alone.
     """
 
-    def __init__(self, *, encoder: ViT, **given: Any) -> None:
+    def __init__(self, *, encoder: ViT, **given: object) -> None:
         super().__init__()
-        self.options = options.MAE(**given)
-        self.options.fits(ViTOptions(**encoder.arguments))
+        self.options = make(options.MAE, given)
+        self.options.fits(make(ViTOptions, encoder.arguments))
         self.encoder = encoder
         self.decoder = Decoder(
             grid=encoder.grid,

@@ -65,16 +65,19 @@ class Pixels:
 class MeanColor(Pixels):
     """The mean colour of the patch, as one class: the paper's best target."""
 
-    grid: ClassVar[int] = 1
-
     bits: int = 3
     """Each channel has 2^bits levels: with 3 bits, 512 classes."""
+
+    @property
+    def grid(self) -> int:
+        """Cells in a row and in a column of the patch."""
+        return 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
         whole("grid", self.grid)
         whole("bits", self.bits)
-        height, width = self.patch_size
+        height, width = pair("patch_size", self.patch_size)
         if height % self.grid or width % self.grid:
             raise OptionError("grid", self.grid, f"must divide the patch of {height}x{width} pixels")
         if self.bits > 8 or self.bits * self.channels > 16:
@@ -94,7 +97,7 @@ class ColorGrid(MeanColor):
 class MAE:
     """A masked autoencoder (He et al. 2022)."""
 
-    decoder: Mapping[str, Any]
+    decoder: Mapping[str, object]
     """The options of the `Decoder`."""
     masked: float = 0.75
     """Fraction of an image's patches that the encoder does not see, and that are reconstructed (section 4.1)."""
@@ -267,13 +270,15 @@ class Dino:
     """Numbers that are compared with a prototype."""
     student_temperature: float = 0.1
     """Divides the student's logits."""
-    teacher_temperature: Any = field(default_factory=lambda: Schedule(start=0.04, end=0.04, shape="linear", over=0.3))
+    teacher_temperature: ScheduleFunction = field(
+        default_factory=lambda: Schedule(start=0.04, end=0.04, shape="linear", over=0.3)
+    )
     """`Schedule` of what divides the teacher's. The lower, the sharper are the targets."""
-    teacher_momentum: Any = field(default_factory=lambda: Schedule(start=0.996, end=1.0))
+    teacher_momentum: ScheduleFunction = field(default_factory=lambda: Schedule(start=0.996, end=1.0))
     """`Schedule` of the share of its weights that the teacher keeps at each step."""
     center_momentum: float = 0.9
     """Share of itself that the centre, the running mean of the teacher's logits, keeps at each step."""
-    last_layer: Any = field(default_factory=lambda: Schedule(start=0.0, end=1.0, shape="step", over=0.01))
+    last_layer: ScheduleFunction = field(default_factory=lambda: Schedule(start=0.0, end=1.0, shape="step", over=0.01))
     """`Schedule` of a factor of the prototypes' gradient: 0 as long as they are frozen."""
 
     def __post_init__(self) -> None:
@@ -282,9 +287,13 @@ class Dino:
         whole("prototypes", self.prototypes, 2)
         number("student_temperature", self.student_temperature, 0, above=True)
         number("center_momentum", self.center_momentum, 0, 1)
-        limits = {"teacher_temperature": {"above": True}, "teacher_momentum": {"high": 1}, "last_layer": {}}
-        for name, limit in limits.items():
-            object.__setattr__(self, name, Schedule.of(name, getattr(self, name), low=0, **limit))
+        schedules = {
+            "teacher_temperature": Schedule.of("teacher_temperature", self.teacher_temperature, 0, above=True),
+            "teacher_momentum": Schedule.of("teacher_momentum", self.teacher_momentum, 0, 1),
+            "last_layer": Schedule.of("last_layer", self.last_layer, 0),
+        }
+        for name, schedule in schedules.items():
+            object.__setattr__(self, name, schedule)
 
     @property
     def schedules(self) -> dict[str, ScheduleFunction]:

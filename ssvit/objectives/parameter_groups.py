@@ -2,7 +2,19 @@
 
 import re
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, TypedDict
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Group(TypedDict):
+    """Parameters that share their hyper-parameters, as torch's optimisers take them."""
+
+    params: "list[Tensor]"
+    weight_decay: float
+    decays: bool
+    share: float
 
 
 def layer_of(name: str, depth: int) -> int:
@@ -13,14 +25,14 @@ def layer_of(name: str, depth: int) -> int:
 
 
 def parameter_groups(
-    named_parameters: Iterable[tuple[str, Any]], weight_decay: float, *, layer_decay: float = 1.0, depth: int = 0
-) -> list[dict[str, Any]]:
+    named_parameters: "Iterable[tuple[str, Tensor]]", weight_decay: float, *, layer_decay: float = 1.0, depth: int = 0
+) -> list[Group]:
     """The trained parameters, highest layer first. Matrices decay; biases, norms, positions and tokens do not.
 
     `decays`: whether a group has weight decay. `share`: its learning rate as a share of the recipe's, layer_decay to
     the power of the number of layers above (Bao et al. 2022, section 3.1).
     """
-    groups: dict[tuple[float, bool], list[Any]] = {}
+    groups: dict[tuple[float, bool], list[Tensor]] = {}
     for name, parameter in named_parameters:
         if parameter.requires_grad:
             is_matrix = parameter.ndim >= 2 and not any(word in name for word in ("positions", "token", "relative"))

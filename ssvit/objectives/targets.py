@@ -51,6 +51,7 @@ class MeanColor(options.MeanColor):
 
     score_name = "accuracy"
     higher_is_better = True
+    patch_size: tuple[int, int]
 
     def __init__(self, **given: Any) -> None:
         super().__init__(**given)
@@ -108,6 +109,7 @@ class Pixels(options.Pixels):
 
     score_name = "squared_error"
     higher_is_better = False
+    patch_size: tuple[int, int]
 
     @property
     def width(self) -> int:

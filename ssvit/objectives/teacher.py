@@ -1,25 +1,28 @@
 """A teacher: a copy of a module whose weights follow the module's as an exponential moving average."""
 
 import copy
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+Student = TypeVar("Student", bound=nn.Module)
 
-class Teacher(nn.Module):
+
+class Teacher(nn.Module, Generic[Student]):
     """`module` is a copy of the student: part of the state dict, without gradients, always in eval mode."""
 
-    def __init__(self, student: nn.Module) -> None:
+    def __init__(self, student: Student) -> None:
         super().__init__()
-        self.module = copy.deepcopy(student).requires_grad_(False)
+        self.module: Student = copy.deepcopy(student).requires_grad_(False)
         self.eval()
 
-    def train(self, mode: bool = True) -> "Teacher":
+    def train(self, mode: bool = True) -> "Teacher[Student]":
         """Stay in eval mode, whatever `mode` is."""
         return super().train(False)
 
     @torch.no_grad()
-    def update(self, student: nn.Module, momentum: Tensor, applied: Tensor) -> None:
+    def update(self, student: Student, momentum: Tensor, applied: Tensor) -> None:
         """weights = momentum * weights + (1 - momentum) * the student's; buffers become the student's.
 
         momentum: (). applied: () bool; where it is false nothing changes. Neither is read back to the host.
@@ -27,6 +30,7 @@ class Teacher(nn.Module):
         weights = list(self.module.parameters())
         # A rate of 0 keeps a weight: the student's are finite after a skipped step, too.
         rate = (1 - momentum) * applied
-        torch._foreach_lerp_(weights, list(student.parameters()), [rate.to(weight.dtype) for weight in weights])
+        rates = [rate.to(weight.dtype) for weight in weights]
+        torch._foreach_lerp_(weights, list(student.parameters()), rates)  # type: ignore[arg-type]  # takes tensors too
         for own, other in zip(self.module.buffers(), student.buffers(), strict=True):
             own.copy_(torch.where(applied, other, own))

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import safetensors.numpy
+import torch
 
 from ssvit import atomic_io
 from ssvit.options import UserError
@@ -47,7 +48,7 @@ def embed(
             try:
                 read, vectors = describe(part)
             except UserError:  # none of them can be read
-                read, vectors = [], np.zeros((0, 0), np.float32)
+                read, vectors = [], torch.zeros(0, 0)
             content = {"features": np.asarray(vectors, np.float32)}
             atomic_io.replace(file, safetensors.numpy.save(content, {"names": json.dumps(read)}))
         done += len(part)

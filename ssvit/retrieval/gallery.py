@@ -131,7 +131,7 @@ class Describer:
         parts = (paths[start : start + self.batch_size] for start in range(0, len(paths), self.batch_size))
         with ThreadPoolExecutor(self.workers) as pool:
             begun = ((part, pool.map(self._seen, part)) for part in parts)
-            for (part, images), _ in pairwise(chain(begun, [None])):
+            for (part, images), _ in pairwise(chain(begun, [((), iter(()))])):
                 yield part, list(images)
 
     def _seen(self, path: str) -> Tensor | Unreadable:
@@ -290,6 +290,7 @@ def query(folder: str, pictures: Mapping[str, str | None], describe: Describer, 
 
 def _labels(names: Sequence[str], pictures: Mapping[str, str | None]) -> tuple[list[int], list[str]]:
     """Labels of pictures, -1 for none, and the names of the classes."""
-    classes = sorted({pictures[name] for name in names} - {None})
-    number = {name: number for number, name in enumerate(classes)}
-    return [number.get(pictures[name], UNKNOWN) for name in names], classes
+    known = [pictures[name] for name in names]
+    classes = sorted({label for label in known if label is not None})
+    number = {label: number for number, label in enumerate(classes)}
+    return [UNKNOWN if label is None else number[label] for label in known], classes

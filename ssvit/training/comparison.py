@@ -86,7 +86,8 @@ def _verdict(summary: Mapping[str, Mapping[str, Any]], measured: "Score") -> str
     """Why a gain tells nothing yet, "" if it does. Its error is that of the seeds; of one seed each, of the images."""
     sides = list(summary.values())
     means = [side["mean"] for side in sides]
-    if measured.chance is not None and not any(above_chance(mean, measured.chance, measured.images) for mean in means):
+    chance, images = measured.chance, measured.images
+    if chance is not None and images is not None and not any(above_chance(mean, chance, images) for mean in means):
         return f"neither side is {NOTHING_YET}"
     if len(sides[0]["values"]) > 1:
         errors, noise = [side["deviation"] / math.sqrt(len(side["values"])) for side in sides], "the seeds"
@@ -115,8 +116,9 @@ def choose(run: Run, *, learning_rates: Sequence[float], development: float, fol
         print("\ntop-1 on the validation images")
         for rate, score in scores.items():
             print(f"  recipe.lr={rate:<8g}{100 * score.accuracy:6.2f} %{'   chosen' if rate == best else ''}")
-        if not scores[best].tells:
-            print(f"  chance {100 * scores[best].chance:.2f} %: no rate is {NOTHING_YET}")
+        chance = scores[best].chance
+        if chance is not None and not scores[best].tells:
+            print(f"  chance {100 * chance:.2f} %: no rate is {NOTHING_YET}")
         print(f"now on all training images with recipe.lr={best:g}", flush=True)
     rows = run("chosen", {"recipe.lr": best})
     if is_main_process():
@@ -141,7 +143,9 @@ class Score(NamedTuple):
     @property
     def tells(self) -> bool:
         """Whether it is above chance, as far as that is known."""
-        return self.chance is None or above_chance(self.accuracy, self.chance, self.images)
+        if self.chance is None or self.images is None:
+            return True
+        return above_chance(self.accuracy, self.chance, self.images)
 
 
 def _scored(rows: Rows, parts: Sequence[str]) -> list[Score]:
@@ -150,8 +154,8 @@ def _scored(rows: Rows, parts: Sequence[str]) -> list[Score]:
     for row in rows:
         part = next((part for part in parts if row.get(f"{part}/accuracy") is not None), None)
         if part:
-            accuracy, *others = (row.get(f"{part}/{name}") for name in ("accuracy", "accuracy_constant", "images"))
-            scores.append(Score(row["step"], accuracy, part, *others))
+            chance, images = row.get(f"{part}/accuracy_constant"), row.get(f"{part}/images")
+            scores.append(Score(row["step"], row[f"{part}/accuracy"], part, chance, images))
     return scores
 
 

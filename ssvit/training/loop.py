@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ssvit.data.batch import Batch
 from ssvit.data.loader import Loader
-from ssvit.evaluation.base import Evaluator, with_metrics
+from ssvit.evaluation.base import Evaluation, Evaluator, with_metrics
 from ssvit.objectives.base import Objective
 from ssvit.options import UserError
 from ssvit.randomness import key
@@ -136,9 +136,11 @@ def train(
                     f"recipe.accumulate={recipe.accumulate}: {fabric.device} is out of memory; "
                     "a larger one makes smaller micro-batches of the same batch"
                 ) from None
-            norm = fabric.clip_gradients(
+            gradient = fabric.clip_gradients(
                 state.model, state.optimizer, max_norm=recipe.clip or math.inf, error_if_nonfinite=False
-            ).item()
+            )
+            assert gradient is not None
+            norm = gradient.item()
             # Every process decides by the same numbers: a loss that is not finite in one is so in the mean.
             *values, norm, stopping = runtime.agree(fabric, [*logged.values(), norm, float(stop.signum)])
             logged = dict(zip(logged, values, strict=True))
@@ -207,7 +209,8 @@ def _evaluate(state: State, evaluators: Mapping[str, Evaluator], log: MetricsLog
     if not due:
         return
     with log.paused(), state.evaluating() as objective:
-        evaluations, row = {}, {}
+        evaluations: dict[str, Evaluation] = {}
+        row: dict[str, float] = {}
         for name, evaluator in due.items():
             history = with_metrics([*log.history_of(name), {"step": step}], row) if log.speaks else None
             evaluations[name] = evaluator(objective, history)

@@ -96,14 +96,17 @@ class Peers:
     def _connect(self, fabric: Fabric) -> dict[int, socket.socket]:
         """A connection to each other process in the main one, and to that one in the others."""
         if self.rank:
-            port, word = fabric.broadcast(None)
+            told: tuple[int, str] | None = fabric.broadcast(None)
+            assert told is not None
+            port, word = told
             link = socket.create_connection((os.environ["MASTER_ADDR"], port), timeout=self.timeout)
             link.sendall(f"{word} {self.rank}\n".encode())
             link.settimeout(None)
             return {0: link}
         links: dict[int, socket.socket] = {}
-        both = {"family": socket.AF_INET6, "dualstack_ipv6": True} if socket.has_dualstack_ipv6() else {}
-        with socket.create_server(("", 0), **both) as server:
+        both = socket.has_dualstack_ipv6()
+        family = socket.AF_INET6 if both else socket.AF_INET
+        with socket.create_server(("", 0), family=family, dualstack_ipv6=both) as server:
             word = secrets.token_hex(16)
             fabric.broadcast((server.getsockname()[1], word))
             server.settimeout(self.timeout)
@@ -160,7 +163,7 @@ class Peers:
         if not (isinstance(error, RuntimeError) and of_backend):
             return False
         with self._changed:  # the backend can be faster than the thread that learns which process it was
-            return self._changed.wait_for(self.missing, GRACE) or bool(_BROKEN.search(str(error)))
+            return bool(self._changed.wait_for(self.missing, GRACE)) or bool(_BROKEN.search(str(error)))
 
     def _line(self) -> str:
         missing = self.missing()

@@ -11,13 +11,18 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import timedelta
-from typing import Any
+from typing import Any, Literal, cast
 
 import torch
 from lightning_fabric import Fabric
-from lightning_fabric.strategies import FSDPStrategy
+from lightning_fabric.strategies.fsdp import FSDPStrategy
 from lightning_fabric.utilities.exceptions import MisconfigurationException
-from torch.distributed import DistStoreError, PrefixStore, Store, TCPStore
+from torch.distributed import (  # type: ignore[attr-defined]  # the two stores are documented, but not exported
+    DistStoreError,
+    PrefixStore,
+    Store,
+    TCPStore,
+)
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision
 
 from ssvit.kernels import operators
@@ -31,10 +36,13 @@ TIMEOUT = 600.0  # seconds that a process waits for another
 _peers: Peers | None = None
 
 
-def precision(recipe: Recipe, device: torch.device) -> str:
+Precision = Literal["bf16-mixed", "32-true", "64-true"]
+
+
+def precision(recipe: Recipe, device: torch.device) -> Precision:
     """Fabric's precision. auto: bf16-mixed where the device itself multiplies matrices in bfloat16, else 32-true."""
     if recipe.precision != "auto":
-        return recipe.precision
+        return cast(Precision, recipe.precision)
     if device.type == "cpu":
         native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
     else:
@@ -96,7 +104,7 @@ def keep_memory() -> None:
         libc.mallopt(-1, (1 << 31) - 1)  # M_TRIM_THRESHOLD
 
 
-def strategy(options: Mapping[str, Any], numbers: str) -> Any:
+def strategy(options: Mapping[str, Any], numbers: str) -> str | FSDPStrategy:
     """Fabric's option; but fsdp keeps buffers (the images' mean, the patches' positions) in float32."""
     given = options.get("strategy", "auto")
     if given != "fsdp" or numbers != "bf16-mixed":
@@ -195,7 +203,14 @@ def agree(fabric: Fabric, values: list[float]) -> list[float]:
     """The mean of each value over all processes: the same list in every one, NaN where any process has NaN."""
     if fabric.world_size == 1:
         return values
-    return fabric.all_reduce(torch.tensor(values, dtype=torch.float64), reduce_op="mean").tolist()
+    return mean(fabric, torch.tensor(values, dtype=torch.float64)).tolist()
+
+
+def mean(fabric: Fabric, value: torch.Tensor) -> torch.Tensor:
+    """The mean of a tensor over all processes, the same in every one."""
+    reduced = fabric.all_reduce(value, reduce_op="mean")
+    assert isinstance(reduced, torch.Tensor)
+    return reduced
 
 
 def gathered(module: torch.nn.Module, *, writeback: bool = False) -> AbstractContextManager[None]:

@@ -7,12 +7,13 @@ import contextlib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from lightning_fabric import Fabric
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import (
+    OptimizerStateType,
     StateDictOptions,
     get_model_state_dict,
     get_optimizer_state_dict,
@@ -28,6 +29,8 @@ from ssvit.options import UserError
 from ssvit.schedule import Progress, Schedule
 from ssvit.training import runtime
 from ssvit.training.recipe import Recipe
+
+Moments = dict[str, dict[str, Tensor]]  # of the optimiser, by parameter and name
 
 
 class Average:
@@ -73,13 +76,18 @@ class State:
         self.fabric, self.recipe = fabric, recipe
         self.objective = objective.train()  # an encoder comes from its checkpoint in eval mode
         groups = objective.parameter_groups(weight_decay=recipe.weight_decay, layer_decay=recipe.layer_decay)
+        trained: list[dict[str, Any]] = [dict(group) for group in groups]
+        optimizer: torch.optim.Optimizer
         if recipe.optimizer == "sgd":
-            optimizer = torch.optim.SGD(groups, lr=recipe.lr, momentum=recipe.momentum, fused=True)
+            optimizer = torch.optim.SGD(trained, lr=recipe.lr, momentum=recipe.momentum, fused=True)
         else:
-            optimizer = torch.optim.AdamW(groups, lr=recipe.lr, betas=tuple(recipe.betas), fused=True)
+            beta1, beta2 = recipe.betas
+            optimizer = torch.optim.AdamW(trained, lr=recipe.lr, betas=(beta1, beta2), fused=True)
         backend = runtime.backend(recipe, fabric.device)
         accelerate(objective, backend != "eager" and fabric.device.type == "cpu")
-        compiled = torch.compile(objective) if backend == "compile" else objective
+        compiled: nn.Module = objective
+        if backend == "compile":
+            compiled = torch.compile(objective)  # type: ignore[assignment]  # it gives a module for a module
         self.model, self.optimizer = fabric.setup(compiled, optimizer)
         # Without Fabric's wrapper: torch's functions take the module as the strategy shards it.
         self._spread: nn.Module = self.model._forward_module
@@ -108,7 +116,7 @@ class State:
         """Let the objective change what is no weight; outputs: of this process, the mean over its micro-batches."""
         if type(self.objective).after_step is Objective.after_step:
             return  # nothing to change, so nothing to gather
-        means = {name: self.fabric.all_reduce(value, reduce_op="mean") for name, value in outputs.items()}
+        means = {name: runtime.mean(self.fabric, value) for name, value in outputs.items()}
         # Sharded, a teacher's part of the weights is not the student's.
         with runtime.gathered(self._spread, writeback=True):
             self.objective.after_step(means, scheduled, torch.tensor(applied, device=self.fabric.device))
@@ -124,11 +132,12 @@ class State:
 
     def save(self, folder: Path, step: int, run_identity: Mapping[str, Any]) -> None:
         """Write a checkpoint; every process must call it. CheckpointError in all of them if it cannot be written."""
-        moments = get_optimizer_state_dict(self._spread, self.optimizer.optimizer, options=self._whole).get("state", {})
+        own = get_optimizer_state_dict(self._spread, self.optimizer.optimizer, options=self._whole)
+        moments = cast(Moments, own.get("state", {}))
         states = {
             "model": self._weights(),
             "optimizer": {
-                f"{name}/{key}": value.clone() for name, own in moments.items() for key, value in own.items()
+                f"{name}/{key}": value.clone() for name, values in moments.items() for key, value in values.items()
             },
         }
         if self.average is not None:
@@ -160,18 +169,18 @@ class State:
                     f"{name}: is not what the run in {folder} was started with, which is {manifest.get(name)}; "
                     "overwrite=true starts anew"
                 )
-        set_model_state_dict(self._spread, states["model"], options=self._whole)
+        set_model_state_dict(self._spread, {**states["model"]}, options=self._whole)
         if self.average is not None:
             with self.average.in_place():
-                set_model_state_dict(self._spread, states["ema"], options=self._whole)
+                set_model_state_dict(self._spread, {**states["ema"]}, options=self._whole)
         optimizer = self.optimizer.optimizer
         # The optimiser's hyperparameters stay those of the recipe. Offloaded, they would be in the main process alone.
         groups = get_optimizer_state_dict(self._spread, optimizer)["param_groups"]
-        moments: dict[str, dict[str, Tensor]] = {}
+        moments: Moments = {}
         for name, value in states["optimizer"].items():
             parameter, key = name.rsplit("/", 1)
             moments.setdefault(parameter, {})[key] = value
-        state = {"state": moments, "param_groups": groups}
+        state = cast(OptimizerStateType, {"state": moments, "param_groups": groups})
         set_optimizer_state_dict(self._spread, optimizer, state, options=self._whole)
         if self.fabric.is_global_zero:
             storage.set_aside_after(folder, manifest["step"])
@@ -179,5 +188,5 @@ class State:
 
     def _weights(self) -> dict[str, Tensor]:
         """The weights by name, each whole. Copies: torch may give the weights themselves, or views of one storage."""
-        weights = get_model_state_dict(self._spread, options=self._whole)
+        weights = cast(dict[str, Tensor], get_model_state_dict(self._spread, options=self._whole))
         return {name: tensor.clone() for name, tensor in weights.items()}

@@ -32,6 +32,8 @@ class InceptionCrop(options.InceptionCrop):
     not the area and the ratio's logarithm; where nothing fits, it takes the whole image; it does not antialias.
     """
 
+    size: tuple[int, int]
+
     def sample(self, seed: int, slots: Tensor, heights: Tensor, widths: Tensor, view: int = 0) -> tuple[Tensor, Tensor]:
         """slots, heights, widths (b,) -> boxes (b, 4) int64: top, left, height and width of each crop; flips (b,) bool.
 
@@ -54,9 +56,9 @@ class InceptionCrop(options.InceptionCrop):
         return torch.cat((start, h[:, None], w[:, None]), dim=1).long(), numbers[:, -1] < self.flip
 
     def __call__(self, images: Tensor | Sequence[Tensor], slots: Tensor, seed: int, view: int = 0) -> Tensor:
-        sizes = images.shape[2:] if isinstance(images, Tensor) else [image.shape[1:] for image in images]
-        sizes = torch.tensor(sizes, device=slots.device).expand(len(images), 2)
-        boxes, flips = self.sample(seed, slots, *sizes.unbind(1), view)
+        shapes = [images.shape[2:]] if isinstance(images, Tensor) else [image.shape[1:] for image in images]
+        heights, widths = torch.tensor(shapes, device=slots.device).expand(len(images), 2).unbind(1)
+        boxes, flips = self.sample(seed, slots, heights, widths, view)
         if isinstance(images, Tensor):
             return resample(images, boxes, flips, self.size)
         cropped = []
@@ -68,6 +70,8 @@ class InceptionCrop(options.InceptionCrop):
 
 class ShiftCrop(options.ShiftCrop):
     """A random crop of the image widened by `padding` reflected pixels on each side, and a flip: usual for CIFAR."""
+
+    size: tuple[int, int]
 
     def __call__(self, images: Tensor | Sequence[Tensor], slots: Tensor, seed: int, view: int = 0) -> Tensor:
         """UserError if an image is smaller than the crop and its padding need."""
@@ -106,6 +110,8 @@ class ResizeCrop(options.ResizeCrop):
 
 class CenterCrop(options.CenterCrop):
     """What evaluation sees of an image: no randomness."""
+
+    size: tuple[int, int]
 
     def __call__(
         self, images: Tensor | Sequence[Tensor], slots: Tensor | None = None, seed: int = 0, view: int = 0

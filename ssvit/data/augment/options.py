@@ -33,7 +33,7 @@ class Crop:
     @property
     def bytes_per_image(self) -> int:
         """Of an image of three channels afterwards."""
-        return 3 * math.prod(self.size)
+        return 3 * math.prod(pair("size", self.size))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +84,7 @@ class ResizeCrop(RandomCrop):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        whole("resize", self.resize, max(self.size))
+        whole("resize", self.resize, max(pair("size", self.size)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,17 +207,18 @@ class MultiCrop(InceptionCrop):
         select(ColorJitter, vars(self))
         for name, value in (("jitter", self.jitter), ("grayscale", self.grayscale)):
             number(name, value, 0, 1)
-        for name, value in (("blur", self.blur), ("solarize", self.solarize)):
-            if not isinstance(value, list | tuple) or len(value) != 3:
-                raise OptionError(name, value, "must be three probabilities: first global view, second, local views")
-            for part in value:
+        for name, values in (("blur", self.blur), ("solarize", self.solarize)):
+            if not isinstance(values, list | tuple) or len(values) != 3:
+                raise OptionError(name, values, "must be three probabilities: first global view, second, local views")
+            for part in values:
                 number(name, part, 0, 1)
-        reach, side = GaussianBlur(sigma=self.sigma).reach, min(*self.size, *self.local_size)
+        side = min(*pair("size", self.size), *pair("local_size", self.local_size))
+        reach = GaussianBlur(sigma=self.sigma).reach
         if reach >= side:
             raise OptionError("sigma", self.sigma, f"its filter needs images of more than {reach} pixels, not {side}")
 
-    def fits(self, encoder: ViT) -> None:
-        super().fits(encoder)
+    def fits(self, encoder: ViT, name: str = "size") -> None:
+        super().fits(encoder, name)
         if self.local_views:
             super().fits(encoder, "local_size")
 

@@ -7,7 +7,7 @@ Letters: b images, v views, c channels, h, w pixels.
 
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from torch import Tensor
 from ssvit.data.augment import options
 from ssvit.data.augment.color import ColorJitter, GaussianBlur, Grayscale, Solarize
 from ssvit.data.augment.crop import InceptionCrop
-from ssvit.options import select
+from ssvit.options import make, select
 
 
 class Augmentation(Protocol):
@@ -25,22 +25,32 @@ class Augmentation(Protocol):
     (b, c, h', w') uint8.
     """
 
-    bytes_per_image: int  # of an image afterwards
+    @property
+    def bytes_per_image(self) -> int:
+        """Of an image afterwards."""
+        ...
 
     def __call__(self, images: Tensor | Sequence[Tensor], slots: Tensor, seed: int, view: int = 0) -> Tensor: ...
+
+
+class Coloring(Protocol):
+    """What changes the colours of images of one size: (b, c, h, w) uint8 -> the same."""
+
+    def __call__(self, images: Tensor, slots: Tensor, seed: int, view: int = 0) -> Tensor: ...
 
 
 class Chain:
     """A crop, and what changes its colours, one after the other."""
 
-    def __init__(self, crop: Augmentation, *steps: Augmentation) -> None:
-        self.steps = (crop, *steps)
+    def __init__(self, crop: Augmentation, *steps: Coloring) -> None:
+        self.crop, self.steps = crop, steps
         self.bytes_per_image = crop.bytes_per_image
 
     def __call__(self, images: Tensor | Sequence[Tensor], slots: Tensor, seed: int, view: int = 0) -> Tensor:
+        out = self.crop(images, slots, seed, view)
         for step in self.steps:
-            images = step(images, slots, seed, view)
-        return images
+            out = step(out, slots, seed, view)
+        return out
 
 
 class Views:
@@ -64,8 +74,8 @@ class Views:
 class MultiCrop(Views):
     """DINO's views (Caron et al. 2021, main_dino.py), by `options.MultiCrop`, but bilinear where DINO's are bicubic."""
 
-    def __init__(self, **given: Any) -> None:
-        self.options = chosen = options.MultiCrop(**given)
+    def __init__(self, **given: object) -> None:
+        self.options = chosen = make(options.MultiCrop, given)
         values = vars(chosen)
         large = select(InceptionCrop, values)
         small = select(InceptionCrop, values | {"size": chosen.local_size, "scale": chosen.local_scale})

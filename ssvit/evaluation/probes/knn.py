@@ -25,6 +25,7 @@ class Knn(Probe, options.Knn):
     """
 
     chosen_by = "leave-one-out on the training images"
+    k: tuple[int, ...]
 
     @property
     def name(self) -> str:
@@ -56,7 +57,7 @@ class Knn(Probe, options.Knn):
         check(train, test, "a k-NN vote")
         nearest = search_together(test.values, train.values, self.k[-1], own=own)
         temperature, classes = options.KNN_PROTOCOLS[self.protocol].temperature, len(train.classes)
-        labels = (train.labels.cpu(), test.labels.cpu())
+        labels = (train.known_labels.cpu(), test.known_labels.cpu())
         scores = list(vote(nearest, *labels, classes=classes, temperature=temperature, k=self.k))
         return tuple(dict(zip(self.k, shares, strict=True)) for shares in zip(*scores, strict=True))
 
@@ -85,7 +86,9 @@ def vote(
     size = max(1, _VOTES // max(classes, nearest.indices.shape[1]))
     columns = (nearest.similarities, train_labels[nearest.indices], test_labels)
     parts = zip(*(column.split(size) for column in columns), strict=True)
-    ranks = torch.cat([_ranks(*part, classes, temperature, k) for part in parts], dim=1)
+    ranks = torch.cat(
+        [_ranks(similar, voters, truth, classes, temperature, k) for similar, voters, truth in parts], dim=1
+    )
     for rank in ranks:
         yield Score(*((rank < best).double().mean().item() for best in (1, 5)))
 

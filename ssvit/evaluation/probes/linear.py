@@ -40,8 +40,8 @@ class Linear(Probe, options.Linear):
     def split(self, train: Features, test: Features) -> tuple[Tensor, Tensor]:
         """The places of the images to train on and of those held out. UserError unless features and labels suffice."""
         check(train, test, "a linear probe")
-        self.check(train.labels, test.labels, train.classes)
-        return hold_out_by_class(train.labels, fraction=self.held_out, seed=self.seed)
+        self.check(train.known_labels, test.known_labels, train.classes)
+        return hold_out_by_class(train.known_labels, fraction=self.held_out, seed=self.seed)
 
 
 def hold_out_by_class(labels: Tensor, *, fraction: float, seed: int) -> tuple[Tensor, Tensor]:

@@ -3,6 +3,7 @@
 Letters: n images, d width, k classes.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -31,24 +32,24 @@ class Logistic(Linear, options.Logistic):
         for that on held-out training images, by the fit without them.
         """
         trained, held_out = self.split(train, test)
-        values, y = train.values, train.labels.to(train.values.device)
+        values, y = train.values, train.known_labels.to(train.values.device)
         l2s = sorted(map(float, self.l2s), reverse=True)
 
         standard = Standard.of(values[trained], self.standardize)
         rows = standard(values[trained])
-        shared = {"moment": moment(rows), "classes": len(train.classes), "iterations": self.iterations}
+        solve = partial(fit, moment=moment(rows), classes=len(train.classes), iterations=self.iterations)
         fits: list[Fit] = []
         for l2 in l2s:
-            fits.append(fit(rows, y[trained], l2=l2, start=fits[-1].layer if fits else None, **shared))
+            fits.append(solve(rows, y[trained], l2=l2, start=fits[-1].layer if fits else None))
         accuracies, losses = score(torch.stack([one.layer for one in fits]), standard(values[held_out]), y[held_out])
         chosen = best(accuracies, losses)
 
         standard = Standard.of(values, self.standardize)
         rows = standard(values)
-        last = fit(rows, y, l2=l2s[chosen], start=fits[chosen].layer, **shared)
+        last = solve(rows, y, l2=l2s[chosen], start=fits[chosen].layer)
         (on_train,), _ = score(last.layer[None], rows, y)
         rows = standard(test.values)
-        (on_test,), _ = score(last.layer[None], rows, test.labels.to(rows.device))
+        (on_test,), _ = score(last.layer[None], rows, test.known_labels.to(rows.device))
         scores = {"train": on_train, "validation": accuracies[chosen], "test": on_test}
         converged = all(one.converged for one in [*fits, last])
         return Result(

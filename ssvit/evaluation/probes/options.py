@@ -79,15 +79,16 @@ class FewShot:
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
         shots = (self.shots,) if isinstance(self.shots, int | str) else self.shots
-        object.__setattr__(self, "shots", _listed("shots", shots))
-        object.__setattr__(self, "l2", _listed("l2", self.l2))
-        for count in self.shots:
+        shots, l2 = _listed("shots", shots), _listed("l2", self.l2)
+        object.__setattr__(self, "shots", shots)
+        object.__setattr__(self, "l2", l2)
+        for count in shots:
             if isinstance(count, str):
                 one_of("shots", count, (ALL, "a whole number"))
             else:
                 whole("shots", count)
         whole("seeds", self.seeds)
-        for penalty in self.l2:
+        for penalty in l2:
             number("l2", penalty, 0, above=True)
 
 
@@ -186,25 +187,26 @@ class Retrieval:
             whole("queries", self.queries)
 
 
-def _listed(name: str, values: Any, expected: str = "must be a list of one or more") -> tuple[Any, ...]:
+def _listed(name: str, values: object, expected: str = "must be a list of one or more") -> tuple[Any, ...]:
     """OptionError unless it is a list that is not empty."""
     if not isinstance(values, list | tuple) or not values:
         raise OptionError(name, values, expected)
     return tuple(values)
 
 
-def _counts(name: str, values: Any) -> tuple[int, ...]:
+def _counts(name: str, values: object) -> tuple[int, ...]:
     """One whole number or several, rising. OptionError unless they are."""
-    values = _listed(name, [values] if isinstance(values, int) else values)
-    for value in values:
-        whole(name, value)
-    return tuple(sorted(set(values)))
+    counts = _listed(name, [values] if isinstance(values, int) else values)
+    for count in counts:
+        whole(name, count)
+    return tuple(sorted(set(counts)))
 
 
-def _different(name: str, values: Any) -> None:
+def _different(name: str, values: object) -> None:
     """OptionError unless it is a list of different numbers above 0."""
     expected = "must be a list of different numbers"
-    for value in _listed(name, values, expected):
+    listed = _listed(name, values, expected)
+    for value in listed:
         number(name, value, 0, above=True)
-    if len(set(values)) < len(values):
+    if len(set(listed)) < len(listed):
         raise OptionError(name, values, expected)

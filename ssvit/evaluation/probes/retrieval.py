@@ -30,6 +30,7 @@ class Retrieval(Probe, options.Retrieval):
     name = "retrieval"
     chosen_by = "the mAP of training images, each left out"
     is_accuracy = False
+    k: tuple[int, ...]
 
     def check(self, train_labels: Tensor, test_labels: Tensor, classes: Sequence[str]) -> None:
         """OptionError unless each training image has so many others."""
@@ -38,20 +39,20 @@ class Retrieval(Probe, options.Retrieval):
     def __call__(self, train: Features, test: Features, *, choose: bool = False) -> Result:
         """Columns for recall@k and precision@k of each k, and for the mAP."""
         check(train, test, "retrieval")
-        numbers = self._measures(train, test, leave_one_out=False)
-        if choose:
-            numbers["leave_one_out"] = self._measures(train, train, leave_one_out=True)
+        measures = self._measures(train, test, leave_one_out=False)
+        left_out = self._measures(train, train, leave_one_out=True) if choose else None
         columns = (*(f"recall@{k}" for k in self.k), *(f"precision@{k}" for k in self.k), "mAP")
         return Result(
-            scores={column: numbers[column] for column in columns},
-            choice=(numbers["leave_one_out"]["mAP"],) if choose else None,
-            numbers=numbers,
+            scores={column: measures[column] for column in columns},
+            choice=None if left_out is None else (left_out["mAP"],),
+            numbers=measures if left_out is None else {**measures, "leave_one_out": left_out},
         )
 
     def _measures(self, train: Features, test: Features, *, leave_one_out: bool) -> dict[str, float]:
         rows = permutation(0, "retrieval, queries", len(test.values))[: self.queries].sort().values
-        queries, query_labels, own = F.normalize(test.values[rows]), test.labels[rows], rows if leave_one_out else None
-        vectors, labels = F.normalize(train.values), train.labels
+        queries, query_labels = F.normalize(test.values[rows]), test.known_labels[rows]
+        own = rows if leave_one_out else None
+        vectors, labels = F.normalize(train.values), train.known_labels
         nearest = search(queries, vectors, self.k[-1], own=own)
         measures = measure(nearest, query_labels, labels, own=own, ks=self.k)
         return measures | {"mAP": mean_average_precision(queries, query_labels, vectors, labels, own=own)}

@@ -55,6 +55,9 @@ class FewShot(Probe, options.FewShot):
     """Least squares on a few images of each class, sampled anew for each seed: fewer shots are a part of more."""
 
     chosen_by = "leave-one-out on the most shots"
+    shots: tuple[int | str, ...]
+    seeds: int
+    l2: tuple[float, ...]
 
     @property
     def name(self) -> str:
@@ -68,9 +71,9 @@ class FewShot(Probe, options.FewShot):
     def check(self, train_labels: Tensor, test_labels: Tensor, classes: Sequence[str]) -> None:
         """OptionError unless every class has as many training images as the shots, and one at least."""
         images = torch.bincount(train_labels, minlength=len(classes))
-        fewest = images.argmin().item()
+        fewest = int(images.argmin())
         for count in self.shots:
-            needed = 1 if count == options.ALL else count
+            needed = count if isinstance(count, int) else 1
             if images[fewest] < needed:
                 has = f"class {fewest} ({classes[fewest]}) has {images[fewest].item()} training images"
                 raise OptionError("shots", count, f"{has}, and at least {needed} are needed")
@@ -89,9 +92,9 @@ class FewShot(Probe, options.FewShot):
     def fit(self, train: Features, test: Features) -> list[Score]:
         """The score of each of the shots. UserError if features or labels do not suffice."""
         check(train, test, "few-shot accuracy")
-        self.check(train.labels, test.labels, train.classes)
+        self.check(train.known_labels, test.known_labels, train.classes)
         values, classes = train.values, len(train.classes)
-        labels, truth = train.labels.to(values.device), test.labels.to(test.values.device)
+        labels, truth = train.known_labels.to(values.device), test.known_labels.to(test.values.device)
 
         def fit(seed: int | None, support: Tensor, labels: Tensor) -> Fit:
             path = RidgePath(whiten(support, support), signs(labels, classes))
@@ -103,11 +106,11 @@ class FewShot(Probe, options.FewShot):
         samples = [sample(labels, classes, seed) for seed in range(self.seeds)]
         scores = []
         for count in self.shots:
-            if count == options.ALL:
-                fits = (fit(None, values, labels),)
-            else:
+            if isinstance(count, int):
                 supports = [torch.cat([places[:count] for places in of_class]) for of_class in samples]
                 fits = tuple(fit(seed, values[support], labels[support]) for seed, support in enumerate(supports))
+            else:  # all
+                fits = (fit(None, values, labels),)
             accuracies = [one.accuracy for one in fits]
             deviation = statistics.stdev(accuracies) if len(fits) > 1 else None
             scores.append(Score(count, statistics.fmean(accuracies), deviation, fits))

@@ -6,6 +6,7 @@ in the nearest training patches (Balazevic et al. 2023, section 3). Scores are e
 Letters: n training images, m test images, h, w pixels, y, x rows and columns of patches, r patches, d width, k classes.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -35,26 +36,29 @@ class Segmentation(Probe, options.Segmentation):
     chosen_by = "the mIoU of held-out training images"
     is_accuracy = False
     features = "patches"
+    train_images: int
+    test_images: int
 
     @torch.no_grad()
     def __call__(self, train: Features, test: Features, *, choose: bool = False) -> Result:
         """Columns for the mIoU of the training masks' most frequent class, of the nearest patches, and of the linear
         layer, whose answers are the predictions.
         """
-        counts, tested = (torch.bincount(of.masks.flatten(), minlength=256)[:IGNORED] for of in (train, test))
+        counts, tested = (torch.bincount(of.known_masks.flatten(), minlength=256)[:IGNORED] for of in (train, test))
         if len(train.values) < 2 or counts.count_nonzero() < 2:
             raise UserError("segmentation needs two training images or more, and two classes in their masks")
         classes = 1 + int((counts + tested).nonzero().max())
-        shares = class_shares(train.masks, train.values.shape[1:3], classes)
-        size = test.masks.shape[1:]
+        shares = class_shares(train.known_masks, train.values.shape[1:3], classes)
+        truth = test.known_masks
+        size = truth.shape[1:]
 
         layer, l2, validation = self._layer(train, shares)
         answers = {
-            "constant": torch.full_like(test.masks, int(counts.argmax())),
+            "constant": torch.full_like(truth, int(counts.argmax())),
             "k-NN": label(self.vote(train.values, shares, test.values), size),
             "linear": label(layer(test.values), size),
         }
-        scores = {name: mean_iou(answer, test.masks, classes) for name, answer in answers.items()}
+        scores = {name: mean_iou(answer, truth, classes) for name, answer in answers.items()}
         return Result(
             scores=scores,
             choice=(validation,),
@@ -86,7 +90,7 @@ class Segmentation(Probe, options.Segmentation):
         for l2 in l2s:
             start = layers[-1].weights if layers else None
             layers.append(self.fit(train.values[trained], shares[trained], l2, start))
-        values, masks = train.values[held_out], train.masks[held_out]
+        values, masks = train.values[held_out], train.known_masks[held_out]
         scores = [mean_iou(label(layer(values), masks.shape[1:]), masks, shares.shape[-1]) for layer in layers]
         chosen = scores.index(max(scores))
         return self.fit(train.values, shares, l2s[chosen], layers[chosen].weights), l2s[chosen], scores[chosen]
@@ -100,8 +104,10 @@ class Segmentation(Probe, options.Segmentation):
         values, shares = values[counts], shares[counts]
         standard = Standard.of(values, self.standardize)
         rows = standard(values)
-        shared = {"moment": moment(rows), "classes": shares.shape[-1], "iterations": self.iterations}
-        return Layer(standard, fit(rows, shares, l2=l2, start=start, **shared).layer)
+        found = fit(
+            rows, shares, moment=moment(rows), classes=shares.shape[-1], l2=l2, start=start, iterations=self.iterations
+        )
+        return Layer(standard, found.layer)
 
 
 class Layer(NamedTuple):
@@ -115,7 +121,7 @@ class Layer(NamedTuple):
         return (self.standard(values.flatten(0, 2)) @ self.weights.T).unflatten(0, values.shape[:3])
 
 
-def class_shares(masks: Tensor, grid: tuple[int, int], classes: int) -> Tensor:
+def class_shares(masks: Tensor, grid: Sequence[int], classes: int) -> Tensor:
     """The shares of the classes in the pixels of each patch that count: (n, h, w) uint8 -> (n, y, x, k), or all 0."""
     y, x = grid
     patches = rearrange(masks, "n (y p) (x q) -> n (y x) (p q)", y=y, x=x)
@@ -125,7 +131,7 @@ def class_shares(masks: Tensor, grid: tuple[int, int], classes: int) -> Tensor:
     return counts / counts.sum(-1, keepdim=True).clamp_min(1)
 
 
-def label(scores: Tensor, size: tuple[int, int]) -> Tensor:
+def label(scores: Tensor, size: Sequence[int]) -> Tensor:
     """The class of each pixel: scores of patches (m, y, x, k) -> (m, h, w) uint8."""
     images = max(1, _SCORES // (scores.shape[-1] * size[0] * size[1]))
     return torch.cat([

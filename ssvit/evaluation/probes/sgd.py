@@ -26,7 +26,7 @@ class Sgd(Linear, options.Sgd):
     def __call__(self, train: Features, test: Features, *, choose: bool = False) -> Result:
         """Columns for the accuracy on the images trained on, on those held out of them, and on the test images."""
         trained, held_out = self.split(train, test)
-        y, rates = train.labels.to(train.values.device), tuple(map(float, self.learning_rates))
+        y, rates = train.known_labels.to(train.values.device), tuple(map(float, self.learning_rates))
         standard = Standard.of(train.values[trained], self.standardize)
         rows = standard(train.values)
         order = batches(len(trained), batch_size=self.batch_size, epochs=self.epochs, seed=self.seed)
@@ -46,7 +46,7 @@ class Sgd(Linear, options.Sgd):
             raise UserError("no learning rate led to a finite loss: try smaller ones, or standardize=true")
         layer = layers[chosen, None]
         (on_train,), _ = score(layer, rows[trained], y[trained])
-        (on_test,), _ = score(layer, standard(test.values), test.labels.to(layer.device))
+        (on_test,), _ = score(layer, standard(test.values), test.known_labels.to(layer.device))
         scores = {"train": on_train, "validation": accuracies[chosen], "test": on_test}
         return Result(
             scores=scores,
