@@ -93,7 +93,7 @@ class Evaluation:
 
 
 def pretrain(
-    data: str | Path | None = None, *, verbose: bool = True, config_dir: str | Path | None = None, **options: Any
+    data: str | Path | None = None, *, verbose: bool = True, config_dir: str | Path | None = None, **options: object
 ) -> Run:
     """Pre-train: the command `ssvit pretrain`. data: a data set's name, or a folder of images.
 
@@ -110,7 +110,7 @@ def finetune(
     data: str | Path | None = None,
     verbose: bool = True,
     config_dir: str | Path | None = None,
-    **options: Any,
+    **options: object,
 ) -> Run:
     """Fine-tune a classifier: the command `ssvit finetune`.
 
@@ -127,7 +127,7 @@ def evaluate(
     data: str | Path | None = None,
     verbose: bool = True,
     config_dir: str | Path | None = None,
-    **options: Any,
+    **options: object,
 ) -> Evaluation:
     """Measure frozen features: the command `ssvit evaluate`. checkpoint: as in `finetune`."""
     from ssvit.cli.evaluate import tool
@@ -187,7 +187,7 @@ def _call(tool: "Tool", options: dict[str, Any], verbose: bool, config_dir: str 
         return tool.call(arguments, config_dir=config_dir)
 
 
-def _flat(options: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _flat(options: Mapping[str, object]) -> Iterator[tuple[str, Any]]:
     """Options by their full names."""
     for name, value in options.items():
         if isinstance(value, Mapping):
@@ -196,7 +196,7 @@ def _flat(options: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
-def _written(value: Any) -> str:
+def _written(value: object) -> str:
     """A value as the command line takes it."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]

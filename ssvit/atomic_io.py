@@ -84,7 +84,7 @@ def read_json(path: Path) -> tuple[dict[str, Any], bytes]:
     return content, data
 
 
-def sealed(facts: Mapping[str, Any]) -> bytes:
+def sealed(facts: Mapping[str, object]) -> bytes:
     """The text of a manifest: facts, and their checksum in the place of an older one."""
     data = json.dumps({**facts, "seal": seal(facts)}, indent=1).encode()
     if len(data) > MANIFEST_BYTES:
@@ -92,7 +92,7 @@ def sealed(facts: Mapping[str, Any]) -> bytes:
     return data
 
 
-def seal(facts: Mapping[str, Any]) -> str:
+def seal(facts: Mapping[str, object]) -> str:
     """The sha256 of a manifest without the checksum in it: it shows a flipped bit in any number."""
     facts = {key: value for key, value in facts.items() if key != "seal"}
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()

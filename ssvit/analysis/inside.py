@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from ssvit import atomic_io
 from ssvit.analysis import attention, filters, positions, similarity
 from ssvit.data.batch import EvalTransform
 from ssvit.data.decode import Unreadable, load
-from ssvit.data.loader import evaluation_batches
+from ssvit.data.loader import Loading, evaluation_batches
 from ssvit.data.source import Source
 from ssvit.figures import maps
 from ssvit.figures.style import evenly_spaced, png
@@ -48,12 +48,14 @@ class Pictures:
         return Pictures(self.images[places], tuple(self.names[place] for place in places), self.description)
 
 
-def held_out(source: Source, view: EvalTransform, count: int, **options: Any) -> Pictures:
+def held_out(
+    source: Source, view: EvalTransform, count: int, *, batch_size: int, **loading: Unpack[Loading]
+) -> Pictures:
     """Images of a source, always the same ones, named by their class if it is known. UserError if none can be read.
 
-    options: batch_size, workers and timeout of `evaluation_batches`.
+    batch_size, loading: as of `evaluation_batches`.
     """
-    batches = list(evaluation_batches(source, view, limit=count, **options))
+    batches = list(evaluation_batches(source, view, batch_size=batch_size, limit=count, **loading))
     if not batches:
         raise UserError("none of the held-out images can be read; name pictures of your own after the options")
     places = torch.cat([batch.slots for batch in batches])

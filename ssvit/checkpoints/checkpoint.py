@@ -32,7 +32,7 @@ class Checkpoint:
     foreign: Foreign | None = None  # the encoder in a foreign file
 
     @classmethod
-    def open(cls, path: str | Path, options: Mapping[str, Any] | None = None) -> "Checkpoint":
+    def open(cls, path: str | Path, options: Mapping[str, object] | None = None) -> "Checkpoint":
         """The checkpoint at a path: its folder, or that of its run, for the newest in it; or a foreign file.
 
         options: as for `reading.read`. OptionError if there is no checkpoint, or an option must be given, or cannot be;
@@ -82,7 +82,7 @@ class Checkpoint:
 
 
 @lru_cache(maxsize=4)
-def _open_foreign(path: Path, version: tuple[Any, ...], options: str) -> Checkpoint:
+def _open_foreign(path: Path, version: tuple[object, ...], options: str) -> Checkpoint:
     """A foreign file with the facts that a manifest of ours would have, read once for each version of it."""
     foreign = reading.read(path, json.loads(options))
     facts = {"step": 0, "encoder": dict(foreign.arguments), "notes": list(foreign.notes)}
@@ -96,7 +96,7 @@ def _version(path: Path) -> tuple[Any, ...]:
 
 
 def find(
-    which: str, *, outputs: str, stage: str, say: Callable[[str], None], options: Mapping[str, Any] | None = None
+    which: str, *, outputs: str, stage: str, say: Callable[[str], None], options: Mapping[str, object] | None = None
 ) -> Checkpoint:
     """The checkpoint that a user means by the option checkpoint=`which`.
 

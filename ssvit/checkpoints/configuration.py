@@ -26,7 +26,7 @@ FREE = (
 # Groups whose files hold only values, which are compared, and options in `FREE`.
 FREE_CHOICES = ("experiment", "recipe", "data", "probe")
 # Options that later versions added, with the values that stand for the behaviour before.
-ADDED: Mapping[str, Any] = {
+ADDED: Mapping[str, object] = {
     "data.train": "auto",
     "data.validation": "auto",
     "data.test": "auto",
@@ -91,7 +91,7 @@ class ConfigurationError(UserError):
     """A run's config.yaml cannot be used."""
 
 
-def flatten(config: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+def flatten(config: object, name: str = "") -> Iterator[tuple[str, Any]]:
     """The leaves of nested dictionaries: ("recipe.lr", 0.001), …"""
     if isinstance(config, Mapping):
         for key, value in config.items():
@@ -110,7 +110,7 @@ def refers(text: str) -> bool:
     return "${" not in _REFERENCE.sub("", text)
 
 
-def foreign(node: Any) -> str:
+def foreign(node: object) -> str:
     """The name of the first thing in nested options that is neither a value nor a reference to one, "" if all are."""
     for name, key, value in _walk(node):
         if str(key).startswith("_") or (isinstance(value, str) and not refers(value)):
@@ -129,7 +129,7 @@ class Configuration:
     builders: dict[str, str]
 
     @classmethod
-    def of(cls, config: Mapping[str, Any], choices: Mapping[str, str | None]) -> "Configuration":
+    def of(cls, config: Mapping[str, object], choices: Mapping[str, str | None]) -> "Configuration":
         """From a composed configuration, as plain data that still has its builders."""
         return cls(_values(config), dict(choices), _builders(config))
 
@@ -186,7 +186,7 @@ class Configuration:
         return None
 
 
-def _renamed(leaf: tuple[str, Any]) -> tuple[str, Any]:
+def _renamed(leaf: tuple[str, object]) -> tuple[str, Any]:
     """An option and its value by their names today."""
     name, value = leaf
     today, values = RENAMED.get(name, (name, {}))
@@ -221,7 +221,7 @@ class _Loader(yaml.SafeLoader):
         return super().compose_node(parent, index)
 
 
-def _walk(node: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:
+def _walk(node: object, name: str = "") -> Iterator[tuple[str, Any, Any]]:
     """Everything at any depth, lists included: its dotted name, its key (None in a list), and itself."""
     if isinstance(node, Mapping):
         parts = [(f"{name}.{key}" if name else str(key), key, value) for key, value in node.items()]
@@ -232,11 +232,11 @@ def _walk(node: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:
         yield from _walk(value, full)
 
 
-def _builders(node: Any) -> dict[str, Any]:
+def _builders(node: object) -> dict[str, Any]:
     return {name.removesuffix("._target_"): value for name, key, value in _walk(node) if key == "_target_"}
 
 
-def _values(node: Any) -> Any:
+def _values(node: object) -> Any:
     """A copy without builders."""
     if isinstance(node, Mapping):
         return {key: _values(value) for key, value in node.items() if key != "_target_"}

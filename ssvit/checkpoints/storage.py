@@ -32,7 +32,7 @@ from ssvit.options import UserError
 KEPT = 3
 
 
-def save(folder: Path, step: int, states: Mapping[str, Mapping[str, Tensor]], facts: Mapping[str, Any]) -> Path:
+def save(folder: Path, step: int, states: Mapping[str, Mapping[str, Tensor]], facts: Mapping[str, object]) -> Path:
     """Write step_<step>/ in `folder`: one file for each of `states`, {"model": {name: tensor}, …}, and the manifest.
 
     Anything in its place is set aside. CheckpointError if a weight is not finite or the disk refuses; then the

@@ -3,16 +3,15 @@
 import importlib
 import json
 from pathlib import Path
-from typing import Any
 
 from omegaconf import DictConfig
 
 from ssvit.benchmark.options import Benchmark, Step
-from ssvit.cli.launch import Tool
+from ssvit.cli.launch import Plain, Tool
 from ssvit.options import make, select, within
 
 
-def run(config: DictConfig, plain: dict[str, Any]) -> None:
+def run(config: DictConfig, plain: Plain) -> None:
     """Check the options, measure, print the tables, and write rates and pictures if asked to."""
     benchmark = select(Benchmark, plain)
     with within("step"):

@@ -1,14 +1,13 @@
 """Write the features of pictures into a file: ssvit embed checkpoint=PATH data=PATH output=features.npz"""
 
 from pathlib import Path
-from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from ssvit.checkpoints.checkpoint import PRETRAIN, find
 from ssvit.checkpoints.options import eval_transform
-from ssvit.cli.launch import Tool, announce, progress, say
+from ssvit.cli.launch import Plain, Tool, announce, progress, say
 from ssvit.data import folder
 from ssvit.evaluation.options import readings
 from ssvit.options import OptionError, select, within
@@ -17,7 +16,7 @@ from ssvit.retrieval.options import pictures as named_pictures
 from ssvit.training import preflight
 
 
-def run(config: DictConfig, plain: dict[str, Any]) -> Path:
+def run(config: DictConfig, plain: Plain) -> Path:
     """Read each picture once and write names, classes and vectors; the same command again goes on where it stopped."""
     own = select(Embed, plain)
     preflight.parts(plain)

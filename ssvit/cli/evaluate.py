@@ -12,7 +12,7 @@ from omegaconf import DictConfig
 
 from ssvit import atomic_io
 from ssvit.checkpoints.checkpoint import Checkpoint
-from ssvit.cli.launch import Tool, announce, progress
+from ssvit.cli.launch import Plain, Tool, announce, progress
 from ssvit.cli.pretrained import SCRATCH, offer
 from ssvit.evaluation import options
 from ssvit.evaluation.significance import NOTHING_YET
@@ -27,7 +27,7 @@ _EXAMPLES = 3  # images in both sets that are named
 _ALIASES = {"probes=": "probe@probes=", "measures.": "probes.", "floors=": "baselines="}
 
 
-def run(config: DictConfig, plain: dict[str, Any]) -> Path | None:
+def run(config: DictConfig, plain: Plain) -> Path | None:
     """Print how far the features are above the baselines; write a report into a folder, or the numbers into a file.
 
     Returns what was written, None where that is nothing.
@@ -71,7 +71,7 @@ def run(config: DictConfig, plain: dict[str, Any]) -> Path | None:
     return output and Path(output)
 
 
-def linear_probe(config: DictConfig, plain: dict[str, Any]) -> Path | None:
+def linear_probe(config: DictConfig, plain: Plain) -> Path | None:
     """Evaluate by the probe that is the method alone."""
     one_of("method", plain["method"], ("sgd", "logistic"))
     other = "logistic" if plain["method"] == "sgd" else "sgd"
@@ -79,7 +79,7 @@ def linear_probe(config: DictConfig, plain: dict[str, Any]) -> Path | None:
     return run(config, plain)
 
 
-def check(plain: Mapping[str, Any]) -> tuple[Checkpoint, list[options.Reading]]:
+def check(plain: Plain) -> tuple[Checkpoint, list[options.Reading]]:
     """The checkpoint, and which of its features are evaluated. OptionError or UserError for a wrong configuration."""
     if plain["checkpoint"] == SCRATCH:
         raise OptionError("checkpoint", SCRATCH, "measured beside a checkpoint by baselines=true; give that")
@@ -103,12 +103,12 @@ def check(plain: Mapping[str, Any]) -> tuple[Checkpoint, list[options.Reading]]:
         return checkpoint, options.readings(checkpoint.encoder, **plain["features"])
 
 
-def chosen(plain: Mapping[str, Any]) -> list[str]:
+def chosen(plain: Plain) -> list[str]:
     """The names of the probes to evaluate; a configuration may have options of others."""
     return [name for name, node in plain["probes"].items() if node and "_target_" in node]
 
 
-def facts(plain: Mapping[str, Any], split: "Split", pooling: str) -> dict[str, Any]:
+def facts(plain: Plain, split: "Split", pooling: str) -> dict[str, Any]:
     """What was measured, for a file; copies: test images that are training images too, and the first of them."""
     from ssvit.evaluation.features import copies
 

@@ -1,18 +1,17 @@
 """Write a checkpoint as others open it: python tools/export.py format=onnx|torch_export|safetensors|timm|huggingface"""
 
 from pathlib import Path
-from typing import Any
 
 from omegaconf import DictConfig
 
 from ssvit.checkpoints.checkpoint import PRETRAIN, find
-from ssvit.cli.launch import Tool, announce, say
+from ssvit.cli.launch import Plain, Tool, announce, say
 from ssvit.exchange.options import Export
 from ssvit.models.options import ViT
 from ssvit.options import make, select
 
 
-def run(config: DictConfig, plain: dict[str, Any]) -> None:
+def run(config: DictConfig, plain: Plain) -> None:
     """Check that the encoder can be written in the format; then load torch, build and write it."""
     options = select(Export, plain)
     checkpoint = find(plain["checkpoint"], outputs=plain["outputs"], stage=PRETRAIN, options=plain["encoder"], say=say)

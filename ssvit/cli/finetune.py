@@ -4,18 +4,17 @@ By default the newest finished run under outputs/, on its images. The same comma
 """
 
 from pathlib import Path
-from typing import Any
 
 from omegaconf import DictConfig
 
 from ssvit.checkpoints.checkpoint import FINETUNE
 from ssvit.checkpoints.run_folder import RunFolder, is_main_process
-from ssvit.cli.launch import ALIASES, Tool, announce, job_name
+from ssvit.cli.launch import ALIASES, Plain, Tool, announce, job_name
 from ssvit.cli.pretrained import SCRATCH, configuration, default_name, from_scratch, offer_again
 from ssvit.training import comparison, preflight
 
 
-def run(config: DictConfig, plain: dict[str, Any]) -> Path:
+def run(config: DictConfig, plain: Plain) -> Path:
     """Check the configuration and take the run folder; then load torch, build and train. Returns the folder."""
     recipe = preflight.check(plain)
     comparison.check(plain)

@@ -7,7 +7,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from hydra.utils import instantiate
@@ -15,7 +14,7 @@ from lightning_fabric import Fabric
 from omegaconf import DictConfig
 
 from ssvit.checkpoints.checkpoint import Checkpoint
-from ssvit.cli.launch import progress
+from ssvit.cli.launch import Plain, progress
 from ssvit.cli.pretrained import from_scratch
 from ssvit.data.batch import EvalTransform
 from ssvit.data.source import Data, masks, subset
@@ -33,7 +32,7 @@ from ssvit.training.recipe import Recipe
 
 def read(
     config: DictConfig,
-    plain: Mapping[str, Any],
+    plain: Plain,
     checkpoint: Checkpoint,
     readings: Sequence[Reading],
     probes: Mapping[str, Probe],
@@ -101,7 +100,7 @@ def _fewer(data: Data, train_images: int | None, test_images: int | None) -> Dat
 
 
 def _functions(
-    config: DictConfig, plain: Mapping[str, Any], checkpoint: Checkpoint, readings: Sequence[Reading]
+    config: DictConfig, plain: Plain, checkpoint: Checkpoint, readings: Sequence[Reading]
 ) -> dict[str, Extractor]:
     """The encoder of the checkpoint and the baselines, by the prefix of their features' names."""
 
@@ -124,7 +123,7 @@ def _functions(
 def _split(
     data: Data,
     functions: Mapping[str, Extractor],
-    plain: Mapping[str, Any],
+    plain: Plain,
     eval_transform: EvalTransform,
     fabric: Fabric,
 ) -> Split:

@@ -37,6 +37,7 @@ from ssvit.checkpoints.configuration import RENAMED, command
 from ssvit.checkpoints.run_folder import is_main_process
 from ssvit.options import OptionError, UserError, printable, typed
 
+Plain = dict[str, Any]  # options as a YAML file holds them: dictionaries, lists, text and numbers
 _PACKAGE = Path(__file__).resolve().parents[1]
 # Within the package where it is installed, beside it in a checkout.
 CONFIGS = _PACKAGE / "configs" if (_PACKAGE / "configs").is_dir() else _PACKAGE.parent / "configs"
@@ -62,7 +63,7 @@ class Tool:
 
     name: str
     purpose: str
-    run: Callable[[DictConfig, dict[str, Any]], Any]
+    run: Callable[[DictConfig, Plain], object]
     before: Callable[[dict[str, str]], None] | None = None
     positional: str | None = None
     aliases: Mapping[str, str] = field(default_factory=dict)
@@ -316,7 +317,7 @@ def leave(line: str, status: int) -> NoReturn:
     sys.exit(status)
 
 
-def as_dict(config: DictConfig, *, resolve: bool = True) -> dict[str, Any]:
+def as_dict(config: DictConfig, *, resolve: bool = True) -> Plain:
     """A group of options as a plain dictionary."""
     found = OmegaConf.to_container(config, resolve=resolve, throw_on_missing=resolve)
     assert isinstance(found, dict)
@@ -325,7 +326,7 @@ def as_dict(config: DictConfig, *, resolve: bool = True) -> dict[str, Any]:
 
 def _option(name: str, config: DictConfig) -> str:
     """The option to type for one that refers to it: target.bits for objective.target.bits where that is ${target}."""
-    node: Any = OmegaConf.to_container(config, resolve=False)
+    node: object = OmegaConf.to_container(config, resolve=False)
     keys = name.split(".")
     for place, key in enumerate(keys, 1):
         node = node.get(key) if isinstance(node, dict) else None

@@ -2,19 +2,18 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 from omegaconf import DictConfig
 
 from ssvit.atomic_io import replace
 from ssvit.checkpoints.checkpoint import FINETUNE, find
 from ssvit.checkpoints.options import eval_transform
-from ssvit.cli.launch import Tool, announce, say
+from ssvit.cli.launch import Plain, Tool, announce, say
 from ssvit.data import folder
 from ssvit.options import OptionError, UserError, printable, whole
 
 
-def run(config: DictConfig, plain: dict[str, Any]) -> None:
+def run(config: DictConfig, plain: Plain) -> None:
     """Print the most probable classes of each picture; those that cannot be read are named and the status is 1."""
     whole("top", plain["top"])
     if plain["output"] is not None and not Path(plain["output"]).absolute().parent.is_dir():

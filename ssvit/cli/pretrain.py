@@ -1,18 +1,17 @@
 """Pre-train a Vision Transformer: python tools/pretrain.py objective=masked_patch. The same command again goes on."""
 
 from pathlib import Path
-from typing import Any
 
 from omegaconf import DictConfig
 
 from ssvit.checkpoints.checkpoint import PRETRAIN
 from ssvit.checkpoints.run_folder import RunFolder, is_main_process
-from ssvit.cli.launch import ALIASES, Tool, job_name
+from ssvit.cli.launch import ALIASES, Plain, Tool, job_name
 from ssvit.cli.pretrained import configuration
 from ssvit.training import preflight
 
 
-def run(config: DictConfig, plain: dict[str, Any]) -> Path:
+def run(config: DictConfig, plain: Plain) -> Path:
     """Check the configuration and take the run folder; then load torch, build and train. Returns the folder."""
     preflight.check(plain)
     if plain["name"] is not None:

@@ -121,7 +121,7 @@ def configuration(config: DictConfig) -> Configuration:
     return Configuration.of(_settled(written, resolved) | run, choices)
 
 
-def _settled(written: Any, resolved: Any) -> Any:
+def _settled(written: object, resolved: object) -> Any:
     if isinstance(written, dict) and isinstance(resolved, dict):
         return {key: _settled(value, resolved[key]) for key, value in written.items()}
     if isinstance(written, list) and isinstance(resolved, list):

@@ -1,13 +1,11 @@
 """Find pictures that look alike: python tools/retrieve.py action=index|add|query store=FOLDER PICTURES…|data=SET"""
 
-from typing import Any
-
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from ssvit.checkpoints.checkpoint import PRETRAIN, find
 from ssvit.checkpoints.options import eval_transform
-from ssvit.cli.launch import Tool, announce, say
+from ssvit.cli.launch import Plain, Tool, announce, say
 from ssvit.evaluation.options import readings
 from ssvit.options import OptionError, select, within
 from ssvit.retrieval.options import ADD, INDEX, Retrieve
@@ -15,7 +13,7 @@ from ssvit.retrieval.options import pictures as named_pictures
 from ssvit.training import preflight
 
 
-def run(config: DictConfig, plain: dict[str, Any]) -> None:
+def run(config: DictConfig, plain: Plain) -> None:
     """Make a store of pictures, add to it, or query it; files that cannot be read are named and left out."""
     own = select(Retrieve, plain)
     preflight.parts(plain)

@@ -13,6 +13,7 @@ from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.checkpoints.run_folder import RunFolder, is_main_process
 from ssvit.cli.launch import as_dict
 from ssvit.cli.pretrained import SCRATCH, configuration, from_scratch
+from ssvit.data.batch import EvalTransform
 from ssvit.data.loader import Loader
 from ssvit.data.options import NO_LABELS
 from ssvit.data.source import Data, subset
@@ -39,7 +40,7 @@ class Session:
             print(self._data.told, flush=True)
 
     @runtime.together()
-    def run(self, name: str, changes: Mapping[str, Any]) -> list[dict[str, Any]]:
+    def run(self, name: str, changes: Mapping[str, object]) -> list[dict[str, Any]]:
         """Train in a subfolder with some (dotted) options changed; returns the rows of metrics."""
         config = self.config.copy()
         for option, value in changes.items():
@@ -96,7 +97,7 @@ class Session:
         loop.train(self.fabric, objective, loader, recipe, folder, evaluators=evaluators, run_identity=run_identity)
 
 
-def _evaluators(config: DictConfig, data: Data, eval_transform: Any) -> dict[str, Evaluator]:
+def _evaluators(config: DictConfig, data: Data, eval_transform: EvalTransform) -> dict[str, Evaluator]:
     """The evaluators of a configuration.
 
     `test` is measured on the validation images while training and on the test images at the end; where one of them is
@@ -116,7 +117,7 @@ def _evaluators(config: DictConfig, data: Data, eval_transform: Any) -> dict[str
     return made
 
 
-def _probes(config: DictConfig, data: Data, eval_transform: Any) -> dict[str, Evaluator]:
+def _probes(config: DictConfig, data: Data, eval_transform: EvalTransform) -> dict[str, Evaluator]:
     """The probes of a pre-training run, as far as its images suffice for them."""
     if not config.get("probe"):
         return {}

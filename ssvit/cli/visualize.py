@@ -10,14 +10,14 @@ from omegaconf import DictConfig
 from ssvit.analysis.options import Visualize, plotted
 from ssvit.checkpoints.checkpoint import FINETUNE, Checkpoint, find
 from ssvit.checkpoints.options import LoadEncoder
-from ssvit.cli.launch import Tool, announce, progress, say
+from ssvit.cli.launch import Plain, Tool, announce, progress, say
 from ssvit.cli.pretrained import SCRATCH, from_scratch, offer
 from ssvit.data import folder
 from ssvit.options import OptionError, select
 from ssvit.training import preflight
 
 
-def run(config: DictConfig, plain: dict[str, Any]) -> None:
+def run(config: DictConfig, plain: Plain) -> None:
     """Plot the figures and print the numbers; pictures that cannot be read are named and left out."""
     own = select(Visualize, plain)
     paths = [path for image in plain["images"] for path in folder.pictures(str(image))]
@@ -44,8 +44,9 @@ def run(config: DictConfig, plain: dict[str, Any]) -> None:
         pictures = inside.from_files(paths, view, own.count, print)
     else:
         source = instantiate(config.data.source, _convert_="all").watched
-        reading = {"batch_size": batch, "workers": own.workers, "timeout": own.loader_timeout}
-        pictures = inside.held_out(source, view, own.count, **reading)
+        pictures = inside.held_out(
+            source, view, own.count, batch_size=batch, workers=own.workers, timeout=own.loader_timeout
+        )
     encoder = instantiate(config.encoder, _convert_="all").to(device)
     second = None
     if plain["other"] == SCRATCH:
@@ -66,7 +67,7 @@ def run(config: DictConfig, plain: dict[str, Any]) -> None:
     print(*found.lines, *(f"written: {file}" for file in written), sep="\n")
 
 
-def find_other(plain: Mapping[str, Any], sizes: Mapping[str, Any], channels: int) -> Checkpoint:
+def find_other(plain: Plain, sizes: Mapping[str, Any], channels: int) -> Checkpoint:
     """The checkpoint of the second encoder. OptionError unless its images have so many channels."""
     other = plain["other"]
     try:

@@ -21,6 +21,7 @@ import time
 from collections.abc import Collection, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
+from typing import TypedDict
 
 import torch
 from torch import Tensor
@@ -45,6 +46,14 @@ _FEWER = "take fewer data workers, smaller micro-batches (a larger recipe.accumu
 _MORE_ROOM = f"{_FEWER}, or a larger /dev/shm (docker run --shm-size=…)"
 Read = tuple[Batch, list[Unreadable]] | UserError  # a micro-batch and the files that it lacks
 _FILES, _SPARE_FILES = 4, 16  # open for each worker, two pipes of two ends; open at times, to receive tensors
+
+
+class Loading(TypedDict, total=False):
+    """How files are read for an evaluation; see `Loader`."""
+
+    workers: int
+    timeout: float
+    device: torch.device | str
 
 
 @dataclass(kw_only=True, eq=False)

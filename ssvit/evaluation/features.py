@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Unpack
 
 import safetensors
 import safetensors.torch
@@ -23,7 +23,7 @@ from einops import rearrange
 from torch import Tensor
 
 from ssvit.data.batch import Transform
-from ssvit.data.loader import evaluation_batches
+from ssvit.data.loader import Loading, evaluation_batches
 from ssvit.data.source import Source
 from ssvit.evaluation.options import PATCHES, Reading
 from ssvit.evaluation.processes import gather, rank_and_world
@@ -219,7 +219,7 @@ def extract(
     batch_size: int = 256,
     limit: int | None = None,
     progress: Callable[[int, int], None] | None = None,
-    **loading: Any,
+    **loading: Unpack[Loading],
 ) -> FeatureSets:
     """The features of each image of a source, in order, or of `limit` of them that are always the same.
 
@@ -228,12 +228,13 @@ def extract(
     feature is not finite.
     """
     rank, world = rank_and_world()
-    loading |= {"batch_size": batch_size, "limit": limit, "rank": rank, "world": world}
     count = len(source) if limit is None else min(limit, len(source))
 
     def read() -> list[tuple[dict[str, Tensor], Tensor, Tensor]]:
         parts, done = [], 0
-        for batch in evaluation_batches(source, transform, **loading):
+        for batch in evaluation_batches(
+            source, transform, batch_size=batch_size, limit=limit, rank=rank, world=world, **loading
+        ):
             values = {name: value.cpu() for name, value in function(batch.images).items()}
             parts.append((values, batch.slots.cpu(), _digests(batch.images)))
             done += world * len(batch.slots)

@@ -1,11 +1,11 @@
 """A classifier's answer to a user's own pictures."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from ssvit.data.batch import EvalTransform
 from ssvit.data.decode import Unreadable, load
 from ssvit.objectives.classify import Classify
 
@@ -13,7 +13,9 @@ _BATCH = 64  # pictures
 
 
 @torch.no_grad()
-def name(classifier: Classify, paths: Sequence[str], transform: Any) -> Iterator[tuple[str, Tensor | Unreadable]]:
+def name(
+    classifier: Classify, paths: Sequence[str], transform: EvalTransform
+) -> Iterator[tuple[str, Tensor | Unreadable]]:
     """For each picture in turn its path and the probabilities of the k classes, (k,), or why it cannot be read."""
     for start in range(0, len(paths), _BATCH):
         part = paths[start : start + _BATCH]

@@ -22,7 +22,7 @@ def gather(act: Callable[[], T]) -> list[T]:
     if world == 1:
         return [act()]
     try:
-        result: Any = act()
+        result: object = act()
     except UserError as error:
         result = UserError(str(error))  # an OptionError cannot be unpickled
     results: list[Any] = [None] * world

@@ -49,7 +49,7 @@ _MARKDOWN = re.compile(r"[\\`*\[\]<>&|~$#!]|(?<![^\W_])_|_(?![^\W_])")  # an und
 def write(
     folder: Path,
     *,
-    facts: Mapping[str, Any],
+    facts: Mapping[str, object],
     scores: Sequence[Scores],
     own: Sequence[str],
     figures: Mapping[str, Figure],
@@ -219,12 +219,12 @@ def _signed(points: float) -> str:
     return f"{points:+.1f}".replace("-", _MINUS)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     """As JSON has it: no tuples, no paths, no numbers that are not finite."""
     return json.loads(json.dumps(value, default=str), parse_constant=lambda _: None)
 
 
-def _flat(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
+def _flat(value: object, name: str = "") -> Iterator[tuple[str, str]]:
     """Plain data as named lines: {"a": {"b": [1, 2]}} -> a.b, "1, 2"."""
     if isinstance(value, dict):
         for key, part in value.items():
@@ -233,13 +233,13 @@ def _flat(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
         yield name, _text(value)
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     if isinstance(value, list):
         return ", ".join(map(_text, value))
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _rendered(template: str, write: Callable[[str], str], values: Mapping[str, Any]) -> str:
+def _rendered(template: str, write: Callable[[str], str], values: Mapping[str, object]) -> str:
     """A template with all text written by a function; what a macro makes is Markup, and stays as it is."""
     environment = Environment(
         loader=PackageLoader("ssvit.evaluation"),

@@ -82,7 +82,7 @@ def measured(run: Path, step: int) -> dict[str, Any]:
     """The last metrics of each evaluation of a run up to a step, and those of the features that tools/evaluate.py chose
     by each of its measures, if it evaluated the checkpoint of that step.
     """
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     path = run / "metrics.jsonl"
     for line in path.read_text(errors="replace").splitlines() if path.is_file() else ():
         try:
@@ -124,7 +124,7 @@ def trained(run: Path) -> dict[str, Any]:
     return {name: str(value) for name, value in named.items() if value} | dict(_options(options, ""))
 
 
-def _resolved(value: Any, root: Mapping[str, Any], depth: int = 0) -> Any:
+def _resolved(value: object, root: Mapping[str, object], depth: int = 0) -> Any:
     """Plain data with references to options replaced by their values; None for any other reference."""
     if depth > _DEEPEST:
         return None
@@ -137,13 +137,13 @@ def _resolved(value: Any, root: Mapping[str, Any], depth: int = 0) -> Any:
         return None if value == "???" else value
     if (found := _REFERENCE.fullmatch(value)) is None:
         return None
-    meant: Any = root
+    meant: object = root
     for key in found[1].split("."):
         meant = meant.get(key) if isinstance(meant, dict) else None
     return _resolved(meant, root, depth + 1)
 
 
-def _options(value: Any, name: str) -> Iterator[tuple[str, Any]]:
+def _options(value: object, name: str) -> Iterator[tuple[str, Any]]:
     """Leaves of the configuration, but for the encoder's and those that name a path."""
     if isinstance(value, Mapping):
         for key, part in value.items():
@@ -153,12 +153,12 @@ def _options(value: Any, name: str) -> Iterator[tuple[str, Any]]:
         yield name, value
 
 
-def _table(values: Mapping[str, Any]) -> str:
+def _table(values: Mapping[str, object]) -> str:
     rows = [f"| {_cell(name)} | {_cell(value)} |" for name, value in values.items()]
     return "\n".join(["| | |", "|---|---|", *rows]) if rows else ""
 
 
-def _cell(value: Any) -> str:
+def _cell(value: object) -> str:
     """As one cell of a table, whatever a file holds."""
     text = f"{value:.4g}" if isinstance(value, float) else " ".join(str(value).split())
     return text.replace("|", r"\|")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import safetensors.torch
+from torch import Tensor
 
 from ssvit.atomic_io import synchronise, write
 from ssvit.exchange import card, huggingface, timm, writing
@@ -69,11 +70,11 @@ def _classes(head: Classify | None) -> Sequence[str]:
     return () if head is None else head.classes
 
 
-def _json(path: Path, content: Mapping[str, Any]) -> None:
+def _json(path: Path, content: Mapping[str, object]) -> None:
     write(path, json.dumps(content, indent=1).encode())
 
 
-def _weights(path: Path, tensors: Mapping[str, Any]) -> list[str]:
+def _weights(path: Path, tensors: Mapping[str, Tensor]) -> list[str]:
     write(path, safetensors.torch.save(dict(tensors), metadata={"format": "pt"}))
     return [f"{len(tensors)} tensors, {sum(tensor.numel() for tensor in tensors.values()) / 1e6:.2f} million numbers"]
 

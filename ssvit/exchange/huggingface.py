@@ -33,7 +33,7 @@ def _beside(folder: Path) -> dict[str, Any]:
     }
 
 
-def lacks(arguments: Mapping[str, Any], classifier: Mapping[str, Any] | None) -> str | None:
+def lacks(arguments: Mapping[str, object], classifier: Mapping[str, object] | None) -> str | None:
     """What of an encoder with these arguments and its head transformers' ViT lacks, None if nothing."""
     if arguments.get("stem") is not None:
         return "a hybrid's stem"
@@ -68,7 +68,7 @@ def config(encoder: "ViT", classes: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def preprocessor(encoder: "ViT", resized: Mapping[str, Any]) -> dict[str, Any]:
+def preprocessor(encoder: "ViT", resized: Mapping[str, object]) -> dict[str, Any]:
     """The preprocessor_config.json beside it; resized: the options of `Preprocessing.huggingface`."""
     return {
         "image_processor_type": "BitImageProcessor",  # ViT's own crops in no version before 5

@@ -9,12 +9,15 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from einops import rearrange
 
 from ssvit.atomic_io import read_json
 from ssvit.options import UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -50,12 +53,12 @@ class Place:
             return {}
         return {axis: size for axis, size in zip(axes, shape, strict=True) if axis.isalpha()}
 
-    def read(self, tensors: Mapping[str, Any]) -> Any:
+    def read(self, tensors: "Mapping[str, Tensor]") -> "Tensor":
         """Our tensor, of the peer's."""
         parts = [tensors[name] for name in self.theirs]
         return rearrange(parts if len(parts) > 1 else parts[0], self.pattern)
 
-    def write(self, tensor: Any, letters: Mapping[str, int]) -> dict[str, Any]:
+    def write(self, tensor: "Tensor", letters: Mapping[str, int]) -> "dict[str, Tensor]":
         """The peer's tensors, of ours."""
         theirs, _, ours = self.pattern.partition(" -> ")
         used = {letter: size for letter, size in letters.items() if letter in theirs.split()}
@@ -88,7 +91,7 @@ class Layout:
     aliases: tuple[tuple[str, str], ...] = ()  # of older versions, as (pattern, replacement)
     marks: tuple[str, ...] = ()  # of which a file must have one, where the signature is not the peer's alone
     # From the files in a folder: some of `reading.FOREIGN_OPTIONS`, "gelu", and "remark", a sentence to print.
-    beside: Callable[[Path], dict[str, Any]] = lambda folder: {}
+    beside: Callable[[Path], dict[str, object]] = lambda folder: {}
     bare: tuple[str, str] = ("", "")  # names to write if a hybrid's stem has no stages, as (pattern, replacement)
     epsilons: str = "authors"
     gelu: str = "exact"

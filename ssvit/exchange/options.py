@@ -3,7 +3,6 @@
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ssvit.exchange import huggingface, timm
 from ssvit.models.options import RESIZE, ViT
@@ -49,7 +48,7 @@ class Export:
         if missing and self.format == ONNX:
             raise UserError(f"format={ONNX} needs {' and '.join(missing)}: pip install ssvit[export]")
 
-    def check(self, encoder: ViT, classifier: Mapping[str, Any] | None) -> None:
+    def check(self, encoder: ViT, classifier: Mapping[str, object] | None) -> None:
         """OptionError unless this encoder, and this head if there is one, can be written so."""
         if self.any_size and encoder.positions == "relative":
             raise OptionError("any_size", True, "is not for relative positions; give image_size, one for each export")

@@ -20,7 +20,7 @@ class Preprocessing:
     size: tuple[int, int]
     resize: int | None = None
     fit: str = "cover"
-    unknown: Mapping[str, Any] = field(default_factory=dict)
+    unknown: Mapping[str, object] = field(default_factory=dict)
 
     @classmethod
     def of(cls, facts: Mapping[str, Any], size: tuple[int, int]) -> "Preprocessing":

@@ -10,7 +10,6 @@ import io
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -79,14 +78,14 @@ def trace(program: Program) -> ExportedProgram:
     return exported
 
 
-def write_torch(program: Program, metadata: Mapping[str, Any], path: Path) -> None:
+def write_torch(program: Program, metadata: Mapping[str, object], path: Path) -> None:
     """As torch.export.load reads it, and the metadata by extra_files={"metadata.json": ""}."""
     data = io.BytesIO()  # torch's own writer tells no reason when a disk is full
     torch.export.save(trace(program), data, extra_files={"metadata.json": json.dumps(metadata, ensure_ascii=False)})
     write(path, data.getbuffer())
 
 
-def write_onnx(program: Program, metadata: Mapping[str, Any], path: Path) -> None:
+def write_onnx(program: Program, metadata: Mapping[str, object], path: Path) -> None:
     """As ONNX, the weights inside; the metadata as metadata_props, in JSON except for text."""
     exported, outputs = trace(program), program.outputs
     with sdpa_kernel(SDPBackend.MATH):

@@ -182,7 +182,7 @@ def _first_part(name: str, beside: str = "") -> str:
     return next((part for part, other in itertools.zip_longest(parts, above) if part != other), name)
 
 
-def _size(path: Path, rows: int, patch: tuple[int, int], special: int, given: Any) -> tuple[int, int]:
+def _size(path: Path, rows: int, patch: tuple[int, int], special: int, given: object) -> tuple[int, int]:
     """Height and width of the images that so many positions are for: as given, else a square of patches."""
     if given is None:
         for patches in (rows - special, rows):

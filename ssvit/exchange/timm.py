@@ -67,7 +67,7 @@ def lacks(arguments: Mapping[str, Any], classifier: Mapping[str, Any] | None) ->
     return None
 
 
-def config(encoder: "ViT", classes: Sequence[str], resized: Mapping[str, Any]) -> dict[str, Any]:
+def config(encoder: "ViT", classes: Sequence[str], resized: Mapping[str, object]) -> dict[str, Any]:
     """The config.json that timm.create_model reads from a folder; resized: the options of `Preprocessing.timm`."""
     name, first = "vit_base_patch16_224", "patch_embed.proj"
     if encoder.stem is not None:

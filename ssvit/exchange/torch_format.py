@@ -130,7 +130,7 @@ def _follow(file: BinaryIO) -> tuple[Any, set[Storage]]:
     """The next pickle of a file, with None for anything that is not plain data or a tensor; the tensors' storages."""
     stack: list[Any] = []
     marks: list[int] = []
-    memo: dict[int, Any] = {}
+    memo: dict[int, object] = {}
     storages: set[Storage] = set()
     for count, (code, given, _) in enumerate(pickletools.genops(file)):
         if count == _MOST_OPCODES:
@@ -185,7 +185,7 @@ def _follow(file: BinaryIO) -> tuple[Any, set[Storage]]:
     raise ValueError
 
 
-def _set(target: Any, pairs: list[Any]) -> Any:
+def _set(target: object, pairs: list[object]) -> Any:
     if isinstance(target, dict):
         target |= {key: value for key, value in zip(pairs[::2], pairs[1::2], strict=True) if isinstance(key, str | int)}
     return target

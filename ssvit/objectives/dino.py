@@ -8,7 +8,6 @@ Letters: b images, v views, t of them global, c channels, h, w pixels, d width, 
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -93,7 +92,7 @@ class Dino(Objective):
         """The log-probabilities of the teacher's prototypes, centred and sharpened: (..., k) -> (..., k)."""
         return ((logits - self.center) / temperature).log_softmax(-1)
 
-    def forward(self, batch: Batch, noise: Any, scheduled: Mapping[str, Tensor] = NOTHING) -> dict[str, Tensor]:
+    def forward(self, batch: Batch, noise: object, scheduled: Mapping[str, Tensor] = NOTHING) -> dict[str, Tensor]:
         """The mean loss, the entropy of the targets, and for `after_step` the mean of the teacher's logits, (k,)."""
         if "global" not in batch.views:
             raise UserError("data.augment: DINO needs several views of an image; add augment@data.augment=multi_crop")

@@ -25,6 +25,7 @@ from torchvision.transforms.v2.functional import resize
 from tqdm import tqdm
 
 from ssvit import atomic_io
+from ssvit.data.batch import EvalTransform
 from ssvit.data.decode import Unreadable, load
 from ssvit.data.source import Data
 from ssvit.evaluation.features import Extractor
@@ -86,7 +87,7 @@ class Describer:
     def __init__(
         self,
         extractor: Extractor,
-        transform: Any,
+        transform: EvalTransform,
         *,
         batch_size: int = 64,
         workers: int = 4,

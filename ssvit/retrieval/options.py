@@ -96,7 +96,7 @@ class Retrieve:
             if file is not None and Path(str(file)).is_dir():
                 raise OptionError(name, file, "must be a file, and this is a folder")
 
-    def features(self, options: Mapping[str, Any]) -> dict[str, Any]:
+    def features(self, options: Mapping[str, object]) -> dict[str, Any]:
         """The options of the features, by the pooling of a store that is there where they leave it open."""
         is_open = options["pooling"] is None and self.action != INDEX
         return {**options, "pooling": pooling(self.store) if is_open else options["pooling"]}
@@ -132,7 +132,7 @@ class Embed:
             raise OptionError("output", self.output, "needs pyarrow: pip install 'ssvit[parquet]'")
 
 
-def pooling(store: Any) -> str | None:
+def pooling(store: object) -> str | None:
     """How the vectors in a store are pooled; None where its manifest does not tell, as opening it will say."""
     try:
         return pooling_of(json.loads((Path(str(store)) / "manifest.json").read_bytes())["encoder"])
@@ -140,7 +140,7 @@ def pooling(store: Any) -> str | None:
         return None
 
 
-def pictures(images: Sequence[Any]) -> dict[str, str | None]:
+def pictures(images: Sequence[object]) -> dict[str, str | None]:
     """Files and folders as {absolute path: class}, each picture once.
 
     The class is the name of the subfolder where a folder has one for each class, else None. OptionError if one is not

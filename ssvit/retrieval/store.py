@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from ssvit.atomic_io import check_regular, read_json, sealed, synchronise, write
+from ssvit.data.source import Labels
 from ssvit.options import UserError
 
 KIND, SCHEMA = "image vectors", 1
@@ -78,7 +79,7 @@ class Store:
         folder: str | Path,
         vectors: Tensor,
         names: Sequence[str],
-        labels: Any = None,
+        labels: Labels = None,
         classes: Sequence[str] = (),
         *,
         encoder: str,
@@ -204,21 +205,21 @@ class Store:
         return {name: place for place, name in enumerate(self.names)}
 
 
-def _checked(n: int, names: Sequence[str], labels: Any, classes: Sequence[str]) -> Tensor:
+def _checked(n: int, names: Sequence[str], labels: Labels, classes: Sequence[str]) -> Tensor:
     """The labels of n images, (n,) int64. UserError for names and labels that a store cannot hold."""
-    labels = torch.full((n,), UNKNOWN) if labels is None else torch.as_tensor(labels, dtype=torch.int64)
-    if len(names) != n or labels.shape != (n,):
-        raise UserError(f"{n} vectors, {len(names)} names and {len(labels)} labels do not belong together")
+    numbers = torch.full((n,), UNKNOWN) if labels is None else torch.as_tensor(labels, dtype=torch.int64)
+    if len(names) != n or numbers.shape != (n,):
+        raise UserError(f"{n} vectors, {len(names)} names and {len(numbers)} labels do not belong together")
     if len(set(classes)) < len(classes):
         raise UserError("two classes have the same name")
-    if wrong := labels[(labels < UNKNOWN) | (labels >= len(classes))][:1].tolist():
+    if wrong := numbers[(numbers < UNKNOWN) | (numbers >= len(classes))][:1].tolist():
         raise UserError(f"label {wrong[0]} is outside of [0, {len(classes)}), the range of the classes")
     for name, times in Counter(names).items():
         if times > 1:
             raise UserError(f"the image {name} is given twice")
         if not name or "\0" in name:
             raise UserError(f"an image cannot be named {name!r}")
-    return labels
+    return numbers
 
 
 def _append(folder: Path, manifest: Mapping[str, Any], vectors: Tensor, names: Sequence[str], labels: Tensor) -> None:
@@ -289,7 +290,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
         raise StoreError(f"{path}: is damaged") from None
 
 
-def _has(values: Mapping[str, Any], **kinds: type) -> bool:
+def _has(values: Mapping[str, object], **kinds: type) -> bool:
     return all(isinstance(values[key], kind) for key, kind in kinds.items())
 
 

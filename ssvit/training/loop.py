@@ -12,7 +12,6 @@ import signal
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 import torch
 from lightning_fabric import Fabric
@@ -90,7 +89,7 @@ def train(
     folder: Path,
     *,
     evaluators: Mapping[str, Evaluator],
-    run_identity: Mapping[str, Any],
+    run_identity: Mapping[str, object],
 ) -> bool:
     """Train `objective` in a run folder until recipe.steps updates are complete, going on from what is there.
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy
+from matplotlib.figure import Figure
 from PIL import Image
 from tqdm import tqdm
 
@@ -147,7 +148,7 @@ class MetricsLog:
         with self._writing(name):
             atomic_io.replace(self.folder / name, text.encode())
 
-    def show(self, step: int, name: str, figure: Any) -> None:
+    def show(self, step: int, name: str, figure: Figure) -> None:
         """Save a figure as <name>.png in the run folder and in TensorBoard."""
         with self._writing("events.out.tfevents.*"):
             png = io.BytesIO()

@@ -17,12 +17,12 @@ from ssvit.options import OptionError, UserError, find, make, number, whole, wit
 from ssvit.training.recipe import Recipe
 
 
-def parts(config: Any, name: str = "") -> dict[str, Any]:
+def parts(config: object, name: str = "") -> dict[str, Any]:
     """Check the options of every part of nested dictionaries and lists; returns their dataclasses by "data.source" etc.
 
     A part within a part is checked by itself, and is an option only where the dataclass has it.
     """
-    made: dict[str, Any] = {}
+    made: dict[str, object] = {}
     if isinstance(config, Mapping):
         for key, value in config.items():
             made |= parts(value, f"{name}.{key}" if name else str(key))
@@ -41,7 +41,7 @@ def parts(config: Any, name: str = "") -> dict[str, Any]:
     return made
 
 
-def encoder(made: Mapping[str, Any]) -> ViT | None:
+def encoder(made: Mapping[str, object]) -> ViT | None:
     """The options of the encoder among the parts, a checkpoint's too; None if it is a user's own.
 
     OptionError unless the other parts fit it.
@@ -59,7 +59,7 @@ def encoder(made: Mapping[str, Any]) -> ViT | None:
     return vit
 
 
-def views(made: Mapping[str, Any]) -> None:
+def views(made: Mapping[str, object]) -> None:
     """OptionError unless the augmentation gives the views that the objective takes, by default one, "image"."""
     objective, augmentation = made.get("objective"), made.get("data.augment")
     if objective is None or augmentation is None:  # a user's own, checked when there are images

@@ -113,7 +113,7 @@ def strategy(options: Mapping[str, Any], numbers: str) -> str | FSDPStrategy:
     return FSDPStrategy(mixed_precision=MixedPrecision(param_dtype=half, reduce_dtype=half, buffer_dtype=single))
 
 
-def _as_launched(options: dict[str, Any]) -> dict[str, Any]:
+def _as_launched(options: dict[str, object]) -> dict[str, Any]:
     """Under torchrun, automatic devices are as many as torchrun has started; Fabric takes one on a CPU."""
     if "TORCHELASTIC_RUN_ID" in os.environ and options.get("devices", "auto") == "auto":
         here, all_nodes = (int(os.environ[name]) for name in ("LOCAL_WORLD_SIZE", "WORLD_SIZE"))

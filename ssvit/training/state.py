@@ -7,7 +7,7 @@ import contextlib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
 from lightning_fabric import Fabric
@@ -76,7 +76,7 @@ class State:
         self.fabric, self.recipe = fabric, recipe
         self.objective = objective.train()  # an encoder comes from its checkpoint in eval mode
         groups = objective.parameter_groups(weight_decay=recipe.weight_decay, layer_decay=recipe.layer_decay)
-        trained: list[dict[str, Any]] = [dict(group) for group in groups]
+        trained: list[dict[str, object]] = [dict(group) for group in groups]
         optimizer: torch.optim.Optimizer
         if recipe.optimizer == "sgd":
             optimizer = torch.optim.SGD(trained, lr=recipe.lr, momentum=recipe.momentum, fused=True)
@@ -130,7 +130,7 @@ class State:
             yield self.objective
         self.objective.train()
 
-    def save(self, folder: Path, step: int, run_identity: Mapping[str, Any]) -> None:
+    def save(self, folder: Path, step: int, run_identity: Mapping[str, object]) -> None:
         """Write a checkpoint; every process must call it. CheckpointError in all of them if it cannot be written."""
         own = get_optimizer_state_dict(self._spread, self.optimizer.optimizer, options=self._whole)
         moments = cast(Moments, own.get("state", {}))
@@ -152,7 +152,7 @@ class State:
         if any(runtime.agree(self.fabric, [float(bool(failure))])):
             raise CheckpointError(failure or "the main process could not save")
 
-    def restore(self, folder: Path, run_identity: Mapping[str, Any], say: Callable[[str], None]) -> int:
+    def restore(self, folder: Path, run_identity: Mapping[str, object], say: Callable[[str], None]) -> int:
         """Go back to the newest usable checkpoint; returns its step, 0 if there is none.
 
         UserError if it was written by a run of another identity.
