@@ -62,12 +62,13 @@ class Session:
         if config.development is not None:
             data = data.without_test(config.development)
         torch.manual_seed(key(recipe.seed, "weights"))
-        given = {}
+        given: dict[str, object] = {}
         if "classes" in config.objective:
             if any(part is not None and part.labels is None for part in (data.train, data.validation, data.test)):
                 raise UserError(NO_LABELS)
             given["classes"] = list(data.classes)
             if config.objective.get("class_weights") == BALANCED:
+                assert data.train.labels is not None
                 given["class_weights"] = balanced(data.train.labels, len(data.classes))
         objective = instantiate(config.objective, **given, _convert_="all")
         loader = Loader(

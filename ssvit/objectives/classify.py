@@ -35,6 +35,8 @@ class Classify(Objective):
     authors' code. UserError says why a teacher cannot teach this.
     """
 
+    class_weights: Tensor | None
+
     def __init__(self, *, encoder: ViT, **given: object) -> None:
         super().__init__()
         self.options = own = make(options.Classify, given)
