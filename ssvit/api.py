@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _SHORT = {field.name: f"recipe.{field.name}" for field in fields(Recipe)}
 _SHORT |= {"image_size": "data.image_size", "patch_size": "encoder.patch_size"}
 _BARE = re.compile(r"[\w./+-]+", re.ASCII)  # what Hydra takes as it is written
-_NUMBER_OR_WORD = re.compile(r"[\d+-.].*|null|true|false|nan|inf", re.IGNORECASE)  # what it takes for no string
+_NUMBER_OR_WORD = re.compile(r"[\d+.-].*|null|true|false|nan|inf", re.IGNORECASE)  # what it takes for no string
 
 
 @dataclass(frozen=True)

@@ -114,3 +114,12 @@ def test_a_part_of_which_nothing_can_be_read_is_left_out(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="none of the 1 pictures"):
         embed(tmp_path / "g.npz", ["bad"], Describe())
     assert sorted(path.name for path in tmp_path.iterdir()) == ["f.npz"]
+
+
+def test_a_folder_of_the_user_s_is_not_thrown_away(tmp_path):
+    kept = tmp_path / "f.npz.parts" / "mine"
+    kept.parent.mkdir()
+    kept.write_text("precious")
+    with pytest.raises(UserError, match=r"f\.npz\.parts: is needed for parts of f\.npz, and holds something else"):
+        embed(tmp_path / "f.npz", ["1"], Describe())
+    assert kept.read_text() == "precious"

@@ -37,8 +37,11 @@ def embed(
     folder = output.with_name(f"{output.name}.parts")
     parts = [names[start : start + _PART] for start in range(0, len(names), _PART)]
     plan = hashlib.sha256(json.dumps([identity, names]).encode()).hexdigest()
-    if folder.exists() and _plan(folder) != plan:  # of other pictures, or of another encoder
-        shutil.rmtree(folder)
+    if folder.exists():
+        if not (folder / "plan").is_file() and any(folder.iterdir()):
+            raise UserError(f"{folder}: is needed for parts of {output.name}, and holds something else")
+        if (folder / "plan").is_file() and (folder / "plan").read_text() != plan:  # other pictures, another encoder
+            shutil.rmtree(folder)
     folder.mkdir(exist_ok=True)
     atomic_io.replace(folder / "plan", plan.encode())
     done = 0
@@ -66,13 +69,6 @@ def embed(
     shutil.rmtree(folder)
     left_out = f"; {len(names) - len(kept)} could not be read" if len(kept) < len(names) else ""
     return f"{output}: {len(kept)} pictures, {features[0].shape[1]} numbers each{left_out}"
-
-
-def _plan(folder: Path) -> str:
-    try:
-        return (folder / "plan").read_text()
-    except OSError:
-        return ""
 
 
 def write(output: Path, names: list[str], classes: list[str | None], features: np.ndarray, identity: str) -> None:
