@@ -92,7 +92,9 @@ def test_every_choice_builds(group):
 
 @pytest.mark.parametrize("name", names("augment"))
 def test_every_augmentation_builds(name, images):
-    options = ["data=folder", f"data.root={images}", "recipe.batch_size=8", f"augment@data.augment={name}"]
+    objective = "dino" if name.startswith("multi_crop") else "masked_patch"
+    options = ["data=folder", f"data.root={images}", "recipe.batch_size=8", f"objective={objective}"]
+    options.append(f"augment@data.augment={name}")
     config = composed(*options)
     preflight.check(plain(config))
     instantiate(config.data.augment, _convert_="all")

@@ -33,6 +33,7 @@ ADDED: Mapping[str, object] = {
     "data.view.fit": "cover",
     "encoder.gelu": "exact",
     "objective.class_weights": None,
+    "objective.decoder": None,
     "objective.distillation.reduction": "batch",
     "objective.head_bias": 0.0,
     "objective.loss": "softmax",

@@ -71,6 +71,10 @@ def _legend(figure: Figure, *handles: Patch) -> None:
     )  # fmt: skip
 
 
+def _frame(kind: str, label: str) -> Patch:
+    return Patch(facecolor="none", edgecolor=COLORS[kind], linewidth=FRAME, label=label)
+
+
 def mosaic(*, images: Tensor, noise: Corruption, answer: Tensor, truth: Tensor, grid: tuple[int, int]) -> Figure:
     """Each image (b, c, h, w) beside its corrupted form, the answer and the truth, both (b, n, c, p, q).
 
@@ -104,12 +108,12 @@ def mosaic(*, images: Tensor, noise: Corruption, answer: Tensor, truth: Tensor, 
             rectangles, joinstyle="miter", facecolor="none", edgecolor=COLORS[KINDS[kind]], linewidth=FRAME
         )
         axis.add_collection(frames)
-    _legend(
-        figure,
-        Patch(facecolor=str(GREY), label="masked"),
-        Patch(facecolor="none", edgecolor=COLORS["replaced"], linewidth=FRAME, label="replaced by another"),
-        Patch(facecolor="none", edgecolor=COLORS["unchanged"], linewidth=FRAME, label="unchanged, to be predicted"),
-    )
+    handles = {
+        MASKED: Patch(facecolor=str(GREY), label="masked"),
+        REPLACED: _frame("replaced", "replaced by another"),
+        UNCHANGED: _frame("unchanged", "unchanged, to be predicted"),
+    }
+    _legend(figure, *(handle for kind, handle in handles.items() if (kinds == kind).any()))
     return figure
 
 

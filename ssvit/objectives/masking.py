@@ -34,10 +34,6 @@ class Corruption(NamedTuple):
 class Masking(options.Masking):
     """Samples corruptions by the options of `options.Masking`."""
 
-    def count(self, patches: int) -> int:
-        """How many of an image's patches are corrupted: the fraction rounded, and at least one."""
-        return max(1, round(self.corrupted * patches))
-
     def sample(self, slots: Tensor, *, seed: int, grid: tuple[int, int]) -> Corruption:
         """Choose for the images of slots (b,): a function of (seed, slot, grid) alone."""
         n = grid[0] * grid[1]
@@ -75,6 +71,12 @@ def _rectangle_order(slots: Tensor, *, seed: int, grid: tuple[int, int], rectang
     covered = spans(top, rows, height)[..., :, None] & spans(left, columns, width)[..., None, :]  # (b, r, y, x)
     number = torch.arange(rectangles, device=slots.device)[:, None, None]
     return torch.where(covered, number, rectangles).amin(1).flatten(1)
+
+
+def uncorrupted(ids: Tensor, patches: int) -> Tensor:
+    """The other patches of each image, in raster order: ids (b, m), of so many patches -> (b, patches - m)."""
+    corrupted = torch.zeros(len(ids), patches, device=ids.device).scatter(1, ids, 1.0)
+    return corrupted.argsort(dim=1, stable=True)[:, : patches - ids.shape[1]]
 
 
 def corrupt(tokens: Tensor, mask_token: Tensor, corruption: Corruption) -> Tensor:

@@ -34,6 +34,10 @@ class Masking:
             raise OptionError("mask + replace + keep", f"{total:g}", "the three fractions must sum to 1")
         one_of("shape", self.shape, ("random", "block"))
 
+    def count(self, patches: int) -> int:
+        """How many of an image's patches are corrupted: the fraction rounded, and at least one."""
+        return max(1, round(self.corrupted * patches))
+
     def fits(self, encoder: ViT) -> None:
         """OptionError unless images have as many patches as this needs."""
         if self.replace > 0 and encoder.grid == (1, 1):
@@ -41,8 +45,50 @@ class Masking:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pixels:
-    """A target of patches, and the one that predicts their pixels (Appendix B.1.2)."""
+class MaskedPatch:
+    """Masked patch prediction."""
+
+    masking: Any
+    """A `Masking`."""
+    decoder: Mapping[str, object] | None = None
+    """The options of a `Decoder` that predicts the corrupted patches, of which the encoder then sees nothing. None: the
+    encoder sees all patches, and a linear head predicts."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.masking, Mapping):
+            with within("masking"):
+                masking = make(Masking, {name: value for name, value in self.masking.items() if name != "_target_"})
+            object.__setattr__(self, "masking", masking)
+        if not isinstance(self.masking, Masking):
+            raise OptionError(
+                "masking", self.masking, "is a group of options: give one of them, as masking.corrupted=…"
+            )
+        if self.decoder is None:
+            return
+        if not isinstance(self.decoder, Mapping):
+            raise OptionError("decoder", self.decoder, "must be null, or {depth: …, width: …, heads: …}")
+        with within("decoder"):
+            make(Decoder, self.decoder)
+        for name, share in (("mask", 1), ("replace", 0), ("keep", 0)):
+            if getattr(self.masking, name) != share:
+                right = f"must be {share} with a decoder, as the encoder sees nothing of corrupted patches"
+                raise OptionError(f"masking.{name}", getattr(self.masking, name), right)
+
+    def fits(self, encoder: ViT) -> None:
+        """OptionError if there is a decoder and the encoder would see no patch, or through its stem all of them."""
+        if self.decoder is None:
+            return
+        if encoder.stem is not None:
+            raise OptionError("decoder", "{…}", "needs an encoder without a stem, which would see corrupted patches")
+        patches = math.prod(encoder.grid)
+        if self.masking.count(patches) == patches:
+            right = "must leave patches to see for the encoder"
+            raise OptionError("masking.corrupted", self.masking.corrupted, right)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patches:
+    """A target of patches."""
 
     patch_size: int | Sequence[int]
     """Pixels of a patch's side, or [height, width]; kept as the pair."""
@@ -62,7 +108,12 @@ class Pixels:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MeanColor(Pixels):
+class Pixels(Patches):
+    """The pixels of the patch (Appendix B.1.2)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeanColor(Patches):
     """The mean colour of the patch, as one class: the paper's best target."""
 
     bits: int = 3
