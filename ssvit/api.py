@@ -93,15 +93,22 @@ class Evaluation:
 
 
 def pretrain(
-    data: str | Path | None = None, *, verbose: bool = True, config_dir: str | Path | None = None, **options: object
+    data: str | Path | None = None,
+    *,
+    checkpoint: "str | Path | Run | None" = None,
+    verbose: bool = True,
+    config_dir: str | Path | None = None,
+    **options: object,
 ) -> Run:
     """Pre-train: the command `ssvit pretrain`. data: a data set's name, or a folder of images.
 
-    verbose: whether anything is printed. config_dir: a folder of configurations of your own.
+    checkpoint: weights to start from, those of a run or of another project's file; None: random ones. With a run and
+    without data, the images are the run's. verbose: whether anything is printed. config_dir: a folder of configurations
+    of your own.
     """
     from ssvit.cli.pretrain import tool
 
-    return Run(_call(tool, {"data": data} | options, verbose, config_dir))
+    return Run(_call(tool, {"data": data, "checkpoint": checkpoint} | options, verbose, config_dir))
 
 
 def finetune(

@@ -36,6 +36,10 @@ class LoadEncoder:
     std: float | Sequence[float] | None = None
     trained_size: int | Sequence[int] | None = None
     """Pixels, or [height, width], of the images that it was trained on."""
+    patch_size: int | Sequence[int] | None = None
+    """As the next two, must be the checkpoint's: it is here for the options that refer to it."""
+    width: int | None = None
+    channels: int | None = None
 
     def __post_init__(self) -> None:
         one_of("resize", self.resize, RESIZE)
@@ -52,7 +56,11 @@ class LoadEncoder:
 
     def encoder(self) -> ViT:
         """The options of the encoder. OptionError or CheckpointError unless they go together."""
-        return make(ViT, self.checkpoint().encoder | self.changes)
+        trained = self.checkpoint().encoder
+        for name in ("patch_size", "width", "channels"):
+            if (value := getattr(self, name)) not in (None, trained[name]):
+                raise OptionError(name, value, f"must be {trained[name]}, as in the checkpoint")
+        return make(ViT, trained | self.changes)
 
 
 @dataclass(frozen=True, kw_only=True)

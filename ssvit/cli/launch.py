@@ -56,15 +56,15 @@ class Failure(UserError):
 class Tool:
     """A command: it composes configs/<name>.yaml with options and calls run(config, the same as plain data).
 
-    purpose: what it is for, in a few words. before: called first, with the options as typed, to add choices to Hydra's.
-    positional: the option, a list, that takes the arguments not written as option=value. aliases: what beginnings of
-    options stand for.
+    purpose: what it is for, in a few words. before: called first, with the options as typed, to add choices to Hydra's;
+    it returns options to add to those typed. positional: the option, a list, that takes the arguments not written as
+    option=value. aliases: what beginnings of options stand for.
     """
 
     name: str
     purpose: str
     run: Callable[[DictConfig, Plain], object]
-    before: Callable[[dict[str, str]], None] | None = None
+    before: Callable[[dict[str, str]], Sequence[str]] | None = None
     positional: str | None = None
     aliases: Mapping[str, str] = field(default_factory=dict)
 
@@ -124,7 +124,7 @@ class Tool:
     @contextmanager
     def _prepared(self, arguments: Sequence[str]) -> Iterator[tuple[list[str], list[str]]]:
         """The options as Hydra takes them, and the arguments that are none; inside, failures of Hydra are Failures."""
-        global _options
+        global _options, _added
         for alias, option in self.aliases.items():
             arguments = [re.sub(f"^{re.escape(alias)}", option, argument) for argument in arguments]
         bare = []
@@ -136,15 +136,16 @@ class Tool:
                 if flag not in _CONFIG_DIR and (os.path.exists(one) or not (one.startswith("-") or "=" in one))
             ]
         # Hydra wants its own flags before the options.
-        former, _options = _options, sorted((one for one in arguments if one not in bare), key=_is_option)
+        former = _options, _added
+        _options, _added = sorted((one for one in arguments if one not in bare), key=_is_option), []
         _options = [part for option in _options for part in _data_folder(option)]
         try:
             for option in _options:
                 _check_typed(option)
             if self.before:
                 parts = (option.partition("=") for option in _options if _is_option(option))
-                self.before({name: _unquoted(value) for name, _, value in parts})
-            yield _options, bare
+                _added = list(self.before({name: _unquoted(value) for name, _, value in parts}))
+            yield [*_options, *_added], bare
         except (HydraException, OmegaConfBaseException) as error:
             raise Failure(_reason(error), 2) from None
         except Failure:
@@ -158,7 +159,7 @@ class Tool:
                 raise
             raise Failure(_misplaced(), 2) from None
         finally:
-            _options = former
+            _options, _added = former
 
     def _start(self, config: DictConfig, bare: Sequence[str]) -> Any:
         """Call `run` with a composed configuration; Failure for what a user can cause."""
@@ -181,6 +182,7 @@ class Tool:
 
 _CONFIG_DIR = ("--config-dir", "-cd")
 _options: list[str] = []  # of the tool that runs, as typed
+_added: list[str] = []  # to them, by its `before`
 
 
 def config_dir() -> Path | None:
@@ -230,7 +232,7 @@ def job_name(name: str) -> str:
     hydra_config = HydraConfig.get()
     if hydra_config.mode != RunMode.MULTIRUN:
         return name
-    shared = {argument.lstrip("+") for argument in _options}
+    shared = {argument.lstrip("+") for argument in (*_options, *_added)}
     own = [option for option in hydra_config.overrides.task if option.lstrip("+") not in shared]
     if any(option.startswith("name=") for option in own):
         return name

@@ -1,4 +1,7 @@
-"""Pre-train a Vision Transformer: python tools/pretrain.py objective=masked_patch. The same command again goes on."""
+"""Pre-train a Vision Transformer: python tools/pretrain.py objective=masked_patch. The same command again goes on.
+
+checkpoint=PATH starts from weights that exist, a run's or another project's.
+"""
 
 from pathlib import Path
 
@@ -6,19 +9,24 @@ from omegaconf import DictConfig
 
 from ssvit.checkpoints.checkpoint import PRETRAIN
 from ssvit.checkpoints.run_folder import RunFolder, is_main_process
-from ssvit.cli.launch import ALIASES, Plain, Tool, job_name
-from ssvit.cli.pretrained import configuration
+from ssvit.cli.launch import ALIASES, Plain, Tool, as_dict, job_name
+from ssvit.cli.pretrained import configuration, keep_weights, offer_start
 from ssvit.training import preflight
 
 
 def run(config: DictConfig, plain: Plain) -> Path:
     """Check the configuration and take the run folder; then load torch, build and train. Returns the folder."""
+    if "path" in config.encoder:
+        keep_weights(config)
+        plain = as_dict(config)
     preflight.check(plain)
     if plain["name"] is not None:
         config.name = job_name(str(plain["name"]))
     with RunFolder(plain["outputs"], config.name) as folder:
         if is_main_process():
             folder.open(configuration(config), overwrite=plain["overwrite"])
+            if "path" in config.encoder:
+                print(f"{config.name}: starts from {config.encoder.path}", flush=True)
 
         from ssvit.cli.session import Session
 
@@ -26,4 +34,4 @@ def run(config: DictConfig, plain: Plain) -> Path:
     return folder.path
 
 
-tool = Tool("pretrain", "pre-train a Vision Transformer", run, aliases=ALIASES)
+tool = Tool("pretrain", "pre-train a Vision Transformer", run, before=offer_start, aliases=ALIASES)

@@ -1,10 +1,12 @@
-"""The choices encoder=pretrained and data=pretrained: what an earlier run trained, and on which images. No torch.
+"""The choices encoder=pretrained, data=pretrained and its augment: what was trained, and on which images. No torch.
 
 A run's folder names its data set by files in configs/ and by values. What is built comes from the files of those names
 installed here or in the user's --config-dir, never from the run's folder.
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -17,23 +19,26 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from ssvit import options
 from ssvit.checkpoints import manifest
-from ssvit.checkpoints.checkpoint import PRETRAIN, Checkpoint, find
+from ssvit.checkpoints.checkpoint import NEWEST, PRETRAIN, Checkpoint, find
 from ssvit.checkpoints.configuration import Configuration, ConfigurationError, refers
 from ssvit.cli.launch import CONFIGS, as_dict, say, search_path, typed_command
 from ssvit.exchange import reading
-from ssvit.models.options import CHANGEABLE
+from ssvit.models.options import CHANGEABLE, ViT
 from ssvit.options import OptionError, UserError
 
 SCRATCH = "scratch"
+# Options of an encoder that its weights decide, and those of them that other options refer to.
+_FIXED = {field.name for field in fields(ViT)} - {*CHANGEABLE, *reading.FOREIGN_OPTIONS}
+_REFERRED = ("patch_size", "width", "channels")
 # What data=pretrained stands for, set by `offer`: choices of groups of configuration files.
 _brought: dict[str, str | None] = {}
 
 
-def offer(arguments: dict[str, str], own: str | None = None) -> None:
+def offer(arguments: dict[str, str], own: str | None = None) -> Sequence[str]:
     """Find the checkpoint that the command line means, and add its encoder and data set to Hydra's choices.
 
     own: the checkpoint in place of newest. OptionError or UserError if there is none, or if neither its run nor the
-    command line names a data set.
+    command line names a data set. Returns options to add, none.
     """
     if "encoder.path" in arguments:
         where = arguments["encoder.path"]
@@ -41,12 +46,55 @@ def offer(arguments: dict[str, str], own: str | None = None) -> None:
     wanted = arguments.get("checkpoint", "newest")
     if wanted == SCRATCH:
         if "encoder" in arguments and ("data" in arguments or "experiment" in arguments):
-            return
+            return ()
         wanted = "newest"
     elif "encoder" in arguments:
         raise OptionError("encoder", arguments["encoder"], f"a checkpoint brings its own; or give checkpoint={SCRATCH}")
     if wanted == "newest" and own is not None:
         wanted = own
+    _offer(wanted, arguments)
+    return ()
+
+
+def offer_start(arguments: dict[str, str]) -> Sequence[str]:
+    """`offer` for pre-training, where the default is random weights. Returns the choices of the weights that are named.
+
+    OptionError also for an option of the encoder that its weights decide.
+    """
+    wanted = arguments.get("checkpoint", "null")
+    if wanted in ("null", ""):
+        return ()
+    if wanted in (NEWEST, SCRATCH):
+        right = "must be the folder of a run or of a checkpoint, a file of foreign weights, or null for random weights"
+        raise OptionError("checkpoint", wanted, right)
+    for name, value in arguments.items():
+        if name == "encoder":
+            raise OptionError(name, value, "a checkpoint brings its own")
+        if name.startswith("encoder.") and name.split(".")[1] in _FIXED:
+            raise OptionError(name, value, f"is the checkpoint's own; {', '.join(CHANGEABLE)} can be changed")
+    found = _offer(wanted, arguments, refer=_REFERRED)
+    chosen = "data" in arguments or "experiment" in arguments
+    start = re.sub(r"[^\w.+-]+", "-", found.name)
+    parts = ["${hydra:runtime.choices.objective}", *["${hydra:runtime.choices.data}"] * chosen, "from", start]
+    return [
+        "encoder=pretrained",
+        *([] if chosen else ["data=pretrained"]),
+        *([] if "name" in arguments else [f"name={'_'.join(parts)}"]),
+    ]
+
+
+def keep_weights(config: DictConfig) -> None:
+    """Take away what an experiment or another file says of the encoder and a checkpoint's weights decide."""
+    with open_dict(config):
+        for name in _FIXED.intersection(config.encoder) - {*_REFERRED}:
+            del config.encoder[name]
+
+
+def _offer(wanted: str, arguments: dict[str, str], refer: Sequence[str] = ()) -> Checkpoint:
+    """Add a checkpoint's encoder, its data set and that one's augmentation to Hydra's choices.
+
+    refer: options of the encoder that its weights decide and that other options refer to.
+    """
     foreign = _foreign_options(arguments)
     found = find(wanted, outputs=arguments.get("outputs", "outputs"), stage=PRETRAIN, say=say, options=foreign)
     trained = found.encoder
@@ -58,7 +106,7 @@ def offer(arguments: dict[str, str], own: str | None = None) -> None:
         "announce": True,
         "attention_dropout": 0.0,  # older checkpoints lack this and the next
         "activation_checkpointing": False,
-        **{name: trained[name] for name in CHANGEABLE if name in trained},
+        **{name: trained[name] for name in (*refer, *CHANGEABLE) if name in trained},
         "image_size": "${data.image_size}",
         **(foreign if found.foreign else {}),
     }
@@ -75,10 +123,15 @@ def offer(arguments: dict[str, str], own: str | None = None) -> None:
     else:
         _brought.clear()
         _brought.update(choices)
+        augment = data.pop("augment", None)
+        if augment is not None:  # a choice of its own, which another can replace
+            store.store(group="augment", name="pretrained", node=augment)
+            data = {"defaults": [{"/augment@augment": "pretrained"}, "_self_"], **data}
         store.store(group="data", name="pretrained", node=data)
+    return found
 
 
-def offer_again(arguments: dict[str, str]) -> None:
+def offer_again(arguments: dict[str, str]) -> Sequence[str]:
     """`offer` for a tool that trains: a run that is named, or that the same command began, keeps its checkpoint."""
     own = None
     if arguments.get("overwrite") != "true":
@@ -87,7 +140,7 @@ def offer_again(arguments: dict[str, str]) -> None:
         files = outputs.rglob("config.yaml") if named is None else [outputs / named / "config.yaml"]
         for file in sorted(files):
             own = own or _began_with(file, named is not None)
-    offer(arguments, own)
+    return offer(arguments, own)
 
 
 def _began_with(file: Path, named: bool) -> str | None:
@@ -116,7 +169,9 @@ def configuration(config: DictConfig) -> Configuration:
     chosen = HydraConfig.get().runtime.choices
     choices = {group: file for group, file in chosen.items() if not group.startswith("hydra/")}
     if choices.get("data") == "pretrained":
-        choices |= _brought
+        pretrained = {group for group, file in choices.items() if file == "pretrained" and group != "encoder"}
+        own = {group: file for group, file in choices.items() if group not in pretrained}
+        choices = own | {group: file for group, file in _brought.items() if group not in own}
     run = {"name": str(config.name), "command": typed_command()}
     return Configuration.of(_settled(written, resolved) | run, choices)
 

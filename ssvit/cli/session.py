@@ -18,7 +18,7 @@ from ssvit.data.loader import Loader
 from ssvit.data.options import NO_LABELS
 from ssvit.data.source import Data, subset
 from ssvit.evaluation.base import Evaluator
-from ssvit.evaluation.online import Probing
+from ssvit.evaluation.online import GIVEN, RANDOM, Probing
 from ssvit.evaluation.options import interval
 from ssvit.objectives.classify import balanced
 from ssvit.objectives.options import BALANCED
@@ -129,7 +129,14 @@ def _probes(config: DictConfig, data: Data, eval_transform: EvalTransform) -> di
         **{name: config.recipe[name] for name in ("steps", "batch_size", "evaluate_every")},
     )
     probes = {name: instantiate(part, _convert_="all") for name, part in config.probe.items()}
-    probing = Probing(probes=probes, train=data.train, test=data.watched, transform=eval_transform, **options)
+    probing = Probing(
+        probes=probes,
+        train=data.train,
+        test=data.watched,
+        transform=eval_transform,
+        start=GIVEN if "path" in config.encoder else RANDOM,
+        **options,
+    )
     if is_main_process():
         for line in probing.refused:
             print(line, flush=True)

@@ -1,7 +1,7 @@
 """Do the features get better? Probes of the frozen encoder while it trains, beside trivial baselines and chance.
 
 Each evaluation extracts the features of all layers once, for all probes: of labelled training images and of held-out
-images, the same each time. The baselines are random weights, which are the run's own at step 0, and raw pixels.
+images, the same each time. The baselines are the weights that the run began with, random ones by default, and pixels.
 """
 
 import math
@@ -23,18 +23,28 @@ from ssvit.figures import probes as figures
 from ssvit.objectives.base import Objective
 from ssvit.options import UserError, make
 
+RANDOM, GIVEN = "random weights", "the weights that it began with"
+
 
 class Probing(Evaluator):
     """Probes of the features after each layer and the encoder's last norm, pooled as the encoder pools.
 
     Images are sampled from train and test, as many of each class, and read here, once. The attribute `probes` has those
-    that they suffice for; `refused` says of each other one why it is left out. The options are those of
-    `options.Probing`, with a number of steps as `every`.
+    that they suffice for; `refused` says of each other one why it is left out. start: which weights those of step 0
+    are, in words. The options are those of `options.Probing`, with a number of steps as `every`.
     """
 
     def __init__(
-        self, *, probes: Mapping[str, Probe], train: Source, test: Source, transform: EvalTransform, **given: object
+        self,
+        *,
+        probes: Mapping[str, Probe],
+        train: Source,
+        test: Source,
+        transform: EvalTransform,
+        start: str = RANDOM,
+        **given: object,
     ) -> None:
+        self.start = start
         self.options = own = make(options.Probing, given)
         self.every = own.every if isinstance(own.every, int) else None
         self.probes: list[Probe] = []
@@ -92,8 +102,9 @@ class Probing(Evaluator):
         history = with_metrics(history, metrics)
         start = start_of(history, metrics)
         titles = {probe.name: probe.title for probe in self.probes}
-        panels = figures.probes(history, titles, start=start, chance=metrics["chance"])
-        return Evaluation(metrics=metrics, lines=describe(metrics, self.probes, start), figures={"probes": panels})
+        panels = figures.probes(history, titles, start=start, chance=metrics["chance"], words=self.start)
+        lines = describe(metrics, self.probes, start, self.start)
+        return Evaluation(metrics=metrics, lines=lines, figures={"probes": panels})
 
     def _metrics(self, objective: Objective) -> dict[str, float]:
         encoder = objective.backbone()
@@ -131,16 +142,18 @@ def start_of(history: History, metrics: Mapping[str, float]) -> Mapping[str, flo
     return next((row for row in history if row["step"] == 0 and same.items() <= row.items()), {})
 
 
-def describe(metrics: Mapping[str, float], probes: Sequence[Probe], start: Mapping[str, float | None]) -> list[str]:
-    """Each probe beside its baselines; start: the metrics of random weights."""
+def describe(
+    metrics: Mapping[str, float], probes: Sequence[Probe], start: Mapping[str, float | None], words: str = RANDOM
+) -> list[str]:
+    """Each probe beside its baselines; start: the metrics of step 0. words: which weights those were."""
     return [
-        *(_line(probe, metrics, start.get(probe.name)) for probe in probes),
+        *(_line(probe, metrics, start.get(probe.name), words) for probe in probes),
         f"by {metrics['train_images']} training images, on {metrics['test_images']} held-out ones; "
         "perhaps: by less than two standard errors",
     ]
 
 
-def _line(probe: Probe, metrics: Mapping[str, float], start: float | None) -> str:
+def _line(probe: Probe, metrics: Mapping[str, float], start: float | None, start_words: str) -> str:
     """A probe's accuracies beside chance, that of the start and that of the pixels."""
     name, images, chance = probe.name, metrics["test_images"], metrics["chance"]
     value = metrics[name]
@@ -148,7 +161,7 @@ def _line(probe: Probe, metrics: Mapping[str, float], start: float | None) -> st
         return f"{probe.title}: not measured, the features are not finite"
     tells = not probe.is_accuracy or above_chance(value, chance, images)
     beside = [] if tells else [f"not {NOTHING_YET}"]
-    for baseline, words in ((start, "random weights"), (metrics[f"{name}_pixels"], "the pixels")):
+    for baseline, words in ((start, start_words), (metrics[f"{name}_pixels"], "the pixels")):
         if baseline is None:
             beside.append(f"{words} were not measured on these images, as step 0 would have been")
         elif tells:

@@ -45,9 +45,16 @@ class Scores(Protocol):
     def chance(self) -> float | None: ...
 
 
-def probes(history: History, titles: Mapping[str, str], *, start: Mapping[str, float | None], chance: float) -> Figure:
-    """Accuracies over the steps. titles: by the probes' names in metrics. start: the metrics of random weights, empty
-    if they are not known. chance: an accuracy, 0 to 1.
+def probes(
+    history: History,
+    titles: Mapping[str, str],
+    *,
+    start: Mapping[str, float | None],
+    chance: float,
+    words: str = "random weights",
+) -> Figure:
+    """Accuracies over the steps. titles: by the probes' names in metrics. start: the metrics of step 0, empty if they
+    are not known. chance: an accuracy, 0 to 1. words: which weights those of step 0 were.
     """
     figure, axes = style.panels(len(titles), 5 * len(titles), 3.8)
     for axis, (name, title) in zip(axes, titles.items(), strict=True):
@@ -56,7 +63,7 @@ def probes(history: History, titles: Mapping[str, str], *, start: Mapping[str, f
             color=COLORS["model"], linewidth=2, marker=".",
         )  # fmt: skip
         style.over_steps(axis, history, f"{name}_last", "last layer", 100, color=COLORS["train"], linewidth=1)
-        style.baseline(axis, style.latest([start], name, 100), "random weights", "--", "{:.1f}")
+        style.baseline(axis, style.latest([start], name, 100), words, "--", "{:.1f}")
         style.baseline(axis, style.latest(history, f"{name}_pixels", 100), "pixels", ":", "{:.1f}")
         style.chance_line(axis, chance)
         axis.set_title(title, fontsize=10, color=INK)
