@@ -34,6 +34,7 @@ CHOICES = {
     "hybrid": ["encoder=r50_vit_b16", "data.image_size=224"],
     "mae": ["objective=mae"],
     "masked_patch_decoder": ["objective=masked_patch_decoder"],
+    "latent": ["objective=latent"],
     "color_grid": ["target=color_grid"],
     "pixels": ["target=pixels"],
     "taught": ["objective=supervised", "distillation=deit", f"teacher={CLASSIFIER}", "data.image_size=16"],

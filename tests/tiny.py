@@ -20,6 +20,7 @@ from ssvit.models.vit import ViT
 from ssvit.objectives.base import Objective
 from ssvit.objectives.classify import Classify
 from ssvit.objectives.dino import Dino
+from ssvit.objectives.latent import Latent
 from ssvit.objectives.mae import MAE
 from ssvit.objectives.masked_patch import MaskedPatch
 from ssvit.objectives.masking import Masking
@@ -78,6 +79,14 @@ def dino(dropout: float = 0.0, seed: int = 0) -> Dino:
         "last_layer": Schedule(start=0.0, end=1.0, shape="step", over=0.1),
     }
     return Dino(encoder=encoder(dropout), prototypes=24, hidden=16, bottleneck=8, **schedules)
+
+
+def latent(dropout: float = 0.0, seed: int = 0) -> Latent:
+    """Latent prediction with two masks an image, and a momentum that changes within a few steps."""
+    torch.manual_seed(seed)
+    decoder = {"depth": 2, "width": 8, "groups": 4}
+    momentum = Schedule(start=0.9, end=0.95)
+    return Latent(encoder=encoder(dropout), decoder=decoder, masks=2, layers=2, teacher_momentum=momentum)
 
 
 def classify(dropout: float = 0.0, seed: int = 0, **options) -> Classify:

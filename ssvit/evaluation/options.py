@@ -122,7 +122,7 @@ class Reconstruction(HeldOut):
         whole("seed", self.seed, 0)
 
 
-Prediction = Autoencoding = Reconstruction
+Prediction = Autoencoding = LatentPrediction = Reconstruction
 
 
 class Collapse(HeldOut):

@@ -79,6 +79,28 @@ def uncorrupted(ids: Tensor, patches: int) -> Tensor:
     return corrupted.argsort(dim=1, stable=True)[:, : patches - ids.shape[1]]
 
 
+def visible_blocks(
+    slots: Tensor, *, seed: int, grid: tuple[int, int], visible: int, length: int, adjust: float = 0.0, view: int = 0
+) -> Tensor:
+    """An order of the patches in which the first `visible` ones lie in blocks, (b, n): inverse block masking.
+
+    Blocks of length x length are centred on random patches and cut off at the image's border; there are as many as
+    would cover visible / n + adjust of the image without overlap. Random patches are added or taken away until the
+    number is exact (data2vec 2.0, Baevski et al. 2022; fairseq: compute_block_mask_2d). view: which of an image's
+    masks. A function of (seed, slot, view, grid) alone.
+    """
+    height, width = grid
+    n = height * width
+    count = max(1, int(n * (visible / n + adjust) / length**2))
+    center = (uniform(seed, "block centres", slots, count, view) * n).long()
+    place = torch.arange(n, device=slots.device)
+    # From -(length // 2) to the other side: for an even length one patch less there, as the authors have it.
+    rows = place // width - (center // width)[..., None] + length // 2
+    columns = place % width - (center % width)[..., None] + length // 2
+    inside = (rows >= 0) & (rows < length) & (columns >= 0) & (columns < length)  # (b, blocks, n)
+    return (uniform(seed, "block order", slots, n, view) + ~inside.any(1)).argsort(dim=1)
+
+
 def corrupt(tokens: Tensor, mask_token: Tensor, corruption: Corruption) -> Tensor:
     """Corrupt the patches as chosen: tokens (b, n, d), mask_token (d,) -> (b, n, d)."""
     own = torch.arange(tokens.shape[1], device=tokens.device).expand(len(tokens), -1)

@@ -350,3 +350,79 @@ class Dino:
     def schedules(self) -> dict[str, ScheduleFunction]:
         """By name."""
         return {name: getattr(self, name) for name in ("teacher_temperature", "teacher_momentum", "last_layer")}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Convolutions:
+    """The convolutional decoder of latent prediction."""
+
+    depth: int
+    """Layers."""
+    width: int
+    """Channels."""
+    kernel: int = 3
+    """Patches of a kernel's side."""
+    groups: int = 16
+    """Of channels that are convolved apart; it divides the decoder's width and the encoder's."""
+
+    def __post_init__(self) -> None:
+        for name in ("depth", "width", "kernel", "groups"):
+            whole(name, getattr(self, name))
+        if self.width % self.groups:
+            raise OptionError("groups", self.groups, f"must divide width={self.width}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Latent:
+    """Latent prediction; the defaults are the authors' for ViT-B (fairseq: data2vec/config/v2)."""
+
+    decoder: Mapping[str, Any]
+    """The options of `Convolutions`; the authors': depth 6, width 768, kernel 3, groups 16."""
+    masks: int = 16
+    """Masks of an image, which share a pass of the teacher."""
+    masked: float = 0.8
+    """Fraction of an image's patches that are masked, and predicted."""
+    block: int = 3
+    """Patches of the side of a block of visible ones."""
+    adjust: float = 0.07
+    """Added to the fraction of visible patches, for the number of blocks alone, since blocks overlap."""
+    layers: int = 10
+    """Uppermost layers of the teacher whose mean is predicted."""
+    class_token_weight: float = 0.01
+    """Weight of the class token's loss, a mean as the patches' loss. The authors' 0.01 multiplies a sum over a GPU's
+    images and masks (fairseq: model_criterion.py), which is 2.56 of a mean with 16 images of 16 masks."""
+    teacher_momentum: ScheduleFunction = field(
+        default_factory=lambda: Schedule(start=0.9998, end=0.99999, shape="linear", over=0.27)
+    )
+    """`Schedule` of the share of its weights that the teacher keeps at each step."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.decoder, Mapping):
+            raise OptionError("decoder", self.decoder, "is a group of options: give one of them, as decoder.width=…")
+        with within("decoder"):
+            make(Convolutions, self.decoder)
+        for name in ("masks", "block", "layers"):
+            whole(name, getattr(self, name))
+        number("masked", self.masked, 0, 1, above=True)
+        number("adjust", self.adjust, 0, 1)
+        number("class_token_weight", self.class_token_weight, 0)
+        schedule = Schedule.of("teacher_momentum", self.teacher_momentum, 0, 1)
+        object.__setattr__(self, "teacher_momentum", schedule)
+
+    def fits(self, encoder: ViT) -> None:
+        """OptionError unless the encoder has the layers, patches to mask and to see, and a class token if trained."""
+        if self.layers > encoder.depth:
+            raise OptionError("layers", self.layers, f"must be at most {encoder.depth}, the layers of the encoder")
+        if encoder.grid == (1, 1):
+            raise OptionError("masked", self.masked, "needs images of at least two patches")
+        if encoder.stem is not None:
+            raise OptionError("masked", self.masked, "needs an encoder without a stem, which would see masked patches")
+        if self.class_token_weight and not encoder.class_token:
+            raise OptionError("class_token_weight", self.class_token_weight, "must be 0 without encoder.class_token")
+        groups = make(Convolutions, self.decoder).groups
+        if encoder.width % groups:
+            raise OptionError("decoder.groups", groups, f"must divide encoder.width={encoder.width}")
+
+    def count(self, patches: int) -> int:
+        """How many of an image's patches are masked: the fraction rounded, but at least one, and not all."""
+        return min(max(1, round(self.masked * patches)), patches - 1)
