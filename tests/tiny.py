@@ -19,11 +19,13 @@ from ssvit.data.memory import Memory
 from ssvit.models.vit import ViT
 from ssvit.objectives.base import Objective
 from ssvit.objectives.classify import Classify
+from ssvit.objectives.contrast import Contrastive
 from ssvit.objectives.dino import Dino
 from ssvit.objectives.latent import Latent
 from ssvit.objectives.mae import MAE
 from ssvit.objectives.masked_patch import MaskedPatch
 from ssvit.objectives.masking import Masking
+from ssvit.objectives.simclr import SimCLR
 from ssvit.objectives.targets import MeanColor
 from ssvit.randomness import uniform
 from ssvit.schedule import Schedule
@@ -89,6 +91,13 @@ def latent(dropout: float = 0.0, seed: int = 0) -> Latent:
     return Latent(encoder=encoder(dropout), decoder=decoder, masks=2, layers=2, teacher_momentum=momentum)
 
 
+def simclr(dropout: float = 0.0, seed: int = 0, **options) -> SimCLR:
+    """Contrastive learning of two views, each with half of its patches."""
+    torch.manual_seed(seed)
+    own = {"temperature": 0.2, "hidden": 16, "projection": 8, "keep": 0.5, **options}
+    return SimCLR(encoder=encoder(dropout), **own)
+
+
 def classify(dropout: float = 0.0, seed: int = 0, **options) -> Classify:
     """A classifier of the three classes."""
     torch.manual_seed(seed)
@@ -99,6 +108,8 @@ def transform(objective: Objective) -> Augmentation:
     """One crop of an image, or of several sizes for an objective of several views."""
     if isinstance(objective, Dino):
         return MultiCrop(size=16, local_size=8, local_views=2, sigma=(0.1, 0.5))
+    if isinstance(objective, Contrastive):
+        return MultiCrop(size=16, local_size=16, local_views=0, sigma=(0.1, 0.5))
     return InceptionCrop(size=16, scale=(0.5, 1.0))
 
 

@@ -84,8 +84,6 @@ def measure(answers: Answers) -> dict[str, float]:
     """Numbers of a collapse, and what they would be at most or by chance."""
     n = len(answers.features)
     spread = entropy(answers.mean.clamp(min=1e-300).log())
-    center = answers.features.double().mean(0)
-    deviation = (answers.features.double() - center).square().mean(0).sum().sqrt()
     return {
         "entropy_of_mean": spread.item(),
         "entropy": answers.single.item(),
@@ -93,12 +91,34 @@ def measure(answers: Answers) -> dict[str, float]:
         "told": (spread - answers.single).item(),
         "told_at_most": math.log(min(n, len(answers.mean))),
         "prototypes_chosen": len(answers.choices.unique()),
-        # Of each number of a feature, times the square root of d: 1 where features go in all directions alike.
-        "feature_std": deviation.item(),
-        "feature_cosine": ((n * center.square().sum() - 1) / (n - 1)).item(),
+        **spread_of(answers.features),
         "agreement": (answers.choices == answers.student_choices).float().mean().item(),
         "agreement_by_chance": (answers.mean * answers.student_mean).sum().item(),
     }
+
+
+def spread_of(features: Tensor) -> dict[str, float]:
+    """How far features of length 1, (n, d), differ from image to image."""
+    n, center = len(features), features.double().mean(0)
+    deviation = (features.double() - center).square().mean(0).sum().sqrt()
+    # Of each number of a feature, times the square root of d: 1 where features go in all directions alike.
+    cosine = (n * center.square().sum() - 1) / (n - 1)
+    return {"feature_std": deviation.item(), "feature_cosine": cosine.item()}
+
+
+def describe_spread(metrics: Mapping[str, float]) -> str:
+    """The numbers of `spread_of` in words."""
+    return (
+        f"features: standard deviation {metrics['feature_std']:.2f} (1: in all directions alike), mean cosine of two "
+        f"images {metrics['feature_cosine']:.2f}"
+    )
+
+
+def one_way(metrics: Mapping[str, float]) -> list[str]:
+    """The sign that features have collapsed, if they have."""
+    if metrics["feature_std"] >= _LEAST_DEVIATION:
+        return []
+    return [f"all features point one way (standard deviation below {_LEAST_DEVIATION})"]
 
 
 def describe(metrics: Mapping[str, float]) -> list[str]:
@@ -109,8 +129,7 @@ def describe(metrics: Mapping[str, float]) -> list[str]:
         f"entropy of the mean assignment {spread:.2f}, mean entropy of the single ones {single:.2f}, uniform "
         f"{uniform:.2f} nats; {metrics['prototypes_chosen']:.0f} prototypes are an image's first choice",
         f"an assignment tells {told:.2f} nats of its image, of {most:.2f} at most",
-        f"features: standard deviation {metrics['feature_std']:.2f} (1: in all directions alike), mean cosine of two "
-        f"images {metrics['feature_cosine']:.2f}",
+        describe_spread(metrics),
         f"student and teacher have the same first choice of {100 * metrics['agreement']:.1f} % of the images, "
         f"by chance of {100 * metrics['agreement_by_chance']:.1f} %",
     ]
@@ -118,7 +137,6 @@ def describe(metrics: Mapping[str, float]) -> list[str]:
     if told < _LEAST_TOLD * most:
         how = "all prototypes alike" if single > uniform / 2 else "the same few prototypes"
         signs.append(f"every image has {how} (less than {100 * _LEAST_TOLD:.0f} % of what assignments could tell)")
-    if metrics["feature_std"] < _LEAST_DEVIATION:
-        signs.append(f"all features point one way (standard deviation below {_LEAST_DEVIATION})")
+    signs += one_way(metrics)
     fine = "not collapsed: assignments and features differ from image to image"
     return [*lines, f"COLLAPSED, or hardly begun: {'; '.join(signs)}" if signs else fine]

@@ -132,6 +132,20 @@ class Collapse(HeldOut):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Contrast(HeldOut):
+    """The panel of contrastive methods."""
+
+    fewest = 2
+
+    seed: int = 0
+    """Of the views."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        whole("seed", self.seed, 0)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Probing:
     """What the probes of a run share."""
 

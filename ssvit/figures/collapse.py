@@ -3,27 +3,14 @@
 Letters: n images, c channels, h, w pixels.
 """
 
-import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from ssvit.figures.style import (
-    COLORS,
-    DPI,
-    INK,
-    History,
-    Line,
-    baseline,
-    framed,
-    latest,
-    over_steps,
-    panels,
-    rgb,
-    tidy,
-)  # fmt: skip
+from ssvit.figures.pictures import rows
+from ssvit.figures.style import COLORS, INK, History, Line, baseline, latest, over_steps, panels, tidy
 
 ROWS, ACROSS = 8, 10  # prototypes, and images of each
-_LABEL, _TOP, _SIDE = 1.15 * DPI, 0.4 * DPI, 0.1 * DPI  # dots: beside a row, above and around the images
 
 
 def learning(history: History) -> Figure:
@@ -37,15 +24,21 @@ def learning(history: History) -> Figure:
     over_steps(entropies, history, "told", "difference: told of the image", **third)
     baseline(entropies, latest(history, "entropy_uniform"), "uniform", "--")
     baseline(entropies, latest(history, "told_at_most"), "most that can be told", ":")
-    over_steps(features, history, "feature_std", "standard deviation", **model)
-    over_steps(features, history, "feature_cosine", "mean cosine of two images", **other)
-    baseline(features, 1, "in all directions alike", "--")
+    plot_spread(features, history)
     over_steps(agreement, history, "agreement", "same first choice", 100, **model)
     over_steps(agreement, history, "agreement_by_chance", "by chance", 100, color=INK, linewidth=1, linestyle="-.")
     tidy(entropies, "step", "entropy (nats)")
-    tidy(features, "step", "features of length 1")
     tidy(agreement, "step", "student and teacher (% of the images)")
     return figure
+
+
+def plot_spread(axis: Axes, history: History) -> None:
+    """How the features spread, over the steps."""
+    model, other = (Line(color=COLORS[name], linewidth=2, marker=".") for name in ("model", "replaced"))
+    over_steps(axis, history, "feature_std", "standard deviation", **model)
+    over_steps(axis, history, "feature_cosine", "mean cosine of two images", **other)
+    baseline(axis, 1, "in all directions alike", "--")
+    tidy(axis, "step", "features of length 1")
 
 
 def prototypes(images: Tensor, choices: Tensor, confidence: Tensor) -> Figure:
@@ -54,25 +47,10 @@ def prototypes(images: Tensor, choices: Tensor, confidence: Tensor) -> Figure:
     images (n, c, h, w) uint8, their first choices (n,) and the confidence in these (n,).
     """
     numbers, counts = choices.unique(return_counts=True)
-    order = counts.argsort(descending=True, stable=True)[:ROWS]
-    h, w = images.shape[2:]
-    gap = max(1, w // 16)
-    pixels = np.ones((len(order) * (h + gap) - gap, ACROSS * (w + gap) - gap, 3), dtype=np.float32)
-    dots = max(1, round(110 / w))
-    tall, wide = (dots * side for side in pixels.shape[:2])
-    size = wide + _LABEL + 2 * _SIDE, tall + _TOP + _SIDE
-    figure, (axis,) = framed(*size, (_LABEL + _SIDE, _SIDE, wide, tall))
-    axis.set_axis_off()
-    for row, place in enumerate(order):
+    labelled = []
+    for place in counts.argsort(descending=True, stable=True)[:ROWS]:
         members = (choices == numbers[place]).nonzero()[:, 0]
         best = members[confidence[members].argsort(descending=True, stable=True)][:ACROSS]
-        y = row * (h + gap)
-        for column, picture in enumerate(rgb(images[best] / 255)):
-            x = column * (w + gap)
-            pixels[y : y + h, x : x + w] = picture
-        text = f"prototype {numbers[place]}\n{counts[place]} images"
-        axis.text(-1.5 * gap, y + h / 2, text, ha="right", va="center", color=INK, fontsize=8)
-    axis.imshow(pixels, interpolation="nearest")
+        labelled.append((f"prototype {numbers[place]}\n{counts[place]} images", images[best]))
     title = f"{len(numbers)} prototypes are a first choice of {len(images)} held-out images; the most confident first"
-    axis.text(-0.5, -0.5 - 0.08 * DPI / dots, title, ha="left", va="bottom", color=INK, fontsize=9)
-    return figure
+    return rows(labelled, title, across=ACROSS)

@@ -14,20 +14,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 from torch import Tensor
 
-from ssvit.figures.style import (
-    COLORS,
-    DPI,
-    INK,
-    History,
-    Line,
-    baseline,
-    framed,
-    latest,
-    over_steps,
-    panels,
-    rgb,
-    tidy,
-)  # fmt: skip
+from ssvit.figures.pictures import collage
+from ssvit.figures.style import COLORS, DPI, INK, History, Line, baseline, latest, over_steps, panels, rgb, tidy
 from ssvit.objectives.masking import KINDS, MASKED, REPLACED, UNCHANGED, Corruption
 
 GREY = 0.5
@@ -37,29 +25,27 @@ FRAME = 1.4  # points
 def tiles(images: Mapping[str, Tensor]) -> tuple[Figure, dict[str, list[tuple[int, int]]]]:
     """Images (b, c, h, w) in [0, 1] of several kinds side by side, each kind under its title, and room for a legend.
 
-    Returns the figure and, by title, the row and column of each image's first pixel. All is one picture, of a whole
-    number of dots a pixel, since an axis for each image would take a second to draw.
+    Returns the figure and, by title, the row and column of each image's first pixel.
     """
     count, _, height, width = next(iter(images.values())).shape
     gap = max(1, width // 16)
     blocks = 2 if count > 3 else 1
     rows = -(-count // blocks)
     block_width = len(images) * (width + gap) + 2 * gap
-    pixels = np.ones((rows * (height + gap) - gap, blocks * block_width - 3 * gap, 3), dtype=np.float32)
+    size = rows * (height + gap) - gap, blocks * block_width - 3 * gap
     dots = max(1, round(190 / width))
-    tall, wide = (dots * side for side in pixels.shape[:2])
-    top, bottom, side = 0.3 * DPI, 0.45 * DPI, 0.1 * DPI
-    figure, (axis,) = framed(wide + 2 * side, tall + top + bottom, (side, bottom, wide, tall))
-    axis.set_axis_off()
     ys, xs = np.arange(count) % rows * (height + gap), np.arange(count) // rows * block_width
-    corners: dict[str, list[tuple[int, int]]] = {}
-    for column, (title, kind) in enumerate(images.items()):
-        corners[title] = list(zip(ys.tolist(), (xs + column * (width + gap)).tolist(), strict=True))
-        for (y, x), image in zip(corners[title], rgb(kind), strict=True):
-            pixels[y : y + height, x : x + width] = image.clip(0, 1)
-            if y == 0:
-                axis.text(x + width / 2 - 0.5, -0.5 - 0.05 * DPI / dots, title, ha="center", va="bottom", color=INK)
-    axis.imshow(pixels, interpolation="nearest")
+    corners = {
+        title: list(zip(ys.tolist(), (xs + column * (width + gap)).tolist(), strict=True))
+        for column, title in enumerate(images)
+    }
+    placed = [
+        (y, x, image) for title, kind in images.items() for (y, x), image in zip(corners[title], rgb(kind), strict=True)
+    ]
+    figure, axis = collage(placed, size, dots, (0.1 * DPI, 0.45 * DPI, 0.1 * DPI, 0.3 * DPI))
+    for title, places in corners.items():
+        for x in (x for y, x in places if y == 0):
+            axis.text(x + width / 2 - 0.5, -0.5 - 0.05 * DPI / dots, title, ha="center", va="bottom", color=INK)
     return figure, corners
 
 
@@ -138,7 +124,7 @@ def learning(history: History, score_name: str) -> Figure:
     scale = 100 if is_share else 1
     figure, (left, right) = panels(2, 10, 3.8)
     entropy = "entropy of the labels" if is_share else "variance of the labels"
-    _plot_losses(left, history, {"loss_constant": entropy}, "loss (nats)" if is_share else "loss")
+    plot_losses(left, history, {"loss_constant": entropy}, "loss (nats)" if is_share else "loss")
     for kind in ("masked", "replaced", "unchanged"):
         style = Line(color=COLORS[kind], linewidth=2, marker=".")
         over_steps(right, history, f"{score_name}_{kind}", f"{kind} patches", scale, **style)
@@ -152,11 +138,12 @@ def learning(history: History, score_name: str) -> Figure:
 def learning_of_loss(history: History, baselines: Mapping[str, str], name: str) -> Figure:
     """The loss over the steps; name: its label. baselines: metrics by their labels, plotted as dashed lines."""
     figure, (axis,) = panels(1, 6, 3.8)
-    _plot_losses(axis, history, baselines, name)
+    plot_losses(axis, history, baselines, name)
     return figure
 
 
-def _plot_losses(axis: Axes, history: History, baselines: Mapping[str, str], name: str) -> None:
+def plot_losses(axis: Axes, history: History, baselines: Mapping[str, str], name: str) -> None:
+    """The loss in training and on held-out images over the steps, and baselines."""
     over_steps(axis, history, "train/loss", "training", color=COLORS["train"], linewidth=1)
     over_steps(axis, history, "loss", "held-out", color=COLORS["model"], linewidth=2, marker=".")
     for (key, words), linestyle in zip(baselines.items(), ("--", ":"), strict=False):

@@ -336,14 +336,19 @@ class ViT(nn.Module):
         """One vector an image: (b, s + n, d) -> (b, d), the class token's (the paper) or the mean of the patches'."""
         return outputs[:, 0] if self.pooling == "class_token" else outputs[:, self.num_prefix_tokens :].mean(1)
 
-    def represent(self, images: Tensor) -> Tensor:
-        """pool(forward(images)), (b, c, h, w) -> (b, d), the last layer computed only for the tokens pooled."""
-        if self.pooling == "patch_mean":
+    def represent(self, images: Tensor, visible_ids: Ids = None) -> Tensor:
+        """pool(forward(images)), (b, c, h, w) -> (b, d), the last layer computed only for the tokens pooled.
+
+        visible_ids (b, m): encode these patches alone.
+        """
+        if self.pooling == "patch_mean" and visible_ids is None:
             return self.pool(self(images))
-        tokens = self.embed(images)
+        tokens, grid = self.embed(images), self.grid_of(images)
+        if self.pooling == "patch_mean":
+            return self.pool(self.encode(tokens, grid=grid, visible_ids=visible_ids))
         # output_ids count from the first patch; the class token stands before it.
         first = torch.full((tokens.shape[0], 1), -self.num_prefix_tokens, device=tokens.device)
-        return self.encode(tokens, grid=self.grid_of(images), output_ids=first)[:, 0]
+        return self.encode(tokens, grid=grid, visible_ids=visible_ids, output_ids=first)[:, 0]
 
     @property
     def architecture(self) -> dict[str, object]:

@@ -426,3 +426,37 @@ class Latent:
     def count(self, patches: int) -> int:
         """How many of an image's patches are masked: the fraction rounded, but at least one, and not all."""
         return min(max(1, round(self.masked * patches)), patches - 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimCLR:
+    """Contrastive learning of two views (Chen et al. 2020)."""
+
+    views: ClassVar[tuple[str, ...]] = ("global",)
+
+    temperature: float = 0.5
+    """Divides the cosines. The lower, the more the nearest negatives count."""
+    hidden: int = 2048
+    """Width of the projection head's hidden layers."""
+    projection: int = 128
+    """Numbers that are compared."""
+    layers: int = 2
+    """Of the projection head."""
+    keep: float = 1.0
+    """Fraction of a view's patches that the encoder sees in training, others for each view; 1 for all."""
+
+    def __post_init__(self) -> None:
+        number("temperature", self.temperature, 0, above=True)
+        whole("hidden", self.hidden)
+        whole("projection", self.projection)
+        whole("layers", self.layers, 2)
+        number("keep", self.keep, 0, 1, above=True)
+
+    def fits(self, encoder: ViT) -> None:
+        """OptionError unless the encoder can leave patches out, if it is to."""
+        if self.keep < 1 and encoder.stem is not None:
+            raise OptionError("keep", self.keep, "must be 1 for an encoder with a stem, which would see all patches")
+
+    def count(self, patches: int) -> int:
+        """How many of a view's patches are kept: the fraction rounded, but at least one."""
+        return max(1, round(self.keep * patches))

@@ -1,0 +1,74 @@
+"""Contrastive learning (SimCLR, Chen et al. 2020): among all views of a batch, a view finds the other of its image.
+
+Letters: b images, v = 2 views, c channels, h, w pixels, n patches, m kept ones, e numbers of a projection.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from lightly.models.modules.heads import SimCLRProjectionHead
+from torch import Tensor
+
+from ssvit.data.batch import Batch
+from ssvit.models.options import ViT as ViTOptions
+from ssvit.models.vit import ViT
+from ssvit.objectives import options
+from ssvit.objectives.base import NOTHING
+from ssvit.objectives.contrast import VIEWS, Contrastive, gathered, similarities, two_views, unit
+from ssvit.options import make
+from ssvit.randomness import uniform
+
+
+class Kept(NamedTuple):
+    """The patches that the encoder sees of each view, (b, v, m) int64."""
+
+    visible_ids: Tensor
+
+
+class SimCLR(Contrastive):
+    """The options are those of `options.SimCLR`. Batches have two "global" views.
+
+    The head is lightly's without batch norm, whose statistics would differ from process to process.
+    """
+
+    def __init__(self, *, encoder: ViT, **given: object) -> None:
+        super().__init__()
+        self.options = own = make(options.SimCLR, given)
+        own.fits(make(ViTOptions, encoder.arguments))
+        self.encoder = encoder
+        self.head = SimCLRProjectionHead(encoder.width, own.hidden, own.projection, own.layers, batch_norm=False)
+
+    def sample(self, slots: Tensor, *, seed: int) -> Kept | tuple[()]:
+        """Which patches of each view of the images of slots (b,) are kept; nothing where all are."""
+        if self.options.keep == 1:
+            return ()
+        patches = self.encoder.patches
+        orders = [uniform(seed, "kept patches", slots, patches, view).argsort(dim=1) for view in range(VIEWS)]
+        return Kept(torch.stack(orders, dim=1)[:, :, : self.options.count(patches)])
+
+    def project(self, views: Tensor, noise: Kept | tuple[()] = ()) -> Tensor:
+        """(b, v, c, h, w) -> (v b, e), of all patches or those kept."""
+        ids = rearrange(noise[0], "b v m -> (v b) m") if noise else None
+        return self.head(self.encoder.represent(rearrange(views, "b v c h w -> (v b) c h w"), ids))
+
+    def losses(self, projections: Tensor) -> Tensor:
+        """(v b, e) -> (v b,)."""
+        own = unit(projections)
+        return F.cross_entropy(*similarities(own, own, 0, self.options.temperature), reduction="none")
+
+    def chance(self, images: int) -> float:
+        """Of the 2 b - 1 other views, one is right."""
+        return math.log(VIEWS * images - 1)
+
+    def forward(
+        self, batch: Batch, noise: Kept | tuple[()], scheduled: Mapping[str, Tensor] = NOTHING
+    ) -> dict[str, Tensor]:
+        """The mean loss among the micro-batches of all processes, and the share of views that find their other."""
+        own = unit(self.project(two_views(batch), noise))
+        logits, partner = similarities(own, *gathered(own), self.options.temperature)
+        accuracy = (logits.detach().argmax(1) == partner).float().mean()
+        return {"loss": F.cross_entropy(logits, partner), "accuracy": accuracy}
