@@ -239,6 +239,15 @@ def test_the_console_names_its_commands_and_refuses_others(tmp_path):
     assert "recipe.lr=-1: must be a number, above 0" in done.stderr
 
 
+def test_another_command_is_named_as_the_user_calls_it(run, tmp_path):
+    done = console("finetune", folder=tmp_path)
+    assert "run ssvit pretrain first, or give checkpoint=PATH" in done.stderr
+    with pytest.raises(UserError, match=r"run ssvit\.pretrain first, or give checkpoint=PATH"):
+        ssvit.finetune(outputs=tmp_path, verbose=False)
+    with pytest.raises(UserError, match=r"ssvit\.finetune makes one of it"):
+        ssvit.load_classifier(run)
+
+
 def test_a_folder_is_a_data_set(tmp_path):
     for place in range(12):
         pixels = np.random.default_rng(place).integers(0, 256, (16, 16, 3), dtype=np.uint8)

@@ -169,7 +169,7 @@ def test_a_manifest_holds_values_alone(tool, folder, no_torch, block):
 
 def test_what_is_called_cannot_be_typed_either(tool, no_torch):
     line = one_line(tool("pretrain", "data.source._target_=os.mkdir", status=2, PYTHONPATH=no_torch))
-    assert "what is called is chosen by a file's name" in line
+    assert "a file's name chooses what is called" in line
 
 
 def test_texts_that_refer_to_options_alone():

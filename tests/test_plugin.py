@@ -56,7 +56,10 @@ def test_trains_resumes_fine_tunes_and_is_evaluated(path, tool, tmp_path):
     assert states["model"]["mean"].item() > 0  # what `after_step` changed
 
     line = one_line(tool("finetune", f"checkpoint={run}", *SHORT, status=2))
-    assert "data=mine, augment@data.augment=mine: there is no such file here; give the --config-dir that has it" in line
+    assert (
+        "data=mine, augment@data.augment=mine: there is no such file here; give the folder that has it (--config-dir"
+        in line
+    )
     done = tool("finetune", *OWN, f"checkpoint={run}", *SHORT, "evaluator=[mine]", PYTHONPATH=path)
     assert "64 images" in done.stdout  # the run's own
     assert "test: " in done.stdout

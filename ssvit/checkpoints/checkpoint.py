@@ -16,7 +16,7 @@ from ssvit.checkpoints import manifest
 from ssvit.checkpoints.configuration import Configuration
 from ssvit.exchange import files, reading
 from ssvit.exchange.reading import FOREIGN_OPTIONS, Foreign
-from ssvit.options import OptionError, UserError, within
+from ssvit.options import OptionError, UserError, command, within
 
 PRETRAIN, FINETUNE = STAGES = ("pretrain", "finetune")
 NEWEST = "newest"
@@ -168,7 +168,7 @@ def _newest(outputs: Path, stage: str, say: Callable[[str], None]) -> Path:
     kind = "pre-training" if stage == PRETRAIN else "fine-tuning"
     runs = sorted(sorted(_runs(outputs, stage), reverse=True), key=lambda run: run.rank)
     if not runs:
-        right = f"run tools/{stage}.py first, or give checkpoint=PATH"
+        right = f"run {command(stage)} first, or give checkpoint=PATH"
         raise UserError(f"there is no {kind} run under {outputs}: {right}")
     best, *others = runs
     if best.rank == 2:

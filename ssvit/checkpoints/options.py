@@ -10,7 +10,7 @@ from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.checkpoints.manifest import CheckpointError
 from ssvit.data.augment.options import CenterCrop
 from ssvit.models.options import CHANGEABLE, RESIZE, ViT
-from ssvit.options import OptionError, flag, make, one_of, pair
+from ssvit.options import OptionError, command, flag, make, one_of, pair
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +72,7 @@ class LoadClassifier:
 
     def __post_init__(self) -> None:
         if not self.checkpoint.has_classifier:
-            right = "holds no classifier, only an encoder: tools/finetune.py makes one of it"
+            right = f"holds no classifier, only an encoder: {command('finetune')} makes one of it"
             raise OptionError("path", self.path, right)
 
     @cached_property

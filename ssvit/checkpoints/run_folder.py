@@ -80,8 +80,8 @@ class RunFolder:
             old = Configuration.read(self._stored)
         except ConfigurationError as error:
             raise RunError(
-                f"{error}; the checkpoints beside it are whole for all that: delete the file, and the same command "
-                "goes on from them, without comparing its options with those of the start"
+                f"{error}; the checkpoints beside it are whole for all that: delete the file, and the run, "
+                "started again, goes on from them, without comparing its options with those of the start"
             ) from None
         if difference := config.difference(old):
             name, value, before = difference

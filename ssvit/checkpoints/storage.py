@@ -27,7 +27,7 @@ from ssvit.kernels.accelerate import accelerate
 from ssvit.models import lora
 from ssvit.models.vit import ViT
 from ssvit.objectives.classify import Classify
-from ssvit.options import UserError
+from ssvit.options import UserError, command
 
 KEPT = 3
 
@@ -64,7 +64,7 @@ def save(folder: Path, step: int, states: Mapping[str, Mapping[str, Tensor]], fa
         remove(part)
         file = Path(error.filename or part)
         named = target / file.name if file.parent == part else target
-        right = "the checkpoints before it are whole, and the same command goes on from the newest"
+        right = "the checkpoints before it are whole: started again, the run goes on from the newest"
         raise CheckpointError(f"{named}: cannot be written ({error.strerror}); {right}") from None
     _delete_old(folder)
     return target
@@ -202,7 +202,7 @@ def load_classifier(path: str | Path, **given: Any) -> Classify:
     checkpoint = loading.checkpoint()
     states = load(checkpoint, without="optimizer")
     if not checkpoint.has_classifier:
-        right = "holds no classifier, only an encoder: tools/finetune.py makes one of it"
+        right = f"holds no classifier, only an encoder: {command('finetune')} makes one of it"
         raise CheckpointError(f"{checkpoint.path}: {right}")
     try:
         classifier = Classify(encoder=ViT(**checkpoint.encoder), **checkpoint.facts["classifier"])

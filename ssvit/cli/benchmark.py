@@ -1,4 +1,4 @@
-"""Measure a part of ssvit beside its peers: python tools/benchmark.py part=step"""
+"""Measure a part of ssvit beside its peers: ssvit benchmark part=step"""
 
 import importlib
 import json

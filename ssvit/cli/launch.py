@@ -35,7 +35,7 @@ from tqdm import tqdm
 
 from ssvit.checkpoints.configuration import RENAMED, command
 from ssvit.checkpoints.run_folder import is_main_process
-from ssvit.options import OptionError, UserError, printable, typed
+from ssvit.options import OptionError, UserError, printable, spell_commands, typed
 
 Plain = dict[str, Any]  # options as a YAML file holds them: dictionaries, lists, text and numbers
 _PACKAGE = Path(__file__).resolve().parents[1]
@@ -69,7 +69,10 @@ class Tool:
     aliases: Mapping[str, str] = field(default_factory=dict)
 
     def main(self, arguments: Sequence[str] | None = None) -> None:
-        """Run with the options of the command line, or these of them. A failure is one line, and ends the process."""
+        """Run with the options of the command line, or these of them. A failure is one line, and ends the process.
+
+        arguments: those that `ssvit NAME` leaves; None where a file of tools/ was started.
+        """
         # A waiting thread that spins takes the core from the one it waits for: up to 12 times slower on a busy machine.
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         # One that sleeps at once is woken late; spinning for some 25 microseconds first costs the others little.
@@ -80,6 +83,10 @@ class Tool:
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="backslashreplace")  # the terminal's encoding may lack a name's characters
         command_line = sys.argv[1:]
+        if arguments is None:
+            spell_commands(f"python {Path(sys.argv[0]).parent}{os.sep}", ".py")
+        else:
+            spell_commands("ssvit ")
         try:
             with self._prepared(command_line if arguments is None else arguments) as (options, bare):
 
@@ -252,7 +259,7 @@ def _check_typed(argument: str) -> None:
         right = f"{name}={values[value]}" if value in values else name
         raise Failure(f"{argument}: is called {right} now", 2)
     if given and any(part.startswith("_") and part.endswith("_") and len(part) > 1 for part in option.split(".")):
-        right = "what is called is chosen by a file's name: put it into one of your own (--config-dir)"
+        right = "a file's name chooses what is called: write one of your own (--config-dir, in Python config_dir)"
         raise Failure(f"{argument}: {right}", 2)
 
 

@@ -1,4 +1,4 @@
-"""Name the classes of pictures: python tools/predict.py checkpoint=PATH PICTURES…"""
+"""Name the classes of pictures: ssvit predict checkpoint=PATH PICTURES…"""
 
 import json
 from pathlib import Path

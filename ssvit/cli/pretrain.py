@@ -1,4 +1,4 @@
-"""Pre-train a Vision Transformer: python tools/pretrain.py objective=masked_patch. The same command again goes on.
+"""Pre-train a Vision Transformer: ssvit pretrain objective=masked_patch. The same command again goes on.
 
 checkpoint=PATH starts from weights that exist, a run's or another project's.
 """

@@ -211,7 +211,7 @@ def _composed(choices: Mapping[str, str | None], file: Path) -> dict[str, Any]:
             return as_dict(compose(overrides=[*search_path(), *given]).data, resolve=False)
     except HydraException:
         named = ", ".join(option.removeprefix("+") for option in given)
-        right = "there is no such file here; give the --config-dir that has it"
+        right = "there is no such file here; give the folder that has it (--config-dir, in Python config_dir)"
         raise ConfigurationError(f"{file}: {named}: {right}") from None
 
 

@@ -21,7 +21,7 @@ from ssvit.evaluation.features import Extractor, Features, FeatureSets, Frozen, 
 from ssvit.evaluation.significance import NOTHING_YET, above_chance, chance, standard_error
 from ssvit.figures import probes as figures
 from ssvit.objectives.base import Objective
-from ssvit.options import UserError, make
+from ssvit.options import UserError, command, make
 
 RANDOM, GIVEN = "random weights", "the weights that it began with"
 
@@ -61,7 +61,7 @@ class Probing(Evaluator):
         for name, probe in probes.items():
             title = name.replace("_", "-")
             if probe.features == options.PATCHES:
-                later = f"python tools/evaluate.py probes=[{name}]"
+                later = f"{command('evaluate')} probes=[{name}]"
                 self.refused.append(f"no {title} probe in training, but afterwards: {later}")
                 continue
             try:

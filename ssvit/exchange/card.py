@@ -79,8 +79,8 @@ def write(
 
 
 def measured(run: Path, step: int) -> dict[str, Any]:
-    """The last metrics of each evaluation of a run up to a step, and those of the features that tools/evaluate.py chose
-    by each of its measures, if it evaluated the checkpoint of that step.
+    """The last metrics of each evaluation of a run up to a step, and those of the features that an evaluation
+    chose by each of its measures, if it was of the checkpoint of that step.
     """
     found: dict[str, object] = {}
     path = run / "metrics.jsonl"

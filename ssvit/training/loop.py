@@ -36,7 +36,9 @@ class Stopped(Shared):
     """The run was asked to stop by a signal; everything is saved. `status` is the shell's for that signal."""
 
     def __init__(self, signum: int, step: int) -> None:
-        super().__init__(f"stopped by {signal.Signals(signum).name} after step {step}; saved, the same command goes on")
+        super().__init__(
+            f"stopped by {signal.Signals(signum).name} after step {step}; saved, and goes on if started again"
+        )
         self.status = 128 + signum
 
 

@@ -165,7 +165,7 @@ class MetricsLog:
         except OSError as error:
             raise UserError(
                 f"{os.fsdecode(error.filename or self.folder / name)}: cannot be written ({error.strerror or error}); "
-                "the same command goes on from the newest checkpoint"
+                "started again, the run goes on from the newest checkpoint"
             ) from None
 
     def close(self) -> None:
