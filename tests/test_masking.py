@@ -135,6 +135,34 @@ def test_blocks_are_contiguous(grid, fraction):
     assert block > fraction + 0.2
 
 
+@pytest.mark.parametrize("shape", ["random", "block"])
+@pytest.mark.parametrize(("grid", "unit"), [((8, 8), 2), ((6, 9), 3), ((4, 4), 4), ((14, 14), 2)])
+@pytest.mark.parametrize("fraction", [0.3, 0.6, 1.0])
+def test_units_are_corrupted_as_a_whole(grid, unit, fraction, shape):
+    masking = Masking(corrupted=fraction, shape=shape, unit=unit)
+    noise = of(masking, 300, grid)
+    units = grid[0] * grid[1] // unit**2
+    count = max(1, round(fraction * units))
+    corrupted = corrupted_map(noise.ids, grid)
+    assert noise.ids.shape == noise.kind.shape == noise.replacement.shape == (300, count * unit**2)
+    assert masking.count(grid[0] * grid[1]) == count * unit**2
+    blocks = corrupted.unflatten(1, (-1, unit)).unflatten(3, (-1, unit)).sum((2, 4))
+    assert set(blocks.unique().tolist()) <= {0.0, unit**2}
+    assert (blocks.flatten(1).sum(1) == count * unit**2).all()
+    share = blocks.mean(0) / unit**2
+    if shape == "random":  # five standard errors
+        assert (share - count / units).abs().max() <= 5 * (count / units * (1 - count / units) / 300) ** 0.5
+        # The same choice as of patches on a grid of units.
+        plain = Masking(corrupted=fraction, mask=1, replace=0, keep=0)
+        coarse = corrupted_map(of(plain, 300, tuple(blocks.shape[1:])).ids, blocks.shape[1:])
+        assert torch.equal(coarse, blocks / unit**2)
+
+
+def test_a_unit_must_divide_the_grid():
+    with pytest.raises(OptionError, match=r"^unit=3: must divide the grid of 9x8 patches"):
+        of(Masking(unit=3), 2, (9, 8))
+
+
 def test_blocks_reach_the_whole_image():
     shares = corrupted_map(of(Masking(corrupted=0.4, shape="block"), 2000, (8, 8)).ids, (8, 8)).mean(0)
     assert shares.min() > 0.05
@@ -211,6 +239,7 @@ def test_the_mask_token_takes_the_type_of_the_patches():
         ("mask + replace + keep", {"mask": 0.9}),
         ("mask + replace + keep", {"mask": 0.5, "replace": 0.1, "keep": 0.1}),
         ("shape", {"shape": "blocks"}),
+        ("unit", {"unit": 0}),
     ],
 )
 def test_options_that_cannot_be_are_named(name, options):

@@ -1,6 +1,7 @@
 """The panel that says whether a model learns: its baselines against plain loops, its numbers, words and pictures."""
 
 import math
+import re
 from collections import Counter
 
 import pytest
@@ -181,6 +182,7 @@ ERRORS = {
     "loss": 0.1, "squared_error": 0.1, "squared_error_masked": 0.12, "squared_error_replaced": 0.12,
     "squared_error_unchanged": 0.01, "loss_constant": 0.3, "squared_error_constant": 0.3, "squared_error_copying": 0.2,
 }  # fmt: skip
+ABSOLUTE = {name.replace("squared", "absolute"): value for name, value in ERRORS.items()}
 CASES = [
     # changes to the metrics; then, of the lines on the loss, copying and the constant: side, and whether it is better
     (GOOD, {}, [("below", True), ("above", True), ("above", True)]),
@@ -189,6 +191,7 @@ CASES = [
     (GOOD, {"accuracy_masked": 0.01}, [("below", True), ("below", False), ("below", False)]),
     (ERRORS, {}, [("below", True), ("below", True), ("below", True)]),
     (ERRORS, {"squared_error_masked": 0.25}, [("below", True), ("above", False), ("below", True)]),
+    (ABSOLUTE, {}, [("below", True), ("below", True), ("below", True)]),
     (ERRORS, {"loss": 0.5, "squared_error_masked": 0.6}, [("above", False)] * 3),
 ]
 
@@ -200,7 +203,7 @@ def test_words_say_which_side_of_each_baseline_and_whether_that_is_good(metrics,
     asked = [
         next(line for line in lines if line.startswith("loss")),
         next(line for line in lines if "copying" in line),
-        next(line for line in lines if "most frequent" in line or "mean patch" in line),
+        next(line for line in lines if re.search("most frequent|mean patch|median patch", line)),
     ]
     for line, (side, good) in zip(asked, expected, strict=True):
         assert f": {side}, {'better than' if good else 'NO better than'} " in line

@@ -14,6 +14,7 @@ TARGETS = [
     MeanColor(patch_size=4),
     ColorGrid(patch_size=4, grid=2, bits=1),
     Pixels(patch_size=4),
+    Pixels(patch_size=4, loss="l1"),
 ]
 
 
@@ -203,16 +204,17 @@ def test_pixels_are_the_patches_from_minus_one_to_one():
     assert every_byte.max() == 1
 
 
-def test_squared_error_equals_a_loop():
+@pytest.mark.parametrize(("loss", "power"), [("l2", 2), ("l1", 1)])
+def test_the_error_of_pixels_equals_a_loop(loss, power):
     torch.manual_seed(0)
-    target = Pixels(patch_size=2)
+    target = Pixels(patch_size=2, loss=loss)
     prediction, labels = torch.randn(2, 3, 12), torch.rand(2, 3, 12) * 2 - 1
     losses = target.losses(prediction.bfloat16(), labels)
     assert losses.dtype == torch.float32
     for image in range(2):
         for patch in range(3):
             pairs = zip(prediction[image, patch].bfloat16().tolist(), labels[image, patch].tolist(), strict=True)
-            expected = sum((a - b) ** 2 for a, b in pairs) / 12
+            expected = sum(abs(a - b) ** power for a, b in pairs) / 12
             assert losses[image, patch].item() == pytest.approx(expected, abs=1e-5)
     assert torch.equal(target.score(target.guess(prediction), labels), target.losses(prediction, labels).double())
 
@@ -242,6 +244,19 @@ def test_the_constant_of_pixels_is_their_variance_and_mean():
     torch.testing.assert_close(guess.double(), flat.sum(0) / len(flat), atol=1e-6, rtol=0)
     assert loss == pytest.approx(flat.var(0, correction=0).mean().item(), rel=1e-9)
     assert target.losses(guess.expand_as(labels), labels).mean().item() == pytest.approx(loss, rel=1e-5)
+
+
+def test_the_constant_of_absolute_errors_is_their_median():
+    target = Pixels(patch_size=4, loss="l1")
+    labels = target.labels(images_of(10, 3, 8, 8))
+    loss, guess = target.constant(labels)
+    flat = labels.flatten(0, 1).double().T.tolist()
+    medians = [sorted(values)[(len(values) - 1) // 2] for values in flat]
+    assert guess.tolist() == pytest.approx(medians)
+    distances = [sum(abs(v - m) for v in values) / len(values) for values, m in zip(flat, medians, strict=True)]
+    assert loss == pytest.approx(sum(distances) / len(distances), rel=1e-9)
+    for shift in (-0.01, 0.01):
+        assert target.losses((guess + shift).expand_as(labels), labels).mean().item() >= loss - 1e-6
 
 
 @pytest.mark.parametrize(
@@ -296,6 +311,7 @@ def test_targets_keep_their_promises_about_shapes(target):
         (MeanColor, "patch_size", {"patch_size": "8"}),
         (Pixels, "patch_size", {"patch_size": -8}),
         (Pixels, "channels", {"channels": None}),
+        (Pixels, "loss", {"loss": "l3"}),
     ],
 )
 def test_options_that_cannot_be_are_named(kind, name, options):

@@ -38,9 +38,11 @@ ADDED: Mapping[str, object] = {
     "objective.head_bias": 0.0,
     "objective.loss": "softmax",
     "objective.lora": None,
+    "objective.masking.unit": 1,
     "objective.trained": "all",
     "recipe.lr_end": 0.0,
     "recipe.weight_decay_end": None,
+    "target.loss": "l2",
 }
 
 # The new names of options, and of their values as they are typed.

@@ -116,6 +116,7 @@ def describe(metrics: Mapping[str, float]) -> list[str]:
     """Above or below each baseline, in words."""
     name = next(key.removesuffix("_constant") for key in metrics if key.endswith("_constant") and "loss" not in key)
     words, is_share = name.replace("_", " "), name == "accuracy"
+    ignorant, constant_guess = reconstruction.CONSTANTS.get(name, reconstruction.CONSTANTS["squared_error"])
 
     def show(value: float) -> str:
         return f"{100 * value:.1f} %" if is_share else f"{value:.4f}"
@@ -124,14 +125,14 @@ def describe(metrics: Mapping[str, float]) -> list[str]:
         return f"{'above' if higher else 'below'}, {'better than' if better else 'NO better than'}"
 
     loss, constant = metrics["loss"], metrics["loss_constant"]
-    ignoring = "the entropy of the labels" if is_share else "the variance of the labels"
     better = [loss < constant]
-    lines = [f"loss {loss:.3f}: {compare(better[0], loss > constant)} {ignoring}, {constant:.3f} (ignores the image)"]
+    side = compare(better[0], loss > constant)
+    lines = [f"loss {loss:.3f}: {side} the {ignorant} of the labels, {constant:.3f} (ignores the image)"]
     masked = f"{name}_{KINDS[MASKED]}"
     value, what = (metrics[masked], f"{words} on masked patches") if masked in metrics else (metrics[name], words)
     baselines = {
         f"{name}_copying": "copying the nearest uncorrupted patch",
-        f"{name}_constant": "the most frequent class" if is_share else "the mean patch",
+        f"{name}_constant": f"the {constant_guess}",
     }
     for key, action in baselines.items():
         if (baseline := metrics.get(key)) is not None:

@@ -18,6 +18,12 @@ from ssvit.figures.pictures import collage
 from ssvit.figures.style import COLORS, DPI, INK, History, Line, baseline, latest, over_steps, panels, rgb, tidy
 from ssvit.objectives.masking import KINDS, MASKED, REPLACED, UNCHANGED, Corruption
 
+# By the score: the least loss of a constant prediction, and the constant guess that scores best.
+CONSTANTS = {
+    "accuracy": ("entropy", "most frequent class"),
+    "squared_error": ("variance", "mean patch"),
+    "absolute_error": ("mean deviation", "median patch"),
+}
 GREY = 0.5
 FRAME = 1.4  # points
 
@@ -123,12 +129,12 @@ def learning(history: History, score_name: str) -> Figure:
     is_share = score_name == "accuracy"
     scale = 100 if is_share else 1
     figure, (left, right) = panels(2, 10, 3.8)
-    entropy = "entropy of the labels" if is_share else "variance of the labels"
-    plot_losses(left, history, {"loss_constant": entropy}, "loss (nats)" if is_share else "loss")
+    ignorant, constant = CONSTANTS.get(score_name, CONSTANTS["squared_error"])
+    baselines = {"loss_constant": f"{ignorant} of the labels"}
+    plot_losses(left, history, baselines, "loss (nats)" if is_share else "loss")
     for kind in ("masked", "replaced", "unchanged"):
         style = Line(color=COLORS[kind], linewidth=2, marker=".")
         over_steps(right, history, f"{score_name}_{kind}", f"{kind} patches", scale, **style)
-    constant = "most frequent class" if is_share else "mean patch"
     baseline(right, latest(history, f"{score_name}_copying", scale), "copying the nearest", "--")
     baseline(right, latest(history, f"{score_name}_constant", scale), constant, ":")
     tidy(right, "step", score_name.replace("_", " ") + (" (%)" if is_share else ""))

@@ -9,11 +9,11 @@ Letters: b images, n patches, m corrupted patches an image, d width, r rectangle
 from typing import NamedTuple
 
 import torch
+from einops import rearrange
 from torch import Tensor
 
 from ssvit.models.vit import gather
 from ssvit.objectives import options
-from ssvit.options import OptionError
 from ssvit.randomness import uniform
 
 MASKED, REPLACED, UNCHANGED = range(3)
@@ -36,13 +36,15 @@ class Masking(options.Masking):
 
     def sample(self, slots: Tensor, *, seed: int, grid: tuple[int, int]) -> Corruption:
         """Choose for the images of slots (b,): a function of (seed, slot, grid) alone."""
-        n = grid[0] * grid[1]
-        if n < 2 and self.replace > 0:
-            raise OptionError("replace", self.replace, "needs images of at least two patches")
-        order = uniform(seed, "corrupted patches", slots, n)
+        n, units = grid[0] * grid[1], self.divide(grid)
+        order = uniform(seed, "corrupted patches", slots, units[0] * units[1])
         if self.shape == "block":
-            order = order + _rectangle_order(slots, seed=seed, grid=grid)
-        ids = order.argsort(dim=1)[:, : self.count(n)]
+            order = order + _rectangle_order(slots, seed=seed, grid=units)
+        ids = order.argsort(dim=1)[:, : self.count(n) // self.unit**2]
+        if self.unit > 1:
+            patch = torch.arange(n, device=slots.device).view(grid)
+            patches = rearrange(patch, "(y v) (x w) -> (y x) (v w)", v=self.unit, w=self.unit)
+            ids = patches[ids].flatten(1)
         chance = uniform(seed, "corruption", slots, self.count(n))
         kind = torch.where(chance < self.mask + self.replace, REPLACED, UNCHANGED)
         kind = torch.where(chance < self.mask, MASKED, kind)

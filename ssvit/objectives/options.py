@@ -24,6 +24,8 @@ class Masking:
     """Fraction of them that stay as they are. The three fractions sum to 1."""
     shape: str = "random"
     """random takes patches independently; block takes rectangles until the count is reached (Bao et al. 2022)."""
+    unit: int = 1
+    """Patches of the side of a square that is corrupted as a whole, or not at all (Xie et al. 2022, section 3.2)."""
 
     def __post_init__(self) -> None:
         number("corrupted", self.corrupted, 0, 1, above=True)
@@ -33,15 +35,24 @@ class Masking:
         if abs(total - 1) > 1e-6:
             raise OptionError("mask + replace + keep", f"{total:g}", "the three fractions must sum to 1")
         one_of("shape", self.shape, ("random", "block"))
+        whole("unit", self.unit)
 
     def count(self, patches: int) -> int:
-        """How many of an image's patches are corrupted: the fraction rounded, and at least one."""
-        return max(1, round(self.corrupted * patches))
+        """How many of an image's patches are corrupted: the fraction of its units, rounded, and at least one unit."""
+        return max(1, round(self.corrupted * patches / self.unit**2)) * self.unit**2
 
     def fits(self, encoder: ViT) -> None:
         """OptionError unless images have as many patches as this needs."""
-        if self.replace > 0 and encoder.grid == (1, 1):
+        self.divide(encoder.grid)
+
+    def divide(self, grid: tuple[int, int]) -> tuple[int, int]:
+        """Rows and columns of units on a grid of patches. OptionError unless the grid is made of them."""
+        if self.replace > 0 and grid == (1, 1):
             raise OptionError("replace", self.replace, "needs images of at least two patches")
+        if any(side % self.unit for side in grid):
+            right = f"must divide the grid of {grid[0]}x{grid[1]} patches"
+            raise OptionError("unit", self.unit, right)
+        return grid[0] // self.unit, grid[1] // self.unit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,6 +121,13 @@ class Patches:
 @dataclass(frozen=True, kw_only=True)
 class Pixels(Patches):
     """The pixels of the patch (Appendix B.1.2)."""
+
+    loss: str = "l2"
+    """l2, the squared error, is the paper's; l1, the absolute error, is SimMIM's (Xie et al. 2022, section 3.4)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one_of("loss", self.loss, ("l2", "l1"))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -104,12 +104,40 @@ class ColorGrid(MeanColor, options.ColorGrid):
     """The same of a larger grid: the paper's 4x4 downsized patch has 16 predictions of 512 classes."""
 
 
-class Pixels(options.Pixels):
-    """Regression of every pixel with L2, in the range [-1, 1] that the authors' images have."""
+class Regression:
+    """A target that is numbers. Its score is its loss: l2, the squared error, or l1, the absolute error."""
 
-    score_name = "squared_error"
+    loss = "l2"
     higher_is_better = False
     patch_size: tuple[int, int]
+
+    @property
+    def score_name(self) -> str:
+        return "squared_error" if self.loss == "l2" else "absolute_error"
+
+    def losses(self, prediction: Tensor, labels: Tensor) -> Tensor:
+        """The error, averaged over the numbers of a patch: (..., width) twice -> (...)."""
+        difference = at_least_float32(prediction) - labels
+        return (difference.square() if self.loss == "l2" else difference.abs()).mean(-1)
+
+    def guess(self, prediction: Tensor) -> Tensor:
+        """The prediction itself: (..., width)."""
+        return at_least_float32(prediction)
+
+    def score(self, guess: Tensor, labels: Tensor) -> Tensor:
+        """The error: (..., width) twice -> (...)."""
+        return self.losses(guess, labels).double()
+
+    def constant(self, labels: Tensor) -> tuple[float, Tensor]:
+        """The variance about the mean patch, or the mean distance from the median one, and that patch."""
+        exact = labels.flatten(0, -2).double()
+        middle = exact.mean(0) if self.loss == "l2" else exact.median(0).values
+        distance = exact - middle
+        return (distance.square() if self.loss == "l2" else distance.abs()).mean().item(), middle.float()
+
+
+class Pixels(Regression, options.Pixels):
+    """Regression of every pixel, in the range [-1, 1] that the authors' images have."""
 
     @property
     def width(self) -> int:
@@ -121,23 +149,6 @@ class Pixels(options.Pixels):
         p, q = self.patch_size
         patches = rearrange(images.float(), "b c (y p) (x q) -> b (y x) (c p q)", p=p, q=q)
         return patches * (2 / 255 if images.dtype == torch.uint8 else 2) - 1
-
-    def losses(self, prediction: Tensor, labels: Tensor) -> Tensor:
-        """Squared error, averaged over the pixels and channels of a patch: (..., width) twice -> (...)."""
-        return (at_least_float32(prediction) - labels).square().mean(-1)
-
-    def guess(self, prediction: Tensor) -> Tensor:
-        """The prediction itself: (..., width)."""
-        return at_least_float32(prediction)
-
-    def score(self, guess: Tensor, labels: Tensor) -> Tensor:
-        """The squared error: (..., width) twice -> (...)."""
-        return self.losses(guess, labels).double()
-
-    def constant(self, labels: Tensor) -> tuple[float, Tensor]:
-        """The variance about the mean patch, and that patch."""
-        mean = labels.flatten(0, -2).double().mean(0)
-        return (labels.double() - mean).square().mean().item(), mean.float()
 
     def paint(self, labels: Tensor) -> Tensor:
         """(..., c * p * q) -> (..., c, p, q) in [0, 1]."""
