@@ -38,6 +38,7 @@ CHOICES = {
     "latent": ["objective=latent"],
     "color_grid": ["target=color_grid"],
     "pixels": ["target=pixels"],
+    "hog": ["target=hog"],
     "taught": ["objective=supervised", "distillation=deit", f"teacher={CLASSIFIER}", "data.image_size=16"],
     "inception_crop": ["augment@data.augment=inception_crop"],
     "multi_crop": ["objective=dino", "augment@data.augment=multi_crop_small"],

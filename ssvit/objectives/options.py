@@ -131,6 +131,29 @@ class Pixels(Patches):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Hog(Patches):
+    """Histograms of oriented gradients (Wei et al. 2022)."""
+
+    cell: int | Sequence[int] = 8
+    """Pixels of a histogram's side, or [height, width]; kept as the pair. 8 is the paper's, for patches of 16."""
+    window: int | Sequence[int] | None = None
+    """Pixels of the side of the square around the patch whose cells are predicted, or [height, width]; kept as the
+    pair. None: the patch itself."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        patch, cell = pair("patch_size", self.patch_size), pair("cell", self.cell)
+        window = patch if self.window is None else pair("window", self.window)
+        object.__setattr__(self, "cell", cell)
+        object.__setattr__(self, "window", window)
+        if any(side < least or (side - least) % 2 for side, least in zip(window, patch, strict=True)):
+            right = f"must be the patch's {patch[0]}x{patch[1]} pixels, or larger by an even number"
+            raise OptionError("window", self.window, right)
+        if any(side % part for side, part in zip(window, cell, strict=True)):
+            raise OptionError("cell", self.cell, f"must divide the window of {window[0]}x{window[1]} pixels")
+
+
+@dataclass(frozen=True, kw_only=True)
 class MeanColor(Patches):
     """The mean colour of the patch, as one class: the paper's best target."""
 

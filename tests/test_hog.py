@@ -1,0 +1,198 @@
+"""Histograms of oriented gradients: by loops in float64, of any cells and windows, and as a target that trains."""
+
+import math
+from pathlib import Path
+
+import pytest
+import tiny
+import torch
+import torch.nn.functional as F
+from command import TINY, one_line
+
+from ssvit.data.batch import Batch
+from ssvit.models.vit import ViT
+from ssvit.objectives.hog import Hog
+from ssvit.objectives.masked_patch import MaskedPatch
+from ssvit.objectives.masking import Masking
+from ssvit.options import OptionError
+
+KINDS = [
+    {"patch_size": 8, "cell": 4},
+    {"patch_size": 4, "cell": 4, "window": 12},
+    {"patch_size": 4, "cell": 4, "window": 8},
+    {"patch_size": 4, "cell": 3, "window": 6},
+    {"patch_size": (8, 4), "cell": (4, 2), "window": (12, 8)},
+    {"patch_size": 8, "cell": 8, "channels": 1},
+]
+
+
+def images_of(b: int = 2, c: int = 3, h: int = 16, w: int = 24) -> torch.Tensor:
+    """Noise on smooth colours, and in the first image a part without any gradient and stripes."""
+    generator = torch.Generator().manual_seed(0)
+    smooth = F.interpolate(torch.rand(b, c, 3, 4, generator=generator), size=(h, w), mode="bilinear") * 200
+    images = (smooth + torch.rand(b, c, h, w, generator=generator) * 50).to(torch.uint8)
+    images[0, :, :8, :12] = 90
+    images[0, :, 8:, ::4] = 200
+    return images
+
+
+def histogram(channel: list[list[int]], rows: range, columns: range) -> list[float]:
+    """Of one cell in float64; pixels outside of the image have no gradient, and beyond its edge they are mirrored."""
+    h, w = len(channel), len(channel[0])
+
+    def at(y: int, x: int) -> int:
+        y, x = abs(y), abs(x)
+        return channel[2 * (h - 1) - y if y >= h else y][2 * (w - 1) - x if x >= w else x]
+
+    bins = [0.0] * 9
+    for y in rows:
+        for x in columns:
+            if not (0 <= y < h and 0 <= x < w):
+                continue
+            weights = ((-1, 1), (0, 2), (1, 1))
+            dx = sum(k * (at(y + i, x + 1) - at(y + i, x - 1)) for i, k in weights)
+            dy = sum(k * (at(y + 1, x + i) - at(y - 1, x + i)) for i, k in weights)
+            angle = math.atan2(-dx, -dy) % math.pi if dx or dy else 0.0
+            bins[int(angle / math.pi * 9) % 9] += math.hypot(dx, dy)
+    length = math.hypot(*bins)
+    return [value / length if length else 0.0 for value in bins]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_labels_equal_loops(kind):
+    target = Hog(**kind)
+    images = images_of(c=target.channels)
+    labels = target.labels(images)
+    (p, q), (height, width), (tall, wide) = target.patch_size, target.cell, target.window
+    assert labels.shape == (2, 16 // p * (24 // q), target.width)
+    assert target.width == target.channels * 9 * (tall // height) * (wide // width)
+    for image in range(2):
+        for place in range(labels.shape[1]):
+            top = place // (24 // q) * p - (tall - p) // 2
+            left = place % (24 // q) * q - (wide - q) // 2
+            found = labels[image, place].view(target.channels, 9, tall // height, wide // width)
+            for c, channel in enumerate(images[image].tolist()):
+                for i in range(tall // height):
+                    for j in range(wide // width):
+                        y, x = top + i * height, left + j * width
+                        expected = histogram(channel, range(y, y + height), range(x, x + width))
+                        assert found[c, :, i, j].tolist() == pytest.approx(expected, abs=1e-5)
+
+
+def authors(x: torch.Tensor, cell: int) -> torch.Tensor:
+    """Convolutions and a scatter of strengths, as SlowFast's HOGLayerC has it: (b, c, 9, rows, columns)."""
+    across = torch.tensor([[1.0, 0, -1], [2, 0, -2], [1, 0, -1]])
+    padded = F.pad(x, (1, 1, 1, 1), mode="reflect").flatten(0, 1)[:, None]
+    gx, gy = (F.conv2d(padded, kernel[None, None])[:, 0] for kernel in (across, across.T))
+    number = (torch.atan2(gx, gy) / math.pi * 9).floor().long() % 9
+    strength = torch.stack([gx, gy], -1).norm(dim=-1)
+    spread = torch.zeros(len(gx), 9, *gx.shape[1:]).scatter_add_(1, number[:, None], strength[:, None])
+    sums = spread.unfold(2, cell, cell).unfold(3, cell, cell).sum((-1, -2))
+    return F.normalize(sums, dim=1).unflatten(0, x.shape[:2])
+
+
+def test_the_papers_target_is_that_of_the_authors_code():
+    images = images_of(h=32, w=48)
+    labels = Hog(patch_size=16, cell=8).labels(images)
+    found = authors(images.float(), 8).flatten(1, 2)
+    expected = found.unfold(2, 2, 2).unfold(3, 2, 2).permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(1, 2)
+    assert labels.shape == (2, 6, 108)
+    torch.testing.assert_close(labels, expected, atol=1e-5, rtol=0)
+
+
+def test_fractions_and_autocast_change_nothing():
+    images, target = images_of(), Hog(patch_size=4, cell=4, window=12)
+    labels = target.labels(images)
+    assert torch.equal(target.labels(images / 255), labels)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(target.labels(images), labels)
+    assert labels.dtype == torch.float32
+    # Half of the light has the same histograms, but for what rounding does to it.
+    bright = images // 2 * 2
+    assert torch.allclose(target.labels(bright), target.labels(bright // 2), atol=1e-5)
+
+
+def test_a_cell_without_gradient_is_zero_and_so_is_the_outside():
+    target = Hog(patch_size=4, cell=4, window=12)
+    assert not target.labels(torch.full((1, 3, 16, 24), 77, dtype=torch.uint8)).any()
+    corner = target.labels(images_of())[1, 0].view(3, 9, 3, 3)
+    assert not corner[:, :, 0].any()
+    assert not corner[:, :, :, 0].any()
+    assert corner[:, :, 1:, 1:].any()
+
+
+@pytest.mark.parametrize("kind", [KINDS[0], KINDS[1]], ids=str)
+def test_painted_strokes_lie_along_the_edges(kind):
+    target = Hog(**kind)
+    y, x = torch.arange(16)[:, None], torch.arange(24)
+    for pattern, along in (
+        (y * 10 + 0 * x, (0, 1)),
+        (x * 10 + 0 * y, (1, 0)),
+        ((x + y) * 6, (-1, 1)),
+        ((x - y) * 6 + 90, (1, 1)),
+    ):
+        labels = target.labels(pattern.to(torch.uint8).expand(1, 3, 16, 24))
+        painted = target.paint(labels)
+        p, q = target.patch_size
+        assert painted.shape == (1, 16 // p * (24 // q), 3, p, q)
+        assert painted.min() >= 0
+        assert painted.max() <= 1
+        side = target.cell[0]
+        inner = painted[0, 24 // q + 1, 0, :side, :side]
+        row, column = torch.arange(side)[:, None] - (side - 1) / 2, torch.arange(side) - (side - 1) / 2
+        off = (row * along[1] - column * along[0]).abs() / math.hypot(*along)  # pixels from the line along the edge
+        assert inner[off < 0.8].mean() > 5 * inner[off > 1.4].mean()
+
+
+def build(decoder=None) -> MaskedPatch:
+    torch.manual_seed(0)
+    masking = Masking(corrupted=0.5, mask=1, replace=0, keep=0)
+    encoder = ViT(image_size=(16, 24), patch_size=4, width=24, depth=2, heads=3)
+    return MaskedPatch(encoder=encoder, masking=masking, target=Hog(patch_size=4, cell=4, window=12), decoder=decoder)
+
+
+@pytest.mark.parametrize("decoder", [None, {"depth": 1, "width": 16, "heads": 2}], ids=["head", "decoder"])
+def test_the_loss_is_the_squared_error_in_one_graph(decoder):
+    model, images = build(decoder), images_of(4)
+    noise = model.sample(torch.arange(4), seed=0)
+    truth = torch.stack([model.target.labels(images)[image, noise.ids[image]] for image in range(4)])
+    expected = (model.predict(images, noise) - truth).square().mean()
+    result = model(Batch.of(images), noise)
+    torch.testing.assert_close(result["loss"], expected)
+    assert result["squared_error"].item() == pytest.approx(expected.item())
+    constant, mean = model.target.constant(truth)
+    assert constant == pytest.approx((truth - truth.mean((0, 1))).square().mean().item(), rel=1e-5)
+    torch.testing.assert_close(mean, truth.mean((0, 1)))
+    tiny.assert_one_graph(model, images)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"cell": 8}, "cell=(8, 8): must divide the window of 4x4 pixels"),
+        ({"cell": 5, "window": 12}, "cell=(5, 5): must divide the window of 12x12 pixels"),
+        ({"cell": 1, "window": 3}, "window=(3, 3): must be the patch's 4x4 pixels, or larger by an even number"),
+        ({"cell": 1, "window": 7}, "window=(7, 7): must be the patch's 4x4 pixels, or larger by an even number"),
+        ({"cell": 0}, "cell=0: must be a whole number of pixels"),
+    ],
+)
+def test_options_that_cannot_be_are_named(options, told):
+    with pytest.raises(OptionError) as raised:
+        Hog(patch_size=4, **options)
+    assert str(raised.value).startswith(told)
+
+
+@pytest.mark.parametrize("objective", ["masked_patch", "masked_patch_decoder"])
+def test_the_tool_trains(tool, tmp_path, objective):
+    options = [option for option in TINY if not option.startswith("target")]
+    if objective == "masked_patch_decoder":
+        options += ["objective.decoder.width=16", "objective.decoder.heads=2"]
+    done = tool("pretrain", *options, f"objective={objective}", "target=hog")
+    assert "the variance of the labels" in done.stdout
+    run = Path(tmp_path / "outputs" / f"{objective}_synthetic")
+    assert {path.name for path in run.glob("*.png")} == {"mosaic.png", "learning.png", "probes.png"}
+
+
+def test_a_mistake_is_told_before_torch_loads(tool, no_torch):
+    done = tool("pretrain", "target=hog", "target.cell=5", status=2, PYTHONPATH=no_torch)
+    assert one_line(done).startswith("pretrain.py: target.cell=(5, 5): must divide the window of 12x12 pixels")
