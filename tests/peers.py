@@ -118,6 +118,37 @@ def mae(folder: Path) -> Peer:
     return Peer(folder / "mae.pth", model.forward_features, TOLD, *IMAGENET)
 
 
+def _with_registers(**changes: Any) -> nn.Module:
+    return of_timm(init_values=1e-5, reg_tokens=3, **changes)
+
+
+def timm_dinov2(folder: Path) -> Peer:
+    """Its registers and its class token have no positions."""
+    model = _with_registers(no_embed_class=True)
+    save_file(model.state_dict(), folder / "timm.safetensors")
+    return Peer(folder / "timm.safetensors", model.forward_features, dict(TOLD), *IMAGENET)
+
+
+def timm_registers_with_positions(folder: Path) -> Peer:
+    model = _with_registers()
+    save_file(model.state_dict(), folder / "timm.safetensors")
+    return Peer(folder / "timm.safetensors", model.forward_features, dict(TOLD), *IMAGENET)
+
+
+def dinov2(folder: Path) -> Peer:
+    """Facebook's files have the class token's position, the [mask] token, and their own name of the registers."""
+    model = _with_registers(no_embed_class=True)
+    tensors = model.state_dict()
+    position = torch.randn(1, 1, WIDTH, generator=torch.Generator().manual_seed(1))
+    tensors["cls_token"] = tensors["cls_token"] - position
+    tensors["pos_embed"] = torch.cat([position, tensors["pos_embed"]], 1)
+    tensors["register_tokens"] = tensors.pop("reg_token")
+    left = {name: tensors.pop(name) for name in ("head.weight", "head.bias")}
+    assert left
+    torch.save(tensors | {"mask_token": torch.zeros(1, WIDTH)}, folder / "dinov2.pth")
+    return Peer(folder / "dinov2.pth", model.forward_features, dict(TOLD), *IMAGENET)
+
+
 def torchvision_plain(folder: Path, *, old: bool = False) -> Peer:
     """old: the names of the MLP's layers, and torch's format, in files of the first releases."""
     model = random(vision_transformer.VisionTransformer(32, PATCH, DEPTH, HEADS, WIDTH, MLP, num_classes=5))
@@ -153,6 +184,18 @@ def huggingface_deit(folder: Path) -> Peer:
     model = hugging("DeiTModel")
     model.save_pretrained(folder)
     return Peer(folder / "model.safetensors", lambda images: model(images).last_hidden_state, {})
+
+
+def huggingface_dinov2(folder: Path, kind: str = "Dinov2", **changes: Any) -> Peer:
+    """Square images: it resizes positions where none are needed, if they are not."""
+    shape = {"image_size": 32, "mlp_ratio": 2, "layerscale_value": 0.5, **changes}
+    model = hugging(f"{kind}Model", **shape)
+    model.save_pretrained(folder)
+    return Peer(folder / "model.safetensors", lambda x: model(x).last_hidden_state, {}, *IMAGENET, size=(32, 32))
+
+
+def huggingface_dinov2_with_registers(folder: Path) -> Peer:
+    return huggingface_dinov2(folder, "Dinov2WithRegisters", num_register_tokens=3)
 
 
 def huggingface_mae(folder: Path) -> Peer:
@@ -244,6 +287,7 @@ PEERS = {
     function.__name__: function
     for function in (
         google, google_hybrid, timm_plain, timm_hybrid, timm_without_positions_of_the_class, timm_without_class_token,
-        deit, mae, torchvision_plain, huggingface, huggingface_deit, huggingface_mae,
+        timm_dinov2, timm_registers_with_positions, dinov2, deit, mae, torchvision_plain, huggingface, huggingface_deit,
+        huggingface_mae, huggingface_dinov2, huggingface_dinov2_with_registers,
     )
 }  # fmt: skip

@@ -210,8 +210,8 @@ def test_a_foreign_file_is_read_once_as_long_as_it_does_not_change(plain, tmp_pa
     [
         ({"blocks.1.attn.qkv.bias": None}, "wants blocks.1.attn.qkv.bias"),
         ({"pos_embed": None}, "wants pos_embed"),
-        ({"blocks.0.ls1.gamma": torch.ones(48)}, "no place for blocks.0.ls1.gamma"),
-        ({"reg_token": torch.ones(1, 4, 48), "norm_pre.bias": torch.ones(3)}, "no place for norm_pre.bias, reg_token"),
+        ({"blocks.0.ls1.gamma": torch.ones(48)}, "wants blocks.0.ls2.gamma, blocks.1.ls1.gamma"),
+        ({"reg_tokens": torch.ones(1, 4, 48), "norm_pre.bias": torch.ones(3)}, "no place for norm_pre.bias, reg_tok"),
         ({"blocks.3.norm1.weight": torch.ones(48)}, "wants blocks.2.attn.proj.bias, .* more"),
         ({"blocks.999999999.norm1.weight": torch.ones(48)}, "wants blocks.2.attn.proj.bias, .* more"),
         ({"teacher.patch_embed.proj.weight": torch.ones(48, 3, 8, 8)}, "holds 2 encoders"),

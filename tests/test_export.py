@@ -42,7 +42,9 @@ KINDS = [
 @pytest.mark.parametrize(
     "changes",
     [*KINDS, {"class_token": False, "pooling": "patch_mean"}, {"distillation_token": True},
-     {"stem": {"layers": [], "width": 64, "epsilons": "timm"}}],
+     {"stem": {"layers": [], "width": 64, "epsilons": "timm"}}, {"layer_scale": 0.5},
+     {"registers": 3, "positions": "sine_cosine_2d"}, {"registers": 2, "layer_scale": 0.5, "class_token": False,
+     "pooling": "patch_mean"}],
 )  # fmt: skip
 @torch.no_grad()
 def test_timm_opens_an_encoder(changes, tmp_path):
@@ -91,6 +93,20 @@ def test_transformers_opens_an_encoder(changes, tmp_path):
     assert not report["missing_keys"]
     assert not report["unexpected_keys"]
     x = images()
+    assert (model.eval()(normalised(x)).last_hidden_state - ours(x)).abs().max() < LIMIT
+    back = storage.load_encoder(folder / "model.safetensors")
+    assert (back(x) - ours(x)).abs().max() < LIMIT
+
+
+@pytest.mark.parametrize(("kind", "registers"), [("Dinov2Model", 0), ("Dinov2WithRegistersModel", 3)])
+@torch.no_grad()
+def test_transformers_opens_an_encoder_with_layer_scale(kind, registers, tmp_path):
+    ours = encoder(layer_scale=0.5, registers=registers, mlp_width=2 * SHAPE["width"], image_size=[32, 32])
+    folder, _ = written(ours, tmp_path, "huggingface")
+    model, report = getattr(transformers, kind).from_pretrained(folder, output_loading_info=True)
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
+    x = images((32, 32))
     assert (model.eval()(normalised(x)).last_hidden_state - ours(x)).abs().max() < LIMIT
     back = storage.load_encoder(folder / "model.safetensors")
     assert (back(x) - ours(x)).abs().max() < LIMIT

@@ -25,7 +25,7 @@ def similarity(encoder: ViT) -> Tensor:
     if not len(encoder.positions):
         kind = encoder.arguments["positions"]
         raise UserError(f"positions: not available, since positions={kind} gives a place no embedding of its own")
-    rows = F.normalize(encoder.positions[0]()[encoder.num_prefix_tokens :].detach().double(), dim=1)
+    rows = F.normalize(encoder.positions[0]()[-encoder.patches :].detach().double(), dim=1)
     return rows @ rows.T
 
 

@@ -32,6 +32,8 @@ ADDED: Mapping[str, object] = {
     "data.test": "auto",
     "data.view.fit": "cover",
     "encoder.gelu": "exact",
+    "encoder.layer_scale": None,
+    "encoder.registers": 0,
     "objective.class_weights": None,
     "objective.decoder": None,
     "objective.distillation.reduction": "batch",

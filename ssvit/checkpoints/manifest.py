@@ -56,9 +56,10 @@ def steps(run: Path) -> dict[Path, tuple[int, int]]:
 
 
 def completed(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """A manifest with the options that those of the first edition lack, whose dropout was of attention weights too."""
+    """A manifest with the options that older ones lack; the first edition's dropout was of attention weights too."""
+    dropout = manifest.get("encoder", {}).get("dropout")
     defaults = {
-        "encoder": {"attention_dropout": manifest.get("encoder", {}).get("dropout"), "gelu": "exact"},
+        "encoder": {"attention_dropout": dropout, "gelu": "exact", "layer_scale": None, "registers": 0},
         "classifier": {"loss": "softmax"},
         "view": {"fit": "cover"},
     }

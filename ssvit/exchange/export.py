@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import safetensors.torch
+import torch
 from torch import Tensor
 
 from ssvit.atomic_io import synchronise, write
@@ -99,7 +100,11 @@ def _huggingface(encoder: ViT, head: Classify | None, folder: Path, preprocessin
     resized, remarks = preprocessing.huggingface()
     _json(folder / "config.json", huggingface.config(encoder, _classes(head)))
     _json(folder / "preprocessor_config.json", huggingface.preprocessor(encoder, resized))
-    tensors = writing.tensors(huggingface.HUGGINGFACE, encoder, head, prefix="" if head is None else "vit.")
+    dinov2 = huggingface.is_dinov2(encoder.arguments)
+    layout = huggingface.DINOV2 if dinov2 else huggingface.HUGGINGFACE
+    tensors = writing.tensors(layout, encoder, head, prefix="" if head is None else "vit.")
+    if dinov2:
+        tensors["embeddings.mask_token"] = torch.zeros(1, encoder.width)  # its model has one, which only training needs
     return _weights(folder / WEIGHTS, tensors) + remarks
 
 

@@ -1,10 +1,11 @@
-"""Hugging Face transformers: ViT, DeiT and ViTMAE, by the names that its files have (its classes have others)."""
+"""Hugging Face transformers: ViT, DeiT, ViTMAE and DINOv2, by the names in its files (its classes have others)."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ssvit.exchange.layout import HALF, Layout, Place, both, described, per_channel
+from ssvit.exchange.layout import HALF, IMAGENET, Layout, Place, both, described, per_channel
+from ssvit.models.options import grid
 from ssvit.options import UserError
 
 if TYPE_CHECKING:
@@ -21,7 +22,9 @@ def _beside(folder: Path) -> dict[str, Any]:
     config, images = described(folder / "config.json"), described(folder / "preprocessor_config.json")
     if (activation := config.get("hidden_act", "gelu")) not in _ACTIVATIONS:
         raise UserError(f"{folder / 'config.json'}: hidden_act {activation!r:.100} is no GELU")
-    epsilon = config.get("layer_norm_eps", 1e-12)
+    if config.get("use_swiglu_ffn"):
+        raise UserError(f"{folder / 'config.json'}: use_swiglu_ffn: an encoder with SwiGLU is not read")
+    epsilon = config.get("layer_norm_eps", 1e-6 if str(config.get("model_type")).startswith("dinov2") else 1e-12)
     remark = f"norms add 1e-06 to the variance where theirs add {epsilon:g}: it matters where tokens vary little"
     return {
         "heads": config.get("num_attention_heads"),
@@ -33,12 +36,27 @@ def _beside(folder: Path) -> dict[str, Any]:
     }
 
 
-def lacks(arguments: Mapping[str, object], classifier: Mapping[str, object] | None) -> str | None:
+def is_dinov2(arguments: Mapping[str, Any]) -> bool:
+    """Whether an encoder with these arguments has what its DINOv2 has and its ViT lacks."""
+    return arguments.get("layer_scale") is not None or bool(arguments.get("registers"))
+
+
+def lacks(arguments: Mapping[str, Any], classifier: Mapping[str, object] | None) -> str | None:
     """What of an encoder with these arguments and its head transformers' ViT lacks, None if nothing."""
     if arguments.get("stem") is not None:
         return "a hybrid's stem"
     if not arguments["class_token"] or arguments.get("distillation_token", False):
         return "any special tokens but the class token alone"
+    if is_dinov2(arguments):
+        if arguments.get("layer_scale") is None:
+            return "registers without layer_scale"
+        rows, columns = grid(arguments["image_size"], arguments["patch_size"])
+        if rows != columns:
+            return f"a grid of {rows}x{columns} patches, no square, with layer_scale"
+        if classifier is not None:
+            return "a head on one vector beside layer_scale"
+        if (arguments["mlp_width"] or 0) % arguments["width"]:
+            return f"an MLP of width {arguments['mlp_width']} with layer_scale"
     if classifier is not None and arguments["pooling"] != "class_token":
         return f"a head on pooling={arguments['pooling']}"
     if classifier is not None and classifier["hidden"] is not None:
@@ -49,13 +67,25 @@ def lacks(arguments: Mapping[str, object], classifier: Mapping[str, object] | No
 def config(encoder: "ViT", classes: Sequence[str]) -> dict[str, Any]:
     """The config.json that from_pretrained reads, without classes of the encoder alone."""
     labels = {str(label): name for label, name in enumerate(classes)}
+    hidden, count = encoder.blocks[0].expand.out_features, encoder.arguments["registers"]
+    kind: dict[str, Any] = {"model_type": "vit"}
+    model = "ViTForImageClassification" if classes else "ViTModel"
+    if is_dinov2(encoder.arguments):
+        model = "Dinov2WithRegistersModel" if count else "Dinov2Model"
+        kind = {
+            "model_type": "dinov2_with_registers" if count else "dinov2",
+            "mlp_ratio": hidden // encoder.width,
+            "layerscale_value": encoder.arguments["layer_scale"],
+            "use_swiglu_ffn": False,
+            **({"num_register_tokens": count} if count else {}),
+        }
     return {
-        "architectures": ["ViTForImageClassification" if classes else "ViTModel"],
-        "model_type": "vit",
+        "architectures": [model],
+        **kind,
         "hidden_size": encoder.width,
         "num_hidden_layers": len(encoder.blocks),
         "num_attention_heads": encoder.arguments["heads"],
-        "intermediate_size": encoder.blocks[0].expand.out_features,
+        "intermediate_size": hidden,
         "hidden_act": next(name for name, gelu in _ACTIVATIONS.items() if gelu == encoder.arguments["gelu"]),
         "hidden_dropout_prob": 0.0,
         "attention_probs_dropout_prob": 0.0,
@@ -87,24 +117,42 @@ def _one_or_two(size: tuple[int, int]) -> int | list[int]:
     return size[0] if size[0] == size[1] else list(size)
 
 
-HUGGINGFACE = Layout(
-    peer="Hugging Face",
-    signature="embeddings.patch_embeddings.projection.weight",
-    table=(
+def _table(norms: tuple[str, str], mlp: tuple[str, str]) -> tuple[Place, ...]:
+    """The places of an encoder, with the peer's names of a layer's two norms and of its MLP's two linear layers."""
+    return (
         *both("patch", "embeddings.patch_embeddings.projection", weight="d c p q -> d (c p q)"),
         Place("class_token", ("embeddings.cls_token",)),
         Place("distillation_token", ("embeddings.distillation_token",)),
+        Place("register_tokens", ("embeddings.register_tokens",), "1 registers d -> 1 registers d"),
         Place("positions.0.embedding", ("embeddings.position_embeddings",), "1 t d -> t d"),
-        *both("blocks.{i}.norm1", f"{_LAYER}.layernorm_before"),
+        *both("blocks.{i}.norm1", f"{_LAYER}.{norms[0]}"),
         *both("blocks.{i}.attention.qkv", *_ATTENTION, weight="three e d -> (three e) d", bias="three e -> (three e)"),
         *both("blocks.{i}.attention.out", f"{_LAYER}.attention.output.dense"),
-        *both("blocks.{i}.norm2", f"{_LAYER}.layernorm_after"),
-        *both("blocks.{i}.expand", f"{_LAYER}.intermediate.dense", weight="m d -> m d"),
-        *both("blocks.{i}.contract", f"{_LAYER}.output.dense"),
+        Place("blocks.{i}.scale1.gamma", (f"{_LAYER}.layer_scale1.lambda1",)),
+        *both("blocks.{i}.norm2", f"{_LAYER}.{norms[1]}"),
+        *both("blocks.{i}.expand", f"{_LAYER}.{mlp[0]}", weight="m d -> m d"),
+        *both("blocks.{i}.contract", f"{_LAYER}.{mlp[1]}"),
+        Place("blocks.{i}.scale2.gamma", (f"{_LAYER}.layer_scale2.lambda1",)),
         *both("norm", "layernorm"),
-    ),
+    )
+
+
+HUGGINGFACE = Layout(
+    peer="Hugging Face",
+    signature="embeddings.patch_embeddings.projection.weight",
+    table=_table(("layernorm_before", "layernorm_after"), ("intermediate.dense", "output.dense")),
     head=both("head", "classifier"),
     left=r"pooler\.|embeddings\.mask_token$",
     normalisation=HALF,
+    beside=_beside,
+)
+_SCALE = "encoder.layer.0.layer_scale1.lambda1"
+DINOV2 = Layout(
+    peer="Hugging Face DINOv2",
+    signature=HUGGINGFACE.signature,
+    table=_table(("norm1", "norm2"), ("mlp.fc1", "mlp.fc2")),
+    left=HUGGINGFACE.left,
+    normalisation=IMAGENET,
+    marks=(_SCALE, *(f"{model}.{_SCALE}" for model in ("dinov2", "dinov2_with_registers", "backbone"))),
     beside=_beside,
 )

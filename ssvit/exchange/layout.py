@@ -2,7 +2,8 @@
 
 A pattern has the peer's axes before the arrow and ours after it. Its letters are measured on the shapes, before torch
 is loaded: c channels, p, q patch height and width, d width, h heads, k head width, m MLP width, t tokens that have
-positions. In a hybrid r is the channels of the images, w the width of the root, and c, p, q are of the stem's output.
+positions, registers. In a hybrid r is the channels of the images, w the width of the root, and c, p, q are of the
+stem's output.
 """
 
 import re
@@ -19,6 +20,9 @@ from ssvit.options import UserError
 if TYPE_CHECKING:
     from torch import Tensor
 
+# Our tensors that some encoders lack.
+LAYER_SCALE = ("blocks.{i}.scale1.gamma", "blocks.{i}.scale2.gamma")
+OPTIONAL = ("class_token", "distillation_token", "register_tokens", *LAYER_SCALE)
 Shapes = Mapping[str, tuple[int, ...]]
 
 IMAGENET = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
@@ -95,6 +99,7 @@ class Layout:
     bare: tuple[str, str] = ("", "")  # names to write if a hybrid's stem has no stages, as (pattern, replacement)
     epsilons: str = "authors"
     gelu: str = "exact"
+    places_registers: bool = False  # whether there are positions, zeros, of registers in what is written
     # By the first part of its name, what makes the peer's representation of the encoder's outputs, and is not read.
     beyond: Mapping[str, str] = field(default_factory=dict)
 
@@ -106,11 +111,11 @@ class Layout:
 
     def has(self, ours: str, names: Collection[str]) -> bool:
         """Whether the peer's name of a tensor of ours is among some names."""
-        return any(place.ours == ours and place.theirs[0] in names for place in self.table)
+        return any(place.ours == ours and place.numbers(names) for place in self.table)
 
     def depth(self, names: Collection[str]) -> int:
         """The number of layers, by the highest in a name, and at most one more than can be complete."""
-        complete = len(names) // sum("{i}" in place.ours for place in self.table)
+        complete = len(names) // sum("{i}" in place.ours and place.ours not in OPTIONAL for place in self.table)
         return min(complete + 1, _count({i for (i,) in self._place("blocks.{i}.norm1.weight").numbers(names)}))
 
     def units(self, names: Collection[str]) -> list[int] | None:
@@ -124,11 +129,12 @@ class Layout:
         return [_count({unit for s, unit in numbers if s == stage}) for stage in range(stages)]
 
     def places(
-        self, *, depth: int, class_token: bool, distillation_token: bool, units: Sequence[int] | None = None
+        self, *, depth: int, absent: Collection[str] = (), units: Sequence[int] | None = None
     ) -> Iterator[Place]:
-        """Every place of an encoder, each layer's and each unit's in turn."""
-        absent = {"class_token": not class_token, "distillation_token": not distillation_token}
+        """Every place of an encoder, each layer's and each unit's in turn. absent: what it lacks of `OPTIONAL`."""
         for place in self.table:
+            if place.ours in absent:
+                continue
             if "{i}" in place.ours:
                 yield from (place.at(i=layer) for layer in range(depth))
             elif "{s}" in place.ours:
@@ -136,7 +142,7 @@ class Layout:
                     # Only the first unit of a stage has another shape than its input, and a shortcut for it.
                     for unit in range(1 if "shortcut" in place.ours else count):
                         yield place.at(s=stage, u=unit, S=stage + 1, U=unit + 1)
-            elif not absent.get(place.ours, units is None and place.ours.startswith("stem.")):
+            elif units is not None or not place.ours.startswith("stem."):
                 yield place
 
     def _place(self, ours: str) -> Place:

@@ -8,7 +8,7 @@ import itertools
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from ssvit.exchange import files
 from ssvit.exchange.files import ForeignError
 from ssvit.exchange.google import GOOGLE
-from ssvit.exchange.huggingface import HUGGINGFACE
-from ssvit.exchange.layout import Layout, Place, Shapes
+from ssvit.exchange.huggingface import DINOV2, HUGGINGFACE
+from ssvit.exchange.layout import IMAGENET, LAYER_SCALE, OPTIONAL, Layout, Place, Shapes
 from ssvit.exchange.timm import FACEBOOK, TIMM
 from ssvit.exchange.torchvision import TORCHVISION
 from ssvit.models import options
@@ -26,7 +26,7 @@ from ssvit.options import OptionError, UserError, pair
 if TYPE_CHECKING:
     from torch import Tensor
 
-LAYOUTS = (GOOGLE, HUGGINGFACE, TORCHVISION, FACEBOOK, TIMM)
+LAYOUTS = (GOOGLE, DINOV2, HUGGINGFACE, TORCHVISION, FACEBOOK, TIMM)
 # Options that a user may give for a foreign file.
 FOREIGN_OPTIONS = ("heads", "mean", "std", "trained_size")
 HEADS = {192: 3, 384: 6, 768: 12, 1024: 16, 1280: 16}  # by width: Ti, S, B, L and H
@@ -61,9 +61,14 @@ class Foreign:
             state[name] = torch.tensor(self.arguments[name], dtype=torch.float32).flatten().expand(channels).clone()
         with torch.device("meta"):  # no memory is allocated before the shapes are known to be the file's
             expected = ViT(**self.arguments).state_dict()
+        rows, wanted = state["positions.0.embedding"], len(expected["positions.0.embedding"])
+        if (registers := self.arguments.get("registers")) and len(rows) == wanted + registers:
+            # Ours have no positions: what is added to them is the same each time.
+            first = wanted - math.prod(options.grid(self.arguments["image_size"], self.arguments["patch_size"]))
+            state["register_tokens"] = state["register_tokens"] + rows[first : first + registers]
+            rows = torch.cat([rows[:first], rows[first + registers :]])
         # Special tokens that have no positions in the file get zeros.
-        rows = state["positions.0.embedding"]
-        missing = len(expected["positions.0.embedding"]) - len(rows)
+        missing = wanted - len(rows)
         state["positions.0.embedding"] = F.pad(rows, (0, 0, missing, 0))
         for place in self.places:
             if state[place.ours].shape != expected[place.ours].shape:
@@ -84,9 +89,11 @@ def read(path: Path, given: Mapping[str, Any]) -> Foreign:
     inside = {name: layout.usual(name.removeprefix(prefix)) for name in shapes if name.startswith(prefix)}
     usual = {usual: shapes[name] for name, usual in inside.items()}
 
-    special = {name: layout.has(name, usual) for name in ("class_token", "distillation_token")}
+    scaled = any(layout.has(name, usual) for name in LAYER_SCALE)
+    absent = {name for name in OPTIONAL if not (layout.has(name, usual) or (scaled and name in LAYER_SCALE))}
+    special = {name: name not in absent for name in ("class_token", "distillation_token")}
     units = layout.units(usual)
-    places = tuple(layout.places(depth=layout.depth(usual), units=units, **special))
+    places = tuple(layout.places(depth=layout.depth(usual), absent=absent, units=units))
     wanted = {name for place in places for name in place.theirs}
     _refuse(path, f"{layout.peer}'s layout wants", sorted(wanted - usual.keys()))
     count = Counter(inside.values())
@@ -98,7 +105,8 @@ def read(path: Path, given: Mapping[str, Any]) -> Foreign:
     if not letters.keys() >= set("dcpqmt"):
         raise ForeignError(f"{path}: its tensors have other shapes than {layout.peer}'s")
     known = _beside(layout, path.parent) | ({"heads": letters["h"]} if "h" in letters else {})
-    usual_values = {"heads": HEADS.get(letters["d"]), **layout.normalisation}
+    normalisation = IMAGENET if scaled else layout.normalisation  # as DINOv2, DeiT III and BEiT
+    usual_values = {"heads": HEADS.get(letters["d"]), **normalisation}
     chosen, sources = {}, {}
     for source, values in (("as usual", usual_values), ("as it says", known), ("as told", given)):
         for name in FOREIGN_OPTIONS:
@@ -110,7 +118,8 @@ def read(path: Path, given: Mapping[str, Any]) -> Foreign:
         raise OptionError("heads", chosen["heads"], f"{path.name} has {letters['h']}")
     step = 1 if units is None else options.stride(units)
     patch = letters["p"] * step, letters["q"] * step
-    size = _size(path, letters["t"], patch, sum(special.values()), chosen.get("trained_size"))
+    registers, tokens = letters.get("registers", 0), sum(special.values())
+    size = _size(path, letters["t"], patch, (tokens, 0, tokens + registers), chosen.get("trained_size"))
     gelu = known.get("gelu") or layout.gelu
     arguments = {
         "image_size": list(size),
@@ -121,8 +130,10 @@ def read(path: Path, given: Mapping[str, Any]) -> Foreign:
         "mlp_width": letters["m"],
         "channels": letters["c" if units is None else "r"],
         **special,
-        # Stores know a file by a checksum of its arguments, which once lacked this one.
+        # Stores know a file by a checksum of its arguments, which once lacked these three.
         **({} if gelu == "exact" else {"gelu": gelu}),
+        **({"layer_scale": 1e-5} if scaled else {}),  # where it began, as in DINOv2
+        **({"registers": registers} if registers else {}),
         "pooling": "class_token" if special["class_token"] else "patch_mean",
         "positions": "learned_1d",
         "positions_at": "stem",
@@ -182,17 +193,21 @@ def _first_part(name: str, beside: str = "") -> str:
     return next((part for part, other in itertools.zip_longest(parts, above) if part != other), name)
 
 
-def _size(path: Path, rows: int, patch: tuple[int, int], special: int, given: object) -> tuple[int, int]:
-    """Height and width of the images that so many positions are for: as given, else a square of patches."""
+def _size(path: Path, rows: int, patch: tuple[int, int], special: Sequence[int], given: object) -> tuple[int, int]:
+    """Height and width of the images that so many positions are for: as given, else a square of patches.
+
+    special: how many of the positions may be for other tokens, the likeliest first.
+    """
     if given is None:
-        for patches in (rows - special, rows):
+        for others in special:
+            patches = rows - others
             side = math.isqrt(max(patches, 0))
             if side and side**2 == patches:
                 return side * patch[0], side * patch[1]
         raise OptionError("trained_size", None, f"{path.name} has {rows} positions, no square; give [height, width]")
     size = pair("trained_size", given)
     grid = options.grid(size, patch)
-    if rows - math.prod(grid) not in (0, special):
+    if rows - math.prod(grid) not in special:
         right = f"is {grid[0]}x{grid[1]} patches, and {path.name} has {rows} positions"
         raise OptionError("trained_size", given, right)
     return size

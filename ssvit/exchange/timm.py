@@ -1,4 +1,4 @@
-"""timm's VisionTransformer, which DeiT's and MAE's published encoders share their names with."""
+"""timm's VisionTransformer, which DeiT's, MAE's and DINOv2's published encoders share their names with."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -28,13 +28,16 @@ _TABLE = (
     *both("patch", "patch_embed.proj", weight="d c p q -> d (c p q)"),
     Place("class_token", ("cls_token",)),
     Place("distillation_token", ("dist_token",)),
+    Place("register_tokens", ("reg_token",), "1 registers d -> 1 registers d"),
     Place("positions.0.embedding", ("pos_embed",), "1 t d -> t d"),
     *both("blocks.{i}.norm1", "blocks.{i}.norm1"),
     *both("blocks.{i}.attention.qkv", "blocks.{i}.attn.qkv"),
     *both("blocks.{i}.attention.out", "blocks.{i}.attn.proj"),
+    Place("blocks.{i}.scale1.gamma", ("blocks.{i}.ls1.gamma",)),
     *both("blocks.{i}.norm2", "blocks.{i}.norm2"),
     *both("blocks.{i}.expand", "blocks.{i}.mlp.fc1", weight="m d -> m d"),
     *both("blocks.{i}.contract", "blocks.{i}.mlp.fc2"),
+    Place("blocks.{i}.scale2.gamma", ("blocks.{i}.ls2.gamma",)),
     *both("norm", "norm"),
 )
 _ACTIVATIONS = {"gelu": "exact", "gelu_tanh": "tanh"}  # timm's names of the GELUs
@@ -62,6 +65,8 @@ def lacks(arguments: Mapping[str, Any], classifier: Mapping[str, Any] | None) ->
         return f"a stem of layers {list(stem['layers'])} and width {stem['width']}"
     if distilled and (stem is not None or arguments["pooling"] != "class_token"):
         return "a distillation token without pooling=class_token, or in a hybrid"
+    if distilled and arguments.get("registers"):
+        return "a distillation token and registers"
     if classifier is not None and classifier["hidden"] is not None:
         return "a head with a hidden layer"
     return None
@@ -92,6 +97,8 @@ def config(encoder: "ViT", classes: Sequence[str], resized: Mapping[str, object]
             "num_heads": encoder.arguments["heads"],
             "mlp_ratio": ratio,
             **({} if encoder.arguments["gelu"] == "exact" else {"act_layer": "gelu_tanh"}),
+            **({} if encoder.arguments["layer_scale"] is None else {"init_values": encoder.arguments["layer_scale"]}),
+            **({} if encoder.register_tokens is None else {"reg_tokens": encoder.arguments["registers"]}),
             **({} if distilled else {"class_token": encoder.class_token is not None}),
             **pooled,
         },
@@ -120,17 +127,19 @@ TIMM = Layout(
     normalisation=HALF,
     aliases=((rf"^{_BACKBONE}\.(conv|norm)\.", rf"{_BACKBONE}.stem.\1."),),
     epsilons="timm",
+    places_registers=True,
     bare=(rf"^{_BACKBONE}\.stem\.", f"{_BACKBONE}."),
     beside=_beside,
 )
 
 # Facebook's files hold their weights under "model", and timm's do not.
 FACEBOOK = Layout(
-    peer="MAE or DeiT",
+    peer="MAE, DeiT or DINOv2",
     signature="patch_embed.proj.weight",
     table=_TABLE,
     left=r"head\.|head_dist\.|mask_token$|decoder_",
     normalisation=IMAGENET,
+    aliases=((r"^register_tokens$", "reg_token"),),
     epsilons="timm",
     marks=("model.patch_embed.proj.weight", "mask_token", "decoder_embed.weight"),
 )

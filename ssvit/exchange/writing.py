@@ -8,7 +8,7 @@ import re
 import torch
 from torch import Tensor
 
-from ssvit.exchange.layout import Layout
+from ssvit.exchange.layout import OPTIONAL, Layout
 from ssvit.models.vit import ViT
 from ssvit.objectives.classify import Classify
 
@@ -17,11 +17,15 @@ from ssvit.objectives.classify import Classify
 def tensors(layout: Layout, encoder: ViT, head: Classify | None = None, prefix: str = "") -> dict[str, Tensor]:
     """The peer's tensors of an encoder, their names after a prefix, and of a classifier's head, without the prefix.
 
-    Positions of any kind become the rows (t, d) that are added, zeros if there are none.
+    Positions of any kind become the rows (t, d) that are added, zeros if there are none. Where the layout has rows for
+    the registers too, these are zeros.
     """
     state = encoder.state_dict()
-    zeros = torch.zeros(encoder.num_prefix_tokens + encoder.patches, encoder.width)
-    state["positions.0.embedding"] = encoder.positions[0]() if len(encoder.positions) else zeros
+    zeros = torch.zeros(
+        int("class_token" in state) + int("distillation_token" in state) + encoder.patches, encoder.width
+    )
+    rows = encoder.positions[0]() if len(encoder.positions) else zeros
+    state["positions.0.embedding"] = encoder.around_registers(rows) if layout.places_registers else rows
     arguments = encoder.arguments
     p, q = encoder.cut
     letters = {
@@ -29,12 +33,8 @@ def tensors(layout: Layout, encoder: ViT, head: Classify | None = None, prefix: 
         "k": encoder.width // arguments["heads"], "three": 3,
     }  # fmt: skip
     units = None if encoder.stem is None else arguments["stem"]["layers"]
-    places = layout.places(
-        depth=len(encoder.blocks),
-        class_token=encoder.class_token is not None,
-        distillation_token=encoder.distillation_token is not None,
-        units=units,
-    )
+    absent = [name for name in OPTIONAL if name.format(i=0) not in state]
+    places = layout.places(depth=len(encoder.blocks), absent=absent, units=units)
     written = {}
     for place in places:
         for name, value in place.write(state[place.ours], letters).items():

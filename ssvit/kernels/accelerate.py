@@ -53,17 +53,18 @@ class Block(vit.Block):
 
     def forward(self, x: Tensor, position_ids: Ids = None, output_ids: Ids = None) -> Tensor:
         attention, mlp = self.branches()
-        added = self._added(x, attention) if output_ids is None else None
+        added = self._added(x, attention, self.scale1) if output_ids is None else None
         if added is None:
             attended = self.attention(self.norm1(x), position_ids, output_ids)
-            added = (x if output_ids is None else vit.gather(x, output_ids)) + self.drop(self.dropout(attended))
-        changed = self._added(added, mlp)
-        return added + self.drop(self.dropout(self.mlp(self.norm2(added)))) if changed is None else changed
+            added = self.add(x if output_ids is None else vit.gather(x, output_ids), attended, self.scale1)
+        changed = self._added(added, mlp, self.scale2)
+        return self.add(added, self.mlp(self.norm2(added)), self.scale2) if changed is None else changed
 
     @property
     def adds(self) -> bool:
-        """Whether branches are added as they are, without dropout or stochastic depth."""
-        return not self.training or self.dropout.p == self.drop.rate == 0
+        """Whether branches are added as they are, without LayerScale, dropout or stochastic depth."""
+        scaled = isinstance(self.scale1, vit.LayerScale)
+        return not scaled and (not self.training or self.dropout.p == self.drop.rate == 0)
 
     def branches(self) -> tuple[Branch | None, Branch | None]:
         """Attention and MLP; None for one that does more than the kernels, or with a module that must be called."""
@@ -74,10 +75,10 @@ class Block(vit.Block):
             mlp = _branch(self.norm2, self.expand, self.contract, 0)
         return attention, mlp
 
-    def _added(self, x: Tensor, branch: Branch | None) -> Tensor | None:
+    def _added(self, x: Tensor, branch: Branch | None, scale: nn.Module) -> Tensor | None:
         """x and a branch of it, or None where the kernels do not support it."""
         out = None if branch is None else branches(x, branch, adds=self.adds)
-        return out if out is None or self.adds else x + self.drop(self.dropout(out))
+        return out if out is None or self.adds else self.add(x, out, scale)
 
 
 class Layers(vit.Layers):

@@ -101,6 +101,11 @@ class ViT:
     """The options of the `Stem` of a hybrid, None for patches of pixels."""
     gelu: str = "exact"
     """The MLP's GELU: x * Phi(x), or its approximation by tanh, which JAX computes (Hendrycks and Gimpel 2016)."""
+    layer_scale: float | None = None
+    """Where the factors start that attention's and the MLP's outputs are multiplied by, None for no such factors
+    (LayerScale, Touvron et al. 2021: CaiT); 1e-5 in DINOv2 (facebookresearch/dinov2: ssl_default_config.yaml)."""
+    registers: int = 0
+    """How many tokens without a position or a use stand before the patches (Darcet et al. 2024)."""
 
     def __post_init__(self) -> None:
         _ = self.grid
@@ -120,6 +125,9 @@ class ViT:
         if self.pooling == "class_token" and not self.class_token:
             raise OptionError("pooling", self.pooling, "needs class_token=true; without one, pool by patch_mean")
         one_of("gelu", self.gelu, ("exact", "tanh"))
+        if self.layer_scale is not None:
+            number("layer_scale", self.layer_scale, 0, above=True)
+        whole("registers", self.registers, at_least=0)
         self._check_positions()
         for name in ("dropout", "attention_dropout", "stochastic_depth"):
             number(name, getattr(self, name), 0, 0.99)

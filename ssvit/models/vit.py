@@ -4,8 +4,8 @@
 the sequence (corrupt it, drop patches from it) it does between the two. Normalisation belongs to the encoder, so
 images come in as they are: float in [0, 1], or uint8.
 
-Letters: b images, c channels, n patches, s prefix tokens (0 to 2), t tokens (prefix tokens, then patches), m chosen
-tokens, d width.
+Letters: b images, c channels, n patches, s prefix tokens (class token, distillation token, registers), t tokens (prefix
+tokens, then patches), m chosen tokens, d width.
 """
 
 import math
@@ -56,6 +56,17 @@ class StochasticDepth(nn.Module):
         return branch * (kept / (1 - self.rate)).to(branch.dtype)
 
 
+class LayerScale(nn.Module):
+    """Multiply what a branch puts out by a learned factor for each of its numbers (Touvron et al. 2021: CaiT)."""
+
+    def __init__(self, width: int, start: float) -> None:
+        super().__init__()
+        self.gamma = nn.Parameter(torch.full((width,), start))
+
+    def forward(self, branch: Tensor) -> Tensor:
+        return branch * self.gamma.to(branch.dtype)
+
+
 class Attention(nn.Module):
     """Multi-head self-attention with one packed projection (Appendix A).
 
@@ -94,7 +105,7 @@ class Attention(nn.Module):
 class Block(nn.Module):
     """A pre-norm Transformer layer: x = x + attention(norm(x)), then x = x + mlp(norm(x)) (equations 2 and 3).
 
-    relative: as of `Attention`.
+    relative: as of `Attention`. layer_scale: where the factors of both branches start, None for none.
     """
 
     def __init__(
@@ -108,6 +119,7 @@ class Block(nn.Module):
         relative: tuple[Grid, int] | None,
         gelu: str = "exact",
         attention_dropout: float = 0.0,
+        layer_scale: float | None = None,
     ) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(width, eps=1e-6)
@@ -118,13 +130,19 @@ class Block(nn.Module):
         self.gelu = gelu
         self.dropout = nn.Dropout(dropout)
         self.drop = StochasticDepth(drop)
+        self.scale1, self.scale2 = (
+            nn.Identity() if layer_scale is None else LayerScale(width, layer_scale) for _ in range(2)
+        )
 
     def forward(self, x: Tensor, position_ids: Ids = None, output_ids: Ids = None) -> Tensor:
         """As `Attention.forward`."""
         attended = self.attention(self.norm1(x), position_ids, output_ids)
-        x = x if output_ids is None else gather(x, output_ids)
-        x = x + self.drop(self.dropout(attended))
-        return x + self.drop(self.dropout(self.mlp(self.norm2(x))))
+        x = self.add(x if output_ids is None else gather(x, output_ids), attended, self.scale1)
+        return self.add(x, self.mlp(self.norm2(x)), self.scale2)
+
+    def add(self, x: Tensor, branch: Tensor, scale: nn.Module) -> Tensor:
+        """A residual connection."""
+        return x + self.drop(scale(self.dropout(branch)))
 
     def mlp(self, x: Tensor) -> Tensor:
         """Two linear layers with a GELU between them: (b, t, d) -> (b, t, d)."""
@@ -190,7 +208,8 @@ class ViT(nn.Module):
         self.patch_size = pair("patch_size", own.patch_size)
         self.grid, self.patches = own.grid, math.prod(own.grid)
         self.width, self.channels, self.pooling = own.width, own.channels, own.pooling
-        self.num_prefix_tokens = int(own.class_token) + int(own.distillation_token)
+        placed = int(own.class_token) + int(own.distillation_token)  # prefix tokens with positions
+        self.num_prefix_tokens = placed + own.registers
 
         self.stem = None if own.stem is None else ResNet(channels=own.channels, **own.stem)
         stride, mapped = (1, own.channels) if self.stem is None else (self.stem.stride, self.stem.outputs)
@@ -198,12 +217,13 @@ class ViT(nn.Module):
         self.patch = nn.Linear(mapped * math.prod(self.cut), own.width)
         self.class_token = nn.Parameter(torch.zeros(1, 1, own.width)) if own.class_token else None
         self.distillation_token = nn.Parameter(torch.zeros(1, 1, own.width)) if own.distillation_token else None
+        self.register_tokens = nn.Parameter(torch.zeros(1, own.registers, own.width)) if own.registers else None
         self.positions = nn.ModuleList()
         self.layers_with_positions = 0  # so many of the first layers have them added to their input
         if kind := positions.ADDITIVE.get(own.positions):
             self.layers_with_positions = 1 if own.positions_at == "stem" else own.depth
             count = own.depth if own.positions_at == "every_layer" else 1
-            self.positions.extend(kind(own.grid, self.num_prefix_tokens, own.width) for _ in range(count))
+            self.positions.extend(kind(own.grid, placed, own.width) for _ in range(count))
         self.dropout = nn.Dropout(own.dropout)
         blocks = (
             Block(
@@ -215,6 +235,7 @@ class ViT(nn.Module):
                 drop=own.stochastic_depth * layer / max(own.depth - 1, 1),
                 relative=(own.grid, self.num_prefix_tokens) if own.positions == "relative" else None,
                 gelu=own.gelu,
+                layer_scale=own.layer_scale,
             )
             for layer in range(own.depth)
         )
@@ -232,6 +253,8 @@ class ViT(nn.Module):
                 lecun_normal_(module.weight.flatten(1))
         lecun_normal_(self.patch.weight)
         nn.init.zeros_(self.patch.bias)
+        if self.register_tokens is not None:
+            nn.init.normal_(self.register_tokens, std=1e-6)  # facebookresearch/dinov2: vision_transformer.py
         for block in self.blocks:
             for matrix in (*block.attention.qkv.weight.chunk(3), block.attention.out.weight):
                 nn.init.xavier_uniform_(matrix)
@@ -317,16 +340,26 @@ class ViT(nn.Module):
             tokens = gather(tokens, visible_ids)
             prefix_ids = torch.arange(self.num_prefix_tokens, device=visible_ids.device).expand(len(visible_ids), -1)
             position_ids = torch.cat([prefix_ids, visible_ids + self.num_prefix_tokens], dim=1)
-        first = [token for token in (self.class_token, self.distillation_token) if token is not None]
+        every = self.class_token, self.distillation_token, self.register_tokens
+        first = [token for token in every if token is not None]
         if first:
             prefix = [token.expand(tokens.shape[0], -1, -1).to(tokens.dtype) for token in first]
             tokens = torch.cat([*prefix, tokens], 1)
         count = self.layers_with_positions
-        tables = [self.positions[layer % len(self.positions)](grid, self.resize) for layer in range(count)]
+        own = (self.positions[layer % len(self.positions)](grid, self.resize) for layer in range(count))
+        tables = [self.around_registers(table) for table in own]
         added = tables if position_ids is None else [table[position_ids] for table in tables]
         if added:
             tokens = tokens + added[0].to(tokens.dtype)
         return self.dropout(tokens), position_ids, added[1:]
+
+    def around_registers(self, table: Tensor) -> Tensor:
+        """Position embeddings with zeros for the registers, which have none: -> (t, d)."""
+        if self.register_tokens is None:
+            return table
+        zeros = table.new_zeros(self.register_tokens.shape[1:])
+        prefix, patches = table.tensor_split([self.num_prefix_tokens - len(zeros)])
+        return torch.cat([prefix, zeros, patches])
 
     def forward(self, images: Tensor) -> Tensor:
         """(b, c, h, w) -> (b, s + n, d)."""
