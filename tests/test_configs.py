@@ -78,7 +78,7 @@ def build(config) -> None:
         built = instantiate(transform, _convert_="all")
         assert getattr(built, "options", built).size == objective.encoder.image_size
     for evaluator in config.evaluators.values():
-        instantiate(evaluator, source=[], transform=None)
+        instantiate(evaluator, source=[], transform=None, _convert_="all")
 
 
 @pytest.mark.parametrize("group", ["encoder", "target", "objective"])
@@ -86,13 +86,18 @@ def test_every_choice_builds(group):
     for name in names(group):
         size = ["data.image_size=224"] if group == "encoder" and name != "small" else []
         config = composed(f"{group}={name}", *size)
+        if name == "contrastive_tuning":
+            with pytest.raises(OptionError, match=r"^checkpoint=null: the objective goes on from trained weights"):
+                preflight.check(plain(config))
+            build(config)
+            continue
         preflight.check(OmegaConf.to_container(config, resolve=True))
         build(config)
 
 
 @pytest.mark.parametrize("name", names("augment"))
 def test_every_augmentation_builds(name, images):
-    objective = "dino" if name.startswith("multi_crop") else "masked_patch"
+    objective = "dino" if name.startswith(("multi_crop", "two_crops")) else "masked_patch"
     options = ["data=folder", f"data.root={images}", "recipe.batch_size=8", f"objective={objective}"]
     options.append(f"augment@data.augment={name}")
     config = composed(*options)

@@ -252,9 +252,9 @@ def test_the_panel_draws_what_it_measured():
 def test_words_say_whether_it_has_learned_or_collapsed():
     apart = F.normalize(random(40, 16, seed=1), dim=-1)
     cases = {
-        "the model has learned": (apart.repeat(2, 1), apart, 1.0, None),
-        "the model has NOT learned": (F.normalize(random(80, 16), dim=-1), apart, 9.0, None),
-        "the model has NOT learned to": (apart.repeat(2, 1), apart, 1.0, 1.0),  # no better than at the start
+        "the model tells images apart, better": (apart.repeat(2, 1), apart, 1.0, None),
+        "the model does NOT tell": (F.normalize(random(80, 16), dim=-1), apart, 9.0, None),
+        "the model does NOT tell images apart": (apart.repeat(2, 1), apart, 1.0, 1.0),  # no better than at the start
         "COLLAPSED, or hardly begun: all features": (apart.repeat(2, 1), F.normalize(1 + apart / 100, dim=-1), 1, None),
     }
     for words, (projections, features, loss, start) in cases.items():

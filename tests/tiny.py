@@ -20,6 +20,7 @@ from ssvit.models.vit import ViT
 from ssvit.objectives.base import Objective
 from ssvit.objectives.classify import Classify
 from ssvit.objectives.contrast import Contrastive
+from ssvit.objectives.contrastive_tuning import ContrastiveTuning
 from ssvit.objectives.dino import Dino
 from ssvit.objectives.latent import Latent
 from ssvit.objectives.mae import MAE
@@ -96,6 +97,13 @@ def simclr(dropout: float = 0.0, seed: int = 0, **options) -> SimCLR:
     torch.manual_seed(seed)
     own = {"temperature": 0.2, "hidden": 16, "projection": 8, "keep": 0.5, **options}
     return SimCLR(encoder=encoder(dropout), **own)
+
+
+def contrastive_tuning(dropout: float = 0.0, seed: int = 0, **options) -> ContrastiveTuning:
+    """Contrastive tuning of the last of two layers, which a few steps of the heads alone precede."""
+    torch.manual_seed(seed)
+    own = {"hidden": 16, "projection": 8, "queue": 20, "heads_only": 0.2, **options}
+    return ContrastiveTuning(encoder=encoder(dropout), **own)
 
 
 def classify(dropout: float = 0.0, seed: int = 0, **options) -> Classify:

@@ -95,5 +95,5 @@ def describe(metrics: Mapping[str, float], start: float | None = None) -> list[s
     if signs := one_way(metrics):
         return [*lines, f"COLLAPSED, or hardly begun: {signs[0]}"]
     if loss < chance and top1 > max(start or 0.0, metrics["top1_by_chance"]):
-        return [*lines, "the model has learned to tell images apart"]
-    return [*lines, "the model has NOT learned to tell images apart yet"]
+        return [*lines, "the model tells images apart, better than at step 0"]
+    return [*lines, "the model does NOT tell images apart better than at step 0"]

@@ -501,3 +501,44 @@ class SimCLR:
     def count(self, patches: int) -> int:
         """How many of a view's patches are kept: the fraction rounded, but at least one."""
         return max(1, round(self.keep * patches))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContrastiveTuning:
+    """Contrastive tuning of a finished run; the defaults are MAE-CT's for ViT-L (ml-jku/MAE-CT: yamls)."""
+
+    views: ClassVar[tuple[str, ...]] = ("global",)
+    goes_on: ClassVar[bool] = True  # from trained weights
+
+    temperature: float = 0.2
+    """Divides the cosines."""
+    hidden: int = 2048
+    """Width of the hidden layers of the projector, which has two, and of the predictor, which has one."""
+    projection: int = 256
+    """Numbers that are compared."""
+    queue: int = 65536
+    """Images, at least those of a step, among which a nearest neighbour is looked for. With more than there are in the
+    training set, an image finds itself."""
+    trained: int | None = None
+    """How many of the encoder's last layers are trained, beside its last norm; null: half of them."""
+    heads_only: float = 0.5
+    """Part of the run in which the encoder has no gradient, so that the heads alone are trained."""
+
+    def __post_init__(self) -> None:
+        number("temperature", self.temperature, 0, above=True)
+        for name in ("hidden", "projection", "queue"):
+            whole(name, getattr(self, name))
+        if self.trained is not None:
+            whole("trained", self.trained)
+        number("heads_only", self.heads_only, 0, 1)
+
+    def fits(self, encoder: ViT) -> None:
+        """OptionError unless the encoder has as many layers as are to be trained."""
+        if self.trained is not None and self.trained > encoder.depth:
+            raise OptionError("trained", self.trained, f"must be at most {encoder.depth}, the layers of the encoder")
+
+    @property
+    def schedules(self) -> dict[str, ScheduleFunction]:
+        """By name. encoder_gradient: a factor of the encoder's gradient."""
+        start = 0.0 if self.heads_only else 1.0
+        return {"encoder_gradient": Schedule(start=start, end=1.0, shape="step", over=self.heads_only or 1.0)}

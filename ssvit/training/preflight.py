@@ -59,6 +59,13 @@ def encoder(made: Mapping[str, object]) -> ViT | None:
     return vit
 
 
+def start(made: Mapping[str, object]) -> None:
+    """OptionError if an objective that goes on from trained weights would have random ones."""
+    if getattr(made.get("objective"), "goes_on", False) and isinstance(made.get("encoder"), ViT):
+        right = "the objective goes on from trained weights: give the path of a run, or of another project's weights"
+        raise OptionError("checkpoint", None, right)
+
+
 def views(made: Mapping[str, object]) -> None:
     """OptionError unless the augmentation gives the views that the objective takes, by default one, "image"."""
     objective, augmentation = made.get("objective"), made.get("data.augment")
@@ -80,6 +87,7 @@ def check(config: Mapping[str, Any]) -> Recipe:
     number("fabric.timeout", config["fabric"]["timeout"], 1)
     made = parts(config)
     vit = encoder(made)
+    start(made)
     views(made)
     with within("subset"):
         subset = make(Subset, config["subset"])

@@ -1,0 +1,115 @@
+"""Contrastive tuning of a finished run, a second stage (MAE-CT, Lehner et al. 2023): near images become nearer.
+
+A view is to find the nearest neighbour of the image's other view, among images seen before (NNCLR, Dwibedi et al.
+2021). Only the upper layers are trained, after a first part of the run in which the new heads are trained alone.
+
+Letters: b images, v = 2 views, c channels, h, w pixels, e numbers of a projection, q places in the queue, r, s rows.
+"""
+
+import itertools
+import math
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from torch import Tensor, nn
+
+from ssvit.data.batch import Batch
+from ssvit.models.options import ViT as ViTOptions
+from ssvit.models.vit import ViT
+from ssvit.objectives import options
+from ssvit.objectives.base import NOTHING
+from ssvit.objectives.contrast import VIEWS, Contrastive, cosines, gathered, two_views, unit
+from ssvit.options import OptionError, make
+
+
+class ContrastiveTuning(Contrastive):
+    """The options are those of `options.ContrastiveTuning`. Batches have two "global" views.
+
+    queue (q, e): projections of the newest images. An image's place is that of its slot, so that the queue is the same
+    however a batch is divided.
+    """
+
+    queue: Tensor
+
+    def __init__(self, *, encoder: ViT, **given: object) -> None:
+        super().__init__()
+        self.options = own = make(options.ContrastiveTuning, given)
+        own.fits(make(ViTOptions, encoder.arguments))
+        self.schedules = own.schedules
+        self.encoder = encoder.requires_grad_(False)
+        upper = own.trained or math.ceil(len(encoder.blocks) / 2)
+        for part in (*list(encoder.blocks)[-upper:], encoder.norm):
+            part.requires_grad_(True)
+        self.projector = perceptron(encoder.width, own.hidden, own.hidden, own.projection)
+        self.predictor = perceptron(own.projection, own.hidden, own.projection)
+        self.register_buffer("queue", unit(torch.randn(own.queue, own.projection)))
+
+    def project(self, views: Tensor, gradient: Tensor | float = 1.0) -> Tensor:
+        """(b, v, c, h, w) -> (v b, e). gradient: factor of the encoder's gradient, which changes nothing else."""
+        features = self.encoder.represent(rearrange(views, "b v c h w -> (v b) c h w"))
+        return self.projector(scale_gradient(features, gradient))
+
+    def nearest(self, projections: Tensor) -> Tensor:
+        """The places in the queue of the nearest neighbours: (r, e) -> (r,)."""
+        return cosines(unit(projections.detach()), self.queue).argmax(1)
+
+    def logits(self, projections: Tensor, predictions: Tensor) -> Tensor:
+        """Of each view's nearest neighbour with the other views' predictions: (v b, e), (v s, e) -> (v b, s).
+
+        Both are ordered by views first, predictions have length 1.
+        """
+        near = self.queue[self.nearest(projections)]
+        pairs = zip(near.chunk(VIEWS), reversed(predictions.chunk(VIEWS)), strict=True)
+        return torch.cat([cosines(*pair) for pair in pairs]) / self.options.temperature
+
+    def losses(self, projections: Tensor) -> Tensor:
+        """(v b, e) -> (v b,)."""
+        logits = self.logits(projections, unit(self.predictor(projections)))
+        right = torch.arange(logits.shape[1], device=logits.device).repeat(VIEWS)
+        return F.cross_entropy(logits, right, reduction="none")
+
+    def chance(self, images: int) -> float:
+        """One of the b predictions is right."""
+        return math.log(images)
+
+    def forward(self, batch: Batch, noise: object, scheduled: Mapping[str, Tensor] = NOTHING) -> dict[str, Tensor]:
+        """The mean loss among the micro-batches of all processes, and what enters the queue in `after_step`."""
+        if len(batch.slots) > len(self.queue):
+            raise OptionError("objective.queue", len(self.queue), f"must hold the {len(batch.slots)} images of a batch")
+        projections = self.project(two_views(batch), scheduled["encoder_gradient"])
+        every, first = gathered(unit(self.predictor(projections)))
+        b = len(batch.slots)
+        logits = self.logits(projections, rearrange(every, "(r v b) e -> (v r b) e", v=VIEWS, b=b))
+        right = (first // VIEWS + torch.arange(b, device=logits.device)).repeat(VIEWS)
+        place = batch.slots % len(self.queue)
+        newest = unit(projections[:b].detach()).to(self.queue.dtype)
+        return {
+            "loss": F.cross_entropy(logits, right),
+            "accuracy": (logits.detach().argmax(1) == right).float().mean(),
+            "newest": torch.zeros_like(self.queue).index_add(0, place, newest),
+            "entered": torch.zeros_like(self.queue[:, 0]).index_fill(0, place, 1.0),
+        }
+
+    def after_step(self, outputs: Mapping[str, Tensor], scheduled: Mapping[str, Tensor], applied: Tensor) -> None:
+        """Put the first views of the step's images into the queue, over the oldest."""
+        # The mean over micro-batches and processes is a part of each vector; its length becomes 1 again.
+        entered = applied & (outputs["entered"] > 0)
+        self.queue.copy_(torch.where(entered[:, None], unit(outputs["newest"]), self.queue))
+
+
+def perceptron(*widths: int) -> nn.Sequential:
+    """Linear layers, with layer norm and GELU between them; the batch norm of NNCLR would differ between processes."""
+    layers: list[nn.Module] = []
+    for before, after in itertools.pairwise(widths):
+        layers += [nn.LayerNorm(before), nn.GELU()] if layers else []
+        layers.append(nn.Linear(before, after))
+    return nn.Sequential(*layers)
+
+
+def scale_gradient(x: Tensor, factor: Tensor | float) -> Tensor:
+    """The same value, whose gradient is multiplied by a factor."""
+    if isinstance(factor, Tensor):
+        factor = factor.to(x.dtype)
+    return x * factor + x.detach() * (1 - factor)
