@@ -19,6 +19,7 @@ from ssvit.data.memory import Memory
 from ssvit.models.vit import ViT
 from ssvit.objectives.base import Objective
 from ssvit.objectives.classify import Classify
+from ssvit.objectives.codebook import Codebook
 from ssvit.objectives.contrast import Contrastive
 from ssvit.objectives.contrastive_tuning import ContrastiveTuning
 from ssvit.objectives.dino import Dino
@@ -65,6 +66,18 @@ def model(dropout: float = 0.0, seed: int = 0) -> MaskedPatch:
     """A masked patch objective."""
     torch.manual_seed(seed)
     return MaskedPatch(encoder=encoder(dropout), masking=Masking(), target=MeanColor(patch_size=4, bits=1))
+
+
+def codebook(dropout: float = 0.0, seed: int = 0, *, features: bool = False) -> MaskedPatch:
+    """A masked patch objective of clusters, of windows or of the features of another encoder after its first layer."""
+    torch.manual_seed(7)
+    frozen = encoder(0.5).eval() if features else None
+    if frozen is not None:
+        frozen.blocks = frozen.blocks[:1]
+    stage = {"encoder": frozen, "checkpoint": str(Path(__file__)), "layer": 1} if features else {}
+    target = Codebook(patch_size=4, clusters=6, images=20, components=8, **stage)
+    torch.manual_seed(seed)
+    return MaskedPatch(encoder=encoder(dropout), masking=Masking(), target=target)
 
 
 def mae(dropout: float = 0.0, seed: int = 0) -> MAE:

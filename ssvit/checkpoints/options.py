@@ -10,7 +10,7 @@ from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.checkpoints.manifest import CheckpointError
 from ssvit.data.augment.options import CenterCrop
 from ssvit.models.options import CHANGEABLE, RESIZE, ViT
-from ssvit.options import OptionError, command, flag, make, one_of, pair
+from ssvit.options import OptionError, command, flag, make, one_of, pair, whole
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +61,40 @@ class LoadEncoder:
             if (value := getattr(self, name)) not in (None, trained[name]):
                 raise OptionError(name, value, f"must be {trained[name]}, as in the checkpoint")
         return make(ViT, trained | self.changes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadLayers:
+    """The first layers of a checkpoint's encoder."""
+
+    path: str | Path | None
+    """As of `LoadEncoder`; None for no encoder."""
+    layer: int | None = None
+    """The last of them, 1 for the first."""
+
+    def __post_init__(self) -> None:
+        if self.layer is not None:
+            whole("layer", self.layer)
+        if self.layer is not None and self.checkpoint is not None and self.layer > self.checkpoint.encoder["depth"]:
+            depth = self.checkpoint.encoder["depth"]
+            raise OptionError("layer", self.layer, f"must be at most {depth}, the layers of the checkpoint's encoder")
+
+    @cached_property
+    def checkpoint(self) -> Checkpoint | None:
+        """The checkpoint, if there is to be one."""
+        try:
+            return None if self.path is None else Checkpoint.open(self.path)
+        except OptionError as error:
+            raise OptionError("path", self.path, error.right) from None
+
+    def fits(self, encoder: ViT) -> None:
+        """OptionError unless it has patches of the same size."""
+        if self.checkpoint is None:
+            return
+        vits = encoder, make(ViT, self.checkpoint.encoder)
+        patch, theirs = ("x".join(map(str, (vit.channels, *pair("patch_size", vit.patch_size)))) for vit in vits)
+        if patch != theirs:
+            raise OptionError("path", self.path, f"has patches of {theirs}, and the encoder has patches of {patch}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -193,6 +193,16 @@ def load_encoder(path: str | Path, **given: Any) -> ViT:
     return encoder.eval()
 
 
+def load_layers(path: str | Path | None, layer: int | None) -> ViT | None:
+    """The encoder of a checkpoint up to a layer, and its last norm; None without a path. Errors: see `load_encoder`."""
+    loading = options.LoadLayers(path=path, layer=layer)
+    if loading.path is None:
+        return None
+    encoder = load_encoder(loading.path, announce=True)
+    encoder.blocks = encoder.blocks[: loading.layer]
+    return encoder
+
+
 def load_classifier(path: str | Path, **given: Any) -> Classify:
     """The classifier of a fine-tuning or supervised checkpoint in eval mode; CheckpointError if it has none.
 

@@ -84,7 +84,7 @@ class Loader:
         self._tally = _Tally(size)
         self.unreadable = self._tally.reasons
 
-    def batches(self, first_step: int, last_step: int) -> Iterator[Batch]:
+    def batches(self, first_step: int, last_step: int) -> Generator[Batch]:
         """The micro-batches of steps first_step ... last_step - 1, in order.
 
         UserError if more than 1 % of the files cannot be read, or if a worker dies or gives nothing in time.

@@ -3,7 +3,7 @@
 Letters: b images.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from operator import attrgetter
 from types import MappingProxyType
 from typing import Any
@@ -45,6 +45,14 @@ class Objective(nn.Module):
         # Activation checkpointing changes no bit of the weights, so a run may go on with it or without.
         own = {name: value for name, value in self.backbone().arguments.items() if name != "activation_checkpointing"}
         return {"encoder": own} | ({} if self.backbone_name == "encoder" else {"backbone": self.backbone_name})
+
+    def prepare(self, batches: Iterator[Batch]) -> str:
+        """Fit buffers to training images, once, before the first step; returns a line for the console, "" for none.
+
+        batches: as in training, from the run's first image on, without end. The main process calls it, in eval mode,
+        and the others get its buffers. A run that goes on has them from its checkpoint.
+        """
+        return ""
 
     def sample(self, slots: Tensor, *, seed: int) -> Any:
         """Every random choice about the images of slots (b,): a tuple of tensors whose first dimension is b."""

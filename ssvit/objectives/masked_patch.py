@@ -6,7 +6,7 @@ costs less; what is predicted stays the same.
 Letters: b images, n patches, m corrupted patches an image, d width.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -49,6 +49,15 @@ class MaskedPatch(Objective):
         self.head = nn.Linear(encoder.width, target.width)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
+
+    @property
+    def facts(self) -> dict[str, object]:
+        """The base's, and what the labels depend on beside the options."""
+        return super().facts | getattr(self.target, "facts", {})
+
+    def prepare(self, batches: Iterator[Batch]) -> str:
+        """Let a target that has a `prepare` fit itself."""
+        return self.target.prepare(batches) if hasattr(self.target, "prepare") else ""
 
     def sample(self, slots: Tensor, *, seed: int) -> Corruption:
         """Which patches of the images of slots (b,) are corrupted, and how."""

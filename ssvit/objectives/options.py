@@ -1,6 +1,7 @@
 """The options of the objectives and of their parts, which check themselves. Standard library only."""
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -8,6 +9,8 @@ from typing import Any, ClassVar
 from ssvit.models.options import Decoder, ViT
 from ssvit.options import OptionError, flag, make, number, one_of, pair, whole, within
 from ssvit.schedule import Schedule, ScheduleFunction
+
+POINTS = 39  # vectors for each cluster, below which faiss warns of poor ones
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,6 +186,63 @@ class ColorGrid(MeanColor):
 
     grid: int = 4
     """Cells in a row and in a column of the patch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Codebook(Patches):
+    """The cluster of the patch, by its pixels or by the features of an earlier run."""
+
+    clusters: int = 512
+    """How many; 512 to 8,192 are usual."""
+    images: int = 2048
+    """Of the run's first, as training shows them: all their patches are clustered."""
+    window: int | Sequence[int] | None = None
+    """Pixels of the side of the window around a patch, or [height, width]; None for three times the patch's."""
+    components: int = 32
+    """Of the window's pixels, by principal component analysis."""
+    checkpoint: str | None = None
+    """The second stage: the run, or its checkpoint, whose encoder's features are clustered; None for pixels."""
+    layer: int | None = None
+    """Of that encoder, after which its features are taken; 1 for the first."""
+
+    @property
+    def window_size(self) -> tuple[int, int]:
+        """Height and width."""
+        if self.window is not None:
+            return pair("window", self.window)
+        height, width = pair("patch_size", self.patch_size)
+        return 3 * height, 3 * width
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        whole("clusters", self.clusters, 2)
+        whole("images", self.images)
+        whole("components", self.components)
+        patch = pair("patch_size", self.patch_size)
+        if any(window < side for window, side in zip(self.window_size, patch, strict=True)):
+            raise OptionError("window", self.window, "must be at least the patch")
+        if self.checkpoint is None:
+            if self.layer is not None:
+                raise OptionError("layer", self.layer, "needs the checkpoint of an earlier run, as target.checkpoint=…")
+            return
+        if not os.path.exists(str(self.checkpoint)):
+            raise OptionError("checkpoint", self.checkpoint, "no such folder or file")
+        if self.layer is None:
+            raise OptionError("layer", None, "must be given with a checkpoint; a middle one is usual")
+        whole("layer", self.layer)
+
+    def fits(self, encoder: ViT) -> None:
+        """OptionError unless images have room for a window, and enough patches for the clusters."""
+        super().fits(encoder)
+        size, patch = pair("image_size", encoder.image_size), pair("patch_size", encoder.patch_size)
+        if self.checkpoint is None and any(
+            (window - part + 1) // 2 >= side for window, part, side in zip(self.window_size, patch, size, strict=True)
+        ):
+            raise OptionError("window", self.window, f"reaches too far beyond the borders of images of {size} pixels")
+        fewest = math.ceil(POINTS * self.clusters / math.prod(encoder.grid))
+        if self.images < fewest:
+            right = f"must be at least {fewest}, which have {POINTS} patches for each of {self.clusters} clusters"
+            raise OptionError("images", self.images, right)
 
 
 @dataclass(frozen=True, kw_only=True)

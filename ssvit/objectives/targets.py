@@ -43,21 +43,48 @@ class Target(Protocol):
         """Labels as pixels: (..., as labels) -> (..., c, p, q) in [0, 1]."""
 
 
-class MeanColor(options.MeanColor):
+class Classes:
+    """What targets share whose labels are classes, (..., cells) int64, one for each of the patch's cells."""
+
+    score_name = "accuracy"
+    higher_is_better = True
+    classes: int
+    cells = 1
+
+    def losses(self, prediction: Tensor, labels: Tensor) -> Tensor:
+        """Cross-entropy in nats, averaged over the cells of a patch: (..., width), (..., cells) -> (...)."""
+        logits = at_least_float32(prediction.reshape(-1, self.classes))
+        return F.cross_entropy(logits, labels.flatten(), reduction="none").view(labels.shape).mean(-1)
+
+    def guess(self, prediction: Tensor) -> Tensor:
+        """(..., width) -> (..., cells)."""
+        return prediction.unflatten(-1, (self.cells, self.classes)).max(-1).indices
+
+    def score(self, guess: Tensor, labels: Tensor) -> Tensor:
+        """The share of cells that are right: (..., cells) twice -> (...)."""
+        return (guess == labels).double().mean(-1)
+
+    def constant(self, labels: Tensor) -> tuple[float, Tensor]:
+        """The entropy of the classes in nats, averaged over the cells, and each cell's most frequent class."""
+        counts = torch.stack([torch.bincount(cell, minlength=self.classes) for cell in labels.flatten(0, -2).T])
+        share = counts.double() / counts.sum(1, keepdim=True)
+        return -torch.xlogy(share, share).sum(1).mean().item(), counts.argmax(1)
+
+
+class MeanColor(Classes, options.MeanColor):
     """The mean colours of a grid of cells, each channel in 2^bits levels, one class a cell; here the grid is one cell.
 
     level = min(floor(levels * mean), levels - 1) and class = levels^2 R + levels G + B (for three channels).
     """
 
-    score_name = "accuracy"
-    higher_is_better = True
     patch_size: tuple[int, int]
 
     def __init__(self, **given: Any) -> None:
         super().__init__(**given)
         self.levels = 2**self.bits
         self.classes = self.levels**self.channels
-        self.width = self.grid**2 * self.classes
+        self.cells = self.grid**2
+        self.width = self.cells * self.classes
 
     def labels(self, images: Tensor) -> Tensor:
         """(b, c, h, w) in [0, 1] or uint8 -> (b, n, g * g) int64."""
@@ -71,25 +98,6 @@ class MeanColor(options.MeanColor):
         weight = self.levels ** torch.arange(self.channels - 1, -1, -1, device=images.device)
         classes = (levels * weight[:, None, None]).sum(1)
         return rearrange(classes, "b (y g) (x h) -> b (y x) (g h)", g=self.grid, h=self.grid)
-
-    def losses(self, prediction: Tensor, labels: Tensor) -> Tensor:
-        """Cross-entropy in nats, averaged over the cells of a patch: (..., width), (..., g * g) -> (...)."""
-        logits = at_least_float32(prediction.reshape(-1, self.classes))
-        return F.cross_entropy(logits, labels.flatten(), reduction="none").view(labels.shape).mean(-1)
-
-    def guess(self, prediction: Tensor) -> Tensor:
-        """(..., width) -> (..., g * g)."""
-        return prediction.unflatten(-1, (self.grid**2, self.classes)).max(-1).indices
-
-    def score(self, guess: Tensor, labels: Tensor) -> Tensor:
-        """The share of cells that are right: (..., g * g) twice -> (...)."""
-        return (guess == labels).double().mean(-1)
-
-    def constant(self, labels: Tensor) -> tuple[float, Tensor]:
-        """The entropy of the classes in nats, averaged over the cells, and each cell's most frequent class."""
-        counts = torch.stack([torch.bincount(cell, minlength=self.classes) for cell in labels.flatten(0, -2).T])
-        share = counts.double() / counts.sum(1, keepdim=True)
-        return -torch.xlogy(share, share).sum(1).mean().item(), counts.argmax(1)
 
     def paint(self, labels: Tensor) -> Tensor:
         """Each cell in the middle colour of its class: (..., g * g) -> (..., c, p, q)."""

@@ -120,8 +120,10 @@ def train(
     bad = 0
     with Stop() as stop, contextlib.closing(log):
         if first == 0:
+            if prepared := state.prepare(loader):
+                say(prepared)
             _evaluate(state, evaluators, log, 0)
-        batches = loader.batches(first, recipe.steps)
+        batches: Iterator[Batch] = loader.batches(first, recipe.steps)
         if fabric.world_size == 1:  # several processes stop after the same step
             batches = stop.heeded(batches)
         for step in range(first, recipe.steps):

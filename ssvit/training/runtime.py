@@ -8,7 +8,7 @@ import os
 import secrets
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import timedelta
 from typing import Any, Literal, cast
@@ -211,6 +211,13 @@ def mean(fabric: Fabric, value: torch.Tensor) -> torch.Tensor:
     reduced = fabric.all_reduce(value, reduce_op="mean")
     assert isinstance(reduced, torch.Tensor)
     return reduced
+
+
+def share(fabric: Fabric, tensors: Iterable[torch.Tensor]) -> None:
+    """Give every process the main process's values."""
+    if fabric.world_size > 1:
+        for tensor in tensors:
+            torch.distributed.broadcast(tensor, 0)
 
 
 def gathered(module: torch.nn.Module, *, writeback: bool = False) -> AbstractContextManager[None]:

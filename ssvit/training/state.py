@@ -5,7 +5,9 @@ A checkpoint is whole, whatever strategy spread the state over the processes tha
 
 import contextlib
 import json
+import sys
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -23,6 +25,7 @@ from torch.distributed.checkpoint.state_dict import (
 
 from ssvit.checkpoints import storage
 from ssvit.checkpoints.manifest import CheckpointError, completed
+from ssvit.data.loader import Loader
 from ssvit.kernels.accelerate import accelerate
 from ssvit.objectives.base import Objective
 from ssvit.options import UserError
@@ -95,6 +98,17 @@ class State:
         self._whole = StateDictOptions(full_state_dict=True, cpu_offload=fabric.device.type != "cpu")
         self.average = Average(objective, recipe.ema) if recipe.ema else None
         self._weight_decay = Schedule(start=recipe.weight_decay, end=recipe.weight_decay_end)
+
+    def prepare(self, loader: Loader) -> str:
+        """Let the objective fit its buffers in the main process, and give them to all; returns its line."""
+        if type(self.objective).prepare is Objective.prepare:
+            return ""
+        # The whole batches, whatever number of processes shares them.
+        batches = replace(loader, rank=0, world=1, accumulate=1).batches(0, sys.maxsize)
+        with self.evaluating() as objective, contextlib.closing(batches):
+            line = objective.prepare(batches) if self.fabric.is_global_zero else ""
+        runtime.share(self.fabric, self.objective.buffers())
+        return line
 
     def schedule(self, step: int) -> dict[str, Tensor]:
         """Set the optimiser's learning rate and weight decay for a step.

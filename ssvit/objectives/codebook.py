@@ -1,0 +1,189 @@
+"""A codebook of patches: the label of a patch is its cluster, found by k-means before the first step.
+
+First stage: clusters of the whitened window of pixels around each patch. Second stage: clusters of the features that an
+earlier run's encoder has after one of its layers, as HuBERT does for speech (Hsu et al. 2021, section II-A). What is
+fitted lies in buffers, so a checkpoint has it.
+
+Letters: b images, c channels, n patches of p x q pixels, d numbers that describe a patch, k clusters; ... any leading
+shape.
+"""
+
+import hashlib
+import math
+import time
+from collections.abc import Iterator
+from typing import cast
+
+import faiss
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from torch import Tensor, nn
+
+from ssvit.data.batch import Batch
+from ssvit.models.vit import ViT, gather
+from ssvit.objectives import options
+from ssvit.objectives.base import at_least_float32
+from ssvit.objectives.targets import Classes
+from ssvit.objectives.teacher import Teacher
+from ssvit.options import make
+from ssvit.randomness import key, uniform
+
+_TOGETHER = 64  # images described at once in a fit
+_WINDOWS = 20_000  # of which the whitening is made
+_ROWS = 1 << 14  # patches compared with all clusters at once
+_SEED = key(0, "codebook") & 0x7FFFFFFF
+_LEAST = 1e-3  # deviation of a component, as a share of the first one's, below which it is not stretched further
+
+
+class Windows(nn.Module):
+    """The window of pixels around each patch by its leading principal components, each with a variance of 1.
+
+    The image is reflected at its borders. Before `fit` all is zero.
+    """
+
+    projection: Tensor
+    offset: Tensor
+
+    def __init__(self, *, patch_size: tuple[int, int], window: tuple[int, int], channels: int, components: int) -> None:
+        super().__init__()
+        self.patch_size, self.window = patch_size, window
+        self.width = min(components, channels * math.prod(window))
+        self.name = f"{window[0]}-px windows" if window[0] == window[1] else f"{window[0]}x{window[1]}-px windows"
+        self.register_buffer("projection", torch.zeros(self.width, channels, *window))
+        self.register_buffer("offset", torch.zeros(self.width))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(b, c, h, w) in [0, 1] or uint8 -> (b, n, d)."""
+        with torch.autocast(images.device.type, enabled=False):
+            x = F.conv2d(self._padded(images), self.projection, self.offset, stride=self.patch_size)
+        return rearrange(x, "b d y x -> b (y x) d")
+
+    def windows(self, images: Tensor) -> Tensor:
+        """(b, c, h, w) in [0, 1] or uint8 -> (b, n, c * window)."""
+        return F.unfold(self._padded(images), self.window, stride=self.patch_size).mT
+
+    def fit(self, images: Tensor) -> None:
+        """Find the components of images (b, c, h, w), by some windows of each."""
+        patches = math.prod(side // patch for side, patch in zip(images.shape[2:], self.patch_size, strict=True))
+        count = min(patches, math.ceil(_WINDOWS / len(images)))
+        order = uniform(0, "windows", torch.arange(len(images), device=images.device), patches).argsort(1)
+        parts = zip(images.split(_TOGETHER), order[:, :count].split(_TOGETHER), strict=True)
+        x = torch.cat([gather(self.windows(part), ids).flatten(0, 1).cpu() for part, ids in parts])
+        with torch.random.fork_rng(devices=[]), torch.autocast("cpu", enabled=False):
+            torch.manual_seed(_SEED)  # of a random start, which the result hardly depends on
+            _, lengths, axes = torch.pca_lowrank(x, min(*x.shape, self.width + 32), niter=4)
+        deviation = lengths[: self.width] / math.sqrt(len(x) - 1)
+        projection = (axes[:, : self.width] / deviation.clamp(min=_LEAST * deviation[0].item())).T
+        # Where there are fewer windows than components, the others stay zero.
+        self.offset[: len(projection)] = -(projection @ x.mean(0))
+        self.projection[: len(projection)] = projection.unflatten(1, self.projection.shape[1:])
+
+    def _padded(self, images: Tensor) -> Tensor:
+        unit = 255.0 if images.dtype == torch.uint8 else 1.0
+        (top, bottom), (left, right) = (
+            ((window - patch) // 2, (window - patch + 1) // 2)
+            for window, patch in zip(self.window, self.patch_size, strict=True)
+        )
+        return F.pad(images.to(self.projection.dtype) / unit, (left, right, top, bottom), mode="reflect")
+
+
+class Features(nn.Module):
+    """The patches' features in a frozen encoder, after its last norm. Its weights are part of the state dict."""
+
+    def __init__(self, encoder: ViT, name: str) -> None:
+        super().__init__()
+        self.teacher, self.width, self.name = Teacher(encoder), encoder.width, name
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(b, c, h, w) in [0, 1] or uint8 -> (b, n, d)."""
+        encoder = self.teacher.module
+        return at_least_float32(encoder(images)[:, encoder.num_prefix_tokens :])
+
+    def fit(self, images: Tensor) -> None:
+        """Nothing: the encoder stays as it is."""
+
+
+class Codebook(nn.Module, Classes):
+    """The options are those of `options.Codebook`. encoder: of the second stage, up to the layer; None in the first."""
+
+    centroids: Tensor
+    colors: Tensor
+
+    def __init__(self, *, encoder: ViT | None = None, **given: object) -> None:
+        super().__init__()
+        self.options = own = make(options.Codebook, given)
+        self.patch_size = cast(tuple[int, int], own.patch_size)
+        self.classes = self.width = own.clusters
+        self.vectors: Windows | Features
+        self.facts: dict[str, object] = {}
+        if encoder is None:
+            self.vectors = Windows(
+                patch_size=self.patch_size, window=own.window_size, channels=own.channels, components=own.components
+            )
+        else:
+            self.vectors = Features(encoder, f"features after layer {own.layer}")
+            self.facts = {"target_weights": checksum(encoder)}
+        self.register_buffer("centroids", torch.zeros(own.clusters, self.vectors.width))
+        self.register_buffer("colors", torch.zeros(own.clusters, own.channels, *self.patch_size))
+
+    @torch.no_grad()
+    def labels(self, images: Tensor) -> Tensor:
+        """The nearest cluster: (b, c, h, w) in [0, 1] or uint8 -> (b, n, 1) int64."""
+        vectors = self.vectors(images)
+        with torch.autocast(images.device.type, enabled=False):
+            lengths = self.centroids.square().sum(1) / 2
+            nearest = [
+                (part @ self.centroids.T - lengths).argmax(1)
+                for part in vectors.to(self.centroids.dtype).flatten(0, 1).split(_ROWS)
+            ]
+        return torch.cat(nearest).view(*vectors.shape[:2], 1)
+
+    def paint(self, labels: Tensor) -> Tensor:
+        """The mean pixels of the cluster's patches: (..., 1) -> (..., c, p, q)."""
+        return self.colors[labels[..., 0]]
+
+    @torch.no_grad()
+    def prepare(self, batches: Iterator[Batch]) -> str:
+        """Fit all of it to images of the run; see `Objective.prepare`."""
+        began, taken, count = time.perf_counter(), [], 0
+        while count < self.options.images:
+            taken.append(next(batches).images)
+            count += len(taken[-1])
+        images = torch.cat(taken)[: self.options.images]
+        self.vectors.fit(images)
+        vectors = torch.cat([self.vectors(part).flatten(0, 1).float().cpu() for part in images.split(_TOGETHER)])
+        self.centroids.copy_(k_means(vectors, self.classes))
+        shares = self._paint_with(images)
+        perplexity = (-torch.xlogy(shares, shares).sum()).exp().item()
+        return (
+            f"codebook: {self.classes} clusters of the {self.vectors.name} of {len(vectors):,} patches, "
+            f"{time.perf_counter() - began:.0f} s; perplexity {perplexity:.0f}, {(shares == 0).sum().item()} empty"
+        )
+
+    def _paint_with(self, images: Tensor) -> Tensor:
+        """Take the clusters' colours from images; returns the share of patches in each cluster, (k,)."""
+        sums, counts = torch.zeros_like(self.colors).flatten(1), torch.zeros_like(self.colors[:, 0, 0, 0])
+        p, q = self.patch_size
+        for part in images.split(_TOGETHER):
+            pixels = rearrange(part.to(sums.dtype), "b c (y p) (x q) -> (b y x) (c p q)", p=p, q=q)
+            labels = self.labels(part).flatten()
+            sums.index_add_(0, labels, pixels / (255.0 if part.dtype == torch.uint8 else 1.0))
+            counts.index_add_(0, labels, torch.ones_like(labels, dtype=counts.dtype))
+        self.colors.copy_((sums / counts.clamp(min=1)[:, None]).view_as(self.colors))
+        return counts.double() / counts.sum()
+
+
+def k_means(vectors: Tensor, clusters: int) -> Tensor:
+    """The centres of clusters by faiss, from at most 256 vectors for each: (..., d) float32 -> (k, d)."""
+    kmeans = faiss.Kmeans(vectors.shape[1], clusters, niter=25, seed=_SEED, min_points_per_centroid=1)
+    kmeans.train(vectors.numpy())
+    return torch.from_numpy(kmeans.centroids)
+
+
+def checksum(module: nn.Module) -> str:
+    """The sha256 of a module's weights, by their names."""
+    found = hashlib.sha256()
+    for name, tensor in sorted(module.state_dict().items()):
+        found.update(name.encode() + tensor.cpu().contiguous().numpy().tobytes())
+    return found.hexdigest()
