@@ -14,7 +14,7 @@ from PIL import Image
 
 from ssvit.checkpoints import storage
 from ssvit.checkpoints.configuration import Configuration
-from ssvit.cli import pretrained
+from ssvit.cli import compare, pretrained
 from ssvit.data.source import Data
 from ssvit.options import OptionError
 from ssvit.training import comparison, preflight
@@ -275,3 +275,14 @@ def test_every_file_opens_with_a_comment_that_says_what_it_is():
         text = path.read_text()
         assert text.startswith("# "), path
         yaml.safe_load(text)
+
+
+@pytest.mark.parametrize("name", names("method"))
+def test_every_stage_of_a_method_composes(name):
+    stages = compare.stages(name)
+    assert sum(stage.share for stage in stages) == pytest.approx(1)
+    for stage in stages:
+        config = composed(*stage.options, "recipe.steps=200", "recipe.warmup=10")
+        if not any("{before}" in option for option in stage.options):
+            preflight.check(plain(config))
+            build(config)

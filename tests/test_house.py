@@ -20,7 +20,7 @@ LEVELS = (
     ("training",),
     ("benchmark", "inference"),
     ("cli",),
-    ("api",),
+    ("api", "__main__"),
 )
 LEVEL = {package: level for level, packages in enumerate(LEVELS) for package in packages}
 WITHOUT_TORCH = (

@@ -17,6 +17,8 @@ COMMANDS = {
     "visualize": "visualize:tool",
     "export": "export:tool",
     "predict": "predict:tool",
+    "compare": "compare:tool",
+    "cost": "cost:tool",
     "benchmark": "benchmark:tool",
 }
 

@@ -20,11 +20,13 @@ from ssvit.data.source import Data, subset
 from ssvit.evaluation.base import Evaluator
 from ssvit.evaluation.online import GIVEN, RANDOM, Probing
 from ssvit.evaluation.options import interval
+from ssvit.objectives.base import Objective
 from ssvit.objectives.classify import balanced
 from ssvit.objectives.options import BALANCED
 from ssvit.options import UserError
 from ssvit.randomness import key
 from ssvit.training import loop, metrics_log, runtime
+from ssvit.training.cost import Cost, measure
 from ssvit.training.recipe import Recipe
 
 
@@ -55,8 +57,31 @@ class Session:
         return metrics_log.rows(folder.path)
 
     @runtime.together()
+    def cost(self, config: DictConfig) -> Cost:
+        """What a step of the run that a configuration describes costs here."""
+        recipe, _, objective, loader = self._built(config)
+        return measure(self.fabric, objective, loader, recipe)
+
+    @runtime.together()
     def train(self, config: DictConfig, folder: Path) -> None:
         """Build what a configuration describes and train it in an open folder, going on from what is there."""
+        recipe, data, objective, loader = self._built(config)
+        eval_transform = instantiate(config.data.view, _convert_="all")
+        evaluators = _evaluators(config, data, eval_transform) | _probes(config, data, eval_transform)
+        start = SCRATCH
+        if "path" in config.encoder:
+            start = Checkpoint.open(config.encoder.path, as_dict(config.encoder)).checksum
+        run_identity = objective.facts | {
+            "stage": self.stage,
+            "start": start,
+            "data": data.train.fingerprint,
+            "view": {name: value for name, value in as_dict(config.data.view).items() if name != "_target_"},
+            "precision": runtime.precision(recipe, self.fabric.device),
+        }
+        loop.train(self.fabric, objective, loader, recipe, folder, evaluators=evaluators, run_identity=run_identity)
+
+    def _built(self, config: DictConfig) -> tuple[Recipe, Data, Objective, Loader]:
+        """The recipe of a configuration, the images, the objective with its first weights, and the batches."""
         recipe = Recipe(**as_dict(config.recipe))
         data = replace(self._data, train=subset(self._data.train, **as_dict(config.subset)))
         if config.development is not None:
@@ -83,19 +108,7 @@ class Session:
             timeout=config.loader_timeout,
             device=self.fabric.device,
         )
-        eval_transform = instantiate(config.data.view, _convert_="all")
-        evaluators = _evaluators(config, data, eval_transform) | _probes(config, data, eval_transform)
-        start = SCRATCH
-        if "path" in config.encoder:
-            start = Checkpoint.open(config.encoder.path, as_dict(config.encoder)).checksum
-        run_identity = objective.facts | {
-            "stage": self.stage,
-            "start": start,
-            "data": data.train.fingerprint,
-            "view": {name: value for name, value in as_dict(config.data.view).items() if name != "_target_"},
-            "precision": runtime.precision(recipe, self.fabric.device),
-        }
-        loop.train(self.fabric, objective, loader, recipe, folder, evaluators=evaluators, run_identity=run_identity)
+        return recipe, data, objective, loader
 
 
 def _evaluators(config: DictConfig, data: Data, eval_transform: EvalTransform) -> dict[str, Evaluator]:

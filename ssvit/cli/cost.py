@@ -1,0 +1,27 @@
+"""What a step of a pre-training run costs here, without training it: ssvit cost objective=mae"""
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from ssvit.checkpoints.checkpoint import PRETRAIN
+from ssvit.cli import pretrain
+from ssvit.cli.launch import Plain
+from ssvit.training import preflight
+
+
+def run(config: DictConfig, plain: Plain) -> None:
+    """Print a line of JSON: see `ssvit.training.cost.Cost`, and the augmentation that makes the views."""
+    preflight.check(plain)
+
+    from ssvit.cli.session import Session
+
+    cost = Session(config, Path(plain["outputs"]), stage=PRETRAIN).cost(config)
+    print(json.dumps(asdict(cost) | {"augmentation": plain["data"]["augment"]}))
+
+
+tool = replace(
+    pretrain.tool, name="cost", purpose="what a step of a pre-training run costs: CPU time, operations", run=run
+)

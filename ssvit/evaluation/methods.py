@@ -1,0 +1,181 @@
+"""Objectives beside each other: what a comparison found of each, as rows of plain data, and the table made of them.
+
+A row is one objective with one seed, a file of its own. Accuracies are shares in [0, 1].
+"""
+
+import json
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+Row = Mapping[str, Any]
+_NONE = "\u2013"  # a dash for what there is not
+BASELINES = "baselines"  # the row of what needs no pre-training
+AMOUNTS = {"cpu_seconds": "CPU time", "flops": "operations", "images": "images"}
+
+
+def read(folder: Path) -> dict[str, Row]:
+    """The rows of a folder by name, in alphabetical order."""
+    return {file.stem: json.loads(file.read_text()) for file in sorted(folder.glob("*.json"))}
+
+
+def curve(
+    history: Iterable[Mapping[str, Any]], cost: Mapping[str, float], before: Sequence[Mapping[str, Any]]
+) -> list[dict[str, float]]:
+    """The probes of a stage as it trained, by what was spent up to there. before: the stages that ended."""
+    points = []
+    for row in history:
+        names = [name.removesuffix("_chosen") for name in row if name.endswith("_chosen")]
+        found = {name.removeprefix("probe/"): row[name] for name in names}
+        if found:
+            spent = {
+                amount: sum(one["steps"] * one[amount] for one in before) + row["step"] * cost[amount]
+                for amount in AMOUNTS
+            }
+            points.append({"step": row["step"], **spent, **found})
+    return points
+
+
+def probes(report: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Of the report of an evaluation: each probe at the layer that was chosen without test labels, and at the last."""
+    last = report["own"][-1]
+    return {
+        one["measure"]: {
+            "column": one["columns"][-1],
+            "chosen": one["values"][one["best"]][-1],
+            "layer": report["own"].index(one["best"]) + 1,
+            "last": one["values"][last][-1],
+        }
+        for one in report["measured"]
+    }
+
+
+def baselines(report: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Random weights at their best layer and at the last, and raw pixels: each as `probes` has it."""
+    found: dict[str, dict[str, Any]] = {}
+    for one in report["measured"]:
+        random = {name: values[-1] for name, values in one["values"].items() if name.startswith("random_")}
+        best, column = max(random.values()), one["columns"][-1]
+        last = random[f"random_{report['own'][-1]}"]
+        layer = list(random.values()).index(best) + 1
+        found.setdefault("random weights", {})[one["measure"]] = {
+            "column": column,
+            "chosen": best,
+            "layer": layer,
+            "last": last,
+        }
+        pixels = one["values"]["pixels"][-1]
+        found.setdefault("pixels", {})[one["measure"]] = {"column": column, "chosen": pixels, "last": pixels}
+    return found
+
+
+def table(rows: Mapping[str, Row]) -> str:
+    """Markdown: the accuracies, what was spent for them, and the order of the objectives at equal amounts of it."""
+    by_objective = defaultdict(list)
+    for name, row in rows.items():
+        if name != BASELINES:
+            by_objective[row["objective"]].append(row)
+    columns = {name: one["column"] for found in by_objective.values() for name, one in found[0]["probes"].items()}
+    first = next(iter(columns), "")
+    order = sorted(by_objective, key=lambda name: -_mean(row["probes"][first]["chosen"] for row in by_objective[name]))
+    accuracies = [["objective", "seeds", *columns.values(), "fine-tuned"]]
+    for name in order:
+        found = by_objective[name]
+        cells = [_cell([one["probes"][probe] for one in found]) for probe in columns]
+        tuned = [one["finetuned"] for one in found if "finetuned" in one]
+        accuracies.append([name, str(len(found)), *cells, _spread(tuned) if tuned else _NONE])
+    if base := rows.get(BASELINES):
+        for name, found in base["baselines"].items():
+            cells = [_cell([found[probe]]) if probe in found else _NONE for probe in columns]
+            accuracies.append([name, "1", *cells, _NONE])
+        if "finetuned" in base:
+            accuracies.append(["no pre-training", "1", *[_NONE] * len(columns), _spread([base["finetuned"]])])
+    spent = [["objective", "steps x images", "CPU min", "images", "images/CPU s", "TFLOP", "GFLOP/CPU s", "backend"]]
+    spent += [[name, *_spent(by_objective[name][0]["stages"])] for name in order]
+    parts = [_markdown(accuracies), _markdown(spent)]
+    for amount, words in AMOUNTS.items():
+        if ranked := ranking(rows, amount):
+            parts.append(f"Order at equal {words}: {ranked}.")
+    return "\n\n".join(parts) + "\n"
+
+
+def ranking(rows: Mapping[str, Row], amount: str) -> str:
+    """The objectives in the order of their first probe in training, at as much of an amount as the least of all spent.
+
+    Between two measurements the accuracy is interpolated.
+    """
+    found = curves(rows)
+    if len(found) < 2:
+        return ""
+    least = min(points[-1][amount] for runs in found.values() for points in runs)
+    probe = probes_in(found)[0]
+    reached = {name: _mean(_at(points, amount, least, probe) for points in runs) for name, runs in found.items()}
+    ordered = sorted(reached, key=lambda name: -reached[name])
+    return f"{', '.join(f'{name} {100 * reached[name]:.1f}' for name in ordered)} ({probe} in training, %)"
+
+
+def curves(rows: Mapping[str, Row]) -> dict[str, list[list[dict[str, float]]]]:
+    """The curves of each objective, one for each seed."""
+    found = defaultdict(list)
+    for name, row in rows.items():
+        if name != BASELINES and row["curve"]:
+            found[row["objective"]].append(row["curve"])
+    return dict(found)
+
+
+def probes_in(found: Mapping[str, list[list[dict[str, float]]]]) -> list[str]:
+    """The names of the probes of curves."""
+    first = next(iter(found.values()))[0][0]
+    return [name for name in first if name not in (*AMOUNTS, "step")]
+
+
+def _at(points: Sequence[Mapping[str, float]], amount: str, least: float, probe: str) -> float:
+    """The probe at so much of an amount, on the straight line between two measurements."""
+    for first, second in pairwise(points):
+        if least <= second[amount]:
+            part = (least - first[amount]) / max(second[amount] - first[amount], 1e-12)
+            return first[probe] + part * (second[probe] - first[probe])
+    return points[-1][probe]
+
+
+def _spent(stages: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What pre-training cost, for the table."""
+    seconds, images, flops = (
+        sum(one["steps"] * one[name] for one in stages) for name in ("cpu_seconds", "images", "flops")
+    )
+    return [
+        " + ".join(f"{one['steps']} x {one['images']}" for one in stages),
+        f"{seconds / 60:.1f}",
+        f"{images:,}",
+        f"{images / seconds:.0f}",
+        f"{flops / 1e12:.1f}",
+        f"{flops / seconds / 1e9:.0f}",
+        ", ".join(dict.fromkeys(one["backend"] for one in stages)),
+    ]
+
+
+def _cell(found: Sequence[Mapping[str, Any]]) -> str:
+    """The accuracy at the chosen layer, which layer that is, and the accuracy at the last one if it is another."""
+    chosen, last = ([one[name] for one in found] for name in ("chosen", "last"))
+    layers = "/".join(str(one["layer"]) for one in found if "layer" in one)
+    if not layers:
+        return _spread(chosen)
+    return f"{_spread(chosen)} (layer {layers}" + (")" if chosen == last else f"; last {_spread(last)})")
+
+
+def _spread(values: Sequence[float]) -> str:
+    """Mean and sample deviation in per cent."""
+    mean = f"{100 * statistics.fmean(values):.1f}"
+    return f"{mean} ± {100 * statistics.stdev(values):.1f}" if len(values) > 1 else mean
+
+
+def _mean(values: Iterable[float]) -> float:
+    return statistics.fmean(values)
+
+
+def _markdown(rows: Sequence[Sequence[str]]) -> str:
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    return "\n".join([lines[0], f"|{'---|' * len(rows[0])}", *lines[1:]])

@@ -1,0 +1,179 @@
+"""A comparison gives each objective the same CPU time, and its table says what the commands found."""
+
+import json
+from itertools import pairwise
+
+import pytest
+import tiny
+import torch
+
+from ssvit.cli import compare
+from ssvit.data.loader import Loader
+from ssvit.evaluation import methods
+from ssvit.options import UserError
+from ssvit.training import cost, runtime
+from ssvit.training.recipe import Recipe
+
+COST = {"masked_patch": 0.2, "mae": 0.1, "two": 0.05}
+
+
+class Commands:
+    """Commands that are made up: what was asked for is kept, and files are left as the real ones leave them."""
+
+    def __init__(self):
+        self.asked = []
+
+    def __call__(self, comparison, command, options, *, capture=False):
+        given = dict(option.split("=", 1) for option in options)
+        self.asked.append((command, given))
+        if command == "cost":
+            seconds = COST["two" if "extra" in " ".join(options) else given["objective"]]
+            found = {"images": 64, "cpu_seconds": seconds, "seconds": seconds, "flops": 10**9, "backend": "kernels"}
+            return f"a line before\n{json.dumps(found)}\n"
+        folder = comparison.folder / given["name"] if "name" in given else None
+        if command == "evaluate":
+            output = comparison.folder / given["output"].rsplit("/", 1)[1]
+            output.mkdir(parents=True)
+            values = {"layer1": [0.1, 0.5], "layer2": [0.2, 0.4]}
+            if given["baselines"] == "true":
+                values |= {"random_layer1": [0.1, 0.2], "random_layer2": [0.1, 0.3], "pixels": [0, 0.25]}
+            measured = [{"measure": "knn", "columns": ["1-NN", "20-NN"], "values": values, "best": "layer1"}]
+            (output / "report.json").write_text(json.dumps({"own": ["layer1", "layer2"], "measured": measured}))
+            return ""
+        folder.mkdir(parents=True)
+        if command == "pretrain":
+            steps = int(given["recipe.steps"])
+            rows = [{"step": step, "probe/knn": step / steps, "probe/knn_chosen": 1} for step in (0, steps // 2, steps)]
+            rows.insert(1, {"step": 1, "train/loss": 3.0})
+        else:
+            rows = [{"step": 1, "validation/accuracy": 0.1}, {"step": 2, "test/accuracy": 0.6}]
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return ""
+
+
+@pytest.fixture
+def commands(monkeypatch, tmp_path):
+    made = Commands()
+    monkeypatch.setattr(compare.Comparison, "call", lambda self, *args, **options: made(self, *args, **options))
+    monkeypatch.chdir(tmp_path)
+    return made
+
+
+def test_each_objective_has_as_many_steps_as_the_budget_is_worth(commands, tmp_path):
+    compare.tool.call(["objectives=[masked_patch,mae]", "budget=2min", "seeds=2", "name=c", "encoder.depth=2"])
+    trained = [given for command, given in commands.asked if command == "pretrain"]
+    assert [(given["name"], int(given["recipe.steps"])) for given in trained] == [
+        ("masked_patch_seed0", 600), ("mae_seed0", 1200), ("masked_patch_seed1", 600), ("mae_seed1", 1200),
+    ]  # fmt: skip
+    assert [given["recipe.seed"] for given in trained] == ["0", "0", "1", "1"]
+    assert all(given["encoder.depth"] == "2" for given in trained)
+    # A step is measured once for each objective.
+    assert [given["objective"] for command, given in commands.asked if command == "cost"] == ["masked_patch", "mae"]
+    # Once, beside the first run: random weights and pixels, and fine-tuning from random weights.
+    evaluated = [given["baselines"] for command, given in commands.asked if command == "evaluate"]
+    assert evaluated == ["true", "false", "false", "false"]
+    tuned = [given["checkpoint"] for command, given in commands.asked if command == "finetune"]
+    assert [checkpoint.rsplit("/", 1)[-1] for checkpoint in tuned] == [
+        "masked_patch_seed0", "scratch", "mae_seed0", "masked_patch_seed1", "mae_seed1",
+    ]  # fmt: skip
+    table = (tmp_path / "outputs" / "c" / "table" / "table.md").read_text()
+    assert "| mae | 2 | 50.0 ± 0.0 (layer 1/1; last 40.0 ± 0.0) | 60.0 ± 0.0 |" in table
+    assert "| random weights | 1 | 30.0 (layer 2) |" in table
+    assert "| pixels | 1 | 25.0 |" in table
+    assert "| mae | 1200 x 64 | 2.0 | 76,800 | 640 | 1.2 | 10 | kernels |" in table
+
+
+def test_what_is_there_is_not_made_again(commands, tmp_path):
+    options = ["objectives=[mae]", "budget=60", "name=c"]
+    compare.tool.call(options)
+    before = len(commands.asked)
+    compare.tool.call(options)
+    assert len(commands.asked) == before
+    compare.tool.call(["objectives=[mae,masked_patch]", "budget=1min", "name=c"])
+    assert [command for command, _ in commands.asked[before:]] == ["cost", "pretrain", "evaluate", "finetune"]
+    assert {row["objective"] for row in methods.read(tmp_path / "outputs/c/table").values() if "objective" in row} == {
+        "mae", "masked_patch",
+    }  # fmt: skip
+    with pytest.raises(UserError, match=r"has baselines.json of another protocol: budget 60"):
+        compare.tool.call(["objectives=[dino]", "budget=61", "name=c"])
+    assert len(commands.asked) == before + 4
+
+
+def test_a_method_of_two_stages_shares_the_budget(commands, tmp_path):
+    (tmp_path / "own" / "method").mkdir(parents=True)
+    (tmp_path / "own" / "method" / "two.yaml").write_text(
+        "stages:\n- share: 0.25\n  options: [objective=mae]\n"
+        "- share: 0.75\n  options: [objective=mae, 'extra.path={before}']\n"
+    )
+    compare.tool.call(["objectives=[two]", "budget=40s", "name=c", "finetune=[]"], config_dir=tmp_path / "own")
+    first, second = (given for command, given in commands.asked if command == "pretrain")
+    assert (first["recipe.steps"], second["recipe.steps"]) == ("100", "600")
+    assert second["extra.path"] == "outputs/c/two_seed0_stage1"
+    assert [command for command, _ in commands.asked] == ["cost", "pretrain", "cost", "pretrain", "evaluate"]
+    row = methods.read(tmp_path / "outputs" / "c" / "table")["two_seed0"]
+    # The second stage goes on where the first has ended.
+    assert [point["cpu_seconds"] for point in row["curve"]] == pytest.approx([0, 5, 10, 10, 25, 40])
+    assert [point["images"] for point in row["curve"]] == [0, 3200, 6400, 6400, 25600, 44800]
+
+
+@pytest.mark.parametrize(
+    ("option", "told"),
+    [
+        ("budget=soon", "budget=soon: must be a number of seconds, or as 90s, 6min, 1h"),
+        ("budget=0min", "budget=0.0: must be a number, above 0"),
+        ("objectives=[]", "objectives=[]: must be a list of one or more different names"),
+        ("objectives=[mae,mae]", "objectives=['mae', 'mae']: must be a list of one or more different names"),
+        ("objectives=[nothing]", "objectives=nothing: must be of "),
+        ("seeds=0", "seeds=0: must be a whole number"),
+        ("evaluate=knn", "evaluate=knn: must be a list"),
+        ("encoder.heads=5", "encoder.heads=5: must divide width=192"),
+    ],
+)
+def test_a_mistake_is_told_before_anything_is_run(commands, option, told):
+    with pytest.raises(UserError) as failure:
+        compare.tool.call([option])
+    assert str(failure.value).startswith(told)
+    assert not commands.asked
+
+
+def test_the_order_at_equal_amounts_is_that_of_interpolated_curves():
+    def row(name, images, accuracies):
+        points = zip(images, accuracies, strict=True)
+        curve = [{"step": 0, "cpu_seconds": 9, "flops": 1, "images": x, "knn": y} for x, y in points]
+        return {"objective": name, "curve": curve}
+
+    rows = {"a0": row("a", (0, 10, 40), (0.1, 0.2, 0.8)), "b0": row("b", (0, 20), (0.1, 0.5)), "baselines": {}}
+
+    def at(points, amount):
+        (x0, y0), (x1, y1) = next(pair for pair in pairwise(points) if amount <= pair[1][0])
+        return y0 + (y1 - y0) * (amount - x0) / (x1 - x0)
+
+    expected = 100 * at([(0, 0.1), (10, 0.2), (40, 0.8)], 20)
+    assert methods.ranking(rows, "images") == f"b 50.0, a {expected:.1f} (knn in training, %)"
+
+
+def test_the_cost_of_a_step_counts_its_operations():
+    recipe = Recipe(**{**tiny.RECIPE, "accumulate": 2, "clip": 0.0})
+    fabric = runtime.start(recipe, accelerator="cpu", devices=1)
+    objective = tiny.model()
+    loader = Loader(
+        source=tiny.source(),
+        transform=tiny.transform(objective),
+        seed=0,
+        batch_size=recipe.batch_size,
+        accumulate=recipe.accumulate,
+    )
+    found = cost.measure(fabric, objective, loader, recipe)
+    # Multiplications and additions of the products, image by image, as in a plain reading of the model.
+    d, n, t, patch = 16, 16, 17, 48
+    corrupted = objective.masking.count(n)
+    forward = 2 * n * patch * d
+    for layer in range(2):
+        rows = corrupted if layer == 1 else t  # the last layer is computed for the corrupted patches alone
+        forward += 2 * d * d * (rows + 2 * t) + 2 * 2 * rows * t * d + 2 * rows * d * d + 2 * 2 * rows * d * 4 * d
+    forward += 2 * corrupted * d * objective.target.width
+    # Backward, each product has two, but for the first, whose input has no gradient.
+    assert found.flops == recipe.batch_size * (3 * forward - 2 * n * patch * d)
+    assert found.images == recipe.batch_size
+    assert found.cpu_seconds > 0
+    assert all(torch.isfinite(parameter).all() for parameter in objective.parameters())
