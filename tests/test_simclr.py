@@ -251,17 +251,21 @@ def test_the_panel_draws_what_it_measured():
 
 def test_words_say_whether_it_has_learned_or_collapsed():
     apart = F.normalize(random(40, 16, seed=1), dim=-1)
+    alike = F.normalize(1 + apart / 100, dim=-1)
+    pairs, strangers = apart.repeat(2, 1), F.normalize(random(80, 16), dim=-1)
     cases = {
-        "the model tells images apart, better": (apart.repeat(2, 1), apart, 1.0, None),
-        "the model does NOT tell": (F.normalize(random(80, 16), dim=-1), apart, 9.0, None),
-        "the model does NOT tell images apart": (apart.repeat(2, 1), apart, 1.0, 1.0),  # no better than at the start
-        "COLLAPSED, or hardly begun: all features": (apart.repeat(2, 1), F.normalize(1 + apart / 100, dim=-1), 1, None),
+        "the model tells images apart, better": (pairs, apart, 1.0, {}),
+        "the model tells": (pairs, apart, 1.0, {"loss": 3.0, "top1": 0.1}),
+        "the loss has fallen, but views find each other NO more often": (pairs, apart, 1.0, {"loss": 3.0, "top1": 1.0}),
+        "the model does NOT tell images apart": (pairs, apart, 1.0, {"loss": 0.5, "top1": 1.0}),
+        "the model does NOT": (strangers, apart, 9.0, {}),
+        "COLLAPSED, or hardly begun: all features": (pairs, alike, 1.0, {}),
     }
     for words, (projections, features, loss, start) in cases.items():
         metrics = contrast.measure(projections) | contrast.spread_of(features)
         told = contrast.describe({"loss": loss, "loss_by_chance": math.log(79), **metrics}, start)
         assert told[-1].startswith(words)
-        assert ("at step 0" in told[1]) == (start is not None)
+        assert ["at step 0" in line for line in told[:2]] == [bool(start)] * 2
         assert ("NO better than chance" in told[0]) == (loss == 9)
 
 

@@ -4,6 +4,7 @@ Letters: b, n images, v = 2 views, c channels, h, w pixels, d width, e numbers o
 """
 
 from collections.abc import Mapping
+from types import MappingProxyType
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +21,7 @@ from ssvit.figures.style import evenly_spaced
 from ssvit.objectives.contrast import Contrastive, cosines, similarities, unit
 from ssvit.options import make
 
+NONE: Mapping[str, float | None] = MappingProxyType({})
 _ROWS, _ACROSS = 8, 10  # images in a picture, and the images in each one's row
 
 
@@ -57,7 +59,7 @@ class Contrast(HeldOut):
             "learning": figures.learning(with_metrics(history, metrics)),
             "neighbours": figures.neighbours(every, nearest.indices.cpu(), nearest.values.cpu()),
         }
-        return Evaluation(metrics=metrics, lines=describe(metrics, history[0].get("top1")), figures=pictures)
+        return Evaluation(metrics=metrics, lines=describe(metrics, history[0]), figures=pictures)
 
 
 def measure(projections: Tensor) -> dict[str, float]:
@@ -79,21 +81,23 @@ def measure(projections: Tensor) -> dict[str, float]:
     }
 
 
-def describe(metrics: Mapping[str, float], start: float | None = None) -> list[str]:
-    """Beside chance and the start, and whether it has collapsed, in words. start: `top1` at step 0."""
+def describe(metrics: Mapping[str, float], start: Mapping[str, float | None] = NONE) -> list[str]:
+    """Beside chance and the metrics at step 0, and whether it has collapsed, in words."""
     loss, chance, top1 = metrics["loss"], metrics["loss_by_chance"], metrics["top1"]
-    beside = "" if start is None else f", at step 0 for {100 * start:.1f} %"
+    first_loss, first = start.get("loss"), start.get("top1")
     lines = [
         f"loss {loss:.3f}: {'below, better than' if loss < chance else 'not below, NO better than'} chance, "
-        f"{chance:.3f} (all views alike)",
-        f"the nearest of all other views is the image's own for {100 * top1:.1f} % of the views, "
-        f"by chance for {100 * metrics['top1_by_chance']:.2f} %{beside}",
+        f"{chance:.3f} (all views alike)" + ("" if first_loss is None else f"; {first_loss:.3f} at step 0"),
+        f"the nearest of all other views is the image's own for {100 * top1:.1f} % of the views, by chance for "
+        f"{100 * metrics['top1_by_chance']:.2f} %" + ("" if first is None else f", at step 0 for {100 * first:.1f} %"),
         f"squared distance of an image's views {metrics['alignment']:.2f}, of different images "
         f"{metrics['distance']:.2f}; uniformity {metrics['uniformity']:.2f} (0: all alike, -4: in all directions)",
         describe_spread(metrics),
     ]
     if signs := one_way(metrics):
         return [*lines, f"COLLAPSED, or hardly begun: {signs[0]}"]
-    if loss < chance and top1 > max(start or 0.0, metrics["top1_by_chance"]):
+    if loss < chance and top1 > max(first or 0.0, metrics["top1_by_chance"]):
         return [*lines, "the model tells images apart, better than at step 0"]
+    if first_loss is not None and loss < min(first_loss, chance):
+        return [*lines, "the loss has fallen, but views find each other NO more often than at step 0"]
     return [*lines, "the model does NOT tell images apart better than at step 0"]
