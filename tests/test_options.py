@@ -36,6 +36,7 @@ CHOICES = {
     "masked_patch_decoder": ["objective=masked_patch_decoder"],
     "simmim": ["objective=simmim"],
     "latent": ["objective=latent"],
+    "ibot": ["objective=ibot"],
     "color_grid": ["target=color_grid"],
     "pixels": ["target=pixels"],
     "hog": ["target=hog"],

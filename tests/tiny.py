@@ -23,6 +23,7 @@ from ssvit.objectives.codebook import Codebook
 from ssvit.objectives.contrast import Contrastive
 from ssvit.objectives.contrastive_tuning import ContrastiveTuning
 from ssvit.objectives.dino import Dino
+from ssvit.objectives.ibot import IBot
 from ssvit.objectives.latent import Latent
 from ssvit.objectives.mae import MAE
 from ssvit.objectives.masked_patch import MaskedPatch
@@ -38,6 +39,13 @@ CLASSES = ("ant", "bee", "cat")
 RECIPE = {
     "steps": 12, "batch_size": 8, "lr": 1e-2, "warmup": 3, "ema": 0.9, "precision": "32-true", "log_every": 1,
     "save_every": 3, "evaluate_every": 6,
+}  # fmt: skip
+
+DINO = {
+    "prototypes": 24, "hidden": 16, "bottleneck": 8,
+    "teacher_temperature": Schedule(start=0.04, end=0.07, shape="linear", over=0.5),
+    "teacher_momentum": Schedule(start=0.9, end=1.0),
+    "last_layer": Schedule(start=0.0, end=1.0, shape="step", over=0.1),
 }  # fmt: skip
 
 
@@ -89,12 +97,14 @@ def mae(dropout: float = 0.0, seed: int = 0) -> MAE:
 def dino(dropout: float = 0.0, seed: int = 0) -> Dino:
     """Self-distillation, in which all that is scheduled changes within a few steps."""
     torch.manual_seed(seed)
-    schedules = {
-        "teacher_temperature": Schedule(start=0.04, end=0.07, shape="linear", over=0.5),
-        "teacher_momentum": Schedule(start=0.9, end=1.0),
-        "last_layer": Schedule(start=0.0, end=1.0, shape="step", over=0.1),
-    }
-    return Dino(encoder=encoder(dropout), prototypes=24, hidden=16, bottleneck=8, **schedules)
+    return Dino(encoder=encoder(dropout), **DINO)
+
+
+def ibot(dropout: float = 0.0, seed: int = 0, own_head: bool = False) -> IBot:
+    """The same with masked patches."""
+    torch.manual_seed(seed)
+    temperature = Schedule(start=0.05, end=0.08, shape="linear", over=0.5)
+    return IBot(encoder=encoder(dropout), own_head=own_head, patch_temperature=temperature, **DINO)
 
 
 def latent(dropout: float = 0.0, seed: int = 0) -> Latent:

@@ -8,11 +8,12 @@ Letters: b, n images, d width, k prototypes.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
+from einops import rearrange
 from torch import Tensor
 
 from ssvit.data.batch import EvalTransform
@@ -20,7 +21,9 @@ from ssvit.data.source import Source
 from ssvit.evaluation import options
 from ssvit.evaluation.base import Evaluation, HeldOut, History, with_metrics
 from ssvit.figures import collapse as figures
+from ssvit.models.vit import gather
 from ssvit.objectives.dino import Dino, entropy
+from ssvit.objectives.ibot import IBot
 from ssvit.options import make
 from ssvit.schedule import Progress
 
@@ -64,20 +67,82 @@ class Collapse(HeldOut):
 
     def _answers(self, objective: Dino) -> Answers:
         device, temperature = objective.center.device, objective.schedules["teacher_temperature"](Progress(1, 2))
-        batches = []
-        for images in (images.to(device) for images, _ in self.batches):
-            views = [images[:, None]]
+
+        def said(images: Tensor) -> tuple[Tensor, ...]:
             with torch.autocast(device.type, enabled=False):
-                teacher = objective.targets(objective.teacher_logits(views)[0], temperature)
-                student = (objective.student_logits(views)[0] / objective.options.student_temperature).log_softmax(-1)
-            features = F.normalize(objective.backbone().represent(images).float(), dim=-1)
-            confidence, choices = teacher.exp().max(-1)
-            sums = (logs.exp().double().sum(0, keepdim=True) for logs in (teacher, student))
-            batches.append((features, choices, confidence, student.argmax(-1), *sums, entropy(teacher.double())))
-        columns = (torch.cat([part.cpu() for part in parts]) for parts in zip(*batches, strict=True))
-        features, choices, confidence, guesses, teacher, student, single = columns
-        of_images = features, choices, confidence, guesses
-        return Answers(*of_images, teacher.sum(0) / len(single), student.sum(0) / len(single), single.mean())
+                teacher = objective.targets(objective.teacher_logits([images[:, None]])[0], temperature)
+                student = objective.student_logits([images[:, None]])[0] / objective.options.student_temperature
+            return objective.backbone().represent(images), teacher, student
+
+        return collect(said(images.to(device)) for images, _ in self.batches)
+
+
+class PatchCollapse(Collapse):
+    """The panel of an `IBot` model: the same of masked patches too, as many an image as training masks at most.
+
+    The teacher sees them and the student does not, so their agreement is what the student has learned from the context.
+    """
+
+    def __call__(self, objective: IBot, history: History | None = None) -> Evaluation:  # type: ignore[override]
+        """As `Collapse`, and the metrics of patches as "patch_…". Figures: `patch_collapse`, `patch_prototypes`."""
+        found = super().__call__(objective, history)
+        answers, windows = self._patch_answers(objective)
+        own = measure(answers)
+        metrics = {**found.metrics, **{f"patch_{name}": value for name, value in own.items()}}
+        if history is None:
+            return Evaluation(metrics=metrics)
+        of_patches = [
+            {name.removeprefix("patch_"): value for name, value in row.items() if name.startswith(("patch_", "step"))}
+            for row in history
+        ]
+        pictures = {
+            **found.figures,
+            "patch_collapse": figures.learning(with_metrics(of_patches, own), "masked patch"),
+            "patch_prototypes": figures.prototypes(windows, answers.choices, answers.confidence, "masked patch"),
+        }
+        return Evaluation(metrics=metrics, lines=[*found.lines, *describe(own, "masked patch")], figures=pictures)
+
+    def _patch_answers(self, objective: IBot) -> tuple[Answers, Tensor]:
+        """And the window around each patch, (n, c, 3 p, 3 q) bytes."""
+        device, temperature = objective.center.device, objective.schedules["patch_temperature"](Progress(1, 2))
+        windows, own = [], objective.options
+
+        def said(images: Tensor, slots: Tensor) -> tuple[Tensor, ...]:
+            ids = objective.sample(slots, seed=0).ids[:, 0].to(device)
+            counts = torch.full((len(ids),), ids.shape[1], device=device)
+            with torch.autocast(device.type, enabled=False):
+                _, teacher, _ = objective.teacher_answers(images, ids)
+                _, student = objective.student_answers(images, ids, counts)
+                targets = objective.patch_targets(teacher, temperature)
+            features = gather(objective.backbone()(images), ids + objective.encoder.num_prefix_tokens)
+            windows.append(gather(around(images, objective.encoder.patch_size).flatten(2), ids))
+            return tuple(one.flatten(0, 1) for one in (features, targets, student / own.student_temperature))
+
+        answers = collect(said(images.to(device), slots) for images, slots in self.batches)
+        p, q = objective.encoder.patch_size
+        return answers, rearrange(torch.cat(windows).cpu(), "b m (c p q) -> (b m) c p q", p=3 * p, q=3 * q)
+
+
+def around(images: Tensor, patch: tuple[int, int]) -> Tensor:
+    """Each patch and its eight neighbours, beyond the border the nearest pixel: (b, c, h, w) -> (b, n, c, 3 p, 3 q)."""
+    p, q = patch
+    padded = F.pad(images.float(), (q, q, p, p), mode="replicate").to(images.dtype)
+    return rearrange(padded.unfold(2, 3 * p, p).unfold(3, 3 * q, q), "b c y x p q -> b (y x) c p q")
+
+
+def collect(said: Iterable[tuple[Tensor, ...]]) -> Answers:
+    """From batches of features (b, d), the teacher's log-probabilities (b, k) and the student's logits (b, k)."""
+    batches = []
+    for features, teacher, student in said:
+        confidence, choices = teacher.exp().max(-1)
+        logs = teacher, student.log_softmax(-1)
+        sums = (one.exp().double().sum(0, keepdim=True) for one in logs)
+        found = F.normalize(features.float(), dim=-1), choices, confidence, student.argmax(-1)
+        batches.append((*found, *sums, entropy(teacher.double())))
+    columns = (torch.cat([part.cpu() for part in parts]) for parts in zip(*batches, strict=True))
+    features, choices, confidence, guesses, teacher, student, single = columns
+    of_each = features, choices, confidence, guesses
+    return Answers(*of_each, teacher.sum(0) / len(single), student.sum(0) / len(single), single.mean())
 
 
 def measure(answers: Answers) -> dict[str, float]:
@@ -106,11 +171,11 @@ def spread_of(features: Tensor) -> dict[str, float]:
     return {"feature_std": deviation.item(), "feature_cosine": cosine.item()}
 
 
-def describe_spread(metrics: Mapping[str, float]) -> str:
+def describe_spread(metrics: Mapping[str, float], what: str = "image") -> str:
     """The numbers of `spread_of` in words."""
     return (
         f"features: standard deviation {metrics['feature_std']:.2f} (1: in all directions alike), mean cosine of two "
-        f"images {metrics['feature_cosine']:.2f}"
+        f"{figures.plural(what)} {metrics['feature_cosine']:.2f}"
     )
 
 
@@ -121,22 +186,22 @@ def one_way(metrics: Mapping[str, float]) -> list[str]:
     return [f"all features point one way (standard deviation below {_LEAST_DEVIATION})"]
 
 
-def describe(metrics: Mapping[str, float]) -> list[str]:
-    """Whether it has collapsed, and how, in words."""
+def describe(metrics: Mapping[str, float], what: str = "image") -> list[str]:
+    """Whether it has collapsed, and how, in words. what: is assigned to prototypes."""
     told, most = metrics["told"], metrics["told_at_most"]
     single, spread, uniform = metrics["entropy"], metrics["entropy_of_mean"], metrics["entropy_uniform"]
     lines = [
         f"entropy of the mean assignment {spread:.2f}, mean entropy of the single ones {single:.2f}, uniform "
-        f"{uniform:.2f} nats; {metrics['prototypes_chosen']:.0f} prototypes are an image's first choice",
-        f"an assignment tells {told:.2f} nats of its image, of {most:.2f} at most",
-        describe_spread(metrics),
-        f"student and teacher have the same first choice of {100 * metrics['agreement']:.1f} % of the images, "
-        f"by chance of {100 * metrics['agreement_by_chance']:.1f} %",
+        f"{uniform:.2f} nats; {metrics['prototypes_chosen']:.0f} prototypes are a first choice",
+        f"an assignment tells {told:.2f} nats of its {what}, of {most:.2f} at most",
+        describe_spread(metrics, what),
+        f"student and teacher have the same first choice of {100 * metrics['agreement']:.1f} % of the "
+        f"{figures.plural(what)}, by chance of {100 * metrics['agreement_by_chance']:.1f} %",
     ]
     signs = []
     if told < _LEAST_TOLD * most:
         how = "all prototypes alike" if single > uniform / 2 else "the same few prototypes"
-        signs.append(f"every image has {how} (less than {100 * _LEAST_TOLD:.0f} % of what assignments could tell)")
+        signs.append(f"every {what} has {how} (less than {100 * _LEAST_TOLD:.0f} % of what assignments could tell)")
     signs += one_way(metrics)
-    fine = "not collapsed: assignments and features differ from image to image"
+    fine = f"not collapsed: assignments and features differ from {what} to {what}"
     return [*lines, f"COLLAPSED, or hardly begun: {'; '.join(signs)}" if signs else fine]

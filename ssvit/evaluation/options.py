@@ -131,6 +131,10 @@ class Collapse(HeldOut):
     fewest = 2
 
 
+class PatchCollapse(Collapse):
+    """The same, of masked patches too."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Contrast(HeldOut):
     """The panel of contrastive methods."""

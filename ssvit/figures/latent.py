@@ -15,7 +15,7 @@ from ssvit.figures.style import COLORS, INK, History, Line, over_steps, panels, 
 
 def learning(history: History, baselines: Mapping[str, str]) -> Figure:
     """The loss and the deviations; baselines: metrics by their labels, which move as the targets do."""
-    figure, (losses, deviations) = panels(2, 11, 3.8)
+    figure, (losses, deviations) = panels(2, 14, 3.8)
     over_steps(losses, history, "train/patch_loss", "training", color=COLORS["train"], linewidth=1)
     over_steps(losses, history, "loss", "held-out", color=COLORS["model"], linewidth=2, marker=".")
     for (key, words), linestyle in zip(baselines.items(), ("--", ":", "-.", "-"), strict=True):
@@ -26,8 +26,9 @@ def learning(history: History, baselines: Mapping[str, str]) -> Figure:
     over_steps(deviations, history, "target_std", "targets", **third)
     over_steps(deviations, history, "target_std_images", "targets, of images at one place", **other)
     over_steps(deviations, history, "prediction_std", "predictions", **model)
-    tidy(losses, "step", "loss on masked patches")
-    tidy(deviations, "step", "standard deviation of a feature")
+    for axis, name in ((losses, "loss on masked patches"), (deviations, "standard deviation of a feature")):
+        tidy(axis, "step", name, legend=False)
+        axis.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False, fontsize=8)  # lines are all over
     return figure
 
 

@@ -8,6 +8,7 @@ Letters: b images, v views, t of them global, c channels, h, w pixels, d width, 
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -41,19 +42,27 @@ class Head(nn.Module):
 
     def forward(self, x: Tensor, gradient: Tensor | float = 1.0) -> Tensor:
         """gradient: factor of the prototypes' gradient, which changes nothing else."""
+        return self.compare(self.project(x), gradient)
+
+    def project(self, x: Tensor) -> Tensor:
+        """What is compared with the prototypes, of length 1: (..., d) -> (..., bottleneck)."""
         x = self.layers(x)
-        prototypes = self.prototypes * gradient + self.prototypes.detach() * (1 - gradient)
         with torch.autocast(x.device.type, enabled=False):
-            x, prototypes = (F.normalize(at_least_float32(value), dim=-1) for value in (x, prototypes))
-            return x @ prototypes.T
+            return F.normalize(at_least_float32(x), dim=-1)
+
+    def compare(self, projected: Tensor, gradient: Tensor | float = 1.0) -> Tensor:
+        """Products with the prototypes: (..., bottleneck) -> (..., k)."""
+        prototypes = self.prototypes * gradient + self.prototypes.detach() * (1 - gradient)
+        with torch.autocast(projected.device.type, enabled=False):
+            return projected @ F.normalize(at_least_float32(prototypes), dim=-1).T
 
 
 class Student(nn.Module):
-    """What the teacher is the average of."""
+    """What the teacher is the average of. patch_head: of patches, where they have one of their own."""
 
-    def __init__(self, encoder: ViT, head: Head) -> None:
+    def __init__(self, encoder: ViT, head: Head, patch_head: Head | None = None) -> None:
         super().__init__()
-        self.encoder, self.head = encoder, head
+        self.encoder, self.head, self.patch_head = encoder, head, patch_head
 
 
 class Dino(Objective):
@@ -92,13 +101,14 @@ class Dino(Objective):
         """The log-probabilities of the teacher's prototypes, centred and sharpened: (..., k) -> (..., k)."""
         return ((logits - self.center) / temperature).log_softmax(-1)
 
-    def forward(self, batch: Batch, noise: object, scheduled: Mapping[str, Tensor] = NOTHING) -> dict[str, Tensor]:
+    def forward(self, batch: Batch, noise: Any, scheduled: Mapping[str, Tensor] = NOTHING) -> dict[str, Tensor]:
         """The mean loss, the entropy of the targets, and for `after_step` the mean of the teacher's logits, (k,)."""
-        if "global" not in batch.views:
-            raise UserError("data.augment: DINO needs several views of an image; add augment@data.augment=multi_crop")
-        views = [batch.views[name] for name in ("global", "local") if name in batch.views]
+        views = groups(batch)
         teacher = self.teacher_logits(views[:1])
-        student = self.student_logits(views, scheduled["last_layer"])
+        return self.compare(teacher, self.student_logits(views, scheduled["last_layer"]), scheduled)
+
+    def compare(self, teacher: Tensor, student: Tensor, scheduled: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """What `forward` gives, from the logits of the teacher's views and the student's, (t, b, k) and (v, b, k)."""
         with torch.autocast(student.device.type, enabled=False):
             targets = self.targets(teacher, scheduled["teacher_temperature"])
             loss = cross_entropy(targets.exp(), (student / self.options.student_temperature).log_softmax(-1))
@@ -106,9 +116,20 @@ class Dino(Objective):
 
     def after_step(self, outputs: Mapping[str, Tensor], scheduled: Mapping[str, Tensor], applied: Tensor) -> None:
         """Update the centre and the teacher."""
-        center = torch.lerp(outputs["teacher_mean"].to(self.center), self.center, self.options.center_momentum)
-        self.center.copy_(torch.where(applied, center, self.center))
+        follow(self.center, outputs["teacher_mean"], self.options.center_momentum, applied)
         self.teacher.update(self.student, scheduled["teacher_momentum"], applied)
+
+
+def groups(batch: Batch) -> list[Tensor]:
+    """The global views and the local ones, if there are any, each (b, v, c, h, w)."""
+    if "global" not in batch.views:
+        raise UserError("data.augment: DINO needs several views of an image; add augment@data.augment=multi_crop")
+    return [batch.views[name] for name in ("global", "local") if name in batch.views]
+
+
+def follow(center: Tensor, mean: Tensor, momentum: float, applied: Tensor) -> None:
+    """Move a running mean in place, unless the update was skipped: (k,) and (k,)."""
+    center.copy_(torch.where(applied, torch.lerp(mean.to(center), center, momentum), center))
 
 
 def logits(encoder: ViT, head: Head, views: Sequence[Tensor], gradient: Tensor | float = 1.0) -> Tensor:

@@ -39,7 +39,7 @@ class Masking(options.Masking):
         n, units = grid[0] * grid[1], self.divide(grid)
         order = uniform(seed, "corrupted patches", slots, units[0] * units[1])
         if self.shape == "block":
-            order = order + _rectangle_order(slots, seed=seed, grid=units)
+            order = order + rectangle_order(slots, seed=seed, grid=units)
         ids = order.argsort(dim=1)[:, : self.count(n) // self.unit**2]
         if self.unit > 1:
             patch = torch.arange(n, device=slots.device).view(grid)
@@ -53,13 +53,13 @@ class Masking(options.Masking):
         return Corruption(ids, kind, replacement + (replacement >= ids))
 
 
-def _rectangle_order(slots: Tensor, *, seed: int, grid: tuple[int, int], rectangles: int = 16) -> Tensor:
+def rectangle_order(slots: Tensor, *, seed: int, grid: tuple[int, int], rectangles: int = 16, view: int = 0) -> Tensor:
     """In what order patches are taken: the number of the first rectangle that covers each, or `rectangles`: (b, n).
 
     A rectangle covers 8 to 25 % of the image at an aspect ratio of 0.3 to 3.3.
     """
     height, width = grid
-    size, aspect, y, x = uniform(seed, "rectangles", slots, 4 * rectangles).chunk(4, dim=1)
+    size, aspect, y, x = uniform(seed, "rectangles", slots, 4 * rectangles, view).chunk(4, dim=1)
     area = (0.08 + 0.17 * size) * height * width
     root_aspect = (0.3 ** (2 * aspect - 1)).sqrt()
     rows = (area.sqrt() * root_aspect).round().clamp(1, height)

@@ -454,6 +454,46 @@ class Dino:
 
 
 @dataclass(frozen=True, kw_only=True)
+class IBot(Dino):
+    """DINO with masked patches; the defaults are the authors' for ViT-S (bytedance/ibot: README.md, main_ibot.py)."""
+
+    prototypes: int = 8192
+    masked: float = 0.3
+    """Fraction of a masked view's patches that are hidden, in the middle."""
+    spread: float = 0.2
+    """How far that fraction lies from the middle, at most."""
+    probability: float = 0.5
+    """That a global view has hidden patches."""
+    patch_weight: float = 1.0
+    """Weight of the patches' loss; that of DINO's is 1."""
+    own_head: bool = False
+    """Whether patches have a head of their own, as in DINOv2."""
+    patch_temperature: ScheduleFunction = field(
+        default_factory=lambda: Schedule(start=0.04, end=0.07, shape="linear", over=0.04)
+    )
+    """`Schedule` of what divides the teacher's logits of patches."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        number("masked", self.masked, 0, 1, above=True)
+        number("spread", self.spread, 0, min(self.masked, 1 - self.masked))
+        number("probability", self.probability, 0, 1, above=True)
+        number("patch_weight", self.patch_weight, 0)
+        flag("own_head", self.own_head)
+        schedule = Schedule.of("patch_temperature", self.patch_temperature, 0, above=True)
+        object.__setattr__(self, "patch_temperature", schedule)
+
+    @property
+    def schedules(self) -> dict[str, ScheduleFunction]:
+        """By name."""
+        return {**super().schedules, "patch_temperature": self.patch_temperature}
+
+    def most(self, patches: int) -> int:
+        """How many of a view's patches are hidden, at most."""
+        return max(1, round((self.masked + self.spread) * patches))
+
+
+@dataclass(frozen=True, kw_only=True)
 class Convolutions:
     """The convolutional decoder of latent prediction."""
 
