@@ -86,8 +86,8 @@ class PatchCollapse(Collapse):
     def __call__(self, objective: IBot, history: History | None = None) -> Evaluation:  # type: ignore[override]
         """As `Collapse`, and the metrics of patches as "patch_…". Figures: `patch_collapse`, `patch_prototypes`."""
         found = super().__call__(objective, history)
-        answers, windows = self._patch_answers(objective)
-        own = measure(answers)
+        answers, windows, places = self._patch_answers(objective)
+        own = {**measure(answers), "agreement_by_place": agreement_by_place(answers.choices, places)}
         metrics = {**found.metrics, **{f"patch_{name}": value for name, value in own.items()}}
         if history is None:
             return Evaluation(metrics=metrics)
@@ -102,10 +102,10 @@ class PatchCollapse(Collapse):
         }
         return Evaluation(metrics=metrics, lines=[*found.lines, *describe(own, "masked patch")], figures=pictures)
 
-    def _patch_answers(self, objective: IBot) -> tuple[Answers, Tensor]:
-        """And the window around each patch, (n, c, 3 p, 3 q) bytes."""
+    def _patch_answers(self, objective: IBot) -> tuple[Answers, Tensor, Tensor]:
+        """And the window around each patch, (n, c, 3 p, 3 q) bytes, and the patch's place in the image, (n,)."""
         device, temperature = objective.center.device, objective.schedules["patch_temperature"](Progress(1, 2))
-        windows, own = [], objective.options
+        windows, places, own = [], [], objective.options
 
         def said(images: Tensor, slots: Tensor) -> tuple[Tensor, ...]:
             ids = objective.sample(slots, seed=0).ids[:, 0].to(device)
@@ -115,12 +115,20 @@ class PatchCollapse(Collapse):
                 _, student = objective.student_answers(images, ids, counts)
                 targets = objective.patch_targets(teacher, temperature)
             features = gather(objective.backbone()(images), ids + objective.encoder.num_prefix_tokens)
+            places.append(ids.flatten().cpu())
             windows.append(gather(around(images, objective.encoder.patch_size).flatten(2), ids))
             return tuple(one.flatten(0, 1) for one in (features, targets, student / own.student_temperature))
 
         answers = collect(said(images.to(device), slots) for images, slots in self.batches)
         p, q = objective.encoder.patch_size
-        return answers, rearrange(torch.cat(windows).cpu(), "b m (c p q) -> (b m) c p q", p=3 * p, q=3 * q)
+        shown = rearrange(torch.cat(windows).cpu(), "b m (c p q) -> (b m) c p q", p=3 * p, q=3 * q)
+        return answers, shown, torch.cat(places)
+
+
+def agreement_by_place(choices: Tensor, places: Tensor) -> float:
+    """The share of patches, both (n,), that have the most frequent choice of their place: what positions alone give."""
+    best = [choices[places == place].unique(return_counts=True)[1].max() for place in places.unique()]
+    return torch.stack(best).sum().item() / len(choices)
 
 
 def around(images: Tensor, patch: tuple[int, int]) -> Tensor:
@@ -198,6 +206,8 @@ def describe(metrics: Mapping[str, float], what: str = "image") -> list[str]:
         f"student and teacher have the same first choice of {100 * metrics['agreement']:.1f} % of the "
         f"{figures.plural(what)}, by chance of {100 * metrics['agreement_by_chance']:.1f} %",
     ]
+    if (place := metrics.get("agreement_by_place")) is not None:
+        lines.append(f"the most frequent choice of each place in the image would be right of {100 * place:.1f} %")
     signs = []
     if told < _LEAST_TOLD * most:
         how = "all prototypes alike" if single > uniform / 2 else "the same few prototypes"

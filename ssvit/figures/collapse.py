@@ -27,6 +27,9 @@ def learning(history: History, what: str = "image") -> Figure:
     plot_spread(features, history, what)
     over_steps(agreement, history, "agreement", "same first choice", 100, **model)
     over_steps(agreement, history, "agreement_by_chance", "by chance", 100, color=INK, linewidth=1, linestyle="-.")
+    over_steps(
+        agreement, history, "agreement_by_place", "by the place alone", 100, color=INK, linewidth=1, linestyle=":"
+    )
     tidy(entropies, "step", "entropy (nats)")
     tidy(agreement, "step", f"student and teacher (% of the {plural(what)})")
     return figure
