@@ -69,7 +69,7 @@ def similarities(own: Tensor, every: Tensor, first: int, temperature: float) -> 
     """Of NT-Xent (Chen et al. 2020, equation 1): the logits (v b, s), and which of the s rows is a view's other (v b,).
 
     own (v b, e): the rows of `every` (s, e) from `first` on, of length 1. A view's logit with itself is -inf. This is
-    lightly's NTXentLoss, which selects logits by a mask and so breaks a compiled graph.
+    lightly's NTXentLoss, which selects logits by a mask: their number then depends on data, for which a GPU waits.
     """
     place = first + torch.arange(len(own), device=own.device)
     logits = (cosines(own, every) / temperature).scatter(1, place[:, None], -math.inf)
