@@ -31,7 +31,7 @@ def learning(history: History, what: str = "image") -> Figure:
         agreement, history, "agreement_by_place", "by the place alone", 100, color=INK, linewidth=1, linestyle=":"
     )
     tidy(entropies, "step", "entropy (nats)")
-    tidy(agreement, "step", f"student and teacher (% of the {plural(what)})")
+    tidy(agreement, "step", f"student and teacher (% of {plural(what)})")
     return figure
 
 
@@ -54,7 +54,7 @@ def prototypes(images: Tensor, choices: Tensor, confidence: Tensor, what: str = 
     for place in counts.argsort(descending=True, stable=True)[:ROWS]:
         members = (choices == numbers[place]).nonzero()[:, 0]
         best = members[confidence[members].argsort(descending=True, stable=True)][:ACROSS]
-        labelled.append((f"prototype {numbers[place]}\n{counts[place]} {plural(what)}", images[best]))
+        labelled.append((f"prototype {numbers[place]}\n{counts[place]} {plural(what.split()[-1])}", images[best]))
     title = f"{len(numbers)} prototypes are a first choice of {len(images)} held-out {plural(what)}"
     title = f"{title}; the most confident first"
     return rows(labelled, title, across=ACROSS)
