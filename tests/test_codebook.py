@@ -22,6 +22,8 @@ from ssvit.evaluation.reconstruction import Prediction
 from ssvit.models.vit import gather
 from ssvit.objectives import codebook
 from ssvit.objectives.codebook import Codebook, Windows, k_means
+from ssvit.objectives.masked_patch import MaskedPatch
+from ssvit.objectives.masking import Masking
 from ssvit.options import OptionError, UserError
 
 SIZE = (12, 16)
@@ -176,9 +178,21 @@ def test_features_are_those_after_the_layer_of_a_frozen_encoder():
     noise = objective.sample(torch.arange(20), seed=0)
     objective(Batch.of(images), noise)["loss"].backward()
     assert all(parameter.grad is None for parameter in target.parameters())
-    assert "whole" not in objective.facts
     assert set(objective.facts) == {"encoder", "target_weights"}
     assert set(tiny.codebook().facts) == {"encoder"}
+
+
+def test_a_decoder_predicts_clusters_as_the_head_does():
+    target, images = tiny.codebook().target, tiny.pictures(20)
+    masking = Masking(mask=1.0, replace=0.0, keep=0.0)
+    decoder = {"depth": 1, "width": 8, "heads": 2}
+    objective = MaskedPatch(encoder=tiny.encoder(0.0), masking=masking, target=target, decoder=decoder)
+    objective.prepare(endless(images))
+    noise = objective.sample(torch.arange(20), seed=0)
+    prediction = objective.predict(images, noise)
+    assert prediction.shape == (20, 8, 6)
+    expected = torch.nn.functional.cross_entropy(prediction.mT, gather(target.labels(images), noise.ids)[..., 0])
+    torch.testing.assert_close(objective(Batch.of(images), noise)["loss"], expected)
 
 
 def test_labels_are_compared_in_float32_under_autocast():
