@@ -294,7 +294,8 @@ def test_kept_patches_are_encoded_alone_with_their_own_positions(positions, at, 
     vit = build(positions=positions, positions_at=at, width=12, depth=2, **special).double()
     images, keep = random_images(2).double(), some(2, 16, 5)
     expected = torch.stack([plain(vit, image, 3, kept.tolist()) for image, kept in zip(images, keep, strict=True)])
-    torch.testing.assert_close(vit.encode(vit.embed(images), visible_ids=keep), expected, atol=1e-10, rtol=1e-10)
+    for encoded in (vit.encode(vit.embed(images), visible_ids=keep), vit(images, keep)):
+        torch.testing.assert_close(encoded, expected, atol=1e-10, rtol=1e-10)
 
 
 @pytest.mark.parametrize(("positions", "at"), PLACES)

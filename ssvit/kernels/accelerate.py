@@ -99,11 +99,11 @@ class Layers(vit.Layers):
 
 
 class ViT(vit.ViT):
-    def embed(self, images: Tensor) -> Tensor:
+    def embed(self, images: Tensor, visible_ids: Ids = None) -> Tensor:
         """Without a normalised copy of the images: the projection is x W / std + (bias - mean W / std)."""
         # A stem pads normalised images with zeros, which cannot be folded into a projection.
         if self.stem is not None or not unhooked(self.patch, Linear):
-            return super().embed(images)
+            return super().embed(images, visible_ids)
         self.check(images)
         unit = 255.0 if images.dtype == torch.uint8 else 1.0
         area = self.patch.in_features // self.channels
@@ -114,7 +114,7 @@ class ViT(vit.ViT):
             dtype = torch.get_autocast_dtype(kind)
             weight = weight.to(dtype).to(weight.dtype)  # as rounded for the product, so that the mean cancels exactly
         # A sum of products: in a matrix product, autocast would round the mean to half precision.
-        return linear(self.patchify(images).to(dtype), weight, self.patch.bias - (weight * mean).sum(1))
+        return linear(self.patchify(images, visible_ids).to(dtype), weight, self.patch.bias - (weight * mean).sum(1))
 
 
 _FASTER: dict[type[nn.Module], type[nn.Module]] = {

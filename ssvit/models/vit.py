@@ -290,10 +290,14 @@ class ViT(nn.Module):
         """Rows and columns of the patches of images (b, c, h, w)."""
         return images.shape[2] // self.patch_size[0], images.shape[3] // self.patch_size[1]
 
-    def patchify(self, x: Tensor) -> Tensor:
-        """Cut images, or a stem's feature map, into patches in raster order: (b, c, h, w) -> (b, n, c p q)."""
+    def patchify(self, x: Tensor, ids: Ids = None) -> Tensor:
+        """Cut images, or a stem's feature map, into patches in raster order: (b, c, h, w) -> (b, n, c p q).
+
+        ids (b, m): these patches alone, in this order -> (b, m, c p q).
+        """
         p, q = self.cut
-        return rearrange(x, "b c (y p) (x q) -> b (y x) (c p q)", p=p, q=q)
+        patches = rearrange(x, "b c (y p) (x q) -> b (y x) (c p q)", p=p, q=q)
+        return patches if ids is None else gather(patches, ids)
 
     def normalise(self, images: Tensor) -> Tensor:
         """Images less their channels' mean, over their std: (b, c, h, w), [0, 1] or uint8, -> (b, c, h, w)."""
@@ -301,25 +305,34 @@ class ViT(nn.Module):
         mean, std = ((value * unit)[:, None, None] for value in (self.mean, self.std))
         return (images.to(mean.dtype) - mean) / std
 
-    def embed(self, images: Tensor) -> Tensor:
+    def embed(self, images: Tensor, visible_ids: Ids = None) -> Tensor:
         """Normalise and project each patch, without positions: (b, c, h, w), [0, 1] or uint8, -> (b, n, d).
 
-        OptionError: see `check`.
+        visible_ids (b, m): these patches alone -> (b, m, d). OptionError: see `check`.
         """
         self.check(images)
         x = self.normalise(images)
-        return self.patch(self.patchify(x if self.stem is None else self.stem(x)))
+        return self.patch(self.patchify(x if self.stem is None else self.stem(x), visible_ids))
 
     def encode(
-        self, tokens: Tensor, *, grid: Grid | None = None, visible_ids: Ids = None, output_ids: Ids = None
+        self,
+        tokens: Tensor,
+        *,
+        grid: Grid | None = None,
+        patch_ids: Ids = None,
+        visible_ids: Ids = None,
+        output_ids: Ids = None,
     ) -> Tensor:
         """Run the Transformer over patch embeddings: (b, n, d) -> (b, s + n, d).
 
         grid: rows and columns of the patches (`grid_of`), by default the encoder's own.
-        visible_ids (b, m): encode these patches alone, in this order, as masked autoencoders do -> (b, s + m, d).
+        patch_ids (b, n): which patches these are, None for all of them in order (`embed` can leave some out).
+        visible_ids (b, m): of all patches encode these alone, in this order, as masked autoencoders do: (b, s + m, d).
         output_ids (b, m), counted in that order: compute the last layer for these patches alone -> (b, m, d).
         """
-        x, position_ids, between = self._sequence(tokens, grid, visible_ids)
+        if visible_ids is not None:
+            tokens, patch_ids = gather(tokens, visible_ids), visible_ids
+        x, position_ids, between = self._sequence(tokens, grid, patch_ids)
         ids = None if output_ids is None else output_ids + self.num_prefix_tokens
         return self.norm(self.blocks(x, position_ids, ids, between))
 
@@ -330,16 +343,15 @@ class ViT(nn.Module):
             x = self.blocks.step(layer, x, position_ids, None, between)
             yield x
 
-    def _sequence(self, tokens: Tensor, grid: Grid | None, visible_ids: Ids) -> tuple[Tensor, Ids, list[Tensor]]:
+    def _sequence(self, tokens: Tensor, grid: Grid | None, patch_ids: Ids) -> tuple[Tensor, Ids, list[Tensor]]:
         """The first layer's input (b, t, d), each token's position (b, t), and what is added before further layers."""
         position_ids, relative = None, self.blocks[0].attention.relative
-        if visible_ids is not None:
+        if patch_ids is not None:
             if relative is not None and grid is not None and not relative.covers(grid):
                 right = "cannot tell offsets between some of the patches on a grid that is not the encoder's own"
                 raise OptionError("positions", "relative", right)
-            tokens = gather(tokens, visible_ids)
-            prefix_ids = torch.arange(self.num_prefix_tokens, device=visible_ids.device).expand(len(visible_ids), -1)
-            position_ids = torch.cat([prefix_ids, visible_ids + self.num_prefix_tokens], dim=1)
+            prefix_ids = torch.arange(self.num_prefix_tokens, device=patch_ids.device).expand(len(patch_ids), -1)
+            position_ids = torch.cat([prefix_ids, patch_ids + self.num_prefix_tokens], dim=1)
         every = self.class_token, self.distillation_token, self.register_tokens
         first = [token for token in every if token is not None]
         if first:
@@ -361,9 +373,10 @@ class ViT(nn.Module):
         prefix, patches = table.tensor_split([self.num_prefix_tokens - len(zeros)])
         return torch.cat([prefix, zeros, patches])
 
-    def forward(self, images: Tensor) -> Tensor:
-        """(b, c, h, w) -> (b, s + n, d)."""
-        return self.encode(self.embed(images), grid=self.grid_of(images))
+    def forward(self, images: Tensor, visible_ids: Ids = None, output_ids: Ids = None) -> Tensor:
+        """(b, c, h, w) -> (b, s + n, d), or as `encode` has it for the ids; other patches are not even embedded."""
+        tokens, grid = self.embed(images, visible_ids), self.grid_of(images)
+        return self.encode(tokens, grid=grid, patch_ids=visible_ids, output_ids=output_ids)
 
     def pool(self, outputs: Tensor) -> Tensor:
         """One vector an image: (b, s + n, d) -> (b, d), the class token's (the paper) or the mean of the patches'."""
@@ -374,14 +387,11 @@ class ViT(nn.Module):
 
         visible_ids (b, m): encode these patches alone.
         """
-        if self.pooling == "patch_mean" and visible_ids is None:
-            return self.pool(self(images))
-        tokens, grid = self.embed(images), self.grid_of(images)
         if self.pooling == "patch_mean":
-            return self.pool(self.encode(tokens, grid=grid, visible_ids=visible_ids))
+            return self.pool(self(images, visible_ids))
         # output_ids count from the first patch; the class token stands before it.
-        first = torch.full((tokens.shape[0], 1), -self.num_prefix_tokens, device=tokens.device)
-        return self.encode(tokens, grid=grid, visible_ids=visible_ids, output_ids=first)[:, 0]
+        first = torch.full((images.shape[0], 1), -self.num_prefix_tokens, device=images.device)
+        return self(images, visible_ids, first)[:, 0]
 
     @property
     def architecture(self) -> dict[str, object]:

@@ -116,8 +116,8 @@ class Latent(Objective):
             found, expected = ("x".join(map(str, size)) for size in (images.shape[2:], encoder.image_size))
             raise OptionError("images", found, f"must be {expected} pixels, the size that is masked")
         visible_ids, masked_ids = (ids.flatten(0, 1) for ids in noise)
-        embedded = encoder.embed(images).repeat_interleave(self.options.masks, dim=0)
-        encoded = encoder.encode(embedded, visible_ids=visible_ids)
+        tokens = encoder.embed(images, noise.visible_ids.flatten(1)).view(*visible_ids.shape, -1)
+        encoded = encoder.encode(tokens, patch_ids=visible_ids)
         patches = encoded[:, encoder.num_prefix_tokens :]
         # Indices of whole rows, so that each output is written to its patch's place at once.
         rows = visible_ids + torch.arange(len(visible_ids), device=visible_ids.device)[:, None] * encoder.patches

@@ -17,7 +17,7 @@ from torch import Tensor
 from ssvit.data.batch import Batch
 from ssvit.models.decoder import Decoder
 from ssvit.models.options import ViT as ViTOptions
-from ssvit.models.vit import ViT, gather
+from ssvit.models.vit import ViT
 from ssvit.objectives import options
 from ssvit.objectives.base import NOTHING, Objective
 from ssvit.options import OptionError, make
@@ -66,15 +66,16 @@ class MAE(Objective):
         if self.encoder.grid_of(images) != self.encoder.grid:
             found, expected = ("x".join(map(str, size)) for size in (images.shape[2:], self.encoder.image_size))
             raise OptionError("images", found, f"must be {expected} pixels, the size that is masked")
-        encoded = self.encoder.encode(self.encoder.embed(images), visible_ids=noise.visible_ids)
+        encoded = self.encoder(images, noise.visible_ids)
         return self.decoder(encoded, noise.visible_ids, noise.masked_ids)
 
-    def labels(self, images: Tensor) -> Tensor:
+    def labels(self, images: Tensor, ids: Tensor | None = None) -> Tensor:
         """What is to be predicted of each patch: (b, c, h, w), [0, 1] or uint8, -> (b, n, c * p * q).
 
         Pixels as the encoder normalises them; with norm_pixels less the patch's mean, over its standard deviation.
+        ids (b, m): of these patches alone -> (b, m, c * p * q).
         """
-        pixels, mean, deviation = self._pixels(images)
+        pixels, mean, deviation = self._pixels(images, ids)
         return (pixels - mean) / deviation
 
     def paint(self, labels: Tensor, images: Tensor) -> Tensor:
@@ -88,13 +89,13 @@ class MAE(Objective):
 
     def forward(self, batch: Batch, noise: Masks, scheduled: Mapping[str, Tensor] = NOTHING) -> dict[str, Tensor]:
         """The mean squared error over the masked patches' pixels."""
-        truth = gather(self.labels(batch.images), noise.masked_ids)
+        truth = self.labels(batch.images, noise.masked_ids)
         prediction = self.predict(batch.images, noise).to(truth.dtype)
         return {"loss": (prediction - truth).square().mean()}
 
-    def _pixels(self, images: Tensor) -> tuple[Tensor, Tensor | float, Tensor | float]:
+    def _pixels(self, images: Tensor, ids: Tensor | None = None) -> tuple[Tensor, Tensor | float, Tensor | float]:
         """Normalised patches (b, n, c * p * q), and the mean and deviation for `norm_pixels`, (b, n, 1) or 0 and 1."""
-        pixels = self.encoder.patchify(self.encoder.normalise(images))
+        pixels = self.encoder.patchify(self.encoder.normalise(images), ids)
         if not self.options.norm_pixels:
             return pixels, 0.0, 1.0
         variance, mean = torch.var_mean(pixels, dim=-1, keepdim=True)

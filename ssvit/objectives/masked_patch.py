@@ -65,11 +65,11 @@ class MaskedPatch(Objective):
 
     def predict(self, images: Tensor, noise: Corruption) -> Tensor:
         """The prediction of each corrupted patch: by the head from its output, or by the decoder: -> (b, m, width)."""
-        tokens = self.encoder.embed(images)
         if self.decoder is None:
-            return self.head(self.encoder.encode(corrupt(tokens, self.mask_token, noise), output_ids=noise.ids))
-        visible_ids = uncorrupted(noise.ids, tokens.shape[1])
-        return self.decoder(self.encoder.encode(tokens, visible_ids=visible_ids), visible_ids, noise.ids)
+            tokens = corrupt(self.encoder.embed(images), self.mask_token, noise)
+            return self.head(self.encoder.encode(tokens, output_ids=noise.ids))
+        visible_ids = uncorrupted(noise.ids, self.encoder.patches)
+        return self.decoder(self.encoder(images, visible_ids), visible_ids, noise.ids)
 
     def corrupted_labels(self, images: Tensor, noise: Corruption) -> Tensor:
         """The labels of the corrupted patches: -> (b, m, ...)."""
