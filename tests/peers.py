@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 import transformers
 from safetensors.torch import save_file
-from timm.layers import GroupNormAct, pad_same
+from timm.layers import GroupNormAct, LayerNorm, SwiGLUPacked, pad_same
+from timm.models.eva import Eva
 from timm.models.resnetv2 import ResNetV2
 from timm.models.vision_transformer import VisionTransformer
 from timm.models.vision_transformer_hybrid import HybridEmbed, StdConv2dSame
@@ -149,6 +150,81 @@ def dinov2(folder: Path) -> Peer:
     return Peer(folder / "dinov2.pth", model.forward_features, dict(TOLD), *IMAGENET)
 
 
+def _giant() -> nn.Module:
+    """DINOv2's giant, but small: with SwiGLU, whose two first matrices timm and Facebook pack into one."""
+    return _with_registers(mlp_layer=SwiGLUPacked, act_layer=nn.SiLU, mlp_ratio=2 * MLP / WIDTH, no_embed_class=True)
+
+
+def timm_dinov2_giant(folder: Path) -> Peer:
+    model = _giant()
+    save_file(model.state_dict(), folder / "timm.safetensors")
+    return Peer(folder / "timm.safetensors", model.forward_features, dict(TOLD), *IMAGENET)
+
+
+def dinov2_giant(folder: Path) -> Peer:
+    model = _giant()
+    names = {"reg_token": "register_tokens", ".mlp.fc1.": ".mlp.w12.", ".mlp.fc2.": ".mlp.w3."}
+    tensors = renamed(model.state_dict(), names) | {"mask_token": torch.zeros(1, WIDTH)}
+    torch.save(tensors, folder / "dinov2.pth")
+    return Peer(folder / "dinov2.pth", model.forward_features, dict(TOLD), *IMAGENET)
+
+
+def renamed(tensors: dict[str, Tensor], names: dict[str, str]) -> dict[str, Tensor]:
+    for old, new in names.items():
+        tensors = {name.replace(old, new): value for name, value in tensors.items()}
+    return tensors
+
+
+def of_dinov3(**changes: Any) -> Any:
+    """timm's model of DINOv3, a small one."""
+    options = {
+        "img_size": SIZE, "patch_size": PATCH, "embed_dim": WIDTH, "depth": DEPTH, "num_heads": HEADS,
+        "mlp_ratio": MLP / WIDTH, "num_classes": 5, "qkv_bias": False, "dynamic_img_size": True, "init_values": 1e-5,
+        "rope_type": "dinov3", "rope_temperature": 100, "rope_rotate_half": True, "use_rot_pos_emb": True,
+        "use_abs_pos_emb": False, "num_reg_tokens": 3, "use_fc_norm": False, "norm_layer": partial(LayerNorm, eps=1e-5),
+    }  # fmt: skip
+    return random(Eva(**{**options, **changes}))
+
+
+def timm_dinov3(folder: Path, **changes: Any) -> Peer:
+    model = of_dinov3(**changes)
+    save_file(model.state_dict(), folder / "timm.safetensors")
+    return Peer(folder / "timm.safetensors", model.forward_features, dict(TOLD), *IMAGENET)
+
+
+def timm_dinov3_with_biases(folder: Path) -> Peer:
+    return timm_dinov3(folder, qkv_bias=True)
+
+
+def timm_dinov3_swiglu(folder: Path) -> Peer:
+    return timm_dinov3(folder, swiglu_mlp=True, swiglu_align_to=8)
+
+
+def dinov3(folder: Path, **changes: Any) -> Peer:
+    """Facebook's files have a bias of keys, which a mask takes away, and periods rounded to bfloat16."""
+    model = of_dinov3(qkv_bias=True, **changes)
+    model.rope.periods.copy_(model.rope.periods.bfloat16())
+    names = {
+        "reg_token": "storage_tokens", "gamma_": "ls", ".mlp.fc1_g.": ".mlp.w1.", ".mlp.fc1_x.": ".mlp.w2.",
+    } | ({".mlp.fc2.": ".mlp.w3."} if changes else {})  # fmt: skip
+    tensors = renamed(model.state_dict(), names)
+    tensors = {
+        f"{name}.gamma" if ".ls" in name else name: value for name, value in tensors.items() if "head" not in name
+    }
+    for layer in range(DEPTH):
+        query, value = (tensors.pop(f"blocks.{layer}.attn.{part}_bias") for part in "qv")
+        tensors[f"blocks.{layer}.attn.qkv.bias"] = torch.cat([query, torch.ones(WIDTH), value])
+        mask = torch.cat([torch.ones(WIDTH), torch.zeros(WIDTH), torch.ones(WIDTH)])
+        tensors[f"blocks.{layer}.attn.qkv.bias_mask"] = mask
+    tensors |= {"mask_token": torch.zeros(1, WIDTH), "rope_embed.periods": model.rope.periods}
+    torch.save(tensors, folder / "dinov3.pth")
+    return Peer(folder / "dinov3.pth", model.forward_features, {}, *IMAGENET)
+
+
+def dinov3_swiglu(folder: Path) -> Peer:
+    return dinov3(folder, swiglu_mlp=True, swiglu_align_to=8)
+
+
 def torchvision_plain(folder: Path, *, old: bool = False) -> Peer:
     """old: the names of the MLP's layers, and torch's format, in files of the first releases."""
     model = random(vision_transformer.VisionTransformer(32, PATCH, DEPTH, HEADS, WIDTH, MLP, num_classes=5))
@@ -196,6 +272,20 @@ def huggingface_dinov2(folder: Path, kind: str = "Dinov2", **changes: Any) -> Pe
 
 def huggingface_dinov2_with_registers(folder: Path) -> Peer:
     return huggingface_dinov2(folder, "Dinov2WithRegisters", num_register_tokens=3)
+
+
+def huggingface_dinov2_giant(folder: Path) -> Peer:
+    return huggingface_dinov2(folder, mlp_ratio=3, use_swiglu_ffn=True)
+
+
+def huggingface_dinov3(folder: Path, **changes: Any) -> Peer:
+    model = hugging("DINOv3ViTModel", num_register_tokens=3, layer_norm_eps=1e-5, **changes)
+    model.save_pretrained(folder)
+    return Peer(folder / "model.safetensors", lambda images: model(images).last_hidden_state, {}, *IMAGENET)
+
+
+def huggingface_dinov3_swiglu(folder: Path) -> Peer:
+    return huggingface_dinov3(folder, use_gated_mlp=True, hidden_act="silu")
 
 
 def huggingface_mae(folder: Path) -> Peer:
@@ -289,5 +379,8 @@ PEERS = {
         google, google_hybrid, timm_plain, timm_hybrid, timm_without_positions_of_the_class, timm_without_class_token,
         timm_dinov2, timm_registers_with_positions, dinov2, deit, mae, torchvision_plain, huggingface, huggingface_deit,
         huggingface_mae, huggingface_dinov2, huggingface_dinov2_with_registers,
+        timm_dinov2_giant, dinov2_giant, huggingface_dinov2_giant,
+        timm_dinov3, timm_dinov3_with_biases, timm_dinov3_swiglu, dinov3, dinov3_swiglu, huggingface_dinov3,
+        huggingface_dinov3_swiglu,
     )
 }  # fmt: skip

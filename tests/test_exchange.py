@@ -55,7 +55,7 @@ def test_outputs_are_the_peers(name, tmp_path):
     assert expected.std() > 0.5
     assert (encoder(x) - expected).abs().max() < LIMIT
     assert encoder.arguments["heads"] == peers.HEADS
-    assert encoder.arguments["mlp_width"] == encoder.blocks[0].expand.out_features
+    assert encoder.arguments["mlp_width"] == encoder.blocks[0].contract.in_features
 
 
 @pytest.mark.parametrize(("name", "epsilons"), [("google_hybrid", "authors"), ("timm_hybrid", "timm")])

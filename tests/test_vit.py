@@ -531,7 +531,7 @@ WRONG = [
     ("distillation_token", {"distillation_token": True, "class_token": False, "pooling": "patch_mean"}),
     ("pooling", {"pooling": "max"}),
     ("pooling", {"pooling": "class_token", "class_token": False}),
-    ("positions", {"positions": "rotary"}),
+    ("positions", {"positions": "axial"}),
     ("positions", {"positions": None}),
     ("positions_at", {"positions_at": "end"}),
     ("positions_at", {"positions": "relative", "positions_at": "every_layer"}),

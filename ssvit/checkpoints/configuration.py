@@ -34,6 +34,8 @@ ADDED: Mapping[str, object] = {
     "data.view.fit": "cover",
     "encoder.gelu": "exact",
     "encoder.layer_scale": None,
+    "encoder.mlp": "gelu",
+    "encoder.norm_epsilon": 1e-6,
     "encoder.registers": 0,
     "objective.class_weights": None,
     "objective.decoder": None,

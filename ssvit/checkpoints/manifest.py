@@ -58,8 +58,9 @@ def steps(run: Path) -> dict[Path, tuple[int, int]]:
 def completed(manifest: Mapping[str, Any]) -> dict[str, Any]:
     """A manifest with the options that older ones lack; the first edition's dropout was of attention weights too."""
     dropout = manifest.get("encoder", {}).get("dropout")
+    added = {"gelu": "exact", "layer_scale": None, "mlp": "gelu", "norm_epsilon": 1e-6, "registers": 0}
     defaults = {
-        "encoder": {"attention_dropout": dropout, "gelu": "exact", "layer_scale": None, "registers": 0},
+        "encoder": {"attention_dropout": dropout, **added},
         "classifier": {"loss": "softmax"},
         "view": {"fit": "cover"},
     }

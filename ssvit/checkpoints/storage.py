@@ -184,7 +184,7 @@ def load_encoder(path: str | Path, **given: Any) -> ViT:
         averaged = ", averaged weights" if "ema" in states else ""
         notes = [f"{checkpoint.path}: loaded {len(loaded)} of {len(loaded)} tensors of the encoder{averaged}"]
         before, after = ("x".join(map(str, vit.grid)) for vit in (trained, encoder))
-        if before != after:
+        if before != after and trained.rotary is None:
             notes.append(f"positions resized from {before} to {after} patches ({loading.resize})")
         if left := sorted({name.split(".")[0] for name in weights.keys() - loaded}):
             notes.append(f"left behind: {', '.join(left)}")

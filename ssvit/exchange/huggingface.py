@@ -17,13 +17,12 @@ _ATTENTION = tuple(f"{_LAYER}.attention.attention.{part}" for part in ("query", 
 _ACTIVATIONS = {"gelu": "exact", "gelu_pytorch_tanh": "tanh", "gelu_new": "tanh", "gelu_python": "exact"}
 
 
-def _beside(folder: Path) -> dict[str, Any]:
+def beside(folder: Path) -> dict[str, Any]:
     """The options in config.json and preprocessor_config.json. UserError for a model that is no plain ViT."""
     config, images = described(folder / "config.json"), described(folder / "preprocessor_config.json")
-    if (activation := config.get("hidden_act", "gelu")) not in _ACTIVATIONS:
-        raise UserError(f"{folder / 'config.json'}: hidden_act {activation!r:.100} is no GELU")
-    if config.get("use_swiglu_ffn"):
-        raise UserError(f"{folder / 'config.json'}: use_swiglu_ffn: an encoder with SwiGLU is not read")
+    expected, name = (("silu",), "SiLU") if config.get("use_gated_mlp") else (_ACTIVATIONS, "GELU")
+    if (activation := config.get("hidden_act", "gelu")) not in expected:
+        raise UserError(f"{folder / 'config.json'}: hidden_act {activation!r:.100} is no {name}")
     epsilon = config.get("layer_norm_eps", 1e-6 if str(config.get("model_type")).startswith("dinov2") else 1e-12)
     remark = f"norms add 1e-06 to the variance where theirs add {epsilon:g}: it matters where tokens vary little"
     return {
@@ -31,7 +30,7 @@ def _beside(folder: Path) -> dict[str, Any]:
         "trained_size": config.get("image_size"),
         "mean": images.get("image_mean"),
         "std": images.get("image_std"),
-        "gelu": _ACTIVATIONS[activation] if "hidden_act" in config else None,
+        "gelu": _ACTIVATIONS.get(activation) if "hidden_act" in config else None,
         **({"remark": remark} if epsilon != 1e-6 else {}),
     }
 
@@ -67,7 +66,7 @@ def lacks(arguments: Mapping[str, Any], classifier: Mapping[str, object] | None)
 def config(encoder: "ViT", classes: Sequence[str]) -> dict[str, Any]:
     """The config.json that from_pretrained reads, without classes of the encoder alone."""
     labels = {str(label): name for label, name in enumerate(classes)}
-    hidden, count = encoder.blocks[0].expand.out_features, encoder.arguments["registers"]
+    hidden, count = encoder.blocks[0].contract.in_features, encoder.arguments["registers"]
     kind: dict[str, Any] = {"model_type": "vit"}
     model = "ViTForImageClassification" if classes else "ViTModel"
     if is_dinov2(encoder.arguments):
@@ -130,8 +129,8 @@ def _table(norms: tuple[str, str], mlp: tuple[str, str]) -> tuple[Place, ...]:
         *both("blocks.{i}.attention.out", f"{_LAYER}.attention.output.dense"),
         Place("blocks.{i}.scale1.gamma", (f"{_LAYER}.layer_scale1.lambda1",)),
         *both("blocks.{i}.norm2", f"{_LAYER}.{norms[1]}"),
-        *both("blocks.{i}.expand", f"{_LAYER}.{mlp[0]}", weight="m d -> m d"),
-        *both("blocks.{i}.contract", f"{_LAYER}.{mlp[1]}"),
+        *both("blocks.{i}.expand", f"{_LAYER}.{mlp[0]}", weight="e d -> e d"),
+        *both("blocks.{i}.contract", f"{_LAYER}.{mlp[1]}", weight="... m -> ... m"),
         Place("blocks.{i}.scale2.gamma", (f"{_LAYER}.layer_scale2.lambda1",)),
         *both("norm", "layernorm"),
     )
@@ -144,7 +143,7 @@ HUGGINGFACE = Layout(
     head=both("head", "classifier"),
     left=r"pooler\.|embeddings\.mask_token$",
     normalisation=HALF,
-    beside=_beside,
+    beside=beside,
 )
 _SCALE = "encoder.layer.0.layer_scale1.lambda1"
 DINOV2 = Layout(
@@ -152,7 +151,8 @@ DINOV2 = Layout(
     signature=HUGGINGFACE.signature,
     table=_table(("norm1", "norm2"), ("mlp.fc1", "mlp.fc2")),
     left=HUGGINGFACE.left,
+    aliases=((r"\.mlp\.weights_in\.", ".mlp.fc1."), (r"\.mlp\.weights_out\.", ".mlp.fc2.")),  # SwiGLU's
     normalisation=IMAGENET,
     marks=(_SCALE, *(f"{model}.{_SCALE}" for model in ("dinov2", "dinov2_with_registers", "backbone"))),
-    beside=_beside,
+    beside=beside,
 )

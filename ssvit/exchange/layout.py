@@ -1,14 +1,14 @@
 """What a peer calls its tensors: one table of names and einops patterns, for reading and for writing.
 
 A pattern has the peer's axes before the arrow and ours after it. Its letters are measured on the shapes, before torch
-is loaded: c channels, p, q patch height and width, d width, h heads, k head width, m MLP width, t tokens that have
-positions, registers. In a hybrid r is the channels of the images, w the width of the root, and c, p, q are of the
-stem's output.
+is loaded: c channels, p, q patch height and width, d width, h heads, k head width, m MLP width, e what its first layer
+puts out (2 m where it is SwiGLU's two in one), t tokens that have positions, registers, periods of rotary ones. In a
+hybrid r is the channels of the images, w the width of the root, and c, p, q are of the stem's output.
 """
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 # Our tensors that some encoders lack.
 LAYER_SCALE = ("blocks.{i}.scale1.gamma", "blocks.{i}.scale2.gamma")
-OPTIONAL = ("class_token", "distillation_token", "register_tokens", *LAYER_SCALE)
+QKV_BIAS = "blocks.{i}.attention.qkv.bias"
+OPTIONAL = ("class_token", "distillation_token", "register_tokens", "rotary.periods", QKV_BIAS, *LAYER_SCALE)
 Shapes = Mapping[str, tuple[int, ...]]
 
 IMAGENET = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
@@ -31,7 +32,7 @@ HALF = {"mean": 0.5, "std": 0.5}
 
 @dataclass(frozen=True)
 class Place:
-    """One tensor of ours and the peer's that it is made of: several are stacked along a new first axis.
+    """One tensor of ours and the peer's that it is made of: several are stacked along a new first axis, zeros for "".
 
     In a name {i} is the layer, {s} and {u} a stage of a hybrid's stem and a unit of it, from 0, and {S}, {U} from 1.
     """
@@ -59,7 +60,8 @@ class Place:
 
     def read(self, tensors: "Mapping[str, Tensor]") -> "Tensor":
         """Our tensor, of the peer's."""
-        parts = [tensors[name] for name in self.theirs]
+        first = tensors[self.theirs[0]]
+        parts = [tensors[name] if name else first.new_zeros(first.shape) for name in self.theirs]
         return rearrange(parts if len(parts) > 1 else parts[0], self.pattern)
 
     def write(self, tensor: "Tensor", letters: Mapping[str, int]) -> "dict[str, Tensor]":
@@ -68,7 +70,7 @@ class Place:
         used = {letter: size for letter, size in letters.items() if letter in theirs.split()}
         whole = rearrange(tensor, f"{ours} -> {theirs}", **used)
         parts = whole.unbind(0) if len(self.theirs) > 1 else [whole]
-        return {name: part.contiguous() for name, part in zip(self.theirs, parts, strict=True)}
+        return {name: part.contiguous() for name, part in zip(self.theirs, parts, strict=True) if name}
 
 
 def both(
@@ -98,6 +100,9 @@ class Layout:
     beside: Callable[[Path], dict[str, object]] = lambda folder: {}
     bare: tuple[str, str] = ("", "")  # names to write if a hybrid's stem has no stages, as (pattern, replacement)
     epsilons: str = "authors"
+    norm_epsilon: float = 1e-6
+    heads: Mapping[int, int] = field(default_factory=dict)  # by width, where they are not the usual ones
+    rotary: bool = False  # whether positions are rotary, which are not in the table
     gelu: str = "exact"
     places_registers: bool = False  # whether there are positions, zeros, of registers in what is written
     # By the first part of its name, what makes the peer's representation of the encoder's outputs, and is not read.
@@ -112,6 +117,14 @@ class Layout:
     def has(self, ours: str, names: Collection[str]) -> bool:
         """Whether the peer's name of a tensor of ours is among some names."""
         return any(place.ours == ours and place.numbers(names) for place in self.table)
+
+    def of(self, names: Collection[str]) -> "Layout":
+        """The layout of a file with these names: of two places for a tensor of ours, the first that it has."""
+        table: dict[str, Place] = {}
+        for place in self.table:
+            if place.ours not in table or not table[place.ours].numbers(names):
+                table[place.ours] = place
+        return replace(self, table=tuple(table.values()))
 
     def depth(self, names: Collection[str]) -> int:
         """The number of layers, by the highest in a name, and at most one more than can be complete."""

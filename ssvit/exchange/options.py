@@ -54,8 +54,10 @@ class Export:
             raise OptionError("any_size", True, "is not for relative positions; give image_size, one for each export")
         if self.format in _LACKS:
             reason: str | None
-            if encoder.positions == "relative":
-                reason = "relative positions"
+            if encoder.positions in ("relative", "rotary"):
+                reason = f"{encoder.positions} positions"
+            elif encoder.mlp != "gelu" or encoder.norm_epsilon != 1e-6:
+                reason = f"mlp={encoder.mlp} and norm_epsilon={encoder.norm_epsilon:g}"
             elif encoder.positions_at != "stem":
                 reason = f"positions_at={encoder.positions_at}"
             else:

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ssvit.exchange import files
+from ssvit.exchange.dinov3 import DINOV3
 from ssvit.exchange.files import ForeignError
 from ssvit.exchange.google import GOOGLE
 from ssvit.exchange.huggingface import DINOV2, HUGGINGFACE
-from ssvit.exchange.layout import IMAGENET, LAYER_SCALE, OPTIONAL, Layout, Place, Shapes
+from ssvit.exchange.layout import IMAGENET, LAYER_SCALE, OPTIONAL, QKV_BIAS, Layout, Place, Shapes
 from ssvit.exchange.timm import FACEBOOK, TIMM
 from ssvit.exchange.torchvision import TORCHVISION
 from ssvit.models import options
@@ -26,10 +27,11 @@ from ssvit.options import OptionError, UserError, pair
 if TYPE_CHECKING:
     from torch import Tensor
 
-LAYOUTS = (GOOGLE, DINOV2, HUGGINGFACE, TORCHVISION, FACEBOOK, TIMM)
+LAYOUTS = (GOOGLE, *DINOV3, DINOV2, HUGGINGFACE, TORCHVISION, FACEBOOK, TIMM)
 # Options that a user may give for a foreign file.
 FOREIGN_OPTIONS = ("heads", "mean", "std", "trained_size")
-HEADS = {192: 3, 384: 6, 768: 12, 1024: 16, 1280: 16}  # by width: Ti, S, B, L and H
+HEADS = {192: 3, 384: 6, 768: 12, 1024: 16, 1280: 16, 1536: 24}  # by width: Ti, S, B, L, H and DINOv2's giant
+_SIZE = 224  # of images for an encoder that has no positions of its own
 _SHOWN = 3  # names in an error
 
 
@@ -48,6 +50,7 @@ class Foreign:
         import torch
         import torch.nn.functional as F
 
+        from ssvit.models.positions import Rotary
         from ssvit.models.vit import ViT
 
         tensors = files.tensors(self.path, self.names.values())
@@ -61,15 +64,23 @@ class Foreign:
             state[name] = torch.tensor(self.arguments[name], dtype=torch.float32).flatten().expand(channels).clone()
         with torch.device("meta"):  # no memory is allocated before the shapes are known to be the file's
             expected = ViT(**self.arguments).state_dict()
-        rows, wanted = state["positions.0.embedding"], len(expected["positions.0.embedding"])
-        if (registers := self.arguments.get("registers")) and len(rows) == wanted + registers:
-            # Ours have no positions: what is added to them is the same each time.
-            first = wanted - math.prod(options.grid(self.arguments["image_size"], self.arguments["patch_size"]))
-            state["register_tokens"] = state["register_tokens"] + rows[first : first + registers]
-            rows = torch.cat([rows[:first], rows[first + registers :]])
-        # Special tokens that have no positions in the file get zeros.
-        missing = wanted - len(rows)
-        state["positions.0.embedding"] = F.pad(rows, (0, 0, missing, 0))
+        for layer in range(self.arguments["depth"]):  # of which some files have none, or none for keys
+            bias = state.setdefault(QKV_BIAS.format(i=layer), torch.zeros(3 * self.arguments["width"]))
+            if self.arguments["positions"] == "rotary":
+                bias.chunk(3)[1].zero_()
+        if self.arguments["positions"] == "rotary":
+            head_width = self.arguments["width"] // self.arguments["heads"]
+            state.setdefault("rotary.periods", Rotary(head_width).periods)
+        else:
+            rows, wanted = state["positions.0.embedding"], len(expected["positions.0.embedding"])
+            if (registers := self.arguments.get("registers")) and len(rows) == wanted + registers:
+                # Ours have no positions: what is added to them is the same each time.
+                first = wanted - math.prod(options.grid(self.arguments["image_size"], self.arguments["patch_size"]))
+                state["register_tokens"] = state["register_tokens"] + rows[first : first + registers]
+                rows = torch.cat([rows[:first], rows[first + registers :]])
+            # Special tokens that have no positions in the file get zeros.
+            missing = wanted - len(rows)
+            state["positions.0.embedding"] = F.pad(rows, (0, 0, missing, 0))
         for place in self.places:
             if state[place.ours].shape != expected[place.ours].shape:
                 ours, right = ("x".join(map(str, weights[place.ours].shape)) for weights in (state, expected))
@@ -88,13 +99,14 @@ def read(path: Path, given: Mapping[str, Any]) -> Foreign:
     layout, prefix = _layout(path, shapes)
     inside = {name: layout.usual(name.removeprefix(prefix)) for name in shapes if name.startswith(prefix)}
     usual = {usual: shapes[name] for name, usual in inside.items()}
+    layout = layout.of(usual)
 
     scaled = any(layout.has(name, usual) for name in LAYER_SCALE)
     absent = {name for name in OPTIONAL if not (layout.has(name, usual) or (scaled and name in LAYER_SCALE))}
     special = {name: name not in absent for name in ("class_token", "distillation_token")}
     units = layout.units(usual)
     places = tuple(layout.places(depth=layout.depth(usual), absent=absent, units=units))
-    wanted = {name for place in places for name in place.theirs}
+    wanted = {name for place in places for name in place.theirs if name}
     _refuse(path, f"{layout.peer}'s layout wants", sorted(wanted - usual.keys()))
     count = Counter(inside.values())
     _refuse(path, "holds under two names", [name for name, known in inside.items() if count[known] > 1])
@@ -102,11 +114,13 @@ def read(path: Path, given: Mapping[str, Any]) -> Foreign:
     _refuse(path, "there is no place for", [name for name in usual if name not in wanted and not left.match(name)])
 
     letters = {letter: size for place in places for letter, size in place.letters(usual).items()}
-    if not letters.keys() >= set("dcpqmt"):
+    if not letters.keys() >= set("dcpqm" if layout.rotary else "dcpqmt"):
         raise ForeignError(f"{path}: its tensors have other shapes than {layout.peer}'s")
+    if letters.get("periods"):  # one for each four numbers of a head
+        letters["h"] = letters["d"] // (4 * letters["periods"])
     known = _beside(layout, path.parent) | ({"heads": letters["h"]} if "h" in letters else {})
     normalisation = IMAGENET if scaled else layout.normalisation  # as DINOv2, DeiT III and BEiT
-    usual_values = {"heads": HEADS.get(letters["d"]), **normalisation}
+    usual_values = {"heads": {**HEADS, **layout.heads}.get(letters["d"]), **normalisation}
     chosen, sources = {}, {}
     for source, values in (("as usual", usual_values), ("as it says", known), ("as told", given)):
         for name in FOREIGN_OPTIONS:
@@ -119,7 +133,13 @@ def read(path: Path, given: Mapping[str, Any]) -> Foreign:
     step = 1 if units is None else options.stride(units)
     patch = letters["p"] * step, letters["q"] * step
     registers, tokens = letters.get("registers", 0), sum(special.values())
-    size = _size(path, letters["t"], patch, (tokens, 0, tokens + registers), chosen.get("trained_size"))
+    if layout.rotary:
+        size = pair("trained_size", chosen.get("trained_size", _SIZE))
+    else:
+        size = _size(path, letters["t"], patch, (tokens, 0, tokens + registers), chosen.get("trained_size"))
+    first = next(place for place in places if place.ours == "blocks.0.expand.weight")
+    gated = len(first.theirs) > 1 or letters.get("e") == 2 * letters["m"]
+    epsilon = known.get("norm_epsilon") or layout.norm_epsilon
     gelu = known.get("gelu") or layout.gelu
     arguments = {
         "image_size": list(size),
@@ -130,12 +150,13 @@ def read(path: Path, given: Mapping[str, Any]) -> Foreign:
         "mlp_width": letters["m"],
         "channels": letters["c" if units is None else "r"],
         **special,
-        # Stores know a file by a checksum of its arguments, which once lacked these three.
-        **({} if gelu == "exact" else {"gelu": gelu}),
+        # Stores know a file by a checksum of its arguments, which once lacked these.
+        **({"mlp": "swiglu"} if gated else {} if gelu == "exact" else {"gelu": gelu}),
+        **({} if epsilon == 1e-6 else {"norm_epsilon": epsilon}),
         **({"layer_scale": 1e-5} if scaled else {}),  # where it began, as in DINOv2
         **({"registers": registers} if registers else {}),
         "pooling": "class_token" if special["class_token"] else "patch_mean",
-        "positions": "learned_1d",
+        "positions": "rotary" if layout.rotary else "learned_1d",
         "positions_at": "stem",
         "dropout": 0.0,
         "stochastic_depth": 0.0,
@@ -145,13 +166,15 @@ def read(path: Path, given: Mapping[str, Any]) -> Foreign:
     }
     options.ViT(**arguments)
     outside = {_first_part(name, prefix) for name in shapes if not name.startswith(prefix)}
-    behind = sorted(outside | {_first_part(name) for name in usual if name not in wanted})
+    kept = {_first_part(name) for name in wanted}  # of a part that is read, the name of what is not
+    within = {(_first_part(name), name.rpartition(".")[2]) for name in usual if name not in wanted}
+    behind = sorted(outside | {last if part in kept else part for part, last in within})
     patches = math.prod(options.grid(size, patch))
     notes = [
         f"{layout.peer}'s layout, images of {size[0]}x{size[1]}",
         *(f"{name} {chosen[name]} {sources[name]}" for name in ("heads", "mean", "std")),
-        *([] if letters["t"] > patches else ["none of its positions is for special tokens"]),
-        *([] if gelu == "exact" else [f"gelu {gelu}, as {layout.peer}'s"]),
+        *([] if letters.get("t", math.inf) > patches else ["none of its positions is for special tokens"]),
+        *([] if gelu == "exact" or gated else [f"gelu {gelu}, as {layout.peer}'s"]),
         *([known["remark"]] if "remark" in known else []),
         *([f"left behind: {_first(behind)}"] if behind else []),
         *(

@@ -35,15 +35,15 @@ _TABLE = (
     *both("blocks.{i}.attention.out", "blocks.{i}.attn.proj"),
     Place("blocks.{i}.scale1.gamma", ("blocks.{i}.ls1.gamma",)),
     *both("blocks.{i}.norm2", "blocks.{i}.norm2"),
-    *both("blocks.{i}.expand", "blocks.{i}.mlp.fc1", weight="m d -> m d"),
-    *both("blocks.{i}.contract", "blocks.{i}.mlp.fc2"),
+    *both("blocks.{i}.expand", "blocks.{i}.mlp.fc1", weight="e d -> e d"),
+    *both("blocks.{i}.contract", "blocks.{i}.mlp.fc2", weight="... m -> ... m"),
     Place("blocks.{i}.scale2.gamma", ("blocks.{i}.ls2.gamma",)),
     *both("norm", "norm"),
 )
 _ACTIVATIONS = {"gelu": "exact", "gelu_tanh": "tanh"}  # timm's names of the GELUs
 
 
-def _beside(folder: Path) -> dict[str, Any]:
+def beside(folder: Path) -> dict[str, Any]:
     """The options in a config.json of timm's. UserError for a model that is no plain ViT."""
     config = described(folder / "config.json")
     arguments, trained = config.get("model_args") or {}, config.get("pretrained_cfg") or {}
@@ -80,7 +80,7 @@ def config(encoder: "ViT", classes: Sequence[str], resized: Mapping[str, object]
     distilled = encoder.distillation_token is not None
     if distilled:
         name = "deit_base_distilled_patch16_224"
-    mlp_width, width = encoder.blocks[0].expand.out_features, encoder.width
+    mlp_width, width = encoder.blocks[0].expand.out_features, encoder.width  # with SwiGLU, of both halves
     # timm rounds the product down, which can be one below the width that was meant.
     ratio = next(ratio for ratio in (mlp_width / width, (mlp_width + 0.5) / width) if int(width * ratio) == mlp_width)
     pooled = {"global_pool": "token"} if encoder.pooling == "class_token" else {"global_pool": "avg", "fc_norm": False}
@@ -129,7 +129,7 @@ TIMM = Layout(
     epsilons="timm",
     places_registers=True,
     bare=(rf"^{_BACKBONE}\.stem\.", f"{_BACKBONE}."),
-    beside=_beside,
+    beside=beside,
 )
 
 # Facebook's files hold their weights under "model", and timm's do not.
@@ -139,7 +139,11 @@ FACEBOOK = Layout(
     table=_TABLE,
     left=r"head\.|head_dist\.|mask_token$|decoder_",
     normalisation=IMAGENET,
-    aliases=((r"^register_tokens$", "reg_token"),),
+    aliases=(
+        (r"^register_tokens$", "reg_token"),
+        (r"\.mlp\.w12\.", ".mlp.fc1."),  # SwiGLU's
+        (r"\.mlp\.w3\.", ".mlp.fc2."),
+    ),
     epsilons="timm",
     marks=("model.patch_embed.proj.weight", "mask_token", "decoder_embed.weight"),
 )

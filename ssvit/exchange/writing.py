@@ -30,7 +30,7 @@ def tensors(layout: Layout, encoder: ViT, head: Classify | None = None, prefix: 
     p, q = encoder.cut
     letters = {
         "c": encoder.patch.in_features // (p * q), "p": p, "q": q, "d": encoder.width, "h": arguments["heads"],
-        "k": encoder.width // arguments["heads"], "three": 3,
+        "k": encoder.width // arguments["heads"], "three": 3, "two": 2,
     }  # fmt: skip
     units = None if encoder.stem is None else arguments["stem"]["layers"]
     absent = [name for name in OPTIONAL if name.format(i=0) not in state]

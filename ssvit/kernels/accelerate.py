@@ -17,6 +17,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from ssvit.kernels.attention import attend_packed
 from ssvit.kernels.fused import Branch, branches, layer_norm, linear
 from ssvit.models import vit
+from ssvit.models.positions import rotate
 from ssvit.models.vit import Ids
 
 
@@ -35,7 +36,9 @@ class LayerNorm(nn.LayerNorm):
 
 
 class Attention(vit.Attention):
-    def forward(self, x: Tensor, position_ids: Ids = None, output_ids: Ids = None) -> Tensor:
+    def forward(
+        self, x: Tensor, position_ids: Ids = None, output_ids: Ids = None, rotation: Tensor | None = None
+    ) -> Tensor:
         if output_ids is None:
             query, packed = None, self.qkv(x)
         else:
@@ -45,17 +48,24 @@ class Attention(vit.Attention):
         ids = {"position_ids": position_ids, "output_ids": output_ids}
         bias = self.relative and partial(self.relative, tokens=x.shape[1], **ids)
         dropout = self.dropout if self.training else 0.0
-        return self.out(attend_packed(query, packed, self.heads, bias=bias, dropout=dropout))
+        turn = None if rotation is None else partial(_turn, rotation, output_ids)
+        return self.out(attend_packed(query, packed, self.heads, turn=turn, bias=bias, dropout=dropout))
+
+
+def _turn(rotation: Tensor, output_ids: Ids, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+    return rotate(query, rotation, output_ids), rotate(key, rotation)
 
 
 class Block(vit.Block):
     """Each branch with its layer norm as one kernel, which adds the residual too unless there is dropout."""
 
-    def forward(self, x: Tensor, position_ids: Ids = None, output_ids: Ids = None) -> Tensor:
+    def forward(
+        self, x: Tensor, position_ids: Ids = None, output_ids: Ids = None, rotation: Tensor | None = None
+    ) -> Tensor:
         attention, mlp = self.branches()
-        added = self._added(x, attention, self.scale1) if output_ids is None else None
+        added = self._added(x, attention, self.scale1) if output_ids is None and rotation is None else None
         if added is None:
-            attended = self.attention(self.norm1(x), position_ids, output_ids)
+            attended = self.attention(self.norm1(x), position_ids, output_ids, rotation)
             added = self.add(x if output_ids is None else vit.gather(x, output_ids), attended, self.scale1)
         changed = self._added(added, mlp, self.scale2)
         return self.add(added, self.mlp(self.norm2(added)), self.scale2) if changed is None else changed
@@ -71,7 +81,7 @@ class Block(vit.Block):
         attention, mlp, part = None, None, self.attention
         if unhooked(part, Attention) and part.relative is None and not (self.training and part.dropout > 0):
             attention = _branch(self.norm1, part.qkv, part.out, part.heads)
-        if self.gelu == "exact" and not (self.training and self.dropout.p > 0):
+        if self.gelu == "exact" and not self.gated and not (self.training and self.dropout.p > 0):
             mlp = _branch(self.norm2, self.expand, self.contract, 0)
         return attention, mlp
 
@@ -85,16 +95,21 @@ class Layers(vit.Layers):
     """All layers as one kernel where nothing happens between them."""
 
     def forward(
-        self, x: Tensor, position_ids: Ids = None, output_ids: Ids = None, between: Sequence[Tensor] = ()
+        self,
+        x: Tensor,
+        position_ids: Ids = None,
+        output_ids: Ids = None,
+        between: Sequence[Tensor] = (),
+        rotation: Tensor | None = None,
     ) -> Tensor:
         whole, out = list(self)[: len(self) - (output_ids is not None)], None
         apart = between or self.checkpoints or not all(unhooked(block, Block) and block.adds for block in whole)
-        if whole and not apart:
+        if whole and not apart and rotation is None:
             parts = [part for block in whole if isinstance(block, Block) for part in block.branches()]
             known = [part for part in parts if part is not None]
             out = branches(x, *known) if len(known) == len(parts) else None
         if out is None:
-            return super().forward(x, position_ids, output_ids, between)
+            return super().forward(x, position_ids, output_ids, between, rotation)
         return out if output_ids is None else self[-1](out, position_ids, output_ids)
 
 

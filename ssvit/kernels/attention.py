@@ -32,20 +32,29 @@ def attend_packed(
     packed: Tensor,
     heads: int,
     *,
+    turn: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None,
     bias: Callable[[Tensor], Tensor] | None = None,
     dropout: float = 0.0,
 ) -> Tensor:
     """`attend` on the outputs of projections: -> (b, q, d).
 
     packed: queries, keys and values of all tokens, (b, t, 3 * d); or with query (b, q, d), keys and values alone,
-    (b, t, 2 * d). bias: a function of the queries, (b, h, q, k) -> (b, h, q, t).
+    (b, t, 2 * d). turn: what makes rotary queries and keys of the plain ones, (b, h, q, k) and (b, h, t, k). bias: a
+    function of the queries, (b, h, q, k) -> (b, h, q, t).
     """
     parts = 3 if query is None else 2
     k = packed.shape[-1] // parts // heads
-    if bias is None and dropout == 0 and packed.dtype == torch.bfloat16 and operators.supports_matmul(packed, k):
+    if (
+        turn is None
+        and bias is None
+        and dropout == 0
+        and packed.dtype == torch.bfloat16
+        and operators.supports_matmul(packed, k)
+    ):
         return _Kernels.apply(query, packed, heads)
     *queries, key, value = rearrange(packed, "b t (parts h k) -> parts b h t k", parts=parts, h=heads).unbind()
     split = queries[0] if query is None else rearrange(query, "b q (h k) -> b h q k", h=heads)
+    split, key = (split, key) if turn is None else turn(split, key)
     mixed = attend(split, key, value, bias=None if bias is None else bias(split), dropout=dropout)
     return rearrange(mixed, "b h q k -> b q (h k)")
 

@@ -7,6 +7,7 @@ from ssvit.options import OptionError, flag, make, number, one_of, pair, whole, 
 
 RESIZE = ("paper", "timm")  # ways to resample learned positions for images of another size
 GROUPS = 32  # of channels that a hybrid's stem normalises
+POSITIONS = ("learned_1d", "learned_2d", "sine_cosine_2d", "relative", "rotary", "none")
 EPSILONS = ("authors", "timm")  # whose epsilons a hybrid's stem has
 # Options of an encoder that do not change which weights it has.
 CHANGEABLE = (
@@ -70,8 +71,12 @@ class ViT:
     """Layers."""
     heads: int
     """Heads of attention."""
+    mlp: str = "gelu"
+    """The MLP: two linear layers with a gelu between them (the paper), or swiglu (Shazeer 2020), where a third linear
+    layer puts out factors of the hidden layer, before a SiLU, as in DINOv2's giant."""
     mlp_width: int | None = None
-    """Width of the MLP's hidden layer; None for 4 * width."""
+    """Width of the MLP's hidden layer; None for 4 * width, or with swiglu two thirds of that, up to a multiple of 8
+    (facebookresearch/dinov2: swiglu_ffn.py)."""
     channels: int = 3
     """Channels of the images."""
     class_token: bool = True
@@ -79,7 +84,7 @@ class ViT:
     pooling: str = "class_token"
     """What an image's vector is: the class token's output (the paper), or patch_mean."""
     positions: str = "learned_1d"
-    """learned_1d (the paper), learned_2d, sine_cosine_2d, relative or none (Table 8)."""
+    """learned_1d (the paper), learned_2d, sine_cosine_2d, relative, none (Table 8) or rotary, of patches (DINOv3)."""
     positions_at: str = "stem"
     """Where they are added: stem (the paper), every_layer, every_layer_shared (Table 8)."""
     dropout: float = 0.0
@@ -106,6 +111,8 @@ class ViT:
     (LayerScale, Touvron et al. 2021: CaiT); 1e-5 in DINOv2 (facebookresearch/dinov2: ssl_default_config.yaml)."""
     registers: int = 0
     """How many tokens without a position or a use stand before the patches (Darcet et al. 2024)."""
+    norm_epsilon: float = 1e-6
+    """What layer norms add to the variance; 1e-5 in DINOv3."""
 
     def __post_init__(self) -> None:
         _ = self.grid
@@ -124,7 +131,11 @@ class ViT:
         one_of("pooling", self.pooling, ("patch_mean", "class_token"))
         if self.pooling == "class_token" and not self.class_token:
             raise OptionError("pooling", self.pooling, "needs class_token=true; without one, pool by patch_mean")
+        one_of("mlp", self.mlp, ("gelu", "swiglu"))
         one_of("gelu", self.gelu, ("exact", "tanh"))
+        if self.mlp == "swiglu" and self.gelu != "exact":
+            raise OptionError("gelu", self.gelu, "must be exact for mlp=swiglu, which has no GELU")
+        number("norm_epsilon", self.norm_epsilon, 0, above=True)
         if self.layer_scale is not None:
             number("layer_scale", self.layer_scale, 0, above=True)
         whole("registers", self.registers, at_least=0)
@@ -150,11 +161,15 @@ class ViT:
             raise OptionError("patch_size", self.patch_size, right)
 
     def _check_positions(self) -> None:
-        one_of("positions", self.positions, ("learned_1d", "learned_2d", "sine_cosine_2d", "relative", "none"))
+        one_of("positions", self.positions, POSITIONS)
         one_of("positions_at", self.positions_at, ("stem", "every_layer", "every_layer_shared"))
         if self.positions in ("learned_2d", "sine_cosine_2d") and self.width % 4:
             raise OptionError("width", self.width, f"must be a multiple of 4 for positions={self.positions}")
-        if self.positions in ("relative", "none") and self.positions_at != "stem":
+        if self.positions == "rotary" and self.width // self.heads % 4:
+            raise OptionError(
+                "heads", self.heads, f"must make {self.width} // heads a multiple of 4 for rotary positions"
+            )
+        if self.positions in ("relative", "rotary", "none") and self.positions_at != "stem":
             right = f"must be stem for positions={self.positions}, which adds nothing"
             raise OptionError("positions_at", self.positions_at, right)
 

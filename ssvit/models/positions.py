@@ -1,11 +1,13 @@
-"""The position embeddings of the paper's Table 8, each a module of one grid.
+"""The position embeddings of the paper's Table 8, each a module of one grid, and rotary ones, of any grid.
 
 An additive embedding gives (t, d), a row for each prefix token and then for each patch in raster order; a relative one
-gives logits to add before the softmax. On another grid an embedding keeps its place in the image (section 3.2).
+gives logits to add before the softmax; a rotary one turns queries and keys. On another grid an embedding keeps its
+place in the image (section 3.2).
 
 Letters: b images, h heads, t tokens, q queries, d width, k width of a head, y, x rows and columns.
 """
 
+import math
 from typing import TypedDict
 
 import torch
@@ -171,6 +173,44 @@ class Relative(Positions):
             return self.keys
         keys = stretch(self.keys, 2 * last + 1, "paper")
         return torch.cat([keys[:last], self.keys[middle, None], keys[last + 1 :]])
+
+
+class Rotary(nn.Module):
+    """Turns of queries and keys by angles that grow with a patch's row and column, so that their products tell offsets
+    (RoFormer, Su et al. 2021; along two axes as in facebookresearch/dinov3: rope_position_encoding.py).
+
+    Rows and columns lie in [-1, 1] each, whatever their number. DINOv3 scales them at random in training, which is left
+    out here. The periods are a buffer, since DINOv3's files have their own: these, rounded.
+    """
+
+    periods: Tensor
+
+    def __init__(self, head_width: int, base: float = 100.0) -> None:
+        super().__init__()
+        count = head_width // 4
+        self.register_buffer("periods", base ** (torch.arange(count) / count))
+
+    def forward(self, grid: Grid, num_prefix_tokens: int, position_ids: Tensor | None = None) -> Tensor:
+        """Cosines and sines for `rotate`: (2, 1, 1, t, k / 2), or of position_ids (b, t), (2, b, 1, t, k / 2)."""
+        dtype, device = self.periods.dtype, self.periods.device
+        sides = ((torch.arange(side, dtype=dtype, device=device) + 0.5) / side for side in grid)  # centres, in [0, 1]
+        rows, columns = (2 * math.pi * (2 * side - 1)[:, None] / self.periods for side in sides)
+        angles = torch.cat([repeat(rows, "y k -> (y x) k", x=grid[1]), repeat(columns, "x k -> (y x) k", y=grid[0])], 1)
+        angles = F.pad(angles, (0, 0, num_prefix_tokens, 0))[None]  # an angle of 0 turns nothing
+        if position_ids is not None:
+            angles = angles[0, position_ids]
+        return torch.stack([angles.cos(), angles.sin()])[:, :, None]
+
+
+def rotate(x: Tensor, rotation: Tensor, ids: Tensor | None = None) -> Tensor:
+    """Turn each pair of numbers i and k / 2 + i: (b, h, t, k) -> (b, h, t, k).
+
+    rotation: of `Rotary`. ids (b, t): which of its tokens these are, None for all.
+    """
+    if ids is not None:
+        rotation = rotation.take_along_dim(ids[None, :, None, :, None], dim=3)
+    (cosine, sine), (first, second) = rotation, x.chunk(2, dim=-1)
+    return torch.cat([first * cosine - second * sine, second * cosine + first * sine], dim=-1).to(x.dtype)
 
 
 ADDITIVE = {"learned_1d": Learned1D, "learned_2d": Learned2D, "sine_cosine_2d": SineCosine2D}

@@ -80,12 +80,17 @@ class Attention(nn.Module):
         self.out = nn.Linear(width, width)
         self.relative = None if relative is None else positions.Relative(*relative, width // heads)
 
-    def forward(self, x: Tensor, position_ids: Ids = None, output_ids: Ids = None) -> Tensor:
+    def forward(
+        self, x: Tensor, position_ids: Ids = None, output_ids: Ids = None, rotation: Tensor | None = None
+    ) -> Tensor:
         """(b, t, d) -> (b, t, d), or with output_ids (b, m) the outputs of these tokens alone, (b, m, d).
 
-        position_ids (b, t): the position of each token, None for in order.
+        position_ids (b, t): the position of each token, None for in order. rotation: of `positions.Rotary`, for the
+        tokens as they come.
         """
         query, key, value = self._project(x, output_ids)
+        if rotation is not None:
+            query, key = positions.rotate(query, rotation, output_ids), positions.rotate(key, rotation)
         bias = None if self.relative is None else self.relative(query, x.shape[1], position_ids, output_ids)
         dropout = self.dropout if self.training else 0.0
         mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=bias, dropout_p=dropout)
@@ -117,15 +122,18 @@ class Block(nn.Module):
         dropout: float,
         drop: float,
         relative: tuple[Grid, int] | None,
+        mlp: str = "gelu",
         gelu: str = "exact",
         attention_dropout: float = 0.0,
         layer_scale: float | None = None,
+        norm_epsilon: float = 1e-6,
     ) -> None:
         super().__init__()
-        self.norm1 = nn.LayerNorm(width, eps=1e-6)
+        self.norm1 = nn.LayerNorm(width, eps=norm_epsilon)
         self.attention = Attention(width=width, heads=heads, dropout=attention_dropout, relative=relative)
-        self.norm2 = nn.LayerNorm(width, eps=1e-6)
-        self.expand = nn.Linear(width, mlp_width)
+        self.norm2 = nn.LayerNorm(width, eps=norm_epsilon)
+        self.gated = mlp == "swiglu"
+        self.expand = nn.Linear(width, mlp_width * (1 + self.gated))
         self.contract = nn.Linear(mlp_width, width)
         self.gelu = gelu
         self.dropout = nn.Dropout(dropout)
@@ -134,9 +142,11 @@ class Block(nn.Module):
             nn.Identity() if layer_scale is None else LayerScale(width, layer_scale) for _ in range(2)
         )
 
-    def forward(self, x: Tensor, position_ids: Ids = None, output_ids: Ids = None) -> Tensor:
+    def forward(
+        self, x: Tensor, position_ids: Ids = None, output_ids: Ids = None, rotation: Tensor | None = None
+    ) -> Tensor:
         """As `Attention.forward`."""
-        attended = self.attention(self.norm1(x), position_ids, output_ids)
+        attended = self.attention(self.norm1(x), position_ids, output_ids, rotation)
         x = self.add(x if output_ids is None else gather(x, output_ids), attended, self.scale1)
         return self.add(x, self.mlp(self.norm2(x)), self.scale2)
 
@@ -145,8 +155,15 @@ class Block(nn.Module):
         return x + self.drop(scale(self.dropout(branch)))
 
     def mlp(self, x: Tensor) -> Tensor:
-        """Two linear layers with a GELU between them: (b, t, d) -> (b, t, d)."""
-        return self.contract(self.dropout(F.gelu(self.expand(x), approximate=_APPROXIMATE[self.gelu])))
+        """Two linear layers with a GELU between them, or SwiGLU: (b, t, d) -> (b, t, d)."""
+        return self.contract(self.dropout(self.activate(self.expand(x))))
+
+    def activate(self, hidden: Tensor) -> Tensor:
+        """The GELU; or SwiGLU's product of the second half with the SiLU of the first."""
+        if not self.gated:
+            return F.gelu(hidden, approximate=_APPROXIMATE[self.gelu])
+        gate, hidden = hidden.chunk(2, dim=-1)
+        return F.silu(gate) * hidden
 
 
 class Layers(nn.ModuleList):
@@ -166,27 +183,40 @@ class Layers(nn.ModuleList):
         def __getitem__(self, idx: int | slice) -> "Block | Layers": ...
 
     def forward(
-        self, x: Tensor, position_ids: Ids = None, output_ids: Ids = None, between: Sequence[Tensor] = ()
+        self,
+        x: Tensor,
+        position_ids: Ids = None,
+        output_ids: Ids = None,
+        between: Sequence[Tensor] = (),
+        rotation: Tensor | None = None,
     ) -> Tensor:
         """(b, t, d) -> (b, t, d), or with output_ids (b, m), of which only the last layer knows, (b, m, d).
 
         between: what is added before each layer but the first, (t, d) or (b, t, d); empty for nothing.
         """
         for layer in range(len(self)):
-            x = self.step(layer, x, position_ids, output_ids if layer == len(self) - 1 else None, between)
+            x = self.step(layer, x, position_ids, output_ids if layer == len(self) - 1 else None, between, rotation)
         return x
 
     @property
     def checkpoints(self) -> bool:
         return self.activation_checkpointing and self.training and torch.is_grad_enabled()
 
-    def step(self, layer: int, x: Tensor, position_ids: Ids, output_ids: Ids, between: Sequence[Tensor]) -> Tensor:
+    def step(
+        self,
+        layer: int,
+        x: Tensor,
+        position_ids: Ids,
+        output_ids: Ids,
+        between: Sequence[Tensor],
+        rotation: Tensor | None,
+    ) -> Tensor:
         """One layer, from 0, with what is added before it."""
         if layer > 0 and between:
             x = x + between[layer - 1].to(x.dtype)
         if self.checkpoints:
-            return checkpoint(self[layer], x, position_ids, output_ids, use_reentrant=False)
-        return self[layer](x, position_ids, output_ids)
+            return checkpoint(self[layer], x, position_ids, output_ids, rotation, use_reentrant=False)
+        return self[layer](x, position_ids, output_ids, rotation)
 
 
 class ViT(nn.Module):
@@ -224,23 +254,29 @@ class ViT(nn.Module):
             self.layers_with_positions = 1 if own.positions_at == "stem" else own.depth
             count = own.depth if own.positions_at == "every_layer" else 1
             self.positions.extend(kind(own.grid, placed, own.width) for _ in range(count))
+        self.rotary = positions.Rotary(own.width // own.heads) if own.positions == "rotary" else None
+        mlp_width = 4 * own.width
+        if own.mlp == "swiglu":  # which has a third matrix
+            mlp_width = 8 * math.ceil(mlp_width * 2 // 3 / 8)
         self.dropout = nn.Dropout(own.dropout)
         blocks = (
             Block(
                 width=own.width,
                 heads=own.heads,
-                mlp_width=own.mlp_width or 4 * own.width,
+                mlp_width=own.mlp_width or mlp_width,
                 dropout=own.dropout,
                 attention_dropout=own.attention_dropout,
                 drop=own.stochastic_depth * layer / max(own.depth - 1, 1),
                 relative=(own.grid, self.num_prefix_tokens) if own.positions == "relative" else None,
+                mlp=own.mlp,
                 gelu=own.gelu,
                 layer_scale=own.layer_scale,
+                norm_epsilon=own.norm_epsilon,
             )
             for layer in range(own.depth)
         )
         self.blocks = Layers(blocks, activation_checkpointing=own.activation_checkpointing)
-        self.norm = nn.LayerNorm(own.width, eps=1e-6)
+        self.norm = nn.LayerNorm(own.width, eps=own.norm_epsilon)
         for name in ("mean", "std"):
             value = torch.tensor(getattr(own, name), dtype=torch.float32)
             self.register_buffer(name, value.flatten().expand(own.channels).clone())
@@ -260,8 +296,9 @@ class ViT(nn.Module):
                 nn.init.xavier_uniform_(matrix)
             nn.init.zeros_(block.attention.qkv.bias)
             nn.init.zeros_(block.attention.out.bias)
-            for layer in (block.expand, block.contract):
-                nn.init.xavier_uniform_(layer.weight)
+            for layer, parts in ((block.expand, 1 + block.gated), (block.contract, 1)):
+                for matrix in layer.weight.chunk(parts):
+                    nn.init.xavier_uniform_(matrix)
                 nn.init.normal_(layer.bias, std=1e-6)
 
     def check(self, images: Tensor) -> None:
@@ -332,19 +369,23 @@ class ViT(nn.Module):
         """
         if visible_ids is not None:
             tokens, patch_ids = gather(tokens, visible_ids), visible_ids
-        x, position_ids, between = self._sequence(tokens, grid, patch_ids)
+        x, position_ids, between, rotation = self._sequence(tokens, grid, patch_ids)
         ids = None if output_ids is None else output_ids + self.num_prefix_tokens
-        return self.norm(self.blocks(x, position_ids, ids, between))
+        return self.norm(self.blocks(x, position_ids, ids, between, rotation))
 
     def layers(self, images: Tensor) -> Iterator[Tensor]:
         """The tokens after each layer in turn, before the last norm: (b, c, h, w) -> (b, s + n, d), depth times."""
-        x, position_ids, between = self._sequence(self.embed(images), self.grid_of(images), None)
+        x, position_ids, between, rotation = self._sequence(self.embed(images), self.grid_of(images), None)
         for layer in range(len(self.blocks)):
-            x = self.blocks.step(layer, x, position_ids, None, between)
+            x = self.blocks.step(layer, x, position_ids, None, between, rotation)
             yield x
 
-    def _sequence(self, tokens: Tensor, grid: Grid | None, patch_ids: Ids) -> tuple[Tensor, Ids, list[Tensor]]:
-        """The first layer's input (b, t, d), each token's position (b, t), and what is added before further layers."""
+    def _sequence(
+        self, tokens: Tensor, grid: Grid | None, patch_ids: Ids
+    ) -> tuple[Tensor, Ids, list[Tensor], Tensor | None]:
+        """The first layer's input (b, t, d), each token's position (b, t), what is added before further layers, and how
+        queries and keys are turned.
+        """
         position_ids, relative = None, self.blocks[0].attention.relative
         if patch_ids is not None:
             if relative is not None and grid is not None and not relative.covers(grid):
@@ -363,7 +404,10 @@ class ViT(nn.Module):
         added = tables if position_ids is None else [table[position_ids] for table in tables]
         if added:
             tokens = tokens + added[0].to(tokens.dtype)
-        return self.dropout(tokens), position_ids, added[1:]
+        rotation = None
+        if self.rotary is not None:
+            rotation = self.rotary(grid or self.grid, self.num_prefix_tokens, position_ids)
+        return self.dropout(tokens), position_ids, added[1:], rotation
 
     def around_registers(self, table: Tensor) -> Tensor:
         """Position embeddings with zeros for the registers, which have none: -> (t, d)."""
@@ -401,7 +445,7 @@ class ViT(nn.Module):
         if self.stem is not None:
             layers = list(self.stem.layers)
             fixed["stem"] = {**self.arguments["stem"], "layers": layers, "epsilons": self.stem.epsilons}
-        return fixed | {"patch_size": self.patch_size, "mlp_width": self.blocks[0].expand.out_features}
+        return fixed | {"patch_size": self.patch_size, "mlp_width": self.blocks[0].contract.in_features}
 
     @torch.no_grad()
     def take(self, other: "ViT", *, how: str = "paper") -> None:
