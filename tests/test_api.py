@@ -121,6 +121,22 @@ print([name for name in changed if name not in ("KMP_INIT_AT_FORK", "TORCHINDUCT
     assert done.stdout.strip() == "[] True", done.stderr
 
 
+def test_within_a_hydra_application_each_keeps_its_own(tmp_path, outputs):
+    (tmp_path / "app.yaml").write_text("rate: 0.001\nlr: mine")
+    code = f"""
+import hydra, ssvit
+from hydra.core.hydra_config import HydraConfig
+@hydra.main(version_base="1.3", config_path={str(tmp_path)!r}, config_name="app")
+def main(config):
+    before = HydraConfig.get()
+    run = ssvit.pretrain(**{OPTIONS!r}, lr=config.rate, outputs={str(outputs)!r}, name="inside", verbose=False)
+    print(run.metrics["step"], HydraConfig.get() == before, hydra.compose("app").lr)
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT)
+    assert done.stdout.strip() == "6 True mine", done.stderr
+
+
 def test_pictures_of_any_kind_are_one_picture(tmp_path):
     pixels = np.random.default_rng(0).integers(0, 256, (5, 7, 3), dtype=np.uint8)
     Image.fromarray(pixels).save(tmp_path / "a.png")

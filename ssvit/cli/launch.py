@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 import hydra
 import yaml
 from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
 from hydra.errors import HydraException, InstantiationException, MissingConfigException, OverrideParseException
@@ -113,6 +114,8 @@ class Tool:
         Plugins.instance()  # fills the store with configurations of Hydra's own
         store, hydra_config = ConfigStore.instance(), HydraConfig.instance()
         former = hydra_config.cfg, copy.deepcopy(store.repo)
+        callers = GlobalHydra.instance().hydra  # of an application that calls this
+        GlobalHydra.instance().clear()
         _said.clear()
         try:
             with (
@@ -127,6 +130,7 @@ class Tool:
                 return self._start(config, bare)
         finally:
             hydra_config.cfg, store.repo = former
+            GlobalHydra.instance().hydra = callers
 
     @contextmanager
     def _prepared(self, arguments: Sequence[str]) -> Iterator[tuple[list[str], list[str]]]:
