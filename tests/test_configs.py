@@ -135,7 +135,8 @@ def test_every_data_set_composes_and_those_of_files_build(name, images):
 def test_every_experiment_composes_and_has_its_command_on_top(name, images, monkeypatch, pretrained_run):
     monkeypatch.setattr("ssvit.data.folder.count", lambda root, at_most: at_most)
     head = [line for line in (CONFIGS / "experiment" / f"{name}.yaml").read_text().splitlines() if line.startswith("#")]
-    (tool, rest), *others = re.findall(rf"tools/(\w+)\.py experiment={name} (.*)$", "\n".join(head), re.MULTILINE)
+    command = rf"(?:tools/|ssvit )(\w+)(?:\.py)? experiment={name} (.*)$"
+    (tool, rest), *others = re.findall(command, "\n".join(head), re.MULTILINE)
     assert not others
     options = [option.replace("PATH", str(images)) for option in rest.split()]
     config = composed(f"experiment={name}", *options, tool=tool)
