@@ -214,7 +214,8 @@ def test_a_data_set_of_ones_own_comes_from_ones_own_folder(folder, config, monke
     (folder / "own" / "data").mkdir(parents=True)
     (folder / "own" / "data" / "mine.yaml").write_text("defaults:\n  - synthetic\n  - _self_\nimages: 7\n")
     (folder / "config.yaml").write_text(yaml.safe_dump(second(config, data="mine")))
-    with pytest.raises(ConfigurationError, match=r"data=mine, .*: there is no such file here; give the --config-dir"):
+    right = r"data=mine, .*: there is no such file here; give the folder that has it \(--config-dir"
+    with pytest.raises(ConfigurationError, match=right):
         _data(folder / "config.yaml")
     for words in (["--config-dir", "own"], ["--config-dir=own"], ["-cd", "own"]):
         monkeypatch.setattr("ssvit.cli.launch._options", [*words, "recipe.steps=3"])
