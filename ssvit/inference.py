@@ -133,16 +133,31 @@ class Classifier(_Model):
         """The names of the classes, in the order of `probabilities`."""
         return list(self.module.classes)
 
-    @torch.no_grad()
     def probabilities(self, images: Pictures) -> Tensor:
         """-> (b, k) float32."""
-        found = [
-            self.module.probabilities(self.module.logits(batch.to(self.device)).float()).cpu()
-            for batch in self._batches(images)
-        ]
+        found = [self._probabilities(batch) for batch in self._batches(images)]
         if not found:
             raise OptionError("images", images, "must be one picture or more")
         return torch.cat(found)
+
+    @torch.no_grad()
+    def _probabilities(self, batch: Tensor) -> Tensor:
+        return self.module.probabilities(self.module.logits(batch.to(self.device)).float()).cpu()
+
+    def name_files(self, paths: Sequence[str]) -> Iterator[tuple[str, Tensor | decode.Unreadable]]:
+        """For each file in turn its path and the probabilities of the classes, (k,), or why it cannot be read."""
+        for start in range(0, len(paths), self.batch_size):
+            part = paths[start : start + self.batch_size]
+            read: dict[int, Tensor] = {}
+            answers: dict[int, Tensor | decode.Unreadable] = {}
+            for place, path in enumerate(part):
+                try:
+                    read[place] = decode.load(path)
+                except decode.Unreadable as failure:
+                    answers[place] = failure
+            if read:
+                answers |= zip(read, self._probabilities(self.transform(list(read.values()))), strict=True)
+            yield from ((path, answers[place]) for place, path in enumerate(part))
 
     def predict(self, images: Pictures) -> list[Prediction]:
         """The classes of each picture."""

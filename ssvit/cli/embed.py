@@ -5,12 +5,10 @@ from pathlib import Path
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from ssvit.checkpoints.checkpoint import PRETRAIN, find
-from ssvit.checkpoints.options import eval_transform
-from ssvit.cli.launch import Plain, Tool, announce, progress, say
+from ssvit.cli import describer
+from ssvit.cli.launch import Plain, Tool, announce, progress
 from ssvit.data import folder
-from ssvit.evaluation.options import readings
-from ssvit.options import OptionError, select, within
+from ssvit.options import select
 from ssvit.retrieval.options import Embed
 from ssvit.retrieval.options import pictures as named_pictures
 from ssvit.training import preflight
@@ -25,29 +23,19 @@ def run(config: DictConfig, plain: Plain) -> Path:
     if called == "folder":  # all of its images, in whatever subfolders for training and testing
         folders += [part for part in folder.splits(plain["data"]["root"]) if part is not None]
     pictures = named_pictures(folders) if folders or plain["data"] is None else {}
-    checkpoint = find(plain["checkpoint"], outputs=plain["outputs"], stage=PRETRAIN, options=plain["encoder"], say=say)
-    with within("features"):
-        found = readings(checkpoint.encoder, **plain["features"])
-    if len(found) > 1:
-        raise OptionError("features.layer", plain["features"]["layer"], "must be one")
-    transform = eval_transform(checkpoint)
+    of_checkpoint = describer.check(plain, plain["features"])
     announce()
 
     from hydra.utils import instantiate
 
-    from ssvit.checkpoints.storage import load_encoder
-    from ssvit.data.augment.crop import CenterCrop
     from ssvit.data.decode import load
-    from ssvit.evaluation.features import Frozen
     from ssvit.retrieval import embedding, gallery
 
-    frozen = Frozen(load_encoder(checkpoint.path, **plain["encoder"]), found, identity=checkpoint.checksum[:16])
     read: gallery.Load = load
     if not pictures:
         pictures, read = gallery.of_data_set(called, instantiate(config.data.source, _convert_="all"), own.split)
-    crop = CenterCrop(**vars(transform))
-    describe = gallery.Describer(frozen, crop, load=read, batch_size=own.batch_size, workers=own.workers, bar=False)
-    output, identity = Path(own.output), f"{frozen.identity} {crop}"
+    describe = of_checkpoint(load=read, batch_size=own.batch_size, workers=own.workers, bar=False)
+    output, identity = Path(own.output), f"{describe.extractor.identity} {describe.transform}"
     print(embedding.embed(pictures, describe, output, identity=identity, progress=progress("pictures", " pictures")))
     return output
 

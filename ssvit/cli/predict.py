@@ -7,7 +7,6 @@ from omegaconf import DictConfig
 
 from ssvit.atomic_io import replace
 from ssvit.checkpoints.checkpoint import FINETUNE, find
-from ssvit.checkpoints.options import eval_transform
 from ssvit.cli.launch import Plain, Tool, announce, say
 from ssvit.data import folder
 from ssvit.options import OptionError, UserError, printable, whole
@@ -22,23 +21,21 @@ def run(config: DictConfig, plain: Plain) -> None:
         raise OptionError("images", "", "name pictures, or folders of them, after the options")
     paths = [path for image in plain["images"] for path in folder.pictures(str(image))]
     checkpoint = find(plain["checkpoint"], outputs=plain["outputs"], stage=FINETUNE, say=say)
-    transform = eval_transform(checkpoint)
     announce()
 
-    from ssvit.checkpoints.storage import load_classifier
-    from ssvit.data.augment.crop import CenterCrop
-    from ssvit.evaluation.naming import name as name_classes
+    from ssvit import inference
 
-    classifier = load_classifier(checkpoint.path)
-    print(f"{checkpoint.path}: {len(classifier.classes)} classes")
+    classifier = inference.classifier(checkpoint)
+    names = classifier.classes
+    print(f"{checkpoint.path}: {len(names)} classes")
     answers, unreadable = [], 0
-    for path, answer in name_classes(classifier, paths, CenterCrop(**vars(transform))):
+    for path, answer in classifier.name_files(paths):
         if isinstance(answer, UserError):
             unreadable += 1
             print(answer)
             continue
         best = answer.topk(min(plain["top"], len(answer)))
-        named = [(classifier.classes[i], p) for p, i in zip(best.values.tolist(), best.indices.tolist(), strict=True)]
+        named = [(names[i], p) for p, i in zip(best.values.tolist(), best.indices.tolist(), strict=True)]
         answers.append({"image": path, "classes": [{"class": name, "probability": p} for name, p in named]})
         print(printable(f"{path}: {', '.join(f'{name} {100 * p:.1f} %' for name, p in named)}"))
     if plain["output"] is not None:

@@ -1,0 +1,37 @@
+"""The vectors that describe pictures, for the commands that store them. Loads torch only when they are computed."""
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from ssvit.checkpoints.checkpoint import PRETRAIN, find
+from ssvit.checkpoints.options import eval_transform
+from ssvit.cli.launch import Plain, say
+from ssvit.evaluation.options import readings
+from ssvit.options import OptionError, within
+
+if TYPE_CHECKING:
+    from ssvit.retrieval.gallery import Describer
+
+
+def check(plain: Plain, features: Mapping[str, Any]) -> "Callable[..., Describer]":
+    """Find the checkpoint and check which features of it are asked for, of one layer alone.
+
+    Returns what loads the encoder and makes its `Describer`, with the options of that.
+    """
+    checkpoint = find(plain["checkpoint"], outputs=plain["outputs"], stage=PRETRAIN, options=plain["encoder"], say=say)
+    with within("features"):
+        found = readings(checkpoint.encoder, **features)
+    if len(found) > 1:
+        raise OptionError("features.layer", features["layer"], "must be one")
+    transform = eval_transform(checkpoint)
+
+    def make(**options: Any) -> "Describer":
+        from ssvit.checkpoints.storage import load_encoder
+        from ssvit.data.augment.crop import CenterCrop
+        from ssvit.evaluation.features import Frozen
+        from ssvit.retrieval.gallery import Describer
+
+        frozen = Frozen(load_encoder(checkpoint.path, **plain["encoder"]), found, identity=checkpoint.checksum[:16])
+        return Describer(frozen, CenterCrop(**vars(transform)), **options)
+
+    return make
