@@ -28,7 +28,10 @@ class Commands:
         self.asked.append((command, given))
         if command == "cost":
             seconds = COST["two" if "extra" in " ".join(options) else given["objective"]]
-            found = {"images": 64, "cpu_seconds": seconds, "seconds": seconds, "flops": 10**9, "backend": "kernels"}
+            found = {"images": 64, "cpu_seconds": seconds, "seconds": seconds, "preparation": 0, "flops": 10**9}
+            found["backend"] = "kernels"
+            if "extra" in " ".join(options):
+                found["preparation"] = 3
             return f"a line before\n{json.dumps(found)}\n"
         folder = comparison.folder / given["name"] if "name" in given else None
         if command == "evaluate":
@@ -107,13 +110,13 @@ def test_a_method_of_two_stages_shares_the_budget(commands, tmp_path):
     )
     compare.tool.call(["objectives=[two]", "budget=40s", "name=c", "finetune=[]"], config_dir=tmp_path / "own")
     first, second = (given for command, given in commands.asked if command == "pretrain")
-    assert (first["recipe.steps"], second["recipe.steps"]) == ("100", "600")
+    assert (first["recipe.steps"], second["recipe.steps"]) == ("100", "540")
     assert second["extra.path"] == "outputs/c/two_seed0_stage1"
     assert [command for command, _ in commands.asked] == ["cost", "pretrain", "cost", "pretrain", "evaluate"]
     row = methods.read(tmp_path / "outputs" / "c" / "table")["two_seed0"]
     # The second stage goes on where the first has ended.
-    assert [point["cpu_seconds"] for point in row["curve"]] == pytest.approx([0, 5, 10, 10, 25, 40])
-    assert [point["images"] for point in row["curve"]] == [0, 3200, 6400, 6400, 25600, 44800]
+    assert [point["cpu_seconds"] for point in row["curve"]] == pytest.approx([0, 5, 10, 13, 26.5, 40])
+    assert [point["images"] for point in row["curve"]] == [0, 3200, 6400, 6400, 23680, 40960]
 
 
 @pytest.mark.parametrize(

@@ -283,7 +283,8 @@ def test_every_stage_of_a_method_composes(name):
     stages = compare.stages(name)
     assert sum(stage.share for stage in stages) == pytest.approx(1)
     for stage in stages:
-        config = composed(*stage.options, "recipe.steps=200", "recipe.warmup=10")
+        options = [option.replace("{before}", "run") for option in stage.options]
+        config = composed(*options, "recipe.steps=200", "recipe.warmup=10")
         if not any("{before}" in option for option in stage.options):
             preflight.check(plain(config))
             build(config)

@@ -150,7 +150,8 @@ class Comparison:
         curve: list[dict[str, float]] = []
         for place, stage in enumerate(parts):
             cost = self.cost(name, place, stage, before)
-            steps = max(1, round(stage.share * self.protocol["budget"] / cost["cpu_seconds"]))
+            left = stage.share * self.protocol["budget"] - cost["preparation"]
+            steps = max(1, round(left / cost["cpu_seconds"]))
             run_name = f"{name}_seed{seed}" + (f"_stage{place + 1}" if len(parts) > 1 else "")
             print(f"\n{run_name}: {steps} steps of {cost['images']} images", flush=True)
             tenth = max(1, steps // 10)
@@ -173,7 +174,10 @@ class Comparison:
             self._write(self.table / "baselines.json", {"baselines": methods.baselines(report), **scratch, **shared})
 
     def _options(self, stage: Stage, before: str) -> list[str]:
-        return [*self.pretraining, *(option.replace(_BEFORE, before) for option in stage.options)]
+        options = [option.replace(_BEFORE, before) for option in stage.options]
+        if any(option.startswith("checkpoint=") for option in options):  # which brings its encoder
+            return [*(option for option in self.pretraining if not option.startswith("encoder")), *options]
+        return [*self.pretraining, *options]
 
     def _evaluate(self, run: str, name: str, *, baselines: bool) -> dict[str, Any]:
         output = self.folder / f"{name}_evaluation"

@@ -31,10 +31,11 @@ def curve(
         names = [name.removesuffix("_chosen") for name in row if name.endswith("_chosen")]
         found = {name.removeprefix("probe/"): row[name] for name in names}
         if found:
-            spent = {
-                amount: sum(one["steps"] * one[amount] for one in before) + row["step"] * cost[amount]
-                for amount in AMOUNTS
-            }
+            spent = {amount: row["step"] * cost[amount] for amount in AMOUNTS}
+            spent["cpu_seconds"] += cost["preparation"]
+            for one in before:
+                spent = {amount: value + one["steps"] * one[amount] for amount, value in spent.items()}
+                spent["cpu_seconds"] += one["preparation"]
             points.append({"step": row["step"], **spent, **found})
     return points
 
@@ -146,6 +147,7 @@ def _spent(stages: Sequence[Mapping[str, Any]]) -> list[str]:
     seconds, images, flops = (
         sum(one["steps"] * one[name] for one in stages) for name in ("cpu_seconds", "images", "flops")
     )
+    seconds += sum(one["preparation"] for one in stages)
     return [
         " + ".join(f"{one['steps']} x {one['images']}" for one in stages),
         f"{seconds / 60:.1f}",

@@ -10,6 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from ssvit.data.loader import Loader
+from ssvit.kernels.accelerate import accelerate
 from ssvit.objectives.base import Objective
 from ssvit.schedule import Progress
 from ssvit.training import runtime
@@ -26,22 +27,25 @@ class Cost:
     """Of one update. images: how many it sees; their views are extra.
 
     cpu_seconds: over all threads, of the fastest round, the one that other work disturbed least; seconds: by clock,
-    of it. flops: floating-point operations of the forward and backward pass, counted without the kernels. backend:
-    what computed the layers.
+    of it. preparation: CPU seconds before the first step. flops: floating-point operations of the forward and backward
+    pass. backend: what computed the layers.
     """
 
     images: int
     cpu_seconds: float
     seconds: float
+    preparation: float
     flops: int
     backend: str
 
 
 def measure(fabric: Fabric, objective: Objective, loader: Loader, recipe: Recipe) -> Cost:
     """Take some steps of a run and time them. The objective is trained by them, and nothing is saved."""
-    batches = loader.batches(0, 2 + _ROUNDS * _STEPS)
-    flops = _flops(objective, loader, recipe)
     state = State(fabric, objective, recipe)
+    began = time.process_time()
+    state.prepare(loader)
+    preparation = time.process_time() - began
+    batches = loader.batches(0, 2 + _ROUNDS * _STEPS)
 
     def update(step: int) -> None:
         scheduled = state.schedule(step)
@@ -53,17 +57,25 @@ def measure(fabric: Fabric, objective: Objective, loader: Loader, recipe: Recipe
 
     first, rounds = 0, []
     for count in (2, *[_STEPS] * _ROUNDS):
-        began = time.process_time(), time.perf_counter()
+        cpu, clock = time.process_time(), time.perf_counter()
         for step in range(first, first + count):
             update(step)
         first += count
-        rounds.append(((time.process_time() - began[0]) / count, (time.perf_counter() - began[1]) / count))
+        rounds.append(((time.process_time() - cpu) / count, (time.perf_counter() - clock) / count))
     cpu_seconds, seconds = min(rounds[1:])
-    return Cost(recipe.batch_size, cpu_seconds, seconds, flops, runtime.backend(recipe, fabric.device))
+    accelerate(objective, False)  # the counter knows torch's own operators alone
+    return Cost(
+        images=recipe.batch_size,
+        cpu_seconds=cpu_seconds,
+        seconds=seconds,
+        preparation=preparation,
+        flops=_flops(objective, loader, recipe),
+        backend=runtime.backend(recipe, fabric.device),
+    )
 
 
 def _flops(objective: Objective, loader: Loader, recipe: Recipe) -> int:
-    """Of one update. The counter knows torch's own operators, and of attention its plain form."""
+    """Of one update, with attention in its plain form, which the counter knows."""
     batches = list(loader.batches(0, 1))  # before the counter, which would count the products of crops too
     start = Progress(0, recipe.steps)
     scheduled = {
