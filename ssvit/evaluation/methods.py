@@ -14,6 +14,7 @@ from typing import Any
 Row = Mapping[str, Any]
 _NONE = "\u2013"  # a dash for what there is not
 BASELINES = "baselines"  # the row of what needs no pre-training
+_CHANGES = ("flip", "jitter", "grayscale", "blur", "solarize")  # of augmentations, by probability
 AMOUNTS = {"cpu_seconds": "CPU time", "flops": "operations", "images": "images"}
 
 
@@ -94,7 +95,9 @@ def table(rows: Mapping[str, Row]) -> str:
             accuracies.append([name, "1", *cells, _NONE])
         if "finetuned" in base:
             accuracies.append(["no pre-training", "1", *[_NONE] * len(columns), _spread([base["finetuned"]])])
-    spent = [["objective", "steps x images", "CPU min", "images", "images/CPU s", "TFLOP", "GFLOP/CPU s", "backend"]]
+    spent = [
+        ["objective", "steps x images", "CPU min", "images", "images/CPU s", "TFLOP", "GFLOP/CPU s", "backend", "views"]
+    ]
     spent += [[name, *_spent(by_objective[name][0]["stages"])] for name in order]
     parts = [_markdown(accuracies), _markdown(spent)]
     for amount, words in AMOUNTS.items():
@@ -156,7 +159,16 @@ def _spent(stages: Sequence[Mapping[str, Any]]) -> list[str]:
         f"{flops / 1e12:.1f}",
         f"{flops / seconds / 1e9:.0f}",
         ", ".join(dict.fromkeys(one["backend"] for one in stages)),
+        " + ".join(dict.fromkeys(_views(one["augmentation"]) for one in stages)),
     ]
+
+
+def _views(augmentation: Mapping[str, Any]) -> str:
+    """How many views of an image there are, and what changes them."""
+    count = 2 + augmentation["local_views"] if "local_views" in augmentation else 1
+    values = {name: augmentation.get(name, 0) for name in _CHANGES}
+    changes = [name for name, value in values.items() if max(value if isinstance(value, Sequence) else [value]) > 0]
+    return ", ".join([f"{count}: crop", *changes])
 
 
 def _cell(found: Sequence[Mapping[str, Any]]) -> str:
