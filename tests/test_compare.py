@@ -105,8 +105,8 @@ def test_what_is_there_is_not_made_again(commands, tmp_path):
 
 
 def test_a_method_of_two_stages_shares_the_budget(commands, tmp_path):
-    (tmp_path / "own" / "method").mkdir(parents=True)
-    (tmp_path / "own" / "method" / "two.yaml").write_text(
+    (tmp_path / "own" / "comparison").mkdir(parents=True)
+    (tmp_path / "own" / "comparison" / "two.yaml").write_text(
         "stages:\n- share: 0.25\n  options: [objective=mae]\n"
         "- share: 0.75\n  options: [objective=mae, 'extra.path={before}']\n"
     )

@@ -278,7 +278,7 @@ def test_every_file_opens_with_a_comment_that_says_what_it_is():
         yaml.safe_load(text)
 
 
-@pytest.mark.parametrize("name", names("method"))
+@pytest.mark.parametrize("name", names("comparison"))
 def test_every_stage_of_a_method_composes(name):
     stages = compare.stages(name)
     assert sum(stage.share for stage in stages) == pytest.approx(1)

@@ -110,14 +110,16 @@ def check(plain: Plain) -> float:
 
 
 def stages(name: str) -> list[Stage]:
-    """The stages of a method: those of its file in configs/method/, or else one, of the objective of that name."""
+    """The stages of a method: those of its file in configs/comparison/, or else one, of the objective of that name."""
     folders = [own for own in (config_dir(), CONFIGS) if own is not None]
-    for file in (own / "method" / f"{name}.yaml" for own in folders):
+    for file in (own / "comparison" / f"{name}.yaml" for own in folders):
         if file.is_file():
             return [Stage(**stage) for stage in yaml.safe_load(file.read_text())["stages"]]
     if any((own / "objective" / f"{name}.yaml").is_file() for own in folders):
         return [Stage([f"objective={name}"])]
-    known = {file.stem for own in folders for group in ("method", "objective") for file in (own / group).glob("*.yaml")}
+    known = {
+        file.stem for own in folders for group in ("comparison", "objective") for file in (own / group).glob("*.yaml")
+    }
     raise OptionError("objectives", name, f"must be of {', '.join(sorted(known))}")
 
 

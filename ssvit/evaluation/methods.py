@@ -80,7 +80,8 @@ def table(rows: Mapping[str, Row]) -> str:
     for name, row in rows.items():
         if name != BASELINES:
             by_objective[row["objective"]].append(row)
-    columns = {name: one["column"] for found in by_objective.values() for name, one in found[0]["probes"].items()}
+    probes = [found[0]["probes"] for found in by_objective.values()]
+    columns = {name: f"{name} ({one['column']})" for found in probes for name, one in found.items()}
     first = next(iter(columns), "")
     order = sorted(by_objective, key=lambda name: -_mean(row["probes"][first]["chosen"] for row in by_objective[name]))
     accuracies = [["objective", "seeds", *columns.values(), "fine-tuned"]]
