@@ -6,7 +6,9 @@ import exported
 import onnxruntime
 import peers
 import pytest
+import timm
 import torch
+import transformers
 from command import TINY
 from exported import images
 from safetensors.torch import load_file, save_file
@@ -19,6 +21,7 @@ from ssvit.exchange.files import ForeignError
 from ssvit.exchange.options import Export
 from ssvit.exchange.program import Program, write_onnx, write_torch
 from ssvit.kernels import accelerate
+from ssvit.models import options
 from ssvit.models.positions import Rotary, rotate
 from ssvit.models.vit import ViT
 from ssvit.options import OptionError, UserError
@@ -243,7 +246,7 @@ def test_files_of_others_are_refused(tmp_path):
         ({"reg_token": None}, "timm's layout wants"),
         ({"blocks.0.attn.q_norm.weight": torch.ones(12)}, "there is no place for blocks.0.attn.q_norm.weight"),
         ({"blocks.1.gamma_2": None}, "timm's DINOv3's layout wants blocks.1.gamma_2"),
-        ({"blocks.0.attn.q_bias": torch.ones(48)}, "timm's DINOv3's layout wants blocks.0.attn.v_bias"),
+        ({"blocks.0.attn.q_bias": torch.ones(48)}, "there is no place for blocks.0.attn.q_bias"),
     ):
         changed = {name: value for name, value in (tensors | changes).items() if value is not None}
         save_file(changed, tmp_path / "changed.safetensors")
@@ -296,24 +299,64 @@ def test_wrong_values_are_refused(name, changes):
         ViT(**{"image_size": 8, "patch_size": 4, "width": 8, "depth": 1, "heads": 1, **changes})
 
 
-@pytest.mark.parametrize("format", ["timm", "huggingface"])
-def test_exports_that_a_peer_has_no_model_for_are_refused(format):
-    for changes, said in ((ROTARY, "rotary positions"), ({"mlp": "swiglu"}, "mlp=swiglu")):
-        with pytest.raises(OptionError, match=said):
-            Export(format=format).check(_options(**changes), None)
+@pytest.mark.parametrize("mlp", ["gelu", "swiglu"])
+@torch.no_grad()
+def test_timm_and_transformers_open_it(mlp, tmp_path):
+    """With a bias of keys, which training gives it; DINOv3's have none."""
+    ours, x = exported.encoder(**{**ROTARY, "mlp": mlp}), images()
+    opened = {
+        "timm": lambda folder: timm.create_model(f"local-dir:{folder}", pretrained=True).eval().forward_features,
+        "huggingface": lambda folder: transformers.DINOv3ViTModel.from_pretrained(folder).eval(),
+    }
+    for format, open_ in opened.items():
+        folder, said = exported.written(ours, tmp_path, format)
+        assert not any("periods" in line for line in said)
+        tokens = open_(folder)(ours.normalise(x))
+        tokens = tokens if isinstance(tokens, torch.Tensor) else tokens.last_hidden_state
+        assert (tokens - ours(x)).abs().max() < 1e-5
+        back = storage.load_encoder(folder / "model.safetensors")
+        assert (back(x) - ours(x)).abs().max() < 1e-5
+    ours.rotary.periods.copy_(ours.rotary.periods.bfloat16())
+    _, said = exported.written(ours, tmp_path, "timm", overwrite=True)
+    assert any("periods differ by up to 0.3%" in line or "periods differ by up to 0.2%" in line for line in said)
 
 
-def _options(**changes):
-    from ssvit.models import options
+@torch.no_grad()
+def test_timm_opens_a_classifier_and_an_encoder_with_swiglu(tmp_path):
+    ours = exported.classifier(**BOTH)
+    folder, _ = exported.written(ours, tmp_path / "rotary", "timm")
+    model = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+    assert (model(ours.encoder.normalise(images())) - ours.logits(images())).abs().max() < 1e-5
+    for changes in ({}, {"layer_scale": 0.5, "registers": 2, "pooling": "patch_mean"}):
+        encoder = exported.encoder(mlp="swiglu", **changes)
+        folder, _ = exported.written(encoder, tmp_path / f"{len(changes)}", "timm")
+        model = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+        assert (model.forward_features(encoder.normalise(images())) - encoder(images())).abs().max() < 1e-5
+        back = storage.load_encoder(folder / "model.safetensors")
+        assert (back(images()) - encoder(images())).abs().max() < 1e-5
 
-    return options.ViT(**{**exported.SHAPE, **changes})
+
+@pytest.mark.parametrize(
+    ("format", "changes", "said"),
+    [
+        ("timm", {**ROTARY, "registers": 0}, "rotary positions without registers"),
+        ("huggingface", {**ROTARY, "layer_scale": None}, "rotary positions without layer_scale"),
+        ("timm", {**ROTARY, "norm_epsilon": 1e-6}, "rotary positions and norm_epsilon=1e-06"),
+        ("timm", {"norm_epsilon": 1e-5}, "norm_epsilon=1e-05"),
+        ("timm", {"mlp": "swiglu", "distillation_token": True}, "mlp=swiglu in a hybrid or beside"),
+        ("huggingface", {"mlp": "swiglu"}, "mlp=swiglu beside learned positions"),
+    ],
+)
+def test_exports_that_a_peer_has_no_model_for_are_refused(format, changes, said):
+    with pytest.raises(OptionError, match=f"has no model with {said}"):
+        Export(format=format).check(options.ViT(**{**exported.SHAPE, **changes}), None)
 
 
 @pytest.mark.parametrize("name", ["dinov3", "huggingface_dinov3_swiglu"])
 def test_pretraining_goes_on_from_it(name, tool, tmp_path):
     peer = peers.PEERS[name](tmp_path)
-    options = (*TINY[:2], "data=synthetic", "data.image_size=[32,32]", *SHORT, "objective=mae", "probe=[]")
-    done = tool("pretrain", *options, f"checkpoint={peer.path}", "name=further", "recipe.steps=2", "recipe.warmup=1")
+    given = (*TINY[:2], "data=synthetic", "data.image_size=[32,32]", *SHORT, "objective=mae", "probe=[]")
+    done = tool("pretrain", *given, f"checkpoint={peer.path}", "name=further", "recipe.steps=2", "recipe.warmup=1")
     assert "DINOv3's layout" in done.stdout
     begun = storage.load_encoder(peer.path, image_size=[32, 32])
     trained = storage.load_encoder(tmp_path / "outputs" / "further", image_size=[32, 32])

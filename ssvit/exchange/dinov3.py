@@ -1,15 +1,20 @@
 """DINOv3's Vision Transformers: as facebookresearch writes them, timm (as its Eva) and Hugging Face transformers.
 
-Their positions are rotary, and their keys have no bias. Facebook's files alone hold the periods, rounded to bfloat16.
+Their positions are rotary, and their keys have no bias, which ours learn. Facebook's files alone hold the periods,
+rounded to bfloat16.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ssvit.exchange import huggingface, timm
 from ssvit.exchange.layout import IMAGENET, QKV_BIAS, Layout, Place, both, described
 from ssvit.options import UserError
+
+if TYPE_CHECKING:
+    from ssvit.models.vit import ViT
 
 _BASE = 100  # of the periods
 _THREE, _TWO = "three e -> (three e)", "two m -> (two m)"
@@ -23,7 +28,6 @@ _TIMM = Layout(
         *both("patch", "patch_embed.proj", weight="d c p q -> d (c p q)"),
         Place("class_token", ("cls_token",)),
         Place("register_tokens", ("reg_token",), _REGISTERS),
-        Place("rotary.periods", ("rope_embed.periods",), "periods -> periods"),
         *both("blocks.{i}.norm1", "blocks.{i}.norm1"),
         Place("blocks.{i}.attention.qkv.weight", ("blocks.{i}.attn.qkv.weight",)),
         Place(QKV_BIAS, ("blocks.{i}.attn.q_bias", "", "blocks.{i}.attn.v_bias"), _THREE),
@@ -40,6 +44,7 @@ _TIMM = Layout(
         Place("blocks.{i}.scale2.gamma", ("blocks.{i}.gamma_2",)),
         *both("norm", "norm"),
     ),
+    head=both("head", "head"),
     left=r"head\.",
     normalisation=IMAGENET,
     norm_epsilon=1e-5,
@@ -53,6 +58,8 @@ _FACEBOOK = replace(
     peer="DINOv3",
     signature="storage_tokens",
     marks=(),
+    table=(*_TIMM.table, Place("rotary.periods", ("rope_embed.periods",), "periods -> periods")),
+    masks_keys=True,
     left=r"mask_token$|local_cls_norm\.|blocks\.\d+\.attn\.qkv\.bias_mask$",
     aliases=(
         (r"^storage_tokens$", "reg_token"),
@@ -89,6 +96,7 @@ _HUGGINGFACE = replace(
             "blocks.{i}.attention.qkv.weight", tuple(f"layer.{{i}}.attention.{part}_proj.weight" for part in "qkv"),
             "three e d -> (three e) d",
         ),
+        Place(QKV_BIAS, tuple(f"layer.{{i}}.attention.{part}_proj.bias" for part in "qkv"), _THREE),
         Place(QKV_BIAS, ("layer.{i}.attention.q_proj.bias", "", "layer.{i}.attention.v_proj.bias"), _THREE),
         *both("blocks.{i}.attention.out", "layer.{i}.attention.o_proj"),
         Place("blocks.{i}.scale1.gamma", ("layer.{i}.layer_scale1.lambda1",)),
@@ -108,3 +116,57 @@ _HUGGINGFACE = replace(
 )  # fmt: skip
 
 DINOV3 = (_FACEBOOK, _TIMM, _HUGGINGFACE)
+
+
+def lacks(arguments: Mapping[str, Any], classifier: Mapping[str, Any] | None, *, of_timm: bool) -> str | None:
+    """What of an encoder with rotary positions and its head the peer's model of DINOv3 lacks, None if nothing."""
+    for name in ("layer_scale", "registers"):
+        if not arguments[name]:
+            return f"rotary positions without {name}"
+    if arguments["stem"] is not None or not arguments["class_token"] or arguments["distillation_token"]:
+        return "rotary positions in a hybrid, or with other tokens than the class token and registers"
+    if of_timm and (arguments["norm_epsilon"], arguments["gelu"]) != (_TIMM.norm_epsilon, "exact"):
+        return f"rotary positions and norm_epsilon={arguments['norm_epsilon']:g} or gelu={arguments['gelu']}"
+    if classifier is not None and (not of_timm or classifier["hidden"] is not None):
+        return "rotary positions and such a head"
+    return None
+
+
+def timm_export(encoder: "ViT", classes: Sequence[str], resized: Mapping[str, object]) -> tuple[Layout, dict[str, Any]]:
+    """The layout to write, and the config.json that timm.create_model reads."""
+    config = timm.config(encoder, classes, resized)
+    usual, hidden, width = config["model_args"], encoder.blocks[0].contract.in_features, encoder.width
+    names = ("img_size", "patch_size", "in_chans", "embed_dim", "depth", "num_heads", "init_values", "global_pool")
+    arguments = {name: usual[name] for name in names} | {
+        "num_reg_tokens": encoder.arguments["registers"],
+        "mlp_ratio": timm.ratio(hidden, width),
+        "swiglu_mlp": encoder.arguments["mlp"] == "swiglu",
+        "attn_type": "rope",  # with a bias of keys
+        "qkv_bias": True,
+    }
+    return _TIMM.of(()), config | {"architecture": "vit_small_patch16_dinov3", "model_args": arguments}
+
+
+def huggingface_export(encoder: "ViT") -> tuple[Layout, dict[str, Any]]:
+    """The layout to write, and the config.json that from_pretrained reads."""
+    gated = encoder.arguments["mlp"] == "swiglu"
+    config = huggingface.config(encoder, ()) | {
+        "architectures": ["DINOv3ViTModel"],
+        "model_type": "dinov3_vit",
+        "layerscale_value": encoder.arguments["layer_scale"],
+        "num_register_tokens": encoder.arguments["registers"],
+        "key_bias": True,
+        "use_gated_mlp": gated,
+        **({"hidden_act": "silu"} if gated else {}),
+    }
+    biases = [f"layer.0.attention.{part}_proj.bias" for part in "qkv"]
+    gates = [f"layer.0.mlp.{part}_proj.{kind}" for part in ("gate", "up") for kind in ("weight", "bias")]
+    return _HUGGINGFACE.of(biases + gates * gated), config
+
+
+def remarks(encoder: "ViT") -> list[str]:
+    """What peers, who compute the periods, have otherwise."""
+    assert encoder.rotary is not None
+    periods = encoder.rotary.periods.tolist()
+    off = max(abs(period / _BASE ** (i / len(periods)) - 1) for i, period in enumerate(periods))
+    return [] if off < 1e-5 else [f"the peer's periods differ by up to {off:.1%}, and its outputs a little"]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ssvit.atomic_io import synchronise, write
-from ssvit.exchange import card, huggingface, timm, writing
+from ssvit.exchange import card, dinov3, huggingface, timm, writing
 from ssvit.exchange.layout import per_channel
 from ssvit.exchange.options import GRAPHS, HUGGINGFACE, INPUTS, OURS, PROGRAM, TIMM, Export
 from ssvit.exchange.preprocessing import Preprocessing
@@ -89,22 +89,31 @@ def _ours(encoder: ViT, head: Classify | None, folder: Path, preprocessing: Prep
 
 def _timm(encoder: ViT, head: Classify | None, folder: Path, preprocessing: Preprocessing) -> list[str]:
     resized, remarks = preprocessing.timm()
-    _json(folder / "config.json", timm.config(encoder, _classes(head), resized))
+    layout, config = timm.TIMM, timm.config(encoder, _classes(head), resized)
+    if encoder.rotary is not None:
+        layout, config = dinov3.timm_export(encoder, _classes(head), resized)
+        remarks += dinov3.remarks(encoder)
+    _json(folder / "config.json", config)
     if encoder.stem is not None and encoder.stem.epsilons != "timm":
         epsilons = "timm's hybrids have other epsilons than the authors', which this one has"
         remarks = [f"{epsilons}: outputs differ by some 1e-4", *remarks]
-    return _weights(folder / WEIGHTS, writing.tensors(timm.TIMM, encoder, head)) + remarks
+    return _weights(folder / WEIGHTS, writing.tensors(layout, encoder, head)) + remarks
 
 
 def _huggingface(encoder: ViT, head: Classify | None, folder: Path, preprocessing: Preprocessing) -> list[str]:
     resized, remarks = preprocessing.huggingface()
-    _json(folder / "config.json", huggingface.config(encoder, _classes(head)))
     _json(folder / "preprocessor_config.json", huggingface.preprocessor(encoder, resized))
     dinov2 = huggingface.is_dinov2(encoder.arguments)
     layout = huggingface.DINOV2 if dinov2 else huggingface.HUGGINGFACE
+    config = huggingface.config(encoder, _classes(head))
+    if encoder.rotary is not None:
+        layout, config = dinov3.huggingface_export(encoder)
+        remarks += dinov3.remarks(encoder)
+    _json(folder / "config.json", config)
     tensors = writing.tensors(layout, encoder, head, prefix="" if head is None else "vit.")
-    if dinov2:
-        tensors["embeddings.mask_token"] = torch.zeros(1, encoder.width)  # its model has one, which only training needs
+    if dinov2:  # its model has one, which only training needs
+        shape = (1, encoder.width) if encoder.rotary is None else (1, 1, encoder.width)
+        tensors["embeddings.mask_token"] = torch.zeros(shape)
     return _weights(folder / WEIGHTS, tensors) + remarks
 
 

@@ -46,6 +46,8 @@ def lacks(arguments: Mapping[str, Any], classifier: Mapping[str, object] | None)
         return "a hybrid's stem"
     if not arguments["class_token"] or arguments.get("distillation_token", False):
         return "any special tokens but the class token alone"
+    if arguments["mlp"] != "gelu":
+        return f"mlp={arguments['mlp']} beside learned positions"
     if is_dinov2(arguments):
         if arguments.get("layer_scale") is None:
             return "registers without layer_scale"

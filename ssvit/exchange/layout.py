@@ -45,6 +45,10 @@ class Place:
         """The place of one layer, or of one unit of a stage."""
         return Place(self.ours.format(**numbers), tuple(name.format(**numbers) for name in self.theirs), self.pattern)
 
+    def within(self, names: Collection[str]) -> bool:
+        """Whether all of its names are among some names, of any layer."""
+        return all(replace(self, theirs=(name,)).numbers(names) for name in self.theirs if name)
+
     def numbers(self, names: Iterable[str]) -> set[tuple[int, ...]]:
         """The numbers in those of the names that are this place's, such as the layer."""
         pattern = re.compile(re.sub(r"\\{\w\\}", r"([0-9]{1,9})", re.escape(self.theirs[0])))
@@ -103,6 +107,7 @@ class Layout:
     norm_epsilon: float = 1e-6
     heads: Mapping[int, int] = field(default_factory=dict)  # by width, where they are not the usual ones
     rotary: bool = False  # whether positions are rotary, which are not in the table
+    masks_keys: bool = False  # whether keys have no bias, whatever the file holds
     gelu: str = "exact"
     places_registers: bool = False  # whether there are positions, zeros, of registers in what is written
     # By the first part of its name, what makes the peer's representation of the encoder's outputs, and is not read.
@@ -119,10 +124,12 @@ class Layout:
         return any(place.ours == ours and place.numbers(names) for place in self.table)
 
     def of(self, names: Collection[str]) -> "Layout":
-        """The layout of a file with these names: of two places for a tensor of ours, the first that it has."""
+        """The layout of a file with these names: of several places for a tensor of ours the first that it has, or else
+        the last.
+        """
         table: dict[str, Place] = {}
         for place in self.table:
-            if place.ours not in table or not table[place.ours].numbers(names):
+            if place.ours not in table or not table[place.ours].within(names):
                 table[place.ours] = place
         return replace(self, table=tuple(table.values()))
 

@@ -4,7 +4,7 @@ import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ssvit.exchange import huggingface, timm
+from ssvit.exchange import dinov3, huggingface, timm
 from ssvit.models.options import RESIZE, ViT
 from ssvit.options import OptionError, UserError, flag, one_of
 
@@ -54,10 +54,10 @@ class Export:
             raise OptionError("any_size", True, "is not for relative positions; give image_size, one for each export")
         if self.format in _LACKS:
             reason: str | None
-            if encoder.positions in ("relative", "rotary"):
-                reason = f"{encoder.positions} positions"
-            elif encoder.mlp != "gelu" or encoder.norm_epsilon != 1e-6:
-                reason = f"mlp={encoder.mlp} and norm_epsilon={encoder.norm_epsilon:g}"
+            if encoder.positions == "relative":
+                reason = "relative positions"
+            elif encoder.positions == "rotary":
+                reason = dinov3.lacks(vars(encoder), classifier, of_timm=self.format == TIMM)
             elif encoder.positions_at != "stem":
                 reason = f"positions_at={encoder.positions_at}"
             else:

@@ -44,6 +44,7 @@ class Foreign:
     places: tuple[Place, ...]
     arguments: Mapping[str, Any]
     notes: tuple[str, ...]
+    masks_keys: bool
 
     def weights(self) -> dict[str, "Tensor"]:
         """The state of the encoder, by our names. ForeignError if a tensor cannot be read."""
@@ -64,9 +65,9 @@ class Foreign:
             state[name] = torch.tensor(self.arguments[name], dtype=torch.float32).flatten().expand(channels).clone()
         with torch.device("meta"):  # no memory is allocated before the shapes are known to be the file's
             expected = ViT(**self.arguments).state_dict()
-        for layer in range(self.arguments["depth"]):  # of which some files have none, or none for keys
+        for layer in range(self.arguments["depth"]):
             bias = state.setdefault(QKV_BIAS.format(i=layer), torch.zeros(3 * self.arguments["width"]))
-            if self.arguments["positions"] == "rotary":
+            if self.masks_keys:
                 bias.chunk(3)[1].zero_()
         if self.arguments["positions"] == "rotary":
             head_width = self.arguments["width"] // self.arguments["heads"]
@@ -184,7 +185,7 @@ def read(path: Path, given: Mapping[str, Any]) -> Foreign:
         ),
     ]
     names = {usual: name for name, usual in inside.items() if usual in wanted}
-    return Foreign(path, names, places, arguments, tuple(notes))
+    return Foreign(path, names, places, arguments, tuple(notes), layout.masks_keys)
 
 
 def _layout(path: Path, shapes: Shapes) -> tuple[Layout, str]:

@@ -67,9 +67,18 @@ def lacks(arguments: Mapping[str, Any], classifier: Mapping[str, Any] | None) ->
         return "a distillation token without pooling=class_token, or in a hybrid"
     if distilled and arguments.get("registers"):
         return "a distillation token and registers"
+    if arguments["mlp"] != "gelu" and (stem is not None or distilled):
+        return f"mlp={arguments['mlp']} in a hybrid or beside a distillation token"
+    if arguments["norm_epsilon"] != 1e-6:
+        return f"norm_epsilon={arguments['norm_epsilon']:g}"
     if classifier is not None and classifier["hidden"] is not None:
         return "a head with a hidden layer"
     return None
+
+
+def ratio(hidden: int, width: int) -> float:
+    """What an encoder's width is multiplied by to make its MLP's; timm rounds the product down."""
+    return next(ratio for ratio in (hidden / width, (hidden + 0.5) / width) if int(width * ratio) == hidden)
 
 
 def config(encoder: "ViT", classes: Sequence[str], resized: Mapping[str, object]) -> dict[str, Any]:
@@ -80,9 +89,10 @@ def config(encoder: "ViT", classes: Sequence[str], resized: Mapping[str, object]
     distilled = encoder.distillation_token is not None
     if distilled:
         name = "deit_base_distilled_patch16_224"
-    mlp_width, width = encoder.blocks[0].expand.out_features, encoder.width  # with SwiGLU, of both halves
-    # timm rounds the product down, which can be one below the width that was meant.
-    ratio = next(ratio for ratio in (mlp_width / width, (mlp_width + 0.5) / width) if int(width * ratio) == mlp_width)
+    gated, scale = encoder.arguments["mlp"] == "swiglu", encoder.arguments["layer_scale"]
+    if gated:
+        name = "vit_giant_patch14_dinov2"
+    width = encoder.width
     pooled = {"global_pool": "token"} if encoder.pooling == "class_token" else {"global_pool": "avg", "fc_norm": False}
     return {
         "architecture": name,
@@ -95,9 +105,9 @@ def config(encoder: "ViT", classes: Sequence[str], resized: Mapping[str, object]
             "embed_dim": width,
             "depth": len(encoder.blocks),
             "num_heads": encoder.arguments["heads"],
-            "mlp_ratio": ratio,
+            "mlp_ratio": ratio(encoder.blocks[0].expand.out_features, width),  # with SwiGLU, of both its halves
             **({} if encoder.arguments["gelu"] == "exact" else {"act_layer": "gelu_tanh"}),
-            **({} if encoder.arguments["layer_scale"] is None else {"init_values": encoder.arguments["layer_scale"]}),
+            **({} if scale is None and not gated else {"init_values": scale}),
             **({} if encoder.register_tokens is None else {"reg_tokens": encoder.arguments["registers"]}),
             **({} if distilled else {"class_token": encoder.class_token is not None}),
             **pooled,
