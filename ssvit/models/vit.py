@@ -337,7 +337,7 @@ class ViT(nn.Module):
         return patches if ids is None else gather(patches, ids)
 
     def normalise(self, images: Tensor) -> Tensor:
-        """Images less their channels' mean, over their std: (b, c, h, w), [0, 1] or uint8, -> (b, c, h, w)."""
+        """Images less their channels' mean, over their std: (..., c, h, w), [0, 1] or uint8, -> (..., c, h, w)."""
         unit = 255.0 if images.dtype == torch.uint8 else 1.0
         mean, std = ((value * unit)[:, None, None] for value in (self.mean, self.std))
         return (images.to(mean.dtype) - mean) / std
