@@ -21,6 +21,8 @@ def test_every_contender_works_once_a_round_in_turning_order():
     assert order == ["a", "b", *"ab", *"ba", *"ab"]
     assert [rate.name for rate in rates] == ["a", "b"]
     assert rates[0].ratio == 1
+    assert rates[0].ratio_quartiles == (1, 1)
+    assert rates[1].ratio_quartiles[0] <= rates[1].ratio <= rates[1].ratio_quartiles[1]
 
 
 @pytest.mark.slow

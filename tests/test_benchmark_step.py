@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 from dataclasses import asdict
-from importlib.util import find_spec
 
 import pytest
 import torch
@@ -14,14 +13,17 @@ from conftest import ROOT
 from torch.utils.flop_counter import FlopCounterMode
 
 from ssvit.benchmark import options, step
-from ssvit.benchmark.options import Size
+from ssvit.benchmark.options import OBJECTIVES, Size
 from ssvit.benchmark.peers import PEERS
 from ssvit.benchmark.timing import as_json, table
 from ssvit.data.batch import Batch
 from ssvit.figures.speed import speed
 from ssvit.options import OptionError
 
-TINY = Size(image_size=16, patch_size=4, width=32, depth=2, heads=2, batch={"cpu": 4, "cuda": 4})
+TINY = Size(
+    image_size=16, patch_size=4, width=32, depth=2, heads=2, batch={"cpu": 4, "cuda": 4}, decoder=(2, 32, 2),
+    local=(8, 2),
+)  # fmt: skip
 OPTIONS = {"precision": "bf16-mixed", "compile": False, "device": "cpu", "batch": 4}
 
 
@@ -36,16 +38,30 @@ def tiny(monkeypatch):
     monkeypatch.setitem(options.SIZES, "small", TINY)
 
 
-@pytest.mark.parametrize("name", [step.OURS, *PEERS])
-def test_a_contender_learns_as_the_loop_trains_it(name):
+# What is in a peer's model and not in its method, and weights that are fixed.
+UNUSED = {
+    "model.encoder.cls_token", "model.mask_token", "model.vit.encoder.pos_embedding", "model.vit.pos_embed",
+    "decoder.pos_embed", "decoder.positions", "model.vit.embeddings.position_embeddings",
+    "model.decoder.decoder_pos_embed", "head.last_layer.weight_g", "teacher_head.last_layer.weight_g",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("objective", "name"), [(objective, name) for objective in OBJECTIVES for name in (step.OURS, *PEERS[objective])]
+)
+def test_a_contender_learns_as_the_loop_trains_it(objective, name):
     pytest.importorskip(name.split()[0].replace("-", "_"))
     torch.manual_seed(0)
-    steps = step.Steps(name, TINY, **OPTIONS)
+    steps = step.Steps(name, TINY, objective=objective, **OPTIONS)
     before = {key: value.detach().clone() for key, value in steps.objective.named_parameters()}
-    assert [steps() for _ in range(3)] == [4, 4, 4]
+    losses = []
+    for _ in range(20):
+        assert steps() == 4
+        losses.append(steps.loss)
+    # What DINO's loss is measured by moves with the teacher.
+    assert min(losses) < losses[0] if objective == "dino" else sum(losses[-5:]) < sum(losses[:5])
     moved = [key for key, value in steps.objective.named_parameters() if not torch.equal(value, before[key])]
-    # torchvision's positions are fixed waves in lightly's encoder.
-    assert {key for key in before if key not in moved} <= {"model.vit.encoder.pos_embedding"}
+    assert {key for key in before if key not in moved} <= UNUSED
     assert all(value.isfinite().all() for value in steps.objective.parameters())
 
 
@@ -55,24 +71,26 @@ def test_useful_work_is_that_of_the_written_out_products():
     full = t * (4 * d * d + 2 * d * mlp) + 2 * t * t * d
     last = m * (2 * d * d + 2 * d * mlp) + t * 2 * d * d + 2 * m * t * d
     head = m * d * 512
-    assert step.useful(TINY) == 2 * (3 * (full + last + head) + 2 * n * p * d)
+    assert step.useful(TINY, "masked_patch") == 2 * (3 * (full + last + head) + 2 * n * p * d)
 
 
 def test_useful_work_is_no_more_than_a_peer_does():
-    timm = pytest.importorskip("timm") and PEERS["timm + head"](TINY)
+    timm = pytest.importorskip("timm") and PEERS["masked_patch"]["timm + head"](TINY)
     images = torch.rand(2, 3, 16, 16)
     with FlopCounterMode(display=False) as counter, torch.autocast("cpu", torch.bfloat16):
         timm(Batch.of(images), timm.sample(torch.arange(2), seed=0))["loss"].backward()
-    assert step.useful(TINY) <= counter.get_total_flops() / 2
+    assert step.useful(TINY, "masked_patch") <= counter.get_total_flops() / 2
 
 
 def test_the_measures_are_told_and_drawn():
     ((title, rates),) = step.run(rounds=2, model="small", peers=False, memory=True, threads=2).items()
-    assert title.startswith("small, 16 px, 4 images a step")
+    assert title.startswith("masked_patch, small, 16 px, 4 images a step")
     ours, alone, product = rates
     assert (ours.name, alone.name, product.name) == ("ssvit", "ssvit, 1 thread", "torch product of 2048")
     assert ours.quartiles[0] <= ours.per_work_second <= ours.quartiles[1]
-    assert ours.share == pytest.approx(ours.per_work_second * step.useful(TINY) / 1e9 / product.per_work_second)
+    assert ours.share == pytest.approx(
+        ours.per_work_second * step.useful(TINY, "masked_patch") / 1e9 / product.per_work_second
+    )
     assert product.share is None
     assert product.memory is None
     assert 0 < ours.memory < 1000
@@ -92,7 +110,15 @@ def test_threads_are_put_back():
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("model", "huge"), ("precision", "fp8"), ("threads", 0), ("device", "tpu"), ("batch", -1), ("peers", 1)],
+    [
+        ("objective", "moco"),
+        ("model", "huge"),
+        ("precision", "fp8"),
+        ("threads", 0),
+        ("device", "tpu"),
+        ("batch", -1),
+        ("peers", 1),
+    ],
 )
 def test_wrong_options_are_named(name, value):
     with pytest.raises(OptionError, match=f"^{name}={value}: must be"):
@@ -113,7 +139,7 @@ def test_the_tool_measures_a_step(tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     (rates,) = json.loads((tmp_path / "rates.json").read_text()).values()
-    installed = [name for name in PEERS if find_spec(name.split()[0].replace("-", "_"))]
+    installed = [name for name in PEERS["masked_patch"] if step.installed(name)]
     assert [rate["name"] for rate in rates] == ["ssvit", *installed, "torch product of 2048"]
     assert all(name in done.stdout for name in installed)
     assert (tmp_path / "rates.png").stat().st_size > 10_000

@@ -7,7 +7,10 @@ from ssvit.options import flag, one_of, whole
 
 @dataclass(frozen=True)
 class Size:
-    """An encoder by its numbers, and how many images a step of it takes on a CPU and on a GPU."""
+    """An encoder by its numbers, and how many images a step of it takes on a CPU and on a GPU.
+
+    decoder: depth, width and heads of masked autoencoders' decoders. local: side and number of the smaller views.
+    """
 
     image_size: int
     patch_size: int
@@ -15,15 +18,21 @@ class Size:
     depth: int
     heads: int
     batch: dict[str, int]
+    decoder: tuple[int, int, int]
+    local: tuple[int, int]
 
 
+# What configs/objective/mae.yaml has, and the authors' decoder.
+_LIGHT, _AUTHORS = (2, 128, 4), (8, 512, 16)
 SIZES = {
-    "ti": Size(224, 16, 192, 12, 3, {"cpu": 32, "cuda": 1024}),
-    "s": Size(224, 16, 384, 12, 6, {"cpu": 16, "cuda": 1024}),
-    "b": Size(224, 16, 768, 12, 12, {"cpu": 4, "cuda": 512}),
-    "l": Size(224, 16, 1024, 24, 16, {"cpu": 2, "cuda": 256}),
-    "small": Size(32, 4, 192, 6, 3, {"cpu": 64, "cuda": 4096}),
+    "ti": Size(224, 16, 192, 12, 3, {"cpu": 32, "cuda": 1024}, _LIGHT, (96, 8)),
+    "s": Size(224, 16, 384, 12, 6, {"cpu": 16, "cuda": 1024}, _AUTHORS, (96, 8)),
+    "b": Size(224, 16, 768, 12, 12, {"cpu": 4, "cuda": 512}, _AUTHORS, (96, 8)),
+    "l": Size(224, 16, 1024, 24, 16, {"cpu": 2, "cuda": 256}, _AUTHORS, (96, 8)),
+    "small": Size(32, 4, 192, 6, 3, {"cpu": 64, "cuda": 4096}, _LIGHT, (16, 4)),
 }
+
+OBJECTIVES = ("masked_patch", "masked_patch_decoder", "simmim", "mae", "dino", "simclr")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +53,8 @@ class Benchmark:
 class Step:
     """What training step is measured."""
 
+    objective: str = "masked_patch"
+    """One of `OBJECTIVES`."""
     model: str = "ti"
     """One of `SIZES`."""
     precision: str = "bf16-mixed"
@@ -62,6 +73,7 @@ class Step:
     """The highest memory of two steps too, in a process of its own for each contender."""
 
     def __post_init__(self) -> None:
+        one_of("objective", self.objective, OBJECTIVES)
         one_of("model", self.model, SIZES)
         one_of("precision", self.precision, ("bf16-mixed", "32-true"))
         whole("threads", self.threads)

@@ -1,13 +1,14 @@
-"""A whole training step of masked patch prediction beside other projects' Vision Transformers.
+"""A whole training step of a method beside the same method of other projects.
 
-Each contender is trained by ssvit's own loop: the same corruption, precision, clipping and fused AdamW, one after the
-other in every round, on the same images. `share` is the useful work of a step in a second over the machine's own matrix
+Each contender is trained by ssvit's own loop: the same sizes, precision, clipping and fused AdamW, one after the other
+in every round, on the same images. `share` is the useful work of a step in a second over the machine's own matrix
 products, measured in the same rounds; for all contenders it is the matrix products of ssvit's step.
 
 Letters: b images.
 """
 
 import itertools
+import math
 import re
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
@@ -21,15 +22,13 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from ssvit.benchmark.data import scenes
+from ssvit.benchmark.methods import batch_of, ours
 from ssvit.benchmark.options import SIZES, Size, Step
-from ssvit.benchmark.peers import PEERS, masked_patch
+from ssvit.benchmark.peers import PEERS
 from ssvit.benchmark.timing import Rate, compare, threads
-from ssvit.data.batch import Batch
 from ssvit.kernels import fused
-from ssvit.models.vit import ViT
-from ssvit.objectives.base import Objective
 from ssvit.options import make
+from ssvit.schedule import Progress
 from ssvit.training import runtime
 from ssvit.training.loop import accumulate
 from ssvit.training.recipe import Recipe
@@ -47,8 +46,12 @@ def run(*, rounds: int = 7, **given: object) -> dict[str, list[Rate]]:
     own = make(Step, given)
     size, precision, device = SIZES[own.model], own.precision, own.device
     b = own.batch or size.batch[device]
-    build = partial(Steps, size=size, precision=precision, compile=own.compile, device=device, batch=b)
-    names = [OURS, *(name for name in PEERS if own.peers and find_spec(name.split()[0].replace("-", "_")))]
+    build = partial(
+        Steps, size=size, objective=own.objective, precision=precision, compile=own.compile, device=device, batch=b
+    )
+    peers = PEERS[own.objective] if own.peers else {}
+    missing = sorted({name.split()[0] for name in peers if not installed(name)})
+    names = [OURS, *filter(installed, peers)]
     with threads(own.threads):
         contenders: dict[str, Callable[[], float]] = {name: build(name) for name in names}
         if own.threads > 1:
@@ -56,7 +59,7 @@ def run(*, rounds: int = 7, **given: object) -> dict[str, list[Rate]]:
         products = _products(precision, device)
         rates = compare(contenders | products, reference=OURS, rounds=rounds, device=device)
     peak = max(rate.per_work_second for rate in rates if rate.name in products)
-    gflop = useful(size) / 1e9
+    gflop = useful(size, own.objective) / 1e9
     for place, rate in enumerate(rates):
         if rate.name not in products:
             rates[place] = rate = replace(rate, share=rate.per_work_second * gflop / peak)
@@ -64,59 +67,59 @@ def run(*, rounds: int = 7, **given: object) -> dict[str, list[Rate]]:
             with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
                 rates[place] = replace(rate, memory=pool.submit(_memory, partial(build, rate.name), device).result())
     way, cores = "compiled" if own.compile else "eager", f"{own.threads} thread{'s' * (own.threads > 1)}"
-    how = f"{precision}, {way}, {device}, {cores}"
-    return {f"{own.model}, {size.image_size} px, {b} images a step, {gflop:.2f} GFLOP an image, {how}": rates}
+    what = f"{own.objective}, {own.model}, {size.image_size} px, {b} images a step, {gflop:.2f} GFLOP an image"
+    without = f"; not installed: {', '.join(missing)}" if missing else ""
+    return {f"{what}, {precision}, {way}, {device}, {cores}{without}": rates}
+
+
+def installed(name: str) -> bool:
+    """Whether a peer can be measured: its name begins with the package that it needs."""
+    return find_spec(name.split()[0].replace("-", "_")) is not None
 
 
 class Steps:
     """The training of one contender, from its start on: each call is one step, and returns how many images it took."""
 
-    def __init__(self, name: str, size: Size, *, precision: str, compile: bool, device: str, batch: int) -> None:
+    def __init__(
+        self, name: str, size: Size, *, objective: str, precision: str, compile: bool, device: str, batch: int
+    ) -> None:
         backend = "eager" if name != OURS else "compile" if compile else "kernels"
         self.recipe = Recipe(
             steps=1_000_000, warmup=0, decay="constant", batch_size=batch, precision=precision, backend=backend
         )
         self.fabric = runtime.start(self.recipe, accelerator=device, devices=1)
-        self.objective = ours(size) if name == OURS else PEERS[name](size)
+        self.objective = ours(size, objective) if name == OURS else PEERS[objective][name](size)
         if compile and name != OURS:
             self.objective.compile()  # without our kernels, which are none of theirs
-        images = scenes(batch, (size.image_size, size.image_size), seed=0)
-        images = (images if name == OURS else images / 255).to(self.fabric.device)
+        images = batch_of(size, objective, batch).to(self.fabric.device)
+        if name != OURS:
+            images = images._replace(views={key: view / 255 for key, view in images.views.items()})
         slots = (torch.arange(first, first + batch) for first in itertools.count(step=batch))
-        self.batches = (Batch.of(images, slots=step_slots) for step_slots in slots)
+        self.batches = (images._replace(slots=step_slots) for step_slots in slots)
         self.state = State(self.fabric, self.objective, self.recipe)
-        self.step = 0
+        self.step, self.loss = 0, math.nan
 
     def __call__(self) -> int:
-        accumulate(self.state, self.batches, self.step, self.state.schedule(self.step))
+        scheduled = self.state.schedule(self.step)
+        logged, outputs = accumulate(self.state, self.batches, self.step, scheduled)
         self.fabric.clip_gradients(self.state.model, self.state.optimizer, max_norm=self.recipe.clip)
         self.state.optimizer.step()
+        self.state.after_step(outputs, scheduled, applied=True)
         self.state.optimizer.zero_grad(set_to_none=True)
-        self.step += 1
+        self.step, self.loss = self.step + 1, logged["loss"]
         return self.recipe.batch_size
 
 
-def ours(size: Size) -> Objective:
-    """The objective that is measured."""
-    encoder = ViT(
-        image_size=size.image_size,
-        patch_size=size.patch_size,
-        width=size.width,
-        depth=size.depth,
-        heads=size.heads,
-    )
-    return masked_patch(encoder, size)
-
-
-def useful(size: Size) -> float:
-    """FLOPs of one image's step in matrix products, two for a multiplication and its addition."""
-    objective, b = ours(size), 2
-    images = torch.zeros(b, 3, size.image_size, size.image_size, dtype=torch.uint8)
-    noise = objective.sample(torch.arange(b), seed=0)
+def useful(size: Size, name: str) -> float:
+    """FLOPs of one image's step in matrix products, two for a multiplication and its addition, of an objective."""
+    objective, b = ours(size, name), 2
+    batch = batch_of(size, name, b)
+    noise = objective.sample(batch.slots, seed=0)
+    scheduled = {key: torch.tensor(schedule(Progress(0, 1))) for key, schedule in objective.schedules.items()}
     counter = FlopCounterMode(display=False)
     # By its formula, attention is made of matrix products, which can be counted.
     with counter, sdpa_kernel(SDPBackend.MATH):
-        objective(Batch.of(images), noise)["loss"].backward()
+        objective(batch, noise, scheduled)["loss"].backward()
     return counter.get_total_flops() / b
 
 

@@ -18,8 +18,8 @@ class Rate:
     """Items a second of one contender: medians over rounds, per second of work and by the clock.
 
     A second of work is one of CPU time, over all threads, or one of a GPU's time by its own events. quartiles: of the
-    rate per second of work; spread: their distance over its median; ratio: to the reference's rate. Where measured,
-    share: of the machine's peak, and memory: megabytes at the highest.
+    rate per second of work; spread: their distance over its median; ratio: to the reference's rate in the same round,
+    the median, and ratio_quartiles. Where measured, share: of the machine's peak, and memory: megabytes at the highest.
     """
 
     name: str
@@ -28,6 +28,7 @@ class Rate:
     quartiles: tuple[float, float]
     spread: float
     ratio: float
+    ratio_quartiles: tuple[float, float]
     share: float | None = None
     memory: float | None = None
 
@@ -63,6 +64,7 @@ def compare(
             count, seconds = timed(contenders[name])
             wall[name].append(count / (time.perf_counter() - began))
             work[name].append(count / seconds)
+    ratios = {name: [own / theirs for own, theirs in zip(work[name], work[reference], strict=True)] for name in names}
     return [
         Rate(
             name=name,
@@ -70,7 +72,8 @@ def compare(
             per_second=statistics.median(wall[name]),
             quartiles=_quartiles(work[name]),
             spread=(_quartiles(work[name])[1] - _quartiles(work[name])[0]) / statistics.median(work[name]),
-            ratio=statistics.median(ours / theirs for ours, theirs in zip(work[name], work[reference], strict=True)),
+            ratio=statistics.median(ratios[name]),
+            ratio_quartiles=_quartiles(ratios[name]),
         )
         for name in names
     ]
@@ -103,10 +106,11 @@ def table(title: str, rates: Sequence[Rate]) -> str:
     """The rates as aligned text; share and memory stand in it if any contender has them."""
     width = max(len(rate.name) for rate in rates)
     shares, memories = (any(getattr(rate, name) is not None for rate in rates) for name in ("share", "memory"))
-    head = f"  {'':{width}}  items/work s   items/s   spread   ratio"
+    head = f"  {'':{width}}  items/work s   items/s   spread   ratio   quartiles"
     lines = [title, head + "   share" * shares + "   memory" * memories]
     for r in rates:
         line = f"  {r.name:{width}}  {r.per_work_second:12,.1f} {r.per_second:9,.1f} {r.spread:8.0%} {r.ratio:6.2f}x"
+        line += f"   {r.ratio_quartiles[0]:.2f}-{r.ratio_quartiles[1]:.2f}"
         line += ("" if r.share is None else f"{r.share:8.0%}").rjust(8) * shares
         lines.append(line + ("" if r.memory is None else f"{r.memory:6,.0f} MB").rjust(9) * memories)
     return "\n".join(line.rstrip() for line in lines)
