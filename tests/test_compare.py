@@ -1,6 +1,7 @@
 """A comparison gives each objective the same CPU time, and its table says what the commands found."""
 
 import json
+import shutil
 from itertools import pairwise
 
 import pytest
@@ -182,3 +183,23 @@ def test_the_cost_of_a_step_counts_its_operations():
     assert found.images == recipe.batch_size
     assert found.cpu_seconds > 0
     assert all(torch.isfinite(parameter).all() for parameter in objective.parameters())
+
+
+def test_stopped_before_the_baselines_are_there_it_makes_them_when_it_goes_on(commands, tmp_path, monkeypatch):
+    options = ["objectives=[mae]", "budget=60", "name=c"]
+    finetuned = compare.Comparison._finetuned
+
+    def stopped(self, checkpoint, name, seed):
+        if checkpoint == "scratch":
+            raise KeyboardInterrupt
+        return finetuned(self, checkpoint, name, seed)
+
+    monkeypatch.setattr(compare.Comparison, "_finetuned", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        compare.tool.call(options)
+    monkeypatch.setattr(compare.Comparison, "_finetuned", finetuned)
+    shutil.rmtree(tmp_path / "outputs" / "c" / "mae_seed0")  # made-up commands refuse what is there
+    shutil.rmtree(tmp_path / "outputs" / "c" / "mae_seed0_evaluation")
+    shutil.rmtree(tmp_path / "outputs" / "c" / "mae_seed0_finetuned")
+    compare.tool.call(options)
+    assert set(methods.read(tmp_path / "outputs" / "c" / "table")) == {"baselines", "mae_seed0"}

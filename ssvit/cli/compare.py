@@ -166,14 +166,15 @@ class Comparison:
             before = str(self.folder / run_name)
             curve += methods.curve(_history(self.folder / run_name), cost, trained)
             trained.append(cost | {"options": list(stage.options), "steps": steps})
-        report = self._evaluate(before, f"{name}_seed{seed}", baselines=not (self.table / "baselines.json").is_file())
+        baselines = self.table / "baselines.json"
+        report = self._evaluate(before, f"{name}_seed{seed}", baselines=not baselines.is_file())
         shared = {"protocol": self.protocol, "versions": {one: version(one) for one in ("ssvit", "torch")}}
         found: dict[str, Any] = {"stages": trained, "curve": curve, "probes": methods.probes(report)}
         found |= self._finetuned(before, f"{name}_seed{seed}", seed)
-        self._write(file, {"objective": name, "seed": seed, **found, **shared})
-        if not (self.table / "baselines.json").is_file():
+        if not baselines.is_file():  # before the row: one that is there is not made again, nor what comes after it
             scratch = self._finetuned("scratch", f"scratch_seed{seed}", seed)
-            self._write(self.table / "baselines.json", {"baselines": methods.baselines(report), **scratch, **shared})
+            self._write(baselines, {"baselines": methods.baselines(report), **scratch, **shared})
+        self._write(file, {"objective": name, "seed": seed, **found, **shared})
 
     def _options(self, stage: Stage, before: str) -> list[str]:
         options = [option.replace(_BEFORE, before) for option in stage.options]
@@ -200,19 +201,27 @@ class Comparison:
         atomic_io.replace(file, (json.dumps(row, indent=1) + "\n").encode())
 
     def call(self, command: str, options: Sequence[str], *, capture: bool = False) -> str:
-        """Run a command in a process of its own; Failure with its status if it fails, after its own line."""
+        """Run a command in a process of its own; Failure with its status if it fails, after its own line.
+
+        Ctrl-C reaches it too, and it may take its time to save.
+        """
         users = config_dir()
         own = [] if users is None else ["--config-dir", str(users)]
         threads = {"OMP_NUM_THREADS": str(self.plain["threads"]), "OMP_WAIT_POLICY": "PASSIVE"}
-        done = subprocess.run(
+        process = subprocess.Popen(
             [sys.executable, "-m", "ssvit", command, *own, *options, f"outputs={self.folder}"],
             env={**os.environ, **threads},
             stdout=subprocess.PIPE if capture else None,
             text=True,
         )
-        if done.returncode:
-            raise Failure(f"{command} {' '.join(options)}: failed; the same command goes on", done.returncode)
-        return done.stdout or ""
+        try:
+            output, _ = process.communicate()
+        except KeyboardInterrupt:
+            process.wait()
+            raise
+        if process.returncode:
+            raise Failure(f"{command} {' '.join(options)}: did not end; the same command goes on", process.returncode)
+        return output or ""
 
 
 def _history(run: Path) -> list[dict[str, Any]]:

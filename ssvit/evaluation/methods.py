@@ -83,7 +83,9 @@ def table(rows: Mapping[str, Row]) -> str:
     probes = [found[0]["probes"] for found in by_objective.values()]
     columns = {name: f"{name} ({one['column']})" for found in probes for name, one in found.items()}
     first = next(iter(columns), "")
-    order = sorted(by_objective, key=lambda name: -_mean(row["probes"][first]["chosen"] for row in by_objective[name]))
+    order = sorted(
+        by_objective, key=lambda name: -statistics.fmean(row["probes"][first]["chosen"] for row in by_objective[name])
+    )
     accuracies = [["objective", "seeds", *columns.values(), "fine-tuned"]]
     for name in order:
         found = by_objective[name]
@@ -117,7 +119,9 @@ def ranking(rows: Mapping[str, Row], amount: str) -> str:
         return ""
     least = min(points[-1][amount] for runs in found.values() for points in runs)
     probe = probes_in(found)[0]
-    reached = {name: _mean(_at(points, amount, least, probe) for points in runs) for name, runs in found.items()}
+    reached = {
+        name: statistics.fmean(_at(points, amount, least, probe) for points in runs) for name, runs in found.items()
+    }
     ordered = sorted(reached, key=lambda name: -reached[name])
     return f"{', '.join(f'{name} {100 * reached[name]:.1f}' for name in ordered)} ({probe} in training, %)"
 
@@ -185,10 +189,6 @@ def _spread(values: Sequence[float]) -> str:
     """Mean and sample deviation in per cent."""
     mean = f"{100 * statistics.fmean(values):.1f}"
     return f"{mean} ± {100 * statistics.stdev(values):.1f}" if len(values) > 1 else mean
-
-
-def _mean(values: Iterable[float]) -> float:
-    return statistics.fmean(values)
 
 
 def _markdown(rows: Sequence[Sequence[str]]) -> str:
