@@ -19,8 +19,6 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
 
 from ssvit.benchmark.methods import batch_of, ours
 from ssvit.benchmark.options import SIZES, Size, Step
@@ -28,8 +26,8 @@ from ssvit.benchmark.peers import PEERS
 from ssvit.benchmark.timing import Rate, compare, threads
 from ssvit.kernels import fused
 from ssvit.options import make
-from ssvit.schedule import Progress
 from ssvit.training import runtime
+from ssvit.training.cost import flops
 from ssvit.training.loop import accumulate
 from ssvit.training.recipe import Recipe
 from ssvit.training.state import State
@@ -112,15 +110,8 @@ class Steps:
 
 def useful(size: Size, name: str) -> float:
     """FLOPs of one image's step in matrix products, two for a multiplication and its addition, of an objective."""
-    objective, b = ours(size, name), 2
-    batch = batch_of(size, name, b)
-    noise = objective.sample(batch.slots, seed=0)
-    scheduled = {key: torch.tensor(schedule(Progress(0, 1))) for key, schedule in objective.schedules.items()}
-    counter = FlopCounterMode(display=False)
-    # By its formula, attention is made of matrix products, which can be counted.
-    with counter, sdpa_kernel(SDPBackend.MATH):
-        objective(batch, noise, scheduled)["loss"].backward()
-    return counter.get_total_flops() / b
+    b = 2
+    return flops(ours(size, name), [batch_of(size, name, b)]) / b
 
 
 def _products(precision: str, device: str) -> dict[str, Callable[[], float]]:

@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -9,6 +10,7 @@ from lightning_fabric import Fabric
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from ssvit.data.batch import Batch
 from ssvit.data.loader import Loader
 from ssvit.kernels.accelerate import accelerate
 from ssvit.objectives.base import Objective
@@ -69,20 +71,23 @@ def measure(fabric: Fabric, objective: Objective, loader: Loader, recipe: Recipe
         cpu_seconds=cpu_seconds,
         seconds=seconds,
         preparation=preparation,
-        flops=_flops(objective, loader, recipe),
+        # Batches are made first, since the products of crops would be counted too.
+        flops=flops(objective, list(loader.batches(0, 1)), steps=recipe.steps, seed=recipe.seed),
         backend=runtime.backend(recipe, fabric.device),
     )
 
 
-def _flops(objective: Objective, loader: Loader, recipe: Recipe) -> int:
-    """Of one update, with attention in its plain form, which the counter knows."""
-    batches = list(loader.batches(0, 1))  # before the counter, which would count the products of crops too
-    start = Progress(0, recipe.steps)
+def flops(objective: Objective, batches: Sequence[Batch], *, steps: int = 1, seed: int = 0) -> int:
+    """Floating-point operations of the first update, of so many steps, of an objective without kernels.
+
+    Attention is taken in its plain form: matrix products, which can be counted.
+    """
+    start = Progress(0, steps)
     scheduled = {
         name: torch.tensor(schedule(start), dtype=torch.float64) for name, schedule in objective.schedules.items()
     }
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         for batch in batches:
-            objective(batch, objective.sample(batch.slots, seed=recipe.seed), scheduled)["loss"].backward()
+            objective(batch, objective.sample(batch.slots, seed=seed), scheduled)["loss"].backward()
     objective.zero_grad(set_to_none=True)
     return counter.get_total_flops()
