@@ -85,6 +85,20 @@ def select(options: type[T], values: Mapping[str, object]) -> T:
     return make(options, {name: value for name, value in values.items() if name in names})
 
 
+def group(name: str, options: type[T], values: object, *, optional: bool = False) -> T:
+    """A group of options that is the value of one, `name`: a dataclass of them. OptionError, with names from the root.
+
+    optional: the caller allows null beside it, and the error says so.
+    """
+    if not isinstance(values, Mapping):
+        own = fields(options)
+        needed = ", ".join(f"{field.name}: …" for field in own if field.default is field.default_factory is MISSING)
+        right = f"is a group of options: give one of them, as {name}.{own[0].name}=…"
+        raise OptionError(name, values, f"must be null, or {{{needed}}}" if optional else right)
+    with within(name):
+        return make(options, values)
+
+
 _around = "ssvit.", ""  # what stands before and after a command's name
 
 

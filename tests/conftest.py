@@ -4,12 +4,13 @@ import os
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from command import LIMIT
+from command import LIMIT, TINY
 
 ROOT = Path(__file__).resolve().parent.parent
 # The server that child processes are forked from finds its modules by this, and so has torch loaded already.
@@ -29,6 +30,25 @@ def tool(tmp_path):
         return done
 
     return run
+
+
+@pytest.fixture(scope="session")
+def pretrained(tmp_path_factory):
+    """The outputs of a tiny pre-training run that has finished; not to be changed."""
+    folder = tmp_path_factory.mktemp("pretrained")
+    command = [sys.executable, str(ROOT / "tools" / "pretrain.py"), "outputs=outputs", *TINY]
+    done = subprocess.run(
+        [*command, "encoder.positions=learned_1d"], capture_output=True, text=True, cwd=folder, timeout=LIMIT
+    )
+    assert done.returncode == 0, done.stderr
+    return folder / "outputs"
+
+
+@pytest.fixture
+def outputs(pretrained, tmp_path):
+    """A copy of them, where `tool` writes."""
+    shutil.copytree(pretrained, tmp_path / "outputs")
+    return tmp_path / "outputs"
 
 
 @pytest.fixture

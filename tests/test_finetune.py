@@ -5,14 +5,13 @@ import json
 import re
 import shutil
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
-from command import LIMIT, TINY, one_line, start
+from command import TINY, one_line, start
 from PIL import Image
 from torchvision.io import write_png
 from torchvision.transforms.v2 import functional as tvf
@@ -20,29 +19,12 @@ from torchvision.transforms.v2 import functional as tvf
 from ssvit.checkpoints import manifest, storage
 from ssvit.checkpoints.checkpoint import Checkpoint
 
-TOOLS = Path(__file__).parent.parent / "tools"
 RUN = "masked_patch_synthetic"
 # Of the images and the model of TINY, what a fine-tuning may say again.
 SHORT = (
     "recipe.batch_size=8", "recipe.steps=6", "recipe.warmup=2", "recipe.save_every=2", "recipe.evaluate_every=3",
     "recipe.log_every=1", "recipe.precision=32-true", "fabric.accelerator=cpu",
 )  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def pretrained(tmp_path_factory):
-    """The outputs of a tiny pre-training run that has finished."""
-    folder = tmp_path_factory.mktemp("pretrained")
-    command = [sys.executable, str(TOOLS / "pretrain.py"), "outputs=outputs", *TINY, "encoder.positions=learned_1d"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=LIMIT)
-    assert done.returncode == 0, done.stderr
-    return folder / "outputs"
-
-
-@pytest.fixture
-def outputs(pretrained, tmp_path):
-    shutil.copytree(pretrained, tmp_path / "outputs")
-    return tmp_path / "outputs"
 
 
 def state(path: Path) -> dict[str, torch.Tensor]:

@@ -2,40 +2,21 @@
 
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
-from command import LIMIT, TINY, one_line, start
+from command import TINY, one_line, start
 from peers import HEADS, timm_plain
 
 from ssvit.checkpoints import manifest, storage
 from ssvit.checkpoints.checkpoint import Checkpoint
 
-TOOLS = Path(__file__).parent.parent / "tools"
 RUN = "masked_patch_synthetic"
 IMAGES = TINY[:3]
 SHORT = TINY[TINY.index("recipe.batch_size=8") :]
 UNMOVED = ("recipe.steps=1", "recipe.warmup=0", "recipe.lr=1e-30", "recipe.weight_decay=0")
-
-
-@pytest.fixture(scope="module")
-def pretrained(tmp_path_factory):
-    """The outputs of a tiny pre-training run that has finished."""
-    folder = tmp_path_factory.mktemp("pretrained")
-    command = [sys.executable, str(TOOLS / "pretrain.py"), "outputs=outputs", *TINY, "encoder.positions=learned_1d"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=LIMIT)
-    assert done.returncode == 0, done.stderr
-    return folder / "outputs"
-
-
-@pytest.fixture
-def outputs(pretrained, tmp_path):
-    shutil.copytree(pretrained, tmp_path / "outputs")
-    return tmp_path / "outputs"
 
 
 def state(path: Path) -> dict[str, torch.Tensor]:

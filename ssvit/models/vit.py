@@ -327,6 +327,12 @@ class ViT(nn.Module):
         """Rows and columns of the patches of images (b, c, h, w)."""
         return images.shape[2] // self.patch_size[0], images.shape[3] // self.patch_size[1]
 
+    def check_size(self, images: Tensor) -> None:
+        """OptionError unless images (b, c, h, w) have as many patches as the encoder's own size, which are masked."""
+        if self.grid_of(images) != self.grid:
+            found, expected = ("x".join(map(str, size)) for size in (images.shape[2:], self.image_size))
+            raise OptionError("images", found, f"must be {expected} pixels, the size that is masked")
+
     def patchify(self, x: Tensor, ids: Ids = None) -> Tensor:
         """Cut images, or a stem's feature map, into patches in raster order: (b, c, h, w) -> (b, n, c p q).
 

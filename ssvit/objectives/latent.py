@@ -24,7 +24,7 @@ from ssvit.objectives import options
 from ssvit.objectives.base import NOTHING, Objective, at_least_float32
 from ssvit.objectives.masking import visible_blocks
 from ssvit.objectives.teacher import Teacher
-from ssvit.options import OptionError, make
+from ssvit.options import make
 
 _EPSILON = 1e-5  # added to variances, as torch's norms do
 
@@ -112,9 +112,7 @@ class Latent(Objective):
         OptionError for images of another size than the encoder's, for which the masks are sampled.
         """
         encoder, b = self.encoder, len(images)
-        if encoder.grid_of(images) != encoder.grid:
-            found, expected = ("x".join(map(str, size)) for size in (images.shape[2:], encoder.image_size))
-            raise OptionError("images", found, f"must be {expected} pixels, the size that is masked")
+        encoder.check_size(images)
         visible_ids, masked_ids = (ids.flatten(0, 1) for ids in noise)
         tokens = encoder.embed(images, noise.visible_ids.flatten(1)).view(*visible_ids.shape, -1)
         encoded = encoder.encode(tokens, patch_ids=visible_ids)

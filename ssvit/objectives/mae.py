@@ -21,7 +21,7 @@ from ssvit.models.options import ViT as ViTOptions
 from ssvit.models.vit import ViT
 from ssvit.objectives import options
 from ssvit.objectives.base import NOTHING, Objective
-from ssvit.options import OptionError, make
+from ssvit.options import make
 from ssvit.randomness import uniform
 
 _EPSILON = 1e-6  # added to a patch's variance (facebookresearch/mae: models_mae.py)
@@ -64,9 +64,7 @@ class MAE(Objective):
 
         OptionError for images of another size than the encoder's, for which the masks are sampled.
         """
-        if self.encoder.grid_of(images) != self.encoder.grid:
-            found, expected = ("x".join(map(str, size)) for size in (images.shape[2:], self.encoder.image_size))
-            raise OptionError("images", found, f"must be {expected} pixels, the size that is masked")
+        self.encoder.check_size(images)
         encoded = self.encoder(images, noise.visible_ids)
         return self.decoder(encoded, noise.visible_ids, noise.masked_ids)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from ssvit.models.options import Decoder, ViT
-from ssvit.options import OptionError, flag, make, number, one_of, pair, whole, within
+from ssvit.options import OptionError, Options, flag, group, make, number, one_of, pair, whole
 from ssvit.schedule import Schedule, ScheduleFunction
 
 POINTS = 39  # vectors for each cluster, below which faiss warns of poor ones
@@ -69,20 +69,14 @@ class MaskedPatch:
     encoder sees all patches, and a linear head predicts."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.masking, Mapping):
-            with within("masking"):
-                masking = make(Masking, {name: value for name, value in self.masking.items() if name != "_target_"})
-            object.__setattr__(self, "masking", masking)
         if not isinstance(self.masking, Masking):
-            raise OptionError(
-                "masking", self.masking, "is a group of options: give one of them, as masking.corrupted=…"
-            )
+            given = self.masking
+            if isinstance(given, Mapping):
+                given = {name: value for name, value in given.items() if name != "_target_"}
+            object.__setattr__(self, "masking", group("masking", Masking, given))
         if self.decoder is None:
             return
-        if not isinstance(self.decoder, Mapping):
-            raise OptionError("decoder", self.decoder, "must be null, or {depth: …, width: …, heads: …}")
-        with within("decoder"):
-            make(Decoder, self.decoder)
+        group("decoder", Decoder, self.decoder, optional=True)
         for name, share in (("mask", 1), ("replace", 0), ("keep", 0)):
             if getattr(self.masking, name) != share:
                 right = f"must be {share} with a decoder, as the encoder sees nothing of corrupted patches"
@@ -246,36 +240,52 @@ class Codebook(Patches):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MAE:
+class Masked:
+    """An objective whose encoder sees a part of the patches, and whose decoder predicts the others."""
+
+    decoder: Mapping[str, Any]
+    """The options of `decoder_options`."""
+    masked: float
+    """Fraction of an image's patches that the encoder does not see, and that are predicted."""
+
+    decoder_options: ClassVar[type[Options]]
+
+    def __post_init__(self) -> None:
+        group("decoder", self.decoder_options, self.decoder)
+        number("masked", self.masked, 0, 1, above=True)
+
+    def fits(self, encoder: ViT) -> None:
+        """OptionError unless an image has patches to mask and others to see."""
+        if encoder.grid == (1, 1):
+            raise OptionError("masked", self.masked, "needs images of at least two patches")
+        if encoder.stem is not None:
+            raise OptionError("masked", self.masked, "needs an encoder without a stem, which would see masked patches")
+
+    def count(self, patches: int) -> int:
+        """How many of an image's patches are masked: the fraction rounded, but at least one, and not all."""
+        return min(max(1, round(self.masked * patches)), patches - 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MAE(Masked):
     """A masked autoencoder (He et al. 2022)."""
 
-    decoder: Mapping[str, object]
-    """The options of the `Decoder`."""
+    decoder_options: ClassVar = Decoder
+
     masked: float = 0.75
     """Fraction of an image's patches that the encoder does not see, and that are reconstructed (section 4.1)."""
     norm_pixels: bool = True
     """Whether a patch's pixels are reconstructed less their mean, over their standard deviation (section 3)."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.decoder, Mapping):
-            raise OptionError("decoder", self.decoder, "is a group of options: give one of them, as decoder.width=…")
-        with within("decoder"):
-            make(Decoder, self.decoder)
-        number("masked", self.masked, 0, 1, above=True)
+        super().__post_init__()
         flag("norm_pixels", self.norm_pixels)
 
     def fits(self, encoder: ViT) -> None:
         """OptionError unless an image has patches to mask and others to see, and the patches can be normalised."""
-        if encoder.grid == (1, 1):
-            raise OptionError("masked", self.masked, "needs images of at least two patches")
-        if encoder.stem is not None:
-            raise OptionError("masked", self.masked, "needs an encoder without a stem, which would see masked patches")
+        super().fits(encoder)
         if self.norm_pixels and encoder.channels * math.prod(pair("patch_size", encoder.patch_size)) == 1:
             raise OptionError("norm_pixels", True, "must be false for patches of a single number")
-
-    def count(self, patches: int) -> int:
-        """How many of an image's patches are masked: the fraction rounded, but at least one, and not all."""
-        return min(max(1, round(self.masked * patches)), patches - 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -352,10 +362,7 @@ class Classify:
             raise OptionError("trained", self.trained, right)
         if self.lora is None:
             return
-        if not isinstance(self.lora, Mapping):
-            raise OptionError("lora", self.lora, "must be null, or {rank: …, alpha: …}")
-        with within("lora"):
-            make(Lora, self.lora)
+        group("lora", Lora, self.lora, optional=True)
         if self.trained != "head":
             raise OptionError("trained", self.trained, "must be head with lora, which freezes the encoder's weights")
 
@@ -514,11 +521,11 @@ class Convolutions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Latent:
+class Latent(Masked):
     """Latent prediction; the defaults are the authors' for ViT-B (fairseq: data2vec/config/v2)."""
 
-    decoder: Mapping[str, Any]
-    """The options of `Convolutions`; the authors': depth 6, width 768, kernel 3, groups 16."""
+    decoder_options: ClassVar = Convolutions  # the authors': depth 6, width 768, kernel 3, groups 16
+
     masks: int = 16
     """Masks of an image, which share a pass of the teacher."""
     masked: float = 0.8
@@ -538,13 +545,9 @@ class Latent:
     """`Schedule` of the share of its weights that the teacher keeps at each step."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.decoder, Mapping):
-            raise OptionError("decoder", self.decoder, "is a group of options: give one of them, as decoder.width=…")
-        with within("decoder"):
-            make(Convolutions, self.decoder)
+        super().__post_init__()
         for name in ("masks", "block", "layers"):
             whole(name, getattr(self, name))
-        number("masked", self.masked, 0, 1, above=True)
         number("adjust", self.adjust, 0, 1)
         number("class_token_weight", self.class_token_weight, 0)
         schedule = Schedule.of("teacher_momentum", self.teacher_momentum, 0, 1)
@@ -554,19 +557,12 @@ class Latent:
         """OptionError unless the encoder has the layers, patches to mask and to see, and a class token if trained."""
         if self.layers > encoder.depth:
             raise OptionError("layers", self.layers, f"must be at most {encoder.depth}, the layers of the encoder")
-        if encoder.grid == (1, 1):
-            raise OptionError("masked", self.masked, "needs images of at least two patches")
-        if encoder.stem is not None:
-            raise OptionError("masked", self.masked, "needs an encoder without a stem, which would see masked patches")
+        super().fits(encoder)
         if self.class_token_weight and not encoder.class_token:
             raise OptionError("class_token_weight", self.class_token_weight, "must be 0 without encoder.class_token")
         groups = make(Convolutions, self.decoder).groups
         if encoder.width % groups:
             raise OptionError("decoder.groups", groups, f"must divide encoder.width={encoder.width}")
-
-    def count(self, patches: int) -> int:
-        """How many of an image's patches are masked: the fraction rounded, but at least one, and not all."""
-        return min(max(1, round(self.masked * patches)), patches - 1)
 
 
 @dataclass(frozen=True, kw_only=True)
