@@ -30,9 +30,13 @@ class Schedule:
     """
 
     start: float
+    """The value at the first step."""
     end: float | None = None
+    """The value at the end; None: `start` throughout."""
     shape: str = "cosine"
+    """How it goes there: constant, linear, cosine or step."""
     over: float = 1.0
+    """The part of the run after which it is there."""
 
     def __post_init__(self) -> None:
         one_of("shape", self.shape, SHAPES)

@@ -1,4 +1,4 @@
-from ssvit.cli.evaluate import few_shot
+from ssvit.cli.main import main
 
 if __name__ == "__main__":
-    few_shot.main()
+    main("few-shot")

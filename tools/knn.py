@@ -1,4 +1,4 @@
-from ssvit.cli.evaluate import knn
+from ssvit.cli.main import main
 
 if __name__ == "__main__":
-    knn.main()
+    main("knn")

@@ -1,4 +1,4 @@
-from ssvit.cli.evaluate import linear
+from ssvit.cli.main import main
 
 if __name__ == "__main__":
-    linear.main()
+    main("linear-probe")

@@ -1,4 +1,4 @@
-from ssvit.cli.pretrain import tool
+from ssvit.cli.main import main
 
 if __name__ == "__main__":
-    tool.main()
+    main("pretrain")

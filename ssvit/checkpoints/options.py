@@ -24,22 +24,31 @@ class LoadEncoder:
     announce: bool = False
     """Whether to print what was loaded."""
     image_size: int | Sequence[int] | None = None
-    """As the next five, see `ssvit.models.options.ViT`."""
+    """Pixels of an image's side, or [height, width]. None, here and below: the checkpoint's."""
     pooling: str | None = None
+    """What an image's vector is: class_token or patch_mean."""
     dropout: float | None = None
+    """Dropout in training: see `ssvit.models.options.ViT`, as for the next three."""
     attention_dropout: float | None = None
+    """Dropout of the attention weights."""
     stochastic_depth: float | None = None
+    """Rate at which the last layer is left out in training."""
     activation_checkpointing: bool | None = None
+    """In training compute each layer once more for its gradients: less memory, more time."""
     heads: int | None = None
-    """As the next three, of a foreign file, which its weights do not tell. None: the usual value."""
+    """Heads of attention of a foreign file, which its weights do not tell. None: the usual value."""
     mean: float | Sequence[float] | None = None
+    """Mean of the channels in [0, 1], of the images of a foreign file. None: the usual value."""
     std: float | Sequence[float] | None = None
+    """Standard deviation of the channels in [0, 1], of the images of a foreign file. None: the usual value."""
     trained_size: int | Sequence[int] | None = None
-    """Pixels, or [height, width], of the images that it was trained on."""
+    """Pixels, or [height, width], of the images that a foreign file was trained on."""
     patch_size: int | Sequence[int] | None = None
-    """As the next two, must be the checkpoint's: it is here for the options that refer to it."""
+    """Must be the checkpoint's, as the next two: it is here for the options that refer to it."""
     width: int | None = None
+    """Must be the checkpoint's."""
     channels: int | None = None
+    """Must be the checkpoint's."""
 
     def __post_init__(self) -> None:
         one_of("resize", self.resize, RESIZE)

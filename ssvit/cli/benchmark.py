@@ -37,4 +37,4 @@ def run(config: DictConfig, plain: Plain) -> None:
             figure.savefig(file.with_stem(f"{file.stem}_{place + 1}") if place else file)
 
 
-tool = Tool("benchmark", "measure rates beside other libraries", run)
+tool = Tool("benchmark", "measure rates beside other libraries", run, groups={"": Benchmark, "step": Step})

@@ -231,4 +231,23 @@ def _history(run: Path) -> list[dict[str, Any]]:
     return metrics_log.rows(run)
 
 
-tool = Tool("compare", "train objectives for equal CPU time and evaluate them alike", run)
+tool = Tool(
+    "compare",
+    "train objectives for equal CPU time and evaluate them alike",
+    run,
+    common=(
+        "objectives",
+        "budget",
+        "seeds",
+        "seed",
+        "threads",
+        "name",
+        "table",
+        "data.root",
+        "data.image_size",
+        "encoder.patch_size",
+        "pretrain",
+        "evaluate",
+        "finetune",
+    ),
+)

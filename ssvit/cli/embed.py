@@ -40,4 +40,4 @@ def run(config: DictConfig, plain: Plain) -> Path:
     return output
 
 
-tool = Tool("embed", "write the features of pictures into a file", run, positional="images")
+tool = Tool("embed", "write the features of pictures into a file", run, positional="images", groups={"": Embed})

@@ -169,7 +169,33 @@ def _percent(share: float, deviation: float | None = None) -> str:
     return f"{100 * share:.1f} %" + (f" ± {100 * deviation:.1f}" if deviation is not None else "")
 
 
-tool = Tool("evaluate", "measure frozen features by any probes: one report", run, before=offer, aliases=_ALIASES)
+tool = Tool(
+    "evaluate",
+    "measure frozen features by any probes: one report",
+    run,
+    before=offer,
+    aliases=_ALIASES,
+    common=(
+        "checkpoint",
+        "data.root",
+        "data.image_size",
+        "features",
+        "baselines",
+        "train_images",
+        "test_images",
+        "output",
+        "protocol",
+        "k",
+        "shots",
+        "seeds",
+        "l2",
+        "method",
+        "held_out",
+        "standardize",
+        "seed",
+        "workers",
+    ),
+)
 # These differ in their configuration alone.
 knn = replace(tool, name="knn", purpose="classify by the nearest training images")
 few_shot = replace(tool, name="few_shot", purpose="least squares on a few images of each class, in closed form")

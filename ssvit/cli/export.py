@@ -36,4 +36,4 @@ def run(config: DictConfig, plain: Plain) -> None:
     print(f"{folder}: {', '.join(file.name for file in sorted(folder.iterdir()))}", *remarks, sep="\n")
 
 
-tool = Tool("export", "write weights as others read them", run)
+tool = Tool("export", "write weights as others read them", run, groups={"": Export})

@@ -39,4 +39,33 @@ def run(config: DictConfig, plain: Plain) -> Path:
     return folder.path
 
 
-tool = Tool("finetune", "turn what a pre-training run left into a classifier", run, before=offer_again, aliases=ALIASES)
+tool = Tool(
+    "finetune",
+    "turn what a pre-training run left into a classifier",
+    run,
+    before=offer_again,
+    aliases=ALIASES,
+    groups=preflight.GROUPS,
+    common=(
+        "checkpoint",
+        "name",
+        "overwrite",
+        "compare",
+        "seeds",
+        "sweep",
+        "data.root",
+        "data.image_size",
+        "objective.trained",
+        "objective.lora",
+        "objective.mixup",
+        "recipe.steps",
+        "recipe.batch_size",
+        "recipe.lr",
+        "recipe.warmup",
+        "recipe.seed",
+        "recipe.evaluate_every",
+        "subset.images",
+        "fabric.devices",
+        "workers",
+    ),
+)

@@ -36,7 +36,7 @@ from tqdm import tqdm
 
 from ssvit.checkpoints.configuration import RENAMED, command
 from ssvit.checkpoints.run_folder import is_main_process
-from ssvit.options import OptionError, UserError, printable, spell_commands, typed
+from ssvit.options import OptionError, UserError, printable, typed
 
 Plain = dict[str, Any]  # options as a YAML file holds them: dictionaries, lists, text and numbers
 _PACKAGE = Path(__file__).resolve().parents[1]
@@ -59,7 +59,9 @@ class Tool:
 
     purpose: what it is for, in a few words. before: called first, with the options as typed, to add choices to Hydra's;
     it returns options to add to those typed. positional: the option, a list, that takes the arguments not written as
-    option=value. aliases: what beginnings of options stand for.
+    option=value. aliases: what beginnings of options stand for. groups: the dataclasses of groups of options that have
+    no `_target_`, by their names, that of the command itself by "". common: beginnings of the options that --help
+    shows, all if empty. dry_run: what --dry-run calls in the place of `run`.
     """
 
     name: str
@@ -68,12 +70,12 @@ class Tool:
     before: Callable[[dict[str, str]], Sequence[str]] | None = None
     positional: str | None = None
     aliases: Mapping[str, str] = field(default_factory=dict)
+    groups: Mapping[str, type] = field(default_factory=dict)
+    common: Sequence[str] = ()
+    dry_run: Callable[[DictConfig, Plain], object] | None = None
 
-    def main(self, arguments: Sequence[str] | None = None) -> None:
-        """Run with the options of the command line, or these of them. A failure is one line, and ends the process.
-
-        arguments: those that `ssvit NAME` leaves; None where a file of tools/ was started.
-        """
+    def main(self, arguments: Sequence[str]) -> None:
+        """Run with these options of the command line. A failure is one line, and ends the process."""
         # A waiting thread that spins takes the core from the one it waits for: up to 12 times slower on a busy machine.
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         # One that sleeps at once is woken late; spinning for some 25 microseconds first costs the others little.
@@ -84,26 +86,15 @@ class Tool:
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="backslashreplace")  # the terminal's encoding may lack a name's characters
         command_line = sys.argv[1:]
-        if arguments is None:
-            spell_commands(f"python {Path(sys.argv[0]).parent}{os.sep}", ".py")
-        else:
-            spell_commands("ssvit ")
-        try:
-            with self._prepared(command_line if arguments is None else arguments) as (options, bare):
+        with in_one_line(), self._prepared(arguments) as (options, bare):
 
-                def task(config: DictConfig) -> None:
-                    sys.argv[1:] = command_line  # Fabric starts further processes with it
-                    try:
-                        self._start(config, bare)
-                    except Failure as failure:  # which Hydra would print in its own way
-                        leave(str(failure), failure.status)
+            def task(config: DictConfig) -> None:
+                sys.argv[1:] = command_line  # Fabric starts further processes with it
+                with in_one_line():  # Hydra would print a failure in its own way
+                    self._start(config, bare)
 
-                sys.argv[1:] = options
-                hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name=self.name)(task)()
-        except Failure as failure:
-            leave(str(failure), failure.status)
-        except KeyboardInterrupt:
-            leave("stopped by Ctrl-C", 130)
+            sys.argv[1:] = options
+            hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name=self.name)(task)()
 
     def call(self, arguments: Sequence[str], *, config_dir: str | Path | None = None) -> Any:
         """Run with options as the command line takes them, and return what `run` does. Failure instead of an end.
@@ -111,6 +102,12 @@ class Tool:
         config_dir: a folder of configurations of the user's own. The process's environment stays as it is.
         """
         users = [] if config_dir is None else ["--config-dir", str(config_dir)]
+        with self.composed([*users, *arguments]) as (config, bare):
+            return self._start(config, bare)
+
+    @contextmanager
+    def composed(self, arguments: Sequence[str]) -> Iterator[tuple[DictConfig, list[str]]]:
+        """The configuration that the options make, and the arguments that are none. Failure for a wrong one."""
         Plugins.instance()  # fills the store with configurations of Hydra's own
         store, hydra_config = ConfigStore.instance(), HydraConfig.instance()
         former = hydra_config.cfg, copy.deepcopy(store.repo)
@@ -119,15 +116,15 @@ class Tool:
         _said.clear()
         try:
             with (
-                self._prepared([*users, *arguments]) as (options, bare),
+                self._prepared(arguments) as (options, bare),
                 hydra.initialize_config_dir(str(CONFIGS), version_base="1.3"),
             ):
-                overrides = [*search_path(), *options[len(users) :]]
+                overrides = [*search_path(), *filter(_is_option, options)]
                 config = hydra.compose(self.name, overrides, return_hydra_config=True)
                 hydra_config.set_config(config)
                 with open_dict(config):
                     del config["hydra"]
-                return self._start(config, bare)
+                yield config, bare
         finally:
             hydra_config.cfg, store.repo = former
             GlobalHydra.instance().hydra = callers
@@ -321,6 +318,17 @@ def progress(what: str, unit: str) -> Callable[[int, int], None]:
             bar.close()
 
     return show
+
+
+@contextmanager
+def in_one_line() -> Iterator[None]:
+    """Failures and Ctrl-C in the block end the process with one line."""
+    try:
+        yield
+    except Failure as failure:
+        leave(str(failure), failure.status)
+    except KeyboardInterrupt:
+        leave("stopped by Ctrl-C", 130)
 
 
 def leave(line: str, status: int) -> NoReturn:

@@ -1,9 +1,13 @@
 """ssvit COMMAND …: the commands that tools/ has in a checkout, from anywhere."""
 
 import importlib
+import os
+import signal
 import sys
+from pathlib import Path
 
-from ssvit.cli.launch import Tool
+from ssvit.cli.launch import Tool, in_one_line
+from ssvit.options import spell_commands
 
 COMMANDS = {
     "pretrain": "pretrain:tool",
@@ -23,20 +27,39 @@ COMMANDS = {
 }
 
 
-def main() -> None:
-    """Run the command that the first argument names with the others."""
-    name = sys.argv[1] if len(sys.argv) > 1 else "--help"
+_HELP = {"--help", "-h", "--help-all"}
+
+
+def main(name: str | None = None) -> None:
+    """Run a command. name: that of a file of tools/; None: the first argument names it."""
+    arguments = sys.argv[1:]
+    if name is not None:
+        spell_commands(f"python {Path(sys.argv[0]).parent}{os.sep}", ".py")
+    else:
+        spell_commands("ssvit ")
+        name, *arguments = arguments or ["--help"]
     if name in ("--help", "-h"):
         print(usage())
     elif name == "--version":
         from importlib.metadata import version
 
         print(version("ssvit"))
+    elif name in ("-sc", "--shell-completion"):
+        from ssvit.cli import completion
+
+        completion.complete("".join(arguments[:1]), list(COMMANDS), find)
     elif name not in COMMANDS:
         print(f"ssvit: {name}: must be one of {', '.join(COMMANDS)}", file=sys.stderr)
         sys.exit(2)
+    elif asked := _HELP.intersection(arguments):
+        from ssvit.cli import help
+
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # head may read a part of it
+        given = [argument for argument in arguments if argument not in _HELP]
+        with in_one_line():
+            print(help.text(find(name), given, everything="--help-all" in asked))
     else:
-        find(name).main(sys.argv[2:])
+        find(name).main(arguments)
 
 
 def find(name: str) -> Tool:
@@ -50,4 +73,10 @@ def usage() -> str:
     lines = ["ssvit COMMAND group=file group.option=value …", ""]
     for name in COMMANDS:
         lines.append(f"  {name:<13} {find(name).purpose}")
-    return "\n".join([*lines, "", "ssvit COMMAND --help shows a command's options."])
+    return "\n".join(
+        [
+            *lines,
+            "",
+            'ssvit COMMAND --help explains a command\'s options; eval "$(ssvit -sc install=bash)" completes them.',
+        ]
+    )

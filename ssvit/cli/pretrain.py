@@ -34,4 +34,34 @@ def run(config: DictConfig, plain: Plain) -> Path:
     return folder.path
 
 
-tool = Tool("pretrain", "pre-train a Vision Transformer", run, before=offer_start, aliases=ALIASES)
+tool = Tool(
+    "pretrain",
+    "pre-train a Vision Transformer",
+    run,
+    before=offer_start,
+    aliases=ALIASES,
+    groups=preflight.GROUPS,
+    common=(
+        "name",
+        "checkpoint",
+        "overwrite",
+        "data.root",
+        "data.download",
+        "data.images",
+        "data.image_size",
+        "encoder.patch_size",
+        "objective",
+        "recipe.steps",
+        "recipe.batch_size",
+        "recipe.lr",
+        "recipe.warmup",
+        "recipe.weight_decay",
+        "recipe.precision",
+        "recipe.seed",
+        "recipe.evaluate_every",
+        "subset.images",
+        "probing.every",
+        "fabric.devices",
+        "workers",
+    ),
+)

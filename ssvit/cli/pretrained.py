@@ -131,6 +131,22 @@ def _offer(wanted: str, arguments: dict[str, str], refer: Sequence[str] = ()) ->
     return found
 
 
+def stand_in() -> None:
+    """Add choices in the place of a checkpoint's, for who asks about options and has no checkpoint yet."""
+    store = ConfigStore.instance()
+    free = {**dict.fromkeys(CHANGEABLE), "image_size": "${data.image_size}"}
+    node = {"_target_": "ssvit.checkpoints.storage.load_encoder", "path": "???", "resize": "paper", **free}
+    store.store(group="encoder", name="pretrained", node=node)
+    _brought.clear()
+    _brought["data"] = "synthetic"
+    store.store(group="data", name="pretrained", node={"defaults": [_brought["data"]]})
+
+
+def origin(group: str, file: Any) -> Any:
+    """The file of a group that is chosen: the checkpoint's where that is `pretrained`."""
+    return _brought.get(group, file) if file == "pretrained" else file
+
+
 def offer_again(arguments: dict[str, str]) -> Sequence[str]:
     """`offer` for a tool that trains: a run that is named, or that the same command began, keeps its checkpoint."""
     own = None

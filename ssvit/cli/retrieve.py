@@ -42,4 +42,4 @@ def run(config: DictConfig, plain: Plain) -> None:
     print(report, describe.report, sep="\n")
 
 
-tool = Tool("retrieve", "find pictures that look alike", run, positional="images")
+tool = Tool("retrieve", "find pictures that look alike", run, positional="images", groups={"": Retrieve})

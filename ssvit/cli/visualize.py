@@ -88,4 +88,5 @@ tool = Tool(
     run,
     before=offer,
     positional="images",
+    groups={"": Visualize},
 )

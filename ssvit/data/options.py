@@ -46,7 +46,7 @@ class Synthetic(Known):
     held_out_images: int = 2048
     """Images to measure on."""
     seed: int = 0
-    """Of all scenes."""
+    """Seed of all scenes."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "size", pair("size", self.size))
@@ -75,9 +75,9 @@ class Folder(Known):
     held_out: float = 0.1
     """Part of the images that is kept from training to test on, where there are neither validation nor test images."""
     seed: int = 0
-    """Of which images are held out."""
+    """Seed of which images are held out: the same for every run."""
     verify: str = "size"
-    """What a run is bound to: its images' names and sizes, or their content too."""
+    """What a run is bound to: its images' names and sizes (size), or their bytes too, read at each start (content)."""
     masks: str | None = None
     """For segmentation, a folder that holds for each image root/a/b.jpg its mask, masks/a/b.png."""
 
@@ -112,7 +112,7 @@ class Imagenet(Known):
     root: str
     """The folder that holds train/ and val/."""
     verify: str = "size"
-    """As that of `Folder`."""
+    """What a run is bound to: its images' names and sizes (size), or their bytes too (content)."""
 
     def __post_init__(self) -> None:
         folder.check(self.root)
@@ -159,7 +159,7 @@ class Subset:
     part: Sequence[float] = (0, 1)
     """Those whose hash lies in [from, to): parts that do not overlap share no image."""
     images: int | None = None
-    """So many of them, as many of each class as of any other as far as there are; None for all."""
+    """Only so many of them, as many of each class as of any other as far as there are; None for all."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.part, list | tuple) or len(self.part) != 2:

@@ -115,7 +115,7 @@ class Reconstruction(HeldOut):
     """The panel of an objective that predicts patches."""
 
     seed: int = 0
-    """Of the objective's random choices about the images."""
+    """Seed of the objective's random choices about the images."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -142,7 +142,7 @@ class Contrast(HeldOut):
     fewest = 2
 
     seed: int = 0
-    """Of the views."""
+    """Seed of the views."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -154,7 +154,8 @@ class Probing:
     """What the probes of a run share."""
 
     every: int | str = AUTO
-    """Steps from one evaluation to the next, or auto: see `interval`."""
+    """Steps from one evaluation to the next; auto: as often as costs less than 5 % of the training, in multiples of
+    recipe.evaluate_every (see `interval`)."""
     train_images: int = 500
     """Labelled training images to learn from, as many of each class as of any other."""
     test_images: int = 750

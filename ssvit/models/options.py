@@ -80,24 +80,25 @@ class ViT:
     channels: int = 3
     """Channels of the images."""
     class_token: bool = True
-    """Whether there is one."""
+    """Whether a class token stands before the patches."""
     pooling: str = "class_token"
     """What an image's vector is: the class token's output (the paper), or patch_mean."""
     positions: str = "learned_1d"
-    """learned_1d (the paper), learned_2d, sine_cosine_2d, relative, none (Table 8) or rotary, of patches (DINOv3)."""
+    """How tokens know their places: learned_1d (the paper), learned_2d, sine_cosine_2d, relative, none (Table 8) or
+    rotary, of patches (DINOv3)."""
     positions_at: str = "stem"
-    """Where they are added: stem (the paper), every_layer, every_layer_shared (Table 8)."""
+    """Where positions are added: stem (the paper), every_layer, every_layer_shared (Table 8)."""
     dropout: float = 0.0
-    """Of the sequence that the first layer takes, of what attention and MLP put out, and of the MLP's hidden layer, as
-    in the authors' code (vit_jax: models_vit.py)."""
+    """Dropout of the sequence that the first layer takes, of what attention and MLP put out, and of the MLP's hidden
+    layer, as in the authors' code (vit_jax: models_vit.py)."""
     attention_dropout: float = 0.0
-    """Of the attention weights, which the authors never drop (vit_jax: configs/models.py)."""
+    """Dropout of the attention weights, which the authors never drop (vit_jax: configs/models.py)."""
     stochastic_depth: float = 0.0
     """Rate at which the last layer is left out (Huang et al. 2016); it grows linearly from 0 at the first layer."""
     mean: float | Sequence[float] = 0.5
-    """Of the images' channels, in [0, 1]: one number, or one for each."""
+    """Mean of the images' channels, in [0, 1]: one number, or one for each."""
     std: float | Sequence[float] = 0.5
-    """Of the images' channels, in [0, 1]: one number, or one for each."""
+    """Standard deviation of the images' channels, in [0, 1]: one number, or one for each."""
     distillation_token: bool = False
     """Whether there is a second prefix token, for a teacher's labels (Touvron et al. 2021)."""
     activation_checkpointing: bool = False

@@ -187,17 +187,17 @@ class Codebook(Patches):
     """The cluster of the patch, by its pixels or by the features of an earlier run."""
 
     clusters: int = 512
-    """How many; 512 to 8,192 are usual."""
+    """Clusters of patches; 512 to 8,192 are usual."""
     images: int = 2048
-    """Of the run's first, as training shows them: all their patches are clustered."""
+    """The run's first images, so many, as training shows them: all their patches are clustered."""
     window: int | Sequence[int] | None = None
     """Pixels of the side of the window around a patch, or [height, width]; None for three times the patch's."""
     components: int = 32
-    """Of the window's pixels, by principal component analysis."""
+    """Principal components of the window's pixels."""
     checkpoint: str | None = None
     """The second stage: the run, or its checkpoint, whose encoder's features are clustered; None for pixels."""
     layer: int | None = None
-    """Of that encoder, after which its features are taken; 1 for the first."""
+    """Layer of that encoder after which its features are taken; 1 for the first."""
 
     @property
     def window_size(self) -> tuple[int, int]:
@@ -244,7 +244,7 @@ class Masked:
     """An objective whose encoder sees a part of the patches, and whose decoder predicts the others."""
 
     decoder: Mapping[str, Any]
-    """The options of `decoder_options`."""
+    """The decoder, which predicts the masked patches."""
     masked: float
     """Fraction of an image's patches that the encoder does not see, and that are predicted."""
 
@@ -399,12 +399,12 @@ class Distillation:
     kind: str = "hard"
     """hard: the teacher's first choice is the label (Touvron et al. 2021, section 4); soft: its probabilities are."""
     temperature: float = 3.0
-    """Divides the logits of both, with soft (Hinton et al. 2015); 1.0 is usual in DeiT's code (deit: main.py)."""
+    """What divides the logits of both, with soft (Hinton et al. 2015); 1.0 is usual in DeiT's code (deit: main.py)."""
     weight: float = 0.5
     """Weight of this loss; the rest is that of the labels' loss."""
     reduction: str = "batch"
-    """Of soft. batch: summed over the classes, averaged over the images; elements: averaged over both, k times less,
-    as in DeiT's code (deit: losses.py)."""
+    """How the soft loss is averaged. batch: summed over the classes, averaged over the images; elements: averaged
+    over both, k times less, as in DeiT's code (deit: losses.py)."""
 
     def __post_init__(self) -> None:
         one_of("kind", self.kind, ("hard", "soft"))
@@ -422,7 +422,7 @@ class Dino:
     views: ClassVar[tuple[str, ...]] = ("global",)
 
     prototypes: int = 65536
-    """How many there are; 1,024 to 4,096 for small sets."""
+    """Prototypes; 1,024 to 4,096 for small sets."""
     hidden: int = 2048
     """Width of the head's two hidden layers."""
     bottleneck: int = 256
@@ -470,7 +470,7 @@ class IBot(Dino):
     spread: float = 0.2
     """How far that fraction lies from the middle, at most."""
     probability: float = 0.5
-    """That a global view has hidden patches."""
+    """Probability that a global view has hidden patches."""
     patch_weight: float = 1.0
     """Weight of the patches' loss; that of DINO's is 1."""
     own_head: bool = False
@@ -511,7 +511,7 @@ class Convolutions:
     kernel: int = 3
     """Patches of a kernel's side."""
     groups: int = 16
-    """Of channels that are convolved apart; it divides the decoder's width and the encoder's."""
+    """Groups of channels that are convolved apart; it divides the decoder's width and the encoder's."""
 
     def __post_init__(self) -> None:
         for name in ("depth", "width", "kernel", "groups"):
@@ -578,7 +578,7 @@ class SimCLR:
     projection: int = 128
     """Numbers that are compared."""
     layers: int = 2
-    """Of the projection head."""
+    """Layers of the projection head."""
     keep: float = 1.0
     """Fraction of a view's patches that the encoder sees in training, others for each view; 1 for all."""
 

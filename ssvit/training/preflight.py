@@ -16,6 +16,9 @@ from ssvit.objectives.options import Classify
 from ssvit.options import OptionError, UserError, find, make, number, whole, within
 from ssvit.training.recipe import Recipe
 
+# The dataclasses of groups that have no `_target_`.
+GROUPS: Mapping[str, type] = {"recipe": Recipe, "subset": Subset, "probing": Probing}
+
 
 def parts(config: object, name: str = "") -> dict[str, Any]:
     """Check the options of every part of nested dictionaries and lists; returns their dataclasses by "data.source" etc.

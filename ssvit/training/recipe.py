@@ -11,40 +11,52 @@ from ssvit.options import OptionError, number, one_of, whole
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """How to train.
-
-    steps: optimiser updates. batch_size: images of one update, over all processes. accumulate: micro-batches that a
-    process splits its part of an update into. optimizer: adamw (with betas) or sgd (with momentum). lr: the peak
-    learning rate, reached after warmup steps and followed by a cosine decay to zero, a linear decay to lr_end, or
-    constant. layer_decay: a layer's learning rate over that of the layer above it. weight_decay: of matrices alone; it
-    goes to weight_decay_end, if given, along half a cosine, as in DINO. clip: the largest global norm of the gradient,
-    0 for no limit. ema: momentum of the averaged weights (Polyak), 0 for none. precision: auto (bfloat16 where the
-    device computes in it natively), bf16-mixed, 32-true or 64-true. backend: what computes the layers: eager (plain
-    torch), compile (torch.compile, on a CPU over the kernels), kernels (`ssvit.kernels`, for a CPU), or auto (compile
-    on CUDA, kernels on a CPU). seed: of everything random. evaluate_every, save_every, log_every: in steps.
-    """
+    """How to train."""
 
     steps: int = 1000
+    """Optimiser updates."""
     batch_size: int = 256
+    """Images of one update, over all processes."""
     accumulate: int = 1
+    """Micro-batches that a process splits its part of an update into: less memory, the same update."""
     optimizer: str = "adamw"
+    """adamw (with betas) or sgd (with momentum)."""
     lr: float = 1e-3
+    """The peak learning rate, reached after `warmup` steps."""
     warmup: int = 100
+    """Steps in which the learning rate rises from 0."""
     decay: str = "cosine"
+    """How the learning rate goes on: cosine to zero, linear to lr_end, or constant."""
     lr_end: float = 0.0
+    """Where decay=linear ends; 1e-5 in the authors' code (vit_jax: utils.py)."""
     betas: tuple[float, float] = (0.9, 0.95)
+    """AdamW's running means keep these shares of themselves at each step."""
     momentum: float = 0.9
+    """Share of itself that SGD's momentum keeps at each step; the authors' code keeps it in bfloat16 (vit_jax:
+    train.py)."""
     layer_decay: float = 1.0
+    """A layer's learning rate over that of the layer above it."""
     weight_decay: float = 0.05
+    """Weight decay, of matrices alone."""
     weight_decay_end: float | None = None
+    """Where weight decay goes along half a cosine, as in DINO; None: it stays."""
     clip: float = 1.0
+    """The largest global norm of the gradient; 0 for no limit."""
     ema: float = 0.0
+    """Momentum of the averaged weights (Polyak), 0 for none; 0.9999 in the paper's best results."""
     precision: str = "auto"
+    """auto (bfloat16 where the device computes in it natively), bf16-mixed, 32-true or 64-true."""
     backend: str = "auto"
+    """What computes the layers: eager (plain torch), compile (torch.compile, on a CPU over the kernels), kernels
+    (ssvit's own, for a CPU), or auto (compile on CUDA, kernels on a CPU)."""
     seed: int = 0
+    """Seed of everything random."""
     evaluate_every: int = 100
+    """Steps from one evaluation to the next."""
     save_every: int = 100
+    """Steps from one checkpoint to the next."""
     log_every: int = 10
+    """Steps from one line of metrics to the next."""
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch_size", "accumulate", "evaluate_every", "save_every", "log_every"):

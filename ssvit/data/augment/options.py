@@ -16,7 +16,7 @@ class Crop:
     """What every crop has."""
 
     size: int | Sequence[int]
-    """Pixels of the crop's side, or [height, width]; kept as the pair."""
+    """Pixels of an image's side, or [height, width]."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "size", pair("size", self.size))
@@ -180,24 +180,29 @@ class MultiCrop(InceptionCrop):
 
     scale: Sequence[float] = (0.4, 1.0)
     local_size: int | Sequence[int]
-    """Pixels of a local view's side, or [height, width]; kept as the pair."""
+    """Pixels of a local view's side, or [height, width]."""
     local_scale: Sequence[float] = (0.05, 0.4)
     """Least and greatest part of the image's area that a local view shows."""
     local_views: int = 8
+    """Local views of an image; 0 for none."""
     jitter: float = 0.8
-    """Probability of changed colours; how much they change: see `ColorJitter`."""
+    """Probability of changed colours."""
     brightness: float = 0.4
+    """The largest change of the factor of brightness from 1."""
     contrast: float = 0.4
+    """The largest change of the factor of contrast from 1."""
     saturation: float = 0.2
+    """The largest change of the factor of saturation from 1."""
     hue: float = 0.1
+    """The largest turn of the hue, as a part of the whole circle."""
     grayscale: float = 0.2
     """Probability of a view without colours."""
     blur: Sequence[float] = (1.0, 0.1, 0.5)
-    """Probabilities of a blur."""
+    """Probabilities of a blur: of the first global view, the second, each local one."""
     sigma: Sequence[float] = (0.1, 2.0)
     """Least and greatest standard deviation of a blur, in pixels."""
     solarize: Sequence[float] = (0.0, 0.2, 0.0)
-    """Probabilities of inverted bright values."""
+    """Probabilities of inverted bright values: of the first global view, the second, each local one."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

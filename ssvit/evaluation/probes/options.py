@@ -35,7 +35,7 @@ class Knn:
     protocol: str = "dino"
     """How they vote: dino, instance_discrimination, solo_learn, uniform."""
     k: int | Sequence[int] = 20
-    """How many of them, or several such numbers; kept as rising."""
+    """Neighbours that vote: a number, or several."""
 
     def __post_init__(self) -> None:
         one_of("protocol", self.protocol, KNN_PROTOCOLS)
@@ -65,11 +65,11 @@ class FewShot:
     """Least squares on a few images of each class. What is None is the protocol's own."""
 
     protocol: str = "paper"
-    """paper or big_vision."""
+    """Whose protocol: paper or big_vision."""
     shots: int | str | Sequence[int | str] | None = None
     """Training images of each class, or all; or several such numbers."""
     seeds: int | None = None
-    """Samples of each of the shots."""
+    """Draws of each of the shots."""
     l2: Sequence[float] | None = None
     """Penalties, of which leave-one-out accuracy on the images sampled chooses one."""
 
@@ -102,7 +102,7 @@ class Linear:
     """Each feature to mean 0 and deviation 1 over the images trained on, so that one grid suits features of any scale:
     an untrained encoder's, raw pixels, those before the last norm."""
     seed: int = 0
-    """Of which images are held out, and of the order of batches."""
+    """Seed of which images are held out, and of the order of batches."""
 
     def __post_init__(self) -> None:
         number("held_out", self.held_out, 0, 0.9, above=True)
@@ -118,12 +118,15 @@ class Sgd(Linear):
     learning_rates: Sequence[float] = (
         1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1, 0.2, 0.5, 1.0,
     )  # fmt: skip
-    """At the start, as they are (not scaled by the batch size), then down to 0 along half a cosine."""
+    """Learning rates at the start, as they are (not scaled by the batch size), then down to 0 along half a cosine."""
     epochs: int = 20
+    """Passes over the training images."""
     batch_size: int = 256
+    """Images of a step."""
     momentum: float = 0.9
+    """Share of itself that the momentum keeps at each step."""
     weight_decay: float = 0.0
-    """Of weights and biases, as in torch.optim.SGD."""
+    """Weight decay, of weights and biases, as in torch.optim.SGD."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -141,7 +144,7 @@ class Logistic(Linear):
     l2s: Sequence[float] = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
     """The penalties to choose from (scikit-learn's C is 1 / (n l2)); the bias bears none."""
     iterations: int = 500
-    """At most, a fit."""
+    """Iterations of a fit, at most."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,0 +1,342 @@
+"""`ssvit COMMAND --help`: each option with its meaning, its default and its choices. Loads no torch.
+
+The options are those of the composed configuration: `objective=mae --help` shows those of mae. A meaning is the string
+under the field of the dataclass that checks the option; where there is none, the comment in the YAML file. What a value
+must be is asked of the dataclass itself, which refuses a wrong one in words.
+"""
+
+import ast
+import inspect
+import re
+import shutil
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from ssvit.cli.launch import CONFIGS, Plain, Tool, as_dict, config_dir
+from ssvit.cli.pretrained import origin, stand_in
+from ssvit.options import OptionError, UserError, command, find, select, typed
+
+_NOBODYS = "?"  # a value that no option can have
+_REFERENCE = re.compile(r"\$\{([\w.]+)\}")
+_RIGHT = re.compile(r"must be ((?:one of|a (?:whole )?number|true or false|two numbers|a list)\b.*)")
+_INDENT = 6  # of a meaning, under its option
+
+
+@dataclass(frozen=True)
+class Option:
+    """An option as it is typed, with its default; what it means, and what it may be."""
+
+    name: str
+    default: str = ""
+    meaning: str = ""
+    right: str = ""
+
+    def lines(self, width: int) -> list[str]:
+        """The option, and under it the rest, wrapped."""
+        meaning, right = self.meaning.replace("`", "").rstrip("."), self.right
+        first = meaning.partition(" ")[0]
+        if first.isalpha() and first != self.default:  # else a value, which is written as it is typed
+            meaning = f"{meaning[0].upper()}{meaning[1:]}"
+        if right.startswith("one of ") and all(
+            re.search(rf"\b{re.escape(one)}\b", meaning) for one in right[7:].split(", ")
+        ):
+            right = ""
+        told = f"{meaning} [{right}]".strip() if right else meaning
+        pad = _INDENT * " "
+        head = f"  {self.name}{'=' * bool(self.default)}{self.default}"
+        return [
+            head if len(head) <= width else f"{head[: width - 1]}…",
+            *textwrap.wrap(told, width, initial_indent=pad, subsequent_indent=pad, break_on_hyphens=False),
+        ]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Options under a heading."""
+
+    title: str
+    options: list[Option]
+
+
+def text(tool: Tool, arguments: Sequence[str], *, everything: bool) -> str:
+    """The help on a command with these options; everything: on all that it has, not on those most people need."""
+    with replace(tool, before=lambda given: offered(tool, given)).composed(arguments) as (config, _):
+        files, groups = describe(tool, config)
+    width = shutil.get_terminal_size().columns
+    flags = dict(_FLAGS)
+    if tool.dry_run is None:
+        del flags["--dry-run"], flags["-m"]
+    hidden = 0
+    shown = [files]
+    for group in groups:
+        common = [one for one in group.options if everything or not tool.common or _starts(one.name, tool.common)]
+        hidden += len(group.options) - len(common)
+        shown.append(Group(group.title, common))
+    flags["--help-all"] = f"{hidden} more options" if hidden else "all options"
+    shown.append(Group("Flags", [Option(flag, meaning=meaning) for flag, meaning in flags.items()]))
+    arguments_too = f" [{tool.positional.upper()} …]" if tool.positional else ""
+    lines = [
+        f"{command(tool.name)} [OPTION=VALUE …]{arguments_too}",
+        *textwrap.wrap(f"{tool.purpose[0].upper()}{tool.purpose[1:]}.", width),
+    ]
+    for group in shown:
+        if group.options:
+            lines += [
+                "",
+                *textwrap.wrap(group.title, width),
+                *(line for one in group.options for line in one.lines(width)),
+            ]
+    return "\n".join(lines)
+
+
+_FLAGS = {
+    "--dry-run": "print the configuration, sizes, and the estimated time and memory; start nothing",
+    "-m": "one run for each combination of values: -m recipe.lr=1e-3,2e-3",
+    "--cfg job": "print the configuration as YAML; start nothing",
+    "--config-dir PATH": "look for files of options in this folder too",
+    "--help-all": "",
+}
+
+
+def offered(tool: Tool, given: dict[str, str]) -> Sequence[str]:
+    """What the tool's `before` adds. Where it finds no checkpoint, something stands in the place of what one brings."""
+    try:
+        return tool.before(given) if tool.before else ()
+    except UserError:
+        stand_in()
+        return ()
+
+
+def _starts(name: str, beginnings: Sequence[str]) -> bool:
+    return any(f"{name}.".startswith(f"{beginning}.") for beginning in beginnings)
+
+
+def describe(tool: Tool, config: DictConfig) -> tuple[Group, list[Group]]:
+    """The files that can be chosen, and the options of those that are."""
+    choices = _choices(tool)
+    said = _said(tool.name, choices)
+    written = as_dict(config, resolve=False)
+    named = {option.rstrip("="): alias.rstrip("=") for alias, option in tool.aliases.items()}
+    files = [
+        Option(named.get(group, group), _typed(file), said.get(f"/{group.partition('@')[0]}", ""), _files(group))
+        for group, file in sorted(choices.items(), key=lambda item: _place(item[0].partition("@")[0], _ORDER))
+    ]
+    found = list(_options(written, config, "", tool.groups, said))
+    # What an option that refers to another says goes for that one.
+    elsewhere = {target[1]: one for one in found if (target := _REFERENCE.fullmatch(one.default))}
+    groups: dict[str, Group] = {"": Group("Options of the command", [])}
+    for one in found:
+        if _REFERENCE.fullmatch(one.default) or one.name in choices:
+            continue
+        if twin := elsewhere.get(one.name):
+            one = replace(one, meaning=one.meaning or twin.meaning, right=one.right or twin.right)
+        top = one.name.partition(".")[0] if "." in one.name else ""
+        file = choices.get(top)
+        here = f", here {origin(top, file)}" if origin(top, file) != file else ""
+        title = f"{top}={_typed(file)}{here}: {said.get(f'={top}', '')}" if file else f"{top}: {said.get(top, '')}"
+        groups.setdefault(top, Group(title.rstrip(": "), [])).options.append(
+            replace(one, default=_default(config, one))
+        )
+    for group in groups.values():
+        group.options.sort(key=lambda one: _place(one.name, tool.common))
+    tops = ["", *(name.partition(".")[0] for name in tool.common)]
+    return Group("Files of options, chosen by their names", files), [
+        groups[top] for top in sorted(groups, key=lambda top: _place(top, tops))
+    ]
+
+
+_ORDER = ("objective", "data", "encoder", "target", "recipe", "probe", "augment")
+
+
+def _place(name: str, order: Sequence[str]) -> int:
+    """Where a name stands among others; after them if it does not."""
+    return order.index(name) if name in order else len(order)
+
+
+def _choices(tool: Tool) -> dict[str, Any]:
+    """The file chosen of each group, or the list of files, which Hydra does not tell."""
+    chosen = HydraConfig.get()
+    found = {group: file for group, file in chosen.runtime.choices.items() if not group.startswith("hydra/")}
+    lists = [one for file in _with_bases(tool.name) for one in yaml.safe_load(file.read_text()).get("defaults", [])]
+    for group, files in (item for one in lists if isinstance(one, dict) for item in one.items()):
+        if isinstance(files, list):
+            found[group.removeprefix("override ")] = files
+    for group, _, files in (option.partition("=") for option in chosen.overrides.task):
+        if isinstance(found.get(group), list):
+            found[group] = yaml.safe_load(files)
+    return found
+
+
+def _options(
+    node: Plain, config: DictConfig, path: str, known: Mapping[str, type], said: Mapping[str, str]
+) -> Iterator[Option]:
+    """The options within a node as they are written, with references to others as their defaults.
+
+    known: the dataclasses of groups that have no `_target_`.
+    """
+    options = find(str(node.get("_target_", ""))) or known.get(path)
+    meanings = docstrings(options) if options else {}
+    values = _resolved(config, path)
+    for key, value in node.items():
+        if key.startswith("_"):
+            continue
+        name = f"{path}.{key}" if path else key
+        meaning = meanings.get(key) or said.get(name, "")
+        if isinstance(value, dict) and value:
+            if key in meanings and "_target_" not in value:
+                yield Option(name, "", meaning)
+            yield from _options(value, config, name, {**known, **_within(options, key, name)}, said)
+        else:
+            right = _right(options, values, key) if options else ""
+            yield Option(name, _typed(value), meaning, right)
+
+
+def _within(options: type | None, key: str, name: str) -> dict[str, type]:
+    """The dataclass of a group within another's options: it has the name in the group's docstring, or KEY_options."""
+    if options is None:
+        return {}
+    named = [*re.findall(r"`(\w+)`", docstrings(options).get(key, "")), f"{key}_options"]
+    places = (options, inspect.getmodule(options))
+    found = [one for place in places for word in named if isinstance(one := getattr(place, word, None), type)]
+    return {name: found[0]} if found else {}
+
+
+def _resolved(config: DictConfig, path: str) -> Plain:
+    """The values of a group; empty if one refers to an option that has none."""
+    try:
+        found = OmegaConf.to_container(OmegaConf.select(config, path) if path else config, resolve=True)
+    except OmegaConfBaseException:
+        return {}
+    return {str(key): value for key, value in found.items()} if isinstance(found, dict) else {}
+
+
+def _right(options: type, values: Mapping[str, Any], name: str) -> str:
+    """What the dataclass says that an option must be, when it is given nothing that could be right."""
+    with suppress(Exception):  # one of somebody else's may fail in any way
+        try:
+            select(options, {**values, name: _NOBODYS})
+        except OptionError as error:
+            found = _RIGHT.fullmatch(error.right)
+            return found[1] if found and error.name == name else ""
+    return ""
+
+
+@cache
+def docstrings(options: type) -> dict[str, str]:
+    """The string under each field of a dataclass, and of those that it inherits from."""
+    found = {}
+    for base in reversed(options.__mro__[:-1]):
+        with suppress(OSError):  # no source
+            (tree,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+            assert isinstance(tree, ast.ClassDef)
+            for field, below in zip(tree.body, tree.body[1:], strict=False):
+                if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr):
+                    meaning = str(ast.literal_eval(below.value))
+                    found[ast.unparse(field.target)] = re.sub(r"\bNone\b", "null", " ".join(meaning.split()))
+    return found
+
+
+def _said(tool: str, choices: Mapping[str, Any]) -> dict[str, str]:
+    """The comments in the files of a configuration, by option.
+
+    Those of a group in a list of defaults by "/group", those of a file by "=group".
+    """
+    said: dict[str, str] = {}
+    for file in _with_bases(tool):
+        said |= comments(file)
+    for group, names in choices.items():
+        folder, _, package = group.partition("@")
+        names = origin(group, names)
+        for name in names if isinstance(names, list) else [names]:
+            for file in _with_bases(f"{folder}/{name}"):
+                lines = file.read_text().splitlines()
+                is_global = lines[0].startswith("# @package _global_")
+                at = "" if is_global or package == "_here_" else f"{package or folder}."
+                found = {key if key[0] == "/" else f"{at}{key}": comment for key, comment in comments(file).items()}
+                said |= found
+                title = next((line[2:] for line in lines if re.match("# (?!@)", line)), "")
+                said[f"={package or folder}"] = re.sub(r":? ssvit .*", "", title)
+    return said
+
+
+def _with_bases(name: str) -> Iterator[Path]:
+    """A file of the configuration, after those beside it that its list of defaults names."""
+    for folder in filter(None, (config_dir(), CONFIGS)):
+        file = folder / f"{name}.yaml"
+        if file.is_file():
+            for base in (yaml.safe_load(file.read_text()) or {}).get("defaults", []):
+                if isinstance(base, str) and base != "_self_":
+                    yield from _with_bases(str(Path(name).parent / base))
+            yield file
+            return
+
+
+def comments(file: Path) -> dict[str, str]:
+    """The comment behind each option of a YAML file, by its path.
+
+    That behind a group in the list of defaults by "/group".
+    """
+    lines = file.read_text().splitlines()
+    found: dict[str, str] = {}
+
+    def behind(line: int, column: int) -> str:
+        comment = re.search(r"\s#\s*(.*)", lines[line])
+        parts = [comment[1]] if comment else []
+        for below in lines[line + 1 :]:
+            more = re.fullmatch(rf"\s{{{column + 1},}}#\s*(.*)", below)
+            if not (comment and more):
+                break
+            parts.append(more[1])
+        return " ".join(parts)
+
+    def walk(node: yaml.Node, path: str) -> None:
+        if isinstance(node, yaml.MappingNode):
+            for key, value in node.value:
+                if path == "" and key.value == "defaults":
+                    for one in (
+                        one for item in value.value if isinstance(item, yaml.MappingNode) for one in item.value
+                    ):
+                        group = one[0].value.removeprefix("override ").lstrip("/").partition("@")[0]
+                        if comment := behind(one[0].start_mark.line, one[0].start_mark.column):
+                            found[f"/{group}"] = comment
+                    continue
+                if comment := behind(key.start_mark.line, key.start_mark.column):
+                    found[f"{path}{key.value}"] = comment
+                walk(value, f"{path}{key.value}.")
+
+    if tree := yaml.compose(file.read_text()):
+        walk(tree, "")
+    return found
+
+
+def _files(group: str) -> str:
+    """The files of a group, as what the choice must be."""
+    folders = (folder / group.partition("@")[0] for folder in (CONFIGS, config_dir()) if folder)
+    return f"one of {', '.join(sorted({file.stem for folder in folders for file in folder.glob('*.yaml')}))}"
+
+
+def _default(config: DictConfig, option: Option) -> str:
+    """A default as it is typed; what it refers to, as its value."""
+    if "${" not in option.default:
+        return option.default
+    try:
+        return _typed(OmegaConf.select(config, option.name))
+    except OmegaConfBaseException:
+        return option.default
+
+
+def _typed(value: Any) -> str:
+    """A value as a command line takes it."""
+    if isinstance(value, list):
+        return f"[{','.join(map(_typed, value))}]"
+    return "…" if value == "???" else typed(value)
