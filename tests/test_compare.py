@@ -48,7 +48,11 @@ class Commands:
         folder.mkdir(parents=True)
         if command == "pretrain":
             steps = int(given["recipe.steps"])
-            rows = [{"step": step, "probe/knn": step / steps, "probe/knn_chosen": 1} for step in (0, steps // 2, steps)]
+            panel = {"held_out/prototypes_chosen": 7}  # of DINO, and no probe's
+            rows = [
+                {"step": step, "probe/knn": step / steps, "probe/knn_chosen": 1, **panel}
+                for step in (0, steps // 2, steps)
+            ]
             rows.insert(1, {"step": 1, "train/loss": 3.0})
         else:
             rows = [{"step": 1, "validation/accuracy": 0.1}, {"step": 2, "test/accuracy": 0.6}]

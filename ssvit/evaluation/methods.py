@@ -29,7 +29,7 @@ def curve(
     """The probes of a stage as it trained, by what was spent up to there. before: the stages that ended."""
     points = []
     for row in history:
-        names = [name.removesuffix("_chosen") for name in row if name.endswith("_chosen")]
+        names = [name for name in row if name.startswith("probe/") and f"{name}_chosen" in row]
         found = {name.removeprefix("probe/"): row[name] for name in names}
         if found:
             spent = {amount: row["step"] * cost[amount] for amount in AMOUNTS}
