@@ -252,6 +252,16 @@ def test_options_that_are_new_stand_for_what_was_done_before(config, monkeypatch
         assert now.difference(old) == difference
 
 
+def test_a_run_from_before_the_changes_of_crops_had_none(config):
+    changes = yaml.safe_load((CONFIGS / "augment" / "changes" / "none.yaml").read_text())
+    augment = config["data"]["augment"]
+    before = {name: value for name, value in augment.items() if name not in changes}
+    old = Configuration.of({**config, "data": {**config["data"], "augment": before}}, {})
+    for jitter, difference in ((0.0, None), (0.8, ("data.augment.jitter", 0.8, 0.0))):
+        now = {**config, "data": {**config["data"], "augment": {**augment, "jitter": jitter}}}
+        assert Configuration.of(now, {}).difference(old) == difference
+
+
 @pytest.mark.parametrize("file", sorted((FIRST / "configs").glob("*.yaml")), ids=lambda file: file.stem)
 def test_a_run_of_the_first_edition_goes_on_by_the_same_command(file):
     options = [f"data={file.stem}", "data.root=/images", f"name=masked_patch_{file.stem}"]

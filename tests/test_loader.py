@@ -96,7 +96,13 @@ def test_slots_number_the_images_of_training() -> None:
     assert sampler.slots(3, 1, batch_size=8, accumulate=2, rank=1, world=2).tolist() == [30, 31]
 
 
-@pytest.mark.parametrize("transform", [InceptionCrop(size=6), ShiftCrop(size=8, padding=2)])
+CHANGED = InceptionCrop(
+    size=6, vertical_flip=0.5, quarter_turns=True, rotation=180, randaugment=2, jitter=0.8, grayscale=0.2, blur=0.5,
+    sigma=(0.1, 1.0), solarize=0.2,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("transform", [InceptionCrop(size=6), ShiftCrop(size=8, padding=2), CHANGED])
 def test_going_on_at_a_step_gives_the_tail(transform: InceptionCrop | ShiftCrop) -> None:
     source = Memory(torch.randint(0, 256, (40, 3, 8, 8), dtype=torch.uint8), [0] * 40, ("a",))
 
@@ -106,12 +112,13 @@ def test_going_on_at_a_step_gives_the_tail(transform: InceptionCrop | ShiftCrop)
     assert same(load(0)[10:], load(5))
 
 
-def test_any_number_of_workers_gives_the_same_batches(tmp_path: Path) -> None:
+@pytest.mark.parametrize("transform", [InceptionCrop(size=4), CHANGED])
+def test_any_number_of_workers_gives_the_same_batches(tmp_path: Path, transform: InceptionCrop) -> None:
     source = folder(tmp_path, 100, damaged=[17])
 
     def load(workers: int, first: int) -> list[Batch]:
         options = {"seed": 3, "batch_size": 20, "accumulate": 2, "workers": workers}
-        return list(Loader(source=source, transform=InceptionCrop(size=4), **options).batches(first, 8))
+        return list(Loader(source=source, transform=transform, **options).batches(first, 8))
 
     alone = load(0, 0)
     assert same(alone, load(2, 0))

@@ -7,7 +7,7 @@ import torch
 
 from ssvit.data.augment.color import ColorJitter, GaussianBlur, Grayscale, Solarize
 from ssvit.data.augment.crop import CenterCrop, InceptionCrop, ResizeCrop, ShiftCrop
-from ssvit.data.augment.views import Chain, MultiCrop, Views
+from ssvit.data.augment.views import MultiCrop, Views
 from ssvit.data.batch import Batch
 from ssvit.options import OptionError, UserError
 
@@ -66,12 +66,12 @@ def test_crops_have_views(crop: InceptionCrop | ShiftCrop | ResizeCrop) -> None:
 
 
 def test_groups_are_the_users_own() -> None:
-    plain, inverted = CenterCrop(size=20), Chain(CenterCrop(size=20), Solarize(probability=1.0, threshold=0))
-    augment = Views({"clean": [plain], "pair": [inverted, plain]})
+    plain, turned = CenterCrop(size=20), ShiftCrop(size=20, padding=0, flip=0, vertical_flip=1)
+    augment = Views({"clean": [plain], "pair": [turned, plain]})
     pictures = images(4)
     found = augment(pictures, torch.arange(4), 0)
     assert torch.equal(found["clean"], pictures[:, None])
-    assert torch.equal(found["pair"], torch.stack((255 - pictures, pictures), dim=1))
+    assert torch.equal(found["pair"], torch.stack((pictures.flip(2), pictures), dim=1))
     assert augment.bytes_per_image == 3 * 3 * 20 * 20
 
 
@@ -99,6 +99,7 @@ def test_the_bytes_of_all_views_are_counted() -> None:
         ({"grayscale": -1}, "grayscale=-1: must be a number"),
         ({"blur": 0.5}, "blur=0.5: must be three probabilities"),
         ({"solarize": [0, 0, 2]}, "solarize=2: must be a number"),
+        ({"quarter_turns": True}, "quarter_turns=true: needs square crops; rotation=180 turns others"),
         ({"sigma": [0.1, 4.0]}, r"sigma=\[0.1, 4.0\]: its filter needs images of more than 8 pixels, not 8"),
     ],
 )

@@ -28,6 +28,20 @@ FREE = (
 FREE_CHOICES = ("experiment", "recipe", "data", "probe")
 # Options that later versions added, with the values that stand for the behaviour before.
 ADDED: Mapping[str, object] = {
+    "data.augment.blur": 0.0,
+    "data.augment.brightness": 0.4,
+    "data.augment.contrast": 0.4,
+    "data.augment.grayscale": 0.0,
+    "data.augment.hue": 0.1,
+    "data.augment.jitter": 0.0,
+    "data.augment.magnitude": 9,
+    "data.augment.quarter_turns": False,
+    "data.augment.randaugment": 0,
+    "data.augment.rotation": 0.0,
+    "data.augment.saturation": 0.2,
+    "data.augment.sigma": [0.1, 2.0],
+    "data.augment.solarize": 0.0,
+    "data.augment.vertical_flip": 0.0,
     "data.train": "auto",
     "data.validation": "auto",
     "data.test": "auto",

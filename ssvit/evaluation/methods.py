@@ -14,7 +14,9 @@ from typing import Any
 Row = Mapping[str, Any]
 _NONE = "\u2013"  # a dash for what there is not
 BASELINES = "baselines"  # the row of what needs no pre-training
-_CHANGES = ("flip", "jitter", "grayscale", "blur", "solarize")  # of augmentations, by probability
+_CHANGES = (  # of augmentations; 0 is without
+    "flip", "vertical_flip", "quarter_turns", "rotation", "randaugment", "jitter", "grayscale", "blur", "solarize",
+)  # fmt: skip
 AMOUNTS = {"cpu_seconds": "CPU time", "flops": "operations", "images": "images"}
 
 

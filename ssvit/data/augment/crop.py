@@ -1,4 +1,4 @@
-"""Crops, flips and resizing, from uint8 to uint8.
+"""Crops, flips and resizing, from uint8 to uint8, and the changes of a training crop one after the other.
 
 A crop is called with a list of images of differing sizes, each (c, h, w), or with one tensor (b, c, h, w), which is
 worked on as a whole, on the device where it lies; and with slots (b,), a seed and a view, of which each image's
@@ -9,7 +9,8 @@ Letters: b images, c channels, h, w pixels, k taps of a resampling filter.
 
 import math
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +18,10 @@ from torch import Tensor
 from torchvision.transforms.v2.functional import center_crop_image
 
 from ssvit.data.augment import options
-from ssvit.options import UserError
+from ssvit.data.augment.color import ColorJitter, GaussianBlur, Grayscale, Solarize
+from ssvit.data.augment.randaugment import RandAugment
+from ssvit.data.augment.turn import QuarterTurns, Rotation, VerticalFlip
+from ssvit.options import UserError, select
 from ssvit.randomness import uniform
 
 _TRIES = 10
@@ -25,7 +29,42 @@ _CHUNK = 1 << 17  # values worked on at a time on a CPU: they stay in its cache
 _TABLE = 1 << 18  # places of a table of filters, up to which keeping one is worth its memory
 
 
-class InceptionCrop(options.InceptionCrop):
+class Change(Protocol):
+    """What changes images of one size: (b, c, h, w) uint8 -> the same."""
+
+    def __call__(self, images: Tensor, slots: Tensor, seed: int, view: int = 0) -> Tensor: ...
+
+
+class RandomCrop(options.RandomCrop):
+    """A crop for training, and the changes that its options ask for, one after the other."""
+
+    def crop(self, images: Tensor | Sequence[Tensor], slots: Tensor, seed: int, view: int = 0) -> Tensor:
+        """The crop and the flip from left to right alone."""
+        raise NotImplementedError
+
+    def __call__(self, images: Tensor | Sequence[Tensor], slots: Tensor, seed: int, view: int = 0) -> Tensor:
+        out = self.crop(images, slots, seed, view)
+        for change in self.changes:
+            out = change(out, slots, seed, view)
+        return out
+
+    @cached_property
+    def changes(self) -> tuple[Change, ...]:
+        """Those whose option is not 0."""
+        every: tuple[tuple[float, Change], ...] = (
+            (self.vertical_flip, VerticalFlip(probability=self.vertical_flip)),
+            (self.quarter_turns, QuarterTurns()),
+            (self.rotation, Rotation(degrees=self.rotation)),
+            (self.randaugment, RandAugment(operations=self.randaugment, magnitude=self.magnitude)),
+            (self.jitter, select(ColorJitter, vars(self) | {"probability": self.jitter})),
+            (self.grayscale, Grayscale(probability=self.grayscale)),
+            (self.blur, GaussianBlur(probability=self.blur, sigma=self.sigma)),
+            (self.solarize, Solarize(probability=self.solarize)),
+        )
+        return tuple(change for wanted, change in every if wanted)
+
+
+class InceptionCrop(RandomCrop, options.InceptionCrop):
     """A crop of random area and aspect ratio, resized and flipped: torchvision's RandomResizedCrop within a grey level.
 
     The authors' code takes TensorFlow's crop (vit_jax: input_pipeline.py): it samples a side and the ratio evenly, and
@@ -55,7 +94,7 @@ class InceptionCrop(options.InceptionCrop):
         start = (numbers[:, -3:-1] * (free + 1)).where(fits[:, None], free / 2).floor()
         return torch.cat((start, h[:, None], w[:, None]), dim=1).long(), numbers[:, -1] < self.flip
 
-    def __call__(self, images: Tensor | Sequence[Tensor], slots: Tensor, seed: int, view: int = 0) -> Tensor:
+    def crop(self, images: Tensor | Sequence[Tensor], slots: Tensor, seed: int, view: int = 0) -> Tensor:
         shapes = [images.shape[2:]] if isinstance(images, Tensor) else [image.shape[1:] for image in images]
         heights, widths = torch.tensor(shapes, device=slots.device).expand(len(images), 2).unbind(1)
         boxes, flips = self.sample(seed, slots, heights, widths, view)
@@ -68,15 +107,15 @@ class InceptionCrop(options.InceptionCrop):
         return torch.stack(cropped)
 
 
-class ShiftCrop(options.ShiftCrop):
+class ShiftCrop(RandomCrop, options.ShiftCrop):
     """A random crop of the image widened by `padding` reflected pixels on each side, and a flip: usual for CIFAR."""
 
     size: tuple[int, int]
 
-    def __call__(self, images: Tensor | Sequence[Tensor], slots: Tensor, seed: int, view: int = 0) -> Tensor:
+    def crop(self, images: Tensor | Sequence[Tensor], slots: Tensor, seed: int, view: int = 0) -> Tensor:
         """UserError if an image is smaller than the crop and its padding need."""
         if not isinstance(images, Tensor):
-            return torch.cat([self(image[None], slots[i : i + 1], seed, view) for i, image in enumerate(images)])
+            return torch.cat([self.crop(image[None], slots[i : i + 1], seed, view) for i, image in enumerate(images)])
         b, c, h, w = images.shape
         free_h, free_w = (n + 2 * self.padding - crop for n, crop in zip((h, w), self.size, strict=True))
         if min(free_h, free_w) < 0 or self.padding >= min(h, w):
@@ -96,16 +135,16 @@ class ShiftCrop(options.ShiftCrop):
         return (n - 1) - ((n - 1) - place.abs()).abs()
 
 
-class ResizeCrop(options.ResizeCrop):
+class ResizeCrop(RandomCrop, options.ResizeCrop):
     """A random crop of the image resized to a square, and a flip: as for VTAB in Kolesnikov et al. 2020 (BiT), 2.2."""
 
-    def __call__(self, images: Tensor | Sequence[Tensor], slots: Tensor, seed: int, view: int = 0) -> Tensor:
+    def crop(self, images: Tensor | Sequence[Tensor], slots: Tensor, seed: int, view: int = 0) -> Tensor:
         square = (self.resize, self.resize)
         if isinstance(images, Tensor):
             images = resize(images, square)
         else:
             images = torch.cat([resize(image[None], square) for image in images])
-        return ShiftCrop(size=self.size, padding=0, flip=self.flip)(images, slots, seed, view)
+        return ShiftCrop(size=self.size, padding=0, flip=self.flip).crop(images, slots, seed, view)
 
 
 class CenterCrop(options.CenterCrop):

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ssvit.models.options import ViT, grid
-from ssvit.options import OptionError, number, one_of, pair, select, whole
+from ssvit.options import OptionError, flag, number, one_of, pair, select, whole
 
 FITS = ("cover", "squash")
+MAGNITUDES = 30  # of RandAugment, the greatest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,14 +39,68 @@ class Crop:
 
 @dataclass(frozen=True, kw_only=True)
 class RandomCrop(Crop):
-    """What every crop for training has."""
+    """What every crop for training has, and what changes it afterwards, in this order; 0 leaves a change out."""
+
+    probabilities: ClassVar[tuple[str, ...]] = ("flip", "vertical_flip", "jitter", "grayscale", "blur", "solarize")
 
     flip: float = 0.5
     """Probability of a flip from left to right."""
+    vertical_flip: float = 0.0
+    """Probability of a flip from top to bottom."""
+    quarter_turns: bool = False
+    """Whether images are turned by 0, 90, 180 or 270 degrees, each as likely."""
+    rotation: float = 0.0
+    """Greatest angle in degrees of a turn to either side; 180 for any angle. What it leaves free is reflected."""
+    randaugment: int = 0
+    """Number of RandAugment's operations (Cubuk et al. 2020); usual are 2."""
+    magnitude: int = 9
+    """Strength of RandAugment's operations, 0 to 30."""
+    jitter: float = 0.0
+    """Probability of changed colours; how much they change: brightness, contrast, saturation and hue."""
+    brightness: float = 0.4
+    """Largest change of the brightness' factor from 1."""
+    contrast: float = 0.4
+    """Largest change of the contrast's factor from 1."""
+    saturation: float = 0.2
+    """Largest change of the saturation's factor from 1."""
+    hue: float = 0.1
+    """Largest turn of the hue, as a part of the whole circle."""
+    grayscale: float = 0.0
+    """Probability of an image without colours."""
+    blur: float = 0.0
+    """Probability of a blur."""
+    sigma: Sequence[float] = (0.1, 2.0)
+    """Least and greatest standard deviation of a blur, in pixels; [0.1, 0.5] for images of about 32 pixels."""
+    solarize: float = 0.0
+    """Probability of inverted bright values."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        number("flip", self.flip, 0, 1)
+        for name in self.probabilities:
+            number(name, getattr(self, name), 0, 1)
+        flag("quarter_turns", self.quarter_turns)
+        number("rotation", self.rotation, 0, 180)
+        whole("randaugment", self.randaugment, at_least=0)
+        select(RandAugment, vars(self))
+        select(ColorJitter, vars(self))
+        _least_most("sigma", self.sigma)
+        side, reach = min(map(min, self.sizes)), GaussianBlur(sigma=self.sigma).reach
+        if self.blur and reach >= side:
+            raise OptionError("sigma", self.sigma, f"its filter needs images of more than {reach} pixels, not {side}")
+        if self.quarter_turns and any(h != w for h, w in self.sizes):
+            raise OptionError("quarter_turns", True, "needs square crops; rotation=180 turns others")
+
+    @property
+    def sizes(self) -> tuple[tuple[int, int], ...]:
+        """Height and width of each kind of view."""
+        return (pair("size", self.size),)
+
+    def fits(self, encoder: ViT, name: str = "size") -> None:
+        super().fits(encoder, name)
+        for change in ("randaugment", "jitter", "grayscale"):
+            if getattr(self, change) and encoder.channels != 3:
+                right = f"must be 0 for images of {encoder.channels} channels: it changes red, green and blue"
+                raise OptionError(change, getattr(self, change), right)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,6 +160,40 @@ class CenterCrop(Crop):
         if self.fit == "squash" and self.resize is not None:
             right = "must be null with fit=squash, which resizes the whole image to its size"
             raise OptionError("resize", self.resize, right)
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerticalFlip:
+    """Top and bottom change places."""
+
+    probability: float = 0.5
+
+    def __post_init__(self) -> None:
+        number("probability", self.probability, 0, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rotation:
+    """Images turned by any angle."""
+
+    degrees: float = 180.0
+    """The greatest angle to either side."""
+
+    def __post_init__(self) -> None:
+        number("degrees", self.degrees, 0, 180)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RandAugment:
+    """Random operations of one strength, as torchvision's; the defaults are the paper's for ResNet-50 on ImageNet."""
+
+    operations: int = 2
+    magnitude: int = 9
+
+    def __post_init__(self) -> None:
+        whole("operations", self.operations, at_least=0)
+        whole("magnitude", self.magnitude, at_least=0)
+        number("magnitude", self.magnitude, 0, MAGNITUDES)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,10 +261,11 @@ class Solarize:
 class MultiCrop(InceptionCrop):
     """DINO's views of an image (Caron et al. 2021): two large crops, "global", and several small ones, "local".
 
-    The options of `InceptionCrop` hold for the global views; blur and solarize have a probability for the first global
-    view, the second, and each local one.
+    The options of `InceptionCrop` hold for all views, but for size and scale, which are the global ones'; blur and
+    solarize have a probability for the first global view, the second, and each local one.
     """
 
+    probabilities: ClassVar[tuple[str, ...]] = ("flip", "vertical_flip", "jitter", "grayscale")
     views: ClassVar[tuple[str, ...]] = ("global", "local")
 
     scale: Sequence[float] = (0.4, 1.0)
@@ -187,21 +277,11 @@ class MultiCrop(InceptionCrop):
     """Local views of an image; 0 for none."""
     jitter: float = 0.8
     """Probability of changed colours."""
-    brightness: float = 0.4
-    """The largest change of the factor of brightness from 1."""
-    contrast: float = 0.4
-    """The largest change of the factor of contrast from 1."""
-    saturation: float = 0.2
-    """The largest change of the factor of saturation from 1."""
-    hue: float = 0.1
-    """The largest turn of the hue, as a part of the whole circle."""
     grayscale: float = 0.2
     """Probability of a view without colours."""
-    blur: Sequence[float] = (1.0, 0.1, 0.5)
+    blur: Sequence[float] = (1.0, 0.1, 0.5)  # type: ignore[assignment]
     """Probabilities of a blur: of the first global view, the second, each local one."""
-    sigma: Sequence[float] = (0.1, 2.0)
-    """Least and greatest standard deviation of a blur, in pixels."""
-    solarize: Sequence[float] = (0.0, 0.2, 0.0)
+    solarize: Sequence[float] = (0.0, 0.2, 0.0)  # type: ignore[assignment]
     """Probabilities of inverted bright values: of the first global view, the second, each local one."""
 
     def __post_init__(self) -> None:
@@ -209,18 +289,15 @@ class MultiCrop(InceptionCrop):
         object.__setattr__(self, "local_size", pair("local_size", self.local_size))
         _least_most("local_scale", self.local_scale, 1)
         whole("local_views", self.local_views, at_least=0)
-        select(ColorJitter, vars(self))
-        for name, value in (("jitter", self.jitter), ("grayscale", self.grayscale)):
-            number(name, value, 0, 1)
         for name, values in (("blur", self.blur), ("solarize", self.solarize)):
             if not isinstance(values, list | tuple) or len(values) != 3:
                 raise OptionError(name, values, "must be three probabilities: first global view, second, local views")
             for part in values:
                 number(name, part, 0, 1)
-        side = min(*pair("size", self.size), *pair("local_size", self.local_size))
-        reach = GaussianBlur(sigma=self.sigma).reach
-        if reach >= side:
-            raise OptionError("sigma", self.sigma, f"its filter needs images of more than {reach} pixels, not {side}")
+
+    @property
+    def sizes(self) -> tuple[tuple[int, int], ...]:
+        return pair("size", self.size), pair("local_size", self.local_size)
 
     def fits(self, encoder: ViT, name: str = "size") -> None:
         super().fits(encoder, name)

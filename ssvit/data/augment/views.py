@@ -1,4 +1,4 @@
-"""Several views of one image: augmentations one after the other, and groups of them by name.
+"""Several views of one image, in groups by name.
 
 Each view hashes its randomness from (seed, slot, view): the same in any batch, of a list of images or one tensor.
 
@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from ssvit.data.augment import options
-from ssvit.data.augment.color import ColorJitter, GaussianBlur, Grayscale, Solarize
 from ssvit.data.augment.crop import InceptionCrop
 from ssvit.options import make, select
 
@@ -31,26 +30,6 @@ class Augmentation(Protocol):
         ...
 
     def __call__(self, images: Tensor | Sequence[Tensor], slots: Tensor, seed: int, view: int = 0) -> Tensor: ...
-
-
-class Coloring(Protocol):
-    """What changes the colours of images of one size: (b, c, h, w) uint8 -> the same."""
-
-    def __call__(self, images: Tensor, slots: Tensor, seed: int, view: int = 0) -> Tensor: ...
-
-
-class Chain:
-    """A crop, and what changes its colours, one after the other."""
-
-    def __init__(self, crop: Augmentation, *steps: Coloring) -> None:
-        self.crop, self.steps = crop, steps
-        self.bytes_per_image = crop.bytes_per_image
-
-    def __call__(self, images: Tensor | Sequence[Tensor], slots: Tensor, seed: int, view: int = 0) -> Tensor:
-        out = self.crop(images, slots, seed, view)
-        for step in self.steps:
-            out = step(out, slots, seed, view)
-        return out
 
 
 class Views:
@@ -77,18 +56,10 @@ class MultiCrop(Views):
     def __init__(self, **given: object) -> None:
         self.options = chosen = make(options.MultiCrop, given)
         values = vars(chosen)
-        large = select(InceptionCrop, values)
-        small = select(InceptionCrop, values | {"size": chosen.local_size, "scale": chosen.local_scale})
-        jitter = select(ColorJitter, values | {"probability": chosen.jitter})
-        first, second, local = (
-            Chain(
-                crop,
-                jitter,
-                Grayscale(probability=chosen.grayscale),
-                GaussianBlur(probability=blur, sigma=chosen.sigma),
-                Solarize(probability=solarize),
-            )
-            for crop, blur, solarize in zip((large, large, small), chosen.blur, chosen.solarize, strict=True)
+        local = {"size": chosen.local_size, "scale": chosen.local_scale}
+        first, second, small = (
+            select(InceptionCrop, values | box | {"blur": blur, "solarize": solarize})
+            for box, blur, solarize in zip(({}, {}, local), chosen.blur, chosen.solarize, strict=True)
         )
-        groups = {"global": [first, second], "local": [local] * chosen.local_views}
+        groups = {"global": [first, second], "local": [small] * chosen.local_views}
         super().__init__({name: views for name, views in groups.items() if views})
