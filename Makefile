@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: pretrain test test-slow lint benchmark
+.PHONY: pretrain test test-slow lint docs benchmark
 
 pretrain: .venv/ready
 	$(BIN)/python tools/pretrain.py objective=masked_patch
@@ -19,6 +19,9 @@ lint: .venv/dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+docs: .venv/docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 benchmark: .venv/ready
 	$(BIN)/python tools/benchmark.py
 
@@ -31,4 +34,9 @@ benchmark: .venv/ready
 # What tests and the linter need besides.
 .venv/dev: .venv/ready
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+# What the pages need besides.
+.venv/docs: .venv/ready
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
 	touch $@
