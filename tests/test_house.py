@@ -30,6 +30,7 @@ WITHOUT_TORCH = (
     "schedule",
     "models.options",
     "training.recipe",
+    "training.loggers.options",
     "checkpoints.run_folder",
     "checkpoints.manifest",
     "training.comparison",
@@ -137,6 +138,8 @@ def test_frameworks_stay_where_they_belong(module):
         "timm": ("benchmark",),
         "transformers": ("benchmark",),
         "vit_pytorch": ("benchmark",),
+        "wandb": ("training",),
+        "mlflow": ("training",),
         "sklearn": ("benchmark", "figures"),
     }
     astray = {package for package in outside(module) if package in homes and part not in homes[package]}

@@ -8,15 +8,21 @@ from pathlib import Path
 import pytest
 
 from ssvit.options import UserError
+from ssvit.training.loggers.tensorboard import TensorBoard
 from ssvit.training.metrics_log import MetricsLog, rows
 from ssvit.training.recipe import Recipe
 
 ROW = {"train/loss": 1.0}
 
 
+def opened(folder):
+    board = TensorBoard(folder=folder, name="run", options={})
+    return MetricsLog(folder, Recipe(steps=100, warmup=0), first_step=0, loggers=[board])
+
+
 @pytest.fixture
 def log(tmp_path):
-    with contextlib.closing(MetricsLog(tmp_path, Recipe(steps=100, warmup=0), first_step=0)) as log:
+    with contextlib.closing(opened(tmp_path)) as log:
         log.record(1, ROW)
         yield log
 
@@ -36,7 +42,7 @@ def test_a_full_disk_is_one_line_that_names_the_file(log, tmp_path, pattern, cap
 
 def test_the_hook_for_threads_is_put_back(tmp_path):
     former = threading.excepthook
-    MetricsLog(tmp_path, Recipe(steps=100, warmup=0), first_step=0).close()
+    opened(tmp_path).close()
     assert threading.excepthook is former
 
 

@@ -21,11 +21,11 @@ from ssvit.options import UserError, typed
 FREE = (
     "overwrite", "outputs", "workers", "loader_timeout", "evaluators.test.timeout", "fabric", "data.root",
     "data.download", "data.masks", "data.verify", "data.source", "recipe.precision", "checkpoint", "encoder.path",
-    "encoder.activation_checkpointing", "seeds", "probe", "probing", "command",
+    "encoder.activation_checkpointing", "seeds", "probe", "probing", "command", "logger",
     "target.checkpoint",
 )  # fmt: skip
 # Groups whose files hold only values, which are compared, and options in `FREE`.
-FREE_CHOICES = ("experiment", "recipe", "data", "probe")
+FREE_CHOICES = ("experiment", "recipe", "data", "probe", "logger")
 # Options that later versions added, with the values that stand for the behaviour before.
 ADDED: Mapping[str, object] = {
     "data.augment.blur": 0.0,
@@ -127,6 +127,11 @@ def command(arguments: Iterable[str]) -> str:
     return hashlib.sha256("\n".join(sorted(arguments)).encode(errors="surrogateescape")).hexdigest()
 
 
+def is_free(option: str, names: Iterable[str] = FREE) -> bool:
+    """Whether an option is one of those named, or in a group of them: by default, those that may change in a run."""
+    return any(option == name or option.startswith(f"{name}.") for name in names)
+
+
 def refers(text: str) -> bool:
     """Whether a text refers to nothing but other options, as ${data.root}, which calls nothing."""
     return "${" not in _REFERENCE.sub("", text)
@@ -203,7 +208,7 @@ class Configuration:
         for (before, now), names in ((kinds, free), (sides, FREE)):
             for key in [*now, *before]:
                 then, value = (side.get(key, added.get(key, "(absent)")) for side in (before, now))
-                if then != value and not any(key == name or key.startswith(f"{name}.") for name in names):
+                if then != value and not is_free(key, names):
                     return key, value, then
         return None
 

@@ -375,9 +375,11 @@ def _reason(error: Exception) -> str:
     first = str(cause).partition("\n")[0]
     if isinstance(error, OverrideParseException):
         return f"{error.override}: must be written option=value"
-    if isinstance(error, MissingConfigException) and error.options:
-        group, _, name = (error.missing_cfg_file or "").rpartition("/")
-        return f"{group}={name}: must be one of {', '.join(error.options)}"
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file:
+        group, _, name = error.missing_cfg_file.rpartition("/")
+        known = error.options or sorted(path.stem for path in (CONFIGS / group).glob("*.yaml"))
+        if known:
+            return f"{group}={name}: must be one of {', '.join(known)}"
     if isinstance(cause, MissingMandatoryValue | InterpolationToMissingValueError):
         return f"{first.rpartition(': ')[2]}: has no default and must be given"
     if isinstance(cause, ConfigKeyError | ConfigAttributeError) and cause.full_key and cause.parent_node is not None:

@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from ssvit.checkpoints.checkpoint import Checkpoint
+from ssvit.checkpoints.configuration import flatten, is_free
 from ssvit.checkpoints.run_folder import RunFolder, is_main_process
 from ssvit.cli.launch import as_dict
 from ssvit.cli.pretrained import SCRATCH, configuration, from_scratch
@@ -27,6 +29,7 @@ from ssvit.options import UserError
 from ssvit.randomness import key
 from ssvit.training import loop, metrics_log, runtime
 from ssvit.training.cost import Cost, measure
+from ssvit.training.loggers.base import Logger
 from ssvit.training.recipe import Recipe
 
 
@@ -78,7 +81,16 @@ class Session:
             "view": {name: value for name, value in as_dict(config.data.view).items() if name != "_target_"},
             "precision": runtime.precision(recipe, self.fabric.device),
         }
-        loop.train(self.fabric, objective, loader, recipe, folder, evaluators=evaluators, run_identity=run_identity)
+        loop.train(
+            self.fabric,
+            objective,
+            loader,
+            recipe,
+            folder,
+            evaluators=evaluators,
+            run_identity=run_identity,
+            loggers=_loggers(config, folder) if self.fabric.is_global_zero else (),
+        )
 
     def _built(self, config: DictConfig) -> tuple[Recipe, Data, Objective, Loader]:
         """The recipe of a configuration, the images, the objective with its first weights, and the batches."""
@@ -129,6 +141,24 @@ def _evaluators(config: DictConfig, data: Data, eval_transform: EvalTransform) -
         if data.validation is not None and data.test is not None:
             made["test"].at_end = True
     return made
+
+
+def _loggers(config: DictConfig, folder: Path) -> list[Logger]:
+    """The loggers of a run in a folder of all runs or of a comparison, which names it by the path from the former."""
+    given = {"folder": folder, "name": str(folder.relative_to(config.outputs)), "options": _hyperparameters(config)}
+    return [instantiate(node, _convert_="all", _partial_=True)(**given) for node in config.logger.values()]
+
+
+def _hyperparameters(config: DictConfig) -> dict[str, Any]:
+    """The files that were chosen and the values in them, by name; without what may change in a run."""
+    chosen = HydraConfig.get().runtime.choices
+    options: dict[str, Any] = {name: chosen[name] for name in ("objective", "data", "recipe") if chosen.get(name)}
+    for group in ("encoder", "objective", "target", "data", "subset", "recipe"):
+        for name, _ in flatten(as_dict(config[group], resolve=False) if group in config else {}, group):
+            value = OmegaConf.select(config, name)
+            if not (value is None or isinstance(value, DictConfig) or "_target_" in name or is_free(name)):
+                options[name] = value if isinstance(value, int | float | str) else str(value)
+    return options
 
 
 def _probes(config: DictConfig, data: Data, eval_transform: EvalTransform) -> dict[str, Evaluator]:

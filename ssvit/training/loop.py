@@ -9,7 +9,7 @@ import functools
 import math
 import os
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -24,6 +24,7 @@ from ssvit.objectives.base import Objective
 from ssvit.options import UserError
 from ssvit.randomness import key
 from ssvit.training import runtime
+from ssvit.training.loggers.base import Logger
 from ssvit.training.metrics_log import MetricsLog
 from ssvit.training.peers import Shared
 from ssvit.training.recipe import Recipe
@@ -92,12 +93,14 @@ def train(
     *,
     evaluators: Mapping[str, Evaluator],
     run_identity: Mapping[str, object],
+    loggers: Sequence[Logger] = (),
 ) -> bool:
     """Train `objective` in a run folder until recipe.steps updates are complete, going on from what is there.
 
-    run_identity: what the run is bound to, stored in each checkpoint; a checkpoint of another one is refused. Returns
-    False if the run was finished already. Raises Stopped after SIGTERM or Ctrl-C, UserError where it cannot go on,
-    PeerGone where another process cannot.
+    run_identity: what the run is bound to, stored in each checkpoint; a checkpoint of another one is refused. loggers:
+    where metrics go besides metrics.jsonl; the main process alone uses them. Returns False if the run was finished
+    already. Raises Stopped after SIGTERM or Ctrl-C, UserError where it cannot go on, PeerGone where another process
+    cannot.
     """
     say = functools.partial(print, flush=True) if fabric.is_global_zero else lambda text: None
     state = State(fabric, objective, recipe)
@@ -116,7 +119,7 @@ def train(
     )
     if runtime.lacks_kernels(recipe, fabric.device):
         say("no C compiler builds the kernels (cc, or what CC names): torch's own take about a quarter longer")
-    log = MetricsLog(folder, recipe, first_step=first, speaks=fabric.is_global_zero)
+    log = MetricsLog(folder, recipe, first_step=first, speaks=fabric.is_global_zero, loggers=loggers)
     bad = 0
     with Stop() as stop, contextlib.closing(log):
         if first == 0:
@@ -167,6 +170,8 @@ def train(
                     f"stops; a lower recipe.lr than {recipe.lr:g} or recipe.precision=32-true may help"
                 )
             _evaluate(state, evaluators, log, complete)
+            if complete == recipe.steps:
+                log.finish()
             if recipe.due(complete, recipe.save_every) or stopping:
                 with log.paused():
                     state.save(folder, complete, run_identity)

@@ -1,4 +1,4 @@
-"""What a run reports while it works: a live bar or plain lines, metrics.jsonl, TensorBoard, pictures."""
+"""What a run reports while it works: a live bar or plain lines, metrics.jsonl, the loggers, pictures."""
 
 import contextlib
 import io
@@ -6,19 +6,18 @@ import json
 import math
 import os
 import sys
-import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy
 from matplotlib.figure import Figure
 from PIL import Image
 from tqdm import tqdm
 
 from ssvit import atomic_io
 from ssvit.options import UserError, printable
+from ssvit.training.loggers.base import Logger, Unreachable
 from ssvit.training.recipe import Recipe
 
 
@@ -50,29 +49,33 @@ class MetricsLog:
     Only that of the main process `speaks`; the others print and write nothing.
     """
 
-    def __init__(self, folder: Path, recipe: Recipe, *, first_step: int, speaks: bool = True) -> None:
-        self.folder, self.recipe, self.speaks = folder, recipe, speaks
+    def __init__(
+        self, folder: Path, recipe: Recipe, *, first_step: int, speaks: bool = True, loggers: Sequence[Logger] = ()
+    ) -> None:
+        self.folder, self.recipe, self.speaks, self.loggers = folder, recipe, speaks, loggers
         self.history: list[dict[str, float | None]] = []
         self._since, self._since_step, self._waited = time.perf_counter(), first_step, 0.0
         self._rate = self._share = 0.0
         self._reported: set[str] = set()
         if not speaks:
             return
-        from torch.utils.tensorboard import SummaryWriter
-
-        self._former_hook, threading.excepthook = threading.excepthook, _pass_over_writers
         self._rows = folder / "metrics.jsonl"
-        with self._writing("events.out.tfevents.*"):
+        with self._writing("metrics.jsonl"):
             if self._rows.exists():
                 # A run that begins anew evaluates step 0 anew; one that goes on has evaluated its first step.
                 self.history = [row for row in rows(folder) if row["step"] <= (first_step or -1)]
                 atomic_io.replace(self._rows, "".join(json.dumps(row) + "\n" for row in self.history).encode())
-            self._board = SummaryWriter(str(folder), purge_step=first_step + 1 if first_step else 0)
         batch = recipe.batch_size
         self._bar = tqdm(
             total=recipe.steps * batch, initial=first_step * batch, unit=" images", unit_scale=True, dynamic_ncols=True,
             disable=not (sys.stderr.isatty() and sys.stdout.isatty()), smoothing=0.05, file=sys.stderr,
         )  # fmt: skip
+        with self.paused(), contextlib.ExitStack() as opened:
+            for logger in loggers:
+                with self._telling(logger):
+                    logger.open(first_step, self.history)
+                opened.callback(_close, logger)
+            self._opened = opened.pop_all()
 
     def history_of(self, evaluator: str) -> list[dict[str, float | None]]:
         """All rows so far as an evaluator names them: its own metrics without its name, training's as "train/…"."""
@@ -131,17 +134,16 @@ class MetricsLog:
         self.record(step, row | {"images_per_second": rate, "waiting_share": self._share})
 
     def record(self, step: int, row: Mapping[str, float]) -> None:
-        """Append a row to metrics.jsonl and its scalars to TensorBoard."""
+        """Append a row to metrics.jsonl and give it to the loggers."""
         if not self.speaks:
             return
         numbers = {name: value if math.isfinite(value) else None for name, value in row.items()}
         self.history.append({"step": step, **numbers})
         with self._writing("metrics.jsonl"), open(self._rows, "a") as file:
             file.write(json.dumps(self.history[-1]) + "\n")
-        with self._writing("events.out.tfevents.*"):
-            for name, value in row.items():
-                self._board.add_scalar(name, value, step)
-            self._board.flush()
+        for logger in self.loggers:
+            with self._telling(logger):
+                logger.record(step, row)
 
     def write(self, name: str, text: str) -> None:
         """Save a table as text under its name in the run folder."""
@@ -149,13 +151,34 @@ class MetricsLog:
             atomic_io.replace(self.folder / name, text.encode())
 
     def show(self, step: int, name: str, figure: Figure) -> None:
-        """Save a figure as <name>.png in the run folder and in TensorBoard."""
-        with self._writing("events.out.tfevents.*"):
+        """Save a figure as <name>.png in the run folder and give it to the loggers."""
+        with self._writing(f"{name}.png"):
             png = io.BytesIO()
             figure.savefig(png, format="png")
             atomic_io.replace(self.folder / f"{name}.png", png.getvalue())
-            with Image.open(png) as picture:
-                self._board.add_image(name, numpy.asarray(picture.convert("RGB")), step, dataformats="HWC")
+        with Image.open(png) as picture:
+            for logger in self.loggers:
+                with self._telling(logger):
+                    logger.show(step, name, picture)
+
+    def finish(self) -> None:
+        """Tell the loggers that the run is complete, with the last value of each metric."""
+        last = {name: value for row in self.history for name, value in row.items() if value is not None}
+        if self.speaks:
+            for logger in self.loggers:
+                with self._telling(logger):
+                    logger.finish(last)
+
+    @contextlib.contextmanager
+    def _telling(self, logger: Logger) -> Iterator[None]:
+        """The block calls a logger: errors of the disk as in `_writing`; a service out of reach is reported once."""
+        try:
+            with self._writing(logger.file):
+                yield
+        except Unreachable as error:
+            if logger.file not in self._reported:
+                self.say(f"{Path(logger.file).stem} takes nothing now, and gets the rows later: {error}")
+            self._reported.add(logger.file)
 
     @contextlib.contextmanager
     def _writing(self, name: str) -> Iterator[None]:
@@ -169,15 +192,12 @@ class MetricsLog:
             ) from None
 
     def close(self) -> None:
-        """Finish the bar and the event file."""
+        """Finish the bar and the loggers."""
         if self.speaks:
             self._bar.close()
-            with contextlib.suppress(OSError):  # of a full disk, which was reported before
-                self._board.close()
-            threading.excepthook = self._former_hook
+            self._opened.close()
 
 
-def _pass_over_writers(args: threading.ExceptHookArgs) -> None:
-    """Show no traceback of TensorBoard's writing thread: the next call of its writer raises the error again."""
-    if args.thread is None or not type(args.thread).__module__.startswith("tensorboard."):
-        threading.__excepthook__(args)
+def _close(logger: Logger) -> None:
+    with contextlib.suppress(OSError, Unreachable):  # which was reported before
+        logger.close()

@@ -1,0 +1,94 @@
+"""Where the metrics of a run go besides metrics.jsonl: a `Logger` writes files, a `Follower` fills a service's run."""
+
+import json
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from PIL.Image import Image
+
+# The rows of metrics.jsonl, each with its "step"; None stands for a number that is not finite.
+Rows = Sequence[Mapping[str, float | None]]
+
+
+class Unreachable(Exception):
+    """A service takes nothing now; what it lacks is sent with the next row."""
+
+
+class Logger:
+    """One place for the metrics of a run. The main process alone has one.
+
+    folder: the run's. name: the run's among others. options: its hyperparameters. `file` names what it writes, for an
+    error of the disk.
+    """
+
+    file: str
+
+    def __init__(self, *, folder: Path, name: str, options: Mapping[str, object]) -> None:
+        self.folder, self.name, self.options = folder, name, options
+
+    def open(self, first_step: int, history: Rows) -> None:
+        """Begin after step `first_step`. history: the rows up to there, to which the log appends each new one."""
+        raise NotImplementedError
+
+    def record(self, step: int, row: Mapping[str, float]) -> None:
+        """Take a new row, which is the last of the history too."""
+        raise NotImplementedError
+
+    def show(self, step: int, name: str, picture: Image) -> None:
+        """Take a picture that belongs to the last row."""
+
+    def finish(self, metrics: Mapping[str, float]) -> None:
+        """The run is complete; metrics: the last value of each."""
+
+    def close(self) -> None:
+        """Write what is left."""
+
+
+class Follower(Logger):
+    """A service that has a run of its own, which gets each row once, however often training is resumed.
+
+    A run that goes on from a checkpoint gives some rows again. The file `<service>.json` in the run's folder says which
+    run of the service is this one and how many rows it has; the next ones follow.
+    """
+
+    def open(self, first_step: int, history: Rows) -> None:
+        self._history = history
+        try:
+            kept = json.loads((self.folder / self.file).read_text())
+            identity, self._sent = str(kept["id"]), int(kept["rows"])
+        except (OSError, ValueError, LookupError, TypeError):
+            identity, self._sent = None, 0
+        self._id = self.start(identity)
+        self._follow()
+
+    def record(self, step: int, row: Mapping[str, float]) -> None:
+        self._new = len(self._history) > self._sent
+        self._follow()
+
+    def show(self, step: int, name: str, picture: Image) -> None:
+        if self._new:
+            self.send_picture(step, name, picture)
+
+    def _follow(self) -> None:
+        """Send the rows that the service lacks."""
+        for row in self._history[self._sent :]:
+            finite: dict[str, Any] = {name: value for name, value in row.items() if value is not None}
+            self.send(finite.pop("step"), finite)
+            self._sent += 1
+        beside = self.folder / f".{self.file}.part"
+        beside.write_text(json.dumps({"id": self._id, "rows": self._sent}))
+        beside.replace(self.folder / self.file)
+
+    @abstractmethod
+    def start(self, identity: str | None) -> str:
+        """Go on with the service's run of that identity, or begin one; returns its identity."""
+
+    @abstractmethod
+    def send(self, step: int, row: Mapping[str, float]) -> None:
+        """Send a row of finite numbers. Unreachable if the service does not take it."""
+
+    @abstractmethod
+    def send_picture(self, step: int, name: str, picture: Image) -> None:
+        """Send a picture. Unreachable if the service does not take it."""

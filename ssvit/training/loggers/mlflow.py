@@ -1,0 +1,69 @@
+"""MLflow, by its own client."""
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from mlflow import MlflowClient
+from mlflow.entities import Metric, Param
+from mlflow.exceptions import MlflowException
+from PIL.Image import Image
+
+from ssvit.options import UserError
+from ssvit.training.loggers.base import Follower, Unreachable
+from ssvit.training.loggers.options import Mlflow as Options
+
+_MOST = 100  # parameters that a call takes
+
+
+class Mlflow(Follower):
+    """The options are those of `options.Mlflow`. A server that does not answer gets the rows once it does."""
+
+    file = "mlflow.json"
+
+    def __init__(self, *, folder: Path, name: str, options: Mapping[str, object], **given: str) -> None:
+        super().__init__(folder=folder, name=name, options=options)
+        self._given, self._complete = Options(**given), False
+
+    def start(self, identity: str | None) -> str:
+        try:
+            self._client = MlflowClient(tracking_uri=self._given.tracking_uri)
+            if identity is not None:
+                self._client.update_run(identity, status="RUNNING")
+                return identity
+            known = self._client.get_experiment_by_name(self._given.experiment)
+            experiment = (
+                self._client.create_experiment(self._given.experiment) if known is None else known.experiment_id
+            )
+            identity = self._client.create_run(experiment, run_name=self.name).info.run_id
+            options = [Param(name, str(value)) for name, value in self.options.items()]
+            for first in range(0, len(options), _MOST):
+                self._client.log_batch(identity, params=options[first : first + _MOST])
+        except MlflowException as error:
+            raise UserError(f"logger=mlflow: {' '.join(str(error).split())}") from None
+        return identity
+
+    def send(self, step: int, row: Mapping[str, float]) -> None:
+        now = int(1000 * time.time())
+        with _answering():
+            self._client.log_batch(self._id, [Metric(name, value, now, step) for name, value in row.items()])
+
+    def send_picture(self, step: int, name: str, picture: Image) -> None:
+        with _answering():
+            self._client.log_image(self._id, picture, key=name, step=step, synchronous=True)
+
+    def finish(self, metrics: Mapping[str, float]) -> None:
+        self._complete = True
+
+    def close(self) -> None:
+        with _answering():
+            self._client.set_terminated(self._id, "FINISHED" if self._complete else "KILLED")
+
+
+@contextmanager
+def _answering() -> Iterator[None]:
+    try:
+        yield
+    except MlflowException as error:
+        raise Unreachable(" ".join(str(error).split())) from None
