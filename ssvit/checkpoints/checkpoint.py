@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from ssvit.atomic_io import seal
 from ssvit.checkpoints import manifest
 from ssvit.checkpoints.configuration import Configuration
-from ssvit.exchange import files, reading
+from ssvit.exchange import files, hub, reading
 from ssvit.exchange.reading import FOREIGN_OPTIONS, Foreign
 from ssvit.options import OptionError, UserError, command, within
 
@@ -34,6 +34,8 @@ class Checkpoint:
     @classmethod
     def open(cls, path: str | Path, options: Mapping[str, object] | None = None) -> "Checkpoint":
         """The checkpoint at a path: its folder, or that of its run, for the newest in it; or a foreign file.
+
+        A file may also lie on the Hugging Face Hub, hf://OWNER/NAME.
 
         options: as for `reading.read`. OptionError if there is no checkpoint, or an option must be given, or cannot be;
         CheckpointError if it is damaged; ForeignError if its layout is not known.
@@ -73,12 +75,17 @@ class Checkpoint:
 
     @property
     def name(self) -> str:
-        """The name of its run, or of the file without its suffix."""
-        return self.path.stem if self.foreign else self.path.parent.name
+        """That of its run or repository, or of the file without its suffix."""
+        return name_of(self.path)
 
     def home(self, outputs: str | Path) -> Path:
         """The folder for what is made of it: that of its run, or one in the folder of all runs."""
         return Path(outputs, self.name) if self.foreign else self.path.parent
+
+
+def name_of(path: Path) -> str:
+    """The name of the run of a checkpoint's folder; of a foreign file that of its repository, or its own."""
+    return path.parent.name if path.is_dir() else hub.name(path) or path.stem
 
 
 @lru_cache(maxsize=4)
@@ -100,8 +107,8 @@ def find(
 ) -> Checkpoint:
     """The checkpoint that a user means by the option checkpoint=`which`.
 
-    which: a path, as for `Checkpoint.open`; or newest, for the finished run of that stage under `outputs` that was
-    written last: then `say` gets a line on which that is, and what else there is. OptionError if there is none.
+    which: as for `Checkpoint.open`; or newest, for the finished run of that stage under `outputs` that was written
+    last: then `say` gets a line on which that is, and what else there is. OptionError if there is none.
     """
     if which == NEWEST and outputs in (None, "", "null"):
         raise OptionError("outputs", outputs, "must be the folder of all runs")
@@ -111,8 +118,8 @@ def find(
 
 
 def _locate(given: str | Path) -> Path:
-    """The folder of the checkpoint at a path, or the foreign file. OptionError if there is none."""
-    path = Path(str(given))
+    """The folder of the checkpoint at a path, or the foreign file, fetched if need be. OptionError if there is none."""
+    path = hub.fetch(str(given)) if str(given).startswith(hub.PREFIX) else Path(str(given))
     try:
         if (path / "manifest.json").is_file():
             return path

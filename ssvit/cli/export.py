@@ -6,6 +6,7 @@ from omegaconf import DictConfig
 
 from ssvit.checkpoints.checkpoint import PRETRAIN, find
 from ssvit.cli.launch import Plain, Tool, announce, say
+from ssvit.exchange import hub
 from ssvit.exchange.options import Export
 from ssvit.models.options import ViT
 from ssvit.options import make, select
@@ -33,7 +34,9 @@ def run(config: DictConfig, plain: Plain) -> None:
         changes = {"image_size": size, "resize": options.resize, **plain["encoder"]}
         model = load_encoder(checkpoint.path, announce=True, **changes)
     remarks = export(model, folder, options, facts=checkpoint.facts, run=run)
-    print(f"{folder}: {', '.join(file.name for file in sorted(folder.iterdir()))}", *remarks, sep="\n")
+    print(f"{folder}: {', '.join(file.name for file in sorted(folder.iterdir()))}", *remarks, sep="\n", flush=True)
+    if options.push is not None:
+        print(f"uploaded to {hub.push(folder, options.push, private=options.private)}")
 
 
 tool = Tool("export", "write weights as others read them", run, groups={"": Export})

@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from ssvit import options
 from ssvit.checkpoints import manifest
-from ssvit.checkpoints.checkpoint import NEWEST, PRETRAIN, Checkpoint, find
+from ssvit.checkpoints.checkpoint import NEWEST, PRETRAIN, Checkpoint, find, name_of
 from ssvit.checkpoints.configuration import Configuration, ConfigurationError, refers
 from ssvit.cli.launch import CONFIGS, as_dict, say, search_path, typed_command
 from ssvit.exchange import reading
@@ -257,7 +257,7 @@ def default_name(config: DictConfig) -> str:
     choices = HydraConfig.get().runtime.choices
     what = "compare" if config.compare else config.sweep or ("scratch" if config.checkpoint == SCRATCH else "finetune")
     path = Path(config.encoder.get("path", choices["encoder"]))
-    start = path.parent.name if path.is_dir() else path.stem
+    start = name_of(path)
     return "_".join([what, start] if choices["data"] == "pretrained" else [what, start, choices["data"]])
 
 

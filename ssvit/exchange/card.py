@@ -1,4 +1,7 @@
-"""A model card: what the weights are, how they were trained, what was measured, how to open them; no local paths."""
+"""A model card: what the weights are, how they were trained, what was measured, how to open them; no local paths.
+
+It opens with the front matter that the Hugging Face Hub reads.
+"""
 
 import json
 import re
@@ -8,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from ssvit.exchange import front_matter
 from ssvit.exchange.layout import per_channel
 from ssvit.exchange.options import GRAPHS, INPUTS, Export
 from ssvit.options import pair
@@ -34,12 +38,12 @@ encoder.load_state_dict({{k[8:]: v for k, v in load_file("model.safetensors").it
 tokens = encoder.eval()(images)  # (b, {shape}), in [0, 1] or uint8""",
     "timm": """import timm
 
-model = timm.create_model("local-dir:FOLDER", pretrained=True).eval()
+model = timm.create_model("{timm}", pretrained=True).eval()
 tokens = model.forward_features(images)  # (b, {shape}), less mean, over std""",
     "huggingface": """from transformers import AutoImageProcessor, {type}
 
-model = {type}.from_pretrained("FOLDER"{extra}).eval()
-images = AutoImageProcessor.from_pretrained("FOLDER")(pictures, return_tensors="pt")
+model = {type}.from_pretrained("{place}"{extra}).eval()
+images = AutoImageProcessor.from_pretrained("{place}")(pictures, return_tensors="pt")
 found = model(**images)""",
 }
 
@@ -61,20 +65,32 @@ def write(
         shape=f"{channels}, {height}, {width}",
         type="ViTForImageClassification" if classes else "ViTModel",
         extra="" if classes else ", add_pooling_layer=False",
+        place=options.push or "FOLDER",
+        timm=f"hf-hub:{options.push}" if options.push else "local-dir:FOLDER",
     )
     inside = ", inside the program" if options.format in GRAPHS else ""
     normalised = f"normalised by mean {mean} and std {std} of values in [0, 1]{inside}"
     images = f"Images have {channels} channels and {height}x{width} pixels, {normalised}."
+    learned, results = trained(run), measured(run, step)
     sections = {
         "Opening it": f"```python\n{code}\n```\n\n{images}\n\n{preprocessing}",
         "Encoder": _table(encoder),
         "Classes": ", ".join(classes),
-        "Training": _table(trained(run)),
-        "Measured": _table(measured(run, step)),
+        "Training": _table(learned),
+        "Measured": _table(results),
     }
     kind = "that names classes" if classes else "without a head"
     model = f"A Vision Transformer {kind}, exported by ssvit as {options.format}, from step {step}."
-    text = "\n".join([f"# {run.name}", "", model, *(f"- {remark}" for remark in remarks), ""])
+    name = options.push.partition("/")[2] if options.push else run.name
+    matter = front_matter.write(
+        name=name,
+        format=options.format,
+        license=options.license,
+        trained=learned,
+        measured=results,
+        is_classifier=bool(classes),
+    )
+    text = matter + "\n".join([f"\n# {name}", "", model, *(f"- {remark}" for remark in remarks), ""])
     return text + "".join(f"\n## {title}\n\n{part}\n" for title, part in sections.items() if part)
 
 

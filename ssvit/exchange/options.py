@@ -1,10 +1,11 @@
 """The options of an export, which check themselves. No torch."""
 
 import importlib.util
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ssvit.exchange import dinov3, huggingface, timm
+from ssvit.exchange import dinov3, hub, huggingface, timm
 from ssvit.models.options import RESIZE, ViT
 from ssvit.options import OptionError, UserError, flag, one_of
 
@@ -32,6 +33,12 @@ class Export:
     """What images a program takes: one of `INPUTS`."""
     overwrite: bool = False
     """Whether to replace a folder that is there."""
+    license: str | None = None
+    """The weights' license in the card, by its identifier on the Hugging Face Hub, as apache-2.0; None: left out."""
+    push: str | None = None
+    """The repository of the Hugging Face Hub that gets the folder, OWNER/NAME."""
+    private: bool = True
+    """Whether a repository that is made for it can be seen by its owner alone."""
 
     def __post_init__(self) -> None:
         one_of("format", self.format, FORMATS)
@@ -39,6 +46,11 @@ class Export:
         flag("overwrite", self.overwrite)
         flag("any_size", self.any_size)
         one_of("input", self.input, INPUTS)
+        flag("private", self.private)
+        if self.license is not None and not re.fullmatch(r"[a-z0-9][a-z0-9.+-]*", str(self.license)):
+            raise OptionError("license", self.license, "must be an identifier of the Hub, as apache-2.0, or null")
+        if self.push is not None:
+            hub.check("push", self.push)
         graphs = f"is for format={' or '.join(GRAPHS)}"
         if self.input != FLOAT and self.format not in GRAPHS:
             raise OptionError("input", self.input, f"{graphs}; other models take normalised floats")
