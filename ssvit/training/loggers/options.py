@@ -34,7 +34,7 @@ class Wandb:
     project: str = "ssvit"
     """The project that gets the run."""
     entity: str | None = None
-    """The user or team; null: the one that is logged in."""
+    """The user or team; None: the one that is logged in."""
 
     def __post_init__(self) -> None:
         _text("project", self.project)
@@ -49,7 +49,7 @@ class Mlflow:
     experiment: str = "ssvit"
     """The experiment that gets the run."""
     tracking_uri: str | None = None
-    """As http://localhost:5000 or sqlite:///mlflow.db; null: MLFLOW_TRACKING_URI, or MLflow's default."""
+    """As http://localhost:5000 or sqlite:///mlflow.db; None: MLFLOW_TRACKING_URI, or MLflow's default."""
 
     def __post_init__(self) -> None:
         _text("experiment", self.experiment)
