@@ -139,11 +139,12 @@ def wandb_history(path) -> list[dict]:
 
 
 def test_wandb_offline_has_each_point_once(tmp_path, monkeypatch):
-    pytest.importorskip("wandb", reason="wandb is not installed")
+    wandb = pytest.importorskip("wandb", reason="wandb is not installed")
     from ssvit.training.loggers.wandb import Wandb
 
     monkeypatch.setenv("WANDB_MODE", "offline")
     resumed(tmp_path, lambda: Wandb(folder=tmp_path, **RUN, project="mine"), WAYS[0])
+    wandb.teardown()  # ends its process, which may still be writing
     files = sorted(tmp_path.glob("wandb/offline-run-*/*.wandb"))
     assert len(files) == 2
     assert len({path.name for path in files}) == 1  # the run's identity
