@@ -89,8 +89,14 @@ class Session:
             folder,
             evaluators=evaluators,
             run_identity=run_identity,
-            loggers=_loggers(config, folder) if self.fabric.is_global_zero else (),
+            loggers=self._loggers(config, folder) if self.fabric.is_global_zero else (),
         )
+
+    def _loggers(self, config: DictConfig, folder: Path) -> list[Logger]:
+        """The loggers of a run, which has the name of its folder, with that of the comparison if it is part of one."""
+        name = str(folder.relative_to(self.folder.parent))
+        given = {"folder": folder, "name": name, "options": _hyperparameters(config)}
+        return [instantiate(node, _convert_="all", _partial_=True)(**given) for node in config.logger.values()]
 
     def _built(self, config: DictConfig) -> tuple[Recipe, Data, Objective, Loader]:
         """The recipe of a configuration, the images, the objective with its first weights, and the batches."""
@@ -143,15 +149,9 @@ def _evaluators(config: DictConfig, data: Data, eval_transform: EvalTransform) -
     return made
 
 
-def _loggers(config: DictConfig, folder: Path) -> list[Logger]:
-    """The loggers of a run in a folder of all runs or of a comparison, which names it by the path from the former."""
-    given = {"folder": folder, "name": str(folder.relative_to(config.outputs)), "options": _hyperparameters(config)}
-    return [instantiate(node, _convert_="all", _partial_=True)(**given) for node in config.logger.values()]
-
-
 def _hyperparameters(config: DictConfig) -> dict[str, Any]:
     """The files that were chosen and the values in them, by name; without what may change in a run."""
-    chosen = HydraConfig.get().runtime.choices
+    chosen = HydraConfig.get().runtime.choices if HydraConfig.initialized() else {}
     options: dict[str, Any] = {name: chosen[name] for name in ("objective", "data", "recipe") if chosen.get(name)}
     for group in ("encoder", "objective", "target", "data", "subset", "recipe"):
         for name, _ in flatten(as_dict(config[group], resolve=False) if group in config else {}, group):

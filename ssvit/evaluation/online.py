@@ -113,6 +113,7 @@ class Probing(Evaluator):
         if encoder.pooling == "class_token":  # numbers of other features are not to be compared with these
             metrics["class_token"] = 1
         metrics |= {"chance": self._chance, **self._pixels}
+        metrics |= {f"{probe.name}_chance": self._chance for probe in self.probes if probe.is_accuracy}
         try:
             train, test = self._features(Frozen(encoder, layers, identity=""), next(encoder.parameters()).device)
         except UserError:

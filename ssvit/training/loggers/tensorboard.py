@@ -1,12 +1,45 @@
-"""TensorBoard's event files in the run's folder: a card for each metric, and the pictures."""
+"""TensorBoard's event files: a card for each curve, with its baselines as lines in it, pictures and hyperparameters.
 
+TensorBoard plots metrics of one name in one card, a line for each folder with event files. So a baseline of a curve is
+written under the curve's name into a subfolder of the run's with the baseline's name: chance, copying, pixels, …
+"""
+
+import re
 import threading
 from collections.abc import Mapping
 
 import numpy
 from PIL.Image import Image
+from torch.utils.tensorboard import SummaryWriter
+from torch.utils.tensorboard.summary import hparams
 
 from ssvit.training.loggers.base import Logger, Rows
+
+# A metric named after another one with such an ending is a baseline of it, or a bound: constants, most of them.
+_LINES: Mapping[str, str] = {
+    "_by_chance": "chance",
+    "_chance": "chance",
+    "_constant": "constant",
+    "_copying": "copying",
+    "_mean": "mean",
+    "_place": "place",
+    "_pixels": "pixels",
+    "_uniform": "uniform",
+    "_at_most": "at_most",
+}
+# What probes.png shows layer by layer, and numbers of images, which are no curves.
+_NO_CARD = re.compile(r"_layer\d+$|_chosen$|/(\w+_)?images$|/class_token$|/chance$")
+
+
+def lines(row: Mapping[str, float]) -> dict[str, dict[str, float]]:
+    """The metrics of a row by the line that they belong to, "" for the run's own, and by the names of their cards."""
+    found: dict[str, dict[str, float]] = {"": {}}
+    for name, value in row.items():
+        curves = [(name.removesuffix(ending), line) for ending, line in _LINES.items() if name.endswith(ending)]
+        curve, line = next(((curve, line) for curve, line in curves if curve in row), (name, ""))
+        if line or not _NO_CARD.search(name):
+            found.setdefault(line, {})[curve] = value
+    return found
 
 
 class TensorBoard(Logger):
@@ -15,22 +48,36 @@ class TensorBoard(Logger):
     file = "events.out.tfevents.*"
 
     def open(self, first_step: int, history: Rows) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
         self._former_hook, threading.excepthook = threading.excepthook, _pass_over_writers
-        self._board = SummaryWriter(str(self.folder), purge_step=first_step + 1 if first_step else 0)
+        self._purge_step = first_step + 1 if first_step else 0
+        self._boards: dict[str, SummaryWriter] = {}
+        self._open("")
+
+    def _open(self, line: str) -> None:
+        self._boards[line] = SummaryWriter(str(self.folder / line), purge_step=self._purge_step)
 
     def record(self, step: int, row: Mapping[str, float]) -> None:
-        for name, value in row.items():
-            self._board.add_scalar(name, value, step)
-        self._board.flush()
+        for line, metrics in lines(row).items():
+            if line not in self._boards:
+                self._open(line)
+            for name, value in metrics.items():
+                self._boards[line].add_scalar(name, value, step)
+            self._boards[line].flush()
 
     def show(self, step: int, name: str, picture: Image) -> None:
-        self._board.add_image(name, numpy.asarray(picture.convert("RGB")), step, dataformats="HWC")
+        self._boards[""].add_image(name, numpy.asarray(picture.convert("RGB")), step, dataformats="HWC")
+
+    def finish(self, metrics: Mapping[str, float]) -> None:
+        """Write what the tab HParams shows: the options, and the cards of evaluations whose last values count."""
+        evaluated = {name: value for name, value in metrics.items() if "/" in name and not name.startswith("train/")}
+        writer = self._boards[""].file_writer
+        for summary in hparams(dict(self.options), lines(evaluated)[""]):
+            writer.add_summary(summary)
 
     def close(self) -> None:
         threading.excepthook = self._former_hook
-        self._board.close()
+        for board in self._boards.values():
+            board.close()
 
 
 def _pass_over_writers(args: threading.ExceptHookArgs) -> None:
