@@ -70,7 +70,7 @@ class TensorBoard(Logger):
     def finish(self, metrics: Mapping[str, float]) -> None:
         """Write what the tab HParams shows: the options, and the cards of evaluations whose last values count."""
         evaluated = {name: value for name, value in metrics.items() if "/" in name and not name.startswith("train/")}
-        writer = self._boards[""].file_writer
+        writer = self._boards[""]._get_file_writer()
         for summary in hparams(dict(self.options), lines(evaluated)[""]):
             writer.add_summary(summary)
 
