@@ -68,11 +68,14 @@ class TensorBoard(Logger):
         self._boards[""].add_image(name, numpy.asarray(picture.convert("RGB")), step, dataformats="HWC")
 
     def finish(self, metrics: Mapping[str, float]) -> None:
-        """Write what the tab HParams shows: the options, and the cards of evaluations whose last values count."""
-        evaluated = {name: value for name, value in metrics.items() if "/" in name and not name.startswith("train/")}
-        writer = self._boards[""]._get_file_writer()
-        for summary in hparams(dict(self.options), lines(evaluated)[""]):
-            writer.add_summary(summary)
+        """Write the options for the tab HParams, which takes the metrics from the last points of the curves.
+
+        Without a description of the experiment, of which the tab reads only one run's, it has the metrics of all runs,
+        and the options in which they differ come first.
+        """
+        _, begin, end = hparams(dict(self.options), {})
+        for summary in (begin, end):
+            self._boards[""]._get_file_writer().add_summary(summary)
 
     def close(self) -> None:
         threading.excepthook = self._former_hook
