@@ -146,6 +146,14 @@ def test_a_mistake_is_told_before_anything_is_run(commands, option, told):
     assert not commands.asked
 
 
+def test_a_curve_has_the_chance_of_its_probes():
+    cost = {"cpu_seconds": 1.0, "flops": 1.0, "images": 4, "preparation": 0.0}
+    history = [{"step": 0, "probe/knn": 0.2, "probe/knn_chosen": 1, "probe/chance": 0.1}, {"step": 1, "loss": 2.0}]
+    points = methods.curve(history, cost, [])
+    assert points == [{"step": 0, "cpu_seconds": 0, "flops": 0, "images": 0, "chance": 0.1, "knn": 0.2}]
+    assert methods.probes_in({"mae": [points]}) == ["knn"]
+
+
 def test_the_order_at_equal_amounts_is_that_of_interpolated_curves():
     def row(name, images, accuracies):
         points = zip(images, accuracies, strict=True)

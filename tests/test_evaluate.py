@@ -94,7 +94,10 @@ def test_predictions_are_what_the_accuracy_is_of(split):
     guesses = found.predictions
     right = (guesses == split.test.labels).double().mean().item()
     assert found.values["pixels"][-1] == right
-    figure = report.confusion(split, guesses)
+    figure = report.confusion(split, guesses, "logistic on pixels")
+    assert figure.axes[0].get_title(loc="left").splitlines() == [
+        "logistic on pixels", f"accuracy {100 * right:.1f} % on the test images",
+    ]  # fmt: skip
     shares = figure.axes[0].images[0].get_array()
     expected = [((guesses == j) & (split.test.labels == i)).sum() / 10 for i in (0, 1) for j in (0, 1)]
     assert shares.flatten().tolist() == pytest.approx([share.item() for share in expected])

@@ -327,7 +327,7 @@ def test_a_probe_at_chance_tells_nothing_whatever_the_baselines():
     assert "better than random weights" in second
     figure = plotted(metrics, [START])
     for axis in figure.axes:
-        (line,) = [line for line in axis.lines if line.get_label() == "chance: 33.3 %"]
+        (line,) = [line for line in axis.lines if line.get_label() == "chance (most frequent class): 33.3 %"]
         assert line.get_ydata() == pytest.approx([100 / 3] * 2)
 
 

@@ -142,11 +142,29 @@ def test_what_is_not_above_chance_beats_nothing():
     nothing = "knn 14.0 % (chance 10.0 %): not above chance by two standard errors, so this tells nothing yet."
     assert report.headline([near], OWN) == nothing
     assert report.headline([SHOTS, near], OWN) == f"{BEATEN} {nothing}"
-    assert report.summary([near], OWN)[1][2:6] == ["14.0", "10.0", "10.0", "+4.0"]
+    assert report.summary([near], OWN)[1][2:6] == ["14.0 ± 2.5", "10.0", "10.0", "+4.0"]
     far = scored("knn", ["1-NN"], [0.5, 0.15, *[0.1] * 5], chance=0.1, images=200)
     assert "by each probe: knn +5.0 percentage points" in report.headline([far], OWN)
     for figure in (by_layer([far], OWN), by_column([far])):
-        assert lines(figure.axes[0])["chance: 10.0 %"] == pytest.approx([10, 10])
+        assert lines(figure.axes[0])["chance (most frequent class): 10.0 %"] == pytest.approx([10, 10])
+
+
+def test_data_and_counts_stand_before_what_was_found(tmp_path):
+    facts = {
+        "checkpoint": "a/b", "data": "cifar10 in /data", "train_images": 3781, "test_images": 420,
+        "measured_on": "validation", "chance": 0.123, "classes": ["a", "b"],
+        "copies": {"test_images_in_train": 3, "examples": [{"test": "1.jpg", "train": "2.jpg"}]},
+    }  # fmt: skip
+    page, markdown, *_ = write(tmp_path, facts)
+    told = (
+        "3,781 training and 420 validation images, 2 classes (chance 12.3 %); data: cifar10 in /data",
+        "3 of the validation images stand among the training images too, pixel for pixel: 1.jpg is 2.jpg, …",
+    )
+    assert report.data(facts) == list(told)
+    assert 0 < page.text.index(told[0]) < page.text.index(told[1]) < page.text.index(report.headline(BOTH, OWN))
+    assert markdown.index("cifar10 in /data") < markdown.index("beat the best baseline")
+    unlabelled = facts | {"chance": None, "copies": {"test_images_in_train": 0, "examples": []}}
+    assert report.data(unlabelled) == ["3,781 training and 420 validation images, no labels; data: cifar10 in /data"]
 
 
 def test_what_is_not_finite_is_a_dash(tmp_path):

@@ -7,10 +7,11 @@ from typing import NamedTuple
 
 import torch
 from einops import rearrange
+from matplotlib import colormaps
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from ssvit.figures.style import DPI, INK, canvas, rgb, show
+from ssvit.figures.style import DPI, INK, canvas, rgb, scale_bar, show
 from ssvit.models.vit import ViT
 from ssvit.options import UserError
 
@@ -59,7 +60,8 @@ def plot(found: Components) -> Figure:
     scale = max(1, _TILE // max(h, w))
     h, w, top = scale * h, scale * w, 0.42 * DPI
     column, row = max(w, 70) + _GAP, h + _LINE + _GAP
-    figure, axis = canvas(_ACROSS * column + _GAP, -(-len(pictures) // _ACROSS) * row + top + _GAP)
+    bottom = -(-len(pictures) // _ACROSS) * row + top + _GAP
+    figure, axis = canvas(_ACROSS * column + _GAP, bottom + _LINE)
     for number, (picture, share) in enumerate(zip(pictures, found.shares, strict=True)):
         x, y = _GAP + number % _ACROSS * column, top + number // _ACROSS * row
         show(axis, picture, x, y, w, h)
@@ -68,4 +70,7 @@ def plot(found: Components) -> Figure:
         f"principal components of the filters: {len(pictures)} have {100 * found.shares.sum():.1f} % of the variance"
     )
     axis.text(_GAP, top / 2, title, va="center", fontsize=10, color=INK)
+    ends = "least weight of a filter", "greatest"
+    colors = "red, green and blue: the weights of these channels" if found.filters.shape[1] == 3 else ""
+    scale_bar(axis, colormaps["gray"], _GAP, bottom, ends, colors)
     return figure

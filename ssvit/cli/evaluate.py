@@ -54,7 +54,7 @@ def run(config: DictConfig, plain: Plain) -> Path | None:
     split = next(iter(splits.values()))
     encoders = tuple(dict.fromkeys(name for split in splits.values() for name in split.own))
     measured = facts(plain, split, readings[0].pooling)
-    print(opening(measured))
+    print(f"{measured['checkpoint']}:", "\n".join(report.data(measured)))
     if len(scores) == 1:
         print(describe(scores[0], split))
     if plain["report"]:
@@ -117,6 +117,7 @@ def facts(plain: Plain, split: "Split", pooling: str) -> dict[str, Any]:
     examples = [{"test": test.picture(one), "train": train.picture(other)} for one, other in found[:_EXAMPLES]]
     return {
         "checkpoint": plain["encoder"]["path"],
+        "data": named(plain["data"]),
         "train_images": len(train),
         "test_images": len(test),
         "measured_on": split.part,
@@ -129,17 +130,11 @@ def facts(plain: Plain, split: "Split", pooling: str) -> dict[str, Any]:
     }
 
 
-def opening(facts: Mapping[str, Any]) -> str:
-    """What was measured, for the console: a line, and one more if images stand in both sets."""
-    copies, part, chance = facts["copies"]["test_images_in_train"], facts["measured_on"], facts["chance"]
-    labels = "no labels" if chance is None else f"{len(facts['classes'])} classes (chance {_percent(chance)})"
-    counts = f"{facts['train_images']} training and {facts['test_images']} {part} images"
-    lines = [f"{facts['checkpoint']}: {counts}, {labels}"]
-    if copies:
-        examples = ", ".join(f"{one['test']} is {one['train']}" for one in facts["copies"]["examples"])
-        lines.append(f"{copies} of the {part} images stand among the training images too, pixel for pixel: {examples}"
-                     + (", …" if copies > _EXAMPLES else ""))  # fmt: skip
-    return "\n".join(lines)
+def named(data: Mapping[str, Any]) -> str:
+    """What a data set is called, and where it lies: cifar10 in /data, synthetic."""
+    source = data["source"]
+    name = str(source.get("name", source["_target_"].rpartition(".")[2]))
+    return f"{name} in {data['root']}" if data.get("root") else name
 
 
 def describe(found: "Scores", split: "Split") -> str:

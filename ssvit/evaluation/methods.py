@@ -39,7 +39,8 @@ def curve(
             for one in before:
                 spent = {amount: value + one["steps"] * one[amount] for amount, value in spent.items()}
                 spent["cpu_seconds"] += one["preparation"]
-            points.append({"step": row["step"], **spent, **found})
+            known = {"chance": row["probe/chance"]} if "probe/chance" in row else {}
+            points.append({"step": row["step"], **spent, **known, **found})
     return points
 
 
@@ -140,7 +141,7 @@ def curves(rows: Mapping[str, Row]) -> dict[str, list[list[dict[str, float]]]]:
 def probes_in(found: Mapping[str, list[list[dict[str, float]]]]) -> list[str]:
     """The names of the probes of curves."""
     first = next(iter(found.values()))[0][0]
-    return [name for name in first if name not in (*AMOUNTS, "step")]
+    return [name for name in first if name not in (*AMOUNTS, "step", "chance")]
 
 
 def _at(points: Sequence[Mapping[str, float]], amount: str, least: float, probe: str) -> float:

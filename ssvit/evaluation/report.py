@@ -19,7 +19,7 @@ from torch import Tensor
 from ssvit import atomic_io
 from ssvit.evaluation.neighbours import search
 from ssvit.evaluation.scores import Scores, Split
-from ssvit.evaluation.significance import NOTHING_YET
+from ssvit.evaluation.significance import NOTHING_YET, standard_error
 from ssvit.figures import classes
 from ssvit.figures.contact_sheet import NEIGHBOURS, QUERIES, Neighbour, Row, contact_sheet
 from ssvit.figures.feature_map import feature_map
@@ -31,15 +31,17 @@ from ssvit.options import UserError
 _CAPTIONS = {
     "by_layer": "The last column of each table, over the encoder's layers",
     "by_column": "The chosen features and their baselines, in every column of each table",
-    "confusion": "Which class is taken for which",
+    "confusion": "Which class is taken for which by one classifier; the title names it",
     "contact_sheet": "Images measured on, and the training images that are most like them",
-    "feature_map": "Images with like features lie together",
+    "feature_map": "Images with like features lie together; the axes have no unit",
     "segmentation": "Images measured on, their masks, and the class that each pixel is taken for",
 }
 _BASELINES = (
     "Baselines: the same encoder with random weights, and raw pixels. The best, of any layer, is to be beaten. "
-    "Chance: the share of the most frequent class."
+    "Chance: the share of the most frequent class. After ± in this table: one standard error of an accuracy on so many "
+    "images."
 )
+_SAMPLED = "After ± in these tables: the deviation over samples of labelled images."
 _NONE, _MINUS = "\u2013", "\u2212"  # a dash for what there is not, and the sign that is as wide as a plus
 _SEGMENTED = 6  # images in a picture
 _DOTS_AN_INCH = 100  # of CSS, for pictures
@@ -62,9 +64,11 @@ def write(
     facts = _plain(facts)
     values = {
         "checkpoint": str(facts.get("checkpoint", "")),
+        "data": data(facts),
         "headline": headline(scores, own),
         "summary": summary(scores, own),
         "baselines": _BASELINES,
+        "sampled": _SAMPLED if any(any(row) for one in scores for row in one.deviations.values()) else "",
         "figures": [_inlined(name, figure) for name, figure in figures.items()],
         "probes": [
             {"title": _words(one.probe), "chosen": _chosen(one, own), "rows": _rows(one, own), "best": one.best}
@@ -105,7 +109,7 @@ def figures(splits: Mapping[str, Split], scores: Sequence[Scores]) -> dict[str, 
             made = {"by_layer": by_layer(of_images, split.own)} | made
         for one in of_images:
             if one.predictions is not None:
-                made["confusion"] = confusion(split, one.predictions)
+                made["confusion"] = confusion(split, one.predictions, f"{_words(one.probe)} on {one.best}")
         made["contact_sheet"] = neighbours(split, chosen)
         made["feature_map"] = feature_map(split.test.values[chosen], split.test.known_labels, split.classes)
     for one in scores:
@@ -123,12 +127,12 @@ def _spaced(images: int, count: int) -> Tensor:
     return torch.arange(count) * images // count
 
 
-def confusion(split: Split, predictions: Tensor) -> Figure:
-    """Which class is taken for which."""
+def confusion(split: Split, predictions: Tensor, by: str) -> Figure:
+    """Which class is taken for which; by: the classifier."""
     truth, k = split.test.known_labels, len(split.classes)
     counts = torch.bincount(truth * k + predictions.cpu(), minlength=k * k).view(k, k)
     accuracy = counts.trace().item() / len(truth)
-    return classes.confusion(counts, split.classes, accuracy=accuracy, part=split.part)
+    return classes.confusion(counts, split.classes, accuracy=accuracy, part=split.part, by=by)
 
 
 def neighbours(split: Split, name: str) -> Figure:
@@ -148,6 +152,24 @@ def neighbours(split: Split, name: str) -> Figure:
         ]
         sheet.append(Row(image, split.classes[label], alike))
     return contact_sheet(sheet)
+
+
+def data(facts: Mapping[str, Any]) -> list[str]:
+    """What was measured, in sentences: which images, how many, of which classes, and how many stand in both sets."""
+    if "train_images" not in facts:
+        return []
+    copies, part, chance = facts["copies"]["test_images_in_train"], facts["measured_on"], facts["chance"]
+    labels = "no labels" if chance is None else f"{len(facts['classes'])} classes (chance {_score(chance)} %)"
+    counts = f"{facts['train_images']:,} training and {facts['test_images']:,} {part} images, {labels}"
+    sentences = [f"{counts}; data: {facts['data']}"]
+    if copies:
+        examples = [f"{one['test']} is {one['train']}" for one in facts["copies"]["examples"]]
+        more = ["…"] if copies > len(examples) else []
+        sentences.append(
+            f"{copies} of the {part} images stand among the training images too, pixel for pixel: "
+            + ", ".join(examples + more)
+        )
+    return sentences
 
 
 def headline(scores: Sequence[Scores], own: Sequence[str]) -> str:
@@ -170,11 +192,13 @@ def headline(scores: Sequence[Scores], own: Sequence[str]) -> str:
 
 def summary(scores: Sequence[Scores], own: Sequence[str]) -> list[list[str]]:
     """The headline as a table: headings, and a row for each probe."""
-    rows = [["probe", "column", "%", "chance %", "baseline %", "points", "chosen features", "best baseline"]]
+    rows = [["probe", "column", "% ± error", "chance %", "baseline %", "points", "chosen features", "best baseline"]]
     for one in scores:
         baseline, gain = _compared(one, own)
+        value = one.values[one.best][-1]
+        error = standard_error(value, one.images) if one.images and math.isfinite(value) else None
         numbers = (
-            _score(one.values[one.best][-1]),
+            _score(value, error),
             _score(one.chance),
             _score(one.values[baseline][-1]) if baseline else _NONE,
             _NONE if gain is None else _signed(gain),

@@ -22,12 +22,12 @@ _TILE, _GAP, _ACROSS = 200, 16, 6  # dots of a mistake's picture and between two
 _LINE = 21  # dots from one line of its caption to the next
 
 
-def confusion(counts: Tensor, classes: Sequence[str], *, accuracy: float, part: str) -> Figure:
+def confusion(counts: Tensor, classes: Sequence[str], *, accuracy: float, part: str, by: str = "") -> Figure:
     """Each true class (row) by the shares of its images taken for each class; grey if it has no images.
 
     counts: (k, k), or fewer rows and columns for blocks of neighbouring classes. A class is a whole number of dots,
     so that none is lost. Colours grow with the root of the share, so that rare confusions show. part: test or
-    validation.
+    validation. by: the classifier, where there are several.
     """
     counts = counts.double()
     shares = (counts / counts.sum(1, keepdim=True)).numpy()
@@ -40,7 +40,7 @@ def confusion(counts: Tensor, classes: Sequence[str], *, accuracy: float, part: 
     side, left = len(counts) * cell, longest + 0.4 * DPI
     bottom = (longest if upright else 0.2 * DPI) + 0.4 * DPI
     boxes = (left, bottom, side, side), (left + side + 0.15 * DPI, bottom, 0.12 * DPI, side)
-    figure, (axis, bar) = style.framed(left + side + 1.1 * DPI, bottom + side + 0.45 * DPI, *boxes)
+    figure, (axis, bar) = style.framed(left + side + 1.1 * DPI, bottom + side + (0.7 if by else 0.45) * DPI, *boxes)
     edge = k - 0.5
     picture = axis.imshow(shares, cmap=_SHARES, norm=PowerNorm(0.5, 0, 1), extent=(-0.5, edge, edge, -0.5))
     if names:
@@ -53,7 +53,9 @@ def confusion(counts: Tensor, classes: Sequence[str], *, accuracy: float, part: 
                 color = INK if share < 0.12 else "white"
                 axis.text(column, row, f"{100 * share:.0f}", ha="center", va="center", fontsize=8, color=color)
     axis.set(xlabel="taken for", ylabel="true class")
-    axis.set_title(f"accuracy {100 * accuracy:.1f} % on the {part} images", loc="left", fontsize=11, color=INK)
+    found = f"accuracy {100 * accuracy:.1f} % on the {part} images"
+    title = f"{fitted(by, 11, side + DPI)}\n{found}" if by else found
+    axis.set_title(title, loc="left", fontsize=11, color=INK, parse_math=False)
     ticks = [0, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 1]
     figure.colorbar(picture, cax=bar, ticks=ticks, format=PercentFormatter(1, decimals=0, symbol=" %"))
     bar.set_ylabel("share of the true class")
@@ -96,7 +98,7 @@ def learning(history: History, part: str, *, chance: float, entropy: float) -> F
     nats.
     """
     figure, (left, right) = style.panels(2, 10, 3.8)
-    train: Line = {"color": COLORS["train"], "linewidth": 1}
+    train: Line = {"color": COLORS["train"], "linewidth": 1, "zorder": 2.5}
     style.over_steps(left, history, "train/loss", "training", **train)
     style.over_steps(right, history, "train/accuracy", "training", 100, **train)
     has_validation = any("validation/accuracy" in row for row in history)

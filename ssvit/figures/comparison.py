@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from matplotlib.figure import Figure
 
-from ssvit.figures.style import COLORS, chance_line, panels, tidy
+from ssvit.figures.style import COLORS, DASHED, chance_line, panels, tidy
 
 
 def comparison(
@@ -24,11 +24,14 @@ def comparison(
     figure, (axis,) = panels(1, 6.4, 4)
     watched, reported = parts
     of = f", {reported}" if watched != reported else ""
-    for (side, curve), color in zip(curves.items(), (COLORS["model"], COLORS["replaced"]), strict=True):
+    for (side, curve), color, dashes in zip(
+        curves.items(), (COLORS["model"], COLORS["replaced"]), ("-", DASHED), strict=True
+    ):
         mean, spread = (100 * np.array(curve[name]) for name in ("mean", "deviation"))
         value, deviation = (100 * finals[side][name] for name in ("mean", "deviation"))
         label = f"{names[side]}{of}: {value:.1f} %" + (f" ± {deviation:.1f}" if deviation else "")
-        axis.plot(curve["step"], mean, color=color, linewidth=2, marker=".", label="" if of else label)
+        name = "" if of else label
+        axis.plot(curve["step"], mean, color=color, linestyle=dashes, linewidth=2, marker=".", label=name)
         axis.fill_between(curve["step"], mean - spread, mean + spread, color=color, alpha=0.2, linewidth=0)
         if of:
             last = curve["step"][-1]

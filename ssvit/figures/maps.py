@@ -13,9 +13,12 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
-from ssvit.figures.style import COLORS, INK, baseline, canvas, fitted, panels, rgb, show, tidy
+from ssvit.figures.style import COLORS, INK, baseline, canvas, fitted, panels, rgb, scale_bar, show, tidy
 
 _TILE, _GAP, _LINE, _SIZE = 180, 10, 26, 7  # dots: a picture's longer side, between two, a line; points of its text
+
+_WIDE = 600  # dots of a sheet at least, for its last line
+_COLORS = colormaps["viridis"]
 
 
 def plot_distances(distances: Mapping[str, Tensor], uniform: float) -> Figure:
@@ -49,7 +52,7 @@ def plot_rollout(images: Tensor, attention: Tensor, grid: tuple[int, int], names
     pixels = images / 255
     lit = pixels * (smooth / smooth.amax((2, 3), keepdim=True))
     columns = {"image": rgb(pixels), "attended to": rgb(lit), "attention": _colored(attention, grid, size)}
-    return _sheet(columns, names, blocks=2 if len(images) > 3 else 1)
+    return _sheet(columns, names, {"attention": _range(attention)}, blocks=2 if len(images) > 3 else 1)
 
 
 def plot_heads(images: Tensor, attention: Tensor, grid: tuple[int, int], names: Sequence[str], layer: int) -> Figure:
@@ -57,8 +60,9 @@ def plot_heads(images: Tensor, attention: Tensor, grid: tuple[int, int], names: 
     height, width = images.shape[2:]
     size = height, width
     maps = {f"head {head}": _colored(one, grid, size) for head, one in enumerate(attention.unbind(1), start=1)}
+    ranges = dict(zip(maps, map(_range, attention.unbind(1)), strict=True))
     blocks = 2 if len(images) > 3 and len(maps) < 6 else 1
-    return _sheet({f"layer {layer}": rgb(images / 255), **maps}, names, blocks=blocks)
+    return _sheet({f"layer {layer}": rgb(images / 255), **maps}, names, ranges, blocks=blocks)
 
 
 def _colored(attention: Tensor, grid: tuple[int, int], size: tuple[int, int]) -> np.ndarray:
@@ -67,18 +71,29 @@ def _colored(attention: Tensor, grid: tuple[int, int], size: tuple[int, int]) ->
     low, high = maps.amin((1, 2), keepdim=True), maps.amax((1, 2), keepdim=True)
     shares = (maps - low) / (high - low).clamp(min=1e-12)
     shares = shares.repeat_interleave(size[0] // grid[0], 1).repeat_interleave(size[1] // grid[1], 2)
-    return colormaps["viridis"](shares.numpy())[..., :3]
+    return _COLORS(shares.numpy())[..., :3]
 
 
-def _sheet(columns: Mapping[str, np.ndarray], names: Sequence[str], *, blocks: int) -> Figure:
-    """Columns of pictures (b, h, w, 3) below their titles, in blocks side by side; each row over its image's name."""
+def _range(attention: Tensor) -> list[str]:
+    """The least and the most of each map, (b, n), where attention to all patches alike is 1."""
+    scaled = attention.float() * attention.shape[1]
+    return [f"{low:.1f} to {high:.1f}" for low, high in zip(scaled.amin(1), scaled.amax(1), strict=True)]
+
+
+def _sheet(
+    columns: Mapping[str, np.ndarray], names: Sequence[str], ranges: Mapping[str, Sequence[str]], *, blocks: int
+) -> Figure:
+    """Columns of pictures (b, h, w, 3) below their titles, in blocks side by side; each row over its image's name.
+
+    ranges: by the title of a column of maps, what stands under each map. The colours' scale is below all.
+    """
     b, h, w = next(iter(columns.values())).shape[:3]
     tall, wide = (_TILE * side / max(h, w) for side in (h, w))
     rows = -(-b // blocks)
-    line = _LINE if any(names) else 0
-    row, column = tall + line + _GAP, wide + _GAP
+    row, column = tall + _LINE + _GAP, wide + _GAP
     block = len(columns) * column + 3 * _GAP
-    figure, axis = canvas(blocks * block - 2 * _GAP, rows * row + _LINE + 2 * _GAP)
+    bottom = rows * row + _LINE + 2 * _GAP
+    figure, axis = canvas(max(blocks * block - 2 * _GAP, _WIDE), bottom + 2 * _LINE)
     write = partial(axis.text, fontsize=_SIZE, color=INK, va="center", parse_math=False)
     for number, name in enumerate(names):
         left, y = _GAP + number // rows * block, _LINE + _GAP + number % rows * row
@@ -87,5 +102,9 @@ def _sheet(columns: Mapping[str, np.ndarray], names: Sequence[str], *, blocks: i
             show(axis, pictures[number], x, y, wide, tall)
             if number % rows == 0:
                 write(x + wide / 2, (_LINE + _GAP) / 2, title, ha="center")
-        write(left, y + tall + line / 2 + 2, fitted(name, _SIZE, len(columns) * column - _GAP))
+            if title in ranges:
+                write(x + wide / 2, y + tall + _LINE / 2 + 2, ranges[title][number], ha="center")
+        write(left, y + tall + _LINE / 2 + 2, fitted(name, _SIZE, (len(columns) - len(ranges)) * column - _GAP))
+    scale_bar(axis, _COLORS, _GAP, bottom + _LINE / 2, ("least attention in a map", "most"), "")
+    write(_GAP, bottom + 1.5 * _LINE, "under a map: both ends, where attention to all patches alike is 1")
     return figure

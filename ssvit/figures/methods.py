@@ -6,15 +6,14 @@ import numpy as np
 from matplotlib import colormaps
 from matplotlib.figure import Figure
 
-from ssvit.figures.style import panels, tidy
+from ssvit.figures.style import chance_line, panels, tidy
 
 _MARKERS = "osD^vP*Xhd<>"
 
 
 def accuracy(curves: Mapping[str, Sequence[Sequence[Mapping[str, float]]]], probes: Sequence[str]) -> Figure:
-    """curves: of each objective, for each seed, rows with "cpu_seconds" and the accuracies, 0 to 1, of the probes.
-
-    The lines are means over seeds.
+    """curves: of each objective, for each seed, rows with "cpu_seconds" and the accuracies, 0 to 1, of the probes, and
+    "chance" where that is known. The lines are means over seeds.
     """
     figure, axes = panels(len(probes), 4.8 * len(probes) + 1.2, 4)
     for axis, probe in zip(axes, probes, strict=True):
@@ -22,6 +21,18 @@ def accuracy(curves: Mapping[str, Sequence[Sequence[Mapping[str, float]]]], prob
             minutes = [row["cpu_seconds"] / 60 for row in runs[0]]
             mean = 100 * np.mean([[row[probe] for row in run] for run in runs], axis=0)
             marker, color = _MARKERS[place % len(_MARKERS)], colormaps["tab20"](place % 20)
-            axis.plot(minutes, mean, label=name, color=color, marker=marker, markersize=4, linewidth=1.5)
+            above = len(curves) - 1 - place  # a curve that lies on another one is thinner, so that both show
+            axis.plot(
+                minutes,
+                mean,
+                label=name,
+                color=color,
+                marker=marker,
+                linewidth=1.5 + 0.9 * above,
+                markersize=4 + 0.9 * above,
+            )
+        chance_line(
+            axis, next((run[0]["chance"] for runs in curves.values() for run in runs if "chance" in run[0]), None)
+        )
         tidy(axis, "CPU minutes of pre-training", f"{probe} in training (%)", legend=axis is axes[-1])
     return figure

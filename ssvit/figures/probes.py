@@ -62,7 +62,10 @@ def probes(
             axis, history, name, "layer chosen without test images", 100,
             color=COLORS["model"], linewidth=2, marker=".",
         )  # fmt: skip
-        style.over_steps(axis, history, f"{name}_last", "last layer", 100, color=COLORS["train"], linewidth=1)
+        style.over_steps(
+            axis, history, f"{name}_last", "last layer", 100,
+            color=COLORS["train"], linewidth=1.5, linestyle=style.DASHED,
+        )  # fmt: skip
         style.baseline(axis, style.latest([start], name, 100), words, "--", "{:.1f}")
         style.baseline(axis, style.latest(history, f"{name}_pixels", 100), "pixels", ":", "{:.1f}")
         style.chance_line(axis, chance)

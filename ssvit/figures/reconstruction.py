@@ -150,7 +150,7 @@ def learning_of_loss(history: History, baselines: Mapping[str, str], name: str) 
 
 def plot_losses(axis: Axes, history: History, baselines: Mapping[str, str], name: str) -> None:
     """The loss in training and on held-out images over the steps, and baselines."""
-    over_steps(axis, history, "train/loss", "training", color=COLORS["train"], linewidth=1)
+    over_steps(axis, history, "train/loss", "training", color=COLORS["train"], linewidth=1, zorder=2.5)
     over_steps(axis, history, "loss", "held-out", color=COLORS["model"], linewidth=2, marker=".")
     for (key, words), linestyle in zip(baselines.items(), ("--", ":"), strict=False):
         baseline(axis, latest(history, key), words, linestyle)

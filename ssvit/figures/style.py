@@ -6,11 +6,13 @@ Letters: c channels, h, w pixels.
 import io
 from bisect import bisect
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TypedDict, Unpack
 
 import numpy as np
 from einops import rearrange
 from matplotlib.axes import Axes
+from matplotlib.colors import Colormap
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import text_to_path
@@ -19,6 +21,7 @@ from torch import Tensor
 INK, PALE = "#222222", "#e6e6e6"
 COLORS = {"model": "#1b6ca8", "train": "#9db4c4", "masked": "#1b6ca8", "replaced": "#e07b00", "unchanged": "#3a9d5d"}
 DPI = 150
+DASHED = (0, (5, 2))  # of a line that may lie on another one, which shows in the gaps
 
 
 class Line(TypedDict, total=False):
@@ -26,9 +29,10 @@ class Line(TypedDict, total=False):
 
     color: str
     linewidth: float
-    linestyle: str
+    linestyle: str | tuple[int, tuple[int, ...]]
     marker: str
     markersize: float
+    zorder: float
 
 
 class NamedLine(Line):
@@ -113,7 +117,17 @@ def baseline(axis: Axes, value: float | None, label: str, linestyle: str, form: 
 
 def chance_line(axis: Axes, chance: float | None) -> None:
     """Plot the accuracy of a model that ignores the image, 0 to 1, on an axis in per cent."""
-    baseline(axis, None if chance is None else 100 * chance, "chance", "-.", "{:.1f} %")
+    baseline(axis, None if chance is None else 100 * chance, "chance (most frequent class)", "-.", "{:.1f} %")
+
+
+def scale_bar(axis: Axes, colors: Colormap, x: float, y: float, ends: tuple[str, str], note: str) -> None:
+    """What the colours of a map mean, from their first to their last, on a `canvas`: middle left at (x, y)."""
+    write = partial(axis.text, y=y, fontsize=7, color=INK, va="center", parse_math=False)
+    first, last = (width_of(end, 7) for end in ends)
+    write(x, s=ends[0])
+    show(axis, colors(np.linspace(0, 1, 256)[None])[..., :3], x + first + 20, y - 8, 120, 16)
+    write(x + first + 152, s=ends[1])
+    write(x + first + last + 190, s=note)
 
 
 def tidy(axis: Axes, xlabel: str, ylabel: str, *, legend: bool = True) -> None:
