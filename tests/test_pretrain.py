@@ -113,7 +113,8 @@ def test_a_run_tells_and_leaves_what_it_should(run):
     lines = told.splitlines()
     assert sum(line.startswith("step ") for line in lines) == 6
     assert lines[0].endswith("starts; 0.01 million weights in the encoder, 64 images, 1 x cpu")
-    assert lines[1].startswith("step 1/6 ")
+    assert lines[1].startswith("estimated: ")
+    assert lines[2].startswith("step 1/6 ")
     assert lines[-1].endswith("probes.png")
     assert any("the entropy of the labels" in line for line in lines)
     assert any("copying the nearest uncorrupted patch" in line for line in lines)

@@ -23,5 +23,9 @@ def run(config: DictConfig, plain: Plain) -> None:
 
 
 tool = replace(
-    pretrain.tool, name="cost", purpose="what a step of a pre-training run costs: CPU time, operations", run=run
+    pretrain.tool,
+    name="cost",
+    purpose="what a step of a pre-training run costs: CPU time, operations",
+    run=run,
+    dry_run=None,
 )

@@ -12,15 +12,34 @@ from ssvit.checkpoints.run_folder import RunFolder, is_main_process
 from ssvit.cli.launch import ALIASES, Plain, Tool, announce, job_name
 from ssvit.cli.pretrained import SCRATCH, configuration, default_name, from_scratch, offer_again
 from ssvit.training import comparison, preflight
+from ssvit.training.recipe import Recipe
+
+
+def check(config: DictConfig, plain: Plain) -> tuple[DictConfig, Recipe]:
+    """Check and complete the configuration; returns it with its recipe."""
+    recipe = preflight.check(plain)
+    comparison.check(plain)
+    config.name = job_name(str(default_name(config) if plain["name"] is None else plain["name"]))
+    return from_scratch(config) if plain["checkpoint"] == SCRATCH else config, recipe
+
+
+def dry_run(config: DictConfig, plain: Plain) -> None:
+    """Print the configuration, its sizes, and what a run would take. Nothing is written."""
+    config, _ = check(config, plain)
+
+    from ssvit.cli.session import Session
+
+    announce()
+    Session(config, Path(config.outputs, config.name), stage=FINETUNE).preview(config)
+    if plain["compare"]:
+        print(f"compare: {2 * plain['seeds']} such runs")
+    elif plain["sweep"]:
+        print(f"sweep: {len(plain['table4']['learning_rates']) + 1} such runs")
 
 
 def run(config: DictConfig, plain: Plain) -> Path:
     """Check the configuration and take the run folder; then load torch, build and train. Returns the folder."""
-    recipe = preflight.check(plain)
-    comparison.check(plain)
-    config.name = job_name(str(default_name(config) if plain["name"] is None else plain["name"]))
-    if plain["checkpoint"] == SCRATCH:
-        config = from_scratch(config)
+    config, recipe = check(config, plain)
     with RunFolder(config.outputs, config.name) as folder:
         if is_main_process():
             folder.open(configuration(config), overwrite=config.overwrite)
@@ -46,6 +65,7 @@ tool = Tool(
     before=offer_again,
     aliases=ALIASES,
     groups=preflight.GROUPS,
+    dry_run=dry_run,
     common=(
         "checkpoint",
         "name",

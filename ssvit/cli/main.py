@@ -4,9 +4,10 @@ import importlib
 import os
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 
-from ssvit.cli.launch import Tool, in_one_line
+from ssvit.cli.launch import Failure, Tool, in_one_line
 from ssvit.options import spell_commands
 
 COMMANDS = {
@@ -27,6 +28,7 @@ COMMANDS = {
 }
 
 
+_DRY_RUN = "--dry-run"
 _HELP = {"--help", "-h", "--help-all"}
 
 
@@ -58,6 +60,12 @@ def main(name: str | None = None) -> None:
         given = [argument for argument in arguments if argument not in _HELP]
         with in_one_line():
             print(help.text(find(name), given, everything="--help-all" in asked))
+    elif _DRY_RUN in arguments:
+        tool = find(name)
+        if tool.dry_run is None:
+            with in_one_line():
+                raise Failure(f"{_DRY_RUN}: is for the commands that train, pretrain and finetune", 2)
+        replace(tool, run=tool.dry_run).main([argument for argument in arguments if argument != _DRY_RUN])
     else:
         find(name).main(arguments)
 

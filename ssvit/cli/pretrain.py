@@ -14,14 +14,29 @@ from ssvit.cli.pretrained import configuration, keep_weights, offer_start
 from ssvit.training import preflight
 
 
-def run(config: DictConfig, plain: Plain) -> Path:
-    """Check the configuration and take the run folder; then load torch, build and train. Returns the folder."""
+def check(config: DictConfig, plain: Plain) -> Plain:
+    """Check and complete the configuration; returns it as plain data."""
     if "path" in config.encoder:
         keep_weights(config)
         plain = as_dict(config)
     preflight.check(plain)
     if plain["name"] is not None:
         config.name = job_name(str(plain["name"]))
+    return plain
+
+
+def dry_run(config: DictConfig, plain: Plain) -> None:
+    """Print the configuration, its sizes, and what the run would take. Nothing is written."""
+    check(config, plain)
+
+    from ssvit.cli.session import Session
+
+    Session(config, Path(config.outputs, config.name), stage=PRETRAIN).preview(config)
+
+
+def run(config: DictConfig, plain: Plain) -> Path:
+    """Check the configuration and take the run folder; then load torch, build and train. Returns the folder."""
+    plain = check(config, plain)
     with RunFolder(plain["outputs"], config.name) as folder:
         if is_main_process():
             folder.open(configuration(config), overwrite=plain["overwrite"])
@@ -41,6 +56,7 @@ tool = Tool(
     before=offer_start,
     aliases=ALIASES,
     groups=preflight.GROUPS,
+    dry_run=dry_run,
     common=(
         "name",
         "checkpoint",

@@ -9,6 +9,7 @@ import torch
 from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
+from torch import Tensor
 
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.checkpoints.configuration import flatten, is_free
@@ -29,8 +30,10 @@ from ssvit.options import UserError
 from ssvit.randomness import key
 from ssvit.training import loop, metrics_log, runtime
 from ssvit.training.cost import Cost, measure
+from ssvit.training.estimate import estimate
 from ssvit.training.loggers.base import Logger
 from ssvit.training.recipe import Recipe
+from ssvit.training.state import State
 
 
 class Session:
@@ -66,11 +69,33 @@ class Session:
         return measure(self.fabric, objective, loader, recipe)
 
     @runtime.together()
+    def preview(self, config: DictConfig) -> None:
+        """Print a configuration, the sizes of its run, and what that would take. Nothing is trained or written."""
+        recipe, data, objective, loader = self._built(config)
+        found = estimate(State(self.fabric, objective, recipe), loader, _all_evaluators(config, data))
+        count = {
+            "encoder": objective.encoder.parameters(),
+            "objective": objective.parameters(),
+            "trained": (parameter for parameter in objective.parameters() if parameter.requires_grad),
+        }
+        sizes = (f"{name} {sum(map(Tensor.numel, parts)) / 1e6:.2f} million" for name, parts in count.items())
+        images = len(data.train)
+        if is_main_process():
+            print(
+                OmegaConf.to_yaml(config, resolve=True),
+                f"parameters: {', '.join(sizes)}",
+                f"images: {images} to train on, {len(data.watched)} held out",
+                f"steps: {recipe.steps} of {recipe.batch_size}, {recipe.steps * recipe.batch_size / images:.1f} epochs",
+                f"where: {self.fabric.world_size} x {self.fabric.device.type}",
+                found.line,
+                sep="\n",
+            )
+
+    @runtime.together()
     def train(self, config: DictConfig, folder: Path) -> None:
         """Build what a configuration describes and train it in an open folder, going on from what is there."""
         recipe, data, objective, loader = self._built(config)
-        eval_transform = instantiate(config.data.view, _convert_="all")
-        evaluators = _evaluators(config, data, eval_transform) | _probes(config, data, eval_transform)
+        evaluators = _all_evaluators(config, data)
         start = SCRATCH
         if "path" in config.encoder:
             start = Checkpoint.open(config.encoder.path, as_dict(config.encoder)).checksum
@@ -89,6 +114,7 @@ class Session:
             folder,
             evaluators=evaluators,
             run_identity=run_identity,
+            estimated=True,
             loggers=self._loggers(config, folder) if self.fabric.is_global_zero else (),
         )
 
@@ -127,6 +153,12 @@ class Session:
             device=self.fabric.device,
         )
         return recipe, data, objective, loader
+
+
+def _all_evaluators(config: DictConfig, data: Data) -> dict[str, Evaluator]:
+    """The evaluators and the probes of a configuration."""
+    eval_transform = instantiate(config.data.view, _convert_="all")
+    return _evaluators(config, data, eval_transform) | _probes(config, data, eval_transform)
 
 
 def _evaluators(config: DictConfig, data: Data, eval_transform: EvalTransform) -> dict[str, Evaluator]:

@@ -42,10 +42,16 @@ class Evaluator:
     """Evaluates a model on held-out images, the same ones each time; one call changes nothing for the next.
 
     every: steps from one evaluation to the next; None for the recipe's evaluate_every. at_end: only after all steps.
+    images: that an evaluation sees, for the estimate of a run's time; 0 where that is nothing beside the training.
     """
 
     every: int | None = None
     at_end: bool = False
+    images: int = 0
+
+    def due(self, step: int, steps: int, evaluate_every: int) -> bool:
+        """Whether there is an evaluation once `step` of `steps` updates are complete."""
+        return step == steps or (not self.at_end and step % (self.every or evaluate_every) == 0)
 
     def __call__(self, objective: Any, history: History | None = None) -> Evaluation:
         """Of the model as it is now, in eval mode and without gradients. Every process calls it.
@@ -63,6 +69,7 @@ class HeldOut(Evaluator):
 
     def __init__(self, source: Source, transform: EvalTransform, options: options.HeldOut) -> None:
         self.source, self.transform, self.options = source, transform, options
+        self.images = min(options.images, len(source))
 
     @cached_property
     def batches(self) -> list[tuple[Tensor, Tensor]]:

@@ -164,6 +164,7 @@ class Classification(Evaluator):
     def __init__(self, *, source: Source, transform: EvalTransform, part: str = "test", **given: object) -> None:
         self.options = make(options.Classification, given)
         self.source, self.transform, self.part = source, transform, part
+        self.images = len(source)
         self._allowed = None if self.options.real is None else allowed(source, self.options.real)
 
     def __call__(self, objective: Classify, history: History | None = None) -> Evaluation:

@@ -58,6 +58,7 @@ class Probing(Evaluator):
         assert train_labels is not None
         assert test_labels is not None
         self._chance = chance(test_labels.tolist())
+        self.images = len(self._train) + len(self._test)
         for name, probe in probes.items():
             title = name.replace("_", "-")
             if probe.features == options.PATCHES:

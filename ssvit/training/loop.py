@@ -24,6 +24,7 @@ from ssvit.objectives.base import Objective
 from ssvit.options import UserError
 from ssvit.randomness import key
 from ssvit.training import runtime
+from ssvit.training.estimate import estimate
 from ssvit.training.loggers.base import Logger
 from ssvit.training.metrics_log import MetricsLog
 from ssvit.training.peers import Shared
@@ -93,14 +94,15 @@ def train(
     *,
     evaluators: Mapping[str, Evaluator],
     run_identity: Mapping[str, object],
+    estimated: bool = False,
     loggers: Sequence[Logger] = (),
 ) -> bool:
     """Train `objective` in a run folder until recipe.steps updates are complete, going on from what is there.
 
-    run_identity: what the run is bound to, stored in each checkpoint; a checkpoint of another one is refused. loggers:
-    where metrics go besides metrics.jsonl; the main process alone uses them. Returns False if the run was finished
-    already. Raises Stopped after SIGTERM or Ctrl-C, UserError where it cannot go on, PeerGone where another process
-    cannot.
+    run_identity: what the run is bound to, stored in each checkpoint; a checkpoint of another one is refused.
+    estimated: say first what the steps will take. loggers: where metrics go besides metrics.jsonl; the main process
+    alone uses them. Returns False if the run was finished already. Raises Stopped after SIGTERM or Ctrl-C, UserError
+    where it cannot go on, PeerGone where another process cannot.
     """
     say = functools.partial(print, flush=True) if fabric.is_global_zero else lambda text: None
     state = State(fabric, objective, recipe)
@@ -122,9 +124,11 @@ def train(
     log = MetricsLog(folder, recipe, first_step=first, speaks=fabric.is_global_zero, loggers=loggers)
     bad = 0
     with Stop() as stop, contextlib.closing(log):
+        if first == 0 and (prepared := state.prepare(loader)):
+            say(prepared)
+        if estimated:
+            say(estimate(state, loader, evaluators, first=first).line)
         if first == 0:
-            if prepared := state.prepare(loader):
-                say(prepared)
             _evaluate(state, evaluators, log, 0)
         batches: Iterator[Batch] = loader.batches(first, recipe.steps)
         if fabric.world_size == 1:  # several processes stop after the same step
@@ -209,11 +213,7 @@ def accumulate(
 def _evaluate(state: State, evaluators: Mapping[str, Evaluator], log: MetricsLog, step: int) -> None:
     """Call the evaluators that are due; at the end of the run, print their lines and write their tables."""
     recipe = state.recipe
-    due = {
-        name: one
-        for name, one in evaluators.items()
-        if (step == recipe.steps if one.at_end else recipe.due(step, one.every or recipe.evaluate_every))
-    }
+    due = {name: one for name, one in evaluators.items() if one.due(step, recipe.steps, recipe.evaluate_every)}
     if not due:
         return
     with log.paused(), state.evaluating() as objective:

@@ -1,0 +1,178 @@
+"""What a run will take, told before it begins: memory is counted, time is measured by a small step or two.
+
+The steps are taken back: no weight, buffer or random state is changed by them.
+"""
+
+import resource
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import torch
+from lightning_fabric import Fabric
+from lightning_fabric.strategies.fsdp import FSDPStrategy
+from torch import Tensor
+
+from ssvit.data.loader import Loader
+from ssvit.evaluation.base import Evaluator
+from ssvit.evaluation.options import COST
+from ssvit.objectives.base import Objective
+from ssvit.training import runtime
+from ssvit.training.state import State
+
+_SECONDS = 1.0  # that the timed step should take, at most
+_FIRST, _MOST = 2, 64  # images of the step that warms up, and of the timed one at most
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """Of one process of a run.
+
+    Bytes: weights, with buffers and averages; gradients; moments, of the optimiser; activations, of a micro-batch;
+    resident, of the process before the first step, the weights among them (0: not known). step: seconds of an update,
+    evaluations: of all of them; None where they are not measured. images: of the steps that were taken to measure.
+    """
+
+    steps: int
+    weights: int
+    gradients: int
+    moments: int
+    activations: int
+    resident: int
+    step: float | None
+    evaluations: float | None
+    images: int
+
+    @property
+    def memory(self) -> int:
+        """Bytes at the highest. A checkpoint is written from a copy of weights and moments."""
+        coming = self.gradients + self.activations + 2 * self.moments + self.weights
+        return (self.resident or self.weights) + coming
+
+    @property
+    def seconds(self) -> float | None:
+        """Of the run, with its evaluations."""
+        return None if self.step is None else self.steps * self.step + (self.evaluations or 0)
+
+    @property
+    def line(self) -> str:
+        """For the console."""
+        if self.seconds is None or self.step is None:
+            told = "time after the first steps"
+        else:
+            told = (
+                f"{duration(self.seconds)} ({self.step:.2g} s a step, measured on {self.images} images; evaluations "
+                f"{duration(self.evaluations or 0)})"
+            )
+        parts = (self.weights, "weights"), (self.gradients + self.moments, "gradients and moments")
+        counted = ", ".join(f"{size(part)} {name}" for part, name in (*parts, (self.activations, "activations")))
+        return f"estimated: {told}; {size(self.memory)} of memory (counted: {counted})"
+
+
+def duration(seconds: float) -> str:
+    """85 s, 12 min, 3 h 20 min, 4 days."""
+    minutes = round(seconds / 60)
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    if minutes < 100:
+        return f"{minutes} min"
+    return f"{minutes // 60} h {minutes % 60} min" if minutes < 48 * 60 else f"{minutes / 1440:.0f} days"
+
+
+def size(bytes: int) -> str:
+    """45 MB, 1.2 GB."""
+    return f"{bytes / 1e6:.0f} MB" if bytes < 1e9 else f"{bytes / 1e9:.1f} GB"
+
+
+def estimate(state: State, loader: Loader, evaluators: Mapping[str, Evaluator], *, first: int = 0) -> Estimate:
+    """What the steps from `first` on will take in each process.
+
+    Time is measured in a single process without torch.compile. Activations are counted there and, without a backward
+    pass, in several processes; not of a sharded model, which no process has whole.
+    """
+    fabric, objective, recipe = state.fabric, state.objective, state.recipe
+    trained = [parameter for parameter in objective.parameters() if parameter.requires_grad]
+    held = _bytes([*objective.parameters(), *objective.buffers()])
+    gradients = _bytes(trained)
+    micro = recipe.batch_size // (recipe.accumulate * fabric.world_size)
+    timed = fabric.world_size == 1 and runtime.backend(recipe, fabric.device) != "compile"
+    count, seconds, activations = 0, 0.0, 0.0
+    if not isinstance(fabric.strategy, FSDPStrategy):
+        with _taken_back(objective, fabric):
+            few = min(_FIRST, micro)
+            for _ in range(2):  # the first one is slower, by what is built and loaded
+                took, fixed = _step(state, loader, few, backward=timed)
+            count = max(few, min(micro, _MOST, int(few * _SECONDS / took)))
+            larger, saved = _step(state, loader, count, backward=timed) if count > few else (took, fixed)
+        seconds = _at(micro, few, took, count, larger)
+        activations = _at(micro, few, fixed, count, saved)
+    of_one = seconds / micro if timed and count else None
+    seen = sum(
+        one.images * sum(one.due(step, recipe.steps, recipe.evaluate_every) for step in range(first, recipe.steps + 1))
+        for one in evaluators.values()
+    )
+    return Estimate(
+        steps=recipe.steps - first,
+        weights=held + (gradients if recipe.ema else 0),
+        gradients=gradients,
+        moments={"adamw": 2, "sgd": 1}[recipe.optimizer] * gradients,
+        activations=round(activations),
+        resident=_resident() if fabric.device.type == "cpu" else 0,
+        step=None if of_one is None else of_one * recipe.batch_size,
+        evaluations=None if of_one is None else COST * seen * of_one,
+        images=count,
+    )
+
+
+def _at(images: int, few: int, of_few: float, count: int, of_count: float) -> float:
+    """What grows with a batch, of so many images: a line through both measurements, or through 0 and the larger one."""
+    each = (of_count - of_few) / (count - few) if of_count > of_few and count > 2 * few else of_count / count
+    return of_count + each * (images - count)
+
+
+def _step(state: State, loader: Loader, images: int, *, backward: bool) -> tuple[float, int]:
+    """Seconds of the passes of a batch of so many images, and bytes that the forward pass keeps for the backward."""
+    fabric, objective = state.fabric, state.objective
+    small = replace(loader, batch_size=images, accumulate=1, rank=0, world=1, workers=0)
+    (batch,) = small.batches(0, 1)
+    batch = batch.to(fabric.device)
+    began = time.perf_counter()
+    noise = fabric.to_device(objective.sample(batch.slots, seed=state.recipe.seed))
+    kept: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with fabric.autocast(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        loss = objective(batch, noise, state.schedule(0))["loss"]
+    for tensor in (*objective.parameters(), *objective.buffers(), *batch.views.values()):
+        kept.pop(tensor.untyped_storage().data_ptr(), None)
+    if backward:
+        loss.backward()
+        loss.item()
+    return time.perf_counter() - began, sum(kept.values())
+
+
+@contextmanager
+def _taken_back(objective: Objective, fabric: Fabric) -> Iterator[None]:
+    """What the block does to buffers, gradients and random states is undone."""
+    buffers = [(buffer, buffer.clone()) for buffer in objective.buffers()]
+    devices = [fabric.device] if fabric.device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        yield
+    with torch.no_grad():
+        for buffer, former in buffers:
+            buffer.copy_(former)
+    objective.zero_grad(set_to_none=True)
+
+
+def _bytes(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def _resident() -> int:
+    """Bytes of this process so far, at the highest."""
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
