@@ -1,11 +1,12 @@
-# make pretrain: set up, then pre-train on the embedded data. make test: set up, then run the tests.
+# make pretrain: set up, then pre-train on the embedded images and fine-tune on few labels. make test: the tests.
 PYTHON ?= python3
 BIN := .venv/bin
 
 .PHONY: pretrain test test-slow lint docs benchmark
 
 pretrain: .venv/ready
-	$(BIN)/python tools/pretrain.py objective=masked_patch
+	$(BIN)/python tools/pretrain.py experiment=quickstart
+	$(BIN)/python tools/finetune.py experiment=finetune_quickstart
 
 # A process for each core, and a thread for each process: most of the time goes into starting tools.
 test: .venv/dev

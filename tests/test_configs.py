@@ -21,6 +21,7 @@ from ssvit.options import OptionError, make
 from ssvit.training import comparison, preflight
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
+EMBEDDED = ("synthetic", "shapes")  # data sets that need no files
 
 
 def names(group: str) -> list[str]:
@@ -120,25 +121,25 @@ def test_a_data_set_adds_nothing_to_the_augmentation_that_is_chosen(data):
 
 @pytest.mark.parametrize("name", names("data"))
 def test_every_data_set_composes_and_those_of_files_build(name, images):
-    root = [] if name == "synthetic" else [f"data.root={images}"]
+    root = [] if name in EMBEDDED else [f"data.root={images}"]
     rectangle = composed(f"data={name}", *root, "data.image_size=[64,96]", "encoder.patch_size=16")
     preflight.check(OmegaConf.to_container(rectangle, resolve=True) | {"recipe": {"batch_size": 8}})
     build(rectangle)
-    small = ["data.images=16", "data.held_out_images=8"] if name == "synthetic" else []
+    small = ["data.images=16", "data.held_out_images=8"] if name in EMBEDDED else []
     config = composed(f"data={name}", *root, *small, "encoder.patch_size=16", "recipe.batch_size=8")
     preflight.check(OmegaConf.to_container(config, resolve=True))
     build(config)
-    if name in ("synthetic", "folder", "imagenet"):
+    if name in (*EMBEDDED, "folder", "imagenet"):
         data = instantiate(config.data.source, _convert_="all")
         assert isinstance(data, Data)
-        assert (len(data.train), len(data.watched)) == ((16, 8) if name == "synthetic" else (8, 8))
+        assert (len(data.train), len(data.watched)) == ((16, 8) if name in EMBEDDED else (8, 8))
 
 
 @pytest.mark.parametrize("name", names("experiment"))
 def test_every_experiment_composes_and_has_its_command_on_top(name, images, monkeypatch, pretrained_run):
     monkeypatch.setattr("ssvit.data.folder.count", lambda root, at_most: at_most)
     head = [line for line in (CONFIGS / "experiment" / f"{name}.yaml").read_text().splitlines() if line.startswith("#")]
-    command = rf"(?:tools/|ssvit )(\w+)(?:\.py)? experiment={name} (.*)$"
+    command = rf"(?:tools/|ssvit )(\w+)(?:\.py)? experiment={name}\b(.*)$"
     (tool, rest), *others = re.findall(command, "\n".join(head), re.MULTILINE)
     assert not others
     options = [option.replace("PATH", str(images)) for option in rest.split()]

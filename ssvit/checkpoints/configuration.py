@@ -22,7 +22,7 @@ FREE = (
     "overwrite", "outputs", "workers", "loader_timeout", "evaluators.test.timeout", "fabric", "data.root",
     "data.download", "data.masks", "data.verify", "data.source", "recipe.precision", "checkpoint", "encoder.path",
     "encoder.activation_checkpointing", "seeds", "probe", "probing", "command", "logger",
-    "target.checkpoint",
+    "target.checkpoint", "preset",
 )  # fmt: skip
 # Groups whose files hold only values, which are compared, and options in `FREE`.
 FREE_CHOICES = ("experiment", "recipe", "data", "probe", "logger")

@@ -61,7 +61,8 @@ class Tool:
     it returns options to add to those typed. positional: the option, a list, that takes the arguments not written as
     option=value. aliases: what beginnings of options stand for. groups: the dataclasses of groups of options that have
     no `_target_`, by their names, that of the command itself by "". common: beginnings of the options that --help
-    shows, all if empty. dry_run: what --dry-run calls in the place of `run`.
+    shows, all if empty. dry_run: what --dry-run calls in the place of `run`. own_images: options that data=PATH
+    brings, unless they are typed.
     """
 
     name: str
@@ -73,6 +74,7 @@ class Tool:
     groups: Mapping[str, type] = field(default_factory=dict)
     common: Sequence[str] = ()
     dry_run: Callable[[DictConfig, Plain], object] | None = None
+    own_images: Sequence[str] = ()
 
     def main(self, arguments: Sequence[str]) -> None:
         """Run with these options of the command line. A failure is one line, and ends the process."""
@@ -146,7 +148,11 @@ class Tool:
         # Hydra wants its own flags before the options.
         former = _options, _added
         _options, _added = sorted((one for one in arguments if one not in bare), key=_is_option), []
-        _options = [part for option in _options for part in _data_folder(option)]
+        expanded = [part for option in _options for part in _data_folder(option)]
+        if len(expanded) > len(_options):
+            names = {option.partition("=")[0] for option in _options}
+            expanded += [option for option in self.own_images if option.partition("=")[0] not in names]
+        _options = expanded
         try:
             for option in _options:
                 _check_typed(option)

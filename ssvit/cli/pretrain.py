@@ -3,14 +3,19 @@
 checkpoint=PATH starts from weights that exist, a run's or another project's.
 """
 
+import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from ssvit.checkpoints.checkpoint import PRETRAIN
 from ssvit.checkpoints.run_folder import RunFolder, is_main_process
-from ssvit.cli.launch import ALIASES, Plain, Tool, as_dict, job_name
+from ssvit.cli import preset
+from ssvit.cli.launch import ALIASES, CONFIGS, Plain, Tool, announce, as_dict, job_name
 from ssvit.cli.pretrained import configuration, keep_weights, offer_start
+from ssvit.options import command
 from ssvit.training import preflight
 
 
@@ -20,6 +25,7 @@ def check(config: DictConfig, plain: Plain) -> Plain:
         keep_weights(config)
         plain = as_dict(config)
     preflight.check(plain)
+    announce()
     if plain["name"] is not None:
         config.name = job_name(str(plain["name"]))
     return plain
@@ -45,21 +51,43 @@ def run(config: DictConfig, plain: Plain) -> Path:
 
         from ssvit.cli.session import Session
 
-        Session(config, folder.path, stage=PRETRAIN).train(config, folder.path)
+        session = Session(config, folder.path, stage=PRETRAIN)
+        session.train(config, folder.path)
+        if is_main_process():
+            print(f"next: {_next(config, labelled=session.labelled)}", flush=True)
     return folder.path
+
+
+def _next(config: DictConfig, *, labelled: bool) -> str:
+    """The command that shows whether it helped: that of the experiment, or else of any images."""
+    experiment = f"finetune_{HydraConfig.get().runtime.choices.get('experiment')}"
+    if (CONFIGS / "experiment" / f"{experiment}.yaml").is_file():
+        root = "" if config.data.get("root") is None else f" data.root={shlex.quote(str(config.data.root))}"
+        return f"{command('finetune')} experiment={experiment}{root}"
+    if labelled:
+        return f"{command('finetune')} compare=scratch, or {command('evaluate')} for the frozen features"
+    return f"{command('visualize')}, or {command('finetune')} data=PATH with labelled images"
+
+
+def before(typed: dict[str, str]) -> Sequence[str]:
+    """The options that preset=auto adds, and the choices of the weights to start from."""
+    chosen = preset.options(typed)
+    added = dict(option.split("=", 1) for option in chosen if option.partition("=")[0] != "preset")
+    return [*chosen, *offer_start({**added, **typed})]
 
 
 tool = Tool(
     "pretrain",
     "pre-train a Vision Transformer",
     run,
-    before=offer_start,
+    before=before,
     aliases=ALIASES,
     groups=preflight.GROUPS,
     dry_run=dry_run,
     common=(
         "name",
         "checkpoint",
+        "preset",
         "overwrite",
         "data.root",
         "data.download",
@@ -80,4 +108,5 @@ tool = Tool(
         "fabric.devices",
         "workers",
     ),
+    own_images=("preset=auto",),
 )

@@ -47,6 +47,11 @@ class Session:
         if self._data.told and is_main_process():
             print(self._data.told, flush=True)
 
+    @property
+    def labelled(self) -> bool:
+        """Whether the training images have classes."""
+        return self._data.train.labels is not None
+
     @runtime.together()
     def run(self, name: str, changes: Mapping[str, object]) -> list[dict[str, Any]]:
         """Train in a subfolder with some (dotted) options changed; returns the rows of metrics."""

@@ -20,10 +20,14 @@ def synthetic(**given: object) -> Data:
     from ssvit.data.synthetic import CLASSES, masks, render
 
     chosen = make(options.Synthetic, given)
-    seed, size = chosen.seed, pair("size", chosen.size)
+    seed, size, version = chosen.seed, pair("size", chosen.size), chosen.version
     counts = chosen.images, chosen.held_out_images
     train, test = (
-        Memory(*render(part, seed=seed, size=size), CLASSES, masks=masks(part, seed=seed, size=size))
+        Memory(
+            *render(part, seed=seed, size=size, version=version),
+            CLASSES,
+            masks=masks(part, seed=seed, size=size, version=version),
+        )
         for part in torch.arange(sum(counts)).split(counts)
     )
     return Data(train, None, test, CLASSES)

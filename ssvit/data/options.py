@@ -47,12 +47,15 @@ class Synthetic(Known):
     """Images to measure on."""
     seed: int = 0
     """Seed of all scenes."""
+    version: int = 1
+    """1: small shapes at any angle; 2: large ones, nearly upright."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "size", pair("size", self.size))
         whole("images", self.images)
         whole("held_out_images", self.held_out_images)
         whole("seed", self.seed, at_least=0)
+        one_of("version", self.version, (1, 2))
 
     def count(self, at_most: int) -> int:
         return min(self.images, at_most)

@@ -3,6 +3,7 @@
 The dead-leaves model gives the scale-free statistics of natural images: opaque leaves with radii distributed as
 r^-3, painted over one another (Lee, Mumford, Huang 2001). Light, texture and a small palette of each scene make hidden
 patches predictable from visible ones. The shape is the class; its pose, colour and texture are independent of it.
+Version 1 has small shapes at any angle; version 2 has large ones, nearly upright, as objects stand in photographs.
 
 Every number comes from sums, products, minima, square roots and tables, which torch rounds alike wherever they stand
 in a batch, unlike its powers and angles: an image has the same bits in any batch and for any number of threads.
@@ -12,11 +13,12 @@ Letters: b images, k leaves, p pixels = h * w. Lengths are in units of sqrt(h * 
 
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from ssvit.options import pair, whole
+from ssvit.options import one_of, pair, whole
 from ssvit.randomness import uniform
 
 _LEAVES = 16
@@ -85,36 +87,52 @@ SHAPES = {function.__name__[1:]: function for function in _FUNCTIONS}
 CLASSES = tuple(SHAPES)
 
 
-def render(indices: Tensor, *, seed: int, size: int | tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """Images and their classes: image i is a pure function of (seed, i, size), its label of (seed, i).
+@dataclass(frozen=True)
+class _Pose:
+    """How the labelled shape lies in its image."""
+
+    radius: tuple[float, float]  # at least, and the range above that, of the shorter side
+    turn: tuple[float, float]  # the first angle and the range above that, in turns
+    shift: float  # how far it may lie from where it is seen whole, of the shorter side
+
+
+_POSES = {
+    1: _Pose(radius=(0.17, 0.07), turn=(0.0, 1.0), shift=0.0),
+    2: _Pose(radius=(0.26, 0.12), turn=(-0.075, 0.15), shift=0.2),
+}
+
+
+def render(indices: Tensor, *, seed: int, size: int | tuple[int, int], version: int = 1) -> tuple[Tensor, Tensor]:
+    """Images and their classes: image i is a pure function of (seed, i, size, version), its label of (seed, i).
 
     indices (b,) int64, size a side or (height, width) in pixels -> images (b, 3, h, w) uint8, labels (b,) int64 into
     `CLASSES`. Each aligned run of ten indices holds every class once. Sizes of one aspect show one scene. OptionError
-    for a wrong size or seed.
+    for a wrong size, seed or version.
     """
-    return _in_chunks(lambda *chunk: _canvas(*chunk).clamp_(0, 1).mul_(255).add_(0.5), 3, indices, seed, size)
+    return _in_chunks(lambda *chunk: _canvas(*chunk).clamp_(0, 1).mul_(255).add_(0.5), 3, indices, seed, size, version)
 
 
-def masks(indices: Tensor, *, seed: int, size: int | tuple[int, int]) -> Tensor:
+def masks(indices: Tensor, *, seed: int, size: int | tuple[int, int], version: int = 1) -> Tensor:
     """Where the labelled shapes lie in the images that `render` makes of the same arguments.
 
     indices (b,) int64 -> (b, h, w) uint8: 1 + label for a pixel whose centre lies in the shape, 0 for the background.
     """
-    return _in_chunks(_draw_mask, 1, indices, seed, size)[0][:, 0]
+    return _in_chunks(_draw_mask, 1, indices, seed, size, version)[0][:, 0]
 
 
 def _in_chunks(
-    draw: Callable[..., Tensor], channels: int, indices: Tensor, seed: int, size: int | tuple[int, int]
+    draw: Callable[..., Tensor], channels: int, indices: Tensor, seed: int, size: int | tuple[int, int], version: int
 ) -> tuple[Tensor, Tensor]:
     """Images (b, channels, h, w) uint8, drawn a chunk at a time, and their labels (b,)."""
     height, width = pair("size", size)
     whole("seed", seed, 0)
+    one_of("version", version, _POSES)
     grid, labels = _Grid(height, width, indices.device), _label(indices, seed)
     images = torch.empty(len(indices), channels, height, width, dtype=torch.uint8, device=indices.device)
     rows = max(1, _CHUNK // (height * width))
     for start in range(0, len(indices), rows):
         part = slice(start, start + rows)
-        images[part] = draw(indices[part], labels[part], seed, grid).view(-1, channels, height, width)
+        images[part] = draw(indices[part], labels[part], seed, grid, _POSES[version]).view(-1, channels, height, width)
     return images, labels
 
 
@@ -136,7 +154,7 @@ class _Grid:
         self.x, self.y = x.repeat(height), y.repeat_interleave(width)
 
 
-def _canvas(indices: Tensor, labels: Tensor, seed: int, grid: _Grid) -> Tensor:
+def _canvas(indices: Tensor, labels: Tensor, seed: int, grid: _Grid, pose: _Pose) -> Tensor:
     """One chunk of images before they are rounded: (b, 3, p)."""
     turn, tints, bands, shape, leaves, *lattices = _numbers(indices, seed)
     light = _direction(turn * 0.4 + 0.55)
@@ -150,13 +168,13 @@ def _canvas(indices: Tensor, labels: Tensor, seed: int, grid: _Grid) -> Tensor:
     stripes = _wave(x * (cos / period) + y * (sin / period) + bands[:, 2:])
     canvas = _background(grid, clouds, palette)
     _paint_leaves(canvas, x, y, (stripes, grain), _leaves(leaves, palette, light, grid))
-    _paint_shape(canvas, labels, shape, light, grid)
+    _paint_shape(canvas, labels, shape, light, grid, pose)
     return canvas
 
 
-def _draw_mask(indices: Tensor, labels: Tensor, seed: int, grid: _Grid) -> Tensor:
+def _draw_mask(indices: Tensor, labels: Tensor, seed: int, grid: _Grid, pose: _Pose) -> Tensor:
     """One chunk of masks: (b,) indices and labels -> (b, p)."""
-    depth = _place(labels, _numbers(indices, seed)[3], grid)[0]
+    depth = _place(labels, _numbers(indices, seed)[3], grid, pose)[0]
     return (depth > 0) * (labels[:, None] + 1)
 
 
@@ -271,7 +289,7 @@ def _paint_leaves(
         canvas.add_(torch.mul(color, shade[:, None], out=layer))
 
 
-def _place(labels: Tensor, numbers: Tensor, grid: _Grid) -> tuple[Tensor, ...]:
+def _place(labels: Tensor, numbers: Tensor, grid: _Grid, pose: _Pose) -> tuple[Tensor, ...]:
     """The shapes of some labels (b,) at the size and pose that the first of (b, 11) uniform numbers give.
 
     Returns their depth (b, p), above 0 inside and 0 at the edge; dx, dy (b, p) from their middle; u (b, p) along their
@@ -279,10 +297,10 @@ def _place(labels: Tensor, numbers: Tensor, grid: _Grid) -> tuple[Tensor, ...]:
     """
     size, x, y, turn, aspect = numbers[:, :5, None].unbind(1)
     side = min(grid.extent)
-    radius = (0.17 + size * 0.07) * side
-    room = (side - radius * 3.2).clamp_(min=0)
+    radius = (pose.radius[0] + size * pose.radius[1]) * side
+    room = (side - radius * 3.2).clamp_(min=0) + pose.shift * side
     dx, dy = grid.x - (x - 0.5) * room, grid.y - (y - 0.5) * room
-    cos, sin = _direction(turn)
+    cos, sin = _direction(turn * pose.turn[1] + pose.turn[0])
     stretch = (aspect * 0.7 + 0.7).sqrt()
     u = (dx * cos + dy * sin) * (stretch / radius)
     v = (dy * cos - dx * sin) / (stretch * radius)
@@ -293,10 +311,12 @@ def _place(labels: Tensor, numbers: Tensor, grid: _Grid) -> tuple[Tensor, ...]:
     return depth, dx, dy, u, radius
 
 
-def _paint_shape(canvas: Tensor, labels: Tensor, numbers: Tensor, light: tuple[Tensor, Tensor], grid: _Grid) -> None:
+def _paint_shape(
+    canvas: Tensor, labels: Tensor, numbers: Tensor, light: tuple[Tensor, Tensor], grid: _Grid, pose: _Pose
+) -> None:
     """Paint the labelled shape over everything else: canvas (b, 3, p), (b, 11) uniform numbers."""
     period, phase, contrast, hue, bright, chroma = numbers[:, 5:, None].unbind(1)
-    depth, dx, dy, u, radius = _place(labels, numbers, grid)
+    depth, dx, dy, u, radius = _place(labels, numbers, grid, pose)
     lx, ly = light
     stripes = _wave(u * (period + 0.8) + phase) * (contrast * 0.5 - 0.25).clamp_(min=0)
     shade = (dx * lx + dy * ly) * (0.25 / radius) + stripes + (depth * 3).clamp_(0, 1) * 0.25 + 0.85

@@ -1,0 +1,136 @@
+"""preset=auto: model, image size and schedule for a folder of photographs, from their number and size and the machine.
+
+The numbers for CPUs are those that taught small sets of photographs something within half an hour on two cores
+(docs/results.md); those for GPUs follow the papers' recipes, scaled to small sets, and have not been measured.
+"""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from PIL import Image
+
+from ssvit.checkpoints.configuration import Configuration
+from ssvit.cli.launch import say
+from ssvit.data import folder
+from ssvit.options import OptionError, UserError
+
+AUTO = "auto"
+OBJECTIVE = "masked_patch_decoder"
+_SAMPLED = 64  # images whose size is read
+_OF_ENCODER = ("encoder", "encoder.patch_size", "data.image_size")  # which a checkpoint brings
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a run has: CPU cores, and whether there is an NVIDIA GPU."""
+
+    cores: int
+    gpu: bool
+
+    @classmethod
+    def here(cls) -> "Machine":
+        """This one, asked without torch."""
+        return cls(len(os.sched_getaffinity(0)), os.path.exists("/proc/driver/nvidia/version"))
+
+
+def choose(images: int, side: int, machine: Machine, given: Mapping[str, int] | None = None) -> Mapping[str, object]:
+    """Options for so many images whose shorter sides have `side` pixels in the median.
+
+    given: the user's own numbers, by their options' names, by which others go.
+    """
+    given = given or {}
+    if machine.gpu:
+        size, grid = (32, 8) if side < 48 else (96, 12) if side < 160 else (224, 14)
+        model = "ti" if images < 20_000 else "s" if images < 300_000 else "b"
+        batch_size, lr = (256, 1e-3) if images < 20_000 else (1024, 1e-3 if model == "s" else 6e-4)
+        seen = min(max(400 * images, 10_000_000), 400_000_000)
+    else:
+        size, grid, model = 32 if side < 48 else 64, 8, "small"
+        batch_size, lr = 64, 2e-3
+        seen = min(max(100 * images, 256_000), 1_280_000)
+    size = given.get("data.image_size", size)
+    batch_size = given.get("recipe.batch_size", min(batch_size, max(1, images // 4)))
+    steps = given.get("recipe.steps", seen // batch_size)
+    return {
+        "objective": OBJECTIVE,
+        "encoder": model,
+        "data.image_size": size,
+        "encoder.patch_size": max(1, size // grid),
+        "recipe.steps": steps,
+        "recipe.batch_size": batch_size,
+        "recipe.lr": lr,
+        "recipe.warmup": steps // 20,
+        "recipe.evaluate_every": max(1, steps // 10),
+        "recipe.save_every": max(1, steps // 10),
+        "recipe.log_every": max(1, steps // 100),
+        "workers": min(16, machine.cores - 1),
+    }
+
+
+def options(typed: dict[str, str]) -> Sequence[str]:
+    """The options that preset=auto adds to those that are typed, which win; none without it.
+
+    A run that began with it keeps what was chosen then. OptionError if the images are not in a folder.
+    """
+    wanted = typed.get("preset", "null")
+    if wanted in ("null", "") or "experiment" in typed:  # which is a preset of its own
+        return ()
+    if wanted != AUTO:
+        raise OptionError("preset", wanted, "must be auto or null")
+    if typed.get("data") != "folder" or "data.root" not in typed:
+        raise OptionError("preset", wanted, "needs a folder of images: data=PATH")
+    chosen = _as_it_began(typed)
+    if chosen is None:
+        files = _training_images(typed)
+        side = _side(files)
+        machine = Machine.here()
+        given = {name: int(value) for name, value in typed.items() if value.isdecimal() and int(value)}
+        chosen = choose(len(files), side, machine, given)
+        where = f"{machine.cores} CPU cores" + (" and a GPU" if machine.gpu else "")
+        say(f"preset=auto: {len(files):,} images of {side} pixels in the median, {where}:")
+    else:
+        say("preset=auto: as the run began:")
+    brought = _OF_ENCODER if typed.get("checkpoint", "null") != "null" else ()
+    own = {name: value for name, value in chosen.items() if name not in typed and name not in brought}
+    say(f"  {' '.join(f'{name}={value}' for name, value in own.items())}")
+    kept = [f"{name}={value}" for name, value in chosen.items()]
+    return [*(f"{name}={value}" for name, value in own.items()), f"preset={json.dumps(kept)}"]
+
+
+def _as_it_began(typed: dict[str, str]) -> Mapping[str, object] | None:
+    """What was chosen when the run of this name began; None if there is none."""
+    if typed.get("overwrite") == "true":
+        return None
+    name = typed.get("name", f"{typed.get('objective', OBJECTIVE)}_folder")
+    try:
+        kept = Configuration.read(Path(typed.get("outputs", "outputs"), name, "config.yaml")).values.get("preset")
+    except (UserError, OSError):
+        return None
+    if not isinstance(kept, list):
+        return None
+    return dict(str(option).split("=", 1) for option in kept)
+
+
+def _training_images(typed: dict[str, str]) -> list[str]:
+    root = typed["data.root"]
+    folder.check(root, "data.root")
+    names = {part: typed[f"data.{part}"] for part in folder.Splits._fields if f"data.{part}" in typed}
+    parts = {part: None if name == "null" else name for part, name in names.items()}
+    return folder.pictures(folder.splits(root, **parts).train)
+
+
+def _side(files: Sequence[str]) -> int:
+    """The median of the shorter sides of some images, evenly spaced, from their headers. UserError if none is read."""
+    sides = []
+    for file in files[:: max(1, len(files) // _SAMPLED)]:
+        try:
+            with Image.open(file) as image:
+                sides.append(min(image.size))
+        except (OSError, ValueError, Image.DecompressionBombError):
+            continue  # the loader replaces and counts what cannot be read
+    if not sides:
+        raise UserError(f"{files[0]}: cannot be read as an image, nor can others beside it")
+    return sorted(sides)[len(sides) // 2]

@@ -1,0 +1,111 @@
+"""preset=auto: what it chooses, that typed options win, and that a run keeps what it began with."""
+
+import itertools
+
+import pytest
+import yaml
+from command import one_line
+from PIL import Image
+
+from ssvit.cli.preset import OBJECTIVE, Machine, choose, options
+from ssvit.models.options import ViT
+from ssvit.options import OptionError, make
+from ssvit.training.recipe import Recipe
+
+TINY = (
+    "encoder.width=16", "encoder.depth=1", "encoder.heads=2", "objective.decoder.width=16", "objective.decoder.heads=2",
+    "recipe.steps=2", "recipe.batch_size=4", "recipe.precision=32-true", "workers=0", "fabric.accelerator=cpu",
+)  # fmt: skip
+
+
+@pytest.fixture
+def photographs(tmp_path):
+    folder = tmp_path / "photographs"
+    folder.mkdir()
+    for place in range(30):
+        Image.new("RGB", (90, 60 + place), (8 * place, 128, 255 - 8 * place)).save(folder / f"{place}.png")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("images", "side", "gpu"),
+    list(itertools.product((5, 3000, 60_000, 2_000_000), (30, 100, 500), (False, True))),
+)
+def test_what_it_chooses_can_be_trained(images, side, gpu):
+    chosen = choose(images, side, Machine(8, gpu))
+    recipe = {name.partition(".")[2]: value for name, value in chosen.items() if name.startswith("recipe.")}
+    assert make(Recipe, recipe).batch_size <= images
+    heads, width = {"small": (3, 192), "ti": (3, 192), "s": (6, 384), "b": (12, 768)}[chosen["encoder"]]
+    size = {"image_size": chosen["data.image_size"], "patch_size": chosen["encoder.patch_size"]}
+    encoder = make(ViT, {**size, "width": width, "depth": 2, "heads": heads})
+    assert encoder.grid in ((8, 8), (12, 12), (14, 14))
+    assert recipe["steps"] * recipe["batch_size"] >= 250_000
+    assert 0 <= chosen["workers"] <= 16
+
+
+def test_more_images_are_seen_longer_up_to_a_limit():
+    seen = []
+    for images in (1000, 5000, 10_000, 100_000):
+        chosen = choose(images, 100, Machine(2, gpu=False))
+        seen.append(chosen["recipe.steps"] * chosen["recipe.batch_size"])
+    assert seen[0] < seen[1] < seen[2] <= seen[3] <= 1_280_000
+
+
+def test_numbers_of_the_user_decide_those_that_follow_them():
+    chosen = choose(3000, 100, Machine(2, gpu=False), {"data.image_size": 96, "recipe.steps": 50})
+    assert chosen["encoder.patch_size"] == 12
+    assert (chosen["recipe.warmup"], chosen["recipe.evaluate_every"], chosen["recipe.log_every"]) == (2, 5, 1)
+
+
+def test_typed_options_win_and_a_checkpoint_keeps_its_encoder(photographs):
+    typed = {"preset": "auto", "data": "folder", "data.root": str(photographs)}
+    names = {option.partition("=")[0] for option in options(typed)}
+    assert {"encoder", "recipe.steps", "objective", "preset"} <= names
+    others = {option.partition("=")[0] for option in options(typed | {"recipe.steps": "7", "objective": "mae"})}
+    assert others == names - {"recipe.steps", "objective"}
+    going_on = {option.partition("=")[0] for option in options(typed | {"checkpoint": "run"})}
+    assert going_on == names - {"encoder", "encoder.patch_size", "data.image_size"}
+    assert options({"data": "folder", "data.root": str(photographs)}) == ()
+    assert options(typed | {"experiment": "mae_imagenet"}) == ()
+
+
+def test_a_run_tells_what_was_chosen_and_keeps_it(photographs, tool, tmp_path):
+    done = tool("pretrain", f"data={photographs}", *TINY)
+    first, second, *_ = done.stdout.splitlines()
+    assert first.startswith("preset=auto: 30 images of 75 pixels in the median, ")
+    assert f"objective={OBJECTIVE} encoder=small data.image_size=64 encoder.patch_size=8" in second
+    assert "recipe.steps" not in second
+    kept = yaml.safe_load((tmp_path / "outputs" / f"{OBJECTIVE}_folder" / "config.yaml").read_text())["preset"]
+    assert "data.image_size=64" in kept
+    for file in photographs.iterdir():  # as of another machine or another version: the run's own numbers stay
+        Image.new("RGB", (30, 30)).save(file)
+    again = tool("pretrain", f"data={photographs}", *TINY, status=1)
+    assert again.stdout.splitlines()[:2] == ["preset=auto: as the run began:", second]
+    plain = (
+        "preset=null",
+        "overwrite=true",
+        "objective=masked_patch_decoder",
+        "recipe.warmup=1",
+        "encoder.patch_size=8",
+    )
+    told = tool("pretrain", f"data={photographs}", *TINY, *plain, "data.image_size=32")
+    assert "preset" not in told.stdout
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        (["preset=auto"], "preset=auto: needs a folder of images: data=PATH"),
+        (["preset=best"], "preset=best: must be auto or null"),
+    ],
+)
+def test_mistakes_are_one_line(tool, typed, message):
+    assert message in one_line(tool("pretrain", *typed, status=2))
+
+
+def test_images_that_cannot_be_read_are_told(tmp_path):
+    (tmp_path / "broken.png").write_bytes(b"not an image")
+    with pytest.raises(Exception, match=r"broken\.png: cannot be read as an image"):
+        options({"preset": "auto", "data": "folder", "data.root": str(tmp_path)})
+    with pytest.raises(OptionError, match="no such folder"):
+        options({"preset": "auto", "data": "folder", "data.root": str(tmp_path / "none")})
