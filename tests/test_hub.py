@@ -62,6 +62,40 @@ def test_a_repository_is_the_checkpoint_that_its_file_is(cache):
     assert (storage.load_encoder(found.path)(x) - ours(x)).abs().max() < LIMIT
 
 
+@pytest.mark.parametrize("changes", [{}, {"positions": "relative"}, {"positions": "rotary", "registers": 2}])
+@torch.no_grad()
+def test_what_was_exported_as_it_is_comes_back(changes, cache, tmp_path):
+    """Also an encoder that no other project has a model for."""
+    ours = classifier(**changes)
+    folder, _ = written(ours, tmp_path, "safetensors")
+    lay_out(cache[0], "me/own", {file.name: file for file in folder.iterdir()})
+    found = Checkpoint.open("hf://me/own")
+    assert found.encoder == json.loads((folder / "config.json").read_text())["encoder"]
+    back, right = storage.load_encoder(found.path), ours.encoder.state_dict()
+    assert back.state_dict().keys() == right.keys()
+    assert all(torch.equal(value, right[name]) for name, value in back.state_dict().items())
+    assert (back(images()) - ours.encoder(images())).abs().max() < LIMIT
+    with pytest.raises(OptionError, match=r"heads=2: is told by the config.json"):
+        Checkpoint.open("hf://me/own", {"heads": 2})
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"width": 40}, "is not that of the encoder in its config.json"),
+        ({"depth": 10**9}, "fewer tensors than its config.json says layers"),
+        ({"depth": "many"}, "describes no encoder"),
+        ({"call": "os.system"}, "describes no encoder"),
+    ],
+)
+def test_a_configuration_that_does_not_fit_its_weights_is_refused(change, said, tmp_path):
+    folder, _ = written(encoder(), tmp_path, "safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({"encoder": config["encoder"] | change}))
+    with pytest.raises(UserError, match=said):
+        storage.load_encoder(folder / "model.safetensors")
+
+
 @pytest.mark.parametrize(
     ("address", "file"),
     [

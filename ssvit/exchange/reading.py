@@ -18,11 +18,11 @@ from ssvit.exchange.dinov3 import DINOV3
 from ssvit.exchange.files import ForeignError
 from ssvit.exchange.google import GOOGLE
 from ssvit.exchange.huggingface import DINOV2, HUGGINGFACE
-from ssvit.exchange.layout import IMAGENET, LAYER_SCALE, OPTIONAL, QKV_BIAS, Layout, Place, Shapes
+from ssvit.exchange.layout import IMAGENET, LAYER_SCALE, OPTIONAL, QKV_BIAS, Layout, Place, Shapes, described
 from ssvit.exchange.timm import FACEBOOK, TIMM
 from ssvit.exchange.torchvision import TORCHVISION
 from ssvit.models import options
-from ssvit.options import OptionError, UserError, pair
+from ssvit.options import OptionError, UserError, make, pair
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -90,6 +90,43 @@ class Foreign:
         return state
 
 
+class Own(Foreign):
+    """An encoder that ssvit exported as safetensors, whose names and shapes are ours."""
+
+    def weights(self) -> dict[str, "Tensor"]:
+        import torch
+
+        from ssvit.models.vit import ViT
+
+        tensors = files.tensors(self.path, self.names.values())
+        with torch.device("meta"):
+            expected = ViT(**self.arguments).state_dict()
+        for name, tensor in expected.items():
+            if name not in self.names or tensors[self.names[name]].shape != tensor.shape:
+                raise ForeignError(f"{self.path}: {name} is not that of the encoder in its config.json")
+        return {name: tensors[self.names[name]] for name in expected}
+
+
+def _own(path: Path, shapes: Shapes, given: Mapping[str, Any]) -> Own | None:
+    """The encoder of an export as safetensors; None if the file is none. UserError if its config.json is damaged."""
+    names = {name.removeprefix("encoder."): name for name in shapes if name.startswith("encoder.")}
+    arguments = described(path.parent / "config.json").get("encoder")
+    if "norm.weight" not in names or not isinstance(arguments, Mapping):
+        return None
+    try:
+        encoder = make(options.ViT, arguments)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{path.parent / 'config.json'}: describes no encoder ({error})") from None
+    if encoder.depth > len(names):  # nothing is built of what the file cannot hold
+        raise ForeignError(f"{path}: has fewer tensors than its config.json says layers")
+    for name in FOREIGN_OPTIONS:
+        if given.get(name) is not None:
+            raise OptionError(name, given[name], f"is told by the config.json beside {path.name}")
+    behind = sorted({_first_part(name) for name in shapes if name not in names.values()})
+    notes = ["exported by ssvit", *([f"left behind: {_first(behind)}"] if behind else [])]
+    return Own(path, names, (), dict(arguments), tuple(notes), masks_keys=False)
+
+
 def read(path: Path, given: Mapping[str, Any]) -> Foreign:
     """Find the encoder in a file.
 
@@ -97,6 +134,8 @@ def read(path: Path, given: Mapping[str, Any]) -> Foreign:
     that has no place or is missing, OptionError for an option that must be given.
     """
     shapes = files.shapes(path)
+    if own := _own(path, shapes, given):
+        return own
     layout, prefix = _layout(path, shapes)
     inside = {name: layout.usual(name.removeprefix(prefix)) for name in shapes if name.startswith(prefix)}
     usual = {usual: shapes[name] for name, usual in inside.items()}
