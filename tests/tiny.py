@@ -33,6 +33,7 @@ from ssvit.objectives.targets import MeanColor
 from ssvit.randomness import uniform
 from ssvit.schedule import Schedule
 from ssvit.training import loop, runtime
+from ssvit.training.loggers.tensorboard import TensorBoard
 from ssvit.training.recipe import Recipe
 
 CLASSES = ("ant", "bee", "cat")
@@ -247,5 +248,6 @@ def train(
         folder,
         evaluators=evaluators or {},
         run_identity=facts or {"encoder": objective.encoder.arguments},
+        loggers=[TensorBoard(folder=folder, name=folder.name, options={"steps": numbers.steps})],
     )
     return worked, objective
