@@ -359,6 +359,7 @@ def test_two_processes_train_as_one_does(tmp_path):
     assert spread(tmp_path / "two", 2, steps=6, precision="64-true") == [0, 0]
     one, two = (rows(tmp_path / name, "train/loss") for name in ("one", "two"))
     assert one.keys() == two.keys()
+    assert len(list((tmp_path / "two").glob("events.*"))) == 1  # the main process alone logs
     assert list(one.values()) == pytest.approx(list(two.values()), rel=1e-6)
     weights = [storage.load(Checkpoint.open(tmp_path / name / "step_00000006"))["model"] for name in ("one", "two")]
     for name in weights[0]:
