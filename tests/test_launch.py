@@ -1,13 +1,18 @@
 """Every tool tells a wrong option in one line before torch is loaded, and gives each job of a sweep a folder."""
 
+import json
 import os
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import pytest
 from command import TINY, one_line
+
+from ssvit.cli import sweep
 
 ROOT = Path(__file__).parent.parent
 RUN = ROOT / "tests" / "fixtures" / "first_edition" / "outputs" / "masked_patch_synthetic"
@@ -66,5 +71,49 @@ def test_each_job_of_a_sweep_has_a_folder_of_its_own(tool, tmp_path):
     runs = [f"masked_patch_synthetic_recipe.lr={lr}" for lr in ("0.001", "0.002")]
     assert left == [*runs, "multirun.yaml"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["outputs"]
+    head, *rows, best = done.stdout.splitlines()[-4:]
+    assert head.split() == ["recipe.lr", "held_out/loss"]
+    losses = {lr: float(loss) for lr, loss in map(str.split, rows)}
+    lowest = min(losses, key=losses.get)
+    assert best.startswith(f"best: recipe.lr={lowest}, lowest held_out/loss {losses[lowest]:.4g}: ")
+    assert best.endswith(f"outputs/masked_patch_synthetic_recipe.lr={lowest}")
     weights = {(tmp_path / "outputs" / run / "step_00000003" / "model.safetensors").read_bytes() for run in runs}
     assert len(weights) == 2
+
+
+@pytest.mark.parametrize(
+    ("option", "package"),
+    [
+        ("hydra/launcher=submitit_slurm", "hydra-submitit-launcher"),
+        ("hydra/sweeper=optuna", "hydra-optuna-sweeper"),
+    ],
+)
+def test_a_plug_in_that_is_missing_is_named(tool, no_torch, option, package):
+    with suppress(PackageNotFoundError):
+        version(package)
+        pytest.skip("it is installed")
+    line = one_line(tool("pretrain", "-m", option, "recipe.lr=1e-3,2e-3", status=2, PYTHONPATH=no_torch))
+    assert line == f"pretrain.py: {option}: needs {package}: pip install {package}"
+
+
+def test_jobs_are_compared_by_accuracy_before_losses(tmp_path):
+    jobs = []
+    for place, (accuracy, probe, loss) in enumerate([(0.5, 0.9, 3.0), (0.7, 0.2, 1.0), (0.6, 0.3, 2.0)]):
+        folder = tmp_path / str(place)
+        folder.mkdir()
+        row = {
+            "step": 1,
+            "test/accuracy": accuracy,
+            "probe/knn20": probe,
+            "probe/knn20_chosen": 2,
+            "held_out/loss": loss,
+        }
+        (folder / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+        jobs.append(sweep.Job({"a": str(place), "b.c": "x"}, folder))
+    assert sweep.table(jobs).splitlines() == [
+        "a  b.c  test/accuracy", "0  x    0.5", "1  x    0.7", "2  x    0.6",
+        f"best: a=1 b.c=x, highest test/accuracy 0.7: {tmp_path / '1'}",
+    ]  # fmt: skip
+    assert sweep.metric({"held_out/loss": 1.0, "probe/knn20": 0.1, "probe/knn20_chosen": 1}) == "probe/knn20"
+    assert sweep.metric({"train/loss": 1.0, "held_out/loss": 1.0}) == "held_out/loss"
+    assert sweep.value(tmp_path / "2") == 0.6

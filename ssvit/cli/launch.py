@@ -89,14 +89,26 @@ class Tool:
                 stream.reconfigure(errors="backslashreplace")  # the terminal's encoding may lack a name's characters
         command_line = sys.argv[1:]
         with in_one_line(), self._prepared(arguments) as (options, bare):
+            jobs = []
 
-            def task(config: DictConfig) -> None:
+            def task(config: DictConfig) -> float | None:
                 sys.argv[1:] = command_line  # Fabric starts further processes with it
                 with in_one_line():  # Hydra would print a failure in its own way
-                    self._start(config, bare)
+                    left = self._start(config, bare)
+                if HydraConfig.get().mode != RunMode.MULTIRUN or not isinstance(left, Path):
+                    return None
+                from ssvit.cli import sweep
+
+                own = (option.lstrip("+").partition("=") for option in _own())
+                jobs.append(sweep.Job({name: given for name, _, given in own}, left))
+                return sweep.value(left)  # what a sweeper that searches goes by
 
             sys.argv[1:] = options
             hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name=self.name)(task)()
+            if jobs and is_main_process():
+                from ssvit.cli import sweep
+
+                print(sweep.table(jobs), flush=True)
 
     def call(self, arguments: Sequence[str], *, config_dir: str | Path | None = None) -> Any:
         """Run with options as the command line takes them, and return what `run` does. Failure instead of an end.
@@ -195,6 +207,7 @@ class Tool:
 
 
 _CONFIG_DIR = ("--config-dir", "-cd")
+_PLUGINS = {"hydra/launcher=submitit": "hydra-submitit-launcher", "hydra/sweeper=optuna": "hydra-optuna-sweeper"}
 _options: list[str] = []  # of the tool that runs, as typed
 _added: list[str] = []  # to them, by its `before`
 
@@ -243,14 +256,18 @@ def typed_command() -> str:
 
 def job_name(name: str) -> str:
     """The name of a run; a job of a sweep (-m) has its own values in it."""
-    hydra_config = HydraConfig.get()
-    if hydra_config.mode != RunMode.MULTIRUN:
+    if HydraConfig.get().mode != RunMode.MULTIRUN:
         return name
-    shared = {argument.lstrip("+") for argument in (*_options, *_added)}
-    own = [option for option in hydra_config.overrides.task if option.lstrip("+") not in shared]
+    own = _own()
     if any(option.startswith("name=") for option in own):
         return name
     return "_".join([name, *(re.sub(r"[^\w.=,+-]+", "-", option) for option in own)])
+
+
+def _own() -> list[str]:
+    """The options that a job of a sweep has to itself."""
+    shared = {argument.lstrip("+") for argument in (*_options, *_added)}
+    return [option for option in HydraConfig.get().overrides.task if option.lstrip("+") not in shared]
 
 
 def _check_typed(argument: str) -> None:
@@ -383,6 +400,9 @@ def _reason(error: Exception) -> str:
         return f"{error.override}: must be written option=value"
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         group, _, name = error.missing_cfg_file.rpartition("/")
+        for begins, package in _PLUGINS.items():
+            if f"{group}={name}".startswith(begins):
+                return f"{group}={name}: needs {package}: pip install {package}"
         known = error.options or sorted(path.stem for path in (CONFIGS / group).glob("*.yaml"))
         if known:
             return f"{group}={name}: must be one of {', '.join(known)}"

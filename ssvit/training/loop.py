@@ -9,6 +9,7 @@ import functools
 import math
 import os
 import signal
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
@@ -17,6 +18,7 @@ import torch
 from lightning_fabric import Fabric
 from torch import Tensor
 
+from ssvit.checkpoints.run_folder import is_main_process
 from ssvit.data.batch import Batch
 from ssvit.data.loader import Loader
 from ssvit.evaluation.base import Evaluation, Evaluator, with_metrics
@@ -57,6 +59,11 @@ class Stop:
 
     def _request(self, signum: int, frame: FrameType | None) -> None:
         self.signum = signum
+        if os.getpid() == self._process and is_main_process():
+            line = "stops after this step and saves; the same again stops at once\n"
+            with contextlib.suppress(OSError):  # of a notebook, whose output is no file
+                # print is not reentrant; on a terminal the line goes below the live bar.
+                os.write(sys.stdout.fileno(), f"{chr(10) * sys.stdout.isatty()}{line}".encode())
         signal.signal(signum, signal.SIG_DFL if signum == signal.SIGTERM else signal.default_int_handler)
         if self._waiting and os.getpid() == self._process:  # not in a worker that is just being started
             raise Interrupted
@@ -126,12 +133,12 @@ def train(
     bad = 0
     with Stop() as stop, contextlib.closing(log):
         if first == 0 and (prepared := state.prepare(loader)):
-            say(prepared)
+            log.say(prepared)
         if estimated:
             found = estimate(state, loader, evaluators, first=first)
-            say(found.line)
+            log.say(found.line)
             if first == 0 and (told := found.shortage(recipe.batch_size, enough)):
-                say(told)
+                log.say(told)
         if first == 0:
             _evaluate(state, evaluators, log, 0)
         batches: Iterator[Batch] = loader.batches(first, recipe.steps)
@@ -225,7 +232,8 @@ def _evaluate(state: State, evaluators: Mapping[str, Evaluator], log: MetricsLog
         row: dict[str, float] = {}
         for name, evaluator in due.items():
             history = with_metrics([*log.history_of(name), {"step": step}], row) if log.speaks else None
-            evaluations[name] = evaluator(objective, history)
+            with log.moving(f"evaluating: {name.replace('_', ' ')}"):
+                evaluations[name] = evaluator(objective, history)
             row |= {f"{name}/{key}": value for key, value in evaluations[name].metrics.items()}
         log.record(step, row)
         if not log.speaks:

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -19,6 +20,8 @@ from ssvit import atomic_io
 from ssvit.options import UserError, printable
 from ssvit.training.loggers.base import Logger, Unreachable
 from ssvit.training.recipe import Recipe
+
+_TICK = 0.5  # seconds from one look of the bar to the next while nothing else moves it
 
 
 def rows(folder: Path) -> list[dict[str, Any]]:
@@ -65,10 +68,10 @@ class MetricsLog:
                 # A run that begins anew evaluates step 0 anew; one that goes on has evaluated its first step.
                 self.history = [row for row in rows(folder) if row["step"] <= (first_step or -1)]
                 atomic_io.replace(self._rows, "".join(json.dumps(row) + "\n" for row in self.history).encode())
-        batch = recipe.batch_size
         self._bar = tqdm(
-            total=recipe.steps * batch, initial=first_step * batch, unit=" images", unit_scale=True, dynamic_ncols=True,
-            disable=not (sys.stderr.isatty() and sys.stdout.isatty()), smoothing=0.05, file=sys.stderr,
+            total=recipe.steps, initial=first_step, dynamic_ncols=True, smoothing=0.05, file=sys.stderr,
+            disable=not (sys.stderr.isatty() and sys.stdout.isatty()),
+            bar_format="step {n_fmt}/{total_fmt} |{bar}| {elapsed}<{remaining}{postfix}",
         )  # fmt: skip
         with self.paused(), contextlib.ExitStack() as opened:
             for logger in loggers:
@@ -100,6 +103,27 @@ class MetricsLog:
         yield
         self._since += time.perf_counter() - began
 
+    @contextlib.contextmanager
+    def moving(self, what: str) -> Iterator[None]:
+        """The block takes a while: the live bar says what is done, and its clock goes on."""
+        if not self.speaks or self._bar.disable:
+            yield
+            return
+        self._bar.set_postfix_str(what)
+        done = threading.Event()
+
+        def tick() -> None:
+            while not done.wait(_TICK):
+                self._bar.refresh()
+
+        clock = threading.Thread(target=tick, daemon=True)
+        clock.start()
+        try:
+            yield
+        finally:
+            done.set()
+            clock.join()
+
     def train(self, step: int, metrics: Mapping[str, float], *, waited: float, unreadable: Mapping[str, str]) -> None:
         """Report the metrics of update number `step`.
 
@@ -114,8 +138,10 @@ class MetricsLog:
             f"{name} {value:.3g}" if name == "lr" else f"{name} {value:.3f}" for name, value in metrics.items()
         )
         if not self._bar.disable:
-            self._bar.set_postfix_str(f"{shown}, waiting for data {100 * self._share:.1f} %", refresh=False)
-            self._bar.update(self.recipe.batch_size)
+            speed = f", {self._rate:.0f} images/s" if self._rate else ""
+            waiting = f", waiting {100 * self._share:.0f} %" if self._share > 0.05 else ""
+            self._bar.set_postfix_str(f"loss {metrics['loss']:.3f}{speed}{waiting}", refresh=False)
+            self._bar.update()
         if not self.recipe.due(step, self.recipe.log_every):
             return
         elapsed = max(time.perf_counter() - self._since, 1e-9)
