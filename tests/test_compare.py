@@ -3,6 +3,7 @@
 import json
 import shutil
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import tiny
@@ -215,3 +216,8 @@ def test_stopped_before_the_baselines_are_there_it_makes_them_when_it_goes_on(co
     shutil.rmtree(tmp_path / "outputs" / "c" / "mae_seed0_finetuned")
     compare.tool.call(options)
     assert set(methods.read(tmp_path / "outputs" / "c" / "table")) == {"baselines", "mae_seed0"}
+
+
+def test_the_page_has_the_table_of_its_rows():
+    docs = Path(__file__).resolve().parent.parent / "docs"
+    assert methods.table(methods.read(docs / "methods" / "cifar10_6min")) in (docs / "methods.md").read_text()

@@ -15,7 +15,8 @@ def accuracy(curves: Mapping[str, Sequence[Sequence[Mapping[str, float]]]], prob
     """curves: of each objective, for each seed, rows with "cpu_seconds" and the accuracies, 0 to 1, of the probes, and
     "chance" where that is known. The lines are means over seeds.
     """
-    figure, axes = panels(len(probes), 4.8 * len(probes) + 1.2, 4)
+    figure, axes = panels(len(probes), 4.8 * len(probes) + 1.8, 4)
+    step = min(0.9, 4.5 / len(curves))  # points between the widths of curves
     for axis, probe in zip(axes, probes, strict=True):
         for place, (name, runs) in enumerate(curves.items()):
             minutes = [row["cpu_seconds"] / 60 for row in runs[0]]
@@ -28,11 +29,14 @@ def accuracy(curves: Mapping[str, Sequence[Sequence[Mapping[str, float]]]], prob
                 label=name,
                 color=color,
                 marker=marker,
-                linewidth=1.5 + 0.9 * above,
-                markersize=4 + 0.9 * above,
+                linewidth=1.5 + step * above,
+                markersize=4 + step * above,
             )
         chance_line(
             axis, next((run[0]["chance"] for runs in curves.values() for run in runs if "chance" in run[0]), None)
         )
-        tidy(axis, "CPU minutes of pre-training", f"{probe} in training (%)", legend=axis is axes[-1])
+        tidy(axis, "CPU minutes of pre-training", f"{probe} in training (%)", legend=False)
+        least = min(np.asarray(line.get_ydata(), dtype=float).min() for line in axis.lines)
+        axis.set_ylim(bottom=0.9 * least)  # objectives differ by little beside their distance from 0
+    axes[-1].legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=8)
     return figure
