@@ -285,6 +285,7 @@ def test_the_panel_measures_copying_and_the_entropy_of_the_clusters():
     assert any("entropy of the labels" in line for line in evaluation.lines)
 
 
+@pytest.mark.slow
 def test_from_the_command_line_a_second_stage_clusters_the_features_of_the_first(tool, tmp_path):
     own = [option for option in TINY if not option.startswith("target.")]
     given = [*own, "target=codebook", "target.clusters=12", "target.images=40", "probe=[]"]

@@ -413,7 +413,7 @@ def test_from_the_command_line_the_teachers_encoder_is_what_is_kept(tool, tmp_pa
     done = tool("pretrain", *TINY_DINO)
     run = tmp_path / "outputs" / "dino_synthetic"
     assert any("collapsed" in line.lower() for line in done.stdout.splitlines() if line.startswith("held-out: "))
-    assert done.stdout.splitlines()[-1].startswith("pictures: ")
+    assert done.stdout.splitlines()[-2].startswith("pictures: ")
     for picture in ("collapse.png", "prototypes.png", "probes.png"):
         with Image.open(run / picture) as image:
             assert min(image.size) > 200

@@ -134,6 +134,7 @@ def test_comparison_runs_both_sides_alike_and_tells_them_apart(outputs, tool):
     assert done.stdout.count("tensors of the encoder") == 2
 
 
+@pytest.mark.slow
 def test_a_study_can_be_extended_by_seeds_but_not_turned_into_another(outputs, tool):
     options = (*SHORT, "recipe.steps=3", "compare=scratch")
     tool("finetune", *options, "seeds=1")
@@ -211,6 +212,7 @@ def test_choices_are_on_the_validation_folder_and_the_figure_is_on_the_test_fold
     assert '"test/' not in (outputs / "alone" / "metrics.jsonl").read_text()
 
 
+@pytest.mark.slow
 def test_supervised_pretraining_is_fine_tuned_like_any_other(tool, tmp_path):
     tool(
         "pretrain",

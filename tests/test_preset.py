@@ -13,7 +13,7 @@ from ssvit.options import OptionError, make
 from ssvit.training.recipe import Recipe
 
 TINY = (
-    "encoder.width=16", "encoder.depth=1", "encoder.heads=2", "objective.decoder.width=16", "objective.decoder.heads=2",
+    "encoder.width=16", "encoder.depth=1", "encoder.heads=2",
     "recipe.steps=2", "recipe.batch_size=4", "recipe.precision=32-true", "workers=0", "fabric.accelerator=cpu",
 )  # fmt: skip
 
@@ -61,8 +61,9 @@ def test_typed_options_win_and_a_checkpoint_keeps_its_encoder(photographs):
     typed = {"preset": "auto", "data": "folder", "data.root": str(photographs)}
     names = {option.partition("=")[0] for option in options(typed)}
     assert {"encoder", "recipe.steps", "objective", "preset"} <= names
-    others = {option.partition("=")[0] for option in options(typed | {"recipe.steps": "7", "objective": "mae"})}
-    assert others == names - {"recipe.steps", "objective"}
+    for own in ("objective", "target", "target.bits", "objective.masking.corrupted"):
+        others = {option.partition("=")[0] for option in options(typed | {"recipe.steps": "7", own: "1"})}
+        assert others == names - {"recipe.steps", "objective"}
     going_on = {option.partition("=")[0] for option in options(typed | {"checkpoint": "run"})}
     assert going_on == names - {"encoder", "encoder.patch_size", "data.image_size"}
     assert options({"data": "folder", "data.root": str(photographs)}) == ()

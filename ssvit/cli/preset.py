@@ -18,6 +18,7 @@ from ssvit.data import folder
 from ssvit.options import OptionError, UserError
 
 AUTO = "auto"
+_DEFAULT = "masked_patch"  # of the command
 OBJECTIVE = "mae"  # the first by most measures of docs/methods.md
 _SAMPLED = 64  # images whose size is read
 _OF_ENCODER = ("encoder", "encoder.patch_size", "data.image_size")  # which a checkpoint brings
@@ -94,17 +95,24 @@ def options(typed: dict[str, str]) -> Sequence[str]:
     else:
         say("preset=auto: as the run began:")
     brought = _OF_ENCODER if typed.get("checkpoint", "null") != "null" else ()
-    own = {name: value for name, value in chosen.items() if name not in typed and name not in brought}
+    method = ("objective",) if _names_method(typed) else ()
+    own = {name: value for name, value in chosen.items() if name not in (*typed, *brought, *method)}
     say(f"  {' '.join(f'{name}={value}' for name, value in own.items())}")
     kept = [f"{name}={value}" for name, value in chosen.items()]
     return [*(f"{name}={value}" for name, value in own.items()), f"preset={json.dumps(kept)}"]
+
+
+def _names_method(typed: Mapping[str, str]) -> bool:
+    """Whether an option is of a method, as target=pixels: the objective is then the user's, or the default."""
+    return any(name.partition(".")[0] in ("objective", "target") for name in typed)
 
 
 def _as_it_began(typed: dict[str, str]) -> Mapping[str, object] | None:
     """What was chosen when the run of this name began; None if there is none."""
     if typed.get("overwrite") == "true":
         return None
-    name = typed.get("name", f"{typed.get('objective', OBJECTIVE)}_folder")
+    objective = typed.get("objective", _DEFAULT if _names_method(typed) else OBJECTIVE)
+    name = typed.get("name", f"{objective}_folder")
     try:
         kept = Configuration.read(Path(typed.get("outputs", "outputs"), name, "config.yaml")).values.get("preset")
     except (UserError, OSError):
