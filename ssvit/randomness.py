@@ -44,3 +44,30 @@ def uniform(seed: int, kind: str, slots: Tensor, count: int, view: int = 0) -> T
 def permutation(seed: int, kind: str, size: int) -> Tensor:
     """A random order of range(size): (size,) int64."""
     return torch.randperm(size, generator=torch.Generator().manual_seed(key(seed, kind)))
+
+
+_ROUNDS = 8  # of the network: every part is mixed four times
+
+
+def bijection(seed: int, kind: str, places: Tensor, size: int) -> Tensor:
+    """What stands at some places of a random order of range(size): (b,) int64 -> (b,) int64, without a table of all.
+
+    A Feistel network permutes the numbers below the least power of two that is not below `size`. A result outside the
+    range goes through it again until it is inside (cycle walking; Black and Rogaway 2002).
+    """
+    bits = max(2, (size - 1).bit_length())
+    low = bits // 2
+    masks = (1 << bits - low) - 1, (1 << low) - 1
+    keys = [key(seed, kind, turn) for turn in range(_ROUNDS)]
+
+    def permuted(numbers: Tensor) -> Tensor:
+        high_part, low_part = numbers >> low, numbers & masks[1]
+        for first, second in zip(keys[::2], keys[1::2], strict=True):
+            high_part = high_part ^ (_mix(first + low_part * _GOLDEN) & masks[0])
+            low_part = low_part ^ (_mix(second + high_part * _GOLDEN) & masks[1])
+        return high_part << low | low_part
+
+    found = permuted(places)
+    while (outside := found >= size).any():
+        found[outside] = permuted(found[outside])
+    return found

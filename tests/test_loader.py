@@ -74,6 +74,20 @@ def test_indices_are_a_function_of_seed_and_slot() -> None:
     assert not torch.equal(sampler.indices(slots, size=37, seed=6), every)
 
 
+def test_an_order_that_is_computed_shows_each_image_once_an_epoch() -> None:
+    slots = torch.arange(5 * 37)
+    every = sampler.indices(slots, size=37, seed=5, order="bijection")
+    epochs = every.view(5, 37)
+    assert torch.equal(epochs.sort(1).values, torch.arange(37).expand(5, 37))
+    assert len(epochs.unique(dim=0)) == 5
+    assert torch.equal(sampler.indices(slots.flip(0), size=37, seed=5, order="bijection"), every.flip(0))
+    assert not torch.equal(sampler.indices(slots, size=37, seed=5), every)
+    loader = Loader(source=tagged(37), transform=TAG, seed=5, batch_size=37, order="bijection")
+    assert [tags([batch]) for batch in loader.batches(2, 4)] == epochs[2:4].tolist()
+    with pytest.raises(OptionError, match="order=sorted: must be one of permutation, bijection"):
+        Loader(source=tagged(37), transform=TAG, seed=5, batch_size=37, order="sorted")
+
+
 def test_processes_and_micro_batches_part_the_same_global_batch() -> None:
     source = Memory(torch.randint(0, 256, (40, 3, 8, 8), dtype=torch.uint8), [0] * 40, ("a",))
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from scipy import stats
 
-from ssvit.randomness import key, permutation, uniform
+from ssvit.randomness import bijection, key, permutation, uniform
 
 MASK = (1 << 64) - 1
 GOLDEN = 0x9E3779B97F4A7C15
@@ -121,3 +121,53 @@ def test_permutations_of_other_seeds_and_kinds_differ():
     for place, order in enumerate(orders):
         for other in orders[:place]:
             assert (order == other).sum() < 10
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 37, 1000, 1 << 12, (1 << 12) + 1])
+def test_a_bijection_has_everything_once(size):
+    assert torch.equal(bijection(3, "order", torch.arange(size), size).sort().values, torch.arange(size))
+
+
+def test_a_bijection_is_a_feistel_network_walked_until_it_is_inside():
+    """By Python's integers: 1000 numbers in the 2 ** 10 of a network of halves of five bits."""
+    seed, kind, size = 5, "order of epoch 3", 1000
+
+    def halves(number: int) -> int:
+        parts = [number >> 5, number & 31]
+        for turn in range(8):
+            state = (key(seed, kind, turn) + (parts[1 - turn % 2] - 1) * GOLDEN) & MASK
+            parts[turn % 2] ^= splitmix64(state, 1)[0] & 31
+        return parts[0] << 5 | parts[1]
+
+    def inside(number: int) -> int:
+        number = halves(number)
+        return number if number < size else inside(number)
+
+    places = torch.tensor([0, 1, 17, 500, 999])
+    assert bijection(seed, kind, places, size).tolist() == [inside(place) for place in places.tolist()]
+
+
+def test_a_bijection_looks_random():
+    size = 20_000
+    orders = [bijection(seed, kind, torch.arange(size), size) for seed in (0, 1) for kind in ("epoch 0", "epoch 1")]
+    for order in orders:
+        steps = (order[1:] - order[:-1]).remainder(size).double() / size
+        assert stats.kstest(steps.numpy(), "uniform").pvalue > 1e-3
+        cells = (torch.arange(size) * 16 // size) * 16 + order * 16 // size
+        assert stats.chisquare(torch.bincount(cells, minlength=256).numpy()).pvalue > 1e-3
+    correlation = torch.corrcoef(torch.stack(orders).double()).fill_diagonal_(0)
+    assert correlation.abs().max() < 5 / size**0.5
+    # Of every order of a few, each comes as often as any other.
+    few = torch.stack([bijection(seed, "few", torch.arange(4), 4) for seed in range(2400)])
+    _, counts = (few * torch.tensor([64, 16, 4, 1])).sum(1).unique(return_counts=True)
+    assert len(counts) == 24
+    assert stats.chisquare(counts.numpy()).pvalue > 1e-3
+
+
+def test_a_bijection_of_many_millions_is_asked_for_a_few():
+    size = 300_000_000
+    places = torch.tensor([0, 1, size - 1])
+    found = bijection(0, "order of epoch 0", places, size)
+    assert (found >= 0).all()
+    assert (found < size).all()
+    assert torch.equal(bijection(0, "order of epoch 0", places.flip(0), size), found.flip(0))

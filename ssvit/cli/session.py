@@ -18,7 +18,7 @@ from ssvit.cli.launch import as_dict
 from ssvit.cli.pretrained import SCRATCH, configuration, from_scratch
 from ssvit.data.batch import EvalTransform
 from ssvit.data.loader import Loader
-from ssvit.data.options import NO_LABELS
+from ssvit.data.options import NO_LABELS, PERMUTATION
 from ssvit.data.source import Data, subset
 from ssvit.evaluation.base import Evaluator
 from ssvit.evaluation.online import GIVEN, RANDOM, Probing
@@ -117,6 +117,7 @@ class Session:
             "stage": self.stage,
             "start": start,
             "data": data.train.fingerprint,
+            **({} if loader.order == PERMUTATION else {"order": loader.order}),
             "view": {name: value for name, value in as_dict(config.data.view).items() if name != "_target_"},
             "precision": runtime.precision(recipe, self.fabric.device),
         }
@@ -163,6 +164,7 @@ class Session:
             accumulate=recipe.accumulate,
             rank=self.fabric.global_rank,
             world=self.fabric.world_size,
+            order=config.data.get("order", PERMUTATION),
             workers=config.workers,
             timeout=config.loader_timeout,
             device=self.fabric.device,

@@ -30,6 +30,7 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 from ssvit.data import sampler
 from ssvit.data.batch import Batch, Transform, named
 from ssvit.data.decode import Unreadable
+from ssvit.data.options import PERMUTATION
 from ssvit.data.source import Source
 from ssvit.options import OptionError, UserError, number, printable, whole
 from ssvit.randomness import permutation, uniform
@@ -67,6 +68,7 @@ class Loader:
     accumulate: int = 1
     rank: int = 0
     world: int = 1
+    order: str = PERMUTATION  # of an epoch, see `sampler.indices`
     workers: int = 0  # processes that read files; none are used for a set in memory
     timeout: float = TIMEOUT  # seconds to wait for a micro-batch of theirs, 0 for ever
     device: torch.device | str = "cpu"
@@ -75,7 +77,8 @@ class Loader:
 
     def __post_init__(self) -> None:
         size = len(self.source)
-        sampler.check(batch_size=self.batch_size, accumulate=self.accumulate, world=self.world, size=size)
+        parted = {"batch_size": self.batch_size, "accumulate": self.accumulate, "world": self.world}
+        sampler.check(**parted, size=size, order=self.order)
         whole("workers", self.workers, 0)
         number("timeout", self.timeout, 0)
         self._micro_batch = self.batch_size // (self.accumulate * self.world)
@@ -102,7 +105,7 @@ class Loader:
         """Slots of micro-batches, counted over the steps, and the images that they show."""
         parted = {"accumulate": self.accumulate, "rank": self.rank, "world": self.world, "batch_size": self.batch_size}
         slots = torch.cat([sampler.slots(*divmod(unit, self.accumulate), **parted) for unit in units])
-        return slots, sampler.indices(slots, size=len(self.source), seed=self.seed)
+        return slots, sampler.indices(slots, size=len(self.source), seed=self.seed, order=self.order)
 
     def _from_memory(self, units: range) -> Generator[Batch]:
         assert self.source.in_memory is not None

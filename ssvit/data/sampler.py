@@ -12,22 +12,33 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from ssvit.options import OptionError, whole
-from ssvit.randomness import permutation
+from ssvit.data.options import BIJECTION, ORDERS, PERMUTATION
+from ssvit.options import OptionError, one_of, whole
+from ssvit.randomness import bijection, permutation
+
+
+def _kind(epoch: int) -> str:
+    return f"order of epoch {epoch}"
 
 
 @lru_cache(maxsize=4)
 def _order(seed: int, epoch: int, size: int) -> Tensor:
-    return permutation(seed, f"order of epoch {epoch}", size)
+    return permutation(seed, _kind(epoch), size)
 
 
-def indices(slots: Tensor, *, size: int, seed: int) -> Tensor:
-    """The image that each slot shows: slots (b,) int64 -> (b,) int64 in [0, size), a function of (seed, slot) alone."""
+def indices(slots: Tensor, *, size: int, seed: int, order: str = PERMUTATION) -> Tensor:
+    """The image that each slot shows: slots (b,) int64 -> (b,) int64 in [0, size), a function of (seed, slot) alone.
+
+    order: how an epoch's order is made. permutation: as a table of all images. bijection: computed for each slot.
+    """
     epochs, places = slots.div(size, rounding_mode="floor"), slots.remainder(size)
     shown = torch.empty_like(slots)
     for epoch in epochs.unique().tolist():
         of_epoch = epochs == epoch
-        shown[of_epoch] = _order(seed, epoch, size)[places[of_epoch]]
+        if order == BIJECTION:
+            shown[of_epoch] = bijection(seed, _kind(epoch), places[of_epoch], size)
+        else:
+            shown[of_epoch] = _order(seed, epoch, size)[places[of_epoch]]
     return shown
 
 
@@ -42,8 +53,9 @@ def slots(step: int, micro: int, *, batch_size: int, accumulate: int = 1, rank: 
     return torch.arange(start, start + count)
 
 
-def check(*, batch_size: int, accumulate: int, world: int, size: int) -> None:
-    """OptionError if the global batch cannot be split evenly, or holds more images than there are."""
+def check(*, batch_size: int, accumulate: int, world: int, size: int, order: str = PERMUTATION) -> None:
+    """OptionError if the global batch cannot be split evenly or holds more images than there are, or for `order`."""
+    one_of("order", order, ORDERS)
     whole("batch_size", batch_size)
     whole("accumulate", accumulate)
     if batch_size % (world * accumulate):

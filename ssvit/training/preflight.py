@@ -9,11 +9,11 @@ from dataclasses import fields
 from typing import Any
 
 from ssvit.checkpoints.options import LoadEncoder
-from ssvit.data.options import NO_LABELS, NO_VALIDATION, VALIDATION, Known, Subset, development
+from ssvit.data.options import NO_LABELS, NO_VALIDATION, ORDERS, PERMUTATION, VALIDATION, Known, Subset, development
 from ssvit.evaluation.options import Probing
 from ssvit.models.options import ViT
 from ssvit.objectives.options import Classify
-from ssvit.options import OptionError, UserError, find, make, number, whole, within
+from ssvit.options import OptionError, UserError, find, make, number, one_of, whole, within
 from ssvit.training.recipe import Recipe
 
 # The dataclasses of groups that have no `_target_`.
@@ -95,6 +95,7 @@ def check(config: Mapping[str, Any]) -> Recipe:
     with within("subset"):
         subset = make(Subset, config["subset"])
     development(config["development"])
+    one_of("data.order", config["data"].get("order", PERMUTATION), ORDERS)
     if "probing" in config:  # in pre-training
         with within("probing"):
             make(Probing, config["probing"])
