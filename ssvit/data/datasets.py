@@ -9,7 +9,7 @@ import torch
 
 from ssvit.data import folder as folders
 from ssvit.data import options
-from ssvit.data.files import Files
+from ssvit.data.files import Files, listing
 from ssvit.data.memory import Memory
 from ssvit.data.source import Data, Source, hold_out
 from ssvit.options import OptionError, UserError, make, pair
@@ -107,20 +107,15 @@ def _files(root: str, classes: Sequence[str] = (), *, verify: str, masks: tuple[
 
     masks: the folder of all images and that of all masks.
     """
-    found = folders.list_images(root)
-    paths = [path for path, _ in found]
+    paths = listing(root, fresh=verify == "content")
     of_images = None
     if masks:
         images, of = masks
         of_images = [os.path.join(of, os.path.splitext(os.path.relpath(path, images))[0] + ".png") for path in paths]
-    names = [name for _, name in found if name is not None]
-    if len(names) < len(found):
+    labels = paths.index.labels(classes, root=root)
+    if labels is None:
         return Files(paths, masks=of_images, verify=verify)
-    classes = tuple(classes) or tuple(sorted(set(names)))
-    if unknown := set(names) - set(classes):
-        raise UserError(f"{root}: the class {min(unknown)} is not among the {len(classes)} that are trained on")
-    label = {name: number for number, name in enumerate(classes)}
-    return Files(paths, [label[name] for name in names], classes, masks=of_images, verify=verify)
+    return Files(paths, labels, classes or paths.index.classes, masks=of_images, verify=verify)
 
 
 # The class in torchvision.datasets, and the parts that make up the training set.

@@ -38,22 +38,31 @@ def count(root: str, at_most: int) -> int:
     return sum(1 for _ in islice(_images(root), at_most))
 
 
-def list_images(root: str) -> list[tuple[str, str | None]]:
-    """All images of a folder as (path, class name or None), sorted by class and path. UserError if there is none."""
-    found: list[tuple[str, str | None]] = []
+def scan(root: str, folders: dict[str, int] | None = None) -> Iterator[tuple[os.DirEntry[str], str | None]]:
+    """All images of a folder and their class names or None, sorted by class and path. UserError if there is none.
+
+    folders: takes each folder that was looked into, with the time of its last change in nanoseconds before that.
+    """
+    some = False
     try:
-        for entry in _entries(root):
-            if entry.is_dir():
-                found += [(path, entry.name) for path in _images(entry.path)]
-            elif _is_image(entry):
-                found.append((entry.path, None))
+        entries = _entries(root, folders)
+        labelled = not any(_is_image(entry) for entry in entries)
+        parts = ((entry, _below([entry], folders)) for entry in entries if entry.is_dir())
+        if not labelled:
+            parts = iter([(None, _below(entries[::-1], folders))])
+        for of_class, images in parts:
+            for image in sorted(images, key=lambda image: image.path):
+                some = True
+                yield image, of_class.name if of_class else None
     except OSError as error:
         raise UserError(f"{error.filename}: cannot be read: {error.strerror}") from None
-    if not found:
+    if not some:
         raise UserError(f"{root}: {_NO_IMAGE}")
-    if any(name is None for _, name in found):
-        return sorted((path, None) for path, _ in found)
-    return sorted(found, key=lambda image: (image[1] or "", image[0]))
+
+
+def list_images(root: str) -> list[tuple[str, str | None]]:
+    """All images of a folder as (path, class name or None), sorted by class and path. UserError if there is none."""
+    return [(image.path, name) for image, name in scan(root)]
 
 
 def pictures(path: str) -> list[str]:
@@ -117,8 +126,10 @@ def _holds_images(folder: str) -> bool:
     return os.path.isdir(folder) and any(_images(folder))
 
 
-def _entries(folder: str) -> list[os.DirEntry[str]]:
+def _entries(folder: str, folders: dict[str, int] | None = None) -> list[os.DirEntry[str]]:
     """What a folder holds, by name, without links that lead nowhere or to themselves."""
+    if folders is not None:
+        folders[folder] = os.stat(folder).st_mtime_ns
     with os.scandir(folder) as entries:
         found = [entry for entry in entries if not entry.name.startswith(".")]
     found = [entry for entry in found if not entry.is_symlink() or os.path.exists(entry.path)]
@@ -130,14 +141,21 @@ def _is_image(entry: os.DirEntry[str]) -> bool:
 
 
 def _images(folder: str) -> Iterator[str]:
-    """Paths of the images below a folder, links followed save those that lead back to where they lie."""
-    left = _entries(folder)[::-1]  # a stack: folders may be nested deeper than Python's calls
+    """Paths of the images below a folder."""
+    return (image.path for image in _below(_entries(folder)[::-1]))
+
+
+def _below(left: list[os.DirEntry[str]], folders: dict[str, int] | None = None) -> Iterator[os.DirEntry[str]]:
+    """The images among entries and below them, links followed save those that lead back to where they lie.
+
+    left: a stack, since folders may be nested deeper than Python's calls.
+    """
     while left:
         entry = left.pop()
         if _is_image(entry):
-            yield entry.path
+            yield entry
         elif entry.is_dir() and not (entry.is_symlink() and _leads_back(entry.path)):
-            left += _entries(entry.path)[::-1]
+            left += _entries(entry.path, folders)[::-1]
 
 
 def _leads_back(link: str) -> bool:
