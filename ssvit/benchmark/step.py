@@ -8,7 +8,6 @@ Letters: b images.
 """
 
 import itertools
-import math
 import re
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
@@ -28,7 +27,7 @@ from ssvit.kernels import fused
 from ssvit.options import make
 from ssvit.training import runtime
 from ssvit.training.cost import flops
-from ssvit.training.loop import accumulate
+from ssvit.training.loop import update
 from ssvit.training.recipe import Recipe
 from ssvit.training.state import State
 
@@ -95,17 +94,17 @@ class Steps:
         slots = (torch.arange(first, first + batch) for first in itertools.count(step=batch))
         self.batches = (images._replace(slots=step_slots) for step_slots in slots)
         self.state = State(self.fabric, self.objective, self.recipe)
-        self.step, self.loss = 0, math.nan
+        self.step = 0
 
     def __call__(self) -> int:
-        scheduled = self.state.schedule(self.step)
-        logged, outputs = accumulate(self.state, self.batches, self.step, scheduled)
-        self.fabric.clip_gradients(self.state.model, self.state.optimizer, max_norm=self.recipe.clip)
-        self.state.optimizer.step()
-        self.state.after_step(outputs, scheduled, applied=True)
-        self.state.optimizer.zero_grad(set_to_none=True)
-        self.step, self.loss = self.step + 1, logged["loss"]
+        self._numbers = update(self.state, self.batches, self.step)
+        self.step += 1
         return self.recipe.batch_size
+
+    @property
+    def loss(self) -> float:
+        """Of the newest step, for which the host waits."""
+        return self._numbers.values[self._numbers.names.index("loss")].item()
 
 
 def useful(size: Size, name: str) -> float:

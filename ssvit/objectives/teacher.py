@@ -27,10 +27,15 @@ class Teacher(nn.Module, Generic[Student]):
 
         momentum: (). applied: () bool; where it is false nothing changes. Neither is read back to the host.
         """
-        weights = list(self.module.parameters())
-        # A rate of 0 keeps a weight: the student's are finite after a skipped step, too.
-        rate = (1 - momentum) * applied
-        rates = [rate.to(weight.dtype) for weight in weights]
-        torch._foreach_lerp_(weights, list(student.parameters()), rates)  # type: ignore[arg-type]  # takes tensors too
+        approach(list(self.module.parameters()), list(student.parameters()), (1 - momentum) * applied)
         for own, other in zip(self.module.buffers(), student.buffers(), strict=True):
             own.copy_(torch.where(applied, other, own))
+
+
+def approach(weights: list[Tensor], others: list[Tensor], rate: Tensor) -> None:
+    """weights = (1 - rate) * weights + rate * others, in place; the rate, (), is not read by the host.
+
+    A rate of 0 keeps the weights, if the others are finite, which a student's are after a skipped step, too.
+    """
+    rates = {dtype: rate.to(dtype) for dtype in {weight.dtype for weight in weights}}
+    torch._foreach_lerp_(weights, others, [rates[weight.dtype] for weight in weights])

@@ -1,6 +1,5 @@
 """What a training step costs here: CPU time, time, floating-point operations."""
 
-import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from ssvit.kernels.accelerate import accelerate
 from ssvit.objectives.base import Objective
 from ssvit.schedule import Progress
 from ssvit.training import runtime
-from ssvit.training.loop import accumulate
+from ssvit.training.loop import update
 from ssvit.training.recipe import Recipe
 from ssvit.training.state import State
 
@@ -49,19 +48,11 @@ def measure(fabric: Fabric, objective: Objective, loader: Loader, recipe: Recipe
     preparation = time.process_time() - began
     batches = loader.batches(0, 2 + _ROUNDS * _STEPS)
 
-    def update(step: int) -> None:
-        scheduled = state.schedule(step)
-        _, outputs = accumulate(state, batches, step, scheduled)
-        fabric.clip_gradients(state.model, state.optimizer, max_norm=recipe.clip or math.inf, error_if_nonfinite=False)
-        state.optimizer.step()
-        state.after_step(outputs, scheduled, applied=True)
-        state.optimizer.zero_grad(set_to_none=True)
-
     first, rounds = 0, []
     for count in (2, *[_STEPS] * _ROUNDS):
         cpu, clock = time.process_time(), time.perf_counter()
         for step in range(first, first + count):
-            update(step)
+            update(state, batches, step)
         first += count
         rounds.append(((time.process_time() - cpu) / count, (time.perf_counter() - clock) / count))
     cpu_seconds, seconds = min(rounds[1:])

@@ -30,10 +30,9 @@ from ssvit.training.estimate import estimate
 from ssvit.training.loggers.base import Logger
 from ssvit.training.metrics_log import MetricsLog
 from ssvit.training.peers import Shared
+from ssvit.training.readings import Numbers, Readings
 from ssvit.training.recipe import Recipe
 from ssvit.training.state import State
-
-BAD_STEPS = 5  # in a row, after which going on would only waste time
 
 
 class Stopped(Shared):
@@ -130,7 +129,7 @@ def train(
     if runtime.lacks_kernels(recipe, fabric.device):
         say("no C compiler builds the kernels (cc, or what CC names): torch's own take about a quarter longer")
     log = MetricsLog(folder, recipe, first_step=first, speaks=fabric.is_global_zero, loggers=loggers)
-    bad = 0
+    readings = Readings(state, loader, log)
     with Stop() as stop, contextlib.closing(log):
         if first == 0 and (prepared := state.prepare(loader)):
             log.say(prepared)
@@ -145,10 +144,11 @@ def train(
         if fabric.world_size == 1:  # several processes stop after the same step
             batches = stop.heeded(batches)
         for step in range(first, recipe.steps):
-            complete, scheduled = step + 1, state.schedule(step)
+            complete = step + 1
             try:
-                logged, outputs = accumulate(state, batches, step, scheduled)
+                readings.add(step, update(state, batches, step, stop))
             except Interrupted:
+                readings.read(every=True)
                 if step > first and not recipe.due(step, recipe.save_every):
                     state.save(folder, step, run_identity)
                 raise Stopped(stop.signum, step) from None
@@ -157,33 +157,12 @@ def train(
                     f"recipe.accumulate={recipe.accumulate}: {fabric.device} is out of memory; "
                     "a larger one makes smaller micro-batches of the same batch"
                 ) from None
-            gradient = fabric.clip_gradients(
-                state.model, state.optimizer, max_norm=recipe.clip or math.inf, error_if_nonfinite=False
-            )
-            assert gradient is not None
-            norm = gradient.item()
-            # Every process decides by the same numbers: a loss that is not finite in one is so in the mean.
-            *values, norm, stopping = runtime.agree(fabric, [*logged.values(), norm, float(stop.signum)])
-            logged = dict(zip(logged, values, strict=True))
-            applied = math.isfinite(logged["loss"]) and math.isfinite(norm)
-            if applied:
-                bad = 0
-                state.optimizer.step()
-                if state.average is not None:
-                    state.average.follow()
-            else:
-                bad += 1
-                log.say(f"step {complete}: skipped, the loss is {logged['loss']:g}, the gradient's norm {norm:g}")
-            state.after_step(outputs, scheduled, applied=applied)
-            state.optimizer.zero_grad(set_to_none=True)
-            logged |= {"lr": recipe.learning_rate(step), "gradient_norm": norm}
-            logged |= {name: value.item() for name, value in scheduled.items()}
-            log.train(complete, logged, waited=loader.waited, unreadable=loader.unreadable)
-            if bad == BAD_STEPS:
-                raise Shared(
-                    f"the loss or gradient was not finite {BAD_STEPS} steps in a row, up to step {complete}: the run "
-                    f"stops; a lower recipe.lr than {recipe.lr:g} or recipe.precision=32-true may help"
-                )
+            due = _due(evaluators, recipe, complete) or recipe.due(complete, recipe.log_every)
+            stopping = readings.read(every=bool(due) or recipe.due(complete, recipe.save_every))
+            if fabric.world_size == 1:
+                stopping = bool(stop.signum)
+            if stopping:
+                readings.read(every=True)
             _evaluate(state, evaluators, log, complete)
             if complete == recipe.steps:
                 log.finish()
@@ -195,15 +174,30 @@ def train(
     return True
 
 
+def update(state: State, batches: Iterator[Batch], step: int, stop: Stop | None = None) -> Numbers:
+    """One update, counted from 0, of which the host waits for nothing."""
+    fabric, recipe, scheduled = state.fabric, state.recipe, state.schedule(step)
+    logged, outputs = accumulate(state, batches, step, scheduled)
+    norm = fabric.clip_gradients(
+        state.model, state.optimizer, max_norm=recipe.clip or math.inf, error_if_nonfinite=False
+    )
+    assert norm is not None
+    own = [*logged.values(), norm.double(), torch.full_like(norm, stop.signum if stop else 0, dtype=torch.float64)]
+    # Every process decides by the same numbers: a loss that is not finite in one is so in the mean.
+    numbers = Numbers(tuple(logged), runtime.mean(fabric, torch.stack(own)))
+    state.apply(outputs, scheduled, numbers.applied)
+    return numbers
+
+
 def accumulate(
     state: State, batches: Iterator[Batch], step: int, scheduled: Mapping[str, Tensor]
-) -> tuple[dict[str, float], dict[str, Tensor]]:
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """The gradients of one update, micro-batch by micro-batch.
 
     Returns the means of what the objective gives: its numbers, to be logged, and its tensors, for `after_step`.
     """
     fabric, objective, recipe = state.fabric, state.objective, state.recipe
-    logged: dict[str, float] = {}
+    logged: dict[str, Tensor] = {}
     outputs: dict[str, Tensor] = {}
     for micro in range(recipe.accumulate):
         batch = next(batches).to(fabric.device)
@@ -214,17 +208,19 @@ def accumulate(
             result = state.model(batch, noise, scheduled)
             fabric.backward(result["loss"] / recipe.accumulate)
         for name, value in result.items():
-            if value.ndim == 0:
-                logged[name] = logged.get(name, 0.0) + value.item() / recipe.accumulate
-            else:
-                outputs[name] = outputs.get(name, 0.0) + value.detach() / recipe.accumulate
+            means, part = (logged, value.detach().double()) if value.ndim == 0 else (outputs, value.detach())
+            means[name] = means.get(name, 0.0) + part / recipe.accumulate
     return logged, outputs
+
+
+def _due(evaluators: Mapping[str, Evaluator], recipe: Recipe, step: int) -> dict[str, Evaluator]:
+    return {name: one for name, one in evaluators.items() if one.due(step, recipe.steps, recipe.evaluate_every)}
 
 
 def _evaluate(state: State, evaluators: Mapping[str, Evaluator], log: MetricsLog, step: int) -> None:
     """Call the evaluators that are due; at the end of the run, print their lines and write their tables."""
     recipe = state.recipe
-    due = {name: one for name, one in evaluators.items() if one.due(step, recipe.steps, recipe.evaluate_every)}
+    due = _due(evaluators, recipe, step)
     if not due:
         return
     with log.paused(), state.evaluating() as objective:

@@ -201,16 +201,15 @@ def _end() -> None:
 
 def agree(fabric: Fabric, values: list[float]) -> list[float]:
     """The mean of each value over all processes: the same list in every one, NaN where any process has NaN."""
-    if fabric.world_size == 1:
-        return values
-    return mean(fabric, torch.tensor(values, dtype=torch.float64)).tolist()
+    return mean(fabric, torch.tensor(values, dtype=torch.float64, device=fabric.device)).tolist()
 
 
 def mean(fabric: Fabric, value: torch.Tensor) -> torch.Tensor:
-    """The mean of a tensor over all processes, the same in every one."""
-    reduced = fabric.all_reduce(value, reduce_op="mean")
-    assert isinstance(reduced, torch.Tensor)
-    return reduced
+    """The mean of a tensor over all processes, the same in every one, which may be written over it."""
+    if fabric.world_size == 1:
+        return value
+    torch.distributed.all_reduce(value)  # Fabric's waits for a barrier first
+    return value.div_(fabric.world_size)
 
 
 def share(fabric: Fabric, tensors: Iterable[torch.Tensor]) -> None:

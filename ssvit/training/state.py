@@ -8,6 +8,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -28,6 +29,7 @@ from ssvit.checkpoints.manifest import CheckpointError, completed
 from ssvit.data.loader import Loader
 from ssvit.kernels.accelerate import accelerate
 from ssvit.objectives.base import Objective
+from ssvit.objectives.teacher import approach
 from ssvit.options import UserError
 from ssvit.schedule import Progress, Schedule
 from ssvit.training import runtime
@@ -48,9 +50,9 @@ class Average:
         self._average = [weight.detach().clone() for weight in self._weights]
 
     @torch.no_grad()
-    def follow(self) -> None:
-        """Update the average after a step."""
-        torch._foreach_lerp_(self._average, [weight.detach() for weight in self._weights], 1 - self.momentum)
+    def follow(self, applied: Tensor) -> None:
+        """Update the average after a step; applied: () bool, nothing changes where it is false."""
+        approach(self._average, [weight.detach() for weight in self._weights], (1 - self.momentum) * applied.double())
 
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:
@@ -113,27 +115,49 @@ class State:
     def schedule(self, step: int) -> dict[str, Tensor]:
         """Set the optimiser's learning rate and weight decay for a step.
 
-        Returns this step's values of the objective's schedules: tensors, since each new number would compile anew.
+        Returns `scheduled` as tensors, since each new number would compile anew.
         """
-        progress = Progress(step, self.recipe.steps)
         for group in self.optimizer.param_groups:
             group["lr"] = group["share"] * self.recipe.learning_rate(step)
             if group["decays"]:
-                group["weight_decay"] = self._weight_decay(progress)
-        return {
-            name: torch.tensor(schedule(progress), dtype=torch.float64).to(self.fabric.device)
-            for name, schedule in self.objective.schedules.items()
-        }
+                group["weight_decay"] = self._weight_decay(Progress(step, self.recipe.steps))
+        # Filled on the device: for a copy of a number the host would wait.
+        as_tensor = partial(torch.full, (), dtype=torch.float64, device=self.fabric.device)
+        return {name: as_tensor(fill_value=value) for name, value in self.scheduled(step).items()}
+
+    def scheduled(self, step: int) -> dict[str, float]:
+        """The values of the objective's schedules at a step."""
+        progress = Progress(step, self.recipe.steps)
+        return {name: float(schedule(progress)) for name, schedule in self.objective.schedules.items()}
 
     @torch.no_grad()
-    def after_step(self, outputs: Mapping[str, Tensor], scheduled: Mapping[str, Tensor], *, applied: bool) -> None:
-        """Let the objective change what is no weight; outputs: of this process, the mean over its micro-batches."""
+    def apply(self, outputs: Mapping[str, Tensor], scheduled: Mapping[str, Tensor], applied: Tensor) -> None:
+        """Change weights, averages and what is no weight by the gradients, which are then forgotten.
+
+        applied: () bool, on the device; where it is false, nothing changes. outputs: of this process, the mean over its
+        micro-batches.
+        """
+        optimizer = self.optimizer.optimizer
+        if self.recipe.optimizer == "sgd" and self.recipe.momentum:
+            # torch's first momentum is what lies in memory, if that step is skipped.
+            for group in optimizer.param_groups:
+                for weight in group["params"]:
+                    if weight.grad is not None and "momentum_buffer" not in optimizer.state[weight]:
+                        optimizer.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
+        optimizer.found_inf = (~applied).float()  # fused optimizers change nothing where it is 1
+        self.optimizer.step()
+        if self.average is not None:
+            self.average.follow(applied)
+        self._after_step(outputs, scheduled, applied)
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def _after_step(self, outputs: Mapping[str, Tensor], scheduled: Mapping[str, Tensor], applied: Tensor) -> None:
         if type(self.objective).after_step is Objective.after_step:
             return  # nothing to change, so nothing to gather
         means = {name: runtime.mean(self.fabric, value) for name, value in outputs.items()}
         # Sharded, a teacher's part of the weights is not the student's.
         with runtime.gathered(self._spread, writeback=True):
-            self.objective.after_step(means, scheduled, torch.tensor(applied, device=self.fabric.device))
+            self.objective.after_step(means, scheduled, applied)
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[Objective]:

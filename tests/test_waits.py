@@ -1,0 +1,167 @@
+"""A step as a device sees it: the host reads nothing back between log steps, and skipped steps change nothing."""
+
+import math
+import multiprocessing
+import os
+import signal
+import socket
+from collections import Counter
+from functools import partial
+from pathlib import Path
+
+import pytest
+import tiny
+import torch
+from command import LIMIT
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ssvit.checkpoints import storage
+from ssvit.checkpoints.checkpoint import Checkpoint
+from ssvit.options import UserError
+from ssvit.training import loop
+from ssvit.training.metrics_log import MetricsLog
+from ssvit.training.readings import AHEAD
+from ssvit.training.state import State
+
+METHODS = ("model", "mae", "dino", "ibot", "latent", "simclr", "contrastive_tuning", "classify")
+children = multiprocessing.get_context("forkserver")
+children.set_forkserver_preload(["tiny"])
+
+
+class Reads(TorchDispatchMode):
+    """Counts, for each step, the operations whose result the host has to know: a GPU would have to finish first."""
+
+    def __init__(self):
+        super().__init__()
+        self.step, self.found = 0, Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if torch.Tag.data_dependent_output in func.tags:
+            self.found[self.step] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def counted(folder: Path, method: str) -> None:
+    """Train with a log step in the middle; fails if a step between log steps reads."""
+    reads, schedule = Reads(), State.schedule
+
+    def noted(self, step):
+        reads.step = step + 1
+        return schedule(self, step)
+
+    State.schedule = noted
+    try:
+        with reads:
+            recipe = {"accumulate": 2, "ema": 0.9, "log_every": 6, "save_every": 12}
+            tiny.train(folder, objective=getattr(tiny, method)(0.1), **recipe)
+            reads.step = "proof"
+            torch.zeros(()).item()
+    finally:
+        State.schedule = schedule
+    assert reads.found["proof"] == 1
+    assert not {step for step in range(1, 12) if step % 6 and reads.found[step]}, reads.found
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_between_log_steps_the_host_reads_nothing(tmp_path, method):
+    counted(tmp_path, method)
+
+
+def join(rank: int, port: int, work) -> None:
+    os.environ.update(
+        RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", LOCAL_WORLD_SIZE="2", GROUP_RANK="0",
+        MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), TORCHELASTIC_RUN_ID="test",
+    )  # fmt: skip
+    try:
+        work()
+    except loop.Stopped as stopped:
+        os._exit(stopped.status)
+
+
+def in_two_processes(*works) -> list[int]:
+    """One function in each; returns their exit codes."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    processes = [children.Process(target=join, args=(rank, port, work)) for rank, work in enumerate(works)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(LIMIT)
+    return [process.exitcode for process in processes]
+
+
+@pytest.mark.parametrize("method", ["model", "dino"])
+def test_two_processes_read_nothing_between_log_steps(tmp_path, method):
+    assert in_two_processes(*[partial(counted, tmp_path, method)] * 2) == [0, 0]
+
+
+class At:
+    """Before an objective among the bases of a class: does something at some calls of forward, counted from 0."""
+
+    calls, at, does = 0, (), None
+
+    def forward(self, *inputs):
+        result = super().forward(*inputs)
+        if self.calls in self.at:
+            result = self.does(result)
+        self.calls += 1
+        return result
+
+
+def at(*calls: int, objective, does):
+    objective.__class__ = type("AtCalls", (At, type(objective)), {"at": calls, "does": staticmethod(does)})
+    return objective
+
+
+def not_finite(result):
+    return {name: value * math.nan for name, value in result.items()}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_skipped_step_changes_no_weight_average_teacher_centre_or_queue(tmp_path, method):
+    objective = at(2, objective=getattr(tiny, method)(), does=not_finite)
+    tiny.train(tmp_path, steps=4, warmup=1, save_every=1, objective=objective)
+    before, bad, after = (storage.load(Checkpoint.open(tmp_path / f"step_{step:08d}")) for step in (2, 3, 4))
+    for name, state in before.items():
+        assert all(torch.equal(value, bad[name][key]) for key, value in state.items()), name
+        assert not all(torch.equal(value, after[name][key]) for key, value in state.items()), name
+
+
+def test_momentum_that_begins_with_a_skipped_step_is_that_of_the_steps_after(tmp_path):
+    options = {"optimizer": "sgd", "lr": 0.1, "steps": 1, "warmup": 0, "save_every": 1}
+    tiny.train(tmp_path, objective=at(0, objective=tiny.model(), does=not_finite), **options)
+    moments = storage.load(Checkpoint.open(tmp_path / "step_00000001"))["optimizer"]
+    assert all((value == 0).all() for name, value in moments.items() if name.endswith("momentum_buffer"))
+
+
+def test_skipped_steps_are_told_and_stop_a_run_that_logs_seldom(tmp_path, capsys):
+    options = {"log_every": 100, "save_every": 100, "evaluate_every": 100, "steps": 100}
+    with pytest.raises(UserError, match=r"5 steps in a row, up to step 9"):
+        tiny.train(tmp_path, objective=at(1, 4, 5, 6, 7, 8, objective=tiny.model(), does=not_finite), **options)
+    told = [line for line in capsys.readouterr().out.splitlines() if "skipped," in line]
+    assert [int(line.split()[1].rstrip(":")) for line in told] == [2, 5, 6, 7, 8, 9]
+
+
+def signalled(folder: Path, calls: tuple[int, ...]) -> None:
+    def send(result):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return result
+
+    objective = at(*calls, objective=tiny.model(), does=send)
+    tiny.train(folder, objective=objective, log_every=12, save_every=12, evaluate_every=12)
+
+
+def test_a_signal_to_one_of_two_processes_stops_both_a_few_steps_later(tmp_path):
+    works = partial(signalled, tmp_path / "run", ()), partial(signalled, tmp_path / "run", (4,))
+    assert in_two_processes(*works) == [128 + signal.SIGTERM] * 2
+    (saved,) = (tmp_path / "run").glob("step_*")
+    # The signal comes in step 5, whose numbers are read once so many more are under way.
+    assert 5 < int(saved.name.removeprefix("step_")) <= 5 + AHEAD
+
+
+def test_the_numbers_of_every_step_are_logged_in_order(tmp_path, monkeypatch):
+    log = []
+    monkeypatch.setattr(MetricsLog, "train", lambda self, step, *_, **__: log.append(step))
+    tiny.train(tmp_path, log_every=5)
+    assert log == list(range(1, 13))
