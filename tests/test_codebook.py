@@ -235,7 +235,7 @@ def test_a_run_interrupted_anywhere_ends_with_the_same_bits_and_fits_once(tmp_pa
     assert storage.load_encoder(tmp_path / "whole")(images).shape == (3, 17, 16)
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "sharded"])
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 @STAGES
 def test_two_processes_train_as_one_does(tmp_path, strategy, features):
     """And have the main process's bits, though each alone might find others."""

@@ -251,7 +251,7 @@ def test_a_run_interrupted_anywhere_ends_with_the_same_bits(tmp_path):
     assert not any("teacher" in name for name in states["optimizer"])
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "sharded"])
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_two_processes_train_as_one_does(tmp_path, strategy):
     recipe = {"steps": 5, "ema": 0.5, "double": True, "objective": tiny.dino()}
     tiny.train(tmp_path / "one", **recipe)

@@ -247,7 +247,7 @@ def test_a_run_interrupted_anywhere_ends_with_the_same_bits(tmp_path):
     assert states["model"]["patch_center"].equal(objective.patch_center)
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "sharded"])
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_two_processes_train_as_one_does(tmp_path, strategy):
     recipe = {"steps": 5, "ema": 0.5, "double": True}
     tiny.train(tmp_path / "one", objective=tiny.ibot(own_head=True), **recipe)

@@ -145,7 +145,7 @@ def files(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize(("strategy", "way"), [("ddp", "SIGKILL"), ("sharded", "SIGTERM")], ids=["ddp", "sharded"])
+@pytest.mark.parametrize(("strategy", "way"), [("ddp", "SIGKILL"), ("fsdp", "SIGTERM")], ids=["ddp", "fsdp"])
 def test_two_processes_go_on_with_the_same_bits(tmp_path, files, strategy, way):
     options = {"strategy": strategy, "data": str(files), "workers": 1, "dropout": 0.2, "accumulate": 2}
     assert forked(tmp_path / "whole", **options)[0] == [0, 0]
@@ -157,7 +157,7 @@ def test_two_processes_go_on_with_the_same_bits(tmp_path, files, strategy, way):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["ddp", "sharded"])
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 @pytest.mark.parametrize("method", ["mae", "dino", "simclr", "contrastive_tuning"])
 def test_two_processes_of_another_method_go_on_with_the_same_bits(tmp_path, method, strategy):
     options = {"method": method, "strategy": strategy, "dropout": 0.2, "accumulate": 2}
@@ -194,7 +194,7 @@ CLOSE = {"double": True}  # one process and two agree to the rounding of float64
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["ddp", "sharded"])
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 @pytest.mark.parametrize("way", ["SIGTERM under torchrun", "SIGKILL"])
 @pytest.mark.parametrize("worlds", [(2, 2), (1, 2), (2, 1)], ids=["2-2", "1-2", "2-1"])
 def test_any_number_of_processes_goes_on_after_any_end(tmp_path, folder, worlds, way, strategy):
@@ -215,7 +215,7 @@ def test_any_number_of_processes_goes_on_after_any_end(tmp_path, folder, worlds,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["ddp", "sharded"])
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 @pytest.mark.parametrize("victim", ["0", "1"])
 def test_any_rank_may_be_killed_where_torchrun_restarts(tmp_path, folder, files, strategy, victim):
     options = {"strategy": strategy, **EXACT, "data": str(files), "workers": 2}

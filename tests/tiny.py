@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from lightning_fabric.strategies import FSDPStrategy
-from torch.distributed.fsdp import FullyShardedDataParallel
 
 from ssvit.data.augment.crop import InceptionCrop
 from ssvit.data.augment.views import Augmentation, MultiCrop
@@ -145,32 +143,6 @@ def transform(objective: Objective) -> Augmentation:
     return InceptionCrop(size=16, scale=(0.5, 1.0))
 
 
-def sharded(*, double: bool = False) -> FSDPStrategy:
-    """Fabric's sharded strategy, which is for GPUs, made to run on CPUs, and in float64, which it does not have."""
-
-    class Sharded(FSDPStrategy):
-        def setup_module(self, module):
-            module = module.double() if double else module
-            return FullyShardedDataParallel(module, device_id=torch.device("cpu"), use_orig_params=True)
-
-        def barrier(self, *args, **kwargs):
-            torch.distributed.barrier()
-
-        def clip_gradients_norm(self, module, optimizer, max_norm, **options):
-            if not double:
-                return super().clip_gradients_norm(module, optimizer, max_norm, **options)
-            # torch's takes the norm of a part in float32.
-            parts = [weight.grad for weight in module.parameters() if weight.grad is not None and weight.grad.numel()]
-            norm = sum((part.square().sum() for part in parts), torch.zeros((), dtype=torch.float64))
-            torch.distributed.all_reduce(norm)
-            norm = norm.sqrt()
-            for part in parts:
-                part *= (max_norm / (norm + 1e-6)).clamp(max=1)
-            return norm
-
-    return Sharded(process_group_backend="gloo")
-
-
 class Interrupted(Exception):
     """Stands for a process that ends in the middle of a step."""
 
@@ -225,7 +197,6 @@ def train(
     torch.set_num_threads(1)
     folder.mkdir(parents=True, exist_ok=True)
     numbers = Recipe(**{**RECIPE, **recipe})
-    strategy = sharded(double=double) if strategy == "sharded" else strategy
     fabric = runtime.start(numbers, accelerator="cpu", strategy=strategy, timeout=timeout)
     objective = objective or model(dropout)
     if double:

@@ -5,6 +5,7 @@ from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 Student = TypeVar("Student", bound=nn.Module)
 
@@ -35,7 +36,14 @@ class Teacher(nn.Module, Generic[Student]):
 def approach(weights: list[Tensor], others: list[Tensor], rate: Tensor) -> None:
     """weights = (1 - rate) * weights + rate * others, in place; the rate, (), is not read by the host.
 
-    A rate of 0 keeps the weights, if the others are finite, which a student's are after a skipped step, too.
+    A rate of 0 keeps the weights, if the others are finite, which a student's are after a skipped step, too. Of sharded
+    ones each process changes its part: both are shared out alike.
     """
+    weights, others = [*map(local, weights)], [*map(local, others)]
     rates = {dtype: rate.to(dtype) for dtype in {weight.dtype for weight in weights}}
     torch._foreach_lerp_(weights, others, [rates[weight.dtype] for weight in weights])
+
+
+def local(tensor: Tensor) -> Tensor:
+    """What this process holds of a tensor: all of it, or its part of a sharded one, in the same memory."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

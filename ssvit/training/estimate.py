@@ -12,14 +12,14 @@ from dataclasses import dataclass, replace
 
 import torch
 from lightning_fabric import Fabric
-from lightning_fabric.strategies.fsdp import FSDPStrategy
 from torch import Tensor
 
 from ssvit.data.loader import Loader
 from ssvit.evaluation.base import Evaluator
 from ssvit.evaluation.options import COST
 from ssvit.objectives.base import Objective
-from ssvit.training import runtime
+from ssvit.objectives.teacher import local
+from ssvit.training import runtime, sharding
 from ssvit.training.state import State
 
 _SECONDS = 1.0  # that the timed step should take, at most
@@ -111,7 +111,7 @@ def estimate(state: State, loader: Loader, evaluators: Mapping[str, Evaluator], 
     micro = recipe.batch_size // (recipe.accumulate * fabric.world_size)
     timed = fabric.world_size == 1 and runtime.backend(recipe, fabric.device) != "compile"
     count, seconds, activations = 0, 0.0, 0.0
-    if not isinstance(fabric.strategy, FSDPStrategy):
+    if not sharding.is_sharded(fabric):
         with _taken_back(objective, fabric):
             few = min(_FIRST, micro)
             for _ in range(2):  # the first one is slower, by what is built and loaded
@@ -183,7 +183,7 @@ def _taken_back(objective: Objective, fabric: Fabric) -> Iterator[None]:
 
 
 def _bytes(tensors: Iterable[Tensor]) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    return sum(local(tensor).nbytes for tensor in tensors)
 
 
 def _resident() -> int:

@@ -6,7 +6,6 @@ and the step is therefore enough: a run that is killed anywhere and started agai
 
 import contextlib
 import functools
-import math
 import os
 import signal
 import sys
@@ -178,10 +177,7 @@ def update(state: State, batches: Iterator[Batch], step: int, stop: Stop | None 
     """One update, counted from 0, of which the host waits for nothing."""
     fabric, recipe, scheduled = state.fabric, state.recipe, state.schedule(step)
     logged, outputs = accumulate(state, batches, step, scheduled)
-    norm = fabric.clip_gradients(
-        state.model, state.optimizer, max_norm=recipe.clip or math.inf, error_if_nonfinite=False
-    )
-    assert norm is not None
+    norm = runtime.clip(fabric, state.model, state.optimizer, recipe.clip)
     own = [*logged.values(), norm.double(), torch.full_like(norm, stop.signum if stop else 0, dtype=torch.float64)]
     # Every process decides by the same numbers: a loss that is not finite in one is so in the mean.
     numbers = Numbers(tuple(logged), runtime.mean(fabric, torch.stack(own)))

@@ -3,19 +3,23 @@
 import atexit
 import ctypes
 import gc
+import inspect
 import logging
+import math
 import os
 import secrets
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import timedelta
 from typing import Any, Literal, cast
 
 import torch
 from lightning_fabric import Fabric
-from lightning_fabric.strategies.fsdp import FSDPStrategy
+from lightning_fabric.plugins.precision import DoublePrecision
+from lightning_fabric.strategies.ddp import DDPStrategy
+from lightning_fabric.strategies.strategy import Strategy
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 from torch.distributed import (  # type: ignore[attr-defined]  # the two stores are documented, but not exported
     DistStoreError,
@@ -23,11 +27,12 @@ from torch.distributed import (  # type: ignore[attr-defined]  # the two stores 
     Store,
     TCPStore,
 )
-from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision
+from torch.nn.parallel import DistributedDataParallel
 
 from ssvit.kernels import operators
 from ssvit.options import UserError
 from ssvit.randomness import key
+from ssvit.training import sharding
 from ssvit.training.peers import Peers
 from ssvit.training.recipe import Recipe
 
@@ -74,8 +79,13 @@ def start(recipe: Recipe, *, timeout: float = TIMEOUT, **options: Any) -> Fabric
         options["accelerator"] = "cuda" if torch.cuda.is_available() else "cpu"
     logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # the run reports its devices itself
     try:
-        numbers = precision(recipe, Fabric(accelerator=options["accelerator"], devices=1).device)
-        fabric = Fabric(precision=numbers, **_as_launched({**options, "strategy": strategy(options, numbers)}))
+        options = _as_launched(options)
+        device = Fabric(accelerator=options["accelerator"], devices=1).device
+        options["strategy"] = strategy(options, recipe, device)
+        numbers: dict[str, Any] = {"precision": precision(recipe, device)}
+        if recipe.precision == "64-true":  # which Fabric denies to a sharded model
+            numbers = {"plugins": [DoublePrecision()]}
+        fabric = Fabric(**numbers, **options)
         if hasattr(fabric.strategy, "_timeout"):  # one of several processes
             fabric.strategy._timeout = timedelta(seconds=timeout)
         with _own_store(timeout):
@@ -104,13 +114,22 @@ def keep_memory() -> None:
         libc.mallopt(-1, (1 << 31) - 1)  # M_TRIM_THRESHOLD
 
 
-def strategy(options: Mapping[str, Any], numbers: str) -> str | FSDPStrategy:
-    """Fabric's option; but fsdp keeps buffers (the images' mean, the patches' positions) in float32."""
+def strategy(options: Mapping[str, Any], recipe: Recipe, device: torch.device) -> str | Strategy:
+    """Fabric's strategy for its options; ddp and fsdp with what suits a run here."""
     given = options.get("strategy", "auto")
-    if given != "fsdp" or numbers != "bf16-mixed":
+    if given == "fsdp":
+        return sharding.strategy(half=precision(recipe, device) == "bf16-mixed")
+    if given not in ("auto", "ddp") or not isinstance(Fabric(**options).strategy, DDPStrategy):
         return given
-    half, single = torch.bfloat16, torch.float32
-    return FSDPStrategy(mixed_precision=MixedPrecision(param_dtype=half, reduce_dtype=half, buffer_dtype=single))
+    renamed = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
+    buffers: dict[str, Any] = {"forward_sync_buffers" if renamed else "broadcast_buffers": False}
+    return DDPStrategy(
+        # All processes change buffers alike, and each step uses the same weights; but a graph that is taken for static
+        # fails where gradients are accumulated (torch's issue 143580).
+        static_graph=recipe.accumulate == 1 and backend(recipe, device) != "compile",
+        gradient_as_bucket_view=True,
+        **buffers,
+    )
 
 
 def _as_launched(options: dict[str, object]) -> dict[str, Any]:
@@ -219,9 +238,8 @@ def share(fabric: Fabric, tensors: Iterable[torch.Tensor]) -> None:
             torch.distributed.broadcast(tensor, 0)
 
 
-def gathered(module: torch.nn.Module, *, writeback: bool = False) -> AbstractContextManager[None]:
-    """While the block runs, every process has all of a sharded module. writeback: the block's changes stay."""
-    bare = getattr(module, "_orig_mod", module)  # what torch.compile has wrapped
-    if isinstance(bare, FullyShardedDataParallel):
-        return FullyShardedDataParallel.summon_full_params(bare, writeback=writeback)
-    return nullcontext()
+def clip(fabric: Fabric, model: Any, optimizer: Any, largest: float) -> torch.Tensor:
+    """Clip the gradients to a global norm, 0 for no limit; returns the norm before, (), the same in every process."""
+    norm = fabric.clip_gradients(model, optimizer, max_norm=largest or math.inf, error_if_nonfinite=False)
+    assert norm is not None
+    return sharding.whole(norm)

@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 from lightning_fabric import Fabric
+from lightning_fabric.wrappers import _FabricOptimizer
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import (
     OptimizerStateType,
@@ -32,7 +33,7 @@ from ssvit.objectives.base import Objective
 from ssvit.objectives.teacher import approach
 from ssvit.options import UserError
 from ssvit.schedule import Progress, Schedule
-from ssvit.training import runtime
+from ssvit.training import runtime, sharding
 from ssvit.training.recipe import Recipe
 
 Moments = dict[str, dict[str, Tensor]]  # of the optimiser, by parameter and name
@@ -80,6 +81,14 @@ class State:
     def __init__(self, fabric: Fabric, objective: Objective, recipe: Recipe) -> None:
         self.fabric, self.recipe = fabric, recipe
         self.objective = objective.train()  # an encoder comes from its checkpoint in eval mode
+        backend = runtime.backend(recipe, fabric.device)
+        accelerate(objective, backend != "eager" and fabric.device.type == "cpu")
+        self._twin = sharding.Twin(objective) if sharding.is_sharded(fabric) else None
+        compiled: nn.Module = objective
+        if backend == "compile":
+            compiled = torch.compile(objective)  # type: ignore[assignment]  # it gives a module for a module
+        self.model = fabric.setup_module(compiled)
+        # Sharding makes new parameters, so the optimiser comes after it.
         groups = objective.parameter_groups(weight_decay=recipe.weight_decay, layer_decay=recipe.layer_decay)
         trained: list[dict[str, object]] = [dict(group) for group in groups]
         optimizer: torch.optim.Optimizer
@@ -88,12 +97,7 @@ class State:
         else:
             beta1, beta2 = recipe.betas
             optimizer = torch.optim.AdamW(trained, lr=recipe.lr, betas=(beta1, beta2), fused=True)
-        backend = runtime.backend(recipe, fabric.device)
-        accelerate(objective, backend != "eager" and fabric.device.type == "cpu")
-        compiled: nn.Module = objective
-        if backend == "compile":
-            compiled = torch.compile(objective)  # type: ignore[assignment]  # it gives a module for a module
-        self.model, self.optimizer = fabric.setup(compiled, optimizer)
+        self.optimizer = cast(_FabricOptimizer, fabric.setup_optimizers(optimizer))
         # Without Fabric's wrapper: torch's functions take the module as the strategy shards it.
         self._spread: nn.Module = self.model._forward_module
         # Not offloaded on a CPU: there all moments of a sharded parameter would be views of one storage.
@@ -137,7 +141,7 @@ class State:
         applied: () bool, on the device; where it is false, nothing changes. outputs: of this process, the mean over its
         micro-batches.
         """
-        optimizer = self.optimizer.optimizer
+        optimizer: Any = self.optimizer.optimizer
         if self.recipe.optimizer == "sgd" and self.recipe.momentum:
             # torch's first momentum is what lies in memory, if that step is skipped.
             for group in optimizer.param_groups:
@@ -153,20 +157,23 @@ class State:
 
     def _after_step(self, outputs: Mapping[str, Tensor], scheduled: Mapping[str, Tensor], applied: Tensor) -> None:
         if type(self.objective).after_step is Objective.after_step:
-            return  # nothing to change, so nothing to gather
+            return  # so nothing to average
         means = {name: runtime.mean(self.fabric, value) for name, value in outputs.items()}
-        # Sharded, a teacher's part of the weights is not the student's.
-        with runtime.gathered(self._spread, writeback=True):
-            self.objective.after_step(means, scheduled, applied)
+        self.objective.after_step(means, scheduled, applied)
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[Objective]:
         """The objective as evaluations see it: whole in every process, averaged weights, eval mode, no gradients."""
         averaged = self.average.in_place() if self.average is not None else contextlib.nullcontext()
-        self.objective.eval()
-        with averaged, runtime.gathered(self._spread), torch.no_grad(), self.fabric.autocast():
-            yield self.objective
-        self.objective.train()
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(averaged)
+            objective = self.objective
+            if self._twin is not None:
+                objective = stack.enter_context(self._twin.filled(objective))
+            stack.enter_context(torch.no_grad())
+            stack.enter_context(self.fabric.autocast())
+            yield objective.eval()
+            objective.train()
 
     def save(self, folder: Path, step: int, run_identity: Mapping[str, object]) -> None:
         """Write a checkpoint; every process must call it. CheckpointError in all of them if it cannot be written."""

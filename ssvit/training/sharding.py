@@ -1,0 +1,76 @@
+"""A model shared out among the processes (FSDP2): each holds a part of every weight, of its gradient and its moments.
+
+A layer's weights are whole in a process only while it computes. The parts are DTensors; what a process holds of one is
+its local part.
+"""
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from lightning_fabric import Fabric
+from lightning_fabric.strategies.model_parallel import ModelParallelStrategy
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+from ssvit.models.vit import Block
+from ssvit.objectives.base import Objective
+
+
+def is_sharded(fabric: Fabric) -> bool:
+    """Whether the strategy shares out the model."""
+    return isinstance(fabric.strategy, ModelParallelStrategy)
+
+
+def strategy(*, half: bool) -> ModelParallelStrategy:
+    """Fabric's strategy. half: layers compute from weights in bfloat16; gradients are reduced in float32 all the same.
+
+    Buffers (the images' mean, the patches' positions) stay as they are.
+    """
+    policy = MixedPrecisionPolicy(cast_forward_inputs=False)
+    if half:
+        policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
+
+    def shard(objective: nn.Module, nodes: DeviceMesh) -> nn.Module:
+        mesh = init_device_mesh(nodes.device_type, (nodes.size(),))
+        layers = [part for part in objective.modules() if isinstance(part, Block)]
+        for unit in (*layers, objective):
+            sharded = fully_shard(unit, mesh=mesh, mp_policy=policy)
+            # gloo gives the sum where the mean is asked for (torch's issue 162338).
+            sharded.set_force_sum_reduction_for_comms(mesh.device_type == "cpu")
+        return objective
+
+    return ModelParallelStrategy(shard)
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """All of a tensor in every process, which all must ask for."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+class Twin:
+    """A copy of an objective without its weights, made before they are shared out, with the same buffers.
+
+    It has none of the hooks by which a sharded model waits for all processes, so each may use it by itself.
+    """
+
+    def __init__(self, objective: Objective) -> None:
+        empty = {
+            id(weight): nn.Parameter(weight.new_empty(0), weight.requires_grad) for weight in objective.parameters()
+        }
+        self._copy = copy.deepcopy(objective, empty | {id(buffer): buffer for buffer in objective.buffers()})
+
+    @contextmanager
+    def filled(self, objective: Objective) -> Iterator[Objective]:
+        """While the block runs, the copy has the whole weights of the sharded objective."""
+        weights = dict(self._copy.named_parameters())
+        for name, sharded in objective.named_parameters():
+            weights[name].data = whole(sharded.detach())
+        try:
+            yield self._copy
+        finally:
+            for weight in weights.values():
+                weight.data = weight.new_empty(0)

@@ -1,0 +1,117 @@
+"""A model shared out among processes: one unit for each layer, parts that make up the whole, numbers of one process."""
+
+import json
+import multiprocessing
+import os
+import socket
+from pathlib import Path
+
+import pytest
+import tiny
+import torch
+from command import LIMIT
+from torch import distributed
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule
+
+from ssvit.data.batch import Batch
+from ssvit.objectives.teacher import local
+from ssvit.training import runtime, sharding
+from ssvit.training.recipe import Recipe
+from ssvit.training.state import State
+
+children = multiprocessing.get_context("forkserver")
+children.set_forkserver_preload(["tiny"])
+
+
+def as_rank(work, folder: Path, rank: int, world: int, port: int) -> None:
+    os.environ.update(
+        RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world), LOCAL_WORLD_SIZE=str(world), GROUP_RANK="0",
+        MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), TORCHELASTIC_RUN_ID="test",
+    )  # fmt: skip
+    torch.set_num_threads(1)
+    work(folder)
+
+
+def spread(work, folder: Path, world: int) -> None:
+    """Call a function of this module in so many processes."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    processes = [children.Process(target=as_rank, args=(work, folder, rank, world, port)) for rank in range(world)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(LIMIT)
+    assert [process.exitcode for process in processes] == [0] * world
+
+
+@pytest.fixture
+def alone():
+    """A group of this process alone."""
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize(("method", "layers"), [("model", 2), ("mae", 3), ("dino", 4)])
+def test_each_layer_is_a_unit_of_its_own(alone, method, layers):
+    objective = getattr(tiny, method)()
+    sharding.strategy(half=False)._parallelize_fn(objective, alone)
+    units = [part for part in objective.modules() if isinstance(part, FSDPModule)]
+    assert len(units) == layers + 1  # and one for the rest
+    assert all(isinstance(weight, torch.distributed.tensor.DTensor) for weight in objective.parameters())
+
+
+def test_in_half_precision_gradients_are_reduced_in_float32_and_buffers_stay(alone):
+    objective = tiny.model()
+    before = {name: buffer.clone() for name, buffer in objective.named_buffers()}
+    sharding.strategy(half=True)._parallelize_fn(objective, alone)
+    with torch.autocast("cpu", torch.bfloat16):
+        batch = Batch.of(tiny.pictures(2))
+        objective(batch, objective.sample(batch.slots, seed=0))["loss"].backward()
+    assert objective.head.weight.dtype == objective.head.weight.grad.dtype == torch.float32
+    for unit in objective.modules():
+        if isinstance(unit, FSDPModule):
+            policy = unit._get_fsdp_state()._mp_policy
+            assert (policy.param_dtype, policy.reduce_dtype) == (torch.bfloat16, torch.float32)
+    for name, buffer in objective.named_buffers():
+        torch.testing.assert_close(buffer, before[name], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "static"), [({}, True), ({"accumulate": 2}, False), ({"backend": "compile"}, False)]
+)
+def test_copies_share_gradients_as_they_lie_and_no_buffers(changes, static):
+    recipe = Recipe(**tiny.RECIPE | changes)
+    chosen = runtime.strategy({"accelerator": "cpu", "devices": 2, "strategy": "auto"}, recipe, torch.device("cpu"))
+    given = chosen._ddp_kwargs
+    assert given.pop("static_graph") == static
+    assert given.pop("gradient_as_bucket_view")
+    assert list(given.values()) == [False]  # buffers: the option has two names
+
+
+def count(folder: Path) -> None:
+    """One step of DINO; writes the bytes that this process holds of the weights and of what follows them."""
+    recipe = Recipe(**tiny.RECIPE)
+    fabric = runtime.start(recipe, accelerator="cpu", strategy="fsdp")
+    state = State(fabric, tiny.dino(), recipe)
+    for weight in state.objective.parameters():
+        if weight.requires_grad:
+            weight.grad = torch.zeros_like(weight)
+    state.optimizer.step()
+    moments = [value for one in state.optimizer.optimizer.state.values() for value in one.values() if value.ndim]
+    teacher = [*state.objective.teacher.parameters()]
+    parts = {"weights": [*state.objective.parameters()], "teacher": teacher, "average": state.average._average,
+             "moments": moments}  # fmt: skip
+    held = {name: sum(local(part).nbytes for part in tensors) for name, tensors in parts.items()}
+    whole = {name: sum(part.numel() * part.element_size() for part in tensors) for name, tensors in parts.items()}
+    Path(folder, f"{fabric.global_rank}.json").write_text(json.dumps([held, whole]))
+
+
+def test_weights_teacher_average_and_moments_are_shared_out(tmp_path):
+    spread(count, tmp_path, 2)
+    (one, whole), (other, _) = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
+    for name, everything in whole.items():
+        assert one[name] + other[name] == everything
+        assert max(one[name], other[name]) < 0.6 * everything, name
