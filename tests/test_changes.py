@@ -1,5 +1,6 @@
 """Flips, turns and RandAugment: torchvision's operations on the sampled parameters, and every crop can have each."""
 
+import itertools
 from typing import Any
 
 import pytest
@@ -22,7 +23,16 @@ EVERY = {
     "vertical_flip": 0.5, "quarter_turns": True, "rotation": 30, "randaugment": 2, "jitter": 0.8, "grayscale": 0.3,
     "blur": 0.5, "sigma": [0.1, 1.0], "solarize": 0.3,
 }  # fmt: skip
-STEPS = (VerticalFlip(probability=0.5), QuarterTurns(), Rotation(degrees=180), RandAugment(operations=3, magnitude=20))
+SQUARE = QuarterTurns()
+STEPS = (
+    VerticalFlip(probability=0.5),
+    Rotation(degrees=180),
+    RandAugment(operations=3, magnitude=20),
+    ColorJitter(probability=0.8),
+    Grayscale(probability=0.5),
+    GaussianBlur(probability=0.5),
+    Solarize(probability=0.5),
+)
 
 
 def images(count: int, h: int = 20, w: int = 20) -> torch.Tensor:
@@ -121,10 +131,13 @@ def test_randaugment_is_its_operations_one_after_the_other() -> None:
         assert torch.equal(out[i], expected[0])
 
 
-@pytest.mark.parametrize("step", STEPS, ids=lambda step: type(step).__name__)
-@pytest.mark.parametrize("side", [5, 20, 33])
-def test_an_image_does_not_depend_on_its_batch(step: Any, side: int) -> None:
-    pictures, slots = images(50, side, side), torch.arange(50) + 1000
+@pytest.mark.parametrize(
+    ("step", "size"),
+    [*itertools.product(STEPS, [(20, 17), (5, 7), (32, 32)]), (SQUARE, (5, 5)), (SQUARE, (32, 32))],
+    ids=lambda value: str(value) if isinstance(value, tuple) else type(value).__name__,
+)
+def test_an_image_does_not_depend_on_its_batch(step: Any, size: tuple[int, int]) -> None:
+    pictures, slots = images(50, *size), torch.arange(50) + 1000
     before = pictures.clone()
     whole = step(pictures, slots, 3, 1)
     assert torch.equal(pictures, before)

@@ -12,7 +12,6 @@ from ssvit.data.augment.color import ColorJitter, GaussianBlur, Grayscale, Solar
 from ssvit.options import OptionError
 
 JITTER = ColorJitter(brightness=0.4, contrast=0.4, saturation=0.2, hue=0.1, probability=0.8)
-STEPS = (JITTER, Grayscale(probability=0.5), GaussianBlur(probability=0.5), Solarize(probability=0.5))
 
 
 def images(count: int, h: int = 20, w: int = 17) -> torch.Tensor:
@@ -95,19 +94,6 @@ def test_blurs_and_choices_have_their_probabilities() -> None:
         assert abs(same.double().mean() - 0.2) < 4 * (0.16 / count) ** 0.5 + 3 / count
         assert_alike(type(step)(probability=1.0)(pictures, slots, 0), whole)
         assert torch.equal(type(step)(probability=0.0)(pictures, slots, 0), pictures)
-
-
-@pytest.mark.parametrize("step", STEPS, ids=lambda step: type(step).__name__)
-@pytest.mark.parametrize("size", [(20, 17), (5, 7), (32, 32)])
-def test_an_image_does_not_depend_on_its_batch(step: ColorJitter, size: tuple[int, int]) -> None:
-    pictures, slots = images(50, *size), torch.arange(50) + 1000
-    before = pictures.clone()
-    whole = step(pictures, slots, 3, 1)
-    assert torch.equal(pictures, before)
-    for part in (torch.tensor([7]), torch.arange(3, 20), torch.arange(49, -1, -1)):
-        assert torch.equal(step(pictures[part], slots[part], 3, 1), whole[part])
-    assert not torch.equal(step(pictures, slots, 3, 0), whole)
-    assert not torch.equal(step(pictures, slots, 4, 1), whole)
 
 
 @pytest.mark.parametrize(

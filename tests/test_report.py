@@ -141,7 +141,8 @@ def test_what_is_not_above_chance_beats_nothing():
     near = scored("knn", ["1-NN"], [0.5, 0.14, *[0.1] * 5], chance=0.1, images=200)
     nothing = "knn 14.0 % (chance 10.0 %): not above chance by two standard errors, so this tells nothing yet."
     assert report.headline([near], OWN) == nothing
-    assert report.headline([SHOTS, near], OWN) == f"{BEATEN} {nothing}"
+    beaten = BEATEN.replace("each probe", "each probe that is above chance")
+    assert report.headline([SHOTS, near], OWN) == f"{beaten} {nothing}"
     assert report.summary([near], OWN)[1][2:6] == ["14.0 ± 2.5", "10.0", "10.0", "+4.0"]
     far = scored("knn", ["1-NN"], [0.5, 0.15, *[0.1] * 5], chance=0.1, images=200)
     assert "by each probe: knn +5.0 percentage points" in report.headline([far], OWN)

@@ -48,6 +48,7 @@ class Session:
         self.fabric = runtime.start(Recipe(**as_dict(config.recipe)), **config.fabric)
         with runtime.together():
             self._data: Data = instantiate(config.data.source, _convert_="all")
+        self._estimated = False  # the runs of a comparison differ little
         if self._data.told and is_main_process():
             print(self._data.told, flush=True)
 
@@ -129,10 +130,11 @@ class Session:
             folder,
             evaluators=evaluators,
             run_identity=run_identity,
-            estimated=True,
+            estimated=not self._estimated,
             enough=self._enough(config),
             loggers=self._loggers(config, folder) if self.fabric.is_global_zero else (),
         )
+        self._estimated = True
 
     def _loggers(self, config: DictConfig, folder: Path) -> list[Logger]:
         """The loggers of a run, which has the name of its folder, with that of the comparison if it is part of one."""

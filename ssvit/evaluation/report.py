@@ -176,16 +176,18 @@ def headline(scores: Sequence[Scores], own: Sequence[str]) -> str:
     """Do the chosen features beat the best baselines, by how many percentage points, and which are not above chance?"""
     telling = [one for one in scores if one.tells]
     gains = {_words(one.probe): gain for one in telling if (gain := _compared(one, own)[1]) is not None}
+    silent = [f"{_named(one)} (chance {_score(one.chance)} %)" for one in scores if not one.tells]
     sentences = []
     if gains:
         beaten = sum(gain > 0 for gain in gains.values())
-        how_many = {len(gains): "each probe", 0: "no probe"}.get(beaten, f"{beaten} of {len(gains)} probes")
+        every = "each probe that is above chance" if silent else "each probe"
+        how_many = {len(gains): every, 0: "no probe"}.get(beaten, f"{beaten} of {len(gains)} probes")
         points = ", ".join(f"{name} {_signed(gain)}" for name, gain in gains.items())
         sentences.append(f"The encoder's features beat the best baseline by {how_many}: {points} percentage points.")
     elif telling:
         named = ", ".join(map(_named, telling))
         sentences.append(f"No baseline was measured beside the encoder's features: {named}.")
-    if silent := [f"{_named(one)} (chance {_score(one.chance)} %)" for one in scores if not one.tells]:
+    if silent:
         sentences.append(f"{', '.join(silent)}: not {NOTHING_YET}.")
     return " ".join(sentences)
 

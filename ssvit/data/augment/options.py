@@ -38,131 +38,6 @@ class Crop:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RandomCrop(Crop):
-    """What every crop for training has, and what changes it afterwards, in this order; 0 leaves a change out."""
-
-    probabilities: ClassVar[tuple[str, ...]] = ("flip", "vertical_flip", "jitter", "grayscale", "blur", "solarize")
-
-    flip: float = 0.5
-    """Probability of a flip from left to right."""
-    vertical_flip: float = 0.0
-    """Probability of a flip from top to bottom."""
-    quarter_turns: bool = False
-    """Whether images are turned by 0, 90, 180 or 270 degrees, each as likely."""
-    rotation: float = 0.0
-    """Greatest angle in degrees of a turn to either side; 180 for any angle. What it leaves free is reflected."""
-    randaugment: int = 0
-    """Number of RandAugment's operations (Cubuk et al. 2020); usual are 2."""
-    magnitude: int = 9
-    """Strength of RandAugment's operations, 0 to 30."""
-    jitter: float = 0.0
-    """Probability of changed colours; how much they change: brightness, contrast, saturation and hue."""
-    brightness: float = 0.4
-    """Largest change of the brightness' factor from 1."""
-    contrast: float = 0.4
-    """Largest change of the contrast's factor from 1."""
-    saturation: float = 0.2
-    """Largest change of the saturation's factor from 1."""
-    hue: float = 0.1
-    """Largest turn of the hue, as a part of the whole circle."""
-    grayscale: float = 0.0
-    """Probability of an image without colours."""
-    blur: float = 0.0
-    """Probability of a blur."""
-    sigma: Sequence[float] = (0.1, 2.0)
-    """Least and greatest standard deviation of a blur, in pixels; [0.1, 0.5] for images of about 32 pixels."""
-    solarize: float = 0.0
-    """Probability of inverted bright values."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in self.probabilities:
-            number(name, getattr(self, name), 0, 1)
-        flag("quarter_turns", self.quarter_turns)
-        number("rotation", self.rotation, 0, 180)
-        whole("randaugment", self.randaugment, at_least=0)
-        select(RandAugment, vars(self))
-        select(ColorJitter, vars(self))
-        _least_most("sigma", self.sigma)
-        side, reach = min(map(min, self.sizes)), GaussianBlur(sigma=self.sigma).reach
-        if self.blur and reach >= side:
-            raise OptionError("sigma", self.sigma, f"its filter needs images of more than {reach} pixels, not {side}")
-        if self.quarter_turns and any(h != w for h, w in self.sizes):
-            raise OptionError("quarter_turns", True, "needs square crops; rotation=180 turns others")
-
-    @property
-    def sizes(self) -> tuple[tuple[int, int], ...]:
-        """Height and width of each kind of view."""
-        return (pair("size", self.size),)
-
-    def fits(self, encoder: ViT, name: str = "size") -> None:
-        super().fits(encoder, name)
-        for change in ("randaugment", "jitter", "grayscale"):
-            if getattr(self, change) and encoder.channels != 3:
-                right = f"must be 0 for images of {encoder.channels} channels: it changes red, green and blue"
-                raise OptionError(change, getattr(self, change), right)
-
-
-@dataclass(frozen=True, kw_only=True)
-class InceptionCrop(RandomCrop):
-    """A crop of random area and shape (Szegedy et al. 2015), resized."""
-
-    scale: Sequence[float] = (0.08, 1.0)
-    """Least and greatest part of the image's area; the authors have 0.05 (vit_jax: input_pipeline.py)."""
-    ratio: Sequence[float] = (3 / 4, 4 / 3)
-    """Least and greatest width / height."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _least_most("scale", self.scale, 1)
-        _least_most("ratio", self.ratio)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ShiftCrop(RandomCrop):
-    """A crop at a random place of the widened image."""
-
-    padding: int = 4
-    """Reflected pixels that each side of the image is widened by."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        whole("padding", self.padding, at_least=0)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ResizeCrop(RandomCrop):
-    """A crop at a random place of the image resized to a square."""
-
-    resize: int
-    """Pixels of the square's side."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        whole("resize", self.resize, max(pair("size", self.size)))
-
-
-@dataclass(frozen=True, kw_only=True)
-class CenterCrop(Crop):
-    """What evaluation sees of an image. One that has the size already stays as it is."""
-
-    resize: int | None = None
-    """Pixels of the shorter side before the crop. None, or where those are too few: as many as just cover `size`."""
-    fit: str = "cover"
-    """cover: the shorter side is resized, then the middle cut out; squash: the whole image is resized to `size`, out of
-    proportion (vit_jax: input_pipeline.py)."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.resize is not None:
-            whole("resize", self.resize)
-        one_of("fit", self.fit, FITS)
-        if self.fit == "squash" and self.resize is not None:
-            right = "must be null with fit=squash, which resizes the whole image to its size"
-            raise OptionError("resize", self.resize, right)
-
-
-@dataclass(frozen=True, kw_only=True)
 class VerticalFlip:
     """Top and bottom change places."""
 
@@ -255,6 +130,131 @@ class Solarize:
     def __post_init__(self) -> None:
         number("probability", self.probability, 0, 1)
         number("threshold", self.threshold, 0, 255)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RandomCrop(Crop):
+    """What every crop for training has, and what changes it afterwards, in this order; 0 leaves a change out."""
+
+    probabilities: ClassVar[tuple[str, ...]] = ("flip", "vertical_flip", "jitter", "grayscale", "blur", "solarize")
+
+    flip: float = 0.5
+    """Probability of a flip from left to right."""
+    vertical_flip: float = 0.0
+    """Probability of a flip from top to bottom."""
+    quarter_turns: bool = False
+    """Whether images are turned by 0, 90, 180 or 270 degrees, each as likely."""
+    rotation: float = 0.0
+    """Greatest angle in degrees of a turn to either side; 180 for any angle. What it leaves free is reflected."""
+    randaugment: int = 0
+    """Number of RandAugment's operations (Cubuk et al. 2020); usual are 2."""
+    magnitude: int = RandAugment.magnitude
+    """Strength of RandAugment's operations, 0 to 30."""
+    jitter: float = 0.0
+    """Probability of changed colours; how much they change: brightness, contrast, saturation and hue."""
+    brightness: float = ColorJitter.brightness
+    """Largest change of the brightness' factor from 1."""
+    contrast: float = ColorJitter.contrast
+    """Largest change of the contrast's factor from 1."""
+    saturation: float = ColorJitter.saturation
+    """Largest change of the saturation's factor from 1."""
+    hue: float = ColorJitter.hue
+    """Largest turn of the hue, as a part of the whole circle."""
+    grayscale: float = 0.0
+    """Probability of an image without colours."""
+    blur: float = 0.0
+    """Probability of a blur."""
+    sigma: Sequence[float] = GaussianBlur.sigma
+    """Least and greatest standard deviation of a blur, in pixels; [0.1, 0.5] for images of about 32 pixels."""
+    solarize: float = 0.0
+    """Probability of inverted bright values."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in self.probabilities:
+            number(name, getattr(self, name), 0, 1)
+        flag("quarter_turns", self.quarter_turns)
+        number("rotation", self.rotation, 0, 180)
+        whole("randaugment", self.randaugment, at_least=0)
+        select(RandAugment, vars(self))
+        select(ColorJitter, vars(self))
+        _least_most("sigma", self.sigma)
+        side, reach = min(map(min, self.sizes)), GaussianBlur(sigma=self.sigma).reach
+        if self.blur and reach >= side:
+            raise OptionError("sigma", self.sigma, f"its filter needs images of more than {reach} pixels, not {side}")
+        if self.quarter_turns and any(h != w for h, w in self.sizes):
+            raise OptionError("quarter_turns", True, "needs square crops; rotation=180 turns others")
+
+    @property
+    def sizes(self) -> tuple[tuple[int, int], ...]:
+        """Height and width of each kind of view."""
+        return (pair("size", self.size),)
+
+    def fits(self, encoder: ViT, name: str = "size") -> None:
+        super().fits(encoder, name)
+        for change in ("randaugment", "jitter", "grayscale"):
+            if getattr(self, change) and encoder.channels != 3:
+                right = f"must be 0 for images of {encoder.channels} channels: it changes red, green and blue"
+                raise OptionError(change, getattr(self, change), right)
+
+
+@dataclass(frozen=True, kw_only=True)
+class InceptionCrop(RandomCrop):
+    """A crop of random area and shape (Szegedy et al. 2015), resized."""
+
+    scale: Sequence[float] = (0.08, 1.0)
+    """Least and greatest part of the image's area; the authors have 0.05 (vit_jax: input_pipeline.py)."""
+    ratio: Sequence[float] = (3 / 4, 4 / 3)
+    """Least and greatest width / height."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _least_most("scale", self.scale, 1)
+        _least_most("ratio", self.ratio)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShiftCrop(RandomCrop):
+    """A crop at a random place of the widened image."""
+
+    padding: int = 4
+    """Reflected pixels that each side of the image is widened by."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        whole("padding", self.padding, at_least=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResizeCrop(RandomCrop):
+    """A crop at a random place of the image resized to a square."""
+
+    resize: int
+    """Pixels of the square's side."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        whole("resize", self.resize, max(pair("size", self.size)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class CenterCrop(Crop):
+    """What evaluation sees of an image. One that has the size already stays as it is."""
+
+    resize: int | None = None
+    """Pixels of the shorter side before the crop. None, or where those are too few: as many as just cover `size`."""
+    fit: str = "cover"
+    """cover: the shorter side is resized, then the middle cut out; squash: the whole image is resized to `size`, out of
+    proportion (vit_jax: input_pipeline.py)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.resize is not None:
+            whole("resize", self.resize)
+        one_of("fit", self.fit, FITS)
+        if self.fit == "squash" and self.resize is not None:
+            right = "must be null with fit=squash, which resizes the whole image to its size"
+            raise OptionError("resize", self.resize, right)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,8 @@ from typing import Any
 
 from PIL.Image import Image
 
+from ssvit import atomic_io
+
 # The rows of metrics.jsonl, each with its "step"; None stands for a number that is not finite.
 Rows = Sequence[Mapping[str, float | None]]
 
@@ -50,8 +52,10 @@ class Follower(Logger):
     """A service that has a run of its own, which gets each row once, however often training is resumed.
 
     A run that goes on from a checkpoint gives some rows again. The file `<service>.json` in the run's folder says which
-    run of the service is this one and how many rows it has; the next ones follow.
+    run of the service is this one and how many rows it has; the next ones follow. `complete`: the run has ended well.
     """
+
+    complete = False
 
     def open(self, first_step: int, history: Rows) -> None:
         self._history = history
@@ -71,15 +75,16 @@ class Follower(Logger):
         if self._new:
             self.send_picture(step, name, picture)
 
+    def finish(self, metrics: Mapping[str, float]) -> None:
+        self.complete = True
+
     def _follow(self) -> None:
         """Send the rows that the service lacks."""
         for row in self._history[self._sent :]:
             finite: dict[str, Any] = {name: value for name, value in row.items() if value is not None}
             self.send(finite.pop("step"), finite)
             self._sent += 1
-        beside = self.folder / f".{self.file}.part"
-        beside.write_text(json.dumps({"id": self._id, "rows": self._sent}))
-        beside.replace(self.folder / self.file)
+        atomic_io.replace(self.folder / self.file, json.dumps({"id": self._id, "rows": self._sent}).encode())
 
     @abstractmethod
     def start(self, identity: str | None) -> str:

@@ -24,7 +24,7 @@ class Mlflow(Follower):
 
     def __init__(self, *, folder: Path, name: str, options: Mapping[str, object], **given: str) -> None:
         super().__init__(folder=folder, name=name, options=options)
-        self._given, self._complete = Options(**given), False
+        self._given = Options(**given)
 
     def start(self, identity: str | None) -> str:
         try:
@@ -53,12 +53,9 @@ class Mlflow(Follower):
         with _answering():
             self._client.log_image(self._id, picture, key=name, step=step, synchronous=True)
 
-    def finish(self, metrics: Mapping[str, float]) -> None:
-        self._complete = True
-
     def close(self) -> None:
         with _answering():
-            self._client.set_terminated(self._id, "FINISHED" if self._complete else "KILLED")
+            self._client.set_terminated(self._id, "FINISHED" if self.complete else "KILLED")
 
 
 @contextmanager

@@ -18,7 +18,7 @@ class Wandb(Follower):
 
     def __init__(self, *, folder: Path, name: str, options: Mapping[str, object], **given: str) -> None:
         super().__init__(folder=folder, name=name, options=options)
-        self._given, self._complete = Options(**given), False
+        self._given = Options(**given)
 
     def start(self, identity: str | None) -> str:
         try:
@@ -46,8 +46,5 @@ class Wandb(Follower):
     def send_picture(self, step: int, name: str, picture: Image) -> None:
         self._run.log({"step": step, name: wandb.Image(picture)})
 
-    def finish(self, metrics: Mapping[str, float]) -> None:
-        self._complete = True
-
     def close(self) -> None:
-        self._run.finish(exit_code=0 if self._complete else 1)
+        self._run.finish(exit_code=0 if self.complete else 1)
