@@ -1,6 +1,7 @@
 """Every configuration file composes, passes the checks, and builds; each experiment has its command on top."""
 
 import re
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -56,12 +57,14 @@ def pretrained_run(tmp_path):
 
 @pytest.fixture
 def images(tmp_path):
-    """A small set in ImageNet's layout, which every data set of files accepts."""
+    """A small set in ImageNet's layout and in shards, one of which every data set of files accepts."""
     for part in ("train", "val"):
         for wnid in ("n01", "n02"):
             (tmp_path / part / wnid).mkdir(parents=True)
             for number in range(4):
                 Image.new("RGB", (30, 20), (number, 0, 0)).save(tmp_path / part / wnid / f"{number}.png")
+        with tarfile.open(tmp_path / part / "0.tar", "w") as shard:
+            shard.add(tmp_path / part, "", filter=lambda member: None if member.name.endswith(".tar") else member)
     return tmp_path
 
 
@@ -129,7 +132,7 @@ def test_every_data_set_composes_and_those_of_files_build(name, images):
     config = composed(f"data={name}", *root, *small, "encoder.patch_size=16", "recipe.batch_size=8")
     preflight.check(OmegaConf.to_container(config, resolve=True))
     build(config)
-    if name in (*EMBEDDED, "folder", "imagenet"):
+    if name in (*EMBEDDED, "folder", "imagenet", "shards"):
         data = instantiate(config.data.source, _convert_="all")
         assert isinstance(data, Data)
         assert (len(data.train), len(data.watched)) == ((16, 8) if name in EMBEDDED else (8, 8))

@@ -41,6 +41,7 @@ WITHOUT_TORCH = (
     "evaluation.significance",
     "training.preflight",
     "data.folder",
+    "data.shard_folder",
     "data.options",
     "data.augment.options",
     "benchmark.options",

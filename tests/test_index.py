@@ -166,7 +166,7 @@ def test_processes_share_the_pages_of_an_index(tmp_path: Path) -> None:
 
     before = private()
     found = Listing("root", Index.read(tmp_path / "index"))
-    assert found.index.columns["text"].sum() > 0
-    assert found.index.columns["ends"].sum() > 0
+    assert found.entries.columns["text"].sum() > 0
+    assert found.entries.columns["ends"].sum() > 0
     assert private() - before < 1000  # kilobytes, of 4,400
     assert index.KEPT_FROM == 20_000

@@ -20,8 +20,8 @@ from ssvit.options import UserError, typed
 # checkpoint itself tells it (the images' fingerprint, the precision used, the weights that a fine-tuning started from).
 FREE = (
     "overwrite", "outputs", "workers", "loader_timeout", "evaluators.test.timeout", "fabric", "data.root",
-    "data.download", "data.masks", "data.verify", "data.source", "recipe.precision", "checkpoint", "encoder.path",
-    "encoder.activation_checkpointing", "seeds", "probe", "probing", "command", "logger",
+    "data.cache", "data.download", "data.masks", "data.verify", "data.source", "recipe.precision", "checkpoint",
+    "encoder.path", "encoder.activation_checkpointing", "seeds", "probe", "probing", "command", "logger",
     "target.checkpoint", "preset",
 )  # fmt: skip
 # Groups whose files hold only values, which are compared, and options in `FREE`.

@@ -11,6 +11,7 @@ from ssvit.data import folder as folders
 from ssvit.data import options
 from ssvit.data.files import Files, listing
 from ssvit.data.memory import Memory
+from ssvit.data.shards import find
 from ssvit.data.source import Data, Source, hold_out
 from ssvit.options import OptionError, UserError, make, pair
 
@@ -72,6 +73,29 @@ def _short(path: str) -> str:
     return f"{os.path.basename(os.path.abspath(path))}/"
 
 
+def shards(**given: object) -> Data:
+    """Uncompressed tar files in the layout of WebDataset, `options.Shards`.
+
+    UserError if a shard cannot be read, or if validation or test images have a class that training lacks.
+    """
+    chosen = make(options.Shards, given)
+    splits = chosen.splits
+    train = find(chosen.root, splits.train, cache=chosen.cache)
+    if not splits.validation and not splits.test:
+        part, rest = hold_out(train, fraction=chosen.held_out, seed=chosen.seed)
+        line = f"{len(splits.train)} shards: {len(part):,} images to train on, {len(rest):,} others to measure on"
+        return Data(part, None, rest, part.classes, f"{line} (data.held_out={chosen.held_out:g})")
+    validation, test = (
+        find(chosen.root, names, train.classes, cache=chosen.cache) if names else None for names in splits[1:]
+    )
+    purposes = ("for choices", "for the reported figure") if validation and test else ("to measure on",) * 2
+    lines = [f"{len(splits.train)} shards: {len(train):,} images to train on"]
+    for names, source, purpose in zip(splits[1:], (validation, test), purposes, strict=True):
+        if source is not None:
+            lines.append(f"{len(names)} shards: {len(source):,} {purpose}")
+    return Data(train, validation, test, train.classes, "; ".join(lines))
+
+
 def imagenet(**given: object) -> Data:
     """ImageNet in its usual layout, `options.Imagenet`."""
     chosen = make(options.Imagenet, given)
@@ -112,10 +136,10 @@ def _files(root: str, classes: Sequence[str] = (), *, verify: str, masks: tuple[
     if masks:
         images, of = masks
         of_images = [os.path.join(of, os.path.splitext(os.path.relpath(path, images))[0] + ".png") for path in paths]
-    labels = paths.index.labels(classes, root=root)
+    labels = paths.entries.labels(classes, root=root)
     if labels is None:
         return Files(paths, masks=of_images, verify=verify)
-    return Files(paths, labels, classes or paths.index.classes, masks=of_images, verify=verify)
+    return Files(paths, labels, classes or paths.entries.classes, masks=of_images, verify=verify)
 
 
 # The class in torchvision.datasets, and the parts that make up the training set.

@@ -44,6 +44,9 @@ _SCAN, _END = 0xDA, 0xD9
 _MARKER = re.compile(rb"\xff([^\x00\x01\xd0-\xd7\xff])", re.DOTALL)
 
 
+Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
+
+
 class Unreadable(UserError):
     """A file that is no image, or a damaged one."""
 
@@ -58,13 +61,36 @@ class Unreadable(UserError):
 def load(path: str) -> Tensor:
     """(3, h, w) uint8, RGB. Unreadable for a damaged or too large file, UserError where too many files are open."""
     with _opened(path) as file:
-        is_jpeg = file.read(3) == b"\xff\xd8\xff"
-        file.seek(0)
-        if not is_jpeg:
-            return torch.from_numpy(_pillow(file.read(), _FORMATS, rgb)).permute(2, 0, 1)
-        data = np.fromfile(file, dtype=np.uint8)
-        _check_jpeg(data.data)
-        return decode_jpeg(torch.from_numpy(data), mode=ImageReadMode.RGB)
+        return _decoded(np.fromfile(file, dtype=np.uint8))
+
+
+def load_bytes(data: Bytes, name: str) -> Tensor:
+    """The same of the bytes of a file, (bytes,) uint8; name: what to call it."""
+    with _named(name):
+        return _decoded(data)
+
+
+def read_part(path: str, start: int, size: int, name: str) -> Bytes:
+    """`size` bytes of a file from `start` on, (size,) uint8. Errors as `load`; name: what to call them."""
+    with _named(name):
+        data = np.empty(size, np.uint8)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            done = 0
+            while done < size and (read := os.preadv(descriptor, [data[done:].data], start + done)):
+                done += read
+        finally:
+            os.close(descriptor)
+        if done < size:
+            raise ValueError(f"{path} ends before it")
+        return data
+
+
+def _decoded(data: Bytes) -> Tensor:
+    if data[:3].tobytes() != b"\xff\xd8\xff":
+        return torch.from_numpy(_pillow(data.tobytes(), _FORMATS, rgb)).permute(2, 0, 1)
+    _check_jpeg(data.data)
+    return decode_jpeg(torch.from_numpy(data), mode=ImageReadMode.RGB)
 
 
 def load_mask(path: str) -> Tensor:
@@ -80,16 +106,22 @@ def load_mask(path: str) -> Tensor:
 
 @contextmanager
 def _opened(path: str) -> Iterator[BinaryIO]:
-    """A file; what is raised while it is read becomes Unreadable, or UserError where too many files are open."""
+    """A file to be read."""
+    # Without waiting for the other end of what turns out to be a pipe.
+    with _named(path), open(path, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError("no regular file")
+        if status.st_size > BYTE_LIMIT:
+            raise ValueError(f"{status.st_size} bytes, more than the limit of {BYTE_LIMIT}")
+        yield file
+
+
+@contextmanager
+def _named(path: str) -> Iterator[None]:
+    """What is raised while a file is read becomes Unreadable, or UserError where too many files are open."""
     try:
-        # Without waiting for the other end of what turns out to be a pipe.
-        with open(path, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file:
-            status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode):
-                raise ValueError("no regular file")
-            if status.st_size > BYTE_LIMIT:
-                raise ValueError(f"{status.st_size} bytes, more than the limit of {BYTE_LIMIT}")
-            yield file
+        yield
     except Exception as error:  # decoders raise what they like: struct.error, SyntaxError, MemoryError, ...
         if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
             raise UserError(f"{printable(os.fspath(path))}: {error.strerror}; a higher limit (ulimit -n)") from None

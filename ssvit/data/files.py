@@ -25,36 +25,36 @@ _COARSE = 2 * 10**9  # nanoseconds: a folder that was changed since may change a
 class Listing(Sequence[str]):
     """The paths of images of a folder: those at `rows` of an index of their names below it, by default all."""
 
-    def __init__(self, root: str, index: Index, rows: Tensor | None = None) -> None:
-        self.root, self.index, self.rows = root, index, rows
+    def __init__(self, root: str, entries: Index, rows: Tensor | None = None) -> None:
+        self.root, self.entries, self.rows = root, entries, rows
 
     def __len__(self) -> int:
-        return len(self.index) if self.rows is None else len(self.rows)
+        return len(self.entries) if self.rows is None else len(self.rows)
 
     def __getitem__(self, place: Any) -> Any:
         if isinstance(place, slice):
             return [self[i] for i in range(len(self))[place]]
         if not -len(self) <= place < len(self):
             raise IndexError(place)
-        return os.path.join(self.root, self.index.name(self._row(place)))
+        return os.path.join(self.root, self.entries.name(self._row(place)))
 
     def _row(self, place: int) -> int:
-        return range(len(self.index))[place] if self.rows is None else int(self.rows[place])
+        return range(len(self.entries))[place] if self.rows is None else int(self.rows[place])
 
     def take(self, places: Tensor) -> "Listing":
         """The paths at some places."""
-        return Listing(self.root, self.index, places if self.rows is None else self.rows[places])
+        return Listing(self.root, self.entries, places if self.rows is None else self.rows[places])
 
     def fingerprint(self) -> str:
         """sha256 of the names below the common folder and the sizes."""
-        if not _top([self.index.name(self._row(place)) for place in (0, -1)]):
-            return self.index.fingerprint(self.rows)
+        if not _top([self.entries.name(self._row(place)) for place in (0, -1)]):
+            return self.entries.fingerprint(self.rows)
         rows = [self._row(place) for place in range(len(self))]
-        names = [self.index.name(row) for row in rows]
+        names = [self.entries.name(row) for row in rows]
         top = _top([min(names), max(names)])
         digest = hashlib.sha256()
         for row, name in zip(rows, names, strict=True):
-            digest.update(_text(os.path.relpath(name, top or "."), self.index.size(row)))
+            digest.update(_text(os.path.relpath(name, top or "."), self.entries.size(row)))
         return digest.hexdigest()
 
 

@@ -47,13 +47,11 @@ def scan(root: str, folders: dict[str, int] | None = None) -> Iterator[tuple[os.
     try:
         entries = _entries(root, folders)
         labelled = not any(_is_image(entry) for entry in entries)
-        parts = ((entry, _below([entry], folders)) for entry in entries if entry.is_dir())
-        if not labelled:
-            parts = iter([(None, _below(entries[::-1], folders))])
-        for of_class, images in parts:
-            for image in sorted(images, key=lambda image: image.path):
+        for part in [[entry] for entry in entries if entry.is_dir()] if labelled else [entries[::-1]]:
+            of_class = part[0].name if labelled else None
+            for image in sorted(_below(part, folders), key=lambda image: image.path):
                 some = True
-                yield image, of_class.name if of_class else None
+                yield image, of_class
     except OSError as error:
         raise UserError(f"{error.filename}: cannot be read: {error.strerror}") from None
     if not some:

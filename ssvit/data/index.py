@@ -43,10 +43,10 @@ class Index:
         self._text, self._ends = columns["text"].numpy(), columns["ends"].numpy()
 
     @classmethod
-    def of(cls, rows: Iterable[Row], further: Sequence[str] = (), **facts: Any) -> "Index":
-        """Made of rows, in their order; classes are numbered by their sorted names. further: names of their numbers.
+    def of(cls, rows: Iterable[Row], further: Sequence[str] = (), *, numbered: bool = False, **facts: Any) -> "Index":
+        """Made of rows, in their order; without labels if a row has no class. further: names of their numbers.
 
-        Without labels if a row has no class.
+        Classes are numbered by their sorted names; numbered: by their numbers, if all names are numbers.
         """
         text, ends, labels, columns = bytearray(), array("q"), array("q"), [array("q") for _ in further]
         numbers: dict[str | None, int] = {}
@@ -60,7 +60,8 @@ class Index:
         made |= {name: _tensor(column) for name, column in zip(further, columns, strict=True)}
         classes: list[str] = []
         if numbers and None not in numbers:
-            classes = sorted(map(str, numbers))
+            are_numbers = numbered and all(str(name).isdecimal() for name in numbers)
+            classes = sorted(map(str, numbers), key=int if are_numbers else str)
             place = {name: number for number, name in enumerate(classes)}
             made["labels"] = torch.tensor([place[str(name)] for name in numbers])[_tensor(labels)]
         return cls(made, {"classes": classes, **facts})
@@ -147,7 +148,7 @@ def kept(key: str, is_valid: Callable[[Index], bool], make: Callable[[], Index])
 
     Of several processes the first makes it, and the others wait for its file.
     """
-    path = _folder() / f"{hashlib.sha256(key.encode(errors='surrogateescape')).hexdigest()[:32]}.safetensors"
+    path = caches("indices") / f"{hashlib.sha256(key.encode(errors='surrogateescape')).hexdigest()[:32]}.safetensors"
 
     def found() -> Index | None:
         try:
@@ -158,7 +159,7 @@ def kept(key: str, is_valid: Callable[[Index], bool], make: Callable[[], Index])
 
     if index := found():
         return index
-    with _lock(path):
+    with locked(path):
         if index := found():
             return index
         index = make()
@@ -169,14 +170,13 @@ def kept(key: str, is_valid: Callable[[Index], bool], make: Callable[[], Index])
         return index
 
 
-def _folder() -> Path:
-    """Where indices are kept: ssvit/indices in the user's folder for caches."""
-    caches = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return Path(caches, "ssvit", "indices")
+def caches(name: str) -> Path:
+    """ssvit's folder of a name in the user's folder for caches."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache"), "ssvit", name)
 
 
 @contextmanager
-def _lock(path: Path) -> Iterator[None]:
+def locked(path: Path) -> Iterator[None]:
     """While the block runs, no other process is in one of the same path, as far as the file system has locks."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -189,6 +189,7 @@ class _Reader(Dataset[Read]):
 
     def _read(self, slots: list[int], indices: list[int], failures: list[Unreadable]) -> Batch:
         done, shown, views = [], [], []
+        self.source.prefetch(indices)
         for start in range(0, len(slots), _PART):
             images, part = [], slice(start, start + _PART)
             for slot, index in zip(slots[part], indices[part], strict=True):

@@ -3,8 +3,9 @@
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
-from ssvit.data import folder
+from ssvit.data import folder, shard_folder
 from ssvit.options import OptionError, flag, number, one_of, pair, whole
 
 VALIDATION = "validation"
@@ -105,6 +106,46 @@ class Folder(Known):
 
     def count(self, at_most: int) -> int:
         return folder.count(self.splits.train, at_most=at_most)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shards(Known):
+    """Uncompressed tar files in the layout of WebDataset, in a folder or an object store: see `shard_folder.splits`."""
+
+    channels = 3
+
+    root: str
+    """The folder, or an address, as s3://BUCKET/FOLDER."""
+    train: str | None = folder.AUTO
+    """The shards to train on, a subfolder or a pattern; auto: those of train/, or with train in their names, or all."""
+    validation: str | None = folder.AUTO
+    """The shards for choices and curves; auto: of val/, or with val in their names; None: none."""
+    test: str | None = folder.AUTO
+    """The shards for the reported figure; auto: of test/, or with test in their names; None: none."""
+    held_out: float = 0.1
+    """Part of the images that is kept from training to test on, where there are neither validation nor test images."""
+    seed: int = 0
+    """Seed of which images are held out: the same for every run."""
+    cache: str | None = None
+    """The folder for copies of what an address has; None: the user's folder for caches."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.root, str) or not self.root:
+            raise OptionError("root", self.root, "must name a folder of shards, or an address")
+        _ = self.splits
+        number("held_out", self.held_out, 0, 0.9, above=True)
+        whole("seed", self.seed, at_least=0)
+        if self.cache is not None and os.path.isfile(str(self.cache)):
+            raise OptionError("cache", self.cache, "must be a folder, and this is a file")
+
+    @cached_property
+    def splits(self) -> shard_folder.Splits:
+        """The shards by what their images are for."""
+        return shard_folder.splits(self.root, train=self.train, validation=self.validation, test=self.test)
+
+    @property
+    def validated(self) -> bool:
+        return bool(self.splits.validation)
 
 
 @dataclass(frozen=True, kw_only=True)
