@@ -28,6 +28,7 @@ def _mix(x: Tensor) -> Tensor:
     return x ^ _shift(x, 31)
 
 
+@torch.compiler.assume_constant_result  # or the hash would break a compiled graph
 def key(seed: int, kind: str, view: int = 0) -> int:
     """A 63-bit integer of the seed, its use and the view, so that no two of these share numbers."""
     text = f"{seed}/{kind}" + (f"\0{view}" if view else "")
@@ -36,7 +37,8 @@ def key(seed: int, kind: str, view: int = 0) -> int:
 
 def uniform(seed: int, kind: str, slots: Tensor, count: int, view: int = 0) -> Tensor:
     """Numbers uniform in [0, 1): slots (b,) int64 -> (b, count) float64, on the device of `slots`."""
-    place = torch.arange(1, count + 1, device=slots.device) * _GOLDEN
+    # ~k is -(k + 1). Of k + 1 itself torch's compiler makes a product too large for 64 bits, where it must wrap.
+    place = ~torch.arange(count, device=slots.device) * -_GOLDEN
     start = _mix(key(seed, kind, view) + slots * _GOLDEN)
     return _shift(_mix(start[:, None] + place), 11).double() * 2.0**-53
 

@@ -192,14 +192,14 @@ def accumulate(
 
     Returns the means of what the objective gives: its numbers, to be logged, and its tensors, for `after_step`.
     """
-    fabric, objective, recipe = state.fabric, state.objective, state.recipe
+    fabric, recipe = state.fabric, state.recipe
     logged: dict[str, Tensor] = {}
     outputs: dict[str, Tensor] = {}
     for micro in range(recipe.accumulate):
         batch = next(batches).to(fabric.device)
         # Dropout and stochastic depth draw from torch's own generator: tied to the step, like the rest.
         torch.manual_seed(key(recipe.seed, f"dropout {step} {micro} {fabric.global_rank}"))
-        noise = fabric.to_device(objective.sample(batch.slots, seed=recipe.seed))
+        noise = fabric.to_device(state.sample(batch.slots, seed=recipe.seed))
         with fabric.no_backward_sync(state.model, enabled=micro + 1 < recipe.accumulate):
             result = state.model(batch, noise, scheduled)
             fabric.backward(result["loss"] / recipe.accumulate)

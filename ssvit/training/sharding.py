@@ -61,16 +61,16 @@ class Twin:
         empty = {
             id(weight): nn.Parameter(weight.new_empty(0), weight.requires_grad) for weight in objective.parameters()
         }
-        self._copy = copy.deepcopy(objective, empty | {id(buffer): buffer for buffer in objective.buffers()})
+        self.objective = copy.deepcopy(objective, empty | {id(buffer): buffer for buffer in objective.buffers()})
 
     @contextmanager
     def filled(self, objective: Objective) -> Iterator[Objective]:
         """While the block runs, the copy has the whole weights of the sharded objective."""
-        weights = dict(self._copy.named_parameters())
+        weights = dict(self.objective.named_parameters())
         for name, sharded in objective.named_parameters():
             weights[name].data = whole(sharded.detach())
         try:
-            yield self._copy
+            yield self.objective
         finally:
             for weight in weights.values():
                 weight.data = weight.new_empty(0)

@@ -29,6 +29,7 @@ from ssvit.checkpoints import storage
 from ssvit.checkpoints.manifest import CheckpointError, completed
 from ssvit.data.loader import Loader
 from ssvit.kernels.accelerate import accelerate
+from ssvit.models.vit import Block
 from ssvit.objectives.base import Objective
 from ssvit.objectives.teacher import approach
 from ssvit.options import UserError
@@ -85,8 +86,13 @@ class State:
         accelerate(objective, backend != "eager" and fabric.device.type == "cpu")
         self._twin = sharding.Twin(objective) if sharding.is_sharded(fabric) else None
         compiled: nn.Module = objective
+        self.sample = objective.sample
         if backend == "compile":
             compiled = torch.compile(objective)  # type: ignore[assignment]  # it gives a module for a module
+            self.sample = torch.compile(objective.sample)
+            for part in (self._twin.objective if self._twin else objective).modules():
+                if isinstance(part, Block):
+                    part.compile()  # for evaluators, which call parts of the objective; within it nothing changes
         self.model = fabric.setup_module(compiled)
         # Sharding makes new parameters, so the optimiser comes after it.
         groups = objective.parameter_groups(weight_decay=recipe.weight_decay, layer_decay=recipe.layer_decay)
