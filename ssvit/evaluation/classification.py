@@ -254,7 +254,11 @@ class Classification(Evaluator):
         counts = answers.confusion(len(names), min(len(names), _BLOCKS))
         right = int(answers.right.sum())
         shares = torch.bincount(answers.truth).double() / total
-        ignoring = {"chance": shares.max().item(), "entropy": torch.special.entr(shares).sum().item()}
+        ignoring = {
+            "chance": shares.max().item(),
+            "chance_top5": shares.topk(min(5, len(shares))).values.sum().item(),
+            "entropy": torch.special.entr(shares).sum().item(),
+        }
         return {
             "confusion": figures.confusion(counts, names, accuracy=right / total, part=part),
             "mistakes": figures.mistakes(mistakes, wrong=total - right, images=total, part=part),

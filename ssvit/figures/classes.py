@@ -90,12 +90,12 @@ def mistakes(chosen: Sequence[tuple[Tensor, str, str, float]], *, wrong: int, im
     return figure
 
 
-def learning(history: History, part: str, *, chance: float, entropy: float) -> Figure:
+def learning(history: History, part: str, *, chance: float, chance_top5: float, entropy: float) -> Figure:
     """Loss and accuracy over the steps, beside a model that ignores the image.
 
     part: test or validation, the images of the reported figure; beside test images, which are measured on at the end,
-    validation images have their curves too. chance: the share of the most frequent class. entropy: of the classes, in
-    nats.
+    validation images have their curves too. chance: the share of the most frequent class; chance_top5: of the five most
+    frequent ones. entropy: of the classes, in nats.
     """
     figure, (left, right) = style.panels(2, 10, 3.8)
     train: Line = {"color": COLORS["train"], "linewidth": 1, "zorder": 2.5}
@@ -112,6 +112,8 @@ def learning(history: History, part: str, *, chance: float, entropy: float) -> F
         style.over_steps(right, history, f"{prefix}accuracy_top5", f"{name}, top-5", 100, **top_5)
     style.baseline(left, entropy, "entropy of the classes", "-.")
     style.chance_line(right, chance)
+    if any("accuracy_top5" in name for row in history for name in row):
+        style.baseline(right, 100 * chance_top5, "top-5 chance (most frequent five)", ":", "{:.1f} %")
     style.tidy(left, "step", "loss (nats)")
     style.tidy(right, "step", "accuracy (%)")
     return figure
