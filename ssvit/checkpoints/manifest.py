@@ -26,7 +26,9 @@ def read(path: Path) -> dict[str, Any]:
         if manifest["schema"] != SCHEMA:
             raise CheckpointError(f"{path}: has schema {manifest['schema']}, this version reads {SCHEMA}")
         sums = manifest["sha256"]
-        if "model.safetensors" not in sums or not all(re.fullmatch(r"\w+\.safetensors", file, re.A) for file in sums):
+        if not all(re.fullmatch(r"\w+\.safetensors", file, re.A) for file in sums):
+            raise ValueError
+        if not any(re.fullmatch(r"(model|part_\d+)\.safetensors", file, re.A) for file in sums):
             raise ValueError
         if isinstance(manifest["step"], bool) or not isinstance(manifest["step"], int) or manifest["step"] < 0:
             raise ValueError

@@ -3,14 +3,17 @@
 step_00000500/ holds model.safetensors, optimizer.safetensors, ema.safetensors (if any) and manifest.json: the step, the
 encoder's arguments ("backbone" names its module, if that is not encoder), what the run is bound to, versions, and the
 sha256 of each file. It is written as a hidden folder, synchronised to disk and renamed; the newest three are kept, and
-older ones get a hidden name before they are deleted. So it is whole wherever a process may die.
+older ones get a hidden name before they are deleted. So it is whole wherever a process may die. While a sharded run
+goes on, part_00000.safetensors, … hold what each process has of all states; see `parts`.
 """
 
 import contextlib
 import hashlib
+import json
+import math
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -18,8 +21,8 @@ from typing import Any
 import safetensors.torch
 from torch import Tensor, nn
 
-from ssvit.atomic_io import check_regular, remove, sealed, synchronise, write
-from ssvit.checkpoints import options
+from ssvit.atomic_io import check_regular, remove, replace, sealed, synchronise, write
+from ssvit.checkpoints import options, tensor_file
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.checkpoints.manifest import SCHEMA, CheckpointError, complete, read, steps
 from ssvit.checkpoints.run_folder import is_main_process
@@ -30,6 +33,58 @@ from ssvit.objectives.classify import Classify
 from ssvit.options import UserError, command
 
 KEPT = 3
+PLACES = "DCP_SHARDING_INFO"  # in the header of a part: where its pieces lie, as torch's own writer says it
+
+
+class Pending:
+    """A checkpoint step_<step>/ of a run's folder while it is written, in a hidden folder beside its place.
+
+    CheckpointError if the disk refuses; then the checkpoints before it are unchanged.
+    """
+
+    def __init__(self, folder: Path, step: int, facts: Mapping[str, object]) -> None:
+        self.step, self._facts = step, facts
+        self._target = folder / f"step_{step:08d}"
+        self._part = folder / f".{self._target.name}.part"
+
+    def begin(self) -> None:
+        """Make the folder, anew."""
+        with self._naming():
+            remove(self._part)
+            self._part.mkdir()
+
+    def add(self, file: str, tensors: Mapping[str, Tensor], notes: Mapping[str, str] | None = None) -> str:
+        """Write a file; returns its sha256."""
+        with self._naming():
+            return tensor_file.write(self._part / file, tensors, notes)
+
+    def complete(self, sums: Mapping[str, str]) -> Path:
+        """Write the manifest, with the files' checksums, and move the folder to its place; set aside what is there."""
+        with self._naming():
+            versions = {name: version(name) for name in ("torch", "safetensors")}
+            manifest = {"schema": SCHEMA, "step": self.step, **self._facts, "versions": versions, "sha256": dict(sums)}
+            write(self._part / "manifest.json", sealed(manifest))
+            synchronise(self._part)
+            if os.path.lexists(self._target):
+                _set_aside(self._target)
+            self._part.rename(self._target)
+            synchronise(self._target.parent)
+        _delete_old(self._target.parent)
+        return self._target
+
+    def drop(self) -> None:
+        """Delete what has been written."""
+        remove(self._part)
+
+    @contextlib.contextmanager
+    def _naming(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            file = Path(error.filename or self._part)
+            named = self._target / file.name if file.parent == self._part else self._target
+            right = "the checkpoints before it are whole: started again, the run goes on from the newest"
+            raise CheckpointError(f"{named}: cannot be written ({error.strerror}); {right}") from None
 
 
 def save(folder: Path, step: int, states: Mapping[str, Mapping[str, Tensor]], facts: Mapping[str, object]) -> Path:
@@ -39,35 +94,51 @@ def save(folder: Path, step: int, states: Mapping[str, Mapping[str, Tensor]], fa
     checkpoints before it are unchanged.
     """
     for name, state in states.items():
-        for key, tensor in state.items():
-            if tensor.is_floating_point() and not tensor.isfinite().all():
-                raise CheckpointError(f"step {step}: {key} of the {name} is not finite; nothing was saved")
-    target = folder / f"step_{step:08d}"
-    part = folder / f".{target.name}.part"
+        check_finite(step, name, state)
+    pending = Pending(folder, step, facts)
     try:
-        remove(part)
-        part.mkdir()
-        sums = {}
-        for name, state in states.items():
-            data = safetensors.torch.save({key: tensor.contiguous() for key, tensor in state.items()})
-            sums[f"{name}.safetensors"] = hashlib.sha256(data).hexdigest()
-            write(part / f"{name}.safetensors", data)
-        versions = {name: version(name) for name in ("torch", "safetensors")}
-        manifest = {"schema": SCHEMA, "step": step, **facts, "versions": versions, "sha256": sums}
-        write(part / "manifest.json", sealed(manifest))
-        synchronise(part)
-        if os.path.lexists(target):
-            _set_aside(target)
-        part.rename(target)
-        synchronise(folder)
+        pending.begin()
+        return pending.complete({file: pending.add(file, state) for file, state in _files(states).items()})
+    except CheckpointError:
+        pending.drop()
+        raise
+
+
+def check_finite(step: int, name: str, state: Mapping[str, Tensor]) -> None:
+    """CheckpointError if a weight of a state is not finite."""
+    for key, tensor in state.items():
+        if tensor.is_floating_point() and not tensor.isfinite().all():
+            raise CheckpointError(f"step {step}: {key} of the {name} is not finite; nothing was saved")
+
+
+def merge(checkpoint: Checkpoint) -> Checkpoint:
+    """Make one file for each state of a checkpoint in parts; it is whole wherever the process may die.
+
+    CheckpointError if it is damaged, or cannot be written.
+    """
+    if not is_in_parts(checkpoint):
+        return checkpoint
+    path, parts = checkpoint.path, checkpoint.facts["sha256"]
+    states = load(checkpoint)
+    try:
+        sums = {file: tensor_file.write(path / file, state) for file, state in _files(states).items()}
+        synchronise(path)
+        replace(path / "manifest.json", sealed({**checkpoint.facts, "sha256": sums}))
+        synchronise(path)
     except OSError as error:
-        remove(part)
-        file = Path(error.filename or part)
-        named = target / file.name if file.parent == part else target
-        right = "the checkpoints before it are whole: started again, the run goes on from the newest"
-        raise CheckpointError(f"{named}: cannot be written ({error.strerror}); {right}") from None
-    _delete_old(folder)
-    return target
+        raise CheckpointError(f"{error.filename or path}: cannot be written ({error.strerror})") from None
+    for file in parts:
+        remove(path / file)
+    return Checkpoint(path, read(path))
+
+
+def is_in_parts(checkpoint: Checkpoint) -> bool:
+    """Whether each process of a sharded run has written its part, so that no file holds the whole weights."""
+    return checkpoint.foreign is None and "model.safetensors" not in checkpoint.facts["sha256"]
+
+
+def _files(states: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Mapping[str, Tensor]]:
+    return {f"{name}.safetensors": state for name, state in states.items()}
 
 
 def _delete_old(folder: Path) -> None:
@@ -100,7 +171,8 @@ def load(checkpoint: Checkpoint, *, without: str = "") -> dict[str, dict[str, Te
     """
     if checkpoint.foreign:
         return {"model": {f"encoder.{name}": value for name, value in checkpoint.foreign.weights().items()}}
-    states = {}
+    states: dict[str, dict[str, Tensor]] = {}
+    pieces: dict[str, list[tuple[tuple[slice, ...], Tensor]]] = {}
     for name, expected in checkpoint.facts["sha256"].items():
         path = checkpoint.path / name
         if path.stem == without:
@@ -110,12 +182,36 @@ def load(checkpoint: Checkpoint, *, without: str = "") -> dict[str, dict[str, Te
             data = path.read_bytes()
             if hashlib.sha256(data).hexdigest() != expected:
                 raise CheckpointError(f"{path}: is damaged (its sha256 is not the manifest's)")
-            states[path.stem] = safetensors.torch.load(data)
+            tensors = safetensors.torch.load(data)
+            if not is_in_parts(checkpoint):
+                states[path.stem] = tensors
+                continue
+            places = json.loads(tensor_file.notes(data)[PLACES])
+            for key, piece in tensors.items():
+                if key.partition("/")[0] != without:
+                    place = zip(places[key]["saved_offsets"], piece.shape, strict=True)
+                    pieces.setdefault(key, []).append((tuple(slice(at, at + size) for at, size in place), piece))
         except OSError as error:
             raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from None
         except safetensors.SafetensorError as error:
             raise CheckpointError(f"{path}: is not a safetensors file ({error}), nothing of it was run") from None
+        except (ValueError, KeyError, TypeError):
+            raise CheckpointError(f"{path}: does not say where its parts lie") from None
+    for key in list(pieces):
+        state, _, name = key.partition("/")
+        states.setdefault(state, {})[name] = _assembled(checkpoint, key, pieces.pop(key))
     return states
+
+
+def _assembled(checkpoint: Checkpoint, name: str, pieces: Sequence[tuple[tuple[slice, ...], Tensor]]) -> Tensor:
+    """A tensor from its pieces, each with its place."""
+    shape = [max(one.stop for one in dimension) for dimension in zip(*(place for place, _ in pieces), strict=False)]
+    if math.prod(shape) != sum(piece.numel() for _, piece in pieces):
+        raise CheckpointError(f"{checkpoint.path}: its parts of {name} do not make a whole")
+    whole = pieces[0][1].new_empty(shape)
+    for place, piece in pieces:
+        whole[place] = piece
+    return whole
 
 
 def newest(folder: Path, warn: Callable[[str], None]) -> tuple[Checkpoint, dict[str, dict[str, Tensor]]] | None:

@@ -21,6 +21,7 @@ COMMANDS = {
     "embed": "embed:tool",
     "visualize": "visualize:tool",
     "export": "export:tool",
+    "merge": "merge:tool",
     "predict": "predict:tool",
     "compare": "compare:tool",
     "cost": "cost:tool",

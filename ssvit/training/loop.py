@@ -167,7 +167,7 @@ def train(
                 log.finish()
             if recipe.due(complete, recipe.save_every) or stopping:
                 with log.paused():
-                    state.save(folder, complete, run_identity)
+                    state.save(folder, complete, run_identity, wait=stopping)
             if stopping and complete < recipe.steps:
                 raise Stopped(stop.signum or signal.SIGTERM, complete)
     return True

@@ -24,6 +24,7 @@ from lightning_fabric.utilities.exceptions import MisconfigurationException
 from torch.distributed import (  # type: ignore[attr-defined]  # the two stores are documented, but not exported
     DistStoreError,
     PrefixStore,
+    ProcessGroup,
     Store,
     TCPStore,
 )
@@ -39,6 +40,7 @@ from ssvit.training.recipe import Recipe
 TIMEOUT = 600.0  # seconds that a process waits for another
 
 _peers: Peers | None = None
+_gloo: ProcessGroup | None = None
 
 
 Precision = Literal["bf16-mixed", "32-true", "64-true"]
@@ -196,9 +198,10 @@ def together() -> Iterator[None]:
 
 def part() -> None:
     """Leave the process group: each process goes on alone."""
-    global _peers
+    global _peers, _gloo
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
+    _gloo = None
     if _peers is not None:
         _peers.close()
         _peers = None
@@ -216,6 +219,14 @@ def _end() -> None:
         os._exit(1)
     part()
     gc.collect()
+
+
+def gloo() -> ProcessGroup:
+    """All processes once more, for what a thread exchanges in the host's memory beside the training."""
+    global _gloo
+    if _gloo is None:
+        _gloo = cast(ProcessGroup, torch.distributed.new_group(backend="gloo"))
+    return _gloo
 
 
 def agree(fabric: Fabric, values: list[float]) -> list[float]:

@@ -25,7 +25,8 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
-from ssvit.checkpoints import storage
+from ssvit.checkpoints import parts, storage
+from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.checkpoints.manifest import CheckpointError, completed
 from ssvit.data.loader import Loader
 from ssvit.kernels.accelerate import accelerate
@@ -48,13 +49,19 @@ class Average:
 
     def __init__(self, model: nn.Module, momentum: float) -> None:
         self.momentum = momentum
-        self._weights = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self._names, self._weights = zip(
+            *((name, weight) for name, weight in model.named_parameters() if weight.requires_grad), strict=True
+        )
         self._average = [weight.detach().clone() for weight in self._weights]
 
     @torch.no_grad()
     def follow(self, applied: Tensor) -> None:
         """Update the average after a step; applied: () bool, nothing changes where it is false."""
         approach(self._average, [weight.detach() for weight in self._weights], (1 - self.momentum) * applied.double())
+
+    def by_name(self) -> dict[str, Tensor]:
+        """The averaged weights."""
+        return dict(zip(self._names, self._average, strict=True))
 
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:
@@ -106,8 +113,8 @@ class State:
         self.optimizer = cast(_FabricOptimizer, fabric.setup_optimizers(optimizer))
         # Without Fabric's wrapper: torch's functions take the module as the strategy shards it.
         self._spread: nn.Module = self.model._forward_module
-        # Not offloaded on a CPU: there all moments of a sharded parameter would be views of one storage.
-        self._whole = StateDictOptions(full_state_dict=True, cpu_offload=fabric.device.type != "cpu")
+        self._saves = runtime.gloo() if sharding.is_sharded(fabric) else None
+        self._saving: parts.Saving | None = None
         self.average = Average(objective, recipe.ema) if recipe.ema else None
         self._weight_decay = Schedule(start=recipe.weight_decay, end=recipe.weight_decay_end)
 
@@ -181,63 +188,85 @@ class State:
             yield objective.eval()
             objective.train()
 
-    def save(self, folder: Path, step: int, run_identity: Mapping[str, object]) -> None:
-        """Write a checkpoint; every process must call it. CheckpointError in all of them if it cannot be written."""
-        own = get_optimizer_state_dict(self._spread, self.optimizer.optimizer, options=self._whole)
-        moments = cast(Moments, own.get("state", {}))
-        states = {
-            "model": self._weights(),
-            "optimizer": {
-                f"{name}/{key}": value.clone() for name, values in moments.items() for key, value in values.items()
-            },
-        }
-        if self.average is not None:
-            with self.average.in_place():
-                states["ema"] = self._weights()
+    def save(self, folder: Path, step: int, run_identity: Mapping[str, object], *, wait: bool = True) -> None:
+        """Write a checkpoint; every process must call it. CheckpointError in all of them if it cannot be written.
+
+        Of a sharded model, each process writes its part while training goes on, unless told to `wait`; a failure is
+        then raised by the next call. At the end of the run the parts are merged.
+        """
+        self._finish_saving()
+        if self._saves is not None:
+            self._saving = parts.save(folder, step, self._states(), run_identity, self._saves)
+            if wait or step == self.recipe.steps:
+                self._finish_saving()
+            if step == self.recipe.steps:
+                self._in_main(lambda: storage.merge(Checkpoint.open(folder / f"step_{step:08d}")))
+        else:
+            states = self._states()
+            self._in_main(lambda: storage.save(folder, step, states, run_identity))
+
+    def _finish_saving(self) -> None:
+        """Wait for the checkpoint that is being written."""
+        saving, self._saving = self._saving, None
+        if saving is not None:
+            saving.wait()
+
+    def _in_main(self, write: Callable[[], object]) -> None:
+        """Let the main process write; all wait for it, and raise CheckpointError if it does."""
         failure = ""
         if self.fabric.is_global_zero:
             try:
-                storage.save(folder, step, states, run_identity)
+                write()
             except CheckpointError as error:
                 failure = str(error)
         if any(runtime.agree(self.fabric, [float(bool(failure))])):
             raise CheckpointError(failure or "the main process could not save")
 
+    def _states(self) -> dict[str, dict[str, Tensor]]:
+        """All that changes as the run goes, by kind and name: the tensors themselves, sharded or whole."""
+        weights = cast(dict[str, Tensor], get_model_state_dict(self._spread))
+        own = get_optimizer_state_dict(self._spread, self.optimizer.optimizer)
+        moments = cast(Moments, own.get("state", {}))
+        states = {
+            "model": weights,
+            "optimizer": {f"{name}/{key}": value for name, values in moments.items() for key, value in values.items()},
+        }
+        if self.average is not None:
+            states["ema"] = weights | self.average.by_name()
+        return states
+
     def restore(self, folder: Path, run_identity: Mapping[str, object], say: Callable[[str], None]) -> int:
         """Go back to the newest usable checkpoint; returns its step, 0 if there is none.
 
-        UserError if it was written by a run of another identity.
+        The main process reads it and gives each of the others its part. UserError if it was written by a run of another
+        identity.
         """
-        found = storage.newest(folder, say)
-        self.fabric.barrier()
-        if found is None:
+        found = storage.newest(folder, say) if self.fabric.is_global_zero else None
+        facts: Mapping[str, Any] | None = self.fabric.broadcast(found and dict(found[0].facts))
+        if facts is None:
             return 0
-        checkpoint, states = found
-        manifest = completed(checkpoint.facts)
+        manifest = completed(facts)
         for name, value in completed(run_identity).items():
             if manifest.get(name) != json.loads(json.dumps(value)):
                 raise UserError(
                     f"{name}: is not what the run in {folder} was started with, which is {manifest.get(name)}; "
                     "overwrite=true starts anew"
                 )
-        set_model_state_dict(self._spread, {**states["model"]}, options=self._whole)
+        states = found[1] if found else {}
+        options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=self.fabric.world_size > 1)
+        set_model_state_dict(self._spread, {**states.get("model", {})}, options=options)
         if self.average is not None:
             with self.average.in_place():
-                set_model_state_dict(self._spread, {**states["ema"]}, options=self._whole)
+                set_model_state_dict(self._spread, {**states.get("ema", {})}, options=options)
         optimizer = self.optimizer.optimizer
-        # The optimiser's hyperparameters stay those of the recipe. Offloaded, they would be in the main process alone.
+        # The optimiser's hyperparameters stay those of the recipe.
         groups = get_optimizer_state_dict(self._spread, optimizer)["param_groups"]
         moments: Moments = {}
-        for name, value in states["optimizer"].items():
+        for name, value in states.get("optimizer", {}).items():
             parameter, key = name.rsplit("/", 1)
             moments.setdefault(parameter, {})[key] = value
-        state = cast(OptimizerStateType, {"state": moments, "param_groups": groups})
-        set_optimizer_state_dict(self._spread, optimizer, state, options=self._whole)
+        state = cast(OptimizerStateType, {"state": moments, "param_groups": groups} if found else {})
+        set_optimizer_state_dict(self._spread, optimizer, state, options=options)
         if self.fabric.is_global_zero:
             storage.set_aside_after(folder, manifest["step"])
         return manifest["step"]
-
-    def _weights(self) -> dict[str, Tensor]:
-        """The weights by name, each whole. Copies: torch may give the weights themselves, or views of one storage."""
-        weights = cast(dict[str, Tensor], get_model_state_dict(self._spread, options=self._whole))
-        return {name: tensor.clone() for name, tensor in weights.items()}

@@ -1,0 +1,98 @@
+"""A checkpoint in parts: each process writes what it holds of a sharded model, while training goes on.
+
+torch.distributed.checkpoint says who writes what, from a copy in the host's memory. A part is a safetensors file with
+the layout of torch's HuggingFaceStorageWriter: its header says where in the whole tensors the pieces lie. The manifest
+comes last, so a process that dies before leaves no checkpoint, and the ones before it stay.
+"""
+
+import json
+from collections.abc import Mapping
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.distributed import ProcessGroup
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
+from torch.distributed.checkpoint.state_dict_saver import async_save
+from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
+
+from ssvit.checkpoints import storage
+from ssvit.checkpoints.manifest import CheckpointError
+
+
+class Saving:
+    """A checkpoint that is being written."""
+
+    def __init__(self, future: "Future[Metadata]") -> None:
+        self._future = future
+
+    def wait(self) -> None:
+        """Wait until it is complete. CheckpointError in all processes if one could not write its part."""
+        try:
+            self._future.result()
+        except CheckpointException as error:
+            first = min(error.failures)
+            raise CheckpointError(str(error.failures[first][0])) from None
+
+
+def save(
+    folder: Path,
+    step: int,
+    states: Mapping[str, Mapping[str, Tensor]],
+    facts: Mapping[str, object],
+    group: ProcessGroup | None,
+) -> Saving:
+    """Begin to write step_<step>/ in `folder`; all processes call it. Later changes of the states do not matter.
+
+    states: as for `storage.save`, of tensors that may be sharded. group: the processes, by gloo, for nothing else.
+    """
+    flat = {f"{state}/{name}": tensor for state, tensors in states.items() for name, tensor in tensors.items()}
+    writer = _Writer(storage.Pending(folder, step, facts))
+    return Saving(cast("Future[Metadata]", async_save(flat, storage_writer=writer, process_group=group)))
+
+
+class _Writer(StorageWriter):
+    def __init__(self, pending: storage.Pending) -> None:
+        self._pending = pending
+
+    def reset(self, checkpoint_id: object = None) -> None:
+        pass
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: object) -> bool:
+        return True
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **options: Any) -> None:
+        if is_coordinator:
+            self._pending.begin()
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        return plan
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        return [replace(plan, storage_data=number) for number, plan in enumerate(plans)]
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> "torch.futures.Future[list[WriteResult]]":
+        tensors = {item.index.fqn: cast(Tensor, planner.resolve_data(item)) for item in plan.items}
+        places = {
+            item.index.fqn: {"saved_offsets": list(item.index.offset or [0] * tensors[item.index.fqn].ndim)}
+            for item in plan.items
+        }
+        for name, tensor in tensors.items():
+            state, _, key = name.partition("/")
+            storage.check_finite(self._pending.step, state, {key: tensor})
+        file, checksum = f"part_{plan.storage_data:05d}.safetensors", ""
+        if tensors:
+            checksum = self._pending.add(file, tensors, {storage.PLACES: json.dumps(places)})
+        results = [WriteResult(item.index, tensors[item.index.fqn].nbytes, (file, checksum)) for item in plan.items]
+        future: torch.futures.Future[list[WriteResult]] = torch.futures.Future()
+        future.set_result(results)
+        return future
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        self._pending.complete(dict(result.storage_data for part in results for result in part))

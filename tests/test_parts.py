@@ -1,0 +1,225 @@
+"""Checkpoints in parts: what the processes held when it was asked for, whatever happens meanwhile, and whole again."""
+
+import hashlib
+import json
+import os
+import shutil
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import tiny
+import torch
+from command import LIMIT
+from test_sharding import children, spread
+from torch.distributed.checkpoint import HuggingFaceStorageReader
+from torch.distributed.checkpoint.state_dict_loader import load as torch_load
+
+from ssvit.checkpoints import storage, tensor_file
+from ssvit.checkpoints.checkpoint import Checkpoint
+from ssvit.checkpoints.manifest import CheckpointError
+from ssvit.training import runtime
+from ssvit.training.recipe import Recipe
+from ssvit.training.state import State
+
+FILES = {"model.safetensors", "optimizer.safetensors", "ema.safetensors"}
+
+
+@pytest.mark.parametrize("notes", [None, {"b": "ü", "a": '"'}])
+def test_a_file_has_the_bytes_of_safetensors(tmp_path, notes):
+    kinds = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.float16, torch.bfloat16, torch.int32,
+             torch.float32, torch.float64, torch.int64)  # fmt: skip
+    tensors = {f"{kind}": torch.arange(6).view(2, 3).to(kind) for kind in kinds}
+    tensors |= {"scalar": torch.tensor(3.0), "empty": torch.empty(0, 4), "ä": torch.arange(12.0).view(3, 4).T}
+    checksum = tensor_file.write(tmp_path / "file", tensors, notes)
+    expected = safetensors.torch.save({name: tensor.contiguous() for name, tensor in tensors.items()}, notes)
+    if len(notes or ()) < 2:  # safetensors keeps them in no order
+        assert (tmp_path / "file").read_bytes() == expected
+    loaded = safetensors.torch.load_file(tmp_path / "file")
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in tensors.items())
+    assert tensor_file.notes((tmp_path / "file").read_bytes()) == (notes or {})
+    assert checksum == hashlib.sha256((tmp_path / "file").read_bytes()).hexdigest()
+
+
+def snapshot(folder: Path) -> None:
+    """Save a sharded state, and change it at once; what it was lies beside, by the main process."""
+    recipe = Recipe(**tiny.RECIPE | {"optimizer": "adamw"})
+    state = State(runtime.start(recipe, accelerator="cpu", strategy="fsdp"), tiny.dino(), recipe)
+    for weight in state.objective.parameters():
+        if weight.requires_grad:
+            weight.grad = torch.ones_like(weight)
+    state.optimizer.step()
+    flat = {f"{kind}/{name}": value for kind, one in state._states().items() for name, value in one.items()}
+    whole = {name: (v.full_tensor() if hasattr(v, "full_tensor") else v).clone() for name, v in flat.items()}
+    state.save(folder, 3, {"stage": "pretrain"}, wait=False)
+    with torch.no_grad():
+        for weight in state.objective.parameters():
+            weight.zero_()
+    state._finish_saving()
+    if state.fabric.is_global_zero:
+        safetensors.torch.save_file(whole, folder / "whole.safetensors")
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("saved")
+    spread(snapshot, folder, 3)
+    return folder
+
+
+@pytest.fixture
+def parted(saved, tmp_path):
+    """The folder of a checkpoint in three parts."""
+    return Path(shutil.copytree(saved / "step_00000003", tmp_path / "step_00000003"))
+
+
+def flat(path: Path) -> dict[str, torch.Tensor]:
+    states = storage.load(Checkpoint.open(path))
+    return {f"{kind}/{name}": value for kind, state in states.items() for name, value in state.items()}
+
+
+def test_parts_make_the_whole_of_the_moment_when_they_were_asked_for(saved, parted):
+    expected = safetensors.torch.load_file(saved / "whole.safetensors")
+    assert {path.name for path in parted.iterdir()} == {
+        "manifest.json",
+        *(f"part_0000{i}.safetensors" for i in range(3)),
+    }
+    found = flat(parted)
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+    sizes = [(parted / f"part_0000{i}.safetensors").stat().st_size for i in range(3)]
+    assert max(sizes) < 0.5 * sum(sizes)
+    assert {name.partition("/")[0] for name in found} == {"model", "optimizer", "ema"}
+    assert storage.load(Checkpoint.open(parted), without="optimizer").keys() == {"model", "ema"}
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_torch_reads_them_too(saved, parted):
+    expected = safetensors.torch.load_file(saved / "whole.safetensors")
+    found = {name: torch.zeros_like(value) for name, value in expected.items()}
+    torch_load(found, storage_reader=HuggingFaceStorageReader(str(parted)), no_dist=True)
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+
+
+def test_merged_they_are_the_same_checkpoint(parted):
+    before = flat(parted)
+    merged = storage.merge(Checkpoint.open(parted))
+    assert set(merged.facts["sha256"]) == FILES
+    assert {path.name for path in parted.iterdir()} == {"manifest.json", *FILES}
+    after = flat(parted)
+    assert after.keys() == before.keys()
+    assert all(torch.equal(after[name], value) for name, value in before.items())
+    assert storage.merge(merged) is merged
+
+
+@pytest.mark.parametrize("call", range(4))
+def test_a_merge_that_fails_leaves_a_checkpoint_that_is_whole(parted, monkeypatch, call):
+    """The disk refuses one of the files, or the manifest."""
+    before, calls = flat(parted), []
+
+    def refusing(write):
+        def writes(path, *rest):
+            calls.append(path)
+            if len(calls) == call + 1:
+                raise OSError(28, "No space left on device", str(path))
+            return write(path, *rest)
+
+        return writes
+
+    monkeypatch.setattr(tensor_file, "write", refusing(tensor_file.write))
+    monkeypatch.setattr(storage, "replace", refusing(storage.replace))
+    with pytest.raises(CheckpointError, match="cannot be written"):
+        storage.merge(Checkpoint.open(parted))
+    after = flat(parted)
+    assert all(torch.equal(after[name], value) for name, value in before.items())
+
+
+def test_a_damaged_part_is_named_and_passed_over(saved, tmp_path):
+    storage.save(tmp_path, 2, {"model": {"weight": torch.ones(2)}}, {})
+    shutil.copytree(saved / "step_00000003", tmp_path / "step_00000003")
+    part = tmp_path / "step_00000003" / "part_00001.safetensors"
+    data = bytearray(part.read_bytes())
+    data[-1] ^= 1
+    part.write_bytes(data)
+    with pytest.raises(CheckpointError, match=r"part_00001\.safetensors: is damaged"):
+        storage.load(Checkpoint.open(tmp_path / "step_00000003"))
+    warnings = []
+    assert storage.newest(tmp_path, warnings.append)[0].path.name == "step_00000002"
+    assert "falling back" in "".join(warnings)
+
+
+@pytest.mark.parametrize("offset", [[1 << 40, 0], "none", None])
+def test_parts_that_do_not_fit_are_refused(parted, offset):
+    """And no memory is taken for what they claim to be."""
+    manifest = json.loads((parted / "manifest.json").read_text())
+    part = parted / "part_00000.safetensors"
+    data = part.read_bytes()
+    tensors, places = safetensors.torch.load(data), json.loads(tensor_file.notes(data)[storage.PLACES])
+    name = next(name for name, tensor in tensors.items() if tensor.ndim == 2)
+    places[name] = {"saved_offsets": offset}
+    manifest["sha256"][part.name] = tensor_file.write(part, tensors, {storage.PLACES: json.dumps(places)})
+    checkpoint = Checkpoint(parted, manifest)
+    with pytest.raises(CheckpointError, match=r"do not make a whole|where its parts lie"):
+        storage.load(checkpoint)
+
+
+def train(folder: Path, rank: int, world: int, port: int, strategy: str, killed: bool) -> None:
+    """One process of a run; killed: as it writes its part of the second checkpoint, in a second process."""
+    os.environ.update(
+        RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world), LOCAL_WORLD_SIZE=str(world), GROUP_RANK="0",
+        MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), TORCHELASTIC_RUN_ID="test",
+    )  # fmt: skip
+    write, calls = tensor_file.write, []
+
+    def write_or_die(path, *rest):
+        calls.append(path)
+        if killed and rank == 1 and len(calls) == 2:
+            Path(path).write_bytes(b"half")
+            os.kill(os.getpid(), signal.SIGKILL)
+        return write(path, *rest)
+
+    tensor_file.write = write_or_die
+    tiny.train(folder, strategy=strategy, double=True)
+
+
+def run(folder: Path, world: int, strategy: str = "fsdp", killed: bool = False) -> list[int]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    processes = [
+        children.Process(target=train, args=(folder, rank, world, port, strategy, killed)) for rank in range(world)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(LIMIT)
+    return [process.exitcode for process in processes]
+
+
+def test_a_kill_during_a_save_loses_nothing_on_any_number_of_processes(tmp_path):
+    assert run(tmp_path / "whole", 2) == [0, 0]
+    assert run(tmp_path / "broken", 2, killed=True) == [1, -signal.SIGKILL]
+    assert [path.name for path in sorted((tmp_path / "broken").glob("step_*"))] == ["step_00000003"]
+    for name in ("one", "four"):
+        shutil.copytree(tmp_path / "broken", tmp_path / name)
+    assert run(tmp_path / "broken", 2) == [0, 0]
+    assert run(tmp_path / "one", 1, "auto") == [0]
+    assert run(tmp_path / "four", 4) == [0] * 4
+    last = "step_00000012"
+    whole, broken = (json.loads((tmp_path / name / last / "manifest.json").read_text()) for name in ("whole", "broken"))
+    assert set(whole["sha256"]) == FILES
+    assert whole["sha256"] == broken["sha256"]
+    expected = flat(tmp_path / "whole" / last)
+    for name in ("one", "four"):
+        found = flat(tmp_path / name / last)
+        assert found.keys() == expected.keys()
+        for key, value in expected.items():
+            torch.testing.assert_close(found[key], value, rtol=1e-6, atol=1e-8, msg=f"{name} {key}")
+
+
+def test_a_command_merges(tool, parted):
+    done = tool("merge", f"checkpoint={parted}")
+    assert done.stdout == f"{parted}: ema.safetensors, model.safetensors, optimizer.safetensors\n"
+    assert {path.name for path in parted.iterdir()} == {"manifest.json", *FILES}
