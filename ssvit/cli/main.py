@@ -25,6 +25,7 @@ COMMANDS = {
     "predict": "predict:tool",
     "compare": "compare:tool",
     "cost": "cost:tool",
+    "pack": "pack:tool",
     "benchmark": "benchmark:tool",
 }
 

@@ -198,6 +198,43 @@ class TorchvisionSet(Known):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Pack:
+    """Shards made of a data set."""
+
+    output: str
+    """The folder; each split gets a subfolder of it."""
+    size: int | None
+    """Pixels of the shorter side to which larger images are made smaller; None: files as they are."""
+    quality: int
+    """Of the JPEGs that are written then, up to 100."""
+    shard_size: float
+    """Megabytes after which the next shard begins."""
+    workers: int
+    """Threads that read and resize."""
+    verify: bool
+    """Whether to compare the checksums of what is there, instead of writing."""
+    overwrite: bool
+    """Whether shards that are there may be thrown away."""
+
+    def __post_init__(self) -> None:
+        if self.size is not None:
+            whole("size", self.size)
+        whole("quality", self.quality)
+        number("quality", self.quality, 1, 100)
+        number("shard_size", self.shard_size, 0, above=True)
+        whole("workers", self.workers)
+        for name in ("verify", "overwrite"):
+            flag(name, getattr(self, name))
+        output = str(self.output)
+        if os.path.exists(output) and not os.path.isdir(output):
+            raise OptionError("output", self.output, "must be a folder, and this is a file")
+        if not os.path.isdir(os.path.dirname(os.path.abspath(output))):
+            raise OptionError("output", self.output, "there is no such folder to write it into")
+        if self.verify and not os.path.isdir(output):
+            raise OptionError("output", self.output, "no such folder")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Subset:
     """Fewer images of a source."""
 

@@ -56,7 +56,8 @@ class Shards(Source):
     def __len__(self) -> int:
         return len(self.index) if self.rows is None else len(self.rows)
 
-    def _row(self, index: int) -> int:
+    def row(self, index: int) -> int:
+        """Where an image stands in the index."""
         return index if self.rows is None else int(self.rows[index])
 
     def read(self, index: int) -> Tensor:
@@ -64,7 +65,7 @@ class Shards(Source):
 
     def file(self, index: int) -> decode.Bytes:
         """The file of an image as it is, (bytes,) uint8. Unreadable where the shard ends before it, or is not there."""
-        row = self._row(index)
+        row = self.row(index)
         self.prefetch([index])
         number, offset = (int(self.index.columns[name][row]) for name in PLACE)
         return decode.read_part(self.shards[number], offset, self.index.size(row), self.name(index))
@@ -73,14 +74,14 @@ class Shards(Source):
         """Whether an image's bytes have the checksum of the index; True where that has none."""
         if CHECKSUM not in self.index.columns:
             return True
-        return zlib.crc32(self.file(index).data) == int(self.index.columns[CHECKSUM][self._row(index)])
+        return zlib.crc32(self.file(index).data) == int(self.index.columns[CHECKSUM][self.row(index)])
 
     def prefetch(self, indices: Sequence[int]) -> None:
         if self.mirror is not None:
-            self.mirror.fetch([self._row(index) for index in indices], self.index)
+            self.mirror.fetch([self.row(index) for index in indices], self.index)
 
     def name(self, index: int) -> str:
-        row = self._row(index)
+        row = self.row(index)
         return f"{self.shards[int(self.index.columns[PLACE[0]][row])]}/{self.index.name(row)}"
 
     @cached_property

@@ -1,0 +1,35 @@
+"""Make shards of a data set, or verify them: ssvit pack data=PATH output=FOLDER. The same command again goes on."""
+
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from ssvit.cli.launch import Plain, Tool, announce, progress
+from ssvit.data.options import Pack
+from ssvit.options import OptionError, select
+from ssvit.training import preflight
+
+
+def run(config: DictConfig, plain: Plain) -> Path:
+    """Write the splits of a data set below a folder, or compare what is there with its checksums. Returns it."""
+    own = select(Pack, plain)
+    if not own.verify and plain["data"] is None:
+        raise OptionError("data", None, "must name a data set, or the path of a folder")
+    preflight.parts(plain)
+    announce()
+
+    from hydra.utils import instantiate
+
+    from ssvit.data import packing
+
+    output = Path(own.output)
+    if own.verify:
+        print(packing.verify(output, progress("images", " images")))
+        return output
+    data = instantiate(config.data.source, _convert_="all")
+    print(*packing.pack(data, output, own, progress("images", " images")), sep="\n")
+    print(f"next: data=shards data.root={own.output}")
+    return output
+
+
+tool = Tool("pack", "make shards (tar files) of a data set, or verify them", run, groups={"": Pack})
