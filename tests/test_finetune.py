@@ -179,6 +179,16 @@ def test_the_sweep_chooses_on_the_development_split_alone(outputs, tool):
     assert "48 images" in done.stdout.split("now on all training images")[0]
 
 
+@pytest.mark.parametrize(
+    ("command", "given", "size"),
+    [("finetune", (), 16), ("evaluate", (), 16), ("finetune", ("data.image_size=24",), 24)],
+)
+def test_other_images_have_the_size_that_the_run_was_trained_at(outputs, tool, tmp_path, command, given, size):
+    done = tool(command, f"data={tmp_path}", *given, "--cfg", "job", "--resolve")
+    data = yaml.safe_load(done.stdout)["data"]
+    assert data["image_size"] == data["view"]["size"] == size
+
+
 def test_choices_are_on_the_validation_folder_and_the_figure_is_on_the_test_folder(outputs, tool, tmp_path):
     parts = {"train": 12, "validation": 4, "test": 7}
     for part, count in parts.items():

@@ -158,7 +158,13 @@ def test_two_processes_go_on_with_the_same_bits(tmp_path, files, strategy, way):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-@pytest.mark.parametrize("method", ["mae", "dino", "simclr", "contrastive_tuning"])
+@pytest.mark.parametrize(
+    "method",
+    [
+        "mae", "dino", "simclr", "contrastive_tuning",
+        "masked_patch_decoder", "simmim", "hog", "codebook", "latent", "ibot",
+    ],
+)  # fmt: skip
 def test_two_processes_of_another_method_go_on_with_the_same_bits(tmp_path, method, strategy):
     options = {"method": method, "strategy": strategy, "dropout": 0.2, "accumulate": 2}
     assert forked(tmp_path / "whole", **options)[0] == [0, 0]

@@ -21,13 +21,14 @@ from ssvit.objectives.codebook import Codebook
 from ssvit.objectives.contrast import Contrastive
 from ssvit.objectives.contrastive_tuning import ContrastiveTuning
 from ssvit.objectives.dino import Dino
+from ssvit.objectives.hog import Hog
 from ssvit.objectives.ibot import IBot
 from ssvit.objectives.latent import Latent
 from ssvit.objectives.mae import MAE
 from ssvit.objectives.masked_patch import MaskedPatch
 from ssvit.objectives.masking import Masking
 from ssvit.objectives.simclr import SimCLR
-from ssvit.objectives.targets import MeanColor
+from ssvit.objectives.targets import MeanColor, Pixels
 from ssvit.randomness import uniform
 from ssvit.schedule import Schedule
 from ssvit.training import loop, runtime
@@ -73,6 +74,27 @@ def model(dropout: float = 0.0, seed: int = 0) -> MaskedPatch:
     """A masked patch objective."""
     torch.manual_seed(seed)
     return MaskedPatch(encoder=encoder(dropout), masking=Masking(), target=MeanColor(patch_size=4, bits=1))
+
+
+def masked_patch_decoder(dropout: float = 0.0, seed: int = 0) -> MaskedPatch:
+    """A masked patch objective whose encoder sees the visible patches alone."""
+    return _of_masked(dropout, seed, MeanColor(patch_size=4), decoder={"depth": 1, "width": 8, "heads": 2})
+
+
+def simmim(dropout: float = 0.0, seed: int = 0) -> MaskedPatch:
+    """SimMIM, whose masks have units of two patches."""
+    return _of_masked(dropout, seed, Pixels(patch_size=4, loss="l1"), unit=2)
+
+
+def hog(dropout: float = 0.0, seed: int = 0) -> MaskedPatch:
+    """Histograms of gradients."""
+    return _of_masked(dropout, seed, Hog(patch_size=4, cell=4, window=12))
+
+
+def _of_masked(dropout: float, seed: int, target, *, unit: int = 1, decoder=None) -> MaskedPatch:
+    torch.manual_seed(seed)
+    masking = Masking(mask=1.0, replace=0.0, keep=0.0, unit=unit)
+    return MaskedPatch(encoder=encoder(dropout), masking=masking, target=target, decoder=decoder)
 
 
 def codebook(dropout: float = 0.0, seed: int = 0, *, features: bool = False) -> MaskedPatch:

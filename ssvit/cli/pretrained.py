@@ -38,7 +38,7 @@ def offer(arguments: dict[str, str], own: str | None = None) -> Sequence[str]:
     """Find the checkpoint that the command line means, and add its encoder and data set to Hydra's choices.
 
     own: the checkpoint in place of newest. OptionError or UserError if there is none, or if neither its run nor the
-    command line names a data set. Returns options to add, none.
+    command line names a data set. Returns options to add.
     """
     if "encoder.path" in arguments:
         where = arguments["encoder.path"]
@@ -52,8 +52,7 @@ def offer(arguments: dict[str, str], own: str | None = None) -> Sequence[str]:
         raise OptionError("encoder", arguments["encoder"], f"a checkpoint brings its own; or give checkpoint={SCRATCH}")
     if wanted == "newest" and own is not None:
         wanted = own
-    _offer(wanted, arguments)
-    return ()
+    return _own_size(_offer(wanted, arguments), arguments)
 
 
 def offer_start(arguments: dict[str, str]) -> Sequence[str]:
@@ -80,7 +79,19 @@ def offer_start(arguments: dict[str, str]) -> Sequence[str]:
         "encoder=pretrained",
         *([] if chosen else ["data=pretrained"]),
         *([] if "name" in arguments else [f"name={'_'.join(parts)}"]),
+        *_own_size(found, arguments),
     ]
+
+
+def _own_size(found: Checkpoint, arguments: Mapping[str, str]) -> Sequence[str]:
+    """The image size that a run's encoder was trained at, for other images, whose file has one for any encoder.
+
+    Public weights keep the file's: DINOv2's are trained at 518 px and used at 224.
+    """
+    if found.foreign or "data" not in arguments or "experiment" in arguments or "data.image_size" in arguments:
+        return ()
+    size = found.encoder["image_size"]
+    return [f"++data.image_size={list(size) if isinstance(size, list | tuple) else size}".replace(" ", "")]
 
 
 def keep_weights(config: DictConfig) -> None:
