@@ -35,3 +35,19 @@ def test_the_tool_prints_tables_and_writes_json(tmp_path):
     assert "500x375 JPEG files" in done.stdout
     results = json.loads((tmp_path / "rates.json").read_text())
     assert {rate["name"] for rates in results.values() for rate in rates} >= {"ssvit", "Pillow + transforms v1"}
+
+
+@pytest.mark.slow
+def test_shards_are_measured_beside_a_folder_and_webdataset(tmp_path):
+    pytest.importorskip("webdataset")
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "tools/benchmark.py"), "part=shards", "rounds=1", "output=rates.json"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    results = json.loads((tmp_path / "rates.json").read_text())
+    assert len(results) == 2
+    assert all(
+        {"ssvit, folder", "ssvit, shards", "WebDataset"} <= {rate["name"] for rate in rates}
+        for rates in results.values()
+    )

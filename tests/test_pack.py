@@ -185,6 +185,27 @@ def test_images_in_memory_become_png(tmp_path: Path) -> None:
     assert torch.equal(found.test.read(1), images[5])
 
 
+def test_webdataset_reads_these_shards_and_its_own_are_read(tmp_path: Path) -> None:
+    webdataset = pytest.importorskip("webdataset")
+    data = datasets.folder(root=str(folder(tmp_path / "images")))
+    packed(data, tmp_path / "shards")
+    paths = sorted(map(str, (tmp_path / "shards/train").glob("*.tar")))
+    theirs = list(webdataset.WebDataset(paths, shardshuffle=False))
+    assert [sample["__key__"] for sample in theirs] == [
+        f"{'ab'[i % 2]}/{i:03d}" for i in [*range(0, 30, 2), *range(1, 30, 2)]
+    ]
+    assert data.train.labels is not None
+    assert [int(sample["cls"]) for sample in theirs] == data.train.labels.tolist()
+    assert all(torch.equal(pixels(sample["png"]), data.train.read(i)) for i, sample in enumerate(theirs))
+    with webdataset.TarWriter(str(tmp_path / "theirs-000000.tar")) as writer:
+        for i in range(5):
+            writer.write({"__key__": f"{i:06d}", "png": picture(i), "cls": 4 - i, "json": {"caption": "words"}})
+    found = shards.find(str(tmp_path), ["theirs-000000.tar"])
+    assert found.labels is not None
+    assert found.labels.tolist() == [4, 3, 2, 1, 0]
+    assert all(torch.equal(found.read(i), pixels(picture(i))) for i in range(5))
+
+
 def test_verify_names_what_differs(tmp_path: Path) -> None:
     packed(datasets.folder(root=str(folder(tmp_path / "images"))), tmp_path / "shards")
 

@@ -45,7 +45,7 @@ class Benchmark:
     """Rounds, in each of which each contender runs once."""
 
     def __post_init__(self) -> None:
-        one_of("part", self.part, ("step", "data", "probe", "knn"))
+        one_of("part", self.part, ("step", "data", "shards", "probe", "knn"))
         whole("rounds", self.rounds)
 
 
