@@ -54,7 +54,8 @@ def choose(images: int, side: int, machine: Machine, given: Mapping[str, int] | 
         seen = min(max(100 * images, 256_000), 1_280_000)
     size = given.get("data.image_size", size)
     batch_size = given.get("recipe.batch_size", min(batch_size, max(1, images // 4)))
-    steps = given.get("recipe.steps", seen // batch_size)
+    # A multiple of what is told, evaluated and saved by the tenth and hundredth.
+    steps = given.get("recipe.steps", max(100, int(round(seen / batch_size, -2))))
     return {
         "objective": OBJECTIVE,
         "encoder": model,
