@@ -117,7 +117,7 @@ def test_it_is_told_in_words():
         resident=500_000_000, step=0.14, evaluations=9.0, images=32,
     )  # fmt: skip
     assert found.line == (
-        "estimated: 93 s (0.14 s a step, measured on 32 images; evaluations 9 s); 861 MB of memory (counted: 11 MB "
+        "estimated: 93 s (0.14 s a step, measured on 32 images; evaluations 9 s); 830 MB of memory (counted: 11 MB "
         "weights, 30 MB gradients and moments, 300 MB activations)"
     )
 

@@ -10,9 +10,11 @@ import pytest
 import tiny
 import torch
 from command import LIMIT
+from lightning_fabric import Fabric
 from torch import distributed
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule
+from torch.nn.parallel import DistributedDataParallel
 
 from ssvit.data.batch import Batch
 from ssvit.objectives.teacher import local
@@ -82,13 +84,15 @@ def test_in_half_precision_gradients_are_reduced_in_float32_and_buffers_stay(alo
 @pytest.mark.parametrize(
     ("changes", "static"), [({}, True), ({"accumulate": 2}, False), ({"backend": "compile"}, False)]
 )
-def test_copies_share_gradients_as_they_lie_and_no_buffers(changes, static):
+def test_copies_share_gradients_as_they_lie_and_no_buffers(alone, monkeypatch, changes, static):
     recipe = Recipe(**tiny.RECIPE | changes)
     chosen = runtime.strategy({"accelerator": "cpu", "devices": 2, "strategy": "auto"}, recipe, torch.device("cpu"))
-    given = chosen._ddp_kwargs
-    assert given.pop("static_graph") == static
-    assert given.pop("gradient_as_bucket_view")
-    assert list(given.values()) == [False]  # buffers: the option has two names
+    fabric = Fabric(accelerator="cpu", strategy=chosen)
+    monkeypatch.setattr(fabric, "_launched", True)
+    copies = runtime.spread(fabric, tiny.model(), recipe)._forward_module
+    assert isinstance(copies, DistributedDataParallel)
+    assert (copies.static_graph, copies.gradient_as_bucket_view) == (static, True)
+    assert not getattr(copies, "forward_sync_buffers", copies.broadcast_buffers)
 
 
 def count(folder: Path) -> None:

@@ -90,8 +90,10 @@ class Tool:
         command_line = sys.argv[1:]
         with in_one_line(), self._prepared(arguments) as (options, bare):
             jobs = []
+            given = _options, _added
 
             def task(config: DictConfig) -> float | None:
+                _remember(*given)  # submitit calls this in another process
                 sys.argv[1:] = command_line  # Fabric starts further processes with it
                 with in_one_line():  # Hydra would print a failure in its own way
                     left = self._start(config, bare)
@@ -210,6 +212,11 @@ _CONFIG_DIR = ("--config-dir", "-cd")
 _PLUGINS = {"hydra/launcher=submitit": "hydra-submitit-launcher", "hydra/sweeper=optuna": "hydra-optuna-sweeper"}
 _options: list[str] = []  # of the tool that runs, as typed
 _added: list[str] = []  # to them, by its `before`
+
+
+def _remember(options: list[str], added: list[str]) -> None:
+    global _options, _added
+    _options, _added = options, added
 
 
 def config_dir() -> Path | None:

@@ -1,6 +1,7 @@
 """A training run built from its configuration, for the tools that train. Loading this module loads torch."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,10 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
+from ssvit.checkpoints import manifest
 from ssvit.checkpoints.checkpoint import PRETRAIN, Checkpoint
 from ssvit.checkpoints.configuration import flatten, is_free
+from ssvit.checkpoints.manifest import CheckpointError
 from ssvit.checkpoints.run_folder import RunFolder, is_main_process
 from ssvit.cli.launch import as_dict
 from ssvit.cli.pretrained import SCRATCH, configuration, from_scratch
@@ -25,6 +28,7 @@ from ssvit.evaluation.online import GIVEN, RANDOM, Probing
 from ssvit.evaluation.options import interval
 from ssvit.objectives.base import Objective
 from ssvit.objectives.classify import balanced
+from ssvit.objectives.contrast import Contrastive
 from ssvit.objectives.options import BALANCED
 from ssvit.options import UserError
 from ssvit.randomness import key
@@ -109,7 +113,7 @@ class Session:
     @runtime.together()
     def train(self, config: DictConfig, folder: Path) -> None:
         """Build what a configuration describes and train it in an open folder, going on from what is there."""
-        recipe, data, objective, loader = self._built(config)
+        recipe, data, objective, loader = self._built(config, folder)
         evaluators = _all_evaluators(config, data)
         start = SCRATCH
         if "path" in config.encoder:
@@ -142,8 +146,11 @@ class Session:
         given = {"folder": folder, "name": name, "options": _hyperparameters(config)}
         return [instantiate(node, _convert_="all", _partial_=True)(**given) for node in config.logger.values()]
 
-    def _built(self, config: DictConfig) -> tuple[Recipe, Data, Objective, Loader]:
-        """The recipe of a configuration, the images, the objective with its first weights, and the batches."""
+    def _built(self, config: DictConfig, folder: Path | None = None) -> tuple[Recipe, Data, Objective, Loader]:
+        """The recipe of a configuration, the images, the objective with its first weights, and the batches.
+
+        folder: of a run that may go on; if fewer processes do, they accumulate more micro-batches of the same size.
+        """
         recipe = Recipe(**as_dict(config.recipe))
         data = replace(self._data, train=subset(self._data.train, **as_dict(config.subset)))
         if config.development is not None:
@@ -158,6 +165,9 @@ class Session:
                 assert data.train.labels is not None
                 given["class_weights"] = balanced(data.train.labels, len(data.classes))
         objective = instantiate(config.objective, **given, _convert_="all")
+        before = None if folder is None else _micro_batch(folder)
+        if before is not None and not isinstance(objective, Contrastive):  # which compares the images of a micro-batch
+            recipe = recipe.shared(self.fabric.world_size, before)
         loader = Loader(
             source=data.train,
             transform=instantiate(config.data.augment, _convert_="all"),
@@ -172,6 +182,14 @@ class Session:
             device=self.fabric.device,
         )
         return recipe, data, objective, loader
+
+
+def _micro_batch(folder: Path) -> int | None:
+    """The images that each process of the run took at once, None if there is no checkpoint that says so."""
+    with suppress(CheckpointError, FileNotFoundError):
+        if found := manifest.complete(folder):
+            return manifest.read(found[-1]).get("micro_batch")
+    return None
 
 
 def _all_evaluators(config: DictConfig, data: Data) -> dict[str, Evaluator]:

@@ -47,9 +47,8 @@ class Estimate:
 
     @property
     def memory(self) -> int:
-        """Bytes at the highest. A checkpoint is written from a copy of weights and moments."""
-        coming = self.gradients + self.activations + 2 * self.moments + self.weights
-        return (self.resident or self.weights) + coming
+        """Bytes at the highest."""
+        return (self.resident or self.weights) + self.gradients + self.activations + self.moments
 
     @property
     def seconds(self) -> float | None:

@@ -4,7 +4,7 @@
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ssvit.options import OptionError, number, one_of, whole
 
@@ -102,6 +102,12 @@ class Recipe:
         if self.decay == "linear":
             return self.lr_end + (self.lr - self.lr_end) * (1 - done)
         return self.lr * (1 + math.cos(math.pi * done)) / 2
+
+    def shared(self, processes: int, largest: int) -> "Recipe":
+        """The recipe with micro-batches of at most `largest` images in each of so many processes: the same update."""
+        each = self.batch_size // processes
+        counts = (count for count in range(self.accumulate, each + 1) if each % count == 0 and each // count <= largest)
+        return replace(self, accumulate=next(counts, self.accumulate))
 
     def due(self, step: int, every: int) -> bool:
         """Whether something done `every` so many steps, and at the end, is due once `step` steps are complete."""

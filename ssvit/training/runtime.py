@@ -125,13 +125,17 @@ def strategy(options: Mapping[str, Any], recipe: Recipe, device: torch.device) -
         return given
     renamed = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
     buffers: dict[str, Any] = {"forward_sync_buffers" if renamed else "broadcast_buffers": False}
-    return DDPStrategy(
-        # All processes change buffers alike, and each step uses the same weights; but a graph that is taken for static
-        # fails where gradients are accumulated (torch's issue 143580).
-        static_graph=recipe.accumulate == 1 and backend(recipe, device) != "compile",
-        gradient_as_bucket_view=True,
-        **buffers,
-    )
+    return DDPStrategy(gradient_as_bucket_view=True, **buffers)  # all processes change buffers alike
+
+
+def spread(fabric: Fabric, model: torch.nn.Module, recipe: Recipe) -> Any:
+    """The model as the strategy spreads it over the processes."""
+    if isinstance(fabric.strategy, DDPStrategy):
+        # Each step uses the same weights. A graph that is taken for static fails where gradients are accumulated
+        # (torch's issue 143580), and torch.compile changes it.
+        static = recipe.accumulate == 1 and backend(recipe, fabric.device) != "compile"
+        fabric.strategy._ddp_kwargs["static_graph"] = static
+    return fabric.setup_module(model)
 
 
 def _as_launched(options: dict[str, object]) -> dict[str, Any]:

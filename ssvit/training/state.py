@@ -100,7 +100,7 @@ class State:
             for part in (self._twin.objective if self._twin else objective).modules():
                 if isinstance(part, Block):
                     part.compile()  # for evaluators, which call parts of the objective; within it nothing changes
-        self.model = fabric.setup_module(compiled)
+        self.model = runtime.spread(fabric, compiled, recipe)
         # Sharding makes new parameters, so the optimiser comes after it.
         groups = objective.parameter_groups(weight_decay=recipe.weight_decay, layer_decay=recipe.layer_decay)
         trained: list[dict[str, object]] = [dict(group) for group in groups]
@@ -195,15 +195,18 @@ class State:
         then raised by the next call. At the end of the run the parts are merged.
         """
         self._finish_saving()
+        recipe = self.recipe
+        micro_batch = recipe.batch_size // (recipe.accumulate * self.fabric.world_size)
+        facts = {**run_identity, "micro_batch": micro_batch}  # which fewer processes keep to, see `Session`
         if self._saves is not None:
-            self._saving = parts.save(folder, step, self._states(), run_identity, self._saves)
-            if wait or step == self.recipe.steps:
+            self._saving = parts.save(folder, step, self._states(), facts, self._saves)
+            if wait or step == recipe.steps:
                 self._finish_saving()
-            if step == self.recipe.steps:
+            if step == recipe.steps:
                 self._in_main(lambda: storage.merge(Checkpoint.open(folder / f"step_{step:08d}")))
         else:
             states = self._states()
-            self._in_main(lambda: storage.save(folder, step, states, run_identity))
+            self._in_main(lambda: storage.save(folder, step, states, facts))
 
     def _finish_saving(self) -> None:
         """Wait for the checkpoint that is being written."""
