@@ -22,7 +22,9 @@ class RunError(UserError):
 
 def is_main_process() -> bool:
     """Whether this process is the first of the run, as torchrun, SLURM and Fabric's own launcher tell it."""
-    return all(os.environ.get(name, "0") == "0" for name in ("RANK", "LOCAL_RANK", "NODE_RANK", "SLURM_PROCID"))
+    # Within a job of SLURM, torchrun numbers the machines in an order of its own.
+    names = ("RANK",) if "RANK" in os.environ else ("LOCAL_RANK", "NODE_RANK", "SLURM_PROCID")
+    return all(os.environ.get(name, "0") == "0" for name in names)
 
 
 class RunFolder:

@@ -64,10 +64,17 @@ def main(name: str | None = None) -> None:
             print(help.text(find(name), given, everything="--help-all" in asked))
     elif _DRY_RUN in arguments:
         tool = find(name)
+        arguments = [argument for argument in arguments if argument != _DRY_RUN]
+        if tool.dry_run is not None and any(one.startswith("hydra/launcher=submitit_slurm") for one in arguments):
+            with in_one_line():
+                from ssvit.cli import submission
+
+                print(submission.text(tool, arguments))
+            return
         if tool.dry_run is None:
             with in_one_line():
                 raise Failure(f"{_DRY_RUN}: is for the commands that train, pretrain and finetune", 2)
-        replace(tool, run=tool.dry_run).main([argument for argument in arguments if argument != _DRY_RUN])
+        replace(tool, run=tool.dry_run).main(arguments)
     else:
         find(name).main(arguments)
 
