@@ -60,9 +60,6 @@ def check(*, batch_size: int, accumulate: int, world: int, size: int, order: str
     whole("accumulate", accumulate)
     if batch_size % (world * accumulate):
         right = f"must be divisible by processes * accumulate = {world} * {accumulate}"
-        fewer = next((count for count in range(world, 0, -1) if batch_size % (count * accumulate) == 0), None)
-        if fewer is not None:
-            right += f"; {fewer} of these processes can share it"
         raise OptionError("batch_size", batch_size, right)
     if batch_size > size:
         raise OptionError("batch_size", batch_size, f"must be no more than the {size} images to train on")

@@ -4,6 +4,7 @@ The options of a `_target_` are checked by its dataclass (see `ssvit.options.fin
 when it is built, a few seconds later.
 """
 
+import os
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
@@ -83,6 +84,15 @@ def views(made: Mapping[str, object]) -> None:
         raise OptionError("data.augment", type(augmentation).__name__, right)
 
 
+def processes(fabric: Mapping[str, Any]) -> int | None:
+    """How many will train, as torchrun, SLURM or the options of the group fabric tell; None if the machine decides."""
+    for name, mark in (("WORLD_SIZE", "RANK"), ("SLURM_NTASKS", "SLURM_PROCID")):
+        if mark in os.environ and name in os.environ:
+            return int(os.environ[name])
+    devices = fabric["devices"]
+    return devices * fabric["num_nodes"] if isinstance(devices, int) and devices > 0 else None
+
+
 def check(config: Mapping[str, Any]) -> Recipe:
     """The recipe of a whole configuration, as plain data; OptionError or UserError if anything in it is wrong."""
     whole("workers", config["workers"], at_least=0)
@@ -101,6 +111,8 @@ def check(config: Mapping[str, Any]) -> Recipe:
             make(Probing, config["probing"])
     with within("recipe"):
         recipe = make(Recipe, config["recipe"])
+        if (count := processes(config["fabric"])) is not None:
+            recipe.check_processes(count)
     source = made.get("data.source")
     if not isinstance(source, Known):
         source = Known()
