@@ -128,7 +128,7 @@ def test_wrong_options_are_named(name, value):
 def test_the_tool_tells_them_in_one_line_before_torch_is_loaded(tmp_path, no_torch):
     done = tool(tmp_path, "step.model=huge", PYTHONPATH=no_torch)
     assert done.returncode == 2
-    assert one_line(done) == "benchmark.py: step.model=huge: must be one of ti, s, b, l, small"
+    assert one_line(done) == "benchmark.py: step.model=huge: must be one of ti, s, b, l, h, small"
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from PIL import Image
 
 from ssvit.analysis.options import Visualize
-from ssvit.benchmark.options import Benchmark, Step
+from ssvit.benchmark.options import Benchmark, Gpu, Step
 from ssvit.checkpoints import manifest
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.checkpoints.options import eval_transform
@@ -243,6 +243,7 @@ def test_the_dataclasses_of_tools_have_options_of_their_files():
         assert OmegaConf.load(path).keys() - {"defaults"} <= named(Recipe)
     assert named(Subset) == files["run"]["subset"].keys()
     assert named(Step) == files["benchmark"]["step"].keys()
+    assert named(Gpu) == files["benchmark"]["gpu"].keys()
     assert named(Benchmark) <= files["benchmark"].keys()
     assert named(Visualize) <= files["visualize"].keys()
     assert named(Export) <= files["export"].keys()

@@ -35,6 +35,7 @@ def ours(size: Size, objective: str) -> Objective:
         width=size.width,
         depth=size.depth,
         heads=size.heads,
+        stem=None if size.stem is None else {"layers": size.stem, "width": 64},
         pooling="patch_mean" if objective == "simclr" else "class_token",
     )
     return _OURS[objective](encoder, size)

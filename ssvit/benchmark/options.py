@@ -10,6 +10,7 @@ class Size:
     """An encoder by its numbers, and how many images a step of it takes on a CPU and on a GPU.
 
     decoder: depth, width and heads of masked autoencoders' decoders. local: side and number of the smaller views.
+    stem: the units of the stages of a hybrid's ResNet.
     """
 
     image_size: int
@@ -20,6 +21,7 @@ class Size:
     batch: dict[str, int]
     decoder: tuple[int, int, int]
     local: tuple[int, int]
+    stem: tuple[int, ...] | None = None
 
 
 # What configs/objective/mae.yaml has, and the authors' decoder.
@@ -29,6 +31,7 @@ SIZES = {
     "s": Size(224, 16, 384, 12, 6, {"cpu": 16, "cuda": 1024}, _AUTHORS, (96, 8)),
     "b": Size(224, 16, 768, 12, 12, {"cpu": 4, "cuda": 512}, _AUTHORS, (96, 8)),
     "l": Size(224, 16, 1024, 24, 16, {"cpu": 2, "cuda": 256}, _AUTHORS, (96, 8)),
+    "h": Size(224, 14, 1280, 32, 16, {"cpu": 1, "cuda": 128}, _AUTHORS, (98, 8)),
     "small": Size(32, 4, 192, 6, 3, {"cpu": 64, "cuda": 4096}, _LIGHT, (16, 4)),
 }
 
@@ -45,7 +48,7 @@ class Benchmark:
     """Rounds, in each of which each contender runs once."""
 
     def __post_init__(self) -> None:
-        one_of("part", self.part, ("step", "data", "shards", "probe", "knn"))
+        one_of("part", self.part, ("step", "data", "shards", "probe", "knn", "gpu"))
         whole("rounds", self.rounds)
 
 
@@ -67,8 +70,8 @@ class Step:
     """cuda is timed by its events."""
     batch: int | None = None
     """Images of a step; None for what `SIZES` says."""
-    peers: bool = True
-    """The other libraries too, as far as they are installed."""
+    peers: bool | tuple[str, ...] = True
+    """The other libraries too, as far as they are installed, or those of these names."""
     memory: bool = True
     """The highest memory of two steps too, in a process of its own for each contender."""
 
@@ -80,5 +83,30 @@ class Step:
         one_of("device", self.device, ("cpu", "cuda"))
         if self.batch is not None:
             whole("batch", self.batch)
-        for name in ("compile", "peers", "memory"):
+        for name in ("compile", "memory"):
             flag(name, getattr(self, name))
+        if not isinstance(self.peers, tuple):
+            flag("peers", self.peers)
+
+
+PARTS = ("resume", "waits", "step", "profile", "changes", "data", "checkpoint")
+CHANGES = ("fa3", "fa4", "cuda_graphs", "max_autotune", "tf32")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """What part=gpu does; the rest is said by `Step`."""
+
+    parts: tuple[str, ...] = PARTS
+    """Some of resume, waits, step, profile, changes, data and checkpoint, in this order."""
+    models: tuple[str, ...] | None = None
+    """Sizes of the step; None for s, b, l and h on cuda, small on a cpu."""
+    changes: tuple[str, ...] = ()
+    """Set while the step is measured: what has paid of fa3, fa4, cuda_graphs, max_autotune and tf32."""
+    folder: str = "outputs/gpu"
+    """For tables.txt, tables.json and pictures."""
+
+    def __post_init__(self) -> None:
+        for name, known in (("parts", PARTS), ("models", SIZES), ("changes", CHANGES)):
+            for value in getattr(self, name) or ():
+                one_of(name, value, known)

@@ -32,7 +32,7 @@ from ssvit.training.recipe import Recipe
 from ssvit.training.state import State
 
 OURS = "ssvit"
-_PEAK = 2048  # rows and columns of the matrices that the machine's peak is measured on
+_PEAK = {"cpu": 2048, "cuda": 8192}  # rows and columns of the matrices that the machine's peak is measured on
 
 
 def run(*, rounds: int = 7, **given: object) -> dict[str, list[Rate]]:
@@ -46,7 +46,8 @@ def run(*, rounds: int = 7, **given: object) -> dict[str, list[Rate]]:
     build = partial(
         Steps, size=size, objective=own.objective, precision=precision, compile=own.compile, device=device, batch=b
     )
-    peers = PEERS[own.objective] if own.peers else {}
+    every = PEERS[own.objective]
+    peers = own.peers if isinstance(own.peers, tuple) else tuple(every) if own.peers else ()
     missing = sorted({name.split()[0] for name in peers if not installed(name)})
     names = [OURS, *filter(installed, peers)]
     with threads(own.threads):
@@ -78,13 +79,22 @@ class Steps:
     """The training of one contender, from its start on: each call is one step, and returns how many images it took."""
 
     def __init__(
-        self, name: str, size: Size, *, objective: str, precision: str, compile: bool, device: str, batch: int
+        self,
+        name: str,
+        size: Size,
+        *,
+        objective: str,
+        precision: str,
+        compile: bool,
+        device: str,
+        batch: int,
+        strategy: str = "auto",
     ) -> None:
         backend = "eager" if name != OURS else "compile" if compile else "kernels"
         self.recipe = Recipe(
             steps=1_000_000, warmup=0, decay="constant", batch_size=batch, precision=precision, backend=backend
         )
-        self.fabric = runtime.start(self.recipe, accelerator=device, devices=1)
+        self.fabric = runtime.start(self.recipe, accelerator=device, devices=1, strategy=strategy)
         self.objective = ours(size, objective) if name == OURS else PEERS[objective][name](size)
         if compile and name != OURS:
             self.objective.compile()  # without our kernels, which are none of theirs
@@ -116,11 +126,12 @@ def useful(size: Size, name: str) -> float:
 def _products(precision: str, device: str) -> dict[str, Callable[[], float]]:
     """The machine's peak: a product of large matrices, by torch and, where float32 has it, by oneDNN."""
     dtype = torch.bfloat16 if precision == "bf16-mixed" else torch.float32
-    matrix = torch.randn(_PEAK, _PEAK, generator=torch.Generator().manual_seed(0)).to(device, dtype)
-    giga = 2 * _PEAK**3 / 1e9
-    products = {f"torch product of {_PEAK}": lambda: (matrix @ matrix, giga)[1]}
+    side = _PEAK[device]
+    matrix = torch.randn(side, side, generator=torch.Generator().manual_seed(0)).to(device, dtype)
+    giga = 2 * side**3 / 1e9
+    products = {f"torch product of {side}": lambda: (matrix @ matrix, giga)[1]}
     if device == "cpu" and dtype == torch.float32 and fused.AVAILABLE:
-        products[f"oneDNN product of {_PEAK}"] = lambda: (fused.product(matrix, matrix), giga)[1]
+        products[f"oneDNN product of {side}"] = lambda: (fused.product(matrix, matrix), giga)[1]
     return products
 
 

@@ -54,7 +54,7 @@ def compare(
     names = list(contenders)
     work: dict[str, list[float]] = {name: [] for name in names}
     wall: dict[str, list[float]] = {name: [] for name in names}
-    timed = _gpu_seconds if device == "cuda" else _cpu_seconds
+    timed = gpu_seconds if device == "cuda" else cpu_seconds
     for name in names:
         contenders[name]()
     for turn in range(rounds):
@@ -70,22 +70,23 @@ def compare(
             name=name,
             per_work_second=statistics.median(work[name]),
             per_second=statistics.median(wall[name]),
-            quartiles=_quartiles(work[name]),
-            spread=(_quartiles(work[name])[1] - _quartiles(work[name])[0]) / statistics.median(work[name]),
+            quartiles=quartiles(work[name]),
+            spread=(quartiles(work[name])[1] - quartiles(work[name])[0]) / statistics.median(work[name]),
             ratio=statistics.median(ratios[name]),
-            ratio_quartiles=_quartiles(ratios[name]),
+            ratio_quartiles=quartiles(ratios[name]),
         )
         for name in names
     ]
 
 
-def _cpu_seconds(work: Callable[[], float]) -> tuple[float, float]:
+def cpu_seconds(work: Callable[[], float]) -> tuple[float, float]:
+    """How many items a function did, and in how much CPU time over all threads."""
     began = time.process_time()
     count = work()
     return count, time.process_time() - began
 
 
-def _gpu_seconds(work: Callable[[], float]) -> tuple[float, float]:
+def gpu_seconds(work: Callable[[], float]) -> tuple[float, float]:
     """By events on the stream, which the host waits for, so that no contender pays for the one before it."""
     began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     began.record()
@@ -95,7 +96,8 @@ def _gpu_seconds(work: Callable[[], float]) -> tuple[float, float]:
     return count, began.elapsed_time(ended) / 1000
 
 
-def _quartiles(rates: Sequence[float]) -> tuple[float, float]:
+def quartiles(rates: Sequence[float]) -> tuple[float, float]:
+    """The first and the third; of one rate, that one."""
     if len(rates) < 2:
         return rates[0], rates[0]
     low, _, high = statistics.quantiles(rates, n=4)

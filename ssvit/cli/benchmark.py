@@ -6,7 +6,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from ssvit.benchmark.options import Benchmark, Step
+from ssvit.benchmark.options import Benchmark, Gpu, Step
 from ssvit.cli.launch import Plain, Tool
 from ssvit.options import make, select, within
 
@@ -16,7 +16,14 @@ def run(config: DictConfig, plain: Plain) -> None:
     benchmark = select(Benchmark, plain)
     with within("step"):
         make(Step, plain["step"])
-    options = plain["step"] if benchmark.part == "step" else {}
+    with within("gpu"):
+        make(Gpu, plain["gpu"])
+    options = plain["step"] if benchmark.part in ("step", "gpu") else {}
+    if benchmark.part == "gpu":
+        from ssvit.benchmark import gpu
+
+        gpu.run(rounds=benchmark.rounds, gpu=plain["gpu"], **options)
+        return
 
     from ssvit.benchmark.timing import as_json, table
 
@@ -37,4 +44,4 @@ def run(config: DictConfig, plain: Plain) -> None:
             figure.savefig(file.with_stem(f"{file.stem}_{place + 1}") if place else file)
 
 
-tool = Tool("benchmark", "measure rates beside other libraries", run, groups={"": Benchmark, "step": Step})
+tool = Tool("benchmark", "measure rates beside other libraries", run, groups={"": Benchmark, "step": Step, "gpu": Gpu})
