@@ -57,12 +57,15 @@ def pretrained_run(tmp_path):
 
 @pytest.fixture
 def images(tmp_path):
-    """A small set in ImageNet's layout and in shards, one of which every data set of files accepts."""
+    """A small set in ImageNet's layout, in shards and in a table, one of which every data set of files accepts."""
+    (tmp_path / "table.csv").write_text("path,label,split\n")
     for part in ("train", "val"):
         for wnid in ("n01", "n02"):
             (tmp_path / part / wnid).mkdir(parents=True)
             for number in range(4):
                 Image.new("RGB", (30, 20), (number, 0, 0)).save(tmp_path / part / wnid / f"{number}.png")
+                with open(tmp_path / "table.csv", "a") as table:
+                    table.write(f"{part}/{wnid}/{number}.png,{wnid},{part}\n")
         with tarfile.open(tmp_path / part / "0.tar", "w") as shard:
             shard.add(tmp_path / part, "", filter=lambda member: None if member.name.endswith(".tar") else member)
     return tmp_path
@@ -125,6 +128,7 @@ def test_a_data_set_adds_nothing_to_the_augmentation_that_is_chosen(data):
 @pytest.mark.parametrize("name", names("data"))
 def test_every_data_set_composes_and_those_of_files_build(name, images):
     root = [] if name in EMBEDDED else [f"data.root={images}"]
+    root += [f"data.table={images}/table.csv"] if name == "csv" else []
     rectangle = composed(f"data={name}", *root, "data.image_size=[64,96]", "encoder.patch_size=16")
     preflight.check(OmegaConf.to_container(rectangle, resolve=True) | {"recipe": {"batch_size": 8}})
     build(rectangle)
@@ -132,7 +136,7 @@ def test_every_data_set_composes_and_those_of_files_build(name, images):
     config = composed(f"data={name}", *root, *small, "encoder.patch_size=16", "recipe.batch_size=8")
     preflight.check(OmegaConf.to_container(config, resolve=True))
     build(config)
-    if name in (*EMBEDDED, "folder", "imagenet", "shards"):
+    if name in (*EMBEDDED, "csv", "folder", "imagenet", "shards"):
         data = instantiate(config.data.source, _convert_="all")
         assert isinstance(data, Data)
         assert (len(data.train), len(data.watched)) == ((16, 8) if name in EMBEDDED else (8, 8))

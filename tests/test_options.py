@@ -51,6 +51,7 @@ CHOICES = {
     "inception_crop": ["augment@data.augment=inception_crop"],
     "multi_crop": ["objective=dino", "augment@data.augment=multi_crop_small"],
     "folder": ["data=folder", "data.root=FOLDER", "data.image_size=16", "recipe.batch_size=4"],
+    "csv": ["data=csv", "data.table=FOLDER/table.csv", "data.image_size=16", "recipe.batch_size=4"],
     "imagenet": ["data=imagenet", "data.root=FOLDER", "data.image_size=16", "recipe.batch_size=4"],
     "shift_crop": ["data=cifar10", "data.root=FOLDER"],
     "resize_crop": ["data=cifar10", "data.root=FOLDER", "augment@data.augment=resize_crop"],
@@ -110,13 +111,16 @@ TOGETHER = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Images in ImageNet's layout, which every data set of files accepts."""
+    """Images in ImageNet's layout and in a table, one of which every data set of files accepts."""
     root = tmp_path_factory.mktemp("images")
+    (root / "table.csv").write_text("path,label,split\n")
     for part in ("train", "val"):
         for wnid in ("n01", "n02"):
             (root / part / wnid).mkdir(parents=True)
             for number in range(2):
                 Image.new("RGB", (30, 20), (number, 0, 0)).save(root / part / wnid / f"{number}.png")
+                with open(root / "table.csv", "a") as table:
+                    table.write(f"{part}/{wnid}/{number}.png,{wnid},{part}\n")
     return root
 
 

@@ -1,19 +1,22 @@
 """The builders of data sets: they find the images to train on, to choose by and to report on."""
 
+import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
 import torch
+from tqdm import tqdm
 
 from ssvit.data import folder as folders
 from ssvit.data import options
-from ssvit.data.files import Files, listing
+from ssvit.data.files import Files, Listing, listing
+from ssvit.data.index import KEPT_FROM, Index, Row, kept
 from ssvit.data.memory import Memory
 from ssvit.data.shards import find
-from ssvit.data.source import Data, Source, hold_out
-from ssvit.options import OptionError, UserError, make, pair
+from ssvit.data.source import Data, Source, parted
+from ssvit.options import OptionError, UserError, make, pair, printable
 
 
 def synthetic(**given: object) -> Data:
@@ -44,10 +47,6 @@ def folder(**given: object) -> Data:
     splits = chosen.splits
     read = partial(_files, verify=chosen.verify, masks=(chosen.root, chosen.masks) if chosen.masks else None)
     train = read(splits.train)
-    if splits.validation is None and splits.test is None:
-        part, rest = hold_out(train, fraction=chosen.held_out, seed=chosen.seed)
-        line = f"{_short(splits.train)} {len(part):,} images to train on, {len(rest):,} others to measure on"
-        return Data(part, None, rest, part.classes, f"{line} (data.held_out={chosen.held_out:g})")
     validation = read(splits.validation, train.classes) if splits.validation else None
     test, reason = None, ""
     optional = chosen.test == folders.AUTO and validation
@@ -59,14 +58,10 @@ def folder(**given: object) -> Data:
         if not optional:
             raise
         reason = str(error)
-    purposes = ("for choices", "for the reported figure") if validation and test else ("to measure on",) * 2
-    lines = [f"{_short(splits.train)} {len(train):,} images to train on"]
-    for path, source, purpose in zip(splits[1:], (validation, test), purposes, strict=True):
-        if path is not None and source is not None:
-            lines.append(f"{_short(path)} {len(source):,} {purpose}")
-    if splits.test and reason:
-        lines.append(f"{_short(splits.test)} is not used: {reason}")
-    return Data(train, validation, test, train.classes, "; ".join(lines))
+    names = [_short(path) if path else "" for path in splits]
+    data = parted(names, train, validation, test, held_out=chosen.held_out, seed=chosen.seed)
+    skipped = f"; {_short(splits.test)} is not used: {reason}" if splits.test and reason else ""
+    return replace(data, told=data.told + skipped)
 
 
 def _short(path: str) -> str:
@@ -81,19 +76,53 @@ def shards(**given: object) -> Data:
     chosen = make(options.Shards, given)
     splits = chosen.splits
     train = find(chosen.root, splits.train, cache=chosen.cache)
-    if not splits.validation and not splits.test:
-        part, rest = hold_out(train, fraction=chosen.held_out, seed=chosen.seed)
-        line = f"{len(splits.train)} shards: {len(part):,} images to train on, {len(rest):,} others to measure on"
-        return Data(part, None, rest, part.classes, f"{line} (data.held_out={chosen.held_out:g})")
-    validation, test = (
-        find(chosen.root, names, train.classes, cache=chosen.cache) if names else None for names in splits[1:]
+    others = (find(chosen.root, names, train.classes, cache=chosen.cache) if names else None for names in splits[1:])
+    called = [f"{len(names)} shards:" for names in splits]
+    return parted(called, train, *others, held_out=chosen.held_out, seed=chosen.seed)
+
+
+def csv(**given: object) -> Data:
+    """Image files that a table names, `options.Csv`.
+
+    UserError if a file is not there, or if validation or test images have a class that training lacks.
+    """
+    chosen = make(options.Csv, given)
+    splits = chosen.splits
+    train = _of_table(chosen, "train")
+    others = (
+        None if getattr(splits, part) is None else _of_table(chosen, part, train.classes)
+        for part in ("validation", "test")
     )
-    purposes = ("for choices", "for the reported figure") if validation and test else ("to measure on",) * 2
-    lines = [f"{len(splits.train)} shards: {len(train):,} images to train on"]
-    for names, source, purpose in zip(splits[1:], (validation, test), purposes, strict=True):
-        if source is not None:
-            lines.append(f"{len(names)} shards: {len(source):,} {purpose}")
-    return Data(train, validation, test, train.classes, "; ".join(lines))
+    called = [f"{name or os.path.basename(chosen.table)}:" for name in splits]
+    return parted(called, train, *others, held_out=chosen.held_out, seed=chosen.seed)
+
+
+def _of_table(chosen: options.Csv, part: str, classes: Sequence[str] = ()) -> Files:
+    """The images of a part of a table, labelled by `classes` where given, else by the names in the table."""
+    status = os.stat(chosen.table)
+    stamp = [status.st_size, status.st_mtime_ns]
+
+    def rows() -> Iterator[Row]:
+        of_part = tqdm(chosen.rows(part), f"list {chosen.table}", unit=" images", delay=2, leave=False)
+        for row in of_part:
+            path = os.path.join(chosen.top, row.path)
+            if not os.path.isfile(path):
+                raise UserError(f"{chosen.table}, line {row.line}: there is no file {printable(path)}")
+            name = os.path.relpath(path, chosen.top) if os.path.isabs(row.path) else row.path
+            yield name, os.path.getsize(path), row.label, ()
+
+    def made() -> Index:
+        return Index.of(rows(), numbered=True, table=stamp)
+
+    if chosen.verify == "content" or chosen.count(at_most=KEPT_FROM) < KEPT_FROM:
+        index = made()
+    else:
+        key = json.dumps(["table", os.path.realpath(chosen.table), os.path.realpath(chosen.top), part])
+        key += json.dumps([chosen.columns, chosen.splits])
+        index = kept(key, lambda index: index.facts["table"] == stamp, made)
+    labels = index.labels(classes, root=chosen.table)
+    own = () if labels is None else classes or index.classes
+    return Files(Listing(chosen.top, index), labels, own, named=False, verify=chosen.verify)
 
 
 def imagenet(**given: object) -> Data:

@@ -1,6 +1,7 @@
 """Image files, decoded as they are needed. Letters: n images."""
 
 import hashlib
+import json
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -114,8 +115,8 @@ def _text(name: str, content: object) -> bytes:
 class Files(Source):
     """Image files of any size, decoded to RGB; labels (n,). UserError for an out-of-range label.
 
-    masks: the path of the mask of each image, a PNG. verify: what the fingerprint covers besides the names, the "size"
-    of each file or its "content".
+    masks: the path of the mask of each image, a PNG. named: whether names tell the labels; if not, the fingerprint
+    covers the labels too. verify: what it covers besides the names, the "size" of each file or its "content".
     """
 
     def __init__(
@@ -125,10 +126,11 @@ class Files(Source):
         classes: Sequence[str] = (),
         *,
         masks: Sequence[str] | None = None,
+        named: bool = True,
         verify: str = "size",
     ) -> None:
         one_of("verify", verify, VERIFIED)
-        self.verify = verify
+        self.named, self.verify = named, verify
         self.paths: Sequence[str] = paths if isinstance(paths, Listing) else [os.fspath(path) for path in paths]
         self.labels = checked_labels(labels, len(self.paths), classes)
         self.classes, self.masks = tuple(classes), masks
@@ -148,6 +150,13 @@ class Files(Source):
     @cached_property
     def fingerprint(self) -> str:
         """sha256 of the names below the common folder and the sizes or contents. UserError for what is unreadable."""
+        if self.named or self.labels is None:
+            return self._of_files()
+        digest = hashlib.sha256(json.dumps([self._of_files(), self.classes]).encode())
+        digest.update(self.labels.contiguous().numpy().data)
+        return digest.hexdigest()
+
+    def _of_files(self) -> str:
         if isinstance(self.paths, Listing) and self.verify == "size":
             return self.paths.fingerprint()
         digest = hashlib.sha256()
@@ -171,7 +180,7 @@ class Files(Source):
             paths: Sequence[str] = self.paths.take(indices)
         else:
             paths = [self.paths[i] for i in indices.tolist()]
-        return Files(paths, labels, self.classes, masks=masks, verify=self.verify)
+        return Files(paths, labels, self.classes, masks=masks, named=self.named, verify=self.verify)
 
 
 def _digest(path: str) -> str:

@@ -1,11 +1,13 @@
 """The options of the data sets, which check themselves, as far as names and numbers tell. Standard library only."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 
 from ssvit.data import folder, shard_folder
+from ssvit.data import table as tables
 from ssvit.options import OptionError, flag, number, one_of, pair, whole
 
 VALIDATION = "validation"
@@ -106,6 +108,79 @@ class Folder(Known):
 
     def count(self, at_most: int) -> int:
         return folder.count(self.splits.train, at_most=at_most)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Csv(Known):
+    """Image files that a table names: see `ssvit.data.table`."""
+
+    channels = 3
+
+    table: str
+    """The CSV file."""
+    root: str | None = None
+    """The folder that paths begin at; None: that of the table."""
+    path: str = "path"
+    """The name of the column of paths."""
+    label: str | None = folder.AUTO
+    """The name of the column of labels; auto: label where there is one; None: none."""
+    split: str | None = folder.AUTO
+    """The name of the column of splits; auto: split where there is one; None: none."""
+    train: str | None = folder.AUTO
+    """The split to train on; auto: train; None: all but those of validation and test."""
+    validation: str | None = folder.AUTO
+    """The split for choices and curves; auto: val, validation or valid; None: none."""
+    test: str | None = folder.AUTO
+    """The split for the reported figure; auto: test; None: none."""
+    held_out: float = 0.1
+    """Part of the images that is kept from training to test on, where there are neither validation nor test images."""
+    seed: int = 0
+    """Seed of which images are held out: the same for every run."""
+    verify: str = "size"
+    """What a run is bound to: its images' names, labels and sizes (size), or their bytes too (content)."""
+
+    def __post_init__(self) -> None:
+        _ = self.splits
+        if self.root is not None and not os.path.isdir(str(self.root)):
+            raise OptionError("root", self.root, "no such folder; null for that of the table")
+        first = next(self.rows("train"))
+        if not os.path.isfile(os.path.join(self.top, first.path)):
+            right = f"{self.top} has no file {first.path}, which line {first.line} of {self.table} names"
+            raise OptionError("root", self.root, right)
+        number("held_out", self.held_out, 0, 0.9, above=True)
+        whole("seed", self.seed, at_least=0)
+        one_of("verify", self.verify, VERIFIED)
+
+    @property
+    def top(self) -> str:
+        """The folder that paths begin at."""
+        return os.path.dirname(self.table) or os.curdir if self.root is None else self.root
+
+    @cached_property
+    def columns(self) -> tables.Columns:
+        """The names of the columns."""
+        return tables.columns(self.table, path=self.path, label=self.label, split=self.split)
+
+    @cached_property
+    def splits(self) -> tables.Splits:
+        """The splits by what their images are for."""
+        names = {"train": self.train, "validation": self.validation, "test": self.test}
+        return tables.splits(self.table, self.columns, **names)
+
+    def rows(self, part: str) -> Iterator[tables.Row]:
+        """The rows of a part: train, validation or test."""
+        return (row for row in tables.rows(self.table, self.columns) if self.splits.part(row) == part)
+
+    @property
+    def labelled(self) -> bool:
+        return self.columns.label is not None
+
+    @property
+    def validated(self) -> bool:
+        return self.splits.validation is not None
+
+    def count(self, at_most: int) -> int:
+        return sum(1 for _ in islice(self.rows("train"), at_most))
 
 
 @dataclass(frozen=True, kw_only=True)

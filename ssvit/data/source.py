@@ -150,6 +150,31 @@ def hold_out(source: Source, *, fraction: float, seed: int) -> tuple[Source, Sou
     return source.take(order[count:].sort().values), source.take(order[:count].sort().values)
 
 
+def parted(
+    names: Sequence[str],
+    train: Source,
+    validation: Source | None = None,
+    test: Source | None = None,
+    *,
+    held_out: float,
+    seed: int,
+) -> Data:
+    """What is found of a data set, each part called by its name; with training images alone, some of them are held out.
+
+    Errors as `hold_out`.
+    """
+    if validation is None and test is None:
+        part, rest = hold_out(train, fraction=held_out, seed=seed)
+        line = f"{names[0]} {len(part):,} images to train on, {len(rest):,} others to measure on"
+        return Data(part, None, rest, part.classes, f"{line} (data.held_out={held_out:g})")
+    purposes = ("for choices", "for the reported figure") if validation and test else ("to measure on",) * 2
+    lines = [f"{names[0]} {len(train):,} images to train on"]
+    for name, source, purpose in zip(names[1:], (validation, test), purposes, strict=True):
+        if source is not None:
+            lines.append(f"{name} {len(source):,} {purpose}")
+    return Data(train, validation, test, train.classes, "; ".join(lines))
+
+
 def subset(source: Source, *, seed: int = 0, **given: object) -> Source:
     """Fewer images of a source, in its order, by `options.Subset`. OptionError if there are not so many, or none."""
     subset = make(options.Subset, given)
