@@ -42,6 +42,7 @@ ADDED: Mapping[str, object] = {
     "data.augment.sigma": [0.1, 2.0],
     "data.augment.solarize": 0.0,
     "data.augment.vertical_flip": 0.0,
+    "data.decoding": "full",
     "data.order": "permutation",
     "data.train": "auto",
     "data.validation": "auto",

@@ -21,7 +21,7 @@ from ssvit.cli.launch import as_dict
 from ssvit.cli.pretrained import SCRATCH, configuration, from_scratch
 from ssvit.data.batch import EvalTransform
 from ssvit.data.loader import Loader
-from ssvit.data.options import NO_LABELS, PERMUTATION
+from ssvit.data.options import FULL, NO_LABELS, PERMUTATION
 from ssvit.data.source import Data, subset
 from ssvit.evaluation.base import Evaluator
 from ssvit.evaluation.online import GIVEN, RANDOM, Probing
@@ -123,6 +123,7 @@ class Session:
             "start": start,
             "data": data.train.fingerprint,
             **({} if loader.order == PERMUTATION else {"order": loader.order}),
+            **({} if loader.decoding == FULL else {"decoding": loader.decoding}),
             "view": {name: value for name, value in as_dict(config.data.view).items() if name != "_target_"},
             "precision": runtime.precision(recipe, self.fabric.device),
         }
@@ -177,6 +178,7 @@ class Session:
             rank=self.fabric.global_rank,
             world=self.fabric.world_size,
             order=config.data.get("order", PERMUTATION),
+            decoding=config.data.get("decoding", FULL),
             workers=config.workers,
             timeout=config.loader_timeout,
             device=self.fabric.device,

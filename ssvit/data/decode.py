@@ -45,6 +45,7 @@ _MARKER = re.compile(rb"\xff([^\x00\x01\xd0-\xd7\xff])", re.DOTALL)
 
 
 Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
+Reduce = Callable[[int, int], int]  # height, width -> by what their JPEG may be smaller when it is decoded: 1, 2, 4, 8
 
 
 class Unreadable(UserError):
@@ -58,16 +59,19 @@ class Unreadable(UserError):
         return f"{printable(self.path)}: {printable(self.reason)}"
 
 
-def load(path: str) -> Tensor:
-    """(3, h, w) uint8, RGB. Unreadable for a damaged or too large file, UserError where too many files are open."""
+def load(path: str, reduce: Reduce | None = None) -> Tensor:
+    """(3, h, w) uint8, RGB. Unreadable for a damaged or too large file, UserError where too many files are open.
+
+    reduce: a JPEG is decoded smaller, its sides divided and rounded up, which libjpeg does on blocks of 8 x 8.
+    """
     with _opened(path) as file:
-        return _decoded(np.fromfile(file, dtype=np.uint8))
+        return _decoded(np.fromfile(file, dtype=np.uint8), reduce)
 
 
-def load_bytes(data: Bytes, name: str) -> Tensor:
+def load_bytes(data: Bytes, name: str, reduce: Reduce | None = None) -> Tensor:
     """The same of the bytes of a file, (bytes,) uint8; name: what to call it."""
     with _named(name):
-        return _decoded(data)
+        return _decoded(data, reduce)
 
 
 def read_part(path: str, start: int, size: int, name: str) -> Bytes:
@@ -86,10 +90,13 @@ def read_part(path: str, start: int, size: int, name: str) -> Bytes:
         return data
 
 
-def _decoded(data: Bytes) -> Tensor:
+def _decoded(data: Bytes, reduce: Reduce | None) -> Tensor:
     if data[:3].tobytes() != b"\xff\xd8\xff":
         return torch.from_numpy(_pillow(data.tobytes(), _FORMATS, rgb)).permute(2, 0, 1)
-    _check_jpeg(data.data)
+    height, width = _check_jpeg(data.data)
+    if reduce and (factor := reduce(height, width)) > 1:  # torchvision has no such option
+        draft = max(1, width // factor), max(1, height // factor)
+        return torch.from_numpy(_pillow(data.tobytes(), ("JPEG",), rgb, draft)).permute(2, 0, 1)
     return decode_jpeg(torch.from_numpy(data), mode=ImageReadMode.RGB)
 
 
@@ -128,9 +135,13 @@ def _named(path: str) -> Iterator[None]:
         raise Unreadable(os.fspath(path), _reason(error)) from None
 
 
-def _check_jpeg(data: memoryview) -> None:
-    """ValueError for a JPEG that claims more pixels than are taken, or than its bytes can hold, or has many scans."""
+def _check_jpeg(data: memoryview) -> tuple[int, int]:
+    """Its height and width.
+
+    ValueError for a JPEG that claims more pixels than are taken, or than its bytes can hold, or has many scans.
+    """
     pixels, scans, at = None, 0, 2
+    height = width = 0
     for _ in range(PART_LIMIT):
         found = _MARKER.search(data, at)
         if found is None or found[1][0] == _END:
@@ -149,6 +160,7 @@ def _check_jpeg(data: memoryview) -> None:
         raise ValueError("a JPEG without a frame header")
     if scans > min(SCAN_LIMIT, SCANNED_PIXEL_LIMIT // pixels):
         raise ValueError(f"{scans} scans of {pixels} pixels, more than are taken (at most {SCAN_LIMIT}, fewer of many)")
+    return height, width
 
 
 def _least_bits(marker: int, frame: memoryview, height: int, width: int) -> int:
@@ -167,12 +179,20 @@ def _least_bits(marker: int, frame: memoryview, height: int, width: int) -> int:
     return blocks * (1 if marker in _PROGRESSIVE else 2)
 
 
-def _pillow(data: bytes, formats: tuple[str, ...], convert: Callable[[Image.Image], np.ndarray]) -> np.ndarray:
+def _pillow(
+    data: bytes,
+    formats: tuple[str, ...],
+    convert: Callable[[Image.Image], np.ndarray],
+    draft: tuple[int, int] | None = None,
+) -> np.ndarray:
+    """draft: width and height that a JPEG may be decoded smaller to, as far as powers of two allow."""
     _check_header(data)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Pillow warns of odd metadata and of sizes; the limit below is ours
         image = Image.open(io.BytesIO(data), formats=formats)
         _check_pixels(image.height, image.width)
+        if draft:
+            image.draft("RGB", draft)
         image.load()
         return convert(image)
 

@@ -141,6 +141,9 @@ class Files(Source):
     def read(self, index: int) -> Tensor:
         return decode.load(self.paths[index])
 
+    def read_smaller(self, index: int, reduce: decode.Reduce) -> Tensor:
+        return decode.load(self.paths[index], reduce)
+
     def name(self, index: int) -> str:
         return self.paths[index]
 

@@ -18,8 +18,9 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Collection, Generator, Iterable, Iterator
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing.process import BaseProcess
 from typing import TypedDict
 
@@ -30,9 +31,9 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 from ssvit.data import sampler
 from ssvit.data.batch import Batch, Transform, named
 from ssvit.data.decode import Unreadable
-from ssvit.data.options import PERMUTATION
+from ssvit.data.options import DECODINGS, FULL, PERMUTATION, SCALED
 from ssvit.data.source import Source
-from ssvit.options import OptionError, UserError, number, printable, whole
+from ssvit.options import OptionError, UserError, number, one_of, printable, whole
 from ssvit.randomness import permutation, uniform
 
 TOLERATED = 0.01  # share of unreadable files above which a run stops
@@ -69,6 +70,7 @@ class Loader:
     rank: int = 0
     world: int = 1
     order: str = PERMUTATION  # of an epoch, see `sampler.indices`
+    decoding: str = FULL  # scaled: JPEGs smaller, as far as their crops stay as large as they are shown
     workers: int = 0  # processes that read files; none are used for a set in memory
     timeout: float = TIMEOUT  # seconds to wait for a micro-batch of theirs, 0 for ever
     device: torch.device | str = "cpu"
@@ -79,6 +81,10 @@ class Loader:
         size = len(self.source)
         parted = {"batch_size": self.batch_size, "accumulate": self.accumulate, "world": self.world}
         sampler.check(**parted, size=size, order=self.order)
+        one_of("decoding", self.decoding, DECODINGS)
+        if self.decoding == SCALED and not hasattr(self.transform, "reduction"):
+            right = "needs an augmentation with one random crop, as augment@data.augment=inception_crop"
+            raise OptionError("decoding", self.decoding, right)
         whole("workers", self.workers, 0)
         number("timeout", self.timeout, 0)
         self._micro_batch = self.batch_size // (self.accumulate * self.world)
@@ -126,7 +132,8 @@ class Loader:
                 yield Batch(views, None if together.labels is None else together.labels[rows], together.slots[rows])
 
     def _from_files(self, units: range) -> Generator[Batch]:
-        reader = _Reader(self.source, self.transform, self.seed)
+        reduction = getattr(self.transform, "reduction", None) if self.decoding == SCALED else None
+        reader = _Reader(self.source, self.transform, self.seed, reduction)
         read = _read(reader, map(self._slots, units), self.workers, self.timeout, self.device, self._tally)
         return (batch.to(self.device) for batch in read)
 
@@ -175,8 +182,10 @@ class _Reader(Dataset[Read]):
     images are left out instead of replaced; where none is left, the batch has no views.
     """
 
-    def __init__(self, source: Source, transform: Transform, seed: int | None) -> None:
-        self.source, self.transform, self.seed = source, transform, seed
+    def __init__(
+        self, source: Source, transform: Transform, seed: int | None, reduction: Callable[..., int] | None = None
+    ) -> None:
+        self.source, self.transform, self.seed, self.reduction = source, transform, seed, reduction
 
     def __getitem__(self, work: tuple[list[int], list[int]]) -> Read:
         failures: list[Unreadable] = []
@@ -195,7 +204,7 @@ class _Reader(Dataset[Read]):
             for slot, index in zip(slots[part], indices[part], strict=True):
                 for candidate in self._candidates(slot, index):
                     try:
-                        images.append(self.source.read(candidate))
+                        images.append(self._image(candidate, slot))
                     except Unreadable as failure:
                         failures.append(failure)
                         continue
@@ -212,6 +221,11 @@ class _Reader(Dataset[Read]):
         labels = None if self.source.labels is None else self.source.labels[torch.tensor(shown, dtype=torch.int64)]
         joined = {name: torch.cat([part[name] for part in views]) for name in (views[0] if views else ())}
         return Batch(joined, labels, torch.tensor(done))
+
+    def _image(self, index: int, slot: int) -> Tensor:
+        if self.reduction is None:
+            return self.source.read(index)
+        return self.source.read_smaller(index, partial(self.reduction, slot=slot, seed=self.seed))
 
     def _candidates(self, slot: int, index: int) -> Iterator[int]:
         yield index

@@ -63,6 +63,9 @@ class Shards(Source):
     def read(self, index: int) -> Tensor:
         return decode.load_bytes(self.file(index), self.name(index))
 
+    def read_smaller(self, index: int, reduce: decode.Reduce) -> Tensor:
+        return decode.load_bytes(self.file(index), self.name(index), reduce)
+
     def file(self, index: int) -> decode.Bytes:
         """The file of an image as it is, (bytes,) uint8. Unreadable where the shard ends before it, or is not there."""
         row = self.row(index)

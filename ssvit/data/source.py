@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ssvit.data import options
 from ssvit.data.batch import EvalTransform
-from ssvit.data.decode import Unreadable
+from ssvit.data.decode import Reduce, Unreadable
 from ssvit.options import OptionError, UserError, make, number
 from ssvit.randomness import uniform
 
@@ -36,6 +36,10 @@ class Source(Protocol):
     def read(self, index: int) -> Tensor:
         """One image, (c, h, w) uint8. `Unreadable` if it is damaged: another image is then shown in its place."""
         ...
+
+    def read_smaller(self, index: int, reduce: Reduce) -> Tensor:
+        """The same, decoded smaller where `reduce` allows and the file's format can."""
+        return self.read(index)
 
     def prefetch(self, indices: Sequence[int]) -> None:
         """Told of the images that are read next, for what is faster together, as requests to an object store."""
@@ -80,6 +84,9 @@ class Part(Source):
 
     def read(self, index: int) -> Tensor:
         return self.whole.read(int(self.indices[index]))
+
+    def read_smaller(self, index: int, reduce: Reduce) -> Tensor:
+        return self.whole.read_smaller(int(self.indices[index]), reduce)
 
     def prefetch(self, indices: Sequence[int]) -> None:
         self.whole.prefetch([int(self.indices[index]) for index in indices])

@@ -10,7 +10,18 @@ from dataclasses import fields
 from typing import Any
 
 from ssvit.checkpoints.options import LoadEncoder
-from ssvit.data.options import NO_LABELS, NO_VALIDATION, ORDERS, PERMUTATION, VALIDATION, Known, Subset, development
+from ssvit.data.options import (
+    DECODINGS,
+    FULL,
+    NO_LABELS,
+    NO_VALIDATION,
+    ORDERS,
+    PERMUTATION,
+    VALIDATION,
+    Known,
+    Subset,
+    development,
+)
 from ssvit.evaluation.options import Probing
 from ssvit.models.options import ViT
 from ssvit.objectives.options import Classify
@@ -105,6 +116,7 @@ def check(config: Mapping[str, Any]) -> Recipe:
     with within("subset"):
         subset = make(Subset, config["subset"])
     development(config["development"])
+    one_of("data.decoding", config["data"].get("decoding", FULL), DECODINGS)
     one_of("data.order", config["data"].get("order", PERMUTATION), ORDERS)
     if "probing" in config:  # in pre-training
         with within("probing"):

@@ -26,6 +26,7 @@ from ssvit.randomness import uniform
 
 _TRIES = 10
 _CHUNK = 1 << 17  # values worked on at a time on a CPU: they stay in its cache
+_LARGE = 3 << 18  # pixels of an image, 1024x768, from which it pays to decode it smaller
 _TABLE = 1 << 18  # places of a table of filters, up to which keeping one is worth its memory
 
 
@@ -93,6 +94,18 @@ class InceptionCrop(RandomCrop, options.InceptionCrop):
         free = torch.stack((heights - h, widths - w), dim=1)
         start = (numbers[:, -3:-1] * (free + 1)).where(fits[:, None], free / 2).floor()
         return torch.cat((start, h[:, None], w[:, None]), dim=1).long(), numbers[:, -1] < self.flip
+
+    def reduction(self, height: int, width: int, *, slot: int, seed: int) -> int:
+        """By what an image may be decoded smaller, 1, 4 or 8: its crop keeps `size` pixels, but for rounding.
+
+        By 2, and where an image is not large, it does not pay (docs/performance.md).
+        """
+        if height * width < _LARGE or height < 4 * self.size[0] or width < 4 * self.size[1]:
+            return 1  # without the time that sampling takes
+        sides = torch.tensor([height]), torch.tensor([width])
+        boxes, _ = self.sample(seed, torch.tensor([slot]), *sides)
+        _, _, h, w = boxes[0].tolist()
+        return next((n for n in (8, 4) if h // n >= self.size[0] and w // n >= self.size[1]), 1)
 
     def crop(self, images: Tensor | Sequence[Tensor], slots: Tensor, seed: int, view: int = 0) -> Tensor:
         shapes = [images.shape[2:]] if isinstance(images, Tensor) else [image.shape[1:] for image in images]
