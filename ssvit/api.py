@@ -1,8 +1,8 @@
-"""ssvit from Python: the commands as functions, and trained models that take pictures.
+"""ssvit from Python: the commands as functions, and trained models applied to pictures.
 
-Every option of a command can be given: those with a dot as a dictionary (recipe={"lr": 1e-3}) or as a name
-(**{"recipe.lr": 1e-3}), those of the recipe also alone (lr=1e-3). A failure is a `UserError` with the line that
-the command prints. Environment, signal handlers and torch's random state stay as they are.
+Every option of a command is a keyword argument. An option with a dot is given as a dictionary (recipe={"lr": 1e-3}) or
+by its name (**{"recipe.lr": 1e-3}); options of the recipe also by their last part (lr=1e-3). A failure is a `UserError`
+with the line that the command prints. Environment, signal handlers and torch's random state do not change.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ _NUMBER_OR_WORD = re.compile(r"[\d+.-].*|null|true|false|nan|inf", re.IGNORECASE
 
 @dataclass(frozen=True)
 class Run:
-    """A run that a command left: `folder` holds its checkpoints, metrics and figures."""
+    """A run: `folder` holds its checkpoints, metrics and figures."""
 
     folder: Path
 
@@ -55,7 +55,7 @@ class Run:
 
     @property
     def comparison(self) -> dict[str, Any] | None:
-        """What compare=scratch or sweep=table4 found; None for a single run."""
+        """The result of compare=scratch or sweep=table4; None for a single run."""
         for name in ("comparison.json", "sweep.json"):
             if (self.folder / name).is_file():
                 return json.loads((self.folder / name).read_text())
@@ -102,9 +102,9 @@ def pretrain(
 ) -> Run:
     """Pre-train: the command `ssvit pretrain`. data: a data set's name, or a folder of images.
 
-    checkpoint: weights to start from, those of a run or of another project's file; None: random ones. With a run and
-    without data, the images are the run's. verbose: whether anything is printed. config_dir: a folder of configurations
-    of your own.
+    checkpoint: a run, or a file of another project's weights, to start from; None: random weights. With a run and
+    without data, the images are the run's. verbose: whether anything is printed. config_dir: a folder with your own
+    configurations.
     """
     from ssvit.cli.pretrain import tool
 

@@ -1,4 +1,4 @@
-"""Files that outlive a power cut, and what shows that one has been damaged. Standard library only."""
+"""Atomic writing of files that survives a power cut, and checksums that reveal damage. Standard library only."""
 
 import errno
 import hashlib
@@ -25,7 +25,7 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def write(path: Path, data: bytes | memoryview) -> None:
-    """Write a file and wait until the disk has it; its name is as durable once `synchronise` has run on its folder."""
+    """Write a file and wait until it is on the disk; its name is on the disk after `synchronise` of its folder."""
     with naming(path), open(path, "wb") as file:
         file.write(data)
         file.flush()
@@ -33,7 +33,7 @@ def write(path: Path, data: bytes | memoryview) -> None:
 
 
 def replace(path: Path, data: bytes) -> None:
-    """Write a file whole or not at all: the old one stays until the new one is complete."""
+    """Write a file completely or not at all: the old file stays until the new one is complete."""
     beside = path.with_name(f".{path.name}.part")
     try:
         write(beside, data)
@@ -47,7 +47,7 @@ def replace(path: Path, data: bytes) -> None:
 
 
 def synchronise(path: Path) -> None:
-    """Make a folder's entries durable, or what has been written to a file."""
+    """Flush a folder's entries, or the content of a file, to the disk."""
     with naming(path):
         descriptor = os.open(path, os.O_RDONLY)
         try:
@@ -85,7 +85,7 @@ def read_json(path: Path) -> tuple[dict[str, Any], bytes]:
 
 
 def sealed(facts: Mapping[str, object]) -> bytes:
-    """The text of a manifest: facts, and their checksum in the place of an older one."""
+    """The text of a manifest: its entries and their checksum, which replaces an older one."""
     data = json.dumps({**facts, "seal": seal(facts)}, indent=1).encode()
     if len(data) > MANIFEST_BYTES:
         raise OSError(errno.EFBIG, f"a manifest of {len(data)} bytes could not be read again")
@@ -93,6 +93,6 @@ def sealed(facts: Mapping[str, object]) -> bytes:
 
 
 def seal(facts: Mapping[str, object]) -> str:
-    """The sha256 of a manifest without the checksum in it: it shows a flipped bit in any number."""
+    """The sha256 of a manifest without the checksum in it; it reveals a changed bit anywhere."""
     facts = {key: value for key, value in facts.items() if key != "seal"}
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""Encoders and classifiers for use from Python: pictures as users have them, prepared as in the evaluation.
+"""Encoders and classifiers for use from Python, which resize and crop pictures as in the evaluation.
 
 Letters: b images, c channels, h, w pixels, y, x rows and columns of patches, d width, k classes.
 """
@@ -65,7 +65,7 @@ def _bytes(images: Tensor) -> Tensor:
 
 
 class _Model:
-    """What encoders and classifiers share: pictures in batches of one size."""
+    """The common part of encoders and classifiers: pictures in batches of one size."""
 
     def __init__(self, module: ViT | Classify, transform: CenterCrop, *, device: str, batch_size: int) -> None:
         self.module, self.transform, self.batch_size = module.to(device).eval(), transform, batch_size
@@ -94,7 +94,7 @@ class Encoder(_Model):
     def features(self, images: Pictures, *, layer: int | None = None) -> Tensor:
         """One vector for each picture, pooled as the encoder was trained: -> (b, d) float32.
 
-        layer: 1 for the first; None for the last. The last norm is applied to each.
+        layer: 1 for the first; None for the last. The encoder's last norm is applied in both cases.
         """
         return self._read(images, self.module.pooling, layer)
 
@@ -116,7 +116,7 @@ class Encoder(_Model):
 
 
 class Prediction(NamedTuple):
-    """The answer to one picture: the most probable class, and the probability of every class by its name."""
+    """The prediction for one picture: the most probable class, and the probability of every class by its name."""
 
     name: str
     probability: float

@@ -26,7 +26,7 @@ T = TypeVar("T", bound=Options)
 
 
 class UserError(Exception):
-    """A failure that the user can mend: the tools print its message, one line, and no traceback."""
+    """A failure that the user can correct: the commands print its message as one line, without a traceback."""
 
 
 class OptionError(UserError, ValueError):

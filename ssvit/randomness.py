@@ -1,7 +1,7 @@
 """Random numbers as a pure function of (seed, kind, slot, view): no state to save, the same on every device.
 
-A slot numbers an image in the order of training: slot = step * batch_size + place in the global batch. All that is
-random about the image is hashed from its slot, so it is the same for any number of workers or processes and after any
+A slot numbers an image in the order of training: slot = step * batch_size + position in the global batch. Everything
+random about the image is a hash of its slot, so it is the same for any number of workers or processes and after any
 restart. The views of one image are numbered from 0.
 
 Letters: b slots, k numbers a slot.
@@ -52,7 +52,7 @@ _ROUNDS = 8  # of the network: every part is mixed four times
 
 
 def bijection(seed: int, kind: str, places: Tensor, size: int) -> Tensor:
-    """What stands at some places of a random order of range(size): (b,) int64 -> (b,) int64, without a table of all.
+    """The elements at some places of a random order of range(size): (b,) int64 -> (b,) int64, without a table of all.
 
     A Feistel network permutes the numbers below the least power of two that is not below `size`. A result outside the
     range goes through it again until it is inside (cycle walking; Black and Rogaway 2002).

@@ -1,4 +1,4 @@
-"""Numbers that change as a run goes on: pure functions of the step, so nothing of them has to be saved. No torch."""
+"""Values that change during a run: pure functions of the step, so they have no state to save. No torch."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -11,7 +11,7 @@ SHAPES = ("constant", "linear", "cosine", "step")
 
 
 class Progress(NamedTuple):
-    """How far a run is: `step` of `steps` updates, counted from 0."""
+    """The progress of a run: `step` of `steps` updates, counted from 0."""
 
     step: int
     steps: int
@@ -34,9 +34,9 @@ class Schedule:
     end: float | None = None
     """The value at the end; None: `start` throughout."""
     shape: str = "cosine"
-    """How it goes there: constant, linear, cosine or step."""
+    """How the value changes: constant, linear, cosine or step."""
     over: float = 1.0
-    """The part of the run after which it is there."""
+    """The fraction of the run after which the end is reached."""
 
     def __post_init__(self) -> None:
         one_of("shape", self.shape, SHAPES)

@@ -1,4 +1,4 @@
-"""Where an encoder looks: the attention weights, computed beside its forward pass, which stays as it is.
+"""The attention weights of an encoder, computed in addition to its forward pass, which does not change.
 
 Letters: b images, h heads, q queries, t tokens, n patches, s prefix tokens, d width, k width of a head.
 """

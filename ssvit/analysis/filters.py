@@ -1,4 +1,4 @@
-"""What the encoder sees first: the principal components of the filters that embed a patch (paper, Figure 7, left).
+"""The principal components of the filters that embed a patch (paper, Figure 7, left).
 
 Letters: d width, c channels, p, q height and width of a patch, m components.
 """

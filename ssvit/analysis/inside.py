@@ -1,6 +1,6 @@
-"""The inside of an encoder, or of two: figures, numbers and lines on what it does with some images.
+"""Figures, numbers and lines about the inside of an encoder, or of two, for some images.
 
-A line says what an encoder does not have (filters of a hybrid, embeddings of relative positions).
+A line names what an encoder does not have (filters of a hybrid, embeddings of relative positions).
 
 Letters: b images, l layers, h heads, n patches, c channels.
 """

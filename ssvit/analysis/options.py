@@ -1,4 +1,4 @@
-"""The options of a look into an encoder, which check themselves. Standard library only."""
+"""The options of the plots of an encoder, which check themselves. Standard library only."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,28 +9,28 @@ from ssvit.options import OptionError, number, one_of, whole
 
 @dataclass(frozen=True, kw_only=True)
 class Visualize:
-    """What is looked at, and how."""
+    """What is plotted, and how."""
 
     checkpoint: str
-    """newest, a folder, or a file of foreign weights."""
+    """newest, a folder, or a file of another project's weights."""
     count: int
-    """Images that are measured, at most."""
+    """The most images that are measured."""
     shown: int
-    """Images of those that are plotted with their attention."""
+    """Number of images that are plotted with their attention."""
     layer: int | str
     """The layer whose heads are plotted, from 1, or last."""
     pooling: str | None
-    """The class_token's attention, or patch_mean for that of all patches; None: the first if there is one."""
+    """Whose attention is plotted: class_token, or patch_mean for all patches; None: class_token if there is one."""
     batch_size: int
-    """Images of a batch, in which similarity is estimated (Nguyen et al. 2021)."""
+    """Images of a batch, from which similarity is estimated (Nguyen et al. 2021)."""
     workers: int
     """Processes that decode image files."""
     loader_timeout: float
-    """Seconds to wait for their batch, 0 for ever."""
+    """Seconds to wait for a batch from these processes; 0: no limit."""
     device: str
     """auto: CUDA where there is a GPU; or cpu."""
     output: str | None
-    """The folder for what is written; None: visualize/ in the run's."""
+    """The folder for the plots; None: visualize/ in the run's folder."""
 
     def __post_init__(self) -> None:
         if self.checkpoint == "scratch":
@@ -46,7 +46,7 @@ class Visualize:
 
 
 def plotted(encoder: ViT, *, layer: int | str, pooling: str | None) -> tuple[int, str]:
-    """The layer whose heads are plotted, from 1, and the pooling. OptionError for what an encoder does not have."""
+    """The layer whose heads are plotted, from 1, and the pooling. OptionError if an encoder does not have them."""
     number = encoder.depth if layer == "last" else layer
     whole("layer", number)
     number = int(number)

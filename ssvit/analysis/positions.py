@@ -1,4 +1,4 @@
-"""How alike the patches' positions are: the cosines of the position embeddings (paper, Figure 7, centre).
+"""The similarity of position embeddings, as cosines (paper, Figure 7, centre).
 
 Letters: n patches, s prefix tokens, d width, y, x rows and columns of patches, r, k rows and columns of tiles.
 """

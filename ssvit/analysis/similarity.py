@@ -1,4 +1,4 @@
-"""How alike the layers' representations of images are: linear centred kernel alignment (Kornblith et al. 2019).
+"""The similarity of the layers' representations of images: linear centred kernel alignment (Kornblith et al. 2019).
 
 A layer's representation of an image is all its tokens side by side (Raghu et al. 2021), so layers and encoders of any
 width can be compared. An estimate without bias is summed over small batches (Nguyen et al. 2021), so that neither many

@@ -1,8 +1,8 @@
-"""Objectives at equal CPU time, under one evaluation: ssvit compare objectives=[masked_patch,mae,dino] budget=6min
+"""Compare objectives at equal CPU time and evaluation: ssvit compare objectives=[masked_patch,mae,dino] budget=6min
 
-For each objective and seed the other commands pre-train, evaluate and fine-tune. What they found is one row, a file of
-its own; the table and the figure are made of all rows that are there. How many steps the budget is worth is measured
-once for each objective and stored beside the rows, so that schedules, which follow the steps, stay the same.
+For each objective and seed, the other commands pre-train, evaluate and fine-tune. Their results are one row, a separate
+file; the table and the figure are made from all existing rows. The number of steps in the budget is measured once for
+each objective and stored beside the rows, so that schedules, which follow the steps, stay the same.
 """
 
 import json

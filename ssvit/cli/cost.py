@@ -1,4 +1,4 @@
-"""What a step of a pre-training run costs here, without training it: ssvit cost objective=mae"""
+"""Measure the cost of a pre-training step on this machine: ssvit cost objective=mae"""
 
 import json
 from dataclasses import asdict, replace

@@ -15,7 +15,7 @@ from ssvit.training import preflight
 
 
 def run(config: DictConfig, plain: Plain) -> Path:
-    """Read each picture once and write names, classes and vectors; the same command again goes on where it stopped."""
+    """Read each picture once and write names, classes and vectors; the same command continues where it stopped."""
     own = select(Embed, plain)
     preflight.parts(plain)
     called = str(HydraConfig.get().runtime.choices.get("data"))

@@ -1,4 +1,4 @@
-"""What frozen features are worth, by any probes: ssvit evaluate checkpoint=PATH probes=[knn]"""
+"""Measure frozen features by probes: ssvit evaluate checkpoint=PATH probes=[knn]"""
 
 import json
 from collections.abc import Mapping, Sequence

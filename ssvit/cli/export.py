@@ -1,4 +1,4 @@
-"""Write a checkpoint as others open it: ssvit export format=onnx|torch_export|safetensors|timm|huggingface"""
+"""Write a checkpoint for other libraries: ssvit export format=onnx|torch_export|safetensors|timm|huggingface"""
 
 from pathlib import Path
 

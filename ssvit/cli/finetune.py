@@ -1,4 +1,4 @@
-"""Turn what a pre-training run left into a classifier: ssvit finetune
+"""Train a classifier from a pre-training run: ssvit finetune
 
 By default the newest finished run under outputs/, on its images. The same command again goes on with the run.
 """

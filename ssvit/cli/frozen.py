@@ -1,4 +1,4 @@
-"""The frozen features that a command evaluates: of which images, by the encoder and the baselines, in all processes.
+"""The frozen features that a command evaluates: of the encoder and its baselines, computed in all processes.
 
 Loading this module loads torch.
 """

@@ -1,6 +1,6 @@
-"""Is a masked autoencoder learning? Its loss on held-out images, beside trivial baselines.
+"""Is a masked autoencoder learning? Its loss on held-out images, compared with trivial baselines.
 
-The masks are fixed, so every evaluation asks the same questions. Two baselines predict a masked patch from the visible
+The masks are fixed, so all evaluations of a run can be compared. Two baselines predict a masked patch from the visible
 ones of its image, normalised like the model's targets: the mean colour, and the nearest visible patch.
 """
 
@@ -23,7 +23,7 @@ BASELINES = {
 
 
 class Autoencoding(Reconstruction):
-    """The panel of an `MAE` model."""
+    """The evaluation of an `MAE` model."""
 
     def __call__(self, objective: MAE, history: History | None = None) -> Evaluation:
         """Loss on all masked patches, and that of the baselines. Figures: `mosaic`, of some images, and `learning`."""

@@ -1,4 +1,4 @@
-"""What evaluations are: an `Evaluator` looks at a model in training, a `Probe` at frozen features of any encoder.
+"""The interfaces of evaluations: an `Evaluator` measures a model in training, a `Probe` frozen features of any encoder.
 
 Letters: b images of a batch, c channels, h, w pixels, n training images, m test images.
 """
@@ -26,7 +26,7 @@ History = Sequence[Mapping[str, float | None]]
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """What an evaluator found.
+    """The result of an evaluator.
 
     metrics: named numbers, the same in every process. lines: what they mean, in words. figures: matplotlib's, by name.
     tables: text by file name. Only figures show the history.
@@ -92,7 +92,7 @@ def with_metrics(history: History, metrics: Mapping[str, float]) -> History:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What a probe found of one feature set.
+    """The result of a probe on one feature set.
 
     scores: by the name of a column, as "5 shot", a share in [0, 1]; the last stands for the probe. deviations: of a
     column, over samples, if several. choice: how good the features are by the training images alone, the more the

@@ -1,4 +1,4 @@
-"""How many images does a classifier name right? Each image of a source once, and which classes are taken for which.
+"""The accuracy of a classifier on each image of a source, and its confusion of classes.
 
 Processes share the images, and all get all answers, in the order of the source: the metrics depend on neither.
 
@@ -41,7 +41,7 @@ _IMAGENET_NAME = re.compile(r"ILSVRC2012_val_(\d{8})\b")
 
 
 class Answers(NamedTuple):
-    """What a model said of images, in the order of the source; each (n,), on the CPU."""
+    """The predictions of a model for images, in the order of the source; each (n,), on the CPU."""
 
     place: Tensor  # which image of the source, int64
     truth: Tensor  # its class, int64
@@ -71,7 +71,7 @@ class Answers(NamedTuple):
         return self.guess == self.truth
 
     def confusion(self, classes: int, blocks: int | None = None) -> Tensor:
-        """How many images of a class (row) were taken for a class (column): (k, k), or summed in blocks of classes."""
+        """Images of a class (row) that were predicted as a class (column): (k, k), or summed in blocks of classes."""
         side = blocks or classes
         row, column = (number * side // classes for number in (self.truth, self.guess))
         return torch.bincount(row * side + column, minlength=side * side).view(side, side)
@@ -83,7 +83,7 @@ class Answers(NamedTuple):
 
 
 class Tally(NamedTuple):
-    """What became of one class's images."""
+    """The predictions for one class's images."""
 
     name: str
     images: int

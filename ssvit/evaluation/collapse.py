@@ -1,8 +1,9 @@
-"""Does it collapse? Self-distillation on held-out images: how the assignments to prototypes and the features spread.
+"""Does self-distillation collapse? The spread of prototype assignments and of features on held-out images.
 
-A collapsed model says the same of every image, either one prototype or all alike. Both show in one number, how much
-an assignment tells of its image: the entropy of the mean assignment (low where one prototype serves all) less the mean
-entropy of the single ones (as high where they are uniform). It is at most the log of the prototypes, or of the images.
+A collapsed model gives every image the same assignment, either to one prototype or uniformly to all. Both show in the
+mutual information of assignment and image: the entropy of the mean assignment (low if one prototype serves all images)
+minus the mean entropy of the single assignments (equally high if they are uniform). It is at most the log of the number
+of prototypes, or of images.
 
 Letters: b, n images, d width, k prototypes.
 """
@@ -32,7 +33,7 @@ _LEAST_DEVIATION = 0.1  # of the features: less is a collapse, where the mean co
 
 
 class Answers(NamedTuple):
-    """What teacher and student say of n images."""
+    """The outputs of teacher and student for n images."""
 
     features: Tensor  # (n, d) of length 1
     choices: Tensor  # the teacher's first choice, (n,)
@@ -44,7 +45,7 @@ class Answers(NamedTuple):
 
 
 class Collapse(HeldOut):
-    """The panel of a `Dino` model, with one view of each image and the teacher's temperature at the end of a run."""
+    """The evaluation of a `Dino` model, with one view of each image and the teacher's last temperature."""
 
     def __init__(self, *, source: Source, transform: EvalTransform, **given: object) -> None:
         super().__init__(source, transform, make(options.Collapse, given))
@@ -78,7 +79,7 @@ class Collapse(HeldOut):
 
 
 class PatchCollapse(Collapse):
-    """The panel of an `IBot` model: the same of masked patches too, as many an image as training masks at most.
+    """The evaluation of an `IBot` model: also of masked patches, in each image as many as training masks at most.
 
     The teacher sees them and the student does not, so their agreement is what the student has learned from the context.
     """

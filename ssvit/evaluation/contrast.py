@@ -1,4 +1,4 @@
-"""Does it tell images apart? A contrastive model on held-out images, two fixed views of each, beside chance.
+"""Does a contrastive model tell images apart? Two fixed views of each held-out image, compared with chance.
 
 Letters: b, n images, v = 2 views, c channels, h, w pixels, d width, e numbers of a projection.
 """
@@ -26,7 +26,7 @@ _ROWS, _ACROSS = 8, 10  # images in a picture, and the images in each one's row
 
 
 class Contrast(HeldOut):
-    """The panel of a `Contrastive` model. augment: makes the views, as in training."""
+    """The evaluation of a `Contrastive` model. augment: makes the views, as in training."""
 
     def __init__(self, *, source: Source, transform: EvalTransform, augment: Views, **given: object) -> None:
         own = make(options.Contrast, given)

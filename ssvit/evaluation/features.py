@@ -1,4 +1,4 @@
-"""Frozen features, which every probe measures: extracted once by an encoder in eval mode, and kept on disk if asked.
+"""Frozen features, which every probe measures: computed once by an encoder in eval mode, and cached on disk if wanted.
 
 An `Extractor` is any function of images that gives features: `Frozen`, of an encoder, or `Pixels`, a baseline.
 

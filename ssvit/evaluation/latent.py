@@ -1,8 +1,8 @@
-"""Is latent prediction learning, or does it collapse? The loss on held-out images, beside trivial baselines.
+"""Is latent prediction learning, or does it collapse? The loss on held-out images, compared with trivial baselines.
 
-Targets change with the teacher, so a loss says little by itself: every baseline is measured anew against the same
-targets. Two ignore the image, and two know the targets of its visible patches, which the model does not. Targets that
-hardly differ from image to image are easily predicted: the sign of a collapse.
+Targets change with the teacher, so a loss alone means little: every evaluation measures the baselines on the same
+targets. Two baselines ignore the image, and two know the targets of its visible patches, which the model does not.
+Targets that hardly differ between images are easy to predict; this is the sign of a collapse.
 
 Letters: b images, k masks an image, m masked patches, n patches, d numbers of a target.
 """
@@ -31,7 +31,7 @@ LEAST_TARGET, LEAST_PREDICTION = 0.1, 0.01
 
 
 class LatentPrediction(Reconstruction):
-    """The panel of a `Latent` model, with the first of each image's masks."""
+    """The evaluation of a `Latent` model, with the first of each image's masks."""
 
     def __call__(self, objective: Latent, history: History | None = None) -> Evaluation:
         """Loss on masked patches and that of the baselines, deviations of targets and predictions.

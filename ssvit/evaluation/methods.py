@@ -1,6 +1,6 @@
-"""Objectives beside each other: what a comparison found of each, as rows of plain data, and the table made of them.
+"""Results of a comparison of objectives: rows of plain data, and the table made of them.
 
-A row is one objective with one seed, a file of its own. Accuracies are shares in [0, 1].
+A row is one objective with one seed, in a separate file. Accuracies are shares in [0, 1].
 """
 
 import json

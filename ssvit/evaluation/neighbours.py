@@ -1,7 +1,7 @@
 """The exact nearest neighbours by cosine, the same in any batch, on any number of threads or processes.
 
 Vectors of length one are rounded to multiples of 2^-26. Their products, and sums of these, are then exact in float64 in
-any order, so equal images have equal similarities, whatever stands beside them.
+any order, so equal images have equal similarities in any batch.
 
 Letters: m queries, n training images, b queries of a block, d width, k neighbours.
 """

@@ -1,4 +1,4 @@
-"""Do the features get better? Probes of the frozen encoder while it trains, beside trivial baselines and chance.
+"""Do the features get better? Probes of the frozen encoder during training, compared with baselines and chance.
 
 Each evaluation extracts the features of all layers once, for all probes: of labelled training images and of held-out
 images, the same each time. The baselines are the weights that the run began with, random ones by default, and pixels.

@@ -1,4 +1,4 @@
-"""The options of evaluations, and which of an encoder's numbers are its features. Standard library only."""
+"""The options of evaluations, and the definition of an encoder's features. Standard library only."""
 
 import os
 import re
@@ -17,14 +17,14 @@ COST = 0.5  # of a training image: a third for the pass forward, the rest for ne
 
 @dataclass(frozen=True)
 class Reading:
-    """Which of an encoder's numbers are its features."""
+    """Which outputs of an encoder are its features."""
 
     layer: int
-    """After which block, 1 for the first."""
+    """The layer whose outputs are taken, 1 for the first."""
     pooling: str = "patch_mean"
-    """patch_mean; class_token; both, the class token first; patches, each by itself."""
+    """patch_mean; class_token; both: concatenated, the class token first; patches: each patch separately."""
     norm: str = "after"
-    """after the encoder's last norm, or before it."""
+    """after: with the encoder's last norm; before: without it."""
 
     def __post_init__(self) -> None:
         whole("layer", self.layer)
@@ -33,11 +33,11 @@ class Reading:
 
     @property
     def name(self) -> str:
-        """For tables and files: layer6_patch_mean."""
+        """The name for tables and files: layer6_patch_mean."""
         return f"layer{self.layer}_{self.pooling}" + ("_before_norm" if self.norm == "before" else "")
 
     def check(self, *, depth: int, class_token: bool) -> None:
-        """OptionError unless an encoder of so many layers, with a class token or without, has it."""
+        """OptionError unless an encoder with this number of layers, with a class token or without, has it."""
         if self.layer > depth:
             raise OptionError("layer", self.layer, f"must be at most {depth}, the encoder's layers")
         if self.pooling in ("class_token", "both") and not class_token:
@@ -45,7 +45,7 @@ class Reading:
 
 
 def pooling_of(name: str) -> str | None:
-    """The pooling of the reading that has this name; None for what is no reading's name."""
+    """The pooling in the name of a reading; None for other names."""
     found = re.search(rf"layer\d+_({'|'.join(POOLINGS)})(_before_norm)?$", name)
     return found and found[1]
 
@@ -53,9 +53,9 @@ def pooling_of(name: str) -> str | None:
 def readings(
     encoder: Mapping[str, Any], *, layer: Any = "last", pooling: Any = None, norm: Any = "after"
 ) -> list[Reading]:
-    """The readings of an encoder (its arguments) that options mean. OptionError for one that it does not have.
+    """The readings that options choose for an encoder (its arguments). OptionError for one that it does not have.
 
-    layer: its number, a list of numbers, last, or all. pooling: None for the encoder's own, by which it was trained.
+    layer: its number, a list of numbers, last, or all. pooling: None for the encoder's own, with which it was trained.
     """
     depth = encoder["depth"]
     pooling = encoder["pooling"] if pooling is None else pooling
@@ -75,16 +75,16 @@ def readings(
 
 @dataclass(frozen=True, kw_only=True)
 class Classification:
-    """How a classifier is measured."""
+    """How a classifier is evaluated."""
 
     batch_size: int = 256
-    """Images answered for at once, by each process."""
+    """Images classified at a time, by each process."""
     workers: int = 0
     """Processes that read files, for each process."""
     timeout: float = 300.0
-    """Seconds to wait for a batch of theirs, 0 for ever."""
+    """Seconds to wait for a batch from these processes; 0: no limit."""
     real: str | None = None
-    """A file of ImageNet's ReaL labels, to measure by them too (Beyer et al. 2020)."""
+    """A file of ImageNet's ReaL labels, which are then evaluated too (Beyer et al. 2020)."""
 
     def __post_init__(self) -> None:
         whole("batch_size", self.batch_size)
@@ -96,14 +96,14 @@ class Classification:
 
 @dataclass(frozen=True, kw_only=True)
 class HeldOut:
-    """On which held-out images an objective is evaluated."""
+    """The held-out images on which an objective is evaluated."""
 
     fewest: ClassVar[int] = 1
 
     images: int = 1024
-    """Held-out images, at most."""
+    """The most held-out images."""
     batch_size: int = 128
-    """Images predicted at once."""
+    """Images predicted at a time."""
 
     def __post_init__(self) -> None:
         whole("images", self.images, self.fewest)
@@ -112,7 +112,7 @@ class HeldOut:
 
 @dataclass(frozen=True, kw_only=True)
 class Reconstruction(HeldOut):
-    """The panel of an objective that predicts patches."""
+    """The evaluation of an objective that predicts patches."""
 
     seed: int = 0
     """Seed of the objective's random choices about the images."""
@@ -126,18 +126,18 @@ Prediction = Autoencoding = LatentPrediction = Reconstruction
 
 
 class Collapse(HeldOut):
-    """The panel of self-distillation."""
+    """The evaluation of self-distillation."""
 
     fewest = 2
 
 
 class PatchCollapse(Collapse):
-    """The same, of masked patches too."""
+    """The evaluation of self-distillation with masked patches."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Contrast(HeldOut):
-    """The panel of contrastive methods."""
+    """The evaluation of contrastive methods."""
 
     fewest = 2
 
@@ -151,15 +151,15 @@ class Contrast(HeldOut):
 
 @dataclass(frozen=True, kw_only=True)
 class Probing:
-    """What the probes of a run share."""
+    """The options of all probes of a run."""
 
     every: int | str = AUTO
-    """Steps from one evaluation to the next; auto: as often as costs less than 5 % of the training, in multiples of
-    recipe.evaluate_every (see `interval`)."""
+    """Steps from one evaluation to the next; auto: as often as takes less than 5 % of the training time, in multiples
+    of recipe.evaluate_every (see `interval`)."""
     train_images: int = 500
-    """Labelled training images to learn from, as many of each class as of any other."""
+    """Labelled training images of the probes, balanced over the classes."""
     test_images: int = 750
-    """Held-out images to measure on."""
+    """Held-out images on which the probes are measured."""
     batch_size: int = 128
     """Images encoded at a time."""
 
@@ -177,8 +177,8 @@ class Probing:
 def interval(every: int | str, *, images: int, steps: int, batch_size: int, evaluate_every: int) -> int:
     """Steps from one evaluation of `images` images to the next; the first is at step 0, the last at the end.
 
-    auto: the smallest multiple of evaluate_every with which all evaluations stay below SHARE of the run, an image of
-    theirs counted as COST of a training image; in a run too short for that, all steps.
+    auto: the smallest multiple of evaluate_every for which all evaluations take less than SHARE of the run, where an
+    image of an evaluation counts as COST of a training image; in a run too short for that, all steps.
     """
     if isinstance(every, int):
         return every

@@ -1,4 +1,4 @@
-"""What processes that evaluate together tell each other. Without torch.distributed there is one process."""
+"""Communication of processes that evaluate together. Without torch.distributed there is one process."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar

@@ -1,6 +1,6 @@
-"""Is it learning? Masked patch prediction on held-out images, beside trivial baselines.
+"""Is it learning? Masked patch prediction on held-out images, compared with trivial baselines.
 
-The corruption is fixed, so every evaluation asks the same questions. Three baselines: the entropy of the labels (the
+The corruption is fixed, so all evaluations of a run can be compared. Three baselines: the entropy of the labels (the
 least loss of a model that ignores the image), the most frequent label, and copying the nearest uncorrupted patch.
 
 Letters: b images, n patches, m corrupted patches an image.
@@ -42,7 +42,7 @@ def nearest_uncorrupted(at: Tensor, grid: tuple[int, int]) -> Tensor:
 
 
 class Reconstruction(HeldOut):
-    """The panel of an objective that predicts patches, with the same random choices each time."""
+    """The evaluation of an objective that predicts patches, with the same random choices each time."""
 
     def __init__(self, *, source: Source, transform: EvalTransform, **given: object) -> None:
         own = make(options.Reconstruction, given)
@@ -64,7 +64,7 @@ class Reconstruction(HeldOut):
 
 
 class Prediction(Reconstruction):
-    """The panel of a `MaskedPatch` model."""
+    """The evaluation of a `MaskedPatch` model."""
 
     def __call__(self, objective: MaskedPatch, history: History | None = None) -> Evaluation:
         """Loss and score over all corrupted patches and apart for masked, replaced and unchanged, and baselines.

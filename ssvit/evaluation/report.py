@@ -1,6 +1,6 @@
-"""The report of probes of frozen features: a page of HTML that needs nothing beside it, Markdown, and JSON.
+"""The report of probes of frozen features: one self-contained HTML page, Markdown, and JSON.
 
-The last column of a probe stands for it. Names and paths may hold anything, so all text is escaped.
+The last column of a probe is its reported figure. Names and paths may hold anything, so all text is escaped.
 """
 
 import base64
@@ -128,7 +128,7 @@ def _spaced(images: int, count: int) -> Tensor:
 
 
 def confusion(split: Split, predictions: Tensor, by: str) -> Figure:
-    """Which class is taken for which; by: the classifier."""
+    """The confusion matrix; by: the classifier."""
     truth, k = split.test.known_labels, len(split.classes)
     counts = torch.bincount(truth * k + predictions.cpu(), minlength=k * k).view(k, k)
     accuracy = counts.trace().item() / len(truth)

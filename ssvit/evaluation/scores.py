@@ -1,4 +1,4 @@
-"""Probes of all feature sets of an encoder beside baselines, in the one form that tables, figures and reports need."""
+"""The scores of probes on all feature sets of an encoder and its baselines, for tables, figures and reports."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, is_dataclass
@@ -36,7 +36,7 @@ class Split:
 
 @dataclass(frozen=True, kw_only=True)
 class Scores:
-    """What one probe found: a row of numbers for each feature set.
+    """The result of one probe: a row of numbers for each feature set.
 
     columns: headings, as "5 shot". values: by feature set, a share in [0, 1] for each column; deviations: over samples,
     None for a single one. best: the feature set of the encoder that was chosen, without test labels. options: of the

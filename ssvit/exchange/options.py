@@ -19,26 +19,27 @@ _LACKS: Mapping[str, Callable[..., str | None]] = {TIMM: timm.lacks, HUGGINGFACE
 
 @dataclass(frozen=True, kw_only=True)
 class Export:
-    """As what a checkpoint is written."""
+    """The format of an export."""
 
     format: str
-    """One of `FORMATS`."""
+    """onnx, torch_export, safetensors (ssvit's own), timm or huggingface."""
     image_size: int | Sequence[int] | None = None
-    """Pixels of the images, or [height, width]; None: the checkpoint's."""
+    """Pixels of the images, or [height, width], to which positions are resized; None: the checkpoint's."""
     resize: str = "paper"
-    """How positions are resized for that: paper, as the authors' code does, or timm."""
+    """How positions are resized: paper, as in the authors' code, or timm."""
     any_size: bool = False
-    """Whether a program takes images of any size that the patches divide."""
+    """Whether an exported program takes images of any size that the patches divide."""
     input: str = FLOAT
-    """What images a program takes: one of `INPUTS`."""
+    """The images that an exported program takes: float, float32 in [0, 1]; uint8, 0 to 255."""
     overwrite: bool = False
-    """Whether to replace a folder that is there."""
+    """Whether to replace an existing folder."""
     license: str | None = None
-    """The weights' license in the card, by its identifier on the Hugging Face Hub, as apache-2.0; None: left out."""
+    """The licence of the weights in the model card, by its identifier on the Hugging Face Hub, for instance
+    apache-2.0; None: none."""
     push: str | None = None
-    """The repository of the Hugging Face Hub that gets the folder, OWNER/NAME."""
+    """The repository of the Hugging Face Hub to which the folder is uploaded, OWNER/NAME."""
     private: bool = True
-    """Whether a repository that is made for it can be seen by its owner alone."""
+    """Whether a repository that push creates is private."""
 
     def __post_init__(self) -> None:
         one_of("format", self.format, FORMATS)
@@ -61,7 +62,7 @@ class Export:
             raise UserError(f"format={ONNX} needs {' and '.join(missing)}: pip install ssvit[export]")
 
     def check(self, encoder: ViT, classifier: Mapping[str, object] | None) -> None:
-        """OptionError unless this encoder, and this head if there is one, can be written so."""
+        """OptionError unless this encoder, and its head if there is one, can be written in the format."""
         if self.any_size and encoder.positions == "relative":
             raise OptionError("any_size", True, "is not for relative positions; give image_size, one for each export")
         if self.format in _LACKS:

@@ -1,8 +1,8 @@
-"""A model made faster on a CPU from outside: `accelerate` puts the kernels under the modules that it knows.
+"""Faster models on a CPU without a change of their code: `accelerate` gives modules classes that call the kernels.
 
-A module becomes a subclass of its class, with the same parameters, state and name, and a parametrized one (LoRA) a
-parametrized one of that. Tensors of types, shapes or devices
-that the kernels do not support take the plain path, and so do modules with hooks and modules of other classes.
+The new class is a subclass of the module's class, with the same parameters, state and name. A parametrized module
+(LoRA) becomes a parametrized module of the subclass. For tensors of types, shapes or devices that the kernels do not
+support, and for modules with hooks or of other classes, the original code runs.
 
 Letters: b images, t tokens, m output tokens, d width.
 """

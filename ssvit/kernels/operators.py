@@ -1,8 +1,8 @@
 """The layers of a Transformer in bfloat16 on a CPU, forward and backward, by C that the machine's compiler builds.
 
-torch and oneDNN take longer: they write and read again what passes between the products of a layer, round weights and
-gradients in passes of their own, and multiply the shapes of attention at half of the processor's speed. The kernels are
-built when the first one is called, in a second, and never kept. Without a compiler or the processor's instructions, for
+torch and oneDNN take longer: they write and read again the tensors between the products of a layer, round weights and
+gradients in separate passes, and multiply the shapes of attention at half of the processor's speed. The kernels are
+built when the first one is called, in a second, and not stored. Without a compiler or the processor's instructions, for
 tensors of other types, shapes or devices, and in exported graphs, `supports_layer_norm` and `supports_matmul` are false
 and the callers use torch's. docs/performance.md has the figures.
 

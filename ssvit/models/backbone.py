@@ -16,8 +16,8 @@ from ssvit.options import OptionError
 class FeatureMaps(nn.Module):
     """The patch tokens of chosen layers as maps: (b, c, h, w), uint8 or in [0, 1] -> for each layer (b, d, y, x).
 
-    layers: their numbers, 1 for the first, in the order wanted; OptionError for one that there is not.
-    The last norm is applied to each.
+    layers: their numbers, 1 for the first, in the order of the maps; OptionError for a layer that does not exist.
+    The encoder's last norm is applied to each map.
     """
 
     def __init__(self, encoder: ViT, layers: Sequence[int]) -> None:

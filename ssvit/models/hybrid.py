@@ -1,8 +1,8 @@
 """The stem of a hybrid: a ResNet, whose feature map is cut into patches in place of the image (section 3.1).
 
-That of the authors' code, after BiT (Kolesnikov et al. 2020): bottlenecks as in ResNet v1.5, filters standardised,
-groups of channels normalised in place of batches. A token sees more of the image than its own area, so a corrupted
-patch is partly seen by its neighbours. timm's has other epsilons; with them, timm's weights give timm's outputs.
+It is the ResNet of the authors' code, after BiT (Kolesnikov et al. 2020): bottlenecks as in ResNet v1.5, standardised
+filters, and group norm instead of batch norm. A token sees more of the image than its own area, so its neighbours see a
+part of a corrupted patch. timm has other epsilons; with them, timm's weights give timm's outputs.
 
 Letters: b images, c channels, h x w their height and width, f channels of a feature map, y x x its height and width.
 """

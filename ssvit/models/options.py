@@ -29,7 +29,7 @@ def grid(image_size: object, patch_size: object) -> tuple[int, int]:
 
 
 def stride(layers: Sequence[int]) -> int:
-    """The stride of a hybrid's stem of so many units a stage: 4 after the first stage, doubled by each further one."""
+    """The stride of a hybrid's stem with these stages: 4 after the first, doubled by each further one."""
     return 2 ** (1 + max(len(layers), 1))
 
 
@@ -40,9 +40,9 @@ class Stem:
     layers: Sequence[int]
     """Units of each stage: [3, 4, 6, 3] for a ResNet-50, [] for the root alone."""
     width: int
-    """Channels of the root, doubled from stage to stage."""
+    """Channels of the root; each stage doubles them."""
     epsilons: str = "authors"
-    """Whose epsilons it has; timm, for weights of its hybrids."""
+    """authors: the epsilons of the authors' code; timm: those of timm, for the weights of its hybrids."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.layers, list | tuple):
@@ -64,56 +64,59 @@ class ViT:
     image_size: int | Sequence[int]
     """Pixels of an image's side, or [height, width]."""
     patch_size: int | Sequence[int]
-    """Pixels of a patch's side, or [height, width]; under a token of a hybrid all the same. Must divide the image."""
+    """Pixels of a patch's side, or [height, width]; must divide the image. In a hybrid, the area under a token."""
     width: int
-    """Numbers of a token's embedding."""
+    """Width of a token's embedding."""
     depth: int
     """Layers."""
     heads: int
     """Heads of attention."""
     mlp: str = "gelu"
-    """The MLP: two linear layers with a gelu between them (the paper), or swiglu (Shazeer 2020), where a third linear
-    layer puts out factors of the hidden layer, before a SiLU, as in DINOv2's giant."""
+    """gelu: two linear layers with a GELU between them (the paper); swiglu (Shazeer 2020): a third linear layer and a
+    SiLU give factors of the hidden layer, as in DINOv2's giant."""
     mlp_width: int | None = None
-    """Width of the MLP's hidden layer; None for 4 * width, or with swiglu two thirds of that, up to a multiple of 8
-    (facebookresearch/dinov2: swiglu_ffn.py)."""
+    """Width of the MLP's hidden layer; None: 4 * width, or with swiglu two thirds of that, rounded up to a multiple of
+    8 (facebookresearch/dinov2: swiglu_ffn.py)."""
     channels: int = 3
     """Channels of the images."""
     class_token: bool = True
-    """Whether a class token stands before the patches."""
+    """Whether there is a class token before the patches."""
     pooling: str = "class_token"
-    """What an image's vector is: the class token's output (the paper), or patch_mean."""
+    """The vector of an image: class_token, its output (the paper), or patch_mean, the mean of the patches' outputs."""
     positions: str = "learned_1d"
-    """How tokens know their places: learned_1d (the paper), learned_2d, sine_cosine_2d, relative, none (Table 8) or
-    rotary, of patches (DINOv3)."""
+    """The position embeddings: learned_1d (the paper), learned_2d, sine_cosine_2d, relative, none (Table 8) or rotary
+    for patches (DINOv3)."""
     positions_at: str = "stem"
     """Where positions are added: stem (the paper), every_layer, every_layer_shared (Table 8)."""
     dropout: float = 0.0
-    """Dropout of the sequence that the first layer takes, of what attention and MLP put out, and of the MLP's hidden
-    layer, as in the authors' code (vit_jax: models_vit.py)."""
+    """Dropout of the first layer's input, of the outputs of attention and MLP, and of the MLP's hidden layer, as in
+    the authors' code (vit_jax: models_vit.py)."""
     attention_dropout: float = 0.0
-    """Dropout of the attention weights, which the authors never drop (vit_jax: configs/models.py)."""
+    """Dropout of the attention weights; always 0 in the authors' code (vit_jax: configs/models.py)."""
     stochastic_depth: float = 0.0
-    """Rate at which the last layer is left out (Huang et al. 2016); it grows linearly from 0 at the first layer."""
+    """Probability that the last layer is skipped in training (Huang et al. 2016); it grows linearly from 0 at the
+    first layer."""
     mean: float | Sequence[float] = 0.5
     """Mean of the images' channels, in [0, 1]: one number, or one for each."""
     std: float | Sequence[float] = 0.5
     """Standard deviation of the images' channels, in [0, 1]: one number, or one for each."""
     distillation_token: bool = False
-    """Whether there is a second prefix token, for a teacher's labels (Touvron et al. 2021)."""
+    """Whether there is a second prefix token, trained on a teacher's predictions (Touvron et al. 2021)."""
     activation_checkpointing: bool = False
-    """In training keep only what stands between the layers, and compute a layer once more for its gradients."""
+    """Whether training stores only the activations between the layers, and computes each layer again for its
+    gradients."""
     stem: Mapping[str, object] | None = None
-    """The options of the `Stem` of a hybrid, None for patches of pixels."""
+    """The options of the `Stem` of a hybrid; None: no stem, patches of pixels."""
     gelu: str = "exact"
-    """The MLP's GELU: x * Phi(x), or its approximation by tanh, which JAX computes (Hendrycks and Gimpel 2016)."""
+    """The MLP's GELU: exact, x * Phi(x); or tanh, its approximation, which JAX computes (Hendrycks and Gimpel 2016)."""
     layer_scale: float | None = None
-    """Where the factors start that attention's and the MLP's outputs are multiplied by, None for no such factors
-    (LayerScale, Touvron et al. 2021: CaiT); 1e-5 in DINOv2 (facebookresearch/dinov2: ssl_default_config.yaml)."""
+    """Initial value of learned factors of the outputs of attention and MLP (LayerScale, Touvron et al. 2021: CaiT);
+    None: no factors; 1e-5 in DINOv2 (facebookresearch/dinov2: ssl_default_config.yaml)."""
     registers: int = 0
-    """How many tokens without a position or a use stand before the patches (Darcet et al. 2024)."""
+    """Number of additional tokens before the patches, without a position, whose outputs are not used (Darcet et al.
+    2024)."""
     norm_epsilon: float = 1e-6
-    """What layer norms add to the variance; 1e-5 in DINOv3."""
+    """Added to the variance in layer norms; 1e-5 in DINOv3."""
 
     def __post_init__(self) -> None:
         _ = self.grid
@@ -187,7 +190,7 @@ class Decoder:
     depth: int
     """Layers."""
     width: int
-    """Numbers of a token's embedding; a multiple of 4, as positions are sines and cosines of rows and columns."""
+    """Width of a token's embedding; a multiple of 4, since positions are sines and cosines of rows and columns."""
     heads: int
     """Heads of attention."""
 

@@ -1,8 +1,8 @@
 """The position embeddings of the paper's Table 8, each a module of one grid, and rotary ones, of any grid.
 
 An additive embedding gives (t, d), a row for each prefix token and then for each patch in raster order; a relative one
-gives logits to add before the softmax; a rotary one turns queries and keys. On another grid an embedding keeps its
-place in the image (section 3.2).
+gives logits to add before the softmax; a rotary one rotates queries and keys. On another grid, an embedding is
+resampled so that it keeps its position in the image (section 3.2).
 
 Letters: b images, h heads, t tokens, q queries, d width, k width of a head, y, x rows and columns.
 """

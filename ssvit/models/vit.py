@@ -1,8 +1,8 @@
-"""The Vision Transformer (Dosovitskiy et al. 2021, section 3.1), with a seam between its patches and its layers.
+"""The Vision Transformer (Dosovitskiy et al. 2021, section 3.1), with separate calls for its patches and its layers.
 
-`embed` turns an image into patch embeddings and `encode` runs the Transformer over them; whatever a method does to
-the sequence (corrupt it, drop patches from it) it does between the two. Normalisation belongs to the encoder, so
-images come in as they are: float in [0, 1], or uint8.
+`embed` turns an image into patch embeddings, and `encode` runs the Transformer over them. A method changes the sequence
+between the two calls: it corrupts patches or drops them. The encoder normalises its images, so it takes float in
+[0, 1], or uint8.
 
 Letters: b images, c channels, n patches, s prefix tokens (class token, distillation token, registers), t tokens (prefix
 tokens, then patches), m chosen tokens, d width.

@@ -1,7 +1,7 @@
 """Self-distillation of views and masked patches (iBOT, Zhou et al. 2022): DINO, and a teacher that is a tokenizer.
 
-Blocks of patches of the student's global views are hidden, in some of them. The teacher sees these views whole, and the
-student predicts the prototype of each hidden patch beside those of the views.
+In some of the student's global views, blocks of patches are masked. The teacher sees these views completely. The
+student predicts the teacher's prototypes of each masked patch, in addition to those of the views.
 
 Letters: b images, v views, t of them global, c channels, h, w pixels, n patches, m patches that may be hidden, d width,
 k prototypes.

@@ -1,7 +1,8 @@
 """Latent prediction (data2vec 2.0, Baevski et al. 2022): predict a teacher's features of the patches that are masked.
 
-The teacher, a moving average of the encoder, sees the whole image once. The encoder sees the visible patches of several
-masks of that image, so one pass of the teacher serves them all, and a light convolutional decoder predicts the rest.
+The teacher, a moving average of the encoder, sees the complete image once. The encoder sees the visible patches of
+several masks of that image, so one forward pass of the teacher serves all of them. A light convolutional decoder
+predicts the masked patches.
 
 Letters: b images, k masks an image, n patches, m masked patches of a mask, d width, e width of the decoder.
 """

@@ -1,7 +1,7 @@
 """Masked autoencoding: encode a quarter of the patches, reconstruct the pixels of the others (He et al. 2022).
 
-The encoder sees neither masked patches nor [mask] tokens, so a step costs a fraction of one that encodes all patches. A
-light decoder, which only training needs, has the [mask] tokens.
+The encoder sees neither masked patches nor [mask] tokens, so a step costs a fraction of one that encodes all patches.
+Only the light decoder, which is used in training alone, has [mask] tokens.
 
 Letters: b images, c channels, n patches of p x q pixels, m masked patches an image.
 """

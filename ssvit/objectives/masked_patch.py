@@ -1,7 +1,7 @@
 """Masked patch prediction: corrupt half of the patch embeddings, predict each one's colour (Appendix B.1.2).
 
-With a decoder the encoder sees the uncorrupted patches alone, as of a masked autoencoder (He et al. 2022), so a step
-costs less; what is predicted stays the same.
+With a decoder, the encoder sees only the uncorrupted patches, as in a masked autoencoder (He et al. 2022), so a step
+costs less. The target stays the same.
 
 Letters: b images, n patches, m corrupted patches an image, d width.
 """

@@ -18,17 +18,18 @@ class Masking:
     """Which patches are corrupted, and how (section 4.6, Appendix B.1.2)."""
 
     corrupted: float = 0.5
-    """Fraction of an image's patches that are corrupted, and predicted."""
+    """Fraction of an image's patches that are corrupted and predicted."""
     mask: float = 0.8
     """Fraction of the corrupted patches that become the [mask] embedding."""
     replace: float = 0.1
-    """Fraction of them that become another patch of the same image."""
+    """Fraction of the corrupted patches that become another patch of the same image."""
     keep: float = 0.1
-    """Fraction of them that stay as they are. The three fractions sum to 1."""
+    """Fraction of the corrupted patches that stay unchanged. The three fractions sum to 1."""
     shape: str = "random"
-    """random takes patches independently; block takes rectangles until the count is reached (Bao et al. 2022)."""
+    """random: patches are chosen independently; block: rectangles are chosen until the count is reached (Bao et al.
+    2022)."""
     unit: int = 1
-    """Patches of the side of a square that is corrupted as a whole, or not at all (Xie et al. 2022, section 3.2)."""
+    """Side in patches of the squares that are corrupted together (Xie et al. 2022, section 3.2)."""
 
     def __post_init__(self) -> None:
         number("corrupted", self.corrupted, 0, 1, above=True)
@@ -41,15 +42,15 @@ class Masking:
         whole("unit", self.unit)
 
     def count(self, patches: int) -> int:
-        """How many of an image's patches are corrupted: the fraction of its units, rounded, and at least one unit."""
+        """The number of corrupted patches of an image: the fraction of its units, rounded, at least one unit."""
         return max(1, round(self.corrupted * patches / self.unit**2)) * self.unit**2
 
     def fits(self, encoder: ViT) -> None:
-        """OptionError unless images have as many patches as this needs."""
+        """OptionError unless images have enough patches."""
         self.divide(encoder.grid)
 
     def divide(self, grid: tuple[int, int]) -> tuple[int, int]:
-        """Rows and columns of units on a grid of patches. OptionError unless the grid is made of them."""
+        """Rows and columns of units on a grid of patches. OptionError unless the units tile the grid."""
         if self.replace > 0 and grid == (1, 1):
             raise OptionError("replace", self.replace, "needs images of at least two patches")
         if any(side % self.unit for side in grid):
@@ -65,7 +66,7 @@ class MaskedPatch:
     masking: Any
     """A `Masking`."""
     decoder: Mapping[str, object] | None = None
-    """The options of a `Decoder` that predicts the corrupted patches, of which the encoder then sees nothing. None: the
+    """The options of a `Decoder` that predicts the corrupted patches; the encoder then sees only the others. None: the
     encoder sees all patches, and a linear head predicts."""
 
     def __post_init__(self) -> None:
@@ -83,7 +84,7 @@ class MaskedPatch:
                 raise OptionError(f"masking.{name}", getattr(self.masking, name), right)
 
     def fits(self, encoder: ViT) -> None:
-        """OptionError if there is a decoder and the encoder would see no patch, or through its stem all of them."""
+        """OptionError if there is a decoder and the encoder would see no patch, or through its stem all patches."""
         if self.decoder is None:
             return
         if encoder.stem is not None:
@@ -96,10 +97,10 @@ class MaskedPatch:
 
 @dataclass(frozen=True, kw_only=True)
 class Patches:
-    """A target of patches."""
+    """A target that is computed for each patch."""
 
     patch_size: int | Sequence[int]
-    """Pixels of a patch's side, or [height, width]; kept as the pair."""
+    """Pixels of a patch's side, or [height, width]; stored as a pair."""
     channels: int = 3
     """Channels of the images."""
 
@@ -108,7 +109,7 @@ class Patches:
         whole("channels", self.channels)
 
     def fits(self, encoder: ViT) -> None:
-        """OptionError unless this encoder has such patches."""
+        """OptionError unless the encoder has patches of this size."""
         expected = {"patch_size": pair("patch_size", encoder.patch_size), "channels": encoder.channels}
         for name, value in expected.items():
             if getattr(self, name) != value:
@@ -120,7 +121,7 @@ class Pixels(Patches):
     """The pixels of the patch (Appendix B.1.2)."""
 
     loss: str = "l2"
-    """l2, the squared error, is the paper's; l1, the absolute error, is SimMIM's (Xie et al. 2022, section 3.4)."""
+    """l2: the squared error, as in the paper; l1: the absolute error, as in SimMIM (Xie et al. 2022, section 3.4)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -132,10 +133,11 @@ class Hog(Patches):
     """Histograms of oriented gradients (Wei et al. 2022)."""
 
     cell: int | Sequence[int] = 8
-    """Pixels of a histogram's side, or [height, width]; kept as the pair. 8 is the paper's, for patches of 16."""
+    """Side in pixels of a cell, which has one histogram, or [height, width]; stored as a pair. The paper has 8, for
+    patches of 16."""
     window: int | Sequence[int] | None = None
-    """Pixels of the side of the square around the patch whose cells are predicted, or [height, width]; kept as the
-    pair. None: the patch itself."""
+    """Side in pixels of the square around the patch whose cells are predicted, or [height, width]; stored as a pair.
+    None: only the patch itself."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -152,10 +154,10 @@ class Hog(Patches):
 
 @dataclass(frozen=True, kw_only=True)
 class MeanColor(Patches):
-    """The mean colour of the patch, as one class: the paper's best target."""
+    """The mean colour of the patch as one class: the paper's best target."""
 
     bits: int = 3
-    """Each channel has 2^bits levels: with 3 bits, 512 classes."""
+    """Each channel has 2^bits levels; 3 bits give 512 classes."""
 
     @property
     def grid(self) -> int:
@@ -176,7 +178,7 @@ class MeanColor(Patches):
 
 @dataclass(frozen=True, kw_only=True)
 class ColorGrid(MeanColor):
-    """The mean colours of a grid of cells, each a class: the paper's 4x4 downsized patch."""
+    """The mean colours of a grid of cells, one class for each cell: the paper's 4x4 downsized patch."""
 
     grid: int = 4
     """Cells in a row and in a column of the patch."""
@@ -187,21 +189,21 @@ class Codebook(Patches):
     """The cluster of the patch, by its pixels or by the features of an earlier run."""
 
     clusters: int = 512
-    """Clusters of patches; 512 to 8,192 are usual."""
+    """Number of clusters; 512 to 8,192 are usual."""
     images: int = 2048
-    """The run's first images, so many, as training shows them: all their patches are clustered."""
+    """Number of the run's first images, as augmented for training, whose patches are clustered."""
     window: int | Sequence[int] | None = None
-    """Pixels of the side of the window around a patch, or [height, width]; None for three times the patch's."""
+    """Side in pixels of the window around a patch, or [height, width]; None: three times the patch's side."""
     components: int = 32
-    """Principal components of the window's pixels."""
+    """Number of principal components of the window's pixels."""
     checkpoint: str | None = None
-    """The second stage: the run, or its checkpoint, whose encoder's features are clustered; None for pixels."""
+    """The run or checkpoint whose encoder's features are clustered, as a second stage; None: pixels are clustered."""
     layer: int | None = None
-    """Layer of that encoder after which its features are taken; 1 for the first."""
+    """The layer of that encoder whose features are taken; 1 for the first."""
 
     @property
     def window_size(self) -> tuple[int, int]:
-        """Height and width."""
+        """Height and width of the window."""
         if self.window is not None:
             return pair("window", self.window)
         height, width = pair("patch_size", self.patch_size)
@@ -226,7 +228,7 @@ class Codebook(Patches):
         whole("layer", self.layer)
 
     def fits(self, encoder: ViT) -> None:
-        """OptionError unless images have room for a window, and enough patches for the clusters."""
+        """OptionError unless images are larger than a window and have enough patches for the clusters."""
         super().fits(encoder)
         size, patch = pair("image_size", encoder.image_size), pair("patch_size", encoder.patch_size)
         if self.checkpoint is None and any(
@@ -246,7 +248,7 @@ class Masked:
     decoder: Mapping[str, Any]
     """The decoder, which predicts the masked patches."""
     masked: float
-    """Fraction of an image's patches that the encoder does not see, and that are predicted."""
+    """Fraction of an image's patches that the encoder does not see and that are predicted."""
 
     decoder_options: ClassVar[type[Options]]
 
@@ -262,7 +264,7 @@ class Masked:
             raise OptionError("masked", self.masked, "needs an encoder without a stem, which would see masked patches")
 
     def count(self, patches: int) -> int:
-        """How many of an image's patches are masked: the fraction rounded, but at least one, and not all."""
+        """The number of an image's patches that are masked: the fraction, rounded, at least one, and not all."""
         return min(max(1, round(self.masked * patches)), patches - 1)
 
 
@@ -273,9 +275,9 @@ class MAE(Masked):
     decoder_options: ClassVar = Decoder
 
     masked: float = 0.75
-    """Fraction of an image's patches that the encoder does not see, and that are reconstructed (section 4.1)."""
+    """Fraction of an image's patches that the encoder does not see and that are reconstructed (section 4.1)."""
     norm_pixels: bool = True
-    """Whether a patch's pixels are reconstructed less their mean, over their standard deviation (section 3)."""
+    """Whether a patch's pixels are normalised by their mean and standard deviation (section 3)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -290,12 +292,12 @@ class MAE(Masked):
 
 @dataclass(frozen=True, kw_only=True)
 class Lora:
-    """Low-rank changes of attention's matrices, which stay frozen (Hu et al. 2021): W + alpha / rank * B A."""
+    """Low-rank updates of attention's frozen matrices (Hu et al. 2021): W + alpha / rank * B A."""
 
     rank: int
     """Columns of B and rows of A; 4 to 16 are common."""
     alpha: float
-    """Over the rank, it scales the change; often the rank, or twice that."""
+    """Scale of the update, which is multiplied by alpha / rank; often the rank, or twice the rank."""
 
     def __post_init__(self) -> None:
         whole("rank", self.rank)
@@ -307,33 +309,34 @@ BALANCED = "balanced"
 
 @dataclass(frozen=True, kw_only=True)
 class Classify:
-    """A head that names an image's class, and its loss."""
+    """A classification head and its loss."""
 
     classes: Sequence[str] | None = None
-    """Names of the classes, in the order of the labels; None for those of the data set."""
+    """Names of the classes, in the order of the labels; None: those of the data set."""
     hidden: int | None = None
-    """Width of the head's hidden layer; None for a linear head, the paper's in fine-tuning."""
+    """Width of the head's hidden layer; None: a linear head, as in the paper's fine-tuning."""
     loss: str = "softmax"
-    """softmax is the paper's; sigmoid: each class is there or not, summed over the classes (big_vision: utils.py)."""
+    """softmax (the paper); sigmoid: a binary loss for each class, summed over the classes (big_vision: utils.py)."""
     head_bias: float = 0.0
-    """Start of the biases of the head's last layer. big_vision has, with sigmoid, -6.9 for ImageNet and -10 for
+    """Initial value of the biases of the head's last layer. With sigmoid, big_vision has -6.9 for ImageNet and -10 for
     ImageNet-21k (vit_i1k.py, vit_i21k.py)."""
     label_smoothing: float = 0.0
-    """Fraction of a label that is shared out over all classes; with softmax alone."""
+    """Fraction of a label that is spread over all classes; only with softmax."""
     mixup: float = 0.0
-    """alpha of MixUp (Zhang et al. 2018), 0 for none. With both, chance takes one of them for each micro-batch."""
+    """alpha of MixUp (Zhang et al. 2018); 0: no MixUp. With CutMix too, each micro-batch gets one of them at random."""
     cutmix: float = 0.0
-    """alpha of CutMix (Yun et al. 2019), 0 for none."""
+    """alpha of CutMix (Yun et al. 2019); 0: no CutMix."""
     distillation: Any = None
-    """A `Distillation`, None for labels alone."""
+    """The options of `Distillation`; None: labels only."""
     trained: str | int = "all"
-    """What is trained beside the head. all; head: nothing; a number: the last norm and so many of the last layers;
-    norms_and_biases: these of the encoder (BitFit, Zaken et al. 2022). The rest stays as the checkpoint has it."""
+    """Which weights are trained besides the head. all; head: none; a number: the last norm and this number of last
+    layers; norms_and_biases: those of the encoder (BitFit, Zaken et al. 2022). The other weights stay as in the
+    checkpoint."""
     lora: Mapping[str, Any] | None = None
-    """The options of `Lora`, with trained=head; None for no LoRA."""
+    """The options of `Lora`, with trained=head; None: no LoRA."""
     class_weights: Sequence[float] | str | None = None
-    """Factors of the images' losses by their labels, in the order of the classes; balanced: the number of images over
-    that of classes and that of the class's images, 0 for a class without any; None: all 1."""
+    """Factors of the images' losses by their labels, in the order of the classes. balanced: images / (classes * images
+    of the class), 0 for a class without images; None: all 1."""
 
     def __post_init__(self) -> None:
         if self.classes is not None and (isinstance(self.classes, str) or len(self.classes) < 2):
@@ -394,14 +397,16 @@ class Classify:
 
 @dataclass(frozen=True, kw_only=True)
 class Distillation:
-    """A classifier's loss against its teacher."""
+    """The loss of a classifier against its teacher."""
 
     kind: str = "hard"
-    """hard: the teacher's first choice is the label (Touvron et al. 2021, section 4); soft: its probabilities are."""
+    """hard: the teacher's most probable class is the label (Touvron et al. 2021, section 4); soft: its probabilities
+    are the target."""
     temperature: float = 3.0
-    """What divides the logits of both, with soft (Hinton et al. 2015); 1.0 is usual in DeiT's code (deit: main.py)."""
+    """Divides the logits of student and teacher, with soft (Hinton et al. 2015); the default of DeiT's code is 1.0
+    (deit: main.py)."""
     weight: float = 0.5
-    """Weight of this loss; the rest is that of the labels' loss."""
+    """Weight of this loss; the labels' loss has the rest."""
     reduction: str = "batch"
     """How the soft loss is averaged. batch: summed over the classes, averaged over the images; elements: averaged
     over both, k times less, as in DeiT's code (deit: losses.py)."""
@@ -422,23 +427,23 @@ class Dino:
     views: ClassVar[tuple[str, ...]] = ("global",)
 
     prototypes: int = 65536
-    """Prototypes; 1,024 to 4,096 for small sets."""
+    """Number of prototypes; 1,024 to 4,096 for small data sets."""
     hidden: int = 2048
     """Width of the head's two hidden layers."""
     bottleneck: int = 256
-    """Numbers that are compared with a prototype."""
+    """Width of the vectors that are compared with prototypes."""
     student_temperature: float = 0.1
     """Divides the student's logits."""
     teacher_temperature: ScheduleFunction = field(
         default_factory=lambda: Schedule(start=0.04, end=0.04, shape="linear", over=0.3)
     )
-    """`Schedule` of what divides the teacher's. The lower, the sharper are the targets."""
+    """`Schedule` of the divisor of the teacher's logits; lower values give sharper targets."""
     teacher_momentum: ScheduleFunction = field(default_factory=lambda: Schedule(start=0.996, end=1.0))
-    """`Schedule` of the share of its weights that the teacher keeps at each step."""
+    """`Schedule` of the share of its own weights that the teacher keeps at each step."""
     center_momentum: float = 0.9
-    """Share of itself that the centre, the running mean of the teacher's logits, keeps at each step."""
+    """Share that the centre, the running mean of the teacher's logits, keeps of itself at each step."""
     last_layer: ScheduleFunction = field(default_factory=lambda: Schedule(start=0.0, end=1.0, shape="step", over=0.01))
-    """`Schedule` of a factor of the prototypes' gradient: 0 as long as they are frozen."""
+    """`Schedule` of a factor of the prototypes' gradient; 0 freezes them."""
 
     def __post_init__(self) -> None:
         for name in ("prototypes", "hidden", "bottleneck"):
@@ -456,7 +461,7 @@ class Dino:
 
     @property
     def schedules(self) -> dict[str, ScheduleFunction]:
-        """By name."""
+        """The schedules by name."""
         return {name: getattr(self, name) for name in ("teacher_temperature", "teacher_momentum", "last_layer")}
 
 
@@ -466,19 +471,19 @@ class IBot(Dino):
 
     prototypes: int = 8192
     masked: float = 0.3
-    """Fraction of a masked view's patches that are hidden, in the middle."""
+    """Mean fraction of a masked view's patches that are masked."""
     spread: float = 0.2
-    """How far that fraction lies from the middle, at most."""
+    """Largest deviation of this fraction from its mean."""
     probability: float = 0.5
-    """Probability that a global view has hidden patches."""
+    """Probability that a global view has masked patches."""
     patch_weight: float = 1.0
-    """Weight of the patches' loss; that of DINO's is 1."""
+    """Weight of the patches' loss; DINO's loss has weight 1."""
     own_head: bool = False
-    """Whether patches have a head of their own, as in DINOv2."""
+    """Whether patches have a separate head, as in DINOv2."""
     patch_temperature: ScheduleFunction = field(
         default_factory=lambda: Schedule(start=0.04, end=0.07, shape="linear", over=0.04)
     )
-    """`Schedule` of what divides the teacher's logits of patches."""
+    """`Schedule` of the divisor of the teacher's logits of patches."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -492,11 +497,11 @@ class IBot(Dino):
 
     @property
     def schedules(self) -> dict[str, ScheduleFunction]:
-        """By name."""
+        """The schedules by name."""
         return {**super().schedules, "patch_temperature": self.patch_temperature}
 
     def most(self, patches: int) -> int:
-        """How many of a view's patches are hidden, at most."""
+        """The largest number of a view's patches that are masked."""
         return max(1, round((self.masked + self.spread) * patches))
 
 
@@ -509,9 +514,9 @@ class Convolutions:
     width: int
     """Channels."""
     kernel: int = 3
-    """Patches of a kernel's side."""
+    """Side of a kernel, in patches."""
     groups: int = 16
-    """Groups of channels that are convolved apart; it divides the decoder's width and the encoder's."""
+    """Groups of channels that are convolved separately; divides the widths of decoder and encoder."""
 
     def __post_init__(self) -> None:
         for name in ("depth", "width", "kernel", "groups"):
@@ -527,22 +532,23 @@ class Latent(Masked):
     decoder_options: ClassVar = Convolutions  # the authors': depth 6, width 768, kernel 3, groups 16
 
     masks: int = 16
-    """Masks of an image, which share a pass of the teacher."""
+    """Masks of an image, which share one forward pass of the teacher."""
     masked: float = 0.8
-    """Fraction of an image's patches that are masked, and predicted."""
+    """Fraction of an image's patches that are masked and predicted."""
     block: int = 3
-    """Patches of the side of a block of visible ones."""
+    """Side of a block of visible patches, in patches."""
     adjust: float = 0.07
-    """Added to the fraction of visible patches, for the number of blocks alone, since blocks overlap."""
+    """Added to the fraction of visible patches when blocks are counted, since blocks overlap."""
     layers: int = 10
-    """Uppermost layers of the teacher whose mean is predicted."""
+    """Number of the teacher's last layers whose mean is predicted."""
     class_token_weight: float = 0.01
-    """Weight of the class token's loss, a mean as the patches' loss. The authors' 0.01 multiplies a sum over a GPU's
-    images and masks (fairseq: model_criterion.py), which is 2.56 of a mean with 16 images of 16 masks."""
+    """Weight of the class token's loss, which is a mean like the patches' loss. The authors' 0.01 multiplies a sum
+    over a GPU's images and masks (fairseq: model_criterion.py), which is 2.56 of a mean for 16 images with 16
+    masks."""
     teacher_momentum: ScheduleFunction = field(
         default_factory=lambda: Schedule(start=0.9998, end=0.99999, shape="linear", over=0.27)
     )
-    """`Schedule` of the share of its weights that the teacher keeps at each step."""
+    """`Schedule` of the share of its own weights that the teacher keeps at each step."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -554,7 +560,7 @@ class Latent(Masked):
         object.__setattr__(self, "teacher_momentum", schedule)
 
     def fits(self, encoder: ViT) -> None:
-        """OptionError unless the encoder has the layers, patches to mask and to see, and a class token if trained."""
+        """OptionError unless the encoder has the layers, patches to mask and to see, and a class token if needed."""
         if self.layers > encoder.depth:
             raise OptionError("layers", self.layers, f"must be at most {encoder.depth}, the layers of the encoder")
         super().fits(encoder)
@@ -572,15 +578,15 @@ class SimCLR:
     views: ClassVar[tuple[str, ...]] = ("global",)
 
     temperature: float = 0.5
-    """Divides the cosines. The lower, the more the nearest negatives count."""
+    """Divides the cosines; with lower values the nearest negatives count more."""
     hidden: int = 2048
     """Width of the projection head's hidden layers."""
     projection: int = 128
-    """Numbers that are compared."""
+    """Width of the vectors that are compared."""
     layers: int = 2
     """Layers of the projection head."""
     keep: float = 1.0
-    """Fraction of a view's patches that the encoder sees in training, others for each view; 1 for all."""
+    """Fraction of a view's patches that the encoder sees in training, sampled for each view; 1: all."""
 
     def __post_init__(self) -> None:
         number("temperature", self.temperature, 0, above=True)
@@ -590,12 +596,12 @@ class SimCLR:
         number("keep", self.keep, 0, 1, above=True)
 
     def fits(self, encoder: ViT) -> None:
-        """OptionError unless the encoder can leave patches out, if it is to."""
+        """OptionError if patches are to be left out and the encoder cannot do that."""
         if self.keep < 1 and encoder.stem is not None:
             raise OptionError("keep", self.keep, "must be 1 for an encoder with a stem, which would see all patches")
 
     def count(self, patches: int) -> int:
-        """How many of a view's patches are kept: the fraction rounded, but at least one."""
+        """The number of a view's patches that the encoder sees: the fraction, rounded, at least one."""
         return max(1, round(self.keep * patches))
 
 
@@ -611,14 +617,14 @@ class ContrastiveTuning:
     hidden: int = 2048
     """Width of the hidden layers of the projector, which has two, and of the predictor, which has one."""
     projection: int = 256
-    """Numbers that are compared."""
+    """Width of the vectors that are compared."""
     queue: int = 65536
-    """Images, at least those of a step, among which a nearest neighbour is looked for. With more than there are in the
-    training set, an image finds itself."""
+    """Images among which the nearest neighbour is searched; at least those of a step. With more than the training set
+    has, an image finds itself."""
     trained: int | None = None
-    """How many of the encoder's last layers are trained, beside its last norm; null: half of them."""
+    """Number of the encoder's last layers that are trained, besides its last norm; null: half of them."""
     heads_only: float = 0.5
-    """Part of the run in which the encoder has no gradient, so that the heads alone are trained."""
+    """Fraction of the run in which only the heads are trained."""
 
     def __post_init__(self) -> None:
         number("temperature", self.temperature, 0, above=True)
@@ -635,6 +641,6 @@ class ContrastiveTuning:
 
     @property
     def schedules(self) -> dict[str, ScheduleFunction]:
-        """By name. encoder_gradient: a factor of the encoder's gradient."""
+        """The schedules by name. encoder_gradient: a factor of the encoder's gradient."""
         start = 0.0 if self.heads_only else 1.0
         return {"encoder_gradient": Schedule(start=start, end=1.0, shape="step", over=self.heads_only or 1.0)}

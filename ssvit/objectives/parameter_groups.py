@@ -1,4 +1,4 @@
-"""Which parameters decay, and what a layer's learning rate is of the recipe's. No torch."""
+"""Weight decay and learning rate of each parameter, by its name and layer. No torch."""
 
 import re
 from collections.abc import Iterable

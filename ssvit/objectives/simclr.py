@@ -1,4 +1,4 @@
-"""Contrastive learning (SimCLR, Chen et al. 2020): among all views of a batch, a view finds the other of its image.
+"""Contrastive learning (SimCLR, Chen et al. 2020): each view is matched with the other view of its image in the batch.
 
 Letters: b images, v = 2 views, c channels, h, w pixels, n patches, m kept ones, e numbers of a projection.
 """

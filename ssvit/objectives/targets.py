@@ -1,4 +1,4 @@
-"""What is predicted of a corrupted patch: the three targets of the paper's Appendix B.1.2.
+"""Targets of corrupted patches: the three of the paper's Appendix B.1.2.
 
 Labels are made from the augmented image before any normalisation: float in [0, 1], or uint8, for which they are exact.
 

@@ -1,4 +1,4 @@
-"""The vectors of many pictures in one file, with their names. What an interrupted command has read is not read again.
+"""The features of many pictures in one file, with their names. After an interruption no picture is read twice.
 
 Letters: n pictures, d width.
 """

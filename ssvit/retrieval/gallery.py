@@ -1,4 +1,4 @@
-"""Pictures and a store of their features: what goes into it, and the pictures that are most like a query.
+"""Pictures and a store of their features: adding pictures, and finding those that are most similar to a query.
 
 A picture's name in the store is its path, and its class the name of its folder where that is known; one of a data set
 in memory is named after its place there.

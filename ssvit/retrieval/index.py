@@ -1,6 +1,6 @@
-"""faiss indexes of a store, rebuilt from the vectors each time, and how many of the true neighbours they find.
+"""faiss indexes of a store, rebuilt from the vectors each time, and the share of the true neighbours that they find.
 
-`Flat` compares with every image, `IVF` with those of the nearest cells of a k-means, `HNSW` walks a graph of
+`Flat` compares with every image, `IVF` with the images of the nearest k-means cells, `HNSW` searches in a graph of
 neighbours. Vectors are of length one (see `store.unit`), so products are cosines.
 
 Letters: m queries, n images of the store, d width, k neighbours.

@@ -1,4 +1,4 @@
-"""The options of a store of pictures and of its indexes, and the pictures that a user means. Standard library only."""
+"""The options of a store of pictures and of its indexes, and the pictures in arguments. Standard library only."""
 
 import json
 import os
@@ -19,19 +19,19 @@ EMBEDDINGS = (".npz", ".safetensors", ".parquet")
 
 @dataclass(frozen=True, kw_only=True)
 class Flat:
-    """Exact: every image of the store is compared."""
+    """Exact search: a query is compared with every image of the store."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class IVF:
-    """Compare with the images of the nearest cells of a spherical k-means on 64 images a cell."""
+    """Search in the nearest cells of a spherical k-means on 64 images a cell."""
 
     nlist: int | None = None
-    """Cells; by default 4 sqrt(n), as faiss advises for up to a million."""
+    """Number of cells; null: 4 sqrt(n), as faiss advises for up to a million images."""
     nprobe: int | None = None
-    """Cells looked into; by default sqrt(nlist)."""
+    """Number of cells that are searched; null: sqrt(nlist)."""
     seed: int = 0
-    """Of the images that the cells are made of."""
+    """Seed of the images from which the cells are made."""
 
     def __post_init__(self) -> None:
         for name in ("nlist", "nprobe"):
@@ -44,14 +44,14 @@ class IVF:
 
 @dataclass(frozen=True, kw_only=True)
 class HNSW:
-    """Walk a graph of neighbours (Malkov and Yashunin 2018); more is slower and better."""
+    """Search in a graph of neighbours (Malkov and Yashunin 2018). Larger values are slower and more exact."""
 
     links: int = 32
     """Neighbours of an image (the paper's M; the lowest layer has twice as many)."""
     ef_construction: int = 80
-    """Candidates kept while building."""
+    """Candidates kept while the graph is built."""
     ef_search: int = 64
-    """Candidates kept while searching."""
+    """Candidates kept while it is searched."""
 
     def __post_init__(self) -> None:
         whole("links", self.links, 2)
@@ -61,14 +61,14 @@ class HNSW:
 
 @dataclass(frozen=True, kw_only=True)
 class Retrieve:
-    """What is done with a store of pictures."""
+    """An action on a store of pictures."""
 
     action: str
-    """index: make one; add: more pictures to it; query: what is most like pictures?"""
+    """index: make a store; add: add pictures to it; query: find the pictures that are most similar."""
     store: str
-    """Its folder."""
+    """The folder of the store."""
     split: str
-    """Which images of a data set; held_out: test where there is one, else validation."""
+    """Which images of a data set; held_out: test images if there are any, else validation images."""
     batch_size: int
     workers: int
     """Threads that read pictures."""
@@ -79,7 +79,7 @@ class Retrieve:
     output: str | None
     """A file for the neighbours as JSON."""
     ranking: bool
-    """mAP over the whole ranking too; it sorts the store for each query."""
+    """Whether to compute mAP over the complete ranking too, which sorts the store for each query."""
 
     def __post_init__(self) -> None:
         one_of("action", self.action, ACTIONS)
@@ -97,24 +97,24 @@ class Retrieve:
                 raise OptionError(name, file, "must be a file, and this is a folder")
 
     def features(self, options: Mapping[str, object]) -> dict[str, Any]:
-        """The options of the features, by the pooling of a store that is there where they leave it open."""
+        """The options of the features; a pooling that they leave open is that of an existing store."""
         is_open = options["pooling"] is None and self.action != INDEX
         return {**options, "pooling": pooling(self.store) if is_open else options["pooling"]}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Embed:
-    """The vectors of pictures in one file."""
+    """The features of pictures in one file."""
 
     output: str
-    """The file; its suffix says how it is written: .npz, .safetensors or .parquet."""
+    """The file; its suffix is its format: .npz, .safetensors or .parquet."""
     split: str
-    """Which images of a data set; held_out: test where there is one, else validation."""
+    """Which images of a data set; held_out: test images if there are any, else validation images."""
     batch_size: int
     workers: int
     """Threads that read pictures."""
     overwrite: bool
-    """Whether a file that is there may be replaced."""
+    """Whether an existing file may be replaced."""
 
     def __post_init__(self) -> None:
         one_of("split", self.split, SPLITS)
@@ -133,7 +133,7 @@ class Embed:
 
 
 def pooling(store: object) -> str | None:
-    """How the vectors in a store are pooled; None where its manifest does not tell, as opening it will say."""
+    """The pooling of a store's features; None if its manifest cannot be read, which opening the store reports."""
     try:
         return pooling_of(json.loads((Path(str(store)) / "manifest.json").read_bytes())["encoder"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
@@ -143,8 +143,8 @@ def pooling(store: object) -> str | None:
 def pictures(images: Sequence[object]) -> dict[str, str | None]:
     """Files and folders as {absolute path: class}, each picture once.
 
-    The class is the name of the subfolder where a folder has one for each class, else None. OptionError if one is not
-    there, holds no picture, or none is given.
+    The class is the name of the subfolder if a folder has one for each class, else None. OptionError if a path does not
+    exist, holds no picture, or none is given.
     """
     if not images:
         raise OptionError("images", "", "name pictures, or folders of them, after the options, or a data set (data=…)")

@@ -1,9 +1,9 @@
 """A store of image vectors in a folder: written whole or not at all, verified when opened, unable to run code.
 
 vectors_00000000.safetensors, … (the shards) hold each image's vector, name and label; manifest.json has the encoder,
-the names of the classes, and the sha256 of each shard and of itself, the seal. What the manifest does not list is not
-in the store: new shards are written and synchronised first, then one rename of the manifest takes them in. Written
-shards are never changed, so they are read as mapped memory.
+the names of the classes, the sha256 of each shard, and its own checksum. A file that the manifest does not list is not
+in the store: new shards are written and synchronised first, then one rename of the manifest adds them. Written shards
+are never changed, so they are read as mapped memory.
 
 Letters: n images, d width.
 """
@@ -87,7 +87,7 @@ class Store:
         """A new store of vectors (n, d), which are scaled to length one; `folder` must be absent or empty.
 
         names: of the images, all different (a path, or a place in a data set). labels (n,): into `classes`, -1 for
-        none; left out, no image has one. encoder: what tells the features from any others, such as a checkpoint's seal
+        none; left out, no image has one. encoder: the identity of the features, such as a checkpoint's checksum
         and a layer. StoreError if the disk refuses, UserError for wrong values; then nothing has changed.
         """
         folder = Path(os.path.abspath(folder))

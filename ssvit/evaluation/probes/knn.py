@@ -1,4 +1,4 @@
-"""Accuracy of the vote of the nearest training images: what frozen features are worth with nothing fitted to them.
+"""Accuracy of the vote of the nearest training images; nothing is fitted to the features.
 
 Letters: m test images, b of them at a time, k neighbours, c classes.
 """

@@ -1,4 +1,4 @@
-"""What the linear probes share: which images are held out, how features become rows, and the scores of a layer.
+"""The common part of the linear probes: the held-out images, the scaling of features, and the scores of a layer.
 
 Both choose on a held-out part of the training images; the test images are for the chosen layer alone. A layer is
 (k, d + 1), its last column the bias, for which rows of features end in a 1. All is computed on the features' device and

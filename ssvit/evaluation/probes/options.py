@@ -11,7 +11,7 @@ ALL = "all"  # shots: the whole training set, once
 
 @dataclass(frozen=True)
 class KnnProtocol:
-    """A neighbour's weight is exp(cosine / temperature), or 1 without one. published: each k its authors report."""
+    """A neighbour's vote weighs exp(cosine / temperature), or 1 without a temperature. published: the authors' k."""
 
     temperature: float | None
     published: tuple[int, ...]
@@ -33,9 +33,9 @@ class Knn:
     """The vote of the nearest training images by cosine."""
 
     protocol: str = "dino"
-    """How they vote: dino, instance_discrimination, solo_learn, uniform."""
+    """The protocol of the vote: dino, instance_discrimination, solo_learn, uniform."""
     k: int | Sequence[int] = 20
-    """Neighbours that vote: a number, or several."""
+    """Number of neighbours that vote, or a list of numbers."""
 
     def __post_init__(self) -> None:
         one_of("protocol", self.protocol, KNN_PROTOCOLS)
@@ -62,16 +62,16 @@ FEW_SHOT_PROTOCOLS = {
 
 @dataclass(frozen=True, kw_only=True)
 class FewShot:
-    """Least squares on a few images of each class. What is None is the protocol's own."""
+    """Least squares on a few images of each class. None stands for the protocol's value."""
 
     protocol: str = "paper"
-    """Whose protocol: paper or big_vision."""
+    """paper or big_vision."""
     shots: int | str | Sequence[int | str] | None = None
-    """Training images of each class, or all; or several such numbers."""
+    """Training images of each class, or all; or a list of numbers."""
     seeds: int | None = None
-    """Draws of each of the shots."""
+    """Samples for each number of shots."""
     l2: Sequence[float] | None = None
-    """Penalties, of which leave-one-out accuracy on the images sampled chooses one."""
+    """Penalties, from which leave-one-out accuracy on the sampled images chooses one."""
 
     def __post_init__(self) -> None:
         one_of("protocol", self.protocol, FEW_SHOT_PROTOCOLS)
@@ -94,15 +94,15 @@ class FewShot:
 
 @dataclass(frozen=True, kw_only=True)
 class Linear:
-    """What the linear probes share."""
+    """The options that linear probes share."""
 
     held_out: float = 0.1
-    """The fraction of each class that is kept from training, to choose by."""
+    """The fraction of each class that is held out from training to choose options."""
     standardize: bool = True
-    """Each feature to mean 0 and deviation 1 over the images trained on, so that one grid suits features of any scale:
-    an untrained encoder's, raw pixels, those before the last norm."""
+    """Whether each feature is scaled to mean 0 and standard deviation 1 over the training images, so that one grid of
+    options suits features of any scale."""
     seed: int = 0
-    """Seed of which images are held out, and of the order of batches."""
+    """Seed of the held-out images and of the order of batches."""
 
     def __post_init__(self) -> None:
         number("held_out", self.held_out, 0, 0.9, above=True)
@@ -112,13 +112,13 @@ class Linear:
 
 @dataclass(frozen=True, kw_only=True)
 class Sgd(Linear):
-    """A linear layer for each learning rate, trained by SGD on the same batches, from zero."""
+    """Linear layers trained by SGD on the same batches, one for each learning rate, starting at zero."""
 
     # DINOv2's grid, there for batches of 256.
     learning_rates: Sequence[float] = (
         1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1, 0.2, 0.5, 1.0,
     )  # fmt: skip
-    """Learning rates at the start, as they are (not scaled by the batch size), then down to 0 along half a cosine."""
+    """Learning rates at the start, not scaled by the batch size; each falls to 0 along half a cosine."""
     epochs: int = 20
     """Passes over the training images."""
     batch_size: int = 256
@@ -126,7 +126,7 @@ class Sgd(Linear):
     momentum: float = 0.9
     """Share of itself that the momentum keeps at each step."""
     weight_decay: float = 0.0
-    """Weight decay, of weights and biases, as in torch.optim.SGD."""
+    """Weight decay of weights and biases, as in torch.optim.SGD."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -142,9 +142,9 @@ class Logistic(Linear):
     """Multinomial logistic regression by L-BFGS on all images at once."""
 
     l2s: Sequence[float] = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
-    """The penalties to choose from (scikit-learn's C is 1 / (n l2)); the bias bears none."""
+    """The penalties to choose from (scikit-learn's C is 1 / (n l2)); the bias is not penalised."""
     iterations: int = 500
-    """Iterations of a fit, at most."""
+    """The most iterations of a fit."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -157,13 +157,13 @@ class Segmentation(Logistic):
     """The class of each pixel from the features of patches, by a linear layer and by nearest neighbours."""
 
     train_images: int = 500
-    """At most so many, of which every patch is held in memory."""
+    """The most training images; all their patches are held in memory."""
     test_images: int = 250
-    """At most so many of those measured on."""
+    """The most test images."""
     k: int = 30
-    """Neighbours of a patch, all where there are fewer."""
+    """Neighbours of a patch, or all if there are fewer."""
     temperature: float = 0.02
-    """A neighbour's weight goes by exp(cosine / temperature)."""
+    """A neighbour's vote has the weight exp(cosine / temperature)."""
     l2s: Sequence[float] = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5)
     iterations: int = 200
 
@@ -177,12 +177,12 @@ class Segmentation(Logistic):
 
 @dataclass(frozen=True, kw_only=True)
 class Retrieval:
-    """Are the training images that are most like a test image of its class?"""
+    """Whether the training images nearest to a test image are of its class."""
 
     k: int | Sequence[int] = (1, 5, 10)
-    """Neighbours: one number or several."""
+    """Number of neighbours, or a list of numbers."""
     queries: int | None = None
-    """At most so many test images, always the same ones, since each sorts all training images; None: all."""
+    """The most test images, always the same ones, since each sorts all training images; None: all."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "k", _counts("k", self.k))
@@ -198,7 +198,7 @@ def _listed(name: str, values: object, expected: str = "must be a list of one or
 
 
 def _counts(name: str, values: object) -> tuple[int, ...]:
-    """One whole number or several, rising. OptionError unless they are."""
+    """One integer or a list of rising integers. OptionError for anything else."""
     counts = _listed(name, [values] if isinstance(values, int) else values)
     for count in counts:
         whole(name, count)

@@ -1,4 +1,4 @@
-"""Are the images most like an image of its class? Recall, precision and mean average precision against labels.
+"""Are the images nearest to an image of its class? Recall, precision and mean average precision against labels.
 
 Letters: m queries, n images searched, d width, k neighbours, r images searched that are of a query's class.
 """

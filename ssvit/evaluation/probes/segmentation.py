@@ -1,4 +1,4 @@
-"""What is each pixel? Mean intersection over union from the frozen features of patches, against masks.
+"""The class of each pixel from the frozen features of patches: mean intersection over union against masks.
 
 A patch gets a score for each class by a linear layer (Oquab et al. 2024, section 7.4), or by the shares of the classes
 in the nearest training patches (Balazevic et al. 2023, section 3). Scores are enlarged bilinearly to the mask's size.
