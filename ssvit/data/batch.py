@@ -52,6 +52,11 @@ class Batch(NamedTuple):
             )
         return self.views["image"]
 
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All of them."""
+        return (*self.views.values(), *(() if self.labels is None else (self.labels,)), self.slots)
+
     def augmented(self, transform: Transform, seed: int) -> "Batch":
         """The views that a transform makes of the only view."""
         return self._replace(views=named(transform(self.images, self.slots, seed)))

@@ -33,6 +33,7 @@ from ssvit.data.batch import Batch, Transform, named
 from ssvit.data.decode import Unreadable
 from ssvit.data.options import DECODINGS, FULL, PERMUTATION, SCALED
 from ssvit.data.source import Source
+from ssvit.data.stream import streamed
 from ssvit.options import OptionError, UserError, number, one_of, printable, whole
 from ssvit.randomness import permutation, uniform
 
@@ -101,11 +102,18 @@ class Loader:
         units = range(first_step * self.accumulate, last_step * self.accumulate)
         read = self._from_files if self.source.in_memory is None else self._from_memory
         with contextlib.closing(read(units)) as batches:
+            device = torch.device(self.device)
+            if device.type == "cuda":
+                yield from streamed(batches, device, self._wait)
+                return
             began = time.perf_counter()
             for batch in batches:
-                self.waited += time.perf_counter() - began
+                self._wait(time.perf_counter() - began)
                 yield batch
                 began = time.perf_counter()
+
+    def _wait(self, seconds: float) -> None:
+        self.waited += seconds
 
     def _slots(self, *units: int) -> tuple[Tensor, Tensor]:
         """Slots of micro-batches, counted over the steps, and the images that they show."""
