@@ -1,7 +1,7 @@
 """Train Faster R-CNN on a pre-trained encoder: python examples/detection.py outputs/masked_patch_synthetic
 
-The encoder becomes torchvision's backbone through the simple feature pyramid of ViTDet. The images are those of the
-embedded data set, larger than in pre-training, and the boxes are drawn around the masks of their shapes.
+ViTDet's simple feature pyramid makes the encoder a backbone for torchvision's detectors. The images are those of the
+embedded data set, larger than in pre-training. The boxes are the bounding boxes of the shapes' masks.
 """
 
 import argparse
@@ -19,11 +19,11 @@ parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("checkpoint", help="a run, or a file of another project's weights")
 parser.add_argument("--image-size", type=int, default=96)
 parser.add_argument("--steps", type=int, default=20)
-asked = parser.parse_args()
+arguments = parser.parse_args()
 
 torch.manual_seed(0)
-size = asked.image_size
-encoder = load_encoder(asked.checkpoint).train()
+size = arguments.image_size
+encoder = load_encoder(arguments.checkpoint).train()
 detector = FasterRCNN(
     FeaturePyramid(encoder, out_channels=64),
     num_classes=11,  # ten shapes, and the background
@@ -36,16 +36,16 @@ detector = FasterRCNN(
 optimizer = torch.optim.AdamW(detector.parameters(), lr=1e-4)
 
 batch = 8
-train = synthetic(size=size, images=batch * asked.steps, held_out_images=1, seed=0).train
-for step in range(asked.steps):
-    places = range(step * batch, (step + 1) * batch)
-    images = [train.read(i) / 255 for i in places]
-    boxes = [masks_to_boxes((train.mask(i) > 0)[None]) for i in places]
-    targets = [{"boxes": box, "labels": train.labels[i : i + 1] + 1} for i, box in zip(places, boxes, strict=True)]
+train = synthetic(size=size, images=batch * arguments.steps, held_out_images=1, seed=0).train
+for step in range(arguments.steps):
+    indices = range(step * batch, (step + 1) * batch)
+    images = [train.read(i) / 255 for i in indices]
+    boxes = [masks_to_boxes((train.mask(i) > 0)[None]) for i in indices]
+    targets = [{"boxes": box, "labels": train.labels[i : i + 1] + 1} for i, box in zip(indices, boxes, strict=True)]
     losses = detector(images, targets)
     loss = sum(losses.values())
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
     parts = ", ".join(f"{name.removeprefix('loss_')} {value.item():.3f}" for name, value in losses.items())
-    print(f"step {step + 1}/{asked.steps}  loss {loss.item():.3f} ({parts})", flush=True)
+    print(f"step {step + 1}/{arguments.steps}  loss {loss.item():.3f} ({parts})", flush=True)

@@ -1,1 +1,1 @@
-"""ssvit beside what else there is, measured in the same process in the same minutes."""
+"""ssvit compared with other libraries, measured in turn in the same process."""

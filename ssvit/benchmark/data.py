@@ -1,4 +1,4 @@
-"""From files and from memory to augmented batches, beside Pillow and torchvision's transforms, on one core.
+"""From files and from memory to augmented batches, compared with Pillow and torchvision's transforms, on one core.
 
 All make the same thing: a crop of the same random distribution, resized to the same size and flipped half of the time.
 ssvit ends at a uint8 batch, because its encoder takes that; the others end at the float batch that their users need.

@@ -1,4 +1,4 @@
-"""The nearest neighbours by cosine of frozen features, beside faiss's IndexFlatIP in a single batch, on one thread.
+"""Nearest neighbours by cosine of frozen features, compared with faiss's IndexFlatIP in a single batch, on one thread.
 
 Both start from features as an encoder gives them and are exact: faiss up to the rounding of float32, which now and then
 puts two neighbours in the other order. The items of the rates are queries.

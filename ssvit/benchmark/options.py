@@ -40,12 +40,12 @@ OBJECTIVES = ("masked_patch", "masked_patch_decoder", "simmim", "mae", "dino", "
 
 @dataclass(frozen=True, kw_only=True)
 class Benchmark:
-    """What is measured."""
+    """Which part is measured, and how often."""
 
     part: str
-    """A module of this package."""
+    """The part of ssvit that is measured; a module of this package."""
     rounds: int
-    """Rounds, in each of which each contender runs once."""
+    """Number of rounds; each contender runs once in each round."""
 
     def __post_init__(self) -> None:
         one_of("part", self.part, ("step", "data", "shards", "probe", "knn", "gpu"))
@@ -54,26 +54,26 @@ class Benchmark:
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """What training step is measured."""
+    """Which training step is measured."""
 
     objective: str = "masked_patch"
-    """One of `OBJECTIVES`."""
+    """The objective of the step."""
     model: str = "ti"
-    """One of `SIZES`."""
+    """The model's size; small is for images of 32 px."""
     precision: str = "bf16-mixed"
-    """Or 32-true."""
+    """bf16-mixed or 32-true."""
     threads: int = 1
-    """Threads of the CPU; with more than one, that is measured beside them."""
+    """Threads of the CPU; more than one are measured in addition to one."""
     compile: bool = False
-    """Every contender by torch.compile."""
+    """Whether every contender is compiled by torch.compile."""
     device: str = "cpu"
-    """cuda is timed by its events."""
+    """cpu or cuda, which is timed by its events."""
     batch: int | None = None
-    """Images of a step; None for what `SIZES` says."""
+    """Images of a step; None: the number in `SIZES`."""
     peers: bool | tuple[str, ...] = True
-    """The other libraries too, as far as they are installed, or those of these names."""
+    """Whether the other libraries are measured, if they are installed; or a list of their names."""
     memory: bool = True
-    """The highest memory of two steps too, in a process of its own for each contender."""
+    """Whether the highest memory of two steps is measured, in a separate process for each contender."""
 
     def __post_init__(self) -> None:
         one_of("objective", self.objective, OBJECTIVES)
@@ -95,16 +95,16 @@ CHANGES = ("fa3", "fa4", "cuda_graphs", "max_autotune", "tf32")
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """What part=gpu does; the rest is said by `Step`."""
+    """The options of part=gpu, in addition to those of `Step`."""
 
     parts: tuple[str, ...] = PARTS
-    """Some of resume, waits, step, profile, changes, data and checkpoint, in this order."""
+    """The parts to measure: resume, waits, step, profile, changes, data and checkpoint, in this order."""
     models: tuple[str, ...] | None = None
-    """Sizes of the step; None for s, b, l and h on cuda, small on a cpu."""
+    """Sizes of the step's model; None: s, b, l and h on cuda, small on a CPU."""
     changes: tuple[str, ...] = ()
-    """Set while the step is measured: what has paid of fa3, fa4, cuda_graphs, max_autotune and tf32."""
+    """Changes that are set while the step is measured: fa3, fa4, cuda_graphs, max_autotune, tf32."""
     folder: str = "outputs/gpu"
-    """For tables.txt, tables.json and pictures."""
+    """The folder for tables.txt, tables.json and pictures."""
 
     def __post_init__(self) -> None:
         for name, known in (("parts", PARTS), ("models", SIZES), ("changes", CHANGES)):

@@ -1,4 +1,4 @@
-"""A whole training step of a method beside the same method of other projects.
+"""A complete training step of a method, compared with the same method of other projects.
 
 Each contender is trained by ssvit's own loop: the same sizes, precision, clipping and fused AdamW, one after the other
 in every round, on the same images. `share` is the useful work of a step in a second over the machine's own matrix

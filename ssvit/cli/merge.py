@@ -1,4 +1,4 @@
-"""Make a checkpoint in parts, which a sharded run has left, one of whole files: ssvit merge checkpoint=PATH"""
+"""Merge the parts of a sharded run's checkpoint into complete files: ssvit merge checkpoint=PATH"""
 
 from pathlib import Path
 

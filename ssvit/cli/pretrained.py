@@ -256,7 +256,7 @@ def _fill(node: dict[str, Any], values: Any, name: str) -> None:
 
 
 def _foreign_options(arguments: Mapping[str, str]) -> dict[str, Any]:
-    """What the command line says of a foreign file, None for each option not given."""
+    """The options for another project's file on the command line, None for each that is not given."""
     try:
         return {name: yaml.safe_load(arguments.get(f"encoder.{name}", "null")) for name in reading.FOREIGN_OPTIONS}
     except yaml.YAMLError:

@@ -122,7 +122,7 @@ def figures(splits: Mapping[str, Split], scores: Sequence[Scores]) -> dict[str, 
 
 
 def _spaced(images: int, count: int) -> Tensor:
-    """At most `count` evenly spaced places of so many images."""
+    """At most `count` evenly spaced places among the images."""
     count = min(count, images)
     return torch.arange(count) * images // count
 

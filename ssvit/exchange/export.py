@@ -1,4 +1,4 @@
-"""A checkpoint as a folder that others open: weights, their configuration, and a model card, all there or nothing."""
+"""A checkpoint as a folder for other libraries: weights, configuration and model card, written all or not at all."""
 
 import json
 import shutil

@@ -1,6 +1,6 @@
 """Files of weights: names and shapes of their tensors, which are read before torch is loaded, and the tensors.
 
-Shapes are compared with the size of the file before memory is allocated, and nothing that a file holds is run.
+Shapes are compared with the size of the file before memory is allocated, and no code in a file is run.
 """
 
 import hashlib

@@ -1,6 +1,6 @@
 """The Hugging Face Hub: files of weights in its repositories, hf://OWNER/NAME[@REVISION][/FILE], and exports to it.
 
-huggingface_hub keeps what it fetched in a cache, which serves without a network too (HF_HUB_OFFLINE=1).
+huggingface_hub caches downloaded files, which can then be read without a network (HF_HUB_OFFLINE=1).
 """
 
 import re

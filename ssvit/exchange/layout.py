@@ -1,4 +1,4 @@
-"""What a peer calls its tensors: one table of names and einops patterns, for reading and for writing.
+"""The names of tensors in other projects: one table of names and einops patterns, for reading and for writing.
 
 A pattern has the peer's axes before the arrow and ours after it. Its letters are measured on the shapes, before torch
 is loaded: c channels, p, q patch height and width, d width, h heads, k head width, m MLP width, e what its first layer
@@ -90,7 +90,7 @@ def both(
 
 @dataclass(frozen=True)
 class Layout:
-    """A peer's whole encoder."""
+    """A peer's complete encoder."""
 
     peer: str
     signature: str  # the name of the patch projection, by which a file is known

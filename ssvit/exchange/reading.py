@@ -1,7 +1,7 @@
-"""A foreign file of weights as a checkpoint: whose layout it is in, which encoder it holds, and its weights as ours.
+"""Another project's file of weights as a checkpoint: its layout, its encoder, and its weights by ssvit's names.
 
-What shapes do not tell comes from the user, else from the files beside it, else from what is usual, and is printed.
-Torch is loaded for the weights alone.
+What the shapes do not contain comes from the user, else from the files beside it, else from the usual values, and is
+printed. Torch is loaded only for the weights.
 """
 
 import itertools

@@ -1,4 +1,4 @@
-"""Our weights by a peer's names: the layouts read backwards.
+"""Weights by another project's names: the layouts read backwards.
 
 Letters: t tokens, d width.
 """

@@ -18,7 +18,7 @@ VIEWS = 2
 
 
 class Contrastive(Objective):
-    """An objective whose projections of two views are compared; the methods are those that its panel needs."""
+    """An objective whose projections of two views are compared; the methods are those that its evaluation needs."""
 
     def project(self, views: Tensor) -> Tensor:
         """What is compared: (b, v, c, h, w) -> (v b, e)."""
