@@ -13,10 +13,12 @@ import pytest
 import tiny
 import torch
 from command import LIMIT
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ssvit.checkpoints import storage
 from ssvit.checkpoints.checkpoint import Checkpoint
+from ssvit.data.batch import Batch, named
 from ssvit.options import UserError
 from ssvit.training import loop
 from ssvit.training.metrics_log import MetricsLog
@@ -165,3 +167,40 @@ def test_the_numbers_of_every_step_are_logged_in_order(tmp_path, monkeypatch):
     monkeypatch.setattr(MetricsLog, "train", lambda self, step, *_, **__: log.append(step))
     tiny.train(tmp_path, log_every=5)
     assert log == list(range(1, 13))
+
+
+class Copies(TorchDispatchMode):
+    """Finds copies from one device to another that the host waits for."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result, kwargs = func(*args, **(kwargs or {})), kwargs or {}
+        if func is torch.ops.aten._to_copy.default and not kwargs.get("non_blocking"):
+            self.found += [tuple(result.shape)] * (args[0].device != result.device)
+        return result
+
+
+@pytest.mark.filterwarnings("ignore:CUDA is not available")
+@pytest.mark.parametrize("method", [*METHODS, "codebook"])
+def test_the_host_of_a_gpu_waits_in_no_part_of_an_update(method, monkeypatch):
+    """With tensors of a GPU that have no numbers, which fail where the host asks for one."""
+    objective = getattr(tiny, method)(0.1).train()
+    views = named(tiny.transform(objective)(tiny.pictures(4), torch.arange(4), 0))
+    monkeypatch.setattr(torch.__future__, "_overwrite_module_params_on_conversion", True)
+    with FakeTensorMode(allow_non_fake_inputs=True), Copies() as copies:
+        objective.to("cuda")
+        batch = Batch(views, torch.zeros(4, dtype=torch.int64), torch.arange(4)).to("cuda")
+        assert copies.found
+        copies.found.clear()
+        noise = objective.sample(batch.slots, seed=0)
+        scheduled = {name: torch.full((), 0.5, dtype=torch.float64, device="cuda") for name in objective.schedules}
+        with torch.autocast("cuda", torch.bfloat16):
+            result = objective(batch, noise, scheduled)
+        outputs = {name: value.detach() for name, value in result.items() if value.ndim}
+        with torch.no_grad():
+            objective.after_step(outputs, scheduled, result["loss"].isfinite())
+    assert result["loss"].device.type == "cuda"
+    assert not copies.found
