@@ -1,4 +1,4 @@
-"""What is to be known of a GPU, in one go: ssvit benchmark part=gpu step.device=cuda
+"""Measurements of ssvit on a GPU by one command: ssvit benchmark part=gpu step.device=cuda
 
 Each part works in a process of its own, and one that fails leaves its reason as a row; after each, the folder has all
 tables so far as text and JSON, and rates as pictures. With step.device=cpu the same runs small, which proves the code

@@ -1,4 +1,4 @@
-"""ssvit's objectives as the step is measured, with the numbers of their files in configs/objective, and their batches.
+"""ssvit's objectives for the measured step, with the values of configs/objective, and their batches.
 
 Letters: b images, v views, c channels, h, w pixels.
 """

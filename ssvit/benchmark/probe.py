@@ -1,4 +1,4 @@
-"""Ridge regression of frozen features for a sweep of penalties, beside scikit-learn's Ridge, a fit a penalty.
+"""Ridge regression of frozen features for a sweep of penalties, compared with scikit-learn's Ridge, a fit for each.
 
 The items of the rates are penalties, so the ratio is that of whole sweeps; scikit-learn fits every fourth penalty in a
 round. All end at predictions for the same test images; scikit-learn is spared preparing the features. One thread.

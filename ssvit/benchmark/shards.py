@@ -1,4 +1,4 @@
-"""Images in shards, from files to augmented batches, beside the same in a folder, WebDataset and LitData, on one core.
+"""Images in shards, from files to augmented batches, compared with a folder, WebDataset and LitData, on one core.
 
 All read the same JPEG files, at random as far as they can, from the page cache: what a disk or a network adds is not
 measured. WebDataset reads the very shards that ssvit does, through a shuffle buffer; LitData has chunks of its own. The

@@ -1,4 +1,4 @@
-"""Measure a part of ssvit beside its peers: ssvit benchmark part=step"""
+"""Compare the speed of a part of ssvit with other libraries: ssvit benchmark part=step"""
 
 import importlib
 import json

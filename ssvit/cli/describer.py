@@ -1,4 +1,4 @@
-"""The vectors that describe pictures, for the commands that store them. Loads torch only when they are computed."""
+"""The features of pictures, for the commands that store them. Loads torch only when they are computed."""
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any

@@ -2,7 +2,7 @@
 
 The options are those of the composed configuration: `objective=mae --help` shows those of mae. A meaning is the string
 under the field of the dataclass that checks the option; where there is none, the comment in the YAML file. What a value
-must be is asked of the dataclass itself, which refuses a wrong one in words.
+must be is what the dataclass says when it refuses a wrong one.
 """
 
 import ast

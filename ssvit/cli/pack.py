@@ -1,4 +1,4 @@
-"""Make shards of a data set, or verify them: ssvit pack data=PATH output=FOLDER. The same command again goes on."""
+"""Write shards of a data set, or verify them: ssvit pack data=PATH output=FOLDER. The command can be resumed."""
 
 from pathlib import Path
 

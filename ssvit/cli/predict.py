@@ -1,4 +1,4 @@
-"""Name the classes of pictures: ssvit predict checkpoint=PATH PICTURES…"""
+"""Predict the classes of pictures: ssvit predict checkpoint=PATH PICTURES…"""
 
 import json
 from pathlib import Path

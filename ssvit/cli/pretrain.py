@@ -1,4 +1,4 @@
-"""Pre-train a Vision Transformer: ssvit pretrain objective=masked_patch. The same command again goes on.
+"""Pre-train a Vision Transformer: ssvit pretrain objective=masked_patch. The same command continues a stopped run.
 
 checkpoint=PATH starts from weights that exist, a run's or another project's.
 """

@@ -1,4 +1,4 @@
-"""Find pictures that look alike: ssvit retrieve action=index|add|query store=FOLDER PICTURES…|data=SET"""
+"""Find similar pictures: ssvit retrieve action=index|add|query store=FOLDER PICTURES…|data=SET"""
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig

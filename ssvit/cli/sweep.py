@@ -1,4 +1,4 @@
-"""What the jobs of a sweep (-m) found: a table of the options swept and a metric, and the best job."""
+"""The results of the jobs of a sweep (-m): a table of the swept options and a metric, and the best job."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Look into an encoder: ssvit visualize checkpoint=PATH PICTURES…"""
+"""Plot the inside of an encoder: ssvit visualize checkpoint=PATH PICTURES…"""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What the Hugging Face Hub reads on top of a model card: library, task, tags, data set, results, as YAML."""
+"""The front matter of a model card for the Hugging Face Hub: library, task, tags, data set, results, as YAML."""
 
 import re
 from collections.abc import Iterator, Mapping

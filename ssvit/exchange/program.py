@@ -1,4 +1,4 @@
-"""An encoder, or a classifier, as one program: what ONNX and torch.export write.
+"""An encoder, or a classifier, as one program for ONNX and torch.export.
 
 Images are float in [0, 1], or uint8; normalisation is inside. A program takes any number of images, and if it is to,
 of any size that the patches divide: the encoder then resamples its positions.

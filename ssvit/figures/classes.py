@@ -1,4 +1,4 @@
-"""Pictures of a classifier: which class is taken for which, its most confident mistakes, and its learning curves.
+"""Pictures of a classifier: its confusion matrix, its most confident mistakes, and its learning curves.
 
 Letters: c channels, h, w pixels, k classes.
 """

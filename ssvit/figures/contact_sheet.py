@@ -1,4 +1,4 @@
-"""The contact sheet of a retrieval: in each row a query and, best first, the images that are most like it.
+"""The contact sheet of a retrieval: in each row a query and, best first, the images that are most similar to it.
 
 Letters: c channels, h, w pixels.
 """

@@ -1,4 +1,4 @@
-"""A map of images on which those with like features lie together; each class has a colour and its name.
+"""A map of images on which images with similar features lie together; each class has a colour and its name.
 
 Letters: n images, d width, k classes.
 """

@@ -1,4 +1,4 @@
-"""Pictures of attention: how far each head looks, and what it attends to in an image (paper, Figures 6, 7, 11, 14).
+"""Pictures of attention: the mean distance of each head, and the attention maps (paper, Figures 6, 7, 11, 14).
 
 Letters: b images, c channels, h, w pixels, or h heads of l layers, n patches of a grid.
 """

@@ -1,4 +1,4 @@
-"""Many images as one picture, since an axis for each would take a second to draw.
+"""Many images as one picture, since plotting an axis for each would take a second.
 
 Letters: n images, c channels, h, w pixels.
 """

@@ -1,6 +1,6 @@
 """Accuracy of frozen features over the steps of a run, the encoder's layers, or the columns of a probe (shots, k).
 
-Each probe has a panel, in which the encoder stands beside its baselines: the same encoder with random weights, raw
+Each probe has a plot, which compares the encoder with its baselines: the same encoder with random weights, raw
 pixels, and chance.
 """
 

@@ -1,4 +1,4 @@
-"""Images beside their masks and what each pixel is taken for.
+"""Images beside their masks and the predicted class of each pixel.
 
 Letters: b images, c channels, h, w pixels.
 """

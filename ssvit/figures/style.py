@@ -1,4 +1,4 @@
-"""What all figures share: colours, sizes in dots, text that fits, images as matplotlib wants them, curves over steps.
+"""The common style of figures: colours, sizes in dots, text that fits, images for matplotlib, curves over steps.
 
 Letters: c channels, h, w pixels.
 """
@@ -25,7 +25,7 @@ DASHED = (0, (5, 2))  # of a line that may lie on another one, which shows in th
 
 
 class Line(TypedDict, total=False):
-    """How matplotlib draws a line."""
+    """The style of a line in matplotlib."""
 
     color: str
     linewidth: float

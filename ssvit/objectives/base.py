@@ -1,4 +1,4 @@
-"""The base of a training method: a module that owns an encoder, samples its randomness and gives a loss.
+"""The base of a training method: a module that has an encoder, samples its random choices and computes a loss.
 
 Letters: b images.
 """

@@ -1,4 +1,4 @@
-"""What contrastive methods share: two views of an image, compared with those of all images of a batch.
+"""The common part of contrastive methods: two views of an image, compared with those of all images of a batch.
 
 Letters: b images, v = 2 views, c channels, h, w pixels, e numbers of a projection, r rows, s rows of all processes.
 """

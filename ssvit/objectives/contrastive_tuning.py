@@ -1,4 +1,4 @@
-"""Contrastive tuning of a finished run, a second stage (MAE-CT, Lehner et al. 2023): near images become nearer.
+"""Contrastive tuning of a finished run (MAE-CT, Lehner et al. 2023): features of similar images become closer.
 
 A view is to find the nearest neighbour of the image's other view, among images seen before (NNCLR, Dwibedi et al.
 2021). Only the upper layers are trained, after a first part of the run in which the new heads are trained alone.

@@ -1,4 +1,4 @@
-"""Which patches are corrupted and how: BERT's recipe on patch embeddings (section 4.6, Appendix B.1.2).
+"""The corruption of patches: BERT's recipe on patch embeddings (section 4.6, Appendix B.1.2).
 
 Every image has the same number of corrupted patches, so shapes are static. Each corrupted patch becomes the [mask]
 embedding, another patch of the same image (never itself), or stays as it is; all are predicted.

@@ -1,4 +1,4 @@
-"""A store of image vectors in a folder: written whole or not at all, verified when opened, unable to run code.
+"""A store of image vectors in a folder: written completely or not at all, verified when opened, unable to run code.
 
 vectors_00000000.safetensors, … (the shards) hold each image's vector, name and label; manifest.json has the encoder,
 the names of the classes, the sha256 of each shard, and its own checksum. A file that the manifest does not list is not
@@ -142,7 +142,7 @@ class Store:
 
         classes: of `labels`, by default the store's; new ones are appended to these. StoreError if a name is there
         already (see `absent`), if another process is adding or has added since the store was opened, or if the disk
-        refuses: then what the store held is whole. Killed at any moment, the folder holds the old store or the new.
+        refuses: then the store is unchanged. Killed at any moment, the folder holds the old store or the new.
         """
         if not len(vectors):
             return
