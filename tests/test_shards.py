@@ -162,6 +162,13 @@ def test_the_names_of_shards_say_what_they_are_for(tmp_path: Path) -> None:
         datasets.shards(root=str(tmp_path / "empty"))
 
 
+def test_a_folder_of_shards_says_how_it_is_read(tmp_path: Path) -> None:
+    for name in ("0.tar", "train/0.tar"):
+        tar(tmp_path / name.partition(".")[0] / name, {"1.png": picture(0)})
+        with pytest.raises(OptionError, match=r"holds shards, which data=shards data.root=PATH reads"):
+            datasets.folder(root=str(tmp_path / name.partition(".")[0]))
+
+
 def test_what_is_wrong_with_a_shard_is_one_line(tmp_path: Path) -> None:
     several(tmp_path / "good", 3)
     content = (tmp_path / "good/0000.tar").read_bytes()

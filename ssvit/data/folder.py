@@ -6,6 +6,7 @@ both counts as unlabelled. Names that begin with a dot are skipped.
 
 import os
 from collections.abc import Iterator
+from glob import glob
 from itertools import combinations, islice
 from typing import NamedTuple
 
@@ -15,6 +16,7 @@ IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".we
 AUTO = "auto"
 # The names that auto finds, the first before the others.
 KNOWN = {"train": ("train",), "validation": ("val", "validation", "valid"), "test": ("test",)}
+_SHARDS = "holds shards, which data=shards data.root=PATH reads"
 _NO_IMAGE = f"holds no image (a file ending in {', '.join(IMAGE_SUFFIXES)})"
 
 
@@ -28,7 +30,8 @@ def check(root: object, name: str = "root") -> None:
         raise OptionError(name, root, "must be a folder, and this is a file")
     try:
         if not any(_images(os.fspath(root))):
-            raise OptionError(name, root, _NO_IMAGE)
+            holds_shards = any(glob(pattern, root_dir=root) for pattern in ("*.tar", "*/*.tar"))
+            raise OptionError(name, root, _SHARDS if holds_shards else _NO_IMAGE)
     except OSError as error:
         raise OptionError(name, root, f"cannot be read: {error.strerror}") from None
 
