@@ -52,6 +52,7 @@ CHOICES = {
     "multi_crop": ["objective=dino", "augment@data.augment=multi_crop_small"],
     "folder": ["data=folder", "data.root=FOLDER", "data.image_size=16", "recipe.batch_size=4"],
     "csv": ["data=csv", "data.table=FOLDER/table.csv", "data.image_size=16", "recipe.batch_size=4"],
+    "huggingface": ["data=huggingface", "data.root=FOLDER", "data.image_size=16", "recipe.batch_size=4"],
     "imagenet": ["data=imagenet", "data.root=FOLDER", "data.image_size=16", "recipe.batch_size=4"],
     "shift_crop": ["data=cifar10", "data.root=FOLDER"],
     "resize_crop": ["data=cifar10", "data.root=FOLDER", "augment@data.augment=resize_crop"],
@@ -111,8 +112,9 @@ TOGETHER = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Images in ImageNet's layout and in a table, one of which every data set of files accepts."""
+    """Images in ImageNet's layout, in a table, and described as a saved set: every data set of files accepts one."""
     root = tmp_path_factory.mktemp("images")
+    (root / "dataset_dict.json").write_text('{"splits": ["train", "val"]}')
     (root / "table.csv").write_text("path,label,split\n")
     for part in ("train", "val"):
         for wnid in ("n01", "n02"):
@@ -121,6 +123,8 @@ def folder(tmp_path_factory):
                 Image.new("RGB", (30, 20), (number, 0, 0)).save(root / part / wnid / f"{number}.png")
                 with open(root / "table.csv", "a") as table:
                     table.write(f"{part}/{wnid}/{number}.png,{wnid},{part}\n")
+        features = {"image": {"_type": "Image"}, "label": {"_type": "ClassLabel", "names": ["n01", "n02"]}}
+        (root / part / "dataset_info.json").write_text(json.dumps({"features": features}))
     return root
 
 

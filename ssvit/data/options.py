@@ -1,12 +1,13 @@
 """The options of the data sets, which check themselves, as far as names and numbers tell. Standard library only."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from importlib.util import find_spec
 from itertools import islice
 
-from ssvit.data import folder, shard_folder
+from ssvit.data import folder, saved_set, shard_folder
 from ssvit.data import table as tables
 from ssvit.options import OptionError, flag, number, one_of, pair, whole
 
@@ -182,6 +183,78 @@ class Csv(Known):
 
     def count(self, at_most: int) -> int:
         return sum(1 for _ in islice(self.rows("train"), at_most))
+
+
+@dataclass(frozen=True, kw_only=True)
+class HuggingFace(Known):
+    """A data set of the library `datasets`: see `ssvit.data.saved_set`."""
+
+    channels = 3
+
+    root: str
+    """A folder that save_to_disk wrote, or one with files of Parquet, or the name of a set in the cache."""
+    config: str | None = None
+    """The configuration of a set that has several."""
+    image: str = folder.AUTO
+    """The name of the column of images; auto: the only one."""
+    label: str | None = folder.AUTO
+    """The name of the column of labels; auto: label, or the only column of classes; None: none."""
+    train: str = folder.AUTO
+    """The split to train on; auto: train, or the only other one."""
+    validation: str | None = folder.AUTO
+    """The split for choices and curves; auto: val, validation or valid; None: none."""
+    test: str | None = folder.AUTO
+    """The split for the reported figure; auto: test; None: none."""
+    held_out: float = 0.1
+    """Part of the images that is kept from training to test on, where there are neither validation nor test images."""
+    seed: int = 0
+    """Seed of which images are held out: the same for every run."""
+    verify: str = "size"
+    """What a run is bound to: its images' labels and sizes (size), or their bytes too (content)."""
+    download: bool = False
+    """Whether a set that is not in the cache is fetched from the Hugging Face Hub."""
+
+    def __post_init__(self) -> None:
+        flag("download", self.download)
+        number("held_out", self.held_out, 0, 0.9, above=True)
+        whole("seed", self.seed, at_least=0)
+        one_of("verify", self.verify, VERIFIED)
+        if not isinstance(self.root, str) or not self.root:
+            raise OptionError("root", self.root, "must name a folder, or a data set in the cache")
+        if find_spec("datasets") is None:
+            raise OptionError("root", self.root, "needs datasets: pip install 'ssvit[huggingface]'")
+        if not (self.download or os.path.isdir(self.root) or saved_set.is_cached(self.root)):
+            right = "no such folder, nor a data set in the cache; data.download=true fetches one from the Hub"
+            raise OptionError("root", self.root, right)
+        if self.described is not None:
+            if self.config is not None:
+                raise OptionError("config", self.config, "must be null: save_to_disk wrote one configuration")
+            self.columns_of(self.described[self.splits_of(self.described).train])
+
+    @cached_property
+    def described(self) -> dict[str, saved_set.Features] | None:
+        """The splits of a folder and their columns; None if save_to_disk did not write it."""
+        return saved_set.described(self.root)
+
+    def splits_of(self, there: Iterable[str]) -> saved_set.Splits:
+        """The splits, of those that are there, by what their images are for."""
+        names = {"validation": self.validation, "test": self.test}
+        return saved_set.splits(self.root, there, train=self.train, **names)
+
+    def columns_of(self, features: saved_set.Features) -> tuple[str, str | None]:
+        """The names of the columns of images and of labels, of those that are there."""
+        return saved_set.columns(self.root, features, image=self.image, label=self.label)
+
+    @property
+    def labelled(self) -> bool | None:
+        if self.described is None:
+            return None
+        label = self.columns_of(self.described[self.splits_of(self.described).train])[1]
+        return None if label is not None else False  # a row of the column may have none
+
+    @property
+    def validated(self) -> bool | None:
+        return None if self.described is None else self.splits_of(self.described).validation is not None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,148 @@
+"""Images in data sets of the library `datasets` (Hugging Face), from disk or from its cache.
+
+Its tables lie in files that processes map, so an image is read from its row, and a batch is a function of the step.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from ssvit.data import decode, options
+from ssvit.data.decode import Unreadable
+from ssvit.data.folder import AUTO
+from ssvit.data.source import Data, Labels, Source, checked_labels, parted
+from ssvit.options import UserError, make, printable
+
+
+class HuggingFace(Source):
+    """The images of a column of a `datasets.Dataset`, and labels (n,) into `classes`; called: its name in messages.
+
+    verify: what the fingerprint covers besides the labels, the "size" of each image's file or its "content". UserError
+    for an out-of-range label.
+    """
+
+    def __init__(
+        self, dataset: Any, image: str, labels: Labels = None, classes: Sequence[str] = (), *, called: str, verify: str
+    ) -> None:
+        import datasets
+
+        self.dataset = dataset.select_columns([image]).cast_column(image, datasets.Image(decode=False))
+        self.image, self.called, self.verify = image, called, verify
+        self.labels = checked_labels(labels, len(dataset), classes)
+        self.classes = tuple(classes)
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def read(self, index: int) -> Tensor:
+        return decode.load_bytes(self._file(index), self.name(index))
+
+    def read_smaller(self, index: int, reduce: decode.Reduce) -> Tensor:
+        return decode.load_bytes(self._file(index), self.name(index), reduce)
+
+    def _file(self, index: int) -> decode.Bytes:
+        """The file of an image, (bytes,) uint8, from the table or where the table says that it is."""
+        image = self.dataset[index][self.image] or {"bytes": None, "path": None}
+        if image["bytes"] is not None:
+            return np.frombuffer(bytearray(image["bytes"]), np.uint8)
+        path = image["path"]
+        if not os.path.isfile(path or ""):
+            raise Unreadable(self.name(index), f"there is no file {path}" if path else "the row has no image")
+        return decode.read_part(path, 0, os.path.getsize(path), path)
+
+    def name(self, index: int) -> str:
+        return f"{self.called}/{index}"
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """sha256 of the labels and of the sizes or contents of the images."""
+        labels = None if self.labels is None else self.labels.tolist()
+        digest = hashlib.sha256(json.dumps([len(self), self.classes, labels]).encode())
+        for index, size in enumerate(self._sizes()):
+            digest.update(b"%d " % size)
+            if self.verify == "content" and size >= 0:
+                digest.update(self._file(index).data)
+        return digest.hexdigest()
+
+    def _sizes(self) -> Iterator[int]:
+        """The bytes of each image's file, -1 if there is none. Images themselves are not read for it."""
+        import pyarrow.compute as arrow
+
+        for chunk in self.dataset.data.column(self.image).chunks:
+            lengths = arrow.binary_length(arrow.struct_field(chunk, "bytes")).to_pylist()
+            for length, path in zip(lengths, arrow.struct_field(chunk, "path").to_pylist(), strict=True):
+                yield length if length is not None else os.path.getsize(path) if os.path.isfile(path or "") else -1
+
+
+def hugging_face(**given: object) -> Data:
+    """A data set of the library `datasets`, `options.HuggingFace`.
+
+    UserError if it cannot be read, or if validation or test images have a class that training lacks. As in a folder,
+    test=auto skips test images without labels where there are validation images.
+    """
+    chosen = make(options.HuggingFace, given)
+    found = _loaded(chosen)
+    names = chosen.splits_of(found)
+    image, label = chosen.columns_of(found[names.train].features.to_dict())
+    sources: list[HuggingFace | None] = []
+    for name in names:
+        if name is None:
+            sources.append(None)
+            continue
+        called = f"{chosen.root}/{name}".rstrip("/")
+        classes = sources[0].classes if sources and sources[0] is not None else ()
+        if missing := {image, label} - {None, *found[name].column_names}:
+            raise UserError(f"{called}: has no column {min(map(str, missing))}, and {names.train} has")
+        labels, own = _labels(found[name], label, classes, called)
+        sources.append(HuggingFace(found[name], image, labels, own, called=called, verify=chosen.verify))
+    train, validation, test = sources
+    assert train is not None
+    if chosen.test == AUTO and validation is not None and train.labels is not None and test and test.labels is None:
+        test = None
+    shown = [f"{name or os.path.basename(os.path.normpath(chosen.root))}:" for name in names]
+    return parted(shown, train, validation, test, held_out=chosen.held_out, seed=chosen.seed)
+
+
+def _loaded(chosen: options.HuggingFace) -> dict[str, Any]:
+    """The sets by their splits. UserError if there are none."""
+    import datasets
+
+    offline = datasets.config.HF_HUB_OFFLINE
+    datasets.config.HF_HUB_OFFLINE = offline or not chosen.download
+    try:
+        if chosen.described is None:
+            found = datasets.load_dataset(chosen.root, chosen.config)
+        else:
+            found = datasets.load_from_disk(chosen.root)
+    except Exception as error:  # pyarrow, the hub and the library have errors of their own
+        reason = printable((str(error).splitlines() or [type(error).__name__])[0])
+        raise UserError(f"data.root={chosen.root}: the data set cannot be read: {reason}") from None
+    finally:
+        datasets.config.HF_HUB_OFFLINE = offline
+    return dict(found) if isinstance(found, datasets.DatasetDict) else {"": found}
+
+
+def _labels(
+    dataset: Any, label: str | None, classes: Sequence[str], called: str
+) -> tuple[list[int] | None, tuple[str, ...]]:
+    """Labels into `classes`, by default into the set's own, and these; none if a row has no label."""
+    if label is None:
+        return None, ()
+    values = dataset.data.column(label).to_pylist()
+    names = dataset.features.to_dict()[label].get("names")
+    if any(value is None or (names and value < 0) for value in values):
+        return None, ()
+    texts = values if not names else [names[value] for value in values]
+    own = tuple(names) if names else tuple(map(str, sorted(set(values))))
+    place = {name: number for number, name in enumerate(classes or own)}
+    for text in texts:
+        if str(text) not in place:
+            wrong = f"the class {printable(text)} is not among the {len(place)} that are trained on"
+            raise UserError(f"{called}: {wrong}")
+    return [place[str(text)] for text in texts], tuple(classes or own)
