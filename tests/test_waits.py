@@ -43,7 +43,7 @@ class Reads(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def counted(folder: Path, method: str) -> None:
+def counted(folder: Path, method: str, strategy: str = "auto") -> None:
     """Train with a log step in the middle; fails if a step between log steps reads."""
     reads, schedule = Reads(), State.schedule
 
@@ -54,7 +54,7 @@ def counted(folder: Path, method: str) -> None:
     State.schedule = noted
     try:
         with reads:
-            recipe = {"accumulate": 2, "ema": 0.9, "log_every": 6, "save_every": 12}
+            recipe = {"accumulate": 2, "ema": 0.9, "log_every": 6, "save_every": 12, "strategy": strategy}
             tiny.train(folder, objective=getattr(tiny, method)(0.1), **recipe)
             reads.step = "proof"
             torch.zeros(()).item()
@@ -93,9 +93,9 @@ def in_two_processes(*works) -> list[int]:
     return [process.exitcode for process in processes]
 
 
-@pytest.mark.parametrize("method", ["model", "dino"])
-def test_two_processes_read_nothing_between_log_steps(tmp_path, method):
-    assert in_two_processes(*[partial(counted, tmp_path, method)] * 2) == [0, 0]
+@pytest.mark.parametrize(("method", "strategy"), [("model", "auto"), ("dino", "fsdp")])
+def test_two_processes_read_nothing_between_log_steps(tmp_path, method, strategy):
+    assert in_two_processes(*[partial(counted, tmp_path, method, strategy)] * 2) == [0, 0]
 
 
 class At:
