@@ -21,7 +21,9 @@ def run(config: DictConfig, plain: Plain) -> Path:
     called = str(HydraConfig.get().runtime.choices.get("data"))
     folders = [*plain["images"]]
     if called == "folder":  # all of its images, in whatever subfolders for training and testing
-        folders += [part for part in folder.splits(plain["data"]["root"]) if part is not None]
+        root = plain["data"]["root"]
+        roots = root if isinstance(root, list) else [root]
+        folders += [part for one in roots for part in folder.splits(one) if part is not None]
     pictures = named_pictures(folders) if folders or plain["data"] is None else {}
     of_checkpoint = describer.check(plain, plain["features"])
     announce()

@@ -4,7 +4,6 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 
 import torch
 from tqdm import tqdm
@@ -15,7 +14,7 @@ from ssvit.data.files import Files, Listing, listing
 from ssvit.data.index import KEPT_FROM, Index, Row, kept
 from ssvit.data.memory import Memory
 from ssvit.data.shards import find
-from ssvit.data.source import Data, Source, parted
+from ssvit.data.source import Data, Source, joined, parted
 from ssvit.options import OptionError, UserError, make, pair, printable
 
 
@@ -38,29 +37,33 @@ def synthetic(**given: object) -> Data:
 
 
 def folder(**given: object) -> Data:
-    """Image files in a folder, `options.Folder`.
+    """Image files in a folder, or in several, `options.Folder`.
 
     Beside validation images, test=auto skips test images that have no labels of the training set's classes. UserError
     if validation or test images have a class that training lacks.
     """
     chosen = make(options.Folder, given)
-    splits = chosen.splits
-    read = partial(_files, verify=chosen.verify, masks=(chosen.root, chosen.masks) if chosen.masks else None)
-    train = read(splits.train)
-    validation = read(splits.validation, train.classes) if splits.validation else None
+    splits = [[path for path in paths if path] for paths in zip(*chosen.splits, strict=True)]
+    of_masks = (chosen.roots[0], chosen.masks) if chosen.masks else None
+
+    def read(paths: Sequence[str], classes: Sequence[str] = ()) -> Source:
+        return joined([_files(path, classes, verify=chosen.verify, masks=of_masks) for path in paths])
+
+    train = read(splits[0])
+    validation = read(splits[1], train.classes) if splits[1] else None
     test, reason = None, ""
     optional = chosen.test == folders.AUTO and validation
     try:
-        test = read(splits.test, train.classes) if splits.test else None
+        test = read(splits[2], train.classes) if splits[2] else None
         if optional and test and train.classes and test.labels is None:
             test, reason = None, "its images have no labels"
     except UserError as error:
         if not optional:
             raise
         reason = str(error)
-    names = [_short(path) if path else "" for path in splits]
+    names = [", ".join(dict.fromkeys(map(_short, paths))) for paths in splits]
     data = parted(names, train, validation, test, held_out=chosen.held_out, seed=chosen.seed)
-    skipped = f"; {_short(splits.test)} is not used: {reason}" if splits.test and reason else ""
+    skipped = f"; {names[2]} is not used: {reason}" if reason else ""
     return replace(data, told=data.told + skipped)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
-from itertools import islice
+from itertools import combinations, islice
 
 from ssvit.data import folder, saved_set, shard_folder
 from ssvit.data import table as tables
@@ -73,8 +73,8 @@ class Folder(Known):
 
     channels = 3
 
-    root: str
-    """The folder."""
+    root: str | Sequence[str]
+    """The folder, or several, whose classes of one name are one."""
     train: str | None = folder.AUTO
     """The subfolder to train on; auto: train/ where there is one; None: the whole folder."""
     validation: str | None = folder.AUTO
@@ -91,25 +91,39 @@ class Folder(Known):
     """For segmentation, a folder that holds for each image root/a/b.jpg its mask, masks/a/b.png."""
 
     def __post_init__(self) -> None:
-        folder.check(self.root)
+        if not self.roots:
+            raise OptionError("root", self.root, "must name a folder of images")
+        for root in self.roots:
+            folder.check(root)
+        for one, other in combinations(map(os.path.realpath, self.roots), 2):
+            if os.path.commonpath([one, other]) in (one, other):
+                raise OptionError("root", self.root, f"{one} and {other} share images")
         _ = self.splits
         number("held_out", self.held_out, 0, 0.9, above=True)
         whole("seed", self.seed, at_least=0)
         one_of("verify", self.verify, VERIFIED)
         if self.masks is not None and not os.path.isdir(str(self.masks)):
             raise OptionError("masks", self.masks, "no such folder; null for none")
+        if self.masks is not None and len(self.roots) > 1:
+            raise OptionError("masks", self.masks, "must be null with several folders in data.root")
 
     @property
-    def splits(self) -> folder.Splits:
-        """The folders by what their images are for."""
-        return folder.splits(self.root, train=self.train, validation=self.validation, test=self.test)
+    def roots(self) -> tuple[str, ...]:
+        """The folders."""
+        return tuple(self.root) if isinstance(self.root, list | tuple) else (self.root,)  # type: ignore[return-value]
+
+    @property
+    def splits(self) -> list[folder.Splits]:
+        """The subfolders of each folder by what their images are for."""
+        names = {"train": self.train, "validation": self.validation, "test": self.test}
+        return [folder.splits(root, **names) for root in self.roots]
 
     @property
     def validated(self) -> bool:
-        return self.splits.validation is not None
+        return any(split.validation for split in self.splits)
 
     def count(self, at_most: int) -> int:
-        return folder.count(self.splits.train, at_most=at_most)
+        return min(at_most, sum(folder.count(split.train, at_most=at_most) for split in self.splits))
 
 
 @dataclass(frozen=True, kw_only=True)

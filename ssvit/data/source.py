@@ -1,9 +1,11 @@
 """Sources of images, and what a run trains on and is measured on. Letters: n images, c channels, h, w pixels."""
 
 import hashlib
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import accumulate, chain
 from typing import Protocol
 
 import numpy as np
@@ -100,6 +102,52 @@ class Part(Source):
     @cached_property
     def fingerprint(self) -> str:
         return hashlib.sha256(f"{self.whole.fingerprint} {self.indices.tolist()}".encode()).hexdigest()
+
+
+class Joined(Source):
+    """Several sources, one after the other. Classes of one name are one; without labels if a source has none."""
+
+    def __init__(self, parts: Sequence[Source]) -> None:
+        self.parts, self.ends = parts, list(accumulate(map(len, parts)))
+        labels = [part.labels for part in parts if part.labels is not None]
+        if len(labels) == len(parts):
+            every = [part.classes for part in parts]
+            # Sources of the same classes keep their order.
+            self.classes = every[0] if len(set(every)) == 1 else tuple(sorted(set(chain(*every))))
+            places = [torch.tensor([self.classes.index(name) for name in classes]) for classes in every]
+            self.labels = torch.cat([place[own] for place, own in zip(places, labels, strict=True)])
+
+    def __len__(self) -> int:
+        return self.ends[-1]
+
+    def _place(self, index: int) -> tuple[Source, int]:
+        number = bisect_right(self.ends, index)
+        return self.parts[number], index - (self.ends[number - 1] if number else 0)
+
+    def read(self, index: int) -> Tensor:
+        part, place = self._place(index)
+        return part.read(place)
+
+    def read_smaller(self, index: int, reduce: Reduce) -> Tensor:
+        part, place = self._place(index)
+        return part.read_smaller(place, reduce)
+
+    def name(self, index: int) -> str:
+        part, place = self._place(index)
+        return part.name(place)
+
+    def mask(self, index: int) -> Tensor | None:
+        part, place = self._place(index)
+        return part.mask(place)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        return hashlib.sha256(" ".join(part.fingerprint for part in self.parts).encode()).hexdigest()
+
+
+def joined(parts: Sequence[Source]) -> Source:
+    """Several sources as one; a single one as it is."""
+    return parts[0] if len(parts) == 1 else Joined(parts)
 
 
 @dataclass(frozen=True)
