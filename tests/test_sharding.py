@@ -119,3 +119,27 @@ def test_weights_teacher_average_and_moments_are_shared_out(tmp_path):
     for name, everything in whole.items():
         assert one[name] + other[name] == everything
         assert max(one[name], other[name]) < 0.6 * everything, name
+
+
+def build(folder: Path) -> None:
+    """Build DINO with weights in the main process alone; write what all processes then have."""
+    recipe = Recipe(**tiny.RECIPE)
+    fabric = runtime.start(recipe, accelerator="cpu", strategy="fsdp")
+    with sharding.building(fabric):
+        objective = tiny.dino()
+    assert all(weight.is_meta == (fabric.global_rank > 0) for weight in objective.parameters())
+    assert not any(buffer.is_meta for buffer in objective.buffers())
+    state = State(fabric, objective, recipe)
+    weights = {name: sharding.whole(weight.detach()) for name, weight in state.objective.named_parameters()}
+    with state.evaluating() as evaluated:
+        assert all(torch.equal(weight, weights[name]) for name, weight in evaluated.named_parameters())
+    torch.save(weights | dict(state.objective.named_buffers()), folder / f"{fabric.global_rank}.pt")
+
+
+def test_the_main_process_alone_needs_memory_for_all_weights(tmp_path):
+    spread(build, tmp_path, 2)
+    expected = dict(tiny.dino().named_parameters()) | dict(tiny.dino().named_buffers())
+    for rank in range(2):
+        found = torch.load(tmp_path / f"{rank}.pt")
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(found[name], value) for name, value in expected.items())

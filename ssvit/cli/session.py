@@ -1,7 +1,7 @@
 """A training run built from its configuration, for the tools that train. Loading this module loads torch."""
 
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from ssvit.objectives.contrast import Contrastive
 from ssvit.objectives.options import BALANCED
 from ssvit.options import UserError
 from ssvit.randomness import key
-from ssvit.training import loop, metrics_log, runtime
+from ssvit.training import loop, metrics_log, runtime, sharding
 from ssvit.training.cost import Cost, measure
 from ssvit.training.estimate import estimate
 from ssvit.training.loggers.base import Logger
@@ -165,7 +165,11 @@ class Session:
             if config.objective.get("class_weights") == BALANCED:
                 assert data.train.labels is not None
                 given["class_weights"] = balanced(data.train.labels, len(data.classes))
-        objective = instantiate(config.objective, **given, _convert_="all")
+        # What is read from a checkpoint is needed at once.
+        options = flatten(as_dict(config.objective), "objective")
+        reads = any(value is not None for name, value in options if name.endswith((".checkpoint", ".path")))
+        with nullcontext() if reads else sharding.building(self.fabric):
+            objective = instantiate(config.objective, **given, _convert_="all")
         before = None if folder is None else _micro_batch(folder)
         if before is not None and not isinstance(objective, Contrastive):  # which compares the images of a micro-batch
             recipe = recipe.shared(self.fabric.world_size, before)

@@ -41,9 +41,37 @@ def strategy(*, half: bool) -> ModelParallelStrategy:
             sharded = fully_shard(unit, mesh=mesh, mp_policy=policy)
             # gloo gives the sum where the mean is asked for (torch's issue 162338).
             sharded.set_force_sum_reduction_for_comms(mesh.device_type == "cpu")
+        for module in objective.modules():
+            for name, weight in module.named_parameters(recurse=False):
+                if weight.is_meta:
+                    empty = torch.empty_like(weight, device=mesh.device_type)
+                    setattr(module, name, nn.Parameter(empty, weight.requires_grad))
         return objective
 
     return ModelParallelStrategy(shard)
+
+
+@contextmanager
+def building(fabric: Fabric) -> Iterator[None]:
+    """While the block runs, processes other than the main one give the modules that they make no memory for weights.
+
+    `State` shares out those of the main process. Buffers are as everywhere.
+    """
+    if not is_sharded(fabric) or fabric.is_global_zero:
+        yield
+        return
+    register = nn.Module.register_parameter
+
+    def without_memory(module: nn.Module, name: str, weight: nn.Parameter | None) -> None:
+        if weight is not None and not weight.is_meta:
+            weight = nn.Parameter(weight.detach().to("meta"), weight.requires_grad)
+        register(module, name, weight)
+
+    nn.Module.register_parameter = without_memory  # type: ignore[assignment, method-assign]
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = register  # type: ignore[method-assign]
 
 
 def whole(tensor: Tensor) -> Tensor:
@@ -57,9 +85,10 @@ class Twin:
     It has none of the hooks by which a sharded model waits for all processes, so each may use it by itself.
     """
 
-    def __init__(self, objective: Objective) -> None:
+    def __init__(self, objective: Objective, device: torch.device) -> None:
         empty = {
-            id(weight): nn.Parameter(weight.new_empty(0), weight.requires_grad) for weight in objective.parameters()
+            id(weight): nn.Parameter(weight.new_empty(0, device=device), weight.requires_grad)
+            for weight in objective.parameters()
         }
         self.objective = copy.deepcopy(objective, empty | {id(buffer): buffer for buffer in objective.buffers()})
 

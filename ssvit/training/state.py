@@ -91,7 +91,7 @@ class State:
         self.objective = objective.train()  # an encoder comes from its checkpoint in eval mode
         backend = runtime.backend(recipe, fabric.device)
         accelerate(objective, backend != "eager" and fabric.device.type == "cpu")
-        self._twin = sharding.Twin(objective) if sharding.is_sharded(fabric) else None
+        self._twin = sharding.Twin(objective, fabric.device) if sharding.is_sharded(fabric) else None
         compiled: nn.Module = objective
         self.sample = objective.sample
         if backend == "compile":
@@ -100,6 +100,9 @@ class State:
             for part in (self._twin.objective if self._twin else objective).modules():
                 if isinstance(part, Block):
                     part.compile()  # for evaluators, which call parts of the objective; within it nothing changes
+        shares = self._twin is not None and fabric.world_size > 1
+        mine = objective.named_parameters() if shares and fabric.is_global_zero else ()
+        first = {name: weight.detach() for name, weight in mine}
         self.model = runtime.spread(fabric, compiled, recipe)
         # Sharding makes new parameters, so the optimiser comes after it.
         groups = objective.parameter_groups(weight_decay=recipe.weight_decay, layer_decay=recipe.layer_decay)
@@ -113,6 +116,9 @@ class State:
         self.optimizer = cast(_FabricOptimizer, fabric.setup_optimizers(optimizer))
         # Without Fabric's wrapper: torch's functions take the module as the strategy shards it.
         self._spread: nn.Module = self.model._forward_module
+        if shares:  # the main process alone need have had the weights, see `sharding.building`
+            options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=False)
+            set_model_state_dict(self._spread, {**first}, options=options)
         self._saves = runtime.gloo() if sharding.is_sharded(fabric) else None
         self._saving: parts.Saving | None = None
         self.average = Average(objective, recipe.ema) if recipe.ema else None
