@@ -36,6 +36,10 @@ class OptionError(UserError, ValueError):
         super().__init__(f"{name}={typed(value)}: {right}")
         self.name, self.value, self.right = name, value, right
 
+    def __reduce__(self) -> tuple[type, tuple[str, object, str]]:
+        """For pickle, by which a process sends it to another one: exceptions are made again from their message."""
+        return type(self), (self.name, self.value, self.right)
+
 
 _LONGEST = 200  # characters of a value in a message
 

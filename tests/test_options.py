@@ -1,6 +1,7 @@
 """Options check themselves before torch is loaded, and each stands in one dataclass and in the YAML files alone."""
 
 import json
+import pickle
 import subprocess
 import sys
 from dataclasses import fields
@@ -313,3 +314,9 @@ def test_a_manifest_tells_options_of_a_transform_that_there_are():
 def test_the_tool_names_the_option_that_was_typed(tool, no_torch, options, line):
     tiny = [option for option in TINY if "target" not in option]
     assert one_line(tool("pretrain", *tiny, *options, status=2, PYTHONPATH=no_torch)).startswith(f"pretrain.py: {line}")
+
+
+def test_an_error_reaches_another_process_as_it_is():
+    error = OptionError("recipe.lr", None, "must be a number")
+    other = pickle.loads(pickle.dumps(error))
+    assert (type(other), vars(other), str(other)) == (type(error), vars(error), str(error))
