@@ -9,7 +9,7 @@ import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 MANIFEST_BYTES = 1 << 25  # of the longest manifest read: parsed, hostile JSON takes some 20 times the memory
 
@@ -24,12 +24,19 @@ def naming(path: Path) -> Iterator[None]:
         raise
 
 
-def write(path: Path, data: bytes | memoryview) -> None:
-    """Write a file and wait until it is on the disk; its name is on the disk after `synchronise` of its folder."""
+@contextmanager
+def written(path: Path) -> Iterator[BinaryIO]:
+    """A file to write in the block, after which the disk has it. An OSError names it."""
     with naming(path), open(path, "wb") as file:
-        file.write(data)
+        yield file
         file.flush()
         os.fsync(file.fileno())
+
+
+def write(path: Path, data: bytes | memoryview) -> None:
+    """Write a file and wait until it is on the disk; its name is on the disk after `synchronise` of its folder."""
+    with written(path) as file:
+        file.write(data)
 
 
 def replace(path: Path, data: bytes) -> None:

@@ -5,14 +5,13 @@ The bytes are those of `safetensors.torch.save`.
 
 import hashlib
 import json
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from ssvit.atomic_io import naming
+from ssvit.atomic_io import written
 
 # As the format orders them, the last ones first.
 _NAMES = {
@@ -28,12 +27,10 @@ def write(path: Path, tensors: Mapping[str, Tensor], notes: Mapping[str, str] | 
     notes: texts in the file's header, by name.
     """
     digest = hashlib.sha256()
-    with naming(path), open(path, "wb") as file:
+    with written(path) as file:
         for part in _parts(tensors, notes):
             digest.update(part)
             file.write(part)
-        file.flush()
-        os.fsync(file.fileno())
     return digest.hexdigest()
 
 

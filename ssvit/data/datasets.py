@@ -120,8 +120,8 @@ def _of_table(chosen: options.Csv, part: str, classes: Sequence[str] = ()) -> Fi
     if chosen.verify == "content" or chosen.count(at_most=KEPT_FROM) < KEPT_FROM:
         index = made()
     else:
-        key = json.dumps(["table", os.path.realpath(chosen.table), os.path.realpath(chosen.top), part])
-        key += json.dumps([chosen.columns, chosen.splits])
+        places = os.path.realpath(chosen.table), os.path.realpath(chosen.top)
+        key = json.dumps(["table", *places, part, chosen.columns, chosen.splits])
         index = kept(key, lambda index: index.facts["table"] == stamp, made)
     labels = index.labels(classes, root=chosen.table)
     own = () if labels is None else classes or index.classes

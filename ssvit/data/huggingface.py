@@ -16,7 +16,7 @@ from torch import Tensor
 from ssvit.data import decode, options
 from ssvit.data.decode import Unreadable
 from ssvit.data.folder import AUTO
-from ssvit.data.source import Data, Labels, Source, checked_labels, parted
+from ssvit.data.source import Data, Labels, Source, checked_labels, class_numbers, parted
 from ssvit.options import UserError, make, printable
 
 
@@ -138,11 +138,7 @@ def _labels(
     names = dataset.features.to_dict()[label].get("names")
     if any(value is None or (names and value < 0) for value in values):
         return None, ()
-    texts = values if not names else [names[value] for value in values]
-    own = tuple(names) if names else tuple(map(str, sorted(set(values))))
-    place = {name: number for number, name in enumerate(classes or own)}
-    for text in texts:
-        if str(text) not in place:
-            wrong = f"the class {printable(text)} is not among the {len(place)} that are trained on"
-            raise UserError(f"{called}: {wrong}")
-    return [place[str(text)] for text in texts], tuple(classes or own)
+    texts = [str(value) for value in values] if not names else [names[value] for value in values]
+    own = tuple(classes or names or map(str, sorted(set(values))))
+    number = class_numbers(texts, own, called=called)
+    return [number[text] for text in texts], own

@@ -24,7 +24,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ssvit import atomic_io
-from ssvit.options import UserError, printable
+from ssvit.data.source import class_numbers
 
 KEPT_FROM = 20_000  # images from which a folder's index is kept for the next start
 _CHUNK = 1 << 16  # rows that are gathered together
@@ -113,10 +113,7 @@ class Index:
         own = self.columns.get("labels")
         if own is None or not classes or tuple(classes) == self.classes:
             return own
-        if unknown := set(self.classes) - set(classes):
-            wrong = f"the class {printable(min(unknown))} is not among the {len(classes)} that are trained on"
-            raise UserError(f"{root}: {wrong}")
-        place = {name: number for number, name in enumerate(classes)}
+        place = class_numbers(self.classes, classes, called=root)
         return torch.tensor([place[name] for name in self.classes])[own]
 
     def texts(self, rows: Tensor | None = None) -> Iterator[np.ndarray]:

@@ -19,6 +19,15 @@ FULL, SCALED = DECODINGS = "full", "scaled"  # how much of a JPEG is decoded
 PERMUTATION, BIJECTION = ORDERS = "permutation", "bijection"  # how the order of an epoch is made
 
 
+def check_shares(*, batch_size: int, accumulate: int, processes: int) -> None:
+    """OptionError if so many processes cannot share a batch evenly."""
+    if batch_size % (processes * accumulate):
+        right = f"must be divisible by processes * accumulate = {processes} * {accumulate}"
+        fewer = [count for count in range(1, processes) if batch_size % (count * accumulate) == 0]
+        hint = f"; {fewer[-1]} of these processes can share it" if fewer else ""
+        raise OptionError("batch_size", batch_size, right + hint)
+
+
 class Known:
     """What is known of a data set before its images are read; None for what is not."""
 
@@ -68,7 +77,21 @@ class Synthetic(Known):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Folder(Known):
+class HeldOut(Known):
+    """A data set that may have training images alone, some of which are then kept to measure on."""
+
+    held_out: float = 0.1
+    """Part of the images that is kept from training to test on, where there are neither validation nor test images."""
+    seed: int = 0
+    """Seed of which images are held out: the same for every run."""
+
+    def __post_init__(self) -> None:
+        number("held_out", self.held_out, 0, 0.9, above=True)
+        whole("seed", self.seed, at_least=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Folder(HeldOut):
     """A folder of images, flat or with a subfolder for each class, or subfolders of those: see `folder.splits`."""
 
     channels = 3
@@ -81,10 +104,6 @@ class Folder(Known):
     """The subfolder for choices and curves; auto: val/, validation/ or valid/; None: none."""
     test: str | None = folder.AUTO
     """The subfolder for the reported figure; auto: test/; None: none."""
-    held_out: float = 0.1
-    """Part of the images that is kept from training to test on, where there are neither validation nor test images."""
-    seed: int = 0
-    """Seed of which images are held out: the same for every run."""
     verify: str = "size"
     """What a run is bound to: its images' names and sizes (size), or their bytes too, read at each start (content)."""
     masks: str | None = None
@@ -99,8 +118,7 @@ class Folder(Known):
             if os.path.commonpath([one, other]) in (one, other):
                 raise OptionError("root", self.root, f"{one} and {other} share images")
         _ = self.splits
-        number("held_out", self.held_out, 0, 0.9, above=True)
-        whole("seed", self.seed, at_least=0)
+        super().__post_init__()
         one_of("verify", self.verify, VERIFIED)
         if self.masks is not None and not os.path.isdir(str(self.masks)):
             raise OptionError("masks", self.masks, "no such folder; null for none")
@@ -112,7 +130,7 @@ class Folder(Known):
         """The folders."""
         return tuple(self.root) if isinstance(self.root, list | tuple) else (self.root,)  # type: ignore[return-value]
 
-    @property
+    @cached_property
     def splits(self) -> list[folder.Splits]:
         """The subfolders of each folder by what their images are for."""
         names = {"train": self.train, "validation": self.validation, "test": self.test}
@@ -127,7 +145,7 @@ class Folder(Known):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Csv(Known):
+class Csv(HeldOut):
     """Image files that a table names: see `ssvit.data.table`."""
 
     channels = 3
@@ -148,10 +166,6 @@ class Csv(Known):
     """The split for choices and curves; auto: val, validation or valid; None: none."""
     test: str | None = folder.AUTO
     """The split for the reported figure; auto: test; None: none."""
-    held_out: float = 0.1
-    """Part of the images that is kept from training to test on, where there are neither validation nor test images."""
-    seed: int = 0
-    """Seed of which images are held out: the same for every run."""
     verify: str = "size"
     """What a run is bound to: its images' names, labels and sizes (size), or their bytes too (content)."""
 
@@ -163,8 +177,7 @@ class Csv(Known):
         if not os.path.isfile(os.path.join(self.top, first.path)):
             right = f"{self.top} has no file {first.path}, which line {first.line} of {self.table} names"
             raise OptionError("root", self.root, right)
-        number("held_out", self.held_out, 0, 0.9, above=True)
-        whole("seed", self.seed, at_least=0)
+        super().__post_init__()
         one_of("verify", self.verify, VERIFIED)
 
     @property
@@ -200,7 +213,7 @@ class Csv(Known):
 
 
 @dataclass(frozen=True, kw_only=True)
-class HuggingFace(Known):
+class HuggingFace(HeldOut):
     """A data set of the library `datasets`: see `ssvit.data.saved_set`."""
 
     channels = 3
@@ -219,10 +232,6 @@ class HuggingFace(Known):
     """The split for choices and curves; auto: val, validation or valid; None: none."""
     test: str | None = folder.AUTO
     """The split for the reported figure; auto: test; None: none."""
-    held_out: float = 0.1
-    """Part of the images that is kept from training to test on, where there are neither validation nor test images."""
-    seed: int = 0
-    """Seed of which images are held out: the same for every run."""
     verify: str = "size"
     """What a run is bound to: its images' labels and sizes (size), or their bytes too (content)."""
     download: bool = False
@@ -230,8 +239,7 @@ class HuggingFace(Known):
 
     def __post_init__(self) -> None:
         flag("download", self.download)
-        number("held_out", self.held_out, 0, 0.9, above=True)
-        whole("seed", self.seed, at_least=0)
+        super().__post_init__()
         one_of("verify", self.verify, VERIFIED)
         if not isinstance(self.root, str) or not self.root:
             raise OptionError("root", self.root, "must name a folder, or a data set in the cache")
@@ -272,7 +280,7 @@ class HuggingFace(Known):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shards(Known):
+class Shards(HeldOut):
     """Uncompressed tar files in the layout of WebDataset, in a folder or an object store: see `shard_folder.splits`."""
 
     channels = 3
@@ -285,10 +293,6 @@ class Shards(Known):
     """The shards for choices and curves; auto: of val/, or with val in their names; None: none."""
     test: str | None = folder.AUTO
     """The shards for the reported figure; auto: of test/, or with test in their names; None: none."""
-    held_out: float = 0.1
-    """Part of the images that is kept from training to test on, where there are neither validation nor test images."""
-    seed: int = 0
-    """Seed of which images are held out: the same for every run."""
     cache: str | None = None
     """The folder for copies of what an address has; None: the user's folder for caches."""
 
@@ -296,8 +300,7 @@ class Shards(Known):
         if not isinstance(self.root, str) or not self.root:
             raise OptionError("root", self.root, "must name a folder of shards, or an address")
         _ = self.splits
-        number("held_out", self.held_out, 0, 0.9, above=True)
-        whole("seed", self.seed, at_least=0)
+        super().__post_init__()
         if self.cache is not None and os.path.isfile(str(self.cache)):
             raise OptionError("cache", self.cache, "must be a folder, and this is a file")
 

@@ -12,7 +12,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from ssvit.data.options import BIJECTION, ORDERS, PERMUTATION
+from ssvit.data.options import BIJECTION, ORDERS, PERMUTATION, check_shares
 from ssvit.options import OptionError, one_of, whole
 from ssvit.randomness import bijection, permutation
 
@@ -58,8 +58,6 @@ def check(*, batch_size: int, accumulate: int, world: int, size: int, order: str
     one_of("order", order, ORDERS)
     whole("batch_size", batch_size)
     whole("accumulate", accumulate)
-    if batch_size % (world * accumulate):
-        right = f"must be divisible by processes * accumulate = {world} * {accumulate}"
-        raise OptionError("batch_size", batch_size, right)
+    check_shares(batch_size=batch_size, accumulate=accumulate, processes=world)
     if batch_size > size:
         raise OptionError("batch_size", batch_size, f"must be no more than the {size} images to train on")

@@ -2,7 +2,7 @@
 
 import hashlib
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, chain
@@ -15,7 +15,7 @@ from torch import Tensor
 from ssvit.data import options
 from ssvit.data.batch import EvalTransform
 from ssvit.data.decode import Reduce, Unreadable
-from ssvit.options import OptionError, UserError, make, number
+from ssvit.options import OptionError, UserError, make, number, printable
 from ssvit.randomness import uniform
 
 IGNORED = 255  # the class of a mask's pixels that do not count
@@ -266,6 +266,15 @@ def masks(source: Source, transform: EvalTransform, indices: Tensor) -> Tensor:
             raise UserError(f"{source.name(index)} has no mask, which segmentation needs: {right}")
         found.append(transform.mask(mask))
     return torch.stack(found)
+
+
+def class_numbers(names: Iterable[str], classes: Sequence[str], *, called: str) -> dict[str, int]:
+    """The number of each class. UserError, of what is called so, if one of `names` is not among the classes."""
+    number = {name: place for place, name in enumerate(classes)}
+    if unknown := set(names) - number.keys():
+        wrong = f"the class {printable(min(unknown))} is not among the {len(classes)} that are trained on"
+        raise UserError(f"{called}: {wrong}")
+    return number
 
 
 def checked_labels(labels: Labels, count: int, classes: Sequence[str]) -> Tensor | None:

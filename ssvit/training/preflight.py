@@ -20,6 +20,7 @@ from ssvit.data.options import (
     VALIDATION,
     Known,
     Subset,
+    check_shares,
     development,
 )
 from ssvit.evaluation.options import Probing
@@ -124,7 +125,7 @@ def check(config: Mapping[str, Any]) -> Recipe:
     with within("recipe"):
         recipe = make(Recipe, config["recipe"])
         if (count := processes(config["fabric"])) is not None:
-            recipe.check_processes(count)
+            check_shares(batch_size=recipe.batch_size, accumulate=recipe.accumulate, processes=count)
     source = made.get("data.source")
     if not isinstance(source, Known):
         source = Known()

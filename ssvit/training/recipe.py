@@ -103,13 +103,6 @@ class Recipe:
             return self.lr_end + (self.lr - self.lr_end) * (1 - done)
         return self.lr * (1 + math.cos(math.pi * done)) / 2
 
-    def check_processes(self, count: int) -> None:
-        """OptionError if so many processes cannot share a batch evenly."""
-        if self.batch_size % (count * self.accumulate):
-            fewer = next(one for one in range(count, 0, -1) if self.batch_size % (one * self.accumulate) == 0)
-            right = f"must be divisible by processes * accumulate = {count} * {self.accumulate}"
-            raise OptionError("batch_size", self.batch_size, f"{right}; {fewer} of these processes can share it")
-
     def shared(self, processes: int, largest: int) -> "Recipe":
         """The recipe with micro-batches of at most `largest` images in each of so many processes: the same update."""
         each = self.batch_size // processes
