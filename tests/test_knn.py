@@ -31,8 +31,7 @@ def knn(train, train_labels, test, test_labels, *, classes, own=None, **options)
     """Top-1 and top-5 by k."""
     names = tuple(map(str, range(classes)))
     both = Features(train, train_labels, names), Features(test, test_labels, names)
-    top1, top5 = Knn(**options)._accuracies(*both, own=own)
-    return {k: (top1[k], top5[k]) for k in top1}
+    return {k: (one.top1, one.top5) for k, one in Knn(**options)._scores(*both, own=own).items()}
 
 
 def neighbours(similarities: list, labels: list) -> tuple[Neighbours, torch.Tensor]:

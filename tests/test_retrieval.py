@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from ssvit.data.synthetic import render
-from ssvit.evaluation.probes.retrieval import mean_average_precision, measure
+from ssvit.evaluation.probes.retrieval import average_precisions, measure
 from ssvit.figures.contact_sheet import Neighbour, Row, contact_sheet
 from ssvit.options import OptionError, UserError
 from ssvit.retrieval.index import HNSW, IVF, Flat, Neighbours, found, search
@@ -200,7 +200,7 @@ def test_measures_are_those_of_a_plain_loop(inside, monkeypatch):
     assert wanted["queries"] < 10
     nearest = search(build(bank), queries, 40, own=own)
     got = measure(nearest, query_labels, labels, own=own, ks=ks)
-    got["map"] = mean_average_precision(queries, query_labels, bank, labels, own=own)
+    got["map"] = average_precisions(queries, query_labels, bank, labels, own=own).mean().item()
     assert got == pytest.approx(wanted, rel=1e-12)
 
 

@@ -12,11 +12,13 @@ from omegaconf import DictConfig
 
 from ssvit import atomic_io
 from ssvit.checkpoints.checkpoint import Checkpoint
+from ssvit.cli import against
+from ssvit.cli.against import Other
 from ssvit.cli.launch import Plain, Tool, announce, progress
 from ssvit.cli.pretrained import SCRATCH, offer
 from ssvit.evaluation import options
 from ssvit.evaluation.significance import NOTHING_YET
-from ssvit.options import OptionError, flag, number, one_of, whole, within
+from ssvit.options import OptionError, flag, number, one_of, pair, whole, within
 from ssvit.training import preflight
 
 if TYPE_CHECKING:
@@ -32,7 +34,7 @@ def run(config: DictConfig, plain: Plain) -> Path | None:
 
     Returns what was written, None where that is nothing.
     """
-    checkpoint, readings = check(plain)
+    checkpoint, readings, others = check(plain)
     output = plain["output"]
     if plain["report"]:
         folder = Path(output or checkpoint.home(plain["outputs"]) / "evaluation")
@@ -42,9 +44,10 @@ def run(config: DictConfig, plain: Plain) -> Path | None:
     from ssvit.cli import frozen
     from ssvit.evaluation import report
     from ssvit.evaluation.scores import score
+    from ssvit.evaluation.side_by_side import SideBySide
 
     probes = {name: instantiate(config.probes[name], _convert_="all") for name in chosen(plain)}
-    splits = frozen.read(config, plain, checkpoint, readings, probes)
+    splits = frozen.read(config, plain, checkpoint, readings, probes, others)
     if splits is None:
         return None
     scores = [
@@ -53,16 +56,18 @@ def run(config: DictConfig, plain: Plain) -> Path | None:
     ]
     split = next(iter(splits.values()))
     encoders = tuple(dict.fromkeys(name for split in splits.values() for name in split.own))
-    measured = facts(plain, split, readings[0].pooling)
+    compared = SideBySide(scores, against.groups(checkpoint, others, baselines=plain["baselines"]))
+    measured = facts(plain, split, readings[0].pooling, others)
     print(f"{measured['checkpoint']}:", "\n".join(report.data(measured)))
     if len(scores) == 1:
         print(describe(scores[0], split))
     if plain["report"]:
-        figures = report.figures(splits, scores)
-        written = report.write(folder, facts=measured, scores=scores, own=encoders, figures=figures)
+        figures = report.figures(splits, scores, compared)
+        written = report.write(folder, facts=measured, scores=scores, own=encoders, compared=compared, figures=figures)
         if len(scores) > 1:
             print(table(report.summary(scores, encoders)))
         print(report.headline(scores, encoders))
+        print(*compared.sentences(), sep="\n")
         print(f"report: {', '.join(map(str, written))}")
         return folder
     if output is not None:
@@ -79,8 +84,11 @@ def linear_probe(config: DictConfig, plain: Plain) -> Path | None:
     return run(config, plain)
 
 
-def check(plain: Plain) -> tuple[Checkpoint, list[options.Reading]]:
-    """The checkpoint, and which of its features are evaluated. OptionError or UserError for a wrong configuration."""
+def check(plain: Plain) -> tuple[Checkpoint, list[options.Reading], list[Other]]:
+    """The checkpoint, which of its features are evaluated, and what it is compared with.
+
+    OptionError or UserError for a wrong configuration.
+    """
     if plain["checkpoint"] == SCRATCH:
         raise OptionError("checkpoint", SCRATCH, "measured beside a checkpoint by baselines=true; give that")
     for name in ("train_images", "test_images"):
@@ -100,7 +108,8 @@ def check(plain: Plain) -> tuple[Checkpoint, list[options.Reading]]:
     preflight.encoder(preflight.parts(plain))
     checkpoint = Checkpoint.open(plain["encoder"]["path"], plain["encoder"])
     with within("features"):
-        return checkpoint, options.readings(checkpoint.encoder, **plain["features"])
+        readings = options.readings(checkpoint.encoder, **plain["features"])
+    return checkpoint, readings, against.others(plain, checkpoint)
 
 
 def chosen(plain: Plain) -> list[str]:
@@ -108,8 +117,11 @@ def chosen(plain: Plain) -> list[str]:
     return [name for name, node in plain["probes"].items() if node and "_target_" in node]
 
 
-def facts(plain: Plain, split: "Split", pooling: str) -> dict[str, Any]:
-    """What was measured, for a file; copies: test images that are training images too, and the first of them."""
+def facts(plain: Plain, split: "Split", pooling: str, others: Sequence[Other]) -> dict[str, Any]:
+    """What was measured, for a file, and what the checkpoint is compared with.
+
+    copies: test images that are training images too, and the first of them.
+    """
     from ssvit.evaluation.features import copies
 
     train, test = split.train, split.test
@@ -125,6 +137,8 @@ def facts(plain: Plain, split: "Split", pooling: str) -> dict[str, Any]:
         "classes": list(split.classes),
         "features": {**plain["features"], "pooling": pooling},
         "precision": plain["precision"],
+        "image_size": list(pair("data.view.size", plain["data"]["view"].get("size"))),
+        "against": {other.name: other.facts for other in others},
         "versions": {name: version(name) for name in ("ssvit", "torch")},
         "copies": {"test_images_in_train": len(found), "examples": examples},
     }
@@ -172,6 +186,7 @@ tool = Tool(
     aliases=_ALIASES,
     common=(
         "checkpoint",
+        "against",
         "data.root",
         "data.image_size",
         "features",

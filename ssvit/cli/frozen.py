@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from hydra.utils import instantiate
@@ -14,16 +15,19 @@ from lightning_fabric import Fabric
 from omegaconf import DictConfig
 
 from ssvit.checkpoints.checkpoint import Checkpoint
+from ssvit.checkpoints.storage import load_encoder
+from ssvit.cli.against import Other
 from ssvit.cli.launch import Plain, progress
 from ssvit.cli.pretrained import from_scratch
 from ssvit.data.batch import EvalTransform
 from ssvit.data.source import Data, masks, subset
 from ssvit.evaluation.base import Probe
 from ssvit.evaluation.features import Cache, Extractor, FeatureSets, Frozen, PatchPixels, Pixels, extract
-from ssvit.evaluation.options import PATCHES, Reading
+from ssvit.evaluation.options import OWN, PATCHES, PIXELS, RANDOM, RANDOM_PREFIX, Reading
 from ssvit.evaluation.scores import Split
 from ssvit.kernels.accelerate import accelerate
-from ssvit.options import UserError, within
+from ssvit.models.vit import ViT
+from ssvit.options import UserError, pair, within
 from ssvit.randomness import key
 from ssvit.training import runtime
 from ssvit.training.peers import PeerGone
@@ -36,11 +40,13 @@ def read(
     checkpoint: Checkpoint,
     readings: Sequence[Reading],
     probes: Mapping[str, Probe],
+    others: Sequence[Other],
 ) -> dict[str, Split] | None:
     """The feature sets for each probe: those of whole images first, the same for all their probes.
 
-    Features of patches are of the last of the readings alone. None in all processes but the main one, which goes on
-    alone. UserError if the images do not suffice for the probes, before a feature is read where the labels show it.
+    others: encoders to compare with. Features of patches are of the last of the readings alone. None in all processes
+    but the main one, which goes on alone. UserError if the images do not suffice for the probes, before a feature is
+    read where the labels show it.
     """
     of_images = [name for name, probe in probes.items() if probe.features != PATCHES]
     data = instantiate(config.data.source, _convert_="all")
@@ -59,22 +65,20 @@ def read(
         if probe.features == PATCHES:
             for source in (data.train, test):
                 masks(source, eval_transform, torch.tensor([0]))
-    functions = {}
-    if of_images:
-        functions["images"] = _functions(config, plain, checkpoint, readings)
+    encoders = _encoders(config, plain, checkpoint, readings, others)
+    of_patches = encoders
     if len(of_images) < len(probes):
-        last = max(readings, key=lambda reading: reading.layer)
-        functions[PATCHES] = _functions(config, plain, checkpoint, [replace(last, pooling=PATCHES)])
+        of_patches = [one._replace(function=_of_patches(one.function, encoders[0])) for one in encoders]
     threads = torch.get_num_threads()
     fabric = runtime.start(Recipe(precision=plain["precision"]), **plain["fabric"])
     try:
         with runtime.together():
             shared = (plain, eval_transform, fabric)
-            splits = dict.fromkeys(of_images, _split(data, functions["images"], *shared)) if of_images else {}
+            splits = dict.fromkeys(of_images, _split(data, encoders, *shared)) if of_images else {}
             for name, probe in probes.items():
                 if probe.features == PATCHES:
                     fewer = _fewer(data, probe.train_images, probe.test_images)
-                    splits[name] = _split(fewer, functions[PATCHES], *shared)
+                    splits[name] = _split(fewer, of_patches, *shared)
     except PeerGone:
         raise
     except UserError:
@@ -99,30 +103,74 @@ def _fewer(data: Data, train_images: int | None, test_images: int | None) -> Dat
     return replace(data, train=train, validation=None if is_test else test, test=test if is_test else None)
 
 
-def _functions(
-    config: DictConfig, plain: Plain, checkpoint: Checkpoint, readings: Sequence[Reading]
-) -> dict[str, Extractor]:
-    """The encoder of the checkpoint and the baselines, by the prefix of their features' names."""
+class _Encoder(NamedTuple):
+    """What gives features: its name, what their names begin with, and the images that it sees.
 
-    def frozen(node: DictConfig, weights: str) -> Frozen:
-        torch.manual_seed(key(0, "weights"))
-        encoder = instantiate(node, _convert_="all")
+    view: the options of the transform; seen_alike: whether that is the one of the encoder in question.
+    """
+
+    name: str
+    prefix: str
+    function: Extractor
+    eval_transform: EvalTransform
+    view: Plain
+    seen_alike: bool = True
+
+
+def _encoders(
+    config: DictConfig, plain: Plain, checkpoint: Checkpoint, readings: Sequence[Reading], others: Sequence[Other]
+) -> list[_Encoder]:
+    """The encoder of the checkpoint, the baselines, and the others."""
+
+    def frozen(encoder: ViT, readings: Sequence[Reading], weights: str) -> Frozen:
         accelerate(encoder)
         return Frozen(encoder, readings, identity=json.dumps([weights, encoder.arguments]))
 
+    def build(node: DictConfig) -> ViT:
+        torch.manual_seed(key(0, "weights"))
+        encoder: ViT = instantiate(node, _convert_="all")
+        return encoder
+
+    view = plain["data"]["view"]
+    transform = instantiate(config.data.view, _convert_="all")
     weights = f"{checkpoint.checksum}, resized as {plain['encoder']['resize']}"
-    own = frozen(config.encoder, weights)
-    functions: dict[str, Extractor] = {"": own}
+    found = [_Encoder(OWN, "", frozen(build(config.encoder), readings, weights), transform, view)]
     if plain["baselines"]:
-        functions["random_"] = frozen(from_scratch(config).encoder, f"random weights of torch {torch.__version__}")
-        of_patches = readings[0].pooling == PATCHES
-        functions["pixels"] = PatchPixels(own.encoder.patch_size) if of_patches else Pixels()
-    return functions
+        weights = f"random weights of torch {torch.__version__}"
+        untrained = frozen(build(from_scratch(config).encoder), readings, weights)
+        found.append(_Encoder(RANDOM, RANDOM_PREFIX, untrained, transform, view))
+        found.append(_Encoder(PIXELS, PIXELS, Pixels(), transform, view))
+    for other in others:
+        encoder = load_encoder(**vars(other.loading) | {"announce": True})
+        weights = f"{other.loading.checkpoint().checksum}, resized as {other.loading.resize}"
+        own = _resized(view, other.image_size)
+        function = frozen(encoder, other.readings, weights)
+        seen = transform if own == view else instantiate(own, _convert_="all")
+        found.append(_Encoder(other.name, f"{other.name} ", function, seen, own, own == view))
+    return found
+
+
+def _of_patches(function: Extractor, own: _Encoder) -> Extractor:
+    """The features of single patches: of an encoder at its last reading, or of patches as large as those of our own."""
+    if isinstance(function, Frozen):
+        last = max(function.readings, key=lambda reading: reading.layer)
+        return Frozen(function.encoder, [replace(last, pooling=PATCHES)], identity=function.weights)
+    assert isinstance(own.function, Frozen)
+    return PatchPixels(own.function.encoder.patch_size)
+
+
+def _resized(view: Plain, size: tuple[int, int]) -> Plain:
+    """The options of a transform that shows the same part of an image in another (height, width)."""
+    shown = pair("data.view.size", view.get("size"))
+    if size == shown:
+        return view
+    scaled = {} if view.get("resize") is None else {"resize": round(view["resize"] * min(size) / min(shown))}
+    return view | {"size": list(size)} | scaled
 
 
 def _split(
     data: Data,
-    functions: Mapping[str, Extractor],
+    encoders: Sequence[_Encoder],
     plain: Plain,
     eval_transform: EvalTransform,
     fabric: Fabric,
@@ -133,23 +181,32 @@ def _split(
     parts = []
     for which, source in (("training", data.train), data.reported):
         found: FeatureSets | None = None
-        for prefix, function in functions.items():
+        for encoder in encoders:
+            function, prefix = encoder.function, encoder.prefix
             if isinstance(function, Frozen):
                 function.encoder.to(fabric.device)
             if fabric.is_global_zero:
-                options["progress"] = progress(f"{prefix.strip('_') or 'encoder'}, {which} images", " images")
+                options["progress"] = progress(f"{encoder.name or 'encoder'}, {which} images", " images")
             with fabric.autocast():
                 if plain["cache"] is None:
-                    sets = extract(function, source, eval_transform, **options)
+                    sets = extract(function, source, encoder.eval_transform, **options)
                 else:
-                    cache, made_by = Cache(Path(plain["cache"])), plain["data"]["view"]
-                    sets = cache.extract(function, source, eval_transform, transform_options=made_by, **options)
-            named = {name if name == prefix else f"{prefix}{name}": value for name, value in sets.values.items()}
+                    kept = Cache(Path(plain["cache"]))
+                    how = (function, source, encoder.eval_transform)
+                    sets = kept.extract(*how, transform_options=encoder.view, **options)
+            named = {_named(prefix, name): value for name, value in sets.values.items()}
             sets = replace(sets, values=named)
-            found = found.beside(sets) if found else sets
+            found = found.beside(sets, seen_alike=encoder.seen_alike) if found else sets
         assert found is not None
         if any(values.ndim == 4 for values in found.values.values()):
             found = replace(found, masks=masks(source, eval_transform, found.places))
         parts.append(found)
     train, test = parts
-    return Split(tuple(functions[""].identities), train, test, eval_transform, data.reported[0])
+    own, *others = encoders
+    names = {one.name: tuple(_named(one.prefix, name) for name in one.function.identities) for one in others}
+    return Split(tuple(own.function.identities), train, test, eval_transform, data.reported[0], names)
+
+
+def _named(prefix: str, features: str) -> str:
+    """The name of a feature set among those of several encoders."""
+    return features if features == prefix else f"{prefix}{features}"

@@ -97,7 +97,9 @@ class Result:
     scores: by the name of a column, as "5 shot", a share in [0, 1]; the last stands for the probe. deviations: of a
     column, over samples, if several. choice: how good the features are by the training images alone, the more the
     better, to choose a layer by; None if unknown. numbers: all that was found, as plain data. predictions: the class of
-    each test image, (m,), or of each of its pixels, (m, h, w).
+    each test image, (m,), or of each of its pixels, (m, h, w). per_image: of each test image measured on, (m,) float64,
+    what the last column is the mean of: 1 where it is right, 0 where not, or the mean of these over samples; None where
+    the last column is no such mean. The same images for other features.
     """
 
     scores: Mapping[str, float]
@@ -105,6 +107,7 @@ class Result:
     choice: tuple[float, ...] | None = None
     numbers: object = None
     predictions: Tensor | None = None
+    per_image: Tensor | None = None
 
 
 class Probe:

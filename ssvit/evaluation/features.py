@@ -101,7 +101,7 @@ class Frozen:
     def __init__(self, encoder: ViT, readings: Sequence[Reading], *, identity: str) -> None:
         for reading in readings:
             reading.check(depth=len(encoder.blocks), class_token=encoder.class_token is not None)
-        self.encoder, self.readings = encoder, tuple(readings)
+        self.encoder, self.readings, self.weights = encoder, tuple(readings), identity
         self.identity = f"{identity} {' '.join(reading.name for reading in readings)}"
         self.identities = {reading.name: f"{identity} {reading.name}" for reading in readings}
 
@@ -187,9 +187,10 @@ class FeatureSets:
         assert self.source.labels is not None
         return self.source.labels[self.places]
 
-    def beside(self, other: "FeatureSets") -> "FeatureSets":
-        """These and others. UserError unless they are of the same pictures."""
-        if not (torch.equal(other.places, self.places) and torch.equal(other.digests, self.digests)):
+    def beside(self, other: "FeatureSets", *, seen_alike: bool = True) -> "FeatureSets":
+        """These and others. UserError unless they are of the same pictures; seen_alike: through the same transform."""
+        same = torch.equal(other.places, self.places)
+        if not (same and (torch.equal(other.digests, self.digests) or not seen_alike)):
             raise UserError("the images have changed since features of them were kept: delete the folder cache=…")
         return replace(self, values=self.values | other.values)
 

@@ -10,6 +10,9 @@ from ssvit.options import OptionError, number, one_of, whole
 
 POOLINGS = ("patch_mean", "class_token", "both")
 PATCHES = "patches"  # no pooling: the features of each patch
+OWN = ""  # the encoder in question among those that are measured beside it, by their names
+RANDOM, PIXELS = "random weights", "pixels"
+RANDOM_PREFIX = "random_"  # of the names of the feature sets of random weights
 AUTO = "auto"
 SHARE = 0.05  # of the work of training, the most that probes may cost by default
 COST = 0.5  # of a training image: a third for the pass forward, the rest for neighbours, fits and the figure
@@ -42,6 +45,11 @@ class Reading:
             raise OptionError("layer", self.layer, f"must be at most {depth}, the encoder's layers")
         if self.pooling in ("class_token", "both") and not class_token:
             raise OptionError("pooling", self.pooling, "must be patch_mean: the encoder has no class token")
+
+
+def is_baseline(features: str) -> bool:
+    """Whether a feature set is of a trivial baseline, by its name."""
+    return features == PIXELS or features.startswith(RANDOM_PREFIX)
 
 
 def pooling_of(name: str) -> str | None:

@@ -8,6 +8,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +18,23 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from ssvit import atomic_io
+from ssvit.evaluation import side_by_side
 from ssvit.evaluation.neighbours import search
+from ssvit.evaluation.options import is_baseline
 from ssvit.evaluation.scores import Scores, Split
+from ssvit.evaluation.side_by_side import SideBySide
 from ssvit.evaluation.significance import NOTHING_YET, standard_error
 from ssvit.figures import classes
 from ssvit.figures.contact_sheet import NEIGHBOURS, QUERIES, Neighbour, Row, contact_sheet
 from ssvit.figures.feature_map import feature_map
+from ssvit.figures.intervals import intervals
 from ssvit.figures.probes import by_column, by_layer
 from ssvit.figures.segmentation import segmentation
 from ssvit.figures.style import png, shown
 from ssvit.options import UserError
 
 _CAPTIONS = {
+    "side_by_side": "Every encoder by every probe; a line is the 95 % interval over the test images",
     "by_layer": "The last column of each table, over the encoder's layers",
     "by_column": "The chosen features and their baselines, in every column of each table",
     "confusion": "Which class is taken for which by one classifier; the title names it",
@@ -37,12 +43,13 @@ _CAPTIONS = {
     "segmentation": "Images measured on, their masks, and the class that each pixel is taken for",
 }
 _BASELINES = (
-    "Baselines: the same encoder with random weights, and raw pixels. The best, of any layer, is to be beaten. "
+    "Baselines: the same encoder with random weights, and raw pixels. The best, of any layer, is to be beaten here. "
     "Chance: the share of the most frequent class. After ± in this table: one standard error of an accuracy on so many "
     "images."
 )
 _SAMPLED = "After ± in these tables: the deviation over samples of labelled images."
 _NONE, _MINUS = "\u2013", "\u2212"  # a dash for what there is not, and the sign that is as wide as a plus
+_UNWRITTEN = ("probe", "predictions", "per_image")  # of the scores
 _SEGMENTED = 6  # images in a picture
 _DOTS_AN_INCH = 100  # of CSS, for pictures
 _MARKDOWN = re.compile(r"[\\`*\[\]<>&|~$#!]|(?<![^\W_])_|_(?![^\W_])")  # an underscore within a word has no meaning
@@ -55,12 +62,14 @@ def write(
     scores: Sequence[Scores],
     own: Sequence[str],
     figures: Mapping[str, Figure],
+    compared: SideBySide | None = None,
 ) -> list[Path]:
     """Write report.html, report.md and report.json, each whole or not at all: their paths.
 
     facts: what was measured, how, by which versions, as plain data; checkpoint stands on top. own: the feature sets of
-    the encoder; the others are baselines. UserError if the disk refuses.
+    the encoder. compared: the encoder beside others. UserError if the disk refuses.
     """
+    standings = compared.standings if compared else []
     facts = _plain(facts)
     values = {
         "checkpoint": str(facts.get("checkpoint", "")),
@@ -68,6 +77,9 @@ def write(
         "headline": headline(scores, own),
         "summary": summary(scores, own),
         "baselines": _BASELINES,
+        "sentences": compared.sentences() if compared else [],
+        "standings": side_by_side.table(standings) if standings else [],
+        "method": side_by_side.METHOD,
         "sampled": _SAMPLED if any(any(row) for one in scores for row in one.deviations.values()) else "",
         "figures": [_inlined(name, figure) for name, figure in figures.items()],
         "probes": [
@@ -79,10 +91,16 @@ def write(
         "facts": list(_flat(facts | _plain({one.probe: one.options for one in scores}))),
     }
     measured = [
-        {"measure": one.probe} | {key: value for key, value in vars(one).items() if key not in ("probe", "predictions")}
+        {"measure": one.probe} | {key: value for key, value in vars(one).items() if key not in _UNWRITTEN}
         for one in scores
     ]
     numbers = {"headline": values["headline"], "facts": facts, "own": own, "measured": measured}
+    numbers["side_by_side"] = {
+        "entries": compared.groups if compared else {},
+        "sentences": values["sentences"],
+        "method": side_by_side.METHOD,
+        "standings": [asdict(one) for one in standings],
+    }
     texts = {
         "report.html": _rendered("report.html.j2", shown, values),
         "report.md": _rendered("report.md.j2", _escaped, values) + "\n",
@@ -98,10 +116,12 @@ def write(
     return [folder / name for name in texts]
 
 
-def figures(splits: Mapping[str, Split], scores: Sequence[Scores]) -> dict[str, Figure]:
+def figures(splits: Mapping[str, Split], scores: Sequence[Scores], compared: SideBySide) -> dict[str, Figure]:
     """By name. Images are shown by the features that k-NN has chosen, or else the first probe of whole images."""
     of_images = [one for one in scores if splits[one.probe].test.masks is None]
     made = {"by_column": by_column(scores)}
+    if len(compared.groups) > 1 and compared.standings:
+        made = {"side_by_side": intervals(compared.standings)} | made
     if of_images:
         split = splits[of_images[0].probe]
         chosen = next((one for one in of_images if one.probe == "knn"), of_images[0]).best
@@ -169,6 +189,10 @@ def data(facts: Mapping[str, Any]) -> list[str]:
             f"{copies} of the {part} images stand among the training images too, pixel for pixel: "
             + ", ".join(examples + more)
         )
+    for name, other in facts.get("against", {}).items():
+        size, own = ("x".join(map(str, one["image_size"])) for one in (other, facts))
+        if size != own:
+            sentences.append(f"{name} sees the images in {size} pixels; the checkpoint sees them in {own}")
     return sentences
 
 
@@ -218,7 +242,11 @@ def _compared(one: Scores, own: Sequence[str]) -> tuple[str | None, float | None
 
     Points are rounded as they are written, so that +0.0 beats nothing.
     """
-    others = {name: row[-1] for name, row in one.values.items() if name not in own and math.isfinite(row[-1])}
+    others = {
+        name: row[-1]
+        for name, row in one.values.items()
+        if is_baseline(name) and name not in own and math.isfinite(row[-1])
+    }
     baseline = max(others, key=lambda name: others[name], default=None)
     gain = math.nan if baseline is None else one.values[one.best][-1] - others[baseline]
     return baseline, round(100 * gain, 1) if math.isfinite(gain) else None

@@ -1,13 +1,14 @@
 """The scores of probes on all feature sets of an encoder and its baselines, for tables, figures and reports."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import asdict, dataclass, field, is_dataclass
 
 from torch import Tensor
 
 from ssvit.data.batch import EvalTransform
-from ssvit.evaluation.base import Probe
+from ssvit.evaluation.base import Probe, Result
 from ssvit.evaluation.features import FeatureSets
+from ssvit.evaluation.options import OWN
 from ssvit.evaluation.significance import above_chance, chance
 
 
@@ -15,7 +16,8 @@ from ssvit.evaluation.significance import above_chance, chance
 class Split:
     """Feature sets of the training and of the test images, the same ones.
 
-    own: those of the encoder, by layers; the others are baselines. part: of the images measured on, test or validation.
+    own: those of the encoder, by layers. part: of the images measured on, test or validation. others: those of each
+    encoder and baseline measured beside it, by its name, by layers.
     """
 
     own: tuple[str, ...]
@@ -23,6 +25,7 @@ class Split:
     test: FeatureSets
     eval_transform: EvalTransform
     part: str = "test"
+    others: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -42,6 +45,7 @@ class Scores:
     None for a single one. best: the feature set of the encoder that was chosen, without test labels. options: of the
     probe. numbers: all that it found, as plain data. chance: what the last column has by ignoring the image, and
     images: how many it is measured on; None where the column is no accuracy. predictions: of the best feature set.
+    chosen: the feature set of each encoder, `OWN` and the others, chosen alike; per_image: as of `Result`, of these.
     """
 
     probe: str
@@ -55,6 +59,8 @@ class Scores:
     chance: float | None = None
     images: int | None = None
     predictions: Tensor | None = None
+    chosen: Mapping[str, str] = field(default_factory=dict)
+    per_image: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
     def tells(self) -> bool:
@@ -66,13 +72,20 @@ class Scores:
 
 def score(name: str, probe: Probe, split: Split, progress: Callable[[int, int], None]) -> Scores:
     """A probe of every feature set; progress(done, all) is called after each. UserError if it cannot be."""
-    several, results = len(split.own) > 1, {}
+    encoders = {OWN: split.own, **split.others}
+    among_several = {features for sets in encoders.values() for features in sets if len(sets) > 1}
+    results: dict[str, Result] = {}
     for features in split.train.values:
-        choose = several and features in split.own
+        choose = features in among_several
         results[features] = probe(split.train[features], split.test[features], choose=choose)
         progress(len(results), len(split.train.values))
     is_known = all(results[features].choice is not None for features in split.own)
-    best = max(split.own, key=lambda name: results[name].choice or ()) if several and is_known else split.own[-1]
+    chosen = {
+        encoder: max(sets, key=lambda name: results[name].choice or ()) if is_known and len(sets) > 1 else sets[-1]
+        for encoder, sets in encoders.items()
+    }
+    best = chosen[OWN]
+    per_image = {encoder: results[name].per_image for encoder, name in chosen.items()}
     columns = tuple(results[best].scores)
     # "test" is what a probe calls the images it is measured on.
     named = {} if split.part == "test" else {"test": split.part, "validation": "held out of train"}
@@ -88,4 +101,6 @@ def score(name: str, probe: Probe, split: Split, progress: Callable[[int, int], 
         chance=split.chance if probe.is_accuracy else None,
         images=len(split.test) if probe.is_accuracy else None,
         predictions=results[best].predictions,
+        chosen=chosen,
+        per_image={encoder: values for encoder, values in per_image.items() if values is not None},
     )

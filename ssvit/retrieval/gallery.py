@@ -30,7 +30,7 @@ from ssvit.data.decode import Unreadable, load
 from ssvit.data.source import Data
 from ssvit.evaluation.features import Extractor
 from ssvit.evaluation.neighbours import Neighbours, check_k
-from ssvit.evaluation.probes.retrieval import mean_average_precision, measure
+from ssvit.evaluation.probes.retrieval import average_precisions, measure
 from ssvit.figures.contact_sheet import QUERIES, Neighbour, Row, contact_sheet
 from ssvit.figures.style import evenly_spaced, png
 from ssvit.options import UserError, one_of, printable, whole, within
@@ -216,7 +216,7 @@ class Answer:
         found = measure(self.neighbours, labels, self.store.labels, own=self.own, ks=ks)
         if ranking:
             searched = (self.store.vectors, self.store.labels)
-            found["map"] = mean_average_precision(self.vectors, labels, *searched, own=self.own)
+            found["map"] = average_precisions(self.vectors, labels, *searched, own=self.own).mean().item()
         return found
 
     def report(self, *, ranking: bool) -> str:

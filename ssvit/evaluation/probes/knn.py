@@ -42,31 +42,47 @@ class Knn(Probe, options.Knn):
 
     def __call__(self, train: Features, test: Features, *, choose: bool = False) -> Result:
         """A column for each k: the share of test images whose class has most votes."""
-        top1, top5 = self._accuracies(train, test)
-        numbers = {"top1": top1, "top5": top5}
+        found = self._scores(train, test)
+        numbers = {which: {k: getattr(one, which) for k, one in found.items()} for which in ("top1", "top5")}
         if choose:
-            numbers["leave_one_out"], _ = self._accuracies(train, train, own=torch.arange(len(train.values)))
+            left_out = self._scores(train, train, own=torch.arange(len(train.values)))
+            numbers["leave_one_out"] = {k: one.top1 for k, one in left_out.items()}
         return Result(
-            scores={f"{k}-NN": share for k, share in top1.items()},
+            scores={f"{k}-NN": one.top1 for k, one in found.items()},
             choice=(max(numbers["leave_one_out"].values()),) if choose else None,
             numbers=numbers,
+            per_image=found[self.k[-1]].is_among(1).double(),
         )
 
-    def _accuracies(self, train: Features, test: Features, own: Tensor | None = None) -> tuple[dict[int, float], ...]:
-        """By k, the share of the test images whose class has most votes, and is among the five that have most."""
+    def _scores(self, train: Features, test: Features, own: Tensor | None = None) -> dict[int, "Score"]:
+        """The score of each k."""
         check(train, test, "a k-NN vote")
         nearest = search_together(test.values, train.values, self.k[-1], own=own)
         temperature, classes = options.KNN_PROTOCOLS[self.protocol].temperature, len(train.classes)
         labels = (train.known_labels.cpu(), test.known_labels.cpu())
-        scores = list(vote(nearest, *labels, classes=classes, temperature=temperature, k=self.k))
-        return tuple(dict(zip(self.k, shares, strict=True)) for shares in zip(*scores, strict=True))
+        return dict(
+            zip(self.k, vote(nearest, *labels, classes=classes, temperature=temperature, k=self.k), strict=True)
+        )
 
 
 class Score(NamedTuple):
-    """Share of the test images whose class has most votes, and whose class is among the five that have most."""
+    """How many classes have more votes than that of each test image: (m,)."""
 
-    top1: float
-    top5: float
+    ranks: Tensor
+
+    def is_among(self, count: int) -> Tensor:
+        """Whether the class of a test image is among the `count` that have most votes: (m,) bool."""
+        return self.ranks < count
+
+    @property
+    def top1(self) -> float:
+        """Share of the test images whose class has most votes."""
+        return self.is_among(1).double().mean().item()
+
+    @property
+    def top5(self) -> float:
+        """Share of the test images whose class is among the five that have most."""
+        return self.is_among(5).double().mean().item()
 
 
 def vote(
@@ -89,8 +105,7 @@ def vote(
     ranks = torch.cat(
         [_ranks(similar, voters, truth, classes, temperature, k) for similar, voters, truth in parts], dim=1
     )
-    for rank in ranks:
-        yield Score(*((rank < best).double().mean().item() for best in (1, 5)))
+    yield from map(Score, ranks)
 
 
 def _ranks(

@@ -85,6 +85,17 @@ class Standard(NamedTuple):
         return rows
 
 
+def is_right(logits: Tensor, labels: Tensor) -> Tensor:
+    """Whether the highest logit is the label's, and all are finite: logits (r, k, b), labels (b,) -> (r, b)."""
+    return (logits.argmax(1) == labels) & logits.isfinite().all(1)
+
+
+def per_image(layer: Tensor, rows: Tensor, labels: Tensor) -> Tensor:
+    """`Result.per_image` of a layer: (k, d + 1), rows (n, d + 1), labels (n,) -> (n,) float64."""
+    parts = zip(rows.split(CHUNK), labels.split(CHUNK), strict=True)
+    return torch.cat([is_right((layer @ x.T)[None], y)[0] for x, y in parts]).double().cpu()
+
+
 def score(layers: Tensor, rows: Tensor, labels: Tensor) -> tuple[list[float], list[float]]:
     """Accuracy and mean cross-entropy of each layer: layers (r, k, d + 1), rows (n, d + 1), labels (n,) -> r of each.
 
@@ -94,7 +105,7 @@ def score(layers: Tensor, rows: Tensor, labels: Tensor) -> tuple[list[float], li
     loss = rows.new_zeros(len(layers), dtype=torch.float64)
     for x, y in zip(rows.split(CHUNK), labels.split(CHUNK), strict=True):
         logits = (layers.flatten(0, 1) @ x.T).unflatten(0, layers.shape[:2])
-        right += ((logits.argmax(1) == y) & logits.isfinite().all(1)).sum(1)
+        right += is_right(logits, y).sum(1)
         loss += F.cross_entropy(logits, y.expand(len(layers), -1), reduction="none").sum(1, dtype=torch.float64)
     losses = (loss / len(rows)).nan_to_num(nan=math.inf, posinf=math.inf)
     return (right.double() / len(rows)).tolist(), losses.tolist()

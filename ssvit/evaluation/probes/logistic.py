@@ -12,7 +12,7 @@ from torch import Tensor
 from ssvit.evaluation.base import Result
 from ssvit.evaluation.features import Features
 from ssvit.evaluation.probes import options
-from ssvit.evaluation.probes.linear import CHUNK, Linear, Standard, best, score
+from ssvit.evaluation.probes.linear import CHUNK, Linear, Standard, best, per_image, score
 
 _GRADIENT = 1e-6  # L-BFGS has converged where no element of the gradient is larger,
 _CHANGE = 1e-10  # or where the loss falls by less in one iteration
@@ -49,7 +49,8 @@ class Logistic(Linear, options.Logistic):
         last = solve(rows, y, l2=l2s[chosen], start=fits[chosen].layer)
         (on_train,), _ = score(last.layer[None], rows, y)
         rows = standard(test.values)
-        (on_test,), _ = score(last.layer[None], rows, test.known_labels.to(rows.device))
+        right = per_image(last.layer, rows, test.known_labels.to(rows.device))
+        on_test = right.mean().item()
         scores = {"train": on_train, "validation": accuracies[chosen], "test": on_test}
         converged = all(one.converged for one in [*fits, last])
         return Result(
@@ -57,6 +58,7 @@ class Logistic(Linear, options.Logistic):
             choice=(accuracies[chosen], -losses[chosen]),
             numbers={"l2": l2s[chosen], **scores, "l2s": l2s, "grid": accuracies, "converged": converged},
             predictions=torch.cat([(last.layer @ x.T).argmax(0) for x in rows.split(CHUNK)]),
+            per_image=right,
         )
 
 

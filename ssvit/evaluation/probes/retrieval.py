@@ -39,23 +39,25 @@ class Retrieval(Probe, options.Retrieval):
     def __call__(self, train: Features, test: Features, *, choose: bool = False) -> Result:
         """Columns for recall@k and precision@k of each k, and for the mAP."""
         check(train, test, "retrieval")
-        measures = self._measures(train, test, leave_one_out=False)
-        left_out = self._measures(train, train, leave_one_out=True) if choose else None
+        measures, per_image = self._measures(train, test, leave_one_out=False)
+        left_out = self._measures(train, train, leave_one_out=True)[0] if choose else None
         columns = (*(f"recall@{k}" for k in self.k), *(f"precision@{k}" for k in self.k), "mAP")
         return Result(
             scores={column: measures[column] for column in columns},
             choice=None if left_out is None else (left_out["mAP"],),
             numbers=measures if left_out is None else {**measures, "leave_one_out": left_out},
+            per_image=per_image,
         )
 
-    def _measures(self, train: Features, test: Features, *, leave_one_out: bool) -> dict[str, float]:
+    def _measures(self, train: Features, test: Features, *, leave_one_out: bool) -> tuple[dict[str, float], Tensor]:
         rows = permutation(0, "retrieval, queries", len(test.values))[: self.queries].sort().values
         queries, query_labels = F.normalize(test.values[rows]), test.known_labels[rows]
         own = rows if leave_one_out else None
         vectors, labels = F.normalize(train.values), train.known_labels
         nearest = search(queries, vectors, self.k[-1], own=own)
         measures = measure(nearest, query_labels, labels, own=own, ks=self.k)
-        return measures | {"mAP": mean_average_precision(queries, query_labels, vectors, labels, own=own)}
+        precisions = average_precisions(queries, query_labels, vectors, labels, own=own)
+        return measures | {"mAP": precisions.mean().item()}, precisions
 
 
 def measure(
@@ -92,10 +94,10 @@ def measure(
     return results | {"queries": len(hit)}
 
 
-def mean_average_precision(
+def average_precisions(
     queries: Tensor, query_labels: Tensor, vectors: Tensor, labels: Tensor, *, own: Tensor | None = None
-) -> float:
-    """mAP over the whole ranking: the mean of AP = sum over i of precision@i [the i-th is right] / r, as in `measure`.
+) -> Tensor:
+    """AP over the whole ranking of each query that `measure` counts: the sum over i of precision@i [i-th right] / r.
 
     It sorts all vectors (n, d) for each query (m, d): for 10,000 queries of 50,000 images that is minutes.
     """
@@ -110,7 +112,7 @@ def mean_average_precision(
         order = similarities.argsort(dim=1, descending=True, stable=True)
         hit = _hits(order, query_labels[part], labels) & (order != own[part, None])
         precisions.append((hit.cumsum(1) / rank.double() * hit).sum(1) / total[part])
-    return torch.cat(precisions).mean().item()
+    return torch.cat(precisions)
 
 
 def _answerable(query_labels: Tensor, labels: Tensor, own: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -8,7 +8,7 @@ Letters: n training images, m test images, b rows, d width, r the smaller of n a
 
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 import torch
 import torch.nn.functional as F
@@ -43,12 +43,16 @@ class Fit:
 
 @dataclass(frozen=True)
 class Score:
-    """The fits of as many shots: mean accuracy, and the sample standard deviation over seeds (None for one fit)."""
+    """The fits of as many shots: mean accuracy, and the sample standard deviation over seeds (None for one fit).
+
+    per_image: as of `Result`.
+    """
 
     shots: int | str
     mean: float
     deviation: float | None
     fits: tuple[Fit, ...]
+    per_image: Tensor = field(repr=False, compare=False)
 
 
 class FewShot(Probe, options.FewShot):
@@ -86,7 +90,8 @@ class FewShot(Probe, options.FewShot):
             scores={f"{score.shots} shot": score.mean for score in scores},
             deviations={f"{score.shots} shot": score.deviation for score in scores if score.deviation is not None},
             choice=(sum(fit.left_out for fit in most.fits), -sum(fit.error for fit in most.fits)),
-            numbers=[asdict(score) for score in scores],
+            numbers=[{name: value for name, value in asdict(one).items() if name != "per_image"} for one in scores],
+            per_image=scores[-1].per_image,
         )
 
     def fit(self, train: Features, test: Features) -> list[Score]:
@@ -96,24 +101,25 @@ class FewShot(Probe, options.FewShot):
         values, classes = train.values, len(train.classes)
         labels, truth = train.known_labels.to(values.device), test.known_labels.to(test.values.device)
 
-        def fit(seed: int | None, support: Tensor, labels: Tensor) -> Fit:
+        def fit(seed: int | None, support: Tensor, labels: Tensor) -> tuple[Fit, Tensor]:
             path = RidgePath(whiten(support, support), signs(labels, classes))
             penalty, right, error = choose_penalty(path, self.l2)
             guesses = path.predict(whiten(support, test.values), [penalty])[0].argmax(-1)
-            accuracy = (guesses == truth).double().mean().item()
-            return Fit(seed, len(support), penalty, accuracy, right, error)
+            is_right = (guesses == truth).double().cpu()
+            return Fit(seed, len(support), penalty, is_right.mean().item(), right, error), is_right
 
         samples = [sample(labels, classes, seed) for seed in range(self.seeds)]
         scores = []
         for count in self.shots:
             if isinstance(count, int):
                 supports = [torch.cat([places[:count] for places in of_class]) for of_class in samples]
-                fits = tuple(fit(seed, values[support], labels[support]) for seed, support in enumerate(supports))
+                found = [fit(seed, values[support], labels[support]) for seed, support in enumerate(supports)]
             else:  # all
-                fits = (fit(None, values, labels),)
+                found = [fit(None, values, labels)]
+            fits, is_right = zip(*found, strict=True)
             accuracies = [one.accuracy for one in fits]
             deviation = statistics.stdev(accuracies) if len(fits) > 1 else None
-            scores.append(Score(count, statistics.fmean(accuracies), deviation, fits))
+            scores.append(Score(count, statistics.fmean(accuracies), deviation, fits, torch.stack(is_right).mean(0)))
         return scores
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from ssvit.evaluation.base import Result
 from ssvit.evaluation.features import Features
 from ssvit.evaluation.probes import options
-from ssvit.evaluation.probes.linear import Linear, Standard, best, score
+from ssvit.evaluation.probes.linear import Linear, Standard, best, per_image, score
 from ssvit.options import UserError
 from ssvit.randomness import permutation
 
@@ -46,12 +46,13 @@ class Sgd(Linear, options.Sgd):
             raise UserError("no learning rate led to a finite loss: try smaller ones, or standardize=true")
         layer = layers[chosen, None]
         (on_train,), _ = score(layer, rows[trained], y[trained])
-        (on_test,), _ = score(layer, standard(test.values), test.known_labels.to(layer.device))
-        scores = {"train": on_train, "validation": accuracies[chosen], "test": on_test}
+        right = per_image(layer[0], standard(test.values), test.known_labels.to(layer.device))
+        scores = {"train": on_train, "validation": accuracies[chosen], "test": right.mean().item()}
         return Result(
             scores=scores,
             choice=(accuracies[chosen], -losses[chosen]),
             numbers={"learning_rate": rates[chosen], **scores, "validation_grid": tuple(accuracies)},
+            per_image=right,
         )
 
 

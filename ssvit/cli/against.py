@@ -1,0 +1,124 @@
+"""The encoders that a run is compared with: against=[RUN,FILE,{path:FILE,image_size:224}]. No torch."""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ssvit.checkpoints.checkpoint import Checkpoint
+from ssvit.checkpoints.configuration import Configuration, flatten, is_free
+from ssvit.checkpoints.options import LoadEncoder
+from ssvit.cli.launch import Plain
+from ssvit.evaluation.options import OWN, PIXELS, RANDOM, Reading, readings
+from ssvit.exchange.reading import FOREIGN_OPTIONS
+from ssvit.options import OptionError, UserError, pair, within
+
+_OPTIONS = ("path", "image_size", "resize", "pooling", *FOREIGN_OPTIONS)
+# What runs may differ in that are one configuration with several seeds.
+_FREE = (
+    "recipe.seed", "name", "command", "outputs", "overwrite", "workers", "loader_timeout", "fabric", "logger", "probe",
+    "probing", "seeds", "data.cache", "data.download",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Other:
+    """An encoder to compare with, and which of its features are evaluated."""
+
+    name: str
+    loading: LoadEncoder
+    readings: Sequence[Reading]
+
+    @property
+    def image_size(self) -> tuple[int, int]:
+        """Height and width of the images that it sees: those that it was trained on, unless others are asked for."""
+        return pair("image_size", self.loading.encoder().image_size)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What it is and how it sees the images, as plain data."""
+        trained = self.loading.checkpoint().encoder
+        return {
+            "path": str(self.loading.path),
+            "image_size": list(self.image_size),
+            "pooling": self.readings[-1].pooling,
+            "layers": [reading.layer for reading in self.readings],
+            **{name: trained[name] for name in ("width", "depth", "patch_size", "mean", "std") if name in trained},
+        }
+
+
+def others(plain: Plain, own: Checkpoint) -> list[Other]:
+    """The encoders of the option `against`, whose names are those of their runs or files, or else their paths.
+
+    OptionError for an entry that is none, or is there twice, or lacks a layer that is asked for.
+    """
+    if not isinstance(plain["against"], list):
+        raise OptionError("against", plain["against"], "must be a list of runs and files of weights")
+    entries = [entry if isinstance(entry, dict) else {"path": entry} for entry in plain["against"]]
+    opened: list[tuple[LoadEncoder, Checkpoint]] = []
+    for entry in entries:
+        if unknown := [name for name in entry if name not in _OPTIONS] or ["path"][: "path" not in entry]:
+            right = f"must be a path, or {{path: …}} with other options of {', '.join(_OPTIONS)}"
+            raise OptionError(f"against.{unknown[0]}", entry.get(unknown[0]), right)
+        try:
+            loading = LoadEncoder(**entry)
+            found = loading.checkpoint()
+            loading.encoder()
+        except OptionError as error:
+            raise OptionError(f"against.{error.name}".replace(".checkpoint", ""), error.value, error.right) from None
+        if found.path in [one.path for _, one in opened] + [own.path]:
+            raise OptionError("against", entry["path"], "stands there twice, or is the checkpoint itself")
+        opened.append((loading, found))
+    count = Counter([own.name, RANDOM, PIXELS, *(found.name for _, found in opened)])
+    compared = []
+    for loading, found in opened:
+        name = found.name if count[found.name] == 1 else str(found.path)
+        try:
+            with within("features"):
+                asked = readings(found.encoder | loading.changes, **plain["features"])
+        except OptionError as error:
+            raise OptionError(error.name, error.value, f"{error.right}; that is of {name}") from None
+        compared.append(Other(name, loading, asked))
+    return compared
+
+
+def groups(own: Checkpoint, compared: Sequence[Other], *, baselines: bool) -> dict[str, list[str]]:
+    """The encoders of each entry, by its name, that of the checkpoint first; runs that differ in the seed are one."""
+    baseline = {RANDOM: [RANDOM], PIXELS: [PIXELS]} if baselines else {}
+    runs = {OWN: own, **{other.name: other.loading.checkpoint() for other in compared}}
+    by_configuration: dict[str, dict[object, str]] = {}
+    for encoder, found in runs.items():
+        configuration, seed = _but_for_seed(found)
+        seeds = by_configuration.setdefault(configuration, {})
+        if seed in seeds:
+            seeds = by_configuration.setdefault(f"{configuration} {encoder}", {})
+        seeds[seed] = encoder
+    (first, ours), *theirs = (
+        (_name([encoder or own.name for encoder in seeds.values()]), list(seeds.values()))
+        for seeds in by_configuration.values()
+    )
+    return {first: ours, **baseline, **dict(theirs)}
+
+
+def _but_for_seed(found: Checkpoint) -> tuple[str, object]:
+    """What a run computes, as text, and its seed; of a file its path."""
+    if found.foreign is None:
+        try:
+            config = Configuration.read(found.path.parent / "config.yaml")
+        except (UserError, OSError):
+            return str(found.path), None
+        values: dict[str, Any] = dict(flatten(config.values))
+        told = {name: value for name, value in values.items() if not is_free(name, _FREE)}
+        return json.dumps([found.step, told], sort_keys=True, default=str), values.get("recipe.seed")
+    return str(found.path), None
+
+
+def _name(names: Sequence[str]) -> str:
+    """The common beginning of the names of several seeds: mae_seed0, mae_seed1 -> mae."""
+    if len(names) == 1:
+        return names[0]
+    first = names[0]
+    shared = max(length for length in range(len(first) + 1) if all(name.startswith(first[:length]) for name in names))
+    return re.sub(r"[\W_]*(seed)?[\W_]*$", "", first[:shared]) or first
