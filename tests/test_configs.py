@@ -49,7 +49,7 @@ def pretrained_run(tmp_path):
     run.mkdir(parents=True)
     storage.save(run, config.recipe.steps, {"model": {}}, {"encoder": arguments, "stage": "pretrain"})
     choices = {"data": "synthetic", "augment@data.augment": "inception_crop"}
-    kept = Configuration.of(OmegaConf.to_container(config, resolve=False), choices)
+    kept = Configuration.of(pretrained.settled(config), choices)
     (run / "config.yaml").write_bytes(kept.write())
     pretrained.offer({"outputs": str(tmp_path / "outputs")})
     return run

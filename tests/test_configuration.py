@@ -26,7 +26,7 @@ from ssvit.checkpoints.configuration import (
 )
 from ssvit.checkpoints.run_folder import RunError, RunFolder
 from ssvit.cli.launch import CONFIGS
-from ssvit.cli.pretrained import _data
+from ssvit.cli.pretrained import _data, settled
 
 FIRST = Path(__file__).parent / "fixtures" / "first_edition"
 RUN = "masked_patch_synthetic"
@@ -266,9 +266,9 @@ def test_a_run_from_before_the_changes_of_crops_had_none(config):
 def test_a_run_of_the_first_edition_goes_on_by_the_same_command(file):
     options = [f"data={file.stem}", "data.root=/images", f"name=masked_patch_{file.stem}"]
     with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-        now = OmegaConf.to_container(compose("pretrain", options), resolve=False)
+        now = settled(compose("pretrain", options))
         assert Configuration.of(now, {"data": file.stem}).difference(Configuration.read(file)) is None
-        other = OmegaConf.to_container(compose("pretrain", [*options, "recipe.lr_end=1e-5"]), resolve=False)
+        other = settled(compose("pretrain", [*options, "recipe.lr_end=1e-5"]))
         assert Configuration.of(other, {}).difference(Configuration.read(file)) == ("recipe.lr_end", 1e-5, 0.0)
 
 

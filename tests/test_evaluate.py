@@ -20,6 +20,7 @@ from ssvit.checkpoints import storage
 from ssvit.checkpoints.checkpoint import PRETRAIN
 from ssvit.checkpoints.configuration import Configuration
 from ssvit.cli import evaluate, pretrained
+from ssvit.cli.pretrained import settled
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.memory import Memory
 from ssvit.evaluation import report
@@ -157,7 +158,7 @@ def run(tmp_path_factory):
     weights = {f"encoder.{name}": value for name, value in encoder.state_dict().items()}
     storage.save(folder, 6, {"model": weights}, {"encoder": encoder.arguments, "stage": PRETRAIN})
     choices = {"data": "synthetic", "augment@data.augment": "inception_crop"}
-    written = Configuration.of(OmegaConf.to_container(config, resolve=False), choices)
+    written = Configuration.of(settled(config), choices)
     (folder / "config.yaml").write_bytes(written.write())
     return folder
 

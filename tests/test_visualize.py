@@ -20,6 +20,7 @@ from ssvit.analysis.options import plotted
 from ssvit.checkpoints import storage
 from ssvit.checkpoints.configuration import Configuration
 from ssvit.cli import pretrained, visualize
+from ssvit.cli.pretrained import settled
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.decode import load
 from ssvit.models import options
@@ -41,7 +42,7 @@ def make_run(folder: Path, *, seed: int = 0, stage: str = "pretrain", options: t
     weights = {f"encoder.{name}": value for name, value in ViT(**arguments).state_dict().items()}
     folder.mkdir(parents=True)
     choices = {"data": "synthetic", "augment@data.augment": "inception_crop"}
-    written = Configuration.of(OmegaConf.to_container(config, resolve=False), choices)
+    written = Configuration.of(settled(config), choices)
     (folder / "config.yaml").write_bytes(written.write())
     return storage.save(folder, 6, {"model": weights}, {"encoder": arguments, "stage": stage})
 

@@ -20,8 +20,8 @@ from ssvit.options import UserError, typed
 # checkpoint itself tells it (the images' fingerprint, the precision used, the weights that a fine-tuning started from).
 FREE = (
     "overwrite", "outputs", "workers", "loader_timeout", "evaluators.test.timeout", "fabric", "data.root",
-    "data.cache", "data.download", "data.masks", "data.verify", "data.source", "recipe.precision", "checkpoint",
-    "encoder.path", "encoder.activation_checkpointing", "seeds", "probe", "probing", "command", "logger",
+    "data.cache", "data.download", "data.masks", "data.verify", "data.shown", "data.source", "recipe.precision",
+    "checkpoint", "encoder.path", "encoder.activation_checkpointing", "seeds", "probe", "probing", "command", "logger",
     "target.checkpoint", "preset",
 )  # fmt: skip
 # Groups whose files hold only values, which are compared, and options in `FREE`.
@@ -42,8 +42,10 @@ ADDED: Mapping[str, object] = {
     "data.augment.sigma": [0.1, 2.0],
     "data.augment.solarize": 0.0,
     "data.augment.vertical_flip": 0.0,
+    "data.channels": 3,
     "data.decoding": "full",
     "data.order": "permutation",
+    "data.range": None,
     "data.train": "auto",
     "data.validation": "auto",
     "data.test": "auto",

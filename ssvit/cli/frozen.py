@@ -25,6 +25,7 @@ from ssvit.evaluation.base import Probe
 from ssvit.evaluation.features import Cache, Extractor, FeatureSets, Frozen, PatchPixels, Pixels, extract
 from ssvit.evaluation.options import OWN, PATCHES, PIXELS, RANDOM, RANDOM_PREFIX, Reading
 from ssvit.evaluation.scores import Split
+from ssvit.figures.style import use_bands
 from ssvit.kernels.accelerate import accelerate
 from ssvit.models.vit import ViT
 from ssvit.options import UserError, pair, within
@@ -49,6 +50,7 @@ def read(
     read where the labels show it.
     """
     of_images = [name for name, probe in probes.items() if probe.features != PATCHES]
+    use_bands(plain["data"])
     data = instantiate(config.data.source, _convert_="all")
     part, test = data.reported
     if of_images and (data.train.labels is None or test.labels is None):

@@ -10,7 +10,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,6 +37,7 @@ from tqdm import tqdm
 from ssvit.checkpoints.configuration import RENAMED, command
 from ssvit.checkpoints.run_folder import is_main_process
 from ssvit.options import OptionError, UserError, printable, typed
+from ssvit.options import command as command_name
 
 Plain = dict[str, Any]  # options as a YAML file holds them: dictionaries, lists, text and numbers
 _PACKAGE = Path(__file__).resolve().parents[1]
@@ -162,12 +163,13 @@ class Tool:
         # Hydra wants its own flags before the options.
         former = _options, _added
         _options, _added = sorted((one for one in arguments if one not in bare), key=_is_option), []
+        names = {option.partition("=")[0] for option in _options}
         expanded = [part for option in _options for part in _data_folder(option)]
         if len(expanded) > len(_options):
-            names = {option.partition("=")[0] for option in _options}
             expanded += [option for option in self.own_images if option.partition("=")[0] not in names]
         _options = expanded
         try:
+            _options = [part for option in _options for part in _normalization(option, names)]
             for option in _options:
                 _check_typed(option)
             if self.before:
@@ -247,13 +249,29 @@ def _data_folder(option: str) -> list[str]:
     """data=PATH, where PATH is a folder and no configuration has that name, stands for data=folder data.root=PATH."""
     group, _, written = option.partition("=")
     value = _unquoted(written)
-    if group != "data" or any((own / "data" / f"{value}.yaml").is_file() for own in (CONFIGS, config_dir()) if own):
+    folders = [] if os.path.isabs(value) else [folder / "data" for folder in (CONFIGS, config_dir()) if folder]
+    if group != "data" or any((folder / f"{value}.yaml").is_file() for folder in folders):
         return [option]
     if os.path.isdir(value):
         return ["data=folder", f"data.root={written}"]
     if "/" in value:
         raise Failure(f"{option}: no such folder", 2)
     return [option]
+
+
+def _normalization(option: str, typed: Collection[str]) -> list[str]:
+    """data.normalization=FILE stands for the options that the file holds, less those that are typed."""
+    name, _, written = option.partition("=")
+    if name != "data.normalization":
+        return [option]
+    try:
+        found = yaml.safe_load(Path(_unquoted(written)).read_text())
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise Failure(f"{option}: cannot be read: {getattr(error, 'strerror', None) or 'is no YAML file'}", 2) from None
+    if not isinstance(found, dict) or not found or not found.keys() <= {"channels", "range", "mean", "std"}:
+        raise Failure(f"{option}: must be a file that {command_name('normalization')} wrote", 2)
+    given = {f"data.{name}": json.dumps(value) for name, value in found.items()}
+    return [f"{name}={value}" for name, value in given.items() if name not in typed]
 
 
 def typed_command() -> str:

@@ -26,6 +26,7 @@ COMMANDS = {
     "compare": "compare:tool",
     "cost": "cost:tool",
     "pack": "pack:tool",
+    "normalization": "normalization:tool",
     "benchmark": "benchmark:tool",
 }
 

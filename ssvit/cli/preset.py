@@ -10,8 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from PIL import Image
-
 from ssvit.checkpoints.configuration import Configuration
 from ssvit.cli.launch import say
 from ssvit.data import folder
@@ -133,13 +131,14 @@ def _training_images(typed: dict[str, str]) -> list[str]:
 
 def _side(files: Sequence[str]) -> int:
     """The median of the shorter sides of some images, evenly spaced, from their headers. UserError if none is read."""
+    from ssvit.data import rasters
+
     sides = []
     for file in files[:: max(1, len(files) // _SAMPLED)]:
         try:
-            with Image.open(file) as image:
-                sides.append(min(image.size))
-        except (OSError, ValueError, Image.DecompressionBombError):
-            continue  # the loader replaces and counts what cannot be read
+            sides.append(min(rasters.size(file)))
+        except Exception:  # readers raise what they like, and the loader replaces and counts what cannot be read
+            continue
     if not sides:
         raise UserError(f"{files[0]}: cannot be read as an image, nor can others beside it")
     return sorted(sides)[len(sides) // 2]

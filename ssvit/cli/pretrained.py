@@ -188,11 +188,7 @@ def _began_with(file: Path, named: bool) -> str | None:
 
 
 def configuration(config: DictConfig) -> Configuration:
-    """What a run's folder keeps of its configuration, with the choices that data=pretrained stands for.
-
-    References to other options stay as written, so that one can be changed; what a resolver gave is kept as its value.
-    """
-    written, resolved = (OmegaConf.to_container(config, resolve=resolve) for resolve in (False, True))
+    """What a run's folder keeps of its configuration, with the choices that data=pretrained stands for."""
     chosen = HydraConfig.get().runtime.choices
     choices = {group: file for group, file in chosen.items() if not group.startswith("hydra/")}
     if choices.get("data") == "pretrained":
@@ -200,7 +196,16 @@ def configuration(config: DictConfig) -> Configuration:
         own = {group: file for group, file in choices.items() if group not in pretrained}
         choices = own | {group: file for group, file in _brought.items() if group not in own}
     run = {"name": str(config.name), "command": typed_command()}
-    return Configuration.of(_settled(written, resolved) | run, choices)
+    return Configuration.of(settled(config) | run, choices)
+
+
+def settled(config: DictConfig) -> dict[str, Any]:
+    """A configuration's values. References to other options stay as written, so that one can be changed; what a
+    resolver gave is kept as its value.
+    """
+    found = _settled(*(OmegaConf.to_container(config, resolve=resolve) for resolve in (False, True)))
+    assert isinstance(found, dict)
+    return found
 
 
 def _settled(written: object, resolved: object) -> Any:

@@ -26,6 +26,7 @@ from ssvit.data.source import Data, subset
 from ssvit.evaluation.base import Evaluator
 from ssvit.evaluation.online import GIVEN, RANDOM, Probing
 from ssvit.evaluation.options import interval
+from ssvit.figures.style import use_bands
 from ssvit.objectives.base import Objective
 from ssvit.objectives.classify import balanced
 from ssvit.objectives.contrast import Contrastive
@@ -49,6 +50,7 @@ class Session:
 
     def __init__(self, config: DictConfig, folder: Path, *, stage: str) -> None:
         self.config, self.folder, self.stage = config, folder, stage
+        use_bands(as_dict(config.data))
         self.fabric = runtime.start(Recipe(**as_dict(config.recipe)), **config.fabric)
         with runtime.together():
             self._data: Data = instantiate(config.data.source, _convert_="all")
@@ -124,6 +126,7 @@ class Session:
             "data": data.train.fingerprint,
             **({} if loader.order == PERMUTATION else {"order": loader.order}),
             **({} if loader.decoding == FULL else {"decoding": loader.decoding}),
+            **({} if config.data.get("range") is None else {"range": as_dict(config.data)["range"]}),
             "view": {name: value for name, value in as_dict(config.data.view).items() if name != "_target_"},
             "precision": runtime.precision(recipe, self.fabric.device),
         }

@@ -36,9 +36,11 @@ def run(config: DictConfig, plain: Plain) -> None:
 
     from ssvit.analysis import inside
     from ssvit.checkpoints.storage import load_encoder
+    from ssvit.figures.style import use_bands
     from ssvit.randomness import key
 
     device = "cuda" if own.device == "auto" and torch.cuda.is_available() else "cpu"
+    use_bands(plain["data"])
     view, batch = instantiate(config.data.view, _convert_="all"), own.batch_size
     if paths:
         pictures = inside.from_files(paths, view, own.count, print)

@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from tqdm import tqdm
@@ -47,7 +48,7 @@ def folder(**given: object) -> Data:
     of_masks = (chosen.roots[0], chosen.masks) if chosen.masks else None
 
     def read(paths: Sequence[str], classes: Sequence[str] = ()) -> Source:
-        return joined([_files(path, classes, verify=chosen.verify, masks=of_masks) for path in paths])
+        return joined([_files(path, classes, chosen, of_masks) for path in paths])
 
     train = read(splits[0])
     validation = read(splits[1], train.classes) if splits[1] else None
@@ -78,8 +79,9 @@ def shards(**given: object) -> Data:
     """
     chosen = make(options.Shards, given)
     splits = chosen.splits
-    train = find(chosen.root, splits.train, cache=chosen.cache)
-    others = (find(chosen.root, names, train.classes, cache=chosen.cache) if names else None for names in splits[1:])
+    read = partial(find, chosen.root, cache=chosen.cache, pixels=chosen.pixels)
+    train = read(splits.train)
+    others = (read(names, train.classes) if names else None for names in splits[1:])
     called = [f"{len(names)} shards:" for names in splits]
     return parted(called, train, *others, held_out=chosen.held_out, seed=chosen.seed)
 
@@ -125,7 +127,8 @@ def _of_table(chosen: options.Csv, part: str, classes: Sequence[str] = ()) -> Fi
         index = kept(key, lambda index: index.facts["table"] == stamp, made)
     labels = index.labels(classes, root=chosen.table)
     own = () if labels is None else classes or index.classes
-    return Files(Listing(chosen.top, index), labels, own, named=False, verify=chosen.verify)
+    paths = Listing(chosen.top, index)
+    return Files(paths, labels, own, named=False, verify=chosen.verify, pixels=chosen.pixels)
 
 
 def imagenet(**given: object) -> Data:
@@ -158,20 +161,19 @@ def torchvision_set(**given: object) -> Data:
     return Data(train, None, test, train.classes)
 
 
-def _files(root: str, classes: Sequence[str] = (), *, verify: str, masks: tuple[str, str] | None = None) -> Files:
+def _files(root: str, classes: Sequence[str], chosen: options.Folder, masks: tuple[str, str] | None) -> Files:
     """The images of a folder, labelled by `classes` where given, else by the names that it holds.
 
     masks: the folder of all images and that of all masks.
     """
-    paths = listing(root, fresh=verify == "content")
+    paths = listing(root, fresh=chosen.verify == "content")
     of_images = None
     if masks:
         images, of = masks
         of_images = [os.path.join(of, os.path.splitext(os.path.relpath(path, images))[0] + ".png") for path in paths]
     labels = paths.entries.labels(classes, root=root)
-    if labels is None:
-        return Files(paths, masks=of_images, verify=verify)
-    return Files(paths, labels, classes or paths.entries.classes, masks=of_images, verify=verify)
+    own = () if labels is None else classes or paths.entries.classes
+    return Files(paths, labels, own, masks=of_images, verify=chosen.verify, pixels=chosen.pixels)
 
 
 # The class in torchvision.datasets, and the parts that make up the training set.

@@ -1,10 +1,12 @@
-"""A file becomes a uint8 RGB image, or an error that names it: no file may stop or crash the process.
+"""A file becomes an image, uint8 RGB by default, or an error that names it: no file may stop or crash the process.
 
 JPEG goes to libjpeg by way of torchvision, once its header has passed the size limit; every other format goes to
-Pillow, held to a short list of decoders, since torchvision's PNG decoder can crash on damaged files.
+Pillow, held to a short list of decoders, since torchvision's PNG decoder can crash on damaged files. Images of other
+channels or numbers in .npy and TIFF files are read by `ssvit.data.rasters`.
 
-Choices, where files leave one open: what is transparent shows black behind it; of an animation the first frame counts;
-16 bits of grey become 8 by v / 257, rounded; an EXIF orientation is ignored, as torchvision's own data sets do.
+Choices, where files leave one open: what is transparent shows black behind it in RGB; of an animation the first frame
+counts; 16 bits of grey become 8 by v / 257, rounded, in RGB; an EXIF orientation is ignored, as torchvision's own data
+sets do.
 
 Letters: h, w pixels.
 """
@@ -26,6 +28,8 @@ from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 from torchvision.io import ImageReadMode, decode_jpeg
 
+from ssvit.data import rasters
+from ssvit.data.options import RGB, PixelFormat
 from ssvit.options import UserError, printable
 
 PIXEL_LIMIT = 1 << 27  # 134 million pixels: 400 MB decoded
@@ -59,19 +63,32 @@ class Unreadable(UserError):
         return f"{printable(self.path)}: {printable(self.reason)}"
 
 
-def load(path: str, reduce: Reduce | None = None) -> Tensor:
+def load(path: str, reduce: Reduce | None = None, pixels: PixelFormat = RGB) -> Tensor:
     """(3, h, w) uint8, RGB. Unreadable for a damaged or too large file, UserError where too many files are open.
 
-    reduce: a JPEG is decoded smaller, its sides divided and rounded up, which libjpeg does on blocks of 8 x 8.
+    reduce: a JPEG is decoded smaller, its sides divided and rounded up, which libjpeg does on blocks of 8 x 8. pixels:
+    of other images, (c, h, w) uint8 or float32 in [0, 1]; Unreadable for a file that does not hold such.
     """
     with _opened(path) as file:
-        return _decoded(np.fromfile(file, dtype=np.uint8), reduce)
+        return _decoded(np.fromfile(file, dtype=np.uint8), reduce, pixels)
 
 
-def load_bytes(data: Bytes, name: str, reduce: Reduce | None = None) -> Tensor:
+def load_bytes(data: Bytes, name: str, reduce: Reduce | None = None, pixels: PixelFormat = RGB) -> Tensor:
     """The same of the bytes of a file, (bytes,) uint8; name: what to call it."""
     with _named(name):
-        return _decoded(data, reduce)
+        return _decoded(data, reduce, pixels)
+
+
+def values(path: str) -> np.ndarray:
+    """The numbers of a file as they are, (c, h, w) of any type. Errors as `load`."""
+    with _opened(path) as file:
+        return _values(np.fromfile(file, dtype=np.uint8))
+
+
+def values_of_bytes(data: Bytes, name: str) -> np.ndarray:
+    """The same of the bytes of a file, (bytes,) uint8; name: what to call it."""
+    with _named(name):
+        return _values(data)
 
 
 def read_part(path: str, start: int, size: int, name: str) -> Bytes:
@@ -90,7 +107,9 @@ def read_part(path: str, start: int, size: int, name: str) -> Bytes:
         return data
 
 
-def _decoded(data: Bytes, reduce: Reduce | None) -> Tensor:
+def _decoded(data: Bytes, reduce: Reduce | None, pixels: PixelFormat) -> Tensor:
+    if pixels != RGB:
+        return torch.from_numpy(rasters.taken(_values(data, pixels.channels), pixels))
     if data[:3].tobytes() != b"\xff\xd8\xff":
         return torch.from_numpy(_pillow(data.tobytes(), _FORMATS, rgb)).permute(2, 0, 1)
     height, width = _check_jpeg(data.data)
@@ -98,6 +117,21 @@ def _decoded(data: Bytes, reduce: Reduce | None) -> Tensor:
         draft = max(1, width // factor), max(1, height // factor)
         return torch.from_numpy(_pillow(data.tobytes(), ("JPEG",), rgb, draft)).permute(2, 0, 1)
     return decode_jpeg(torch.from_numpy(data), mode=ImageReadMode.RGB)
+
+
+def _values(data: Bytes, channels: int | None = None) -> np.ndarray:
+    """channels: see `rasters.npy`."""
+    start = data[:26].tobytes()
+    if start.startswith(rasters.NPY):
+        return rasters.npy(data, channels)
+    if start.startswith(rasters.TIFF):
+        return rasters.tiff(data)
+    if start.startswith(b"\xff\xd8\xff"):
+        _check_jpeg(data.data)
+        return decode_jpeg(torch.from_numpy(data), mode=ImageReadMode.UNCHANGED).numpy()
+    if start.startswith(b"\x89PNG") and start[24:25] == b"\x10" and start[25:] != b"\0":
+        raise ValueError("a PNG of 16 bits and several channels, of which 8 bits would be read: store it as TIFF")
+    return _pillow(data.tobytes(), _FORMATS, rasters.bands)
 
 
 def load_mask(path: str) -> Tensor:

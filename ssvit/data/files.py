@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from ssvit.data import decode, folder
 from ssvit.data.index import KEPT_FROM, Index, Row, kept
-from ssvit.data.options import VERIFIED
+from ssvit.data.options import RGB, VERIFIED, PixelFormat
 from ssvit.data.source import Labels, Source, checked_labels
 from ssvit.options import UserError, one_of, printable
 
@@ -113,7 +113,7 @@ def _text(name: str, content: object) -> bytes:
 
 
 class Files(Source):
-    """Image files of any size, decoded to RGB; labels (n,). UserError for an out-of-range label.
+    """Image files of any size, decoded as `pixels` says; labels (n,). UserError for an out-of-range label.
 
     masks: the path of the mask of each image, a PNG. named: whether names tell the labels; if not, the fingerprint
     covers the labels too. verify: what it covers besides the names, the "size" of each file or its "content".
@@ -128,9 +128,10 @@ class Files(Source):
         masks: Sequence[str] | None = None,
         named: bool = True,
         verify: str = "size",
+        pixels: PixelFormat = RGB,
     ) -> None:
         one_of("verify", verify, VERIFIED)
-        self.named, self.verify = named, verify
+        self.named, self.verify, self.pixels, self.bytes_per_pixel = named, verify, pixels, pixels.bytes_per_pixel
         self.paths: Sequence[str] = paths if isinstance(paths, Listing) else [os.fspath(path) for path in paths]
         self.labels = checked_labels(labels, len(self.paths), classes)
         self.classes, self.masks = tuple(classes), masks
@@ -139,10 +140,13 @@ class Files(Source):
         return len(self.paths)
 
     def read(self, index: int) -> Tensor:
-        return decode.load(self.paths[index])
+        return decode.load(self.paths[index], None, self.pixels)
 
     def read_smaller(self, index: int, reduce: decode.Reduce) -> Tensor:
-        return decode.load(self.paths[index], reduce)
+        return decode.load(self.paths[index], reduce, self.pixels)
+
+    def values(self, index: int) -> np.ndarray:
+        return decode.values(self.paths[index])
 
     def name(self, index: int) -> str:
         return self.paths[index]
@@ -183,7 +187,8 @@ class Files(Source):
             paths: Sequence[str] = self.paths.take(indices)
         else:
             paths = [self.paths[i] for i in indices.tolist()]
-        return Files(paths, labels, self.classes, masks=masks, named=self.named, verify=self.verify)
+        same = partial(Files, named=self.named, verify=self.verify, pixels=self.pixels)
+        return same(paths, labels, self.classes, masks=masks)
 
 
 def _digest(path: str) -> str:

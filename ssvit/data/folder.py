@@ -1,7 +1,8 @@
 """The images in a folder and their classes, from names alone. Standard library only.
 
 Images lie in the folder itself, without classes, or at any depth in a subfolder for each class. A folder that holds
-both counts as unlabelled. Names that begin with a dot are skipped.
+both counts as unlabelled. Names that begin with a dot are skipped. Files of numpy's, which may hold anything, count as
+images in a folder that holds no others.
 """
 
 import os
@@ -13,11 +14,12 @@ from typing import NamedTuple
 from ssvit.options import OptionError, UserError
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm", ".pbm")
+NPY = (".npy",)
 AUTO = "auto"
 # The names that auto finds, the first before the others.
 KNOWN = {"train": ("train",), "validation": ("val", "validation", "valid"), "test": ("test",)}
 _SHARDS = "holds shards, which data=shards data.root=PATH reads"
-_NO_IMAGE = f"holds no image (a file ending in {', '.join(IMAGE_SUFFIXES)})"
+_NO_IMAGE = f"holds no image (a file ending in {', '.join(IMAGE_SUFFIXES + NPY)})"
 
 
 def check(root: object, name: str = "root") -> None:
@@ -48,11 +50,11 @@ def scan(root: str, folders: dict[str, int] | None = None) -> Iterator[tuple[os.
     """
     some = False
     try:
-        entries = _entries(root, folders)
-        labelled = not any(_is_image(entry) for entry in entries)
+        suffixes, entries = _suffixes(root), _entries(root, folders)
+        labelled = not any(_is_image(entry, suffixes) for entry in entries)
         for part in [[entry] for entry in entries if entry.is_dir()] if labelled else [entries[::-1]]:
             of_class = part[0].name if labelled else None
-            for image in sorted(_below(part, folders), key=lambda image: image.path):
+            for image in sorted(_below(part, suffixes, folders), key=lambda image: image.path):
                 some = True
                 yield image, of_class
     except OSError as error:
@@ -117,8 +119,8 @@ def splits(root: str, *, train: str | None = AUTO, validation: str | None = AUTO
             raise OptionError(part, names[part], f"{found[part]} shares images with {found[other]}: null for none")
     if train == AUTO and not held_out:
         known = {name for names in KNOWN.values() for name in names}
-        others = (entry for entry in _entries(root) if entry.name not in known)
-        if any(_is_image(entry) or _holds_images(entry.path) for entry in others):
+        others = [entry for entry in _entries(root) if entry.name not in known]
+        if any(_below(others, _suffixes(root))):
             return Splits(root, None, None)
     return Splits(trained, found["validation"], found["test"])
 
@@ -137,23 +139,30 @@ def _entries(folder: str, folders: dict[str, int] | None = None) -> list[os.DirE
     return sorted(found, key=lambda entry: entry.name)
 
 
-def _is_image(entry: os.DirEntry[str]) -> bool:
-    return entry.name.lower().endswith(IMAGE_SUFFIXES) and entry.is_file()
+def _suffixes(folder: str) -> tuple[str, ...]:
+    """Those of the images below a folder."""
+    return IMAGE_SUFFIXES if any(_below(_entries(folder)[::-1], IMAGE_SUFFIXES)) else NPY
+
+
+def _is_image(entry: os.DirEntry[str], suffixes: tuple[str, ...]) -> bool:
+    return entry.name.lower().endswith(suffixes) and entry.is_file()
 
 
 def _images(folder: str) -> Iterator[str]:
     """Paths of the images below a folder."""
-    return (image.path for image in _below(_entries(folder)[::-1]))
+    return (image.path for image in _below(_entries(folder)[::-1], _suffixes(folder)))
 
 
-def _below(left: list[os.DirEntry[str]], folders: dict[str, int] | None = None) -> Iterator[os.DirEntry[str]]:
+def _below(
+    left: list[os.DirEntry[str]], suffixes: tuple[str, ...], folders: dict[str, int] | None = None
+) -> Iterator[os.DirEntry[str]]:
     """The images among entries and below them, links followed save those that lead back to where they lie.
 
     left: a stack, since folders may be nested deeper than Python's calls.
     """
     while left:
         entry = left.pop()
-        if _is_image(entry):
+        if _is_image(entry, suffixes):
             yield entry
         elif entry.is_dir() and not (entry.is_symlink() and _leads_back(entry.path)):
             left += _entries(entry.path, folders)[::-1]

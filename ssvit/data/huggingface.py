@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from torch import Tensor
 from ssvit.data import decode, options
 from ssvit.data.decode import Unreadable
 from ssvit.data.folder import AUTO
+from ssvit.data.options import RGB, PixelFormat
 from ssvit.data.source import Data, Labels, Source, checked_labels, class_numbers, parted
 from ssvit.options import UserError, make, printable
 
@@ -28,12 +29,21 @@ class HuggingFace(Source):
     """
 
     def __init__(
-        self, dataset: Any, image: str, labels: Labels = None, classes: Sequence[str] = (), *, called: str, verify: str
+        self,
+        dataset: Any,
+        image: str,
+        labels: Labels = None,
+        classes: Sequence[str] = (),
+        *,
+        called: str,
+        verify: str,
+        pixels: PixelFormat = RGB,
     ) -> None:
         import datasets
 
         self.dataset = dataset.select_columns([image]).cast_column(image, datasets.Image(decode=False))
         self.image, self.called, self.verify = image, called, verify
+        self.pixels, self.bytes_per_pixel = pixels, pixels.bytes_per_pixel
         self.labels = checked_labels(labels, len(dataset), classes)
         self.classes = tuple(classes)
 
@@ -41,10 +51,13 @@ class HuggingFace(Source):
         return len(self.dataset)
 
     def read(self, index: int) -> Tensor:
-        return decode.load_bytes(self._file(index), self.name(index))
+        return decode.load_bytes(self._file(index), self.name(index), None, self.pixels)
 
     def read_smaller(self, index: int, reduce: decode.Reduce) -> Tensor:
-        return decode.load_bytes(self._file(index), self.name(index), reduce)
+        return decode.load_bytes(self._file(index), self.name(index), reduce, self.pixels)
+
+    def values(self, index: int) -> np.ndarray:
+        return decode.values_of_bytes(self._file(index), self.name(index))
 
     def _file(self, index: int) -> decode.Bytes:
         """The file of an image, (bytes,) uint8, from the table or where the table says that it is."""
@@ -100,7 +113,8 @@ def hugging_face(**given: object) -> Data:
         if missing := {image, label} - {None, *found[name].column_names}:
             raise UserError(f"{called}: has no column {min(map(str, missing))}, and {names.train} has")
         labels, own = _labels(found[name], label, classes, called)
-        sources.append(HuggingFace(found[name], image, labels, own, called=called, verify=chosen.verify))
+        read = partial(HuggingFace, called=called, verify=chosen.verify, pixels=chosen.pixels)
+        sources.append(read(found[name], image, labels, own))
     train, validation, test = sources
     assert train is not None
     if chosen.test == AUTO and validation is not None and train.labels is not None and test and test.labels is None:

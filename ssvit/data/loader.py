@@ -90,7 +90,7 @@ class Loader:
         number("timeout", self.timeout, 0)
         self._micro_batch = self.batch_size // (self.accumulate * self.world)
         if self.source.in_memory is None:
-            _check_room(self.transform, self._micro_batch, self.workers)
+            _check_room(self.transform, self._micro_batch, self.workers, self.source.bytes_per_pixel)
         self._tally = _Tally(size)
         self.unreadable = self._tally.reasons
 
@@ -177,7 +177,7 @@ def evaluation_batches(
         batches = (Batch.of(images[part], None if labels is None else labels[part], part) for part in parts)
         return (batch.to(device).augmented(transform, 0) for batch in batches)
     number("timeout", timeout, 0)
-    _check_room(transform, min(batch_size, len(indices)), workers)
+    _check_room(transform, min(batch_size, len(indices)), workers, source.bytes_per_pixel)
     work = ((part, part) for part in parts)
     read = _read(_Reader(source, transform, None), work, workers, timeout, device, _Tally(count))
     return (batch.to(device) for batch in read)
@@ -264,11 +264,12 @@ class _Tally:
             )
 
 
-def _check_room(transform: Transform, images: int, workers: int) -> None:
+def _check_room(transform: Transform, images: int, workers: int, bytes_per_pixel: int) -> None:
     """OptionError if the micro-batches that workers read ahead, of so many images, do not fit into shared memory."""
-    size = getattr(transform, "bytes_per_image", None)
+    size = getattr(transform, "bytes_per_image", None)  # of three channels of bytes
     if not workers or size is None or not os.path.isdir(_SHARED_MEMORY):
         return
+    size = size * bytes_per_pixel // 3
     # Besides those read ahead the main process has one in its hands.
     needed = (_AHEAD * workers + 1) * images * size
     status = os.statvfs(_SHARED_MEMORY)

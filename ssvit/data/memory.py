@@ -11,16 +11,21 @@ from ssvit.data.source import Labels, Source, checked_labels
 
 
 class Memory(Source):
-    """images (n, c, h, w) uint8, labels (n,), masks (n, h, w) uint8. UserError for an out-of-range label."""
+    """images (n, c, h, w), uint8 or float32 in [0, 1], labels (n,), masks (n, h, w) uint8.
+
+    UserError for an out-of-range label.
+    """
 
     in_memory: Tensor
 
     def __init__(
         self, images: Tensor, labels: Labels = None, classes: Sequence[str] = (), *, masks: Tensor | None = None
     ) -> None:
-        if images.ndim != 4 or images.dtype != torch.uint8:
-            raise ValueError(f"images must be (n, c, h, w) uint8, not {tuple(images.shape)} {images.dtype}")
+        if images.ndim != 4 or images.dtype not in (torch.uint8, torch.float32):
+            right = "images must be (n, c, h, w), uint8 or float32"
+            raise ValueError(f"{right}, not {tuple(images.shape)} {images.dtype}")
         self.in_memory = images.contiguous()
+        self.bytes_per_pixel = images.shape[1] * images.itemsize
         self.labels = checked_labels(labels, len(images), classes)
         self.classes, self.masks = tuple(classes), masks
 

@@ -15,6 +15,7 @@ VALIDATION = "validation"
 NO_LABELS = "the images have no labels to learn: give each class a folder of its own, or another data set (data=…)"
 NO_VALIDATION = "there are no validation images; 0.1 for that fraction of the training images"
 VERIFIED = ("size", "content")
+MOST_CHANNELS = 16
 FULL, SCALED = DECODINGS = "full", "scaled"  # how much of a JPEG is decoded
 PERMUTATION, BIJECTION = ORDERS = "permutation", "bijection"  # how the order of an epoch is made
 
@@ -26,6 +27,16 @@ def check_shares(*, batch_size: int, accumulate: int, processes: int) -> None:
         fewer = [count for count in range(1, processes) if batch_size % (count * accumulate) == 0]
         hint = f"; {fewer[-1]} of these processes can share it" if fewer else ""
         raise OptionError("batch_size", batch_size, right + hint)
+
+
+def bands(name: str, value: object, channels: int) -> None:
+    """OptionError unless these are the places of three channels, of which pictures show them where there are more."""
+    if not isinstance(value, list | tuple) or len(value) != 3:
+        raise OptionError(name, value, "must be three channels, [red, green, blue], 0 for the first")
+    for place in value:
+        whole(name, place, at_least=0)
+        if place >= max(channels, 3):
+            raise OptionError(name, value, f"must be three of the {channels} channels, from 0 to {channels - 1}")
 
 
 class Known:
@@ -91,10 +102,61 @@ class HeldOut(Known):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Folder(HeldOut):
-    """A folder of images, flat or with a subfolder for each class, or subfolders of those: see `folder.splits`."""
+class PixelFormat:
+    """What a run takes of image files."""
 
-    channels = 3
+    channels: int = 3
+    """Channels of every image. With 3 and without a range, images of any other number become RGB of 8 bits."""
+    range: Sequence[float | Sequence[float]] | None = None
+    """[least, most]: the values that become 0 and 1, one number or one for each channel; others are cut off. None:
+    images of bytes, which stay bytes."""
+
+    def __post_init__(self) -> None:
+        whole("channels", self.channels)
+        if self.channels > MOST_CHANNELS:
+            raise OptionError("channels", self.channels, f"must be at most {MOST_CHANNELS}")
+        if self.range is None:
+            return
+        if not isinstance(self.range, list | tuple) or len(self.range) != 2:
+            raise OptionError("range", self.range, "must be [least, most], the values that become 0 and 1, or null")
+        ends = [list(end) if isinstance(end, list | tuple) else [end] for end in self.range]
+        for end in ends:
+            if len(end) not in (1, self.channels):
+                right = f"must have one number, or one for each of the {self.channels} channels, for least and for most"
+                raise OptionError("range", self.range, right)
+            for value in end:
+                number("range", value, float("-inf"))
+        least, most = (end * (self.channels // len(end)) for end in ends)
+        if any(low >= high for low, high in zip(least, most, strict=True)):
+            raise OptionError("range", self.range, "must be [least, most], and a least value is not below the most")
+        object.__setattr__(self, "range", (tuple(least), tuple(most)))
+
+    @property
+    def bytes_per_pixel(self) -> int:
+        """Of an image as it is read."""
+        return self.channels * (1 if self.range is None else 4)
+
+
+RGB = PixelFormat()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageFiles(HeldOut, PixelFormat):
+    """A data set of image files of any kind."""
+
+    def __post_init__(self) -> None:
+        HeldOut.__post_init__(self)
+        PixelFormat.__post_init__(self)
+
+    @property
+    def pixels(self) -> PixelFormat:
+        """What is taken of them."""
+        return PixelFormat(channels=self.channels, range=self.range)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Folder(ImageFiles):
+    """A folder of images, flat or with a subfolder for each class, or subfolders of those: see `folder.splits`."""
 
     root: str | Sequence[str]
     """The folder, or several, whose classes of one name are one."""
@@ -145,10 +207,8 @@ class Folder(HeldOut):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Csv(HeldOut):
+class Csv(ImageFiles):
     """Image files that a table names: see `ssvit.data.table`."""
-
-    channels = 3
 
     table: str
     """The CSV file."""
@@ -213,10 +273,8 @@ class Csv(HeldOut):
 
 
 @dataclass(frozen=True, kw_only=True)
-class HuggingFace(HeldOut):
+class HuggingFace(ImageFiles):
     """A data set of the library `datasets`: see `ssvit.data.saved_set`."""
-
-    channels = 3
 
     root: str
     """A folder that save_to_disk wrote, or one with files of Parquet, or the name of a set in the cache."""
@@ -280,10 +338,8 @@ class HuggingFace(HeldOut):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shards(HeldOut):
+class Shards(ImageFiles):
     """Uncompressed tar files in the layout of WebDataset, in a folder or an object store: see `shard_folder.splits`."""
-
-    channels = 3
 
     root: str
     """The folder, or an address, as s3://BUCKET/FOLDER."""
@@ -398,6 +454,21 @@ class Pack:
             raise OptionError("output", self.output, "there is no such folder to write it into")
         if self.verify and not os.path.isdir(output):
             raise OptionError("output", self.output, "no such folder")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Normalization:
+    """What is measured of a data set's channels."""
+
+    output: str | None
+    """A file for the options, which data.normalization=FILE gives to a run; None: they are only printed."""
+    workers: int
+    """Threads that read images."""
+
+    def __post_init__(self) -> None:
+        whole("workers", self.workers)
+        if self.output is not None and not os.path.isdir(os.path.dirname(os.path.abspath(self.output))):
+            raise OptionError("output", self.output, "there is no such folder to write it into")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,12 +18,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 from tqdm import tqdm
 
 from ssvit.data import decode
-from ssvit.data.folder import IMAGE_SUFFIXES
+from ssvit.data.folder import IMAGE_SUFFIXES, NPY
 from ssvit.data.index import Index, Row, caches, kept, locked
+from ssvit.data.options import RGB, PixelFormat
 from ssvit.data.remote import Mirror, download
 from ssvit.data.shard_folder import CHECKSUM, INDEX, PLACE, ending, is_remote
 from ssvit.data.source import Labels, Source, checked_labels
@@ -48,8 +50,10 @@ class Shards(Source):
         *,
         rows: Tensor | None = None,
         mirror: Mirror | None = None,
+        pixels: PixelFormat = RGB,
     ) -> None:
         self.shards, self.index, self.rows, self.mirror = tuple(shards), index, rows, mirror
+        self.pixels, self.bytes_per_pixel = pixels, pixels.bytes_per_pixel
         self.labels = checked_labels(labels, len(self), classes)
         self.classes = tuple(classes)
 
@@ -61,10 +65,13 @@ class Shards(Source):
         return index if self.rows is None else int(self.rows[index])
 
     def read(self, index: int) -> Tensor:
-        return decode.load_bytes(self.file(index), self.name(index))
+        return decode.load_bytes(self.file(index), self.name(index), None, self.pixels)
 
     def read_smaller(self, index: int, reduce: decode.Reduce) -> Tensor:
-        return decode.load_bytes(self.file(index), self.name(index), reduce)
+        return decode.load_bytes(self.file(index), self.name(index), reduce, self.pixels)
+
+    def values(self, index: int) -> np.ndarray:
+        return decode.values_of_bytes(self.file(index), self.name(index))
 
     def file(self, index: int) -> decode.Bytes:
         """The file of an image as it is, (bytes,) uint8. Unreadable where the shard ends before it, or is not there."""
@@ -96,10 +103,17 @@ class Shards(Source):
         """The set of the images at `indices`, in that order."""
         rows = indices if self.rows is None else self.rows[indices]
         labels = None if self.labels is None else self.labels[indices]
-        return Shards(self.shards, self.index, labels, self.classes, rows=rows, mirror=self.mirror)
+        return Shards(self.shards, self.index, labels, self.classes, rows=rows, mirror=self.mirror, pixels=self.pixels)
 
 
-def find(root: str, names: Sequence[str], classes: Sequence[str] = (), *, cache: str | None = None) -> Shards:
+def find(
+    root: str,
+    names: Sequence[str],
+    classes: Sequence[str] = (),
+    *,
+    cache: str | None = None,
+    pixels: PixelFormat = RGB,
+) -> Shards:
     """The images of shards, by their names below a folder or an address, labelled by `classes` or by their own.
 
     cache: the folder for copies of what an address has. UserError if a shard cannot be read, or is not what the index
@@ -123,8 +137,8 @@ def find(root: str, names: Sequence[str], classes: Sequence[str] = (), *, cache:
     assert index is not None
     labels = index.labels(classes, root=root)
     if labels is None:
-        return Shards(shards, index, mirror=mirror)
-    return Shards(shards, index, labels, tuple(classes) or index.classes, mirror=mirror)
+        return Shards(shards, index, mirror=mirror, pixels=pixels)
+    return Shards(shards, index, labels, tuple(classes) or index.classes, mirror=mirror, pixels=pixels)
 
 
 def copies(root: str, cache: str | None) -> Path:
@@ -163,7 +177,7 @@ def _local(root: str, names: Sequence[str]) -> Index:
 
     index = kept(f"shards {os.path.realpath(root)} {list(names)}", lambda index: index.facts["shards"] == stamp(), made)
     if not len(index):
-        raise UserError(f"{root}: its shards hold no image (a member ending in {', '.join(IMAGE_SUFFIXES)})")
+        raise UserError(f"{root}: its shards hold no image (a member ending in {', '.join(IMAGE_SUFFIXES + NPY)})")
     return index
 
 
@@ -176,7 +190,7 @@ def _check_sizes(shards: Sequence[str], index: Index) -> None:
 def scan(shards: Sequence[str]) -> Iterator[Row]:
     """The images of shards in their order: (name, bytes, class, (shard, offset)). UserError for what is no tar file."""
     for number, shard in enumerate(shards):
-        key, image, label = "", None, None
+        key, image, array, label = "", None, None, None
         try:
             with open(shard, "rb") as opened, tarfile.open(fileobj=opened, mode="r:") as file:
                 for member in file:
@@ -185,11 +199,13 @@ def scan(shards: Sequence[str]) -> Iterator[Row]:
                     if not member.isreg() or not suffix or os.path.basename(own) == "":
                         continue
                     if own != key:
-                        if image:
+                        if image := image or array:
                             yield *image[:2], label, image[2]
-                        key, image, label = own, None, None
+                        key, image, array, label = own, None, None, None
                     if f".{suffix}".endswith(IMAGE_SUFFIXES):
                         image = image or (member.name, member.size, (number, member.offset_data))
+                    elif f".{suffix}".endswith(NPY):  # of a sample without another image
+                        array = array or (member.name, member.size, (number, member.offset_data))
                     elif member.size <= _LARGEST and (suffix.startswith("cls") or suffix.endswith("json")):
                         content = file.extractfile(member)
                         assert content is not None  # of a regular file
@@ -201,7 +217,7 @@ def scan(shards: Sequence[str]) -> Iterator[Row]:
             raise UserError(f"{printable(shard)}: is no uncompressed tar file, or a damaged one: {error}") from None
         except OSError as error:
             raise UserError(f"{printable(shard)}: cannot be read: {error.strerror}") from None
-        if image:
+        if image := image or array:
             yield *image[:2], label, image[2]
 
 

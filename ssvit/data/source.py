@@ -26,22 +26,27 @@ class Source(Protocol):
     """Images in a fixed order. A subclass needs `__len__` and `read`, and may replace the rest.
 
     labels: (n,) int64 into `classes`, or None. in_memory: all images as one tensor (n, c, h, w) uint8, or None where
-    they are read one by one.
+    they are read one by one. bytes_per_pixel: of an image as it is read.
     """
 
     labels: Tensor | None = None
     classes: tuple[str, ...] = ()
     in_memory: Tensor | None = None
+    bytes_per_pixel: int = 3
 
     def __len__(self) -> int: ...
 
     def read(self, index: int) -> Tensor:
-        """One image, (c, h, w) uint8. `Unreadable` if it is damaged: another image is then shown in its place."""
+        """One image, (c, h, w) uint8 or float32 in [0, 1]. `Unreadable` if it is damaged: another takes its place."""
         ...
 
     def read_smaller(self, index: int, reduce: Reduce) -> Tensor:
         """The same, decoded smaller where `reduce` allows and the file's format can."""
         return self.read(index)
+
+    def values(self, index: int) -> np.ndarray:
+        """The numbers of an image as its file has them, (c, h, w) of any type. `Unreadable` as above."""
+        return self.read(index).numpy()
 
     def prefetch(self, indices: Sequence[int]) -> None:
         """Told of the images that are read next, for what is faster together, as requests to an object store."""
@@ -78,7 +83,7 @@ class Part(Source):
 
     def __init__(self, whole: Source, indices: Tensor) -> None:
         self.whole, self.indices = whole, indices
-        self.classes = whole.classes
+        self.classes, self.bytes_per_pixel = whole.classes, whole.bytes_per_pixel
         self.labels = None if whole.labels is None else whole.labels[indices]
 
     def __len__(self) -> int:
@@ -89,6 +94,9 @@ class Part(Source):
 
     def read_smaller(self, index: int, reduce: Reduce) -> Tensor:
         return self.whole.read_smaller(int(self.indices[index]), reduce)
+
+    def values(self, index: int) -> np.ndarray:
+        return self.whole.values(int(self.indices[index]))
 
     def prefetch(self, indices: Sequence[int]) -> None:
         self.whole.prefetch([int(self.indices[index]) for index in indices])
@@ -109,6 +117,7 @@ class Joined(Source):
 
     def __init__(self, parts: Sequence[Source]) -> None:
         self.parts, self.ends = parts, list(accumulate(map(len, parts)))
+        self.bytes_per_pixel = max(part.bytes_per_pixel for part in parts)
         labels = [part.labels for part in parts if part.labels is not None]
         if len(labels) == len(parts):
             every = [part.classes for part in parts]
@@ -131,6 +140,10 @@ class Joined(Source):
     def read_smaller(self, index: int, reduce: Reduce) -> Tensor:
         part, place = self._place(index)
         return part.read_smaller(place, reduce)
+
+    def values(self, index: int) -> np.ndarray:
+        part, place = self._place(index)
+        return part.values(place)
 
     def name(self, index: int) -> str:
         part, place = self._place(index)

@@ -78,7 +78,7 @@ def mistakes(chosen: Sequence[tuple[Tensor, str, str, float]], *, wrong: int, im
     caption = partial(axis.text, ha="center", va="top", fontsize=7, parse_math=False)
     for number, (image, truth, guess, confidence) in enumerate(chosen):
         middle, upper = _GAP + number % across * column + _TILE / 2, top + number // across * row
-        axis.imshow(style.rgb(image / 255), extent=(middle - wide / 2, middle + wide / 2, upper + tall, upper))
+        axis.imshow(style.rgb(image), extent=(middle - wide / 2, middle + wide / 2, upper + tall, upper))
         sure = f", {100 * confidence:.0f} %"
         guess = f"→ {fitted(guess, 7, _TILE - width_of('→ ' + sure, 7))}{sure}"
         caption(middle, upper + tall + 4, fitted(truth, 7, _TILE), color=INK)

@@ -71,7 +71,7 @@ def contact_sheet(rows: Sequence[Row]) -> Figure:
 
 def _place(axis: Axes, image: Tensor, x: float, y: float, color: str | None) -> None:
     """An image in the middle of its square, which has a frame if there is a colour for it."""
-    pixels = rgb(image / 255)
+    pixels = rgb(image)
     h, w = (_TILE * side / max(pixels.shape[:2]) for side in pixels.shape[:2])
     axis.add_patch(Rectangle((x, y), _TILE, _TILE, facecolor=_MAT, edgecolor="none", zorder=0))
     show(axis, pixels, x + (_TILE - w) / 2, y + (_TILE - h) / 2, w, h)

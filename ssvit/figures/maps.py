@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
-from ssvit.figures.style import COLORS, INK, baseline, canvas, fitted, panels, rgb, scale_bar, show, tidy
+from ssvit.figures.style import COLORS, INK, baseline, canvas, displayed, fitted, panels, rgb, scale_bar, show, tidy
 
 _TILE, _GAP, _LINE, _SIZE = 180, 10, 26, 7  # dots: a picture's longer side, between two, a line; points of its text
 
@@ -49,7 +49,7 @@ def plot_rollout(images: Tensor, attention: Tensor, grid: tuple[int, int], names
     height, width = images.shape[2:]
     size = height, width
     smooth = F.interpolate(attention.float().unflatten(1, grid)[:, None], size, mode="bilinear", align_corners=False)
-    pixels = images / 255
+    pixels = displayed(images)
     lit = pixels * (smooth / smooth.amax((2, 3), keepdim=True))
     columns = {"image": rgb(pixels), "attended to": rgb(lit), "attention": _colored(attention, grid, size)}
     return _sheet(columns, names, {"attention": _range(attention)}, blocks=2 if len(images) > 3 else 1)
@@ -62,7 +62,7 @@ def plot_heads(images: Tensor, attention: Tensor, grid: tuple[int, int], names: 
     maps = {f"head {head}": _colored(one, grid, size) for head, one in enumerate(attention.unbind(1), start=1)}
     ranges = dict(zip(maps, map(_range, attention.unbind(1)), strict=True))
     blocks = 2 if len(images) > 3 and len(maps) < 6 else 1
-    return _sheet({f"layer {layer}": rgb(images / 255), **maps}, names, ranges, blocks=blocks)
+    return _sheet({f"layer {layer}": rgb(images), **maps}, names, ranges, blocks=blocks)
 
 
 def _colored(attention: Tensor, grid: tuple[int, int], size: tuple[int, int]) -> np.ndarray:

@@ -44,7 +44,7 @@ def rows(labelled: Sequence[tuple[str, Tensor]], title: str, *, across: int) -> 
     placed = [
         (row * (h + gap), column * (w + gap), image)
         for row, (_, images) in enumerate(labelled)
-        for column, image in enumerate(rgb(images / 255))
+        for column, image in enumerate(rgb(images))
     ]
     size = len(labelled) * (h + gap) - gap, across * (w + gap) - gap
     figure, axis = collage(placed, size, dots, (_LABEL + _SIDE, _SIDE, _SIDE, _TOP))

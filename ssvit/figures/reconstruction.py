@@ -15,7 +15,20 @@ from matplotlib.patches import Patch, Rectangle
 from torch import Tensor
 
 from ssvit.figures.pictures import collage
-from ssvit.figures.style import COLORS, DPI, INK, History, Line, baseline, latest, over_steps, panels, rgb, tidy
+from ssvit.figures.style import (
+    COLORS,
+    DPI,
+    INK,
+    History,
+    Line,
+    baseline,
+    displayed,
+    latest,
+    over_steps,
+    panels,
+    rgb,
+    tidy,
+)
 from ssvit.objectives.masking import KINDS, MASKED, REPLACED, UNCHANGED, Corruption
 
 # By the score: the least loss of a constant prediction, and the constant guess that scores best.
@@ -29,7 +42,8 @@ FRAME = 1.4  # points
 
 
 def tiles(images: Mapping[str, Tensor]) -> tuple[Figure, dict[str, list[tuple[int, int]]]]:
-    """Images (b, c, h, w) in [0, 1] of several kinds side by side, each kind under its title, and room for a legend.
+    """Images (b, c, h, w), in [0, 1] or uint8, of several kinds side by side, each kind under its title; with room for
+    a legend.
 
     Returns the figure and, by title, the row and column of each image's first pixel.
     """
@@ -72,7 +86,8 @@ def mosaic(*, images: Tensor, noise: Corruption, answer: Tensor, truth: Tensor, 
 
     Masked patches are grey; replaced and unchanged ones have a frame in the legend's colour.
     """
-    images = images.float() / (255 if images.dtype == torch.uint8 else 1)
+    images, answer, truth = displayed(images), displayed(answer), displayed(truth)
+    noise = Corruption(*(part.cpu() for part in noise))
     p, q = answer.shape[-2:]
     patches = rearrange(images, "b c (y p) (x q) -> b (y x) c p q", p=p, q=q)
     kinds = torch.full(patches.shape[:2], -1, device=images.device).scatter(1, noise.ids, noise.kind)
@@ -112,8 +127,9 @@ def mosaic(*, images: Tensor, noise: Corruption, answer: Tensor, truth: Tensor, 
 def masked_mosaic(panels: Mapping[str, Tensor], *, masked_ids: Tensor, grid: tuple[int, int], note: str) -> Figure:
     """The visible patches of the last images, the masked_ids (b, m) grey, beside all images (b, c, h, w) by title.
 
-    Images are in [0, 1]. note: the legend of the masked patches.
+    note: the legend of the masked patches.
     """
+    panels, masked_ids = {title: displayed(panel) for title, panel in panels.items()}, masked_ids.cpu()
     *_, true = panels.values()
     masked = torch.zeros(len(true), grid[0] * grid[1], dtype=torch.bool, device=true.device)
     masked = rearrange(masked.scatter(1, masked_ids, True), "b (y x) -> b 1 y x", y=grid[0])

@@ -25,7 +25,7 @@ def segmentation(images: Tensor, masks: Tensor, predictions: Tensor) -> Figure:
     """
     palette = torch.tensor([_BACKGROUND, *(_COLORS[number % len(_COLORS)] for number in range(_IGNORED - 1)), _WHITE])
     true, predicted = (palette[of.long()].movedim(-1, 1) for of in (masks, predictions))
-    figure, _ = tiles({"image": images / 255, "true": true, "predicted": predicted})
+    figure, _ = tiles({"image": images, "true": true, "predicted": predicted})
     present = [number for number in torch.cat([masks, predictions]).unique().tolist() if number != _IGNORED]
     handles = [Patch(color=tuple(palette[number].tolist()), label=str(number)) for number in present[:_NAMED]]
     figure.legend(

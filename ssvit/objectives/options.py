@@ -173,7 +173,8 @@ class MeanColor(Patches):
             raise OptionError("grid", self.grid, f"must divide the patch of {height}x{width} pixels")
         if self.bits > 8 or self.bits * self.channels > 16:
             most = min(8, 16 // self.channels)
-            raise OptionError("bits", self.bits, f"must be at most {most} for {self.channels} channels")
+            others = "; target=pixels, hog and codebook take any number of them" if self.channels > 3 else ""
+            raise OptionError("bits", self.bits, f"must be at most {most} for {self.channels} channels{others}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,7 @@ from dataclasses import fields
 from typing import Any
 
 from ssvit.checkpoints.options import LoadEncoder
+from ssvit.data.augment.options import RandomCrop
 from ssvit.data.options import (
     DECODINGS,
     FULL,
@@ -19,7 +20,9 @@ from ssvit.data.options import (
     PERMUTATION,
     VALIDATION,
     Known,
+    PixelFormat,
     Subset,
+    bands,
     check_shares,
     development,
 )
@@ -138,7 +141,15 @@ def check(config: Mapping[str, Any]) -> Recipe:
         right = f"must be no more than the {images} images to train on"
         raise OptionError("recipe.batch_size", recipe.batch_size, right)
     if vit is not None and source.channels not in (None, vit.channels):
+        if isinstance(source, PixelFormat):
+            raise OptionError("data.channels", source.channels, f"must be {vit.channels}, as of the encoder")
         raise OptionError("encoder.channels", vit.channels, f"must be {source.channels}, as of the images")
+    if isinstance(source, PixelFormat):
+        bands("data.shown", config["data"]["shown"], source.channels)
+    augmentation = made.get("data.augment")
+    if isinstance(augmentation, RandomCrop) and isinstance(source, PixelFormat) and source.range is not None:
+        with within("data.augment"):
+            augmentation.check_floats()
     if source.labelled is False and isinstance(made.get("objective"), Classify):
         raise UserError(NO_LABELS)
     if source.validated is False and config["development"] == VALIDATION:

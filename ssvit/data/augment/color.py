@@ -1,6 +1,7 @@
 """Colours and sharpness changed: the operations of torchvision, for whole batches.
 
-Each class is called with images (b, 3, h, w) uint8 and slots (b,), and gives the same shape. An image's parameters are
+Each class is called with images (b, 3, h, w) uint8 and slots (b,), and gives the same shape; blur and solarization take
+any channels, and float32 in [0, 1] too. An image's parameters are
 hashed from (seed, slot, view), and its pixels do not depend on the images beside it: sums and products have a fixed
 order.
 
@@ -77,7 +78,9 @@ class Solarize(options.Solarize):
 
     def __call__(self, images: Tensor, slots: Tensor, seed: int, view: int = 0) -> Tensor:
         chosen = uniform(seed, "solarize", slots, 1, view) < self.probability
-        return (255 - images).where(chosen[:, :, None, None] & (images >= self.threshold), images)
+        full = 1 if images.is_floating_point() else 255
+        bright = images >= self.threshold * (full / 255)
+        return (full - images).where(chosen[:, :, None, None] & bright, images)
 
 
 def adjust_brightness(images: Tensor, factors: Tensor) -> Tensor:
@@ -117,7 +120,7 @@ def adjust_hue(images: Tensor, turns: Tensor) -> Tensor:
 
 
 def blur(images: Tensor, sigma: Tensor, reach: int) -> Tensor:
-    """Gaussian filters of widths sigma (b,), of 2 * reach + 1 taps: (b, c, h, w) uint8 -> uint8."""
+    """Gaussian filters of widths sigma (b,), of 2 * reach + 1 taps: (b, c, h, w) uint8, or float, -> the same."""
     distance = torch.arange(reach + 1, device=images.device)
     weights = torch.exp(-0.5 * (distance / sigma[:, None].double()).square())
     weights = (weights / (2 * weights.sum(1, keepdim=True) - 1)).float()
@@ -128,7 +131,7 @@ def blur(images: Tensor, sigma: Tensor, reach: int) -> Tensor:
         x = shifted[reach] * _each(weights[:, 0])
         for step in range(1, reach + 1):
             x += (shifted[reach - step] + shifted[reach + step]).mul_(_each(weights[:, step]))
-    return x.round_().to(torch.uint8)
+    return x if images.is_floating_point() else x.round_().to(torch.uint8)
 
 
 def _each(factors: Tensor) -> Tensor:

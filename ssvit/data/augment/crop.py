@@ -1,5 +1,6 @@
-"""Crops, flips and resizing, from uint8 to uint8, and the changes of a training crop one after the other.
+"""Crops, flips and resizing, and the changes of a training crop one after the other.
 
+Images are uint8, or float32 in [0, 1] (written uint8 below), and stay of that type.
 A crop is called with a list of images of differing sizes, each (c, h, w), or with one tensor (b, c, h, w), which is
 worked on as a whole, on the device where it lies; and with slots (b,), a seed and a view, of which each image's
 randomness is hashed. It returns (b, c, *size) uint8.
@@ -202,7 +203,7 @@ def resize(images: Tensor, size: tuple[int, int]) -> Tensor:
     """Bilinear with antialiasing: (b, c, h, w) uint8 -> (b, c, *size) uint8."""
     if images.shape[2:] == size:
         return images
-    if images.device.type == "cpu":
+    if images.device.type == "cpu" or images.is_floating_point():
         return F.interpolate(images, size=size, mode="bilinear", antialias=True)
     return F.interpolate(images.float(), size=size, mode="bilinear", antialias=True).round_().to(torch.uint8)
 
@@ -225,7 +226,9 @@ def resample(images: Tensor, boxes: Tensor, flips: Tensor, size: tuple[int, int]
         x = F.embedding_bag(bags, pixels.reshape(-1, w).float(), mode="sum", per_sample_weights=weights)
         matrix = x.new_zeros(len(at), size[1], w).scatter_(2, to, matrix)
         x = torch.bmm(x.view(-1, c * size[0], w), matrix.mT)
-        target.copy_(x.view_as(target).round_().to(torch.int16))  # CPUs convert to and from int16 many at once
+        x = x.view_as(target)
+        # CPUs convert to and from int16 many at once.
+        target.copy_(x if out.is_floating_point() else x.round_().to(torch.int16))
     return out
 
 

@@ -197,6 +197,12 @@ class RandomCrop(Crop):
                 right = f"must be 0 for images of {encoder.channels} channels: it changes red, green and blue"
                 raise OptionError(change, getattr(self, change), right)
 
+    def check_floats(self) -> None:
+        """OptionError if a change is defined for bytes alone, not for images with a range of values."""
+        for change in ("randaugment", "jitter", "grayscale"):
+            if getattr(self, change):
+                raise OptionError(change, getattr(self, change), "must be 0 with data.range: it changes bytes")
+
 
 @dataclass(frozen=True, kw_only=True)
 class InceptionCrop(RandomCrop):

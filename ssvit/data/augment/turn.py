@@ -1,7 +1,7 @@
 """Images flipped and turned, whole batches at a time, for data without an up: satellites, aeroplanes, microscopes.
 
-Each class is called with images (b, c, h, w) uint8 and slots (b,), and gives the same shape. An image's parameters are
-hashed from (seed, slot, view).
+Each class is called with images (b, c, h, w), uint8 or float32 in [0, 1], and slots (b,), and gives the same. An
+image's parameters are hashed from (seed, slot, view).
 
 Letters: b images, c channels, h, w pixels.
 """
@@ -50,7 +50,7 @@ class Rotation(options.Rotation):
 
 
 def rotate(images: Tensor, degrees: Tensor) -> Tensor:
-    """Turned counter-clockwise about the middle, bilinear: (b, c, h, w) uint8, degrees (b,) -> uint8.
+    """Turned counter-clockwise about the middle, bilinear: (b, c, h, w), degrees (b,) -> (b, c, h, w).
 
     Where the turned image ends it is continued by its reflection, so that no black corner tells the angle.
     """
@@ -62,4 +62,4 @@ def rotate(images: Tensor, degrees: Tensor) -> Tensor:
     # Which point is shown at (y, x), in halves of the image's sides from its middle.
     shown = torch.stack(((cos * x - sin * y) * (2 / w), (sin * x + cos * y) * (2 / h)), dim=-1)
     turned = F.grid_sample(images.float(), shown, padding_mode="reflection", align_corners=False)
-    return turned.round_().to(torch.uint8)
+    return turned if images.is_floating_point() else turned.round_().to(torch.uint8)

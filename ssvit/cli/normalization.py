@@ -1,0 +1,41 @@
+"""Measure the channels of a set's training images: ssvit normalization data=PATH. For other images than photographs."""
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+from ssvit.atomic_io import replace
+from ssvit.cli.launch import Plain, Tool, announce, progress
+from ssvit.data.options import RGB, ImageFiles, Normalization
+from ssvit.options import OptionError, command, select
+from ssvit.training import preflight
+
+
+def run(config: DictConfig, plain: Plain) -> dict[str, Any]:
+    """Measure, print the options that say it, and write them where that is asked for. Returns them by name."""
+    own = select(Normalization, plain)
+    if plain["data"] is None:
+        raise OptionError("data", None, "must name a data set, or the path of a folder")
+    chosen = preflight.parts({"data": {"source": plain["data"]["source"]}}).get("data.source")
+    announce()
+
+    from hydra.utils import instantiate
+
+    from ssvit.data import normalization
+
+    source = instantiate(config.data.source, _convert_="all").train
+    pixels = chosen.pixels if isinstance(chosen, ImageFiles) else RGB
+    options, lines = normalization.measure(source, pixels, workers=own.workers, progress=progress("images", " images"))
+    print(*lines, sep="\n")
+    print(" ".join(f"data.{name}={json.dumps(value, separators=(',', ':'))}" for name, value in options.items()))
+    if own.output is not None:
+        text = "".join(f"{name}: {json.dumps(value)}\n" for name, value in options.items())
+        replace(Path(own.output), f"# Measured by ssvit normalization. {'; '.join(lines)}\n{text}".encode())
+        print(f"next: {command('pretrain')} data=… data.normalization={shlex.quote(own.output)}")
+    return options
+
+
+tool = Tool("normalization", "measure mean, deviation and range of the channels", run, groups={"": Normalization})

@@ -1,0 +1,117 @@
+"""Images of any number of channels and of any numbers: how .npy and TIFF files hold them, and what a run takes.
+
+Letters: c channels, h, w pixels.
+"""
+
+import io
+import logging
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from ssvit.data.options import PixelFormat
+from ssvit.options import UserError, command
+
+NPY = b"\x93NUMPY"
+TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # the last two of files above 4 GB
+VALUE_LIMIT = 3 << 27  # of an image: 1.6 GB as float32
+_HEADER = 1 << 14  # bytes of the header of .npy, of which numpy reads 10,000
+# Of Pillow's modes, what its numbers are read as: indices of a palette and single bits mean nothing by themselves.
+_MODES = {"1": "L", "P": "RGB", "PA": "RGBA", "RGBa": "RGBA", "La": "LA", "YCbCr": "RGB"}
+
+
+def npy(data: np.ndarray, channels: int | None) -> np.ndarray:
+    """The array in a file of numpy's, (bytes,) uint8: (h, w), (c, h, w) or (h, w, c) -> (c, h, w). ValueError.
+
+    channels: tells which axis counts them; None, or where neither does: the shorter one.
+    """
+    file = io.BytesIO(data[:_HEADER].tobytes())
+    readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+    version = np.lib.format.read_magic(file)
+    if version not in readers:
+        raise ValueError(f"is of version {version} of .npy, and 1.0 and 2.0 are read")
+    shape, is_fortran, dtype = readers[version](file)
+    _check(shape, dtype)
+    if len(shape) not in (2, 3):
+        raise ValueError(f"has the shape {shape}, and an image has (h, w), (c, h, w) or (h, w, c)")
+    if dtype.itemsize * math.prod(shape) > len(data) - file.tell():
+        raise ValueError(f"ends before its {math.prod(shape)} values")
+    array = np.frombuffer(data, dtype, math.prod(shape), file.tell()).reshape(shape, order="F" if is_fortran else "C")
+    if len(shape) == 2:
+        return array[None]
+    first, _, last = shape
+    return array if first == channels or (last != channels and first <= last) else np.moveaxis(array, 2, 0)
+
+
+def tiff(data: np.ndarray) -> np.ndarray:
+    """The first image of a TIFF file, (bytes,) uint8; bands may be pages: -> (c, h, w). ValueError."""
+    with _opened_tiff(io.BytesIO(data.tobytes())) as file:
+        first = file.series[0]
+        _check(first.shape, first.dtype)
+        channels = [axis for axis, name in enumerate(first.axes) if name not in "YX"]
+        if len(channels) > 1 or len(first.axes) != len(channels) + 2:
+            raise ValueError(f"has the axes {first.axes}, and an image has rows, columns and channels")
+        array = first.asarray(maxworkers=1)
+    return np.moveaxis(array, channels[0], 0) if channels else array[None]
+
+
+def _opened_tiff(file: Any) -> Any:
+    try:
+        import tifffile
+    except ModuleNotFoundError:
+        raise UserError("needs tifffile: pip install 'ssvit[tiff]'") from None
+    logging.getLogger("tifffile").setLevel(logging.CRITICAL)  # what is odd in a file that can be read
+    return tifffile.TiffFile(file)
+
+
+def bands(image: Image.Image) -> np.ndarray:
+    """The numbers of what Pillow reads, (c, h, w)."""
+    array = np.asarray(image.convert(_MODES[image.mode]) if image.mode in _MODES else image)
+    return array[None] if array.ndim == 2 else np.moveaxis(array, 2, 0)
+
+
+def taken(array: np.ndarray, pixels: PixelFormat) -> np.ndarray:
+    """An image as a run takes it: (c, h, w) of any numbers -> uint8, or float32 in [0, 1] by the range. ValueError."""
+    if len(array) != pixels.channels:
+        raise ValueError(f"has {len(array)} channels, and data.channels={pixels.channels}")
+    if pixels.range is None:
+        if array.dtype != np.uint8:
+            measured = f"{command('normalization')} measures it"
+            raise ValueError(f"holds {array.dtype} values, which need data.range=[least, most] ({measured})")
+        return np.require(array, requirements=["C", "W"])
+    # Numbers of 32 bits and more lose digits as float32 before the least one is subtracted.
+    wide = np.result_type(array.dtype, np.float32)
+    low, high = (np.asarray(end, wide).reshape(-1, 1, 1) for end in pixels.range)
+    with np.errstate(all="ignore"):
+        shares = ((array - low) / (high - low)).astype(np.float32)
+    if np.isnan(shares).any():
+        raise ValueError("holds values that are no numbers (NaN)")
+    return np.clip(shares, 0, 1, out=shares)
+
+
+def _check(shape: Sequence[int], dtype: np.dtype[Any]) -> None:
+    if dtype.kind not in "uif":
+        raise ValueError(f"holds {dtype} values, and an image has whole or floating-point numbers")
+    if math.prod(shape) > VALUE_LIMIT:
+        raise ValueError(f"{math.prod(shape)} values, more than the limit of {VALUE_LIMIT}")
+    if math.prod(shape) == 0:
+        raise ValueError("holds no pixel")
+
+
+def size(path: str) -> tuple[int, int]:
+    """Height and width in the header of a file. Whatever its reader raises if it has none."""
+    with open(path, "rb") as file:
+        start = file.read(len(NPY))
+        file.seek(0)
+        if start == NPY:
+            shape = np.load(path, mmap_mode="r", allow_pickle=False).shape
+            height, width = sorted(shape)[-2:]
+            return height, width
+        if start.startswith(TIFF):
+            with _opened_tiff(file) as opened:
+                return opened.pages[0].imagelength, opened.pages[0].imagewidth
+    with Image.open(path) as image:
+        return image.height, image.width

@@ -1,0 +1,365 @@
+"""Images of any channels and numbers: read exactly, measured exactly, trained on, shown, and refused in one line."""
+
+import io
+import json
+import shutil
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tifffile
+import torch
+import yaml
+from command import one_line
+from PIL import Image
+
+from ssvit.checkpoints import manifest
+from ssvit.cli.launch import Failure
+from ssvit.cli.normalization import tool as measure
+from ssvit.cli.pretrain import tool as pretrain
+from ssvit.data import datasets, decode, folder, normalization
+from ssvit.data.augment import color, crop, turn
+from ssvit.data.augment.options import InceptionCrop as InceptionCropOptions
+from ssvit.data.decode import Unreadable, load
+from ssvit.data.memory import Memory
+from ssvit.data.options import RGB, PixelFormat
+from ssvit.figures import style
+from ssvit.options import OptionError, UserError
+
+SIDE = 16
+RUN = (
+    "preset=null", "target=pixels", "data.image_size=16", "encoder.width=16", "encoder.depth=2", "encoder.heads=2",
+    "recipe.batch_size=8", "recipe.steps=6", "recipe.warmup=2", "recipe.save_every=2", "recipe.evaluate_every=6",
+    "recipe.log_every=1", "recipe.precision=32-true", "fabric.accelerator=cpu",
+)  # fmt: skip
+
+
+def values(channels: int, dtype: str, number: int = 0, size: tuple[int, int] = (SIDE, SIDE + 3)) -> np.ndarray:
+    """(c, h, w): noise over a part of what the type can hold, of each channel another part."""
+    most = {"uint8": 255, "uint16": 4000, "int16": 3000, "float32": 7, "float64": 7}[dtype]
+    noise = np.random.default_rng(number).random((channels, *size)) * np.linspace(0.5, 1, channels)[:, None, None]
+    return ((noise - 0.3 * (dtype[0] in "if")) * most).astype(dtype)
+
+
+def png(array: np.ndarray) -> bytes:
+    """A PNG of (h, w, c) uint16, which Pillow cannot write for several channels."""
+    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in array)
+    header = struct.pack(">IIBBBBB", array.shape[1], array.shape[0], 16, {2: 4, 3: 2, 4: 6}[array.shape[2]], 0, 0, 0)
+    parts = ((b"IHDR", header), (b"IDAT", zlib.compress(rows)), (b"IEND", b""))
+    chunks = (
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in parts
+    )
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
+
+
+def write(path: Path, array: np.ndarray, way: str = "") -> str:
+    """A file of (c, h, w) in one of the ways that there are."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".npy":
+        stored = {"last": np.moveaxis(array, 0, -1), "plane": array[0], "fortran": np.asfortranarray(array)}.get(
+            way, array
+        )
+        np.save(path, stored.astype(stored.dtype.newbyteorder(">")) if way == "big" else stored)
+    elif path.suffix == ".tif":
+        stored, planar = (np.moveaxis(array, 0, -1), "contig") if way in ("last", "lzw") else (array, "separate")
+        options = {"photometric": "minisblack", "metadata": None} | ({"planarconfig": planar} if len(array) > 1 else {})
+        if way == "pages":
+            del options["planarconfig"]
+        compression = {"lzw": "lzw", "deflate": "deflate"}.get(way)
+        tifffile.imwrite(path, stored if len(array) > 1 else array[0], compression=compression, **options)
+    else:
+        Image.fromarray(array[0] if len(array) == 1 else np.moveaxis(array, 0, -1)).save(path)
+    return str(path)
+
+
+def labelled_set(root: Path, channels: int, dtype: str, suffix: str, count: int = 30) -> Path:
+    """Images of three classes, told by the brightness of the first channel."""
+    for number in range(count):
+        array = values(channels, dtype, number)
+        array[0] = array[0] // (1 + number % 3)
+        write(root / "abc"[number % 3] / f"{number:03d}{suffix}", array)
+    return root
+
+
+@pytest.mark.parametrize(
+    ("channels", "dtype", "name", "way"),
+    [
+        (1, "uint16", "a.png", ""), (1, "uint8", "a.png", ""), (4, "uint8", "a.png", ""), (2, "uint8", "a.png", ""),
+        (1, "uint16", "a.tif", ""), (1, "float32", "a.tif", ""), (4, "uint16", "a.tif", "last"),
+        (4, "uint16", "a.tif", "lzw"), (13, "uint16", "a.tif", "deflate"), (5, "uint16", "a.tif", "pages"),
+        (3, "uint8", "a.tif", "pages"), (6, "float32", "a.npy", "last"), (6, "float32", "a.npy", ""),
+        (6, "float32", "a.npy", "fortran"), (16, "uint16", "a.npy", "big"), (1, "float64", "a.npy", "plane"),
+        (2, "int16", "a.npy", ""), (5, "uint8", "a.npy", "last"),
+    ],
+)  # fmt: skip
+def test_a_file_is_read_exactly(tmp_path: Path, channels: int, dtype: str, name: str, way: str) -> None:
+    array = values(channels, dtype)
+    path = write(tmp_path / name, array, way)
+    low = np.linspace(-1, 1, channels)
+    high = low + np.linspace(2, 3000 if array.dtype.kind in "ui" else 5, channels)
+    read = load(path, None, PixelFormat(channels=channels, range=[low.tolist(), high.tolist()]))
+    ends = (end[:, None, None] for end in (low, high))
+    start, end = ends
+    expected = ((array.astype(np.float64) - start) / (end - start)).clip(0, 1)
+    assert (read.shape, read.dtype) == (array.shape, torch.float32)
+    assert np.abs(read.numpy() - expected).max() < 1e-5
+    assert (decode.values(path).astype(np.float64) == array).all()
+    whole = PixelFormat(channels=channels)
+    if dtype == "uint8":
+        if whole != RGB:
+            assert load(path, None, whole).equal(torch.from_numpy(array))
+    else:
+        with pytest.raises(Unreadable, match=rf"a\.{name[2:]}: holds .* values, which need data.range=\[least, most\]"):
+            load(path, None, PixelFormat(channels=channels)) if channels != 3 else None
+
+
+def test_jpegs_and_palettes_have_the_channels_that_they_show(tmp_path: Path) -> None:
+    smooth = np.tile(np.arange(0, 240, 10, dtype=np.uint8), (20, 1))
+    Image.fromarray(smooth).save(tmp_path / "grey.jpg", quality=100)
+    grey = load(str(tmp_path / "grey.jpg"), None, PixelFormat(channels=1))
+    assert grey.shape == (1, 20, 24)
+    assert (grey[0].int() - torch.from_numpy(smooth).int()).abs().max() <= 2
+    Image.fromarray(smooth).convert("P").save(tmp_path / "palette.png")
+    assert decode.values(str(tmp_path / "palette.png")).shape == (3, 20, 24)
+    Image.fromarray(smooth > 100).save(tmp_path / "bits.png")
+    assert set(load(str(tmp_path / "bits.png"), None, PixelFormat(channels=1)).unique().tolist()) == {0, 255}
+
+
+def hostile(folder: Path) -> dict[str, tuple[bytes, str]]:
+    """Files and what is said of them."""
+
+    def npy(array: np.ndarray) -> bytes:
+        file = io.BytesIO()
+        np.save(file, array, allow_pickle=True)
+        return file.getvalue()
+
+    good = npy(values(4, "float32"))
+    tiff = io.BytesIO()
+    tifffile.imwrite(tiff, values(4, "uint16"), photometric="minisblack", planarconfig="separate")
+    stack = io.BytesIO()
+    tifffile.imwrite(
+        stack,
+        np.zeros((2, 3, 8, 8, 4), np.uint16),
+        photometric="minisblack",
+        planarconfig="contig",
+        metadata={"axes": "TZYXS"},
+    )
+    return {
+        "objects.npy": (npy(np.array([{}, {}, {}, {}])), "holds object values, and an image has whole or floating"),
+        "words.npy": (npy(np.array([["a"]])), "holds <U1 values"),
+        "short.npy": (good[:-40], "ends before its"),
+        "volume.npy": (npy(np.zeros((2, 3, 4, 5), np.float32)), "has the shape (2, 3, 4, 5), and an image has"),
+        "empty.npy": (npy(np.zeros((4, 0, 5), np.float32)), "holds no pixel"),
+        "nan.npy": (npy(np.full((4, 5, 5), np.nan, np.float32)), "values that are no numbers (NaN)"),
+        "header.npy": (b"\x93NUMPY\x01\x00v\x00{" + b"(" * 117, ""),
+        "huge.npy": (good[:10] + good[10:128].replace(b"(4, 16, 19)", b"(9,99999999)"[:11]) + good[128:], ""),
+        "version.npy": (b"\x93NUMPY\x09\x00" + good[8:], "9"),
+        "few.npy": (npy(values(3, "float32")), "has 3 channels, and data.channels=4"),
+        "deep.png": (png(np.zeros((4, 4, 4), np.uint16)), "a PNG of 16 bits and several channels"),
+        "short.tif": (tiff.getvalue()[:-700], ""),
+        "stack.tif": (stack.getvalue(), "has the axes"),
+        "none.tif": (b"II*\0" + bytes(40), ""),
+        "grey.jpg": (b"\xff\xd8\xff" + bytes(30), ""),
+    }  # fmt: skip
+
+
+def test_what_cannot_be_read_is_named_in_one_line(tmp_path: Path) -> None:
+    pixels = PixelFormat(channels=4, range=[0, 1])
+    for name, (data, said) in hostile(tmp_path).items():
+        (tmp_path / name).write_bytes(data)
+        with pytest.raises(Unreadable) as caught:
+            load(str(tmp_path / name), None, pixels)
+        assert "\n" not in str(caught.value)
+        assert str(caught.value).startswith(f"{tmp_path / name}: ")
+        assert said in str(caught.value), name
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"channels": 0}, "channels=0"), ({"channels": 17}, "channels=17: must be at most 16"),
+        ({"range": [1]}, "range="), ({"range": [2, 1]}, "not below"), ({"range": [0, "x"]}, "must be a number"),
+        ({"channels": 4, "range": [[0, 0], 1]}, "one for each of the 4 channels"), ({"range": 7}, "range=7"),
+    ],
+)  # fmt: skip
+def test_options_check_themselves(given: dict, said: str) -> None:
+    with pytest.raises(OptionError, match=said):
+        PixelFormat(**given)
+
+
+def test_arrays_are_images_only_where_there_are_no_others(tmp_path: Path) -> None:
+    for name in "ab":
+        write(tmp_path / "photos" / name / "1.png", values(3, "uint8"))
+    before = folder.list_images(str(tmp_path / "photos"))
+    np.save(tmp_path / "photos/labels.npy", np.arange(2))
+    np.save(tmp_path / "photos/a/features.npy", np.arange(2))
+    assert folder.list_images(str(tmp_path / "photos")) == before
+    assert [name for _, name in before] == ["a", "b"]
+    for part in ("train", "val"):
+        write(tmp_path / "arrays" / part / "x" / "1.npy", values(4, "uint8"))
+    data = datasets.folder(root=str(tmp_path / "arrays"), channels=4)
+    assert (len(data.train), data.classes, len(data.watched)) == (1, ("x",), 1)
+    assert data.train.read(0).equal(torch.from_numpy(values(4, "uint8")))
+
+
+def test_normalization_is_exact(tmp_path: Path) -> None:
+    """Of images of several sizes, with an offset that makes large sums lose their digits."""
+    arrays = [values(3, "float64", i, (5 + i, 7)) + 1e8 for i in range(20)]
+    for i, array in enumerate(arrays):
+        write(tmp_path / f"{i:02d}.npy", array)
+    write(tmp_path / "nan.npy", np.full((3, 4, 4), np.nan))
+    (tmp_path / "broken.npy").write_bytes(b"nothing")
+    done = []
+    source = datasets.folder(root=str(tmp_path), held_out=0.01).train
+    names = {Path(source.name(i)).name for i in range(len(source))}
+    kept = [array for i, array in enumerate(arrays) if f"{i:02d}.npy" in names]
+    options, lines = normalization.measure(
+        source, RGB, workers=3, progress=lambda now, total: done.append((now, total))
+    )
+    pixels = np.concatenate([array.reshape(3, -1) for array in kept], 1)
+    least, most = pixels.min(1), pixels.max(1)
+    assert np.allclose(options["range"], [least, most], rtol=1e-8)
+    least, most = (np.array(end) for end in options["range"])
+    assert np.allclose(options["mean"], (pixels.mean(1) - least) / (most - least), atol=1e-8)
+    assert np.allclose(options["std"], pixels.std(1) / (most - least), rtol=1e-7)
+    assert done[-1] == (len(source), len(source))
+    assert f"{len(source) - len(kept)} images could not be read" in lines[1]
+    given = PixelFormat(range=[1e8, 1e8 + 2])
+    of_range, _ = normalization.measure(
+        datasets.folder(root=str(tmp_path), held_out=0.01, range=given.range).train,
+        given,
+        workers=1,
+        progress=lambda *_: None,
+    )
+    assert np.allclose(of_range["mean"], (pixels - 1e8).clip(0, 2).mean(1) / 2, atol=1e-6)
+
+
+def test_photographs_are_measured_as_they_are_read(tmp_path: Path) -> None:
+    """Some are grey, and become RGB in training; of images of one channel nothing does."""
+    for i in range(6):
+        write(tmp_path / "mixed" / f"{i}.png", values(1 if i % 2 else 3, "uint8", i))
+        write(tmp_path / "grey" / f"{i}.png", values(1, "uint8", i))
+        write(tmp_path / "other" / f"{i}.npy", values(4 + (i == 5), "uint8", i))
+    found = {}
+    for name in ("mixed", "grey"):
+        source = datasets.folder(root=str(tmp_path / name), held_out=0.1).train
+        found[name], _ = normalization.measure(source, RGB, workers=2, progress=lambda *_: None)
+        every = [load(source.name(i)).double().flatten(1) for i in range(len(source))]
+        pixels = torch.cat(every, 1) / 255
+        count = len(found[name]["mean"])
+        assert np.allclose(found[name]["mean"], pixels.mean(1)[:count], atol=1e-8)
+        assert np.allclose(found[name]["std"], pixels.std(1, correction=0)[:count], atol=1e-8)
+    assert "channels" not in found["mixed"]
+    assert (found["grey"]["channels"], "range" in found["grey"]) == (1, False)
+    source = datasets.folder(root=str(tmp_path / "other"), held_out=0.01, seed=3).train
+    with pytest.raises(UserError, match=r"5\.npy: has 5 channels, and those before it 4"):
+        normalization.measure(source, RGB, workers=1, progress=lambda *_: None)
+
+
+def test_a_constant_channel_is_told(tmp_path: Path) -> None:
+    array = values(3, "uint16")
+    array[1] = 7
+    for i in range(3):
+        write(tmp_path / f"{i}.tif", array)
+    source = datasets.folder(root=str(tmp_path)).train
+    options, lines = normalization.measure(source, RGB, workers=1, progress=lambda *_: None)
+    assert lines[-1] == "the same value everywhere: channels 2"
+    PixelFormat(channels=3, range=options["range"])
+    assert (options["std"][1], options["mean"][1]) == (1, 0)
+
+
+@pytest.mark.parametrize("channels", [1, 3, 5])
+def test_what_changes_images_does_the_same_to_floats(channels: int) -> None:
+    """Within the half grey level that bytes are rounded by."""
+    images = torch.from_numpy(np.stack([values(channels, "uint8", i, (24, 24)) for i in range(8)]))
+    slots = torch.arange(8)
+    changes = [
+        crop.InceptionCrop(size=16), crop.InceptionCrop(size=16, vertical_flip=0.5, quarter_turns=True),
+        crop.ShiftCrop(size=16), crop.ResizeCrop(size=16, resize=20), crop.CenterCrop(size=16),
+        turn.Rotation(degrees=90.0), color.GaussianBlur(probability=1.0), color.Solarize(probability=0.7),
+    ]  # fmt: skip
+    for change in changes:
+        for given in (images, list(images)) if isinstance(change, crop.CenterCrop | crop.RandomCrop) else (images,):
+            floats = given / 255 if isinstance(given, torch.Tensor) else [image / 255 for image in given]
+            of_bytes, of_floats = change(given, slots, 1), change(floats, slots, 1)
+            assert (of_floats.dtype, of_floats.shape) == (torch.float32, of_bytes.shape)
+            assert (of_floats * 255 - of_bytes).abs().max() < 1.01, type(change)
+    memory = Memory(images / 255, slots % 2, ("a", "b"))
+    assert memory.bytes_per_pixel == 4 * channels
+
+
+def test_changes_of_bytes_are_refused_for_floats() -> None:
+    InceptionCropOptions(size=16, blur=0.5, solarize=0.2).check_floats()
+    for change in ({"jitter": 0.5}, {"grayscale": 0.5}, {"randaugment": 2}):
+        with pytest.raises(OptionError, match=r"must be 0 with data.range: it changes bytes"):
+            InceptionCropOptions(size=16, **change).check_floats()
+
+
+def test_pictures_show_three_of_many_channels() -> None:
+    images = torch.rand(2, 6, 4, 5)
+    mean, std = [0.1 * i for i in range(1, 7)], [0.05] * 6
+    style.use_bands({"channels": 6, "range": [0, 1], "shown": [3, 2, 5], "mean": mean, "std": std})
+    try:
+        shown = style.rgb(images)
+        for place, band in enumerate((3, 2, 5)):
+            expected = ((images[:, band] - (mean[band] - 0.1)) / 0.2).clamp(0, 1)
+            assert torch.allclose(torch.from_numpy(shown[..., place]), expected, atol=1e-5)
+        colors = torch.rand(2, 3, 4, 5)
+        assert torch.equal(torch.from_numpy(style.rgb(colors)), colors.movedim(1, -1))  # painted, or a photograph
+        style.use_bands({"channels": 1, "range": None, "mean": 0.5, "std": 0.1})
+        grey = torch.randint(256, (1, 4, 5), dtype=torch.uint8)
+        assert torch.allclose(torch.from_numpy(style.rgb(grey)), (grey / 255).movedim(0, -1).expand(4, 5, 3))
+        style.use_bands({"channels": 1, "range": [0, 9], "mean": 0.5, "std": 0.1})
+        assert torch.allclose(torch.from_numpy(style.rgb(torch.full((1, 2, 2), 0.6))), torch.tensor(0.75))
+    finally:
+        style.use_bands({})
+
+
+def test_wrong_options_are_refused_before_torch_is_loaded(tool, tmp_path: Path, no_torch: str) -> None:
+    root = labelled_set(tmp_path / "set", 4, "uint16", ".npy", 12)
+    lines = {
+        "data.channels=20": "must be at most 16",
+        "data.range=[3,1]": "not below the most",
+        "encoder.channels=5": "data.channels=4: must be 5",
+        "data.shown=[1,2,4]": "must be three of the 4 channels, from 0 to 3",
+        "data.augment.jitter=0.5": "data.augment.jitter=0.5: must be 0",
+        "target=mean_color target.bits=5": "target.bits=5: must be at most 4 for 4 channels; target=pixels, hog",
+        "data.normalization=none.yaml": "cannot be read",
+        "data.mean=[0.1,0.2]": "one for each of the 4 channels",
+    }
+    for given, said in lines.items():
+        options = {"preset": "null", "recipe.batch_size": "4", "data.channels": "4", "data.range": "[0,9]"}
+        options |= {"data.mean": "0.5", "data.std": "0.5"} | dict(option.split("=", 1) for option in given.split())
+        typed = [f"data={root}", *(f"{name}={value}" for name, value in options.items())]
+        with pytest.raises(Failure) as refused:
+            pretrain.call(typed)
+        assert said in str(refused.value), given
+    assert said in one_line(tool("pretrain", *typed, status=2, PYTHONPATH=no_torch))
+
+
+def test_a_set_of_many_channels_is_measured_trained_on_and_continued(
+    tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the two commands, with the shape of the run chosen for it; an interrupted run ends with the same bits."""
+    root = labelled_set(tmp_path / "set", 5, "uint16", ".tif")
+    monkeypatch.chdir(tmp_path)
+    measure.call([f"data={root}", "output=bands.yaml"])
+    measured = capsys.readouterr().out
+    assert "27 training images" in measured
+    options = yaml.safe_load((tmp_path / "bands.yaml").read_text())
+    assert f"data.mean={json.dumps(options['mean'], separators=(',', ':'))}" in measured
+    assert list(options) == ["channels", "range", "mean", "std"]
+    run = (f"data={root}", "data.normalization=bands.yaml", *RUN, "workers=1", "data.shown=[3,2,1]")
+    tool("pretrain", *run, "name=bands", "probe=[]")
+    last = manifest.complete(tmp_path / "outputs/bands")[-1]
+    facts = manifest.read(last)
+    assert (facts["encoder"]["channels"], facts["encoder"]["mean"]) == (5, options["mean"])
+    assert facts["range"] == options["range"]
+    weights = {path.name: path.read_bytes() for path in last.glob("*.safetensors")}
+    shutil.rmtree(last)
+    tool("pretrain", *run, "name=bands", "probe=[]")
+    assert weights == {path.name: path.read_bytes() for path in last.glob("*.safetensors")}
+    assert weights
+    assert Image.open(tmp_path / "outputs/bands/mosaic.png").size[0] > 100
