@@ -22,7 +22,7 @@ from ssvit.cli.pretrained import from_scratch
 from ssvit.data.batch import EvalTransform
 from ssvit.data.source import Data, masks, subset
 from ssvit.evaluation.base import Probe
-from ssvit.evaluation.features import Cache, Extractor, FeatureSets, Frozen, PatchPixels, Pixels, extract
+from ssvit.evaluation.features import Cache, Extractor, FeatureSets, Frozen, Half, PatchPixels, Pixels, extract
 from ssvit.evaluation.options import OWN, PATCHES, PIXELS, RANDOM, RANDOM_PREFIX, Reading
 from ssvit.evaluation.scores import Split
 from ssvit.figures.style import use_bands
@@ -53,7 +53,8 @@ def read(
     use_bands(plain["data"])
     data = instantiate(config.data.source, _convert_="all")
     part, test = data.reported
-    if of_images and (data.train.labels is None or test.labels is None):
+    labelled = any(probe.truth == "labels" for probe in probes.values())
+    if labelled and (data.train.labels is None or test.labels is None):
         raise UserError("the images have no labels: give each class a folder of its own, or another data set (data=…)")
     if test.classes != data.train.classes:
         raise UserError(f"the {part} images are of other classes than the training images")
@@ -64,13 +65,10 @@ def read(
         with within(f"probes.{name}"):
             if data.train.labels is not None and test.labels is not None:
                 probe.check(data.train.labels, test.labels, data.classes)
-        if probe.features == PATCHES:
+        if probe.truth == "masks":
             for source in (data.train, test):
                 masks(source, eval_transform, torch.tensor([0]))
     encoders = _encoders(config, plain, checkpoint, readings, others)
-    of_patches = encoders
-    if len(of_images) < len(probes):
-        of_patches = [one._replace(function=_of_patches(one.function, encoders[0])) for one in encoders]
     threads = torch.get_num_threads()
     fabric = runtime.start(Recipe(precision=plain["precision"]), **plain["fabric"])
     try:
@@ -80,7 +78,11 @@ def read(
             for name, probe in probes.items():
                 if probe.features == PATCHES:
                     fewer = _fewer(data, probe.train_images, probe.test_images)
-                    splits[name] = _split(fewer, of_patches, *shared)
+                    of_patches = [
+                        one._replace(function=_of_patches(one.function, encoders[0], half=probe.half))
+                        for one in encoders
+                    ]
+                    splits[name] = _split(fewer, of_patches, *shared, masked=probe.truth == "masks")
     except PeerGone:
         raise
     except UserError:
@@ -152,13 +154,19 @@ def _encoders(
     return found
 
 
-def _of_patches(function: Extractor, own: _Encoder) -> Extractor:
-    """The features of single patches: of an encoder at its last reading, or of patches as large as those of our own."""
+def _of_patches(function: Extractor, own: _Encoder, *, half: bool) -> Extractor:
+    """The features of single patches: of an encoder at its last reading, or pixels of patches of the size of our own.
+
+    half: in float16.
+    """
+    of_patches: Extractor
     if isinstance(function, Frozen):
         last = max(function.readings, key=lambda reading: reading.layer)
-        return Frozen(function.encoder, [replace(last, pooling=PATCHES)], identity=function.weights)
-    assert isinstance(own.function, Frozen)
-    return PatchPixels(own.function.encoder.patch_size)
+        of_patches = Frozen(function.encoder, [replace(last, pooling=PATCHES)], identity=function.weights)
+    else:
+        assert isinstance(own.function, Frozen)
+        of_patches = PatchPixels(own.function.encoder.patch_size)
+    return Half(of_patches) if half else of_patches
 
 
 def _resized(view: Plain, size: tuple[int, int]) -> Plain:
@@ -176,8 +184,10 @@ def _split(
     plain: Plain,
     eval_transform: EvalTransform,
     fabric: Fabric,
+    *,
+    masked: bool = False,
 ) -> Split:
-    """Compute the features, each process its part, or take them from the cache; with masks for those of patches."""
+    """Compute the features, each process its part, or take them from the cache; masked: with the images' masks."""
     options = {name: plain[name] for name in ("batch_size", "workers")}
     options |= {"timeout": plain["loader_timeout"], "device": fabric.device}
     parts = []
@@ -185,8 +195,9 @@ def _split(
         found: FeatureSets | None = None
         for encoder in encoders:
             function, prefix = encoder.function, encoder.prefix
-            if isinstance(function, Frozen):
-                function.encoder.to(fabric.device)
+            inner = function.function if isinstance(function, Half) else function
+            if isinstance(inner, Frozen):
+                inner.encoder.to(fabric.device)
             if fabric.is_global_zero:
                 options["progress"] = progress(f"{encoder.name or 'encoder'}, {which} images", " images")
             with fabric.autocast():
@@ -200,7 +211,7 @@ def _split(
             sets = replace(sets, values=named)
             found = found.beside(sets, seen_alike=encoder.seen_alike) if found else sets
         assert found is not None
-        if any(values.ndim == 4 for values in found.values.values()):
+        if masked:
             found = replace(found, masks=masks(source, eval_transform, found.places))
         parts.append(found)
     train, test = parts

@@ -115,13 +115,16 @@ class Probe:
 
     name: in metrics, different for other options; title: for people. chosen_by: what `Result.choice` is. is_accuracy:
     whether the last column is an accuracy, which is compared with chance. features: "images", one vector each, or
-    "patches", one vector for each patch of images with masks, not during training. train_images, test_images: it reads
-    at most so many; None: all.
+    "patches", one vector for each patch, not during training. truth: what they are measured against, "labels" or
+    "masks". half: whether features of patches are held in 16 bits. train_images, test_images: it reads at most so many;
+    None: all.
     """
 
     chosen_by: str = "the training images"
     is_accuracy: bool = True
     features: str = "images"
+    truth: str = "labels"
+    half: bool = False
     train_images: int | None = None
     test_images: int | None = None
 

@@ -74,12 +74,12 @@ def check(train: Features, test: Features, what: str) -> None:
         wrong = labels[(labels < 0) | (labels >= k)]
         if len(wrong):
             raise UserError(f"label {wrong[0].item()} of a {which} image is outside of [0, {k}), its classes")
-        finite = features.values.isfinite().all(1)
+        finite = features.values.flatten(1).isfinite().all(1)
         if not finite.all():
             row = (~finite).nonzero()[0, 0].item()
             raise UserError(f"the features of {which} image {row} are not finite")
-    if train.values.shape[1] != (width := test.values.shape[1]):
-        raise UserError(f"training features have width {train.values.shape[1]}, but test features {width}")
+    if train.values.shape[-1] != (width := test.values.shape[-1]):
+        raise UserError(f"training features have width {train.values.shape[-1]}, but test features {width}")
 
 
 class Extractor(Protocol):
@@ -129,6 +129,18 @@ class Frozen:
             return patches.unflatten(1, grid)
         parts = {"class_token": tokens[:, 0], "patch_mean": patches.mean(1)}
         return torch.cat(list(parts.values()), dim=1) if reading.pooling == "both" else parts[reading.pooling]
+
+
+class Half:
+    """The features of another function in float16, which take half the memory."""
+
+    def __init__(self, function: Extractor) -> None:
+        self.function, self.identity = function, f"{function.identity} in float16"
+        self.identities = {name: f"{identity} in float16" for name, identity in function.identities.items()}
+
+    def __call__(self, images: Tensor) -> dict[str, Tensor]:
+        """As the function, in float16. A feature that this cannot hold is infinite."""
+        return {name: values.half() for name, values in self.function(images).items()}
 
 
 class Pixels:

@@ -118,7 +118,7 @@ def write(
 
 def figures(splits: Mapping[str, Split], scores: Sequence[Scores], compared: SideBySide) -> dict[str, Figure]:
     """By name. Images are shown by the features that k-NN has chosen, or else the first probe of whole images."""
-    of_images = [one for one in scores if splits[one.probe].test.masks is None]
+    of_images = [one for one in scores if splits[one.probe].test.values[one.best].ndim == 2]
     made = {"by_column": by_column(scores)}
     if len(compared.groups) > 1 and compared.standings:
         made = {"side_by_side": intervals(compared.standings)} | made

@@ -138,6 +138,35 @@ class Sgd(Linear):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Attentive(Linear):
+    """Attention pooling of the patches and a linear classifier, trained by AdamW on frozen features."""
+
+    learning_rates: Sequence[float] = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2)
+    """Learning rates for batches of 256, in proportion for others; each rises over a tenth of the steps and falls to 0
+    along half a cosine."""
+    weight_decays: Sequence[float] = (5e-4, 5e-2)
+    """Weight decays; biases have none. Each is tried with each learning rate."""
+    epochs: int = 20
+    """Passes over the training images."""
+    batch_size: int = 128
+    """Images of a step."""
+    train_images: int | None = None
+    """The most training images; all their patches are held in memory, in 16 bits. None: all."""
+    test_images: int | None = None
+    """The most test images. None: all."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _different("learning_rates", self.learning_rates)
+        _different("weight_decays", self.weight_decays)
+        whole("epochs", self.epochs)
+        whole("batch_size", self.batch_size)
+        for name in ("train_images", "test_images"):
+            if getattr(self, name) is not None:
+                whole(name, getattr(self, name), 2)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Logistic(Linear):
     """Multinomial logistic regression by L-BFGS on all images at once."""
 

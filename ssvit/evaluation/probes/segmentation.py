@@ -36,6 +36,7 @@ class Segmentation(Probe, options.Segmentation):
     chosen_by = "the mIoU of held-out training images"
     is_accuracy = False
     features = "patches"
+    truth = "masks"
     train_images: int
     test_images: int
 

@@ -1,0 +1,199 @@
+"""Attention pooling of frozen patches and a linear classifier: for knowledge that a mean over the patches dilutes.
+
+The head is that of CAPI (Darcet et al. 2025, eval_classification.py), without augmentation, since features are computed
+once: a learned query attends to the patches, heads are 64 wide, and there is no layer after the pooling but the
+classifier. I-JEPA's successors put a whole block in its place (Bardes et al. 2024).
+
+Letters: b images of a batch, n patches, d width, h heads, e width of a head, k classes, r classifiers of a grid.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import product
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from torch import Tensor, nn
+
+from ssvit.evaluation.base import Result
+from ssvit.evaluation.features import Features
+from ssvit.evaluation.probes import options
+from ssvit.evaluation.probes.linear import Linear, best, is_right
+from ssvit.evaluation.probes.sgd import batches
+from ssvit.options import UserError
+from ssvit.randomness import key
+
+_HEAD = 64  # width of a head
+_DEVIATION = 0.02  # of the weights at the start
+_WARMUP = 0.1  # of the steps
+_IMAGES = 256  # at a time, where nothing is trained
+
+
+class Attentive(Linear, options.Attentive):
+    """A pooling and a classifier for each learning rate and weight decay, trained by AdamW on the same batches."""
+
+    name = "attentive"
+    features = "patches"
+    half = True
+
+    def __call__(self, train: Features, test: Features, *, choose: bool = False) -> Result:
+        """Columns for the accuracy on the images trained on, on those held out of them, and on the test images."""
+        trained, held_out = self.split(train, test)
+        grid = list(product(map(float, self.learning_rates), map(float, self.weight_decays)))
+        scaled = Scaled.of(train.values, trained, self.standardize)
+        labels = train.known_labels.to(train.values.device)
+        generator = torch.Generator().manual_seed(key(self.seed, "attentive probe"))
+        heads = Heads(train.values.shape[-1], len(train.classes), count=len(grid), generator=generator)
+        heads.to(train.values.device)
+        order = batches(len(trained), batch_size=self.batch_size, epochs=self.epochs, seed=self.seed)
+        steps = self.epochs * math.ceil(len(trained) / self.batch_size)
+        shown = ((scaled(train.values, rows), labels[rows]) for rows in map(trained.__getitem__, order))
+        with torch.enable_grad():
+            self._train(heads, grid, shown, steps)
+
+        def measured(values: Tensor, rows: Tensor, labels: Tensor, which: Sequence[int]) -> tuple[Tensor, Tensor]:
+            """Whether some classifiers are right, and their losses, on the images at `rows`: (r, rows) of both."""
+            right, losses = [], []
+            for part in rows.split(_IMAGES):
+                logits = heads(scaled(values, part), which)
+                right.append(is_right(rearrange(logits, "b r k -> r k b"), labels[part]))
+                losses.append(
+                    F.cross_entropy(logits.movedim(2, 1), labels[part, None].expand(-1, len(which)), reduction="none").T
+                )
+            return torch.cat(right, 1), torch.cat(losses, 1)
+
+        with torch.no_grad():
+            every = range(len(grid))
+            right, losses = measured(train.values, held_out, labels, every)
+            accuracies = right.double().mean(1).tolist()
+            means = losses.double().mean(1).nan_to_num(nan=math.inf, posinf=math.inf).tolist()
+            chosen = best(accuracies, means)
+            if means[chosen] == math.inf:
+                raise UserError("no learning rate led to a finite loss: try smaller ones, or standardize=true")
+            on_train, _ = measured(train.values, trained, labels, [chosen])
+            truth = test.known_labels.to(test.values.device)
+            on_test, _ = measured(test.values, torch.arange(len(truth)), truth, [chosen])
+        per_image = on_test[0].double().cpu()
+        scores = {
+            "train": on_train.double().mean().item(), "validation": accuracies[chosen], "test": per_image.mean().item(),
+        }  # fmt: skip
+        rate, decay = grid[chosen]
+        return Result(
+            scores=scores,
+            choice=(accuracies[chosen], -means[chosen]),
+            numbers={
+                "learning_rate": rate,
+                "weight_decay": decay,
+                **scores,
+                "grid": grid,
+                "validation_grid": accuracies,
+            },
+            per_image=per_image,
+        )
+
+    def _train(
+        self, heads: "Heads", grid: Sequence[tuple[float, float]], shown: Iterator[tuple[Tensor, Tensor]], steps: int
+    ) -> None:
+        """AdamW; each learning rate rises over a tenth of the steps and falls along half a cosine."""
+        groups = []
+        for place, (rate, decay) in enumerate(grid):
+            for group, weight_decay in ((heads.weights, decay), (heads.biases, 0.0)):
+                parameters = [of_grid[place] for of_grid in group]
+                groups.append({"params": parameters, "lr": rate * self.batch_size / 256, "weight_decay": weight_decay})
+        optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95))
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: share(step, steps))
+        for x, y in shown:
+            logits = heads(x, range(len(grid)))
+            # A sum, so that a classifier's gradient does not depend on how many others there are.
+            loss = F.cross_entropy(logits.movedim(2, 1), y[:, None].expand(-1, len(grid)), reduction="sum") / len(y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            schedule.step()
+
+
+def share(step: int, steps: int) -> float:
+    """Of the learning rate at a step."""
+    warmup = max(1, round(_WARMUP * steps))
+    if step < warmup:
+        return (step + 1) / warmup
+    return (1 + math.cos(math.pi * (step - warmup) / max(1, steps - warmup))) / 2
+
+
+class Scaled(NamedTuple):
+    """Makes patches (d,) of deviation 1 about 0, by the mean and the deviation of those of the images trained on."""
+
+    mean: Tensor
+    scale: Tensor
+
+    @classmethod
+    def of(cls, values: Tensor, trained: Tensor, standardize: bool) -> "Scaled":
+        """values (n, y, x, d), of which those at `trained` count; without `standardize` patches stay as they are."""
+        zeros = torch.zeros(values.shape[-1], dtype=torch.float64, device=values.device)
+        if not standardize:
+            return cls(zeros.float(), zeros.float() + 1)
+        count = len(trained) * values.shape[1] * values.shape[2]
+
+        def moment(power: int, center: Tensor) -> Tensor:
+            parts = (values[rows].double().flatten(0, 2) for rows in trained.split(_IMAGES))
+            return torch.stack([(part - center).pow(power).sum(0) for part in parts]).sum(0) / count
+
+        mean = moment(1, zeros)
+        deviation = moment(2, mean).sqrt()
+        varies = deviation > 8 * torch.finfo(values.dtype).eps * mean.abs()  # by more than rounding
+        return cls(mean.float(), torch.where(varies, 1 / deviation, 0).float())
+
+    def __call__(self, values: Tensor, rows: Tensor) -> Tensor:
+        """Of the images at some rows: (n, y, x, d) -> (b, y x, d) float32."""
+        return (values[rows].flatten(1, 2).float() - self.mean) * self.scale
+
+
+class Heads(nn.Module):
+    """Classifiers of a grid, each with its pooling; computed together, since all read the same patches.
+
+    Attention with a single query is linear in the patches but for its weights. So the query goes through the keys'
+    weights once, patches are averaged before the values' weights, and the keys' bias, the same for each patch, is left
+    out: the function is that of keys and values of each patch, at a fortieth of the cost.
+    """
+
+    def __init__(self, width: int, classes: int, *, count: int, generator: torch.Generator) -> None:
+        super().__init__()
+        self.heads = next(heads for heads in range(max(1, width // _HEAD), 0, -1) if width % heads == 0)
+
+        def parameters(*shape: int, deviation: float = _DEVIATION) -> nn.ParameterList:
+            made = torch.zeros(shape)
+            if deviation:
+                nn.init.trunc_normal_(made, std=deviation, generator=generator)
+            return nn.ParameterList(nn.Parameter(made.clone()) for _ in range(count))
+
+        self.query, self.key, self.value = parameters(width), parameters(width, width), parameters(width, width)
+        self.classifier = parameters(classes, width)
+        self.value_bias, self.bias = parameters(width, deviation=0), parameters(classes, deviation=0)
+
+    @property
+    def weights(self) -> tuple[nn.ParameterList, ...]:
+        """Of every classifier, those that weight decay is for."""
+        return self.query, self.key, self.value, self.classifier
+
+    @property
+    def biases(self) -> tuple[nn.ParameterList, ...]:
+        """Of every classifier."""
+        return self.value_bias, self.bias
+
+    def forward(self, patches: Tensor, which: Sequence[int]) -> Tensor:
+        """Patches (b, n, d) -> the logits of some of the classifiers, (b, r, k)."""
+        split = {"h": self.heads}
+
+        def of(parameters: nn.ParameterList) -> Tensor:
+            return torch.stack([parameters[place] for place in which])
+
+        query = rearrange(of(self.query), "r (h e) -> r h e", **split)
+        asked = torch.einsum("rhe,rhed->rhd", query, rearrange(of(self.key), "r (h e) d -> r h e d", **split))
+        asked = asked / math.sqrt(query.shape[-1])
+        attention = torch.einsum("bnd,rhd->brhn", patches, asked).softmax(-1)
+        pooled = torch.einsum("brhn,bnd->brhd", attention, patches)
+        values = torch.einsum("brhd,rhed->brhe", pooled, rearrange(of(self.value), "r (h e) d -> r h e d", **split))
+        vectors = values.flatten(2) + of(self.value_bias)
+        return torch.einsum("brd,rkd->brk", vectors, of(self.classifier)) + of(self.bias)
