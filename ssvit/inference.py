@@ -21,6 +21,7 @@ from ssvit.evaluation.features import Frozen
 from ssvit.evaluation.options import PATCHES, Reading
 from ssvit.models.vit import ViT
 from ssvit.objectives.classify import Classify
+from ssvit.objectives.options import MULTI_LABEL
 from ssvit.options import OptionError
 
 Picture = str | os.PathLike[str] | PILImage.Image | np.ndarray | Tensor
@@ -122,6 +123,11 @@ class Prediction(NamedTuple):
     probability: float
     probabilities: dict[str, float]
 
+    def present(self, threshold: float = 0.5) -> list[str]:
+        """The classes of at least that probability, the most probable first, for pictures of several classes."""
+        names = sorted(self.probabilities, key=lambda name: -self.probabilities[name])
+        return [name for name in names if self.probabilities[name] >= threshold]
+
 
 class Classifier(_Model):
     """A fine-tuned classifier. `module` is the `Classify` objective, in eval mode."""
@@ -132,6 +138,11 @@ class Classifier(_Model):
     def classes(self) -> list[str]:
         """The names of the classes, in the order of `probabilities`."""
         return list(self.module.classes)
+
+    @property
+    def is_multi_label(self) -> bool:
+        """Whether a picture may have several of the classes, or none: probabilities then do not sum to 1."""
+        return self.module.options.loss == MULTI_LABEL
 
     def probabilities(self, images: Pictures) -> Tensor:
         """-> (b, k) float32."""

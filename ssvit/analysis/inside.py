@@ -25,7 +25,7 @@ from ssvit.analysis import attention, filters, positions, similarity
 from ssvit.data.batch import EvalTransform
 from ssvit.data.decode import Unreadable, load
 from ssvit.data.loader import Loading, evaluation_batches
-from ssvit.data.source import Source
+from ssvit.data.source import Source, class_text
 from ssvit.figures import maps
 from ssvit.figures.style import evenly_spaced, png
 from ssvit.models.vit import ViT
@@ -59,7 +59,11 @@ def held_out(
     if not batches:
         raise UserError("none of the held-out images can be read; name pictures of your own after the options")
     places = torch.cat([batch.slots for batch in batches])
-    names = [""] * len(places) if source.labels is None else [source.classes[i] for i in source.labels[places]]
+    names = (
+        [""] * len(places)
+        if source.labels is None
+        else [class_text(label, source.classes) for label in source.labels[places]]
+    )
     return Pictures(torch.cat([batch.images for batch in batches]), tuple(names), f"{len(places)} held-out images")
 
 

@@ -32,7 +32,7 @@ _OWN = (
     "objectives", "budget", "seeds", "seed", "threads", "name", "table", "outputs", "pretrain", "evaluate", "finetune",
 )  # fmt: skip
 _ELSEWHERE = ("data.root", "workers", "loader_timeout", "fabric")  # options that change no figure
-_REPORTED = ("test/accuracy", "validation/accuracy")
+_REPORTED = ("test/accuracy", "validation/accuracy", "test/map", "validation/map")
 _BEFORE = "{before}"  # in a stage's options: the run of the stage before
 
 

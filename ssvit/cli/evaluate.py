@@ -135,6 +135,7 @@ def facts(plain: Plain, split: "Split", pooling: str, others: Sequence[Other]) -
         "measured_on": split.part,
         "chance": split.chance,
         "classes": list(split.classes),
+        **({"multi_label": True} if split.is_multi_label else {}),
         "features": {**plain["features"], "pooling": pooling},
         "precision": plain["precision"],
         "image_size": list(pair("data.view.size", plain["data"]["view"].get("size"))),

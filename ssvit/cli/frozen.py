@@ -21,7 +21,7 @@ from ssvit.cli.launch import Plain, progress
 from ssvit.cli.pretrained import from_scratch
 from ssvit.data.batch import EvalTransform
 from ssvit.data.source import Data, masks, subset
-from ssvit.evaluation.base import Probe
+from ssvit.evaluation.base import Probe, check_labels
 from ssvit.evaluation.features import Cache, Extractor, FeatureSets, Frozen, Half, PatchPixels, Pixels, extract
 from ssvit.evaluation.options import OWN, PATCHES, PIXELS, RANDOM, RANDOM_PREFIX, Reading
 from ssvit.evaluation.scores import Split
@@ -64,7 +64,7 @@ def read(
     for name, probe in probes.items():
         with within(f"probes.{name}"):
             if data.train.labels is not None and test.labels is not None:
-                probe.check(data.train.labels, test.labels, data.classes)
+                check_labels(probe, data.train.labels, test.labels, data.classes)
         if probe.truth == "masks":
             for source in (data.train, test):
                 masks(source, eval_transform, torch.tensor([0]))

@@ -9,12 +9,16 @@ from ssvit.atomic_io import replace
 from ssvit.checkpoints.checkpoint import FINETUNE, find
 from ssvit.cli.launch import Plain, Tool, announce, say
 from ssvit.data import folder
-from ssvit.options import OptionError, UserError, printable, whole
+from ssvit.options import OptionError, UserError, number, printable, whole
 
 
 def run(config: DictConfig, plain: Plain) -> None:
-    """Print the most probable classes of each picture; those that cannot be read are named and the status is 1."""
+    """Print the most probable classes of each picture, or those above the threshold where it may have several.
+
+    Pictures that cannot be read are named, and the status is 1.
+    """
     whole("top", plain["top"])
+    number("threshold", plain["threshold"], 0, 1)
     if plain["output"] is not None and not Path(plain["output"]).absolute().parent.is_dir():
         raise OptionError("output", plain["output"], "there is no such folder")
     if not plain["images"]:
@@ -34,10 +38,23 @@ def run(config: DictConfig, plain: Plain) -> None:
             unreadable += 1
             print(answer)
             continue
-        best = answer.topk(min(plain["top"], len(answer)))
+        best = answer.topk(len(answer) if classifier.is_multi_label else min(plain["top"], len(answer)))
         named = [(names[i], p) for p, i in zip(best.values.tolist(), best.indices.tolist(), strict=True)]
-        answers.append({"image": path, "classes": [{"class": name, "probability": p} for name, p in named]})
-        print(printable(f"{path}: {', '.join(f'{name} {100 * p:.1f} %' for name, p in named)}"))
+        several, least = classifier.is_multi_label, plain["threshold"]
+        answers.append(
+            {
+                "image": path,
+                "classes": [
+                    {"class": name, "probability": p, **({"present": p >= least} if several else {})}
+                    for name, p in named
+                ],
+            }
+        )
+        if several:
+            named = [(name, p) for name, p in named if p >= least]
+        print(
+            printable(f"{path}: {', '.join(f'{name} {100 * p:.1f} %' for name, p in named) or 'none of the classes'}")
+        )
     if plain["output"] is not None:
         replace(Path(plain["output"]), (json.dumps(answers, indent=1) + "\n").encode())
     if unreadable:

@@ -22,7 +22,7 @@ from ssvit.cli.pretrained import SCRATCH, configuration, from_scratch
 from ssvit.data.batch import EvalTransform
 from ssvit.data.loader import Loader
 from ssvit.data.options import FULL, NO_LABELS, PERMUTATION
-from ssvit.data.source import Data, subset
+from ssvit.data.source import Data, is_multi_label, subset
 from ssvit.evaluation.base import Evaluator
 from ssvit.evaluation.online import GIVEN, RANDOM, Probing
 from ssvit.evaluation.options import interval
@@ -30,8 +30,8 @@ from ssvit.figures.style import use_bands
 from ssvit.objectives.base import Objective
 from ssvit.objectives.classify import balanced
 from ssvit.objectives.contrast import Contrastive
-from ssvit.objectives.options import BALANCED
-from ssvit.options import UserError
+from ssvit.objectives.options import BALANCED, MULTI_LABEL
+from ssvit.options import OptionError, UserError
 from ssvit.randomness import key
 from ssvit.training import loop, metrics_log, runtime, sharding
 from ssvit.training.cost import Cost, measure
@@ -165,8 +165,13 @@ class Session:
             if any(part is not None and part.labels is None for part in (data.train, data.validation, data.test)):
                 raise UserError(NO_LABELS)
             given["classes"] = list(data.classes)
+            assert data.train.labels is not None
+            if is_multi_label(data.train.labels):
+                given["loss"] = MULTI_LABEL
+            elif config.objective.get("loss") == MULTI_LABEL:
+                right = "must be softmax or sigmoid: each of these images has one class"
+                raise OptionError("objective.loss", MULTI_LABEL, right)
             if config.objective.get("class_weights") == BALANCED:
-                assert data.train.labels is not None
                 given["class_weights"] = balanced(data.train.labels, len(data.classes))
         # What is read from a checkpoint is needed at once.
         options = flatten(as_dict(config.objective), "objective")

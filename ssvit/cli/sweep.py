@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ssvit.training.metrics_log import rows
 
-_ACCURACIES = ("validation/accuracy", "test/accuracy")
+_ACCURACIES = ("validation/accuracy", "test/accuracy", "validation/map", "test/map")
 _LOSSES = ("held_out/loss", "train/loss")
 
 
@@ -24,7 +24,7 @@ class Job:
 
 
 def metric(metrics: Mapping[str, float]) -> str | None:
-    """What jobs are compared by: accuracy on validation or test images, else the first probe's, else a loss."""
+    """What jobs are compared by: accuracy or mAP on validation or test images, else the first probe's, else a loss."""
     probes = [name for name in metrics if name.startswith("probe/") and f"{name}_chosen" in metrics]
     return next((name for name in (*_ACCURACIES, *probes, *_LOSSES) if name in metrics), None)
 

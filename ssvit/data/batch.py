@@ -29,8 +29,9 @@ class Batch(NamedTuple):
     """Some images of a run, or of an evaluation.
 
     views: by name, uint8. A single view is called "image", (b, c, h, w); several of one size have a name together, as
-    "global" and "local", (b, v, c, h, w). labels: (b,) int64, or None. slots: (b,) int64, which images of the run these
-    are: all that is random about an image is a function of the seed, its slot and the view.
+    "global" and "local", (b, v, c, h, w). labels: (b,) int64; (b, k) bool where an image may have several classes; or
+    None. slots: (b,) int64, which images of the run these are: all that is random about an image is a function of the
+    seed, its slot and the view.
     """
 
     views: dict[str, Tensor]

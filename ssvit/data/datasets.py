@@ -117,7 +117,8 @@ def _of_table(chosen: options.Csv, part: str, classes: Sequence[str] = ()) -> Fi
             yield name, os.path.getsize(path), row.label, ()
 
     def made() -> Index:
-        return Index.of(rows(), numbered=True, table=stamp)
+        order = label if isinstance(label := chosen.columns.label, tuple) else ()
+        return Index.of(rows(), numbered=True, classes=order, table=stamp)
 
     if chosen.verify == "content" or chosen.count(at_most=KEPT_FROM) < KEPT_FROM:
         index = made()

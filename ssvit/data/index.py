@@ -14,6 +14,7 @@ import os
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +25,15 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ssvit import atomic_io
-from ssvit.data.source import class_numbers
+from ssvit.data.source import class_numbers, renumbered
 
 KEPT_FROM = 20_000  # images from which a folder's index is kept for the next start
 _CHUNK = 1 << 16  # rows that are gathered together
-Row = tuple[str, int, str | None, tuple[int, ...]]  # name, bytes, class, and the further numbers of the row
+Row = tuple[str, int, str | tuple[str, ...] | None, tuple[int, ...]]  # name, bytes, class or classes, further numbers
 
 
 class Index:
-    """Columns: "text" (t,) uint8, "ends" (n,) int64 of each row's text, perhaps "labels" (n,) int64 and others (n,).
+    """Columns: "text" (t,) uint8, "ends" (n,) int64 of each row's text, perhaps "labels" of a source, and others (n,).
 
     facts: what belongs to the set as a whole, as JSON holds it; `classes` are the names that labels count.
     """
@@ -43,13 +44,22 @@ class Index:
         self._text, self._ends = columns["text"].numpy(), columns["ends"].numpy()
 
     @classmethod
-    def of(cls, rows: Iterable[Row], further: Sequence[str] = (), *, numbered: bool = False, **facts: Any) -> "Index":
+    def of(
+        cls,
+        rows: Iterable[Row],
+        further: Sequence[str] = (),
+        *,
+        numbered: bool = False,
+        classes: Sequence[str] = (),
+        **facts: Any,
+    ) -> "Index":
         """Made of rows, in their order; without labels if a row has no class. further: names of their numbers.
 
-        Classes are numbered by their sorted names; numbered: by their numbers, if all names are numbers.
+        Classes are numbered as given, by default by their sorted names; numbered: by their numbers, if all names are
+        numbers. Rows with tuples of classes have labels (n, k) bool.
         """
         text, ends, labels, columns = bytearray(), array("q"), array("q"), [array("q") for _ in further]
-        numbers: dict[str | None, int] = {}
+        numbers: dict[str | tuple[str, ...] | None, int] = {}
         for name, size, label, more in rows:
             text += f"{name}\0{size}\0".encode(errors="surrogateescape")
             ends.append(len(text))
@@ -58,12 +68,20 @@ class Index:
                 column.append(value)
         made = {"text": _tensor(text, torch.uint8), "ends": _tensor(ends)}
         made |= {name: _tensor(column) for name, column in zip(further, columns, strict=True)}
-        classes: list[str] = []
-        if numbers and None not in numbers:
-            are_numbers = numbered and all(str(name).isdecimal() for name in numbers)
-            classes = sorted(map(str, numbers), key=int if are_numbers else str)
-            place = {name: number for number, name in enumerate(classes)}
-            made["labels"] = torch.tensor([place[str(name)] for name in numbers])[_tensor(labels)]
+        if not numbers or None in numbers:
+            return cls(made, {"classes": [], **facts})
+        named = [key if isinstance(key, tuple) else (str(key),) for key in numbers]
+        names = set(chain(*named))
+        are_numbers = numbered and all(name.isdecimal() for name in names)
+        classes = list(classes) or sorted(names, key=int if are_numbers else str)
+        place = {name: number for number, name in enumerate(classes)}
+        if any(isinstance(key, tuple) for key in numbers):
+            every = torch.zeros(len(named), len(classes), dtype=torch.bool)
+            for row, own in enumerate(named):
+                every[row, [place[name] for name in own]] = True
+        else:
+            every = torch.tensor([place[name] for (name,) in named])
+        made["labels"] = every[_tensor(labels)]
         return cls(made, {"classes": classes, **facts})
 
     @classmethod
@@ -107,14 +125,14 @@ class Index:
         return int(self._row(index)[1])
 
     def labels(self, classes: Sequence[str] = (), *, root: str) -> Tensor | None:
-        """(n,) int64 into `classes`, by default the index's own; None without. UserError, with the root's name, for a
-        class that is not among them.
+        """Labels, as of a source, into `classes`, by default the index's own; None without. UserError, with the root's
+        name, for a class that is not among them.
         """
         own = self.columns.get("labels")
         if own is None or not classes or tuple(classes) == self.classes:
             return own
         place = class_numbers(self.classes, classes, called=root)
-        return torch.tensor([place[name] for name in self.classes])[own]
+        return renumbered(own, [place[name] for name in self.classes], len(classes))
 
     def texts(self, rows: Tensor | None = None) -> Iterator[np.ndarray]:
         """The text of some rows, by default of all, in parts (t,) uint8."""

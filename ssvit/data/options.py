@@ -50,6 +50,11 @@ class Known:
         return None
 
     @property
+    def multi_label(self) -> bool | None:
+        """Whether an image may have several classes."""
+        return None
+
+    @property
     def validated(self) -> bool | None:
         """Whether there are validation images."""
         return None
@@ -216,8 +221,11 @@ class Csv(ImageFiles):
     """The folder that paths begin at; None: that of the table."""
     path: str = "path"
     """The name of the column of paths."""
-    label: str | None = folder.AUTO
-    """The name of the column of labels; auto: label where there is one; None: none."""
+    label: str | Sequence[str] | None = folder.AUTO
+    """The name of the column of labels; auto: label where there is one; None: none. A list: of columns of 0 and 1, one
+    for each class, of which an image may have several or none."""
+    separator: str | None = None
+    """What stands between the classes of an image in its cell, as | in cat|dog; None: each image has one class."""
     split: str | None = folder.AUTO
     """The name of the column of splits; auto: split where there is one; None: none."""
     train: str | None = folder.AUTO
@@ -237,6 +245,10 @@ class Csv(ImageFiles):
         if not os.path.isfile(os.path.join(self.top, first.path)):
             right = f"{self.top} has no file {first.path}, which line {first.line} of {self.table} names"
             raise OptionError("root", self.root, right)
+        rows = tables.rows(self.table, self.columns) if self.separator is not None else ()
+        if rows and all(len(row.label or ()) < 2 for row in rows):
+            right = f"stands in no cell of the column {self.columns.label}; null for one class each"
+            raise OptionError("separator", self.separator, right)
         super().__post_init__()
         one_of("verify", self.verify, VERIFIED)
 
@@ -248,7 +260,9 @@ class Csv(ImageFiles):
     @cached_property
     def columns(self) -> tables.Columns:
         """The names of the columns."""
-        return tables.columns(self.table, path=self.path, label=self.label, split=self.split)
+        label = tuple(self.label) if isinstance(self.label, list | tuple) else self.label
+        given = tables.Columns(self.path, label, self.split, self.separator)  # type: ignore[arg-type]  # no other sequence
+        return tables.columns(self.table, given)
 
     @cached_property
     def splits(self) -> tables.Splits:
@@ -263,6 +277,10 @@ class Csv(ImageFiles):
     @property
     def labelled(self) -> bool:
         return self.columns.label is not None
+
+    @property
+    def multi_label(self) -> bool:
+        return self.columns.is_multi_label and self.labelled
 
     @property
     def validated(self) -> bool:

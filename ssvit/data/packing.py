@@ -1,8 +1,9 @@
 """Shards made from a data set, each with what an interrupted command needs to go on, and shards checked afterwards.
 
 A split becomes a folder of tar files in the layout of WebDataset: an image under its name and, where there are classes,
-its class as a number (a/1.jpg, a/1.cls). Beside them lies the index that `ssvit.data.shards` reads, with checksums. The
-images keep their order; how many a shard holds follows from their bytes, so shards are the same at each try.
+its class as a number (a/1.jpg, a/1.cls), or the numbers of its classes (a/1.json). Beside them lies the index that
+`ssvit.data.shards` reads, with checksums. The images keep their order; how many a shard holds follows from their bytes,
+so shards are the same at each try.
 """
 
 import hashlib
@@ -133,7 +134,12 @@ class _Packer:
                     )
                     keys.add(ending(member)[0])
                     if self.source.labels is not None:
-                        _add(shard, f"{ending(member)[0]}.cls", str(int(self.source.labels[place])).encode())
+                        label = self.source.labels[place]
+                        if label.ndim:
+                            numbers = json.dumps({"labels": label.nonzero()[:, 0].tolist()})
+                            _add(shard, f"{ending(member)[0]}.json", numbers.encode())
+                        else:
+                            _add(shard, f"{ending(member)[0]}.cls", str(int(label)).encode())
                     offset = _add(shard, member, image.data)
                     rows.append((image.name, len(image.data), None, (number, offset, zlib.crc32(image.data), place)))
                     if shard.offset >= self.own.shard_size * 1_000_000:

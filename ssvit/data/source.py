@@ -2,7 +2,7 @@
 
 import hashlib
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, chain
@@ -25,8 +25,9 @@ Labels = Tensor | np.ndarray | Sequence[int] | None  # as they are given
 class Source(Protocol):
     """Images in a fixed order. A subclass needs `__len__` and `read`, and may replace the rest.
 
-    labels: (n,) int64 into `classes`, or None. in_memory: all images as one tensor (n, c, h, w) uint8, or None where
-    they are read one by one. bytes_per_pixel: of an image as it is read.
+    labels: (n,) int64 into `classes`; (n, k) bool where an image may have several of them; or None. in_memory: all
+    images as one tensor (n, c, h, w) uint8, or None where they are read one by one. bytes_per_pixel: of an image as it
+    is read.
     """
 
     labels: Tensor | None = None
@@ -123,8 +124,9 @@ class Joined(Source):
             every = [part.classes for part in parts]
             # Sources of the same classes keep their order.
             self.classes = every[0] if len(set(every)) == 1 else tuple(sorted(set(chain(*every))))
-            places = [torch.tensor([self.classes.index(name) for name in classes]) for classes in every]
-            self.labels = torch.cat([place[own] for place, own in zip(places, labels, strict=True)])
+            places = [[self.classes.index(name) for name in classes] for classes in every]
+            k = len(self.classes)
+            self.labels = torch.cat([renumbered(own, place, k) for place, own in zip(places, labels, strict=True)])
 
     def __len__(self) -> int:
         return self.ends[-1]
@@ -256,12 +258,12 @@ def subset(source: Source, *, seed: int = 0, **given: object) -> Source:
         name, value = ("part", [low, high]) if images is None else ("images", images)
         raise OptionError(name, value, f"there are {len(chosen)} images to choose from")
     if images is not None and source.labels is not None:
-        # The first image of each class, then the second of each, and so on.
+        # The first image of each class, then the second of each, and so on. One of several classes comes when the first
+        # of them is due; those of no class are one more.
         labels = source.labels[chosen]
-        turn = torch.empty_like(labels)
-        for label in labels.unique():
-            of_class = labels == label
-            turn[of_class] = torch.arange(int(of_class.sum()))
+        turn = torch.full((len(labels),), len(labels))
+        for of_class in members(labels):
+            turn[of_class] = turn[of_class].minimum(torch.arange(int(of_class.sum())))
         chosen = chosen[turn.argsort(stable=True)]
     return source.take(chosen[:images].sort().values)
 
@@ -290,9 +292,41 @@ def class_numbers(names: Iterable[str], classes: Sequence[str], *, called: str) 
     return number
 
 
+def is_multi_label(labels: Tensor) -> bool:
+    """Whether labels are (n, k) bool, of images that may have several of the classes, and not (n,) int64."""
+    return labels.ndim == 2
+
+
+def members(labels: Tensor) -> Iterator[Tensor]:
+    """Which images are of each class that has some, (n,) bool, and, where they may have several, which are of none."""
+    if is_multi_label(labels):
+        yield from (column for column in (*labels.T, ~labels.any(1)) if column.any())
+    else:
+        yield from (labels == label for label in labels.unique())
+
+
+def class_text(label: Tensor, classes: Sequence[str]) -> str:
+    """The class of an image, () int64, or its classes, (k,) bool, joined by |."""
+    numbers = label.nonzero()[:, 0] if label.ndim else label[None]
+    return "|".join(classes[number] for number in numbers)
+
+
+def renumbered(labels: Tensor, numbers: Sequence[int], classes: int) -> Tensor:
+    """Labels by other numbers of the classes: class i becomes number `numbers[i]` of so many."""
+    if not is_multi_label(labels):
+        return torch.tensor(numbers)[labels]
+    found = labels.new_zeros(len(labels), classes)
+    found[:, list(numbers)] = labels
+    return found
+
+
 def checked_labels(labels: Labels, count: int, classes: Sequence[str]) -> Tensor | None:
     if labels is None:
         return None
+    if isinstance(labels, Tensor) and labels.dtype == torch.bool:
+        if labels.shape != (count, len(classes)):
+            raise UserError(f"labels {tuple(labels.shape)} for {count} images and {len(classes)} classes")
+        return labels
     numbers = torch.as_tensor(labels, dtype=torch.int64)
     if numbers.shape != (count,):
         raise UserError(f"{len(numbers)} labels for {count} images")

@@ -1,7 +1,8 @@
 """Which images a table names, and what each is for. Standard library only.
 
 A table is a CSV file in UTF-8, or a TSV file (.tsv), whose first line names the columns. A row names an image, and
-perhaps its class and its split.
+perhaps its class, or its classes, and its split. Several classes stand in one cell, between separators (cat|dog), or
+each has a column of 0 and 1.
 """
 
 import csv
@@ -12,13 +13,21 @@ from typing import NamedTuple
 from ssvit.data.folder import AUTO, KNOWN
 from ssvit.options import OptionError, UserError, printable
 
+_MARKS = {"0": False, "0.0": False, "False": False, "1": True, "1.0": True, "True": True}  # as pandas writes them too
+
 
 class Columns(NamedTuple):
     """The names of the columns that are read."""
 
     path: str
-    label: str | None
+    label: str | tuple[str, ...] | None  # several: of 0 and 1, for a class each
     split: str | None
+    separator: str | None = None  # of several classes in a cell
+
+    @property
+    def is_multi_label(self) -> bool:
+        """Whether an image may have several classes, or none."""
+        return self.separator is not None or isinstance(self.label, tuple)
 
 
 class Row(NamedTuple):
@@ -26,7 +35,7 @@ class Row(NamedTuple):
 
     line: int
     path: str
-    label: str | None
+    label: str | tuple[str, ...] | None  # several classes where the columns may name several
     split: str
 
 
@@ -46,8 +55,8 @@ class Splits(NamedTuple):
         return "train" if self.train in (None, row.split) else None
 
 
-def columns(table: object, *, path: str, label: str | None, split: str | None) -> Columns:
-    """The columns of a table by their names; auto: `label` and `split` where there are such, None: none.
+def columns(table: object, given: Columns) -> Columns:
+    """The columns of a table by the names that are given; auto: `label` and `split` where there are such, None: none.
 
     OptionError if the table is no file that can be read, or lacks a column.
     """
@@ -58,33 +67,60 @@ def columns(table: object, *, path: str, label: str | None, split: str | None) -
     if not os.path.exists(table):
         raise OptionError("table", table, "no such file")
     first = next(_lines(os.fspath(table)), (1, []))[1]
-    asked = _texts(path=path, label=label, split=split)
-    found: dict[str, str | None] = {}
-    for option, name in asked.items():
+
+    def found(option: str, name: object) -> str | None:
         if name == AUTO and option != "path":
-            found[option] = option if option in first else None
-        elif name in first or (name is None and option != "path"):
-            found[option] = name
-        else:
+            return option if option in first else None
+        if name is None and option != "path":
+            return None
+        if str(name) not in first:
             there = printable(", ".join(first) or "none")
             raise OptionError(option, name, f"must be a column of {table}, which has {there}")
-    return Columns(str(found["path"]), found["label"], found["split"])
+        return str(name)
+
+    path, split = found("path", given.path), found("split", given.split)
+    label: str | tuple[str, ...] | None
+    if isinstance(given.label, list | tuple):
+        label = tuple(str(found("label", str(name))) for name in given.label)
+        if len(set(label)) < max(2, len(label)):
+            right = "must be one column, or a list of two or more different ones of 0 and 1"
+            raise OptionError("label", list(label), right)
+    else:
+        label = found("label", given.label)
+    if given.separator is not None and not (given.separator and isinstance(label, str)):
+        right = "stands between the classes in the one column that data.label names; null for one class each"
+        raise OptionError("separator", given.separator, right)
+    return Columns(str(path), label, split, None if given.separator is None else str(given.separator))
 
 
 def rows(table: str, of: Columns) -> Iterator[Row]:
     """The rows of a table in their order. UserError for a row that lacks a column, a path or a label."""
     lines = _lines(table)
     _, first = next(lines)
-    path, label, split = (None if name is None else first.index(name) for name in of)
-    assert path is not None  # every table has this column
+    path, split = first.index(of.path), None if of.split is None else first.index(of.split)
+    label = first.index(of.label) if isinstance(of.label, str) else None
+    marks = [(name, first.index(name)) for name in of.label] if isinstance(of.label, tuple) else []
     for line, cells in lines:
         if len(cells) != len(first):
             raise UserError(f"{table}, line {line}: has {len(cells)} columns, and the first line {len(first)}")
         if not cells[path]:
             raise UserError(f"{table}, line {line}: has no path")
-        if label is not None and not cells[label]:
-            raise UserError(f"{table}, line {line}: has no label: give each row one, or set data.label=null")
-        yield Row(line, cells[path], None if label is None else cells[label], "" if split is None else cells[split])
+        found: str | tuple[str, ...] | None = None
+        if marks:
+            found = tuple(name for name, place in marks if _is_marked(table, line, name, cells[place]))
+        elif label is not None and of.separator is not None:
+            found = tuple(filter(None, map(str.strip, cells[label].split(of.separator))))
+        elif label is not None:
+            found = cells[label]
+            if not found:
+                raise UserError(f"{table}, line {line}: has no label: give each row one, or set data.label=null")
+        yield Row(line, cells[path], found, "" if split is None else cells[split])
+
+
+def _is_marked(table: str, line: int, name: str, cell: str) -> bool:
+    if cell not in _MARKS:
+        raise UserError(f"{table}, line {line}: {printable(name)}={printable(cell)}: must be 0 or 1")
+    return _MARKS[cell]
 
 
 def splits(table: str, of: Columns, *, train: str | None, validation: str | None, test: str | None) -> Splits:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ssvit.data.batch import EvalTransform
 from ssvit.data.loader import evaluation_batches
-from ssvit.data.source import Source
+from ssvit.data.source import Source, is_multi_label
 from ssvit.evaluation import options
 from ssvit.evaluation.features import Features
 from ssvit.options import OptionError, UserError
@@ -114,14 +114,15 @@ class Probe:
     """A measure of frozen features, the same in training and afterwards.
 
     name: in metrics, different for other options; title: for people. chosen_by: what `Result.choice` is. is_accuracy:
-    whether the last column is an accuracy, which is compared with chance. features: "images", one vector each, or
-    "patches", one vector for each patch, not during training. truth: what they are measured against, "labels" or
-    "masks". half: whether features of patches are held in 16 bits. train_images, test_images: it reads at most so many;
-    None: all.
+    whether the last column is an accuracy, which is compared with chance; of images that may have several classes it is
+    the mAP then. multi_label: whether it measures such images. features: "images", one vector each, or "patches", one
+    vector for each patch, not during training. truth: what they are measured against, "labels" or "masks". half:
+    whether features of patches are held in 16 bits. train_images, test_images: it reads at most so many; None: all.
     """
 
     chosen_by: str = "the training images"
     is_accuracy: bool = True
+    multi_label: bool = False
     features: str = "images"
     truth: str = "labels"
     half: bool = False
@@ -137,7 +138,7 @@ class Probe:
         return self.name.replace("_", " ")
 
     def check(self, train_labels: Tensor, test_labels: Tensor, classes: Sequence[str]) -> None:
-        """OptionError or UserError unless images with these labels, (n,) and (m,), suffice."""
+        """OptionError or UserError unless images with these labels, of n and m images as of a source, suffice."""
 
     def __call__(self, train: Features, test: Features, *, choose: bool = False) -> Result:
         """The same in every process that calls it with the same features. No test label chooses anything.
@@ -145,6 +146,13 @@ class Probe:
         choose: whether `Result.choice` is needed, where that is extra work. UserError if it cannot be measured.
         """
         raise NotImplementedError
+
+
+def check_labels(probe: Probe, train: Tensor, test: Tensor, classes: Sequence[str]) -> None:
+    """OptionError or UserError unless images with these labels suffice for a probe, and are of a kind that it takes."""
+    if is_multi_label(train) and not probe.multi_label and probe.truth == "labels":
+        raise UserError(f"{probe.title} takes images of one class each, and these may have several")
+    probe.check(train, test, classes)
 
 
 def check_others(k: int, images: int) -> None:

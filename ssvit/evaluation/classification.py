@@ -10,10 +10,10 @@ import io
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, zip_longest
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -22,15 +22,16 @@ from torch import Tensor
 
 from ssvit.data.batch import Batch, EvalTransform
 from ssvit.data.loader import TOLERATED, evaluation_batches
-from ssvit.data.source import Source
-from ssvit.evaluation import options
+from ssvit.data.source import Source, class_text, is_multi_label
+from ssvit.evaluation import multi_label, options
 from ssvit.evaluation.base import Evaluation, Evaluator, History, with_metrics
 from ssvit.evaluation.processes import gather, rank_and_world
 from ssvit.evaluation.significance import NOTHING_YET, above_chance, chance
 from ssvit.figures import classes as figures
 from ssvit.figures import style
 from ssvit.objectives.classify import Classify
-from ssvit.options import UserError, make
+from ssvit.objectives.options import MULTI_LABEL, SIGMOID
+from ssvit.options import OptionError, UserError, make
 
 _SHOWN = 24  # mistakes in the picture
 _NAMED = 3  # classes named in words
@@ -38,6 +39,7 @@ _BLOCKS = 1000  # of classes in the confusion matrix, if there are more classes
 _IMAGENET_IMAGES, _IMAGENET_CLASSES = 50_000, 1000
 _WNID = re.compile(r"n\d{8}")
 _IMAGENET_NAME = re.compile(r"ILSVRC2012_val_(\d{8})\b")
+A = TypeVar("A", "Answers", multi_label.Answers)
 
 
 class Answers(NamedTuple):
@@ -53,12 +55,12 @@ class Answers(NamedTuple):
     @classmethod
     def of(cls, logits: Tensor, batch: Batch, loss: str) -> "Answers":
         """From logits (b, k) of a batch; loss: that of `Classify`. Logits that are not finite are ordered too."""
-        logs = F.logsigmoid(logits.double()) if loss == "sigmoid" else logits.double().log_softmax(-1)
+        logs = F.logsigmoid(logits.double()) if loss == SIGMOID else logits.double().log_softmax(-1)
         best = logits.argsort(dim=-1, descending=True, stable=True)[:, :5]
         assert batch.labels is not None
         truth = batch.labels[:, None]
         losses = -logs.gather(1, truth)[:, 0]
-        if loss == "sigmoid":
+        if loss == SIGMOID:
             absent = F.logsigmoid(-logits.double())
             losses = losses - absent.sum(1) + absent.gather(1, truth)[:, 0]
         confidence = logs.gather(1, best[:, :1])[:, 0].exp()
@@ -165,6 +167,8 @@ class Classification(Evaluator):
         self.options = make(options.Classification, given)
         self.source, self.transform, self.part = source, transform, part
         self.images = len(source)
+        if self.options.real is not None and source.labels is not None and is_multi_label(source.labels):
+            raise OptionError("real", self.options.real, "must be null where an image may have several classes")
         self._allowed = None if self.options.real is None else allowed(source, self.options.real)
 
     def __call__(self, objective: Classify, history: History | None = None) -> Evaluation:
@@ -175,7 +179,11 @@ class Classification(Evaluator):
 
         Figures: `confusion`, `mistakes` (the most confident ones), `learning`. Tables: `classes.csv`, a line for each
         class. UserError if images have no labels or other classes than the model, or if too many cannot be read.
+
+        Of images that may have several classes: `multi_label.metrics`, and `precisions` in place of `confusion`.
         """
+        if self.source.labels is not None and is_multi_label(self.source.labels):
+            return self._of_several(objective, history)
         answers = self.answers(objective)
         tallies = tally(answers, self.source.classes)
         metrics = self._metrics(answers, tallies)
@@ -190,25 +198,67 @@ class Classification(Evaluator):
 
     def answers(self, objective: Classify) -> Answers:
         """What the model says of every image that can be read, in every process. UserError as above."""
+        parts = self._answers(objective, lambda logits, batch: Answers.of(logits, batch, objective.options.loss))
+        return Answers(*map(torch.cat, zip(*parts, strict=True)))
 
-        def answer() -> list[Answers]:
+    def _answers(self, objective: Classify, of: Callable[[Tensor, Batch], A]) -> list[A]:
+        """What `of` makes of the logits of each batch, in every process."""
+
+        def answer() -> list[A]:
             self._check(objective)
             rank, world = rank_and_world()
             loading = {"workers": self.options.workers, "timeout": self.options.timeout}
             device = next(objective.parameters()).device
             batches = self._batches(self.source, rank=rank, world=world, device=device, **loading)
-            return [Answers.of(objective.logits(batch.images), batch, objective.options.loss) for batch in batches]
+            return [of(objective.logits(batch.images), batch) for batch in batches]
 
         parts = list(chain.from_iterable(gather(answer)))
         total = len(self.source)
         if (unreadable := total - sum(len(part.place) for part in parts)) > TOLERATED * total:
             raise UserError(f"{unreadable} of {total} image files cannot be read, more than {TOLERATED:.0%}")
-        return Answers(*map(torch.cat, zip(*parts, strict=True)))
+        return parts
+
+    def _of_several(self, objective: Classify, history: History | None) -> Evaluation:
+        """The evaluation on images that may have several classes."""
+        parts = self._answers(objective, multi_label.Answers.of)
+        answers = multi_label.Answers(*map(torch.cat, zip(*parts, strict=True)))
+        tallies = multi_label.tally(answers, self.source.classes)
+        metrics = multi_label.metrics(answers, tallies)
+        if unreadable := len(self.source) - len(answers.place):
+            metrics["unreadable"] = unreadable
+        if history is None:
+            return Evaluation(metrics=metrics)
+        names, truth, part = self.source.classes, answers.truth, self.part
+        worst = answers.worst(_SHOWN)
+        wrong = self._batches(self.source.take(answers.place[[row for row, *_ in worst]])) if worst else ()
+        images = (image for batch in wrong for image in batch.images)
+        mistakes = [
+            (image, class_text(truth[row], names) or "none", names[k] if not truth[row, k] else f"no {names[k]}", sure)
+            for image, (row, k, sure) in zip(images, worst, strict=True)
+        ]
+        counts = {"wrong": int((answers.guess != truth).any(1).sum()), "images": len(truth)}
+        precisions = {one.name: (one.average_precision, one.images / len(truth)) for one in tallies if one.images}
+        history = with_metrics(history, metrics)
+        return Evaluation(
+            metrics=metrics,
+            lines=multi_label.lines(metrics, tallies),
+            figures={
+                "precisions": figures.precisions(precisions, mean=metrics["map"], part=part),
+                "mistakes": figures.mistakes(mistakes, **counts, part=part),
+                "learning": figures.learning_several(history, part, chance=metrics["map_constant"]),
+            },
+            tables={"classes.csv": multi_label.table(tallies)},
+        )
 
     def _check(self, objective: Classify) -> None:
         """UserError unless the images can be asked of that model."""
         if self.source.labels is None:
             raise UserError(f"the {self.part} images have no labels, so there is nothing to measure a classifier by")
+        if is_multi_label(self.source.labels) != (objective.options.loss == MULTI_LABEL):
+            several, one = f"the {self.part} images", "the images that the model was trained on"
+            if objective.options.loss == MULTI_LABEL:
+                several, one = one, several
+            raise UserError(f"{several} may have several classes, {one} have one each")
         if not len(self.source):
             raise UserError(f"there are no {self.part} images to measure a classifier on")
         for number, (theirs, own) in enumerate(zip_longest(self.source.classes, objective.classes)):

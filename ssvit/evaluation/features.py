@@ -24,7 +24,7 @@ from torch import Tensor
 
 from ssvit.data.batch import Transform
 from ssvit.data.loader import Loading, evaluation_batches
-from ssvit.data.source import Source
+from ssvit.data.source import Source, is_multi_label
 from ssvit.evaluation.options import PATCHES, Reading
 from ssvit.evaluation.processes import gather, rank_and_world
 from ssvit.models.vit import ViT
@@ -36,7 +36,7 @@ _FILE = _VALUES, _PLACES, _DIGESTS = ("values", "places", "digests")  # what a f
 
 @dataclass(frozen=True)
 class Features:
-    """Features (n, d) of images, their labels (n,) in [0, classes), and the names of the classes.
+    """Features (n, d) of images, their labels as of a source, and the names of the classes.
 
     Those of patches are (n, y, x, d), with masks (n, h, w) uint8, 255 where a pixel does not count.
     """
@@ -71,8 +71,10 @@ def check(train: Features, test: Features, what: str) -> None:
             raise UserError(f"there are no {which} images")
         if len(labels) != count:
             raise UserError(f"{len(labels)} labels for {count} {which} images")
-        wrong = labels[(labels < 0) | (labels >= k)]
-        if len(wrong):
+        if is_multi_label(labels):
+            if labels.shape[1] != k:
+                raise UserError(f"labels of {labels.shape[1]} classes for {which} images of {k}")
+        elif len(wrong := labels[(labels < 0) | (labels >= k)]):
             raise UserError(f"label {wrong[0].item()} of a {which} image is outside of [0, {k}), its classes")
         finite = features.values.flatten(1).isfinite().all(1)
         if not finite.all():
@@ -190,7 +192,7 @@ class FeatureSets:
 
     @property
     def labels(self) -> Tensor | None:
-        """(n,) int64."""
+        """As of a source."""
         return None if self.source.labels is None else self.source.labels[self.places]
 
     @property

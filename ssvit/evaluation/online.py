@@ -14,16 +14,19 @@ from torch import Tensor
 from ssvit.data.batch import EvalTransform
 from ssvit.data.loader import evaluation_batches
 from ssvit.data.memory import Memory
-from ssvit.data.source import Source, subset
+from ssvit.data.source import Source, is_multi_label, subset
 from ssvit.evaluation import options
-from ssvit.evaluation.base import Evaluation, Evaluator, History, Probe, with_metrics
+from ssvit.evaluation.base import Evaluation, Evaluator, History, Probe, check_labels, with_metrics
 from ssvit.evaluation.features import Extractor, Features, FeatureSets, Frozen, Pixels, extract
-from ssvit.evaluation.significance import NOTHING_YET, above_chance, chance, standard_error
+from ssvit.evaluation.scores import chance_of
+from ssvit.evaluation.significance import NOTHING_YET, above_chance, standard_error
 from ssvit.figures import probes as figures
 from ssvit.objectives.base import Objective
 from ssvit.options import UserError, command, make
 
 RANDOM, GIVEN = "random weights", "the weights that it began with"
+_PERHAPS = "perhaps: by less than two standard errors"
+_OF_IMAGES = ("train_images", "test_images", "class_token", "multi_label")  # equal where metrics can be compared
 
 
 class Probing(Evaluator):
@@ -57,7 +60,8 @@ class Probing(Evaluator):
         train_labels, test_labels = self._train.labels, self._test.labels
         assert train_labels is not None
         assert test_labels is not None
-        self._chance = chance(test_labels.tolist())
+        self._chance = chance_of(test_labels)
+        self._several = is_multi_label(test_labels)
         self.images = len(self._train) + len(self._test)
         for name, probe in probes.items():
             title = name.replace("_", "-")
@@ -66,7 +70,7 @@ class Probing(Evaluator):
                 self.refused.append(f"no {title} probe in training, but afterwards: {later}")
                 continue
             try:
-                probe.check(train_labels, test_labels, train.classes)
+                check_labels(probe, train_labels, test_labels, train.classes)
                 self.probes.append(probe)
             except UserError as error:
                 more = " (probing.train_images takes more)" if own.train_images < len(train) else ""
@@ -95,6 +99,7 @@ class Probing(Evaluator):
     def __call__(self, objective: Objective, history: History | None = None) -> Evaluation:
         """Of each probe the accuracy at the chosen layer, which that is, at every layer, the last one, and of pixels.
 
+        Where an image may have several classes, accuracies are mAPs, and chance is the mAP of a random order.
         NaN if features are not finite. Lines: each probe beside its baselines. Figures: `probes`, over the steps.
         """
         metrics = self._metrics(objective)
@@ -103,7 +108,9 @@ class Probing(Evaluator):
         history = with_metrics(history, metrics)
         start = start_of(history, metrics)
         titles = {probe.name: probe.title for probe in self.probes}
-        panels = figures.probes(history, titles, start=start, chance=metrics["chance"], words=self.start)
+        panels = figures.probes(
+            history, titles, start=start, chance=metrics["chance"], words=self.start, several=self._several
+        )
         lines = describe(metrics, self.probes, start, self.start)
         return Evaluation(metrics=metrics, lines=lines, figures={"probes": panels})
 
@@ -113,6 +120,8 @@ class Probing(Evaluator):
         metrics: dict[str, float] = {"train_images": len(self._train), "test_images": len(self._test)}
         if encoder.pooling == "class_token":  # numbers of other features are not to be compared with these
             metrics["class_token"] = 1
+        if self._several:  # mAPs are not to be compared with accuracies
+            metrics["multi_label"] = 1
         metrics |= {"chance": self._chance, **self._pixels}
         metrics |= {f"{probe.name}_chance": self._chance for probe in self.probes if probe.is_accuracy}
         try:
@@ -140,7 +149,7 @@ class Probing(Evaluator):
 
 def start_of(history: History, metrics: Mapping[str, float]) -> Mapping[str, float | None]:
     """The metrics of step 0 if they are of the same images and features; else empty."""
-    same = {name: metrics[name] for name in ("train_images", "test_images", "class_token") if name in metrics}
+    same = {name: metrics[name] for name in _OF_IMAGES if name in metrics}
     return next((row for row in history if row["step"] == 0 and same.items() <= row.items()), {})
 
 
@@ -151,7 +160,7 @@ def describe(
     return [
         *(_line(probe, metrics, start.get(probe.name), words) for probe in probes),
         f"by {metrics['train_images']} training images, on {metrics['test_images']} held-out ones; "
-        "perhaps: by less than two standard errors",
+        + ("differences of mAPs have no known error" if "multi_label" in metrics else _PERHAPS),
     ]
 
 
@@ -161,19 +170,23 @@ def _line(probe: Probe, metrics: Mapping[str, float], start: float | None, start
     value = metrics[name]
     if math.isnan(value):
         return f"{probe.title}: not measured, the features are not finite"
-    tells = not probe.is_accuracy or above_chance(value, chance, images)
+    several = "multi_label" in metrics
+    tells = not probe.is_accuracy or (value > chance if several else above_chance(value, chance, images))
     beside = [] if tells else [f"not {NOTHING_YET}"]
     for baseline, words in ((start, start_words), (metrics[f"{name}_pixels"], "the pixels")):
         if baseline is None:
             beside.append(f"{words} were not measured on these images, as step 0 would have been")
         elif tells:
-            beside.append(f"{_verdict(value, baseline, images)} than {words}, {100 * baseline:.1f} %")
+            beside.append(
+                f"{_verdict(value, baseline, math.inf if several else images)} than {words}, {100 * baseline:.1f} %"
+            )
         else:
             beside.append(f"{words} {100 * baseline:.1f} %")
     layers = sum(key.startswith(f"{name}_layer") for key in metrics)
     least = f", chance {100 * chance:.1f} %" if probe.is_accuracy else ""
+    title = f"{probe.title} mAP" if several and probe.is_accuracy else probe.title
     return (
-        f"{probe.title} {100 * value:.1f} % at layer {metrics[f'{name}_chosen']:.0f} of {layers} (chosen without test "
+        f"{title} {100 * value:.1f} % at layer {metrics[f'{name}_chosen']:.0f} of {layers} (chosen without test "
         f"images), last layer {100 * metrics[f'{name}_last']:.1f} %{least}: {'; '.join(beside)}"
     )
 

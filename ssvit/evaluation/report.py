@@ -18,6 +18,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from ssvit import atomic_io
+from ssvit.data.source import class_text
 from ssvit.evaluation import side_by_side
 from ssvit.evaluation.neighbours import search
 from ssvit.evaluation.options import is_baseline
@@ -128,10 +129,11 @@ def figures(splits: Mapping[str, Split], scores: Sequence[Scores], compared: Sid
         if len(split.own) > 1:
             made = {"by_layer": by_layer(of_images, split.own)} | made
         for one in of_images:
-            if one.predictions is not None:
+            if one.predictions is not None and not split.is_multi_label:
                 made["confusion"] = confusion(split, one.predictions, f"{_words(one.probe)} on {one.best}")
         made["contact_sheet"] = neighbours(split, chosen)
-        made["feature_map"] = feature_map(split.test.values[chosen], split.test.known_labels, split.classes)
+        if not split.is_multi_label:  # colours are those of one class
+            made["feature_map"] = feature_map(split.test.values[chosen], split.test.known_labels, split.classes)
     for one in scores:
         split, test = splits[one.probe], splits[one.probe].test
         if test.masks is not None and one.predictions is not None:
@@ -158,19 +160,26 @@ def confusion(split: Split, predictions: Tensor, by: str) -> Figure:
 def neighbours(split: Split, name: str) -> Figure:
     """Test images, evenly from all classes, and the training images whose features of a name are most like theirs."""
     train, test = split.train, split.test
-    rows = test.known_labels.argsort(stable=True)[_spaced(len(test), QUERIES)]
+    several, rows = split.is_multi_label, _spaced(len(test), QUERIES)
+    if not several:
+        rows = test.known_labels.argsort(stable=True)[rows]
     nearest = search(test.values[name][rows], train.values[name], min(NEIGHBOURS, len(train)))
     sheet = []
-    queries = (test.images(rows, split.eval_transform), test.known_labels[rows].tolist())
+    queries = (test.images(rows, split.eval_transform), test.known_labels[rows])
     for image, label, similarities, places in zip(
         *queries, nearest.similarities.tolist(), nearest.indices, strict=True
     ):
-        columns = (train.images(places, split.eval_transform), similarities, train.known_labels[places].tolist())
+        columns = (train.images(places, split.eval_transform), similarities, train.known_labels[places])
         alike = [
-            Neighbour(picture, similarity, split.classes[other], other == label)
+            Neighbour(
+                picture,
+                similarity,
+                class_text(other, split.classes),
+                bool((other & label).any() if several else other == label),
+            )
             for picture, similarity, other in zip(*columns, strict=True)
         ]
-        sheet.append(Row(image, split.classes[label], alike))
+        sheet.append(Row(image, class_text(label, split.classes), alike))
     return contact_sheet(sheet)
 
 
@@ -179,7 +188,9 @@ def data(facts: Mapping[str, Any]) -> list[str]:
     if "train_images" not in facts:
         return []
     copies, part, chance = facts["copies"]["test_images_in_train"], facts["measured_on"], facts["chance"]
-    labels = "no labels" if chance is None else f"{len(facts['classes'])} classes (chance {_score(chance)} %)"
+    several = "any of " if facts.get("multi_label") else ""
+    least = f"mAP of a random order {_score(chance)} %" if several else f"chance {_score(chance)} %"
+    labels = "no labels" if chance is None else f"{several}{len(facts['classes'])} classes ({least})"
     counts = f"{facts['train_images']:,} training and {facts['test_images']:,} {part} images, {labels}"
     sentences = [f"{counts}; data: {facts['data']}"]
     if copies:

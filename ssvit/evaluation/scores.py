@@ -6,9 +6,11 @@ from dataclasses import asdict, dataclass, field, is_dataclass
 from torch import Tensor
 
 from ssvit.data.batch import EvalTransform
+from ssvit.data.source import is_multi_label
 from ssvit.evaluation.base import Probe, Result
 from ssvit.evaluation.features import FeatureSets
 from ssvit.evaluation.options import OWN
+from ssvit.evaluation.precision import share_of_class
 from ssvit.evaluation.significance import above_chance, chance
 
 
@@ -33,8 +35,18 @@ class Split:
 
     @property
     def chance(self) -> float | None:
-        """The share of the most frequent class of the images measured on; None without labels."""
-        return None if self.test.labels is None else chance(self.test.labels.tolist())
+        """What a model that ignores the images measured on has, see `chance_of`; None without labels."""
+        return None if self.test.labels is None else chance_of(self.test.labels)
+
+    @property
+    def is_multi_label(self) -> bool:
+        """Whether an image may have several classes: accuracies are mAPs then, whose error is not known."""
+        return self.test.labels is not None and is_multi_label(self.test.labels)
+
+
+def chance_of(labels: Tensor) -> float:
+    """The accuracy of always the most frequent class, (n,), or the mAP of a random order, (n, k)."""
+    return share_of_class(labels) if is_multi_label(labels) else chance(labels.tolist())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,11 +99,12 @@ def score(name: str, probe: Probe, split: Split, progress: Callable[[int, int], 
     best = chosen[OWN]
     per_image = {encoder: results[name].per_image for encoder, name in chosen.items()}
     columns = tuple(results[best].scores)
+    measure = " mAP" if probe.is_accuracy and split.is_multi_label else ""
     # "test" is what a probe calls the images it is measured on.
     named = {} if split.part == "test" else {"test": split.part, "validation": "held out of train"}
     return Scores(
         probe=name,
-        columns=tuple(named.get(column, column) for column in columns),
+        columns=tuple(named.get(column, column) + measure for column in columns),
         values={name: tuple(result.scores.values()) for name, result in results.items()},
         deviations={name: tuple(map(result.deviations.get, columns)) for name, result in results.items()},
         best=best,
@@ -99,7 +112,7 @@ def score(name: str, probe: Probe, split: Split, progress: Callable[[int, int], 
         options=asdict(probe) if is_dataclass(probe) else {},
         numbers={name: result.numbers for name, result in results.items()},
         chance=split.chance if probe.is_accuracy else None,
-        images=len(split.test) if probe.is_accuracy else None,
+        images=len(split.test) if probe.is_accuracy and not split.is_multi_label else None,
         predictions=results[best].predictions,
         chosen=chosen,
         per_image={encoder: values for encoder, values in per_image.items() if values is not None},

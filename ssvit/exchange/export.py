@@ -17,6 +17,7 @@ from ssvit.exchange.options import GRAPHS, HUGGINGFACE, INPUTS, OURS, PROGRAM, T
 from ssvit.exchange.preprocessing import Preprocessing
 from ssvit.models.vit import ViT
 from ssvit.objectives.classify import Classify
+from ssvit.objectives.options import MULTI_LABEL
 from ssvit.options import OptionError, UserError
 
 WEIGHTS = "model.safetensors"
@@ -42,7 +43,9 @@ def export(model: ViT | Classify, folder: Path, options: Export, *, facts: Mappi
             remarks = _WRITERS[options.format](encoder, head, part, preprocessing)
         remarks += preprocessing.remarks()
         if head is not None and head.options.loss != "softmax":
-            loss = f"the classifier was trained with {head.options.loss}"
+            several = head.options.loss == MULTI_LABEL
+            trained = "on images of several classes" if several else f"with {head.options.loss}"
+            loss = f"the classifier was trained {trained}"
             remarks.append(f"{loss}: its probabilities are the sigmoid of each logit, not a softmax")
         text = card.write(
             run=run,
@@ -105,7 +108,8 @@ def _huggingface(encoder: ViT, head: Classify | None, folder: Path, preprocessin
     _json(folder / "preprocessor_config.json", huggingface.preprocessor(encoder, resized))
     dinov2 = huggingface.is_dinov2(encoder.arguments)
     layout = huggingface.DINOV2 if dinov2 else huggingface.HUGGINGFACE
-    config = huggingface.config(encoder, _classes(head))
+    several = head is not None and head.options.loss == MULTI_LABEL
+    config = huggingface.config(encoder, _classes(head), multi_label=several)
     if encoder.rotary is not None:
         layout, config = dinov3.huggingface_export(encoder)
         remarks += dinov3.remarks(encoder)
@@ -135,6 +139,7 @@ def _program(
         "std": per_channel(encoder.arguments["std"], encoder.channels),
         "preprocessing": " ".join([preprocessing.sentence(), *preprocessing.remarks()]),
         **({} if head is None else {"classes": list(head.classes)}),
+        **({"probabilities": "the sigmoid of each logit"} if head and head.options.loss == MULTI_LABEL else {}),
     }
     model = program.Program(encoder if head is None else head, options).eval()
     if options.format == PROGRAM:

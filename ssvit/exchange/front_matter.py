@@ -9,7 +9,7 @@ import yaml
 _LIBRARIES = {"timm": "timm", "huggingface": "transformers", "onnx": "onnx", "torch_export": "pytorch"}
 _DATASETS = {"cifar10": "uoft-cs/cifar10", "cifar100": "uoft-cs/cifar100", "imagenet": "ILSVRC/imagenet-1k"}
 # The accuracies among what was measured: a classifier's, and those of probes of frozen features.
-_ACCURACIES = re.compile(r"(?P<part>test|validation)/accuracy|probe/(knn|few_shot|logistic|sgd)\d*")
+_ACCURACIES = re.compile(r"(?P<part>test|validation)/(accuracy|map)|probe/(knn|few_shot|logistic|sgd)\d*")
 
 
 def write(
@@ -29,7 +29,7 @@ def write(
         "pipeline_tag": task,
         "tags": ["ssvit", "vision", "vision-transformer", *([str(objective).replace("_", "-")] if objective else [])],
         "datasets": [_DATASETS[data]] if data in _DATASETS else None,
-        "metrics": ["accuracy"] if results else None,
+        "metrics": sorted({result["metrics"][0]["type"] for result in results}) or None,
         "model-index": [{"name": name, "results": results}] if results else None,
     }
     given = {key: value for key, value in matter.items() if value is not None}
@@ -41,8 +41,11 @@ def _results(task: str, data: str, measured: Mapping[str, object]) -> Iterator[d
         if (found := _ACCURACIES.fullmatch(metric)) is None or not isinstance(value, int | float) or not data:
             continue
         part = found["part"] or "held-out"
+        of_several = metric.endswith("/map") or (found["part"] is None and "probe/multi_label" in measured)
         yield {
             "task": {"type": task},
             "dataset": {"name": data, "type": _DATASETS.get(data, data), "split": part},
-            "metrics": [{"type": "accuracy", "name": metric, "value": value}],
+            "metrics": [
+                {"type": "mean_average_precision" if of_several else "accuracy", "name": metric, "value": value}
+            ],
         }

@@ -65,7 +65,7 @@ def lacks(arguments: Mapping[str, Any], classifier: Mapping[str, object] | None)
     return None
 
 
-def config(encoder: "ViT", classes: Sequence[str]) -> dict[str, Any]:
+def config(encoder: "ViT", classes: Sequence[str], *, multi_label: bool = False) -> dict[str, Any]:
     """The config.json that from_pretrained reads, without classes of the encoder alone."""
     labels = {str(label): name for label, name in enumerate(classes)}
     hidden, count = encoder.blocks[0].contract.in_features, encoder.arguments["registers"]
@@ -95,6 +95,7 @@ def config(encoder: "ViT", classes: Sequence[str]) -> dict[str, Any]:
         "patch_size": _one_or_two(encoder.patch_size),
         "num_channels": encoder.channels,
         "qkv_bias": True,
+        **({"problem_type": "multi_label_classification"} if multi_label else {}),
         **({"id2label": labels, "label2id": {name: int(label) for label, name in labels.items()}} if classes else {}),
     }
 

@@ -3,7 +3,7 @@
 Letters: c channels, h, w pixels, k classes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -87,6 +87,45 @@ def mistakes(chosen: Sequence[tuple[Tensor, str, str, float]], *, wrong: int, im
     if not chosen:
         title = f"no mistake: all {images:,} {part} images are named right"
     axis.text(_GAP, (top if chosen else height) / 2, title, va="center", fontsize=11, color=INK)
+    return figure
+
+
+def precisions(found: Mapping[str, tuple[float, float]], *, mean: float, part: str) -> Figure:
+    """The average precision of each class, highest first, and that of a random order: the share of images that have it.
+
+    found: both by the class's name, 0 to 1. Of many classes the highest and the lowest are shown.
+    """
+    names = sorted(found, key=lambda name: -found[name][0])
+    shown = names if len(names) <= _NAMED else [*names[: _NAMED // 2], *names[-_NAMED // 2 :]]
+    figure, (axis,) = style.panels(1, 7, 1.1 + 0.22 * len(shown))
+    places, values = range(len(shown)), [100 * found[name][0] for name in shown]
+    axis.barh(places, values, color=COLORS["model"], label="average precision")
+    shares = [100 * found[name][1] for name in shown]
+    axis.plot(shares, places, "|", color=COLORS["replaced"], markersize=11, label="a random order")
+    axis.set_yticks(places, [fitted(name, 8, 1.6 * DPI) for name in shown], fontsize=8, parse_math=False)
+    axis.set_ylim(len(shown) - 0.4, -0.6)
+    axis.set(xlabel="average precision (%)", xlim=(0, 100))
+    of_all = "" if len(shown) == len(names) else f"; {len(shown)} of {len(names)} classes, the highest and the lowest"
+    axis.set_title(f"mAP {100 * mean:.1f} % on the {part} images{of_all}", loc="left", fontsize=11, color=INK)
+    axis.spines[["top", "right"]].set_visible(False)
+    figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=8)
+    return figure
+
+
+def learning_several(history: History, part: str, *, chance: float) -> Figure:
+    """Loss and mAP over the steps, beside a random order, for images that may have several classes; part: as below."""
+    figure, (left, right) = style.panels(2, 10, 3.8)
+    style.over_steps(left, history, "train/loss", "training", color=COLORS["train"], linewidth=1, zorder=2.5)
+    has_validation = any("validation/map" in row for row in history)
+    for prefix, name, marker in (("validation/", "validation", "."), ("", part, "*" if has_validation else ".")):
+        line: Line = {"color": COLORS["model"], "linewidth": 2, "marker": marker}
+        style.over_steps(left, history, f"{prefix}loss", name, **line)
+        style.over_steps(right, history, f"{prefix}map", f"{name}, mAP", 100, **line)
+        of_f1: Line = line | {"color": COLORS["unchanged"]}
+        style.over_steps(right, history, f"{prefix}micro_f1", f"{name}, micro-F1 at 0.5", 100, **of_f1)
+    style.baseline(right, 100 * chance, "mAP of a random order", "-.", "{:.1f} %")
+    style.tidy(left, "step", "loss (nats, summed over the classes)")
+    style.tidy(right, "step", "%")
     return figure
 
 

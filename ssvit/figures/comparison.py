@@ -15,11 +15,12 @@ def comparison(
     finals: Mapping[str, Mapping[str, float]],
     parts: tuple[str, str],
     chance: float | None,
+    measure: str = "top-1",
 ) -> Figure:
     """curves: "step", "mean" and "deviation" of the accuracy, 0 to 1, of each side. names: of the sides.
 
     finals: "mean" and "deviation" of the reported accuracy. parts: the images of the curves and of the reported
-    accuracy, test or validation. chance: an accuracy, None if it is not known.
+    accuracy, test or validation. chance: an accuracy, None if it is not known. measure: what is shown, top-1 or mAP.
     """
     figure, (axis,) = panels(1, 6.4, 4)
     watched, reported = parts
@@ -36,6 +37,6 @@ def comparison(
         if of:
             last = curve["step"][-1]
             axis.errorbar(last, value, deviation, label=label, color=color, fmt="*", markersize=12, capsize=4)
-    chance_line(axis, chance)
-    tidy(axis, "step of fine-tuning", f"top-1 on the {watched} images (%)")
+    chance_line(axis, chance, "most frequent class" if measure == "top-1" else "a random order")
+    tidy(axis, "step of fine-tuning", f"{measure} on the {watched} images (%)")
     return figure

@@ -43,6 +43,8 @@ class Scores(Protocol):
     def best(self) -> str: ...
     @property
     def chance(self) -> float | None: ...
+    @property
+    def images(self) -> int | None: ...
 
 
 def probes(
@@ -52,9 +54,11 @@ def probes(
     start: Mapping[str, float | None],
     chance: float,
     words: str = "random weights",
+    several: bool = False,
 ) -> Figure:
     """Accuracies over the steps. titles: by the probes' names in metrics. start: the metrics of step 0, empty if they
-    are not known. chance: an accuracy, 0 to 1. words: which weights those of step 0 were.
+    are not known. chance: an accuracy, 0 to 1. words: which weights those of step 0 were. several: whether an image may
+    have several classes, and accuracies are mAPs.
     """
     figure, axes = style.panels(len(titles), 5 * len(titles), 3.8)
     for axis, (name, title) in zip(axes, titles.items(), strict=True):
@@ -68,9 +72,9 @@ def probes(
         )  # fmt: skip
         style.baseline(axis, style.latest([start], name, 100), words, "--", "{:.1f}")
         style.baseline(axis, style.latest(history, f"{name}_pixels", 100), "pixels", ":", "{:.1f}")
-        style.chance_line(axis, chance)
+        style.chance_line(axis, chance, *(["a random order"] if several else []))
         axis.set_title(title, fontsize=10, color=INK)
-        style.tidy(axis, "step", "top-1 on held-out images (%)")
+        style.tidy(axis, "step", f"{'mAP' if several else 'top-1'} on held-out images (%)")
     return figure
 
 
@@ -94,7 +98,7 @@ def by_layer(scores: Sequence[Scores], own: Sequence[str]) -> Figure:
         gain = f", {values[best] - values[own[-1]]:.1f} points over the last" if best != own[-1] else ""
         axis.set_xticks(numbers[:: len(numbers) // 16 + 1])
         title = f"{found.probe}, {found.columns[-1]}".replace("_", " ")
-        _finish(axis, f"{title}\nlayer {layers[best]} is best{gain}", found.chance, "layer")
+        _finish(axis, f"{title}\nlayer {layers[best]} is best{gain}", found, "layer")
     _legend(figure)
     return figure
 
@@ -124,7 +128,7 @@ def by_column(scores: Sequence[Scores]) -> Figure:
         places = range(len(found.columns))
         axis.set_xticks(places, found.columns, fontsize=8, rotation=turn, ha=end, rotation_mode=mode)
         axis.margins(x=0.1)
-        _finish(axis, f"{found.probe.replace('_', ' ')}\n{found.best}", found.chance, "")
+        _finish(axis, f"{found.probe.replace('_', ' ')}\n{found.best}", found, "")
     _legend(figure)
     return figure
 
@@ -135,8 +139,8 @@ def _panels(count: int) -> tuple[Figure, list[Axes]]:
     return style.panels(count, across * _WIDE, down * _TALL, down=down)
 
 
-def _finish(axis: Axes, title: str, chance: float | None, xlabel: str) -> None:
-    style.chance_line(axis, chance)
+def _finish(axis: Axes, title: str, found: Scores, xlabel: str) -> None:
+    style.chance_line(axis, found.chance, *(["a random order"] if found.images is None else []))
     axis.margins(y=0.1)
     axis.set_title(title, loc="left", fontsize=9, color=INK, parse_math=False)
     style.tidy(axis, xlabel, "score (%)", legend=False)

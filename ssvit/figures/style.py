@@ -154,9 +154,9 @@ def baseline(axis: Axes, value: float | None, label: str, linestyle: str, form: 
         axis.axhline(value, color=INK, linewidth=1, linestyle=linestyle, label=f"{label}: {form.format(value)}")
 
 
-def chance_line(axis: Axes, chance: float | None) -> None:
-    """Plot the accuracy of a model that ignores the image, 0 to 1, on an axis in per cent."""
-    baseline(axis, None if chance is None else 100 * chance, "chance (most frequent class)", "-.", "{:.1f} %")
+def chance_line(axis: Axes, chance: float | None, words: str = "most frequent class") -> None:
+    """Plot the accuracy of a model that ignores the image, 0 to 1, on an axis in per cent; words: of that model."""
+    baseline(axis, None if chance is None else 100 * chance, f"chance ({words})", "-.", "{:.1f} %")
 
 
 def scale_bar(axis: Axes, colors: Colormap, x: float, y: float, ends: tuple[str, str], note: str) -> None:

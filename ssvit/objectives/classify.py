@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torchvision.transforms import v2
 
 from ssvit.data.batch import Batch
+from ssvit.data.source import is_multi_label
 from ssvit.models import lora
 from ssvit.models.options import ViT as ViTOptions
 from ssvit.models.vit import ViT, lecun_normal_
@@ -24,7 +25,12 @@ from ssvit.options import OptionError, UserError, make
 
 
 def balanced(labels: Tensor, classes: int) -> list[float]:
-    """n / (k * the images of a class) for each class, 0 for one without images. labels: (n,) int64."""
+    """n / (k * the images of a class) for each class, 0 for one without images, for labels (n,) int64.
+
+    For labels (n, k) bool the images without a class / those with it.
+    """
+    if is_multi_label(labels):
+        return [(len(labels) - count) / count if count else 0.0 for count in labels.sum(0).tolist()]
     return [len(labels) / (classes * count) if count else 0.0 for count in labels.bincount(minlength=classes).tolist()]
 
 
@@ -77,7 +83,7 @@ class Classify(Objective):
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """Of the classes, from logits: (b, k) -> (b, k). Those of sigmoid need not sum to 1."""
-        return logits.sigmoid() if self.options.loss == "sigmoid" else logits.softmax(-1)
+        return logits.softmax(-1) if self.options.loss == options.SOFTMAX else logits.sigmoid()
 
     @overload
     def forward(
@@ -89,6 +95,8 @@ class Classify(Objective):
         self, batch: Batch | Tensor, noise: Any = (), scheduled: Mapping[str, Tensor] = NOTHING
     ) -> dict[str, Tensor] | Tensor:
         """The mean loss, and the accuracy, for a mixed image by its larger label; UserError without labels.
+
+        In place of the accuracy, multi_label gives "exact_match": the share of images whose every class is right.
 
         Class weights multiply an image's loss, and the mean is over the images, as without weights: micro-batches add
         up to the whole batch. (torch divides by the sum of the weights.)
@@ -112,15 +120,21 @@ class Classify(Objective):
             taught = teacher.loss(logits[-1], images)
             loss = (1 - teacher.weight) * self._loss(logits[0], labels) + teacher.weight * taught
         with torch.no_grad():
-            guess = torch.stack(logits).mean(0).argmax(1)
+            mean = torch.stack(logits).mean(0)
+            if self.options.loss == options.MULTI_LABEL:
+                return {"loss": loss, "exact_match": ((mean > 0) == (labels > 0.5)).all(1).float().mean()}
             truth = labels if labels.ndim == 1 else labels.argmax(1)
-            accuracy = (guess == truth).float().mean()
+            accuracy = (mean.argmax(1) == truth).float().mean()
         return {"loss": loss, "accuracy": accuracy}
 
     def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        if self.options.loss == "sigmoid":
-            shares = labels if labels.is_floating_point() else F.one_hot(labels, logits.shape[1])
-            return F.binary_cross_entropy_with_logits(logits, shares.to(logits.dtype), reduction="sum") / len(logits)
+        if self.options.loss != options.SOFTMAX:
+            shares = labels if labels.ndim == 2 else F.one_hot(labels, logits.shape[1])
+            weights = None if self.class_weights is None else self.class_weights.to(logits.dtype)
+            loss = F.binary_cross_entropy_with_logits(
+                logits, shares.to(logits.dtype), pos_weight=weights, reduction="sum"
+            )
+            return loss / len(logits)
         if labels.is_floating_point():
             labels = labels.to(logits.dtype)
         smoothing = self.options.label_smoothing

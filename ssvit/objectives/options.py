@@ -306,6 +306,8 @@ class Lora:
 
 
 BALANCED = "balanced"
+_SEVERAL = "where an image may have several classes"
+SOFTMAX, SIGMOID, MULTI_LABEL = LOSSES = "softmax", "sigmoid", "multi_label"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -316,8 +318,9 @@ class Classify:
     """Names of the classes, in the order of the labels; None: those of the data set."""
     hidden: int | None = None
     """Width of the head's hidden layer; None: a linear head, as in the paper's fine-tuning."""
-    loss: str = "softmax"
-    """softmax (the paper); sigmoid: a binary loss for each class, summed over the classes (big_vision: utils.py)."""
+    loss: str = SOFTMAX
+    """softmax (the paper); sigmoid: a binary loss for each class, summed over the classes (big_vision: utils.py);
+    multi_label: the same where an image may have several classes or none, as data with such labels choose."""
     head_bias: float = 0.0
     """Initial value of the biases of the head's last layer. With sigmoid, big_vision has -6.9 for ImageNet and -10 for
     ImageNet-21k (vit_i1k.py, vit_i21k.py)."""
@@ -337,7 +340,8 @@ class Classify:
     """The options of `Lora`, with trained=head; None: no LoRA."""
     class_weights: Sequence[float] | str | None = None
     """Factors of the images' losses by their labels, in the order of the classes. balanced: images / (classes * images
-    of the class), 0 for a class without images; None: all 1."""
+    of the class), 0 for a class without images; None: all 1. With several labels: factors of a class's loss on the
+    images that have it (torch's pos_weight); balanced: images without the class / images with it."""
 
     def __post_init__(self) -> None:
         if self.classes is not None and (isinstance(self.classes, str) or len(self.classes) < 2):
@@ -347,17 +351,26 @@ class Classify:
         number("label_smoothing", self.label_smoothing, 0, 0.999999)
         number("mixup", self.mixup, 0)
         number("cutmix", self.cutmix, 0)
-        one_of("loss", self.loss, ("softmax", "sigmoid"))
+        one_of("loss", self.loss, LOSSES)
         number("head_bias", self.head_bias, -100, 100)
-        if self.loss == "sigmoid" and self.label_smoothing > 0:
+        if self.loss == SIGMOID and self.label_smoothing > 0:
             raise OptionError("label_smoothing", self.label_smoothing, "must be 0 with loss=sigmoid")
         if isinstance(self.distillation, str | int | float):
             raise OptionError("distillation", self.distillation, "must be null, or chosen: distillation=deit")
-        if self.loss == "sigmoid" and self.distillation is not None:
+        if self.loss == SIGMOID and self.distillation is not None:
             raise OptionError("loss", self.loss, "must be softmax with a teacher, whose opinion is a softmax")
+        if self.loss == MULTI_LABEL:
+            self.check_multi_label()
         self._check_trained()
         if self.class_weights is not None:
             self._check_class_weights(self.class_weights)
+
+    def check_multi_label(self) -> None:
+        """OptionError unless these options go with images of several classes."""
+        if self.label_smoothing > 0:
+            raise OptionError("label_smoothing", self.label_smoothing, f"must be 0 {_SEVERAL}")
+        if self.distillation is not None:
+            raise OptionError("distillation", "given", f"must be null {_SEVERAL}: a teacher's opinion is a softmax")
 
     def _check_trained(self) -> None:
         is_count = isinstance(self.trained, int) and not isinstance(self.trained, bool) and self.trained > 0
@@ -371,7 +384,7 @@ class Classify:
             raise OptionError("trained", self.trained, "must be head with lora, which freezes the encoder's weights")
 
     def _check_class_weights(self, weights: Any) -> None:
-        if self.loss == "sigmoid":
+        if self.loss == SIGMOID:
             raise OptionError("class_weights", weights, "must be null with loss=sigmoid")
         if weights == BALANCED:
             return

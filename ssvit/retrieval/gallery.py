@@ -27,7 +27,7 @@ from tqdm import tqdm
 from ssvit import atomic_io
 from ssvit.data.batch import EvalTransform
 from ssvit.data.decode import Unreadable, load
-from ssvit.data.source import Data
+from ssvit.data.source import Data, class_text
 from ssvit.evaluation.features import Extractor
 from ssvit.evaluation.neighbours import Neighbours, check_k
 from ssvit.evaluation.probes.retrieval import average_precisions, measure
@@ -50,7 +50,8 @@ def of_data_set(called: str, data: Data, split: str) -> tuple[dict[str, str | No
 
     split: train, validation, test, or held_out for what is reported on. Files have their path for a name. Other
     pictures are named like cifar10/train/17, those reported on like cifar10/held_out/17, and read from their source;
-    any other name is taken for a file's. OptionError if the data set has no such split.
+    any other name is taken for a file's. An image of several classes has
+    their names, joined by |, for its class. OptionError if the data set has no such split.
     """
     splits: dict[str, dict[str, str | None]] = {}
     places = {}
@@ -64,7 +65,8 @@ def of_data_set(called: str, data: Data, split: str) -> tuple[dict[str, str | No
             name = source.name(index)
             name = os.path.abspath(name) if os.path.isfile(name) else f"{called}/{stored}/{index}"
             places[name] = source, index
-            splits[own][name] = None if source.labels is None else source.classes[source.labels[index]]
+            label = None if source.labels is None else class_text(source.labels[index], source.classes)
+            splits[own][name] = label or None
     splits["held_out"] = splits[reported]
     one_of("split", split, splits)
 

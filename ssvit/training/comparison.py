@@ -8,6 +8,7 @@ import json
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ Rows = list[dict[str, Any]]
 Run = Callable[[str, Mapping[str, Any]], Rows]
 # The images of the reported figure and of the curve, in order of preference: see `ssvit.data.source.Data`.
 REPORTED, WATCHED = ("test", "validation"), ("validation", "test")
+_MEASURES = {"accuracy": "top-1", "map": "mAP"}
 SIDES = {"pretrained": "pre-trained", "scratch": "from scratch"}
 
 
@@ -67,17 +69,19 @@ def compare(run: Run, *, seed: int, seeds: int, folder: Path) -> None:
     from ssvit.figures.comparison import comparison
     from ssvit.figures.style import png
 
-    figure = comparison(curves, SIDES, finals=summary, parts=(watched.part, last.part), chance=last.chance)
+    parts = watched.part, last.part
+    figure = comparison(curves, SIDES, finals=summary, parts=parts, chance=last.chance, measure=last.measure)
     atomic_io.replace(folder / "comparison.png", png(figure))
     each_side = f"{seeds} seeds each, mean ± deviation" if seeds > 1 else "one seed each"
-    print(f"\ntop-1 on the {last.part} images, {each_side}")
+    print(f"\n{last.measure} on the {last.part} images, {each_side}")
     for side, words in SIDES.items():
         mean, deviation, values = summary[side].values()
         spread = f" ± {100 * deviation:.2f}" if seeds > 1 else ""
         each = "  ".join(f"{100 * value:.2f}" for value in values)
         print(f"  {words:<14}{100 * mean:6.2f}{spread} %   ({each})")
     if last.chance is not None:
-        print(f"  {'chance':<14}{100 * last.chance:6.2f} %   (always the most frequent class)")
+        constant = "always the most frequent class" if last.images is not None else "a random order"
+        print(f"  {'chance':<14}{100 * last.chance:6.2f} %   ({constant})")
     print(f"  {'gain':<14}{100 * gain:+6.2f} percentage points{verdict and f': {verdict}'}")
     print(f"stored: {folder / 'comparison.json'}, {folder / 'comparison.png'}")
 
@@ -113,7 +117,7 @@ def choose(run: Run, *, learning_rates: Sequence[float], development: float, fol
         scores[rate] = _scored(rows, WATCHED)[-1]
     best = max(scores, key=lambda rate: scores[rate].accuracy)
     if is_main_process():
-        print("\ntop-1 on the validation images")
+        print(f"\n{scores[best].measure} on the validation images")
         for rate, score in scores.items():
             print(f"  recipe.lr={rate:<8g}{100 * score.accuracy:6.2f} %{'   chosen' if rate == best else ''}")
         chance = scores[best].chance
@@ -126,19 +130,23 @@ def choose(run: Run, *, learning_rates: Sequence[float], development: float, fol
         tried = {str(rate): score.accuracy for rate, score in scores.items()}
         report = {"development": tried, "chosen": best, "test": test.accuracy, "measured_on": test.part}
         atomic_io.replace(folder / "sweep.json", (json.dumps(report, indent=1) + "\n").encode())
-        result = f"top-1 on the {test.part} images with recipe.lr={best:g}: {100 * test.accuracy:.2f} %"
+        result = f"{test.measure} on the {test.part} images with recipe.lr={best:g}: {100 * test.accuracy:.2f} %"
         print(f"\n{result}{'' if test.tells else f', not {NOTHING_YET}'}; see {folder / 'sweep.json'}")
     return best
 
 
 class Score(NamedTuple):
-    """An accuracy on the test or validation images (`part`) after a step. chance, images: None if not known."""
+    """An accuracy, or the mAP of images of several classes, on the test or validation images (`part`) after a step.
+
+    chance, images: None if not known, and images for the mAP, whose error they do not tell.
+    """
 
     step: int
     accuracy: float
     part: str
     chance: float | None
     images: int | None
+    measure: str = "top-1"
 
     @property
     def tells(self) -> bool:
@@ -152,10 +160,11 @@ def _scored(rows: Rows, parts: Sequence[str]) -> list[Score]:
     """The scores of a run by step; each row's is on the first of the parts that it has."""
     scores = []
     for row in rows:
-        part = next((part for part in parts if row.get(f"{part}/accuracy") is not None), None)
-        if part:
-            chance, images = row.get(f"{part}/accuracy_constant"), row.get(f"{part}/images")
-            scores.append(Score(row["step"], row[f"{part}/accuracy"], part, chance, images))
+        known = ((part, name) for part in parts for name in _MEASURES if row.get(f"{part}/{name}") is not None)
+        for part, name in islice(known, 1):
+            value, chance = row[f"{part}/{name}"], row.get(f"{part}/{name}_constant")
+            images = row.get(f"{part}/images") if name == "accuracy" else None
+            scores.append(Score(row["step"], value, part, chance, images, _MEASURES[name]))
     return scores
 
 

@@ -28,7 +28,7 @@ from ssvit.data.options import (
 )
 from ssvit.evaluation.options import Probing
 from ssvit.models.options import ViT
-from ssvit.objectives.options import Classify
+from ssvit.objectives.options import MULTI_LABEL, Classify
 from ssvit.options import OptionError, UserError, find, make, number, one_of, whole, within
 from ssvit.training.recipe import Recipe
 
@@ -150,8 +150,14 @@ def check(config: Mapping[str, Any]) -> Recipe:
     if isinstance(augmentation, RandomCrop) and isinstance(source, PixelFormat) and source.range is not None:
         with within("data.augment"):
             augmentation.check_floats()
-    if source.labelled is False and isinstance(made.get("objective"), Classify):
-        raise UserError(NO_LABELS)
+    if isinstance(objective := made.get("objective"), Classify):
+        if source.labelled is False:
+            raise UserError(NO_LABELS)
+        with within("objective"):
+            if source.multi_label:
+                objective.check_multi_label()
+            elif source.multi_label is False and objective.loss == MULTI_LABEL:
+                raise OptionError("loss", MULTI_LABEL, "must be softmax or sigmoid: each of these images has one class")
     if source.validated is False and config["development"] == VALIDATION:
         raise OptionError("development", VALIDATION, NO_VALIDATION)
     return recipe

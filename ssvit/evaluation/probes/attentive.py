@@ -35,6 +35,7 @@ class Attentive(Linear, options.Attentive):
     """A pooling and a classifier for each learning rate and weight decay, trained by AdamW on the same batches."""
 
     name = "attentive"
+    multi_label = False
     features = "patches"
     half = True
 

@@ -9,9 +9,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ssvit.data.source import is_multi_label
 from ssvit.evaluation.base import Probe, Result, check_others
 from ssvit.evaluation.features import Features, check
 from ssvit.evaluation.neighbours import Neighbours, search_together
+from ssvit.evaluation.precision import mean_average_precision
 from ssvit.evaluation.probes import options
 
 _VOTES = 1 << 22  # votes held at a time
@@ -25,6 +27,7 @@ class Knn(Probe, options.Knn):
     """
 
     chosen_by = "leave-one-out on the training images"
+    multi_label = True
     k: tuple[int, ...]
 
     @property
@@ -41,17 +44,28 @@ class Knn(Probe, options.Knn):
         check_others(self.k[-1], len(train_labels))
 
     def __call__(self, train: Features, test: Features, *, choose: bool = False) -> Result:
-        """A column for each k: the share of test images whose class has most votes."""
-        found = self._scores(train, test)
-        numbers = {which: {k: getattr(one, which) for k, one in found.items()} for which in ("top1", "top5")}
-        if choose:
-            left_out = self._scores(train, train, own=torch.arange(len(train.values)))
-            numbers["leave_one_out"] = {k: one.top1 for k, one in left_out.items()}
+        """A column for each k: the share of test images whose class has most votes.
+
+        Where an image may have several classes: the mAP of the classes' shares among the neighbours, weighted as votes.
+        """
+        numbers: dict[str, dict[int, float]]
+        left_out = (train, train, torch.arange(len(train.values)))
+        if is_multi_label(train.known_labels):
+            numbers = {"mAP": self._precisions(train, test)}
+            if choose:
+                numbers["leave_one_out"] = self._precisions(*left_out)
+            figures, per_image = numbers["mAP"], None
+        else:
+            found = self._scores(train, test)
+            numbers = {which: {k: getattr(one, which) for k, one in found.items()} for which in ("top1", "top5")}
+            if choose:
+                numbers["leave_one_out"] = {k: one.top1 for k, one in self._scores(*left_out).items()}
+            figures, per_image = numbers["top1"], found[self.k[-1]].is_among(1).double()
         return Result(
-            scores={f"{k}-NN": one.top1 for k, one in found.items()},
+            scores={f"{k}-NN": share for k, share in figures.items()},
             choice=(max(numbers["leave_one_out"].values()),) if choose else None,
             numbers=numbers,
-            per_image=found[self.k[-1]].is_among(1).double(),
+            per_image=per_image,
         )
 
     def _scores(self, train: Features, test: Features, own: Tensor | None = None) -> dict[int, "Score"]:
@@ -63,6 +77,32 @@ class Knn(Probe, options.Knn):
         return dict(
             zip(self.k, vote(nearest, *labels, classes=classes, temperature=temperature, k=self.k), strict=True)
         )
+
+    def _precisions(self, train: Features, test: Features, own: Tensor | None = None) -> dict[int, float]:
+        """By k, the mAP of images that may have several classes."""
+        check(train, test, "a k-NN vote")
+        nearest = search_together(test.values, train.values, self.k[-1], own=own)
+        truth, labels = test.known_labels.cpu(), train.known_labels.cpu()
+        temperature = options.KNN_PROTOCOLS[self.protocol].temperature
+        shares = class_shares(nearest, labels, temperature=temperature, k=self.k)
+        return {k: mean_average_precision(of_k, truth) for k, of_k in zip(self.k, shares, strict=True)}
+
+
+def class_shares(nearest: Neighbours, labels: Tensor, *, temperature: float | None, k: Sequence[int]) -> Tensor:
+    """The share of each class among the k nearest, weighted as votes, for each k: labels (n, c) bool -> (len(k), m, c).
+
+    On the CPU, in float64 and then rounded to float32, so that equal shares stay equal, of which mAP makes no order.
+    """
+    size = max(1, _VOTES // (labels.shape[1] * nearest.indices.shape[1]))
+    parts = zip(nearest.similarities.split(size), nearest.indices.split(size), strict=True)
+    shares = []
+    for similarities, indices in parts:
+        weights, voters = _weights(similarities, temperature), labels[indices].double()
+        of_ks = [
+            (weights[:, None, :count] @ voters[:, :count])[:, 0] / weights[:, :count].sum(1)[:, None] for count in k
+        ]
+        shares.append(torch.stack(of_ks).float())
+    return torch.cat(shares, dim=1)
 
 
 class Score(NamedTuple):
@@ -108,14 +148,19 @@ def vote(
     yield from map(Score, ranks)
 
 
+def _weights(similarities: Tensor, temperature: float | None) -> Tensor:
+    """Of the neighbours' votes, (b, k) float64."""
+    # As the nearest has the weight 1, none is too large for float64; a common factor changes no order.
+    below = similarities.double() - similarities[:, :1].double()
+    return torch.ones_like(below) if temperature is None else (below / temperature).exp()
+
+
 def _ranks(
     similarities: Tensor, voters: Tensor, truth: Tensor, classes: int, temperature: float | None, ks: Sequence[int]
 ) -> Tensor:
     """How many classes come before the true one, for each k: (b, k) twice and (b,) -> (len(ks), b)."""
     b, most = voters.shape
-    # As the nearest has the weight 1, none is too large for float64; a common factor changes no order.
-    below = similarities.double() - similarities[:, :1].double()
-    weights = torch.ones_like(below) if temperature is None else (below / temperature).exp()
+    weights = _weights(similarities, temperature)
     place = torch.arange(most).expand(b, most)
     first = torch.full((b, classes), most).scatter_reduce(1, voters, place, "amin")
     of_truth = first.gather(1, truth[:, None])

@@ -15,8 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ssvit.data.source import is_multi_label
 from ssvit.evaluation.base import Probe
 from ssvit.evaluation.features import Features, check
+from ssvit.evaluation.precision import mean_average_precision
 from ssvit.evaluation.probes import options
 from ssvit.options import OptionError, UserError
 from ssvit.randomness import permutation
@@ -27,10 +29,17 @@ CHUNK = 1024  # rows at a time, few enough that what comes of them stays in a pr
 class Linear(Probe, options.Linear):
     """A linear layer, chosen by its accuracy on the held-out images, as feature sets are; of equals, by its loss."""
 
-    chosen_by = "validation accuracy"
+    chosen_by = "validation accuracy"  # or mAP, where an image may have several classes
+    multi_label = True
 
     def check(self, train_labels: Tensor, test_labels: Tensor, classes: Sequence[str]) -> None:
-        """OptionError or UserError if no image can be held out, or a class is tested that is not trained."""
+        """OptionError or UserError if no image can be held out, or a class is tested that is not trained.
+
+        A class that an image may have beside others counts, trained or not: its average precision is that of no order.
+        """
+        if is_multi_label(train_labels):
+            hold_out_by_class(train_labels, fraction=self.held_out, seed=self.seed)
+            return
         untrained = sorted(set(test_labels.unique().tolist()) - set(train_labels.unique().tolist()))
         if untrained:
             named = f"{untrained[0]} ({classes[untrained[0]]})"
@@ -47,10 +56,12 @@ class Linear(Probe, options.Linear):
 def hold_out_by_class(labels: Tensor, *, fraction: float, seed: int) -> tuple[Tensor, Tensor]:
     """Split the images into (train, held out), each class alike: labels (n,) -> places of both, ascending.
 
-    Of each class the fraction is rounded, but at least one image is trained on and, of several, one held out.
-    OptionError if nothing can be held out.
+    Of each class the fraction is rounded, but at least one image is trained on and, of several, one held out. Where an
+    image may have several classes, (n, k), they count as one. OptionError if nothing can be held out.
     """
     labels = labels.cpu()
+    if is_multi_label(labels):
+        labels = torch.zeros(len(labels), dtype=torch.int64)
     order = permutation(seed, "linear probe, held out", len(labels))
     order = order[labels[order].argsort(stable=True)]
     counts = torch.bincount(labels)
@@ -90,17 +101,25 @@ def is_right(logits: Tensor, labels: Tensor) -> Tensor:
     return (logits.argmax(1) == labels) & logits.isfinite().all(1)
 
 
-def per_image(layer: Tensor, rows: Tensor, labels: Tensor) -> Tensor:
-    """`Result.per_image` of a layer: (k, d + 1), rows (n, d + 1), labels (n,) -> (n,) float64."""
+def reported(layer: Tensor, rows: Tensor, labels: Tensor) -> tuple[float, Tensor | None]:
+    """The figure of the chosen layer (k, d + 1) on rows (n, d + 1), and its `Result.per_image`: (n,) float64."""
+    if is_multi_label(labels):
+        (precision,), _ = score(layer[None], rows, labels)
+        return precision, None
     parts = zip(rows.split(CHUNK), labels.split(CHUNK), strict=True)
-    return torch.cat([is_right((layer @ x.T)[None], y)[0] for x, y in parts]).double().cpu()
+    right = torch.cat([is_right((layer @ x.T)[None], y)[0] for x, y in parts]).double().cpu()
+    return right.mean().item(), right
 
 
 def score(layers: Tensor, rows: Tensor, labels: Tensor) -> tuple[list[float], list[float]]:
     """Accuracy and mean cross-entropy of each layer: layers (r, k, d + 1), rows (n, d + 1), labels (n,) -> r of each.
 
-    An answer that is not finite is wrong, and the loss of a layer that gives one is infinite.
+    An answer that is not finite is wrong, and the loss of a layer that gives one is infinite. With labels (n, k) bool:
+    the mAP, and the binary cross-entropy summed over the classes.
     """
+    if is_multi_label(labels):
+        pairs = [_score_several(rows @ layer.T, labels) for layer in layers]
+        return [precision for precision, _ in pairs], [loss for _, loss in pairs]
     right = labels.new_zeros(len(layers))
     loss = rows.new_zeros(len(layers), dtype=torch.float64)
     for x, y in zip(rows.split(CHUNK), labels.split(CHUNK), strict=True):
@@ -109,6 +128,14 @@ def score(layers: Tensor, rows: Tensor, labels: Tensor) -> tuple[list[float], li
         loss += F.cross_entropy(logits, y.expand(len(layers), -1), reduction="none").sum(1, dtype=torch.float64)
     losses = (loss / len(rows)).nan_to_num(nan=math.inf, posinf=math.inf)
     return (right.double() / len(rows)).tolist(), losses.tolist()
+
+
+def _score_several(logits: Tensor, labels: Tensor) -> tuple[float, float]:
+    """mAP and loss of logits (n, k); 0 for an mAP of no class."""
+    loss = F.binary_cross_entropy_with_logits(logits.double(), labels.double(), reduction="sum") / len(logits)
+    finite = torch.where(logits.isfinite().all(1, keepdim=True), logits, -math.inf)
+    precision = mean_average_precision(finite, labels)
+    return (0.0 if math.isnan(precision) else precision), loss.nan_to_num(nan=math.inf, posinf=math.inf).item()
 
 
 def best(accuracies: Sequence[float], losses: Sequence[float]) -> int:

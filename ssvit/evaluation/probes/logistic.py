@@ -7,12 +7,14 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from ssvit.data.source import is_multi_label
 from ssvit.evaluation.base import Result
 from ssvit.evaluation.features import Features
 from ssvit.evaluation.probes import options
-from ssvit.evaluation.probes.linear import CHUNK, Linear, Standard, best, per_image, score
+from ssvit.evaluation.probes.linear import CHUNK, Linear, Standard, best, reported, score
 
 _GRADIENT = 1e-6  # L-BFGS has converged where no element of the gradient is larger,
 _CHANGE = 1e-10  # or where the loss falls by less in one iteration
@@ -49,15 +51,16 @@ class Logistic(Linear, options.Logistic):
         last = solve(rows, y, l2=l2s[chosen], start=fits[chosen].layer)
         (on_train,), _ = score(last.layer[None], rows, y)
         rows = standard(test.values)
-        right = per_image(last.layer, rows, test.known_labels.to(rows.device))
-        on_test = right.mean().item()
+        on_test, right = reported(last.layer, rows, test.known_labels.to(rows.device))
         scores = {"train": on_train, "validation": accuracies[chosen], "test": on_test}
         converged = all(one.converged for one in [*fits, last])
         return Result(
             scores=scores,
             choice=(accuracies[chosen], -losses[chosen]),
             numbers={"l2": l2s[chosen], **scores, "l2s": l2s, "grid": accuracies, "converged": converged},
-            predictions=torch.cat([(last.layer @ x.T).argmax(0) for x in rows.split(CHUNK)]),
+            predictions=None
+            if is_multi_label(y)
+            else torch.cat([(last.layer @ x.T).argmax(0) for x in rows.split(CHUNK)]),
             per_image=right,
         )
 
@@ -90,14 +93,15 @@ def fit(
 ) -> Fit:
     """The layer that minimises the mean cross-entropy + l2 / 2 |weights|^2; the bias is not among the weights.
 
-    rows (n, d + 1), labels (n,), or the shares (n, k) of the classes in each row; start: a layer near the optimum.
+    rows (n, d + 1), labels (n,), or the shares (n, k) of the classes in each row; start: a layer near the optimum. With
+    labels (n, k) bool, of rows of several classes or none, the cross-entropy is binary and summed over the classes.
 
     L-BFGS works in variables in which the curvature is about the identity, since an encoder's correlated features would
     need thousands of iterations in place of tens. The moment only changes variables, so it may be an approximation.
     """
     start = rows.new_zeros(classes, rows.shape[1]) if start is None else start
     # The second derivative by one class's weights is the mean of p (1 - p) x x'; this is the product of the means.
-    curvature = moment * _variance(start, rows)
+    curvature = moment * _variance(start, rows, labels.dtype == torch.bool)
     # The first sum keeps it positive definite in float64 where the features are large and the penalty is small.
     curvature.diagonal().add_(1e-12 * curvature.trace())
     curvature.diagonal()[:-1].add_(l2)
@@ -126,9 +130,12 @@ def fit(
     return Fit(layer, is_within and bool(layer.isfinite().all()))
 
 
-def _variance(layer: Tensor, rows: Tensor) -> float:
+def _variance(layer: Tensor, rows: Tensor, binary: bool) -> float:
     """The mean of p (1 - p) over rows and classes, at least 1 % of that of equal p: a wrongly sure start shall move."""
     k = len(layer)
+    if binary:
+        shares = ((layer @ x.T).sigmoid() for x in rows.split(CHUNK))
+        return max(sum((p * (1 - p)).sum(dtype=torch.float64).item() for p in shares) / len(rows) / k, 0.01 / 4)
     sums = ((1 - (layer @ x.T).softmax(0).square().sum(0)).sum(dtype=torch.float64) for x in rows.split(CHUNK))
     return max(sum(sums).item() / len(rows) / k, 0.01 * (k - 1) / k**2)
 
@@ -138,6 +145,11 @@ def _objective(layer: Tensor, rows: Tensor, labels: Tensor, l2: float) -> tuple[
     gradient = torch.zeros_like(layer)
     loss = layer.new_zeros((), dtype=torch.float64)
     for x, y in zip(rows.split(CHUNK), labels.split(CHUNK), strict=True):
+        if y.dtype == torch.bool:
+            logits, truth = layer @ x.T, y.T.to(x.dtype)
+            loss += F.binary_cross_entropy_with_logits(logits, truth, reduction="none").sum(dtype=torch.float64)
+            gradient.addmm_(logits.sigmoid_().sub_(truth), x, alpha=1 / len(rows))
+            continue
         likelihood = (layer @ x.T).log_softmax(0)
         if y.ndim == 2:
             loss -= (likelihood * y.T).sum(dtype=torch.float64)

@@ -4,12 +4,13 @@ Letters: m queries, n images searched, d width, k neighbours, r images searched 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ssvit.data.source import is_multi_label
 from ssvit.evaluation.base import Probe, Result, check_others
 from ssvit.evaluation.features import Features, check
 from ssvit.evaluation.neighbours import Neighbours, search
@@ -24,12 +25,15 @@ _BLOCK = 1 << 25  # similarities held at a time
 class Retrieval(Probe, options.Retrieval):
     """Whether the training images most like a test image are of its class, over the whole ranking too.
 
+    Where an image may have several classes, those are right that share one of them with it.
+
     As many training images as queries, searched among the others, choose among feature sets.
     """
 
     name = "retrieval"
     chosen_by = "the mAP of training images, each left out"
     is_accuracy = False
+    multi_label = True
     k: tuple[int, ...]
 
     def check(self, train_labels: Tensor, test_labels: Tensor, classes: Sequence[str]) -> None:
@@ -70,6 +74,8 @@ def measure(
 ) -> dict[str, float]:
     """Neighbours against labels, query_labels (m,) and labels (n,): means over the queries, 0 to 1, for each k of `ks`.
 
+    With labels (m, k) and (n, k) bool, an image is of the query's class that shares a class with it.
+
     recall@k: there is an image of the query's class among the first k. precision@k: their share of the first k.
     map@k: the mean of AP@k = sum over i <= k of precision@i [the i-th is right] / min(k, r).
 
@@ -102,10 +108,10 @@ def average_precisions(
     It sorts all vectors (n, d) for each query (m, d): for 10,000 queries of 50,000 images that is minutes.
     """
     answerable, total = _answerable(query_labels, labels, own)
-    own = torch.full_like(query_labels, _NONE) if own is None else own
+    own = torch.full((len(queries),), _NONE) if own is None else own
     rank = torch.arange(1, len(vectors) + 1)
     precisions = []
-    for part in answerable.nonzero()[:, 0].split(max(1, _BLOCK // len(vectors))):
+    for part in answerable.nonzero()[:, 0].split(_rows(vectors)):
         similarities = queries[part] @ vectors.T
         inside = own[part] >= 0
         similarities[inside, own[part][inside]] = -math.inf
@@ -117,18 +123,41 @@ def average_precisions(
 
 def _answerable(query_labels: Tensor, labels: Tensor, own: Tensor | None) -> tuple[Tensor, Tensor]:
     """Which queries have images of their class, (m,) bool, and r of each, (m,) int64. UserError if none has."""
+    if is_multi_label(labels):
+        total = torch.cat([part.sum(1) for part in _shared(query_labels, labels)])
+        if own is not None:
+            total -= ((own >= 0) & query_labels.any(1)).long()
+        return _checked(total > 0), total
     counts = torch.bincount(labels[labels != _NONE], minlength=max(1, int(query_labels.max()) + 1))
     total = counts[query_labels.clamp(min=0)]
     if own is not None:
         inside = own >= 0
         total[inside] -= (labels[own[inside]] == query_labels[inside]).long()
-    answerable = (query_labels != _NONE) & (total > 0)
+    return _checked((query_labels != _NONE) & (total > 0)), total
+
+
+def _checked(answerable: Tensor) -> Tensor:
     if not answerable.any():
         raise UserError("no query has a class that another of the images searched has, so there is nothing to measure")
-    return answerable, total
+    return answerable
+
+
+def _shared(query_labels: Tensor, labels: Tensor) -> Iterator[Tensor]:
+    """Whether a query and an image searched share a class: (m, k), (n, k) -> parts of (m, n) bool."""
+    searched = labels.float().T
+    for part in query_labels.split(_rows(labels)):
+        yield part.float() @ searched > 0
+
+
+def _rows(labels: Tensor) -> int:
+    """Queries at a time, of so many images searched."""
+    return max(1, _BLOCK // len(labels))
 
 
 def _hits(indices: Tensor, query_labels: Tensor, labels: Tensor) -> Tensor:
     """Whether a neighbour, of which -1 is none, is of the query's class: (m, k) bool."""
+    if is_multi_label(labels):
+        parts = zip(_shared(query_labels, labels), indices.split(_rows(labels)), strict=True)
+        return torch.cat([shared.gather(1, own.clamp(min=0)) & (own >= 0) for shared, own in parts])
     known = (indices >= 0) & (query_labels != _NONE)[:, None]
     return known & (labels[indices.clamp(min=0)] == query_labels[:, None])

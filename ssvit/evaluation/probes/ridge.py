@@ -14,8 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ssvit.data.source import is_multi_label
 from ssvit.evaluation.base import Probe, Result
 from ssvit.evaluation.features import Features, check
+from ssvit.evaluation.precision import mean_average_precision
 from ssvit.evaluation.probes import options
 from ssvit.options import OptionError
 from ssvit.randomness import permutation
@@ -30,14 +32,15 @@ _BIAS = 100.0  # large, so that the penalty hardly touches the intercept
 class Fit:
     """One regression: its seed (None for all images), how many images, the penalty, the accuracy on the test images.
 
-    left_out: how many of its images are right in leave-one-out; error: the squared error of these predictions.
+    left_out: how many of its images are right in leave-one-out; error: the squared error of these predictions. Where an
+    image may have several classes, accuracy and left_out are mAPs.
     """
 
     seed: int | None
     images: int
     l2: float
     accuracy: float
-    left_out: int
+    left_out: float
     error: float
 
 
@@ -52,13 +55,14 @@ class Score:
     mean: float
     deviation: float | None
     fits: tuple[Fit, ...]
-    per_image: Tensor = field(repr=False, compare=False)
+    per_image: Tensor | None = field(repr=False, compare=False)
 
 
 class FewShot(Probe, options.FewShot):
     """Least squares on a few images of each class, sampled anew for each seed: fewer shots are a part of more."""
 
     chosen_by = "leave-one-out on the most shots"
+    multi_label = True
     shots: tuple[int | str, ...]
     seeds: int
     l2: tuple[float, ...]
@@ -74,7 +78,8 @@ class FewShot(Probe, options.FewShot):
 
     def check(self, train_labels: Tensor, test_labels: Tensor, classes: Sequence[str]) -> None:
         """OptionError unless every class has as many training images as the shots, and one at least."""
-        images = torch.bincount(train_labels, minlength=len(classes))
+        several = is_multi_label(train_labels)
+        images = train_labels.sum(0) if several else torch.bincount(train_labels, minlength=len(classes))
         fewest = int(images.argmin())
         for count in self.shots:
             needed = count if isinstance(count, int) else 1
@@ -98,14 +103,16 @@ class FewShot(Probe, options.FewShot):
         """The score of each of the shots. UserError if features or labels do not suffice."""
         check(train, test, "few-shot accuracy")
         self.check(train.known_labels, test.known_labels, train.classes)
-        values, classes = train.values, len(train.classes)
+        values, classes, several = train.values, len(train.classes), is_multi_label(train.known_labels)
         labels, truth = train.known_labels.to(values.device), test.known_labels.to(test.values.device)
 
-        def fit(seed: int | None, support: Tensor, labels: Tensor) -> tuple[Fit, Tensor]:
+        def fit(seed: int | None, support: Tensor, labels: Tensor) -> tuple[Fit, Tensor | None]:
             path = RidgePath(whiten(support, support), signs(labels, classes))
-            penalty, right, error = choose_penalty(path, self.l2)
-            guesses = path.predict(whiten(support, test.values), [penalty])[0].argmax(-1)
-            is_right = (guesses == truth).double().cpu()
+            penalty, right, error = (choose_by_precision if several else choose_penalty)(path, self.l2)
+            guesses = path.predict(whiten(support, test.values), [penalty])[0]
+            if several:
+                return Fit(seed, len(support), penalty, mean_average_precision(guesses, truth), right, error), None
+            is_right = (guesses.argmax(-1) == truth).double().cpu()
             return Fit(seed, len(support), penalty, is_right.mean().item(), right, error), is_right
 
         samples = [sample(labels, classes, seed) for seed in range(self.seeds)]
@@ -113,19 +120,26 @@ class FewShot(Probe, options.FewShot):
         for count in self.shots:
             if isinstance(count, int):
                 supports = [torch.cat([places[:count] for places in of_class]) for of_class in samples]
+                if several:  # an image counts for each of its classes
+                    supports = [support.unique() for support in supports]
                 found = [fit(seed, values[support], labels[support]) for seed, support in enumerate(supports)]
             else:  # all
                 found = [fit(None, values, labels)]
-            fits, is_right = zip(*found, strict=True)
+            fits, rows = zip(*found, strict=True)
+            per_image = None if several else torch.stack(rows).mean(0)
             accuracies = [one.accuracy for one in fits]
             deviation = statistics.stdev(accuracies) if len(fits) > 1 else None
-            scores.append(Score(count, statistics.fmean(accuracies), deviation, fits, torch.stack(is_right).mean(0)))
+            scores.append(Score(count, statistics.fmean(accuracies), deviation, fits, per_image))
         return scores
 
 
 def sample(labels: Tensor, classes: int, seed: int) -> list[Tensor]:
     """All images of each class, as places in the training set, in a random order: the first so many are the shots."""
-    of_class = labels.argsort(stable=True).split(torch.bincount(labels, minlength=classes).tolist())
+    of_class: Sequence[Tensor]
+    if is_multi_label(labels):
+        of_class = [column.nonzero()[:, 0] for column in labels.T]
+    else:
+        of_class = labels.argsort(stable=True).split(torch.bincount(labels, minlength=classes).tolist())
     return [
         places[permutation(seed, f"few_shot/class_{label}", len(places)).to(places.device)]
         for label, places in enumerate(of_class)
@@ -139,8 +153,19 @@ def whiten(support: Tensor, features: Tensor) -> Tensor:
 
 
 def signs(labels: Tensor, classes: int) -> Tensor:
-    """Labels (n,) as rows of {-1, 1}: (n, k) float64."""
-    return 2 * F.one_hot(labels, classes).double() - 1
+    """Labels, (n,) or (n, k) bool, as rows of {-1, 1}: (n, k) float64."""
+    return 2 * (labels if is_multi_label(labels) else F.one_hot(labels, classes)).double() - 1
+
+
+def choose_by_precision(path: "RidgePath", l2: Sequence[float]) -> tuple[float, float, float]:
+    """As `choose_penalty`, by the mAP of the leave-one-out predictions, for images that may have several classes."""
+    found = []
+    for penalty in map(float, l2):
+        targets, predictions = map(torch.cat, zip(*((y, p[0]) for y, p in path.leave_one_out([penalty])), strict=True))
+        precision = mean_average_precision(predictions, targets > 0)
+        found.append((-precision, (predictions - targets).square().sum().item(), penalty))
+    minus_precision, error, penalty = min(found)
+    return penalty, -minus_precision, error
 
 
 def choose_penalty(path: "RidgePath", l2: Sequence[float]) -> tuple[float, int, float]:

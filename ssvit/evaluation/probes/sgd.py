@@ -12,7 +12,7 @@ from torch import Tensor
 from ssvit.evaluation.base import Result
 from ssvit.evaluation.features import Features
 from ssvit.evaluation.probes import options
-from ssvit.evaluation.probes.linear import Linear, Standard, best, per_image, score
+from ssvit.evaluation.probes.linear import Linear, Standard, best, reported, score
 from ssvit.options import UserError
 from ssvit.randomness import permutation
 
@@ -46,8 +46,8 @@ class Sgd(Linear, options.Sgd):
             raise UserError("no learning rate led to a finite loss: try smaller ones, or standardize=true")
         layer = layers[chosen, None]
         (on_train,), _ = score(layer, rows[trained], y[trained])
-        right = per_image(layer[0], standard(test.values), test.known_labels.to(layer.device))
-        scores = {"train": on_train, "validation": accuracies[chosen], "test": right.mean().item()}
+        on_test, right = reported(layer[0], standard(test.values), test.known_labels.to(layer.device))
+        scores = {"train": on_train, "validation": accuracies[chosen], "test": on_test}
         return Result(
             scores=scores,
             choice=(accuracies[chosen], -losses[chosen]),
@@ -77,15 +77,20 @@ def descend(
     """Train a layer for each learning rate, all in one pass: (r, k, d + 1).
 
     rows (n, d + 1), labels (n,), order: the rows of each of the `steps` batches. The layers are one matrix of r k
-    outputs, so the grid costs a few times what one of them does. The gradient is softmax minus truth.
+    outputs, so the grid costs a few times what one of them does. The gradient is softmax minus truth, or for labels
+    (n, k) bool sigmoid minus truth.
     """
     layers = rows.new_zeros(len(learning_rates) * classes, rows.shape[1])
     velocity = torch.zeros_like(layers)
     rates = layers.new_tensor(learning_rates).repeat_interleave(classes)[:, None]
     for step, batch in enumerate(order):
         x, y = rows[batch], labels[batch]
-        error = (layers @ x.T).unflatten(0, (-1, classes)).softmax(1)
-        error[:, y, torch.arange(len(x), device=x.device)] -= 1
+        logits = (layers @ x.T).unflatten(0, (-1, classes))
+        if y.ndim == 2:
+            error = logits.sigmoid() - y.T.to(x.dtype)
+        else:
+            error = logits.softmax(1)
+            error[:, y, torch.arange(len(x), device=x.device)] -= 1
         velocity.mul_(momentum).add_(layers, alpha=weight_decay)
         velocity.addmm_(error.flatten(0, 1), x, alpha=1 / len(x))
         layers.addcmul_(velocity, rates, value=-(1 + math.cos(math.pi * step / steps)) / 2)

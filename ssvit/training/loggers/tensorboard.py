@@ -28,7 +28,7 @@ _LINES: Mapping[str, str] = {
     "_at_most": "at_most",
 }
 # What probes.png shows layer by layer, and numbers of images, which are no curves.
-_NO_CARD = re.compile(r"_layer\d+$|_chosen$|/(\w+_)?images$|/class_token$|/chance$")
+_NO_CARD = re.compile(r"_layer\d+$|_chosen$|/(\w+_)?images$|/class_token$|/multi_label$|/chance$")
 
 
 def lines(row: Mapping[str, float]) -> dict[str, dict[str, float]]:
