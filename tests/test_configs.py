@@ -1,9 +1,11 @@
 """Every configuration file composes, passes the checks, and builds; each experiment has its command on top."""
 
 import re
+import struct
 import tarfile
 from pathlib import Path
 
+import chunked
 import pytest
 import torch
 import yaml
@@ -68,6 +70,9 @@ def images(tmp_path):
                     table.write(f"{part}/{wnid}/{number}.png,{wnid},{part}\n")
         with tarfile.open(tmp_path / part / "0.tar", "w") as shard:
             shard.add(tmp_path / part, "", filter=lambda member: None if member.name.endswith(".tar") else member)
+        files = [path.read_bytes() for path in sorted((tmp_path / part).glob("*/*.png"))]
+        items = [(file, struct.pack("<q", place // 4)) for place, file in enumerate(files)]
+        chunked.write(tmp_path / part, items, {"0": "image:png", "1": "int"})
     return tmp_path
 
 
@@ -136,7 +141,7 @@ def test_every_data_set_composes_and_those_of_files_build(name, images):
     config = composed(f"data={name}", *root, *small, "encoder.patch_size=16", "recipe.batch_size=8")
     preflight.check(OmegaConf.to_container(config, resolve=True))
     build(config)
-    if name in (*EMBEDDED, "csv", "folder", "imagenet", "shards"):
+    if name in (*EMBEDDED, "csv", "folder", "imagenet", "litdata", "shards"):
         data = instantiate(config.data.source, _convert_="all")
         assert isinstance(data, Data)
         assert (len(data.train), len(data.watched)) == ((16, 8) if name in EMBEDDED else (8, 8))

@@ -7,7 +7,7 @@ from functools import cached_property
 from importlib.util import find_spec
 from itertools import combinations, islice
 
-from ssvit.data import folder, saved_set, shard_folder
+from ssvit.data import chunk_folder, folder, saved_set, shard_folder
 from ssvit.data import table as tables
 from ssvit.options import OptionError, flag, number, one_of, pair, whole
 
@@ -386,6 +386,54 @@ class Shards(ImageFiles):
     @property
     def validated(self) -> bool:
         return bool(self.splits.validation)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LitData(ImageFiles):
+    """Chunks that LitData wrote: see `ssvit.data.chunk_folder`."""
+
+    root: str
+    """The folder of index.json and the chunks, or of such a folder for each split."""
+    image: str = folder.AUTO
+    """The key of the images in an item; auto: the only one."""
+    label: str | None = folder.AUTO
+    """The key of the labels; auto: label, class or target, or in a tuple the only whole number or text; None: none."""
+    train: str = folder.AUTO
+    """The subfolder to train on; auto: train where there is one, else the folder itself."""
+    validation: str | None = folder.AUTO
+    """The subfolder for choices and curves; auto: val, validation or valid; None: none."""
+    test: str | None = folder.AUTO
+    """The subfolder for the reported figure; auto: test; None: none."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _ = self.described
+
+    @cached_property
+    def splits(self) -> chunk_folder.Splits:
+        """The folders of chunks by what their images are for."""
+        return chunk_folder.splits(self.root, train=self.train, validation=self.validation, test=self.test)
+
+    @cached_property
+    def described(self) -> dict[str, chunk_folder.Described]:
+        """What each of the folders holds."""
+        names = {"image": self.image, "label": self.label}
+        return {path: chunk_folder.described(path, **names) for path in self.splits if path is not None}
+
+    @property
+    def labelled(self) -> bool:
+        return self.described[self.splits.train].label is not None
+
+    @property
+    def multi_label(self) -> bool:
+        return False
+
+    @property
+    def validated(self) -> bool:
+        return self.splits.validation is not None
+
+    def count(self, at_most: int) -> int:
+        return min(at_most, sum(chunk.items for chunk in self.described[self.splits.train].chunks))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from torch import Tensor
@@ -99,11 +99,12 @@ class Shards(Source):
         """sha256 of the names and sizes of the images, wherever they stand in the shards."""
         return self.index.fingerprint(self.rows)
 
-    def take(self, indices: Tensor) -> "Shards":
+    def take(self, indices: Tensor) -> Self:
         """The set of the images at `indices`, in that order."""
         rows = indices if self.rows is None else self.rows[indices]
         labels = None if self.labels is None else self.labels[indices]
-        return Shards(self.shards, self.index, labels, self.classes, rows=rows, mirror=self.mirror, pixels=self.pixels)
+        given = (self.shards, self.index, labels, self.classes)
+        return type(self)(*given, rows=rows, mirror=self.mirror, pixels=self.pixels)
 
 
 def find(
