@@ -13,10 +13,11 @@ from PIL import Image as PILImage
 from torch import Tensor
 
 from ssvit.checkpoints.checkpoint import Checkpoint
-from ssvit.checkpoints.options import eval_transform
+from ssvit.checkpoints.options import eval_transform, pixel_format
 from ssvit.checkpoints.storage import load_classifier, load_encoder
-from ssvit.data import decode, folder
+from ssvit.data import decode, folder, rasters
 from ssvit.data.augment.crop import CenterCrop
+from ssvit.data.options import RGB, PixelFormat
 from ssvit.evaluation.features import Frozen
 from ssvit.evaluation.options import PATCHES, Reading
 from ssvit.models.vit import ViT
@@ -27,31 +28,44 @@ from ssvit.options import OptionError
 Picture = str | os.PathLike[str] | PILImage.Image | np.ndarray | Tensor
 Pictures = Picture | Sequence[Picture]
 """One picture or several: a file, a folder of files, a PIL image, an array (h, w), (h, w, c) or (b, h, w, c), a tensor
-(c, h, w) or (b, c, h, w). Arrays and tensors are uint8, or floating-point in [0, 1], which is rounded to uint8.
+(c, h, w) or (b, c, h, w). Arrays and tensors are uint8, or floating-point in [0, 1], which is rounded to uint8; those
+for an encoder that was trained with data.range have values as files have them.
 """
 
 
-def pictures(given: Pictures) -> Iterator[Tensor]:
-    """Each picture as (c, h, w) uint8, in the order given; a folder's sorted by path.
+def pictures(given: Pictures, pixels: PixelFormat = RGB) -> Iterator[Tensor]:
+    """Each picture as (c, h, w) uint8, or float32 in [0, 1], in the order given; a folder's sorted by path.
 
-    OptionError for what is no picture; Unreadable for a file that cannot be decoded.
+    pixels: of the encoder. Where that has a range, arrays and tensors have values as files have them. OptionError for
+    what is no picture; Unreadable for a file that cannot be decoded.
     """
     if isinstance(given, str | os.PathLike):
-        yield from (decode.load(path) for path in folder.pictures(os.fspath(given)))
+        yield from (decode.load(path, None, pixels) for path in folder.pictures(os.fspath(given)))
     elif isinstance(given, PILImage.Image):
-        yield torch.from_numpy(decode.rgb(given)).permute(2, 0, 1)
+        if pixels == RGB:
+            yield torch.from_numpy(decode.rgb(given)).permute(2, 0, 1)
+        else:
+            yield _taken(rasters.bands(given), pixels)
     elif isinstance(given, np.ndarray):
         array = given[:, :, None] if given.ndim == 2 else given
-        yield from pictures(torch.from_numpy(np.ascontiguousarray(array)).movedim(-1, -3))
+        yield from pictures(torch.from_numpy(np.ascontiguousarray(array)).movedim(-1, -3), pixels)
     elif isinstance(given, Tensor):
         if given.ndim not in (3, 4):
             raise OptionError("images", tuple(given.shape), "a tensor must be (c, h, w) or (b, c, h, w)")
-        yield from _bytes(given if given.ndim == 4 else given[None])
+        images = given if given.ndim == 4 else given[None]
+        yield from _bytes(images) if pixels.range is None else (_taken(image.cpu().numpy(), pixels) for image in images)
     elif isinstance(given, Sequence):
         for one in given:
-            yield from pictures(one)
+            yield from pictures(one, pixels)
     else:
         raise OptionError("images", type(given).__name__, "must be paths, PIL images, arrays or tensors")
+
+
+def _taken(array: np.ndarray, pixels: PixelFormat) -> Tensor:
+    try:
+        return torch.from_numpy(rasters.taken(array, pixels))
+    except ValueError as error:
+        raise OptionError("images", "x".join(map(str, array.shape)), str(error)) from None
 
 
 def _bytes(images: Tensor) -> Tensor:
@@ -68,17 +82,20 @@ def _bytes(images: Tensor) -> Tensor:
 class _Model:
     """The common part of encoders and classifiers: pictures in batches of one size."""
 
-    def __init__(self, module: ViT | Classify, transform: CenterCrop, *, device: str, batch_size: int) -> None:
+    def __init__(
+        self, module: ViT | Classify, transform: CenterCrop, pixels: PixelFormat, *, device: str, batch_size: int
+    ) -> None:
         self.module, self.transform, self.batch_size = module.to(device).eval(), transform, batch_size
+        self.pixels = pixels
         self.device = torch.device(device)
 
     def prepare(self, images: Pictures) -> Tensor:
-        """Pictures as the model takes them, resized and cropped: -> (b, c, h, w) uint8."""
+        """Pictures as the model takes them, resized and cropped: -> (b, c, h, w), uint8 or float32 in [0, 1]."""
         return torch.cat(list(self._batches(images)))
 
     def _batches(self, images: Pictures) -> Iterator[Tensor]:
         batch: list[Tensor] = []
-        for picture in pictures(images):
+        for picture in pictures(images, self.pixels):
             batch.append(picture)
             if len(batch) == self.batch_size:
                 yield self.transform(batch)
@@ -163,7 +180,7 @@ class Classifier(_Model):
             answers: dict[int, Tensor | decode.Unreadable] = {}
             for place, path in enumerate(part):
                 try:
-                    read[place] = decode.load(path)
+                    read[place] = decode.load(path, None, self.pixels)
                 except decode.Unreadable as failure:
                     answers[place] = failure
             if read:
@@ -186,13 +203,15 @@ def encoder(checkpoint: Checkpoint, *, device: str = "cpu", batch_size: int = 64
     given: options of `checkpoints.options.LoadEncoder`, as image_size=[96, 96].
     """
     module = load_encoder(checkpoint.path, **given)
-    return Encoder(module, _transform(checkpoint, module), device=device, batch_size=batch_size)
+    reading = _transform(checkpoint, module), pixel_format(checkpoint)
+    return Encoder(module, *reading, device=device, batch_size=batch_size)
 
 
 def classifier(checkpoint: Checkpoint, *, device: str = "cpu", batch_size: int = 64, **given: object) -> Classifier:
     """The classifier of a fine-tuned checkpoint, with the preprocessing of its evaluation; given: as in `encoder`."""
     module = load_classifier(checkpoint.path, **given)
-    return Classifier(module, _transform(checkpoint, module.encoder), device=device, batch_size=batch_size)
+    reading = _transform(checkpoint, module.encoder), pixel_format(checkpoint)
+    return Classifier(module, *reading, device=device, batch_size=batch_size)
 
 
 def _transform(checkpoint: Checkpoint, vit: ViT) -> CenterCrop:

@@ -15,7 +15,13 @@ import yaml
 from command import one_line
 from PIL import Image
 
+import ssvit
 from ssvit.checkpoints import manifest
+from ssvit.checkpoints.storage import load_encoder
+from ssvit.cli.embed import tool as embed
+from ssvit.cli.evaluate import tool as evaluate
+from ssvit.cli.export import tool as export
+from ssvit.cli.finetune import tool as finetune
 from ssvit.cli.launch import Failure
 from ssvit.cli.normalization import tool as measure
 from ssvit.cli.pretrain import tool as pretrain
@@ -339,27 +345,90 @@ def test_wrong_options_are_refused_before_torch_is_loaded(tool, tmp_path: Path, 
     assert said in one_line(tool("pretrain", *typed, status=2, PYTHONPATH=no_torch))
 
 
-def test_a_set_of_many_channels_is_measured_trained_on_and_continued(
-    tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.fixture(scope="module")
+def bands(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a set of TIFF files of 5 channels, what was measured of it, and a finished run."""
+    folder = tmp_path_factory.mktemp("bands")
+    root = labelled_set(folder / "set", 5, "uint16", ".tif")
+    measure.call([f"data={root}", f"output={folder}/bands.yaml"])
+    pretrain.call(options(folder))
+    return folder
+
+
+def options(folder: Path) -> list[str]:
+    """Of the run."""
+    data = (f"data={folder}/set", f"data.normalization={folder}/bands.yaml", "data.shown=[3,2,1]")
+    return [*data, f"outputs={folder}/outputs", "name=bands", "probe=[]", "workers=1", *RUN]
+
+
+def newest(folder: Path) -> Path:
+    return manifest.complete(folder / "outputs/bands")[-1]
+
+
+def test_a_run_has_what_was_measured_and_goes_on_with_the_same_bits(
+    bands: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By the two commands, with the shape of the run chosen for it; an interrupted run ends with the same bits."""
-    root = labelled_set(tmp_path / "set", 5, "uint16", ".tif")
-    monkeypatch.chdir(tmp_path)
-    measure.call([f"data={root}", "output=bands.yaml"])
-    measured = capsys.readouterr().out
-    assert "27 training images" in measured
-    options = yaml.safe_load((tmp_path / "bands.yaml").read_text())
-    assert f"data.mean={json.dumps(options['mean'], separators=(',', ':'))}" in measured
-    assert list(options) == ["channels", "range", "mean", "std"]
-    run = (f"data={root}", "data.normalization=bands.yaml", *RUN, "workers=1", "data.shown=[3,2,1]")
-    tool("pretrain", *run, "name=bands", "probe=[]")
-    last = manifest.complete(tmp_path / "outputs/bands")[-1]
-    facts = manifest.read(last)
-    assert (facts["encoder"]["channels"], facts["encoder"]["mean"]) == (5, options["mean"])
-    assert facts["range"] == options["range"]
+    found = yaml.safe_load((bands / "bands.yaml").read_text())
+    assert list(found) == ["channels", "range", "mean", "std"]
+    last, facts = newest(bands), manifest.read(newest(bands))
+    assert (facts["encoder"]["channels"], facts["encoder"]["mean"]) == (5, found["mean"])
+    assert facts["range"] == found["range"]
     weights = {path.name: path.read_bytes() for path in last.glob("*.safetensors")}
     shutil.rmtree(last)
-    tool("pretrain", *run, "name=bands", "probe=[]")
+    pretrain.call(options(bands))
     assert weights == {path.name: path.read_bytes() for path in last.glob("*.safetensors")}
     assert weights
-    assert Image.open(tmp_path / "outputs/bands/mosaic.png").size[0] > 100
+    assert Image.open(bands / "outputs/bands/mosaic.png").size[0] > 100
+    with pytest.raises(Failure, match=r"data\.range"):
+        pretrain.call([*options(bands), "data.range=[0,4000]"])
+    capsys.readouterr()
+    measure.call([f"data={bands}/set"])
+    assert f"data.std={json.dumps(found['std'], separators=(',', ':'))}" in capsys.readouterr().out
+
+
+def test_files_and_arrays_of_a_run_s_kind_have_the_same_features(bands: Path, tmp_path: Path) -> None:
+    """Of the run, of its weights as exported, and in the file that embed writes; a picture of another kind is named."""
+    files = sorted((bands / "set/a").glob("*.tif"))[:3]
+    arrays = [np.moveaxis(tifffile.imread(file), 0, -1) for file in files]
+    encoder = ssvit.load(newest(bands))
+    features = encoder.features(files)
+    pixels = encoder.prepare(files[0])
+    assert (pixels.dtype, pixels.shape, pixels.amax() <= 1) == (torch.float32, (1, 5, 16, 16), True)
+    assert encoder.features(arrays).equal(features)
+    assert encoder.features([torch.from_numpy(array.astype(np.int32)).movedim(-1, 0) for array in arrays]).equal(
+        features
+    )
+    export.call([f"checkpoint={newest(bands)}", "format=safetensors", f"output={tmp_path}/exported"])
+    assert "become 0" in (tmp_path / "exported/README.md").read_text()
+    weights = load_encoder(tmp_path / "exported/model.safetensors").eval()
+    with torch.no_grad():
+        assert torch.allclose(weights.represent(encoder.prepare(files)), features, atol=1e-6)
+    embed.call([f"checkpoint={newest(bands)}", f"data={bands}/set/a", f"output={tmp_path}/f.npz"])
+    written = np.load(tmp_path / "f.npz")
+    rows = [list(written["names"]).index(str(file)) for file in files]
+    assert np.allclose(written["features"][rows], features.numpy(), atol=1e-5)
+    other = write(tmp_path / "other.tif", values(4, "uint16"))
+    for given in (other, values(4, "uint16").transpose(1, 2, 0)):
+        with pytest.raises(UserError, match=r"has 4 channels, and data\.channels=5"):
+            encoder.features(given)
+
+
+def test_a_run_is_fine_tuned_and_evaluated(bands: Path) -> None:
+    """With the images and the kind of the pre-training run, which need not be typed again."""
+    small = (
+        "recipe.steps=4",
+        "recipe.batch_size=8",
+        "recipe.warmup=1",
+        "recipe.evaluate_every=4",
+        "recipe.save_every=4",
+    )
+    run = finetune.call([f"checkpoint={newest(bands)}", f"outputs={bands}/outputs", "name=tuned", *small])
+    assert manifest.read(manifest.complete(run)[-1])["range"] == manifest.read(newest(bands))["range"]
+    file = next((bands / "set/b").glob("*.tif"))
+    (from_file,), (from_array,) = (
+        ssvit.load_classifier(run).predict(given) for given in (file, np.moveaxis(tifffile.imread(file), 0, -1))
+    )
+    assert from_file == from_array
+    assert set(from_file.probabilities) == set("abc")
+    evaluate.call([f"checkpoint={newest(bands)}", f"outputs={bands}/outputs", "probes=[knn]", "fabric.accelerator=cpu"])
+    assert (bands / "outputs/bands/evaluation/report.json").is_file()

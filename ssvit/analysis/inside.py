@@ -25,6 +25,7 @@ from ssvit.analysis import attention, filters, positions, similarity
 from ssvit.data.batch import EvalTransform
 from ssvit.data.decode import Unreadable, load
 from ssvit.data.loader import Loading, evaluation_batches
+from ssvit.data.options import RGB, PixelFormat
 from ssvit.data.source import Source, class_text
 from ssvit.figures import maps
 from ssvit.figures.style import evenly_spaced, png
@@ -67,16 +68,18 @@ def held_out(
     return Pictures(torch.cat([batch.images for batch in batches]), tuple(names), f"{len(places)} held-out images")
 
 
-def from_files(paths: Sequence[str], view: EvalTransform, count: int, say: Callable[[str], None]) -> Pictures:
+def from_files(
+    paths: Sequence[str], view: EvalTransform, count: int, say: Callable[[str], None], pixels: PixelFormat = RGB
+) -> Pictures:
     """At most `count` of a user's pictures, evenly spaced; say(line) is called for one that is unreadable.
 
-    UserError if none can be read.
+    pixels: what the encoder takes of files. UserError if none can be read.
     """
     images, names = [], []
     chosen = [paths[place] for place in evenly_spaced(len(paths), count)]
     for path in chosen:
         try:
-            images.append(view([load(path)]))
+            images.append(view([load(path, None, pixels)]))
             names.append(Path(path).name)
         except Unreadable as failure:
             say(f"{failure}; left out")

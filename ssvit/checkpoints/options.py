@@ -9,6 +9,7 @@ from typing import Any
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.checkpoints.manifest import CheckpointError
 from ssvit.data.augment.options import CenterCrop
+from ssvit.data.options import PixelFormat
 from ssvit.models.options import CHANGEABLE, RESIZE, ViT
 from ssvit.options import OptionError, command, flag, make, one_of, pair, whole
 
@@ -140,3 +141,11 @@ def eval_transform(checkpoint: Checkpoint) -> CenterCrop:
         return make(CenterCrop, checkpoint.facts.get("view") or {"size": checkpoint.encoder["image_size"]})
     except OptionError as error:
         raise CheckpointError(f"{checkpoint.path}: view.{error}") from None
+
+
+def pixel_format(checkpoint: Checkpoint) -> PixelFormat:
+    """What a checkpoint's encoder takes of image files. CheckpointError if its manifest has what cannot be."""
+    try:
+        return PixelFormat(channels=checkpoint.encoder["channels"], range=checkpoint.facts.get("range"))
+    except OptionError as error:
+        raise CheckpointError(f"{checkpoint.path}: {error}") from None

@@ -1,5 +1,6 @@
 """Write the features of pictures into a file: ssvit embed checkpoint=PATH data=PATH output=features.npz"""
 
+from functools import partial
 from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
@@ -25,7 +26,7 @@ def run(config: DictConfig, plain: Plain) -> Path:
         roots = root if isinstance(root, list) else [root]
         folders += [part for one in roots for part in folder.splits(one) if part is not None]
     pictures = named_pictures(folders) if folders or plain["data"] is None else {}
-    of_checkpoint = describer.check(plain, plain["features"])
+    of_checkpoint, pixels = describer.check(plain, plain["features"])
     announce()
 
     from hydra.utils import instantiate
@@ -33,9 +34,10 @@ def run(config: DictConfig, plain: Plain) -> Path:
     from ssvit.data.decode import load
     from ssvit.retrieval import embedding, gallery
 
-    read: gallery.Load = load
+    read: gallery.Load = partial(load, pixels=pixels)
     if not pictures:
-        pictures, read = gallery.of_data_set(called, instantiate(config.data.source, _convert_="all"), own.split)
+        data = instantiate(config.data.source, _convert_="all")
+        pictures, read = gallery.of_data_set(called, data, own.split, read)
     describe = of_checkpoint(load=read, batch_size=own.batch_size, workers=own.workers, bar=False)
     output, identity = Path(own.output), f"{describe.extractor.identity} {describe.transform}"
     print(embedding.embed(pictures, describe, output, identity=identity, progress=progress("pictures", " pictures")))

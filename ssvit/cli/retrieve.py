@@ -1,5 +1,7 @@
 """Find similar pictures: ssvit retrieve action=index|add|query store=FOLDER PICTURES…|data=SET"""
 
+from functools import partial
+
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
@@ -17,7 +19,7 @@ def run(config: DictConfig, plain: Plain) -> None:
     preflight.parts(plain)
     of_a_set = plain["data"] is not None
     pictures = named_pictures(plain["images"]) if plain["images"] or not of_a_set else {}
-    of_checkpoint = describer.check(plain, own.features(plain["features"]))
+    of_checkpoint, pixels = describer.check(plain, own.features(plain["features"]))
 
     from hydra.utils import instantiate
 
@@ -25,10 +27,11 @@ def run(config: DictConfig, plain: Plain) -> None:
     from ssvit.retrieval import gallery
 
     kind = instantiate(config.index)
-    read: gallery.Load = load
+    read: gallery.Load = partial(load, pixels=pixels)
     if of_a_set:
         called = HydraConfig.get().runtime.choices["data"]
-        split, read = gallery.of_data_set(called, instantiate(config.data.source, _convert_="all"), own.split)
+        data = instantiate(config.data.source, _convert_="all")
+        split, read = gallery.of_data_set(called, data, own.split, read)
         pictures = pictures or split
     describe = of_checkpoint(load=read, batch_size=own.batch_size, workers=own.workers)
     if own.action in (INDEX, ADD):

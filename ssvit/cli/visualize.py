@@ -9,7 +9,7 @@ from omegaconf import DictConfig
 
 from ssvit.analysis.options import Visualize, plotted
 from ssvit.checkpoints.checkpoint import FINETUNE, Checkpoint, find
-from ssvit.checkpoints.options import LoadEncoder
+from ssvit.checkpoints.options import LoadEncoder, pixel_format
 from ssvit.cli.launch import Plain, Tool, announce, progress, say
 from ssvit.cli.pretrained import SCRATCH, from_scratch, offer
 from ssvit.data import folder
@@ -43,7 +43,7 @@ def run(config: DictConfig, plain: Plain) -> None:
     use_bands(plain["data"])
     view, batch = instantiate(config.data.view, _convert_="all"), own.batch_size
     if paths:
-        pictures = inside.from_files(paths, view, own.count, print)
+        pictures = inside.from_files(paths, view, own.count, print, pixel_format(checkpoint))
     else:
         source = instantiate(config.data.source, _convert_="all").watched
         pictures = inside.held_out(

@@ -104,10 +104,10 @@ def preprocessor(encoder: "ViT", resized: Mapping[str, object]) -> dict[str, Any
     """The preprocessor_config.json beside it; resized: the options of `Preprocessing.huggingface`."""
     return {
         "image_processor_type": "BitImageProcessor",  # ViT's own crops in no version before 5
+        "do_rescale": True,
         **resized,
         "resample": 2,  # bilinear
         "do_convert_rgb": encoder.channels == 3,
-        "do_rescale": True,
         "rescale_factor": 1 / 255,
         "do_normalize": True,
         "image_mean": per_channel(encoder.arguments["mean"], encoder.channels),

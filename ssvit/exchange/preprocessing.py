@@ -1,8 +1,8 @@
 """A checkpoint's evaluation transform (`ssvit.data.augment.crop.CenterCrop`) in words, and in the peers' options."""
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ssvit.data.augment.options import FITS
@@ -15,12 +15,14 @@ class Preprocessing:
 
     Without `resize`, or where that would leave less than `size`, an image is resized until it just covers `size`.
     fit: cover, or squash: the whole image is resized to `size`. unknown: options that this description leaves out.
+    range: the values that become 0 and 1, of one channel after the other; None: bytes.
     """
 
     size: tuple[int, int]
     resize: int | None = None
     fit: str = "cover"
     unknown: Mapping[str, object] = field(default_factory=dict)
+    range: Sequence[Sequence[float]] | None = None
 
     @classmethod
     def of(cls, facts: Mapping[str, Any], size: tuple[int, int]) -> "Preprocessing":
@@ -30,7 +32,7 @@ class Preprocessing:
         one_of("view.fit", options.get("fit", "cover"), FITS)
         if (resize := options.get("resize")) is not None:
             whole("view.resize", resize)
-        return cls((size[0], size[1]), resize, options.get("fit", "cover"), unknown)
+        return cls((size[0], size[1]), resize, options.get("fit", "cover"), unknown, facts.get("range"))
 
     @property
     def shorter_side(self) -> int | None:
@@ -43,6 +45,13 @@ class Preprocessing:
 
     def sentence(self) -> str:
         """For a model card."""
+        if self.range is None:
+            return self._geometry()
+        least, most = (", ".join(f"{value:g}" for value in end) for end in self.range)
+        values = f"Values of [{least}], of one channel after the other, become 0, and those of [{most}] become 1"
+        return f"{values}; others are cut off. {self._geometry()}"
+
+    def _geometry(self) -> str:
         size = "x".join(map(str, self.size))
         if self.fit == "squash":
             return f"Whole images are resized to {size} pixels, height x width (bilinear, antialiased)."
@@ -57,9 +66,10 @@ class Preprocessing:
     def remarks(self) -> list[str]:
         """What neither the sentence nor the peers' options say."""
         if not self.unknown:
-            return []
+            return [] if self.range is None else ["give images whose values are in [0, 1] already, as the card says"]
         options = ", ".join(f"{name}={value}" for name, value in self.unknown.items())
-        return [f"the evaluation transform has options that this export's preprocessing does not follow: {options}"]
+        left_out = f"the evaluation transform has options that this export's preprocessing does not follow: {options}"
+        return [left_out, *replace(self, unknown={}).remarks()]
 
     def _whole_images(self) -> list[str]:
         """The remark on a peer that resizes images of the right size, which the evaluation leaves as they are."""
@@ -79,7 +89,8 @@ class Preprocessing:
         elif self.fit != "squash":  # it can crop only after resizing all shorter sides to one length
             ratio = f"whose aspect ratio is not {width}:{height}"
             remarks = [f"the image processor squashes images {ratio}, which ssvit crops"]
-        return {"do_resize": True, "size": size, "do_center_crop": True, "crop_size": crop}, remarks
+        found = {"do_resize": True, "size": size, "do_center_crop": True, "crop_size": crop}
+        return found | ({} if self.range is None else {"do_rescale": False}), remarks
 
     def timm(self) -> tuple[dict[str, Any], list[str]]:
         """Options of timm's evaluation transform, and remarks where they are not exact."""

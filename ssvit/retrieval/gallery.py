@@ -45,13 +45,13 @@ _LONGER = 340  # pixels of a picture on a sheet
 _BLANK = torch.full((3, 1, 1), 230, dtype=torch.uint8)  # for a picture that is no longer there
 
 
-def of_data_set(called: str, data: Data, split: str) -> tuple[dict[str, str | None], Load]:
+def of_data_set(called: str, data: Data, split: str, load: Load = load) -> tuple[dict[str, str | None], Load]:
     """The pictures {name: class} of a split of a data set, and what opens a picture of any split by its name.
 
     split: train, validation, test, or held_out for what is reported on. Files have their path for a name. Other
     pictures are named like cifar10/train/17, those reported on like cifar10/held_out/17, and read from their source;
-    any other name is taken for a file's. An image of several classes has
-    their names, joined by |, for its class. OptionError if the data set has no such split.
+    any other name is taken for a file's, which `load` opens. An image of several classes has their names, joined by |,
+    for its class. OptionError if the data set has no such split.
     """
     splits: dict[str, dict[str, str | None]] = {}
     places = {}
