@@ -19,13 +19,13 @@ from ssvit.options import UserError, typed
 # What may differ between a run and its continuation: it changes where and how fast, not what is computed, or the
 # checkpoint itself tells it (the images' fingerprint, the precision used, the weights that a fine-tuning started from).
 FREE = (
-    "overwrite", "outputs", "workers", "loader_timeout", "evaluators.test.timeout", "fabric", "data.root",
+    "overwrite", "outputs", "workers", "loader_timeout", "evaluators", "fabric", "data.root",
     "data.cache", "data.download", "data.masks", "data.verify", "data.shown", "data.source", "recipe.precision",
     "checkpoint", "encoder.path", "encoder.activation_checkpointing", "seeds", "probe", "probing", "command", "logger",
     "target.checkpoint", "preset",
 )  # fmt: skip
 # Groups whose files hold only values, which are compared, and options in `FREE`.
-FREE_CHOICES = ("experiment", "recipe", "data", "probe", "logger")
+FREE_CHOICES = ("experiment", "recipe", "data", "probe", "evaluator@evaluators", "logger")
 # Options that later versions added, with the values that stand for the behaviour before.
 ADDED: Mapping[str, object] = {
     "data.augment.blur": 0.0,

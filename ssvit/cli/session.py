@@ -25,7 +25,7 @@ from ssvit.data.options import FULL, NO_LABELS, PERMUTATION
 from ssvit.data.source import Data, is_multi_label, subset
 from ssvit.evaluation.base import Evaluator
 from ssvit.evaluation.online import GIVEN, RANDOM, Probing
-from ssvit.evaluation.options import interval
+from ssvit.evaluation.options import AUTO, interval
 from ssvit.figures.style import use_bands
 from ssvit.objectives.base import Objective
 from ssvit.objectives.classify import balanced
@@ -207,9 +207,17 @@ def _micro_batch(folder: Path) -> int | None:
 
 
 def _all_evaluators(config: DictConfig, data: Data) -> dict[str, Evaluator]:
-    """The evaluators and the probes of a configuration."""
+    """The evaluators and probes of a configuration; last those at automatic steps, which are steps of the probes."""
     eval_transform = instantiate(config.data.view, _convert_="all")
-    return _evaluators(config, data, eval_transform) | _probes(config, data, eval_transform)
+    evaluators, probes = _evaluators(config, data, eval_transform), _probes(config, data, eval_transform)
+    automatic = {name: one for name, one in evaluators.items() if one.automatic}
+    run = {name: config.recipe[name] for name in ("steps", "batch_size", "evaluate_every")}
+    for one in automatic.values():
+        one.every = interval(AUTO, images=one.images, **run)
+        for probe in probes.values():
+            of_probe = probe.every or run["evaluate_every"]
+            one.every = -(-one.every // of_probe) * of_probe
+    return {name: one for name, one in evaluators.items() if name not in automatic} | probes | automatic
 
 
 def _evaluators(config: DictConfig, data: Data, eval_transform: EvalTransform) -> dict[str, Evaluator]:

@@ -28,12 +28,14 @@ History = Sequence[Mapping[str, float | None]]
 class Evaluation:
     """The result of an evaluator.
 
-    metrics: named numbers, the same in every process. lines: what they mean, in words. figures: matplotlib's, by name.
-    tables: text by file name. Only figures show the history.
+    metrics: named numbers, the same in every process. lines: what they mean, in words, for the end of the run.
+    warnings: what the user should know at once. figures: matplotlib's, by name. tables: text by file name. Only figures
+    show the history.
     """
 
     metrics: Mapping[str, float]
     lines: Sequence[str] = ()
+    warnings: Sequence[str] = ()
     figures: Mapping[str, Figure] = field(default_factory=dict)
     tables: Mapping[str, str] = field(default_factory=dict)
 
@@ -41,11 +43,13 @@ class Evaluation:
 class Evaluator:
     """Evaluates a model on held-out images, the same ones each time; one call changes nothing for the next.
 
-    every: steps from one evaluation to the next; None for the recipe's evaluate_every. at_end: only after all steps.
+    every: steps from one evaluation to the next; None for the recipe's evaluate_every. automatic: as often as takes
+    less than 5 % of the training time instead, at steps of the probes. at_end: only after all steps.
     images: that an evaluation sees, for the estimate of a run's time; 0 where that is nothing beside the training.
     """
 
     every: int | None = None
+    automatic: bool = False
     at_end: bool = False
     images: int = 0
 

@@ -19,7 +19,7 @@ from ssvit.evaluation import options
 from ssvit.evaluation.base import Evaluation, Evaluator, History, Probe, check_labels, with_metrics
 from ssvit.evaluation.features import Extractor, Features, FeatureSets, Frozen, Pixels, extract
 from ssvit.evaluation.scores import chance_of
-from ssvit.evaluation.significance import NOTHING_YET, above_chance, standard_error
+from ssvit.evaluation.significance import NOTHING_YET, above_chance, last_rise, standard_error
 from ssvit.figures import probes as figures
 from ssvit.objectives.base import Objective
 from ssvit.options import UserError, command, make
@@ -111,7 +111,7 @@ class Probing(Evaluator):
         panels = figures.probes(
             history, titles, start=start, chance=metrics["chance"], words=self.start, several=self._several
         )
-        lines = describe(metrics, self.probes, start, self.start)
+        lines = [*describe(metrics, self.probes, start, self.start), *rises(history, self.probes)]
         return Evaluation(metrics=metrics, lines=lines, figures={"probes": panels})
 
     def _metrics(self, objective: Objective) -> dict[str, float]:
@@ -162,6 +162,20 @@ def describe(
         f"by {metrics['train_images']} training images, on {metrics['test_images']} held-out ones; "
         + ("differences of mAPs have no known error" if "multi_label" in metrics else _PERHAPS),
     ]
+
+
+def rises(history: History, probes: Sequence[Probe]) -> list[str]:
+    """Whether each probe still rises at the end, or since when it does not, as far as its evaluations can tell."""
+    told = []
+    for probe in probes:
+        points = [(row["step"], value) for row in history if (value := row.get(probe.name)) is not None]
+        steps, values = zip(*points, strict=True) if points else ((), ())
+        if (last := last_rise(steps, values)) is None:
+            continue
+        end = steps[-1] == last
+        what = "still rising: more steps would help" if end else f"nothing gained since step {last:.0f}"
+        told.append(f"{probe.title}: {what} ({len(points)} evaluations, Mann-Kendall test, 5 %)")
+    return told
 
 
 def _line(probe: Probe, metrics: Mapping[str, float], start: float | None, start_words: str) -> str:

@@ -1,11 +1,12 @@
-"""The options of evaluations, and the definition of an encoder's features. Standard library only."""
+"""The options of evaluations, and the definition of an encoder's features. No torch."""
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from ssvit.data.augment.options import InceptionCrop
 from ssvit.options import OptionError, number, one_of, whole
 
 POOLINGS = ("patch_mean", "class_token", "both")
@@ -158,6 +159,33 @@ class Contrast(HeldOut):
 
 
 @dataclass(frozen=True, kw_only=True)
+class LabelFree(HeldOut):
+    """The measures of features without labels."""
+
+    fewest = 2
+
+    images: int = 512
+    """The most held-out images; ranks are at most their number, so there should be more than the encoder's width."""
+    every: int | str = AUTO
+    """Steps from one evaluation to the next; auto: as often as takes less than 5 % of the training time, at steps of
+    the probes (see `interval`)."""
+    views: int = 3
+    """Crops of each image for LiDAR, 2 or more; 0: without LiDAR."""
+    scale: Sequence[float] = (0.4, 1.0)
+    """Least and greatest part of the image's area that a crop has."""
+    seed: int = 0
+    """Seed of the crops."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _steps_or_auto(self.every)
+        if self.views != 0:
+            whole("views", self.views, 2)
+        InceptionCrop(size=1, scale=self.scale)
+        whole("seed", self.seed, 0)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Probing:
     """The options of all probes of a run."""
 
@@ -172,14 +200,17 @@ class Probing:
     """Images encoded at a time."""
 
     def __post_init__(self) -> None:
-        if self.every != AUTO:
-            try:
-                whole("every", self.every)
-            except OptionError:
-                right = f"must be a whole number of steps, 1 or more, or {AUTO}"
-                raise OptionError("every", self.every, right) from None
+        _steps_or_auto(self.every)
         for name in ("train_images", "test_images", "batch_size"):
             whole(name, getattr(self, name))
+
+
+def _steps_or_auto(every: object) -> None:
+    if every != AUTO:
+        try:
+            whole("every", every)
+        except OptionError:
+            raise OptionError("every", every, f"must be a whole number of steps, 1 or more, or {AUTO}") from None
 
 
 def interval(every: int | str, *, images: int, steps: int, batch_size: int, evaluate_every: int) -> int:

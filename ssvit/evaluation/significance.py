@@ -1,10 +1,13 @@
-"""Is an accuracy above chance? Standard library only."""
+"""Is an accuracy above chance, does it still rise, do two measures agree? Standard library only."""
 
 import math
+import statistics
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import combinations
 
 # What is said where nothing is above chance, after "not" or "neither is".
+ENOUGH, LEVEL = 5, 0.05  # points of a curve, and the level of its test
 NOTHING_YET = "above chance by two standard errors, so this tells nothing yet"
 
 
@@ -25,3 +28,45 @@ def above_chance(accuracy: float, chance: float, images: float) -> bool:
     With the continuity correction of half an image, a model that ignores the image passes in at most 4 % of cases.
     """
     return accuracy - 0.5 / images - chance > 2 * standard_error(chance, images)
+
+
+def kendall(first: Sequence[float], second: Sequence[float]) -> float:
+    """Kendall's tau-b of two measures of the same things: 1 if they order them alike, -1 if the other way round.
+
+    NaN if one of them has a single value.
+    """
+    signs = [(_sign(b - a), _sign(d - c)) for (a, c), (b, d) in combinations(zip(first, second, strict=True), 2)]
+    norm = math.sqrt(sum(one != 0 for one, _ in signs) * sum(other != 0 for _, other in signs))
+    return sum(one * other for one, other in signs) / norm if norm else math.nan
+
+
+def _sign(number: float) -> int:
+    return (number > 0) - (number < 0)
+
+
+def chance_of_rise(values: Sequence[float]) -> float:
+    """The probability that as many pairs of values, or more, would rise if their order were random (Mann 1945).
+
+    Exact; of two equal values the later one counts as lower.
+    """
+    fallen = sum(later <= earlier for earlier, later in combinations(values, 2))
+    orders = [1]  # of 1, 2, … values: how many orders have 0, 1, 2, … pairs that fall
+    for count in range(2, len(values) + 1):
+        sums = [sum(orders[max(0, pairs - count + 1) : pairs + 1]) for pairs in range(len(orders) + count - 1)]
+        orders = sums
+    return sum(orders[: fallen + 1]) / math.factorial(len(values))
+
+
+def last_rise(steps: Sequence[int], values: Sequence[float]) -> int | None:
+    """The step since which a curve has not risen; its last one if it still rises in its second half (5 % level).
+
+    That is where it first came within a standard deviation of the mean of that half. None if the half has fewer than
+    `ENOUGH` points, which cannot tell.
+    """
+    level = values[len(values) // 2 :]
+    if len(level) < ENOUGH:
+        return None
+    if chance_of_rise(level) < LEVEL:
+        return steps[-1]
+    reached = statistics.fmean(level) - statistics.stdev(level)
+    return next(step for step, value in zip(steps, values, strict=True) if value >= reached)

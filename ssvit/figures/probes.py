@@ -18,6 +18,7 @@ from ssvit.figures import style
 from ssvit.figures.style import COLORS, INK, History, NamedLine
 
 _RANDOM, _PIXELS = "random_", "pixels"  # the prefix of one baseline's names, and the name of the other
+_TWO_SIDED = 1.96  # standard errors of a 95 % interval, by the number of test images
 _WIDE, _TALL = 3.6, 3.2  # inches of a panel
 _ENCODER: NamedLine = {"label": "encoder", "color": COLORS["model"], "linewidth": 2, "marker": "."}
 _UNTRAINED: NamedLine = {
@@ -56,9 +57,11 @@ def probes(
     words: str = "random weights",
     several: bool = False,
 ) -> Figure:
-    """Accuracies over the steps. titles: by the probes' names in metrics. start: the metrics of step 0, empty if they
-    are not known. chance: an accuracy, 0 to 1. words: which weights those of step 0 were. several: whether an image may
-    have several classes, and accuracies are mAPs.
+    """Accuracies over the steps, with binomial intervals.
+
+    titles: by the probes' names in metrics. start: the metrics of step 0, empty if they are not known. chance: an
+    accuracy, 0 to 1. words: which weights those of step 0 were. several: whether an image may have several classes, and
+    accuracies are mAPs, which have no such interval.
     """
     figure, axes = style.panels(len(titles), 5 * len(titles), 3.8)
     for axis, (name, title) in zip(axes, titles.items(), strict=True):
@@ -66,6 +69,14 @@ def probes(
             axis, history, name, "layer chosen without test images", 100,
             color=COLORS["model"], linewidth=2, marker=".",
         )  # fmt: skip
+        points = [(row["step"], value, row["test_images"]) for row in history if (value := row.get(name)) is not None]
+        if points and not several:
+            steps, values, images = (np.array(column, float) for column in zip(*points, strict=True))
+            around = _TWO_SIDED * np.sqrt(values * (1 - values) / images)
+            low, high = 100 * (values - around), 100 * (values + around)
+            axis.fill_between(
+                steps, low, high, color=COLORS["model"], alpha=0.15, linewidth=0, label="its 95 % interval"
+            )
         style.over_steps(
             axis, history, f"{name}_last", "last layer", 100,
             color=COLORS["train"], linewidth=1.5, linestyle=style.DASHED,

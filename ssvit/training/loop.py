@@ -231,6 +231,8 @@ def _evaluate(state: State, evaluators: Mapping[str, Evaluator], log: MetricsLog
         if not log.speaks:
             return
         for name, evaluation in evaluations.items():
+            for line in evaluation.warnings:
+                log.say(f"step {step}, {name.replace('_', '-')}: {line}")
             for title, figure in evaluation.figures.items():
                 log.show(step, title, figure)
             if step == recipe.steps:
