@@ -160,7 +160,7 @@ def _runs(outputs: Path, stage: str) -> Iterator[_Run]:
             continue
         scratch = stage == FINETUNE and facts.get("start") == "scratch"
         rank, remark = 0, ""
-        if step != steps:
+        if step != steps and not facts.get("ended"):
             rank, remark = 2, f"at step {step} of {steps}"
         elif scratch and config.get("compare"):
             rank, remark = 2, "the arm of a comparison that began with random weights"

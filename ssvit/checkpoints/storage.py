@@ -3,8 +3,9 @@
 step_00000500/ holds model.safetensors, optimizer.safetensors, ema.safetensors (if any) and manifest.json: the step, the
 encoder's arguments ("backbone" names its module, if that is not encoder), what the run is bound to, versions, and the
 sha256 of each file. It is written as a hidden folder, synchronised to disk and renamed; the newest three are kept, and
-older ones get a hidden name before they are deleted. So it is whole wherever a process may die. While a sharded run
-goes on, part_00000.safetensors, … hold what each process has of all states; see `parts`.
+older ones get a hidden name before they are deleted; best/ is one of them under a second name. So it is whole wherever
+a process may die. While a sharded run goes on, part_00000.safetensors, … hold what each process has of all states; see
+`parts`.
 """
 
 import contextlib
@@ -154,6 +155,31 @@ def _delete_old(folder: Path) -> None:
             remove(old)
 
 
+def link(path: Path, target: Path) -> None:
+    """Give a checkpoint a second folder, by links to its files, in place of what is there. CheckpointError if refused.
+
+    Where a disk has no links, its files are copied.
+    """
+    part, old = (target.with_name(f".{target.name}.{suffix}") for suffix in ("part", "old"))
+    try:
+        remove(part)
+        part.mkdir()
+        for file in path.iterdir():
+            try:
+                os.link(file, part / file.name)
+            except OSError:
+                write(part / file.name, file.read_bytes())
+        synchronise(part)
+        if target.exists():
+            remove(old)
+            target.rename(old)
+        part.rename(target)
+        synchronise(target.parent)
+    except OSError as error:
+        raise CheckpointError(f"{target}: cannot be written ({error.strerror})") from None
+    remove(old)
+
+
 def _set_aside(path: Path) -> None:
     """Rename what is in the place of a checkpoint."""
     aside, number = path.with_name(f"aside_{path.name}"), 1
@@ -223,7 +249,7 @@ def newest(folder: Path, warn: Callable[[str], None]) -> tuple[Checkpoint, dict[
     """
     try:
         for name in os.listdir(folder):
-            if re.fullmatch(r"\.step_\d+\.(part|old)", name):
+            if re.fullmatch(r"\.(step_\d+|best)\.(part|old)", name):
                 remove(folder / name)
         found, candidates = steps(folder), complete(folder)
     except FileNotFoundError:

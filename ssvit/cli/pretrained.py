@@ -181,7 +181,8 @@ def _began_with(file: Path, named: bool) -> str | None:
             return None
         done = any((folder / name).exists() for name in ("comparison.json", "sweep.json"))
         if last := manifest.complete(folder)[-1:]:
-            done = manifest.read(last[0])["step"] == values["recipe"]["steps"]
+            facts = manifest.read(last[0])
+            done = facts["step"] == values["recipe"]["steps"] or facts.get("ended", False)
         return None if done and not named else values["encoder"]["path"]
     except (UserError, OSError, KeyError, TypeError):
         return None

@@ -99,7 +99,9 @@ class Probing(Evaluator):
     def __call__(self, objective: Objective, history: History | None = None) -> Evaluation:
         """Of each probe the accuracy at the chosen layer, which that is, at every layer, the last one, and of pixels.
 
-        Where an image may have several classes, accuracies are mAPs, and chance is the mAP of a random order.
+        Where an image may have several classes, accuracies are mAPs, and chance is the mAP of a random order. "…_choice"
+        is what chose the layer, of the training images alone (see `Result.choice`).
+
         NaN if features are not finite. Lines: each probe beside its baselines. Figures: `probes`, over the steps.
         """
         metrics = self._metrics(objective)
@@ -134,6 +136,8 @@ class Probing(Evaluator):
             best = choices.index(max(choices)) if any(choices) else len(layers) - 1
             metrics[probe.name] = accuracies[best]
             metrics[f"{probe.name}_chosen"] = layers[best].layer
+            if choices[best]:
+                metrics[f"{probe.name}_choice"] = choices[best][0]
             metrics[f"{probe.name}_last"] = accuracies[-1]
             for layer, accuracy in zip(layers, accuracies, strict=True):
                 metrics[f"{probe.name}_layer{layer.layer}"] = accuracy

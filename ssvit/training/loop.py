@@ -24,10 +24,10 @@ from ssvit.evaluation.base import Evaluation, Evaluator, with_metrics
 from ssvit.objectives.base import Objective
 from ssvit.options import UserError
 from ssvit.randomness import key
-from ssvit.training import runtime
+from ssvit.training import best, runtime
 from ssvit.training.estimate import estimate
 from ssvit.training.loggers.base import Logger
-from ssvit.training.metrics_log import MetricsLog
+from ssvit.training.metrics_log import MetricsLog, rows
 from ssvit.training.peers import Shared
 from ssvit.training.readings import Numbers, Readings
 from ssvit.training.recipe import Recipe
@@ -113,7 +113,7 @@ def train(
     say = functools.partial(print, flush=True) if fabric.is_global_zero else lambda text: None
     state = State(fabric, objective, recipe)
     first = state.restore(folder, run_identity, say)
-    if first == recipe.steps:
+    if first == recipe.steps or any(runtime.agree(fabric, [float(_ended_early(folder, recipe, first))])):
         say(f"{folder} is finished ({first} steps); overwrite=true starts it anew, name=… starts another")
         return False
     weights = sum(parameter.numel() for parameter in objective.encoder.parameters())
@@ -139,6 +139,8 @@ def train(
                 log.say(told)
         if first == 0:
             _evaluate(state, evaluators, log, 0)
+        elif fabric.is_global_zero:
+            best.keep(folder, best.find(log.history, recipe))  # which a process that died had not done
         batches: Iterator[Batch] = loader.batches(first, recipe.steps)
         if fabric.world_size == 1:  # several processes stop after the same step
             batches = stop.heeded(batches)
@@ -162,13 +164,18 @@ def train(
                 stopping = bool(stop.signum)
             if stopping:
                 readings.read(every=True)
-            _evaluate(state, evaluators, log, complete)
-            if complete == recipe.steps:
+            is_best, ended = _evaluate(state, evaluators, log, complete)
+            if ended:
                 log.finish()
-            if recipe.due(complete, recipe.save_every) or stopping:
+            if recipe.due(complete, recipe.save_every) or stopping or ended:
                 with log.paused():
-                    state.save(folder, complete, run_identity, wait=stopping)
-            if stopping and complete < recipe.steps:
+                    early = ended and complete < recipe.steps
+                    state.save(folder, complete, run_identity, wait=stopping or is_best, ended=early)
+                    if is_best and fabric.is_global_zero:
+                        best.keep(folder, best.find(log.history, recipe))
+            if ended:
+                break
+            if stopping:
                 raise Stopped(stop.signum or signal.SIGTERM, complete)
     return True
 
@@ -213,32 +220,67 @@ def _due(evaluators: Mapping[str, Evaluator], recipe: Recipe, step: int) -> dict
     return {name: one for name, one in evaluators.items() if one.due(step, recipe.steps, recipe.evaluate_every)}
 
 
-def _evaluate(state: State, evaluators: Mapping[str, Evaluator], log: MetricsLog, step: int) -> None:
-    """Call the evaluators that are due; at the end of the run, print their lines and write their tables."""
-    recipe = state.recipe
+def _evaluate(state: State, evaluators: Mapping[str, Evaluator], log: MetricsLog, step: int) -> tuple[bool, bool]:
+    """Call the evaluators that are due; where the run ends, print the lines of all and write their tables.
+
+    Returns whether this step is the best so far, and whether the run ends with it.
+    """
+    recipe, found = state.recipe, None
     due = _due(evaluators, recipe, step)
     if not due:
-        return
+        return False, step == recipe.steps
     with log.paused(), state.evaluating() as objective:
-        evaluations: dict[str, Evaluation] = {}
-        row: dict[str, float] = {}
-        for name, evaluator in due.items():
-            history = with_metrics([*log.history_of(name), {"step": step}], row) if log.speaks else None
-            with log.moving(f"evaluating: {name.replace('_', ' ')}"):
-                evaluations[name] = evaluator(objective, history)
-            row |= {f"{name}/{key}": value for key, value in evaluations[name].metrics.items()}
-        log.record(step, row)
+        evaluations = _measure(objective, due, log, step)
+        if log.speaks:
+            found = best.find(log.history, recipe)
+        flags = [found is not None and found.step == step, best.ends(found, recipe)]
+        is_best, early = map(bool, runtime.agree(state.fabric, [float(flag) for flag in flags]))
+        ended = early or step == recipe.steps
+        if ended:
+            evaluations |= _measure(objective, {name: evaluators[name] for name in evaluators.keys() - due}, log, step)
         if not log.speaks:
-            return
+            return is_best, ended
         for name, evaluation in evaluations.items():
             for line in evaluation.warnings:
                 log.say(f"step {step}, {name.replace('_', '-')}: {line}")
             for title, figure in evaluation.figures.items():
                 log.show(step, title, figure)
-            if step == recipe.steps:
+            if ended:
                 for line in evaluation.lines:
                     log.say(f"{name.replace('_', '-')}: {line}")
                 for file, text in evaluation.tables.items():
                     log.write(file, text)
-        if step == recipe.steps and (pictures := sorted(log.folder.glob("*.png"))):
+        if not ended:
+            return is_best, ended
+        if early:
+            log.say(
+                f"ended early (recipe.patience={recipe.patience}): {found}, no better in {recipe.patience} evaluations"
+            )
+        elif found is not None and found.step < step:
+            log.say(f"{found}: checkpoint={log.folder / best.NAME}")
+        if pictures := sorted(log.folder.glob("*.png")):
             log.say(f"pictures: {', '.join(map(str, pictures))}")
+        return is_best, ended
+
+
+def _measure(
+    objective: Objective, evaluators: Mapping[str, Evaluator], log: MetricsLog, step: int
+) -> dict[str, Evaluation]:
+    """Call some evaluators and record a row of their metrics."""
+    evaluations: dict[str, Evaluation] = {}
+    row: dict[str, float] = {}
+    for name, evaluator in evaluators.items():
+        history = with_metrics([*log.history_of(name), {"step": step}], row) if log.speaks else None
+        with log.moving(f"evaluating: {name.replace('_', ' ')}"):
+            evaluations[name] = evaluator(objective, history)
+        row |= {f"{name}/{key}": value for key, value in evaluations[name].metrics.items()}
+    if row:
+        log.record(step, row)
+    return evaluations
+
+
+def _ended_early(folder: Path, recipe: Recipe, first: int) -> bool:
+    """Whether the run had ended at its newest checkpoint, as the main process finds in its metrics."""
+    if recipe.patience is None or not is_main_process():
+        return False
+    return best.ends(best.find([row for row in rows(folder) if row["step"] <= first], recipe), recipe)

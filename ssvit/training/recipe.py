@@ -4,6 +4,7 @@
 """
 
 import math
+import re
 from dataclasses import dataclass, replace
 
 from ssvit.options import OptionError, number, one_of, whole
@@ -57,6 +58,11 @@ class Recipe:
     """Steps from one checkpoint to the next."""
     log_every: int = 10
     """Steps from one line of metrics to the next."""
+    best: str | None = "auto"
+    """The metric whose best checkpoint is kept as best/, such as label_free/rankme or held_out/loss; losses are better
+    when less. auto: accuracy on validation images, or a probe's on training images; None: no checkpoint is kept."""
+    patience: int | None = None
+    """Evaluations of that metric without a gain after which the run ends early; None: it never does."""
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch_size", "accumulate", "evaluate_every", "save_every", "log_every"):
@@ -86,6 +92,15 @@ class Recipe:
             raise OptionError("lr_end", self.lr_end, f"must be 0 with decay={self.decay}: only linear has it")
         one_of("precision", self.precision, ("auto", "bf16-mixed", "32-true", "64-true"))
         one_of("backend", self.backend, ("auto", "eager", "compile", "kernels"))
+        if self.best is not None and not isinstance(self.best, str):
+            raise OptionError("best", self.best, "must be the name of a metric, auto or null")
+        if self.best and (self.best.startswith("test/") or re.fullmatch(r"probe/\w+(?<!_choice)", self.best)):
+            right = "must not choose by test images: probe/…_choice is a probe's accuracy on training images"
+            raise OptionError("best", self.best, right)
+        if self.patience is not None:
+            whole("patience", self.patience)
+            if self.best is None:
+                raise OptionError("patience", self.patience, "needs a metric: recipe.best=auto, or its name")
         if self.batch_size % self.accumulate:
             raise OptionError("accumulate", self.accumulate, f"must divide batch_size={self.batch_size}")
 

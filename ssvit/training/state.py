@@ -194,21 +194,26 @@ class State:
             yield objective.eval()
             objective.train()
 
-    def save(self, folder: Path, step: int, run_identity: Mapping[str, object], *, wait: bool = True) -> None:
+    def save(
+        self, folder: Path, step: int, run_identity: Mapping[str, object], *, wait: bool = True, ended: bool = False
+    ) -> None:
         """Write a checkpoint; every process must call it. CheckpointError in all of them if it cannot be written.
 
         Of a sharded model, each process writes its part while training goes on, unless told to `wait`; a failure is
-        then raised by the next call. At the end of the run the parts are merged.
+        then raised by the next call. When the run has ended, early or at its last step, the parts are merged.
         """
         self._finish_saving()
         recipe = self.recipe
         micro_batch = recipe.batch_size // (recipe.accumulate * self.fabric.world_size)
         facts = {**run_identity, "micro_batch": micro_batch}  # which fewer processes keep to, see `Session`
+        if ended:
+            facts["ended"] = True
+        ended = ended or step == recipe.steps
         if self._saves is not None:
             self._saving = parts.save(folder, step, self._states(), facts, self._saves)
-            if wait or step == recipe.steps:
+            if wait or ended:
                 self._finish_saving()
-            if step == recipe.steps:
+            if ended:
                 self._in_main(lambda: storage.merge(Checkpoint.open(folder / f"step_{step:08d}")))
         else:
             states = self._states()

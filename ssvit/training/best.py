@@ -1,0 +1,78 @@
+"""Which of a run's checkpoints is the best by a metric, and whether the run should end, since nothing is gained."""
+
+import contextlib
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ssvit.checkpoints import storage
+from ssvit.checkpoints.manifest import CheckpointError, complete, read
+from ssvit.options import OptionError
+from ssvit.training.recipe import Recipe
+
+AUTO, NAME = "auto", "best"
+History = Sequence[Mapping[str, float | None]]
+# What auto means, the first that there is: validation images choose, and so do the training images of a probe.
+_USUAL = (r"validation/accuracy", r"probe/\w+_choice")
+
+
+@dataclass(frozen=True)
+class Best:
+    """The evaluation with the best value of a metric, which is the least of a loss and the greatest of others."""
+
+    metric: str
+    step: int
+    value: float
+    since: int
+    """Evaluations since then."""
+
+    def __str__(self) -> str:
+        return f"step {self.step} has the best {self.metric}, {self.value:.4g}"
+
+
+def find(history: History, recipe: Recipe) -> Best | None:
+    """The best evaluation of a run of those whose steps are saved, None before there is one or without a metric.
+
+    history: rows of metrics. OptionError if the metric is not measured.
+    """
+    if recipe.best is None:
+        return None
+    names = {name for row in history for name, value in row.items() if "/" in name and not name.startswith("train/")}
+    metric = recipe.best
+    if metric == AUTO:
+        usual = (name for pattern in _USUAL for name in sorted(names) if re.fullmatch(pattern, name))
+        if (found := next(usual, None)) is None:
+            return None
+        metric = found
+    elif names and metric not in names:
+        listed = ", ".join(sorted(name for name in names if not re.search(r"_layer\d+$", name)))
+        raise OptionError("recipe.best", metric, f"is not measured here; there are {listed}")
+    sign = -1 if metric.rpartition("/")[2].startswith("loss") else 1
+    best, since = (0, -math.inf), 0
+    for row in history:
+        step = int(row["step"] or 0)
+        if metric in row and step and recipe.due(step, recipe.save_every):
+            since += 1
+            value = row[metric]
+            if value is not None and sign * value > best[1]:
+                best, since = (step, sign * value), 0
+    return Best(metric, best[0], sign * best[1], since) if best[0] else None
+
+
+def ends(best: Best | None, recipe: Recipe) -> bool:
+    """Whether the last `recipe.patience` evaluations were no better than the best one."""
+    return recipe.patience is not None and best is not None and best.since >= recipe.patience
+
+
+def keep(folder: Path, best: Best | None) -> None:
+    """Keep the best checkpoint of a run as best/, however many newer ones there will be. CheckpointError if refused."""
+    if best is None:
+        return
+    path = folder / f"step_{best.step:08d}"
+    with contextlib.suppress(CheckpointError):
+        if read(folder / NAME)["step"] == best.step:
+            return
+    if path in complete(folder):
+        storage.link(path, folder / NAME)
