@@ -200,17 +200,17 @@ def test_the_cost_of_a_step_counts_its_operations():
 
 def test_stopped_before_the_baselines_are_there_it_makes_them_when_it_goes_on(commands, tmp_path, monkeypatch):
     options = ["objectives=[mae]", "budget=60", "name=c"]
-    finetuned = compare.Comparison._finetuned
+    finetuned = compare.Comparison.finetuned
 
     def stopped(self, checkpoint, name, seed):
         if checkpoint == "scratch":
             raise KeyboardInterrupt
         return finetuned(self, checkpoint, name, seed)
 
-    monkeypatch.setattr(compare.Comparison, "_finetuned", stopped)
+    monkeypatch.setattr(compare.Comparison, "finetuned", stopped)
     with pytest.raises(KeyboardInterrupt):
         compare.tool.call(options)
-    monkeypatch.setattr(compare.Comparison, "_finetuned", finetuned)
+    monkeypatch.setattr(compare.Comparison, "finetuned", finetuned)
     shutil.rmtree(tmp_path / "outputs" / "c" / "mae_seed0")  # made-up commands refuse what is there
     shutil.rmtree(tmp_path / "outputs" / "c" / "mae_seed0_evaluation")
     shutil.rmtree(tmp_path / "outputs" / "c" / "mae_seed0_finetuned")

@@ -24,6 +24,7 @@ COMMANDS = {
     "merge": "merge:tool",
     "predict": "predict:tool",
     "compare": "compare:tool",
+    "scaling": "scaling:tool",
     "cost": "cost:tool",
     "pack": "pack:tool",
     "normalization": "normalization:tool",

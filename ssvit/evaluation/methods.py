@@ -94,18 +94,18 @@ def table(rows: Mapping[str, Row]) -> str:
         found = by_objective[name]
         cells = [_cell([one["probes"][probe] for one in found]) for probe in columns]
         tuned = [one["finetuned"] for one in found if "finetuned" in one]
-        accuracies.append([name, str(len(found)), *cells, _spread(tuned) if tuned else _NONE])
+        accuracies.append([name, str(len(found)), *cells, spread(tuned) if tuned else _NONE])
     if base := rows.get(BASELINES):
         for name, found in base["baselines"].items():
             cells = [_cell([found[probe]]) if probe in found else _NONE for probe in columns]
             accuracies.append([name, "1", *cells, _NONE])
         if "finetuned" in base:
-            accuracies.append(["no pre-training", "1", *[_NONE] * len(columns), _spread([base["finetuned"]])])
+            accuracies.append(["no pre-training", "1", *[_NONE] * len(columns), spread([base["finetuned"]])])
     spent = [
         ["objective", "steps x images", "CPU min", "images", "images/CPU s", "TFLOP", "GFLOP/CPU s", "backend", "views"]
     ]
     spent += [[name, *_spent(by_objective[name][0]["stages"])] for name in order]
-    parts = [_markdown(accuracies), _markdown(spent)]
+    parts = [markdown(accuracies), markdown(spent)]
     for amount, words in AMOUNTS.items():
         if ranked := ranking(rows, amount):
             parts.append(f"Order at equal {words}: {ranked}.")
@@ -184,16 +184,17 @@ def _cell(found: Sequence[Mapping[str, Any]]) -> str:
     chosen, last = ([one[name] for one in found] for name in ("chosen", "last"))
     layers = "/".join(str(one["layer"]) for one in found if "layer" in one)
     if not layers:
-        return _spread(chosen)
-    return f"{_spread(chosen)} (layer {layers}" + (")" if chosen == last else f"; last {_spread(last)})")
+        return spread(chosen)
+    return f"{spread(chosen)} (layer {layers}" + (")" if chosen == last else f"; last {spread(last)})")
 
 
-def _spread(values: Sequence[float]) -> str:
+def spread(values: Sequence[float]) -> str:
     """Mean and sample deviation in per cent."""
     mean = f"{100 * statistics.fmean(values):.1f}"
     return f"{mean} ± {100 * statistics.stdev(values):.1f}" if len(values) > 1 else mean
 
 
-def _markdown(rows: Sequence[Sequence[str]]) -> str:
+def markdown(rows: Sequence[Sequence[str]]) -> str:
+    """A table of cells in Markdown, the first row its head."""
     lines = [f"| {' | '.join(row)} |" for row in rows]
     return "\n".join([lines[0], f"|{'---|' * len(rows[0])}", *lines[1:]])

@@ -15,7 +15,7 @@ from ssvit.training.recipe import Recipe
 AUTO, NAME = "auto", "best"
 History = Sequence[Mapping[str, float | None]]
 # What auto means, the first that there is: validation images choose, and so do the training images of a probe.
-_USUAL = (r"validation/accuracy", r"probe/\w+_choice")
+_USUAL = (r"validation/(accuracy|map)", r"probe/\w+_choice")
 
 
 @dataclass(frozen=True)

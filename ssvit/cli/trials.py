@@ -1,0 +1,133 @@
+"""The commands that a study of many runs calls, each in a process of its own, and the rows that it makes of them."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from hydra.core.hydra_config import HydraConfig
+
+from ssvit import atomic_io
+from ssvit.cli.launch import Failure, Plain, config_dir
+from ssvit.evaluation import methods
+from ssvit.options import OptionError, whole
+
+_ELSEWHERE = ("data.root", "workers", "loader_timeout", "fabric")  # options that change no figure
+_REPORTED = ("test/accuracy", "validation/accuracy", "test/map", "validation/map")
+
+
+def check(plain: Plain, names: Sequence[str] = ()) -> None:
+    """OptionError unless the options that every study has are right; names: further lists of options."""
+    for name in ("seeds", "threads"):
+        whole(name, plain[name])
+    whole("seed", plain["seed"], at_least=0)
+    for name in ("pretrain", "evaluate", "finetune", *names):
+        if not isinstance(plain[name], list):
+            raise OptionError(name, plain[name], "must be a list of options")
+
+
+class Trials:
+    """The runs of a study and its table. own: options of the study itself; every other typed one goes to pre-training.
+
+    protocol: what is alike in all rows. OptionError if the table has rows of another one.
+    """
+
+    def __init__(self, plain: Plain, own: Sequence[str], protocol: Mapping[str, Any]) -> None:
+        self.plain = plain
+        self.folder = Path(plain["outputs"], str(plain["name"]))
+        self.table = Path(plain["table"] or self.folder / "table")
+        typed = HydraConfig.get().overrides.task
+        forwarded = [option for option in typed if re.split(r"[=.@]", option.lstrip("+"))[0] not in own]
+        self.pretraining = [*plain["pretrain"], *forwarded]
+        self.protocol = {
+            "data": HydraConfig.get().runtime.choices["data"],
+            **protocol,
+            "options": [option for option in self.pretraining if not option.startswith(_ELSEWHERE)],
+            "evaluate": plain["evaluate"],
+            "finetune": plain["finetune"],
+            "threads": plain["threads"],
+        }
+        for name, row in methods.read(self.table).items():
+            if different := next(
+                (key for key in self.protocol if row["protocol"].get(key) != self.protocol[key]), None
+            ):
+                found = row["protocol"].get(different)
+                raise OptionError("table", str(self.table), f"has {name}.json of another protocol: {different} {found}")
+        for folder in (self.folder, self.table):
+            folder.mkdir(parents=True, exist_ok=True)
+
+    def cost(self, name: str, options: Sequence[str]) -> dict[str, Any]:
+        """What a step of a pre-training costs: measured once, then read. name: of its file."""
+        file = self.table / "costs" / f"{name}.json"
+        if not file.is_file():
+            print(f"measuring a step of {' '.join(options)}", flush=True)
+            output = self.call("cost", options, capture=True)
+            file.parent.mkdir(exist_ok=True)
+            atomic_io.replace(file, (output.splitlines()[-1] + "\n").encode())
+        return json.loads(file.read_text())
+
+    def evaluated(self, run: str, name: str, *, baselines: bool) -> dict[str, Any]:
+        """The report of an evaluation of a run."""
+        output = self.folder / f"{name}_evaluation"
+        own = [f"checkpoint={run}", f"output={output}", f"baselines={str(baselines).lower()}", "cache=null"]
+        self.call("evaluate", [*self.plain["evaluate"], *own])
+        return json.loads((output / "report.json").read_text())
+
+    def finetuned(self, checkpoint: str, name: str, seed: int) -> dict[str, float]:
+        """The accuracy after fine-tuning, unless there is to be none."""
+        if not self.plain["finetune"]:
+            return {}
+        name = f"{name}_finetuned"
+        own = [f"checkpoint={checkpoint}", f"name={name}", f"recipe.seed={seed}"]
+        self.call("finetune", [*self.plain["finetune"], *own])
+        scores = [row[key] for row in self.history(name) for key in row if key in _REPORTED]
+        return {"finetuned": scores[-1]}
+
+    def history(self, name: str) -> list[dict[str, Any]]:
+        """The rows of metrics of a run."""
+        from ssvit.training import metrics_log
+
+        return metrics_log.rows(self.folder / name)
+
+    def write(self, name: str, row: Mapping[str, Any]) -> None:
+        """Write a row of the table, with the protocol and the versions."""
+        shared = {"protocol": self.protocol, "versions": {one: version(one) for one in ("ssvit", "torch")}}
+        atomic_io.replace(self.table / f"{name}.json", (json.dumps({**row, **shared}, indent=1) + "\n").encode())
+
+    def call(self, command: str, options: Sequence[str], *, capture: bool = False) -> str:
+        """Run a command in a process of its own; Failure with its status if it fails, after its own line.
+
+        Ctrl-C reaches it too, and it may take its time to save.
+        """
+        users = config_dir()
+        own = [] if users is None else ["--config-dir", str(users)]
+        threads = {"OMP_NUM_THREADS": str(self.plain["threads"]), "OMP_WAIT_POLICY": "PASSIVE"}
+        process = subprocess.Popen(
+            [sys.executable, "-m", "ssvit", command, *own, *options, f"outputs={self.folder}"],
+            env={**os.environ, **threads},
+            stdout=subprocess.PIPE if capture else None,
+            text=True,
+        )
+        try:
+            output, _ = process.communicate()
+        except KeyboardInterrupt:
+            process.wait()
+            raise
+        if process.returncode:
+            raise Failure(f"{command} {' '.join(options)}: did not end; the same command goes on", process.returncode)
+        return output or ""
+
+
+def schedule(steps: int, seed: int) -> list[str]:
+    """The options of a pre-training of so many steps: a twentieth of them as warm-up, ten evaluations."""
+    tenth = max(1, steps // 10)
+    numbers = {
+        "steps": steps, "warmup": steps // 20, "evaluate_every": tenth, "save_every": tenth,
+        "log_every": max(1, steps // 100), "seed": seed,
+    }  # fmt: skip
+    return [*(f"recipe.{key}={value}" for key, value in numbers.items()), f"probing.every={tenth}"]

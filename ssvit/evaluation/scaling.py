@@ -1,0 +1,120 @@
+"""A scaling study: how accuracy grows with images and compute, by a power law of the error, and its table.
+
+The error of a model is fitted as b x^-c, a line of its logarithm over that of x (as Kaplan et al. 2020 and Zhai et al.
+2022 have it without their constant terms, for which small studies have too few points). Standard library only.
+"""
+
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ssvit.evaluation.methods import Row, markdown, spread
+
+FINETUNED = "fine-tuned"
+MODEL = ("depth", "width", "patch")
+
+
+class Fit(NamedTuple):
+    """error = factor * x ** -power. deviation: of power, its standard error, NaN of two points. residual: the root of
+    the mean squared difference of points and curve, as a share."""
+
+    factor: float
+    power: float
+    deviation: float
+    residual: float
+
+    def accuracy(self, x: float) -> float:
+        """What the curve says at x, 0 to 1."""
+        return 1 - self.factor * x**-self.power
+
+
+def fit(x: Sequence[float], accuracies: Sequence[float]) -> Fit | None:
+    """The power law through accuracies (0 to 1, below 1) at x > 0; None for fewer than two different x."""
+    if len(set(x)) < 2:
+        return None
+    logs, errors = [math.log(one) for one in x], [math.log(max(1 - one, 1e-6)) for one in accuracies]
+    slope, start = statistics.linear_regression(logs, errors)
+    found = Fit(math.exp(start), -slope, math.nan, 0.0)
+    off = [error - (start + slope * log) for log, error in zip(logs, errors, strict=True)]
+    spread_of_x = sum((log - statistics.fmean(logs)) ** 2 for log in logs)
+    if len(x) > 2:
+        found = found._replace(deviation=math.sqrt(sum(one**2 for one in off) / (len(x) - 2) / spread_of_x))
+    missed = [found.accuracy(one) - accuracy for one, accuracy in zip(x, accuracies, strict=True)]
+    return found._replace(residual=math.sqrt(statistics.fmean(one**2 for one in missed)))
+
+
+def points(rows: Mapping[str, Row]) -> list[dict[str, Any]]:
+    """A point for each place of the grid and objective, means over seeds.
+
+    Its axes; flops: of the whole pre-training; step_flops: of one image; scores: by probe the accuracy at the chosen
+    layer, and after fine-tuning, if there was any.
+    """
+    grouped = defaultdict(list)
+    for row in rows.values():
+        key = tuple(row[name] for name in ("objective", "images", *MODEL, "steps"))
+        grouped[key].append(row)
+    found = []
+    for same in grouped.values():
+        first = same[0]
+        scores = {name: [row["probes"][name]["chosen"] for row in same] for name in first["probes"]}
+        if all("finetuned" in row for row in same):
+            scores[FINETUNED] = [row["finetuned"] for row in same]
+        found.append(
+            {name: first[name] for name in ("objective", "images", *MODEL, "steps")}
+            | {
+                "seeds": len(same),
+                "flops": first["steps"] * first["cost"]["flops"],
+                "step_flops": first["cost"]["flops"] / first["cost"]["images"],
+                "values": scores,
+                "scores": {name: statistics.fmean(values) for name, values in scores.items()},
+            }
+        )
+    return sorted(found, key=lambda point: (point["objective"], point["flops"], point["images"] or math.inf))
+
+
+def model_of(point: Mapping[str, Any]) -> str:
+    """A model's name: its depth, width and patch, as 6 x 192 / 4."""
+    return "{depth} x {width} / {patch}".format(**point)
+
+
+def series(found: Sequence[Mapping[str, Any]], axis: str) -> dict[tuple[str, ...], list[Mapping[str, Any]]]:
+    """The points by what is alike along an axis: of images, the objective, model and steps; of flops, the objective."""
+    lines: defaultdict[tuple[str, ...], list[Mapping[str, Any]]] = defaultdict(list)
+    for point in found:
+        if axis == "images":
+            if point["images"] is not None:
+                lines[point["objective"], model_of(point), str(point["steps"])].append(point)
+        else:
+            lines[(point["objective"],)].append(point)
+    return dict(lines)
+
+
+def table(rows: Mapping[str, Row]) -> str:
+    """Markdown: every point, and the power laws over images and over compute with their errors."""
+    found = points(rows)
+    names = list(dict.fromkeys(name for point in found for name in point["scores"]))
+    columns = {
+        one: f"{one} ({row['probes'][one]['column']})" if one in row["probes"] else one
+        for row in rows.values()
+        for one in names
+    }
+    grid = [["objective", "images", "model", "steps", "TFLOP", "seeds", *(columns[name] for name in names)]]
+    for point in found:
+        cells = [spread(point["values"][name]) if name in point["values"] else "" for name in names]
+        images = "all" if point["images"] is None else f"{point['images']:,}"
+        spent = f"{point['flops'] / 1e12:.1f}"
+        grid.append(
+            [point["objective"], images, model_of(point), str(point["steps"]), spent, str(point["seeds"]), *cells]
+        )
+    laws = [["over", "of", "measure", "power of the error", "deviation of the points (percentage points)", "points"]]
+    for axis in ("images", "flops"):
+        for key, line in series(found, axis).items():
+            for name in names:
+                having = [point for point in line if name in point["scores"]]
+                law = fit([point[axis] for point in having], [point["scores"][name] for point in having])
+                if law is not None:
+                    power = f"{law.power:.3f}" + ("" if math.isnan(law.deviation) else f" ± {law.deviation:.3f}")
+                    laws.append([axis, ", ".join(key), name, power, f"{100 * law.residual:.1f}", str(len(having))])
+    return "\n\n".join(markdown(part) for part in (grid, laws) if len(part) > 1) + "\n"

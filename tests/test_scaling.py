@@ -1,0 +1,148 @@
+"""A scaling study: its grid and rows with made-up commands, power laws against the laws that made the points."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from scipy.stats import linregress
+
+from ssvit.cli import scaling
+from ssvit.cli.trials import Trials
+from ssvit.evaluation import methods
+from ssvit.evaluation.scaling import FINETUNED, fit, points, series, table
+from ssvit.figures.scaling import scaling as picture
+from ssvit.options import UserError
+
+
+@pytest.fixture
+def commands(monkeypatch, tmp_path):
+    """Commands that are made up: the error falls with the images of a run and the width of its model."""
+    asked = []
+
+    def call(self, command, options, *, capture=False):
+        given = dict(option.split("=", 1) for option in options)
+        asked.append((command, given))
+        if command == "cost":
+            return json.dumps({"images": 64, "flops": 10**6 * int(given["encoder.width"]) ** 2}) + "\n"
+        if command == "pretrain":
+            images = 20000 if given["subset.images"] == "null" else int(given["subset.images"])
+            runs[given["name"]] = 2 * images**-0.2 / int(given["encoder.width"]) ** 0.1
+        if command == "evaluate":
+            error = runs[given["checkpoint"].rsplit("/", 1)[1]]
+            measured = [{"measure": "knn", "columns": ["20-NN"], "values": {"layer1": [1 - error]}, "best": "layer1"}]
+            output = tmp_path / given["output"]
+            output.mkdir(parents=True)
+            (output / "report.json").write_text(json.dumps({"own": ["layer1"], "measured": measured}))
+        if command == "finetune":
+            folder = self.folder / given["name"]
+            folder.mkdir(parents=True)
+            (folder / "metrics.jsonl").write_text(json.dumps({"step": 6, "test/accuracy": 0.5}) + "\n")
+        return ""
+
+    runs = {}
+    monkeypatch.setattr(Trials, "call", call)
+    monkeypatch.chdir(tmp_path)
+    return asked
+
+
+GRID = ["objectives=[mae,simmim]", "images=[500,1000,2000]", "width=[64,128]", "steps=[20]", "name=s"]
+
+
+def test_each_point_of_the_grid_is_a_run_and_what_is_there_is_not_made_again(commands, tmp_path):
+    scaling.tool.call(GRID)
+    trained = [given for command, given in commands if command == "pretrain"]
+    assert len(trained) == 2 * 3 * 2
+    assert len([command for command, _ in commands if command == "cost"]) == 2 * 2  # of an objective and a model
+    first = trained[0]
+    assert (first["objective"], first["subset.images"], first["recipe.steps"]) == ("mae", "500", "20")
+    assert [one["encoder.heads"] for one in trained[:2]] == ["1", "2"]
+    assert first["name"] == "mae_500_d6_w64_p4_s20_seed0"
+    before = len(commands)
+    scaling.tool.call(GRID)
+    assert len(commands) == before
+    scaling.tool.call([*GRID, "seeds=2", "images=[500]"])
+    assert [given["recipe.seed"] for command, given in commands[before:] if command == "pretrain"] == ["1"] * 4
+    folder = tmp_path / "outputs" / "s" / "table"
+    text = (folder / "table.md").read_text()
+    assert "| mae | 500 | 6 x 64 / 4 | 20 | 0.1 | 2 | " in text
+    assert "| images | mae, 6 x 64 / 4, 20 | knn | 0.200 ± 0.000 | 0.0 | 3 |" in text
+    assert (folder / "scaling.png").stat().st_size > 10_000
+    with pytest.raises(UserError, match=r"has .* of another protocol: finetune"):
+        scaling.tool.call([*GRID, "finetune=[]"])
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("width=[65]", "encoder.width=65: must be"),
+        ("images=[0]", "images=0: must be"),
+        ("images=[5,5]", r"images=\[5, 5\]: must be a list of one or more different values"),
+        ("depth=6", "depth=6: must be a list"),
+        ("patch=[5]", "patch_size=5: must"),
+        ("objectives=[codebook]", "objectives=codebook: has two stages"),
+        ("objectives=[nothing]", "objectives=nothing: must be of "),
+    ],
+)
+def test_wrong_grids_are_refused_before_anything_runs(commands, option, said):
+    with pytest.raises(UserError, match=said):
+        scaling.tool.call([*GRID, option])
+    assert not commands
+
+
+def test_a_power_law_is_found_with_its_error():
+    x = [100.0, 400.0, 1600.0, 6400.0]
+    law = fit(x, [1 - 3 * one**-0.25 for one in x])
+    assert (law.factor, law.power) == (pytest.approx(3), pytest.approx(0.25))
+    assert law.deviation == pytest.approx(0, abs=1e-12)
+    noisy = [0.2, 0.5, 0.6, 0.8]
+    law, reference = fit(x, noisy), linregress(np.log(x), np.log1p(-np.array(noisy)))
+    assert (law.power, law.deviation) == (pytest.approx(-reference.slope), pytest.approx(reference.stderr))
+    missed = [law.accuracy(one) - accuracy for one, accuracy in zip(x, noisy, strict=True)]
+    assert law.residual == pytest.approx(math.sqrt(np.mean(np.square(missed))))
+    assert fit([5.0, 5.0], [0.1, 0.2]) is None
+    assert math.isnan(fit([5.0, 10.0], [0.1, 0.2]).deviation)
+
+
+def row(objective="mae", images=100, width=64, seed=0, accuracy=0.5, **more):
+    found = {"knn": {"column": "20-NN", "chosen": accuracy, "layer": 1, "last": accuracy}}
+    place = {"images": images, "depth": 2, "width": width, "patch": 4, "steps": 10}
+    return {
+        "objective": objective,
+        "seed": seed,
+        **place,
+        "cost": {"flops": width * 10**6, "images": 5},
+        "probes": found,
+    } | more
+
+
+def test_points_are_means_over_seeds():
+    rows = {str(seed): row(seed=seed, accuracy=accuracy) for seed, accuracy in enumerate((0.4, 0.5, 0.6))}
+    (point,) = points(rows)
+    assert (point["seeds"], point["scores"], point["flops"]) == (3, {"knn": pytest.approx(0.5)}, 640 * 10**6)
+    assert point["step_flops"] == 64 * 10**6 / 5
+    assert "50.0 ± 10.0" in table(rows)
+    assert FINETUNED in points({"one": row(finetuned=0.7)})[0]["scores"]
+
+
+def test_a_line_over_images_has_one_model_and_leaves_out_what_has_all():
+    rows = {f"{images} {width}": row(images=images, width=width) for images in (100, 200, None) for width in (64, 128)}
+    lines = series(points(rows), "images")
+    assert {key: [point["images"] for point in line] for key, line in lines.items()} == {
+        ("mae", "2 x 64 / 4", "10"): [100, 200], ("mae", "2 x 128 / 4", "10"): [100, 200],
+    }  # fmt: skip
+    assert len(series(points(rows), "flops")[("mae",)]) == 6
+
+
+def test_the_picture_shows_a_study_of_a_single_point():
+    figure = picture(points({"one": row(finetuned=0.6)}))
+    assert len(figure.axes) == 6
+    assert [text.get_text() for axis in figure.axes for text in axis.texts].count("a single value") == 2
+
+
+def test_rows_are_read_back_as_they_were_written(commands, tmp_path):
+    scaling.tool.call([*GRID, "images=[500]", "width=[64]", "objectives=[mae]"])
+    rows = methods.read(tmp_path / "outputs" / "s" / "table")
+    (found,) = points(rows)
+    assert found["scores"]["knn"] == pytest.approx(1 - 2 * 500**-0.2 / 64**0.1)
+    assert found["scores"][FINETUNED] == 0.5
