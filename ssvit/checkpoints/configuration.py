@@ -65,6 +65,7 @@ ADDED: Mapping[str, object] = {
     "objective.masking.unit": 1,
     "objective.trained": "all",
     "recipe.lr_end": 0.0,
+    "recipe.sam": 0.0,
     "recipe.weight_decay_end": None,
     "target.loss": "l2",
 }

@@ -183,7 +183,13 @@ def train(
 def update(state: State, batches: Iterator[Batch], step: int, stop: Stop | None = None) -> Numbers:
     """One update, counted from 0, of which the host waits for nothing."""
     fabric, recipe, scheduled = state.fabric, state.recipe, state.schedule(step)
-    logged, outputs = accumulate(state, batches, step, scheduled)
+    if recipe.sam:
+        micro_batches = [next(batches) for _ in range(recipe.accumulate)]
+        logged, outputs = accumulate(state, iter(micro_batches), step, scheduled)
+        with state.ascended():
+            accumulate(state, iter(micro_batches), step, scheduled)
+    else:
+        logged, outputs = accumulate(state, batches, step, scheduled)
     norm = runtime.clip(fabric, state.model, state.optimizer, recipe.clip)
     own = [*logged.values(), norm.double(), torch.full_like(norm, stop.signum if stop else 0, dtype=torch.float64)]
     # Every process decides by the same numbers: a loss that is not finite in one is so in the mean.
@@ -237,7 +243,8 @@ def _evaluate(state: State, evaluators: Mapping[str, Evaluator], log: MetricsLog
         is_best, early = map(bool, runtime.agree(state.fabric, [float(flag) for flag in flags]))
         ended = early or step == recipe.steps
         if ended:
-            evaluations |= _measure(objective, {name: evaluators[name] for name in evaluators.keys() - due}, log, step)
+            others = {name: one for name, one in evaluators.items() if name not in due}
+            evaluations |= _measure(objective, others, log, step)
         if not log.speaks:
             return is_best, ended
         for name, evaluation in evaluations.items():

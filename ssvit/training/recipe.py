@@ -43,6 +43,8 @@ class Recipe:
     """Where weight decay goes along half a cosine, as in DINO; None: it stays."""
     clip: float = 1.0
     """The largest global norm of the gradient; 0 for no limit."""
+    sam: float = 0.0
+    """How far up the gradient SAM looks (rho, Foret et al. 2021), usually 0.05; a step then costs two. 0: no SAM."""
     ema: float = 0.0
     """Momentum of the averaged weights (Polyak), 0 for none; 0.9999 in the paper's best results."""
     precision: str = "auto"
@@ -75,7 +77,7 @@ class Recipe:
             raise OptionError("warmup", self.warmup, f"must be less than steps={self.steps}")
         number("lr", self.lr, 0, above=True)
         number("lr_end", self.lr_end, 0, self.lr)
-        for name in ("weight_decay", "clip"):
+        for name in ("weight_decay", "clip", "sam"):
             number(name, getattr(self, name), 0)
         if self.weight_decay_end is not None:
             number("weight_decay_end", self.weight_decay_end, 0)

@@ -32,7 +32,7 @@ from ssvit.data.loader import Loader
 from ssvit.kernels.accelerate import accelerate
 from ssvit.models.vit import Block
 from ssvit.objectives.base import Objective
-from ssvit.objectives.teacher import approach
+from ssvit.objectives.teacher import approach, local
 from ssvit.options import UserError
 from ssvit.schedule import Progress, Schedule
 from ssvit.training import runtime, sharding
@@ -152,6 +152,22 @@ class State:
         """The values of the objective's schedules at a step."""
         progress = Progress(step, self.recipe.steps)
         return {name: float(schedule(progress)) for name, schedule in self.objective.schedules.items()}
+
+    @contextlib.contextmanager
+    def ascended(self) -> Iterator[None]:
+        """While the block runs, the weights stand `recipe.sam` up the gradient, which is forgotten; then as before.
+
+        SAM: the gradient there is that of the worst loss near the weights (Foret et al. 2021, arXiv 2010.01412).
+        """
+        norm = runtime.clip(self.fabric, self.model, self.optimizer, 0)
+        weights = [weight for group in self.optimizer.param_groups for weight in group["params"]]
+        moved = [local(weight.detach()) for weight in weights if weight.grad is not None]
+        before = [weight.clone() for weight in moved]
+        gradients = [local(weight.grad) for weight in weights if weight.grad is not None]
+        torch._foreach_add_(moved, torch._foreach_mul(gradients, self.recipe.sam / (norm + 1e-12)))
+        self.optimizer.zero_grad(set_to_none=True)
+        yield
+        torch._foreach_copy_(moved, before)
 
     @torch.no_grad()
     def apply(self, outputs: Mapping[str, Tensor], scheduled: Mapping[str, Tensor], applied: Tensor) -> None:
