@@ -13,7 +13,7 @@ from command import TINY, one_line
 from lightly.loss import DINOLoss
 from lightly.models.modules.heads import DINOProjectionHead
 from PIL import Image
-from test_training import final, rows, spread
+from test_training import final, rows
 
 from ssvit.checkpoints import storage
 from ssvit.checkpoints.checkpoint import Checkpoint
@@ -249,19 +249,6 @@ def test_a_run_interrupted_anywhere_ends_with_the_same_bits(tmp_path):
     assert states["model"]["center"].equal(objective.center)
     assert any(name.startswith("teacher.module.encoder.") for name in states["model"])
     assert not any("teacher" in name for name in states["optimizer"])
-
-
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_two_processes_train_as_one_does(tmp_path, strategy):
-    recipe = {"steps": 5, "ema": 0.5, "double": True, "objective": tiny.dino()}
-    tiny.train(tmp_path / "one", **recipe)
-    recipe["objective"] = tiny.dino()
-    assert spread(tmp_path / "two", 2, strategy=strategy, **recipe) == [0, 0]
-    one, two = (storage.load(Checkpoint.open(tmp_path / name / "step_00000005")) for name in ("one", "two"))
-    for kind, state in one.items():
-        assert state.keys() == two[kind].keys()
-        for name, value in state.items():
-            torch.testing.assert_close(value, two[kind][name], rtol=1e-6, atol=1e-8, msg=f"{kind} {name}")
 
 
 def test_compiled_there_is_one_graph_for_the_shapes_of_a_batch():

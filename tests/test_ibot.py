@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from command import TINY, one_line
 from lightly.loss import DINOLoss, IBOTPatchLoss
 from PIL import Image
-from test_training import final, rows, spread
+from test_training import final, rows
 
 from ssvit.checkpoints import storage
 from ssvit.checkpoints.checkpoint import Checkpoint
@@ -245,16 +245,6 @@ def test_a_run_interrupted_anywhere_ends_with_the_same_bits(tmp_path):
     assert rows(tmp_path / "broken", "train/loss") == rows(tmp_path / "whole", "train/loss")
     states = storage.load(Checkpoint.open(tmp_path / "broken" / "step_00000012"))
     assert states["model"]["patch_center"].equal(objective.patch_center)
-
-
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_two_processes_train_as_one_does(tmp_path, strategy):
-    recipe = {"steps": 5, "ema": 0.5, "double": True}
-    tiny.train(tmp_path / "one", objective=tiny.ibot(own_head=True), **recipe)
-    assert spread(tmp_path / "two", 2, strategy=strategy, objective=tiny.ibot(own_head=True), **recipe) == [0, 0]
-    one, two = (storage.load(Checkpoint.open(tmp_path / name / "step_00000005")) for name in ("one", "two"))
-    for kind, state in one.items():
-        torch.testing.assert_close(dict(state), dict(two[kind]), rtol=1e-6, atol=1e-8)
 
 
 def test_compiled_there_is_one_graph():

@@ -5,15 +5,14 @@ import json
 import os
 import shutil
 import signal
-import socket
 from pathlib import Path
 
 import pytest
 import safetensors.torch
 import tiny
 import torch
-from command import LIMIT
-from test_sharding import children, spread
+from ranks import own_rank, start
+from test_sharding import spread
 from torch.distributed.checkpoint import HuggingFaceStorageReader
 from torch.distributed.checkpoint.state_dict_loader import load as torch_load
 
@@ -165,17 +164,13 @@ def test_parts_that_do_not_fit_are_refused(parted, offset):
         storage.load(checkpoint)
 
 
-def train(folder: Path, rank: int, world: int, port: int, strategy: str, killed: bool) -> None:
+def train(folder: Path, strategy: str, killed: bool) -> None:
     """One process of a run; killed: as it writes its part of the second checkpoint, in a second process."""
-    os.environ.update(
-        RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world), LOCAL_WORLD_SIZE=str(world), GROUP_RANK="0",
-        MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), TORCHELASTIC_RUN_ID="test",
-    )  # fmt: skip
     write, calls = tensor_file.write, []
 
     def write_or_die(path, *rest):
         calls.append(path)
-        if killed and rank == 1 and len(calls) == 2:
+        if killed and own_rank() == 1 and len(calls) == 2:
             Path(path).write_bytes(b"half")
             os.kill(os.getpid(), signal.SIGKILL)
         return write(path, *rest)
@@ -185,17 +180,7 @@ def train(folder: Path, rank: int, world: int, port: int, strategy: str, killed:
 
 
 def run(folder: Path, world: int, strategy: str = "fsdp", killed: bool = False) -> list[int]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    processes = [
-        children.Process(target=train, args=(folder, rank, world, port, strategy, killed)) for rank in range(world)
-    ]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(LIMIT)
-    return [process.exitcode for process in processes]
+    return start(train, world, folder, strategy, killed)
 
 
 def test_a_kill_during_a_save_loses_nothing_on_any_number_of_processes(tmp_path):

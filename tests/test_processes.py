@@ -21,6 +21,7 @@ import pytest
 import tiny
 import torch
 from command import LIMIT, TINY
+from ranks import own_rank, start
 from torch import distributed
 from torchvision.io import write_png
 
@@ -31,8 +32,6 @@ from ssvit.training import runtime
 
 ROOT = Path(__file__).parent.parent
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone")  # which takes a free port
-children = multiprocessing.get_context("forkserver")
-children.set_forkserver_preload(["tiny"])
 
 
 class EndsAt:
@@ -82,15 +81,11 @@ def work(folder: Path, options: dict) -> None:
         sys.exit(getattr(error, "status", 1))
 
 
-def join(folder: Path, rank: int, world: int, port: int, options: dict) -> None:
-    """Be process `rank`, with stderr in a file of its own."""
+def join(folder: Path, options: dict) -> None:
+    """Be one process, with stderr in a file of its own."""
     multiprocessing.set_start_method("fork", force=True)  # data workers hold their process's connections, as in a tool
-    file = os.open(f"{folder}.{rank}", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
+    file = os.open(f"{folder}.{own_rank()}", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
     os.dup2(file, 2)
-    os.environ.update(
-        RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world), LOCAL_WORLD_SIZE=str(world), GROUP_RANK="0",
-        MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), TORCHELASTIC_RUN_ID="test",
-    )  # fmt: skip
     try:
         work(folder, options)
         status = 0
@@ -104,15 +99,8 @@ def join(folder: Path, rank: int, world: int, port: int, options: dict) -> None:
 
 def forked(folder: Path, world: int = 2, **options) -> tuple[list[int], list[str]]:
     """Train in `world` processes without torchrun, which starts slowly; returns their exit codes and stderr."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    processes = [children.Process(target=join, args=(folder, rank, world, port, options)) for rank in range(world)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(LIMIT)
-    return [process.exitcode for process in processes], [Path(f"{folder}.{rank}").read_text() for rank in range(world)]
+    codes = start(join, world, folder, options)
+    return codes, [Path(f"{folder}.{number}").read_text() for number in range(world)]
 
 
 def launched(folder: Path, world: int, restarts: int = 0, **options) -> subprocess.CompletedProcess:

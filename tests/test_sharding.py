@@ -1,16 +1,13 @@
 """A model shared out among processes: one unit for each layer, parts that make up the whole, numbers of one process."""
 
 import json
-import multiprocessing
-import os
-import socket
 from pathlib import Path
 
 import pytest
 import tiny
 import torch
-from command import LIMIT
 from lightning_fabric import Fabric
+from ranks import start
 from torch import distributed
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule
@@ -22,30 +19,15 @@ from ssvit.training import runtime, sharding
 from ssvit.training.recipe import Recipe
 from ssvit.training.state import State
 
-children = multiprocessing.get_context("forkserver")
-children.set_forkserver_preload(["tiny"])
 
-
-def as_rank(work, folder: Path, rank: int, world: int, port: int) -> None:
-    os.environ.update(
-        RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world), LOCAL_WORLD_SIZE=str(world), GROUP_RANK="0",
-        MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), TORCHELASTIC_RUN_ID="test",
-    )  # fmt: skip
+def with_one_thread(work, folder: Path) -> None:
     torch.set_num_threads(1)
     work(folder)
 
 
 def spread(work, folder: Path, world: int) -> None:
     """Call a function of this module in so many processes."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    processes = [children.Process(target=as_rank, args=(work, folder, rank, world, port)) for rank in range(world)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(LIMIT)
-    assert [process.exitcode for process in processes] == [0] * world
+    assert start(with_one_thread, world, work, folder) == [0] * world
 
 
 @pytest.fixture

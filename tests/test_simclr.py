@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from command import TINY, one_line
 from lightly.loss import NTXentLoss
 from PIL import Image
-from test_training import children, final, rows, spread
+from ranks import children
+from test_training import final, rows
 
 from ssvit.checkpoints import storage
-from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.batch import Batch
 from ssvit.evaluation import contrast
@@ -140,17 +140,6 @@ def test_a_run_interrupted_anywhere_ends_with_the_same_bits(tmp_path):
     tiny.train(tmp_path / "broken", objective=tiny.simclr(0.2), accumulate=2)
     assert final(tmp_path / "broken") == final(tmp_path / "whole")
     assert rows(tmp_path / "broken", "train/loss") == rows(tmp_path / "whole", "train/loss")
-
-
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_two_processes_train_as_one_does(tmp_path, strategy):
-    recipe = {"steps": 5, "ema": 0.5, "double": True}
-    tiny.train(tmp_path / "one", objective=tiny.simclr(), **recipe)
-    assert spread(tmp_path / "two", 2, strategy=strategy, objective=tiny.simclr(), **recipe) == [0, 0]
-    one, two = (storage.load(Checkpoint.open(tmp_path / name / "step_00000005")) for name in ("one", "two"))
-    for kind, state in one.items():
-        for name, value in state.items():
-            torch.testing.assert_close(value, two[kind][name], rtol=1e-6, atol=1e-8, msg=f"{kind} {name}")
 
 
 def compiled_in_a_process(rank: int, file: str, world: int) -> None:

@@ -21,9 +21,8 @@ from ssvit.options import UserError, typed
 FREE = (
     "overwrite", "outputs", "workers", "loader_timeout", "evaluators", "fabric", "data.root",
     "data.cache", "data.download", "data.masks", "data.verify", "data.shown", "data.source", "recipe.precision",
-    "recipe.best", "recipe.patience", "checkpoint", "encoder.path", "encoder.activation_checkpointing", "seeds", "probe",
-    "probing", "command", "logger",
-    "target.checkpoint", "preset",
+    "recipe.best", "recipe.patience", "checkpoint", "encoder.path", "encoder.activation_checkpointing", "seeds",
+    "probe", "probing", "command", "logger", "target.checkpoint", "preset",
 )  # fmt: skip
 # Groups whose files hold only values, which are compared, and options in `FREE`.
 FREE_CHOICES = ("experiment", "recipe", "data", "probe", "evaluator@evaluators", "logger")

@@ -99,8 +99,8 @@ class Probing(Evaluator):
     def __call__(self, objective: Objective, history: History | None = None) -> Evaluation:
         """Of each probe the accuracy at the chosen layer, which that is, at every layer, the last one, and of pixels.
 
-        Where an image may have several classes, accuracies are mAPs, and chance is the mAP of a random order. "…_choice"
-        is what chose the layer, of the training images alone (see `Result.choice`).
+        Where an image may have several classes, accuracies are mAPs, and chance is the mAP of a random order.
+        "…_choice" is what chose the layer, of the training images alone (see `Result.choice`).
 
         NaN if features are not finite. Lines: each probe beside its baselines. Figures: `probes`, over the steps.
         """
