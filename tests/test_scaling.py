@@ -10,7 +10,8 @@ from scipy.stats import linregress
 from ssvit.cli import scaling
 from ssvit.cli.trials import Trials
 from ssvit.evaluation import methods
-from ssvit.evaluation.scaling import FINETUNED, fit, points, series, table
+from ssvit.evaluation.scaling import curves, fit, points, series, table
+from ssvit.figures.scaling import FINETUNED
 from ssvit.figures.scaling import scaling as picture
 from ssvit.options import UserError
 
@@ -135,7 +136,8 @@ def test_a_line_over_images_has_one_model_and_leaves_out_what_has_all():
 
 
 def test_the_picture_shows_a_study_of_a_single_point():
-    figure = picture(points({"one": row(finetuned=0.6)}))
+    found = points({"one": row(finetuned=0.6)})
+    figure = picture(found, curves(found, "images"), curves(found, "flops"))
     assert len(figure.axes) == 6
     assert [text.get_text() for axis in figure.axes for text in axis.texts].count("a single value") == 2
 

@@ -36,14 +36,14 @@ def run(config: DictConfig, plain: Plain) -> Path:
     ):
         study.row(objective, point, seed)
     rows = methods.read(study.table)
-    text = scaling.table(rows)
+    text, found = scaling.table(rows), scaling.points(rows)
     atomic_io.replace(study.table / "table.md", text.encode())
 
     from ssvit.figures.scaling import scaling as figure
     from ssvit.figures.style import png
 
     picture = study.table / "scaling.png"
-    atomic_io.replace(picture, png(figure(scaling.points(rows))))
+    atomic_io.replace(picture, png(figure(found, scaling.curves(found, "images"), scaling.curves(found, "flops"))))
     print(f"\n{text}\n{study.table / 'table.md'}, {picture}")
     return study.table
 

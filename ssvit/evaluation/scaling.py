@@ -1,7 +1,7 @@
 """A scaling study: how accuracy grows with images and compute, by a power law of the error, and its table.
 
 The error of a model is fitted as b x^-c, a line of its logarithm over that of x (as Kaplan et al. 2020 and Zhai et al.
-2022 have it without their constant terms, for which small studies have too few points). Standard library only.
+2022 have it without their constant terms, for which small studies have too few points).
 """
 
 import math
@@ -11,9 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ssvit.evaluation.methods import Row, markdown, spread
-
-FINETUNED = "fine-tuned"
-MODEL = ("depth", "width", "patch")
+from ssvit.figures.scaling import FINETUNED, MODEL, Curves
 
 
 class Fit(NamedTuple):
@@ -91,6 +89,25 @@ def series(found: Sequence[Mapping[str, Any]], axis: str) -> dict[tuple[str, ...
     return dict(lines)
 
 
+def curves(found: Sequence[Mapping[str, Any]], axis: str) -> Curves:
+    """The `series` with their power laws by score."""
+    return {
+        key: (line, {name: law.accuracy for name, law in laws(line, axis).items()})
+        for key, line in series(found, axis).items()
+    }
+
+
+def laws(line: Sequence[Mapping[str, Any]], axis: str) -> dict[str, Fit]:
+    """The power laws of a line's scores over an axis, of those that have two points or more."""
+    fitted = {}
+    for name in dict.fromkeys(name for point in line for name in point["scores"]):
+        having = [point for point in line if name in point["scores"]]
+        law = fit([point[axis] for point in having], [point["scores"][name] for point in having])
+        if law is not None:
+            fitted[name] = law
+    return fitted
+
+
 def table(rows: Mapping[str, Row]) -> str:
     """Markdown: every point, and the power laws over images and over compute with their errors."""
     found = points(rows)
@@ -108,13 +125,11 @@ def table(rows: Mapping[str, Row]) -> str:
         grid.append(
             [point["objective"], images, model_of(point), str(point["steps"]), spent, str(point["seeds"]), *cells]
         )
-    laws = [["over", "of", "measure", "power of the error", "deviation of the points (percentage points)", "points"]]
+    fits = [["over", "of", "measure", "power of the error", "deviation of the points (percentage points)", "points"]]
     for axis in ("images", "flops"):
         for key, line in series(found, axis).items():
-            for name in names:
-                having = [point for point in line if name in point["scores"]]
-                law = fit([point[axis] for point in having], [point["scores"][name] for point in having])
-                if law is not None:
-                    power = f"{law.power:.3f}" + ("" if math.isnan(law.deviation) else f" ± {law.deviation:.3f}")
-                    laws.append([axis, ", ".join(key), name, power, f"{100 * law.residual:.1f}", str(len(having))])
-    return "\n\n".join(markdown(part) for part in (grid, laws) if len(part) > 1) + "\n"
+            for name, law in laws(line, axis).items():
+                power = f"{law.power:.3f}" + ("" if math.isnan(law.deviation) else f" ± {law.deviation:.3f}")
+                count = sum(name in point["scores"] for point in line)
+                fits.append([axis, ", ".join(key), name, power, f"{100 * law.residual:.1f}", str(count)])
+    return "\n\n".join(markdown(part) for part in (grid, fits) if len(part) > 1) + "\n"

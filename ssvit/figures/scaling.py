@@ -1,6 +1,6 @@
 """The picture of a scaling study: the paper's Figures 3 to 5 (images, compute) and 8 (what makes a model larger)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,17 +9,19 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from ssvit.evaluation.scaling import FINETUNED, MODEL, fit, series
 from ssvit.figures.style import panels, tidy
 
+FINETUNED, MODEL = "fine-tuned", ("depth", "width", "patch")
 _LINES = ("-", "--", ":", "-.")
 _MARKERS = "osD^vP*X"
 Point = Mapping[str, Any]
+# The points along an axis that are alike but for it, by what is alike, with the fitted accuracy of each score.
+Curves = Mapping[tuple[str, ...], tuple[Sequence[Point], Mapping[str, Callable[[float], float]]]]
 
 
-def scaling(points: Sequence[Point]) -> Figure:
+def scaling(points: Sequence[Point], over_images: Curves, over_compute: Curves) -> Figure:
     """A row of panels for each score: over images, over compute, and over the operations of an image for models that
-    differ from the smallest in depth, width or patch alone. Dashes are fitted power laws of the error.
+    differ from the smallest in depth, width or patch alone. Thin lines are fitted.
     """
     scores = list(dict.fromkeys(name for point in points for name in point["scores"]))
     scores.sort(key=lambda name: name != FINETUNED)
@@ -27,26 +29,25 @@ def scaling(points: Sequence[Point]) -> Figure:
     for place, name in enumerate(scores):
         having = [point for point in points if name in point["scores"]]
         images, compute, models = axes[3 * place : 3 * place + 3]
-        _over_images(images, having, name)
-        _over_compute(compute, having, name)
+        _over_images(images, over_images, name)
+        _over_compute(compute, over_compute, name)
         _over_models(models, having, name)
     return figure
 
 
-def _over_images(axis: Axes, points: Sequence[Point], name: str) -> None:
-    lines = series(points, "images")
-    objectives = list(dict.fromkeys(key[0] for key in lines))
-    models = list(dict.fromkeys(key[1:] for key in lines))
-    for key, line in lines.items():
+def _over_images(axis: Axes, curves: Curves, name: str) -> None:
+    objectives = list(dict.fromkeys(key[0] for key in curves))
+    models = list(dict.fromkeys(key[1:] for key in curves))
+    for key, curve in curves.items():
         color, style = colormaps["tab10"](models.index(key[1:]) % 10), _LINES[objectives.index(key[0]) % 4]
-        _curve(axis, line, "images", name, f"{key[0]}, {key[1]}, {key[2]} steps", color, style)
+        _curve(axis, curve, "images", name, f"{key[0]}, {key[1]}, {key[2]} steps", color, style)
     _finish(axis, "images of pre-training", name)
 
 
-def _over_compute(axis: Axes, points: Sequence[Point], name: str) -> None:
-    for place, ((objective,), line) in enumerate(series(points, "flops").items()):
+def _over_compute(axis: Axes, curves: Curves, name: str) -> None:
+    for place, ((objective,), curve) in enumerate(curves.items()):
         color = colormaps["tab10"](place % 10)
-        _curve(axis, line, "flops", name, objective, color, "", _MARKERS[place % len(_MARKERS)])
+        _curve(axis, curve, "flops", name, objective, color, "", _MARKERS[place % len(_MARKERS)])
     _finish(axis, "operations of pre-training", name)
 
 
@@ -71,7 +72,7 @@ def _over_models(axis: Axes, points: Sequence[Point], name: str) -> None:
 
 def _curve(
     axis: Axes,
-    line: Sequence[Point],
+    curve: tuple[Sequence[Point], Mapping[str, Callable[[float], float]]],
     x: str,
     name: str,
     label: str,
@@ -79,11 +80,12 @@ def _curve(
     style: str,
     marker: str = "o",
 ) -> None:
+    line = [point for point in curve[0] if name in point["scores"]]
     values = [point[x] for point in line]
     axis.plot(values, _per_cent(line, name), linestyle=style or "none", marker=marker, color=color, label=label)
-    if law := fit(values, [point["scores"][name] for point in line]):
+    if law := curve[1].get(name):
         grid = np.geomspace(min(values), max(values), 50)
-        axis.plot(grid, [100 * law.accuracy(one) for one in grid], color=color, linewidth=0.8, alpha=0.6)
+        axis.plot(grid, [100 * law(one) for one in grid], color=color, linewidth=0.8, alpha=0.6)
 
 
 def _per_cent(line: Sequence[Point], name: str) -> list[float]:
