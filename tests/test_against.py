@@ -193,7 +193,7 @@ def outputs(tmp_path_factory):
         weights = {f"encoder.{name}": value for name, value in encoder.state_dict().items()}
         storage.save(run, 6, {"model": weights}, {"encoder": encoder.arguments, "stage": PRETRAIN})
         choices = {"data": "synthetic", "augment@data.augment": "inception_crop"}
-        written = Configuration.of(OmegaConf.to_container(config, resolve=False), choices)
+        written = Configuration.of(pretrained.settled(config), choices)
         (run / "config.yaml").write_bytes(written.write())
     return folder
 

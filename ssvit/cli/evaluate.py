@@ -24,6 +24,7 @@ from ssvit.training import preflight
 if TYPE_CHECKING:
     from ssvit.evaluation.scores import Scores, Split
 
+_PAIRS = 1000  # of near-duplicates that are named in a file
 _EXAMPLES = 3  # images in both sets that are named
 # What may be typed for an option: a short form of its group, and former names.
 _ALIASES = {"probes=": "probe@probes=", "measures.": "probes.", "floors=": "baselines="}
@@ -58,6 +59,8 @@ def run(config: DictConfig, plain: Plain) -> Path | None:
     encoders = tuple(dict.fromkeys(name for split in splits.values() for name in split.own))
     compared = SideBySide(scores, against.groups(checkpoint, others, baselines=plain["baselines"]))
     measured = facts(plain, split, readings[0].pooling, others)
+    if split.duplicates is not None:
+        measured["near_duplicates"] = near_duplicates(split, scores)
     print(f"{measured['checkpoint']}:", "\n".join(report.data(measured)))
     if len(scores) == 1:
         print(describe(scores[0], split))
@@ -100,6 +103,7 @@ def check(plain: Plain) -> tuple[Checkpoint, list[options.Reading], list[Other]]
     number("fabric.timeout", plain["fabric"]["timeout"], 1)
     flag("baselines", plain["baselines"])
     flag("report", plain["report"])
+    flag("duplicates", plain["duplicates"])
     one_of("precision", plain["precision"], ("32-true", "bf16-mixed", "auto"))
     if plain["output"] is not None and not Path(plain["output"]).absolute().parent.is_dir():
         raise OptionError("output", plain["output"], "there is no such folder")
@@ -143,6 +147,20 @@ def facts(plain: Plain, split: "Split", pooling: str, others: Sequence[Other]) -
         "versions": {name: version(name) for name in ("ssvit", "torch")},
         "copies": {"test_images_in_train": len(found), "examples": examples},
     }
+
+
+def near_duplicates(split: "Split", scores: "Sequence[Scores]") -> dict[str, Any]:
+    """Test images that are nearly the same as a training image, and what the first probe finds without them."""
+    from ssvit.evaluation.duplicates import without
+
+    pairs = split.duplicates or ()
+    named = [
+        {"test": split.test.picture(pair.test), "train": split.train.picture(pair.train), "cosine": pair.cosine}
+        for pair in pairs[:_PAIRS]
+    ]
+    per_image = {one.probe: one.per_image[options.OWN] for one in scores[:1] if options.OWN in one.per_image}
+    kept = {probe: without(values, pairs) for probe, values in per_image.items() if len(values) == len(split.test)}
+    return {"test_images": len(pairs), "without": kept if pairs else {}, "pairs": named}
 
 
 def named(data: Mapping[str, Any]) -> str:
@@ -192,6 +210,7 @@ tool = Tool(
         "data.image_size",
         "features",
         "baselines",
+        "duplicates",
         "train_images",
         "test_images",
         "output",

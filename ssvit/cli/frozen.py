@@ -22,6 +22,7 @@ from ssvit.cli.pretrained import from_scratch
 from ssvit.data.batch import EvalTransform
 from ssvit.data.source import Data, masks, subset
 from ssvit.evaluation.base import Probe, check_labels
+from ssvit.evaluation.duplicates import Thumbnails, duplicates
 from ssvit.evaluation.features import Cache, Extractor, FeatureSets, Frozen, Half, PatchPixels, Pixels, extract
 from ssvit.evaluation.options import OWN, PATCHES, PIXELS, RANDOM, RANDOM_PREFIX, Reading
 from ssvit.evaluation.scores import Split
@@ -191,7 +192,8 @@ def _split(
     options = {name: plain[name] for name in ("batch_size", "workers")}
     options |= {"timeout": plain["loader_timeout"], "device": fabric.device}
     parts = []
-    for which, source in (("training", data.train), data.reported):
+    part, test_source = data.reported
+    for which, source in (("training", data.train), (part, test_source)):
         found: FeatureSets | None = None
         for encoder in encoders:
             function, prefix = encoder.function, encoder.prefix
@@ -216,8 +218,13 @@ def _split(
         parts.append(found)
     train, test = parts
     own, *others = encoders
+    pairs = None
+    if plain["duplicates"] and plain["report"]:
+        thumbnails = [extract(Thumbnails(), source, eval_transform, **options) for source in (data.train, test_source)]
+        if fabric.is_global_zero:
+            pairs = duplicates(*(of.values["thumbnails"] for of in thumbnails))
     names = {one.name: tuple(_named(one.prefix, name) for name in one.function.identities) for one in others}
-    return Split(tuple(own.function.identities), train, test, eval_transform, data.reported[0], names)
+    return Split(tuple(own.function.identities), train, test, eval_transform, part, names, pairs)
 
 
 def _named(prefix: str, features: str) -> str:

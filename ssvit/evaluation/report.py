@@ -20,13 +20,14 @@ from torch import Tensor
 from ssvit import atomic_io
 from ssvit.data.source import class_text
 from ssvit.evaluation import side_by_side
+from ssvit.evaluation.duplicates import Pair
 from ssvit.evaluation.neighbours import search
 from ssvit.evaluation.options import is_baseline
 from ssvit.evaluation.scores import Scores, Split
 from ssvit.evaluation.side_by_side import SideBySide
 from ssvit.evaluation.significance import NOTHING_YET, standard_error
 from ssvit.figures import classes
-from ssvit.figures.contact_sheet import NEIGHBOURS, QUERIES, Neighbour, Row, contact_sheet
+from ssvit.figures.contact_sheet import NEIGHBOURS, PAIRS, QUERIES, Neighbour, Row, contact_sheet, pair_sheet
 from ssvit.figures.feature_map import feature_map
 from ssvit.figures.intervals import intervals
 from ssvit.figures.probes import by_column, by_layer
@@ -40,6 +41,7 @@ _CAPTIONS = {
     "by_column": "The chosen features and their baselines, in every column of each table",
     "confusion": "Which class is taken for which by one classifier; the title names it",
     "contact_sheet": "Images measured on, and the training images that are most like them",
+    "duplicates": "Images measured on (left) that are nearly the same as a training image (right); the cosine of both",
     "feature_map": "Images with like features lie together; the axes have no unit",
     "segmentation": "Images measured on, their masks, and the class that each pixel is taken for",
 }
@@ -89,7 +91,7 @@ def write(
         ],
         "own": own,
         # All that is known of how the numbers came about.
-        "facts": list(_flat(facts | _plain({one.probe: one.options for one in scores}))),
+        "facts": list(_flat({**facts, "near_duplicates": None} | _plain({one.probe: one.options for one in scores}))),
     }
     measured = [
         {"measure": one.probe} | {key: value for key, value in vars(one).items() if key not in _UNWRITTEN}
@@ -134,6 +136,9 @@ def figures(splits: Mapping[str, Split], scores: Sequence[Scores], compared: Sid
         made["contact_sheet"] = neighbours(split, chosen)
         if not split.is_multi_label:  # colours are those of one class
             made["feature_map"] = feature_map(split.test.values[chosen], split.test.known_labels, split.classes)
+    first = next(iter(splits.values()))
+    if first.duplicates:
+        made["duplicates"] = near_duplicates(first, first.duplicates)
     for one in scores:
         split, test = splits[one.probe], splits[one.probe].test
         if test.masks is not None and one.predictions is not None:
@@ -183,6 +188,14 @@ def neighbours(split: Split, name: str) -> Figure:
     return contact_sheet(sheet)
 
 
+def near_duplicates(split: Split, pairs: Sequence[Pair]) -> Figure:
+    """Test images beside the training images that they are nearly the same as, evenly from all pairs."""
+    shown = [pairs[place] for place in _spaced(len(pairs), PAIRS).tolist()]
+    rows = torch.tensor([[pair.test, pair.train] for pair in shown]).T
+    ours, theirs = split.test.images(rows[0], split.eval_transform), split.train.images(rows[1], split.eval_transform)
+    return pair_sheet([(one, other, pair.cosine) for one, other, pair in zip(ours, theirs, shown, strict=True)])
+
+
 def data(facts: Mapping[str, Any]) -> list[str]:
     """What was measured, in sentences: which images, how many, of which classes, and how many stand in both sets."""
     if "train_images" not in facts:
@@ -199,6 +212,13 @@ def data(facts: Mapping[str, Any]) -> list[str]:
         sentences.append(
             f"{copies} of the {part} images stand among the training images too, pixel for pixel: "
             + ", ".join(examples + more)
+        )
+    if near := facts.get("near_duplicates"):
+        count = near["test_images"]
+        share = 100 * count / facts["test_images"]
+        rest = "".join(f"; without them {_words(name)} {_score(value)} %" for name, value in near["without"].items())
+        sentences.append(
+            f"{count:,} of the {part} images ({share:.1f} %) are nearly the same as a training image{rest}"
         )
     for name, other in facts.get("against", {}).items():
         size, own = ("x".join(map(str, one["image_size"])) for one in (other, facts))

@@ -1,6 +1,6 @@
 """The scores of probes on all feature sets of an encoder and its baselines, for tables, figures and reports."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, is_dataclass
 
 from torch import Tensor
@@ -8,6 +8,7 @@ from torch import Tensor
 from ssvit.data.batch import EvalTransform
 from ssvit.data.source import is_multi_label
 from ssvit.evaluation.base import Probe, Result
+from ssvit.evaluation.duplicates import Pair
 from ssvit.evaluation.features import FeatureSets
 from ssvit.evaluation.options import OWN
 from ssvit.evaluation.precision import share_of_class
@@ -19,7 +20,8 @@ class Split:
     """Feature sets of the training and of the test images, the same ones.
 
     own: those of the encoder, by layers. part: of the images measured on, test or validation. others: those of each
-    encoder and baseline measured beside it, by its name, by layers.
+    encoder and baseline measured beside it, by its name, by layers. duplicates: test images that are nearly the same as
+    a training image; None where they were not looked for.
     """
 
     own: tuple[str, ...]
@@ -28,6 +30,7 @@ class Split:
     eval_transform: EvalTransform
     part: str = "test"
     others: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    duplicates: Sequence[Pair] | None = None
 
     @property
     def classes(self) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from torch import Tensor
 from ssvit.figures.style import COLORS, DPI, INK, canvas, fitted, rgb, show
 
 QUERIES, NEIGHBOURS = 8, 10  # in a sheet at most
+PAIRS, _ACROSS = 20, 5  # in a sheet of pairs, and in a row of it
 _TILE, _GAP, _LINE = 170, 14, 26  # dots: a picture's longer side, between two, and a line of text
 _APART = 46  # dots between a query and its neighbours
 _FRAME = 2.2  # points
@@ -66,6 +67,21 @@ def contact_sheet(rows: Sequence[Row]) -> Figure:
             _place(axis, one.image, x, y, color)
             caption(x + _TILE / 2, y + _TILE + 0.8 * _LINE, f"{mark}{one.similarity:.3f}", color=color or INK)
             caption(x + _TILE / 2, y + _TILE + 1.6 * _LINE, fitted(one.name, _SIZE, _TILE))
+    return figure
+
+
+def pair_sheet(pairs: Sequence[tuple[Tensor, Tensor, float]]) -> Figure:
+    """Pairs of images (c, h, w) uint8 side by side, with the cosine of both; as many as a sheet holds."""
+    pairs = pairs[:PAIRS]
+    across = min(_ACROSS, len(pairs))
+    wide, high = 2 * _TILE + _APART, _TILE + _LINE + _GAP
+    figure, axis = canvas(_GAP + across * wide, _GAP + -(-len(pairs) // across) * high)
+    for place, (one, other, cosine) in enumerate(pairs):
+        x, y = _GAP + place % across * wide, _GAP + place // across * high
+        _place(axis, one, x, y, None)
+        _place(axis, other, x + _TILE + _GAP // 4, y, None)
+        middle, below = x + _TILE, y + _TILE + 0.8 * _LINE
+        axis.text(middle, below, f"{cosine:.3f}", color=INK, fontsize=_SIZE, ha="center", va="center")
     return figure
 
 

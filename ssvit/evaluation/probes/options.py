@@ -141,7 +141,7 @@ class Sgd(Linear):
 class Attentive(Linear):
     """Attention pooling of the patches and a linear classifier, trained by AdamW on frozen features."""
 
-    learning_rates: Sequence[float] = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2)
+    learning_rates: Sequence[float] = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
     """Learning rates for batches of 256, in proportion for others; each rises over a tenth of the steps and falls to 0
     along half a cosine."""
     weight_decays: Sequence[float] = (5e-4, 5e-2)
