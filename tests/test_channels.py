@@ -24,6 +24,7 @@ from ssvit.cli.export import tool as export
 from ssvit.cli.finetune import tool as finetune
 from ssvit.cli.launch import Failure
 from ssvit.cli.normalization import tool as measure
+from ssvit.cli.pack import tool as pack
 from ssvit.cli.pretrain import tool as pretrain
 from ssvit.data import datasets, decode, folder, normalization
 from ssvit.data.augment import color, crop, turn
@@ -432,3 +433,60 @@ def test_a_run_is_fine_tuned_and_evaluated(bands: Path) -> None:
     assert set(from_file.probabilities) == set("abc")
     evaluate.call([f"checkpoint={newest(bands)}", f"outputs={bands}/outputs", "probes=[knn]", "fabric.accelerator=cpu"])
     assert (bands / "outputs/bands/evaluation/report.json").is_file()
+
+
+def test_shards_and_tables_hold_the_same_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files of a folder, .npy and TIFF, packed and listed."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    given = {"channels": 5, "range": [0, 4000]}
+    for suffix in (".npy", ".tif"):
+        root = labelled_set(tmp_path / f"set{suffix}", 5, "uint16", suffix, 6)
+        packed = tmp_path / f"packed{suffix}"
+        pack.call([f"data={root}", f"output={packed}"])
+        names = sorted(str(path.relative_to(root)) for path in root.rglob(f"*{suffix}"))
+        rows = "".join(f"{name},{name[0]}\n" for name in names)
+        (tmp_path / "t.csv").write_text(f"path,label\n{rows}")
+        images = {}
+        for data in (
+            datasets.folder(root=str(root), **given),
+            datasets.shards(root=str(packed), **given),
+            datasets.csv(table=str(tmp_path / "t.csv"), root=str(root), **given),
+        ):
+            assert data.test is not None
+            for source in (data.train, data.test):
+                for index in range(len(source)):
+                    number = Path(source.name(index)).name.removeprefix("sample.")
+                    array = source.values(index)
+                    assert source.read(index).equal(torch.from_numpy((array / np.float32(4000)).astype(np.float32)))
+                    assert images.setdefault(number, array.tobytes()) == array.tobytes()
+                    assert source.bytes_per_pixel == 20
+        assert len(images) == 6
+    with pytest.raises(Failure, match="size=8: must be null for images of other channels or numbers"):
+        pack.call([f"data={root}", f"output={packed}", "size=8", "data.channels=5"])
+
+
+@pytest.mark.parametrize("objective", ["mae", "simmim", "latent", "dino", "simclr"])
+def test_every_kind_of_method_takes_many_channels(bands: Path, tmp_path: Path, objective: str) -> None:
+    """With the shape that preset=auto gives the run, of which nothing was chosen for photographs alone."""
+    small = ["encoder.width=48", "encoder.depth=2", "encoder.heads=2", "recipe.steps=2", "recipe.batch_size=4"]
+    small += [
+        "recipe.warmup=1",
+        "recipe.evaluate_every=2",
+        "recipe.save_every=2",
+        "probe=[]",
+        "recipe.precision=32-true",
+    ]
+    small += {
+        "mae": ["objective.decoder.width=16", "objective.decoder.depth=1"],
+        "latent": ["objective.layers=1", "objective.masks=2"],
+        "dino": ["objective.prototypes=16", "augment@data.augment=multi_crop_small"],
+        "simclr": ["augment@data.augment=two_crops_small"],
+    }.get(objective, [])
+    if objective in ("dino", "simclr"):
+        small += ["data.augment.jitter=0", "data.augment.grayscale=0", "data.augment.blur=[0.5,0.5,0.5]"]
+    data = [f"data={bands}/set", f"data.normalization={bands}/bands.yaml", "workers=0"]
+    run = pretrain.call([*data, f"objective={objective}", f"outputs={tmp_path}", "data.image_size=16", *small])
+    weights = load_encoder(manifest.complete(run)[-1]).state_dict()
+    assert weights["patch.weight"].shape[1] % 5 == 0
+    assert all(weight.isfinite().all() for weight in weights.values())
+    assert Image.open(next(run.glob("*.png"))).size[0] > 100

@@ -5,7 +5,7 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from ssvit.cli.launch import Plain, Tool, announce, progress
-from ssvit.data.options import Pack
+from ssvit.data.options import RGB, ImageFiles, Pack
 from ssvit.options import OptionError, select
 from ssvit.training import preflight
 
@@ -15,7 +15,10 @@ def run(config: DictConfig, plain: Plain) -> Path:
     own = select(Pack, plain)
     if not own.verify and plain["data"] is None:
         raise OptionError("data", None, "must name a data set, or the path of a folder")
-    preflight.parts(plain)
+    source = preflight.parts(plain).get("data.source")
+    if own.size is not None and isinstance(source, ImageFiles) and source.pixels != RGB:
+        right = "must be null for images of other channels or numbers than photographs: their files stay unchanged"
+        raise OptionError("size", own.size, right)
     announce()
 
     from hydra.utils import instantiate
