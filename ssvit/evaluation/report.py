@@ -20,6 +20,7 @@ from torch import Tensor
 from ssvit import atomic_io
 from ssvit.data.source import class_text
 from ssvit.evaluation import side_by_side
+from ssvit.evaluation.components import components
 from ssvit.evaluation.duplicates import Pair
 from ssvit.evaluation.neighbours import search
 from ssvit.evaluation.options import is_baseline
@@ -31,7 +32,7 @@ from ssvit.figures.contact_sheet import NEIGHBOURS, PAIRS, QUERIES, Neighbour, R
 from ssvit.figures.feature_map import feature_map
 from ssvit.figures.intervals import intervals
 from ssvit.figures.probes import by_column, by_layer
-from ssvit.figures.segmentation import segmentation
+from ssvit.figures.segmentation import patches, segmentation
 from ssvit.figures.style import png, shown
 from ssvit.options import UserError
 
@@ -43,7 +44,8 @@ _CAPTIONS = {
     "contact_sheet": "Images measured on, and the training images that are most like them",
     "duplicates": "Images measured on (left) that are nearly the same as a training image (right); the cosine of both",
     "feature_map": "Images with like features lie together; the axes have no unit",
-    "segmentation": "Images measured on, their masks, and the class that each pixel is taken for",
+    "patches": "Images measured on, and the first three principal components of their patches' features as colours",
+    "segmentation": "Images measured on, the components of their patches, their masks, and the class of each pixel",
 }
 _BASELINES = (
     "Baselines: the same encoder with random weights, and raw pixels. The best, of any layer, is to be beaten here. "
@@ -141,10 +143,14 @@ def figures(splits: Mapping[str, Split], scores: Sequence[Scores], compared: Sid
         made["duplicates"] = near_duplicates(first, first.duplicates)
     for one in scores:
         split, test = splits[one.probe], splits[one.probe].test
-        if test.masks is not None and one.predictions is not None:
+        if (values := test.values[one.best]).ndim == 4:
             rows = _spaced(len(test), _SEGMENTED)
-            images = test.images(rows, split.eval_transform)
-            made["segmentation"] = segmentation(images, test.masks[rows], one.predictions[rows])
+            shown = test.images(rows, split.eval_transform), components(values)[rows]
+            if test.masks is not None and one.predictions is not None:
+                images, colors = shown
+                made["segmentation"] = segmentation(images, test.masks[rows], one.predictions[rows], colors)
+            else:
+                made["patches"] = patches(*shown)
     return made
 
 
