@@ -8,7 +8,8 @@ from omegaconf import DictConfig
 from ssvit.atomic_io import replace
 from ssvit.checkpoints.checkpoint import FINETUNE, find
 from ssvit.cli.launch import Plain, Tool, announce, say
-from ssvit.data import folder
+from ssvit.data import folder, pseudo_labels
+from ssvit.data.pseudo_labels import PseudoLabel
 from ssvit.options import OptionError, UserError, number, printable, whole
 
 
@@ -19,6 +20,14 @@ def run(config: DictConfig, plain: Plain) -> None:
     """
     whole("top", plain["top"])
     number("threshold", plain["threshold"], 0, 1)
+    number("confidence", plain["confidence"], 0, 1)
+    if plain["per_class"] is not None:
+        whole("per_class", plain["per_class"])
+    as_table = str(plain["output"] or "").endswith(".csv")
+    if plain["labelled"] is not None:
+        pseudo_labels.check(str(plain["labelled"]))
+        if not as_table:
+            raise OptionError("labelled", plain["labelled"], "goes into a table: output=NAME.csv")
     if plain["output"] is not None and not Path(plain["output"]).absolute().parent.is_dir():
         raise OptionError("output", plain["output"], "there is no such folder")
     if not plain["images"]:
@@ -32,7 +41,9 @@ def run(config: DictConfig, plain: Plain) -> None:
     classifier = inference.classifier(checkpoint)
     names = classifier.classes
     print(f"{checkpoint.path}: {len(names)} classes")
-    answers, unreadable = [], 0
+    if as_table and classifier.is_multi_label:
+        raise OptionError("output", plain["output"], "must be a JSON file: a table has one class for each picture")
+    answers, labels, unreadable = [], [], 0
     for path, answer in classifier.name_files(paths):
         if isinstance(answer, UserError):
             unreadable += 1
@@ -40,6 +51,7 @@ def run(config: DictConfig, plain: Plain) -> None:
             continue
         best = answer.topk(len(answer) if classifier.is_multi_label else min(plain["top"], len(answer)))
         named = [(names[i], p) for p, i in zip(best.values.tolist(), best.indices.tolist(), strict=True)]
+        labels.append(PseudoLabel(path, *named[0]))
         several, least = classifier.is_multi_label, plain["threshold"]
         answers.append(
             {
@@ -55,7 +67,11 @@ def run(config: DictConfig, plain: Plain) -> None:
         print(
             printable(f"{path}: {', '.join(f'{name} {100 * p:.1f} %' for name, p in named) or 'none of the classes'}")
         )
-    if plain["output"] is not None:
+    if as_table:
+        kept = pseudo_labels.chosen(labels, confidence=plain["confidence"], per_class=plain["per_class"])
+        replace(Path(plain["output"]), pseudo_labels.written(kept, plain["labelled"]))
+        print(f"{plain['output']}: {len(kept)} of {len(labels)} pictures have a pseudo-label")
+    elif plain["output"] is not None:
         replace(Path(plain["output"]), (json.dumps(answers, indent=1) + "\n").encode())
     if unreadable:
         raise UserError(f"{unreadable} of {len(paths)} pictures could not be read")
