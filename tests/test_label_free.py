@@ -109,6 +109,12 @@ def test_an_evaluation_measures_each_layer_of_the_backbone():
     assert evaluator(objective).metrics == found.metrics
 
 
+def test_a_single_held_out_image_is_told():
+    source = tiny.labelled().take(torch.tensor([0]))
+    found = LabelFree(source=source, transform=VIEW)(tiny.model(), [{"step": 0}])
+    assert (found.metrics, found.lines) == ({}, ["not measured, which needs two held-out images or more"])
+
+
 def test_collapsed_features_are_told_at_once():
     objective = tiny.model()
     evaluator = LabelFree(source=tiny.labelled(), transform=VIEW, images=24, views=0)

@@ -38,7 +38,7 @@ def test_labelled_rows_come_first_with_their_splits_and_every_path_is_found_from
         (str(tmp_path / "0.png"), "cat", "train"),
     ]
     table.write_text("path,class\na.png,cat\n")
-    with pytest.raises(OptionError, match="labelled=.*: must have a column `label`"):
+    with pytest.raises(OptionError, match=r"labelled=.*: must have a column `label`"):
         written([], str(table))
 
 
@@ -56,8 +56,8 @@ def test_a_teachers_table_trains_a_student(tool, tmp_path):
     (tmp_path / "labels.csv").write_text("\n".join(lines) + "\n")
     sizes = [option for option in TINY if not option.startswith(("data.", "target.", "recipe.steps"))]
     data = ["data=csv", "data.image_size=16", "encoder.patch_size=4", "evaluator=[]", "probe=[]"]
-    tool("pretrain", *sizes, *data, "data.table=labels.csv", "recipe.steps=6", "encoder=small", "name=pre", "objective=mae",
-         "recipe.batch_size=4")  # fmt: skip
+    tool("pretrain", *sizes, *data, "data.table=labels.csv", "recipe.steps=6", "recipe.batch_size=4", "encoder=small",
+         "name=pre", "objective=mae")  # fmt: skip
     short = ("recipe.steps=30", "recipe.warmup=2", "recipe.batch_size=4", "fabric.accelerator=cpu")
     tool("finetune", "checkpoint=outputs/pre", *short, "name=teacher")
     others = [f"{place}.png" for place in range(8, 16)]

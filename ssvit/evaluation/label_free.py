@@ -52,8 +52,11 @@ class LabelFree(HeldOut):
     def __call__(self, objective: Objective, history: History | None = None) -> Evaluation:
         """Each measure at the last layer, and at layer 3 as "rankme_layer3".
 
-        A warning as soon as the features collapse. Figure: `label_free`, the measures over the steps and the layers.
+        None of a single image. A warning as soon as the features collapse. Figure: `label_free`, the measures over the
+        steps and the layers.
         """
+        if sum(len(slots) for _, slots in self.batches) < 2:
+            return Evaluation(metrics={}, lines=["not measured, which needs two held-out images or more"])
         encoder = objective.backbone()
         readings = options.readings(encoder.arguments, layer="all")
         frozen, device = Frozen(encoder, readings, identity=""), next(encoder.parameters()).device

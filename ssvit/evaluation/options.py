@@ -162,8 +162,6 @@ class Contrast(HeldOut):
 class LabelFree(HeldOut):
     """The measures of features without labels."""
 
-    fewest = 2
-
     images: int = 512
     """The most held-out images; ranks are at most their number, so there should be more than the encoder's width."""
     every: int | str = AUTO
