@@ -1,12 +1,14 @@
 """preset=auto: what it chooses, that typed options win, and that a run keeps what it began with."""
 
 import itertools
+import tarfile
 
 import pytest
 import yaml
 from command import one_line
 from PIL import Image
 
+from ssvit.cli import launch
 from ssvit.cli.preset import OBJECTIVE, Machine, choose, options
 from ssvit.models.options import ViT
 from ssvit.options import OptionError, make
@@ -96,12 +98,46 @@ def test_a_run_tells_what_was_chosen_and_keeps_it(photographs, tool, tmp_path):
 @pytest.mark.parametrize(
     ("typed", "message"),
     [
-        (["preset=auto"], "preset=auto: needs a folder of images: data=PATH"),
+        (["preset=auto"], "preset=auto: needs a folder of images or of shards, or a table: data=PATH"),
         (["preset=best"], "preset=best: must be auto or null"),
     ],
 )
 def test_mistakes_are_one_line(tool, typed, message):
     assert message in one_line(tool("pretrain", *typed, status=2))
+
+
+def test_tables_and_shards_are_planned_like_a_folder(photographs, tmp_path):
+    folder = options({"preset": "auto", "data": "folder", "data.root": str(photographs)})
+    table = photographs.parent / "t.csv"
+    table.write_text("path,split\n" + "".join(f"{path.name},train\n" for path in sorted(photographs.iterdir())))
+    typed = {"preset": "auto", "data": "csv", "data.table": str(table), "data.root": str(photographs)}
+    assert options(typed) == folder
+    (tmp_path / "shards").mkdir()
+    for number in range(3):
+        with tarfile.open(tmp_path / "shards" / f"{number}.tar", "w") as shard:
+            for path in sorted(photographs.iterdir(), key=lambda path: int(path.stem))[number::3]:
+                shard.add(path, path.name)
+    shards = {"preset": "auto", "data": "shards", "data.root": str(tmp_path / "shards")}
+    assert options(shards) == folder
+    with pytest.raises(OptionError, match="needs shards in a folder"):
+        options(shards | {"data.root": "s3://bucket/set"})
+
+
+def test_a_path_says_what_it_holds(photographs, tmp_path):
+    (tmp_path / "s" / "train").mkdir(parents=True)
+    with tarfile.open(tmp_path / "s" / "train" / "0.tar", "w") as shard:
+        shard.add(photographs / "0.png", "0.png")
+    (tmp_path / "t.csv").write_text("path\n")
+    for path, expected in (
+        (photographs, ["data=folder", f"data.root={photographs}"]),
+        (tmp_path / "s", ["data=shards", f"data.root={tmp_path / 's'}"]),
+        (tmp_path / "t.csv", ["data=csv", f"data.table={tmp_path / 't.csv'}"]),
+    ):
+        assert launch._data_set(f"data={path}") == expected
+    assert launch._data_set("data=csv") == ["data=csv"]
+    with tarfile.open(photographs / "more.tar", "w") as shard:
+        shard.add(photographs / "0.png", "0.png")
+    assert launch._data_set(f"data={photographs}")[0] == "data=folder"  # of images, beside which a tar file lies
 
 
 def test_images_that_cannot_be_read_are_told(tmp_path):

@@ -36,6 +36,7 @@ from tqdm import tqdm
 
 from ssvit.checkpoints.configuration import RENAMED, command
 from ssvit.checkpoints.run_folder import is_main_process
+from ssvit.data import shard_folder
 from ssvit.options import OptionError, UserError, printable, typed
 from ssvit.options import command as command_name
 
@@ -164,7 +165,7 @@ class Tool:
         former = _options, _added
         _options, _added = sorted((one for one in arguments if one not in bare), key=_is_option), []
         names = {option.partition("=")[0] for option in _options}
-        expanded = [part for option in _options for part in _data_folder(option)]
+        expanded = [part for option in _options for part in _data_set(option)]
         if len(expanded) > len(_options):
             expanded += [option for option in self.own_images if option.partition("=")[0] not in names]
         _options = expanded
@@ -245,15 +246,20 @@ def _unquoted(value: str) -> str:
     )
 
 
-def _data_folder(option: str) -> list[str]:
-    """data=PATH, where PATH is a folder and no configuration has that name, stands for data=folder data.root=PATH."""
+def _data_set(option: str) -> list[str]:
+    """data=PATH, where no configuration has that name, stands for the data set at PATH.
+
+    That is a folder of images, a folder of shards (tar files) and no images, or a table of images (.csv, .tsv).
+    """
     group, _, written = option.partition("=")
     value = _unquoted(written)
     folders = [] if os.path.isabs(value) else [folder / "data" for folder in (CONFIGS, config_dir()) if folder]
     if group != "data" or any((folder / f"{value}.yaml").is_file() for folder in folders):
         return [option]
     if os.path.isdir(value):
-        return ["data=folder", f"data.root={written}"]
+        return [f"data={'shards' if shard_folder.is_one(value) else 'folder'}", f"data.root={written}"]
+    if value.lower().endswith((".csv", ".tsv")) and os.path.isfile(value):
+        return ["data=csv", f"data.table={written}"]
     if "/" in value:
         raise Failure(f"{option}: no such folder", 2)
     return [option]

@@ -6,14 +6,18 @@ papers' recipes, scaled to small sets, and have not been measured.
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+import tarfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ssvit.checkpoints.configuration import Configuration
 from ssvit.cli.launch import say
-from ssvit.data import folder
-from ssvit.options import OptionError, UserError
+from ssvit.data import folder, shard_folder
+from ssvit.data.options import Csv
+from ssvit.options import OptionError, UserError, within
 
 AUTO = "auto"
 _DEFAULT = "masked_patch"  # of the command
@@ -80,17 +84,17 @@ def options(typed: dict[str, str]) -> Sequence[str]:
         return ()
     if wanted != AUTO:
         raise OptionError("preset", wanted, "must be auto or null")
-    if typed.get("data") != "folder" or "data.root" not in typed:
-        raise OptionError("preset", wanted, "needs a folder of images: data=PATH")
+    read = _SETS.get(typed.get("data", ""))
+    if read is None or not {"data.root", "data.table"} & typed.keys():
+        raise OptionError("preset", wanted, "needs a folder of images or of shards, or a table: data=PATH")
     chosen = _as_it_began(typed)
     if chosen is None:
-        files = _training_images(typed)
-        side = _side(files)
+        images, side = read(typed)
         machine = Machine.here()
         given = {name: int(value) for name, value in typed.items() if value.isdecimal() and int(value)}
-        chosen = choose(len(files), side, machine, given)
+        chosen = choose(images, side, machine, given)
         where = f"{machine.cores} CPU cores" + (" and a GPU" if machine.gpu else "")
-        say(f"preset=auto: {len(files):,} images of {side} pixels in the median, {where}:")
+        say(f"preset=auto: {images:,} images of {side} pixels in the median, {where}:")
     else:
         say("preset=auto: as the run began:")
     brought = _OF_ENCODER if typed.get("checkpoint", "null") != "null" else ()
@@ -111,7 +115,7 @@ def _as_it_began(typed: dict[str, str]) -> Mapping[str, object] | None:
     if typed.get("overwrite") == "true":
         return None
     objective = typed.get("objective", _DEFAULT if _names_method(typed) else OBJECTIVE)
-    name = typed.get("name", f"{objective}_folder")
+    name = typed.get("name", f"{objective}_{typed['data']}")
     try:
         kept = Configuration.read(Path(typed.get("outputs", "outputs"), name, "config.yaml")).values.get("preset")
     except (UserError, OSError):
@@ -121,12 +125,57 @@ def _as_it_began(typed: dict[str, str]) -> Mapping[str, object] | None:
     return dict(str(option).split("=", 1) for option in kept)
 
 
-def _training_images(typed: dict[str, str]) -> list[str]:
+def _named(typed: dict[str, str], *names: str) -> dict[str, Any]:
+    """The options of the data set that are typed, of these."""
+    given = {name: typed[f"data.{name}"] for name in names if f"data.{name}" in typed}
+    return {name: None if value == "null" else value for name, value in given.items()}
+
+
+def _of_folder(typed: dict[str, str]) -> tuple[int, int]:
+    """How many images there are to train on, and the median of the shorter sides of some. UserError if none is read."""
     root = typed["data.root"]
     folder.check(root, "data.root")
-    names = {part: typed[f"data.{part}"] for part in folder.Splits._fields if f"data.{part}" in typed}
-    parts = {part: None if name == "null" else name for part, name in names.items()}
-    return folder.pictures(folder.splits(root, **parts).train)
+    files = folder.pictures(folder.splits(root, **_named(typed, *folder.Splits._fields)).train)
+    return len(files), _side(files)
+
+
+def _of_table(typed: dict[str, str]) -> tuple[int, int]:
+    """The same of a table."""
+    with within("data"):
+        found = Csv(label=None, **_named(typed, "table", "root", "path", "split", *folder.Splits._fields))
+    files = [os.path.join(found.top, row.path) for row in found.rows("train")]
+    return len(files), _side(files)
+
+
+def _of_shards(typed: dict[str, str]) -> tuple[int, int]:
+    """The same of shards in a folder: as many images a byte as the first shard has."""
+    from PIL import Image
+
+    root, named = typed["data.root"], _named(typed, *shard_folder.Splits._fields)
+    if shard_folder.is_remote(root):
+        raise OptionError("preset", AUTO, "needs shards in a folder: set preset=null for those at an address")
+    with within("data"):
+        paths = [os.path.join(root, name) for name in shard_folder.splits(root, **named).train]
+    images, sides = 0, list[int]()
+    try:
+        with tarfile.open(paths[0], "r:") as shard:
+            for member in shard:
+                if member.name.lower().endswith(folder.IMAGE_SUFFIXES):
+                    images += 1
+                    with suppress(Exception):  # as in `_side`
+                        if len(sides) < _SAMPLED and (file := shard.extractfile(member)):
+                            sides.append(min(Image.open(file).size))
+    except (OSError, tarfile.TarError) as error:
+        raise UserError(f"{paths[0]}: cannot be read: {error}") from None
+    count = round(images * sum(map(os.path.getsize, paths)) / os.path.getsize(paths[0]))
+    return count, _median(sides, paths[0])
+
+
+_SETS: Mapping[str, Callable[[dict[str, str]], tuple[int, int]]] = {
+    "folder": _of_folder,
+    "csv": _of_table,
+    "shards": _of_shards,
+}
 
 
 def _side(files: Sequence[str]) -> int:
@@ -139,6 +188,10 @@ def _side(files: Sequence[str]) -> int:
             sides.append(min(rasters.size(file)))
         except Exception:  # readers raise what they like, and the loader replaces and counts what cannot be read
             continue
+    return _median(sides, files[0])
+
+
+def _median(sides: Sequence[int], first: str) -> int:
     if not sides:
-        raise UserError(f"{files[0]}: cannot be read as an image, nor can others beside it")
+        raise UserError(f"{first}: cannot be read as an image, nor can others beside it")
     return sorted(sides)[len(sides) // 2]

@@ -6,6 +6,7 @@ import re
 from fnmatch import fnmatch
 from typing import Any, NamedTuple
 
+from ssvit.data import folder
 from ssvit.data.folder import AUTO, KNOWN
 from ssvit.options import OptionError
 
@@ -41,6 +42,12 @@ def opened(root: str) -> tuple[Any, str]:
         raise OptionError("root", root, f"needs the package {name}: pip install {name}") from None
     except (ValueError, OSError) as error:
         raise OptionError("root", root, " ".join(str(error).split())) from None
+
+
+def is_one(root: str) -> bool:
+    """Whether a folder holds shards, also in its subfolders, and no images."""
+    holds = any(glob.glob(f"{depth}{SUFFIX}", root_dir=root) for depth in ("*", "*/*"))
+    return holds and folder.count(root, at_most=1) == 0
 
 
 def names(root: str) -> list[str]:
