@@ -247,7 +247,7 @@ def test_a_stopped_worker_is_told_after_the_timeout(tmp_path: Path) -> None:
     next(batches)
     (worker,) = active_children()
     os.kill(worker.pid, signal.SIGSTOP)
-    with pytest.raises(UserError, match=r"^no micro-batch came from the data workers for 0\.5 seconds") as caught:
+    with pytest.raises(UserError, match=r"^no images came from the data workers for 0\.5 seconds") as caught:
         list(batches)
     assert "\n" not in str(caught.value)
     assert not active_children()
@@ -260,9 +260,32 @@ class _Status(NamedTuple):
     f_frsize: int
 
 
+def test_batches_put_together_of_parts_are_those_read_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where images cannot be read: these are replaced in training and left out of an evaluation."""
+    source, transform = folder(tmp_path, 330, damaged=(5, 130, 300)), InceptionCrop(size=6)
+    views = MultiCrop(size=[8, 16], local_size=[8, 8], local_views=2, sigma=[0.1, 1.0])
+
+    def read(workers: int, sent: int) -> list[Batch]:
+        monkeypatch.setattr("ssvit.data.loader._SENT", sent)
+        loader = Loader(source=source, transform=transform, seed=0, batch_size=150, workers=workers)
+        both = Loader(source=source, transform=views, seed=0, batch_size=150, workers=workers)
+        evaluated = evaluation_batches(source, CenterCrop(size=4), batch_size=140, workers=workers)
+        return [*loader.batches(1, 4), *both.batches(0, 1), *evaluated]
+
+    at_once = read(0, 1 << 20)
+    assert [len(batch.slots) for batch in at_once] == [150, 150, 150, 150, 138, 140, 49]
+    for workers, sent in ((0, 64), (2, 64), (1, 32)):
+        for one, other in zip(at_once, read(workers, sent), strict=True):
+            assert list(one.views) == list(other.views)
+            for tensor, same in zip(one.tensors, other.tensors, strict=True):
+                assert tensor.dtype == same.dtype
+                assert tensor.equal(same)
+
+
 def test_the_room_in_shared_memory_is_checked_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, transform = folder(tmp_path, 40), CenterCrop(size=[8, 16])
-    # Two workers have two micro-batches each, and the main process one: 5 x 20 images x 3 channels x 8 x 16 pixels.
+    # Two workers have two parts each, here whole micro-batches, and the main process one: 5 x 20 images x 3 channels x
+    # 8 x 16 pixels.
     pages = 5 * 20 * 3 * 8 * 16 // 256
 
     def start(pages: int, workers: int = 2) -> None:
@@ -314,7 +337,7 @@ def test_too_small_a_shared_memory_is_told_at_once(tmp_path: Path) -> None:
     command = f"{mounted} && exec '{sys.executable}' '{tmp_path}/small.py' '{tmp_path}/a.png'"
     done = subprocess.run(["unshare", "-m", "sh", "-c", command], capture_output=True, text=True, check=False)
     known, unknown = done.stdout.splitlines()
-    assert known.startswith("workers=2: read 193 MB ahead, and /dev/shm has 67 MB free: take fewer data workers")
+    assert known.startswith("workers=2: read 87 MB ahead, and /dev/shm has 67 MB free: take fewer data workers")
     assert unknown.startswith("a data worker cannot share its images (No space left on device (28)): take fewer")
     assert done.stderr == ""
 

@@ -1,7 +1,8 @@
 """Batches from any step on, the same for any number of workers and processes.
 
-A set in memory is gathered and augmented on the device. Other images are read and augmented by worker processes, a
-micro-batch each; an unreadable one is counted and replaced by another, chosen by hash of the slot.
+A set in memory is gathered and augmented on the device. Other images are read and augmented by worker processes, in
+parts of a micro-batch, which the main process puts together; an unreadable one is counted and replaced by another,
+chosen by hash of the slot.
 
 Letters: b images, c channels, h, w pixels.
 """
@@ -18,6 +19,7 @@ import signal
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -43,11 +45,12 @@ _REPLACEMENTS = 64  # other images tried in the place of an unreadable one
 _BLOCK, _MOST = 1 << 24, 4096  # bytes and number of images in memory that are augmented together
 _PART = 32  # images decoded before they are augmented together
 TIMEOUT = 300.0  # seconds; less than the 600 that process groups wait for each other, so that the cause is told first
-_AHEAD = 2  # micro-batches that each worker reads ahead
+_SENT = 64  # images that a worker hands over together, a multiple of _PART
+_AHEAD = 2  # such parts that each worker reads ahead, and micro-batches that all of them do, at least
 _SHARED_MEMORY = "/dev/shm"  # through which workers hand over their tensors
-_FEWER = "take fewer data workers, smaller micro-batches (a larger recipe.accumulate, or a smaller batch_size)"
+_FEWER = "take fewer data workers"
 _MORE_ROOM = f"{_FEWER}, or a larger /dev/shm (docker run --shm-size=…)"
-Read = tuple[Batch, list[Unreadable]] | UserError  # a micro-batch and the files that it lacks
+Read = tuple[Batch, list[Unreadable]] | UserError  # a part of a micro-batch and the files that it lacks
 _FILES, _SPARE_FILES = 4, 16  # open for each worker, two pipes of two ends; open at times, to receive tensors
 
 
@@ -73,7 +76,7 @@ class Loader:
     order: str = PERMUTATION  # of an epoch, see `sampler.indices`
     decoding: str = FULL  # scaled: JPEGs smaller, as far as their crops stay as large as they are shown
     workers: int = 0  # processes that read files; none are used for a set in memory
-    timeout: float = TIMEOUT  # seconds to wait for a micro-batch of theirs, 0 for ever
+    timeout: float = TIMEOUT  # seconds to wait for images of theirs, 0 for ever
     device: torch.device | str = "cpu"
     waited: float = field(default=0.0, init=False)  # seconds spent waiting for data so far
     unreadable: dict[str, str] = field(init=False)  # reason by path of the files that could not be read so far
@@ -142,7 +145,8 @@ class Loader:
     def _from_files(self, units: range) -> Generator[Batch]:
         reduction = getattr(self.transform, "reduction", None) if self.decoding == SCALED else None
         reader = _Reader(self.source, self.transform, self.seed, reduction)
-        read = _read(reader, map(self._slots, units), self.workers, self.timeout, self.device, self._tally)
+        images = self._micro_batch
+        read = _read(reader, map(self._slots, units), images, self.workers, self.timeout, self.device, self._tally)
         return (batch.to(self.device) for batch in read)
 
 
@@ -177,14 +181,15 @@ def evaluation_batches(
         batches = (Batch.of(images[part], None if labels is None else labels[part], part) for part in parts)
         return (batch.to(device).augmented(transform, 0) for batch in batches)
     number("timeout", timeout, 0)
-    _check_room(transform, min(batch_size, len(indices)), workers, source.bytes_per_pixel)
+    largest = min(batch_size, len(indices))
+    _check_room(transform, largest, workers, source.bytes_per_pixel)
     work = ((part, part) for part in parts)
-    read = _read(_Reader(source, transform, None), work, workers, timeout, device, _Tally(count))
+    read = _read(_Reader(source, transform, None), work, largest, workers, timeout, device, _Tally(count))
     return (batch.to(device) for batch in read)
 
 
 class _Reader(Dataset[Read]):
-    """Reads and augments a micro-batch, in whatever process: (slots, indices) -> the batch and what was unreadable.
+    """Reads and augments images, in whatever process: (slots, indices) -> a batch of them and what was unreadable.
 
     A UserError is returned, because a worker that raises it wraps it in its own traceback. Without a seed unreadable
     images are left out instead of replaced; where none is left, the batch has no views.
@@ -265,18 +270,61 @@ class _Tally:
 
 
 def _check_room(transform: Transform, images: int, workers: int, bytes_per_pixel: int) -> None:
-    """OptionError if the micro-batches that workers read ahead, of so many images, do not fit into shared memory."""
+    """OptionError if what workers read ahead, of micro-batches of so many images, does not fit into shared memory."""
     size = getattr(transform, "bytes_per_image", None)  # of three channels of bytes
     if not workers or size is None or not os.path.isdir(_SHARED_MEMORY):
         return
     size = size * bytes_per_pixel // 3
     # Besides those read ahead the main process has one in its hands.
-    needed = (_AHEAD * workers + 1) * images * size
+    needed = (_ahead(images, workers) * workers + 1) * min(images, _SENT) * size
     status = os.statvfs(_SHARED_MEMORY)
     free = status.f_bavail * status.f_frsize
     if needed > free:
         right = f"read {needed / 1e6:.0f} MB ahead, and {_SHARED_MEMORY} has {free / 1e6:.0f} MB free: {_MORE_ROOM}"
         raise OptionError("workers", workers, right)
+
+
+def _ahead(images: int, workers: int) -> int:
+    """Parts that each worker reads ahead of micro-batches of so many images."""
+    return max(_AHEAD, math.ceil(_AHEAD * images / (_SENT * workers))) if images > _SENT else _AHEAD
+
+
+class _Joining:
+    """A micro-batch that is put together of its parts. missing: its images that were not tried yet."""
+
+    def __init__(self, images: int, pinned: bool) -> None:
+        self.images = self.missing = images
+        self.pinned, self.filled = pinned, 0
+        self.whole: tuple[Tensor, ...] = ()
+
+    def add(self, part: Batch) -> None:
+        """Copy the next part, whose own memory is free then; one that is the whole batch stays as it is."""
+        tried = min(self.missing, _SENT)
+        self.missing -= tried
+        if not len(part.slots):
+            return
+        if tried == self.images and not self.pinned:
+            self.whole, self.filled, self.of = part.tensors, len(part.slots), part
+            return
+        if not self.whole:
+            self.of = part
+            self.whole = tuple(
+                torch.empty((self.images, *one.shape[1:]), dtype=one.dtype, pin_memory=self.pinned)
+                for one in part.tensors
+            )
+        after = self.filled + len(part.slots)
+        for joined, one in zip(self.whole, part.tensors, strict=True):
+            joined[self.filled : after] = one
+        self.filled = after
+
+    @property
+    def batch(self) -> Batch | None:
+        """All of them; None if none could be read."""
+        if not self.whole:
+            return None
+        *views, slots = (joined[: self.filled] for joined in self.whole)
+        labels = None if self.of.labels is None else views.pop()
+        return Batch(dict(zip(self.of.views, views, strict=True)), labels, slots)
 
 
 def _share(batch: Batch) -> None:
@@ -304,6 +352,7 @@ def _check_open_files(error: Exception) -> None:
 def _read(
     reader: _Reader,
     work: Iterable[tuple[Tensor, Tensor]],
+    images: int,
     workers: int,
     timeout: float,
     device: torch.device | str,
@@ -311,18 +360,29 @@ def _read(
 ) -> Iterator[Batch]:
     """Slots and indices, read in order by `workers` processes, or by this one if there are none.
 
-    UserError for what ends the exchange with workers; an error of the program's own in one stays as it is.
+    images: of a micro-batch, at most. Its parts are copied into one batch, in pinned memory for a GPU; torch keeps the
+    pinned memory of batches that are gone for those that follow. UserError for what ends the exchange with workers; an
+    error of the program's own in one stays as it is.
     """
+    under_way: deque[int] = deque()  # images of each micro-batch whose parts are being read
+
+    def parts() -> Iterator[tuple[list[int], list[int]]]:
+        for slots, indices in work:
+            under_way.append(len(slots))
+            for part in zip(slots.split(_SENT), indices.split(_SENT), strict=True):
+                # Lists, since each tensor sent to a worker would cost a shared memory file.
+                yield part[0].tolist(), part[1].tolist()
+
     loader = DataLoader(
         reader,
-        # Lists, since each tensor sent to a worker would cost a shared memory file.
-        sampler=((slots.tolist(), indices.tolist()) for slots, indices in work),
+        sampler=parts(),
         batch_size=None,
         num_workers=workers,
-        prefetch_factor=_AHEAD if workers else None,
+        prefetch_factor=_ahead(images, workers) if workers else None,
         worker_init_fn=_bind,
-        pin_memory=torch.device(device).type == "cuda",
     )
+    pinned = torch.device(device).type == "cuda"
+    joining: _Joining | None = None
     try:
         with _running(loader) as (results, processes):
             while True:
@@ -332,10 +392,14 @@ def _read(
                     return
                 if isinstance(read, UserError):
                     raise read
-                batch, failures = read
-                tally.add(len(batch.slots) + len(failures), failures)
-                if len(batch.slots):
-                    yield batch
+                part, failures = read
+                tally.add(len(part.slots) + len(failures), failures)
+                joining = joining or _Joining(under_way.popleft(), pinned)
+                joining.add(part)
+                if joining.missing == 0:
+                    batch, joining = joining.batch, None
+                    if batch is not None:
+                        yield batch
     except (OSError, EOFError, RuntimeError) as error:
         if not workers or str(error).startswith("Caught "):  # torch's words for what was raised in a worker
             raise
@@ -369,7 +433,7 @@ def _in_time(workers: Collection[BaseProcess], seconds: float) -> Iterator[None]
         if not over.is_set():
             raise
         raise UserError(
-            f"no micro-batch came from the data workers for {seconds:g} seconds: they or their disk hang; "
+            f"no images came from the data workers for {seconds:g} seconds: they or their disk hang; "
             "a larger loader_timeout waits for longer, 0 for ever"
         ) from None
     finally:
