@@ -59,14 +59,14 @@ class Hog(Regression, options.Hog):
         return F.unfold(of_images, self.cells, dilation=size, stride=stride).mT
 
     def paint(self, labels: Tensor) -> Tensor:
-        """Each cell's edges as grey strokes, the brighter the clearer they are: (..., width) -> (..., c, p, q)."""
+        """Each cell's edges as grey strokes, the brighter the clearer they are: (..., width) -> (..., 3, p, q)."""
         histograms = labels.unflatten(-1, (self.channels, BINS, *self.cells))
         (height, width), (above, left), (p, q) = self.cell, self._margin, self.patch_size
         y, x = torch.arange(above, above + p, device=labels.device), torch.arange(left, left + q, device=labels.device)
         shares = histograms.clamp(min=0).square().mean(-4)[..., y // height, :][..., x // width]
         strokes = _strokes(height, width).to(labels.device)[:, y % height][..., x % width]
         grey = (shares * strokes).sum(-3).clamp(0, 1)
-        return grey[..., None, :, :].expand(*labels.shape[:-1], self.channels, p, q)
+        return grey[..., None, :, :].expand(*labels.shape[:-1], 3, p, q)
 
 
 def _gradients(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -40,7 +40,7 @@ class Target(Protocol):
         """The least loss of a constant prediction on these labels, and the constant guess that scores best."""
 
     def paint(self, labels: Tensor) -> Tensor:
-        """Labels as pixels: (..., as labels) -> (..., c, p, q) in [0, 1]."""
+        """Labels as pixels of the images' channels, or as RGB: (..., as labels) -> (..., c or 3, p, q) in [0, 1]."""
 
 
 class Classes:
