@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from command import TINY
 from PIL import Image
 
+from ssvit.data import datasets
 from ssvit.evaluation.features import Features, Frozen, PatchPixels
 from ssvit.evaluation.options import Reading
 from ssvit.evaluation.probes.segmentation import Segmentation, class_shares, label, mean_iou
@@ -282,3 +283,39 @@ def test_measures_a_folder_with_masks(tool, tmp_path):
     failed = tool("evaluate", *QUICK, *data[:-1], status=1)
     (line,) = failed.stderr.splitlines()
     assert "has no mask, which segmentation needs: give data.masks=PATH" in line
+
+
+def test_the_layout_of_ade20k_is_a_folder_with_masks(tmp_path):
+    """images/training/a.jpg has its mask in annotations/training/a.png; there is no class of a whole image."""
+    expected = {}
+    for part, count in (("training", 3), ("validation", 2)):
+        for number in range(count):
+            mask = random_masks(1, number)[0]
+            expected[f"{part}{number}"] = mask
+            for folder, picture, ending in (
+                ("images", torch.zeros(*SIZE, 3, dtype=torch.uint8), "jpg"),
+                ("annotations", mask, "png"),
+            ):
+                (tmp_path / folder / part).mkdir(parents=True, exist_ok=True)
+                Image.fromarray(picture.numpy()).save(tmp_path / folder / part / f"ADE_{number}.{ending}")
+    data = datasets.folder(
+        root=str(tmp_path / "images"), train="training", validation="validation", masks=str(tmp_path / "annotations")
+    )
+    assert (data.train.labels, data.test) == (None, None)
+    for part, source in (("training", data.train), ("validation", data.validation)):
+        for index in range(len(source)):
+            assert torch.equal(source.mask(index), expected[f"{part}{index}"])
+
+
+def test_patches_that_do_not_divide_a_mask_share_its_pixels():
+    masks = random_masks(3, 0)
+    grid = (5, 3)  # of masks of 12 x 8: rows of patches begin at 0, 2, 4, 7, 9 and end before 3, 5, 8, 10, 12
+    found = class_shares(masks, grid, K)
+    rows, columns = ((0, 3), (2, 5), (4, 8), (7, 10), (9, 12)), ((0, 3), (2, 6), (5, 8))
+    for image, mask in enumerate(masks):
+        for y, (top, bottom) in enumerate(rows):
+            for x, (left, right) in enumerate(columns):
+                pixels = mask[top:bottom, left:right].flatten().tolist()
+                counted = [pixel for pixel in pixels if pixel != 255]
+                expected = [counted.count(number) / max(1, len(counted)) for number in range(K)]
+                assert found[image, y, x].tolist() == pytest.approx(expected, abs=1e-6)

@@ -16,10 +16,11 @@ _CLIPPED = 0.01  # of the patches at either end of a component, which would leav
 def components(values: Tensor) -> Tensor:
     """The first three components of patches, each stretched to [0, 1]: (m, y, x, d) -> (m, y, x, 3).
 
-    Each points to where its largest weight is positive. One that does not vary is 0.5.
+    What patches at a place have in common in all images is left out first, since masked models keep much of a patch's
+    position. Each component points to where its largest weight is positive. One that does not vary is 0.5.
     """
-    rows = values.flatten(0, 2).double()
-    rows = rows - rows.mean(0)
+    values = values.double()
+    rows = (values - values.mean(0)).flatten(0, 2)
     _, vectors = torch.linalg.eigh(rows.T @ rows)
     vectors = vectors.flip(1)[:, :_COLORS]
     vectors = vectors * vectors.gather(0, vectors.abs().argmax(0, keepdim=True)).sign()

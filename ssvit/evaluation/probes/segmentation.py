@@ -123,13 +123,25 @@ class Layer(NamedTuple):
 
 
 def class_shares(masks: Tensor, grid: Sequence[int], classes: int) -> Tensor:
-    """The shares of the classes in the pixels of each patch that count: (n, h, w) uint8 -> (n, y, x, k), or all 0."""
+    """The shares of the classes in the pixels of each patch that count: (n, h, w) uint8 -> (n, y, x, k), or all 0.
+
+    Patches that share pixels, of an encoder that sees the images in another size, count these for both.
+    """
     y, x = grid
+    if masks.shape[1] % y or masks.shape[2] % x:
+        pooled = (F.adaptive_avg_pool2d(_planes(mask, classes), (y, x)) for mask in masks)
+        counts = torch.stack([rearrange(of_image, "k y x -> y x k") for of_image in pooled])
+        return counts / counts.sum(-1, keepdim=True).clamp_min(torch.finfo(counts.dtype).tiny)
     patches = rearrange(masks, "n (y p) (x q) -> n (y x) (p q)", y=y, x=x)
     patch = 256 * torch.arange(y * x)[:, None]
     counts = torch.stack([torch.bincount((of_image + patch).flatten(), minlength=256 * y * x) for of_image in patches])
     counts = counts.view(-1, y, x, 256)[..., :classes].float()
     return counts / counts.sum(-1, keepdim=True).clamp_min(1)
+
+
+def _planes(mask: Tensor, classes: int) -> Tensor:
+    """1 where a pixel is of a class: (h, w) -> (k, h, w)."""
+    return (mask == torch.arange(classes, device=mask.device)[:, None, None]).float()
 
 
 def label(scores: Tensor, size: Sequence[int]) -> Tensor:
