@@ -45,7 +45,7 @@ _CAPTIONS = {
     "duplicates": "Images measured on (left) that are nearly the same as a training image (right); the cosine of both",
     "feature_map": "Images with like features lie together; the axes have no unit",
     "patches": "Images measured on, and the first three principal components of their patches' features as colours",
-    "segmentation": "Images measured on, the components of their patches, their masks, and the class of each pixel",
+    "segmentation": "Images measured on, components of patches, masks, and the class that each pixel is taken for",
 }
 _BASELINES = (
     "Baselines: the same encoder with random weights, and raw pixels. The best, of any layer, is to be beaten here. "
