@@ -190,7 +190,7 @@ def test_the_tool_trains(tool, tmp_path, objective):
     done = tool("pretrain", *options, f"objective={objective}", "target=hog")
     assert "the variance of the labels" in done.stdout
     run = Path(tmp_path / "outputs" / f"{objective}_synthetic")
-    assert {path.name for path in run.glob("*.png")} == {"mosaic.png", "learning.png", "probes.png"}
+    assert {path.name for path in run.glob("*.png")} == {"mosaic.png", "learning.png", "probes.png", "label_free.png"}
 
 
 def test_a_mistake_is_told_before_torch_loads(tool, no_torch):

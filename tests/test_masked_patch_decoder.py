@@ -197,6 +197,6 @@ def test_the_tool_trains_and_its_encoder_is_loaded_without_the_decoder(tool, tmp
     done = tool("pretrain", *OPTIONS)
     run = Path(tmp_path / "outputs" / "masked_patch_decoder_synthetic")
     assert "copying the nearest uncorrupted patch" in done.stdout
-    assert {path.name for path in run.glob("*.png")} == {"mosaic.png", "learning.png", "probes.png"}
+    assert {path.name for path in run.glob("*.png")} == {"mosaic.png", "learning.png", "probes.png", "label_free.png"}
     assert storage.load_encoder(run, announce=True).width == 16
     assert "left behind: decoder" in capsys.readouterr().out

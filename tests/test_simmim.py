@@ -56,4 +56,4 @@ def test_the_tool_trains(tool, tmp_path):
     assert "the mean deviation of the labels" in done.stdout
     assert "the median patch" in done.stdout
     run = Path(tmp_path / "outputs" / "simmim_synthetic")
-    assert {path.name for path in run.glob("*.png")} == {"mosaic.png", "learning.png", "probes.png"}
+    assert {path.name for path in run.glob("*.png")} == {"mosaic.png", "learning.png", "probes.png", "label_free.png"}
