@@ -43,6 +43,7 @@ WITHOUT_TORCH = (
     "data.folder",
     "data.shard_folder",
     "data.options",
+    "data.robustness",
     "data.augment.options",
     "benchmark.options",
     "exchange.reading",

@@ -23,6 +23,7 @@ COMMANDS = {
     "export": "export:tool",
     "merge": "merge:tool",
     "predict": "predict:tool",
+    "robustness": "robustness:tool",
     "compare": "compare:tool",
     "scaling": "scaling:tool",
     "cost": "cost:tool",
