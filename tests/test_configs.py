@@ -68,6 +68,10 @@ def images(tmp_path):
                 Image.new("RGB", (30, 20), (number, 0, 0)).save(tmp_path / part / wnid / f"{number}.png")
                 with open(tmp_path / "table.csv", "a") as table:
                     table.write(f"{part}/{wnid}/{number}.png,{wnid},{part}\n")
+        (tmp_path / "cifar").mkdir(exist_ok=True)
+        lines = [f"../{part}/n0{1 + label}/{number}.png {label}\n" for label in (0, 1) for number in range(4)]
+        for name in ("train800.txt",) if part == "train" else ("val200.txt", "test.txt"):
+            (tmp_path / "cifar" / name).write_text("".join(lines))
         with tarfile.open(tmp_path / part / "0.tar", "w") as shard:
             shard.add(tmp_path / part, "", filter=lambda member: None if member.name.endswith(".tar") else member)
         files = [path.read_bytes() for path in sorted((tmp_path / part).glob("*/*.png"))]
@@ -134,6 +138,7 @@ def test_a_data_set_adds_nothing_to_the_augmentation_that_is_chosen(data):
 def test_every_data_set_composes_and_those_of_files_build(name, images):
     root = [] if name in EMBEDDED else [f"data.root={images}"]
     root += [f"data.table={images}/table.csv"] if name == "csv" else []
+    root += ["data.task=cifar"] if name == "vtab" else []
     rectangle = composed(f"data={name}", *root, "data.image_size=[64,96]", "encoder.patch_size=16")
     preflight.check(OmegaConf.to_container(rectangle, resolve=True) | {"recipe": {"batch_size": 8}})
     build(rectangle)
@@ -141,7 +146,7 @@ def test_every_data_set_composes_and_those_of_files_build(name, images):
     config = composed(f"data={name}", *root, *small, "encoder.patch_size=16", "recipe.batch_size=8")
     preflight.check(OmegaConf.to_container(config, resolve=True))
     build(config)
-    if name in (*EMBEDDED, "csv", "folder", "imagenet", "litdata", "shards"):
+    if name in (*EMBEDDED, "csv", "folder", "imagenet", "litdata", "shards", "vtab"):
         data = instantiate(config.data.source, _convert_="all")
         assert isinstance(data, Data)
         assert (len(data.train), len(data.watched)) == ((16, 8) if name in EMBEDDED else (8, 8))

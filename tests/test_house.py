@@ -44,6 +44,8 @@ WITHOUT_TORCH = (
     "data.shard_folder",
     "data.options",
     "data.robustness",
+    "data.vtab",
+    "evaluation.vtab",
     "data.augment.options",
     "benchmark.options",
     "exchange.reading",

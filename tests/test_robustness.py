@@ -204,7 +204,13 @@ def test_the_picture_and_the_numbers_have_all_sets(files):
     found = json.loads(json.dumps(facts(rows)))
     assert [one["name"] for one in found] == ["clean", "c", "cue"]
     assert found[1]["clean"]["value"] == rows[0].accuracy.value
-    assert len(png(command.figure(rows))) > 5000
+    figure = command.figure(rows)
+    bars, errors, shapes = figure.axes
+    for axis, names in ((bars, ["clean", "c", "cue"]), (shapes, ["all", *rows[2].by_shape])):
+        assert [one.get_text() for one in axis.get_yticklabels()] == names
+        assert min(axis.get_ylim()) < 0 < len(names) - 1 < max(axis.get_ylim())
+    assert [line.get_label() for line in errors.lines] == ["fog"]
+    assert len(png(figure)) > 5000
 
 
 @pytest.mark.parametrize(("options", "message"), [

@@ -24,6 +24,7 @@ COMMANDS = {
     "merge": "merge:tool",
     "predict": "predict:tool",
     "robustness": "robustness:tool",
+    "vtab": "vtab:tool",
     "compare": "compare:tool",
     "scaling": "scaling:tool",
     "cost": "cost:tool",

@@ -162,6 +162,19 @@ def imagenet(**given: object) -> Data:
     return replace(data, told="")
 
 
+def vtab(**given: object) -> Data:
+    """A task of VTAB-1k, `options.Vtab`; its classes are called by their numbers. UserError for a damaged list."""
+    from ssvit.data.vtab import read
+
+    chosen = make(options.Vtab, given)
+    lists = [read(os.path.join(chosen.top, name)) if name else None for name in chosen.lists]
+    classes = [str(number) for number in range(1 + max(max(one[1]) for one in lists if one))]
+    train, validation, test = (one and Files(*one, classes, named=False, verify=chosen.verify) for one in lists)
+    assert train
+    called = [f"{chosen.task}, {name}:" for name in chosen.lists]
+    return parted(called, train, validation, test, held_out=0.1, seed=0)
+
+
 def torchvision_set(**given: object) -> Data:
     """A public data set, `options.TorchvisionSet`, tested on its test images. UserError for absent or damaged files."""
     chosen = make(options.TorchvisionSet, given)

@@ -7,7 +7,7 @@ from functools import cached_property
 from importlib.util import find_spec
 from itertools import combinations, islice
 
-from ssvit.data import chunk_folder, folder, saved_set, shard_folder
+from ssvit.data import chunk_folder, folder, saved_set, shard_folder, vtab
 from ssvit.data import table as tables
 from ssvit.options import OptionError, flag, number, one_of, pair, whole
 
@@ -454,6 +454,46 @@ class Imagenet(Known):
             if not os.path.isdir(os.path.join(self.root, name)):
                 right = f"holds no folder {name}: ImageNet's usual layout is train/ and val/"
                 raise OptionError("root", self.root, right)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vtab(Known):
+    """A task of VTAB-1k (Zhai et al. 2019) as lists of image files: see `ssvit.data.vtab`."""
+
+    channels, labelled = 3, True
+
+    root: str
+    """The folder that holds a folder for each task."""
+    task: str
+    """The task's folder, as cifar or dsprites_loc."""
+    all_images: bool = False
+    """Whether all 1,000 images are trained on, as for the reported figure, with none left for choices."""
+    verify: str = "size"
+    """What a run is bound to: its images' names, labels and sizes (size), or their bytes too (content)."""
+
+    def __post_init__(self) -> None:
+        flag("all_images", self.all_images)
+        one_of("task", self.task, vtab.NAMES)
+        one_of("verify", self.verify, VERIFIED)
+        if not os.path.isdir(self.top):
+            raise OptionError("root", self.root, f"holds no folder {self.task}")
+        for name in self.lists:
+            if name and not os.path.isfile(os.path.join(self.top, name)):
+                raise OptionError("root", self.root, f"{self.task} has no list {name}, of lines `path label`")
+
+    @property
+    def top(self) -> str:
+        """The folder of the task, where its lists lie, and to which their paths are relative."""
+        return os.path.join(self.root, self.task)
+
+    @property
+    def lists(self) -> tuple[str, str | None, str]:
+        """The lists of the images to train on, to choose by, and of the reported figure."""
+        return (vtab.ALL, None, vtab.TEST) if self.all_images else (vtab.TRAIN, vtab.VALIDATION, vtab.TEST)
+
+    @property
+    def validated(self) -> bool:
+        return not self.all_images
 
 
 @dataclass(frozen=True, kw_only=True)

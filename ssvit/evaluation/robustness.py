@@ -130,13 +130,13 @@ class Robustness:
             answers = self._answers(part, known, matrix, root)
             if not len(answers.folders):
                 continue
-            right = answers.right(among)
-            rights.append(right)
+            hits = answers.right(among)
+            rights.append(hits)
             names.append(answers.names)
             chances = answers.chance
             if part.corruption:
-                error = Share.of(~right)
-                cells.append(Cell(corruption=part.corruption, severity=part.severity, images=len(right), error=error))
+                error = Share.of(~hits)
+                cells.append(Cell(corruption=part.corruption, severity=part.severity, images=len(hits), error=error))
         clean = self._clean_share(matrix.any(0), among)
         if name == "clean" and layout == CLASSES and not mapping:
             self._clean = answers

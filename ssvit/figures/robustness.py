@@ -4,9 +4,10 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from matplotlib import colormaps
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ssvit.figures.style import COLORS, INK, PALE, panels, tidy
+from ssvit.figures.style import COLORS, INK, panels, tidy
 
 Interval = tuple[float, float]  # a fraction and its standard error
 
@@ -34,16 +35,22 @@ def robustness(
     with_clean = [(place, bar.clean) for place, bar in enumerate(bars) if bar.clean]
     if with_clean:
         at, clean = zip(*with_clean, strict=True)
+        values, deviations = zip(*clean, strict=True)
         first.errorbar(
-            [100 * one[0] for one in clean], at, xerr=[100 * one[1] for one in clean], fmt="o", markersize=5,
-            color=COLORS["model"], label="clean images of the same classes",
-        )  # fmt: skip
+            [100 * value for value in values],
+            [place + 0.15 for place in at],
+            xerr=[100 * error for error in deviations],
+            fmt="o",
+            markersize=5,
+            color=COLORS["model"],
+            label="clean images of the same classes",
+        )
     chances = [100 * bar.chance for bar in bars]
     first.vlines(chances, [place - 0.35 for place in places], [place + 0.35 for place in places], color=INK,
                  linestyle="--", label="chance (most frequent class)")  # fmt: skip
     first.set_yticks(places, [bar.name for bar in bars])
-    first.set_ylim(len(bars) - 0.4, -0.6)
     tidy(first, "accuracy (%)", "", legend=False)
+    _downwards(first, len(bars))
     first.legend(loc="upper center", bbox_to_anchor=(0.5, -0.13), frameon=False, fontsize=8)
     for axis, (name, by_corruption) in zip(others, errors.items(), strict=False):
         for number, (corruption, by_severity) in enumerate(by_corruption.items()):
@@ -53,6 +60,7 @@ def robustness(
                       label=label)  # fmt: skip
         axis.set_xticks(sorted({one for of in by_corruption.values() for one in of}))
         tidy(axis, "severity", f"error on {name} (%)", legend=False)
+        axis.set_ylim(0, 100)
         axis.legend(fontsize=6, frameon=False, ncols=2)
     for axis, (name, of_classes) in zip(others[len(errors) :], shapes.items(), strict=True):
         rows = range(len(of_classes))
@@ -60,9 +68,15 @@ def robustness(
             [100 * value for value, _ in of_classes.values()], rows,
             xerr=[100 * error for _, error in of_classes.values()], fmt="o", markersize=5, color=COLORS["model"],
         )  # fmt: skip
-        axis.axvline(50, color=PALE)
+        axis.axvline(50, color=INK, linestyle="--")
         axis.set_yticks(rows, list(of_classes))
-        axis.set_ylim(len(of_classes) - 0.4, -0.6)
+        tidy(axis, f"{name}: decisions for shape, of those for shape or texture (%)", "", legend=False)
         axis.set_xlim(-5, 105)
-        tidy(axis, f"decisions on {name} for the shape, of those for shape or texture (%)", "", legend=False)
+        _downwards(axis, len(of_classes))
     return figure
+
+
+def _downwards(axis: Axes, rows: int) -> None:
+    """The first row is at the top."""
+    axis.set_ylim(rows - 0.4, -0.6)
+    axis.grid(visible=False, axis="y")
