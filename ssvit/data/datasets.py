@@ -175,6 +175,27 @@ def vtab(**given: object) -> Data:
     return parted(called, train, validation, test, held_out=0.1, seed=0)
 
 
+def voc(**given: object) -> Data:
+    """Pascal VOC's images with masks, `options.Voc`; border pixels are 255. UserError for a file that is not there."""
+    chosen = make(options.Voc, given)
+
+    def read(part: str) -> Files:
+        with open(chosen.names(part), encoding="utf-8", errors="replace") as file:
+            names = file.read().split()
+        if not names:
+            raise UserError(f"{chosen.names(part)}: names no image")
+        paths, masks = (
+            [os.path.join(chosen.root, folder, name + ending) for name in names]
+            for folder, ending in (("JPEGImages", ".jpg"), ("SegmentationClass", ".png"))
+        )
+        for path in [*paths, *masks]:
+            if not os.path.isfile(path):
+                raise UserError(f"{chosen.names(part)}: there is no file {printable(path)}")
+        return Files(paths, masks=masks, verify=chosen.verify)
+
+    return parted(("train.txt:", "val.txt:", ""), read("train"), read("val"), held_out=0.1, seed=0)
+
+
 def torchvision_set(**given: object) -> Data:
     """A public data set, `options.TorchvisionSet`, tested on its test images. UserError for absent or damaged files."""
     chosen = make(options.TorchvisionSet, given)

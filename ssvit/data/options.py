@@ -497,6 +497,30 @@ class Vtab(Known):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Voc(Known):
+    """Pascal VOC's images with a mask for segmentation, in its usual layout."""
+
+    channels, labelled, validated = 3, False, True
+
+    root: str
+    """The folder that holds JPEGImages/, SegmentationClass/ and ImageSets/Segmentation/, as VOCdevkit/VOC2012."""
+    verify: str = "size"
+    """What a run is bound to: its images' names and sizes (size), or their bytes too (content)."""
+
+    def __post_init__(self) -> None:
+        one_of("verify", self.verify, VERIFIED)
+        if not os.path.isdir(str(self.root)):
+            raise OptionError("root", self.root, "no such folder")
+        for part in ("train", "val"):
+            if not os.path.isfile(self.names(part)):
+                raise OptionError("root", self.root, f"holds no ImageSets/Segmentation/{part}.txt")
+
+    def names(self, part: str) -> str:
+        """The file that names the images of a part, train or val."""
+        return os.path.join(self.root, "ImageSets", "Segmentation", f"{part}.txt")
+
+
+@dataclass(frozen=True, kw_only=True)
 class TorchvisionSet(Known):
     """A public data set as torchvision reads it."""
 

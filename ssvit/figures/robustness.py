@@ -35,11 +35,10 @@ def robustness(
     with_clean = [(place, bar.clean) for place, bar in enumerate(bars) if bar.clean]
     if with_clean:
         at, clean = zip(*with_clean, strict=True)
-        values, deviations = zip(*clean, strict=True)
         first.errorbar(
-            [100 * value for value in values],
+            [100 * value for value, _ in clean],
             [place + 0.15 for place in at],
-            xerr=[100 * error for error in deviations],
+            xerr=[100 * error for _, error in clean],
             fmt="o",
             markersize=5,
             color=COLORS["model"],
