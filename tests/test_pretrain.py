@@ -27,7 +27,7 @@ from PIL import Image
         (["recipe.lrr=1"], "recipe.lrr: there is no such option; did you mean recipe.lr?"),
         (["recipe.steps=abc"], "recipe.steps=abc: must be a whole number"),
         (["recipe.steps=12345678901234567890123"], "recipe.steps=12345678901234567890123: must be less than 2^63 / "),
-        (["probe=5"], "probe=5: must be one of few_shot, few_shot_big_vision, few_shot_paper, knn, "),
+        (["probe=5"], "probe=5: must be one of attentive, few_shot, few_shot_big_vision, few_shot_paper, knn, "),
         (["encoder=null"], "encoder=null: must be one of b, h, l, "),
         (["data=null"], "data=null: must be one of cifar10, "),
         (["recipe=null"], "recipe=null: must be one of adamw, sgd"),

@@ -69,7 +69,10 @@ def probes(
             axis, history, name, "layer chosen without test images", 100,
             color=COLORS["model"], linewidth=2, marker=".",
         )  # fmt: skip
-        points = [(row["step"], value, row["test_images"]) for row in history if (value := row.get(name)) is not None]
+        points = [
+            (row["step"], row[name], row["test_images"]) for row in history if {name, "test_images"} <= row.keys()
+        ]
+        points = [point for point in points if None not in point]
         if points and not several:
             steps, values, images = (np.array(column, float) for column in zip(*points, strict=True))
             around = _TWO_SIDED * np.sqrt(values * (1 - values) / images)

@@ -94,8 +94,8 @@ class Recipe:
             raise OptionError("lr_end", self.lr_end, f"must be 0 with decay={self.decay}: only linear has it")
         one_of("precision", self.precision, ("auto", "bf16-mixed", "32-true", "64-true"))
         one_of("backend", self.backend, ("auto", "eager", "compile", "kernels"))
-        if self.best is not None and not isinstance(self.best, str):
-            raise OptionError("best", self.best, "must be the name of a metric, auto or null")
+        if self.best not in (None, "auto") and "/" not in str(self.best):
+            raise OptionError("best", self.best, "must be auto, null, or a metric, such as held_out/loss")
         if self.best and (self.best.startswith("test/") or re.fullmatch(r"probe/\w+(?<!_choice)", self.best)):
             right = "must not choose by test images: probe/…_choice is a probe's accuracy on training images"
             raise OptionError("best", self.best, right)
