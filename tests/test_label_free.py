@@ -13,7 +13,7 @@ from ssvit.data.augment.crop import CenterCrop, InceptionCrop
 from ssvit.evaluation.features import Frozen
 from ssvit.evaluation.label_free import LabelFree, alpha, describe, lidar, measure, rankme, warn
 from ssvit.evaluation.options import readings
-from ssvit.evaluation.significance import chance_of_rise, kendall, last_rise
+from ssvit.evaluation.significance import chance_of_rise, last_rise
 
 GENERATOR = torch.Generator().manual_seed(0)
 VIEW = CenterCrop(size=16)
@@ -31,13 +31,13 @@ def test_rankme_counts_directions_that_are_equally_long():
     for directions in (1, 3, 8):
         axes = torch.linalg.qr(normal(20, directions)).Q
         turned = axes @ torch.linalg.qr(normal(12, directions)).Q.T
-        assert rankme(7 * turned) == pytest.approx(directions, abs=1e-3)
+        assert rankme(torch.linalg.svdvals(7 * turned)) == pytest.approx(directions, abs=1e-3)
 
 
 def test_rankme_is_the_entropy_of_singular_values():
     features = normal(30, 9) * torch.arange(1, 10)
     values = np.linalg.svd(features.numpy(), compute_uv=False)
-    assert rankme(features) == pytest.approx(entropic(values / values.sum()), rel=1e-9)
+    assert rankme(torch.linalg.svdvals(features)) == pytest.approx(entropic(values / values.sum()), rel=1e-9)
 
 
 def test_lidar_is_the_entropy_of_the_whitened_covariance():
@@ -60,7 +60,7 @@ def test_lidar_sees_through_a_rank_that_tells_nothing_of_the_image():
     """Two directions differ from image to image, ten only from crop to crop: RankMe counts twelve, LiDAR about two."""
     images, noise = normal(400, 2), normal(4, 400, 10)
     crops = torch.cat([(10 * images).expand(4, -1, -1) + 0.01 * normal(4, 400, 2), noise], dim=2)
-    assert rankme(crops[0]) > 6
+    assert rankme(torch.linalg.svdvals(crops[0])) > 6
     assert lidar(crops) < 2.1
 
 
@@ -69,7 +69,7 @@ def test_alpha_is_the_power_by_which_eigenvalues_fall():
         places = torch.arange(1, 41, dtype=torch.float64)
         axes = torch.linalg.qr(torch.cat([torch.ones(90, 1, dtype=torch.float64), normal(90, 40)], 1)).Q[:, 1:]
         features = axes * places ** (-power / 2) @ torch.linalg.qr(normal(40, 40)).Q + 3.0
-        assert alpha(features) == pytest.approx(power, rel=1e-6)
+        assert alpha(torch.linalg.svdvals(features - features.mean(0))) == pytest.approx(power, rel=1e-6)
 
 
 def test_the_mean_hides_a_rank_from_rankme_alone():
@@ -141,14 +141,6 @@ def test_agreement_with_a_probe_is_told_once_there_are_enough_evaluations():
         in describe(metrics, rows)[-1]
     )
     assert len(describe(metrics, rows[1:])) == 2
-
-
-def test_kendalls_tau_is_scipys():
-    for _ in range(20):
-        first, second = (torch.randint(0, 6, (9,), generator=GENERATOR).tolist() for _ in range(2))
-        expected = kendalltau(first, second).statistic
-        assert kendall(first, second) == pytest.approx(expected, nan_ok=True)
-    assert math.isnan(kendall([1, 1, 1], [1, 2, 3]))
 
 
 def test_the_chance_of_a_rise_is_that_of_all_orders():

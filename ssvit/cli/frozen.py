@@ -20,7 +20,7 @@ from ssvit.cli.against import Other
 from ssvit.cli.launch import Plain, progress
 from ssvit.cli.pretrained import from_scratch
 from ssvit.data.batch import EvalTransform
-from ssvit.data.source import Data, masks, subset
+from ssvit.data.source import Data, Source, masks, subset
 from ssvit.evaluation.base import Probe, check_labels
 from ssvit.evaluation.duplicates import Thumbnails, duplicates
 from ssvit.evaluation.features import Cache, Extractor, FeatureSets, Frozen, Half, PatchPixels, Pixels, extract
@@ -75,7 +75,9 @@ def read(
     try:
         with runtime.together():
             shared = (plain, eval_transform, fabric)
-            splits = dict.fromkeys(of_images, _split(data, encoders, *shared)) if of_images else {}
+            # Of one split are they told: that of the first probe.
+            paired = plain["duplicates"] and plain["report"]
+            splits = dict.fromkeys(of_images, _split(data, encoders, *shared, paired=paired)) if of_images else {}
             for name, probe in probes.items():
                 if probe.features == PATCHES:
                     fewer = _fewer(data, probe.train_images, probe.test_images)
@@ -83,7 +85,8 @@ def read(
                         one._replace(function=_of_patches(one.function, encoders[0], half=probe.half))
                         for one in encoders
                     ]
-                    splits[name] = _split(fewer, of_patches, *shared, masked=probe.truth == "masks")
+                    first = paired and not splits
+                    splits[name] = _split(fewer, of_patches, *shared, masked=probe.truth == "masks", paired=first)
     except PeerGone:
         raise
     except UserError:
@@ -187,11 +190,24 @@ def _split(
     fabric: Fabric,
     *,
     masked: bool = False,
+    paired: bool = False,
 ) -> Split:
-    """Compute the features, each process its part, or take them from the cache; masked: with the images' masks."""
+    """Compute the features, each process its part, or take them from the cache.
+
+    masked: with the images' masks. paired: with the near-duplicates among them.
+    """
     options = {name: plain[name] for name in ("batch_size", "workers")}
     options |= {"timeout": plain["loader_timeout"], "device": fabric.device}
-    parts = []
+
+    def extracted(function: Extractor, source: Source, transform: EvalTransform, view: Plain, what: str) -> FeatureSets:
+        if fabric.is_global_zero:
+            options["progress"] = progress(what, " images")
+        with fabric.autocast():
+            if plain["cache"] is None:
+                return extract(function, source, transform, **options)
+            return Cache(Path(plain["cache"])).extract(function, source, transform, transform_options=view, **options)
+
+    parts, thumbnails = [], []
     part, test_source = data.reported
     for which, source in (("training", data.train), (part, test_source)):
         found: FeatureSets | None = None
@@ -200,15 +216,8 @@ def _split(
             inner = function.function if isinstance(function, Half) else function
             if isinstance(inner, Frozen):
                 inner.encoder.to(fabric.device)
-            if fabric.is_global_zero:
-                options["progress"] = progress(f"{encoder.name or 'encoder'}, {which} images", " images")
-            with fabric.autocast():
-                if plain["cache"] is None:
-                    sets = extract(function, source, encoder.eval_transform, **options)
-                else:
-                    kept = Cache(Path(plain["cache"]))
-                    how = (function, source, encoder.eval_transform)
-                    sets = kept.extract(*how, transform_options=encoder.view, **options)
+            what = f"{encoder.name or 'encoder'}, {which} images"
+            sets = extracted(function, source, encoder.eval_transform, encoder.view, what)
             named = {_named(prefix, name): value for name, value in sets.values.items()}
             sets = replace(sets, values=named)
             found = found.beside(sets, seen_alike=encoder.seen_alike) if found else sets
@@ -216,13 +225,12 @@ def _split(
         if masked:
             found = replace(found, masks=masks(source, eval_transform, found.places))
         parts.append(found)
+        if paired:
+            small = extracted(Thumbnails(), source, eval_transform, encoders[0].view, f"thumbnails, {which} images")
+            thumbnails.append(small.values["thumbnails"])
     train, test = parts
     own, *others = encoders
-    pairs = None
-    if plain["duplicates"] and plain["report"]:
-        thumbnails = [extract(Thumbnails(), source, eval_transform, **options) for source in (data.train, test_source)]
-        if fabric.is_global_zero:
-            pairs = duplicates(*(of.values["thumbnails"] for of in thumbnails))
+    pairs = duplicates(*thumbnails) if paired and fabric.is_global_zero else None
     names = {one.name: tuple(_named(one.prefix, name) for name in one.function.identities) for one in others}
     return Split(tuple(own.function.identities), train, test, eval_transform, part, names, pairs)
 

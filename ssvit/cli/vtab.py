@@ -1,14 +1,14 @@
 """The table of VTAB-1k from the runs that are there: ssvit vtab [RUNS…]"""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
-import yaml
 from omegaconf import DictConfig
 
 from ssvit import atomic_io
+from ssvit.checkpoints.configuration import Configuration
 from ssvit.cli.launch import Plain, Tool
 from ssvit.data.vtab import NAMES
 from ssvit.evaluation import vtab
@@ -37,33 +37,22 @@ def run(config: DictConfig, plain: Plain) -> str:
     return text
 
 
-def found(folders: list[Path]) -> Iterator[Run]:
-    """The runs among folders that have a test accuracy on a task."""
+def found(folders: Iterable[Path]) -> Iterator[Run]:
+    """The runs among folders that have a test accuracy on a task; what is damaged, or no run of ours, is left out."""
+    from ssvit.training import metrics_log
+
     for folder in folders:
-        if not (folder / "config.yaml").is_file() or not (folder / "metrics.jsonl").is_file():
-            continue
-        config = yaml.safe_load((folder / "config.yaml").read_text())
-        data = config.get("data") or {}
-        if config.get("choices", {}).get("data") != "vtab" or data.get("task") not in NAMES:
-            continue
-        metrics = last(folder / "metrics.jsonl")
-        if metrics:
-            model = str((config.get("encoder") or {}).get("path") or "random weights")
-            part = "" if data.get("all_images") else " (800 images)"
-            values = (metrics[f"test/{name}"] for name in ("accuracy", "images", "accuracy_constant"))
-            yield Run(model + part, data["task"], *values)
-
-
-def last(path: Path) -> dict[str, Any] | None:
-    """The last test of a run."""
-    for line in reversed(path.read_text().splitlines()):
-        try:
-            row = json.loads(line)
-        except ValueError:
-            continue  # a killed process leaves an incomplete line
-        if "test/accuracy" in row:
-            return dict(row)
-    return None
+        with suppress(UserError, FileNotFoundError):
+            config = Configuration.read(folder / "config.yaml")
+            data = config.values.get("data") or {}
+            if config.choices.get("data") != "vtab" or data.get("task") not in NAMES:
+                continue
+            tests = [row for row in metrics_log.rows(folder) if "test/accuracy" in row]
+            if tests:
+                model = str((config.values.get("encoder") or {}).get("path") or "random weights")
+                part = "" if data.get("all_images") else " (800 images)"
+                values = (tests[-1][f"test/{name}"] for name in ("accuracy", "images", "accuracy_constant"))
+                yield Run(model + part, data["task"], *values)
 
 
 tool = Tool("vtab", "make the table of VTAB-1k's 19 tasks from the runs that are there", run, positional="runs")

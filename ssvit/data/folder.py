@@ -6,7 +6,7 @@ images in a folder that holds no others.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from glob import glob
 from itertools import combinations, islice
 from typing import NamedTuple
@@ -52,7 +52,8 @@ def scan(root: str, folders: dict[str, int] | None = None) -> Iterator[tuple[os.
     """
     some = False
     try:
-        suffixes, entries = _suffixes(root), _entries(root, folders)
+        entries = _entries(root, folders)
+        suffixes = _suffixes(entries)
         labelled = not any(_is_image(entry, suffixes) for entry in entries)
         for part in [[entry] for entry in entries if entry.is_dir()] if labelled else [entries[::-1]]:
             of_class = part[0].name if labelled else None
@@ -121,8 +122,9 @@ def splits(root: str, *, train: str | None = AUTO, validation: str | None = AUTO
             raise OptionError(part, names[part], f"{found[part]} shares images with {found[other]}: null for none")
     if train == AUTO and not held_out:
         known = {name for names in KNOWN.values() for name in names}
-        others = [entry for entry in _entries(root) if entry.name not in known]
-        if any(_below(others, _suffixes(root))):
+        entries = _entries(root)
+        others = [entry for entry in entries if entry.name not in known]
+        if any(_below(others, _suffixes(entries))):
             return Splits(root, None, None)
     return Splits(trained, found["validation"], found["test"])
 
@@ -141,9 +143,9 @@ def _entries(folder: str, folders: dict[str, int] | None = None) -> list[os.DirE
     return sorted(found, key=lambda entry: entry.name)
 
 
-def _suffixes(folder: str) -> tuple[str, ...]:
-    """Those of the images below a folder."""
-    return IMAGE_SUFFIXES if any(_below(_entries(folder)[::-1], IMAGE_SUFFIXES)) else NPY
+def _suffixes(entries: Sequence[os.DirEntry[str]]) -> tuple[str, ...]:
+    """Those of the images among the entries of a folder and below them."""
+    return IMAGE_SUFFIXES if any(_below(list(reversed(entries)), IMAGE_SUFFIXES)) else NPY
 
 
 def _is_image(entry: os.DirEntry[str], suffixes: tuple[str, ...]) -> bool:
@@ -152,7 +154,8 @@ def _is_image(entry: os.DirEntry[str], suffixes: tuple[str, ...]) -> bool:
 
 def _images(folder: str) -> Iterator[str]:
     """Paths of the images below a folder."""
-    return (image.path for image in _below(_entries(folder)[::-1], _suffixes(folder)))
+    entries = _entries(folder)
+    return (image.path for image in _below(entries[::-1], _suffixes(entries)))
 
 
 def _below(

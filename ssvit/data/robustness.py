@@ -112,9 +112,14 @@ def read_mapping(name: str, path: object) -> dict[str, list[str]]:
 
 def entry_level(classes: Sequence[str]) -> Mapping[str, Sequence[str]]:
     """The classes that are each class of cue-conflict images: by Geirhos et al. for ImageNet's wnids, else by name."""
-    if len(classes) == 1000 and list(classes) == sorted(one for one in classes if _WNID.fullmatch(one)):
+    if are_imagenets(classes):
         return {name: [classes[number] for number in numbers] for name, numbers in _ENTRY_LEVEL.items()}
     return {name: [name] for name in classes}
+
+
+def are_imagenets(classes: Sequence[str]) -> bool:
+    """Whether classes are ImageNet's 1,000, named by wnid and in that order."""
+    return len(classes) == 1000 and list(classes) == sorted(one for one in classes if _WNID.fullmatch(one))
 
 
 def _labelled(root: str) -> list[tuple[str, str]]:

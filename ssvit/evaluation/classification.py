@@ -5,8 +5,6 @@ Processes share the images, and all get all answers, in the order of the source:
 Letters: b images of a batch, n of the source, k classes.
 """
 
-import csv
-import io
 import json
 import os
 import re
@@ -22,9 +20,11 @@ from torch import Tensor
 
 from ssvit.data.batch import Batch, EvalTransform
 from ssvit.data.loader import TOLERATED, evaluation_batches
+from ssvit.data.robustness import are_imagenets
 from ssvit.data.source import Source, class_text, is_multi_label
 from ssvit.evaluation import multi_label, options
 from ssvit.evaluation.base import Evaluation, Evaluator, History, with_metrics
+from ssvit.evaluation.class_table import percent, shares, written
 from ssvit.evaluation.processes import gather, rank_and_world
 from ssvit.evaluation.significance import NOTHING_YET, above_chance, chance
 from ssvit.figures import classes as figures
@@ -37,7 +37,6 @@ _SHOWN = 24  # mistakes in the picture
 _NAMED = 3  # classes named in words
 _BLOCKS = 1000  # of classes in the confusion matrix, if there are more classes
 _IMAGENET_IMAGES, _IMAGENET_CLASSES = 50_000, 1000
-_WNID = re.compile(r"n\d{8}")
 _IMAGENET_NAME = re.compile(r"ILSVRC2012_val_(\d{8})\b")
 A = TypeVar("A", "Answers", multi_label.Answers)
 
@@ -100,11 +99,6 @@ class Tally(NamedTuple):
         return self.correct / self.images
 
     @property
-    def precision(self) -> float:
-        """Share of its own images among those taken for it; of a class that any image is taken for alone."""
-        return self.correct / self.guessed
-
-    @property
     def f1(self) -> float:
         """The harmonic mean of recall and precision, 0 where only one of them is defined; of no other class."""
         return 2 * self.correct / (self.images + self.guessed)
@@ -146,8 +140,7 @@ def read_real(path: str) -> list[set[int]]:
 def allowed(source: Source, real: str) -> list[set[int]]:
     """The ReaL labels of each image of a source. UserError if the images or the classes are not ImageNet's."""
     # ReaL's class numbers count the wnids in order.
-    names = source.classes
-    if len(names) != _IMAGENET_CLASSES or list(names) != sorted(name for name in names if _WNID.fullmatch(name)):
+    if not are_imagenets(source.classes):
         raise UserError(f"real={real}: needs ImageNet's 1000 classes, named by wnid and in that order")
     numbers = []
     for name in map(source.name, range(len(source))):
@@ -318,23 +311,23 @@ class Classification(Evaluator):
 
 def _lines(metrics: Mapping[str, float], tallies: Sequence[Tally]) -> list[str]:
     """The accuracies beside chance, and the classes of the lowest recall."""
-    tops = [f"top-1 {_percent(metrics['accuracy'])}"]
+    tops = [f"top-1 {percent(metrics['accuracy'])}"]
     if "accuracy_top5" in metrics:
-        tops.append(f"top-5 {_percent(metrics['accuracy_top5'])}")
+        tops.append(f"top-5 {percent(metrics['accuracy_top5'])}")
     constant, count = metrics["accuracy_constant"], metrics["images"]
-    lines = [f"{', '.join(tops)} of {count:,} images (chance {_percent(constant)}, always the most frequent class)"]
+    lines = [f"{', '.join(tops)} of {count:,} images (chance {percent(constant)}, always the most frequent class)"]
     if not above_chance(metrics["accuracy"], constant, count):
         lines.append(f"not {NOTHING_YET}")
-    means = [f"mean recall {_percent(metrics['accuracy_per_class'])}, macro-F1 {_percent(metrics['macro_f1'])}"]
+    means = [f"mean recall {percent(metrics['accuracy_per_class'])}, macro-F1 {percent(metrics['macro_f1'])}"]
     if "accuracy_real" in metrics:
-        means.append(f"by ReaL labels {_percent(metrics['accuracy_real'])}")
+        means.append(f"by ReaL labels {percent(metrics['accuracy_real'])}")
     lines.append(f"{', '.join(means)}; loss {metrics['loss']:.3f}")
     if "unreadable" in metrics:
         lines.append(f"unreadable and left out: {metrics['unreadable']:,} images")
     lowest = sorted((one for one in tallies if one.correct < one.images), key=lambda one: one.recall)[:_NAMED]
     named = [
-        f"{style.shown(one.name)} {_percent(one.recall)} "
-        f"(taken for {style.shown(one.taken_for)} {_percent(one.times / one.images)})"
+        f"{style.shown(one.name)} {percent(one.recall)} "
+        f"(taken for {style.shown(one.taken_for)} {percent(one.times / one.images)})"
         for one in lowest
     ]
     return [*lines, f"lowest: {', '.join(named)}" if named else "no image is named wrong"]
@@ -342,17 +335,9 @@ def _lines(metrics: Mapping[str, float], tallies: Sequence[Tally]) -> list[str]:
 
 def _table(tallies: Sequence[Tally]) -> str:
     """As CSV, a line for each class."""
-    text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow(("class", "images", "correct", "recall", "precision", "f1", "most_often_taken_for", "times"))
-    for one in tallies:
-        recall = f"{one.recall:.4f}" if one.images else ""
-        precision = f"{one.precision:.4f}" if one.guessed else ""
-        f1 = f"{one.f1:.4f}" if one.images or one.guessed else ""
-        row = one.name, one.images, one.correct, recall, precision, f1, one.taken_for, one.times
-        table.writerow(row)
-    return text.getvalue().encode(errors="backslashreplace").decode()
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %"
+    head = ("class", "images", "correct", "recall", "precision", "f1", "most_often_taken_for", "times")
+    rows = [
+        (one.name, one.images, one.correct, *shares(one.correct, one.images, one.guessed), one.taken_for, one.times)
+        for one in tallies
+    ]
+    return written(head, rows)

@@ -26,7 +26,6 @@ from ssvit.evaluation import options
 from ssvit.evaluation.base import Evaluation, HeldOut, History, with_metrics
 from ssvit.evaluation.collapse import describe_spread, spread_of
 from ssvit.evaluation.features import Frozen
-from ssvit.evaluation.significance import kendall
 from ssvit.figures import label_free as figures
 from ssvit.objectives.base import Objective
 from ssvit.options import make
@@ -90,14 +89,19 @@ def measure(features: Tensor, crops: Tensor) -> dict[str, float]:
     if not (features.isfinite().all() and crops.isfinite().all()):
         features, crops = (torch.zeros_like(one) for one in (features, crops))
         return dict.fromkeys(measure(features, crops), math.nan)
-    found = {"rankme": rankme(features), "rankme_centered": rankme(features - features.mean(0))}
-    found |= {"alpha": alpha(features), **spread_of(F.normalize(features, dim=1))}
+    centered = torch.linalg.svdvals(features - features.mean(0))
+    found = {"rankme": rankme(torch.linalg.svdvals(features)), "rankme_centered": rankme(centered)}
+    found |= {"alpha": alpha(centered), **spread_of(F.normalize(features, dim=1))}
     return found | ({"lidar": lidar(crops)} if len(crops) > 1 else {})
 
 
-def rankme(features: Tensor) -> float:
-    """The exponential of the entropy of the singular values' shares, from 1 to min(n, d): (n, d)."""
-    return _effective_rank(torch.linalg.svdvals(features))
+def rankme(singular: Tensor) -> float:
+    """The exponential of the entropy of the shares (Roy and Vetterli 2007) of the singular values of features (n, d).
+
+    From 1 to min(n, d).
+    """
+    shares = singular / singular.sum().clamp(min=torch.finfo(singular.dtype).tiny) + _EPSILON
+    return torch.exp(-(shares * shares.log()).sum()).item()
 
 
 def lidar(crops: Tensor) -> float:
@@ -111,16 +115,18 @@ def lidar(crops: Tensor) -> float:
     inside.diagonal().add_(_DELTA)
     # Eigenvalues of inside^-1/2 between inside^-1/2 are squares of the singular values of between inside^-1/2.
     white = torch.linalg.solve_triangular(torch.linalg.cholesky(inside), between.T, upper=False)
-    return _effective_rank(torch.linalg.svdvals(white).square())
+    return rankme(torch.linalg.svdvals(white).square())
 
 
-def alpha(features: Tensor) -> float:
-    """The exponent a of the covariance's eigenvalues as place^-a, by least squares of the logarithms: (n, d).
+def alpha(singular: Tensor) -> float:
+    """The exponent a of the covariance's eigenvalues as place^-a, by least squares of the logarithms.
+
+    singular: the singular values of features (n, d) less their mean, whose squares the eigenvalues follow.
 
     Fitted from the fifth place to the hundredth, or to the middle of fewer; a place weighs 1 / place, so that each part
     of the logarithm counts alike (as Stringer et al. 2019). NaN of fewer than three eigenvalues.
     """
-    values = torch.linalg.svdvals(features - features.mean(0)).square()
+    values = singular.square()
     last = min(_LAST, int((values > values[0] * 1e-12).sum()) // 2)
     if last - _FIRST < 2:
         return math.nan
@@ -128,12 +134,6 @@ def alpha(features: Tensor) -> float:
     weights, x, y = 1 / places, places.log(), values[_FIRST - 1 : last].log()
     dx, dy = (one - (weights * one).sum() / weights.sum() for one in (x, y))
     return -((weights * dx * dy).sum() / (weights * dx * dx).sum()).item()
-
-
-def _effective_rank(values: Tensor) -> float:
-    """The exponential of the entropy of their shares (Roy and Vetterli 2007)."""
-    shares = values / values.sum().clamp(min=torch.finfo(values.dtype).tiny) + _EPSILON
-    return torch.exp(-(shares * shares.log()).sum()).item()
 
 
 def warn(metrics: Mapping[str, float], history: History) -> list[str]:
@@ -153,6 +153,8 @@ def warn(metrics: Mapping[str, float], history: History) -> list[str]:
 
 def describe(metrics: Mapping[str, float], history: History) -> list[str]:
     """The measures beside those of step 0, and how each went with the probes of the run, in words."""
+    from scipy.stats import kendalltau  # which would add to the start of every run
+
     start = history[0] if history[0]["step"] == 0 else {}
     told = []
     for name, title in figures.TITLES.items():
@@ -166,7 +168,7 @@ def describe(metrics: Mapping[str, float], history: History) -> list[str]:
         for name, title in figures.TITLES.items():
             pairs = [(value, float(row[f"{probe}_last"] or 0)) for row in rows if (value := row.get(name)) is not None]
             if len(pairs) >= _FEWEST:
-                found.append(f"{title} {kendall(*zip(*pairs, strict=True)):.2f}")
+                found.append(f"{title} {kendalltau(*zip(*pairs, strict=True)).statistic:.2f}")
         if found:
             words = f"rank correlation with {probe.removeprefix('probe/')} over {len(rows)} evaluations (Kendall's tau"
             lines.append(f"{words}, 1: the same order): {', '.join(found)}")

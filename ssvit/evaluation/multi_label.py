@@ -3,8 +3,6 @@
 Letters: b images of a batch, n of the source, k classes.
 """
 
-import csv
-import io
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import NamedTuple
@@ -14,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ssvit.data.batch import Batch
+from ssvit.evaluation.class_table import percent, shares, written
 from ssvit.evaluation.precision import average_precisions, share_of_class
 from ssvit.figures import style
 
@@ -94,15 +93,15 @@ def metrics(answers: Answers, tallies: Sequence[Tally]) -> dict[str, float]:
 def lines(metrics: Mapping[str, float], tallies: Sequence[Tally]) -> list[str]:
     """The figures beside those of a model that ignores the images, and the classes of the lowest average precision."""
     found = [one for one in tallies if one.images]
-    least = _percent(metrics["map_constant"])
+    least = percent(metrics["map_constant"])
     several = f"{metrics['images']:,} images, each with any of {len(tallies)} classes"
     shares = {name: (metrics[name], metrics[f"{name}_constant"]) for name in ("micro_f1", "macro_f1")}
     at_half = ", ".join(
-        f"{name.replace('_f1', '-F1')} {_percent(share)} (the same classes for all images: {_percent(constant)})"
+        f"{name.replace('_f1', '-F1')} {percent(share)} (the same classes for all images: {percent(constant)})"
         for name, (share, constant) in shares.items()
     )
     said = [
-        f"mAP {_percent(metrics['map'])} of {several} (a random order: {least})",
+        f"mAP {percent(metrics['map'])} of {several} (a random order: {least})",
         *([] if metrics["map"] > metrics["map_constant"] else ["not above a random order, so this tells nothing yet"]),
         f"{at_half}; loss {metrics['loss']:.3f}",
     ]
@@ -111,23 +110,16 @@ def lines(metrics: Mapping[str, float], tallies: Sequence[Tally]) -> list[str]:
     if len(found) < len(tallies):
         said.append(f"{len(tallies) - len(found)} classes have no image here and do not count")
     lowest = sorted(found, key=lambda one: one.average_precision)[:_NAMED]
-    named = (f"{style.shown(one.name)} {_percent(one.average_precision)} (of {one.images:,} images)" for one in lowest)
+    named = (f"{style.shown(one.name)} {percent(one.average_precision)} (of {one.images:,} images)" for one in lowest)
     return [*said, f"lowest: {', '.join(named)}"]
 
 
 def table(tallies: Sequence[Tally]) -> str:
     """As CSV, a line for each class."""
-    text = io.StringIO()
-    rows = csv.writer(text, lineterminator="\n")
-    rows.writerow(("class", "images", "correct", "guessed", "average_precision", "recall", "precision", "f1"))
+    head = ("class", "images", "correct", "guessed", "average_precision", "recall", "precision", "f1")
+    rows = []
     for one in tallies:
-        precision = f"{one.average_precision:.4f}" if one.images else ""
-        recall = f"{one.correct / one.images:.4f}" if one.images else ""
-        of_guessed = f"{one.correct / one.guessed:.4f}" if one.guessed else ""
-        f1 = f"{one.f1:.4f}" if one.images + one.guessed else ""
-        rows.writerow((one.name, one.images, one.correct, one.guessed, precision, recall, of_guessed, f1))
-    return text.getvalue().encode(errors="backslashreplace").decode()
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %"
+        average = f"{one.average_precision:.4f}" if one.images else ""
+        own = shares(one.correct, one.images, one.guessed)
+        rows.append((one.name, one.images, one.correct, one.guessed, average, *own))
+    return written(head, rows)

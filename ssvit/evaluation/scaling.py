@@ -10,6 +10,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from scipy.stats import linregress
+
 from ssvit.evaluation.methods import Row, markdown, spread
 from ssvit.figures.scaling import FINETUNED, MODEL, Curves
 
@@ -33,12 +35,9 @@ def fit(x: Sequence[float], accuracies: Sequence[float]) -> Fit | None:
     if len(set(x)) < 2:
         return None
     logs, errors = [math.log(one) for one in x], [math.log(max(1 - one, 1e-6)) for one in accuracies]
-    slope, start = statistics.linear_regression(logs, errors)
-    found = Fit(math.exp(start), -slope, math.nan, 0.0)
-    off = [error - (start + slope * log) for log, error in zip(logs, errors, strict=True)]
-    spread_of_x = sum((log - statistics.fmean(logs)) ** 2 for log in logs)
-    if len(x) > 2:
-        found = found._replace(deviation=math.sqrt(sum(one**2 for one in off) / (len(x) - 2) / spread_of_x))
+    line = linregress(logs, errors)
+    deviation = float(line.stderr) if len(x) > 2 else math.nan
+    found = Fit(math.exp(line.intercept), -float(line.slope), deviation, 0.0)
     missed = [found.accuracy(one) - accuracy for one, accuracy in zip(x, accuracies, strict=True)]
     return found._replace(residual=math.sqrt(statistics.fmean(one**2 for one in missed)))
 

@@ -1,4 +1,4 @@
-"""Is an accuracy above chance, does it still rise, do two measures agree? Standard library only."""
+"""Is an accuracy above chance, does it still rise? Standard library only."""
 
 import math
 import statistics
@@ -28,20 +28,6 @@ def above_chance(accuracy: float, chance: float, images: float) -> bool:
     With the continuity correction of half an image, a model that ignores the image passes in at most 4 % of cases.
     """
     return accuracy - 0.5 / images - chance > 2 * standard_error(chance, images)
-
-
-def kendall(first: Sequence[float], second: Sequence[float]) -> float:
-    """Kendall's tau-b of two measures of the same things: 1 if they order them alike, -1 if the other way round.
-
-    NaN if one of them has a single value.
-    """
-    signs = [(_sign(b - a), _sign(d - c)) for (a, c), (b, d) in combinations(zip(first, second, strict=True), 2)]
-    norm = math.sqrt(sum(one != 0 for one, _ in signs) * sum(other != 0 for _, other in signs))
-    return sum(one * other for one, other in signs) / norm if norm else math.nan
-
-
-def _sign(number: float) -> int:
-    return (number > 0) - (number < 0)
 
 
 def chance_of_rise(values: Sequence[float]) -> float:

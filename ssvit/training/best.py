@@ -66,13 +66,11 @@ def ends(best: Best | None, recipe: Recipe) -> bool:
     return recipe.patience is not None and best is not None and best.since >= recipe.patience
 
 
-def keep(folder: Path, best: Best | None) -> None:
-    """Keep the best checkpoint of a run as best/, however many newer ones there will be. CheckpointError if refused."""
-    if best is None:
-        return
-    path = folder / f"step_{best.step:08d}"
+def keep(folder: Path, step: int) -> None:
+    """Keep the checkpoint of a step as best/, however many newer ones there will be. CheckpointError if refused."""
+    path = folder / f"step_{step:08d}"
     with contextlib.suppress(CheckpointError):
-        if read(folder / NAME)["step"] == best.step:
+        if read(folder / NAME)["step"] == step:
             return
     if path in complete(folder):
         storage.link(path, folder / NAME)

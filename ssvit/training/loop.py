@@ -139,8 +139,8 @@ def train(
                 log.say(told)
         if first == 0:
             _evaluate(state, evaluators, log, 0)
-        elif fabric.is_global_zero:
-            best.keep(folder, best.find(log.history, recipe))  # which a process that died had not done
+        elif fabric.is_global_zero and (chosen := best.find(log.history, recipe)):
+            best.keep(folder, chosen.step)  # which a process that died had not done
         batches: Iterator[Batch] = loader.batches(first, recipe.steps)
         if fabric.world_size == 1:  # several processes stop after the same step
             batches = stop.heeded(batches)
@@ -172,7 +172,7 @@ def train(
                     early = ended and complete < recipe.steps
                     state.save(folder, complete, run_identity, wait=stopping or is_best, ended=early)
                     if is_best and fabric.is_global_zero:
-                        best.keep(folder, best.find(log.history, recipe))
+                        best.keep(folder, complete)
             if ended:
                 break
             if stopping:

@@ -1,9 +1,8 @@
 """Colours and sharpness changed: the operations of torchvision, for whole batches.
 
 Each class is called with images (b, 3, h, w) uint8 and slots (b,), and gives the same shape; blur and solarization take
-any channels, and float32 in [0, 1] too. An image's parameters are
-hashed from (seed, slot, view), and its pixels do not depend on the images beside it: sums and products have a fixed
-order.
+any channels, and float32 in [0, 1] too. An image's parameters are hashed from (seed, slot, view), and its pixels do not
+depend on the images beside it: sums and products have a fixed order.
 
 Letters: b images, c = 3 channels, h, w pixels, k taps of a filter.
 """
