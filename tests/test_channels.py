@@ -13,6 +13,7 @@ import tifffile
 import torch
 import yaml
 from command import one_line
+from matplotlib.figure import Figure
 from PIL import Image
 
 import ssvit
@@ -26,6 +27,7 @@ from ssvit.cli.launch import Failure
 from ssvit.cli.normalization import tool as measure
 from ssvit.cli.pack import tool as pack
 from ssvit.cli.pretrain import tool as pretrain
+from ssvit.cli.retrieve import tool as retrieve
 from ssvit.data import datasets, decode, folder, normalization
 from ssvit.data.augment import color, crop, turn
 from ssvit.data.augment.options import InceptionCrop as InceptionCropOptions
@@ -34,6 +36,7 @@ from ssvit.data.memory import Memory
 from ssvit.data.options import RGB, PixelFormat
 from ssvit.figures import style
 from ssvit.options import OptionError, UserError
+from ssvit.retrieval import gallery
 
 SIDE = 16
 RUN = (
@@ -433,6 +436,29 @@ def test_a_run_is_fine_tuned_and_evaluated(bands: Path) -> None:
     assert set(from_file.probabilities) == set("abc")
     evaluate.call([f"checkpoint={newest(bands)}", f"outputs={bands}/outputs", "probes=[knn]", "fabric.accelerator=cpu"])
     assert (bands / "outputs/bands/evaluation/report.json").is_file()
+
+
+@pytest.mark.parametrize(("given", "shown"), [([], [3, 2, 1]), (["data.shown=[4,0,0]"], [4, 0, 0])])
+def test_sheets_of_similar_pictures_show_the_run_s_channels(
+    bands: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: list[str], shown: list[int]
+) -> None:
+    """Or those of the data set that is named with the query."""
+    facts = manifest.read(newest(bands))["encoder"]
+    seen = []
+    monkeypatch.setattr(gallery, "contact_sheet", lambda rows: seen.append(style.rgb(rows[0].query)) or Figure())
+    file = str(next((bands / "set/a").glob("*.tif")))
+    of_set = [f"data={bands}/set", f"data.normalization={bands}/bands.yaml", *given] if given else []
+    common = [f"checkpoint={newest(bands)}", f"store={tmp_path}/store", "workers=1", *of_set]
+    try:
+        retrieve.call(["action=index", *common, str(bands / "set")])
+        retrieve.call(["action=query", *common, f"sheet={tmp_path}/sheet.png", "k=2", file])
+    finally:
+        style.use_bands({})
+    pixels = load(file, None, PixelFormat(channels=5, range=manifest.read(newest(bands))["range"]))
+    for place, band in enumerate(shown):
+        mean, std = facts["mean"][band], facts["std"][band]
+        expected = ((pixels[band] - mean) / (4 * std) + 0.5).clamp(0, 1)
+        assert np.allclose(seen[0][..., place], expected.numpy(), atol=1e-5)
 
 
 def test_shards_and_tables_hold_the_same_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

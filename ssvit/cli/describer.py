@@ -1,12 +1,14 @@
 """The features of pictures, for the commands that store them. Loads torch only when they are computed."""
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from ssvit.checkpoints.checkpoint import PRETRAIN, find
+from ssvit.checkpoints.checkpoint import PRETRAIN, Checkpoint, find
+from ssvit.checkpoints.configuration import Configuration
 from ssvit.checkpoints.options import eval_transform, pixel_format
 from ssvit.cli.launch import Plain, say
-from ssvit.data.options import PixelFormat
+from ssvit.data.options import PixelFormat, bands
 from ssvit.evaluation.options import readings
 from ssvit.options import OptionError, within
 
@@ -26,6 +28,8 @@ def check(plain: Plain, features: Mapping[str, Any]) -> "tuple[Callable[..., Des
     if len(found) > 1:
         raise OptionError("features.layer", features["layer"], "must be one")
     transform, pixels = eval_transform(checkpoint), pixel_format(checkpoint)
+    shown = _shown(plain["data"], checkpoint)
+    bands("data.shown", shown, pixels.channels)
 
     def make(**options: Any) -> "Describer":
         from ssvit.checkpoints.storage import load_encoder
@@ -34,8 +38,16 @@ def check(plain: Plain, features: Mapping[str, Any]) -> "tuple[Callable[..., Des
         from ssvit.figures.style import use_bands
         from ssvit.retrieval.gallery import Describer
 
-        use_bands({**checkpoint.encoder, "range": pixels.range, "shown": [0, 1, 2]})
+        use_bands({**checkpoint.encoder, "range": pixels.range, "shown": shown})
         frozen = Frozen(load_encoder(checkpoint.path, **plain["encoder"]), found, identity=checkpoint.checksum[:16])
         return Describer(frozen, CenterCrop(**vars(transform)), **options)
 
     return make, pixels
+
+
+def _shown(data: Mapping[str, Any] | None, checkpoint: Checkpoint) -> Any:
+    """The channels that pictures show: those of the data set that is named, or else of the run's own."""
+    if data is None:
+        with suppress(FileNotFoundError):  # weights without their run
+            data = Configuration.read(checkpoint.path.parent / "config.yaml").values.get("data")
+    return (data or {}).get("shown", [0, 1, 2])
