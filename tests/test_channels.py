@@ -4,6 +4,7 @@ import io
 import json
 import shutil
 import struct
+import sys
 import zlib
 from pathlib import Path
 
@@ -79,6 +80,8 @@ def write(path: Path, array: np.ndarray, way: str = "") -> str:
             del options["planarconfig"]
         compression = {"lzw": "lzw", "deflate": "deflate"}.get(way)
         tifffile.imwrite(path, stored if len(array) > 1 else array[0], compression=compression, **options)
+    elif len(array) > 1 and array.dtype == np.uint16:
+        path.write_bytes(png(np.moveaxis(array, 0, -1)))
     else:
         Image.fromarray(array[0] if len(array) == 1 else np.moveaxis(array, 0, -1)).save(path)
     return str(path)
@@ -101,7 +104,8 @@ def labelled_set(root: Path, channels: int, dtype: str, suffix: str, count: int 
         (4, "uint16", "a.tif", "lzw"), (13, "uint16", "a.tif", "deflate"), (5, "uint16", "a.tif", "pages"),
         (3, "uint8", "a.tif", "pages"), (6, "float32", "a.npy", "last"), (6, "float32", "a.npy", ""),
         (6, "float32", "a.npy", "fortran"), (16, "uint16", "a.npy", "big"), (1, "float64", "a.npy", "plane"),
-        (2, "int16", "a.npy", ""), (5, "uint8", "a.npy", "last"),
+        (2, "int16", "a.npy", ""), (5, "uint8", "a.npy", "last"), (3, "uint16", "a.png", ""),
+        (4, "uint16", "a.png", ""), (2, "uint16", "a.png", ""),
     ],
 )  # fmt: skip
 def test_a_file_is_read_exactly(tmp_path: Path, channels: int, dtype: str, name: str, way: str) -> None:
@@ -120,9 +124,11 @@ def test_a_file_is_read_exactly(tmp_path: Path, channels: int, dtype: str, name:
     if dtype == "uint8":
         if whole != RGB:
             assert load(path, None, whole).equal(torch.from_numpy(array))
-    else:
+    elif channels != 3:
         with pytest.raises(Unreadable, match=rf"a\.{name[2:]}: holds .* values, which need data.range=\[least, most\]"):
-            load(path, None, PixelFormat(channels=channels)) if channels != 3 else None
+            load(path, None, whole)
+    else:  # read as a photograph
+        assert (load(path).int() - torch.from_numpy(array // 257).int()).abs().max() <= 1
 
 
 def test_jpegs_and_palettes_have_the_channels_that_they_show(tmp_path: Path) -> None:
@@ -145,7 +151,7 @@ def hostile(folder: Path) -> dict[str, tuple[bytes, str]]:
         np.save(file, array, allow_pickle=True)
         return file.getvalue()
 
-    good = npy(values(4, "float32"))
+    good, deep = npy(values(4, "float32")), png(values(3, "uint16").transpose(1, 2, 0))
     tiff = io.BytesIO()
     tifffile.imwrite(tiff, values(4, "uint16"), photometric="minisblack", planarconfig="separate")
     stack = io.BytesIO()
@@ -167,7 +173,12 @@ def hostile(folder: Path) -> dict[str, tuple[bytes, str]]:
         "huge.npy": (good[:10] + good[10:128].replace(b"(4, 16, 19)", b"(9,99999999)"[:11]) + good[128:], ""),
         "version.npy": (b"\x93NUMPY\x09\x00" + good[8:], "9"),
         "few.npy": (npy(values(3, "float32")), "has 3 channels, and data.channels=4"),
-        "deep.png": (png(np.zeros((4, 4, 4), np.uint16)), "a PNG of 16 bits and several channels"),
+        "few.png": (deep[:-1], "has 3 channels, and data.channels=4"),
+        "short.png": (deep[:-30], ""),
+        "damaged.png": (deep[:60] + bytes(9) + deep[69:], ""),
+        "huge.png": (deep[:16] + bytes([0, 1, 0, 0] * 2) + deep[24:], "17179869184 values, more than the limit"),
+        "empty.png": (deep[:16] + bytes(8) + deep[24:], "holds no pixel"),
+        "chunks.png": (deep[:33] + b"\0\0\0\0abcdabcd" * 100_001, "more than 100000 chunks"),
         "short.tif": (tiff.getvalue()[:-700], ""),
         "stack.tif": (stack.getvalue(), "has the axes"),
         "none.tif": (b"II*\0" + bytes(40), ""),
@@ -184,6 +195,14 @@ def test_what_cannot_be_read_is_named_in_one_line(tmp_path: Path) -> None:
         assert "\n" not in str(caught.value)
         assert str(caught.value).startswith(f"{tmp_path / name}: ")
         assert said in str(caught.value), name
+
+
+def test_a_library_that_is_not_installed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, library in (("a.png", "imagecodecs"), ("a.tif", "tifffile")):
+        path = write(tmp_path / name, values(4, "uint16"))
+        monkeypatch.setitem(sys.modules, library, None)
+        with pytest.raises(Unreadable, match=rf"needs {library}: pip install 'ssvit\[tiff\]'"):
+            decode.values(path)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 JPEG goes to libjpeg by way of torchvision, once its header has passed the size limit; every other format goes to
 Pillow, held to a short list of decoders, since torchvision's PNG decoder can crash on damaged files. Images of other
-channels or numbers in .npy and TIFF files are read by `ssvit.data.rasters`.
+channels or numbers in .npy, TIFF and PNG files are read by `ssvit.data.rasters`.
 
 Choices, where files leave one open: what is transparent shows black behind it in RGB; of an animation the first frame
 counts; 16 bits of grey become 8 by v / 257, rounded, in RGB; an EXIF orientation is ignored, as torchvision's own data
@@ -130,7 +130,8 @@ def _values(data: Bytes, channels: int | None = None) -> np.ndarray:
         _check_jpeg(data.data)
         return decode_jpeg(torch.from_numpy(data), mode=ImageReadMode.UNCHANGED).numpy()
     if start.startswith(b"\x89PNG") and start[24:25] == b"\x10" and start[25:] != b"\0":
-        raise ValueError("a PNG of 16 bits and several channels, of which 8 bits would be read: store it as TIFF")
+        _check_header(data.tobytes())
+        return rasters.png(data)
     return _pillow(data.tobytes(), _FORMATS, rasters.bands)
 
 
@@ -232,7 +233,7 @@ def _pillow(
 
 
 def _check_header(data: bytes) -> None:
-    """ValueError for what takes Pillow long: very many chunks of a PNG, very long comments before the size of a PPM."""
+    """ValueError for what takes a decoder long: many chunks of a PNG, long comments before the size of a PPM."""
     if data.startswith(b"\x89PNG"):
         at = 8
         for _ in range(PART_LIMIT):

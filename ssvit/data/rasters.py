@@ -1,4 +1,4 @@
-"""Images of any number of channels and of any numbers: how .npy and TIFF files hold them, and what a run takes.
+"""Images of any number of channels and of any numbers: how .npy, TIFF and PNG files hold them, and what a run takes.
 
 Letters: c channels, h, w pixels.
 """
@@ -56,6 +56,17 @@ def tiff(data: np.ndarray) -> np.ndarray:
             raise ValueError(f"has the axes {first.axes}, and an image has rows, columns and channels")
         array = first.asarray(maxworkers=1)
     return np.moveaxis(array, channels[0], 0) if channels else array[None]
+
+
+def png(data: np.ndarray) -> np.ndarray:
+    """The image of a PNG of 16 bits and several channels, (bytes,) uint8, which Pillow reads as 8: -> (c, h, w)."""
+    width, height = (int.from_bytes(data[at : at + 4].tobytes(), "big") for at in (16, 20))
+    _check((height, width, 4), np.dtype(np.uint16))
+    try:
+        from imagecodecs import png_decode
+    except ModuleNotFoundError:
+        raise UserError("needs imagecodecs: pip install 'ssvit[tiff]'") from None
+    return np.moveaxis(png_decode(data.tobytes()), 2, 0)
 
 
 def _opened_tiff(file: Any) -> Any:
