@@ -5,9 +5,12 @@ from itertools import pairwise
 
 import pytest
 import torch
+from sklearn.metrics import average_precision_score
 
+from ssvit.evaluation.base import check_labels
 from ssvit.evaluation.features import Features, Half
-from ssvit.evaluation.probes.attentive import Attentive, Heads, Scaled, share
+from ssvit.evaluation.probes import attentive
+from ssvit.evaluation.probes.attentive import Attentive, Heads, Scaled, losses, share
 from ssvit.evaluation.probes.logistic import Logistic
 from ssvit.options import OptionError, UserError
 
@@ -93,6 +96,54 @@ def test_it_finds_what_the_mean_over_the_patches_hides():
     assert found.numbers["learning_rate"] in rates
     unlabelled = Features(test.values, test.labels.roll(1), CLASSES)
     assert probe(train, unlabelled).numbers["validation_grid"] == grid
+
+
+def several(images, seed, *, width=12):
+    """Each class is there or not, and marked by a patch of its own, whose first feature tells it from the others."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.rand(images, 3, generator=generator) < 0.5
+    flat = torch.randn(images, 16, width, generator=generator)
+    flat[..., 0] = 0
+    for image in range(images):
+        patches = torch.randperm(16, generator=generator)
+        for number in labels[image].nonzero()[:, 0].tolist():
+            flat[image, patches[number], 0] = 8
+            flat[image, patches[number], 1:4] = 3 * torch.eye(3)[number]
+    return Features(flat.unflatten(1, (4, 4)).half(), labels, CLASSES)
+
+
+def test_images_of_several_classes_are_measured_by_their_average_precision(monkeypatch):
+    train, test = several(600, 0), several(300, 1)
+    seen = []
+    original = attentive.score_several
+    monkeypatch.setattr(attentive, "score_several", lambda *given: seen.append(given) or original(*given))
+    probe = Attentive(learning_rates=[1e-2, 3e-2], weight_decays=[5e-4], epochs=30, batch_size=64)
+    check_labels(probe, train.labels, test.labels, CLASSES)
+    found = probe(train, test)
+    means = [Features(of.values.float().mean((1, 2)), of.labels, CLASSES) for of in (train, test)]
+    linear = Logistic(l2s=[1e-3, 1e-2, 1e-1])(*means)
+    assert found.scores["test"] > 0.98
+    assert found.scores["test"] > linear.scores["test"]
+    logits, truth = seen[-1]
+    assert truth.equal(test.labels)
+    expected = [average_precision_score(truth[:, k].numpy(), logits[:, k].numpy()) for k in range(3)]
+    assert found.scores["test"] == pytest.approx(sum(expected) / 3)
+    assert found.per_image is None
+    assert found.choice[0] == max(found.numbers["validation_grid"]) == found.scores["validation"]
+
+
+def test_losses_are_those_of_softmax_or_of_sigmoids():
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(7, 2, 3, generator=generator)
+    labels, truth = torch.arange(7) % 3, torch.rand(7, 3, generator=generator) < 0.5
+    for b in range(7):
+        for r in range(2):
+            row = logits[b, r].double()
+            one = -torch.log(row.exp() / row.exp().sum())[labels[b]]
+            share = 1 / (1 + torch.exp(-row))
+            many = -torch.where(truth[b], share, 1 - share).log().sum()
+            assert losses(logits, labels)[b, r].item() == pytest.approx(one.item(), rel=1e-5)
+            assert losses(logits, truth)[b, r].item() == pytest.approx(many.item(), rel=1e-5)
 
 
 def test_the_same_seed_gives_the_same_numbers_whatever_else_is_in_the_grid():

@@ -17,10 +17,11 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
+from ssvit.data.source import is_multi_label
 from ssvit.evaluation.base import Result
 from ssvit.evaluation.features import Features
 from ssvit.evaluation.probes import options
-from ssvit.evaluation.probes.linear import Linear, best, is_right
+from ssvit.evaluation.probes.linear import Linear, best, is_right, score_several
 from ssvit.evaluation.probes.sgd import batches
 from ssvit.options import UserError
 from ssvit.randomness import key
@@ -35,7 +36,6 @@ class Attentive(Linear, options.Attentive):
     """A pooling and a classifier for each learning rate and weight decay, trained by AdamW on the same batches."""
 
     name = "attentive"
-    multi_label = False
     features = "patches"
     half = True
 
@@ -54,32 +54,21 @@ class Attentive(Linear, options.Attentive):
         with torch.enable_grad():
             self._train(heads, grid, shown, steps)
 
-        def measured(values: Tensor, rows: Tensor, labels: Tensor, which: Sequence[int]) -> tuple[Tensor, Tensor]:
-            """Whether some classifiers are right, and their losses, on the images at `rows`: (r, rows) of both."""
-            right, losses = [], []
-            for part in rows.split(_IMAGES):
-                logits = heads(scaled(values, part), which)
-                right.append(is_right(rearrange(logits, "b r k -> r k b"), labels[part]))
-                losses.append(
-                    F.cross_entropy(logits.movedim(2, 1), labels[part, None].expand(-1, len(which)), reduction="none").T
-                )
-            return torch.cat(right, 1), torch.cat(losses, 1)
+        def answers(values: Tensor, rows: Tensor, which: Sequence[int]) -> Tensor:
+            """The logits of some classifiers for the images at `rows`, (n, r, k)."""
+            return torch.cat([heads(scaled(values, part), which) for part in rows.split(_IMAGES)])
 
         with torch.no_grad():
-            every = range(len(grid))
-            right, losses = measured(train.values, held_out, labels, every)
-            accuracies = right.double().mean(1).tolist()
-            means = losses.double().mean(1).nan_to_num(nan=math.inf, posinf=math.inf).tolist()
+            accuracies, means = score(answers(train.values, held_out, range(len(grid))), labels[held_out])
             chosen = best(accuracies, means)
             if means[chosen] == math.inf:
                 raise UserError("no learning rate led to a finite loss: try smaller ones, or standardize=true")
-            on_train, _ = measured(train.values, trained, labels, [chosen])
+            (on_train,), _ = score(answers(train.values, trained, [chosen]), labels[trained])
             truth = test.known_labels.to(test.values.device)
-            on_test, _ = measured(test.values, torch.arange(len(truth)), truth, [chosen])
-        per_image = on_test[0].double().cpu()
-        scores = {
-            "train": on_train.double().mean().item(), "validation": accuracies[chosen], "test": per_image.mean().item(),
-        }  # fmt: skip
+            logits = answers(test.values, torch.arange(len(truth)), [chosen])
+            (on_test,), _ = score(logits, truth)
+            right = None if is_multi_label(truth) else is_right(logits.movedim(0, 2), truth)[0].double().cpu()
+        scores = {"train": on_train, "validation": accuracies[chosen], "test": on_test}
         rate, decay = grid[chosen]
         return Result(
             scores=scores,
@@ -91,7 +80,7 @@ class Attentive(Linear, options.Attentive):
                 "grid": grid,
                 "validation_grid": accuracies,
             },
-            per_image=per_image,
+            per_image=right,
         )
 
     def _train(
@@ -108,11 +97,28 @@ class Attentive(Linear, options.Attentive):
         for x, y in shown:
             logits = heads(x, range(len(grid)))
             # A sum, so that a classifier's gradient does not depend on how many others there are.
-            loss = F.cross_entropy(logits.movedim(2, 1), y[:, None].expand(-1, len(grid)), reduction="sum") / len(y)
+            loss = losses(logits, y).sum() / len(y)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             schedule.step()
+
+
+def losses(logits: Tensor, labels: Tensor) -> Tensor:
+    """Cross-entropies: logits (b, r, k), labels (b,) -> (b, r); of labels (b, k) bool binary, summed over classes."""
+    if is_multi_label(labels):
+        truth = labels[:, None].expand_as(logits).to(logits.dtype)
+        return F.binary_cross_entropy_with_logits(logits, truth, reduction="none").sum(2)
+    return F.cross_entropy(logits.movedim(2, 1), labels[:, None].expand(logits.shape[:2]), reduction="none")
+
+
+def score(logits: Tensor, labels: Tensor) -> tuple[list[float], list[float]]:
+    """Accuracy, or mAP, and mean loss of each classifier, as `linear.score`: logits (n, r, k) -> r of each."""
+    if is_multi_label(labels):
+        pairs = [score_several(of_one, labels) for of_one in logits.unbind(1)]
+        return [precision for precision, _ in pairs], [loss for _, loss in pairs]
+    means = losses(logits, labels).T.contiguous().double().mean(1).nan_to_num(nan=math.inf, posinf=math.inf)
+    return is_right(logits.movedim(0, 2), labels).double().mean(1).tolist(), means.tolist()
 
 
 def share(step: int, steps: int) -> float:

@@ -118,7 +118,7 @@ def score(layers: Tensor, rows: Tensor, labels: Tensor) -> tuple[list[float], li
     the mAP, and the binary cross-entropy summed over the classes.
     """
     if is_multi_label(labels):
-        pairs = [_score_several(rows @ layer.T, labels) for layer in layers]
+        pairs = [score_several(rows @ layer.T, labels) for layer in layers]
         return [precision for precision, _ in pairs], [loss for _, loss in pairs]
     right = labels.new_zeros(len(layers))
     loss = rows.new_zeros(len(layers), dtype=torch.float64)
@@ -130,8 +130,8 @@ def score(layers: Tensor, rows: Tensor, labels: Tensor) -> tuple[list[float], li
     return (right.double() / len(rows)).tolist(), losses.tolist()
 
 
-def _score_several(logits: Tensor, labels: Tensor) -> tuple[float, float]:
-    """mAP and loss of logits (n, k); 0 for an mAP of no class."""
+def score_several(logits: Tensor, labels: Tensor) -> tuple[float, float]:
+    """mAP and loss of logits (n, k) for labels (n, k) bool, as `score`; 0 for an mAP of no class."""
     loss = F.binary_cross_entropy_with_logits(logits.double(), labels.double(), reduction="sum") / len(logits)
     finite = torch.where(logits.isfinite().all(1, keepdim=True), logits, -math.inf)
     precision = mean_average_precision(finite, labels)
