@@ -13,11 +13,13 @@ import torch
 from command import TINY
 from PIL import Image
 
+from ssvit.data import saved_set
 from ssvit.data.augment.crop import InceptionCrop
 from ssvit.data.decode import Unreadable
 from ssvit.data.files import Files
 from ssvit.data.huggingface import HuggingFace, hugging_face
 from ssvit.data.loader import Loader
+from ssvit.data.options import HuggingFace as HuggingFaceOptions
 from ssvit.data.source import Source
 from ssvit.options import UserError
 
@@ -109,6 +111,57 @@ def test_labels_are_classes_names_or_numbers(tmp_path: Path, label: object, clas
     assert numbers(data.test, range(5, 6))
 
 
+def lists(of: range, kind: object) -> list:
+    """Of numbered images: ant where 2 divides the number, bee where 3 does, cat where 4 does."""
+    numbers = [[k for k in range(3) if i % (k + 2) == 0] for i in of]
+    if kind == hub.Value("string"):
+        return [[CLASSES.names[k] for k in row] for row in numbers]
+    return [[k + 8 for k in row] for row in numbers] if kind == hub.Value("int64") else numbers
+
+
+@pytest.mark.parametrize(
+    ("kind", "classes"),
+    [(CLASSES, tuple(CLASSES.names)), (hub.Value("string"), ("ant", "bee", "cat")),
+     (hub.Value("int64"), ("8", "9", "10"))],
+)  # fmt: skip
+def test_lists_are_several_classes_or_none(tmp_path: Path, kind: object, classes: tuple[str, ...]) -> None:
+    def part(of: range, labels: list | None = None):
+        images = [{"bytes": picture(i), "path": None} for i in of]
+        features = hub.Features({"image": hub.Image(), "label": hub.Sequence(kind)})
+        values = {"image": images, "label": labels or lists(of, kind)}
+        return hub.Dataset.from_dict(values, features=features)
+
+    hub.DatasetDict(train=part(range(9)), test=part(range(5, 8))).save_to_disk(tmp_path / "saved")
+    options = HuggingFaceOptions(root=str(tmp_path / "saved"), label="label")
+    assert options.multi_label
+    data = hugging_face(root=str(tmp_path / "saved"), label="label")
+    assert data.classes == classes
+    for source, of in ((data.train, range(9)), (data.test, range(5, 8))):
+        assert source is not None
+        assert source.labels is not None
+        assert source.labels.dtype == torch.bool
+        assert source.labels.tolist() == [[i % 2 == 0, i % 3 == 0, i % 4 == 0] for i in of]
+    assert hugging_face(root=str(tmp_path / "saved")).train.labels is None  # a run that did not name it keeps its set
+    assert HuggingFaceOptions(root=str(tmp_path / "saved")).multi_label is False
+    few = [None, *lists(range(1, 3), kind)]
+    hub.DatasetDict(train=part(range(9)), test=part(range(3), few)).save_to_disk(tmp_path / "few")
+    assert hugging_face(root=str(tmp_path / "few"), label="label").watched.labels is None
+    if not isinstance(kind, hub.ClassLabel):
+        other = [[7 if kind.dtype == "int64" else "wasp"]]
+        hub.DatasetDict(train=part(range(9)), test=part(range(1), other)).save_to_disk(tmp_path / "other")
+        with pytest.raises(UserError, match=r"other/test: the class (7|wasp) is not among the 3 that are trained on"):
+            hugging_face(root=str(tmp_path / "other"), label="label")
+
+
+def test_lists_as_older_versions_of_the_library_describe_them() -> None:
+    text = {"dtype": "string", "_type": "Value"}
+    for kind in ([text], {"feature": text, "length": -1, "_type": "Sequence"}, {"feature": text, "_type": "LargeList"}):
+        features = {"image": {"_type": "Image"}, "tags": kind}
+        assert saved_set.columns("set", features, image="auto", label="tags") == ("image", "tags")
+        assert saved_set.element(kind) == text
+        assert saved_set.columns("set", features, image="auto", label="auto") == ("image", None)
+
+
 def test_test_images_without_labels_serve_only_where_nothing_else_does(tmp_path: Path) -> None:
     bare = made(range(3)).remove_columns("label").add_column("label", [-1] * 3).cast_column("label", CLASSES)
     parts = {"train": made(range(6)), "test": bare, "validation": made(range(6, 9))}
@@ -188,7 +241,7 @@ def test_an_unreadable_row_is_named() -> None:
         ({"root": "broken"}, "data.root=broken: the data set cannot be read: "),
         ({"image": "picture"}, "image=picture: must be a column of saved, which has image, label"),
         ({"label": "kind"}, "label=kind: must be a column of saved, which has image, label; null for none"),
-        ({"label": "image"}, "label=image: must be a column of classes: of names or of whole numbers"),
+        ({"label": "image"}, "label=image: must be a column of classes, of names or of whole numbers, or of lists of "),
         ({"train": "some"}, "train=some: must be auto, or a split of saved, which has train, new"),
         ({"test": "train"}, "test=train: must be a split that serves for nothing else; null for none"),
         ({"config": "large"}, "config=large: must be null: save_to_disk wrote one configuration"),

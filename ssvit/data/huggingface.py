@@ -8,21 +8,24 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from functools import cached_property, partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from ssvit.data import decode, options
 from ssvit.data.decode import Unreadable
 from ssvit.data.folder import AUTO
 from ssvit.data.options import RGB, PixelFormat
+from ssvit.data.saved_set import element
 from ssvit.data.source import Data, Labels, Source, checked_labels, class_numbers, parted
 from ssvit.options import UserError, make, printable
 
 
 class HuggingFace(Source):
-    """The images of a column of a `datasets.Dataset`, and labels (n,) into `classes`; called: its name in messages.
+    """The images of a column of a `datasets.Dataset`, and labels as of a source; called: its name in messages.
 
     verify: what the fingerprint covers besides the labels, the "size" of each image's file or its "content". UserError
     for an out-of-range label.
@@ -142,17 +145,26 @@ def _loaded(chosen: options.HuggingFace) -> dict[str, Any]:
     return dict(found) if isinstance(found, datasets.DatasetDict) else {"": found}
 
 
-def _labels(
-    dataset: Any, label: str | None, classes: Sequence[str], called: str
-) -> tuple[list[int] | None, tuple[str, ...]]:
-    """Labels into `classes`, by default into the set's own, and these; none if a row has no label."""
+def _labels(dataset: Any, label: str | None, classes: Sequence[str], called: str) -> tuple[Labels, tuple[str, ...]]:
+    """Labels into `classes`, by default into the set's own, and these; none if a row has no label.
+
+    (n,), or of lists of classes (n, k) bool; an empty list is a label, an image of no class.
+    """
     if label is None:
         return None, ()
-    values = dataset.data.column(label).to_pylist()
-    names = dataset.features.to_dict()[label].get("names")
-    if any(value is None or (names and value < 0) for value in values):
+    feature, values = dataset.features.to_dict()[label], dataset.data.column(label).to_pylist()
+    of_list = element(feature)
+    names = (of_list or feature).get("names")
+    rows = values if of_list else [(value,) for value in values]
+    if any(row is None or any(one is None or (names and one < 0) for one in row) for row in rows):
         return None, ()
-    texts = [str(value) for value in values] if not names else [names[value] for value in values]
-    own = tuple(classes or names or map(str, sorted(set(values))))
-    number = class_numbers(texts, own, called=called)
-    return [number[text] for text in texts], own
+    own = tuple(classes or names or map(str, sorted(set(chain(*rows)))))
+    text = names.__getitem__ if names else str
+    number = class_numbers(map(text, chain(*rows)), own, called=called)
+    places = [[number[text(one)] for one in row] for row in rows]
+    if not of_list:
+        return [place for (place,) in places], own
+    found = torch.zeros(len(rows), len(own), dtype=torch.bool)
+    for row, of_row in zip(found, places, strict=True):
+        row[of_row] = True
+    return (found if own else None), own

@@ -301,7 +301,8 @@ class HuggingFace(ImageFiles):
     image: str = folder.AUTO
     """The name of the column of images; auto: the only one."""
     label: str | None = folder.AUTO
-    """The name of the column of labels; auto: label, or the only column of classes; None: none."""
+    """The name of the column of labels; auto: label, or the only column of classes; None: none. A column of lists must
+    be named: images have several classes, or none."""
     train: str = folder.AUTO
     """The split to train on; auto: train, or the only other one."""
     validation: str | None = folder.AUTO
@@ -349,6 +350,14 @@ class HuggingFace(ImageFiles):
             return None
         label = self.columns_of(self.described[self.splits_of(self.described).train])[1]
         return None if label is not None else False  # a row of the column may have none
+
+    @property
+    def multi_label(self) -> bool | None:
+        if self.described is None:
+            return None
+        features = self.described[self.splits_of(self.described).train]
+        label = self.columns_of(features)[1]
+        return label is not None and saved_set.element(features[label]) is not None
 
     @property
     def validated(self) -> bool | None:

@@ -14,6 +14,7 @@ from ssvit.options import OptionError, UserError, printable
 
 Features = Mapping[str, Any]
 _CLASSES = ("string", "large_string", "bool", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)))
+_LISTS = ("List", "LargeList", "Sequence")
 
 
 class Splits(NamedTuple):
@@ -88,8 +89,8 @@ def splits(root: str, there: Iterable[str], *, train: str, validation: str | Non
 def columns(root: str, features: Features, *, image: str, label: str | None) -> tuple[str, str | None]:
     """The names of the columns of images and of labels.
 
-    auto: the only column of images; the column `label`, or the only one of classes, if there is one. OptionError if
-    there is no such column, or none that holds classes.
+    auto: the only column of images; the column `label`, or the only one of classes, if there is one. A column of lists
+    of classes has to be named. OptionError if there is no such column, or none that holds classes.
     """
     shown = printable(", ".join(features))
     images = [name for name in features if _kind(features[name]) == "Image"]
@@ -104,9 +105,17 @@ def columns(root: str, features: Features, *, image: str, label: str | None) -> 
         label = "label" if named else classes[0] if len(classes) == 1 else None
     if label is not None and label not in features:
         raise OptionError("label", label, f"must be a column of {root}, which has {shown}; null for none")
-    if label is not None and not _is_class(features[label]):
-        raise OptionError("label", label, "must be a column of classes: of names or of whole numbers")
+    if label is not None and not _is_class(element(features[label]) or features[label]):
+        right = "must be a column of classes, of names or of whole numbers, or of lists of them"
+        raise OptionError("label", label, right)
     return image, label
+
+
+def element(feature: object) -> Any:
+    """What the lists of a column hold, as the feature of that; None of a column without lists."""
+    if isinstance(feature, list):  # as version 3 of the library has some of them
+        return feature[0]
+    return feature["feature"] if isinstance(feature, Mapping) and _kind(feature) in _LISTS else None
 
 
 def _kind(feature: object) -> str:
