@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import shutil
 import struct
 import sys
@@ -254,7 +255,8 @@ def test_normalization_is_exact(tmp_path: Path) -> None:
     assert np.allclose(options["mean"], (pixels.mean(1) - least) / (most - least), atol=1e-8)
     assert np.allclose(options["std"], pixels.std(1) / (most - least), rtol=1e-7)
     assert done[-1] == (len(source), len(source))
-    assert f"{len(source) - len(kept)} images could not be read" in lines[1]
+    left_out = [name for name in map(source.name, range(len(source))) if name.endswith(("nan.npy", "broken.npy"))]
+    assert lines[1].startswith(f"{len(source) - len(kept)} images could not be read; the first: {left_out[0]}: ")
     given = PixelFormat(range=[1e8, 1e8 + 2])
     of_range, _ = normalization.measure(
         datasets.folder(root=str(tmp_path), held_out=0.01, range=given.range).train,
@@ -263,6 +265,23 @@ def test_normalization_is_exact(tmp_path: Path) -> None:
         progress=lambda *_: None,
     )
     assert np.allclose(of_range["mean"], (pixels - 1e8).clip(0, 2).mean(1) / 2, atol=1e-6)
+
+
+def test_values_that_are_no_numbers_never_reach_a_run(tmp_path: Path) -> None:
+    """The command that measures and the run that trains name the file, and what would be right."""
+    for i in range(12):
+        array = values(4, "float32", i)
+        array[1, 3:5] = np.nan if i % 2 else array[1, 3:5]
+        write(tmp_path / f"set/{i:02d}.tif", array)
+    said = r"set/\d\d\.tif: holds values that are no numbers \(NaN\): store a number in their place"
+    source = datasets.folder(root=str(tmp_path / "set"), channels=4).train
+    assert re.search(said, "".join(normalization.measure(source, RGB, workers=1, progress=lambda *_: None)[1]))
+    only = source.take(torch.tensor([i for i in range(len(source)) if int(Path(source.name(i)).stem) % 2]))
+    with pytest.raises(UserError, match=rf"none of the \d images can be read; the first: .*{said}"):
+        normalization.measure(only, RGB, workers=1, progress=lambda *_: None)
+    measured = ("data.channels=4", "data.range=[0,7]", "data.mean=0.3", "data.std=0.2")
+    with pytest.raises(Failure, match=said):
+        pretrain.call([f"data={tmp_path}/set", *measured, f"outputs={tmp_path}", "probe=[]", "workers=0", *RUN])
 
 
 def test_photographs_are_measured_as_they_are_read(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ssvit.data import rasters
 from ssvit.data.decode import Unreadable
 from ssvit.data.options import PixelFormat
 from ssvit.data.source import Source
@@ -55,21 +56,21 @@ def measure(
     """
     read, is_bytes = _reader(source, pixels)
 
-    def moments(place: int) -> Moments | None:
+    def moments(place: int) -> Moments | Unreadable:
         try:
             found = Moments.of(read(place))
-        except Unreadable:
-            return None
-        return found if np.isfinite(found.mean).all() else None
+        except Unreadable as failure:
+            return failure
+        return found if np.isfinite(found.mean).all() else Unreadable(source.name(place), rasters.NO_NUMBERS)
 
     total: Moments | None = None
-    left_out = 0
+    left_out: list[Unreadable] = []
     with ThreadPoolExecutor(workers) as pool:
         for start in range(0, len(source), _AHEAD * workers):
             places = range(start, min(start + _AHEAD * workers, len(source)))
             for place, found in zip(places, pool.map(moments, places), strict=True):
-                if found is None:
-                    left_out += 1
+                if isinstance(found, Unreadable):
+                    left_out.append(found)
                 elif total is None:
                     total = found
                 elif len(found.mean) != len(total.mean):
@@ -79,10 +80,10 @@ def measure(
                     total += found
             progress(places.stop, len(source))
     if total is None:
-        raise UserError(f"none of the {len(source)} images can be read, or all have values that are no numbers")
-    lines = [f"{len(source) - left_out:,} training images, {total.pixels:,} pixels, {len(total.mean)} channels"]
+        raise UserError(f"none of the {len(source)} images can be read; the first: {left_out[0]}")
+    lines = [f"{len(source) - len(left_out):,} training images, {total.pixels:,} pixels, {len(total.mean)} channels"]
     if left_out:
-        lines.append(f"{left_out:,} images could not be read, or have values that are no numbers")
+        lines.append(f"{len(left_out):,} images could not be read; the first: {left_out[0]}")
     std = np.sqrt(total.squares / total.pixels)
     constant = std == 0
     if constant.any():

@@ -17,6 +17,7 @@ from ssvit.options import UserError, command
 
 NPY = b"\x93NUMPY"
 TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # the last two of files above 4 GB
+NO_NUMBERS = "holds values that are no numbers (NaN): store a number in their place, as the least one for no data"
 VALUE_LIMIT = 3 << 27  # of an image: 1.6 GB as float32
 _HEADER = 1 << 14  # bytes of the header of .npy, of which numpy reads 10,000
 # Of Pillow's modes, what its numbers are read as: indices of a palette and single bits mean nothing by themselves.
@@ -99,7 +100,7 @@ def taken(array: np.ndarray, pixels: PixelFormat) -> np.ndarray:
     with np.errstate(all="ignore"):
         shares = ((array - low) / (high - low)).astype(np.float32)
     if np.isnan(shares).any():
-        raise ValueError("holds values that are no numbers (NaN)")
+        raise ValueError(NO_NUMBERS)
     return np.clip(shares, 0, 1, out=shares)
 
 
