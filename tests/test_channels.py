@@ -198,6 +198,21 @@ def test_what_cannot_be_read_is_named_in_one_line(tmp_path: Path) -> None:
         assert said in str(caught.value), name
 
 
+def test_runs_on_photographs_say_what_other_images_need(tmp_path: Path) -> None:
+    """Bytes of three channels are read as they are, in whatever file."""
+    for number, (name, way) in enumerate((("a.npy", ""), ("a.npy", "last"), ("a.tif", ""), ("a.tif", "lzw"))):
+        colors = values(3, "uint8")
+        assert load(write(tmp_path / f"3-{number}-{name}", colors, way)).equal(torch.from_numpy(colors))
+        for channels, dtype, said in (
+            (5, "uint8", "has 5 chan"),
+            (3, "uint16", "holds uint16"),
+            (4, "float32", "has 4"),
+        ):
+            path = write(tmp_path / f"{channels}-{dtype}-{number}-{name}", values(channels, dtype), way)
+            with pytest.raises(Unreadable, match=rf"{said}.* \(.*normalization measures "):
+                load(path)
+
+
 def test_a_library_that_is_not_installed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, library in (("a.png", "imagecodecs"), ("a.tif", "tifffile")):
         path = write(tmp_path / name, values(4, "uint16"))

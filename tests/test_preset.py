@@ -123,7 +123,8 @@ def test_tables_and_shards_are_planned_like_a_folder(photographs, tmp_path):
         options(shards | {"data.root": "s3://bucket/set"})
 
 
-def test_a_path_says_what_it_holds(photographs, tmp_path):
+def test_a_path_says_what_it_holds(photographs, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "s" / "train").mkdir(parents=True)
     with tarfile.open(tmp_path / "s" / "train" / "0.tar", "w") as shard:
         shard.add(photographs / "0.png", "0.png")
@@ -134,7 +135,9 @@ def test_a_path_says_what_it_holds(photographs, tmp_path):
         (tmp_path / "t.csv", ["data=csv", f"data.table={tmp_path / 't.csv'}"]),
     ):
         assert launch._data_set(f"data={path}") == expected
-    assert launch._data_set("data=csv") == ["data=csv"]
+    (tmp_path / "s").rename("shards")
+    assert launch._data_set("data=./shards") == ["data=shards", "data.root=./shards"]
+    assert [launch._data_set(f"data={name}") for name in ("csv", "shards")] == [["data=csv"], ["data=shards"]]
     with tarfile.open(photographs / "more.tar", "w") as shard:
         shard.add(photographs / "0.png", "0.png")
     assert launch._data_set(f"data={photographs}")[0] == "data=folder"  # of images, beside which a tar file lies

@@ -253,7 +253,8 @@ def _data_set(option: str) -> list[str]:
     """
     group, _, written = option.partition("=")
     value = _unquoted(written)
-    folders = [] if os.path.isabs(value) else [folder / "data" for folder in (CONFIGS, config_dir()) if folder]
+    is_path = os.path.isabs(value) or value.startswith(".")
+    folders = [] if is_path else [folder / "data" for folder in (CONFIGS, config_dir()) if folder]
     if group != "data" or any((folder / f"{value}.yaml").is_file() for folder in folders):
         return [option]
     if os.path.isdir(value):

@@ -108,10 +108,17 @@ def read_part(path: str, start: int, size: int, name: str) -> Bytes:
 
 
 def _decoded(data: Bytes, reduce: Reduce | None, pixels: PixelFormat) -> Tensor:
-    if pixels != RGB:
+    start = data[:6].tobytes()
+    if pixels != RGB or start.startswith(rasters.NPY):
         return torch.from_numpy(rasters.taken(_values(data, pixels.channels), pixels))
-    if data[:3].tobytes() != b"\xff\xd8\xff":
-        return torch.from_numpy(_pillow(data.tobytes(), _FORMATS, rgb)).permute(2, 0, 1)
+    if not start.startswith(b"\xff\xd8\xff"):
+        try:
+            return torch.from_numpy(_pillow(data.tobytes(), _FORMATS, rgb)).permute(2, 0, 1)
+        except (UnidentifiedImageError, ValueError):
+            if not start.startswith(rasters.TIFF):
+                raise
+            # Other channels or numbers than Pillow knows: the reason tells what the run needs for them.
+            return torch.from_numpy(rasters.taken(rasters.tiff(data), pixels))
     height, width = _check_jpeg(data.data)
     if reduce and (factor := reduce(height, width)) > 1:  # torchvision has no such option
         draft = max(1, width // factor), max(1, height // factor)

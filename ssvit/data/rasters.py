@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from ssvit.data.options import PixelFormat
+from ssvit.data.options import RGB, PixelFormat
 from ssvit.options import UserError, command
 
 NPY = b"\x93NUMPY"
@@ -88,7 +88,8 @@ def bands(image: Image.Image) -> np.ndarray:
 def taken(array: np.ndarray, pixels: PixelFormat) -> np.ndarray:
     """An image as a run takes it: (c, h, w) of any numbers -> uint8, or float32 in [0, 1] by the range. ValueError."""
     if len(array) != pixels.channels:
-        raise ValueError(f"has {len(array)} channels, and data.channels={pixels.channels}")
+        measured = f" ({command('normalization')} measures images of other channels)" if pixels == RGB else ""
+        raise ValueError(f"has {len(array)} channels, and data.channels={pixels.channels}{measured}")
     if pixels.range is None:
         if array.dtype != np.uint8:
             measured = f"{command('normalization')} measures it"
