@@ -21,6 +21,7 @@ from PIL import Image
 import ssvit
 from ssvit.checkpoints import manifest
 from ssvit.checkpoints.storage import load_encoder
+from ssvit.cli import preset
 from ssvit.cli.embed import tool as embed
 from ssvit.cli.evaluate import tool as evaluate
 from ssvit.cli.export import tool as export
@@ -211,6 +212,18 @@ def test_runs_on_photographs_say_what_other_images_need(tmp_path: Path) -> None:
             path = write(tmp_path / f"{channels}-{dtype}-{number}-{name}", values(channels, dtype), way)
             with pytest.raises(Unreadable, match=rf"{said}.* \(.*normalization measures "):
                 load(path)
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".tif", ".png"])
+def test_their_sizes_are_known_to_preset_auto(tmp_path: Path, suffix: str) -> None:
+    """Of a folder and of shards, by the headers alone."""
+    root = labelled_set(tmp_path / "set", 3, "uint16", suffix, 6)
+    pack.call([f"data={root}", f"output={tmp_path}/packed", "data.held_out=0.01"])
+    for data in (root, tmp_path / "packed"):
+        kind = {"preset": "auto", "data": "folder" if data == root else "shards", "data.root": str(data)}
+        found = preset._SETS[kind["data"]](kind)
+        assert found[1] == SIDE
+        assert abs(found[0] - 6) <= 1
 
 
 def test_a_library_that_is_not_installed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

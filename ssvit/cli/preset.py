@@ -16,6 +16,7 @@ from typing import Any
 from ssvit.checkpoints.configuration import Configuration
 from ssvit.cli.launch import say
 from ssvit.data import folder, shard_folder
+from ssvit.data.folder import IMAGE_SUFFIXES, NPY
 from ssvit.data.options import Csv
 from ssvit.options import OptionError, UserError, within
 
@@ -149,25 +150,26 @@ def _of_table(typed: dict[str, str]) -> tuple[int, int]:
 
 def _of_shards(typed: dict[str, str]) -> tuple[int, int]:
     """The same of shards in a folder: as many images a byte as the first shard has."""
-    from PIL import Image
+    from ssvit.data import rasters
 
     root, named = typed["data.root"], _named(typed, *shard_folder.Splits._fields)
     if shard_folder.is_remote(root):
         raise OptionError("preset", AUTO, "needs shards in a folder: set preset=null for those at an address")
     with within("data"):
         paths = [os.path.join(root, name) for name in shard_folder.splits(root, **named).train]
-    images, sides = 0, list[int]()
+    sides = []
     try:
         with tarfile.open(paths[0], "r:") as shard:
-            for member in shard:
-                if member.name.lower().endswith(folder.IMAGE_SUFFIXES):
-                    images += 1
-                    with suppress(Exception):  # as in `_side`
-                        if len(sides) < _SAMPLED and (file := shard.extractfile(member)):
-                            sides.append(min(Image.open(file).size))
+            there = [member for member in shard if member.isreg()]
+            kinds = ([one for one in there if one.name.lower().endswith(kind)] for kind in (IMAGE_SUFFIXES, NPY))
+            images = next(filter(None, kinds), [])
+            for member in images[:_SAMPLED]:
+                with suppress(Exception):  # as in `_side`
+                    if file := shard.extractfile(member):
+                        sides.append(min(rasters.size(file)))
     except (OSError, tarfile.TarError) as error:
         raise UserError(f"{paths[0]}: cannot be read: {error}") from None
-    count = round(images * sum(map(os.path.getsize, paths)) / os.path.getsize(paths[0]))
+    count = round(len(images) * sum(map(os.path.getsize, paths)) / os.path.getsize(paths[0]))
     return count, _median(sides, paths[0])
 
 
@@ -185,7 +187,8 @@ def _side(files: Sequence[str]) -> int:
     sides = []
     for file in files[:: max(1, len(files) // _SAMPLED)]:
         try:
-            sides.append(min(rasters.size(file)))
+            with open(file, "rb") as opened:
+                sides.append(min(rasters.size(opened)))
         except Exception:  # readers raise what they like, and the loader replaces and counts what cannot be read
             continue
     return _median(sides, files[0])

@@ -7,7 +7,7 @@ import io
 import logging
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from PIL import Image
@@ -30,11 +30,7 @@ def npy(data: np.ndarray, channels: int | None) -> np.ndarray:
     channels: tells which axis counts them; None, or where neither does: the shorter one.
     """
     file = io.BytesIO(data[:_HEADER].tobytes())
-    readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-    version = np.lib.format.read_magic(file)
-    if version not in readers:
-        raise ValueError(f"is of version {version} of .npy, and 1.0 and 2.0 are read")
-    shape, is_fortran, dtype = readers[version](file)
+    shape, is_fortran, dtype = _npy_header(file)
     _check(shape, dtype)
     if len(shape) not in (2, 3):
         raise ValueError(f"has the shape {shape}, and an image has (h, w), (c, h, w) or (h, w, c)")
@@ -45,6 +41,15 @@ def npy(data: np.ndarray, channels: int | None) -> np.ndarray:
         return array[None]
     first, _, last = shape
     return array if first == channels or (last != channels and first <= last) else np.moveaxis(array, 2, 0)
+
+
+def _npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """The shape of an array, whether its first axis is the fastest, and the kind of its numbers."""
+    readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+    version = np.lib.format.read_magic(file)
+    if version not in readers:
+        raise ValueError(f"is of version {version} of .npy, and 1.0 and 2.0 are read")
+    return readers[version](file)
 
 
 def tiff(data: np.ndarray) -> np.ndarray:
@@ -114,17 +119,15 @@ def _check(shape: Sequence[int], dtype: np.dtype[Any]) -> None:
         raise ValueError("holds no pixel")
 
 
-def size(path: str) -> tuple[int, int]:
+def size(file: IO[bytes]) -> tuple[int, int]:
     """Height and width in the header of a file. Whatever its reader raises if it has none."""
-    with open(path, "rb") as file:
-        start = file.read(len(NPY))
-        file.seek(0)
-        if start == NPY:
-            shape = np.load(path, mmap_mode="r", allow_pickle=False).shape
-            height, width = sorted(shape)[-2:]
-            return height, width
-        if start.startswith(TIFF):
-            with _opened_tiff(file) as opened:
-                return opened.pages[0].imagelength, opened.pages[0].imagewidth
-    with Image.open(path) as image:
-        return image.height, image.width
+    start = file.read(len(NPY))
+    file.seek(0)
+    if start == NPY:
+        height, width = sorted(_npy_header(file)[0])[-2:]
+        return height, width
+    if start.startswith(TIFF):
+        with _opened_tiff(file) as opened:
+            return opened.pages[0].imagelength, opened.pages[0].imagewidth
+    image = Image.open(file)
+    return image.height, image.width
