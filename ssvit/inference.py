@@ -19,8 +19,9 @@ from ssvit.data import decode, folder, rasters
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.options import RGB, PixelFormat
 from ssvit.evaluation.features import Frozen
-from ssvit.evaluation.options import PATCHES, Reading
-from ssvit.models.vit import ViT
+from ssvit.evaluation.options import Reading
+from ssvit.models import encoder as encoders
+from ssvit.models.options import PATCHES
 from ssvit.objectives.classify import Classify
 from ssvit.objectives.options import MULTI_LABEL
 from ssvit.options import OptionError
@@ -83,7 +84,13 @@ class _Model:
     """The common part of encoders and classifiers: pictures in batches of one size."""
 
     def __init__(
-        self, module: ViT | Classify, transform: CenterCrop, pixels: PixelFormat, *, device: str, batch_size: int
+        self,
+        module: encoders.Encoder | Classify,
+        transform: CenterCrop,
+        pixels: PixelFormat,
+        *,
+        device: str,
+        batch_size: int,
     ) -> None:
         self.module, self.transform, self.batch_size = module.to(device).eval(), transform, batch_size
         self.pixels = pixels
@@ -105,9 +112,9 @@ class _Model:
 
 
 class Encoder(_Model):
-    """A pre-trained encoder. `module` is the `ViT` itself, in eval mode."""
+    """A pre-trained encoder. `module` is the `ViT` itself, in eval mode, or the `Timm`."""
 
-    module: ViT
+    module: encoders.Encoder
 
     def features(self, images: Pictures, *, layer: int | None = None) -> Tensor:
         """One vector for each picture, pooled as the encoder was trained: -> (b, d) float32.
@@ -125,7 +132,7 @@ class Encoder(_Model):
         return self._read(images, PATCHES, layer)
 
     def _read(self, images: Pictures, pooling: str, layer: int | None) -> Tensor:
-        reading = Reading(layer=len(self.module.blocks) if layer is None else layer, pooling=pooling)
+        reading = Reading(layer=self.module.depth if layer is None else layer, pooling=pooling)
         frozen = Frozen(self.module, [reading], identity="")
         found = [frozen(batch.to(self.device))[reading.name].cpu() for batch in self._batches(images)]
         if not found:
@@ -214,10 +221,10 @@ def classifier(checkpoint: Checkpoint, *, device: str = "cpu", batch_size: int =
     return Classifier(module, *reading, device=device, batch_size=batch_size)
 
 
-def _transform(checkpoint: Checkpoint, vit: ViT) -> CenterCrop:
+def _transform(checkpoint: Checkpoint, model: encoders.Encoder) -> CenterCrop:
     """The evaluation's transform; on another image size, what it resizes to grows alike."""
     options = vars(eval_transform(checkpoint))
     (height, _), resize = options["size"], options["resize"]
-    if vit.image_size != options["size"] and resize is not None:
-        resize = round(resize * vit.image_size[0] / height)
-    return CenterCrop(**options | {"size": vit.image_size, "resize": resize})
+    if model.image_size != options["size"] and resize is not None:
+        resize = round(resize * model.image_size[0] / height)
+    return CenterCrop(**options | {"size": model.image_size, "resize": resize})

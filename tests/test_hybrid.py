@@ -21,7 +21,7 @@ from ssvit.models.options import EPSILONS
 from ssvit.models.vit import ViT
 from ssvit.objectives.masked_patch import MaskedPatch
 from ssvit.objectives.masking import Masking
-from ssvit.objectives.parameter_groups import layer_of, parameter_groups
+from ssvit.objectives.parameter_groups import parameter_groups
 from ssvit.objectives.targets import MeanColor
 from ssvit.options import OptionError
 
@@ -259,12 +259,12 @@ def test_masked_patch_prediction_learns_and_moves_every_parameter():
 def test_the_stem_lies_at_the_bottom_and_its_filters_decay():
     model = objective()
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    groups = parameter_groups(model.named_parameters(), 0.1, layer_decay=0.5, depth=2)
+    groups = parameter_groups(model.named_parameters(), 0.1, layer_decay=0.5, encoder=model.encoder)
     found = {names[id(p)]: (group["share"], group["weight_decay"]) for group in groups for p in group["params"]}
     stem = {name: value for name, value in found.items() if name.startswith("encoder.stem.")}
     assert len(stem) == len(list(model.encoder.stem.parameters()))
     for name, value in stem.items():
-        assert layer_of(name, 2) == 0
+        assert model.encoder.layers_above(name.removeprefix("encoder.")) == 3
         assert value == (0.125, 0.1 if model.get_parameter(name).ndim == 4 else 0.0)
 
 

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from ssvit.benchmark.methods import DINO, MASKED, SIMCLR, SIMMIM, TEMPERATURE, masked_patch
 from ssvit.benchmark.options import Size
 from ssvit.data.batch import Batch
+from ssvit.models.encoder import Encoder
 from ssvit.models.vit import ViT, gather
 from ssvit.objectives.base import NOTHING, Objective
 from ssvit.objectives.masking import Corruption, Masking
@@ -30,11 +31,13 @@ from ssvit.objectives.masking import Corruption, Masking
 class Peer(Objective):
     """A peer's model; a subclass has its loss."""
 
+    encoder: ViT
+
     def __init__(self, size: Size) -> None:
         super().__init__()
         self.size = size
         # As far as it is asked for.
-        self.encoder = cast(ViT, SimpleNamespace(grid=_grid(size), blocks=()))
+        self.encoder = cast(ViT, SimpleNamespace(grid=_grid(size)))
 
     def loss(self, images: Tensor, noise: Any) -> Tensor:
         """Of one view of the images."""
@@ -272,12 +275,12 @@ class LightlySimCLR(Peer):
         return {"loss": self.criterion(first, second)}
 
 
-class Timm(nn.Module):
+class Timm(Encoder):
     """timm's `VisionTransformer`, as `MaskedPatch` takes an encoder."""
 
     def __init__(self, size: Size) -> None:
         super().__init__()
-        self.width, self.grid, self.blocks = size.width, _grid(size), ()
+        self.width, self.grid = size.width, _grid(size)
         self.model = _timm(size)
 
     def embed(self, images: Tensor) -> Tensor:
@@ -287,12 +290,12 @@ class Timm(nn.Module):
         return gather(self.model.norm(self.model.blocks(self.model._pos_embed(tokens))), output_ids + 1)
 
 
-class Torchvision(nn.Module):
+class Torchvision(Encoder):
     """torchvision's `VisionTransformer`, as `MaskedPatch` takes an encoder."""
 
     def __init__(self, size: Size) -> None:
         super().__init__()
-        self.width, self.grid, self.blocks = size.width, _grid(size), ()
+        self.width, self.grid = size.width, _grid(size)
         self.model = _torchvision(size)
 
     def embed(self, images: Tensor) -> Tensor:

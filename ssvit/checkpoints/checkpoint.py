@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from ssvit.atomic_io import seal
 from ssvit.checkpoints import manifest
 from ssvit.checkpoints.configuration import Configuration
-from ssvit.exchange import files, hub, reading
+from ssvit.exchange import files, hub, reading, timm_model
 from ssvit.exchange.reading import FOREIGN_OPTIONS, Foreign
 from ssvit.options import OptionError, UserError, command, within
 
@@ -91,7 +91,9 @@ def name_of(path: Path) -> str:
 @lru_cache(maxsize=4)
 def _open_foreign(path: Path, version: tuple[object, ...], options: str) -> Checkpoint:
     """A foreign file with the facts that a manifest of ours would have, read once for each version of it."""
-    foreign = reading.read(path, json.loads(options))
+    given = json.loads(options)
+    of_timm = "model" in given or "arguments" in given
+    foreign = timm_model.read(path, given) if of_timm else reading.read(path, given)
     facts = {"step": 0, "encoder": dict(foreign.arguments), "notes": list(foreign.notes)}
     return Checkpoint(path, facts | {"seal": seal({**facts, "file": files.digest(path)})}, foreign)
 

@@ -1,6 +1,6 @@
 """The options of what is loaded from a checkpoint, which check themselves. No torch."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -10,7 +10,7 @@ from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.checkpoints.manifest import CheckpointError
 from ssvit.data.augment.options import CenterCrop
 from ssvit.data.options import PixelFormat
-from ssvit.models.options import CHANGEABLE, RESIZE, ViT
+from ssvit.models.options import CHANGEABLE, RESIZE, Timm, ViT, kind, vit
 from ssvit.options import OptionError, command, flag, make, one_of, pair, whole
 
 
@@ -44,6 +44,10 @@ class LoadEncoder:
     """Standard deviation of the channels in [0, 1], of the images of a foreign file. None: the usual value."""
     trained_size: int | Sequence[int] | None = None
     """Pixels, or [height, width], of the images that a foreign file was trained on."""
+    model: str | None = None
+    """The name in timm of the model of which a foreign file is. None: a ViT, known by its tensors."""
+    arguments: Mapping[str, object] | None = None
+    """Keyword arguments of timm's model."""
     patch_size: int | Sequence[int] | None = None
     """Must be the checkpoint's, as the next two: it is here for the options that refer to it."""
     width: int | None = None
@@ -64,13 +68,13 @@ class LoadEncoder:
         """The checkpoint. OptionError, CheckpointError or ForeignError if there is none."""
         return Checkpoint.open(self.path, vars(self))
 
-    def encoder(self) -> ViT:
+    def encoder(self) -> ViT | Timm:
         """The options of the encoder. OptionError or CheckpointError unless they go together."""
         trained = self.checkpoint().encoder
         for name in ("patch_size", "width", "channels"):
-            if (value := getattr(self, name)) not in (None, trained[name]):
+            if (value := getattr(self, name)) not in (None, trained.get(name, value)):
                 raise OptionError(name, value, f"must be {trained[name]}, as in the checkpoint")
-        return make(ViT, trained | self.changes)
+        return make(kind(trained), trained | self.changes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,9 +89,11 @@ class LoadLayers:
     def __post_init__(self) -> None:
         if self.layer is not None:
             whole("layer", self.layer)
-        if self.layer is not None and self.checkpoint is not None and self.layer > self.checkpoint.encoder["depth"]:
-            depth = self.checkpoint.encoder["depth"]
-            raise OptionError("layer", self.layer, f"must be at most {depth}, the layers of the checkpoint's encoder")
+        if self.layer is not None and self.checkpoint is not None:
+            depth = vit(self.checkpoint.encoder).depth
+            if self.layer > depth:
+                right = f"must be at most {depth}, the layers of the checkpoint's encoder"
+                raise OptionError("layer", self.layer, right)
 
     @cached_property
     def checkpoint(self) -> Checkpoint | None:
@@ -101,8 +107,8 @@ class LoadLayers:
         """OptionError unless it has patches of the same size."""
         if self.checkpoint is None:
             return
-        vits = encoder, make(ViT, self.checkpoint.encoder)
-        patch, theirs = ("x".join(map(str, (vit.channels, *pair("patch_size", vit.patch_size)))) for vit in vits)
+        vits = encoder, vit(self.checkpoint.encoder)
+        patch, theirs = ("x".join(map(str, (one.channels, *pair("patch_size", one.patch_size)))) for one in vits)
         if patch != theirs:
             raise OptionError("path", self.path, f"has patches of {theirs}, and the encoder has patches of {patch}")
 
@@ -127,10 +133,10 @@ class LoadClassifier:
         except OptionError as error:
             raise OptionError("path", self.path, error.right) from None
 
-    def fits(self, encoder: ViT) -> None:
+    def fits(self, encoder: ViT | Timm) -> None:
         """OptionError unless it takes the images of this encoder, as a teacher must."""
-        vits = encoder, make(ViT, self.checkpoint.encoder)
-        size, teachers = ("x".join(map(str, (vit.channels, *pair("image_size", vit.image_size)))) for vit in vits)
+        vits = encoder, make(kind(self.checkpoint.encoder), self.checkpoint.encoder)
+        size, teachers = ("x".join(map(str, (one.channels, *pair("image_size", one.image_size)))) for one in vits)
         if size != teachers:
             raise OptionError("path", self.path, f"takes images of {teachers}, and the encoder takes {size}")
 

@@ -29,6 +29,8 @@ from ssvit.checkpoints.manifest import SCHEMA, CheckpointError, complete, read, 
 from ssvit.checkpoints.run_folder import is_main_process
 from ssvit.kernels.accelerate import accelerate
 from ssvit.models import lora
+from ssvit.models.build import build
+from ssvit.models.encoder import Encoder
 from ssvit.models.vit import ViT
 from ssvit.objectives.classify import Classify
 from ssvit.options import UserError, command
@@ -285,7 +287,7 @@ def set_aside_after(folder: Path, step: int) -> None:
         raise CheckpointError(f"{error.filename or folder}: cannot be renamed ({error.strerror})") from None
 
 
-def load_encoder(path: str | Path, **given: Any) -> ViT:
+def load_encoder(path: str | Path, **given: Any) -> Encoder:
     """The encoder of a checkpoint (with averaged weights, if there are any) in eval mode.
 
     path: the folder of a checkpoint, or of its run for the newest in it, or a file of another framework's weights. The
@@ -296,7 +298,7 @@ def load_encoder(path: str | Path, **given: Any) -> ViT:
     states = load(checkpoint, without="optimizer")
     try:
         weights = _trained(checkpoint, states)
-        trained = ViT(**checkpoint.encoder)
+        trained = build(checkpoint.encoder)
         loaded = _load(trained, weights, prefix=f"{checkpoint.backbone}.")
         encoder = _changed(trained, loading)
     except (KeyError, TypeError, UserError, RuntimeError) as error:
@@ -305,9 +307,10 @@ def load_encoder(path: str | Path, **given: Any) -> ViT:
     if loading.announce and is_main_process():
         averaged = ", averaged weights" if "ema" in states else ""
         notes = [f"{checkpoint.path}: loaded {len(loaded)} of {len(loaded)} tensors of the encoder{averaged}"]
-        before, after = ("x".join(map(str, vit.grid)) for vit in (trained, encoder))
-        if before != after and trained.rotary is None:
-            notes.append(f"positions resized from {before} to {after} patches ({loading.resize})")
+        if isinstance(trained, ViT) and isinstance(encoder, ViT) and trained.rotary is None:
+            before, after = ("x".join(map(str, vit.grid)) for vit in (trained, encoder))
+            if before != after:
+                notes.append(f"positions resized from {before} to {after} patches ({loading.resize})")
         if left := sorted({name.split(".")[0] for name in weights.keys() - loaded}):
             notes.append(f"left behind: {', '.join(left)}")
         print(*notes, *checkpoint.facts.get("notes", ()), sep="; ", flush=True)
@@ -321,6 +324,7 @@ def load_layers(path: str | Path | None, layer: int | None) -> ViT | None:
     if loading.path is None:
         return None
     encoder = load_encoder(loading.path, announce=True)
+    assert isinstance(encoder, ViT)  # as `LoadLayers` has checked
     encoder.blocks = encoder.blocks[: loading.layer]
     return encoder
 
@@ -337,7 +341,7 @@ def load_classifier(path: str | Path, **given: Any) -> Classify:
         right = f"holds no classifier, only an encoder: {command('finetune')} makes one of it"
         raise CheckpointError(f"{checkpoint.path}: {right}")
     try:
-        classifier = Classify(encoder=ViT(**checkpoint.encoder), **checkpoint.facts["classifier"])
+        classifier = Classify(encoder=build(checkpoint.encoder), **checkpoint.facts["classifier"])
         _load(classifier, _trained(checkpoint, states), prefix="")
         classifier.encoder = _changed(classifier.encoder, loading)
     except (KeyError, TypeError, UserError, RuntimeError) as error:
@@ -353,11 +357,11 @@ def _trained(checkpoint: Checkpoint, states: Mapping[str, Mapping[str, Tensor]])
     return lora.merged(weights, **checkpoint.facts["lora"]) if "lora" in checkpoint.facts else weights
 
 
-def _changed(trained: ViT, loading: options.LoadEncoder) -> ViT:
+def _changed(trained: Encoder, loading: options.LoadEncoder) -> Encoder:
     """An encoder with the same weights and other options, itself if none differs."""
     if all(trained.arguments.get(name) == value for name, value in loading.changes.items()):
         return trained
-    encoder = ViT(**trained.arguments | loading.changes)
+    encoder = build(trained.arguments | loading.changes)
     encoder.take(trained, how=loading.resize)
     return encoder
 

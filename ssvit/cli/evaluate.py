@@ -14,7 +14,7 @@ from ssvit import atomic_io
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.cli import against
 from ssvit.cli.against import Other
-from ssvit.cli.launch import Plain, Tool, announce, progress
+from ssvit.cli.launch import TIMM_ARGUMENTS, Plain, Tool, announce, progress
 from ssvit.cli.pretrained import SCRATCH, offer
 from ssvit.evaluation import options
 from ssvit.evaluation.significance import NOTHING_YET
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _PAIRS = 1000  # of near-duplicates that are named in a file
 _EXAMPLES = 3  # images in both sets that are named
 # What may be typed for an option: a short form of its group, and former names.
-_ALIASES = {"probes=": "probe@probes=", "measures.": "probes.", "floors=": "baselines="}
+_ALIASES = {"probes=": "probe@probes=", "measures.": "probes.", "floors=": "baselines=", **TIMM_ARGUMENTS}
 
 
 def run(config: DictConfig, plain: Plain) -> Path | None:

@@ -8,8 +8,8 @@ from ssvit.checkpoints.checkpoint import PRETRAIN, find
 from ssvit.cli.launch import Plain, Tool, announce, say
 from ssvit.exchange import hub
 from ssvit.exchange.options import Export
-from ssvit.models.options import ViT
-from ssvit.options import make, select
+from ssvit.models.options import vit as vit_options
+from ssvit.options import select
 
 
 def run(config: DictConfig, plain: Plain) -> None:
@@ -17,7 +17,7 @@ def run(config: DictConfig, plain: Plain) -> None:
     options = select(Export, plain)
     checkpoint = find(plain["checkpoint"], outputs=plain["outputs"], stage=PRETRAIN, options=plain["encoder"], say=say)
     size = checkpoint.encoder["image_size"] if options.image_size is None else options.image_size
-    options.check(make(ViT, checkpoint.encoder | {"image_size": size}), checkpoint.facts.get("classifier"))
+    options.check(vit_options(checkpoint.encoder | {"image_size": size}), checkpoint.facts.get("classifier"))
     run = checkpoint.home(plain["outputs"])
     folder = Path(plain["output"] or run / "export" / options.format)
     announce()
@@ -32,7 +32,9 @@ def run(config: DictConfig, plain: Plain) -> None:
         model = load_classifier(checkpoint.path, image_size=size, resize=options.resize)
     else:
         changes = {"image_size": size, "resize": options.resize, **plain["encoder"]}
-        model = load_encoder(checkpoint.path, announce=True, **changes)
+        encoder = load_encoder(checkpoint.path, announce=True, **changes)
+        assert isinstance(encoder, vit.ViT)
+        model = encoder
     remarks = export(model, folder, options, facts=checkpoint.facts, run=run)
     print(f"{folder}: {', '.join(file.name for file in sorted(folder.iterdir()))}", *remarks, sep="\n", flush=True)
     if options.push is not None:

@@ -24,11 +24,12 @@ from ssvit.data.source import Data, Source, masks, subset
 from ssvit.evaluation.base import Probe, check_labels
 from ssvit.evaluation.duplicates import Thumbnails, duplicates
 from ssvit.evaluation.features import Cache, Extractor, FeatureSets, Frozen, Half, PatchPixels, Pixels, extract
-from ssvit.evaluation.options import OWN, PATCHES, PIXELS, RANDOM, RANDOM_PREFIX, Reading
+from ssvit.evaluation.options import OWN, PIXELS, RANDOM, RANDOM_PREFIX, Reading
 from ssvit.evaluation.scores import Split
 from ssvit.figures.style import use_bands
 from ssvit.kernels.accelerate import accelerate
-from ssvit.models.vit import ViT
+from ssvit.models.encoder import Encoder
+from ssvit.models.options import PATCHES
 from ssvit.options import UserError, pair, within
 from ssvit.randomness import key
 from ssvit.training import runtime
@@ -130,13 +131,13 @@ def _encoders(
 ) -> list[_Encoder]:
     """The encoder of the checkpoint, the baselines, and the others."""
 
-    def frozen(encoder: ViT, readings: Sequence[Reading], weights: str) -> Frozen:
+    def frozen(encoder: Encoder, readings: Sequence[Reading], weights: str) -> Frozen:
         accelerate(encoder)
         return Frozen(encoder, readings, identity=json.dumps([weights, encoder.arguments]))
 
-    def build(node: DictConfig) -> ViT:
+    def build(node: DictConfig) -> Encoder:
         torch.manual_seed(key(0, "weights"))
-        encoder: ViT = instantiate(node, _convert_="all")
+        encoder: Encoder = instantiate(node, _convert_="all")
         return encoder
 
     view = plain["data"]["view"]

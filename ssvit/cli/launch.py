@@ -44,7 +44,8 @@ Plain = dict[str, Any]  # options as a YAML file holds them: dictionaries, lists
 _PACKAGE = Path(__file__).resolve().parents[1]
 # Within the package where it is installed, beside it in a checkout.
 CONFIGS = _PACKAGE / "configs" if (_PACKAGE / "configs").is_dir() else _PACKAGE.parent / "configs"
-ALIASES = {"evaluator=": "evaluator@evaluators="}  # of the tools that train, see `Tool`
+TIMM_ARGUMENTS = {"encoder.arguments.": "++encoder.arguments."}  # whatever names timm's model has for them
+ALIASES = {"evaluator=": "evaluator@evaluators=", **TIMM_ARGUMENTS}  # of the tools that train, see `Tool`
 
 
 class Failure(UserError):
@@ -439,7 +440,8 @@ def _reason(error: Exception) -> str:
         if known:
             return f"{group}={name}: must be one of {', '.join(known)}"
     if isinstance(cause, MissingMandatoryValue | InterpolationToMissingValueError):
-        return f"{first.rpartition(': ')[2]}: has no default and must be given"
+        name = first.rpartition(": ")[2]
+        return f"{name if '.' in name else cause.full_key or name}: has no default and must be given"
     if isinstance(cause, ConfigKeyError | ConfigAttributeError) and cause.full_key and cause.parent_node is not None:
         known = [str(key) for key in cause.parent_node if key != "_target_"]
         parent, _, key = cause.full_key.rpartition(".")

@@ -23,13 +23,15 @@ from ssvit.checkpoints.checkpoint import NEWEST, PRETRAIN, Checkpoint, find, nam
 from ssvit.checkpoints.configuration import Configuration, ConfigurationError, refers
 from ssvit.cli.launch import CONFIGS, as_dict, say, search_path, typed_command
 from ssvit.exchange import reading
-from ssvit.models.options import CHANGEABLE, ViT
+from ssvit.models.options import CHANGEABLE, Timm, ViT, kind
 from ssvit.options import OptionError, UserError
 
 SCRATCH = "scratch"
 # Options of an encoder that its weights decide, and those of them that other options refer to.
 _FIXED = {field.name for field in fields(ViT)} - {*CHANGEABLE, *reading.FOREIGN_OPTIONS}
 _REFERRED = ("patch_size", "width", "channels")
+_TARGETS = {ViT: "ssvit.models.vit.ViT", Timm: "ssvit.models.timm.Timm"}
+_LATER = {"attention_dropout": 0.0, "activation_checkpointing": False}  # which older checkpoints lack
 # What data=pretrained stands for, set by `offer`: choices of groups of configuration files.
 _brought: dict[str, str | None] = {}
 
@@ -48,6 +50,11 @@ def offer(arguments: dict[str, str], own: str | None = None) -> Sequence[str]:
         if "encoder" in arguments and ("data" in arguments or "experiment" in arguments):
             return ()
         wanted = "newest"
+    elif arguments.get("encoder") == "timm":  # whose weights are in a file
+        if wanted == NEWEST:
+            right = f"must be a file of weights of timm's model, or {SCRATCH}"
+            raise OptionError("checkpoint", wanted, right)
+        return ["encoder=pretrained", *_own_size(_offer(wanted, arguments), arguments)]
     elif "encoder" in arguments:
         raise OptionError("encoder", arguments["encoder"], f"a checkpoint brings its own; or give checkpoint={SCRATCH}")
     if wanted == "newest" and own is not None:
@@ -61,6 +68,10 @@ def offer_start(arguments: dict[str, str]) -> Sequence[str]:
     OptionError also for an option of the encoder that its weights decide.
     """
     wanted = arguments.get("checkpoint", "null")
+    objective = arguments.get("objective", "masked_patch")
+    built_in = (CONFIGS / "objective" / f"{objective}.yaml").is_file() and "experiment" not in arguments
+    if arguments.get("encoder") == "timm" and built_in and objective != "supervised":
+        raise OptionError("objective", objective, "must be supervised with encoder=timm, which has no patches")
     if wanted in ("null", ""):
         return ()
     if wanted in (NEWEST, SCRATCH):
@@ -115,8 +126,7 @@ def _offer(wanted: str, arguments: dict[str, str], refer: Sequence[str] = ()) ->
         "path": str(found.path),
         "resize": "paper",
         "announce": True,
-        "attention_dropout": 0.0,  # older checkpoints lack this and the next
-        "activation_checkpointing": False,
+        **(_LATER if kind(trained) is ViT else {}),
         **{name: trained[name] for name in (*refer, *CHANGEABLE) if name in trained},
         "image_size": "${data.image_size}",
         **(foreign if found.foreign else {}),
@@ -264,9 +274,17 @@ def _fill(node: dict[str, Any], values: Any, name: str) -> None:
 def _foreign_options(arguments: Mapping[str, str]) -> dict[str, Any]:
     """The options for another project's file on the command line, None for each that is not given."""
     try:
-        return {name: yaml.safe_load(arguments.get(f"encoder.{name}", "null")) for name in reading.FOREIGN_OPTIONS}
+        found = {name: yaml.safe_load(arguments.get(f"encoder.{name}", "null")) for name in reading.FOREIGN_OPTIONS}
+        each = {
+            name.partition(".arguments.")[2]: yaml.safe_load(value)
+            for name, value in arguments.items()
+            if name.startswith("++encoder.arguments.")
+        }
     except yaml.YAMLError:
-        raise UserError("one of encoder.heads, mean, std and trained_size cannot be read") from None
+        raise UserError(f"one of encoder.{', '.join(reading.FOREIGN_OPTIONS)} cannot be read") from None
+    if not isinstance(found["arguments"], dict | None):
+        raise OptionError("encoder.arguments", found["arguments"], "must be {name: value}")
+    return found | {"arguments": {**(found["arguments"] or {}), **each} or None}
 
 
 def default_name(config: DictConfig) -> str:
@@ -274,7 +292,7 @@ def default_name(config: DictConfig) -> str:
     choices = HydraConfig.get().runtime.choices
     what = "compare" if config.compare else config.sweep or ("scratch" if config.checkpoint == SCRATCH else "finetune")
     path = Path(config.encoder.get("path", choices["encoder"]))
-    start = name_of(path)
+    start = name_of(path) if "path" in config.encoder else config.encoder.get("model", path.name)
     return "_".join([what, start] if choices["data"] == "pretrained" else [what, start, choices["data"]])
 
 
@@ -283,9 +301,10 @@ def from_scratch(config: DictConfig) -> DictConfig:
     if "path" not in config.encoder:
         return config
     given = as_dict(config.encoder, resolve=False)
-    arguments = Checkpoint.open(given["path"], given).encoder | {name: given[name] for name in CHANGEABLE}
+    trained = Checkpoint.open(given["path"], given).encoder
+    changes = {name: given[name] for name in CHANGEABLE if name in given}
     config = config.copy()
     with open_dict(config):
-        config.encoder = {"_target_": "ssvit.models.vit.ViT", **arguments}
+        config.encoder = {"_target_": _TARGETS[kind(trained)], **trained, **changes}
         config.checkpoint = SCRATCH
     return config

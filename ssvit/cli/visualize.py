@@ -13,6 +13,7 @@ from ssvit.checkpoints.options import LoadEncoder, pixel_format
 from ssvit.cli.launch import Plain, Tool, announce, progress, say
 from ssvit.cli.pretrained import SCRATCH, from_scratch, offer
 from ssvit.data import folder
+from ssvit.models.options import vit
 from ssvit.options import OptionError, select
 from ssvit.training import preflight
 
@@ -22,10 +23,9 @@ def run(config: DictConfig, plain: Plain) -> None:
     own = select(Visualize, plain)
     paths = [path for image in plain["images"] for path in folder.pictures(str(image))]
     seen = {"view": plain["data"]["view"]} if paths else plain["data"]
-    encoder = preflight.encoder(preflight.parts({"encoder": plain["encoder"], "data": seen}))
+    preflight.encoder(preflight.parts({"encoder": plain["encoder"], "data": seen}))
     checkpoint = Checkpoint.open(plain["encoder"]["path"], plain["encoder"])
-    assert encoder is not None
-    layer, pooling = plotted(encoder, layer=own.layer, pooling=own.pooling)
+    layer, pooling = plotted(vit(checkpoint.encoder), layer=own.layer, pooling=own.pooling)
     sizes = {name: plain["encoder"][name] for name in ("resize", "image_size")}
     other = None
     if plain["other"] not in (None, SCRATCH):
@@ -74,7 +74,8 @@ def find_other(plain: Plain, sizes: Mapping[str, Any], channels: int) -> Checkpo
     other = plain["other"]
     try:
         found = find(other, outputs=plain["outputs"], stage=FINETUNE, say=say)
-        theirs = LoadEncoder(path=found.path, **sizes).encoder().channels
+        LoadEncoder(path=found.path, **sizes).encoder()
+        theirs = vit(found.encoder).channels
     except OptionError as error:
         where = "" if error.name == "checkpoint" else f"{error.name}={error.value}: "
         raise OptionError("other", other, f"{where}{error.right}") from None

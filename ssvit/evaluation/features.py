@@ -25,10 +25,11 @@ from torch import Tensor
 from ssvit.data.batch import Transform
 from ssvit.data.loader import Loading, evaluation_batches
 from ssvit.data.source import Source, is_multi_label
-from ssvit.evaluation.options import PATCHES, Reading
+from ssvit.evaluation.options import Reading
 from ssvit.evaluation.processes import gather, rank_and_world
-from ssvit.models.vit import ViT
-from ssvit.options import UserError
+from ssvit.models.encoder import Encoder
+from ssvit.models.options import kind
+from ssvit.options import UserError, make
 
 _LARGEST = 32  # pixels a side of an image as its own features
 _FILE = _VALUES, _PLACES, _DIGESTS = ("values", "places", "digests")  # what a file of kept features holds
@@ -100,9 +101,9 @@ class Extractor(Protocol):
 class Frozen:
     """An encoder's features at some readings, of which it must have each; identity: of the weights, for a `Cache`."""
 
-    def __init__(self, encoder: ViT, readings: Sequence[Reading], *, identity: str) -> None:
+    def __init__(self, encoder: Encoder, readings: Sequence[Reading], *, identity: str) -> None:
         for reading in readings:
-            reading.check(depth=len(encoder.blocks), class_token=encoder.class_token is not None)
+            reading.check(make(kind(encoder.arguments), encoder.arguments))
         self.encoder, self.readings, self.weights = encoder, tuple(readings), identity
         self.identity = f"{identity} {' '.join(reading.name for reading in readings)}"
         self.identities = {reading.name: f"{identity} {reading.name}" for reading in readings}
@@ -113,24 +114,19 @@ class Frozen:
         mode = self.encoder.training
         self.encoder.eval()
         try:
-            grid, last = self.encoder.grid_of(images), max(reading.layer for reading in self.readings)
+            last = max(reading.layer for reading in self.readings)
             return {
-                reading.name: self._pooled(tokens, reading, grid).float()
-                for layer, tokens in enumerate(itertools.islice(self.encoder.layers(images), last), start=1)
+                reading.name: self._pooled(outputs, reading, images).float()
+                for layer, outputs in enumerate(itertools.islice(self.encoder.layers(images), last), start=1)
                 for reading in self.readings
                 if reading.layer == layer
             }
         finally:
             self.encoder.train(mode)
 
-    def _pooled(self, tokens: Tensor, reading: Reading, grid: tuple[int, int]) -> Tensor:
-        if reading.norm == "after":
-            tokens = self.encoder.norm(tokens)
-        patches = tokens[:, self.encoder.num_prefix_tokens :]
-        if reading.pooling == PATCHES:
-            return patches.unflatten(1, grid)
-        parts = {"class_token": tokens[:, 0], "patch_mean": patches.mean(1)}
-        return torch.cat(list(parts.values()), dim=1) if reading.pooling == "both" else parts[reading.pooling]
+    def _pooled(self, outputs: Tensor, reading: Reading, images: Tensor) -> Tensor:
+        normed = self.encoder.norm(outputs) if reading.norm == "after" else outputs
+        return self.encoder.pooled(normed, reading.pooling, images)
 
 
 class Half:

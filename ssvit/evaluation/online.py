@@ -21,6 +21,7 @@ from ssvit.evaluation.features import Extractor, Features, FeatureSets, Frozen, 
 from ssvit.evaluation.scores import chance_of
 from ssvit.evaluation.significance import NOTHING_YET, above_chance, last_rise, standard_error
 from ssvit.figures import probes as figures
+from ssvit.models.options import PATCHES
 from ssvit.objectives.base import Objective
 from ssvit.options import UserError, command, make
 
@@ -65,7 +66,7 @@ class Probing(Evaluator):
         self.images = len(self._train) + len(self._test)
         for name, probe in probes.items():
             title = name.replace("_", "-")
-            if probe.features == options.PATCHES:
+            if probe.features == PATCHES:
                 later = f"{command('evaluate')} probes=[{name}]"
                 self.refused.append(f"no {title} probe in training, but afterwards: {later}")
                 continue

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ssvit.data.augment.options import InceptionCrop
-from ssvit.options import OptionError, number, one_of, whole
+from ssvit.models.options import PATCHES, TOKENS, Timm, ViT, kind
+from ssvit.options import OptionError, make, number, one_of, whole
 
-POOLINGS = ("patch_mean", "class_token", "both")
-PATCHES = "patches"  # no pooling: the features of each patch
+POOLINGS = (*TOKENS, Timm.pooling)
 OWN = ""  # the encoder in question among those that are measured beside it, by their names
 RANDOM, PIXELS = "random weights", "pixels"
 RANDOM_PREFIX = "random_"  # of the names of the feature sets of random weights
@@ -26,7 +26,8 @@ class Reading:
     layer: int
     """The layer whose outputs are taken, 1 for the first."""
     pooling: str = "patch_mean"
-    """patch_mean; class_token; both: concatenated, the class token first; patches: each patch separately."""
+    """patch_mean; class_token; both: concatenated, the class token first; pooled, of timm's models: what their
+    classifier takes; patches: each patch separately."""
     norm: str = "after"
     """after: with the encoder's last norm; before: without it."""
 
@@ -40,12 +41,19 @@ class Reading:
         """The name for tables and files: layer6_patch_mean."""
         return f"layer{self.layer}_{self.pooling}" + ("_before_norm" if self.norm == "before" else "")
 
-    def check(self, *, depth: int, class_token: bool) -> None:
-        """OptionError unless an encoder with this number of layers, with a class token or without, has it."""
-        if self.layer > depth:
-            raise OptionError("layer", self.layer, f"must be at most {depth}, the encoder's layers")
-        if self.pooling in ("class_token", "both") and not class_token:
-            raise OptionError("pooling", self.pooling, "must be patch_mean: the encoder has no class token")
+    def check(self, encoder: ViT | Timm) -> None:
+        """OptionError unless an encoder with these options has it."""
+        if self.layer > encoder.depth:
+            raise OptionError("layer", self.layer, f"must be at most {encoder.depth}, the encoder's layers")
+        if self.pooling == PATCHES or self.pooling in encoder.poolings:
+            return
+        if isinstance(encoder, Timm):
+            right = f"must be {Timm.pooling}: timm's {encoder.model} has no tokens to choose from"
+        elif self.pooling == Timm.pooling:
+            right = f"is of timm's models alone; there are {', '.join(encoder.poolings)}"
+        else:
+            right = "must be patch_mean: the encoder has no class token"
+        raise OptionError("pooling", self.pooling, right)
 
 
 def is_baseline(features: str) -> bool:
@@ -66,19 +74,19 @@ def readings(
 
     layer: its number, a list of numbers, last, or all. pooling: None for the encoder's own, with which it was trained.
     """
-    depth = encoder["depth"]
-    pooling = encoder["pooling"] if pooling is None else pooling
+    options = make(kind(encoder), encoder)
+    pooling = options.pooling if pooling is None else pooling
     one_of("pooling", pooling, POOLINGS)
     if isinstance(layer, str):
         one_of("layer", layer, ("last", "all", "a layer's number", "a list of numbers"))
-        numbers = [depth] if layer == "last" else list(range(1, depth + 1))
+        numbers = [options.depth] if layer == "last" else list(range(1, options.depth + 1))
     else:
         numbers = layer if isinstance(layer, list) else [layer]
     if not numbers or len(set(map(str, numbers))) < len(numbers):
         raise OptionError("layer", layer, "must be a list of different layers, one or more")
     found = [Reading(number, pooling, norm) for number in numbers]
     for reading in found:
-        reading.check(depth=depth, class_token=encoder["class_token"])
+        reading.check(options)
     return found
 
 

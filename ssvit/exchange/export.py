@@ -32,6 +32,7 @@ def export(model: ViT | Classify, folder: Path, options: Export, *, facts: Mappi
     if folder.exists() and not options.overwrite:
         raise OptionError("output", folder, "is there; overwrite=true replaces it")
     encoder, head = (model, None) if isinstance(model, ViT) else (model.encoder, model)
+    assert isinstance(encoder, ViT)  # as the options have checked
     part, old = (folder.with_name(f".{folder.name}.{what}") for what in ("part", "old"))
     try:
         shutil.rmtree(part, ignore_errors=True)

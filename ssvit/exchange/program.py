@@ -42,7 +42,9 @@ class Program(nn.Module):
 
     @property
     def encoder(self) -> ViT:
-        return self.model if isinstance(self.model, ViT) else self.model.encoder
+        encoder = self.model if isinstance(self.model, ViT) else self.model.encoder
+        assert isinstance(encoder, ViT)  # as the options have checked
+        return encoder
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
         if isinstance(self.model, ViT):

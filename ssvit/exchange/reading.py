@@ -28,8 +28,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 LAYOUTS = (GOOGLE, *DINOV3, DINOV2, HUGGINGFACE, TORCHVISION, FACEBOOK, TIMM)
-# Options that a user may give for a foreign file.
-FOREIGN_OPTIONS = ("heads", "mean", "std", "trained_size")
+# Options that a user may give for a foreign file: of a ViT, and of a model of timm.
+_TOLD = ("heads", "mean", "std", "trained_size")
+FOREIGN_OPTIONS = (*_TOLD, "model", "arguments")
 HEADS = {192: 3, 384: 6, 768: 12, 1024: 16, 1280: 16, 1536: 24}  # by width: Ti, S, B, L, H and DINOv2's giant
 _SIZE = 224  # of images for an encoder that has no positions of its own
 _SHOWN = 3  # names in an error
@@ -119,18 +120,18 @@ def _own(path: Path, shapes: Shapes, given: Mapping[str, Any]) -> Own | None:
         raise UserError(f"{path.parent / 'config.json'}: describes no encoder ({error})") from None
     if encoder.depth > len(names):  # nothing is built of what the file cannot hold
         raise ForeignError(f"{path}: has fewer tensors than its config.json says layers")
-    for name in FOREIGN_OPTIONS:
+    for name in _TOLD:
         if given.get(name) is not None:
             raise OptionError(name, given[name], f"is told by the config.json beside {path.name}")
     behind = sorted({_first_part(name) for name in shapes if name not in names.values()})
-    notes = ["exported by ssvit", *([f"left behind: {_first(behind)}"] if behind else [])]
+    notes = ["exported by ssvit", *([f"left behind: {first_of(behind)}"] if behind else [])]
     return Own(path, names, (), dict(arguments), tuple(notes), masks_keys=False)
 
 
 def read(path: Path, given: Mapping[str, Any]) -> Foreign:
     """Find the encoder in a file.
 
-    given: the user's options; those that are None, or not in `FOREIGN_OPTIONS`, are ignored. ForeignError for a tensor
+    given: the user's options; those that are None, or no options of a ViT, are ignored. ForeignError for a tensor
     that has no place or is missing, OptionError for an option that must be given.
     """
     shapes = files.shapes(path)
@@ -163,7 +164,7 @@ def read(path: Path, given: Mapping[str, Any]) -> Foreign:
     usual_values = {"heads": {**HEADS, **layout.heads}.get(letters["d"]), **normalisation}
     chosen, sources = {}, {}
     for source, values in (("as usual", usual_values), ("as it says", known), ("as told", given)):
-        for name in FOREIGN_OPTIONS:
+        for name in _TOLD:
             if values.get(name) is not None:
                 chosen[name], sources[name] = values[name], source
     if "heads" not in chosen:
@@ -216,7 +217,7 @@ def read(path: Path, given: Mapping[str, Any]) -> Foreign:
         *([] if letters.get("t", math.inf) > patches else ["none of its positions is for special tokens"]),
         *([] if gelu == "exact" or gated else [f"gelu {gelu}, as {layout.peer}'s"]),
         *([known["remark"]] if "remark" in known else []),
-        *([f"left behind: {_first(behind)}"] if behind else []),
+        *([f"left behind: {first_of(behind)}"] if behind else []),
         *(
             f"{layout.peer}'s representation is not what pooling gives, but what {name} makes of it: {what}"
             for name, what in layout.beyond.items()
@@ -232,11 +233,11 @@ def _layout(path: Path, shapes: Shapes) -> tuple[Layout, str]:
     for layout in LAYOUTS:
         names = [name for name in shapes if re.search(rf"(^|[./]){re.escape(layout.signature)}\Z", name)]
         if len(names) > 1:
-            raise ForeignError(f"{path}: holds {len(names)} encoders ({_first(names)}); leave one in it")
+            raise ForeignError(f"{path}: holds {len(names)} encoders ({first_of(names)}); leave one in it")
         if names and (not layout.marks or shapes.keys() & set(layout.marks)):
             return layout, names[0].removesuffix(layout.signature)
     peers = ", ".join(layout.peer for layout in LAYOUTS)
-    first = _first(list(shapes)) or "nothing"
+    first = first_of(list(shapes)) or "nothing"
     raise ForeignError(f"{path}: is in none of the layouts known here ({peers}); it begins with {first}")
 
 
@@ -278,9 +279,10 @@ def _size(path: Path, rows: int, patch: tuple[int, int], special: Sequence[int],
 
 def _refuse(path: Path, what: str, names: list[str]) -> None:
     if names:
-        raise ForeignError(f"{path}: {what} {_first(names)}")
+        raise ForeignError(f"{path}: {what} {first_of(names)}")
 
 
-def _first(names: list[str]) -> str:
+def first_of(names: list[str]) -> str:
+    """Some names as they can stand in a line."""
     more = len(names) - _SHOWN
     return ", ".join(map(files.shown, names[:_SHOWN])) + (f" and {more} more" if more > 0 else "")

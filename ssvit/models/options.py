@@ -1,13 +1,21 @@
 """The options of an encoder, which check themselves. Standard library only."""
 
+import difflib
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import ClassVar
 
-from ssvit.options import OptionError, flag, make, number, one_of, pair, whole, within
+from ssvit.options import OptionError, UserError, flag, make, number, one_of, pair, whole, within
 
 RESIZE = ("paper", "timm")  # ways to resample learned positions for images of another size
 GROUPS = 32  # of channels that a hybrid's stem normalises
 POSITIONS = ("learned_1d", "learned_2d", "sine_cosine_2d", "relative", "rotary", "none")
+TOKENS = ("patch_mean", "class_token", "both")  # ways to make one vector of tokens
+PATCHES = "patches"  # no pooling: the features of each patch
 EPSILONS = ("authors", "timm")  # whose epsilons a hybrid's stem has
 # Options of an encoder that do not change which weights it has.
 CHANGEABLE = (
@@ -146,12 +154,7 @@ class ViT:
         self._check_positions()
         for name in ("dropout", "attention_dropout", "stochastic_depth"):
             number(name, getattr(self, name), 0, 0.99)
-        for name, given in (("mean", self.mean), ("std", self.std)):
-            values = list(given) if isinstance(given, list | tuple) else [given]
-            if len(values) not in (1, self.channels):
-                raise OptionError(name, values, f"must be one number, or one for each of the {self.channels} channels")
-            for value in values:
-                number(name, value, 0, 1, above=name == "std")
+        _check_normalisation(self.mean, self.std, self.channels)
 
     def _check_stem(self) -> None:
         if not isinstance(self.stem, Mapping):
@@ -181,6 +184,79 @@ class ViT:
     def grid(self) -> tuple[int, int]:
         """Patches in a column and in a row of an image: (rows, columns)."""
         return grid(self.image_size, self.patch_size)
+
+    @property
+    def poolings(self) -> tuple[str, ...]:
+        """What a layer's features can be."""
+        return TOKENS if self.class_token else ("patch_mean",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timm:
+    """A model of timm without its classifier, as an encoder of one layer, to compare with."""
+
+    model: str
+    """Its name in timm."""
+    image_size: int | Sequence[int]
+    """Pixels of an image's side, or [height, width]."""
+    channels: int = 3
+    """Channels of the images."""
+    arguments: Mapping[str, object] = field(default_factory=dict)
+    """Further keyword arguments of the model, such as {drop_path_rate: 0.1}."""
+    mean: float | Sequence[float] = 0.5
+    """Mean of the images' channels, in [0, 1]: one number, or one for each."""
+    std: float | Sequence[float] = 0.5
+    """Standard deviation of the images' channels, in [0, 1]: one number, or one for each."""
+
+    patch_size: ClassVar[tuple[int, int]] = (1, 1)  # the model itself refuses an image size
+    depth: ClassVar[int] = 1
+    pooling: ClassVar[str] = "pooled"
+    poolings: ClassVar[tuple[str, ...]] = ("pooled",)
+
+    def __post_init__(self) -> None:
+        known = timm_models()
+        if (name := str(self.model).partition(".")[0]) not in known:
+            close = ", ".join(difflib.get_close_matches(name, known, n=3)) or "none: see timm.list_models()"
+            raise OptionError("model", self.model, f"is no model of timm; names near it: {close}")
+        pair("image_size", self.image_size)
+        whole("channels", self.channels)
+        if not isinstance(self.arguments, Mapping):
+            raise OptionError("arguments", self.arguments, "must be {name: value}, arguments of timm's model")
+        for taken in ("num_classes", "in_chans", "img_size", "pretrained"):
+            if taken in self.arguments:
+                raise OptionError(f"arguments.{taken}", self.arguments[taken], "is set by other options")
+        _check_normalisation(self.mean, self.std, self.channels)
+
+
+@cache
+def timm_models() -> frozenset[str]:
+    """The names of timm's models, from its source, since importing it loads torch. UserError if it is not installed."""
+    found = find_spec("timm")
+    if found is None or found.origin is None:
+        raise UserError("encoder=timm needs timm: pip install 'ssvit[timm]'")
+    texts = (file.read_text() for file in Path(found.origin).parent.glob("models/*.py"))
+    return frozenset(name for text in texts for name in re.findall(r"^@register_model\ndef (\w+)\(", text, re.M))
+
+
+def kind(arguments: Mapping[str, object]) -> type[ViT] | type[Timm]:
+    """What an encoder with these arguments is."""
+    return Timm if "model" in arguments else ViT
+
+
+def vit(arguments: Mapping[str, object]) -> ViT:
+    """The options of an encoder that must be a ViT. UserError if it is a model of timm."""
+    if kind(arguments) is Timm:
+        raise UserError(f"the encoder is timm's {arguments['model']}, and this command needs a ViT of ssvit")
+    return make(ViT, arguments)
+
+
+def _check_normalisation(mean: object, std: object, channels: int) -> None:
+    for name, given in (("mean", mean), ("std", std)):
+        values = list(given) if isinstance(given, list | tuple) else [given]
+        if len(values) not in (1, channels):
+            raise OptionError(name, values, f"must be one number, or one for each of the {channels} channels")
+        for value in values:
+            number(name, value, 0, 1, above=name == "std")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ tokens, then patches), m chosen tokens, d width.
 """
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, overload
 
@@ -19,12 +20,12 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from ssvit.models import options, positions
+from ssvit.models.encoder import Encoder
 from ssvit.models.hybrid import Convolution, ResNet
 from ssvit.models.positions import Grid
 from ssvit.options import OptionError, make, one_of, pair, typed
 
 _APPROXIMATE = {"exact": "none", "tanh": "tanh"}  # torch's names of the GELUs
-_BEYOND = 0.25  # how far outside of [0, 1] cubic filters reach in resizing
 Ids = Tensor | None  # of tokens, (b, m); None for all of them, in order
 
 
@@ -219,7 +220,7 @@ class Layers(nn.ModuleList):
         return self[layer](x, position_ids, output_ids, rotation)
 
 
-class ViT(nn.Module):
+class ViT(Encoder):
     """A Vision Transformer without a head, with the options of `options.ViT`.
 
     It takes images of any size that its patches divide: positions are resampled to the size of the images, as `resize`
@@ -227,8 +228,6 @@ class ViT(nn.Module):
     """
 
     resize = "paper"
-    mean: Tensor
-    std: Tensor
 
     def __init__(self, **arguments: object) -> None:
         own = make(options.ViT, arguments)
@@ -277,9 +276,7 @@ class ViT(nn.Module):
         )
         self.blocks = Layers(blocks, activation_checkpointing=own.activation_checkpointing)
         self.norm = nn.LayerNorm(own.width, eps=own.norm_epsilon)
-        for name in ("mean", "std"):
-            value = torch.tensor(getattr(own, name), dtype=torch.float32)
-            self.register_buffer(name, value.flatten().expand(own.channels).clone())
+        self.register_normalisation(own.mean, own.std)
         self._initialise()
 
     def _initialise(self) -> None:
@@ -302,26 +299,13 @@ class ViT(nn.Module):
                 nn.init.normal_(layer.bias, std=1e-6)
 
     def check(self, images: Tensor) -> None:
-        """OptionError for images that the patches do not divide, and for such as are neither uint8 nor in [0, 1].
-
-        The range is not checked where reading it would make a device wait in training, nor in a compiled graph.
-        """
+        """OptionError for images that the patches do not divide, and as of `check_values`."""
         c, *sides = images.shape[1:]
         if len(sides) != 2 or c != self.channels or sides[0] % self.patch_size[0] or sides[1] % self.patch_size[1]:
             found, patch = ("x".join(map(str, shape)) for shape in (images.shape[1:], self.patch_size))
             sizes = f"a height and width that patches of {patch} divide"
             raise OptionError("images", found, f"this encoder takes {self.channels} channels, and {sizes}")
-        expected = "this encoder takes uint8, or float in [0, 1], and normalises images itself"
-        if images.dtype == torch.uint8:
-            return
-        if not images.is_floating_point():
-            raise OptionError("images", images.dtype, expected)
-        if torch.compiler.is_compiling() or not images.numel() or (self.training and images.device.type != "cpu"):
-            return
-        low, high = (value.item() for value in images.detach().aminmax())
-        if not (low >= -_BEYOND and high <= 1 + _BEYOND):
-            found = "not a number" if math.isnan(low) else f"{low:.4g} to {high:.4g}"
-            raise OptionError("images", found, expected)
+        self.check_values(images)
 
     def grid_of(self, images: Tensor) -> Grid:
         """Rows and columns of the patches of images (b, c, h, w)."""
@@ -341,12 +325,6 @@ class ViT(nn.Module):
         p, q = self.cut
         patches = rearrange(x, "b c (y p) (x q) -> b (y x) (c p q)", p=p, q=q)
         return patches if ids is None else gather(patches, ids)
-
-    def normalise(self, images: Tensor) -> Tensor:
-        """Images less their channels' mean, over their std: (..., c, h, w), [0, 1] or uint8, -> (..., c, h, w)."""
-        unit = 255.0 if images.dtype == torch.uint8 else 1.0
-        mean, std = ((value * unit)[:, None, None] for value in (self.mean, self.std))
-        return (images.to(mean.dtype) - mean) / std
 
     def embed(self, images: Tensor, visible_ids: Ids = None) -> Tensor:
         """Normalise and project each patch, without positions: (b, c, h, w), [0, 1] or uint8, -> (b, n, d).
@@ -442,6 +420,25 @@ class ViT(nn.Module):
         # output_ids count from the first patch; the class token stands before it.
         first = torch.full((images.shape[0], 1), -self.num_prefix_tokens, device=images.device)
         return self(images, visible_ids, first)[:, 0]
+
+    @property
+    def depth(self) -> int:
+        """The number of layers, of which some methods cut off the last ones."""
+        return len(self.blocks)
+
+    def pooled(self, outputs: Tensor, pooling: str, images: Tensor) -> Tensor:
+        """The tokens of a layer, (b, s + n, d), as class_token or patch_mean (b, d), both (b, 2 d), or each patch."""
+        patches = outputs[:, self.num_prefix_tokens :]
+        if pooling == options.PATCHES:
+            return patches.unflatten(1, self.grid_of(images))
+        parts = {"class_token": outputs[:, 0], "patch_mean": patches.mean(1)}
+        return torch.cat(list(parts.values()), dim=1) if pooling == "both" else parts[pooling]
+
+    def layers_above(self, name: str) -> int:
+        """Of a block those after it and the head; of what stands before the blocks one more; 0 of the last norm."""
+        if block := re.match(r"blocks\.(\d+)\.", name):
+            return self.depth - int(block[1])
+        return 0 if name.startswith("norm.") else self.depth + 1
 
     @property
     def architecture(self) -> dict[str, object]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ssvit.data.batch import Batch
-from ssvit.models.vit import ViT
+from ssvit.models.encoder import Encoder
 from ssvit.objectives.parameter_groups import Group, parameter_groups
 from ssvit.schedule import ScheduleFunction
 
@@ -31,11 +31,11 @@ class Objective(nn.Module):
     module that is probed and exported, also in a checkpoint.
     """
 
-    encoder: ViT
+    encoder: Encoder
     backbone_name: str = "encoder"
     schedules: Mapping[str, ScheduleFunction] = MappingProxyType({})
 
-    def backbone(self) -> ViT:
+    def backbone(self) -> Encoder:
         """The encoder that is probed and exported."""
         return attrgetter(self.backbone_name)(self)
 
@@ -74,6 +74,4 @@ class Objective(nn.Module):
 
     def parameter_groups(self, *, weight_decay: float, layer_decay: float) -> list[Group]:
         """The parameters to train as torch's optimisers take them; see `parameter_groups.parameter_groups`."""
-        return parameter_groups(
-            self.named_parameters(), weight_decay, layer_decay=layer_decay, depth=len(self.backbone().blocks)
-        )
+        return parameter_groups(self.named_parameters(), weight_decay, layer_decay=layer_decay, encoder=self.backbone())

@@ -17,7 +17,8 @@ from torchvision.transforms import v2
 from ssvit.data.batch import Batch
 from ssvit.data.source import is_multi_label
 from ssvit.models import lora
-from ssvit.models.options import ViT as ViTOptions
+from ssvit.models.encoder import Encoder
+from ssvit.models.options import kind
 from ssvit.models.vit import ViT, lecun_normal_
 from ssvit.objectives import options
 from ssvit.objectives.base import NOTHING, Objective, at_least_float32
@@ -43,14 +44,14 @@ class Classify(Objective):
 
     class_weights: Tensor | None
 
-    def __init__(self, *, encoder: ViT, **given: object) -> None:
+    def __init__(self, *, encoder: Encoder, **given: object) -> None:
         super().__init__()
         self.options = own = make(options.Classify, given)
         assert own.classes is not None
         self.encoder, self.classes = encoder, tuple(own.classes)
         if own.distillation is not None:
             own.distillation.check(encoder, self.classes)
-        own.fits(ViTOptions(**encoder.arguments))
+        own.fits(make(kind(encoder.arguments), encoder.arguments))
         if own.class_weights == options.BALANCED:
             raise OptionError("class_weights", own.class_weights, "is for training alone: give what `balanced` returns")
         weights = None if own.class_weights is None else torch.tensor(own.class_weights, dtype=torch.float64)
@@ -77,6 +78,7 @@ class Classify(Objective):
         """The logits of each head, the class head's first: (b, c, h, w) -> one or two of (b, k)."""
         if self.distilled_head is None:
             return (at_least_float32(self.head(self.encoder.represent(images))),)
+        assert isinstance(self.encoder, ViT)  # which alone has a distillation token
         outputs = self.encoder(images)
         logits = self.head(self.encoder.pool(outputs)), self.distilled_head(outputs[:, 1])
         return tuple(at_least_float32(x) for x in logits)
@@ -160,6 +162,7 @@ class Classify(Objective):
         trained, encoder = self.options.trained, self.encoder
         if trained == "all":
             return
+        assert isinstance(encoder, ViT)  # as the options have checked
         encoder.requires_grad_(False)
         if isinstance(trained, int):
             for part in (*list(encoder.blocks)[-trained:], encoder.norm):

@@ -31,6 +31,7 @@ class ContrastiveTuning(Contrastive):
     however a batch is divided.
     """
 
+    encoder: ViT
     queue: Tensor
 
     def __init__(self, *, encoder: ViT, **given: object) -> None:

@@ -71,6 +71,7 @@ class Dino(Objective):
     The teacher's encoder is probed and exported, as by the authors.
     """
 
+    encoder: ViT
     backbone_name = "teacher.module.encoder"
     center: Tensor
 

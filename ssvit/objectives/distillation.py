@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ssvit.models.vit import ViT
+from ssvit.models.encoder import Encoder
 from ssvit.objectives import options
 from ssvit.objectives.classify import Classify
 from ssvit.options import UserError
@@ -26,7 +26,7 @@ class Distillation(options.Distillation):
         super().__init__(**given)
         self.teacher = teacher.eval()
 
-    def check(self, encoder: ViT, classes: Sequence[str]) -> None:
+    def check(self, encoder: Encoder, classes: Sequence[str]) -> None:
         """UserError unless the teacher takes the images of this encoder and knows these classes, in this order."""
         own, theirs = ("x".join(map(str, (vit.channels, *vit.image_size))) for vit in (encoder, self.teacher.encoder))
         if own != theirs:

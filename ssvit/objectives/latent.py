@@ -71,6 +71,8 @@ class Latent(Objective):
     loss is a mean (see `options.Latent.class_token_weight`).
     """
 
+    encoder: ViT
+
     def __init__(self, *, encoder: ViT, **given: object) -> None:
         super().__init__()
         self.options = own = make(options.Latent, given)

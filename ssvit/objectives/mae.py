@@ -40,6 +40,8 @@ class MAE(Objective):
     The class token goes through encoder and decoder as in the authors' code: it is trained through the patches alone.
     """
 
+    encoder: ViT
+
     def __init__(self, *, encoder: ViT, **given: object) -> None:
         super().__init__()
         self.options = make(options.MAE, given)

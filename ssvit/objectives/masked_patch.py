@@ -28,6 +28,8 @@ class MaskedPatch(Objective):
     The head starts at zero, as all the authors' output layers do. decoder: see `options.MaskedPatch`.
     """
 
+    encoder: ViT
+
     def __init__(
         self, *, encoder: ViT, masking: Masking, target: Target, decoder: Mapping[str, object] | None = None
     ) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from ssvit.models.options import Decoder, ViT
+from ssvit.models.options import Decoder, Timm, ViT
 from ssvit.options import OptionError, Options, flag, group, make, number, one_of, pair, whole
 from ssvit.schedule import Schedule, ScheduleFunction
 
@@ -400,8 +400,12 @@ class Classify:
             right = f"must be {len(self.classes)} numbers, one for each class, not {len(weights)}"
             raise OptionError("class_weights", list(weights), right)
 
-    def fits(self, encoder: ViT) -> None:
+    def fits(self, encoder: ViT | Timm) -> None:
         """OptionError unless the encoder has as many layers as are to be trained, and is wide enough for LoRA."""
+        if isinstance(encoder, Timm):
+            if self.trained != "all":
+                raise OptionError("trained", self.trained, f"must be all with timm's {encoder.model}")
+            return
         if isinstance(self.trained, int) and self.trained > encoder.depth:
             raise OptionError("trained", self.trained, f"must be at most {encoder.depth}, the layers of the encoder")
         if self.lora is not None and self.lora["rank"] > encoder.width:

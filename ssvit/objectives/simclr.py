@@ -35,6 +35,8 @@ class SimCLR(Contrastive):
     The head is lightly's without batch norm, whose statistics would differ from process to process.
     """
 
+    encoder: ViT
+
     def __init__(self, *, encoder: ViT, **given: object) -> None:
         super().__init__()
         self.options = own = make(options.SimCLR, given)

@@ -27,7 +27,7 @@ from ssvit.data.options import (
     development,
 )
 from ssvit.evaluation.options import Probing
-from ssvit.models.options import ViT
+from ssvit.models.options import Timm, ViT
 from ssvit.objectives.options import MULTI_LABEL, Classify
 from ssvit.options import OptionError, UserError, find, make, number, one_of, whole, within
 from ssvit.training.recipe import Recipe
@@ -60,27 +60,29 @@ def parts(config: object, name: str = "") -> dict[str, Any]:
     return made
 
 
-def encoder(made: Mapping[str, object]) -> ViT | None:
+def encoder(made: Mapping[str, object]) -> ViT | Timm | None:
     """The options of the encoder among the parts, a checkpoint's too; None if it is a user's own.
 
     OptionError unless the other parts fit it.
     """
-    vit = made.get("encoder")
-    if isinstance(vit, LoadEncoder):
+    own = made.get("encoder")
+    if isinstance(own, LoadEncoder):
         with within("encoder"):
-            vit = vit.encoder()
-    if not isinstance(vit, ViT):
+            own = own.encoder()
+    if not isinstance(own, ViT | Timm):
         return None
+    if isinstance(own, Timm) and not isinstance(made.get("objective"), Classify | None):
+        raise OptionError("encoder.model", own.model, "can learn from labels alone: objective=supervised")
     for name, part in made.items():
         if hasattr(part, "fits"):
             with within(name):
-                part.fits(vit)
-    return vit
+                part.fits(own)
+    return own
 
 
 def start(made: Mapping[str, object]) -> None:
     """OptionError if an objective that goes on from trained weights would have random ones."""
-    if getattr(made.get("objective"), "goes_on", False) and isinstance(made.get("encoder"), ViT):
+    if getattr(made.get("objective"), "goes_on", False) and isinstance(made.get("encoder"), ViT | Timm):
         right = "the objective goes on from trained weights: give the path of a run, or of another project's weights"
         raise OptionError("checkpoint", None, right)
 
@@ -129,6 +131,10 @@ def check(config: Mapping[str, Any]) -> Recipe:
         recipe = make(Recipe, config["recipe"])
         if (count := processes(config["fabric"])) is not None:
             check_shares(batch_size=recipe.batch_size, accumulate=recipe.accumulate, processes=count)
+        if isinstance(vit, Timm) and recipe.backend == "kernels":
+            raise OptionError("backend", recipe.backend, f"is for a ViT, and the encoder is timm's {vit.model}")
+    if isinstance(vit, Timm) and config["fabric"]["strategy"] == "fsdp":
+        raise OptionError("fabric.strategy", "fsdp", f"shares out a ViT, and the encoder is timm's {vit.model}")
     source = made.get("data.source")
     if not isinstance(source, Known):
         source = Known()

@@ -37,6 +37,7 @@ from ssvit.options import UserError
 from ssvit.schedule import Progress, Schedule
 from ssvit.training import runtime, sharding
 from ssvit.training.recipe import Recipe
+from ssvit.training.statistics import RunningStatistics
 
 Moments = dict[str, dict[str, Tensor]]  # of the optimiser, by parameter and name
 
@@ -122,6 +123,7 @@ class State:
         self._saves = runtime.gloo() if sharding.is_sharded(fabric) else None
         self._saving: parts.Saving | None = None
         self.average = Average(objective, recipe.ema) if recipe.ema else None
+        self._statistics = RunningStatistics(objective)
         self._weight_decay = Schedule(start=recipe.weight_decay, end=recipe.weight_decay_end)
 
     def prepare(self, loader: Loader) -> str:
@@ -187,6 +189,7 @@ class State:
         self.optimizer.step()
         if self.average is not None:
             self.average.follow(applied)
+        self._statistics.follow(self.fabric, applied)
         self._after_step(outputs, scheduled, applied)
         self.optimizer.zero_grad(set_to_none=True)
 
@@ -285,6 +288,7 @@ class State:
         states = found[1] if found else {}
         options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=self.fabric.world_size > 1)
         set_model_state_dict(self._spread, {**states.get("model", {})}, options=options)
+        self._statistics = RunningStatistics(self.objective)
         if self.average is not None:
             with self.average.in_place():
                 set_model_state_dict(self._spread, {**states.get("ema", {})}, options=options)

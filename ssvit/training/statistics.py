@@ -1,0 +1,33 @@
+"""The running means and variances of batch norms, which each forward pass moves, as part of the update that it is for.
+
+They are means over the processes, so that all have the same, and stay as they were where an update is skipped.
+"""
+
+import torch
+from lightning_fabric import Fabric
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from ssvit.training import runtime
+
+
+class RunningStatistics:
+    """Those of a model as it is when this is made: with its first weights, or with those of a checkpoint."""
+
+    def __init__(self, model: nn.Module) -> None:
+        norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
+        both = (statistic for norm in norms for statistic in (norm.running_mean, norm.running_var))
+        self._now = [statistic for statistic in both if statistic is not None]
+        self._before = [statistic.clone() for statistic in self._now]
+
+    @torch.no_grad()
+    def follow(self, fabric: Fabric, applied: Tensor) -> None:
+        """After the forward passes of an update; applied: () bool, nothing changes where it is false."""
+        if not self._now:
+            return
+        moved = runtime.mean(fabric, torch.cat(self._now))
+        for now, before, mean in zip(
+            self._now, self._before, moved.split([len(now) for now in self._now]), strict=True
+        ):
+            before.copy_(torch.where(applied, mean, before))
+            now.copy_(before)
