@@ -59,6 +59,23 @@ def test_numbers_of_the_user_decide_those_that_follow_them():
     assert (chosen["recipe.warmup"], chosen["recipe.evaluate_every"], chosen["recipe.log_every"]) == (2, 5, 1)
 
 
+def test_several_processes_can_share_the_batch(photographs, monkeypatch):
+    monkeypatch.delenv("RANK", raising=False)
+    typed = {"preset": "auto", "data": "folder", "data.root": str(photographs)}
+
+    def batch_size(**more):
+        return int(dict(option.split("=", 1) for option in options(typed | more))["recipe.batch_size"])
+
+    assert batch_size() == 7
+    assert batch_size(**{"fabric.devices": "2"}) == 6
+    assert batch_size(**{"fabric.devices": "2", "fabric.num_nodes": "2"}) == 4
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    assert batch_size() == 6
+    assert choose(5000, 100, Machine(2, gpu=False, processes=8))["recipe.batch_size"] == 64
+    assert choose(5, 100, Machine(2, gpu=False, processes=2))["recipe.batch_size"] == 2
+
+
 def test_typed_options_win_and_a_checkpoint_keeps_its_encoder(photographs):
     typed = {"preset": "auto", "data": "folder", "data.root": str(photographs)}
     names = {option.partition("=")[0] for option in options(typed)}

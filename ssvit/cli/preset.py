@@ -19,6 +19,7 @@ from ssvit.data import folder, shard_folder
 from ssvit.data.folder import IMAGE_SUFFIXES, NPY
 from ssvit.data.options import Csv
 from ssvit.options import OptionError, UserError, within
+from ssvit.training import preflight
 
 AUTO = "auto"
 _DEFAULT = "masked_patch"  # of the command
@@ -29,15 +30,18 @@ _OF_ENCODER = ("encoder", "encoder.patch_size", "data.image_size")  # which a ch
 
 @dataclass(frozen=True)
 class Machine:
-    """What a run has: CPU cores, and whether there is an NVIDIA GPU."""
+    """What a run has: CPU cores, whether there is an NVIDIA GPU, and processes that train."""
 
     cores: int
     gpu: bool
+    processes: int = 1
 
     @classmethod
-    def here(cls) -> "Machine":
-        """This one, asked without torch."""
-        return cls(len(os.sched_getaffinity(0)), os.path.exists("/proc/driver/nvidia/version"))
+    def here(cls, typed: Mapping[str, str]) -> "Machine":
+        """This one, asked without torch. Processes that no option or launcher tells count as one."""
+        values = {name: typed.get(f"fabric.{name}", "") for name in ("devices", "num_nodes")}
+        told = preflight.processes({name: int(value) if value.isdecimal() else 1 for name, value in values.items()})
+        return cls(len(os.sched_getaffinity(0)), os.path.exists("/proc/driver/nvidia/version"), told or 1)
 
 
 def choose(images: int, side: int, machine: Machine, given: Mapping[str, int] | None = None) -> Mapping[str, object]:
@@ -56,7 +60,8 @@ def choose(images: int, side: int, machine: Machine, given: Mapping[str, int] | 
         batch_size, lr = 64, 2e-3
         seen = min(max(100 * images, 256_000), 1_280_000)
     size = given.get("data.image_size", size)
-    batch_size = given.get("recipe.batch_size", min(batch_size, max(1, images // 4)))
+    share = max(1, min(batch_size, images // 4) // machine.processes)  # of each process
+    batch_size = given.get("recipe.batch_size", share * machine.processes)
     # A multiple of what is told, evaluated and saved by the tenth and hundredth.
     steps = given.get("recipe.steps", max(100, int(round(seen / batch_size, -2))))
     return {
@@ -91,7 +96,7 @@ def options(typed: dict[str, str]) -> Sequence[str]:
     chosen = _as_it_began(typed)
     if chosen is None:
         images, side = read(typed)
-        machine = Machine.here()
+        machine = Machine.here(typed)
         given = {name: int(value) for name, value in typed.items() if value.isdecimal() and int(value)}
         chosen = choose(images, side, machine, given)
         where = f"{machine.cores} CPU cores" + (" and a GPU" if machine.gpu else "")
