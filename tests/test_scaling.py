@@ -25,10 +25,12 @@ def commands(monkeypatch, tmp_path):
         given = dict(option.split("=", 1) for option in options)
         asked.append((command, given))
         if command == "cost":
-            return json.dumps({"images": 64, "flops": 10**6 * int(given["encoder.width"]) ** 2}) + "\n"
+            return json.dumps({"images": 64, "flops": 10**6 * int(given.get("encoder.width", 100)) ** 2}) + "\n"
         if command == "pretrain":
             images = 20000 if given["subset.images"] == "null" else int(given["subset.images"])
-            runs[given["name"]] = 2 * images**-0.2 / int(given["encoder.width"]) ** 0.1
+            runs[given["name"]] = 2 * images**-0.2 / int(given.get("encoder.width", 100)) ** 0.1
+            if given["objective"] == "supervised":
+                history(self.folder / given["name"], 0.25)
         if command == "evaluate":
             error = runs[given["checkpoint"].rsplit("/", 1)[1]]
             measured = [{"measure": "knn", "columns": ["20-NN"], "values": {"layer1": [1 - error]}, "best": "layer1"}]
@@ -36,10 +38,12 @@ def commands(monkeypatch, tmp_path):
             output.mkdir(parents=True)
             (output / "report.json").write_text(json.dumps({"own": ["layer1"], "measured": measured}))
         if command == "finetune":
-            folder = self.folder / given["name"]
-            folder.mkdir(parents=True)
-            (folder / "metrics.jsonl").write_text(json.dumps({"step": 6, "test/accuracy": 0.5}) + "\n")
+            history(self.folder / given["name"], 0.5)
         return ""
+
+    def history(folder, accuracy):
+        folder.mkdir(parents=True)
+        (folder / "metrics.jsonl").write_text(json.dumps({"step": 6, "test/accuracy": accuracy}) + "\n")
 
     runs = {}
     monkeypatch.setattr(Trials, "call", call)
@@ -83,12 +87,38 @@ def test_each_point_of_the_grid_is_a_run_and_what_is_there_is_not_made_again(com
         ("patch=[5]", "patch_size=5: must"),
         ("objectives=[codebook]", "objectives=codebook: has two stages"),
         ("objectives=[nothing]", "objectives=nothing: must be of "),
+        (
+            "encoders=[resnet10tt]",
+            "encoders=resnet10tt: is no file in configs/encoder/, and is no model of timm; names",
+        ),
+        ("encoders=resnet10t", "encoders=resnet10t: must be a list of names"),
     ],
 )
 def test_wrong_grids_are_refused_before_anything_runs(commands, option, said):
     with pytest.raises(UserError, match=said):
         scaling.tool.call([*GRID, option])
     assert not commands
+
+
+def test_encoders_to_compare_with_learn_from_labels_on_as_many_images(commands, tmp_path):
+    study = ["objectives=[mae]", "images=[500,1000]", "width=[64]", "steps=[20]", "name=s", "encoder.positions=rotary"]
+    scaling.tool.call([*study, "encoders=[resnet10t,small_hybrid]"])
+    trained = {given["name"]: given for command, given in commands if command == "pretrain"}
+    assert len(trained) == 2 * (1 + 2)
+    resnet, hybrid = (trained[f"supervised_1000_{name}_s20_seed0"] for name in ("resnet10t", "small_hybrid"))
+    assert (resnet["encoder"], resnet["encoder.model"], resnet["subset.images"]) == ("timm", "resnet10t", "1000")
+    assert (hybrid["encoder"], hybrid["objective"]) == ("small_hybrid", "supervised")
+    assert not any(name.startswith("encoder.") for name in hybrid)
+    assert trained["mae_1000_d6_w64_p4_s20_seed0"]["encoder.positions"] == "rotary"
+    folder = tmp_path / "outputs" / "s" / "table"
+    rows = methods.read(folder)
+    assert rows["supervised_500_resnet10t_s20_seed0"]["supervised"] == 0.25
+    text = (folder / "table.md").read_text()
+    assert "| supervised | 500 | resnet10t | 20 | " in text
+    assert "| images | supervised, small_hybrid, 20 | " in text
+    lines = series(points(rows), "flops")
+    assert lines.keys() == {("mae",), ("supervised", "resnet10t"), ("supervised", "small_hybrid")}
+    assert (folder / "scaling.png").stat().st_size > 10_000
 
 
 def test_a_power_law_is_found_with_its_error():

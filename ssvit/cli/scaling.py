@@ -5,6 +5,7 @@ The table and the figure (the paper's Figures 3, 4, 5 and 8 in their own terms) 
 """
 
 import itertools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +14,20 @@ from omegaconf import DictConfig
 from ssvit import atomic_io
 from ssvit.cli import trials
 from ssvit.cli.compare import stages
-from ssvit.cli.launch import Plain, Tool
+from ssvit.cli.launch import CONFIGS, Plain, Tool, config_dir
 from ssvit.cli.trials import Trials, schedule
 from ssvit.evaluation import methods, scaling
+from ssvit.models.options import Timm
 from ssvit.options import OptionError, whole
 from ssvit.training import preflight
 
 _HEAD = 64  # numbers of a token for each head of attention, as in the paper's models
 _GRID = ("images", "depth", "width", "patch", "steps")
+_SUPERVISED = "supervised"
 # Of the study itself; every other option goes to pre-training.
 _OWN = (
-    "objectives", *_GRID, "seeds", "seed", "threads", "name", "table", "outputs", "pretrain", "evaluate", "finetune",
+    "objectives", *_GRID, "encoders", "seeds", "seed", "threads", "name", "table", "outputs", "pretrain", "evaluate",
+    "finetune",
 )  # fmt: skip
 
 
@@ -31,10 +35,11 @@ def run(config: DictConfig, plain: Plain) -> Path:
     """Make the rows that are not there yet, then the table and the figure. Returns their folder."""
     grid = check(plain)
     study = Study(plain, _OWN, {})
-    for seed, objective, point in itertools.product(
-        range(plain["seed"], plain["seed"] + plain["seeds"]), plain["objectives"], grid
-    ):
-        study.row(objective, point, seed)
+    for seed in range(plain["seed"], plain["seed"] + plain["seeds"]):
+        for objective, point in itertools.product(plain["objectives"], grid):
+            study.row(objective, point, seed)
+        for encoder, images, steps in itertools.product(plain["encoders"], plain["images"], plain["steps"]):
+            study.compared(encoder, {**dict.fromkeys(_GRID), "images": images, "steps": steps}, seed)
     rows = methods.read(study.table)
     text, found = scaling.table(rows), scaling.points(rows)
     atomic_io.replace(study.table / "table.md", text.encode())
@@ -62,12 +67,26 @@ def check(plain: Plain) -> list[dict[str, Any]]:
             if not (name == "images" and value is None):
                 whole(name, value)
     trials.check(plain)
+    if not isinstance(plain["encoders"], list):
+        raise OptionError("encoders", plain["encoders"], "must be a list of names")
+    for name in plain["encoders"]:
+        if not _is_file(name):
+            try:
+                Timm(model=name, image_size=1)
+            except OptionError as error:
+                raise OptionError("encoders", name, f"is no file in configs/encoder/, and {error.right}") from None
     points = [dict(zip(_GRID, values, strict=True)) for values in itertools.product(*(plain[name] for name in _GRID))]
     for point in points:
         own = {"depth": point["depth"], "width": point["width"], "patch_size": point["patch"]}
         changed = plain["encoder"] | own | {"heads": heads(point["width"]), "mlp_width": None}
         preflight.encoder(preflight.parts({**plain, "encoder": changed}))
     return points
+
+
+def _is_file(encoder: str) -> bool:
+    """Whether an encoder has a file of options; if not, it is a model of timm."""
+    folders = [folder / "encoder" for folder in (config_dir(), CONFIGS) if folder is not None]
+    return any((folder / f"{encoder}.yaml").is_file() for folder in folders)
 
 
 def heads(width: int) -> int:
@@ -79,23 +98,34 @@ class Study(Trials):
     """The commands of a study."""
 
     def row(self, objective: str, point: dict[str, Any], seed: int) -> None:
-        """Pre-train, evaluate and fine-tune, unless the row is there."""
-        size = "d{depth}_w{width}_p{patch}".format(**point)
+        """The row of a ViT of a point's depth, width and patch."""
+        model = [
+            f"encoder.depth={point['depth']}", f"encoder.width={point['width']}", "encoder.mlp_width=null",
+            f"encoder.heads={heads(point['width'])}", f"encoder.patch_size={point['patch']}",
+        ]  # fmt: skip
+        self._row(objective, "d{depth}_w{width}_p{patch}".format(**point), [*self.pretraining, *model], point, seed)
+
+    def compared(self, encoder: str, point: dict[str, Any], seed: int) -> None:
+        """The row of an encoder to compare with, which learns from labels and has none of the study's own options."""
+        model = [f"encoder={encoder}"] if _is_file(encoder) else ["encoder=timm", f"encoder.model={encoder}"]
+        rest = [option for option in self.pretraining if not option.lstrip("+").startswith("encoder")]
+        self._row(_SUPERVISED, encoder, [*rest, *model], {**point, "encoder": encoder}, seed)
+
+    def _row(self, objective: str, size: str, options: Sequence[str], point: dict[str, Any], seed: int) -> None:
+        """Pre-train, evaluate and fine-tune, unless the row is there. size: the model in the name of the row."""
         name = f"{objective}_{point['images'] or 'all'}_{size}_s{point['steps']}_seed{seed}"
         if (self.table / f"{name}.json").is_file():
             return
         print(f"\n{name}", flush=True)
         (stage,) = stages(objective)
-        model = [
-            f"encoder.depth={point['depth']}", f"encoder.width={point['width']}", "encoder.mlp_width=null",
-            f"encoder.heads={heads(point['width'])}", f"encoder.patch_size={point['patch']}",
-        ]  # fmt: skip
-        options = [*stage.options, *self.pretraining, *model]
+        options = [*stage.options, *options]
         cost = self.cost(f"{objective}_{size}", options)
         subset = f"subset.images={'null' if point['images'] is None else point['images']}"
         self.call("pretrain", [*schedule(point["steps"], seed), *options, subset, f"name={name}"])
         report = self.evaluated(str(self.folder / name), name, baselines=False)
         found = {"probes": methods.probes(report), **self.finetuned(str(self.folder / name), name, seed)}
+        if objective == _SUPERVISED:
+            found["supervised"] = self.tested(name)
         self.write(name, {"objective": objective, "seed": seed, **point, "cost": cost, **found})
 
 
@@ -103,5 +133,16 @@ tool = Tool(
     "scaling",
     "train a grid of runs and draw accuracy against images, model size and compute",
     run,
-    common=("objectives", *_GRID, "seeds", "name", "table", "data.root", "pretrain", "evaluate", "finetune"),
+    common=(
+        "objectives",
+        *_GRID,
+        "encoders",
+        "seeds",
+        "name",
+        "table",
+        "data.root",
+        "pretrain",
+        "evaluate",
+        "finetune",
+    ),
 )

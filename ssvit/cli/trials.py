@@ -85,8 +85,11 @@ class Trials:
         name = f"{name}_finetuned"
         own = [f"checkpoint={checkpoint}", f"name={name}", f"recipe.seed={seed}"]
         self.call("finetune", [*self.plain["finetune"], *own])
-        scores = [row[key] for row in self.history(name) for key in row if key in _REPORTED]
-        return {"finetuned": scores[-1]}
+        return {"finetuned": self.tested(name)}
+
+    def tested(self, name: str) -> float:
+        """The accuracy at the end of a run that learned from labels."""
+        return [row[key] for row in self.history(name) for key in row if key in _REPORTED][-1]
 
     def history(self, name: str) -> list[dict[str, Any]]:
         """The rows of metrics of a run."""

@@ -13,7 +13,9 @@ from typing import Any, NamedTuple
 from scipy.stats import linregress
 
 from ssvit.evaluation.methods import Row, markdown, spread
-from ssvit.figures.scaling import FINETUNED, MODEL, Curves
+from ssvit.figures.scaling import FINETUNED, MODEL, SUPERVISED, Curves
+
+_POINT = ("objective", "encoder", "images", *MODEL, "steps")
 
 
 class Fit(NamedTuple):
@@ -45,21 +47,23 @@ def fit(x: Sequence[float], accuracies: Sequence[float]) -> Fit | None:
 def points(rows: Mapping[str, Row]) -> list[dict[str, Any]]:
     """A point for each place of the grid and objective, means over seeds.
 
-    Its axes; flops: of the whole pre-training; step_flops: of one image; scores: by probe the accuracy at the chosen
-    layer, and after fine-tuning, if there was any.
+    Its axes; encoder: the name of one to compare with, else None; flops: of the whole pre-training; step_flops: of one
+    image; scores: by probe the accuracy at the chosen layer, after fine-tuning, if there was any, and of what learned
+    from labels the accuracy of that.
     """
     grouped = defaultdict(list)
     for row in rows.values():
-        key = tuple(row[name] for name in ("objective", "images", *MODEL, "steps"))
+        key = tuple(row.get(name) for name in _POINT)
         grouped[key].append(row)
     found = []
     for same in grouped.values():
         first = same[0]
         scores = {name: [row["probes"][name]["chosen"] for row in same] for name in first["probes"]}
-        if all("finetuned" in row for row in same):
-            scores[FINETUNED] = [row["finetuned"] for row in same]
+        for name, part in ((FINETUNED, "finetuned"), (SUPERVISED, "supervised")):
+            if all(part in row for row in same):
+                scores[name] = [row[part] for row in same]
         found.append(
-            {name: first[name] for name in ("objective", "images", *MODEL, "steps")}
+            {name: first.get(name) for name in _POINT}
             | {
                 "seeds": len(same),
                 "flops": first["steps"] * first["cost"]["flops"],
@@ -72,19 +76,24 @@ def points(rows: Mapping[str, Row]) -> list[dict[str, Any]]:
 
 
 def model_of(point: Mapping[str, Any]) -> str:
-    """A model's name: its depth, width and patch, as 6 x 192 / 4."""
+    """A model's name: its depth, width and patch, as 6 x 192 / 4; that of an encoder to compare with."""
+    if point["encoder"] is not None:
+        return point["encoder"]
     return "{depth} x {width} / {patch}".format(**point)
 
 
 def series(found: Sequence[Mapping[str, Any]], axis: str) -> dict[tuple[str, ...], list[Mapping[str, Any]]]:
-    """The points by what is alike along an axis: of images, the objective, model and steps; of flops, the objective."""
+    """The points by what is alike along an axis: of images, the objective, model and steps; of flops, the objective,
+    and the encoder where it is one to compare with.
+    """
     lines: defaultdict[tuple[str, ...], list[Mapping[str, Any]]] = defaultdict(list)
     for point in found:
         if axis == "images":
             if point["images"] is not None:
                 lines[point["objective"], model_of(point), str(point["steps"])].append(point)
         else:
-            lines[(point["objective"],)].append(point)
+            compared = () if point["encoder"] is None else (point["encoder"],)
+            lines[point["objective"], *compared].append(point)
     return dict(lines)
 
 

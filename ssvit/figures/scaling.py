@@ -11,7 +11,7 @@ from matplotlib.ticker import NullLocator
 
 from ssvit.figures.style import panels, tidy
 
-FINETUNED, MODEL = "fine-tuned", ("depth", "width", "patch")
+FINETUNED, SUPERVISED, MODEL = "fine-tuned", "trained with labels", ("depth", "width", "patch")
 _LINES = ("-", "--", ":", "-.")
 _MARKERS = "osD^vP*X"
 Point = Mapping[str, Any]
@@ -45,14 +45,15 @@ def _over_images(axis: Axes, curves: Curves, name: str) -> None:
 
 
 def _over_compute(axis: Axes, curves: Curves, name: str) -> None:
-    for place, ((objective,), curve) in enumerate(curves.items()):
+    for place, (key, curve) in enumerate(curves.items()):
         color = colormaps["tab10"](place % 10)
-        _curve(axis, curve, "flops", name, objective, color, "", _MARKERS[place % len(_MARKERS)])
+        _curve(axis, curve, "flops", name, ", ".join(key), color, "", _MARKERS[place % len(_MARKERS)])
     _finish(axis, "operations of pre-training", name)
 
 
 def _over_models(axis: Axes, points: Sequence[Point], name: str) -> None:
-    """Of the most images and steps."""
+    """Of the most images and steps; encoders to compare with differ in more than one of depth, width and patch."""
+    points = [point for point in points if point["encoder"] is None]
     objectives = list(dict.fromkeys(point["objective"] for point in points))
     for objective in objectives:
         own = [point for point in points if point["objective"] == objective]
@@ -81,6 +82,8 @@ def _curve(
     marker: str = "o",
 ) -> None:
     line = [point for point in curve[0] if name in point["scores"]]
+    if not line:
+        return
     values = [point[x] for point in line]
     axis.plot(values, _per_cent(line, name), linestyle=style or "none", marker=marker, color=color, label=label)
     if law := curve[1].get(name):
