@@ -121,7 +121,9 @@ class Study(Trials):
         options = [*stage.options, *options]
         cost = self.cost(f"{objective}_{size}", options)
         subset = f"subset.images={'null' if point['images'] is None else point['images']}"
-        self.call("pretrain", [*schedule(point["steps"], seed), *options, subset, f"name={name}"])
+        # What learns from labels is measured on all test images each time, so at the start and at the end alone.
+        rarely = [f"recipe.evaluate_every={point['steps']}"] if objective == _SUPERVISED else []
+        self.call("pretrain", [*schedule(point["steps"], seed), *options, *rarely, subset, f"name={name}"])
         report = self.evaluated(str(self.folder / name), name, baselines=False)
         found = {"probes": methods.probes(report), **self.finetuned(str(self.folder / name), name, seed)}
         if objective == _SUPERVISED:
