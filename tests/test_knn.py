@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from lightly.utils.benchmarking.knn import knn_predict
+from sklearn.preprocessing import StandardScaler
 
 from ssvit.evaluation.features import Features
 from ssvit.evaluation.neighbours import Neighbours
@@ -128,6 +129,19 @@ def test_a_class_that_only_training_images_have_still_takes_votes():
     train, test = torch.eye(3)[[0, 0, 1]], torch.eye(3)[[0, 1]]
     found = knn(train, torch.tensor([9, 9, 1]), test, torch.tensor([0, 1]), classes=10, protocol="uniform", k=[1])
     assert found[1][0] == 0.5
+
+
+def test_standardised_features_have_the_neighbours_that_sklearns_scaling_gives():
+    train, labels = features(300, 16, 3, seed=0)
+    test, truth = features(200, 16, 3, seed=1)
+    noise = torch.Generator().manual_seed(2)
+    train, test = (torch.cat([one, 99 * torch.randn(len(one), 4, generator=noise) + 9], 1) for one in (train, test))
+    scaler = StandardScaler().fit(train.double().numpy())
+    scaled = [torch.from_numpy(scaler.transform(values.double().numpy())) for values in (train, test)]
+    found = knn(train, labels, test, truth, classes=3, k=[5], standardize=True)
+    assert found == knn(scaled[0], labels, scaled[1], truth, classes=3, k=[5])
+    assert found[5][0] > knn(train, labels, test, truth, classes=3, k=[5])[5][0] + 0.2
+    assert Knn(k=5, standardize=True).name == "knn5_standardized"
 
 
 def test_the_image_itself_is_left_out():

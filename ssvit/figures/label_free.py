@@ -27,7 +27,8 @@ def label_free(history: History, layers: int) -> Figure:
     over_steps(powers, history, "alpha", TITLES["alpha"], **_LINES[0])
     plot_spread(spread, history)
     by_layer.set_xticks(numbers[:: layers // 16 + 1])
-    tidy(ranks, "step", "directions of the features, last layer")
+    tidy(ranks, "step", "directions of the features, last layer", legend=False)
+    figure.legend(handles=ranks.lines, loc="outside upper left", ncols=3, frameon=False, fontsize=8)
     tidy(by_layer, "layer (dashed: at step 0)", "directions of the features", legend=False)
     tidy(powers, "step", "exponent of the eigenvalues (alpha-ReQ)", legend=False)
     return figure

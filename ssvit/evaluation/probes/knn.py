@@ -15,6 +15,7 @@ from ssvit.evaluation.features import Features, check
 from ssvit.evaluation.neighbours import Neighbours, search_together
 from ssvit.evaluation.precision import mean_average_precision
 from ssvit.evaluation.probes import options
+from ssvit.evaluation.probes.linear import Standard
 
 _VOTES = 1 << 22  # votes held at a time
 _NEVER = 1 << 30  # the rank of a class without a vote
@@ -33,11 +34,12 @@ class Knn(Probe, options.Knn):
     @property
     def name(self) -> str:
         """knn20; with the protocol's name where it is not DINO's."""
-        return f"knn{self.k[-1]}" + (f"_{self.protocol}" if self.protocol != "dino" else "")
+        parts = (f"knn{self.k[-1]}", self.protocol * (self.protocol != "dino"), "standardized" * self.standardize)
+        return "_".join(filter(None, parts))
 
     @property
     def title(self) -> str:
-        return f"{self.k[-1]}-NN"
+        return f"{self.k[-1]}-NN" + " of standardised features" * self.standardize
 
     def check(self, train_labels: Tensor, test_labels: Tensor, classes: Sequence[str]) -> None:
         """OptionError unless each training image has so many others."""
@@ -68,10 +70,17 @@ class Knn(Probe, options.Knn):
             per_image=per_image,
         )
 
+    def _nearest(self, train: Features, test: Features, own: Tensor | None) -> Neighbours:
+        check(train, test, "a k-NN vote")
+        queries, keys = test.values, train.values
+        if self.standardize:
+            standard = Standard.of(keys, standardize=True)
+            queries, keys = ((values - standard.mean) * standard.scale for values in (queries, keys))
+        return search_together(queries, keys, self.k[-1], own=own)
+
     def _scores(self, train: Features, test: Features, own: Tensor | None = None) -> dict[int, "Score"]:
         """The score of each k."""
-        check(train, test, "a k-NN vote")
-        nearest = search_together(test.values, train.values, self.k[-1], own=own)
+        nearest = self._nearest(train, test, own)
         temperature, classes = options.KNN_PROTOCOLS[self.protocol].temperature, len(train.classes)
         labels = (train.known_labels.cpu(), test.known_labels.cpu())
         return dict(
@@ -80,8 +89,7 @@ class Knn(Probe, options.Knn):
 
     def _precisions(self, train: Features, test: Features, own: Tensor | None = None) -> dict[int, float]:
         """By k, the mAP of images that may have several classes."""
-        check(train, test, "a k-NN vote")
-        nearest = search_together(test.values, train.values, self.k[-1], own=own)
+        nearest = self._nearest(train, test, own)
         truth, labels = test.known_labels.cpu(), train.known_labels.cpu()
         temperature = options.KNN_PROTOCOLS[self.protocol].temperature
         shares = class_shares(nearest, labels, temperature=temperature, k=self.k)

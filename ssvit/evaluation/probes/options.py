@@ -36,9 +36,12 @@ class Knn:
     """The protocol of the vote: dino, instance_discrimination, solo_learn, uniform."""
     k: int | Sequence[int] = 20
     """Number of neighbours that vote, or a list of numbers."""
+    standardize: bool = False
+    """Give every feature mean 0 and deviation 1 over the training images, so that none outweighs the others."""
 
     def __post_init__(self) -> None:
         one_of("protocol", self.protocol, KNN_PROTOCOLS)
+        flag("standardize", self.standardize)
         object.__setattr__(self, "k", _counts("k", self.k))
 
 
