@@ -10,6 +10,7 @@ import torchvision.transforms.v2.functional as tvf
 from scipy.stats import ks_2samp
 from torchvision.transforms import RandomResizedCrop, v2
 
+from ssvit.data.augment import crop as crops
 from ssvit.data.augment.crop import CenterCrop, InceptionCrop, ResizeCrop, ShiftCrop, resample
 from ssvit.options import OptionError, UserError
 
@@ -244,3 +245,14 @@ def test_masks_are_cropped_as_images_are(shape: tuple[int, int], options: dict[s
         for column in range(16):
             place = math.floor((row + top + 0.5) * h / fitted[0]), math.floor((column + left + 0.5) * w / fitted[1])
             assert found[row, column] == mask[place]
+
+
+def test_a_crop_does_not_depend_on_how_many_are_made_together(monkeypatch):
+    images, slots = torch.randint(256, (90, 3, 32, 32), dtype=torch.uint8), torch.arange(90)
+    for given in (images, images / 255):
+        found = []
+        for values in (1 << 12, 1 << 17, 1 << 18):
+            monkeypatch.setattr(crops, "_CHUNK", values)
+            found.append(InceptionCrop(size=32)(given, slots, seed=0))
+        assert found[0].equal(found[1])
+        assert found[1].equal(found[2])

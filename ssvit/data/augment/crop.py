@@ -26,7 +26,7 @@ from ssvit.options import UserError, select
 from ssvit.randomness import uniform
 
 _TRIES = 10
-_CHUNK = 1 << 17  # values worked on at a time on a CPU: they stay in its cache
+_CHUNK = 1 << 18  # values worked on at a time on a CPU: they stay in its cache
 _LARGE = 3 << 18  # pixels of an image, 1024x768, from which it pays to decode it smaller
 _TABLE = 1 << 18  # places of a table of filters, up to which keeping one is worth its memory
 
