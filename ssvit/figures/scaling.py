@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullLocator
+from matplotlib.ticker import LogLocator, NullLocator
 
 from ssvit.figures.style import panels, tidy
 
@@ -21,7 +21,7 @@ Curves = Mapping[tuple[str, ...], tuple[Sequence[Point], Mapping[str, Callable[[
 
 def scaling(points: Sequence[Point], over_images: Curves, over_compute: Curves) -> Figure:
     """A row of panels for each score: over images, over compute, and over the operations of an image for models that
-    differ from the smallest in depth, width or patch alone. Thin lines are fitted.
+    differ from the smallest in depth, width or patch alone. Thin lines are fitted. The legends are above each column.
     """
     scores = list(dict.fromkeys(name for point in points for name in point["scores"]))
     scores.sort(key=lambda name: name != FINETUNED)
@@ -32,6 +32,8 @@ def scaling(points: Sequence[Point], over_images: Curves, over_compute: Curves) 
         _over_images(images, over_images, name)
         _over_compute(compute, over_compute, name)
         _over_models(models, having, name)
+    for axis in (axis for axis in axes[:3] if axis.lines):
+        axis.legend(fontsize=7, frameon=False, ncols=2, loc="lower left", bbox_to_anchor=(0, 1.02))
     return figure
 
 
@@ -39,16 +41,17 @@ def _over_images(axis: Axes, curves: Curves, name: str) -> None:
     objectives = list(dict.fromkeys(key[0] for key in curves))
     models = list(dict.fromkeys(key[1:] for key in curves))
     for key, curve in curves.items():
-        color, style = colormaps["tab10"](models.index(key[1:]) % 10), _LINES[objectives.index(key[0]) % 4]
-        _curve(axis, curve, "images", name, f"{key[0]}, {key[1]}, {key[2]} steps", color, style)
+        color, objective = colormaps["tab10"](models.index(key[1:]) % 10), objectives.index(key[0])
+        label = f"{key[0]}, {key[1]}, {key[2]} steps"
+        _curve(axis, curve, "images", name, label, color, _LINES[objective % 4], _MARKERS[objective % 8])
     _finish(axis, "images of pre-training", name)
 
 
 def _over_compute(axis: Axes, curves: Curves, name: str) -> None:
     for place, (key, curve) in enumerate(curves.items()):
         color = colormaps["tab10"](place % 10)
-        _curve(axis, curve, "flops", name, ", ".join(key), color, "", _MARKERS[place % len(_MARKERS)])
-    _finish(axis, "operations of pre-training", name)
+        _curve(axis, curve, "flops", name, ", ".join(key), color, "", _MARKERS[place % 8], unit=1e12)
+    _finish(axis, "operations of pre-training (10¹²)", name)
 
 
 def _over_models(axis: Axes, points: Sequence[Point], name: str) -> None:
@@ -64,10 +67,10 @@ def _over_models(axis: Axes, points: Sequence[Point], name: str) -> None:
             others = [other for other in MODEL if other != part]
             line = [point for point in own if all(point[other] == base[other] for other in others)]
             if len(line) > 1:
-                style = _LINES[objectives.index(objective) % 4]
+                number = objectives.index(objective)
+                style, marker, color = _LINES[number % 4], _MARKERS[number % 8], colormaps["tab10"](place)
                 x, y = ([point["step_flops"] / base["step_flops"] for point in line], _per_cent(line, name))
-                color = colormaps["tab10"](place)
-                axis.plot(x, y, linestyle=style, marker="o", color=color, label=f"{objective}, {part}")
+                axis.plot(x, y, linestyle=style, marker=marker, color=color, label=f"{objective}, {part}")
     _finish(axis, "operations of an image, relative to the smallest model", name)
 
 
@@ -79,16 +82,17 @@ def _curve(
     label: str,
     color: tuple[float, ...],
     style: str,
-    marker: str = "o",
+    marker: str,
+    unit: float = 1.0,
 ) -> None:
     line = [point for point in curve[0] if name in point["scores"]]
     if not line:
         return
-    values = [point[x] for point in line]
-    axis.plot(values, _per_cent(line, name), linestyle=style or "none", marker=marker, color=color, label=label)
+    values = np.array([point[x] for point in line], dtype=float)
+    axis.plot(values / unit, _per_cent(line, name), linestyle=style or "none", marker=marker, color=color, label=label)
     if law := curve[1].get(name):
-        grid = np.geomspace(min(values), max(values), 50)
-        axis.plot(grid, [100 * law(one) for one in grid], color=color, linewidth=0.8, alpha=0.6)
+        grid = np.geomspace(values.min(), values.max(), 50)
+        axis.plot(grid / unit, [100 * law(one) for one in grid], color=color, linewidth=0.8, alpha=0.6)
 
 
 def _per_cent(line: Sequence[Point], name: str) -> list[float]:
@@ -96,12 +100,15 @@ def _per_cent(line: Sequence[Point], name: str) -> list[float]:
 
 
 def _finish(axis: Axes, xlabel: str, name: str) -> None:
+    """Plain numbers on the axes. The accuracies do not begin at zero, since they differ by little."""
     axis.set_xscale("log")
+    axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axis.xaxis.set_minor_locator(NullLocator())
-    least = min((float(np.min(np.asarray(line.get_ydata(), dtype=float))) for line in axis.lines), default=0.0)
-    tidy(axis, xlabel, f"{name.replace('_', ' ')} (%)", legend=bool(axis.lines))
-    axis.set_ylim(bottom=0.9 * least)
-    if axis.get_legend():
-        axis.legend(fontsize=6, frameon=False)
-    else:
+    axis.xaxis.set_major_formatter("{x:,g}")
+    tidy(axis, xlabel, f"{name.replace('_', ' ')} (%)", legend=False)
+    if not axis.lines:
         axis.text(0.5, 0.5, "a single value", transform=axis.transAxes, ha="center")
+        return
+    shown = np.concatenate([np.asarray(line.get_ydata(), dtype=float) for line in axis.lines])
+    room = 0.08 * max(shown.max() - shown.min(), 1)
+    axis.set_ylim(shown.min() - room, shown.max() + room)
