@@ -2,6 +2,7 @@
 
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -178,3 +179,8 @@ def test_rows_are_read_back_as_they_were_written(commands, tmp_path):
     (found,) = points(rows)
     assert found["scores"]["knn"] == pytest.approx(1 - 2 * 500**-0.2 / 64**0.1)
     assert found["scores"][FINETUNED] == 0.5
+
+
+def test_the_page_has_the_table_of_its_rows():
+    docs = Path(__file__).resolve().parent.parent / "docs"
+    assert table(methods.read(docs / "scaling" / "cifar10")) in (docs / "scaling.md").read_text()
