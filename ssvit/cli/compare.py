@@ -16,7 +16,7 @@ from omegaconf import DictConfig
 
 from ssvit import atomic_io
 from ssvit.cli import trials
-from ssvit.cli.launch import CONFIGS, Plain, Tool, config_dir
+from ssvit.cli.launch import CONFIGS, Plain, Tool, config_dir, option_files
 from ssvit.cli.trials import Trials, schedule
 from ssvit.evaluation import methods
 from ssvit.options import OptionError, number
@@ -83,12 +83,11 @@ def check(plain: Plain) -> float:
 
 def stages(name: str) -> list[Stage]:
     """The stages of a method: those of its file in configs/comparison/, or else one, of the objective of that name."""
-    folders = [own for own in (config_dir(), CONFIGS) if own is not None]
-    for file in (own / "comparison" / f"{name}.yaml" for own in folders):
-        if file.is_file():
-            return [Stage(**stage) for stage in yaml.safe_load(file.read_text())["stages"]]
-    if any((own / "objective" / f"{name}.yaml").is_file() for own in folders):
+    for file in option_files("comparison", name):
+        return [Stage(**stage) for stage in yaml.safe_load(file.read_text())["stages"]]
+    if option_files("objective", name):
         return [Stage([f"objective={name}"])]
+    folders = [own for own in (config_dir(), CONFIGS) if own is not None]
     known = {
         file.stem for own in folders for group in ("comparison", "objective") for file in (own / group).glob("*.yaml")
     }

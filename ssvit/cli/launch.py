@@ -232,6 +232,12 @@ def config_dir() -> Path | None:
     return None
 
 
+def option_files(group: str, name: str) -> list[Path]:
+    """The files of that name in a group of options, the user's own first."""
+    folders = [folder / group for folder in (config_dir(), CONFIGS) if folder is not None]
+    return [file for folder in folders if (file := folder / f"{name}.yaml").is_file()]
+
+
 def search_path() -> list[str]:
     """What tells Hydra's `compose` of that folder."""
     users = config_dir()
@@ -255,8 +261,7 @@ def _data_set(option: str) -> list[str]:
     group, _, written = option.partition("=")
     value = _unquoted(written)
     is_path = os.path.isabs(value) or value.startswith(".")
-    folders = [] if is_path else [folder / "data" for folder in (CONFIGS, config_dir()) if folder]
-    if group != "data" or any((folder / f"{value}.yaml").is_file() for folder in folders):
+    if group != "data" or (not is_path and option_files("data", value)):
         return [option]
     if os.path.isdir(value):
         return [f"data={'shards' if shard_folder.is_one(value) else 'folder'}", f"data.root={written}"]

@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 from ssvit import atomic_io
 from ssvit.cli import trials
 from ssvit.cli.compare import stages
-from ssvit.cli.launch import CONFIGS, Plain, Tool, config_dir
+from ssvit.cli.launch import Plain, Tool, option_files
 from ssvit.cli.trials import Trials, schedule
 from ssvit.evaluation import methods, scaling
 from ssvit.models.options import Timm
@@ -70,7 +70,7 @@ def check(plain: Plain) -> list[dict[str, Any]]:
     if not isinstance(plain["encoders"], list):
         raise OptionError("encoders", plain["encoders"], "must be a list of names")
     for name in plain["encoders"]:
-        if not _is_file(name):
+        if not option_files("encoder", name):
             try:
                 Timm(model=name, image_size=1)
             except OptionError as error:
@@ -81,12 +81,6 @@ def check(plain: Plain) -> list[dict[str, Any]]:
         changed = plain["encoder"] | own | {"heads": heads(point["width"]), "mlp_width": None}
         preflight.encoder(preflight.parts({**plain, "encoder": changed}))
     return points
-
-
-def _is_file(encoder: str) -> bool:
-    """Whether an encoder has a file of options; if not, it is a model of timm."""
-    folders = [folder / "encoder" for folder in (config_dir(), CONFIGS) if folder is not None]
-    return any((folder / f"{encoder}.yaml").is_file() for folder in folders)
 
 
 def heads(width: int) -> int:
@@ -107,7 +101,9 @@ class Study(Trials):
 
     def compared(self, encoder: str, point: dict[str, Any], seed: int) -> None:
         """The row of an encoder to compare with, which learns from labels and has none of the study's own options."""
-        model = [f"encoder={encoder}"] if _is_file(encoder) else ["encoder=timm", f"encoder.model={encoder}"]
+        model = (
+            [f"encoder={encoder}"] if option_files("encoder", encoder) else ["encoder=timm", f"encoder.model={encoder}"]
+        )
         rest = [option for option in self.pretraining if not option.lstrip("+").startswith("encoder")]
         self._row(_SUPERVISED, encoder, [*rest, *model], {**point, "encoder": encoder}, seed)
 
