@@ -73,11 +73,16 @@ def test_copies_are_found_by_their_pixels(split):
         train.beside(test)
 
 
-def test_retrieval_is_that_of_a_plain_ranking(split):
-    found = score("retrieval", Retrieval(k=[3, 1]), split, quiet)
-    near = torch.nn.functional.normalize(split.train.values["pixels"].double(), dim=1)
+@pytest.mark.parametrize("standardize", [False, True])
+def test_retrieval_is_that_of_a_plain_ranking(split, standardize):
+    found = score("retrieval", Retrieval(k=[3, 1], standardize=standardize), split, quiet)
+    searched, queries = split.train.values["pixels"].double(), split.test.values["pixels"].double()
+    if standardize:
+        mean, deviation = searched.mean(0), searched.std(0, correction=0)
+        searched, queries = (searched - mean) / deviation, (queries - mean) / deviation
+    near = torch.nn.functional.normalize(searched, dim=1)
     precisions, recalls = [], []
-    for query, label in zip(split.test.values["pixels"].double(), split.test.labels, strict=True):
+    for query, label in zip(queries, split.test.labels, strict=True):
         right = split.train.labels[(near @ query).argsort(descending=True)] == label
         hits = right.nonzero()[:, 0] + 1
         precisions.append((torch.arange(1, len(hits) + 1) / hits).mean())

@@ -56,6 +56,8 @@ from PIL import Image
         ([f"name={'a' * 300}"], f"name={'a' * 200}…: must be the name of a folder"),
         (["name=a/b"], "name=a/b: must be the name of a folder"),
         (["steps"], "steps: must be written option=value"),
+        (["name=a(b)"], "name=a(b): texts with = or brackets need quotes, as \"name='a(b)'\""),
+        (["probe=[a=b]"], "probe=[a=b]: texts with = or brackets need quotes, as \"probe=['option=value']\""),
         (["~recipe"], "~recipe: an option can be changed, as option=value, but not taken away"),
     ],
 )  # fmt: skip

@@ -69,7 +69,7 @@ def work(made, tmp_path):
     return tmp_path
 
 
-def described(folder: Path, paths: list[str]) -> np.ndarray:
+def described(folder: Path, paths: list[str], *, unit: bool = True) -> np.ndarray:
     """The features as one would write them down, a picture at a time, in float64."""
     encoder = storage.load_encoder(folder / "outputs" / RUN / "step_00000006").double()
     rows = []
@@ -79,7 +79,7 @@ def described(folder: Path, paths: list[str]) -> np.ndarray:
             *_, tokens = encoder.layers(image.double() / 255)
             rows.append(encoder.norm(tokens)[0, 1:].mean(0).numpy())
     rows = np.stack(rows)
-    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    return rows / np.linalg.norm(rows, axis=1, keepdims=True) if unit else rows
 
 
 def test_a_store_holds_the_features_of_the_pictures_that_can_be_read(made):
@@ -94,6 +94,21 @@ def test_a_store_holds_the_features_of_the_pictures_that_can_be_read(made):
     assert np.allclose(store.vectors.numpy(), described(folder, store.names), atol=1e-5)
     seal = manifest.read(folder / "outputs" / RUN / "step_00000006")["seal"]
     assert store.encoder == f"{seal[:16]} layer2_patch_mean"
+
+
+def test_a_store_of_standardised_features(made, work, tool):
+    tool("retrieve", "action=index", "store=standard", "standardize=true", f"{made[0]}/album", "batch_size=5")
+    names = Store.open(work / "standard").names
+    mean, deviation = (of(described(work, names, unit=False), axis=0) for of in (np.mean, np.std))
+    known = str(made[0] / "album" / "bee" / "5.png")
+    tool("retrieve", "action=query", "store=standard", known, "k=3", "output=found.json")
+    scaled = (described(work, names, unit=False) - mean) / deviation
+    scaled /= np.linalg.norm(scaled, axis=1, keepdims=True)
+    similar = scaled @ scaled[names.index(known)]
+    order = [place for place in np.argsort(-similar) if names[place] != known][:3]
+    (found,) = json.loads((work / "found.json").read_text())
+    assert [one["image"] for one in found["neighbours"]] == [names[place] for place in order]
+    assert np.allclose([one["similarity"] for one in found["neighbours"]], similar[order], atol=1e-4)
 
 
 def test_only_new_pictures_are_added(made, work, tool):

@@ -7,6 +7,7 @@ import json
 import os
 import pickle
 import shutil
+import statistics
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,39 @@ def test_a_vector_without_direction_is_named(tmp_path, value):
     some[3] = value
     with pytest.raises(UserError, match=r"pictures/3\.jpg has no direction"):
         Store.create(tmp_path / "store", some, names(6), encoder=ENCODER)
+    assert not list(tmp_path.iterdir())
+
+
+def test_standardised_features_are_those_of_the_first_images(tmp_path):
+    some, later = vectors(6) * torch.tensor([1.0, 50, 1, 1, 0]) + torch.tensor([0.0, 0, 9, 0, 4]), vectors(3, start=6)
+    store = Store.create(tmp_path / "store", some, names(6), encoder=ENCODER, standardize=True)
+    store.add(later, names(3, start=6))
+    columns = list(zip(*some.tolist(), strict=True))
+    means = [statistics.fmean(column) for column in columns]
+    deviations = [statistics.pstdev(column) for column in columns]
+    for row, given in zip(
+        Store.open(tmp_path / "store").vectors.tolist(), [*some.tolist(), *later.tolist()], strict=True
+    ):
+        scaled = [(x - m) / d if d else 0 for x, m, d in zip(given, means, deviations, strict=True)]
+        length = sum(x * x for x in scaled) ** 0.5
+        assert row == pytest.approx([x / length for x in scaled], abs=1e-6)
+    assert torch.equal(Store.open(tmp_path / "store").directions(later, names(3)), store.vectors[6:])
+
+
+def test_a_store_of_plain_features_is_as_before(tmp_path):
+    make(tmp_path / "store")
+    manifest = json.loads((tmp_path / "store" / "manifest.json").read_text())
+    assert manifest["schema"] == 1
+    assert "standard" not in manifest
+
+
+def test_images_that_cannot_be_standardised_are_told(tmp_path):
+    with pytest.raises(UserError, match="only images that differ can be standardised"):
+        Store.create(tmp_path / "store", vectors(1), names(1), encoder=ENCODER, standardize=True)
+    some = vectors(6)
+    some[3] = float("nan")
+    with pytest.raises(UserError, match=r"pictures/3\.jpg has no direction"):
+        Store.create(tmp_path / "store", some, names(6), encoder=ENCODER, standardize=True)
     assert not list(tmp_path.iterdir())
 
 
@@ -219,7 +253,7 @@ def test_a_manifest_without_end_and_pipes_are_not_waited_for(tmp_path, monkeypat
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"schema": 2}, "has schema 2, this version reads 1"),
+        ({"schema": 3}, "has schema 3, this version reads 2"),
         ({"width": 6}, "does not hold what the manifest says"),
         ({"classes": ["cat"]}, "does not hold what the manifest says"),
         ({"shards": []}, "is damaged"),

@@ -435,7 +435,11 @@ def _reason(error: Exception) -> str:
     cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
     first = str(cause).partition("\n")[0]
     if isinstance(error, OverrideParseException):
-        return f"{error.override}: must be written option=value"
+        name, given, value = str(error.override).partition("=")
+        if not given or not value:
+            return f"{error.override}: must be written option=value"
+        quoted = "['option=value']" if value.startswith("[") else f"'{value}'"
+        return f'{error.override}: texts with = or brackets need quotes, as "{name}={quoted}"'
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         group, _, name = error.missing_cfg_file.rpartition("/")
         for begins, package in _PLUGINS.items():

@@ -35,7 +35,7 @@ def run(config: DictConfig, plain: Plain) -> None:
         pictures = pictures or split
     describe = of_checkpoint(load=read, batch_size=own.batch_size, workers=own.workers)
     if own.action in (INDEX, ADD):
-        write = gallery.index if own.action == INDEX else gallery.add
+        write = partial(gallery.index, standardize=own.standardize) if own.action == INDEX else gallery.add
         report = write(own.store, pictures, describe)
     else:
         answer = gallery.query(own.store, pictures, describe, kind, own.k)

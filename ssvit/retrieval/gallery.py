@@ -35,7 +35,7 @@ from ssvit.figures.contact_sheet import QUERIES, Neighbour, Row, contact_sheet
 from ssvit.figures.style import evenly_spaced, png
 from ssvit.options import UserError, one_of, printable, whole, within
 from ssvit.retrieval import index as indexes
-from ssvit.retrieval.store import UNKNOWN, Store, check_vacant, unit
+from ssvit.retrieval.store import UNKNOWN, Store, check_vacant
 
 Kind = indexes.Flat | indexes.IVF | indexes.HNSW
 Load = Callable[[str], Tensor]  # a picture's name -> (c, h, w) uint8
@@ -145,11 +145,12 @@ class Describer:
             return failure
 
 
-def index(folder: str, pictures: Mapping[str, str | None], describe: Describer) -> str:
+def index(folder: str, pictures: Mapping[str, str | None], describe: Describer, *, standardize: bool = False) -> str:
     """Make a store of pictures {path: class}, and say what it holds. StoreError if the folder holds something."""
     check_vacant(Path(folder))
     names, vectors = describe(list(pictures))
-    store = Store.create(folder, vectors, names, *_labels(names, pictures), encoder=describe.extractor.identity)
+    labels, encoder = _labels(names, pictures), describe.extractor.identity
+    store = Store.create(folder, vectors, names, *labels, encoder=encoder, standardize=standardize)
     return f"{folder}: holds {len(store)} pictures of {len(store.classes)} classes"
 
 
@@ -281,7 +282,7 @@ def query(folder: str, pictures: Mapping[str, str | None], describe: Describer, 
     with within("index"):
         built = kind.build(store.vectors)
     names, vectors = describe(list(pictures))
-    vectors, places = unit(vectors, names), store.places(names)
+    vectors, places = store.directions(vectors, names), store.places(names)
     own = places if (places >= 0).any() else None
     neighbours, exactness = indexes.search(built, vectors, k, own=own), None
     if not isinstance(kind, indexes.Flat):

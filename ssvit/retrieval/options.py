@@ -72,6 +72,8 @@ class Retrieve:
     batch_size: int
     workers: int
     """Threads that read pictures."""
+    standardize: bool
+    """Whether a new store scales each feature to mean 0 and standard deviation 1 over its pictures."""
     k: int
     """Neighbours of a query."""
     sheet: str | None
@@ -88,7 +90,8 @@ class Retrieve:
             raise OptionError("store", self.store, f"no such folder: action={INDEX} makes a store")
         for name in ("k", "batch_size", "workers"):
             whole(name, getattr(self, name))
-        flag("ranking", self.ranking)
+        for name in ("ranking", "standardize"):
+            flag(name, getattr(self, name))
         for name in ("sheet", "output"):
             file = getattr(self, name)
             if file is not None and not Path(str(file)).absolute().parent.is_dir():

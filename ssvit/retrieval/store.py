@@ -1,9 +1,9 @@
 """A store of image vectors in a folder: written completely or not at all, verified when opened, unable to run code.
 
 vectors_00000000.safetensors, … (the shards) hold each image's vector, name and label; manifest.json has the encoder,
-the names of the classes, the sha256 of each shard, and its own checksum. A file that the manifest does not list is not
-in the store: new shards are written and synchronised first, then one rename of the manifest adds them. Written shards
-are never changed, so they are read as mapped memory.
+how features are standardised, the names of the classes, the sha256 of each shard, and its own checksum. A file that the
+manifest does not list is not in the store: new shards are written and synchronised first, then one rename of the
+manifest adds them. Written shards are never changed, so they are read as mapped memory.
 
 Letters: n images, d width.
 """
@@ -25,9 +25,10 @@ from torch import Tensor
 
 from ssvit.atomic_io import check_regular, read_json, sealed, synchronise, write
 from ssvit.data.source import Labels
+from ssvit.evaluation.probes.linear import Standard
 from ssvit.options import UserError
 
-KIND, SCHEMA = "image vectors", 1
+KIND, SCHEMAS = "image vectors", (1, 2)  # 2: of standardised features
 UNKNOWN = -1  # the label of an image whose class is not known
 _SHARD = 1 << 30  # bytes of vectors in a shard at most: they are in memory twice while they are written
 _BLOCK = 1 << 16  # vectors normalised at a time
@@ -43,11 +44,15 @@ class _Shard(NamedTuple):
     names: Tensor  # (bytes,) uint8, a zero between two
 
 
-def unit(vectors: Tensor, names: Sequence[str] | None = None) -> Tensor:
-    """Scale vectors to length one: (n, d) -> (n, d) float32. UserError names one that is zero or not finite."""
+def unit(vectors: Tensor, names: Sequence[str] | None = None, standard: Standard | None = None) -> Tensor:
+    """Scale vectors to length one: (n, d) -> (n, d) float32. UserError names one that is zero or not finite.
+
+    standard: scales their features before that.
+    """
     scaled = torch.empty(vectors.shape, dtype=torch.float32)
     for start in range(0, len(vectors), _BLOCK):
         block = vectors[start : start + _BLOCK].double()
+        block = block if standard is None else standard.scaled(block)
         scaled[start : start + _BLOCK] = block / block.square().sum(1, keepdim=True).sqrt()
     # Zero divided by zero is not a number either.
     for place in (~scaled.isfinite().all(1)).nonzero()[:, 0].tolist():
@@ -71,6 +76,7 @@ class Store:
     def __init__(self, folder: Path, manifest: Mapping[str, Any]) -> None:
         self.folder, self._manifest = folder, manifest
         self.encoder, self.width, self.classes = manifest["encoder"], manifest["width"], tuple(manifest["classes"])
+        self._standard = _standard(manifest)
         self._shards = [_map(folder, entry, manifest) for entry in manifest["shards"]]
 
     @classmethod
@@ -83,8 +89,12 @@ class Store:
         classes: Sequence[str] = (),
         *,
         encoder: str,
+        standardize: bool = False,
     ) -> "Store":
         """A new store of vectors (n, d), which are scaled to length one; `folder` must be absent or empty.
+
+        standardize: first scale each feature to mean 0 and standard deviation 1 over these images. Images added later
+        and queries are scaled by the same numbers.
 
         names: of the images, all different (a path, or a place in a data set). labels (n,): into `classes`, -1 for
         none; left out, no image has one. encoder: the identity of the features, such as a checkpoint's checksum
@@ -94,7 +104,14 @@ class Store:
         if not len(vectors):
             raise UserError(f"{folder}: there are no vectors to make a store of")
         labels = _checked(len(vectors), names, labels, classes)
-        vectors = unit(vectors, names)
+        manifest: dict[str, Any] = {"kind": KIND, "schema": SCHEMAS[standardize], "encoder": encoder}
+        manifest |= {"width": vectors.shape[1], "classes": list(classes), "shards": []}
+        if standardize:
+            standard = Standard.of(vectors[vectors.isfinite().all(1)].float(), standardize=True)
+            if not standard.scale.any():
+                raise UserError(f"{folder}: only images that differ can be standardised")
+            manifest["standard"] = {name: values.tolist() for name, values in standard._asdict().items()}
+        vectors = unit(vectors, names, _standard(manifest))
         part = folder.with_name(f".{folder.name}.part")
         try:
             check_vacant(folder)
@@ -102,8 +119,7 @@ class Store:
             with _held(part):
                 for leftover in part.iterdir():
                     leftover.unlink()
-                empty = {"kind": KIND, "schema": SCHEMA, "encoder": encoder, "width": vectors.shape[1]}
-                _append(part, {**empty, "classes": list(classes), "shards": []}, vectors, names, labels)
+                _append(part, manifest, vectors, names, labels)
                 part.rename(folder)
                 synchronise(folder.parent)
         except OSError as error:
@@ -156,7 +172,7 @@ class Store:
         labels = _checked(len(vectors), names, labels, classes)
         merged = {name: number for number, name in enumerate(dict.fromkeys((*self.classes, *classes)))}
         labels = torch.tensor([*(merged[name] for name in classes), UNKNOWN])[labels]  # -1 takes the last
-        vectors = unit(vectors, names)
+        vectors = self.directions(vectors, names)
         try:
             with _held(self.folder):
                 listed = _read_manifest(self.folder)
@@ -172,6 +188,13 @@ class Store:
         except OSError as error:
             raise StoreError(f"{self.folder}: cannot be added to ({error.strerror}); what it held is whole") from None
         self.__dict__ = Store(self.folder, manifest).__dict__  # with nothing cached
+
+    def directions(self, vectors: Tensor, names: Sequence[str]) -> Tensor:
+        """Features of named images as the store compares them, of length one: (n, d) -> (n, d) float32.
+
+        UserError names an image whose vector is zero or not finite.
+        """
+        return unit(vectors, names, self._standard)
 
     def absent(self, names: Sequence[str]) -> list[int]:
         """Places in `names` of those that the store does not hold; whether a file has changed is not checked."""
@@ -220,6 +243,14 @@ def _checked(n: int, names: Sequence[str], labels: Labels, classes: Sequence[str
         if not name or "\0" in name:
             raise UserError(f"an image cannot be named {name!r}")
     return numbers
+
+
+def _standard(manifest: Mapping[str, Any]) -> Standard | None:
+    """How a store standardises features; None if it does not."""
+    found = manifest.get("standard")
+    if found is None:
+        return None
+    return Standard(*(torch.tensor(found[name], dtype=torch.float64) for name in Standard._fields))
 
 
 def _append(folder: Path, manifest: Mapping[str, Any], vectors: Tensor, names: Sequence[str], labels: Tensor) -> None:
@@ -275,8 +306,8 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
         # Byte by byte, so that any damage is noticed.
         if data != sealed(manifest):
             raise ValueError
-        if manifest["schema"] != SCHEMA:
-            raise StoreError(f"{folder}: has schema {manifest['schema']}, this version reads {SCHEMA}")
+        if manifest["schema"] not in SCHEMAS:
+            raise StoreError(f"{folder}: has schema {manifest['schema']}, this version reads {SCHEMAS[-1]}")
         if not _has(manifest, encoder=str, width=int, classes=list, shards=list) or not manifest["shards"]:
             raise ValueError
         for entry in manifest["shards"]:

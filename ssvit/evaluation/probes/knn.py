@@ -75,7 +75,7 @@ class Knn(Probe, options.Knn):
         queries, keys = test.values, train.values
         if self.standardize:
             standard = Standard.of(keys, standardize=True)
-            queries, keys = ((values - standard.mean) * standard.scale for values in (queries, keys))
+            queries, keys = standard.scaled(queries), standard.scaled(keys)
         return search_together(queries, keys, self.k[-1], own=own)
 
     def _scores(self, train: Features, test: Features, own: Tensor | None = None) -> dict[int, "Score"]:

@@ -89,6 +89,10 @@ class Standard(NamedTuple):
         varies = deviation > 8 * torch.finfo(features.dtype).eps * mean.abs()
         return cls(mean, torch.where(varies, 1 / deviation, 0))
 
+    def scaled(self, features: Tensor) -> Tensor:
+        """(features - mean) * scale, (n, d) -> (n, d)."""
+        return (features - self.mean) * self.scale
+
     def __call__(self, features: Tensor) -> Tensor:
         """(n, d) -> (n, d + 1)."""
         rows = features.new_ones(len(features), features.shape[1] + 1)

@@ -215,9 +215,12 @@ class Retrieval:
     """Number of neighbours, or a list of numbers."""
     queries: int | None = None
     """The most test images, always the same ones, since each sorts all training images; None: all."""
+    standardize: bool = False
+    """Whether each feature is scaled to mean 0 and standard deviation 1 over the training images."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "k", _counts("k", self.k))
+        flag("standardize", self.standardize)
         if self.queries is not None:
             whole("queries", self.queries)
 

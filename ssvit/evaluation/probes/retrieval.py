@@ -15,6 +15,7 @@ from ssvit.evaluation.base import Probe, Result, check_others
 from ssvit.evaluation.features import Features, check
 from ssvit.evaluation.neighbours import Neighbours, search
 from ssvit.evaluation.probes import options
+from ssvit.evaluation.probes.linear import Standard
 from ssvit.options import OptionError, UserError, whole
 from ssvit.randomness import permutation
 
@@ -30,11 +31,15 @@ class Retrieval(Probe, options.Retrieval):
     As many training images as queries, searched among the others, choose among feature sets.
     """
 
-    name = "retrieval"
     chosen_by = "the mAP of training images, each left out"
     is_accuracy = False
     multi_label = True
     k: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        """retrieval, or retrieval_standardized."""
+        return "retrieval" + "_standardized" * self.standardize
 
     def check(self, train_labels: Tensor, test_labels: Tensor, classes: Sequence[str]) -> None:
         """OptionError unless each training image has so many others."""
@@ -55,9 +60,13 @@ class Retrieval(Probe, options.Retrieval):
 
     def _measures(self, train: Features, test: Features, *, leave_one_out: bool) -> tuple[dict[str, float], Tensor]:
         rows = permutation(0, "retrieval, queries", len(test.values))[: self.queries].sort().values
-        queries, query_labels = F.normalize(test.values[rows]), test.known_labels[rows]
         own = rows if leave_one_out else None
-        vectors, labels = F.normalize(train.values), train.known_labels
+        queries, vectors = test.values[rows], train.values
+        if self.standardize:
+            standard = Standard.of(vectors, standardize=True)
+            queries, vectors = standard.scaled(queries), standard.scaled(vectors)
+        queries, vectors = F.normalize(queries), F.normalize(vectors)
+        query_labels, labels = test.known_labels[rows], train.known_labels
         nearest = search(queries, vectors, self.k[-1], own=own)
         measures = measure(nearest, query_labels, labels, own=own, ks=self.k)
         precisions = average_precisions(queries, query_labels, vectors, labels, own=own)
