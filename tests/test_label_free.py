@@ -109,6 +109,16 @@ def test_an_evaluation_measures_each_layer_of_the_backbone():
     assert evaluator(objective).metrics == found.metrics
 
 
+@pytest.mark.parametrize(("images", "enough"), [(14, False), (15, True)])
+def test_alpha_needs_fifteen_images(images, enough):
+    source = tiny.labelled().take(torch.arange(images))
+    found = LabelFree(source=source, transform=VIEW, images=images)(tiny.model(), [{"step": 0}])
+    assert ("alpha" in found.metrics, "alpha-ReQ" in found.lines[0]) == (enough, enough)
+    (powers,) = [panel for panel in found.figures["label_free"].axes if "alpha-ReQ" in panel.get_ylabel()]
+    assert [text.get_text() for text in powers.texts] == ["needs 15 held-out images"] * (not enough)
+    assert not any(map(math.isnan, found.metrics.values()))
+
+
 def test_a_single_held_out_image_is_told():
     source = tiny.labelled().take(torch.tensor([0]))
     found = LabelFree(source=source, transform=VIEW)(tiny.model(), [{"step": 0}])

@@ -82,16 +82,18 @@ class LabelFree(HeldOut):
 
 
 def measure(features: Tensor, crops: Tensor) -> dict[str, float]:
-    """All measures of features (n, d), and of crops of the same images (v, n, d), float64; without LiDAR if v < 2.
+    """All measures of features (n, d), and of crops of the same images (v, n, d), float64.
 
-    NaN of features that are not finite.
+    Without LiDAR if v < 2, and without alpha-ReQ of fewer than 15 images. NaN of features that are not finite.
     """
     if not (features.isfinite().all() and crops.isfinite().all()):
         features, crops = (torch.zeros_like(one) for one in (features, crops))
         return dict.fromkeys(measure(features, crops), math.nan)
     centered = torch.linalg.svdvals(features - features.mean(0))
     found = {"rankme": rankme(torch.linalg.svdvals(features)), "rankme_centered": rankme(centered)}
-    found |= {"alpha": alpha(centered), **spread_of(F.normalize(features, dim=1))}
+    found |= spread_of(F.normalize(features, dim=1))
+    if (power := alpha(centered)) is not None:
+        found["alpha"] = power
     return found | ({"lidar": lidar(crops)} if len(crops) > 1 else {})
 
 
@@ -118,18 +120,18 @@ def lidar(crops: Tensor) -> float:
     return rankme(torch.linalg.svdvals(white).square())
 
 
-def alpha(singular: Tensor) -> float:
+def alpha(singular: Tensor) -> float | None:
     """The exponent a of the covariance's eigenvalues as place^-a, by least squares of the logarithms.
 
     singular: the singular values of features (n, d) less their mean, whose squares the eigenvalues follow.
 
     Fitted from the fifth place to the hundredth, or to the middle of fewer; a place weighs 1 / place, so that each part
-    of the logarithm counts alike (as Stringer et al. 2019). NaN of fewer than three eigenvalues.
+    of the logarithm counts alike (as Stringer et al. 2019). None if these are fewer than three.
     """
     values = singular.square()
     last = min(_LAST, int((values > values[0] * 1e-12).sum()) // 2)
     if last - _FIRST < 2:
-        return math.nan
+        return None
     places = torch.arange(_FIRST, last + 1, dtype=torch.float64)
     weights, x, y = 1 / places, places.log(), values[_FIRST - 1 : last].log()
     dx, dy = (one - (weights * one).sum() / weights.sum() for one in (x, y))

@@ -24,7 +24,10 @@ def label_free(history: History, layers: int) -> Figure:
             values = [value for layer in numbers if (value := row.get(f"{name}_layer{layer}")) is not None]
             if len(values) == layers:
                 by_layer.plot(numbers, values, **style)
-    over_steps(powers, history, "alpha", TITLES["alpha"], **_LINES[0])
+    if any("alpha" in row for row in history):
+        over_steps(powers, history, "alpha", TITLES["alpha"], **_LINES[0])
+    else:
+        powers.text(0.5, 0.5, "needs 15 held-out images", ha="center", transform=powers.transAxes)
     plot_spread(spread, history)
     by_layer.set_xticks(numbers[:: layers // 16 + 1])
     tidy(ranks, "step", "directions of the features, last layer", legend=False)
