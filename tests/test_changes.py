@@ -9,6 +9,7 @@ import torchvision.transforms.v2.functional as tvf
 from scipy.stats import chisquare, kstest
 from torchvision.transforms import v2
 
+from ssvit.data.augment import crop as crops
 from ssvit.data.augment.color import ColorJitter, GaussianBlur, Grayscale, Solarize
 from ssvit.data.augment.crop import InceptionCrop, RandomCrop, ResizeCrop, ShiftCrop
 from ssvit.data.augment.randaugment import OPERATIONS, RandAugment
@@ -212,3 +213,18 @@ def test_colours_of_other_channels_are_not_changed(change: dict[str, float]) -> 
     words = f"^{name}={value}: must be 0 for images of 5 channels: it changes red, green and blue$"
     with pytest.raises(OptionError, match=words):
         crop.fits(ViT(image_size=32, patch_size=4, width=64, depth=1, heads=1, channels=5))
+
+
+@pytest.mark.parametrize("crop", [InceptionCrop, ShiftCrop])
+def test_the_default_type_of_numbers_changes_no_pixel(crop: type[RandomCrop]) -> None:
+    """An evaluation of a run in float64 makes crops while that is torch's default."""
+    changes = {name: value for name, value in EVERY.items() if name != "randaugment"}  # torchvision's own arithmetic
+    pictures = images(60)
+    wanted = crop(size=16, **changes)(pictures, SLOTS[:60], 3)
+    crops._table.cache_clear()
+    torch.set_default_dtype(torch.float64)
+    try:
+        found = crop(size=16, **changes)(pictures, SLOTS[:60], 3)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(found, wanted)

@@ -28,8 +28,8 @@ class ColorJitter(options.ColorJitter):
     def sample(self, seed: int, slots: Tensor, view: int = 0) -> tuple[Tensor, Tensor, Tensor]:
         """slots (b,) -> which images are changed (b,) bool, factors (b, 4), and the order of operations (b, 4)."""
         numbers = uniform(seed, "color jitter", slots, 9, view)
-        strengths = torch.tensor([self.brightness, self.contrast, self.saturation, self.hue], device=slots.device)
-        middle = torch.tensor([1.0, 1.0, 1.0, 0.0], device=slots.device)
+        strengths = slots.new_tensor([self.brightness, self.contrast, self.saturation, self.hue], dtype=torch.float32)
+        middle = slots.new_tensor([1.0, 1.0, 1.0, 0.0], dtype=torch.float32)
         low = torch.where(middle > 0, (1 - strengths).clamp(min=0), -strengths)
         factors = low + (middle + strengths - low) * numbers[:, 1:5]
         return numbers[:, 0] < self.probability, factors.float(), numbers[:, 5:].argsort(dim=1)
@@ -101,7 +101,7 @@ def adjust_saturation(images: Tensor, factors: Tensor) -> Tensor:
 
 def adjust_hue(images: Tensor, turns: Tensor) -> Tensor:
     """Colours turned by `turns` (b,) of the whole circle: (b, 3, h, w) uint8 -> uint8."""
-    colors = images / 255
+    colors = images.float() / 255
     red, green, blue = colors.unbind(1)
     most, least = colors.amax(1), colors.amin(1)
     spread = most - least
@@ -140,7 +140,7 @@ def _each(factors: Tensor) -> Tensor:
 
 def _gray(images: Tensor) -> Tensor:
     """The brightness of each pixel, a whole number: (b, 3, h, w) uint8 -> (b, 1, h, w) float32."""
-    red, green, blue = images.split(1, dim=1)
+    red, green, blue = images.float().split(1, dim=1)
     return (red * _RED + green * _GREEN + blue * _BLUE).floor_()
 
 

@@ -258,7 +258,7 @@ def _filter(start: Tensor, length: Tensor, reverse: Tensor, n: int, out: int) ->
     """What `_taps` returns, worked out."""
     k = min(math.ceil(2 * max(n / out, 1)), n)
     start, length = start[:, None].float(), length[:, None].float()
-    place = torch.arange(out, device=start.device)
+    place = torch.arange(out, dtype=torch.float32, device=start.device)
     place = (out - 1 - place).where(reverse[:, None], place)
     scale = length / out
     reach = scale.clamp(min=1)

@@ -57,8 +57,8 @@ def rotate(images: Tensor, degrees: Tensor) -> Tensor:
     h, w = images.shape[2:]
     angle = degrees.deg2rad()[:, None, None]
     cos, sin = angle.cos().float(), angle.sin().float()
-    x = torch.arange(w, device=images.device) - (w - 1) / 2
-    y = torch.arange(h, device=images.device)[:, None] - (h - 1) / 2
+    x = torch.arange(w, dtype=torch.float32, device=images.device) - (w - 1) / 2
+    y = torch.arange(h, dtype=torch.float32, device=images.device)[:, None] - (h - 1) / 2
     # Which point is shown at (y, x), in halves of the image's sides from its middle.
     shown = torch.stack(((cos * x - sin * y) * (2 / w), (sin * x + cos * y) * (2 / h)), dim=-1)
     turned = F.grid_sample(images.float(), shown, padding_mode="reflection", align_corners=False)
