@@ -166,11 +166,39 @@ def test_a_line_over_images_has_one_model_and_leaves_out_what_has_all():
     assert len(series(points(rows), "flops")[("mae",)]) == 6
 
 
-def test_the_picture_shows_a_study_of_a_single_point():
-    found = points({"one": row(finetuned=0.6)})
-    figure = picture(found, curves(found, "images"), curves(found, "flops"))
-    assert len(figure.axes) == 6
-    assert [text.get_text() for axis in figure.axes for text in axis.texts].count("a single value") == 2
+def drawn(rows):
+    found = points(rows)
+    return picture(found, curves(found, "images"), curves(found, "flops"))
+
+
+def test_the_picture_of_a_single_point_has_a_panel_for_each_score():
+    figure = drawn({"one": row(finetuned=0.6)})
+    assert [axis.get_ylabel() for axis in figure.axes] == ["fine-tuned (%)", "knn (%)"]
+    assert [line.get_ydata().tolist() for axis in figure.axes for line in axis.lines] == [[60.0], [50.0]]
+
+
+def test_the_picture_has_a_column_for_each_thing_that_varies():
+    widths = {str(width): row(width=width) for width in (64, 128)}
+    images = {str(count): row(images=count) for count in (100, 200)}
+    compute, model = "operations of pre-training (10¹²)", "operations of an image, relative to the smallest model"
+    assert [axis.get_xlabel() for axis in drawn(widths).axes] == [compute, model]
+    assert [axis.get_xlabel() for axis in drawn(images).axes] == ["images of pre-training", compute]
+    both = {f"{width} {count}": row(width=width, images=count) for width in (64, 128) for count in (100, 200)}
+    assert len(drawn(both).axes) == 3
+    assert len(drawn(both | {"tuned": row("dino", finetuned=0.7)}).axes) == 6
+
+
+def test_a_score_that_one_line_lacks_is_drawn_of_the_others():
+    rows = {str(width): row(width=width) for width in (64, 128)} | {"tuned": row(width=256, finetuned=0.7)}
+    finetuned, *_ = drawn(rows).axes
+    assert finetuned.get_ylabel() == "fine-tuned (%)"
+    assert [line.get_ydata().tolist() for line in finetuned.lines] == [[70.0]]
+
+
+def test_encoders_to_compare_with_stand_beside_vit():
+    rows = {"vit": row("supervised"), "other": row("supervised", depth=None, width=64, patch=None, encoder="resnet10t")}
+    (axis,) = drawn(rows).axes
+    assert {line.get_label() for line in axis.lines} == {"supervised, ViT", "supervised, resnet10t"}
 
 
 def test_rows_are_read_back_as_they_were_written(commands, tmp_path):
@@ -181,6 +209,7 @@ def test_rows_are_read_back_as_they_were_written(commands, tmp_path):
     assert found["scores"][FINETUNED] == 0.5
 
 
-def test_the_page_has_the_table_of_its_rows():
+@pytest.mark.parametrize("study", ["cifar10", "encoders"])
+def test_the_page_has_the_table_of_its_rows(study):
     docs = Path(__file__).resolve().parent.parent / "docs"
-    assert table(methods.read(docs / "scaling" / "cifar10")) in (docs / "scaling.md").read_text()
+    assert table(methods.read(docs / "scaling" / study)) in (docs / "scaling.md").read_text()

@@ -1,7 +1,7 @@
 """The picture of a scaling study: the paper's Figures 3 to 5 (images, compute) and 8 (what makes a model larger)."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib import colormaps
@@ -20,19 +20,27 @@ Curves = Mapping[tuple[str, ...], tuple[Sequence[Point], Mapping[str, Callable[[
 
 
 def scaling(points: Sequence[Point], over_images: Curves, over_compute: Curves) -> Figure:
-    """A row of panels for each score: over images, over compute, and over the operations of an image for models that
-    differ from the smallest in depth, width or patch alone. Thin lines are fitted. The legends are above each column.
+    """Panels of each score: over images, over compute, and over the operations of an image for models that differ from
+    the smallest in depth, width or patch alone.
+
+    Thin lines are fitted. What has a single value gets no panel. The scores stand below each other, with a legend above
+    each column, or side by side where there is one panel for each.
     """
     scores = list(dict.fromkeys(name for point in points for name in point["scores"]))
     scores.sort(key=lambda name: name != FINETUNED)
-    figure, axes = panels(3 * len(scores), 16, 3.7 * len(scores), down=len(scores))
-    for place, name in enumerate(scores):
-        having = [point for point in points if name in point["scores"]]
-        images, compute, models = axes[3 * place : 3 * place + 3]
-        _over_images(images, over_images, name)
-        _over_compute(compute, over_compute, name)
-        _over_models(models, having, name)
-    for axis in (axis for axis in axes[:3] if axis.lines):
+    columns: list[Callable[[Axes, str], None]] = [lambda axis, name: _over_compute(axis, over_compute, name)]
+    if len({point["images"] for point in points} - {None}) > 1:
+        columns.insert(0, lambda axis, name: _over_images(axis, over_images, name))
+    if lines := _by_part(points):
+        columns.append(lambda axis, name: _over_models(axis, lines, name))
+    down, across = (len(scores), len(columns)) if len(columns) > 1 else (1, len(scores))
+    figure, axes = panels(down * across, 5.3 * across, 3.7 * down + (down == 1), down=down)
+    for place, axis in enumerate(axes):
+        columns[place % len(columns)](axis, scores[place // len(columns)])
+    if len(columns) == 1:
+        figure.legend(handles=axes[0].get_legend_handles_labels()[0], loc="outside upper left", ncols=3, frameon=False)
+        return figure
+    for axis in (axis for axis in axes[: len(columns)] if axis.lines):
         axis.legend(fontsize=7, frameon=False, ncols=2, loc="lower left", bbox_to_anchor=(0, 1.02))
     return figure
 
@@ -50,27 +58,45 @@ def _over_images(axis: Axes, curves: Curves, name: str) -> None:
 def _over_compute(axis: Axes, curves: Curves, name: str) -> None:
     for place, (key, curve) in enumerate(curves.items()):
         color = colormaps["tab10"](place % 10)
-        _curve(axis, curve, "flops", name, ", ".join(key), color, "", _MARKERS[place % 8], unit=1e12)
+        label = f"{key[0]}, ViT" if len(key) == 1 and max(map(len, curves)) > 1 else ", ".join(key)
+        _curve(axis, curve, "flops", name, label, color, "", _MARKERS[place % 8], unit=1e12)
     _finish(axis, "operations of pre-training (10¹²)", name)
 
 
-def _over_models(axis: Axes, points: Sequence[Point], name: str) -> None:
-    """Of the most images and steps; encoders to compare with differ in more than one of depth, width and patch."""
+class _Line(NamedTuple):
+    """Models of an objective that differ in one part, with the most images and steps."""
+
+    number: int  # of the objective
+    part: str
+    base: Point  # the smallest model
+    line: Sequence[Point]
+
+
+def _by_part(points: Sequence[Point]) -> list[_Line]:
+    """The lines of two models or more; encoders to compare with differ in more than one part."""
     points = [point for point in points if point["encoder"] is None]
-    objectives = list(dict.fromkeys(point["objective"] for point in points))
-    for objective in objectives:
+    found = []
+    for number, objective in enumerate(dict.fromkeys(point["objective"] for point in points)):
         own = [point for point in points if point["objective"] == objective]
         most = max((point["images"] or np.inf, point["steps"]) for point in own)
         own = [point for point in own if (point["images"] or np.inf, point["steps"]) == most]
         base = min(own, key=lambda point: point["step_flops"])
-        for place, part in enumerate(MODEL):
+        for part in MODEL:
             others = [other for other in MODEL if other != part]
             line = [point for point in own if all(point[other] == base[other] for other in others)]
             if len(line) > 1:
-                number = objectives.index(objective)
-                style, marker, color = _LINES[number % 4], _MARKERS[number % 8], colormaps["tab10"](place)
-                x, y = ([point["step_flops"] / base["step_flops"] for point in line], _per_cent(line, name))
-                axis.plot(x, y, linestyle=style, marker=marker, color=color, label=f"{objective}, {part}")
+                found.append(_Line(number, part, base, line))
+    return found
+
+
+def _over_models(axis: Axes, lines: Sequence[_Line], name: str) -> None:
+    for number, part, base, every in lines:
+        line = [point for point in every if name in point["scores"]]
+        if not line:
+            continue
+        style, marker, color = _LINES[number % 4], _MARKERS[number % 8], colormaps["tab10"](MODEL.index(part))
+        x, label = [point["step_flops"] / base["step_flops"] for point in line], f"{base['objective']}, {part}"
+        axis.plot(x, _per_cent(line, name), linestyle=style, marker=marker, color=color, label=label)
     _finish(axis, "operations of an image, relative to the smallest model", name)
 
 
@@ -106,8 +132,7 @@ def _finish(axis: Axes, xlabel: str, name: str) -> None:
     axis.xaxis.set_minor_locator(NullLocator())
     axis.xaxis.set_major_formatter("{x:,g}")
     tidy(axis, xlabel, f"{name.replace('_', ' ')} (%)", legend=False)
-    if not axis.lines:
-        axis.text(0.5, 0.5, "a single value", transform=axis.transAxes, ha="center")
+    if not axis.lines:  # no point of this column has the score
         return
     shown = np.concatenate([np.asarray(line.get_ydata(), dtype=float) for line in axis.lines])
     room = 0.08 * max(shown.max() - shown.min(), 1)
