@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import prefork
 import pytest
 from command import LIMIT, TINY
 
@@ -22,10 +23,14 @@ def tool(tmp_path):
     """Run a tool as a user would, on a tiny model: tool("pretrain", "recipe.steps=4", …) -> the finished process."""
 
     def run(name, *options, status=0, prefix=(), **environment):
-        command = [*prefix, sys.executable, str(ROOT / "tools" / f"{name}.py"), f"outputs={tmp_path}/outputs", *options]
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=LIMIT, cwd=tmp_path, env={**os.environ, **environment}
-        )
+        options = (f"outputs={tmp_path}/outputs", *options)
+        if prefix or environment:
+            done = subprocess.run(
+                [*prefix, sys.executable, str(ROOT / "tools" / f"{name}.py"), *options], capture_output=True, text=True,
+                timeout=LIMIT, cwd=tmp_path, env={**os.environ, **environment},
+            )  # fmt: skip
+        else:
+            done = prefork.run(name, *options, folder=tmp_path)
         assert done.returncode == status, f"status {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done
 
@@ -36,10 +41,8 @@ def tool(tmp_path):
 def pretrained(tmp_path_factory):
     """The outputs of a tiny pre-training run that has finished; not to be changed."""
     folder = tmp_path_factory.mktemp("pretrained")
-    command = [sys.executable, str(ROOT / "tools" / "pretrain.py"), "outputs=outputs", *TINY]
-    done = subprocess.run(
-        [*command, "encoder.positions=learned_1d"], capture_output=True, text=True, cwd=folder, timeout=LIMIT
-    )
+    options = ("outputs=outputs", *TINY, "encoder.positions=learned_1d")
+    done = prefork.run("pretrain", *options, folder=folder)
     assert done.returncode == 0, done.stderr
     return folder / "outputs"
 

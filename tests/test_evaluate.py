@@ -2,15 +2,14 @@
 
 import json
 import os
-import subprocess
-import sys
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
+import prefork
 import pytest
 import torch
-from command import LIMIT, TINY
+from command import TINY
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
@@ -212,9 +211,8 @@ def test_two_processes_measure_what_one_does(run, tmp_path, capsys):
         return [*options, f"cache={tmp_path}/{name}", f"output={tmp_path}/{name}.json"]
 
     measured(run, *own("one"), tool="knn")
-    command = [sys.executable, str(ROOT / "tools" / "knn.py"), f"outputs={run.parent}", f"checkpoint={run}",
-               *own("two"), "fabric.accelerator=cpu", "fabric.devices=2"]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=LIMIT)
+    two = (f"outputs={run.parent}", f"checkpoint={run}", *own("two"), "fabric.accelerator=cpu", "fabric.devices=2")
+    done = prefork.run("knn", *two, folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout == capsys.readouterr().out
     assert (tmp_path / "two.json").read_text() == (tmp_path / "one.json").read_text()

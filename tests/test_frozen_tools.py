@@ -2,13 +2,12 @@
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
+import prefork
 import pytest
 import torch
-from command import LIMIT, TINY, one_line
+from command import TINY, one_line
 from hydra import compose, initialize_config_dir
 from hydra.errors import InstantiationException
 from omegaconf import OmegaConf
@@ -36,8 +35,7 @@ ROWS = ["layer1_patch_mean", "layer2_patch_mean", "random_layer1_patch_mean", "r
 def run(tmp_path_factory):
     """A tiny pre-training run that has finished."""
     folder = tmp_path_factory.mktemp("run")
-    command = [sys.executable, str(ROOT / "tools" / "pretrain.py"), "outputs=outputs", *TINY, "encoder.dropout=0.1"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=LIMIT)
+    done = prefork.run("pretrain", "outputs=outputs", *TINY, "encoder.dropout=0.1", folder=folder)
     assert done.returncode == 0, done.stderr
     return folder / "outputs" / "masked_patch_synthetic"
 

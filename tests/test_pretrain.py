@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import prefork
 import pytest
 import yaml
 from command import LIMIT, TINY, one_line, start
@@ -103,8 +104,7 @@ def test_a_folder_of_files_that_are_no_images_stops_the_run(tool, tmp_path):
 def run(tmp_path_factory):
     """A tiny run that has ended well, with its output."""
     folder = tmp_path_factory.mktemp("run")
-    command = [sys.executable, str(Path(__file__).parent.parent / "tools/pretrain.py"), "outputs=outputs", *TINY]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=LIMIT)
+    done = prefork.run("pretrain", "outputs=outputs", *TINY, folder=folder)
     assert done.returncode == 0, done.stderr
     return folder, done.stdout
 

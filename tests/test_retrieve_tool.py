@@ -2,15 +2,14 @@
 
 import json
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import prefork
 import pytest
 import torch
-from command import LIMIT, TINY, one_line
+from command import TINY, one_line
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 from PIL import Image
@@ -47,16 +46,10 @@ def album(folder: Path, *, first: int, count: int, classes: tuple[str, ...] = ("
 def made(tmp_path_factory):
     """A folder with a tiny run, an album of 12 and a damaged file, and the store that the tool has made of it."""
     folder = tmp_path_factory.mktemp("made")
-    done = subprocess.run(
-        [sys.executable, str(TOOLS / "pretrain.py"), "outputs=outputs", *TINY],
-        capture_output=True, text=True, cwd=folder, timeout=LIMIT,
-    )  # fmt: skip
+    done = prefork.run("pretrain", "outputs=outputs", *TINY, folder=folder)
     assert done.returncode == 0, done.stderr
     (album(folder / "album", first=0, count=12) / "bee" / "bad.jpg").write_text("no image")
-    done = subprocess.run(
-        [sys.executable, str(TOOLS / "retrieve.py"), "outputs=outputs", "action=index", "store=store", "album"],
-        capture_output=True, text=True, cwd=folder, timeout=LIMIT,
-    )  # fmt: skip
+    done = prefork.run("retrieve", "outputs=outputs", "action=index", "store=store", "album", folder=folder)
     assert done.returncode == 0, done.stderr
     return folder, done
 

@@ -1,0 +1,81 @@
+"""A process that has loaded torch and forks for each tool: a test pays for what a tool does, not for its imports."""
+
+import functools
+import importlib
+import json
+import os
+import runpy
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from command import LIMIT
+
+_SLOW = (
+    "torch",
+    "torchvision.transforms.v2",
+    "lightning_fabric",
+    "hydra",
+)
+
+
+def run(name: str, *options: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """`python tools/NAME.py options…` in a folder; what it prints comes back, and its status.
+
+    TimeoutExpired if it hangs.
+    """
+    server, script = _server(), Path(__file__).parent.parent / "tools" / f"{name}.py"
+    with tempfile.TemporaryDirectory() as temporary:
+        told = [Path(temporary, name) for name in ("stdout", "stderr")]
+        asked = {"arguments": [str(script), *options], "folder": str(folder), "told": list(map(str, told))}
+        server.stdin.write(json.dumps(asked | {"environment": dict(os.environ)}).encode() + b"\n")
+        child = int(server.stdout.readline())
+        ended = bool(select.select([server.stdout], [], [], LIMIT)[0])
+        if not ended:
+            os.kill(child, signal.SIGKILL)
+        status = int(server.stdout.readline())
+        if not ended:
+            raise subprocess.TimeoutExpired([str(script), *options], LIMIT)
+        return subprocess.CompletedProcess([str(script), *options], status, *(file.read_text() for file in told))
+
+
+@functools.cache
+def _server() -> subprocess.Popen[bytes]:
+    """One for the process that runs the tests; it ends when its input does."""
+    command = [sys.executable, "-c", "import prefork; prefork.serve()"]
+    # Without buffers, so that `select` sees all that has not been read.
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+
+
+def serve() -> None:
+    """Fork for each line of the input, and print the child's number and then its exit status.
+
+    What is ours each child loads anew.
+    """
+    for module in _SLOW:
+        importlib.import_module(module)
+    while line := sys.stdin.readline():
+        asked = json.loads(line)
+        child = os.fork()
+        if child == 0:
+            _become(**asked)
+            return
+        print(child, flush=True)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+
+
+def _become(arguments: Sequence[str], folder: str, told: Sequence[str], environment: dict[str, str]) -> None:
+    """The script, as if Python had been started with it."""
+    for descriptor, name in enumerate((os.devnull, *told)):
+        file = os.open(name, os.O_RDWR | os.O_CREAT | os.O_APPEND)
+        os.dup2(file, descriptor)
+        os.close(file)
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(folder)
+    sys.argv, sys.path[0] = list(arguments), os.path.dirname(arguments[0])
+    runpy.run_path(arguments[0], run_name="__main__")
