@@ -15,12 +15,7 @@ from pathlib import Path
 
 from command import LIMIT
 
-_SLOW = (
-    "torch",
-    "torchvision.transforms.v2",
-    "lightning_fabric",
-    "hydra",
-)
+_SLOW = ("torch", "torchvision.transforms.v2", "lightning_fabric", "hydra")
 
 
 def run(name: str, *options: str, folder: Path) -> subprocess.CompletedProcess[str]:

@@ -260,6 +260,9 @@ def test_a_manifest_without_end_and_pipes_are_not_waited_for(tmp_path, monkeypat
         ({"shards": [{"file": "manifest.json"}]}, "is damaged"),
         ({"shards": 3}, "is damaged"),
         ({"encoder": None}, "is damaged"),
+        ({"standard": {"mean": [0.0] * 5}}, "is damaged"),
+        ({"standard": {"mean": [0.0] * 5, "scale": [1.0]}}, "is damaged"),
+        ({"standard": 3}, "is damaged"),
     ],
 )
 def test_a_manifest_that_says_what_is_not_so_is_refused(tmp_path, changes, message):

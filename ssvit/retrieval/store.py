@@ -314,6 +314,8 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
             # A shard lies in the folder, nowhere else.
             if not _has(entry, file=str, count=int, sha256=str) or Path(entry["file"]).name != entry["file"]:
                 raise ValueError
+        if any(values.shape != (manifest["width"],) for values in _standard(manifest) or ()):
+            raise ValueError
         return manifest
     except OSError as error:
         raise StoreError(f"{folder}: no readable manifest.json ({error.strerror}), so it is no store") from None

@@ -15,7 +15,7 @@ from ssvit.evaluation.features import Features, check
 from ssvit.evaluation.neighbours import Neighbours, search_together
 from ssvit.evaluation.precision import mean_average_precision
 from ssvit.evaluation.probes import options
-from ssvit.evaluation.probes.linear import Standard
+from ssvit.evaluation.probes.linear import standardized
 
 _VOTES = 1 << 22  # votes held at a time
 _NEVER = 1 << 30  # the rank of a class without a vote
@@ -74,8 +74,7 @@ class Knn(Probe, options.Knn):
         check(train, test, "a k-NN vote")
         queries, keys = test.values, train.values
         if self.standardize:
-            standard = Standard.of(keys, standardize=True)
-            queries, keys = standard.scaled(queries), standard.scaled(keys)
+            queries, keys = standardized(queries, keys)
         return search_together(queries, keys, self.k[-1], own=own)
 
     def _scores(self, train: Features, test: Features, own: Tensor | None = None) -> dict[int, "Score"]:

@@ -100,6 +100,12 @@ class Standard(NamedTuple):
         return rows
 
 
+def standardized(queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+    """Both (m, d) and (n, d) by the mean and deviation of the keys."""
+    standard = Standard.of(keys, standardize=True)
+    return standard.scaled(queries), standard.scaled(keys)
+
+
 def is_right(logits: Tensor, labels: Tensor) -> Tensor:
     """Whether the highest logit is the label's, and all are finite: logits (r, k, b), labels (b,) -> (r, b)."""
     return (logits.argmax(1) == labels) & logits.isfinite().all(1)

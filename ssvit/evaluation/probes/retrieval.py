@@ -15,7 +15,7 @@ from ssvit.evaluation.base import Probe, Result, check_others
 from ssvit.evaluation.features import Features, check
 from ssvit.evaluation.neighbours import Neighbours, search
 from ssvit.evaluation.probes import options
-from ssvit.evaluation.probes.linear import Standard
+from ssvit.evaluation.probes.linear import standardized
 from ssvit.options import OptionError, UserError, whole
 from ssvit.randomness import permutation
 
@@ -63,8 +63,7 @@ class Retrieval(Probe, options.Retrieval):
         own = rows if leave_one_out else None
         queries, vectors = test.values[rows], train.values
         if self.standardize:
-            standard = Standard.of(vectors, standardize=True)
-            queries, vectors = standard.scaled(queries), standard.scaled(vectors)
+            queries, vectors = standardized(queries, vectors)
         queries, vectors = F.normalize(queries), F.normalize(vectors)
         query_labels, labels = test.known_labels[rows], train.known_labels
         nearest = search(queries, vectors, self.k[-1], own=own)
