@@ -16,7 +16,7 @@ from ssvit.options import UserError
 from ssvit.training import cost, runtime
 from ssvit.training.recipe import Recipe
 
-COST = {"masked_patch": 0.2, "mae": 0.1, "two": 0.05}
+COST = {"masked_patch": 0.2, "mae": 0.1, "dino": 0.4, "two": 0.05}
 
 
 class Commands:
@@ -108,6 +108,23 @@ def test_what_is_there_is_not_made_again(commands, tmp_path):
     with pytest.raises(UserError, match=r"has baselines.json of another protocol: budget 60"):
         compare.tool.call(["objectives=[dino]", "budget=61", "name=c"])
     assert len(commands.asked) == before + 4
+
+
+def test_rows_may_have_been_measured_by_other_probes_but_not_by_the_same_ones_otherwise(commands, tmp_path):
+    protocol = "finetune=[]", "budget=60", "name=c"
+    compare.tool.call(["objectives=[mae]", "evaluate=['probes=[few_shot,knn]','train_images=5']", *protocol])
+    table = tmp_path / "outputs/c/table"
+    row = json.loads((table / "mae_seed0.json").read_text())
+    row["probes"]["few_shot"] = {"column": "5 shot", "chosen": 0.7, "layer": 2, "last": 0.7}
+    (table / "mae_seed0.json").write_text(json.dumps(row))
+    now = "evaluate=['probes=[knn]','train_images=5']"
+    compare.tool.call(["objectives=[mae,dino]", "seeds=2", now, *protocol])
+    text = (table / "table.md").read_text()
+    none, both = "\N{EN DASH}", "50.0 ± 0.0 (layer 1/1; last 40.0 ± 0.0)"
+    assert f"| dino | 2 | {both} | {none} | {none} |" in text
+    assert f"| mae | 2 | {both} | 70.0 (layer 2), 1 of 2 seeds | {none} |" in text
+    with pytest.raises(UserError, match="of another protocol: evaluate"):
+        compare.tool.call(["objectives=[mae]", "evaluate=['probes=[knn]','train_images=6']", *protocol])
 
 
 def test_a_method_of_two_stages_shares_the_budget(commands, tmp_path):

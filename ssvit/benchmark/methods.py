@@ -14,6 +14,8 @@ from ssvit.data.batch import Batch
 from ssvit.models.vit import ViT
 from ssvit.objectives.base import Objective
 from ssvit.objectives.dino import Dino
+from ssvit.objectives.ibot import IBot
+from ssvit.objectives.latent import Latent
 from ssvit.objectives.mae import MAE
 from ssvit.objectives.masked_patch import MaskedPatch
 from ssvit.objectives.masking import Masking
@@ -23,6 +25,7 @@ from ssvit.objectives.targets import MeanColor, Pixels, Target
 MASKED = 0.75  # of a masked autoencoder's patches
 SIMMIM: dict[str, Any] = {"corrupted": 0.6, "mask": 1.0, "replace": 0.0, "keep": 0.0, "unit": 2}
 DINO = {"prototypes": 1024, "hidden": 512, "bottleneck": 128}
+LATENT: dict[str, Any] = {"masks": 4, "decoder": {"depth": 3, "width": 128, "kernel": 3, "groups": 16}}
 SIMCLR = {"hidden": 512, "projection": 128}
 TEMPERATURE = 0.2  # SimCLR's
 
@@ -36,16 +39,16 @@ def ours(size: Size, objective: str) -> Objective:
         depth=size.depth,
         heads=size.heads,
         stem=None if size.stem is None else {"layers": size.stem, "width": 64},
-        pooling="patch_mean" if objective == "simclr" else "class_token",
+        pooling="patch_mean" if objective in ("simclr", "latent") else "class_token",
     )
     return _OURS[objective](encoder, size)
 
 
 def batch_of(size: Size, objective: str, images: int) -> Batch:
-    """So many images with the views that the objective takes, uint8: DINO's are global and local, SimCLR's global."""
-    if objective not in ("dino", "simclr"):
+    """So many images, uint8, with the views of the objective: SimCLR's are global, DINO's and iBOT's local too."""
+    if objective not in ("dino", "ibot", "simclr"):
         return Batch.of(scenes(images, (size.image_size, size.image_size), seed=0))
-    groups = {"global": (size.image_size, 2)} | ({"local": size.local} if objective == "dino" else {})
+    groups = {"global": (size.image_size, 2)} | ({} if objective == "simclr" else {"local": size.local})
     views = {
         name: scenes(images * count, (side, side), seed=seed).unflatten(0, (images, count))
         for seed, (name, (side, count)) in enumerate(groups.items())
@@ -77,6 +80,8 @@ _OURS: dict[str, Callable[[ViT, Size], Objective]] = {
         target=cast(Target, Pixels(patch_size=size.patch_size, loss="l1")),
     ),
     "mae": lambda encoder, size: MAE(encoder=encoder, masked=MASKED, decoder=decoder(size)),
+    "latent": lambda encoder, size: Latent(encoder=encoder, layers=min(4, size.depth), **LATENT),
     "dino": lambda encoder, _: Dino(encoder=encoder, **DINO),
+    "ibot": lambda encoder, _: IBot(encoder=encoder, **DINO),
     "simclr": lambda encoder, _: SimCLR(encoder=encoder, temperature=TEMPERATURE, **SIMCLR),
 }

@@ -35,7 +35,7 @@ SIZES = {
     "small": Size(32, 4, 192, 6, 3, {"cpu": 64, "cuda": 4096}, _LIGHT, (16, 4)),
 }
 
-OBJECTIVES = ("masked_patch", "masked_patch_decoder", "simmim", "mae", "dino", "simclr")
+OBJECTIVES = ("masked_patch", "masked_patch_decoder", "simmim", "mae", "latent", "dino", "ibot", "simclr")
 
 
 @dataclass(frozen=True, kw_only=True)

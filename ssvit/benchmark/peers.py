@@ -257,6 +257,39 @@ class LightlyDINO(Peer):
         update_momentum(self.head, self.teacher_head, m=0.996)
 
 
+class LightlyIBOT(LightlyDINO):
+    """iBOT with lightly's masked encoder, block masks, head and losses. One head serves images and patches."""
+
+    def __init__(self, size: Size) -> None:
+        from lightly.loss import IBOTPatchLoss
+        from lightly.models.modules import MaskedVisionTransformerTIMM
+        from lightly.models.utils import deactivate_requires_grad
+
+        super().__init__(size)
+        self.model = MaskedVisionTransformerTIMM(vit=_timm(size, dynamic_img_size=True))
+        self.teacher = copy.deepcopy(self.model)
+        deactivate_requires_grad(self.teacher)
+        self.patch_criterion = IBOTPatchLoss(output_dim=DINO["prototypes"])
+
+    def forward(self, batch: Batch, noise: Any, scheduled: Mapping[str, Tensor] = NOTHING) -> dict[str, Tensor]:
+        """The loss alone."""
+        from lightly.models.utils import random_block_mask
+
+        images = rearrange(batch.views["global"], "b v c h w -> (v b) c h w")
+        local = rearrange(batch.views["local"], "b v c h w -> (v b) c h w")
+        # As in its example, but for small grids, in which its least block of 4 patches may not fit.
+        blocks = random_block_mask((len(images), *_grid(self.size)), min_num_masks_per_block=1, device=images.device)
+        mask = F.pad(blocks.flatten(1), (1, 0))  # the class token is never hidden
+        with torch.no_grad():
+            features = self.teacher.encode(images)
+            teacher, teacher_patches = self.teacher_head(features[:, 0]), self.teacher_head(features[mask])
+        features = self.model.encode(images, mask=mask)
+        student, patches = self.head(features[:, 0]), self.head(features[mask])
+        student = torch.cat([student, self.head(self.model.encode(local)[:, 0])])
+        views = self.criterion(teacher.chunk(2), student.chunk(2 + batch.views["local"].shape[1]))
+        return {"loss": views + self.patch_criterion(teacher_patches, patches, blocks)}
+
+
 class LightlySimCLR(Peer):
     """SimCLR with lightly's head and loss and timm's encoder, view by view."""
 
@@ -395,6 +428,11 @@ PEERS: dict[str, dict[str, Callable[[Size], Objective]]] = {
     "dino": {
         "timm + lightly DINO": LightlyDINO,
         "timm + lightly DINO, plain attention": lambda size: plain(LightlyDINO(size)),
+    },
+    "latent": {},
+    "ibot": {
+        "timm + lightly iBOT": LightlyIBOT,
+        "timm + lightly iBOT, plain attention": lambda size: plain(LightlyIBOT(size)),
     },
     "simclr": {
         "timm + lightly SimCLR": LightlySimCLR,

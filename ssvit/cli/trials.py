@@ -18,6 +18,7 @@ from ssvit.evaluation import methods
 from ssvit.options import OptionError, whole
 
 _ELSEWHERE = ("data.root", "workers", "loader_timeout", "fabric")  # options that change no figure
+_PROBES = "probes="  # which of them there are: none changes another's figures
 _REPORTED = ("test/accuracy", "validation/accuracy", "test/map", "validation/map")
 
 
@@ -34,7 +35,7 @@ def check(plain: Plain, names: Sequence[str] = ()) -> None:
 class Trials:
     """The runs of a study and its table. own: options of the study itself; every other typed one goes to pre-training.
 
-    protocol: what is alike in all rows. OptionError if the table has rows of another one.
+    protocol: what is alike in all rows. OptionError if the table has rows of another one; they may have other probes.
     """
 
     def __init__(self, plain: Plain, own: Sequence[str], protocol: Mapping[str, Any]) -> None:
@@ -53,9 +54,8 @@ class Trials:
             "threads": plain["threads"],
         }
         for name, row in methods.read(self.table).items():
-            if different := next(
-                (key for key in self.protocol if row["protocol"].get(key) != self.protocol[key]), None
-            ):
+            differ = (key for key in self.protocol if not _alike(row["protocol"].get(key), self.protocol[key]))
+            if different := next(differ, None):
                 found = row["protocol"].get(different)
                 raise OptionError("table", str(self.table), f"has {name}.json of another protocol: {different} {found}")
         for folder in (self.folder, self.table):
@@ -124,6 +124,13 @@ class Trials:
         if process.returncode:
             raise Failure(f"{command} {' '.join(options)}: did not end; the same command goes on", process.returncode)
         return output or ""
+
+
+def _alike(found: Any, own: Any) -> bool:
+    """Whether two parts of protocols are the same, but for the list of probes."""
+    if isinstance(found, list) and isinstance(own, list):
+        found, own = ([option for option in part if not option.startswith(_PROBES)] for part in (found, own))
+    return bool(found == own)
 
 
 def schedule(steps: int, seed: int) -> list[str]:

@@ -92,7 +92,7 @@ def table(rows: Mapping[str, Row]) -> str:
     accuracies = [["objective", "seeds", *columns.values(), "fine-tuned"]]
     for name in order:
         found = by_objective[name]
-        cells = [_cell([one["probes"][probe] for one in found]) for probe in columns]
+        cells = [_measured(probe, found) for probe in columns]
         tuned = [one["finetuned"] for one in found if "finetuned" in one]
         accuracies.append([name, str(len(found)), *cells, spread(tuned) if tuned else _NONE])
     if base := rows.get(BASELINES):
@@ -177,6 +177,14 @@ def _views(augmentation: Mapping[str, Any]) -> str:
     values = {name: augmentation.get(name, 0) for name in _CHANGES}
     changes = [name for name, value in values.items() if max(value if isinstance(value, Sequence) else [value]) > 0]
     return ", ".join([f"{count}: crop", *changes])
+
+
+def _measured(probe: str, rows: Sequence[Row]) -> str:
+    """The cell of a probe, which rows that were made before it lack."""
+    having = [row["probes"][probe] for row in rows if probe in row["probes"]]
+    if not having:
+        return _NONE
+    return _cell(having) + (f", {len(having)} of {len(rows)} seeds" if len(having) < len(rows) else "")
 
 
 def _cell(found: Sequence[Mapping[str, Any]]) -> str:

@@ -48,8 +48,8 @@ def points(rows: Mapping[str, Row]) -> list[dict[str, Any]]:
     """A point for each place of the grid and objective, means over seeds.
 
     Its axes; encoder: the name of one to compare with, else None; flops: of the whole pre-training; step_flops: of one
-    image; scores: by probe the accuracy at the chosen layer, after fine-tuning, if there was any, and of what learned
-    from labels the accuracy of that.
+    image; scores: by probe (those that all seeds have) the accuracy at the chosen layer, after fine-tuning, if there
+    was any, and of what learned from labels the accuracy of that.
     """
     grouped = defaultdict(list)
     for row in rows.values():
@@ -58,7 +58,8 @@ def points(rows: Mapping[str, Row]) -> list[dict[str, Any]]:
     found = []
     for same in grouped.values():
         first = same[0]
-        scores = {name: [row["probes"][name]["chosen"] for row in same] for name in first["probes"]}
+        common = [name for name in first["probes"] if all(name in row["probes"] for row in same)]
+        scores = {name: [row["probes"][name]["chosen"] for row in same] for name in common}
         for name, part in ((FINETUNED, "finetuned"), (SUPERVISED, "supervised")):
             if all(part in row for row in same):
                 scores[name] = [row[part] for row in same]
