@@ -123,6 +123,10 @@ def test_rows_may_have_been_measured_by_other_probes_but_not_by_the_same_ones_ot
     none, both = "\N{EN DASH}", "50.0 ± 0.0 (layer 1/1; last 40.0 ± 0.0)"
     assert f"| dino | 2 | {both} | {none} | {none} |" in text
     assert f"| mae | 2 | {both} | 70.0 (layer 2), 1 of 2 seeds | {none} |" in text
+    # The order is that of the first probe that all rows have, whichever row comes first.
+    row["probes"] = {"few_shot": row["probes"]["few_shot"], "knn": row["probes"]["knn"]}
+    ordered = methods.table({"a": row, "b": json.loads((table / "dino_seed0.json").read_text())})
+    assert ordered.splitlines()[0] == "| objective | seeds | few_shot (5 shot) | knn (20-NN) | fine-tuned |"
     with pytest.raises(UserError, match="of another protocol: evaluate"):
         compare.tool.call(["objectives=[mae]", "evaluate=['probes=[knn]','train_images=6']", *protocol])
 

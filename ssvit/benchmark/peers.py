@@ -235,12 +235,16 @@ class LightlyDINO(Peer):
         heads = (
             DINOProjectionHead(size.width, DINO["hidden"], DINO["bottleneck"], DINO["prototypes"]) for _ in range(2)
         )
-        self.model = _timm(size, global_pool="token", dynamic_img_size=True)
+        self.model = self._student(size)
         self.teacher = copy.deepcopy(self.model)
         self.head, self.teacher_head = heads
         for teacher in (self.teacher, self.teacher_head):
             deactivate_requires_grad(teacher)
         self.criterion = DINOLoss(output_dim=DINO["prototypes"])
+
+    def _student(self, size: Size) -> Any:
+        """The student's encoder."""
+        return _timm(size, global_pool="token", dynamic_img_size=True)
 
     def forward(self, batch: Batch, noise: Any, scheduled: Mapping[str, Tensor] = NOTHING) -> dict[str, Tensor]:
         """The loss alone."""
@@ -262,14 +266,15 @@ class LightlyIBOT(LightlyDINO):
 
     def __init__(self, size: Size) -> None:
         from lightly.loss import IBOTPatchLoss
-        from lightly.models.modules import MaskedVisionTransformerTIMM
-        from lightly.models.utils import deactivate_requires_grad
 
         super().__init__(size)
-        self.model = MaskedVisionTransformerTIMM(vit=_timm(size, dynamic_img_size=True))
-        self.teacher = copy.deepcopy(self.model)
-        deactivate_requires_grad(self.teacher)
         self.patch_criterion = IBOTPatchLoss(output_dim=DINO["prototypes"])
+
+    def _student(self, size: Size) -> Any:
+        """The student's encoder, which takes masks."""
+        from lightly.models.modules import MaskedVisionTransformerTIMM
+
+        return MaskedVisionTransformerTIMM(vit=_timm(size, dynamic_img_size=True))
 
     def forward(self, batch: Batch, noise: Any, scheduled: Mapping[str, Tensor] = NOTHING) -> dict[str, Tensor]:
         """The loss alone."""

@@ -54,8 +54,8 @@ class Trials:
             "threads": plain["threads"],
         }
         for name, row in methods.read(self.table).items():
-            differ = (key for key in self.protocol if not _alike(row["protocol"].get(key), self.protocol[key]))
-            if different := next(differ, None):
+            theirs, ours = _without_probes(row["protocol"]), _without_probes(self.protocol)
+            if different := next((key for key in ours if theirs.get(key) != ours[key]), None):
                 found = row["protocol"].get(different)
                 raise OptionError("table", str(self.table), f"has {name}.json of another protocol: {different} {found}")
         for folder in (self.folder, self.table):
@@ -126,11 +126,10 @@ class Trials:
         return output or ""
 
 
-def _alike(found: Any, own: Any) -> bool:
-    """Whether two parts of protocols are the same, but for the list of probes."""
-    if isinstance(found, list) and isinstance(own, list):
-        found, own = ([option for option in part if not option.startswith(_PROBES)] for part in (found, own))
-    return bool(found == own)
+def _without_probes(protocol: Mapping[str, Any]) -> dict[str, Any]:
+    """A protocol without its list of probes."""
+    options = protocol.get("evaluate", [])
+    return {**protocol, "evaluate": [option for option in options if not option.startswith(_PROBES)]}
 
 
 def schedule(steps: int, seed: int) -> list[str]:

@@ -83,12 +83,12 @@ def table(rows: Mapping[str, Row]) -> str:
     for name, row in rows.items():
         if name != BASELINES:
             by_objective[row["objective"]].append(row)
-    probes = [found[0]["probes"] for found in by_objective.values()]
+    probes = [row["probes"] for found in by_objective.values() for row in found]
     columns = {name: f"{name} ({one['column']})" for found in probes for name, one in found.items()}
-    first = next(iter(columns), "")
-    order = sorted(
-        by_objective, key=lambda name: -statistics.fmean(row["probes"][first]["chosen"] for row in by_objective[name])
-    )
+    common = [name for name in columns if all(name in found for found in probes)]
+    order = list(by_objective)
+    if common:
+        order.sort(key=lambda name: -statistics.fmean(row["probes"][common[0]]["chosen"] for row in by_objective[name]))
     accuracies = [["objective", "seeds", *columns.values(), "fine-tuned"]]
     for name in order:
         found = by_objective[name]
