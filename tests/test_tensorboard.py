@@ -6,6 +6,7 @@ from tensorboard.backend.event_processing.data_provider import MultiplexerDataPr
 from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
 from tensorboard.plugins import base_plugin
 from tensorboard.plugins.hparams import api_pb2, backend_context, list_session_groups
+from tensorboard.summary.writer import event_file_writer
 from tensorboard.util import tensor_util
 
 from ssvit.training.loggers.tensorboard import TensorBoard, lines
@@ -48,8 +49,12 @@ def test_a_metric_keeps_its_card_where_the_curve_is_missing():
 
 
 @pytest.fixture
-def board(tmp_path):
-    """A run of nine steps that was killed after step 5 and went on after step 3, as TensorBoard reads it."""
+def board(tmp_path, monkeypatch):
+    """A run of nine steps that was killed after step 5 and went on after step 3, as TensorBoard reads it.
+
+    Both in one process and perhaps one second, with files numbered from 9: by their names alone 14 is before 9.
+    """
+    monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(9))
     run = tmp_path / "run"
     run.mkdir()
     for first, last in ((0, 5), (3, 9)):

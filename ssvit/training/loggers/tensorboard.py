@@ -6,6 +6,7 @@ written under the curve's name into a subfolder of the run's with the baseline's
 
 import re
 import threading
+import time
 from collections.abc import Mapping
 
 import numpy
@@ -54,7 +55,12 @@ class TensorBoard(Logger):
         self._open("")
 
     def _open(self, line: str) -> None:
-        self._boards[line] = SummaryWriter(str(self.folder / line), purge_step=self._purge_step)
+        folder = self.folder / line
+        # TensorBoard reads files in the order of their names: second, host, process, number, where 10 is before 9. So
+        # two files of one folder need different seconds.
+        while any(folder.glob(f"events.out.tfevents.{int(time.time()):010d}.*")):
+            time.sleep(0.05)
+        self._boards[line] = SummaryWriter(str(folder), purge_step=self._purge_step)
 
     def record(self, step: int, row: Mapping[str, float]) -> None:
         for line, metrics in lines(row).items():
