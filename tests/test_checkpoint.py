@@ -350,7 +350,14 @@ def test_a_run_stands_for_its_newest_checkpoint(tmp_path):
         assert all(torch.equal(found[name], newest[name]) for name in newest)
     assert not torch.equal(found["patch.weight"], older["patch.weight"])
     (tmp_path / "empty").mkdir()
-    for path, said in ((tmp_path / "empty", "holds no checkpoint"), (tmp_path / "none", "no such folder")):
+    (tmp_path / "export").mkdir()
+    (tmp_path / "export" / "model.safetensors").touch()
+    for name, said in (
+        ("empty", r"\(a folder step_…\)$"),
+        ("export", "its file model.safetensors"),
+        ("none", "no such"),
+    ):
+        path = tmp_path / name
         for load in (storage.load_encoder, storage.load_classifier):
             with pytest.raises(OptionError, match=said):
                 load(path)

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from ssvit.checkpoints import storage
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.exchange import card
-from ssvit.exchange.options import Export
+from ssvit.exchange.options import FORMATS, Export
 from ssvit.models import options as models
 from ssvit.models.vit import ViT
 from ssvit.options import OptionError
@@ -123,6 +123,32 @@ def test_transformers_opens_a_classifier_and_prepares_pictures(tmp_path):
     found = model(**prepared).logits
     assert (found - ours.logits(picture[None])).abs().max() < LIMIT
     assert [model.config.id2label[i] for i in range(3)] == list(CLASSES)
+
+
+ROTARY = {"positions": "rotary", "registers": 2, "layer_scale": 0.5, "norm_epsilon": 1e-5}
+SQUARE = {"layer_scale": 0.5, "mlp_width": 96, "image_size": [32, 32]}
+
+
+@pytest.mark.parametrize(
+    ("format", "made"),
+    [
+        *((format, made) for format in FORMATS for made in (encoder(), classifier())),
+        *(("huggingface", encoder(**changes)) for changes in (SQUARE, {**SQUARE, "registers": 3}, ROTARY)),
+    ],
+)
+@torch.no_grad()
+def test_the_example_in_the_card_opens_the_export(format, made, tmp_path, monkeypatch):
+    folder, _ = written(made, tmp_path, format)
+    _, _, code = (folder / "README.md").read_text().partition("```python\n")
+    own = made if isinstance(made, ViT) else made.encoder
+    pixels = (images(own.image_size) * 255).to(torch.uint8)
+    x = pixels / 255
+    given = {"onnx": x.numpy(), "timm": own.normalise(x)}.get(format, x)
+    names = {"images": given, "pictures": [picture.permute(1, 2, 0).numpy() for picture in pixels]}
+    monkeypatch.chdir(folder)
+    exec(code.partition("```")[0].replace("FOLDER", "."), names)  # as a reader of the card would
+    found, expected = (names["tokens"], made(x)) if own is made else (names["logits"], made.logits(x))
+    assert (torch.as_tensor(found) - expected).abs().max() < 1e-4
 
 
 def test_a_classifier_by_sigmoid_says_how_its_logits_are_meant(tmp_path):

@@ -133,7 +133,9 @@ def _locate(given: str | Path) -> Path:
             right = "no such folder; give that of a checkpoint (step_…) or of its run, or a file of foreign weights"
             raise OptionError("checkpoint", given, right)
         if not (checkpoints := manifest.complete(path)):
-            raise OptionError("checkpoint", given, "holds no checkpoint (a folder step_…)")
+            weights = sorted(file.name for file in path.iterdir() if file.suffix in files.FORMATS)
+            instead = f"; give its file {weights[0]}" if weights else ""
+            raise OptionError("checkpoint", given, f"holds no checkpoint (a folder step_…){instead}")
     except OSError as error:
         raise OptionError("checkpoint", given, f"cannot be read ({error.strerror})") from None
     return checkpoints[-1]

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from ssvit.exchange import front_matter
+from ssvit.exchange import front_matter, huggingface
 from ssvit.exchange.layout import per_channel
 from ssvit.exchange.options import GRAPHS, INPUTS, Export
 from ssvit.options import pair
@@ -34,7 +34,7 @@ from safetensors.torch import load_file
 from ssvit.models.vit import ViT
 
 encoder = ViT(**json.load(open("config.json"))["encoder"])
-encoder.load_state_dict({{k[8:]: v for k, v in load_file("model.safetensors").items() if k.startswith("encoder.")}})
+encoder.load_state_dict({{k[8:]: v for k, v in load_file("model.safetensors").items()}})
 tokens = encoder.eval()(images)  # (b, {shape}), in [0, 1] or uint8""",
     "timm": """import timm
 
@@ -43,8 +43,28 @@ tokens = model.forward_features(images)  # (b, {shape}), less mean, over std""",
     "huggingface": """from transformers import AutoImageProcessor, {type}
 
 model = {type}.from_pretrained("{place}"{extra}).eval()
-images = AutoImageProcessor.from_pretrained("{place}")(pictures, return_tensors="pt")
-found = model(**images)""",
+inputs = AutoImageProcessor.from_pretrained("{place}")(pictures, return_tensors="pt")
+tokens = model(**inputs).last_hidden_state""",
+}
+_OPEN_CLASSIFIER = _OPEN | {
+    "safetensors": """import json
+from safetensors.torch import load_file
+from ssvit.models.vit import ViT
+from ssvit.objectives.classify import Classify
+
+facts = json.load(open("config.json"))
+model = Classify(encoder=ViT(**facts["encoder"]), **facts["classifier"])
+model.load_state_dict(load_file("model.safetensors"))
+logits = model.eval()(images)  # (b, {shape}), in [0, 1] or uint8""",
+    "timm": """import timm
+
+model = timm.create_model("{timm}", pretrained=True).eval()
+logits = model(images)  # (b, {shape}), less mean, over std""",
+    "huggingface": """from transformers import AutoImageProcessor, {type}
+
+model = {type}.from_pretrained("{place}").eval()
+inputs = AutoImageProcessor.from_pretrained("{place}")(pictures, return_tensors="pt")
+logits = model(**inputs).logits""",
 }
 
 
@@ -59,12 +79,13 @@ def write(
     """
     channels, (height, width) = encoder["channels"], pair("image_size", encoder["image_size"])
     mean, std = (per_channel(encoder[name], channels) for name in ("mean", "std"))
-    code = _OPEN[options.format].format(
-        outputs="logits" if classes else "tokens, features",
+    kind = huggingface.architecture(encoder, is_classifier=bool(classes))
+    code = (_OPEN_CLASSIFIER if classes else _OPEN)[options.format].format(
+        outputs="(logits,)" if classes else "tokens, features",
         input=INPUTS[options.input],
         shape=f"{channels}, {height}, {width}",
-        type="ViTForImageClassification" if classes else "ViTModel",
-        extra="" if classes else ", add_pooling_layer=False",
+        type=kind,
+        extra=", add_pooling_layer=False" if kind == "ViTModel" else "",
         place=options.push or "FOLDER",
         timm=f"hf-hub:{options.push}" if options.push else "local-dir:FOLDER",
     )
@@ -79,8 +100,8 @@ def write(
         "Training": _table(learned),
         "Measured": _table(results),
     }
-    kind = "that names classes" if classes else "without a head"
-    model = f"A Vision Transformer {kind}, exported by ssvit as {options.format}, from step {step}."
+    head = "that names classes" if classes else "without a head"
+    model = f"A Vision Transformer {head}, exported by ssvit as {options.format}, from step {step}."
     name = options.push.partition("/")[2] if options.push else run.name
     matter = front_matter.write(
         name=name,

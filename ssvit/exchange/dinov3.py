@@ -151,7 +151,6 @@ def huggingface_export(encoder: "ViT") -> tuple[Layout, dict[str, Any]]:
     """The layout to write, and the config.json that from_pretrained reads."""
     gated = encoder.arguments["mlp"] == "swiglu"
     config = huggingface.config(encoder, ()) | {
-        "architectures": ["DINOv3ViTModel"],
         "model_type": "dinov3_vit",
         "layerscale_value": encoder.arguments["layer_scale"],
         "num_register_tokens": encoder.arguments["registers"],

@@ -65,14 +65,21 @@ def lacks(arguments: Mapping[str, Any], classifier: Mapping[str, object] | None)
     return None
 
 
+def architecture(arguments: Mapping[str, Any], *, is_classifier: bool) -> str:
+    """The class of transformers that opens an export of an encoder with these arguments."""
+    if arguments["positions"] == "rotary":
+        return "DINOv3ViTModel"
+    if is_dinov2(arguments):
+        return "Dinov2WithRegistersModel" if arguments["registers"] else "Dinov2Model"
+    return "ViTForImageClassification" if is_classifier else "ViTModel"
+
+
 def config(encoder: "ViT", classes: Sequence[str], *, multi_label: bool = False) -> dict[str, Any]:
     """The config.json that from_pretrained reads, without classes of the encoder alone."""
     labels = {str(label): name for label, name in enumerate(classes)}
     hidden, count = encoder.blocks[0].contract.in_features, encoder.arguments["registers"]
     kind: dict[str, Any] = {"model_type": "vit"}
-    model = "ViTForImageClassification" if classes else "ViTModel"
     if is_dinov2(encoder.arguments):
-        model = "Dinov2WithRegistersModel" if count else "Dinov2Model"
         kind = {
             "model_type": "dinov2_with_registers" if count else "dinov2",
             "mlp_ratio": hidden // encoder.width,
@@ -81,7 +88,7 @@ def config(encoder: "ViT", classes: Sequence[str], *, multi_label: bool = False)
             **({"num_register_tokens": count} if count else {}),
         }
     return {
-        "architectures": [model],
+        "architectures": [architecture(encoder.arguments, is_classifier=bool(classes))],
         **kind,
         "hidden_size": encoder.width,
         "num_hidden_layers": len(encoder.blocks),
