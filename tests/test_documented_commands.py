@@ -1,0 +1,78 @@
+"""Every command on the pages is one that ssvit takes: its options exist, and what must be given is given."""
+
+import re
+import shlex
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import exported
+import numpy
+import pytest
+import torch
+from PIL import Image
+from safetensors.numpy import load_file
+
+from ssvit.cli.main import COMMANDS, find
+from ssvit.exchange import hub
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+WRITTEN = re.compile(r"^    (?:\w+=\S+ )*(?:ssvit |(?:python|torchrun .*) tools/)(.+)$", re.MULTILINE)
+FIRST_EDITION = Path(__file__).parent / "fixtures" / "first_edition" / "outputs"
+FLAGS = {"--help", "--help-all", "--dry-run"}
+# What a word of the pages stands for, where the folder below has nothing of its name.
+MEANT = {"checkpoint=PATH": "checkpoint=RUN", "checkpoint=FILE": "checkpoint=scratch"}
+
+
+def documented() -> dict[str, list[str]]:
+    """The name of the command, or of its file in tools/, and its options, by the command as the pages have it.
+
+    Those with configurations of the reader's own (--config-dir) and of sweeps (-m) have tests of their own.
+    """
+    found = {}
+    for page in PAGES:
+        for line in WRITTEN.findall(page.read_text().replace("\\\n", " ")):
+            arguments = [word for word in shlex.split(line, comments=True) if word not in FLAGS]
+            arguments[0] = arguments[0].removesuffix(".py")
+            if not {"--config-dir", "-m"} & set(arguments):
+                found[shlex.join(arguments)] = arguments
+    return found
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder in which everything lies that the pages name."""
+    place = tmp_path_factory.mktemp("reader")
+    run = FIRST_EDITION / "masked_patch_synthetic"
+    shutil.copytree(FIRST_EDITION, place / "outputs")
+    for name in ("RUN", "OTHER_RUN", "outputs/RUN", "outputs/masked_patch_folder", "outputs/mae/best"):
+        shutil.copytree(run, place / name)
+    for label in ("cat", "dog"):
+        (place / "PATH" / label).mkdir(parents=True)
+        for number in range(4):
+            Image.new("RGB", (8, 8), (60 * number, 0, 0)).save(place / "PATH" / label / f"{number}.png")
+    foreign, _ = exported.written(exported.encoder(width=192, heads=3, depth=1), place, "timm")
+    weights = load_file(foreign / "model.safetensors")
+    numpy.savez(place / "vit_b16.npz", **weights)
+    for name in ("dinov2_vits14_reg4_pretrain.pth", "dinov2_vits14.pth", "mae.pth"):
+        torch.save({name: torch.from_numpy(value) for name, value in weights.items()}, place / name)
+    (place / "bands.yaml").write_text("mean: [0.4, 0.5, 0.6]\nstd: [0.2, 0.2, 0.2]\n")
+    return place
+
+
+@pytest.mark.parametrize("command", documented())
+def test_a_command_of_the_pages_is_taken(command, folder, monkeypatch):
+    name, *arguments = documented()[command]
+    assert name in COMMANDS
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(hub, "fetch", lambda _: folder / "vit_b16.npz")
+    composed = []
+    tool = replace(find(name), run=lambda config, plain: composed.append(plain))
+    tool.call([MEANT.get(argument, argument) for argument in arguments])
+    assert composed
+
+
+def test_the_pages_have_commands_of_each_kind():
+    named = {words[0] for words in documented().values()}
+    assert named >= {"pretrain", "finetune", "evaluate", "few-shot", "linear-probe", "knn", "retrieve", "compare"}
