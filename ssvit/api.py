@@ -7,6 +7,7 @@ with the line that the command prints. Environment, signal handlers and torch's 
 
 import contextlib
 import json
+import numbers
 import os
 import re
 import sys
@@ -16,7 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ssvit.options import UserError
+from ssvit.options import OptionError, UserError
 from ssvit.training.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -174,6 +175,8 @@ def _checkpoint(given: "str | Path | Run", outputs: Any) -> str:
     """What the option checkpoint= takes: a path, which may be that of a run of this name in `outputs`."""
     if isinstance(given, Run):
         return str(given.folder)
+    if not isinstance(given, str | os.PathLike):
+        raise OptionError("checkpoint", given, "must be a run, a path or newest")
     named = Path(outputs) / given
     return str(named if not Path(given).exists() and named.exists() else given)
 
@@ -195,10 +198,10 @@ def _call(tool: "Tool", options: dict[str, Any], verbose: bool, config_dir: str 
 
 
 def _flat(options: Mapping[str, object]) -> Iterator[tuple[str, Any]]:
-    """Options by their full names."""
+    """Options by their full names; a dictionary within a group's is the value of one, or changes a part of it."""
     for name, value in options.items():
-        if isinstance(value, Mapping):
-            yield from _flat({f"{name}.{inner}": of for inner, of in value.items()})
+        if isinstance(value, Mapping) and "." not in name:
+            yield from ((f"{name}.{inner}", of) for inner, of in value.items())
         else:
             yield name, value
 
@@ -209,12 +212,16 @@ def _written(value: object) -> str:
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, list | tuple):
         return f"[{','.join(map(_written, value))}]"
-    if isinstance(value, int | float):
-        return repr(value)
+    if isinstance(value, Mapping):
+        return f"{{{','.join(f'{name}:{_written(of)}' for name, of in value.items())}}}"
+    if isinstance(value, numbers.Real):  # NumPy's numbers, too
+        return repr(int(value) if isinstance(value, numbers.Integral) else float(value))
+    if isinstance(value, Run):
+        value = value.folder
     text = os.fspath(value) if isinstance(value, os.PathLike) else value
     if not isinstance(text, str):
         raise UserError(
-            f"{value!r}: an option must be a string, a path, a number, a flag, None, a list or a dictionary"
+            f"{value!r}: an option must be a string, a path, a run, a number, a flag, None, a list or a dictionary"
         )
     if _BARE.fullmatch(text) and not _NUMBER_OR_WORD.fullmatch(text):
         return text

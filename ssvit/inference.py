@@ -24,7 +24,7 @@ from ssvit.models import encoder as encoders
 from ssvit.models.options import PATCHES
 from ssvit.objectives.classify import Classify
 from ssvit.objectives.options import MULTI_LABEL
-from ssvit.options import OptionError
+from ssvit.options import OptionError, whole
 
 Picture = str | os.PathLike[str] | PILImage.Image | np.ndarray | Tensor
 Pictures = Picture | Sequence[Picture]
@@ -92,23 +92,37 @@ class _Model:
         device: str,
         batch_size: int,
     ) -> None:
-        self.module, self.transform, self.batch_size = module.to(device).eval(), transform, batch_size
-        self.pixels = pixels
-        self.device = torch.device(device)
+        whole("batch_size", batch_size)
+        try:
+            self.device = torch.device(device)
+            self.module = module.to(self.device).eval()
+        except (RuntimeError, TypeError, AssertionError) as error:  # no such name, or no such device here
+            right = f"must be a device of this machine, as cpu or cuda:0 ({' '.join(str(error).split())[:100]})"
+            raise OptionError("device", device, right) from None
+        self.transform, self.batch_size, self.pixels = transform, batch_size, pixels
 
     def prepare(self, images: Pictures) -> Tensor:
-        """Pictures as the model takes them, resized and cropped: -> (b, c, h, w), uint8 or float32 in [0, 1]."""
+        """Pictures as the model takes them, resized and cropped: -> (b, c, h, w), uint8 or float32 in [0, 1].
+
+        OptionError if there is none.
+        """
         return torch.cat(list(self._batches(images)))
 
     def _batches(self, images: Pictures) -> Iterator[Tensor]:
         batch: list[Tensor] = []
+        found = False
         for picture in pictures(images, self.pixels):
+            found = True
+            if not picture.numel():
+                raise OptionError("images", "x".join(map(str, picture.shape)), "must have a height and a width above 0")
             batch.append(picture)
             if len(batch) == self.batch_size:
                 yield self.transform(batch)
                 batch = []
         if batch:
             yield self.transform(batch)
+        if not found:
+            raise OptionError("images", type(images).__name__, "must hold one picture or more")
 
 
 class Encoder(_Model):
@@ -134,10 +148,7 @@ class Encoder(_Model):
     def _read(self, images: Pictures, pooling: str, layer: int | None) -> Tensor:
         reading = Reading(layer=self.module.depth if layer is None else layer, pooling=pooling)
         frozen = Frozen(self.module, [reading], identity="")
-        found = [frozen(batch.to(self.device))[reading.name].cpu() for batch in self._batches(images)]
-        if not found:
-            raise OptionError("images", images, "must be one picture or more")
-        return torch.cat(found)
+        return torch.cat([frozen(batch.to(self.device))[reading.name].cpu() for batch in self._batches(images)])
 
 
 class Prediction(NamedTuple):
@@ -170,10 +181,7 @@ class Classifier(_Model):
 
     def probabilities(self, images: Pictures) -> Tensor:
         """-> (b, k) float32."""
-        found = [self._probabilities(batch) for batch in self._batches(images)]
-        if not found:
-            raise OptionError("images", images, "must be one picture or more")
-        return torch.cat(found)
+        return torch.cat([self._probabilities(batch) for batch in self._batches(images)])
 
     @torch.no_grad()
     def _probabilities(self, batch: Tensor) -> Tensor:

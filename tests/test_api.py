@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from command import LIMIT, TINY
 from PIL import Image
 
 import ssvit
+from ssvit import api
 from ssvit.api import _written
 from ssvit.checkpoints import manifest
 from ssvit.cli.launch import _unquoted
@@ -177,8 +179,33 @@ def test_features_are_the_encoder_s_of_the_prepared_images(run, outputs):
     torch.testing.assert_close(small.features(images, layer=1), encoder.module.pool(first))
     with pytest.raises(OptionError, match="layer"):
         small.features(images, layer=3)
-    with pytest.raises(OptionError, match="one picture or more"):
-        small.features([])
+    for wrong, said in (
+        ([], "one picture or more"),
+        (np.zeros((0, 4, 3), np.uint8), "images=3x0x4: must have a height"),
+    ):
+        for what in (small.features, small.prepare):
+            with pytest.raises(OptionError, match=said):
+                what(wrong)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"device": "gpu"}, "device=gpu: must be a device of this machine"),
+        ({"device": "cuda:99"}, "device=cuda:99: must be a device of this machine"),
+        ({"batch_size": 0}, "batch_size=0: must be a whole number"),
+        ({"batch_size": "4"}, "batch_size=4: must be a whole number"),
+        ({"imagesize": 32}, "imagesize=32: there is no such option"),
+    ],
+)
+def test_what_cannot_be_loaded_so_is_told(run, options, said):
+    with pytest.raises(OptionError, match=said):
+        ssvit.load(run, **options)
+
+
+def test_a_checkpoint_is_a_run_or_a_path():
+    with pytest.raises(OptionError, match="checkpoint=null: must be a run, a path or newest"):
+        ssvit.load(None)
 
 
 def test_larger_pictures_are_resized_as_in_the_evaluation_and_a_larger_encoder_takes_them(run):
@@ -223,9 +250,28 @@ def test_a_string_reaches_hydra_as_it_is(text):
 
 @pytest.mark.parametrize(("value", "written"), [
     (None, "null"), (True, "true"), (3, "3"), (1e-3, "0.001"), ([1, "a"], "[1,a]"), (Path("a/b"), "a/b"), ([], "[]"),
+    (np.float64(1e-3), "0.001"), (np.float32(0.5), "0.5"), (np.int64(6), "6"),
+    ([{"path": ssvit.Run(Path("a b")), "image_size": 32}, ssvit.Run(Path("c"))], "[{path:'a b',image_size:32},c]"),
 ])  # fmt: skip
 def test_values_are_written_as_the_command_line_has_them(value, written):
     assert _written(value) == written
+
+
+def test_a_dictionary_in_a_group_changes_a_part_or_is_the_whole_value(run, outputs):
+    def composed(name: str, **options) -> dict:
+        found = []
+        tool = replace(find(name), run=lambda config, plain: found.append(plain) or outputs)
+        api._call(tool, options, verbose=False, config_dir=None)
+        return found[0]
+
+    lora = {"rank": 8, "alpha": np.float64(16)}
+    options = composed("finetune", checkpoint=run, objective={"trained": "head", "lora": lora})["objective"]
+    assert (options["trained"], options["lora"]) == ("head", lora)
+    usual, changed = (composed("pretrain", data={"augment": part}) for part in ({}, {"jitter": 0.8, "scale": [0.5, 1]}))
+    expected = usual["data"]["augment"] | {"jitter": 0.8, "scale": [0.5, 1]}
+    assert changed["data"]["augment"] == expected
+    with pytest.raises(UserError, match=r"^data\.augment\.jiter: there is no such option; did you mean"):
+        composed("pretrain", data={"augment": {"jiter": 0.8}})
 
 
 @pytest.mark.parametrize("name", COMMANDS)

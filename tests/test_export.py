@@ -58,6 +58,7 @@ def test_timm_opens_an_encoder(changes, tmp_path):
         assert (model(normalised(x)) - ours.represent(x)).abs().max() < LIMIT
     assert numpy.allclose(model.pretrained_cfg["mean"], SHAPE["mean"])
     back = storage.load_encoder(folder / "model.safetensors")
+    assert (back.represent(x) - ours.represent(x)).abs().max() < LIMIT
     assert (back(x) - ours(x)).abs().max() < LIMIT
 
 

@@ -30,6 +30,18 @@ LONG = "a" * 5000
         ),
         ("visualize", [f"checkpoint={RUN}", "images=null"], "images=null: must be a list"),
         ("predict", ["images=null"], "images=null: must be a list"),
+        (
+            "pretrain",
+            ["objective=mae", "target=hog"],
+            "target=hog: is for objective=masked_patch, masked_patch_decoder",
+        ),
+        ("pretrain", ["recipe=sgd"], "recipe=sgd: is no choice of this command; recipe.NAME=VALUE sets one option"),
+        (
+            "pretrain",
+            ["encoder.stem.width=8"],
+            "encoder.stem.width: encoder.stem is null, so it must be given whole",
+        ),
+        ("pretrain", ["data=~/no such"], f"data={Path.home() / 'no such'}: no such folder"),
         ("evaluate", [f"checkpoint={RUN}", "features=null"], "features=null: is a group of options: give one of them"),
         ("evaluate", [f"checkpoint={RUN}", "probes=null"], "probes=null: must be one of attentive, "),
         ("evaluate", [f"checkpoint={RUN}", "measures.knn.k=[0]"], "probes.knn.k=0: must be a whole number"),

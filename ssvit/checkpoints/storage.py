@@ -33,7 +33,7 @@ from ssvit.models.build import build
 from ssvit.models.encoder import Encoder
 from ssvit.models.vit import ViT
 from ssvit.objectives.classify import Classify
-from ssvit.options import UserError, command
+from ssvit.options import UserError, command, make
 
 KEPT = 3
 PLACES = "DCP_SHARDING_INFO"  # in the header of a part: where its pieces lie, as torch's own writer says it
@@ -293,7 +293,7 @@ def load_encoder(path: str | Path, **given: Any) -> Encoder:
     path: the folder of a checkpoint, or of its run for the newest in it, or a file of another framework's weights. The
     options are those of `options.LoadEncoder`. CheckpointError unless the tensors are exactly those of the encoder.
     """
-    loading = options.LoadEncoder(path=path, **given)
+    loading = make(options.LoadEncoder, {"path": path, **given})
     checkpoint = loading.checkpoint()
     states = load(checkpoint, without="optimizer")
     try:
@@ -334,7 +334,7 @@ def load_classifier(path: str | Path, **given: Any) -> Classify:
 
     The options are those of `load_encoder`. Called on images (b, c, h, w) it gives logits (b, k).
     """
-    loading = options.LoadEncoder(path=path, **given)
+    loading = make(options.LoadEncoder, {"path": path, **given})
     checkpoint = loading.checkpoint()
     states = load(checkpoint, without="optimizer")
     if not checkpoint.has_classifier:

@@ -44,7 +44,8 @@ Plain = dict[str, Any]  # options as a YAML file holds them: dictionaries, lists
 _PACKAGE = Path(__file__).resolve().parents[1]
 # Within the package where it is installed, beside it in a checkout.
 CONFIGS = _PACKAGE / "configs" if (_PACKAGE / "configs").is_dir() else _PACKAGE.parent / "configs"
-TIMM_ARGUMENTS = {"encoder.arguments.": "++encoder.arguments."}  # whatever names timm's model has for them
+# Whatever names timm's model has for them.
+TIMM_ARGUMENTS = {f"encoder.arguments{mark}": f"++encoder.arguments{mark}" for mark in ".="}
 ALIASES = {"evaluator=": "evaluator@evaluators=", **TIMM_ARGUMENTS}  # of the tools that train, see `Tool`
 
 
@@ -152,6 +153,8 @@ class Tool:
     def _prepared(self, arguments: Sequence[str]) -> Iterator[tuple[list[str], list[str]]]:
         """The options as Hydra takes them, and the arguments that are none; inside, failures of Hydra are Failures."""
         global _options, _added
+        # Shells do not expand it behind option=.
+        arguments = [_HOME.sub(lambda found: found[1] + os.path.expanduser("~/"), one) for one in arguments]
         for alias, option in self.aliases.items():
             arguments = [re.sub(f"^{re.escape(alias)}", option, argument) for argument in arguments]
         bare = []
@@ -213,6 +216,7 @@ class Tool:
 
 
 _CONFIG_DIR = ("--config-dir", "-cd")
+_HOME = re.compile(r"^([\w.@/+-]+=['\"]?)~/")
 _PLUGINS = {"hydra/launcher=submitit": "hydra-submitit-launcher", "hydra/sweeper=optuna": "hydra-optuna-sweeper"}
 _options: list[str] = []  # of the tool that runs, as typed
 _added: list[str] = []  # to them, by its `before`
@@ -448,6 +452,15 @@ def _reason(error: Exception) -> str:
         known = error.options or sorted(path.stem for path in (CONFIGS / group).glob("*.yaml"))
         if known:
             return f"{group}={name}: must be one of {', '.join(known)}"
+    if override := re.match(r"Could not override '([\w/]+)'", first):
+        group = override[1]
+        typed_as = next((option for option in _options if option.startswith(f"{group}=")), group)
+        texts = {path.stem: path.read_text() for path in sorted((CONFIGS / "objective").glob("*.yaml"))}
+        users = {name for name, text in texts.items() if f"/{group}:" in text}
+        users |= {name for name, text in texts.items() for user in users if f"\n  - {user}\n" in text}
+        if users:
+            return f"{typed_as}: is for objective={', '.join(sorted(users))}"
+        return f"{typed_as}: is no choice of this command; {group}.NAME=VALUE sets one option"
     if isinstance(cause, MissingMandatoryValue | InterpolationToMissingValueError):
         name = first.rpartition(": ")[2]
         return f"{name if '.' in name else cause.full_key or name}: has no default and must be given"
@@ -455,6 +468,8 @@ def _reason(error: Exception) -> str:
         known = [str(key) for key in cause.parent_node if key != "_target_"]
         parent, _, key = cause.full_key.rpartition(".")
         close = difflib.get_close_matches(key, known, n=1)
+        if cause.parent_node._is_none():
+            return f"{cause.full_key}: {parent} is null, so it must be given whole, as {parent}={{{key}: …}}"
         hint = f"did you mean {parent + '.' if parent else ''}{close[0]}?" if close else f"there are {', '.join(known)}"
         return f"{cause.full_key}: there is no such option; {hint}"
     return first

@@ -196,7 +196,7 @@ def read(path: Path, given: Mapping[str, Any]) -> Foreign:
         **({} if epsilon == 1e-6 else {"norm_epsilon": epsilon}),
         **({"layer_scale": 1e-5} if scaled else {}),  # where it began, as in DINOv2
         **({"registers": registers} if registers else {}),
-        "pooling": "class_token" if special["class_token"] else "patch_mean",
+        "pooling": known.get("pooling") or ("class_token" if special["class_token"] else "patch_mean"),
         "positions": "rotary" if layout.rotary else "learned_1d",
         "positions_at": "stem",
         "dropout": 0.0,
@@ -214,6 +214,7 @@ def read(path: Path, given: Mapping[str, Any]) -> Foreign:
     notes = [
         f"{layout.peer}'s layout, images of {size[0]}x{size[1]}",
         *(f"{name} {chosen[name]} {sources[name]}" for name in ("heads", "mean", "std")),
+        *([f"pooling {known['pooling']} as it says"] if known.get("pooling") else []),
         *([] if letters.get("t", math.inf) > patches else ["none of its positions is for special tokens"]),
         *([] if gelu == "exact" or gated else [f"gelu {gelu}, as {layout.peer}'s"]),
         *([known["remark"]] if "remark" in known else []),

@@ -40,6 +40,7 @@ _TABLE = (
     Place("blocks.{i}.scale2.gamma", ("blocks.{i}.ls2.gamma",)),
     *both("norm", "norm"),
 )
+_POOLINGS = {"token": "class_token", "avg": "patch_mean"}  # timm's names of them
 _ACTIVATIONS = {"gelu": "exact", "gelu_tanh": "tanh"}  # timm's names of the GELUs
 
 
@@ -55,6 +56,7 @@ def beside(folder: Path) -> dict[str, Any]:
         "mean": trained.get("mean"),
         "std": trained.get("std"),
         "gelu": _ACTIVATIONS[activation] if "act_layer" in arguments else None,
+        "pooling": _POOLINGS.get(str(arguments.get("global_pool"))),
     }
 
 
