@@ -468,8 +468,8 @@ def _reason(error: Exception) -> str:
         known = [str(key) for key in cause.parent_node if key != "_target_"]
         parent, _, key = cause.full_key.rpartition(".")
         close = difflib.get_close_matches(key, known, n=1)
-        if cause.parent_node._is_none():
-            return f"{cause.full_key}: {parent} is null, so it must be given whole, as {parent}={{{key}: …}}"
+        if not known:
+            return f"{cause.full_key}: {parent} is empty, so it must be given whole, as {parent}={{{key}: …}}"
         hint = f"did you mean {parent + '.' if parent else ''}{close[0]}?" if close else f"there are {', '.join(known)}"
         return f"{cause.full_key}: there is no such option; {hint}"
     return first
