@@ -168,6 +168,31 @@ def test_a_mistake_is_told_before_anything_is_run(commands, option, told):
     assert not commands.asked
 
 
+def measured(name, *values, best):
+    """A probe in a report, of these feature sets, of the same ones of random weights, and of pixels."""
+    scores = {features: [0.0, value] for features, value in values}
+    scores |= {f"random_{features}": [0.0, value / 2] for features, value in values} | {"pixels": [0.0, 0.25]}
+    return {"measure": name, "columns": ["train", "test"], "best": best, "values": scores}
+
+
+@pytest.mark.parametrize(("layers", "chosen", "layer", "last"), [([4, 6], 0.8, 4, 0.6), ([6], 0.6, 6, 0.6)])
+def test_a_row_has_the_layers_of_each_probe_by_their_own_numbers(layers, chosen, layer, last):
+    of_images = [(f"layer{number}_patch_mean", {4: 0.8, 6: 0.6}[number]) for number in layers]
+    knn = measured("knn", *of_images, best=f"layer{layer}_patch_mean")
+    attentive = measured("attentive", ("layer6_patches", 0.9), best="layer6_patches")
+    # As `ssvit evaluate` writes it: the feature sets of whole images and those of patches in one list.
+    report = {"own": [*(name for name, _ in of_images), "layer6_patches"], "measured": [knn, attentive]}
+    assert methods.probes(report) == {
+        "knn": {"column": "test", "chosen": chosen, "layer": layer, "last": last},
+        "attentive": {"column": "test", "chosen": 0.9, "layer": 6, "last": 0.9},
+    }
+    assert methods.baselines(report)["random weights"] == {
+        "knn": {"column": "test", "chosen": chosen / 2, "layer": layer, "last": last / 2},
+        "attentive": {"column": "test", "chosen": 0.45, "layer": 6, "last": 0.45},
+    }
+    assert methods.baselines(report)["pixels"]["attentive"] == {"column": "test", "chosen": 0.25, "last": 0.25}
+
+
 def test_a_curve_has_the_chance_of_its_probes():
     cost = {"cpu_seconds": 1.0, "flops": 1.0, "images": 4, "preparation": 0.0}
     history = [{"step": 0, "probe/knn": 0.2, "probe/knn_chosen": 1, "probe/chance": 0.1}, {"step": 1, "loss": 2.0}]
