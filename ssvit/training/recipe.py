@@ -61,8 +61,9 @@ class Recipe:
     log_every: int = 10
     """Steps from one line of metrics to the next."""
     best: str | None = "auto"
-    """The metric whose best checkpoint is kept as best/, such as label_free/rankme or held_out/loss; losses are better
-    when less. auto: accuracy on validation images, or a probe's on training images; None: no checkpoint is kept."""
+    """The metric whose best checkpoint is kept as best/, such as label_free/rankme or held_out/loss; losses and errors
+    are better when less. auto: accuracy on validation images, or a probe's on training images; None: no checkpoint is
+    kept."""
     patience: int | None = None
     """Evaluations of that metric without a gain after which the run ends early; None: it never does."""
 
