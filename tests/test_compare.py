@@ -110,6 +110,32 @@ def test_what_is_there_is_not_made_again(commands, tmp_path):
     assert len(commands.asked) == before + 4
 
 
+@pytest.mark.parametrize("changed", ["encoder.depth=3", "threads=2", "pretrain=['recipe.batch_size=32']"])
+def test_a_step_is_measured_again_where_its_options_have_changed_before_there_is_a_row(commands, monkeypatch, changed):
+    options = ["objectives=[mae]", "budget=60", "name=c", "finetune=[]"]
+    with monkeypatch.context() as stopped:
+        stopped.setattr(compare.Comparison, "row", lambda *args: None)  # after the measurement
+        compare.tool.call(options)
+        compare.tool.call([*options, "workers=3"])  # which changes no figure
+    assert [command for command, _ in commands.asked] == ["cost"]
+    monkeypatch.setitem(COST, "mae", 0.3)
+    compare.tool.call([*options, changed])
+    assert [command for command, _ in commands.asked] == ["cost", "cost", "pretrain", "evaluate"]
+    assert commands.asked[2][1]["recipe.steps"] == "200"
+    (row,) = (row for name, row in methods.read(Path("outputs/c/table")).items() if name != "baselines")
+    assert (row["stages"][0]["cpu_seconds"], row["stages"][0]["options"]) == (0.3, ["objective=mae"])
+
+
+def test_a_cost_that_an_earlier_version_measured_stays(commands, tmp_path):
+    cost = {"images": 64, "cpu_seconds": 0.5, "seconds": 0.5, "preparation": 0, "flops": 10**9, "backend": "kernels"}
+    file = tmp_path / "outputs/c/table/costs/mae_1.json"
+    file.parent.mkdir(parents=True)
+    file.write_text(json.dumps(cost | {"augmentation": {"size": 8}}))
+    compare.tool.call(["objectives=[mae]", "budget=60", "name=c", "finetune=[]"])
+    assert [command for command, _ in commands.asked] == ["pretrain", "evaluate"]
+    assert commands.asked[0][1]["recipe.steps"] == "120"
+
+
 def test_rows_may_have_been_measured_by_other_probes_but_not_by_the_same_ones_otherwise(commands, tmp_path):
     protocol = "finetune=[]", "budget=60", "name=c"
     compare.tool.call(["objectives=[mae]", "evaluate=['probes=[few_shot,knn]','train_images=5']", *protocol])
@@ -142,6 +168,10 @@ def test_a_method_of_two_stages_shares_the_budget(commands, tmp_path):
     assert (first["recipe.steps"], second["recipe.steps"]) == ("100", "540")
     assert second["extra.path"] == "outputs/c/two_seed0_stage1"
     assert [command for command, _ in commands.asked] == ["cost", "pretrain", "cost", "pretrain", "evaluate"]
+    compare.tool.call(
+        ["objectives=[two]", "budget=40s", "name=c", "finetune=[]", "seeds=2"], config_dir=tmp_path / "own"
+    )
+    assert [command for command, _ in commands.asked[5:]] == ["pretrain", "pretrain", "evaluate"]
     row = methods.read(tmp_path / "outputs" / "c" / "table")["two_seed0"]
     # The second stage goes on where the first has ended.
     assert [point["cpu_seconds"] for point in row["curve"]] == pytest.approx([0, 5, 10, 13, 26.5, 40])
