@@ -150,6 +150,7 @@ def train(
                 readings.add(step, update(state, batches, step, stop))
             except Interrupted:
                 readings.read(every=True)
+                state.take_back()  # micro-batches that came before the request
                 if step > first and not recipe.due(step, recipe.save_every):
                     state.save(folder, step, run_identity)
                 raise Stopped(stop.signum, step) from None
