@@ -139,6 +139,27 @@ def test_a_kill_between_the_checkpoint_and_its_second_name_loses_nothing(tmp_pat
     assert not list(tmp_path.glob(".best*"))
 
 
+def test_a_kill_after_the_last_checkpoint_leaves_no_former_best(tmp_path, monkeypatch, capsys):
+    class Killed(BaseException):
+        pass
+
+    keep = best.keep
+
+    def killed(folder, step):
+        if step == 6:
+            raise Killed
+        keep(folder, step)
+
+    monkeypatch.setattr(best, "keep", killed)
+    with pytest.raises(Killed):
+        tiny.train(tmp_path, evaluators={"scripted": Scripted([0.0, 1.0, 2.0, 3.0])}, **EACH, steps=6)
+    assert read(tmp_path / "best")["step"] == 4
+    monkeypatch.setattr(best, "keep", keep)
+    worked, _ = tiny.train(tmp_path, evaluators={"scripted": Scripted([])}, **EACH, steps=6)
+    assert not worked
+    assert read(tmp_path / "best")["step"] == 6
+
+
 def test_a_run_that_gains_nothing_ends_early_and_is_finished(tmp_path, capsys):
     values = [0.0, 0.2, 0.1, 0.2, 0.1, 0.1, 0.1]
     evaluators = lambda skip=0: {"scripted": Scripted(values[skip:]), "late": AtEnd()}  # noqa: E731
