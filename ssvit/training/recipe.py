@@ -107,6 +107,11 @@ class Recipe:
         if self.batch_size % self.accumulate:
             raise OptionError("accumulate", self.accumulate, f"must divide batch_size={self.batch_size}")
 
+    @property
+    def passes(self) -> int:
+        """Forward and backward passes of an image in one update."""
+        return 2 if self.sam else 1
+
     def learning_rate(self, step: int) -> float:
         """Linear warm-up, lr / warmup at step 0, then the decay, which would reach its end at step `steps`.
 
