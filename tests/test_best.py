@@ -13,6 +13,7 @@ from ssvit.checkpoints import storage
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.checkpoints.manifest import read
 from ssvit.evaluation.base import Evaluation, Evaluator
+from ssvit.objectives.targets import Classes, Regression
 from ssvit.options import OptionError
 from ssvit.training import best
 from ssvit.training.recipe import Recipe
@@ -53,6 +54,31 @@ def test_the_greatest_value_is_the_best_and_of_a_loss_the_least():
     values = [9.0, 2.0, 5.0, None, 5.0, 4.0]
     assert best.find(rows(*values), recipe(best="own/score")) == best.Best("own/score", 2, 5.0, 3)
     assert best.find(rows(*values, name="loss"), recipe(best="own/loss")) == best.Best("own/loss", 1, 2.0, 4)
+
+
+LESS = (
+    "loss", "loss_masked", "squared_error", "squared_error_masked", "absolute_error", "alignment", "uniformity",
+    "feature_cosine", "patch_feature_cosine", "feature_cosine_layer3", "unreadable",
+)  # fmt: skip
+GREATER = (
+    "score", "accuracy", "accuracy_masked", "map", "macro_f1", "rankme", "lidar_layer3", "told", "agreement", "top1",
+    "feature_std", "target_std", "entropy_of_mean", "prototypes_chosen",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "step"), [*((name, 3) for name in LESS), *((name, 2) for name in GREATER)])
+def test_each_metric_is_the_best_in_its_own_direction(name, step):
+    found = best.find(rows(9.0, 0.5, 0.9, 0.1, 0.4, name=name), recipe(best=f"own/{name}"))
+    assert (found.step, found.value) == (step, {3: 0.1, 2: 0.9}[step])
+
+
+@pytest.mark.parametrize("target", [Classes, Regression])
+@pytest.mark.parametrize("loss", ["l1", "l2"])
+def test_a_target_says_itself_in_which_direction_its_score_is_better(target, loss):
+    target = target.__new__(target)
+    target.loss = loss
+    found = best.find(rows(9.0, 0.5, 0.9, name=target.score_name), recipe(best=f"own/{target.score_name}"))
+    assert (found.step == 2) == target.higher_is_better
 
 
 def test_step_0_and_steps_that_are_not_saved_are_not_chosen():
@@ -111,6 +137,27 @@ def test_a_kill_between_the_checkpoint_and_its_second_name_loses_nothing(tmp_pat
     tiny.train(tmp_path, evaluators={"scripted": Scripted(values[3:])}, **EACH, steps=8)
     assert read(tmp_path / "best")["step"] == 4
     assert not list(tmp_path.glob(".best*"))
+
+
+def test_a_kill_after_the_last_checkpoint_leaves_no_former_best(tmp_path, monkeypatch, capsys):
+    class Killed(BaseException):
+        pass
+
+    keep = best.keep
+
+    def killed(folder, step):
+        if step == 6:
+            raise Killed
+        keep(folder, step)
+
+    monkeypatch.setattr(best, "keep", killed)
+    with pytest.raises(Killed):
+        tiny.train(tmp_path, evaluators={"scripted": Scripted([0.0, 1.0, 2.0, 3.0])}, **EACH, steps=6)
+    assert read(tmp_path / "best")["step"] == 4
+    monkeypatch.setattr(best, "keep", keep)
+    worked, _ = tiny.train(tmp_path, evaluators={"scripted": Scripted([])}, **EACH, steps=6)
+    assert not worked
+    assert read(tmp_path / "best")["step"] == 6
 
 
 def test_a_run_that_gains_nothing_ends_early_and_is_finished(tmp_path, capsys):

@@ -110,6 +110,32 @@ def test_what_is_there_is_not_made_again(commands, tmp_path):
     assert len(commands.asked) == before + 4
 
 
+@pytest.mark.parametrize("changed", ["encoder.depth=3", "threads=2", "pretrain=['recipe.batch_size=32']"])
+def test_a_step_is_measured_again_where_its_options_have_changed_before_there_is_a_row(commands, monkeypatch, changed):
+    options = ["objectives=[mae]", "budget=60", "name=c", "finetune=[]"]
+    with monkeypatch.context() as stopped:
+        stopped.setattr(compare.Comparison, "row", lambda *args: None)  # after the measurement
+        compare.tool.call(options)
+        compare.tool.call([*options, "workers=3"])  # which changes no figure
+    assert [command for command, _ in commands.asked] == ["cost"]
+    monkeypatch.setitem(COST, "mae", 0.3)
+    compare.tool.call([*options, changed])
+    assert [command for command, _ in commands.asked] == ["cost", "cost", "pretrain", "evaluate"]
+    assert commands.asked[2][1]["recipe.steps"] == "200"
+    (row,) = (row for name, row in methods.read(Path("outputs/c/table")).items() if name != "baselines")
+    assert (row["stages"][0]["cpu_seconds"], row["stages"][0]["options"]) == (0.3, ["objective=mae"])
+
+
+def test_a_cost_that_an_earlier_version_measured_stays(commands, tmp_path):
+    cost = {"images": 64, "cpu_seconds": 0.5, "seconds": 0.5, "preparation": 0, "flops": 10**9, "backend": "kernels"}
+    file = tmp_path / "outputs/c/table/costs/mae_1.json"
+    file.parent.mkdir(parents=True)
+    file.write_text(json.dumps(cost | {"augmentation": {"size": 8}}))
+    compare.tool.call(["objectives=[mae]", "budget=60", "name=c", "finetune=[]"])
+    assert [command for command, _ in commands.asked] == ["pretrain", "evaluate"]
+    assert commands.asked[0][1]["recipe.steps"] == "120"
+
+
 def test_rows_may_have_been_measured_by_other_probes_but_not_by_the_same_ones_otherwise(commands, tmp_path):
     protocol = "finetune=[]", "budget=60", "name=c"
     compare.tool.call(["objectives=[mae]", "evaluate=['probes=[few_shot,knn]','train_images=5']", *protocol])
@@ -142,6 +168,10 @@ def test_a_method_of_two_stages_shares_the_budget(commands, tmp_path):
     assert (first["recipe.steps"], second["recipe.steps"]) == ("100", "540")
     assert second["extra.path"] == "outputs/c/two_seed0_stage1"
     assert [command for command, _ in commands.asked] == ["cost", "pretrain", "cost", "pretrain", "evaluate"]
+    compare.tool.call(
+        ["objectives=[two]", "budget=40s", "name=c", "finetune=[]", "seeds=2"], config_dir=tmp_path / "own"
+    )
+    assert [command for command, _ in commands.asked[5:]] == ["pretrain", "pretrain", "evaluate"]
     row = methods.read(tmp_path / "outputs" / "c" / "table")["two_seed0"]
     # The second stage goes on where the first has ended.
     assert [point["cpu_seconds"] for point in row["curve"]] == pytest.approx([0, 5, 10, 13, 26.5, 40])
@@ -168,6 +198,31 @@ def test_a_mistake_is_told_before_anything_is_run(commands, option, told):
     assert not commands.asked
 
 
+def measured(name, *values, best):
+    """A probe in a report, of these feature sets, of the same ones of random weights, and of pixels."""
+    scores = {features: [0.0, value] for features, value in values}
+    scores |= {f"random_{features}": [0.0, value / 2] for features, value in values} | {"pixels": [0.0, 0.25]}
+    return {"measure": name, "columns": ["train", "test"], "best": best, "values": scores}
+
+
+@pytest.mark.parametrize(("layers", "chosen", "layer", "last"), [([4, 6], 0.8, 4, 0.6), ([6], 0.6, 6, 0.6)])
+def test_a_row_has_the_layers_of_each_probe_by_their_own_numbers(layers, chosen, layer, last):
+    of_images = [(f"layer{number}_patch_mean", {4: 0.8, 6: 0.6}[number]) for number in layers]
+    knn = measured("knn", *of_images, best=f"layer{layer}_patch_mean")
+    attentive = measured("attentive", ("layer6_patches", 0.9), best="layer6_patches")
+    # As `ssvit evaluate` writes it: the feature sets of whole images and those of patches in one list.
+    report = {"own": [*(name for name, _ in of_images), "layer6_patches"], "measured": [knn, attentive]}
+    assert methods.probes(report) == {
+        "knn": {"column": "test", "chosen": chosen, "layer": layer, "last": last},
+        "attentive": {"column": "test", "chosen": 0.9, "layer": 6, "last": 0.9},
+    }
+    assert methods.baselines(report)["random weights"] == {
+        "knn": {"column": "test", "chosen": chosen / 2, "layer": layer, "last": last / 2},
+        "attentive": {"column": "test", "chosen": 0.45, "layer": 6, "last": 0.45},
+    }
+    assert methods.baselines(report)["pixels"]["attentive"] == {"column": "test", "chosen": 0.25, "last": 0.25}
+
+
 def test_a_curve_has_the_chance_of_its_probes():
     cost = {"cpu_seconds": 1.0, "flops": 1.0, "images": 4, "preparation": 0.0}
     history = [{"step": 0, "probe/knn": 0.2, "probe/knn_chosen": 1, "probe/chance": 0.1}, {"step": 1, "loss": 2.0}]
@@ -192,8 +247,10 @@ def test_the_order_at_equal_amounts_is_that_of_interpolated_curves():
     assert methods.ranking(rows, "images") == f"b 50.0, a {expected:.1f} (knn in training, %)"
 
 
-def test_the_cost_of_a_step_counts_its_operations():
-    recipe = Recipe(**{**tiny.RECIPE, "accumulate": 2, "clip": 0.0})
+@pytest.mark.parametrize(("sam", "passes"), [(0.0, 1), (0.05, 2)])
+def test_the_cost_of_a_step_counts_its_operations(monkeypatch, sam, passes):
+    monkeypatch.setattr(cost, "_STEPS", 2)
+    recipe = Recipe(**{**tiny.RECIPE, "accumulate": 2, "clip": 0.0, "sam": sam})
     fabric = runtime.start(recipe, accelerator="cpu", devices=1)
     objective = tiny.model()
     loader = Loader(
@@ -213,7 +270,7 @@ def test_the_cost_of_a_step_counts_its_operations():
         forward += 2 * d * d * (rows + 2 * t) + 2 * 2 * rows * t * d + 2 * rows * d * d + 2 * 2 * rows * d * 4 * d
     forward += 2 * corrupted * d * objective.target.width
     # Backward, each product has two, but for the first, whose input has no gradient.
-    assert found.flops == recipe.batch_size * (3 * forward - 2 * n * patch * d)
+    assert found.flops == passes * recipe.batch_size * (3 * forward - 2 * n * patch * d)
     assert found.images == recipe.batch_size
     assert found.cpu_seconds > 0
     assert all(torch.isfinite(parameter).all() for parameter in objective.parameters())

@@ -11,6 +11,7 @@ from torch import nn
 
 from ssvit.data.loader import Loader
 from ssvit.evaluation.base import Evaluation, Evaluator
+from ssvit.training import estimate as estimation
 from ssvit.training import runtime
 from ssvit.training.estimate import Estimate, duration, estimate, size
 from ssvit.training.recipe import Recipe
@@ -97,6 +98,15 @@ def test_evaluations_are_counted_from_the_step_on_where_the_run_goes_on():
         assert found.steps == 12 - first
         assert found.evaluations == pytest.approx(0.5 * images * found.step / 8)
         assert found.seconds == pytest.approx(found.steps * found.step + found.evaluations)
+
+
+@pytest.mark.parametrize(("sam", "passes"), [(0.0, 1), (0.05, 2)])
+def test_a_step_of_sam_takes_two_passes_and_an_evaluation_none_more(monkeypatch, sam, passes):
+    monkeypatch.setattr(estimation, "_step", lambda state, loader, images, *, backward: (0.25 * images, 0))
+    state, loader = parts(tiny.model(), steps=12, evaluate_every=6, sam=sam)
+    found = estimate(state, loader, {"a": Look(80)})
+    assert found.step == pytest.approx(passes * 0.25 * 8)
+    assert found.evaluations == pytest.approx(0.5 * 3 * 80 * 0.25)
 
 
 def test_a_compiled_run_is_not_timed():

@@ -8,11 +8,13 @@ import sys
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from command import TINY, one_line
 
 from ssvit.cli import sweep
+from ssvit.options import UserError
 
 ROOT = Path(__file__).parent.parent
 RUN = ROOT / "tests" / "fixtures" / "first_edition" / "outputs" / "masked_patch_synthetic"
@@ -108,24 +110,59 @@ def test_a_plug_in_that_is_missing_is_named(tool, no_torch, option, package):
     assert line == f"pretrain.py: {option}: needs {package}: pip install {package}"
 
 
-def test_jobs_are_compared_by_accuracy_before_losses(tmp_path):
+def jobs_of(folder, **columns):
+    """Jobs of a sweep, each with a value of each metric."""
     jobs = []
-    for place, (accuracy, probe, loss) in enumerate([(0.5, 0.9, 3.0), (0.7, 0.2, 1.0), (0.6, 0.3, 2.0)]):
-        folder = tmp_path / str(place)
-        folder.mkdir()
-        row = {
-            "step": 1,
-            "test/accuracy": accuracy,
-            "probe/knn20": probe,
-            "probe/knn20_chosen": 2,
-            "held_out/loss": loss,
-        }
-        (folder / "metrics.jsonl").write_text(json.dumps(row) + "\n")
-        jobs.append(sweep.Job({"a": str(place), "b.c": "x"}, folder))
+    for place, values in enumerate(zip(*columns.values(), strict=True)):
+        own = folder / str(place)
+        own.mkdir()
+        row = {"step": 1, **dict(zip(columns, values, strict=True))}
+        (own / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+        jobs.append(sweep.Job({"a": str(place), "b.c": "x"}, own))
+    return jobs
+
+
+TESTED = {"test/accuracy": (0.5, 0.7, 0.6)}
+LOSSES = {"held_out/loss": (3.0, 2.0, 1.0)}
+PROBED = {"probe/knn20": (0.2, 0.9, 0.3), "probe/knn20_chosen": (2, 2, 2), "probe/knn20_choice": (0.8, 0.1, 0.3)}
+VALIDATED = {"validation/accuracy": (0.3, 0.2, 0.4)}
+
+
+@pytest.mark.parametrize(
+    ("metrics", "head", "best"),
+    [
+        (VALIDATED | PROBED | TESTED | LOSSES, "validation/accuracy  test/accuracy", 2),
+        (PROBED | TESTED | LOSSES, "probe/knn20_choice  test/accuracy  probe/knn20", 0),
+        (PROBED | LOSSES, "probe/knn20_choice  probe/knn20", 0),
+        (TESTED | LOSSES, "held_out/loss  test/accuracy", 2),
+        ({"train/loss": (2.0, 1.0, 3.0)} | LOSSES, "held_out/loss", 2),
+        ({"train/loss": (2.0, 1.0, 3.0)}, "train/loss", 1),
+    ],
+)
+def test_jobs_are_compared_by_what_is_no_figure_of_test_images(tmp_path, metrics, head, best):
+    jobs = jobs_of(tmp_path, **metrics)
+    names, *rows, last = sweep.table(jobs).splitlines()
+    assert names == f"a  b.c  {head}"
+    name, value = head.split()[0], metrics[head.split()[0]][best]
+    word = "lowest" if name.endswith("/loss") else "highest"
+    assert last == f"best: a={best} b.c=x, {word} {name} {value:.4g}: {tmp_path / str(best)}"
+    assert [row.split()[2:] for row in rows] == [
+        [f"{metrics[column][place]:.4g}" for column in head.split()] for place in range(3)
+    ]
+    assert sweep.value(tmp_path / str(best)) == value
+
+
+def test_jobs_with_nothing_but_test_images_have_no_best_one(tmp_path, monkeypatch):
+    jobs = jobs_of(tmp_path, **TESTED, **{"train/loss": (1.0, 2.0, 3.0)})
     assert sweep.table(jobs).splitlines() == [
         "a  b.c  test/accuracy", "0  x    0.5", "1  x    0.7", "2  x    0.6",
-        f"best: a=1 b.c=x, highest test/accuracy 0.7: {tmp_path / '1'}",
+        "best: not told by test images: development=0.1 keeps images to choose by",
     ]  # fmt: skip
-    assert sweep.metric({"held_out/loss": 1.0, "probe/knn20": 0.1, "probe/knn20_chosen": 1}) == "probe/knn20"
-    assert sweep.metric({"train/loss": 1.0, "held_out/loss": 1.0}) == "held_out/loss"
-    assert sweep.value(tmp_path / "2") == 0.6
+    sweeper = {"hydra/sweeper": "basic"}
+    monkeypatch.setattr(sweep.HydraConfig, "get", lambda: SimpleNamespace(runtime=SimpleNamespace(choices=sweeper)))
+    assert sweep.value(tmp_path / "0") is None
+    sweeper["hydra/sweeper"] = "optuna"
+    with pytest.raises(
+        UserError, match=r"hydra/sweeper=optuna: .*/0 has no metric to search by: development=0.1 keeps images"
+    ):
+        sweep.value(tmp_path / "0")

@@ -97,6 +97,30 @@ def test_a_service_gets_each_row_and_picture_once(tmp_path, way):
     assert sorted(step for step, name, _ in kept["run0"] if name == "mosaic") == [0, 3, 6, 9]
 
 
+def test_a_run_that_goes_on_with_fewer_or_more_rows_of_a_step_loses_and_repeats_none(tmp_path):
+    """Killed after step 5, of which step 3 was the last checkpoint; it goes on without, then with an evaluator."""
+    service = Service({}, folder=tmp_path, **RUN)
+    for first, last, evaluated in ((0, 5, True), (3, 7, False), (6, 9, True)):
+        log = MetricsLog(tmp_path, Recipe(steps=9, warmup=0), first_step=first, loggers=[service])
+        for step in range(first + 1, last + 1):
+            log.record(step, {"train/loss": loss(step)})
+            if evaluated:
+                log.record(step, {"held_out/loss": loss(step)})
+        log.close()
+    sent = [(step, name) for step, name, _ in service.own]
+    assert [step for step, name in sent if name == "train/loss"] == [*range(1, 10)]
+    assert [step for step, name in sent if name == "held_out/loss"] == [1, 2, 3, 4, 5, 7, 8, 9]
+
+
+def test_a_run_of_an_earlier_version_goes_on_in_its_service(tmp_path):
+    kept: dict = {}
+    run(tmp_path, Service(kept, folder=tmp_path, **RUN), 0, 6)
+    file = tmp_path / Service.file
+    file.write_text(json.dumps({"id": "run0", "rows": len(rows(tmp_path))}))  # of all steps
+    run(tmp_path, Service(kept, folder=tmp_path, **RUN), 6, 9)
+    assert sorted(one for one in kept["run0"] if one[1] != "mosaic") == EXPECTED
+
+
 def test_a_service_that_comes_later_gets_the_rows_before(tmp_path):
     kept: dict = {}
     run(tmp_path, Csv(folder=tmp_path, **RUN), 0, 4)

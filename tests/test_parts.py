@@ -113,6 +113,23 @@ def test_merged_they_are_the_same_checkpoint(parted):
     assert storage.merge(merged) is merged
 
 
+def unmerged(folder: Path) -> None:
+    """A sharded run that is killed after its last checkpoint, before the parts of that are merged."""
+    storage.merge = lambda checkpoint: checkpoint
+    tiny.train(folder, steps=4, strategy="fsdp")
+
+
+def test_a_finished_run_that_was_killed_before_its_parts_were_merged_merges_them(tmp_path):
+    spread(unmerged, tmp_path, 2)
+    assert storage.is_in_parts(Checkpoint.open(tmp_path))
+    before = flat(tmp_path)
+    worked, _ = tiny.train(tmp_path, steps=4)
+    assert not worked
+    assert set(Checkpoint.open(tmp_path).facts["sha256"]) == FILES
+    after = flat(tmp_path)
+    assert all(torch.equal(after[name], value) for name, value in before.items())
+
+
 @pytest.mark.parametrize("call", range(4))
 def test_a_merge_that_fails_leaves_a_checkpoint_that_is_whole(parted, monkeypatch, call):
     """The disk refuses one of the files, or the manifest."""

@@ -10,6 +10,7 @@ from scipy.stats import linregress
 
 from ssvit.cli import scaling
 from ssvit.cli.trials import Trials
+from ssvit.data.options import Known, Synthetic
 from ssvit.evaluation import methods
 from ssvit.evaluation.scaling import curves, fit, points, series, table
 from ssvit.figures.scaling import FINETUNED
@@ -83,6 +84,7 @@ def test_each_point_of_the_grid_is_a_run_and_what_is_there_is_not_made_again(com
     [
         ("width=[65]", "encoder.width=65: must be"),
         ("images=[0]", "images=0: must be"),
+        ("images=[500,8193,null]", "images=8193: there are 8192 images to choose from"),
         ("images=[5,5]", r"images=\[5, 5\]: must be a list of one or more different values"),
         ("depth=6", "depth=6: must be a list"),
         ("patch=[5]", "patch_size=5: must"),
@@ -98,6 +100,13 @@ def test_each_point_of_the_grid_is_a_run_and_what_is_there_is_not_made_again(com
 def test_wrong_grids_are_refused_before_anything_runs(commands, option, said):
     with pytest.raises(UserError, match=said):
         scaling.tool.call([*GRID, option])
+    assert not commands
+
+
+def test_images_that_only_the_data_set_itself_can_count_are_counted_first(commands, monkeypatch):
+    monkeypatch.setattr(Synthetic, "count", Known.count)
+    with pytest.raises(UserError, match="images=601: there are 600 images to choose from"):
+        scaling.tool.call([*GRID, "data.images=600", "images=[500,601]"])
     assert not commands
 
 

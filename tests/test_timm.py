@@ -1,6 +1,8 @@
 """Models of timm as encoders: their outputs, layers and files against timm's own, runs that resume, one-line errors."""
 
 import json
+import os
+import signal
 
 import pytest
 import timm
@@ -13,12 +15,13 @@ from torch import nn
 import ssvit
 from ssvit.checkpoints import storage
 from ssvit.checkpoints.checkpoint import Checkpoint
+from ssvit.data.loader import Loader
 from ssvit.kernels.accelerate import accelerate
 from ssvit.models.options import PATCHES, timm_models
 from ssvit.models.timm import Timm
 from ssvit.objectives.classify import Classify
 from ssvit.options import OptionError, UserError
-from ssvit.training import runtime
+from ssvit.training import loop, runtime
 from ssvit.training.statistics import RunningStatistics
 
 SWIN = {"model": "swin_tiny_patch4_window7_224", "image_size": 32, "arguments": {"depths": [1, 1, 1, 1]}}
@@ -107,6 +110,25 @@ def test_a_run_that_was_interrupted_ends_with_the_same_bits(tmp_path):
     assert all(torch.equal(tensor, parts[kind][name]) for kind in whole for name, tensor in whole[kind].items())
     first = classify().state_dict()["encoder.model.bn1.running_var"]
     assert not torch.equal(whole["model"]["encoder.model.bn1.running_var"], first)
+
+
+def test_a_run_that_was_stopped_between_two_micro_batches_ends_with_the_same_bits(tmp_path, monkeypatch):
+    tiny.train(tmp_path / "whole", objective=classify(), steps=6, accumulate=2)
+    read = Loader.batches
+
+    def signalled(self, *steps):
+        for place, batch in enumerate(read(self, *steps)):
+            if place == 4 * 2 + 1:  # the second micro-batch of step 4, after which no checkpoint is due
+                os.kill(os.getpid(), signal.SIGTERM)
+            yield batch
+
+    monkeypatch.setattr(Loader, "batches", signalled)
+    with pytest.raises(loop.Stopped, match="after step 4"):
+        tiny.train(tmp_path / "parts", objective=classify(), steps=6, accumulate=2)
+    monkeypatch.setattr(Loader, "batches", read)
+    tiny.train(tmp_path / "parts", objective=classify(), steps=6, accumulate=2)
+    whole, parts = (storage.load(Checkpoint.open(tmp_path / name)) for name in ("whole", "parts"))
+    assert all(torch.equal(tensor, parts[kind][name]) for kind in whole for name, tensor in whole[kind].items())
 
 
 def test_running_statistics_are_means_over_processes_and_stay_where_an_update_is_skipped(monkeypatch):

@@ -8,6 +8,8 @@ import pytest
 import yaml
 from PIL import Image
 
+from ssvit.atomic_io import seal
+from ssvit.checkpoints import manifest
 from ssvit.cli.vtab import tool
 from ssvit.data import datasets, vtab
 from ssvit.options import OptionError, UserError
@@ -84,17 +86,17 @@ def test_a_list_that_is_absent_is_named(root):
         datasets.vtab(root=str(root), task="svhn")
 
 
-def finished(folder, task, accuracy, *, path="outputs/run", all_images=True, images=100):
-    """A run's folder with its last test, after a line that a killed process left."""
+def finished(folder, task, accuracy, *, path="outputs/run", all_images=True, images=100, steps=2):
+    """A run's folder with its last test after step 2, and a line that a killed process left."""
     folder.mkdir(parents=True)
     config = {
-        "choices": {"data": "vtab"}, "data": {"task": task, "all_images": all_images}, "encoder": {"path": path}
+        "choices": {"data": "vtab"}, "data": {"task": task, "all_images": all_images}, "encoder": {"path": path},
+        "recipe": {"steps": steps},
     }  # fmt: skip
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     rows = [
         {"step": 1, "test/accuracy": 0.0, "test/images": images, "test/accuracy_constant": 0.1},
         {"step": 2, "test/accuracy": accuracy, "test/images": images, "test/accuracy_constant": 0.1},
-        {"step": 3, "train/loss": 1.0},
     ]
     (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)) + '\n{"step": 4, "te')
 
@@ -125,6 +127,26 @@ def test_the_table_has_all_runs_their_means_and_what_is_absent(tmp_path, capsys)
     assert set(written["absent"]) == set(vtab.NAMES) - set(accuracies)
     tool.call([str(outputs / "svhn"), f"output={tmp_path}/table.md"])
     assert "18 of 19 tasks are absent" in (tmp_path / "table.md").read_text()
+
+
+def test_runs_that_are_not_finished_are_named_and_left_out(tmp_path, capsys):
+    outputs = tmp_path / "outputs"
+    finished(outputs / "a", "cifar", 0.5)
+    finished(outputs / "b", "svhn", 0.7, steps=3)
+    finished(outputs / "c", "dtd", 0.6, steps=3)
+    checkpoint = outputs / "c" / "step_00000002"  # recipe.patience ended it
+    checkpoint.mkdir()
+    weights = {"schema": manifest.SCHEMA, "step": 2, "ended": True, "sha256": {"model.safetensors": "0"}}
+    (checkpoint / "manifest.json").write_text(json.dumps(weights | {"seal": seal(weights)}))
+    finished(outputs / "d", "eurosat", 0.9, all_images=False, steps=4)  # whose test images are measured at the end
+    (outputs / "d" / "metrics.jsonl").write_text(json.dumps({"step": 2, "validation/accuracy": 0.9}) + "\n")
+    tool.call([f"outputs={outputs}"])
+    text = capsys.readouterr().out
+    assert "| **all 19**, mean | | **55.0** (2 of 19) |" in text
+    left_out = f"svhn ({outputs}/b, step 2 of 3), eurosat ({outputs}/d, step 2 of 4)"
+    assert text.rstrip().endswith(f"not finished, so left out: {left_out}")
+    with pytest.raises(UserError, match=r"finetune data=vtab makes one; not finished, so left out: svhn \("):
+        tool.call([str(outputs / "b")])
 
 
 def test_without_runs_there_is_no_table(tmp_path):

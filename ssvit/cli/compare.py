@@ -99,7 +99,7 @@ class Comparison(Trials):
 
     def stage_cost(self, name: str, place: int, stage: Stage, before: str = "") -> dict[str, Any]:
         """What a step of a stage costs."""
-        return self.cost(f"{name}_{place + 1}", self._options(stage, before))
+        return self.cost(f"{name}_{place + 1}", self._options(stage, before), self._options(stage, _BEFORE))
 
     def row(self, name: str, seed: int, parts: Sequence[Stage]) -> None:
         """Pre-train, evaluate and fine-tune, unless the row is there."""

@@ -1,13 +1,23 @@
-"""The results of the jobs of a sweep (-m): a table of the swept options and a metric, and the best job."""
+"""The results of the jobs of a sweep (-m): a table of the swept options and a metric, and the best job.
 
+As in a run, no test image chooses: figures of test images are shown beside the metric.
+"""
+
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from hydra.core.hydra_config import HydraConfig
+
+from ssvit.options import UserError
 from ssvit.training.metrics_log import rows
 
-_ACCURACIES = ("validation/accuracy", "test/accuracy", "validation/map", "test/map")
-_LOSSES = ("held_out/loss", "train/loss")
+_VALIDATION, _TEST = (tuple(f"{part}/{name}" for name in ("accuracy", "map")) for part in ("validation", "test"))
+_TRAIN = "train/loss"
+_LOSSES = ("held_out/loss", _TRAIN)
+_CHOICE = "_choice"  # at the end of the name of a probe's accuracy on training images
+_NO_METRIC = "development=0.1 keeps images to choose by"
 
 
 @dataclass(frozen=True)
@@ -24,15 +34,20 @@ class Job:
 
 
 def metric(metrics: Mapping[str, float]) -> str | None:
-    """What jobs are compared by: accuracy or mAP on validation or test images, else the first probe's, else a loss."""
-    probes = [name for name in metrics if name.startswith("probe/") and f"{name}_chosen" in metrics]
-    return next((name for name in (*_ACCURACIES, *probes, *_LOSSES) if name in metrics), None)
+    """What jobs are compared by: accuracy or mAP on validation images, else the first probe's on training images, else
+    the loss of held-out images, else that of training, which tells nothing of a classifier.
+    """
+    probes = [name for name in metrics if re.fullmatch(rf"probe/\w+{_CHOICE}", name)]
+    losses = [name for name in _LOSSES if name != _TRAIN or metrics.keys().isdisjoint(_TEST)]
+    return next((name for name in (*_VALIDATION, *probes, *losses) if name in metrics), None)
 
 
 def value(folder: Path) -> float | None:
-    """The metric of one job, for a sweeper that searches; None if it has none."""
+    """The metric of one job, for a sweeper that searches, which needs one: UserError if it has none."""
     metrics = Job({}, folder).metrics
     name = metric(metrics)
+    if name is None and (sweeper := HydraConfig.get().runtime.choices["hydra/sweeper"]) != "basic":
+        raise UserError(f"hydra/sweeper={sweeper}: {folder} has no metric to search by: {_NO_METRIC}")
     return None if name is None else metrics[name]
 
 
@@ -42,13 +57,16 @@ def table(jobs: Sequence[Job]) -> str:
     shared = {name: found[0][name] for name in found[0] if all(name in metrics for metrics in found)}
     name = metric(shared)
     swept = list(dict.fromkeys(option for job in jobs for option in job.options))
-    lines = [[*swept, name or "no metric in common"]]
+    measured = [one for one in (*_TEST, (name or "").removesuffix(_CHOICE)) if one in shared and one != name]
+    shown = [name, *measured] if name else measured
+    lines = [[*swept, *(shown or ["no metric in common"])]]
     for job, metrics in zip(jobs, found, strict=True):
-        lines.append([*(job.options.get(option, "") for option in swept), f"{metrics[name]:.4g}" if name else ""])
+        cells = [f"{metrics[one]:.4g}" for one in shown] or [""]
+        lines.append([*(job.options.get(option, "") for option in swept), *cells])
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     text = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
     if name is None:
-        return "\n".join(text)
+        return "\n".join([*text, f"best: not told by test images: {_NO_METRIC}"] if shown else text)
     lower = name in _LOSSES
     best = (min if lower else max)(range(len(jobs)), key=lambda place: found[place][name])
     chosen = " ".join(f"{option}={given}" for option, given in jobs[best].options.items())

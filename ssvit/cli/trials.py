@@ -48,7 +48,7 @@ class Trials:
         self.protocol = {
             "data": HydraConfig.get().runtime.choices["data"],
             **protocol,
-            "options": [option for option in self.pretraining if not option.startswith(_ELSEWHERE)],
+            "options": _of_figures(self.pretraining),
             "evaluate": plain["evaluate"],
             "finetune": plain["finetune"],
             "threads": plain["threads"],
@@ -61,15 +61,21 @@ class Trials:
         for folder in (self.folder, self.table):
             folder.mkdir(parents=True, exist_ok=True)
 
-    def cost(self, name: str, options: Sequence[str]) -> dict[str, Any]:
-        """What a step of a pre-training costs: measured once, then read. name: of its file."""
+    def cost(self, name: str, options: Sequence[str], alike: Sequence[str] | None = None) -> dict[str, Any]:
+        """What a step of a pre-training costs: measured once, then read, until options or threads change.
+
+        name: of its file. alike: the options that all runs of it share, if they are not `options`. A file that does not
+        say of which options it is was written by an earlier version, and stays.
+        """
         file = self.table / "costs" / f"{name}.json"
-        if not file.is_file():
+        of = {"options": _of_figures(options if alike is None else alike), "threads": self.plain["threads"]}
+        found = json.loads(file.read_text()) if file.is_file() else None
+        if found is None or found.get("measured_with", of) != of:
             print(f"measuring a step of {' '.join(options)}", flush=True)
-            output = self.call("cost", options, capture=True)
+            found = json.loads(self.call("cost", options, capture=True).splitlines()[-1]) | {"measured_with": of}
             file.parent.mkdir(exist_ok=True)
-            atomic_io.replace(file, (output.splitlines()[-1] + "\n").encode())
-        return json.loads(file.read_text())
+            atomic_io.replace(file, (json.dumps(found) + "\n").encode())
+        return {key: value for key, value in found.items() if key != "measured_with"}
 
     def evaluated(self, run: str, name: str, *, baselines: bool) -> dict[str, Any]:
         """The report of an evaluation of a run."""
@@ -124,6 +130,11 @@ class Trials:
         if process.returncode:
             raise Failure(f"{command} {' '.join(options)}: did not end; the same command goes on", process.returncode)
         return output or ""
+
+
+def _of_figures(options: Sequence[str]) -> list[str]:
+    """Those options that change a figure."""
+    return [option for option in options if not option.startswith(_ELSEWHERE)]
 
 
 def _without_probes(protocol: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,19 +1,23 @@
 """The table of VTAB-1k from the runs that are there: ssvit vtab [RUNS…]"""
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
 from omegaconf import DictConfig
 
 from ssvit import atomic_io
+from ssvit.checkpoints import manifest
 from ssvit.checkpoints.configuration import Configuration
 from ssvit.cli.launch import Plain, Tool
 from ssvit.data.vtab import NAMES
 from ssvit.evaluation import vtab
 from ssvit.evaluation.vtab import Run
 from ssvit.options import OptionError, UserError
+
+_TEST = "test/accuracy"
+_MEASURED = (_TEST, "validation/accuracy")
 
 
 def run(config: DictConfig, plain: Plain) -> str:
@@ -25,11 +29,13 @@ def run(config: DictConfig, plain: Plain) -> str:
     output = None if plain["output"] is None else Path(plain["output"])
     if output is not None and not output.absolute().parent.is_dir():
         raise OptionError("output", output, "there is no such folder")
-    runs = list(found(named or sorted(Path(plain["outputs"]).glob("*/"))))
+    runs, unfinished = found(named or sorted(Path(plain["outputs"]).glob("*/")))
+    left_out = f"not finished, so left out: {', '.join(unfinished)}" if unfinished else ""
     if not runs:
         where = ", ".join(map(str, named)) or plain["outputs"]
-        raise UserError(f"{where}: no run has a test accuracy on a task of VTAB-1k: ssvit finetune data=vtab makes one")
-    text = vtab.table(runs)
+        none = f"{where}: no run has a test accuracy on a task of VTAB-1k: ssvit finetune data=vtab makes one"
+        raise UserError(f"{none}; {left_out}" if left_out else none)
+    text = vtab.table(runs) + (f"\n{left_out}\n" if left_out else "")
     print(text)
     if output is not None:
         as_json = output.suffix == ".json"
@@ -37,22 +43,37 @@ def run(config: DictConfig, plain: Plain) -> str:
     return text
 
 
-def found(folders: Iterable[Path]) -> Iterator[Run]:
-    """The runs among folders that have a test accuracy on a task; what is damaged, or no run of ours, is left out."""
+def found(folders: Iterable[Path]) -> tuple[list[Run], list[str]]:
+    """The finished runs on a task among folders, and the others in words; what is damaged, or no run of ours, is passed
+    over.
+    """
     from ssvit.training import metrics_log
 
+    runs, unfinished = [], []
     for folder in folders:
-        with suppress(UserError, FileNotFoundError):
+        with suppress(UserError, OSError):
             config = Configuration.read(folder / "config.yaml")
             data = config.values.get("data") or {}
             if config.choices.get("data") != "vtab" or data.get("task") not in NAMES:
                 continue
-            tests = [row for row in metrics_log.rows(folder) if "test/accuracy" in row]
-            if tests:
-                model = str((config.values.get("encoder") or {}).get("path") or "random weights")
-                part = "" if data.get("all_images") else " (800 images)"
-                values = (tests[-1][f"test/{name}"] for name in ("accuracy", "images", "accuracy_constant"))
-                yield Run(model + part, data["task"], *values)
+            rows = [row for row in metrics_log.rows(folder) if not row.keys().isdisjoint(_MEASURED)]
+            if not rows:
+                continue
+            last, steps = rows[-1], (config.values.get("recipe") or {}).get("steps")
+            if _TEST not in last or (last["step"] != steps and last["step"] != _ended_early(folder)):
+                unfinished.append(f"{data['task']} ({folder}, step {last['step']} of {steps})")
+                continue
+            model = str((config.values.get("encoder") or {}).get("path") or "random weights")
+            part = "" if data.get("all_images") else " (800 images)"
+            values = (last[f"test/{name}"] for name in ("accuracy", "images", "accuracy_constant"))
+            runs.append(Run(model + part, data["task"], *values))
+    return runs, unfinished
+
+
+def _ended_early(folder: Path) -> int | None:
+    """The step after which recipe.patience ended a run, None if it did not."""
+    newest = [manifest.read(path) for path in manifest.complete(folder)[-1:]]
+    return next((facts["step"] for facts in newest if facts.get("ended")), None)
 
 
 tool = Tool("vtab", "make the table of VTAB-1k's 19 tasks from the runs that are there", run, positional="runs")

@@ -4,12 +4,15 @@ A row is one objective with one seed, in a separate file. Accuracies are shares 
 """
 
 import json
+import re
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+
+from ssvit.evaluation.options import PIXELS, RANDOM, RANDOM_PREFIX
 
 Row = Mapping[str, Any]
 _NONE = "\u2013"  # a dash for what there is not
@@ -46,14 +49,8 @@ def curve(
 
 def probes(report: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Of the report of an evaluation: each probe at the layer that was chosen without test labels, and at the last."""
-    last = report["own"][-1]
     return {
-        one["measure"]: {
-            "column": one["columns"][-1],
-            "chosen": one["values"][one["best"]][-1],
-            "layer": report["own"].index(one["best"]) + 1,
-            "last": one["values"][last][-1],
-        }
+        one["measure"]: {"column": one["columns"][-1], **_at_layers(one["values"], _own(one, report), one["best"])}
         for one in report["measured"]
     }
 
@@ -62,19 +59,24 @@ def baselines(report: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Random weights at their best layer and at the last, and raw pixels: each as `probes` has it."""
     found: dict[str, dict[str, Any]] = {}
     for one in report["measured"]:
-        random = {name: values[-1] for name, values in one["values"].items() if name.startswith("random_")}
-        best, column = max(random.values()), one["columns"][-1]
-        last = random[f"random_{report['own'][-1]}"]
-        layer = list(random.values()).index(best) + 1
-        found.setdefault("random weights", {})[one["measure"]] = {
-            "column": column,
-            "chosen": best,
-            "layer": layer,
-            "last": last,
-        }
-        pixels = one["values"]["pixels"][-1]
-        found.setdefault("pixels", {})[one["measure"]] = {"column": column, "chosen": pixels, "last": pixels}
+        values, column = one["values"], one["columns"][-1]
+        random = [f"{RANDOM_PREFIX}{name}" for name in _own(one, report)]
+        best = max(random, key=lambda name: values[name][-1])
+        found.setdefault(RANDOM, {})[one["measure"]] = {"column": column, **_at_layers(values, random, best)}
+        pixels = values[PIXELS][-1]
+        found.setdefault(PIXELS, {})[one["measure"]] = {"column": column, "chosen": pixels, "last": pixels}
     return found
+
+
+def _own(one: Mapping[str, Any], report: Mapping[str, Any]) -> list[str]:
+    """The encoder's feature sets that one probe has measured, by layers; probes of patches have their own."""
+    return [name for name in report["own"] if name in one["values"]]
+
+
+def _at_layers(values: Mapping[str, Sequence[float]], names: Sequence[str], chosen: str) -> dict[str, Any]:
+    """A probe's figure at the chosen feature set, the number of its layer, and the figure at the last of `names`."""
+    layer = int(re.findall(r"layer(\d+)", chosen)[0])
+    return {"chosen": values[chosen][-1], "layer": layer, "last": values[names[-1]][-1]}
 
 
 def table(rows: Mapping[str, Row]) -> str:

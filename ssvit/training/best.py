@@ -16,11 +16,13 @@ AUTO, NAME = "auto", "best"
 History = Sequence[Mapping[str, float | None]]
 # What auto means, the first that there is: validation images choose, and so do the training images of a probe.
 _USUAL = (r"validation/(accuracy|map)", r"probe/\w+_choice")
+# Metrics that are better when less, by a part of their names. The features of different images should not be alike.
+_LESS = re.compile(r"(?:^|_)(?:loss|error|alignment|uniformity|feature_cosine|unreadable)")
 
 
 @dataclass(frozen=True)
 class Best:
-    """The evaluation with the best value of a metric, which is the least of a loss and the greatest of others."""
+    """The evaluation with the best value of a metric: the least of a loss or an error, the greatest of most others."""
 
     metric: str
     step: int
@@ -49,7 +51,7 @@ def find(history: History, recipe: Recipe) -> Best | None:
     elif names and metric not in names:
         listed = ", ".join(sorted(name for name in names if not re.search(r"_layer\d+$", name)))
         raise OptionError("recipe.best", metric, f"is not measured here; there are {listed}")
-    sign = -1 if metric.rpartition("/")[2].startswith("loss") else 1
+    sign = -1 if _LESS.search(metric.rpartition("/")[2]) else 1
     best, since = (0, -math.inf), 0
     for row in history:
         step = int(row["step"] or 0)

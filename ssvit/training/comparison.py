@@ -7,6 +7,7 @@ Each run goes on from where it was stopped, and so does the comparison.
 import json
 import math
 import statistics
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -87,20 +88,25 @@ def compare(run: Run, *, seed: int, seeds: int, folder: Path) -> None:
 
 
 def _verdict(summary: Mapping[str, Mapping[str, Any]], measured: "Score") -> str:
-    """Why a gain tells nothing yet, "" if it does. Its error is that of the seeds; of one seed each, of the images."""
+    """Why a gain tells nothing yet, "" if it does: its error is that of the seeds (Student's t) and of the images."""
     sides = list(summary.values())
     means = [side["mean"] for side in sides]
     chance, images = measured.chance, measured.images
     if chance is not None and images is not None and not any(above_chance(mean, chance, images) for mean in means):
         return f"neither side is {NOTHING_YET}"
-    if len(sides[0]["values"]) > 1:
-        errors, noise = [side["deviation"] / math.sqrt(len(side["values"])) for side in sides], "the seeds"
-    elif measured.images is not None:
-        errors, noise = [standard_error(mean, measured.images) for mean in means], "the images"
-    else:
-        return ""
-    if abs(means[0] - means[1]) <= 2 * (error := math.hypot(*errors)):
-        return f"within two standard errors of {noise} (± {200 * error:.2f}), so this tells nothing yet"
+
+    from ssvit.evaluation.paired import of_seeds  # which loads scipy
+
+    errors = {}
+    with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # of a side whose seeds are all alike
+        interval = of_seeds(*(side["values"] for side in sides))
+    if interval is not None:
+        errors["the seeds"] = (interval.high - interval.low) / 2
+    if images is not None:
+        errors["the images"] = 2 * math.hypot(*(standard_error(mean, images) for mean in means))
+    if errors and abs(means[0] - means[1]) <= (error := math.hypot(*errors.values())):
+        noise = " and ".join(errors)
+        return f"within the 95 % interval of {noise} (± {100 * error:.2f}), so this tells nothing yet"
     return ""
 
 
@@ -157,23 +163,27 @@ class Score(NamedTuple):
 
 
 def _scored(rows: Rows, parts: Sequence[str]) -> list[Score]:
-    """The scores of a run by step; each row's is on the first of the parts that it has."""
+    """The scores of a run by step; each step's is on the first of the parts that it has."""
+    steps: dict[int, dict[str, Any]] = {}
+    for row in rows:  # what is measured at the end alone may have a row of its own
+        steps.setdefault(row["step"], {}).update(row)
     scores = []
-    for row in rows:
+    for step, row in steps.items():
         known = ((part, name) for part in parts for name in _MEASURES if row.get(f"{part}/{name}") is not None)
         for part, name in islice(known, 1):
             value, chance = row[f"{part}/{name}"], row.get(f"{part}/{name}_constant")
             images = row.get(f"{part}/images") if name == "accuracy" else None
-            scores.append(Score(row["step"], value, part, chance, images, _MEASURES[name]))
+            scores.append(Score(step, value, part, chance, images, _MEASURES[name]))
     return scores
 
 
 def _curve(runs: Sequence[Sequence[Score]]) -> dict[str, list[float]]:
-    """The mean and deviation of the accuracy over runs that were measured at the same steps."""
-    columns = list(zip(*runs, strict=True))
-    spreads = [_spread([score.accuracy for score in column]) for column in columns]
+    """The mean and deviation of the accuracy at the steps that all runs have: one may have ended early."""
+    by_step = [{score.step: score.accuracy for score in run} for run in runs]
+    steps = [step for step in by_step[0] if all(step in run for run in by_step)]
+    spreads = [_spread([run[step] for run in by_step]) for step in steps]
     return {
-        "step": [column[0].step for column in columns],
+        "step": steps,
         "mean": [spread["mean"] for spread in spreads],
         "deviation": [spread["deviation"] for spread in spreads],
     }

@@ -29,7 +29,7 @@ class Cost:
 
     cpu_seconds: over all threads, of the fastest round, the one that other work disturbed least; seconds: by clock,
     of it. preparation: CPU seconds before the first step. flops: floating-point operations of the forward and backward
-    pass. backend: what computed the layers.
+    passes. backend: what computed the layers.
     """
 
     images: int
@@ -63,13 +63,13 @@ def measure(fabric: Fabric, objective: Objective, loader: Loader, recipe: Recipe
         seconds=seconds,
         preparation=preparation,
         # Batches are made first, since the products of crops would be counted too.
-        flops=flops(objective, list(loader.batches(0, 1)), steps=recipe.steps, seed=recipe.seed),
+        flops=recipe.passes * flops(objective, list(loader.batches(0, 1)), steps=recipe.steps, seed=recipe.seed),
         backend=runtime.backend(recipe, fabric.device),
     )
 
 
 def flops(objective: Objective, batches: Sequence[Batch], *, steps: int = 1, seed: int = 0) -> int:
-    """Floating-point operations of the first update, of so many steps, of an objective without kernels.
+    """Floating-point operations of a forward and backward pass in the first of so many updates, without kernels.
 
     Attention is taken in its plain form: matrix products, which can be counted.
     """

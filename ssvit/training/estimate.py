@@ -131,7 +131,7 @@ def estimate(state: State, loader: Loader, evaluators: Mapping[str, Evaluator], 
         moments={"adamw": 2, "sgd": 1}[recipe.optimizer] * gradients,
         activations=round(activations),
         resident=_resident() if fabric.device.type == "cpu" else 0,
-        step=None if of_one is None else of_one * recipe.batch_size,
+        step=None if of_one is None else of_one * recipe.batch_size * recipe.passes,
         evaluations=None if of_one is None else COST * seen * of_one,
         images=count,
     )

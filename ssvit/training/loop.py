@@ -17,6 +17,8 @@ import torch
 from lightning_fabric import Fabric
 from torch import Tensor
 
+from ssvit.checkpoints import storage
+from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.checkpoints.run_folder import is_main_process
 from ssvit.data.batch import Batch
 from ssvit.data.loader import Loader
@@ -113,7 +115,15 @@ def train(
     say = functools.partial(print, flush=True) if fabric.is_global_zero else lambda text: None
     state = State(fabric, objective, recipe)
     first = state.restore(folder, run_identity, say)
-    if first == recipe.steps or any(runtime.agree(fabric, [float(_ended_early(folder, recipe, first))])):
+    history = [row for row in rows(folder) if row["step"] <= first] if first and fabric.is_global_zero else []
+    chosen = best.find(history, recipe)
+    finished = first == recipe.steps or any(runtime.agree(fabric, [float(best.ends(chosen, recipe))]))
+    if fabric.is_global_zero:  # what a process that died had not done
+        if finished:
+            storage.merge(Checkpoint.open(folder))
+        if chosen:
+            best.keep(folder, chosen.step)
+    if finished:
         say(f"{folder} is finished ({first} steps); overwrite=true starts it anew, name=… starts another")
         return False
     weights = sum(parameter.numel() for parameter in objective.encoder.parameters())
@@ -139,8 +149,6 @@ def train(
                 log.say(told)
         if first == 0:
             _evaluate(state, evaluators, log, 0)
-        elif fabric.is_global_zero and (chosen := best.find(log.history, recipe)):
-            best.keep(folder, chosen.step)  # which a process that died had not done
         batches: Iterator[Batch] = loader.batches(first, recipe.steps)
         if fabric.world_size == 1:  # several processes stop after the same step
             batches = stop.heeded(batches)
@@ -150,6 +158,7 @@ def train(
                 readings.add(step, update(state, batches, step, stop))
             except Interrupted:
                 readings.read(every=True)
+                state.take_back()  # micro-batches that came before the request
                 if step > first and not recipe.due(step, recipe.save_every):
                     state.save(folder, step, run_identity)
                 raise Stopped(stop.signum, step) from None
@@ -284,10 +293,3 @@ def _measure(
     if row:
         log.record(step, row)
     return evaluations
-
-
-def _ended_early(folder: Path, recipe: Recipe, first: int) -> bool:
-    """Whether the run had ended at its newest checkpoint, as the main process finds in its metrics."""
-    if recipe.patience is None or not is_main_process():
-        return False
-    return best.ends(best.find([row for row in rows(folder) if row["step"] <= first], recipe), recipe)

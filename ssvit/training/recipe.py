@@ -61,8 +61,9 @@ class Recipe:
     log_every: int = 10
     """Steps from one line of metrics to the next."""
     best: str | None = "auto"
-    """The metric whose best checkpoint is kept as best/, such as label_free/rankme or held_out/loss; losses are better
-    when less. auto: accuracy on validation images, or a probe's on training images; None: no checkpoint is kept."""
+    """The metric whose best checkpoint is kept as best/, such as label_free/rankme or held_out/loss; losses and errors
+    are better when less. auto: accuracy on validation images, or a probe's on training images; None: no checkpoint is
+    kept."""
     patience: int | None = None
     """Evaluations of that metric without a gain after which the run ends early; None: it never does."""
 
@@ -105,6 +106,11 @@ class Recipe:
                 raise OptionError("patience", self.patience, "needs a metric: recipe.best=auto, or its name")
         if self.batch_size % self.accumulate:
             raise OptionError("accumulate", self.accumulate, f"must divide batch_size={self.batch_size}")
+
+    @property
+    def passes(self) -> int:
+        """Forward and backward passes of an image in one update."""
+        return 2 if self.sam else 1
 
     def learning_rate(self, step: int) -> float:
         """Linear warm-up, lr / warmup at step 0, then the decay, which would reach its end at step `steps`.

@@ -199,6 +199,11 @@ class State:
         means = {name: runtime.mean(self.fabric, value) for name, value in outputs.items()}
         self.objective.after_step(means, scheduled, applied)
 
+    def take_back(self) -> None:
+        """Undo the forward passes of an update that is given up before it is complete."""
+        self._statistics.take_back()
+        self.optimizer.zero_grad(set_to_none=True)
+
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[Objective]:
         """The objective as evaluations see it: whole in every process, averaged weights, eval mode, no gradients."""

@@ -19,6 +19,9 @@ class RunningStatistics:
         both = (statistic for norm in norms for statistic in (norm.running_mean, norm.running_var))
         self._now = [statistic for statistic in both if statistic is not None]
         self._before = [statistic.clone() for statistic in self._now]
+        # Of forward passes, the same in all processes; torch counts those of skipped updates too.
+        self._counts = [norm.num_batches_tracked for norm in norms if norm.num_batches_tracked is not None]
+        self._counted = [count.clone() for count in self._counts]
 
     @torch.no_grad()
     def follow(self, fabric: Fabric, applied: Tensor) -> None:
@@ -30,4 +33,12 @@ class RunningStatistics:
             self._now, self._before, moved.split([len(now) for now in self._now]), strict=True
         ):
             before.copy_(torch.where(applied, mean, before))
+            now.copy_(before)
+        for counted, count in zip(self._counted, self._counts, strict=True):
+            counted.copy_(count)
+
+    @torch.no_grad()
+    def take_back(self) -> None:
+        """Undo the forward passes since the last update."""
+        for now, before in zip([*self._now, *self._counts], [*self._before, *self._counted], strict=True):
             now.copy_(before)

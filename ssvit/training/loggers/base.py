@@ -3,6 +3,7 @@
 import json
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,10 @@ Rows = Sequence[Mapping[str, float | None]]
 
 class Unreachable(Exception):
     """A service takes nothing now; what it lacks is sent with the next row."""
+
+
+def _step(row: Mapping[str, float | None]) -> int:
+    return int(row["step"] or 0)
 
 
 class Logger:
@@ -51,8 +56,9 @@ class Logger:
 class Follower(Logger):
     """A service that has a run of its own, which gets each row once, however often training is resumed.
 
-    A run that goes on from a checkpoint gives some rows again. The file `<service>.json` in the run's folder says which
-    run of the service is this one and how many rows it has; the next ones follow. `complete`: the run has ended well.
+    A run that goes on from a checkpoint gives some rows again, or others in their place if its evaluators changed. The
+    file `<service>.json` in the run's folder says which run of the service is this one, the last step of which it has a
+    row, and how many of that step; the next ones follow. `complete`: the run has ended well.
     """
 
     complete = False
@@ -61,14 +67,20 @@ class Follower(Logger):
         self._history = history
         try:
             kept = json.loads((self.folder / self.file).read_text())
-            identity, self._sent = str(kept["id"]), int(kept["rows"])
+            identity, rows = str(kept["id"]), int(kept["rows"])
+            if "step" in kept:
+                self._step, self._rows = int(kept["step"]), rows
+            else:  # of an earlier version: how many rows of all
+                sent = [_step(row) for row in history[:rows]]
+                self._step = max(sent, default=-1)
+                self._rows = sent.count(self._step)
         except (OSError, ValueError, LookupError, TypeError):
-            identity, self._sent = None, 0
+            identity, self._step, self._rows = None, -1, 0
         self._id = self.start(identity)
         self._follow()
 
     def record(self, step: int, row: Mapping[str, float]) -> None:
-        self._new = len(self._history) > self._sent
+        self._new = bool(self._lacking())
         self._follow()
 
     def show(self, step: int, name: str, picture: Image) -> None:
@@ -80,11 +92,19 @@ class Follower(Logger):
 
     def _follow(self) -> None:
         """Send the rows that the service lacks."""
-        for row in self._history[self._sent :]:
+        for row in self._lacking():
             finite: dict[str, Any] = {name: value for name, value in row.items() if value is not None}
-            self.send(finite.pop("step"), finite)
-            self._sent += 1
-        atomic_io.replace(self.folder / self.file, json.dumps({"id": self._id, "rows": self._sent}).encode())
+            step = finite.pop("step")
+            self.send(step, finite)
+            self._step, self._rows = step, self._rows + 1 if step == self._step else 1
+        kept = {"id": self._id, "step": self._step, "rows": self._rows}
+        atomic_io.replace(self.folder / self.file, json.dumps(kept).encode())
+
+    def _lacking(self) -> Rows:
+        """The rows after the last one that was sent."""
+        recent = [*takewhile(lambda row: _step(row) >= self._step, reversed(self._history))][::-1]
+        same = sum(_step(row) == self._step for row in recent)
+        return recent[min(same, self._rows) :]
 
     @abstractmethod
     def start(self, identity: str | None) -> str:
