@@ -79,7 +79,9 @@ def test_heads_alone_are_trained_first():
     objective = tiny.contrastive_tuning()
     schedule = objective.schedules["encoder_gradient"]
     assert [schedule(Progress(step, 11)) for step in range(11)] == [0, 0] + [1] * 9
-    assert tiny.contrastive_tuning(heads_only=0).schedules["encoder_gradient"](Progress(0, 11)) == 1
+    for fraction in (0, 1):
+        schedule = tiny.contrastive_tuning(heads_only=fraction).schedules["encoder_gradient"]
+        assert {schedule(Progress(step, 11)) for step in range(11)} == {1 - fraction}
     found = {}
     for factor in (1.0, 0.0, 0.25):
         objective.zero_grad()
@@ -170,6 +172,17 @@ def test_a_run_interrupted_anywhere_ends_with_the_same_bits(tmp_path):
         with pytest.raises(tiny.Interrupted):
             tiny.train(tmp_path / "broken", objective=objective, accumulate=2)
     tiny.train(tmp_path / "broken", objective=tiny.contrastive_tuning(0.2), accumulate=2)
+    assert final(tmp_path / "broken") == final(tmp_path / "whole")
+
+
+def test_a_run_interrupted_while_the_heads_alone_are_trained_ends_with_the_same_bits(tmp_path):
+    tiny.train(tmp_path / "whole", objective=tiny.contrastive_tuning())
+    with pytest.raises(tiny.Interrupted):  # in the third step of three
+        tiny.train(tmp_path / "broken", objective=tiny.interrupted(tiny.contrastive_tuning(), 3), save_every=1)
+    first = storage.load(Checkpoint.open(tmp_path / "broken"))
+    assert first["optimizer"]["encoder.norm.weight/step"] == 0
+    assert first["optimizer"]["projector.0.weight/step"] == 2
+    tiny.train(tmp_path / "broken", objective=tiny.contrastive_tuning())
     assert final(tmp_path / "broken") == final(tmp_path / "whole")
 
 

@@ -461,7 +461,7 @@ class Dino:
     center_momentum: float = 0.9
     """Share that the centre, the running mean of the teacher's logits, keeps of itself at each step."""
     last_layer: ScheduleFunction = field(default_factory=lambda: Schedule(start=0.0, end=1.0, shape="step", over=0.01))
-    """`Schedule` of a factor of the prototypes' gradient; 0 freezes them."""
+    """`Schedule` of a factor of the prototypes' gradient; 0 freezes them, also for weight decay."""
 
     def __post_init__(self) -> None:
         for name in ("prototypes", "hidden", "bottleneck"):
@@ -660,5 +660,6 @@ class ContrastiveTuning:
     @property
     def schedules(self) -> dict[str, ScheduleFunction]:
         """The schedules by name. encoder_gradient: a factor of the encoder's gradient."""
-        start = 0.0 if self.heads_only else 1.0
-        return {"encoder_gradient": Schedule(start=start, end=1.0, shape="step", over=self.heads_only or 1.0)}
+        if self.heads_only in (0, 1):
+            return {"encoder_gradient": Schedule(start=1.0 - self.heads_only, shape="constant")}
+        return {"encoder_gradient": Schedule(start=0.0, end=1.0, shape="step", over=self.heads_only)}
