@@ -63,6 +63,8 @@ class Masking:
 class MaskedPatch:
     """Masked patch prediction."""
 
+    samples_patches: ClassVar[bool] = True  # of images of the encoder's size
+
     masking: Any
     """A `Masking`."""
     decoder: Mapping[str, object] | None = None
@@ -245,6 +247,8 @@ class Codebook(Patches):
 @dataclass(frozen=True, kw_only=True)
 class Masked:
     """An objective whose encoder sees a part of the patches, and whose decoder predicts the others."""
+
+    samples_patches: ClassVar[bool] = True  # of images of the encoder's size
 
     decoder: Mapping[str, Any]
     """The decoder, which predicts the masked patches."""
@@ -487,6 +491,8 @@ class Dino:
 class IBot(Dino):
     """DINO with masked patches; the defaults are the authors' for ViT-S (bytedance/ibot: README.md, main_ibot.py)."""
 
+    samples_patches: ClassVar[bool] = True  # of images of the encoder's size
+
     prototypes: int = 8192
     masked: float = 0.3
     """Mean fraction of a masked view's patches that are masked."""
@@ -617,6 +623,11 @@ class SimCLR:
         """OptionError if patches are to be left out and the encoder cannot do that."""
         if self.keep < 1 and encoder.stem is not None:
             raise OptionError("keep", self.keep, "must be 1 for an encoder with a stem, which would see all patches")
+
+    @property
+    def samples_patches(self) -> bool:
+        """Whether patches are sampled, of images of the encoder's size."""
+        return self.keep < 1
 
     def count(self, patches: int) -> int:
         """The number of a view's patches that the encoder sees: the fraction, rounded, at least one."""

@@ -10,7 +10,7 @@ from dataclasses import fields
 from typing import Any
 
 from ssvit.checkpoints.options import LoadEncoder
-from ssvit.data.augment.options import RandomCrop
+from ssvit.data.augment.options import Crop, RandomCrop
 from ssvit.data.options import (
     DECODINGS,
     FULL,
@@ -29,7 +29,7 @@ from ssvit.data.options import (
 from ssvit.evaluation.options import Probing
 from ssvit.models.options import Timm, ViT
 from ssvit.objectives.options import MULTI_LABEL, Classify
-from ssvit.options import OptionError, UserError, find, make, number, one_of, whole, within
+from ssvit.options import OptionError, UserError, find, make, number, one_of, pair, whole, within
 from ssvit.training.recipe import Recipe
 
 # The dataclasses of groups that have no `_target_`.
@@ -101,6 +101,16 @@ def views(made: Mapping[str, object]) -> None:
         raise OptionError("data.augment", type(augmentation).__name__, right)
 
 
+def size(made: Mapping[str, object], vit: ViT | Timm | None) -> None:
+    """OptionError if the objective samples patches and images have another size than the encoder's."""
+    augmentation = made.get("data.augment")
+    if not getattr(made.get("objective"), "samples_patches", False) or not isinstance(augmentation, Crop):
+        return
+    if isinstance(vit, ViT) and augmentation.size != (own := pair("image_size", vit.image_size)):
+        right = f"must be encoder.image_size={own}: the objective samples patches of images of that size"
+        raise OptionError("data.augment.size", augmentation.size, right)
+
+
 def processes(fabric: Mapping[str, Any]) -> int | None:
     """How many will train, as torchrun, SLURM or the options of the group fabric tell; None if the machine decides."""
     for name, mark in (("WORLD_SIZE", "RANK"), ("SLURM_NTASKS", "SLURM_PROCID")):
@@ -119,6 +129,7 @@ def check(config: Mapping[str, Any]) -> Recipe:
     vit = encoder(made)
     start(made)
     views(made)
+    size(made, vit)
     with within("subset"):
         subset = make(Subset, config["subset"])
     development(config["development"])
