@@ -93,6 +93,8 @@ TOGETHER = {
     "iBOT size": (["objective=ibot", "data.augment.size=48"], "data.augment.size=(48, 48): must be encoder.image"),
     "SimCLR size": (["objective=simclr", "objective.keep=0.5", "data.augment.size=48"],
                     "data.augment.size=(48, 48): must be encoder.image_size=(32, 32)"),
+    "average": (["objective=dino", "recipe.ema=0.99"], "recipe.ema=0.99: must be 0: the teacher, which is probed"),
+    "iBOT average": (["objective=ibot", "recipe.ema=0.99"], "recipe.ema=0.99: must be 0: the teacher, which is"),
     "local crop": ([*CHOICES["multi_crop"], "data.augment.local_size=18"], "data.augment.local_size=(18, 18): must be"),
     "squash": (["data.view.fit=squash", "data.view.resize=40"], "data.view.resize=40: must be null with fit=squash"),
     "smoothing": (["objective=supervised", "objective.loss=sigmoid", "objective.label_smoothing=0.1"],
@@ -270,6 +272,11 @@ def test_what_is_wrong_with_another_option_is_told_without_torch(told_together, 
     assert line is not None
     assert line.startswith(TOGETHER[case][1])
     assert "\n" not in line
+
+
+def test_an_average_is_kept_where_the_student_is_probed(folder):
+    choices = ["objective=latent"], ["objective=mae"]
+    assert refusals(composed([*one, "recipe.ema=0.99"], folder) for one in choices) == [None] * 2
 
 
 def test_views_of_another_size_are_taken_where_no_patches_are_sampled(folder):

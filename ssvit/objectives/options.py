@@ -447,6 +447,7 @@ class Dino:
     """Self-distillation with no labels; the defaults are the authors' for ViT-S (main_dino.py)."""
 
     views: ClassVar[tuple[str, ...]] = ("global",)
+    is_averaged: ClassVar[bool] = True  # what is probed and exported, by itself: the teacher
 
     prototypes: int = 65536
     """Number of prototypes; 1,024 to 4,096 for small data sets."""

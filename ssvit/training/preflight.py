@@ -142,6 +142,9 @@ def check(config: Mapping[str, Any]) -> Recipe:
         recipe = make(Recipe, config["recipe"])
         if (count := processes(config["fabric"])) is not None:
             check_shares(batch_size=recipe.batch_size, accumulate=recipe.accumulate, processes=count)
+        if recipe.ema and getattr(made.get("objective"), "is_averaged", False):
+            right = "must be 0: the teacher, which is probed, is an average already: objective.teacher_momentum"
+            raise OptionError("ema", recipe.ema, right)
         if isinstance(vit, Timm) and recipe.backend == "kernels":
             raise OptionError("backend", recipe.backend, f"is for a ViT, and the encoder is timm's {vit.model}")
     if isinstance(vit, Timm) and config["fabric"]["strategy"] == "fsdp":
