@@ -28,7 +28,7 @@ from ssvit.data.options import (
 )
 from ssvit.evaluation.options import Probing
 from ssvit.models.options import Timm, ViT
-from ssvit.objectives.options import MULTI_LABEL, Classify
+from ssvit.objectives.options import MULTI_LABEL, Classify, ContrastiveTuning
 from ssvit.options import OptionError, UserError, find, make, number, one_of, pair, whole, within
 from ssvit.training.recipe import Recipe
 
@@ -147,6 +147,10 @@ def check(config: Mapping[str, Any]) -> Recipe:
             raise OptionError("ema", recipe.ema, right)
         if isinstance(vit, Timm) and recipe.backend == "kernels":
             raise OptionError("backend", recipe.backend, f"is for a ViT, and the encoder is timm's {vit.model}")
+    objective = made.get("objective")
+    if isinstance(objective, ContrastiveTuning) and objective.queue < recipe.batch_size:
+        right = f"must hold the images of a step, recipe.batch_size={recipe.batch_size}"
+        raise OptionError("objective.queue", objective.queue, right)
     if isinstance(vit, Timm) and config["fabric"]["strategy"] == "fsdp":
         raise OptionError("fabric.strategy", "fsdp", f"shares out a ViT, and the encoder is timm's {vit.model}")
     source = made.get("data.source")
@@ -170,7 +174,7 @@ def check(config: Mapping[str, Any]) -> Recipe:
     if isinstance(augmentation, RandomCrop) and isinstance(source, PixelFormat) and source.range is not None:
         with within("data.augment"):
             augmentation.check_floats()
-    if isinstance(objective := made.get("objective"), Classify):
+    if isinstance(objective, Classify):
         if source.labelled is False:
             raise UserError(NO_LABELS)
         with within("objective"):
