@@ -95,6 +95,8 @@ TOGETHER = {
                     "data.augment.size=(48, 48): must be encoder.image_size=(32, 32)"),
     "average": (["objective=dino", "recipe.ema=0.99"], "recipe.ema=0.99: must be 0: the teacher, which is probed"),
     "iBOT average": (["objective=ibot", "recipe.ema=0.99"], "recipe.ema=0.99: must be 0: the teacher, which is"),
+    "crop of an evaluator": (["objective=simclr", "data.augment.size=30"], "data.augment.size=(30, 30): must be div"),
+    "flip of an evaluator": (["objective=simclr", "data.augment.flip=2"], "data.augment.flip=2: must be a number"),
     "local crop": ([*CHOICES["multi_crop"], "data.augment.local_size=18"], "data.augment.local_size=(18, 18): must be"),
     "squash": (["data.view.fit=squash", "data.view.resize=40"], "data.view.resize=40: must be null with fit=squash"),
     "smoothing": (["objective=supervised", "objective.loss=sigmoid", "objective.label_smoothing=0.1"],

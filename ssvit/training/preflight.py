@@ -43,7 +43,8 @@ def parts(config: object, name: str = "") -> dict[str, Any]:
     """
     made: dict[str, object] = {}
     if isinstance(config, Mapping):
-        for key, value in config.items():
+        # Evaluators last: they refer to options of other parts, under whose names these were typed.
+        for key, value in sorted(config.items(), key=lambda item: item[0] == "evaluators"):
             made |= parts(value, f"{name}.{key}" if name else str(key))
         if known := find(config.get("_target_", "")):
             named = {field.name for field in fields(known)}
