@@ -224,6 +224,8 @@ def test_it_goes_on_from_a_run_and_never_from_random_weights(tool, tmp_path, no_
     assert line.startswith("pretrain.py: objective.trained=3: must be at most 2, the layers of the encoder")
     line = one_line(tool("pretrain", *given, "objective.queue=7", "recipe.accumulate=2", status=2))
     assert line.startswith("pretrain.py: objective.queue=7: must hold the images of a step, recipe.batch_size=8")
+    line = one_line(tool("pretrain", *given, "data.augment.local_views=1", status=2))
+    assert line.startswith("pretrain.py: data.augment.local_views=1: must be 0: the objective takes global views alone")
     tool("pretrain", *given)
     run = tmp_path / "outputs" / "tuned"
     found = [json.loads(row) for row in (run / "metrics.jsonl").read_text().splitlines()]

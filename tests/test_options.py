@@ -97,6 +97,8 @@ TOGETHER = {
     "iBOT average": (["objective=ibot", "recipe.ema=0.99"], "recipe.ema=0.99: must be 0: the teacher, which is"),
     "crop of an evaluator": (["objective=simclr", "data.augment.size=30"], "data.augment.size=(30, 30): must be div"),
     "flip of an evaluator": (["objective=simclr", "data.augment.flip=2"], "data.augment.flip=2: must be a number"),
+    "unseen views": (["objective=simclr", "augment@data.augment=multi_crop_small"],
+                     "data.augment.local_views=4: must be 0: the objective takes global views alone"),
     "local crop": ([*CHOICES["multi_crop"], "data.augment.local_size=18"], "data.augment.local_size=(18, 18): must be"),
     "squash": (["data.view.fit=squash", "data.view.resize=40"], "data.view.resize=40: must be null with fit=squash"),
     "smoothing": (["objective=supervised", "objective.loss=sigmoid", "objective.label_smoothing=0.1"],
@@ -282,7 +284,7 @@ def test_an_average_is_kept_where_the_student_is_probed(folder):
 
 
 def test_views_of_another_size_are_taken_where_no_patches_are_sampled(folder):
-    choices = [["objective=dino"], ["objective=simclr"], ["objective=supervised"]]
+    choices = [["objective=dino", "data.augment.local_views=0"], ["objective=simclr"], ["objective=supervised"]]
     assert refusals(composed([*one, "data.augment.size=48"], folder) for one in choices) == [None] * 3
 
 

@@ -601,6 +601,7 @@ class SimCLR:
     """Contrastive learning of two views (Chen et al. 2020)."""
 
     views: ClassVar[tuple[str, ...]] = ("global",)
+    takes_local: ClassVar[bool] = False
 
     temperature: float = 0.5
     """Divides the cosines; with lower values the nearest negatives count more."""
@@ -640,6 +641,7 @@ class ContrastiveTuning:
     """Contrastive tuning of a finished run; the defaults are MAE-CT's for ViT-L (ml-jku/MAE-CT: yamls)."""
 
     views: ClassVar[tuple[str, ...]] = ("global",)
+    takes_local: ClassVar[bool] = False
     goes_on: ClassVar[bool] = True  # from trained weights
 
     temperature: float = 0.2

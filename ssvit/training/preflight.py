@@ -10,7 +10,7 @@ from dataclasses import fields
 from typing import Any
 
 from ssvit.checkpoints.options import LoadEncoder
-from ssvit.data.augment.options import Crop, RandomCrop
+from ssvit.data.augment.options import Crop, MultiCrop, RandomCrop
 from ssvit.data.options import (
     DECODINGS,
     FULL,
@@ -89,7 +89,10 @@ def start(made: Mapping[str, object]) -> None:
 
 
 def views(made: Mapping[str, object]) -> None:
-    """OptionError unless the augmentation gives the views that the objective takes, by default one, "image"."""
+    """OptionError unless the augmentation gives the views that the objective takes, by default one, "image".
+
+    And if it gives local ones to an objective that says it takes none: a user's own need not say so.
+    """
     objective, augmentation = made.get("objective"), made.get("data.augment")
     if objective is None or augmentation is None:  # a user's own, checked when there are images
         return
@@ -100,6 +103,9 @@ def views(made: Mapping[str, object]) -> None:
             "augment@data.augment=…, of which multi_crop and multi_crop_small give global and local ones"
         )
         raise OptionError("data.augment", type(augmentation).__name__, right)
+    if isinstance(augmentation, MultiCrop) and augmentation.local_views and not getattr(objective, "takes_local", True):
+        right = "must be 0: the objective takes global views alone, as of augment@data.augment=two_crops"
+        raise OptionError("data.augment.local_views", augmentation.local_views, right)
 
 
 def size(made: Mapping[str, object], vit: ViT | Timm | None) -> None:
