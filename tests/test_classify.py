@@ -370,6 +370,13 @@ def test_the_teacher_follows_the_images_to_their_device(monkeypatch):
         assert {value.device.type for value in master.state_dict().values()} == {device}
 
 
+@pytest.mark.parametrize("loss", ["sigmoid", "multi_label"])
+def test_a_teacher_of_independent_classes_teaches_its_first_choice_alone(loss):
+    with pytest.raises(OptionError, match=rf"^objective\.distillation\.kind=soft: must be hard .* its loss is {loss}$"):
+        build(distillation=Distillation(teacher=teacher(loss=loss), kind="soft"))
+    assert build(distillation=Distillation(teacher=teacher(loss=loss), kind="hard")).options.distillation is not None
+
+
 @pytest.mark.parametrize("kind", ["hard", "soft"])
 def test_a_coarser_teacher_does_not_coarsen_the_loss(kind):
     model = build(token=True, distillation=Distillation(teacher=teacher().float(), kind=kind))
