@@ -370,6 +370,13 @@ def test_the_teacher_follows_the_images_to_their_device(monkeypatch):
         assert {value.device.type for value in master.state_dict().values()} == {device}
 
 
+@pytest.mark.parametrize("loss", ["sigmoid", "multi_label"])
+def test_a_teacher_of_independent_classes_teaches_its_first_choice_alone(loss):
+    with pytest.raises(OptionError, match=rf"^objective\.distillation\.kind=soft: must be hard .* its loss is {loss}$"):
+        build(distillation=Distillation(teacher=teacher(loss=loss), kind="soft"))
+    assert build(distillation=Distillation(teacher=teacher(loss=loss), kind="hard")).options.distillation is not None
+
+
 @pytest.mark.parametrize("kind", ["hard", "soft"])
 def test_a_coarser_teacher_does_not_coarsen_the_loss(kind):
     model = build(token=True, distillation=Distillation(teacher=teacher().float(), kind=kind))
@@ -411,13 +418,22 @@ def test_class_weights_are_factors_of_the_losses_of_the_images(way, smoothing):
     found = model._loss(logits, labels)
     expected = 0.0
     for row, wanted in zip(logits.tolist(), shares, strict=True):
-        for k, guess in enumerate(softmax(row)):
-            expected -= WEIGHTS[k] * ((1 - smoothing) * wanted[k] + smoothing / len(wanted)) * math.log(guess)
+        guesses = [math.log(guess) for guess in softmax(row)]
+        for weight, share, guess in zip(WEIGHTS, wanted, guesses, strict=True):
+            expected -= weight * share * ((1 - smoothing) * guess + smoothing * sum(guesses) / len(guesses))
     assert found.item() == pytest.approx(expected / len(LABELS), rel=1e-9)
-    weights = torch.tensor(WEIGHTS, dtype=torch.float64)
-    theirs = nn.functional.cross_entropy(logits, labels, weights, label_smoothing=smoothing)
-    total = weights[LABELS].sum() if way is None else len(LABELS)  # what torch divides by
-    assert found.item() == pytest.approx((theirs * total / len(LABELS)).item(), rel=1e-9)
+    if not smoothing:
+        weights = torch.tensor(WEIGHTS, dtype=torch.float64)
+        theirs = nn.functional.cross_entropy(logits, labels, weights)
+        total = weights[LABELS].sum() if way is None else len(LABELS)  # what torch divides by
+        assert found.item() == pytest.approx((theirs * total / len(LABELS)).item(), rel=1e-9)
+
+
+def test_an_image_of_a_class_of_weight_0_has_no_loss_also_if_labels_are_smoothed():
+    model = build(class_weights=WEIGHTS, label_smoothing=0.1)
+    assert model(Batch.of(IMAGES[:2], torch.tensor([2, 2])))["loss"].item() == 0
+    plain = build(label_smoothing=0.1)(Batch.of(IMAGES[:2], torch.tensor([1, 1])))["loss"].item()
+    assert model(Batch.of(IMAGES[:2], torch.tensor([1, 1])))["loss"].item() == pytest.approx(3.0 * plain, rel=1e-9)
 
 
 def test_weighted_micro_batches_add_up_to_the_batch_and_equal_weights_are_none():

@@ -79,7 +79,9 @@ def test_heads_alone_are_trained_first():
     objective = tiny.contrastive_tuning()
     schedule = objective.schedules["encoder_gradient"]
     assert [schedule(Progress(step, 11)) for step in range(11)] == [0, 0] + [1] * 9
-    assert tiny.contrastive_tuning(heads_only=0).schedules["encoder_gradient"](Progress(0, 11)) == 1
+    for fraction in (0, 1):
+        schedule = tiny.contrastive_tuning(heads_only=fraction).schedules["encoder_gradient"]
+        assert {schedule(Progress(step, 11)) for step in range(11)} == {1 - fraction}
     found = {}
     for factor in (1.0, 0.0, 0.25):
         objective.zero_grad()
@@ -173,6 +175,17 @@ def test_a_run_interrupted_anywhere_ends_with_the_same_bits(tmp_path):
     assert final(tmp_path / "broken") == final(tmp_path / "whole")
 
 
+def test_a_run_interrupted_while_the_heads_alone_are_trained_ends_with_the_same_bits(tmp_path):
+    tiny.train(tmp_path / "whole", objective=tiny.contrastive_tuning())
+    with pytest.raises(tiny.Interrupted):  # in the third step of three
+        tiny.train(tmp_path / "broken", objective=tiny.interrupted(tiny.contrastive_tuning(), 3), save_every=1)
+    first = storage.load(Checkpoint.open(tmp_path / "broken"))
+    assert first["optimizer"]["encoder.norm.weight/step"] == 0
+    assert first["optimizer"]["projector.0.weight/step"] == 2
+    tiny.train(tmp_path / "broken", objective=tiny.contrastive_tuning())
+    assert final(tmp_path / "broken") == final(tmp_path / "whole")
+
+
 @torch.no_grad()
 def test_the_panel_measures_it_too():
     objective = tiny.contrastive_tuning().double().eval()
@@ -209,6 +222,10 @@ def test_it_goes_on_from_a_run_and_never_from_random_weights(tool, tmp_path, no_
     given += [*short, f"checkpoint={first}", "name=tuned", "probe=[]", "evaluators.held_out.images=16"]
     line = one_line(tool("pretrain", *given, "objective.trained=3", status=2))
     assert line.startswith("pretrain.py: objective.trained=3: must be at most 2, the layers of the encoder")
+    line = one_line(tool("pretrain", *given, "objective.queue=7", "recipe.accumulate=2", status=2))
+    assert line.startswith("pretrain.py: objective.queue=7: must hold the images of a step, recipe.batch_size=8")
+    line = one_line(tool("pretrain", *given, "data.augment.local_views=1", status=2))
+    assert line.startswith("pretrain.py: data.augment.local_views=1: must be 0: the objective takes global views alone")
     tool("pretrain", *given)
     run = tmp_path / "outputs" / "tuned"
     found = [json.loads(row) for row in (run / "metrics.jsonl").read_text().splitlines()]

@@ -87,6 +87,18 @@ TOGETHER = {
     "unit": (["objective.masking.unit=3"], "objective.masking.unit=3: must divide the grid of 8x8 patches"),
     "one patch": (["encoder.patch_size=32"], "objective.masking.replace=0.1: needs images of at least two patches"),
     "crop": (["data.augment.size=30"], "data.augment.size=(30, 30): must be divided by encoder.patch_size=4"),
+    "size": (["data.augment.size=48"], "data.augment.size=(48, 48): must be encoder.image_size=(32, 32)"),
+    "decoder size": (["objective=masked_patch_decoder", "data.augment.size=[32,48]"], "data.augment.size=(32, 48): mu"),
+    "MAE size": (["objective=mae", "data.augment.size=16"], "data.augment.size=(16, 16): must be encoder.image_size="),
+    "iBOT size": (["objective=ibot", "data.augment.size=48"], "data.augment.size=(48, 48): must be encoder.image"),
+    "SimCLR size": (["objective=simclr", "objective.keep=0.5", "data.augment.size=48"],
+                    "data.augment.size=(48, 48): must be encoder.image_size=(32, 32)"),
+    "average": (["objective=dino", "recipe.ema=0.99"], "recipe.ema=0.99: must be 0: the teacher, which is probed"),
+    "iBOT average": (["objective=ibot", "recipe.ema=0.99"], "recipe.ema=0.99: must be 0: the teacher, which is"),
+    "crop of an evaluator": (["objective=simclr", "data.augment.size=30"], "data.augment.size=(30, 30): must be div"),
+    "flip of an evaluator": (["objective=simclr", "data.augment.flip=2"], "data.augment.flip=2: must be a number"),
+    "unseen views": (["objective=simclr", "augment@data.augment=multi_crop_small"],
+                     "data.augment.local_views=4: must be 0: the objective takes global views alone"),
     "local crop": ([*CHOICES["multi_crop"], "data.augment.local_size=18"], "data.augment.local_size=(18, 18): must be"),
     "squash": (["data.view.fit=squash", "data.view.resize=40"], "data.view.resize=40: must be null with fit=squash"),
     "smoothing": (["objective=supervised", "objective.loss=sigmoid", "objective.label_smoothing=0.1"],
@@ -264,6 +276,16 @@ def test_what_is_wrong_with_another_option_is_told_without_torch(told_together, 
     assert line is not None
     assert line.startswith(TOGETHER[case][1])
     assert "\n" not in line
+
+
+def test_an_average_is_kept_where_the_student_is_probed(folder):
+    choices = ["objective=latent"], ["objective=mae"]
+    assert refusals(composed([*one, "recipe.ema=0.99"], folder) for one in choices) == [None] * 2
+
+
+def test_views_of_another_size_are_taken_where_no_patches_are_sampled(folder):
+    choices = [["objective=dino", "data.augment.local_views=0"], ["objective=simclr"], ["objective=supervised"]]
+    assert refusals(composed([*one, "data.augment.size=48"], folder) for one in choices) == [None] * 3
 
 
 def test_a_part_of_a_users_own_is_found_by_its_name(tmp_path, monkeypatch):

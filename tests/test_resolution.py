@@ -3,8 +3,11 @@
 import pytest
 import scipy.ndimage
 import timm.layers
+import tiny
 import torch
 
+from ssvit.data.augment.views import MultiCrop
+from ssvit.data.batch import Batch
 from ssvit.models.positions import Learned1D, Learned2D, Relative, SineCosine2D
 from ssvit.models.vit import ViT
 from ssvit.options import OptionError
@@ -299,3 +302,17 @@ def test_compiled_each_size_is_one_graph(positions, at):
         images = torch.rand(2, 3, *size)
         torch.testing.assert_close(compiled(images), vit(images), atol=1e-5, rtol=1e-4)
     assert len(graphs) == 2
+
+
+@pytest.mark.parametrize("method", ["model", "masked_patch_decoder", "simmim", "mae", "latent", "ibot", "simclr"])
+@pytest.mark.parametrize("size", [8, 24])
+def test_an_objective_that_samples_patches_refuses_images_of_another_size(method, size):
+    """Of the encoder's 16 px, whose patches its masks number: of others it would hide the wrong ones, or some never."""
+    objective, slots, images = getattr(tiny, method)(), torch.arange(2), tiny.pictures(2, side=size)
+    scheduled = {name: torch.tensor(1.0) for name in objective.schedules}
+    batch = Batch.of(images)
+    if method in ("ibot", "simclr"):
+        views = MultiCrop(size=size, local_size=8, local_views=0, sigma=(0.1, 0.5))(images, slots, 0)
+        batch = Batch(views, None, slots)
+    with pytest.raises(OptionError, match=rf"^images={size}x{size}: must be 16x16 pixels"):
+        objective(batch, objective.sample(slots, seed=0), scheduled)

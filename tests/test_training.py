@@ -32,6 +32,7 @@ from ssvit.objectives.targets import MeanColor
 from ssvit.options import OptionError, UserError
 from ssvit.training import loop, runtime
 from ssvit.training.recipe import Recipe
+from ssvit.training.state import State
 
 
 def final(folder: Path) -> dict[str, str]:
@@ -191,6 +192,43 @@ def test_sgd_takes_the_steps_of_its_formula(tmp_path):
                 parameter -= numbers.learning_rate(step) * 0.5**layers * velocity[name]
     for (name, ours), plain in zip(trained.named_parameters(), model.parameters(), strict=True):
         torch.testing.assert_close(ours, plain, rtol=1e-9, atol=1e-12, msg=name)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+@pytest.mark.parametrize(
+    ("method", "frozen", "end"),
+    [
+        ("dino", ["head.prototypes"], 2),
+        ("ibot", ["head.prototypes", "patch_head.prototypes"], 2),
+        ("contrastive_tuning", ["encoder.norm.weight", "encoder.blocks.1.expand.weight"], 3),
+    ],
+)
+def test_what_is_frozen_keeps_its_bits_and_then_takes_the_first_step_of_the_optimiser(method, frozen, end, optimizer):
+    """Against the formulas of a first step: the sign of the gradient for AdamW, the gradient for SGD."""
+    build = getattr(tiny, method)
+    objective = (build(own_head=True) if method == "ibot" else build()).double()
+    options = {"optimizer": optimizer, "lr": 1e-3, "warmup": 0, "decay": "constant", "weight_decay": 0.5, "clip": 0.0,
+               "precision": "64-true", "accumulate": 2}  # fmt: skip
+    recipe = Recipe(**{**tiny.RECIPE, **options})
+    state = State(runtime.start(recipe, accelerator="cpu"), objective, recipe)
+    source, transform = tiny.source(), tiny.transform(objective)
+    batches = Loader(source=source, transform=transform, seed=0, batch_size=8, accumulate=2).batches(0, recipe.steps)
+    weights = {name: dict(objective.named_parameters())[name] for name in frozen}
+    start = {name: weight.detach().clone() for name, weight in weights.items()}
+    found = {}
+    for name, weight in weights.items():
+        weight.register_post_accumulate_grad_hook(lambda one, name=name: found.update({name: one.grad.clone()}))
+    for step in range(end + 1):
+        loop.update(state, batches, step)
+        for name, weight in weights.items() if step < end else ():
+            assert weight.equal(start[name]), f"{name} after step {step}"
+    for name, weight in weights.items():
+        gradient, decay = found[name], 0.5 * (weight.ndim > 1)
+        assert gradient.abs().max() > 0
+        moved = start[name] * (1 - 1e-3 * decay) - 1e-3 * (
+            gradient / (gradient.abs() + 1e-8) if optimizer == "adamw" else gradient
+        )
+        torch.testing.assert_close(weight.detach(), moved, rtol=1e-9, atol=1e-12, msg=name)
 
 
 def test_an_interrupted_run_of_sgd_ends_with_the_same_bits(tmp_path):

@@ -3,7 +3,7 @@
 Letters: b images.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from operator import attrgetter
 from types import MappingProxyType
 from typing import Any
@@ -64,6 +64,13 @@ class Objective(nn.Module):
         "loss" is minimised, other single numbers are logged, and tensors with dimensions go to `after_step` alone.
         """
         raise NotImplementedError
+
+    def frozen(self, scheduled: Mapping[str, float]) -> Iterable[Tensor]:
+        """The parameters that an update leaves as they are. scheduled: the step's value of each schedule.
+
+        Gradients of zero alone would not do that: weight decay goes on, and so does the optimiser's count of steps.
+        """
+        return ()
 
     def after_step(self, outputs: Mapping[str, Tensor], scheduled: Mapping[str, Tensor], applied: Tensor) -> None:
         """Change what is no weight (a teacher, a centre), once for each update, after the optimiser.

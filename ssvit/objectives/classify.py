@@ -100,8 +100,9 @@ class Classify(Objective):
 
         In place of the accuracy, multi_label gives "exact_match": the share of images whose every class is right.
 
-        Class weights multiply an image's loss, and the mean is over the images, as without weights: micro-batches add
-        up to the whole batch. (torch divides by the sum of the weights.)
+        Class weights multiply an image's loss, smoothed or not, and of a mixed image each label's share. The mean is
+        over the images, as without weights: micro-batches add up to the whole batch. (torch divides by the sum of the
+        weights, and weights each class that a smoothed label is spread over.)
 
         In eval mode, called on images alone, (b, c, h, w), it gives their `logits`, (b, k), instead.
         Without a teacher all heads learn the labels. With one, the last head learns the teacher's predictions and the
@@ -143,7 +144,12 @@ class Classify(Objective):
         if self.class_weights is None:
             return F.cross_entropy(logits, labels, label_smoothing=smoothing)
         weights = self.class_weights.to(logits.dtype)
-        return F.cross_entropy(logits, labels, weights, label_smoothing=smoothing, reduction="sum") / len(logits)
+        loss = F.cross_entropy(logits, labels, weights, reduction="sum")
+        if smoothing:
+            factors = weights[labels] if labels.ndim == 1 else labels @ weights
+            spread = -(factors * logits.log_softmax(1).mean(1)).sum()
+            loss = (1 - smoothing) * loss + smoothing * spread
+        return loss / len(logits)
 
     # Outside of the compiled graph, which would be compiled anew for each step's share.
     @torch.compiler.disable

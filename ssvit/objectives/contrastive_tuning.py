@@ -8,7 +8,7 @@ Letters: b images, v = 2 views, c channels, h, w pixels, e numbers of a projecti
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 import torch.nn.functional as F
@@ -92,6 +92,10 @@ class ContrastiveTuning(Contrastive):
             "newest": torch.zeros_like(self.queue).index_add(0, place, newest),
             "entered": torch.zeros_like(self.queue[:, 0]).index_fill(0, place, 1.0),
         }
+
+    def frozen(self, scheduled: Mapping[str, float]) -> Iterable[Tensor]:
+        """The encoder, while the heads alone are trained."""
+        return () if scheduled["encoder_gradient"] else self.encoder.parameters()
 
     def after_step(self, outputs: Mapping[str, Tensor], scheduled: Mapping[str, Tensor], applied: Tensor) -> None:
         """Put the first views of the step's images into the queue, over the oldest."""

@@ -7,7 +7,7 @@ alone keep it from collapsing (section 3.1).
 Letters: b images, v views, t of them global, c channels, h, w pixels, d width, k prototypes.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -114,6 +114,12 @@ class Dino(Objective):
             targets = self.targets(teacher, scheduled["teacher_temperature"])
             loss = cross_entropy(targets.exp(), (student / self.options.student_temperature).log_softmax(-1))
             return {"loss": loss, "target_entropy": entropy(targets).mean(), "teacher_mean": teacher.mean((0, 1))}
+
+    def frozen(self, scheduled: Mapping[str, float]) -> Iterable[Tensor]:
+        """The prototypes, while the factor of their gradient is 0."""
+        student = self.student
+        heads = () if scheduled["last_layer"] else (student.head, student.patch_head)
+        return [head.prototypes for head in heads if head is not None]
 
     def after_step(self, outputs: Mapping[str, Tensor], scheduled: Mapping[str, Tensor], applied: Tensor) -> None:
         """Update the centre and the teacher."""

@@ -16,7 +16,7 @@ from torch import Tensor
 from ssvit.models.encoder import Encoder
 from ssvit.objectives import options
 from ssvit.objectives.classify import Classify
-from ssvit.options import UserError
+from ssvit.options import OptionError, UserError
 
 
 class Distillation(options.Distillation):
@@ -27,7 +27,14 @@ class Distillation(options.Distillation):
         self.teacher = teacher.eval()
 
     def check(self, encoder: Encoder, classes: Sequence[str]) -> None:
-        """UserError unless the teacher takes the images of this encoder and knows these classes, in this order."""
+        """UserError unless the teacher takes the images of this encoder and knows these classes, in this order.
+
+        And unless its probabilities are those of a softmax, if they are the target.
+        """
+        if self.kind == "soft" and self.teacher.options.loss != options.SOFTMAX:
+            loss = self.teacher.options.loss
+            right = f"must be hard with this teacher, whose probabilities are no softmax: its loss is {loss}"
+            raise OptionError("objective.distillation.kind", self.kind, right)
         own, theirs = ("x".join(map(str, (vit.channels, *vit.image_size))) for vit in (encoder, self.teacher.encoder))
         if own != theirs:
             raise UserError(f"distillation.teacher: takes images of {theirs}, this encoder takes {own}")

@@ -78,7 +78,11 @@ class IBot(Dino):
 
     @torch.no_grad()
     def teacher_answers(self, images: Tensor, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Logits of the images (b, k), of the patches ids (b, m), (b, m, k), and their mean over all patches, (k,)."""
+        """Logits of the images (b, k), of the patches ids (b, m), (b, m, k), and their mean over all patches, (k,).
+
+        OptionError for images of another size than the encoder's, for which the masks are sampled.
+        """
+        self.encoder.check_size(images)
         teacher = self.teacher.module
         head = of_patches(teacher)
         outputs = teacher.encoder(images)

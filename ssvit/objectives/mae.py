@@ -96,8 +96,9 @@ class MAE(Objective):
 
     def forward(self, batch: Batch, noise: Masks, scheduled: Mapping[str, Tensor] = NOTHING) -> dict[str, Tensor]:
         """The mean squared error over the masked patches' pixels."""
+        prediction = self.predict(batch.images, noise)
         truth = self.labels(batch.images, noise.masked_ids)
-        return {"loss": F.mse_loss(self.predict(batch.images, noise).to(truth.dtype), truth)}
+        return {"loss": F.mse_loss(prediction.to(truth.dtype), truth)}
 
     def _pixels(self, images: Tensor, ids: Tensor | None = None) -> Tensor:
         """Patches as the encoder normalises them: -> (b, n, c * p * q), or with ids (b, m) these alone."""

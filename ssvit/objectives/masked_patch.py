@@ -66,7 +66,11 @@ class MaskedPatch(Objective):
         return self.masking.sample(slots, seed=seed, grid=self.encoder.grid)
 
     def predict(self, images: Tensor, noise: Corruption) -> Tensor:
-        """The prediction of each corrupted patch: by the head from its output, or by the decoder: -> (b, m, width)."""
+        """The prediction of each corrupted patch: by the head from its output, or by the decoder: -> (b, m, width).
+
+        OptionError for images of another size than the encoder's, for which the masks are sampled.
+        """
+        self.encoder.check_size(images)
         if self.decoder is None:
             tokens = corrupt(self.encoder.embed(images), self.mask_token, noise)
             return self.head(self.encoder.encode(tokens, output_ids=noise.ids))
@@ -79,7 +83,7 @@ class MaskedPatch(Objective):
 
     def forward(self, batch: Batch, noise: Corruption, scheduled: Mapping[str, Tensor] = NOTHING) -> dict[str, Tensor]:
         """The mean loss over the corrupted patches, and the mean score of the best guess."""
-        truth = self.corrupted_labels(batch.images, noise)
         prediction = self.predict(batch.images, noise)
+        truth = self.corrupted_labels(batch.images, noise)
         score = self.target.score(self.target.guess(prediction.detach()), truth)
         return {"loss": self.target.losses(prediction, truth).mean(), self.target.score_name: score.mean()}

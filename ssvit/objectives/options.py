@@ -63,6 +63,8 @@ class Masking:
 class MaskedPatch:
     """Masked patch prediction."""
 
+    samples_patches: ClassVar[bool] = True  # of images of the encoder's size
+
     masking: Any
     """A `Masking`."""
     decoder: Mapping[str, object] | None = None
@@ -245,6 +247,8 @@ class Codebook(Patches):
 @dataclass(frozen=True, kw_only=True)
 class Masked:
     """An objective whose encoder sees a part of the patches, and whose decoder predicts the others."""
+
+    samples_patches: ClassVar[bool] = True  # of images of the encoder's size
 
     decoder: Mapping[str, Any]
     """The decoder, which predicts the masked patches."""
@@ -443,6 +447,7 @@ class Dino:
     """Self-distillation with no labels; the defaults are the authors' for ViT-S (main_dino.py)."""
 
     views: ClassVar[tuple[str, ...]] = ("global",)
+    is_averaged: ClassVar[bool] = True  # what is probed and exported, by itself: the teacher
 
     prototypes: int = 65536
     """Number of prototypes; 1,024 to 4,096 for small data sets."""
@@ -461,7 +466,7 @@ class Dino:
     center_momentum: float = 0.9
     """Share that the centre, the running mean of the teacher's logits, keeps of itself at each step."""
     last_layer: ScheduleFunction = field(default_factory=lambda: Schedule(start=0.0, end=1.0, shape="step", over=0.01))
-    """`Schedule` of a factor of the prototypes' gradient; 0 freezes them."""
+    """`Schedule` of a factor of the prototypes' gradient; 0 freezes them, also for weight decay."""
 
     def __post_init__(self) -> None:
         for name in ("prototypes", "hidden", "bottleneck"):
@@ -485,7 +490,13 @@ class Dino:
 
 @dataclass(frozen=True, kw_only=True)
 class IBot(Dino):
-    """DINO with masked patches; the defaults are the authors' for ViT-S (bytedance/ibot: README.md, main_ibot.py)."""
+    """DINO with masked patches; the defaults that stand here are the authors' for ViT-S (bytedance/ibot: README.md).
+
+    The others are those of `Dino`. In the authors' 800 epochs teacher_temperature goes from 0.04 to 0.07 over 0.0375 of
+    the run, last_layer is 0 for 0.00125 of it, and the lengths of prototypes are trained, for which there is no option.
+    """
+
+    samples_patches: ClassVar[bool] = True  # of images of the encoder's size
 
     prototypes: int = 8192
     masked: float = 0.3
@@ -594,6 +605,7 @@ class SimCLR:
     """Contrastive learning of two views (Chen et al. 2020)."""
 
     views: ClassVar[tuple[str, ...]] = ("global",)
+    takes_local: ClassVar[bool] = False
 
     temperature: float = 0.5
     """Divides the cosines; with lower values the nearest negatives count more."""
@@ -618,6 +630,11 @@ class SimCLR:
         if self.keep < 1 and encoder.stem is not None:
             raise OptionError("keep", self.keep, "must be 1 for an encoder with a stem, which would see all patches")
 
+    @property
+    def samples_patches(self) -> bool:
+        """Whether patches are sampled, of images of the encoder's size."""
+        return self.keep < 1
+
     def count(self, patches: int) -> int:
         """The number of a view's patches that the encoder sees: the fraction, rounded, at least one."""
         return max(1, round(self.keep * patches))
@@ -628,6 +645,7 @@ class ContrastiveTuning:
     """Contrastive tuning of a finished run; the defaults are MAE-CT's for ViT-L (ml-jku/MAE-CT: yamls)."""
 
     views: ClassVar[tuple[str, ...]] = ("global",)
+    takes_local: ClassVar[bool] = False
     goes_on: ClassVar[bool] = True  # from trained weights
 
     temperature: float = 0.2
@@ -660,5 +678,6 @@ class ContrastiveTuning:
     @property
     def schedules(self) -> dict[str, ScheduleFunction]:
         """The schedules by name. encoder_gradient: a factor of the encoder's gradient."""
-        start = 0.0 if self.heads_only else 1.0
-        return {"encoder_gradient": Schedule(start=start, end=1.0, shape="step", over=self.heads_only or 1.0)}
+        if self.heads_only in (0, 1):
+            return {"encoder_gradient": Schedule(start=1.0 - self.heads_only, shape="constant")}
+        return {"encoder_gradient": Schedule(start=0.0, end=1.0, shape="step", over=self.heads_only)}

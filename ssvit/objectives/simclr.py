@@ -53,9 +53,15 @@ class SimCLR(Contrastive):
         return Kept(torch.stack(orders, dim=1)[:, :, : self.options.count(patches)])
 
     def project(self, views: Tensor, noise: Kept | tuple[()] = ()) -> Tensor:
-        """(b, v, c, h, w) -> (v b, e), of all patches or those kept."""
-        ids = rearrange(noise[0], "b v m -> (v b) m") if noise else None
-        return self.head(self.encoder.represent(rearrange(views, "b v c h w -> (v b) c h w"), ids))
+        """(b, v, c, h, w) -> (v b, e), of all patches or those kept, which are sampled for the encoder's own size.
+
+        OptionError for other sizes then.
+        """
+        images, ids = rearrange(views, "b v c h w -> (v b) c h w"), None
+        if noise:
+            self.encoder.check_size(images)
+            ids = rearrange(noise[0], "b v m -> (v b) m")
+        return self.head(self.encoder.represent(images, ids))
 
     def losses(self, projections: Tensor) -> Tensor:
         """(v b, e) -> (v b,)."""

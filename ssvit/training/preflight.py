@@ -10,7 +10,7 @@ from dataclasses import fields
 from typing import Any
 
 from ssvit.checkpoints.options import LoadEncoder
-from ssvit.data.augment.options import RandomCrop
+from ssvit.data.augment.options import Crop, MultiCrop, RandomCrop
 from ssvit.data.options import (
     DECODINGS,
     FULL,
@@ -28,8 +28,8 @@ from ssvit.data.options import (
 )
 from ssvit.evaluation.options import Probing
 from ssvit.models.options import Timm, ViT
-from ssvit.objectives.options import MULTI_LABEL, Classify
-from ssvit.options import OptionError, UserError, find, make, number, one_of, whole, within
+from ssvit.objectives.options import MULTI_LABEL, Classify, ContrastiveTuning
+from ssvit.options import OptionError, UserError, find, make, number, one_of, pair, whole, within
 from ssvit.training.recipe import Recipe
 
 # The dataclasses of groups that have no `_target_`.
@@ -43,7 +43,8 @@ def parts(config: object, name: str = "") -> dict[str, Any]:
     """
     made: dict[str, object] = {}
     if isinstance(config, Mapping):
-        for key, value in config.items():
+        # Evaluators last: they refer to options of other parts, under whose names these were typed.
+        for key, value in sorted(config.items(), key=lambda item: item[0] == "evaluators"):
             made |= parts(value, f"{name}.{key}" if name else str(key))
         if known := find(config.get("_target_", "")):
             named = {field.name for field in fields(known)}
@@ -88,7 +89,10 @@ def start(made: Mapping[str, object]) -> None:
 
 
 def views(made: Mapping[str, object]) -> None:
-    """OptionError unless the augmentation gives the views that the objective takes, by default one, "image"."""
+    """OptionError unless the augmentation gives the views that the objective takes, by default one, "image".
+
+    And if it gives local ones to an objective that says it takes none: a user's own need not say so.
+    """
     objective, augmentation = made.get("objective"), made.get("data.augment")
     if objective is None or augmentation is None:  # a user's own, checked when there are images
         return
@@ -99,6 +103,19 @@ def views(made: Mapping[str, object]) -> None:
             "augment@data.augment=…, of which multi_crop and multi_crop_small give global and local ones"
         )
         raise OptionError("data.augment", type(augmentation).__name__, right)
+    if isinstance(augmentation, MultiCrop) and augmentation.local_views and not getattr(objective, "takes_local", True):
+        right = "must be 0: the objective takes global views alone, as of augment@data.augment=two_crops"
+        raise OptionError("data.augment.local_views", augmentation.local_views, right)
+
+
+def size(made: Mapping[str, object], vit: ViT | Timm | None) -> None:
+    """OptionError if the objective samples patches and images have another size than the encoder's."""
+    augmentation = made.get("data.augment")
+    if not getattr(made.get("objective"), "samples_patches", False) or not isinstance(augmentation, Crop):
+        return
+    if isinstance(vit, ViT) and augmentation.size != (own := pair("image_size", vit.image_size)):
+        right = f"must be encoder.image_size={own}: the objective samples patches of images of that size"
+        raise OptionError("data.augment.size", augmentation.size, right)
 
 
 def processes(fabric: Mapping[str, Any]) -> int | None:
@@ -119,6 +136,7 @@ def check(config: Mapping[str, Any]) -> Recipe:
     vit = encoder(made)
     start(made)
     views(made)
+    size(made, vit)
     with within("subset"):
         subset = make(Subset, config["subset"])
     development(config["development"])
@@ -131,8 +149,15 @@ def check(config: Mapping[str, Any]) -> Recipe:
         recipe = make(Recipe, config["recipe"])
         if (count := processes(config["fabric"])) is not None:
             check_shares(batch_size=recipe.batch_size, accumulate=recipe.accumulate, processes=count)
+        if recipe.ema and getattr(made.get("objective"), "is_averaged", False):
+            right = "must be 0: the teacher, which is probed, is an average already: objective.teacher_momentum"
+            raise OptionError("ema", recipe.ema, right)
         if isinstance(vit, Timm) and recipe.backend == "kernels":
             raise OptionError("backend", recipe.backend, f"is for a ViT, and the encoder is timm's {vit.model}")
+    objective = made.get("objective")
+    if isinstance(objective, ContrastiveTuning) and objective.queue < recipe.batch_size:
+        right = f"must hold the images of a step, recipe.batch_size={recipe.batch_size}"
+        raise OptionError("objective.queue", objective.queue, right)
     if isinstance(vit, Timm) and config["fabric"]["strategy"] == "fsdp":
         raise OptionError("fabric.strategy", "fsdp", f"shares out a ViT, and the encoder is timm's {vit.model}")
     source = made.get("data.source")
@@ -156,7 +181,7 @@ def check(config: Mapping[str, Any]) -> Recipe:
     if isinstance(augmentation, RandomCrop) and isinstance(source, PixelFormat) and source.range is not None:
         with within("data.augment"):
             augmentation.check_floats()
-    if isinstance(objective := made.get("objective"), Classify):
+    if isinstance(objective, Classify):
         if source.labelled is False:
             raise UserError(NO_LABELS)
         with within("objective"):

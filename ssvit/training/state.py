@@ -125,6 +125,7 @@ class State:
         self.average = Average(objective, recipe.ema) if recipe.ema else None
         self._statistics = RunningStatistics(objective)
         self._weight_decay = Schedule(start=recipe.weight_decay, end=recipe.weight_decay_end)
+        self._values: Mapping[str, float] = {}  # of the objective's schedules at the present step
 
     def prepare(self, loader: Loader) -> str:
         """Let the objective fit its buffers in the main process, and give them to all; returns its line."""
@@ -138,7 +139,7 @@ class State:
         return line
 
     def schedule(self, step: int) -> dict[str, Tensor]:
-        """Set the optimiser's learning rate and weight decay for a step.
+        """Set the optimiser's learning rate and weight decay for a step, and what it leaves as it is.
 
         Returns `scheduled` as tensors, since each new number would compile anew.
         """
@@ -148,7 +149,8 @@ class State:
                 group["weight_decay"] = self._weight_decay(Progress(step, self.recipe.steps))
         # Filled on the device: for a copy of a number the host would wait.
         as_tensor = partial(torch.full, (), dtype=torch.float64, device=self.fabric.device)
-        return {name: as_tensor(fill_value=value) for name, value in self.scheduled(step).items()}
+        self._values = self.scheduled(step)
+        return {name: as_tensor(fill_value=value) for name, value in self._values.items()}
 
     def scheduled(self, step: int) -> dict[str, float]:
         """The values of the objective's schedules at a step."""
@@ -185,6 +187,7 @@ class State:
                 for weight in group["params"]:
                     if weight.grad is not None and "momentum_buffer" not in optimizer.state[weight]:
                         optimizer.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
+        self._freeze(optimizer)
         optimizer.found_inf = (~applied).float()  # fused optimizers change nothing where it is 1
         self.optimizer.step()
         if self.average is not None:
@@ -192,6 +195,16 @@ class State:
         self._statistics.follow(self.fabric, applied)
         self._after_step(outputs, scheduled, applied)
         self.optimizer.zero_grad(set_to_none=True)
+
+    def _freeze(self, optimizer: Any) -> None:
+        """Forget the gradients of what the objective freezes at this step; the optimiser then leaves it as it is."""
+        frozen = [weight for weight in self.objective.frozen(self._values) if weight.grad is not None]
+        if self.recipe.optimizer == "adamw" and any(weight not in optimizer.state for weight in frozen):
+            # A checkpoint has the state of all weights: a step that changes nothing makes it.
+            optimizer.found_inf = torch.ones((), device=self.fabric.device)
+            self.optimizer.step()
+        for weight in frozen:
+            weight.grad = None
 
     def _after_step(self, outputs: Mapping[str, Tensor], scheduled: Mapping[str, Tensor], applied: Tensor) -> None:
         if type(self.objective).after_step is Objective.after_step:
