@@ -341,7 +341,22 @@ def test_a_map_of_any_shape(n, d, k):
 def test_images_that_are_alike_lie_in_one_place():
     figure = feature_map.feature_map(torch.ones(12, 4), torch.arange(12) % 3, "abc")
     assert len(np.unique(places(figure), axis=0)) == 1
-    assert texts(figure) == ["a", "12 images, by t-SNE of their cosines; 1 of 3 classes have room for their names"]
+    assert texts(figure) == ["a", "b", "12 images, by t-SNE of their cosines; 2 of 3 classes have room for their names"]
+
+
+def test_names_of_few_images_hide_none():
+    features, labels = blobs(40, 32, 10)
+    figure = feature_map.feature_map(features + 2 * torch.randn(40, 32, generator=torch.Generator().manual_seed(0)), labels,
+                                     [f"a long name {label}" for label in range(10)])  # fmt: skip
+    figure.draw_without_rendering()
+    axis = figure.axes[0]
+    points = axis.transData.transform(places(figure))
+    radius = axis.collections[0].get_sizes()[0] ** 0.5 / 2 * figure.dpi / 72
+    assert len(axis.texts) == 11
+    for text in axis.texts:
+        box = text.get_window_extent()
+        nearest = np.clip(points, (box.x0, box.y0), (box.x1, box.y1))
+        assert (np.linalg.norm(points - nearest, axis=1) > radius).all(), text.get_text()
 
 
 def test_names_do_not_overlap(monkeypatch):
