@@ -309,7 +309,7 @@ def test_overwrite_replaces_exports_alone(tmp_path, monkeypatch):
         with pytest.raises(OptionError, match=said):
             own.check_folder(output, checkpoint=checkpoint)
     (folder / "thesis.tex").write_text("mine")
-    with pytest.raises(OptionError, match="is no export: it holds thesis.tex"):
+    with pytest.raises(OptionError, match=r"is no export: it holds thesis\.tex"):
         written(encoder(depth=1), tmp_path, "timm", overwrite=True)
     assert (folder / "thesis.tex").exists()
 

@@ -346,8 +346,8 @@ def test_images_that_are_alike_lie_in_one_place():
 
 def test_names_of_few_images_hide_none():
     features, labels = blobs(40, 32, 10)
-    figure = feature_map.feature_map(features + 2 * torch.randn(40, 32, generator=torch.Generator().manual_seed(0)), labels,
-                                     [f"a long name {label}" for label in range(10)])  # fmt: skip
+    features += 2 * torch.randn(40, 32, generator=torch.Generator().manual_seed(0))
+    figure = feature_map.feature_map(features, labels, [f"a long name {label}" for label in range(10)])
     figure.draw_without_rendering()
     axis = figure.axes[0]
     points = axis.transData.transform(places(figure))

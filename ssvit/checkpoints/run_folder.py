@@ -57,10 +57,10 @@ class RunFolder:
         try:
             # Others' programs have files of the name config.yaml too.
             is_run = self._holds("step_*/manifest.json", "*/step_*/manifest.json") or is_of_a_run(self._stored)
-            if self.path.exists() and not is_run:
-                # A run that ends before it has written its configuration leaves these.
-                if {entry.name for entry in self.path.iterdir()} - {"lock", ".config.yaml.part"}:
-                    raise RunError(f"name={self.path.name}: {self.path} exists and holds no run; use another name")
+            # A run that ends before it has written its configuration leaves these.
+            unfinished = {"lock", ".config.yaml.part"}
+            if self.path.exists() and not is_run and {entry.name for entry in self.path.iterdir()} - unfinished:
+                raise RunError(f"name={self.path.name}: {self.path} exists and holds no run; use another name")
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = open(self.path / "lock", "w")  # noqa: SIM115 (kept open: closing it lets go of the lock)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -298,7 +298,7 @@ def _compared(one: Scores, own: Sequence[str]) -> tuple[str | None, float | None
 
 
 def _is_told(one: Scores) -> bool | None:
-    """Whether the test images tell that the encoder is better than each baseline; None without values of single ones."""
+    """Whether the test images tell that the encoder is above each baseline; None without values of single ones."""
     others = [one.per_image[name].numpy() for name in (RANDOM, PIXELS) if name in one.per_image]
     if not others or OWN not in one.per_image:
         return None
