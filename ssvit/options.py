@@ -8,11 +8,13 @@ would be right.
 import importlib
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, fields
 from importlib.util import find_spec
 from numbers import Integral, Real
+from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeVar
 
 
@@ -161,3 +163,40 @@ def pair(name: str, value: object, at_least: int = 1) -> tuple[int, int]:
         raise OptionError(name, value, f"must be a whole number of pixels, {at_least} or more, or [height, width]")
     height, width = values
     return height, width
+
+
+def file_to_write(name: str, value: object, begins: Sequence[str] = ("",)) -> None:
+    """`value` must be the path of a file that can be written, or replaced.
+
+    begins: how the files begin that may be replaced, besides empty ones; by default all may.
+    """
+    path = Path(str(value))
+    if path.exists() and not path.is_file():
+        raise OptionError(name, value, f"must be a file, and this is {'a folder' if path.is_dir() else 'none'}")
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        raise OptionError(name, value, "there is no such folder to write it into")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise OptionError(name, value, "its folder cannot be written into")
+    if path.exists() and not _begins(path, begins):
+        raise OptionError(name, value, "is there, and is no file that this command has written; give another name")
+
+
+def _begins(path: Path, ways: Sequence[str]) -> bool:
+    """Whether a file begins in one of these ways, or is empty."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            start = file.read(max(map(len, ways)))
+    except OSError:
+        return False
+    return not start or start.startswith(tuple(ways))
+
+
+def folder_to_write(name: str, value: object) -> None:
+    """`value` must be the path of a folder that can be written into, or made."""
+    path = Path(str(value)).absolute()
+    if path.exists() and not path.is_dir():
+        raise OptionError(name, value, "must be a folder, and this is a file")
+    there = next(folder for folder in (path, *path.parents) if folder.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        raise OptionError(name, value, f"{there} cannot be written into")

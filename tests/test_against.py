@@ -151,6 +151,11 @@ def test_a_sentence_says_whether_it_helped_and_whether_the_images_suffice():
     assert "The test set is too small to tell: 1,000 test images show differences of" in unknown
     assert f"about {count:,} images like these would show this one. Not told by knn" in unknown
     assert "Against worse, by few shot paper: worse, \N{MINUS SIGN}" in harmed
+    level = np.roll(own, 7)  # right on as many images, others
+    (zero,) = SideBySide([scores({OWN: own, "level": level})], {"mine": [OWN], "level": ["level"]}).sentences()
+    assert "no difference can be told, +0.0 percentage points" in zero
+    assert ". The measured difference is 0; 1,000 test images show differences of" in zero
+    assert "too small" not in zero
     rows = side_by_side.table(compared.standings)
     assert len(rows) == 1 + 2 * 4
     assert rows[1][:3] == ["few shot paper", "mine", f"{100 * own.mean():.1f}"]

@@ -415,6 +415,22 @@ def test_wrong_options_are_refused_before_torch_is_loaded(tool, tmp_path: Path, 
     assert said in one_line(tool("pretrain", *typed, status=2, PYTHONPATH=no_torch))
 
 
+def test_what_was_measured_is_written_over_former_measurements_alone(tmp_path: Path) -> None:
+    command = [f"data={labelled_set(tmp_path / 'set', 3, 'uint16', '.npy', 12)}", f"output={tmp_path}/bands.yaml"]
+    file = tmp_path / "bands.yaml"
+    file.write_text("channels: 3\n")
+    with pytest.raises(Failure, match=r"output=.*bands\.yaml: is there, and is no file that this command has written"):
+        measure.call(command)
+    assert file.read_text() == "channels: 3\n"
+    file.unlink()
+    measure.call(command)
+    first = file.read_text()
+    measure.call([*command, "data.range=[0,70000]"])
+    assert file.read_text() != first
+    with pytest.raises(Failure, match=r"output=.*: must be a file, and this is a folder"):
+        measure.call([command[0], f"output={tmp_path}"])
+
+
 @pytest.fixture(scope="module")
 def bands(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a set of TIFF files of 5 channels, what was measured of it, and a finished run."""

@@ -319,6 +319,33 @@ def test_a_configuration_that_cannot_be_written_is_one_line(tmp_path, config):
     assert str(raised.value) == f"{tmp_path}/outputs/run/config.yaml: cannot be written (Is a directory)"
 
 
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("text", ["lr: 0.1\n", "", "[1, 2", "model: {_target_: mine.Net}\n"])
+def test_a_folder_of_something_else_stays_as_it_is(tmp_path, config, text, overwrite):
+    mine = tmp_path / "outputs" / "mine"
+    mine.mkdir(parents=True)
+    for name in ("thesis.tex", "config.yaml", "metrics.jsonl"):
+        (mine / name).write_text(text)
+    with pytest.raises(RunError) as raised:
+        RunFolder(str(mine.parent), "mine").open(Configuration.of(config, {}), overwrite=overwrite)
+    assert str(raised.value) == f"name=mine: {mine} exists and holds no run; use another name"
+    assert {path.name: path.read_text() for path in mine.iterdir()} == dict.fromkeys(
+        ("thesis.tex", "config.yaml", "metrics.jsonl"), text
+    )
+
+
+def test_a_run_is_known_by_its_configuration_or_its_checkpoints(tmp_path, config):
+    new = Configuration.of(config, {"objective": "masked_patch"})
+    for lost in ("step_*", "config.yaml"):  # of a run of the first edition
+        run = tmp_path / lost.strip("_*") / RUN
+        shutil.copytree(FIRST / "outputs" / RUN, run, ignore=shutil.ignore_patterns(lost))
+        with RunFolder(str(run.parent), RUN) as folder:
+            folder.open(new, overwrite=True)
+        assert sorted(os.listdir(run)) == ["config.yaml", "lock"]
+        with RunFolder(str(run.parent), RUN) as folder:
+            folder.open(new, overwrite=False)
+
+
 def test_a_configuration_is_durable_before_the_run_begins(tmp_path, config, monkeypatch):
     """It, its name in the run's folder, and that folder's in outputs: what a power cut must not part."""
     synchronised = []

@@ -283,3 +283,17 @@ def test_one_probe_has_its_table(run, tool, tmp_path):
     assert "3-NN" in done.stdout
     assert "best: layer" in done.stdout
     assert (tmp_path / "report" / "report.html").is_file()
+
+
+def test_a_refused_evaluation_leaves_nothing_behind(run, tmp_path):
+    (tmp_path / "text.txt").write_text("mine")
+    (tmp_path / "folder").mkdir()
+    for output, options, said in (
+        ("text.txt", [], "must be a folder, and this is a file"),
+        ("folder", ["report=false"], "must be a file, and this is a folder"),
+        ("report", ["probes.knn.k=[100000]"], "k=100000"),
+    ):
+        with pytest.raises(UserError, match=said) as refused:
+            measured(run, "probe@probes=[knn]", f"output={tmp_path}/{output}", *options)
+        assert output == "report" or str(refused.value).startswith(f"output={tmp_path}/{output}: ")
+    assert {path.name: path.is_dir() for path in tmp_path.iterdir()} == {"text.txt": False, "folder": True}

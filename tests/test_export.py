@@ -18,10 +18,11 @@ from safetensors.torch import load_file
 from ssvit.checkpoints import storage
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.exchange import card
+from ssvit.exchange.export import export
 from ssvit.exchange.options import FORMATS, Export
 from ssvit.models import options as models
 from ssvit.models.vit import ViT
-from ssvit.options import OptionError
+from ssvit.options import OptionError, UserError
 
 FIRST_EDITION = Path(__file__).parent / "fixtures" / "first_edition" / "outputs"
 
@@ -275,6 +276,56 @@ def test_an_export_is_there_whole_or_not_at_all(tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["timm"]
 
 
+def test_an_export_that_cannot_take_its_place_leaves_the_old_one(tmp_path, monkeypatch):
+    folder, _ = written(encoder(), tmp_path, "timm")
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    rename = Path.rename
+
+    def refused(path, target):
+        if path.name.endswith(".part"):
+            raise OSError(28, "No space left")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", refused)
+    with pytest.raises(UserError, match="cannot be written"):
+        written(encoder(depth=1), tmp_path, "timm", overwrite=True)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    assert [path.name for path in tmp_path.iterdir()] == ["timm"]
+
+
+def test_overwrite_replaces_exports_alone(tmp_path, monkeypatch):
+    own = Export(format="timm", overwrite=True)
+    folder, _ = written(encoder(), tmp_path, "timm")
+    (tmp_path / "link").symlink_to(folder)
+    (tmp_path / "text.txt").write_text("mine")
+    for output in (folder, tmp_path / "link", tmp_path / "new"):
+        own.check_folder(output, checkpoint=tmp_path / "other" / "model.safetensors")
+    monkeypatch.chdir(tmp_path)
+    for output, checkpoint, said in (
+        (tmp_path / "text.txt", None, "must be a folder, and this is a file"),
+        (Path(), None, r"output=\.: is there and is no export: it holds link"),
+        (Path("timm"), folder / "model.safetensors", "output=timm: holds the checkpoint"),
+        (tmp_path / "link", folder / "model.safetensors", "holds the checkpoint"),
+    ):
+        with pytest.raises(OptionError, match=said):
+            own.check_folder(output, checkpoint=checkpoint)
+    (folder / "thesis.tex").write_text("mine")
+    with pytest.raises(OptionError, match=r"is no export: it holds thesis\.tex"):
+        written(encoder(depth=1), tmp_path, "timm", overwrite=True)
+    assert (folder / "thesis.tex").exists()
+
+
+def test_an_export_is_replaced_where_a_link_or_the_current_folder_names_it(tmp_path, monkeypatch):
+    folder, _ = written(encoder(), tmp_path, "timm")
+    (tmp_path / "link").symlink_to(folder)
+    for depth, output in ((1, tmp_path / "link"), (3, Path())):
+        monkeypatch.chdir(folder)
+        own = Export(format="timm", overwrite=True)
+        export(encoder(depth=depth), output, own, facts={"step": 3, "encoder": {}}, run=tmp_path)
+        assert json.loads((folder / "config.json").read_text())["model_args"]["depth"] == depth
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "timm"]
+
+
 def test_the_card_tells_what_was_measured_and_no_places(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "test/top1": 0.25}\n{"step": 3, "test/top1": 0.5}\n{"step"')
     configuration = {"recipe": {"lr": 0.002}, "data": {"source": {"name": "pets", "root": "place", "list": "/at/home"}}}
@@ -375,6 +426,7 @@ def test_the_tool_exports_a_run_and_what_it_wrote_is_a_checkpoint(tool, tmp_path
         (["format=timm", "any_size=true"], "any_size=true"),
         (["format=timm", "image_size=17"], "must divide"),
         (["format=timm", "encoder.heads=4"], "encoder.heads=4"),
+        (["format=timm", "output=outputs/cats", "overwrite=true"], "output=outputs/cats: holds the checkpoint"),
     ):
         line = one_line(tool("export", "checkpoint=outputs/cats", *options, status=2, PYTHONPATH=no_torch))
         assert said in line

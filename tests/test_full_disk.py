@@ -80,11 +80,11 @@ def test_tensorboard_reads_the_figures(tmp_path):
 
 
 def test_the_answers_of_predict_are_there_whole_or_not_at_all(tmp_path, tool):
-    (tmp_path / "answers.json").write_text("old")
+    (tmp_path / "answers.json").write_text("[]\n")
     run = FIRST_EDITION / "outputs" / "finetune_masked_patch_synthetic"
     options = (f"checkpoint={run}", f"output={tmp_path}/answers.json", str(FIRST_EDITION / "pictures"))
     done = tool("predict", *options, status=1, prefix=(*LIMITED, "1"), PYTHONDONTWRITEBYTECODE="1")
     done.stdout = ""
     assert one_line(done) == f"predict.py: {tmp_path}/answers.json: File too large"
     assert [path.name for path in tmp_path.iterdir()] == ["answers.json"]
-    assert (tmp_path / "answers.json").read_text() == "old"
+    assert (tmp_path / "answers.json").read_text() == "[]\n"

@@ -1,6 +1,7 @@
 """Options check themselves before torch is loaded, and each stands in one dataclass and in the YAML files alone."""
 
 import json
+import os
 import pickle
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from ssvit.checkpoints.options import eval_transform
 from ssvit.data.augment.options import CenterCrop
 from ssvit.data.options import Subset
 from ssvit.exchange.options import Export
-from ssvit.options import OptionError, find, make, select
+from ssvit.options import OptionError, file_to_write, find, folder_to_write, make, select
 from ssvit.training.recipe import Recipe
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -342,3 +343,35 @@ def test_an_error_reaches_another_process_as_it_is():
     error = OptionError("recipe.lr", None, "must be a number")
     other = pickle.loads(pickle.dumps(error))
     assert (type(other), vars(other), str(other)) == (type(error), vars(error), str(error))
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("folder").mkdir()
+    Path("text.txt").write_text("mine")
+    os.mkfifo("pipe")
+    for check, value, right in (
+        (file_to_write, "folder", "must be a file, and this is a folder"),
+        (file_to_write, "pipe", "must be a file, and this is none"),
+        (file_to_write, "no/where.json", "there is no such folder to write it into"),
+        (file_to_write, "text.txt/a.json", "there is no such folder to write it into"),
+        (folder_to_write, "text.txt", "must be a folder, and this is a file"),
+        (folder_to_write, "text.txt/deep/er", f"{tmp_path}/text.txt cannot be written into"),
+    ):
+        with pytest.raises(OptionError) as refused:
+            check("output", value)
+        assert str(refused.value) == f"output={value}: {right}"
+    file_to_write("output", "text.txt")
+    file_to_write("output", "text.txt", begins=["yours", "mi"])
+    file_to_write("output", "new.txt", begins=["yours"])
+    folder_to_write("output", "folder/deep/er")
+    with pytest.raises(OptionError, match=r"output=text\.txt: is there, and is no file that this command has written"):
+        file_to_write("output", "text.txt", begins=["yours", "mine and more"])
+    monkeypatch.setattr("os.access", lambda *_: False)  # the superuser, as whom tests may run, can write anywhere
+    for check, right in (
+        (file_to_write, "its folder cannot be written into"),
+        (folder_to_write, f"{tmp_path} cannot be written into"),
+    ):
+        with pytest.raises(OptionError) as refused:
+            check("output", "new")
+        assert str(refused.value) == f"output=new: {right}"

@@ -148,6 +148,31 @@ def test_other_images_or_options_do_not_mix_with_what_is_there(tmp_path: Path) -
     assert files(tmp_path / "foreign") == {"train/photos.tar": b"mine"}
 
 
+@pytest.mark.parametrize("part", ["", "train"])
+def test_shards_are_not_replaced_by_what_is_made_of_them(tmp_path: Path, part: str) -> None:
+    packed(datasets.folder(root=str(folder(tmp_path / "images", 10))), tmp_path / "shards")
+    before = files(tmp_path / "shards")
+    (tmp_path / "link").symlink_to(tmp_path / "shards")
+    data = datasets.shards(root=str(tmp_path / "shards" / part))
+    for output in ("shards", "link"):
+        with pytest.raises(OptionError, match=rf"output=.*{output}: is the folder that the images are read from"):
+            packed(data, tmp_path / output, size=5, overwrite=True)
+        assert files(tmp_path / "shards") == before
+
+
+def test_no_shards_are_made_where_no_image_of_a_split_can_be_read(tmp_path: Path) -> None:
+    packed(datasets.folder(root=str(folder(tmp_path / "images", 10))), tmp_path / "shards")
+    before = files(tmp_path / "shards")
+    data = datasets.folder(root=str(tmp_path / "images"))
+    for path in (tmp_path / "images/val").rglob("*.png"):
+        path.unlink()
+    for output, overwrite in (("shards", True), ("other", False)):
+        with pytest.raises(UserError, match=f"{output}/val: none of the 6 images that it is to hold can be read"):
+            packed(data, tmp_path / output, overwrite=overwrite)
+    assert files(tmp_path / "shards") == before
+    assert not (tmp_path / "other").exists()
+
+
 def test_larger_images_are_made_smaller_and_others_stay_as_they_are(tmp_path: Path) -> None:
     sizes = {"large.png": (40, 60), "tall.jpg": (90, 30), "small.png": (20, 50), "just.gif": (24, 24)}
     (tmp_path / "images").mkdir()

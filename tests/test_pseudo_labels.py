@@ -1,10 +1,13 @@
 """Pseudo-labels: which are chosen, and that the table of a teacher trains a student (Noisy Student)."""
 
 import csv
+from pathlib import Path
 
 import pytest
 from command import TINY, one_line
 
+from ssvit.cli.launch import Failure
+from ssvit.cli.predict import tool as predict
 from ssvit.data.pseudo_labels import PseudoLabel, chosen, written
 from ssvit.data.table import Columns, rows
 from ssvit.options import OptionError
@@ -86,3 +89,27 @@ def test_a_teachers_table_trains_a_student(tool, tmp_path):
 )
 def test_wrong_options_are_told_at_once(tool, options, said):
     assert said in one_line(tool("predict", "a.png", *options, status=2))
+
+
+FIRST_EDITION = Path(__file__).parent / "fixtures" / "first_edition"
+
+
+@pytest.mark.parametrize("output", ["all.csv", "answers.json"])
+def test_answers_are_written_over_former_answers_alone(tmp_path, monkeypatch, output):
+    monkeypatch.chdir(tmp_path)
+    run = FIRST_EDITION / "outputs" / "finetune_masked_patch_synthetic"
+    command = [f"checkpoint={run}", f"output={output}", str(FIRST_EDITION / "pictures")]
+    for mine in ('["mine"]\n', "path,label\n1.png,cat\n"):
+        Path(output).write_text(mine)
+        with pytest.raises(Failure) as refused:
+            predict.call(command)
+        said = f"output={output}: is there, and is no file that this command has written; give another name"
+        assert (str(refused.value), refused.value.status) == (said, 2)
+        assert Path(output).read_text() == mine
+    Path(output).write_text("")  # as mktemp leaves it
+    predict.call(command)
+    first = Path(output).read_bytes()
+    predict.call([*command, "top=1"] if output.endswith("json") else [*command, "confidence=1"])
+    assert 0 < len(Path(output).read_bytes()) < len(first)
+    predict.call(command)
+    assert Path(output).read_bytes() == first

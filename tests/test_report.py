@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from ssvit.evaluation import report
+from ssvit.evaluation.options import PIXELS, RANDOM
 from ssvit.evaluation.scores import Scores
 from ssvit.figures import feature_map
 from ssvit.figures.feature_map import IMAGES
@@ -43,7 +44,7 @@ def scored(probe: str, columns, scores, deviation=None, **changes) -> Scores:
 SHOTS = scored("few_shot", ["1 shot", "5 shot", "all shot"], [0.5, 0.7, 0.65, 0.1, 0.2, 0.3, 0.25], 0.0156)
 PROBE = scored("logistic", ["train", "validation", "test"], [0.3, 0.41, 0.45, 0.1, 0.2, 0.3, 0.42])
 BOTH = (SHOTS, PROBE)
-BEATEN = "The encoder's features beat the best baseline by each probe: few shot +40.0 percentage points."
+BEATEN = "The encoder's features are above the best baseline by each probe: few shot +40.0 percentage points."
 
 
 class Page(HTMLParser):
@@ -137,6 +138,28 @@ def test_the_headline_counts_what_is_beaten():
     assert rows[2][-1] == "pixels"
 
 
+def test_the_headline_counts_the_gains_that_the_test_images_tell():
+    hits = torch.arange(400) % 10  # each digit of as many images
+
+    def probe(name, baseline):
+        per_image = {"": hits < 5, RANDOM: hits < baseline, PIXELS: hits >= 9}
+        if name == "near":  # right on other images
+            per_image[RANDOM] = (hits >= 5) & (torch.arange(400) > 6)
+        shares = {encoder: values.double() for encoder, values in per_image.items()}
+        scores = [0.1, 0.5, 0.1, 0.1, 0.1, shares[RANDOM].mean().item(), 0.1]
+        return scored(name, ["1-NN"], scores, per_image=shares)
+
+    def said(*probes):
+        return report.headline(probes, OWN).partition("percentage points")[2]
+
+    clear, near = probe("clear", 3), probe("near", 5)
+    assert said(clear) == "; each of these gains can be told."
+    assert said(near) == "; none of these gains can be told."
+    assert said(clear, near) == "; 1 of these gains can be told."
+    assert said(clear, PROBE) == "; each of these gains can be told."
+    assert said(clear, SHOTS) == "; 1 of these gains can be told."
+
+
 def test_what_is_not_above_chance_beats_nothing():
     near = scored("knn", ["1-NN"], [0.5, 0.14, *[0.1] * 5], chance=0.1, images=200)
     nothing = "knn 14.0 % (chance 10.0 %): not above chance by two standard errors, so this tells nothing yet."
@@ -163,7 +186,7 @@ def test_data_and_counts_stand_before_what_was_found(tmp_path):
     )
     assert report.data(facts) == list(told)
     assert 0 < page.text.index(told[0]) < page.text.index(told[1]) < page.text.index(report.headline(BOTH, OWN))
-    assert markdown.index("cifar10 in /data") < markdown.index("beat the best baseline")
+    assert markdown.index("cifar10 in /data") < markdown.index("above the best baseline")
     unlabelled = facts | {"chance": None, "copies": {"test_images_in_train": 0, "examples": []}}
     assert report.data(unlabelled) == ["3,781 training and 420 validation images, no labels; data: cifar10 in /data"]
 
@@ -318,7 +341,22 @@ def test_a_map_of_any_shape(n, d, k):
 def test_images_that_are_alike_lie_in_one_place():
     figure = feature_map.feature_map(torch.ones(12, 4), torch.arange(12) % 3, "abc")
     assert len(np.unique(places(figure), axis=0)) == 1
-    assert texts(figure) == ["a", "12 images, by t-SNE of their cosines; 1 of 3 classes have room for their names"]
+    assert texts(figure) == ["a", "b", "12 images, by t-SNE of their cosines; 2 of 3 classes have room for their names"]
+
+
+def test_names_of_few_images_hide_none():
+    features, labels = blobs(40, 32, 10)
+    features += 2 * torch.randn(40, 32, generator=torch.Generator().manual_seed(0))
+    figure = feature_map.feature_map(features, labels, [f"a long name {label}" for label in range(10)])
+    figure.draw_without_rendering()
+    axis = figure.axes[0]
+    points = axis.transData.transform(places(figure))
+    radius = axis.collections[0].get_sizes()[0] ** 0.5 / 2 * figure.dpi / 72
+    assert len(axis.texts) == 11
+    for text in axis.texts:
+        box = text.get_window_extent()
+        nearest = np.clip(points, (box.x0, box.y0), (box.x1, box.y1))
+        assert (np.linalg.norm(points - nearest, axis=1) > radius).all(), text.get_text()
 
 
 def test_names_do_not_overlap(monkeypatch):

@@ -301,6 +301,24 @@ def test_nothing_is_read_for_a_store_that_cannot_be_made_or_asked(tmp_path):
         gallery.query(store, {str(tmp_path): None}, idle, index.Flat(), 1)
 
 
+def test_broken_files_do_not_stop_what_is_added_again(tmp_path):
+    album(tmp_path / "album", first=0, count=4)
+    for name in ("broken", "torn"):
+        (tmp_path / "album" / "ant" / f"{name}.png").write_text("no image")
+    pictures, store = options.pictures([tmp_path / "album"]), str(tmp_path / "store")
+    gallery.index(
+        store, {path: pictures[path] for path in list(pictures)[:1]}, gallery.Describer(Mean(), CenterCrop(size=16))
+    )
+    for added, known in ((3, 1), (0, 4)):
+        describe = gallery.Describer(Mean(), CenterCrop(size=16))
+        said = f"{added} pictures added, {known} were there already; holds 4 pictures of 2 classes"
+        assert gallery.add(store, pictures, describe) == f"{store}: {said}"
+        assert "2 could not be read" in describe.report
+    broken = {path: name for path, name in pictures.items() if Path(path).stem in ("broken", "torn")}
+    with pytest.raises(UserError, match="none of the 2 pictures can be read"):
+        gallery.add(store, broken, gallery.Describer(Mean(), CenterCrop(size=16)))
+
+
 def test_a_picture_that_is_gone_is_still_a_neighbour(tmp_path):
     pictures = options.pictures([album(tmp_path / "album", first=0, count=4)])
     describe = gallery.Describer(Mean(), CenterCrop(size=16))

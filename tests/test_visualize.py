@@ -207,6 +207,18 @@ def test_more_pictures_than_are_counted_are_taken_evenly(pictures):
     assert torch.equal(found.some(2).images, torch.cat([CenterCrop(size=[16, 24])([load(paths[i])]) for i in (0, 3)]))
 
 
+def test_others_take_the_place_of_pictures_that_cannot_be_read(pictures):
+    for name in ("1.png", "4.png"):
+        (pictures / name).write_text("no image")
+    paths, told = sorted(map(str, pictures.iterdir())), []
+    found = inside.from_files(paths, CenterCrop(size=16), 4, told.append)
+    assert (found.names, found.description) == (("0.png", "2.png", "3.png", "5.png"), "4 of 6 pictures")
+    assert told == [f"{pictures / name}: no image of a known format; left out" for name in ("1.png", "4.png")]
+    for image, name in zip(found.images, found.names, strict=True):
+        assert torch.equal(image, CenterCrop(size=16)([load(str(pictures / name))])[0])
+    assert inside.from_files(paths, CenterCrop(size=16), 5, told.append).names == found.names
+
+
 def test_a_file_is_there_whole_or_not_at_all(tmp_path, monkeypatch):
     inside.Report({"one": Figure(), "two": Figure()}, {"a": 1}).save(tmp_path / "new" / "folder", 0)
     before = {path.name: path.read_bytes() for path in (tmp_path / "new" / "folder").glob("*.*g")}

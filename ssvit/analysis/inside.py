@@ -71,22 +71,25 @@ def held_out(
 def from_files(
     paths: Sequence[str], view: EvalTransform, count: int, say: Callable[[str], None], pixels: PixelFormat = RGB
 ) -> Pictures:
-    """At most `count` of a user's pictures, evenly spaced; say(line) is called for one that is unreadable.
+    """At most `count` of a user's pictures, evenly spaced; others replace unreadable ones, which say(line) is told.
 
     pixels: what the encoder takes of files. UserError if none can be read.
     """
-    images, names = [], []
-    chosen = [paths[place] for place in evenly_spaced(len(paths), count)]
-    for path in chosen:
-        try:
-            images.append(view([load(path, None, pixels)]))
-            names.append(Path(path).name)
-        except Unreadable as failure:
-            say(f"{failure}; left out")
+    images: dict[int, Tensor] = {}  # by their place
+    left = list(range(len(paths)))
+    while left and len(images) < count:
+        chosen = {left[place] for place in evenly_spaced(len(left), count - len(images))}
+        for place in sorted(chosen):
+            try:
+                images[place] = view([load(paths[place], None, pixels)])
+            except Unreadable as failure:
+                say(f"{failure}; left out")
+        left = [place for place in left if place not in chosen]
     if not images:
-        raise UserError(f"none of the {len(chosen)} pictures can be read")
+        raise UserError(f"none of the {len(paths)} pictures can be read")
     of = f" of {len(paths)}" if len(paths) > len(images) else ""
-    return Pictures(torch.cat(images), tuple(names), f"{len(images)}{of} pictures")
+    names = tuple(Path(paths[place]).name for place in sorted(images))
+    return Pictures(torch.cat([images[place] for place in sorted(images)]), names, f"{len(images)}{of} pictures")
 
 
 @dataclass

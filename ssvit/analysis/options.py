@@ -1,10 +1,9 @@
 """The options of the plots of an encoder, which check themselves. Standard library only."""
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from ssvit.models.options import ViT
-from ssvit.options import OptionError, number, one_of, whole
+from ssvit.options import OptionError, folder_to_write, number, one_of, whole
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,8 +40,8 @@ class Visualize:
         whole("workers", self.workers, at_least=0)
         number("loader_timeout", self.loader_timeout, 0)
         one_of("device", self.device, ("auto", "cpu"))
-        if self.output is not None and Path(str(self.output)).exists() and not Path(str(self.output)).is_dir():
-            raise OptionError("output", self.output, "must be a folder, and this is a file")
+        if self.output is not None:
+            folder_to_write("output", self.output)
 
 
 def plotted(encoder: ViT, *, layer: int | str, pooling: str | None) -> tuple[int, str]:

@@ -142,6 +142,15 @@ def refers(text: str) -> bool:
     return "${" not in _REFERENCE.sub("", text)
 
 
+def is_of_a_run(path: Path) -> bool:
+    """Whether a run of any edition wrote a file: it names files of configs/, or builders of ssvit."""
+    try:
+        config = Configuration.read(path)
+    except (FileNotFoundError, ConfigurationError):
+        return False
+    return bool(config.choices or config.builders)
+
+
 def foreign(node: object) -> str:
     """The name of the first thing in nested options that is neither a value nor a reference to one, "" if all are."""
     for name, key, value in _walk(node):

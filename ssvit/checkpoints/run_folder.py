@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Self, TextIO
 
 from ssvit import atomic_io
-from ssvit.checkpoints.configuration import Configuration, ConfigurationError
+from ssvit.checkpoints.configuration import Configuration, ConfigurationError, is_of_a_run
 from ssvit.options import OptionError, UserError, flag
 
 _LONGEST = 200  # bytes of a name: file systems take 255, and files beside it have longer ones
@@ -55,11 +55,12 @@ class RunFolder:
         """
         flag("overwrite", overwrite)
         try:
-            if self.path.exists() and not self._stored.exists():
-                # A run that ends before it has written its configuration leaves these.
-                others = {entry.name for entry in self.path.iterdir()} - {"lock", ".config.yaml.part"}
-                if others and not self._holds("step_*/manifest.json", "*/step_*/manifest.json"):
-                    raise RunError(f"name={self.path.name}: {self.path} exists and holds no run; use another name")
+            # Others' programs have files of the name config.yaml too.
+            is_run = self._holds("step_*/manifest.json", "*/step_*/manifest.json") or is_of_a_run(self._stored)
+            # A run that ends before it has written its configuration leaves these.
+            unfinished = {"lock", ".config.yaml.part"}
+            if self.path.exists() and not is_run and {entry.name for entry in self.path.iterdir()} - unfinished:
+                raise RunError(f"name={self.path.name}: {self.path} exists and holds no run; use another name")
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = open(self.path / "lock", "w")  # noqa: SIM115 (kept open: closing it lets go of the lock)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

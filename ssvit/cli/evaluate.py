@@ -18,7 +18,7 @@ from ssvit.cli.launch import TIMM_ARGUMENTS, Plain, Tool, announce, progress
 from ssvit.cli.pretrained import SCRATCH, offer
 from ssvit.evaluation import options
 from ssvit.evaluation.significance import NOTHING_YET
-from ssvit.options import OptionError, flag, number, one_of, pair, whole, within
+from ssvit.options import OptionError, file_to_write, flag, folder_to_write, number, one_of, pair, whole, within
 from ssvit.training import preflight
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def run(config: DictConfig, plain: Plain) -> Path | None:
     output = plain["output"]
     if plain["report"]:
         folder = Path(output or checkpoint.home(plain["outputs"]) / "evaluation")
-        folder.mkdir(parents=True, exist_ok=True)
+        folder_to_write("output", folder)
     announce()
 
     from ssvit.cli import frozen
@@ -105,8 +105,11 @@ def check(plain: Plain) -> tuple[Checkpoint, list[options.Reading], list[Other]]
     flag("report", plain["report"])
     flag("duplicates", plain["duplicates"])
     one_of("precision", plain["precision"], ("32-true", "bf16-mixed", "auto"))
-    if plain["output"] is not None and not Path(plain["output"]).absolute().parent.is_dir():
-        raise OptionError("output", plain["output"], "there is no such folder")
+    if plain["output"] is not None:
+        if not Path(plain["output"]).absolute().parent.is_dir():
+            raise OptionError("output", plain["output"], "there is no such folder to write it into")
+        if not plain["report"]:
+            file_to_write("output", plain["output"])
     if not chosen(plain):
         raise OptionError("probes", "", "name at least one")
     preflight.encoder(preflight.parts(plain))

@@ -20,6 +20,7 @@ def run(config: DictConfig, plain: Plain) -> None:
     options.check(vit_options(checkpoint.encoder | {"image_size": size}), checkpoint.facts.get("classifier"))
     run = checkpoint.home(plain["outputs"])
     folder = Path(plain["output"] or run / "export" / options.format)
+    options.check_folder(folder, checkpoint=checkpoint.path)
     announce()
 
     from ssvit.checkpoints.storage import load_classifier, load_encoder

@@ -9,7 +9,7 @@ from omegaconf import DictConfig
 
 from ssvit.atomic_io import replace
 from ssvit.cli.launch import Plain, Tool, announce, progress
-from ssvit.data.options import RGB, ImageFiles, Normalization
+from ssvit.data.options import MEASURED, RGB, ImageFiles, Normalization
 from ssvit.options import OptionError, command, select
 from ssvit.training import preflight
 
@@ -33,7 +33,7 @@ def run(config: DictConfig, plain: Plain) -> dict[str, Any]:
     print(" ".join(f"data.{name}={json.dumps(value, separators=(',', ':'))}" for name, value in options.items()))
     if own.output is not None:
         text = "".join(f"{name}: {json.dumps(value)}\n" for name, value in options.items())
-        replace(Path(own.output), f"# Measured by ssvit normalization. {'; '.join(lines)}\n{text}".encode())
+        replace(Path(own.output), f"{MEASURED} {'; '.join(lines)}\n{text}".encode())
         print(f"next: {command('pretrain')} data=… data.normalization={shlex.quote(own.output)}")
     return options
 

@@ -10,7 +10,9 @@ from ssvit.checkpoints.checkpoint import FINETUNE, find
 from ssvit.cli.launch import Plain, Tool, announce, say
 from ssvit.data import folder, pseudo_labels
 from ssvit.data.pseudo_labels import PseudoLabel
-from ssvit.options import OptionError, UserError, number, printable, whole
+from ssvit.options import OptionError, UserError, file_to_write, number, printable, whole
+
+_ANSWERS = ('[\n {\n  "image": ', "[]\n")  # how their JSON begins
 
 
 def run(config: DictConfig, plain: Plain) -> None:
@@ -28,8 +30,8 @@ def run(config: DictConfig, plain: Plain) -> None:
         pseudo_labels.check(str(plain["labelled"]))
         if not as_table:
             raise OptionError("labelled", plain["labelled"], "goes into a table: output=NAME.csv")
-    if plain["output"] is not None and not Path(plain["output"]).absolute().parent.is_dir():
-        raise OptionError("output", plain["output"], "there is no such folder")
+    if plain["output"] is not None:
+        file_to_write("output", plain["output"], begins=[pseudo_labels.HEADING] if as_table else _ANSWERS)
     if not plain["images"]:
         raise OptionError("images", "", "name pictures, or folders of them, after the options")
     paths = [path for image in plain["images"] for path in folder.pictures(str(image))]

@@ -9,13 +9,14 @@ from itertools import combinations, islice
 
 from ssvit.data import chunk_folder, folder, saved_set, shard_folder, vtab
 from ssvit.data import table as tables
-from ssvit.options import OptionError, flag, number, one_of, pair, whole
+from ssvit.options import OptionError, file_to_write, flag, folder_to_write, number, one_of, pair, whole
 
 VALIDATION = "validation"
 NO_LABELS = "the images have no labels to learn: give each class a folder of its own, or another data set (data=…)"
 NO_VALIDATION = "there are no validation images; 0.1 for that fraction of the training images"
 VERIFIED = ("size", "content")
 MOST_CHANNELS = 16
+MEASURED = "# Measured by ssvit normalization."  # how the file of that command begins
 FULL, SCALED = DECODINGS = "full", "scaled"  # how much of a JPEG is decoded
 PERMUTATION, BIJECTION = ORDERS = "permutation", "bijection"  # how the order of an epoch is made
 
@@ -587,12 +588,13 @@ class Pack:
         for name in ("verify", "overwrite"):
             flag(name, getattr(self, name))
         output = str(self.output)
-        if os.path.exists(output) and not os.path.isdir(output):
-            raise OptionError("output", self.output, "must be a folder, and this is a file")
+        if self.verify:
+            if not os.path.isdir(output):
+                raise OptionError("output", self.output, "no such folder")
+            return
         if not os.path.isdir(os.path.dirname(os.path.abspath(output))):
             raise OptionError("output", self.output, "there is no such folder to write it into")
-        if self.verify and not os.path.isdir(output):
-            raise OptionError("output", self.output, "no such folder")
+        folder_to_write("output", output)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -606,8 +608,8 @@ class Normalization:
 
     def __post_init__(self) -> None:
         whole("workers", self.workers)
-        if self.output is not None and not os.path.isdir(os.path.dirname(os.path.abspath(self.output))):
-            raise OptionError("output", self.output, "there is no such folder to write it into")
+        if self.output is not None:
+            file_to_write("output", self.output, begins=[MEASURED])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -52,18 +52,26 @@ class Packed(NamedTuple):
 def pack(data: Data, output: Path, own: options.Pack, progress: Progress) -> list[str]:
     """Write the splits of a data set below a folder, going on from what is there; returns what they hold, in lines.
 
-    OptionError if the folder holds shards of other images or by other options.
+    OptionError if the folder holds shards of other images or by other options, or those that the images are read from;
+    UserError if no image of a split can be read.
     """
     splits = {"train": data.train, "val": data.validation, "test": data.test}
     sources = {name: source for name, source in splits.items() if source is not None}
+    packers = {name: _Packer(source, output / name, own) for name, source in sources.items()}
+    shards = (shard for source in sources.values() if isinstance(source, Shards) for shard in source.shards)
+    read = {os.path.realpath(os.path.dirname(shard)) for shard in shards}
+    if not read.isdisjoint(os.path.realpath(packer.folder) for packer in packers.values()):
+        raise OptionError("output", own.output, "is the folder that the images are read from; give another one")
+    for packer in packers.values():
+        packer.check()
     total, before, lines = sum(map(len, sources.values())), 0, []
-    for name, source in sources.items():
+    for name, packer in packers.items():
 
         def show(done: int, before: int = before) -> None:
             progress(before + done, total)
 
-        lines.append(_Packer(source, output / name, own).run(show))
-        before += len(source)
+        lines.append(packer.run(show))
+        before += len(sources[name])
         progress(before, total)
     return lines
 
@@ -74,6 +82,11 @@ class _Packer:
     def __init__(self, source: Source, folder: Path, own: options.Pack) -> None:
         self.source, self.folder, self.own = source, folder, own
         self.plan = json.dumps([source.fingerprint, list(source.classes), own.size, own.quality, own.shard_size])
+
+    def check(self) -> None:
+        """UserError if no image can be read: before shards of an earlier command are replaced by none."""
+        if all(self._image(place) is None for place in range(len(self.source))):
+            raise UserError(f"{self.folder}: none of the {len(self.source):,} images that it is to hold can be read")
 
     def run(self, show: Callable[[int], None]) -> str:
         self.folder.mkdir(parents=True, exist_ok=True)

@@ -15,6 +15,7 @@ from ssvit.data.folder import AUTO, KNOWN
 from ssvit.options import OptionError
 
 _COLUMNS = ("path", "label", "split", "probability")
+HEADING = ",".join(_COLUMNS)
 _TRAIN = KNOWN["train"][0]
 
 

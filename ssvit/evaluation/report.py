@@ -12,6 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from jinja2 import Environment, PackageLoader
 from matplotlib.figure import Figure
@@ -19,11 +20,11 @@ from torch import Tensor
 
 from ssvit import atomic_io
 from ssvit.data.source import class_text
-from ssvit.evaluation import side_by_side
+from ssvit.evaluation import paired, side_by_side
 from ssvit.evaluation.components import components
 from ssvit.evaluation.duplicates import Pair
 from ssvit.evaluation.neighbours import search
-from ssvit.evaluation.options import is_baseline
+from ssvit.evaluation.options import OWN, PIXELS, RANDOM, is_baseline
 from ssvit.evaluation.scores import Scores, Split
 from ssvit.evaluation.side_by_side import SideBySide
 from ssvit.evaluation.significance import NOTHING_YET, standard_error
@@ -234,17 +235,24 @@ def data(facts: Mapping[str, Any]) -> list[str]:
 
 
 def headline(scores: Sequence[Scores], own: Sequence[str]) -> str:
-    """Do the chosen features beat the best baselines, by how many percentage points, and which are not above chance?"""
+    """Are the chosen features above the best baselines, by how many percentage points, and which are not above chance?
+
+    And how many of these gains are told by the test images, where probes have values of single ones.
+    """
     telling = [one for one in scores if one.tells]
-    gains = {_words(one.probe): gain for one in telling if (gain := _compared(one, own)[1]) is not None}
+    gains = [(one, gain) for one in telling if (gain := _compared(one, own)[1]) is not None]
     silent = [f"{_named(one)} (chance {_score(one.chance)} %)" for one in scores if not one.tells]
     sentences = []
     if gains:
-        beaten = sum(gain > 0 for gain in gains.values())
+        above = [one for one, gain in gains if gain > 0]
         every = "each probe that is above chance" if silent else "each probe"
-        how_many = {len(gains): every, 0: "no probe"}.get(beaten, f"{beaten} of {len(gains)} probes")
-        points = ", ".join(f"{name} {_signed(gain)}" for name, gain in gains.items())
-        sentences.append(f"The encoder's features beat the best baseline by {how_many}: {points} percentage points.")
+        how_many = {len(gains): every, 0: "no probe"}.get(len(above), f"{len(above)} of {len(gains)} probes")
+        points = ", ".join(f"{_words(one.probe)} {_signed(gain)}" for one, gain in gains)
+        told = [is_told for one in above if (is_told := _is_told(one)) is not None]
+        count = {0: "none", len(above): "each"}.get(sum(told), f"{sum(told)}")
+        surely = f"; {count} of these gains can be told" if told else ""
+        found = f"by {how_many}: {points} percentage points{surely}"
+        sentences.append(f"The encoder's features are above the best baseline {found}.")
     elif telling:
         named = ", ".join(map(_named, telling))
         sentences.append(f"No baseline was measured beside the encoder's features: {named}.")
@@ -287,6 +295,15 @@ def _compared(one: Scores, own: Sequence[str]) -> tuple[str | None, float | None
     baseline = max(others, key=lambda name: others[name], default=None)
     gain = math.nan if baseline is None else one.values[one.best][-1] - others[baseline]
     return baseline, round(100 * gain, 1) if math.isfinite(gain) else None
+
+
+def _is_told(one: Scores) -> bool | None:
+    """Whether the test images tell that the encoder is above each baseline; None without values of single ones."""
+    others = [one.per_image[name].numpy() for name in (RANDOM, PIXELS) if name in one.per_image]
+    if not others or OWN not in one.per_image:
+        return None
+    own = one.per_image[OWN].numpy()
+    return all(interval.sign > 0 for interval in paired.bootstrap(np.stack([own - other for other in others])))
 
 
 def _rows(one: Scores, own: Sequence[str]) -> list[list[str]]:

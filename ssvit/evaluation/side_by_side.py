@@ -23,6 +23,7 @@ METHOD = (
     f"images show in {100 * paired.POWER:.0f} % of cases. Nothing is corrected for the number of comparisons."
 )
 _MINUS = "\u2212"
+_ROUNDING = 1e-9  # what means over seeds, that are equal, may differ by
 
 
 @dataclass(frozen=True)
@@ -143,9 +144,10 @@ def _sentence(name: str, standings: Sequence[Standing]) -> str:
         verdict, sizes = "no difference can be told", "The images would tell it, but the seeds differ too much."
     elif not difference.detectable:
         verdict, sizes = "no difference", "Both have the same value on every image."
+    elif abs(difference.mean) < _ROUNDING:
+        verdict, sizes = "no difference can be told", f"The measured difference is 0; {seen}."
     else:
-        count = f"about {rounded(difference.needed):,}" if math.isfinite(difference.needed) else "no number of them"
-        verdict = "no difference can be told"
+        verdict, count = "no difference can be told", f"about {rounded(difference.needed):,}"
         sizes = f"The test set is too small to tell: {seen}; {count} images like these would show this one."
     by_sign: dict[int, list[str]] = {1: [], -1: [], 0: []}
     for one in others:

@@ -13,27 +13,39 @@ from torch import Tensor
 from ssvit.atomic_io import synchronise, write
 from ssvit.exchange import card, dinov3, huggingface, timm, writing
 from ssvit.exchange.layout import per_channel
-from ssvit.exchange.options import GRAPHS, HUGGINGFACE, INPUTS, OURS, PROGRAM, TIMM, Export
+from ssvit.exchange.options import (
+    CARD,
+    CONFIG,
+    GRAPH_FILES,
+    GRAPHS,
+    HUGGINGFACE,
+    INPUTS,
+    ONNX,
+    OURS,
+    PREPROCESSOR,
+    PROGRAM,
+    TIMM,
+    WEIGHTS,
+    Export,
+)
 from ssvit.exchange.preprocessing import Preprocessing
 from ssvit.models.vit import ViT
 from ssvit.objectives.classify import Classify
 from ssvit.objectives.options import MULTI_LABEL
-from ssvit.options import OptionError, UserError
-
-WEIGHTS = "model.safetensors"
+from ssvit.options import UserError
 
 
 def export(model: ViT | Classify, folder: Path, options: Export, *, facts: Mapping[str, Any], run: Path) -> list[str]:
     """Write a folder; returns remarks about it.
 
     facts: the checkpoint's manifest. run: the folder of its run, whose options and results the card lists. OptionError
-    if the folder is there and `overwrite` is not set; UserError if the disk refuses.
+    as of `Export.check_folder`; UserError if the disk refuses.
     """
-    if folder.exists() and not options.overwrite:
-        raise OptionError("output", folder, "is there; overwrite=true replaces it")
+    options.check_folder(folder)
     encoder, head = (model, None) if isinstance(model, ViT) else (model.encoder, model)
     assert isinstance(encoder, ViT)  # as the options have checked
-    part, old = (folder.with_name(f".{folder.name}.{what}") for what in ("part", "old"))
+    target = folder.resolve()  # of a link, the folder that it names
+    part, old = (target.with_name(f".{target.name}.{what}") for what in ("part", "old"))
     try:
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)
@@ -57,15 +69,18 @@ def export(model: ViT | Classify, folder: Path, options: Export, *, facts: Mappi
             classes=_classes(head),
             remarks=remarks,
         )
-        write(part / "README.md", text.encode())
+        write(part / CARD, text.encode())
         synchronise(part)
-        if folder.exists():
-            folder.rename(old)
-        part.rename(folder)
-        synchronise(folder.parent)
+        if target.exists():
+            shutil.rmtree(old, ignore_errors=True)
+            target.rename(old)
+        part.rename(target)
+        synchronise(target.parent)
     except OSError as error:
         raise UserError(f"{folder}: cannot be written ({error.strerror or error})") from None
     finally:
+        if old.exists() and not target.exists():  # the new export could not take its place
+            old.rename(target)
         for leftover in (part, old):
             shutil.rmtree(leftover, ignore_errors=True)
     return remarks
@@ -86,7 +101,7 @@ def _weights(path: Path, tensors: Mapping[str, Tensor]) -> list[str]:
 
 def _ours(encoder: ViT, head: Classify | None, folder: Path, preprocessing: Preprocessing) -> list[str]:
     model, prefix = (encoder, "encoder.") if head is None else (head, "")
-    _json(folder / "config.json", {"encoder": encoder.arguments} if head is None else head.facts)
+    _json(folder / CONFIG, {"encoder": encoder.arguments} if head is None else head.facts)
     state = {prefix + name: value.contiguous() for name, value in model.state_dict().items()}
     return _weights(folder / WEIGHTS, state)
 
@@ -97,7 +112,7 @@ def _timm(encoder: ViT, head: Classify | None, folder: Path, preprocessing: Prep
     if encoder.rotary is not None:
         layout, config = dinov3.timm_export(encoder, _classes(head), resized)
         remarks += dinov3.remarks(encoder)
-    _json(folder / "config.json", config)
+    _json(folder / CONFIG, config)
     if encoder.stem is not None and encoder.stem.epsilons != "timm":
         epsilons = "timm's hybrids have other epsilons than the authors', which this one has"
         remarks = [f"{epsilons}: outputs differ by some 1e-4", *remarks]
@@ -106,7 +121,7 @@ def _timm(encoder: ViT, head: Classify | None, folder: Path, preprocessing: Prep
 
 def _huggingface(encoder: ViT, head: Classify | None, folder: Path, preprocessing: Preprocessing) -> list[str]:
     resized, remarks = preprocessing.huggingface()
-    _json(folder / "preprocessor_config.json", huggingface.preprocessor(encoder, resized))
+    _json(folder / PREPROCESSOR, huggingface.preprocessor(encoder, resized))
     dinov2 = huggingface.is_dinov2(encoder.arguments)
     layout = huggingface.DINOV2 if dinov2 else huggingface.HUGGINGFACE
     several = head is not None and head.options.loss == MULTI_LABEL
@@ -114,7 +129,7 @@ def _huggingface(encoder: ViT, head: Classify | None, folder: Path, preprocessin
     if encoder.rotary is not None:
         layout, config = dinov3.huggingface_export(encoder)
         remarks += dinov3.remarks(encoder)
-    _json(folder / "config.json", config)
+    _json(folder / CONFIG, config)
     tensors = writing.tensors(layout, encoder, head, prefix="" if head is None else "vit.")
     if dinov2:  # its model has one, which only training needs
         shape = (1, encoder.width) if encoder.rotary is None else (1, 1, encoder.width)
@@ -144,9 +159,9 @@ def _program(
     }
     model = program.Program(encoder if head is None else head, options).eval()
     if options.format == PROGRAM:
-        program.write_torch(model, metadata, folder / "model.pt2")
+        program.write_torch(model, metadata, folder / GRAPH_FILES[PROGRAM])
         return remarks
-    path = folder / "model.onnx"
+    path = folder / GRAPH_FILES[ONNX]
     program.write_onnx(model, metadata, path)
     difference = program.difference(model, path)
     if difference is None:

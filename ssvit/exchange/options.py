@@ -4,6 +4,7 @@ import importlib.util
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from ssvit.exchange import dinov3, hub, huggingface, timm
 from ssvit.models.options import RESIZE, ViT
@@ -11,6 +12,10 @@ from ssvit.options import OptionError, UserError, flag, one_of
 
 ONNX, PROGRAM, OURS, TIMM, HUGGINGFACE = FORMATS = ("onnx", "torch_export", "safetensors", "timm", "huggingface")
 GRAPHS = (ONNX, PROGRAM)
+# The files of an export, by which a folder is known as one.
+CARD, CONFIG, PREPROCESSOR, WEIGHTS = "README.md", "config.json", "preprocessor_config.json", "model.safetensors"
+GRAPH_FILES: Mapping[str, str] = {ONNX: "model.onnx", PROGRAM: "model.pt2"}
+_FILES = {CARD, CONFIG, PREPROCESSOR, WEIGHTS, *GRAPH_FILES.values(), "model.onnx.data"}  # the last: beyond 2 GB
 # The images that a program takes, as its file and its card describe them.
 FLOAT, UINT8 = "float", "uint8"
 INPUTS: Mapping[str, str] = {FLOAT: "float32 in [0, 1]", UINT8: "uint8, 0 to 255"}
@@ -32,7 +37,7 @@ class Export:
     input: str = FLOAT
     """The images that an exported program takes: float, float32 in [0, 1]; uint8, 0 to 255."""
     overwrite: bool = False
-    """Whether to replace an existing folder."""
+    """Whether to replace an existing export."""
     license: str | None = None
     """The licence of the weights in the model card, by its identifier on the Hugging Face Hub, for instance
     apache-2.0; None: none."""
@@ -60,6 +65,19 @@ class Export:
         missing = [name for name in ("onnx", "onnxscript") if not importlib.util.find_spec(name)]
         if missing and self.format == ONNX:
             raise UserError(f"format={ONNX} needs {' and '.join(missing)}: pip install ssvit[export]")
+
+    def check_folder(self, folder: Path, *, checkpoint: Path | None = None) -> None:
+        """OptionError if a folder is there, unless it is an export that may be replaced and holds no `checkpoint`."""
+        if not folder.exists():
+            return
+        if not folder.is_dir():
+            raise OptionError("output", folder, "must be a folder, and this is a file")
+        if checkpoint is not None and checkpoint.resolve().is_relative_to(folder.resolve()):
+            raise OptionError("output", folder, "holds the checkpoint; give another folder")
+        if others := {entry.name for entry in folder.iterdir()} - _FILES:
+            raise OptionError("output", folder, f"is there and is no export: it holds {min(others)}; give another one")
+        if not self.overwrite:
+            raise OptionError("output", folder, "is there; overwrite=true replaces it")
 
     def check(self, encoder: ViT, classifier: Mapping[str, object] | None) -> None:
         """OptionError unless this encoder, and its head if there is one, can be written in the format."""

@@ -3,6 +3,7 @@
 Letters: n images, d width, k classes.
 """
 
+import math
 from collections.abc import Sequence
 
 import matplotlib
@@ -16,7 +17,7 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor
 from torch.nn import functional as F
 
-from ssvit.figures.style import INK, canvas, fitted, width_of
+from ssvit.figures.style import DPI, INK, canvas, fitted, width_of
 from ssvit.randomness import permutation
 
 IMAGES = 2000  # on a map at most
@@ -25,6 +26,7 @@ _PERPLEXITY = 30
 _WIDE, _FLAT, _EDGE, _TOP = 1050, 500, 40, 60  # dots: a map's width and least height, around its points, for its title
 _ROOM, _LINE = 240, 3  # dots that a name may take, and its height for each of its points
 _FEW = 20  # classes whose names are written large
+_NEAR = 0.75  # of the images of a class: the others may lie among those of another one
 _GOLDEN = (5**0.5 - 1) / 2
 
 
@@ -45,7 +47,7 @@ def feature_map(features: Tensor, labels: Tensor, classes: Sequence[str]) -> Fig
 
     present = len(labels.unique())
     size = 9 if present <= _FEW else 6
-    names = _names(places, labels, classes, size)
+    names = _names(places, labels, classes, size, radius=area**0.5 / 2 * DPI / 72)
     halo = [withStroke(linewidth=3, foreground="white")]
     for label, (name, x, y) in names.items():
         axis.text(x, y, name, color=0.6 * colors[label], path_effects=halo, fontsize=size, fontweight="bold",
@@ -83,22 +85,35 @@ def _in_dots(places: Tensor) -> tuple[Tensor, float]:
     return torch.tensor([_WIDE, height]) / 2 + scale * (places - (low + high) / 2), height
 
 
-def _names(places: Tensor, labels: Tensor, classes: Sequence[str], size: float) -> dict[int, tuple[str, float, float]]:
-    """For each class its name and where it is written, in dots: at the image with the least median distance to those
-    of its class, or at the next such image that is free. Classes with many images close together come first.
+def _names(
+    places: Tensor, labels: Tensor, classes: Sequence[str], size: float, radius: float
+) -> dict[int, tuple[str, float, float]]:
+    """For each class its name and where it is written, in dots.
+
+    That is beside the image with the least median distance to those of its class, or the next such image where the
+    name hides no point (of this radius); in a crowd it is on such an image. Classes with many images close together
+    come first.
     """
+    across, up = places.T.numpy()
+    rise = 0.7 * size * DPI / 72 + radius  # between the middles of a name and of a point above or below it
     candidates = []
     for label in labels.unique().tolist():
         members = places[labels == label]
-        radius = torch.cdist(members, members).median(1).values
-        candidates.append((radius.min().item() / len(members) ** 0.5, label, members[radius.argsort(stable=True)]))
+        spread = torch.cdist(members, members).median(1).values
+        candidates.append((spread.min().item() / len(members) ** 0.5, label, members[spread.argsort(stable=True)]))
     written: dict[int, tuple[str, float, float]] = {}
     taken = np.empty((0, 3))
     for _, label, members in sorted(candidates, key=lambda one: one[:2]):
         name = fitted(classes[label], size, _ROOM)
         half = 0.58 * width_of(name, size) + 6  # bold letters are wider
-        for x, y in members.tolist():
+        around = torch.tensor([(0, -rise), (0, rise), (-half - radius, 0), (half + radius, 0)])
+        near = members[: math.ceil(_NEAR * len(members))]
+        beside = [(x, y, True) for x, y in (near[:, None] + around).view(-1, 2).tolist()]
+        for x, y, is_beside in (*beside, *((x, y, False) for x, y in members.tolist())):
             x = min(max(x, half), _WIDE - half)
+            # A dot less, since the image beside it is just as far, but for rounding.
+            if is_beside and np.any((abs(x - across) < half + radius - 1) & (abs(y - up) < rise - 1)):
+                continue
             if np.all((abs(x - taken[:, 0]) > half + taken[:, 2]) | (abs(y - taken[:, 1]) > _LINE * size)):
                 written[label] = (name, x, y)
                 taken = np.vstack((taken, (x, y, half)))

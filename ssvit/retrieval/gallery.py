@@ -79,6 +79,10 @@ def of_data_set(called: str, data: Data, split: str, load: Load = load) -> tuple
     return splits[split], opened
 
 
+class NoneRead(UserError):
+    """None of the pictures can be read."""
+
+
 class Describer:
     """Vectors of transformed pictures by an extractor of one feature.
 
@@ -109,7 +113,7 @@ class Describer:
         return f"read {self.opened} pictures, {self.opened / max(self.seconds, 1e-9):.0f} a second{left_out}"
 
     def __call__(self, paths: Sequence[str]) -> tuple[list[str], Tensor]:
-        """The files that can be read, in order, and their vectors (n, d). UserError if there is none."""
+        """The files that can be read, in order, and their vectors (n, d). NoneRead if there is none."""
         read, vectors, began = [], [], time.perf_counter()
         with tqdm(total=len(paths), unit=" pictures", disable=not (self.bar and sys.stderr.isatty())) as bar:
             for part, images in self._batches(paths):
@@ -126,7 +130,7 @@ class Describer:
         self.opened += len(paths)
         self.seconds += time.perf_counter() - began
         if not read:
-            raise UserError(f"none of the {len(paths)} pictures can be read")
+            raise NoneRead(f"none of the {len(paths)} pictures can be read")
         return read, torch.cat(vectors)
 
     def _batches(self, paths: Sequence[str]) -> Iterator[tuple[Sequence[str], list[Tensor | Unreadable]]]:
@@ -157,14 +161,19 @@ def index(folder: str, pictures: Mapping[str, str | None], describe: Describer, 
 def add(folder: str, pictures: Mapping[str, str | None], describe: Describer) -> str:
     """Add to a store the pictures {path: class} that it does not hold, and say what became of them.
 
-    StoreError if another encoder made the store.
+    StoreError if another encoder made the store; NoneRead if it holds none of them and none can be read.
     """
     store, paths = Store.open(folder, encoder=describe.extractor.identity), list(pictures)
     before = len(store)
     absent = [paths[place] for place in store.absent(paths)]
     if absent:
-        names, vectors = describe(absent)
-        store.add(vectors, names, *_labels(names, pictures))
+        try:
+            names, vectors = describe(absent)
+        except NoneRead:
+            if len(absent) == len(paths):
+                raise
+        else:
+            store.add(vectors, names, *_labels(names, pictures))
     known = f", {len(paths) - len(absent)} were there already" if len(absent) < len(paths) else ""
     return (
         f"{folder}: {len(store) - before} pictures added{known}; "

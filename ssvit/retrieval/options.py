@@ -10,7 +10,7 @@ from typing import Any
 
 from ssvit.data import folder
 from ssvit.evaluation.options import pooling_of
-from ssvit.options import OptionError, flag, one_of, whole
+from ssvit.options import OptionError, file_to_write, flag, one_of, whole
 
 SPLITS = ("train", "validation", "test", "held_out")
 ACTIONS = INDEX, ADD, QUERY = ("index", "add", "query")
@@ -93,11 +93,8 @@ class Retrieve:
         for name in ("ranking", "standardize"):
             flag(name, getattr(self, name))
         for name in ("sheet", "output"):
-            file = getattr(self, name)
-            if file is not None and not Path(str(file)).absolute().parent.is_dir():
-                raise OptionError(name, file, "there is no such folder to write it into")
-            if file is not None and Path(str(file)).is_dir():
-                raise OptionError(name, file, "must be a file, and this is a folder")
+            if getattr(self, name) is not None:
+                file_to_write(name, getattr(self, name))
 
     def features(self, options: Mapping[str, object]) -> dict[str, Any]:
         """The options of the features; a pooling that they leave open is that of an existing store."""
@@ -127,9 +124,8 @@ class Embed:
         file = Path(str(self.output))
         if file.suffix not in EMBEDDINGS:
             raise OptionError("output", self.output, f"must end in {', '.join(EMBEDDINGS)}")
-        if not file.absolute().parent.is_dir():
-            raise OptionError("output", self.output, "there is no such folder to write it into")
-        if file.is_dir() or (file.exists() and not self.overwrite):
+        file_to_write("output", self.output)
+        if file.exists() and not self.overwrite:
             raise OptionError("output", self.output, "is there already; overwrite=true replaces it")
         if file.suffix == ".parquet" and find_spec("pyarrow") is None:
             raise OptionError("output", self.output, "needs pyarrow: pip install 'ssvit[parquet]'")
