@@ -13,6 +13,7 @@ from safetensors import safe_open
 import ssvit
 from ssvit.options import UserError
 from ssvit.retrieval import embedding
+from ssvit.retrieval.gallery import NoneRead
 from ssvit.retrieval.options import EMBEDDINGS
 
 
@@ -63,16 +64,16 @@ def test_a_folder_becomes_a_file_of_features(tool, tmp_path, photos):
 class Describe:
     """Stands for a `Describer`: a picture's vector is its number. Fails at a call."""
 
-    def __init__(self, fails_at: int = -1) -> None:
-        self.calls, self.fails_at = [], fails_at
+    def __init__(self, fails_at: int = -1, failure: type[BaseException] = KeyboardInterrupt) -> None:
+        self.calls, self.fails_at, self.failure = [], fails_at, failure
 
     def __call__(self, part):
         if len(self.calls) == self.fails_at:
-            raise KeyboardInterrupt
+            raise self.failure
         self.calls.append(list(part))
         read = [name for name in part if name != "bad"]
         if not read:
-            raise UserError("none")
+            raise NoneRead("none")
         return read, torch.tensor([[float(name), 1.0] for name in read])
 
 
@@ -80,11 +81,12 @@ def embed(path, names, describe, identity="one"):
     return embedding.embed(dict.fromkeys(names), describe, path, identity=identity, progress=lambda done, total: None)
 
 
-def test_what_was_read_is_not_read_again(tmp_path, monkeypatch):
+@pytest.mark.parametrize("failure", [KeyboardInterrupt, UserError])  # the latter of a store that does not answer
+def test_what_was_read_is_not_read_again(tmp_path, monkeypatch, failure):
     monkeypatch.setattr(embedding, "_PART", 3)
     names, path = [str(number) for number in range(10)], tmp_path / "f.npz"
-    with pytest.raises(KeyboardInterrupt):
-        embed(path, names, Describe(fails_at=2))
+    with pytest.raises(failure):
+        embed(path, names, Describe(fails_at=2, failure=failure))
     assert not path.exists()
     again = Describe()
     embed(path, names, again)

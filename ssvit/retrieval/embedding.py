@@ -16,7 +16,7 @@ import torch
 
 from ssvit import atomic_io
 from ssvit.options import UserError
-from ssvit.retrieval.gallery import Describer
+from ssvit.retrieval.gallery import Describer, NoneRead
 
 _PART = 1024  # pictures whose vectors are stored together until all are there
 
@@ -50,7 +50,7 @@ def embed(
         if not file.exists():
             try:
                 read, vectors = describe(part)
-            except UserError:  # none of them can be read
+            except NoneRead:
                 read, vectors = [], torch.zeros(0, 0)
             content = {"features": np.asarray(vectors, np.float32)}
             atomic_io.replace(file, safetensors.numpy.save(content, {"names": json.dumps(read)}))
