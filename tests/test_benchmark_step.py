@@ -43,6 +43,7 @@ UNUSED = {
     "model.encoder.cls_token", "model.mask_token", "model.vit.encoder.pos_embedding", "model.vit.pos_embed",
     "decoder.pos_embed", "decoder.positions", "model.vit.embeddings.position_embeddings",
     "model.decoder.decoder_pos_embed", "head.last_layer.weight_g", "teacher_head.last_layer.weight_g",
+    "head.prototypes", "teacher.module.head.prototypes",  # frozen in the first steps
 }  # fmt: skip
 
 

@@ -321,6 +321,9 @@ class Timm(Encoder):
         self.width, self.grid = size.width, _grid(size)
         self.model = _timm(size)
 
+    def check_size(self, images: Tensor) -> None:
+        """The model itself refuses images of other sizes."""
+
     def embed(self, images: Tensor) -> Tensor:
         return self.model.patch_embed(images)
 
@@ -335,6 +338,9 @@ class Torchvision(Encoder):
         super().__init__()
         self.width, self.grid = size.width, _grid(size)
         self.model = _torchvision(size)
+
+    def check_size(self, images: Tensor) -> None:
+        """The model itself refuses images of other sizes."""
 
     def embed(self, images: Tensor) -> Tensor:
         return self.model._process_input(images)
