@@ -40,6 +40,9 @@ def documented() -> dict[str, list[str]]:
     return found
 
 
+DOCUMENTED = documented()
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A folder in which everything lies that the pages name."""
@@ -61,9 +64,9 @@ def folder(tmp_path_factory):
     return place
 
 
-@pytest.mark.parametrize("command", documented())
+@pytest.mark.parametrize("command", DOCUMENTED)
 def test_a_command_of_the_pages_is_taken(command, folder, monkeypatch):
-    name, *arguments = documented()[command]
+    name, *arguments = DOCUMENTED[command]
     assert name in COMMANDS
     monkeypatch.chdir(folder)
     monkeypatch.setattr(hub, "fetch", lambda _: folder / "vit_b16.npz")
@@ -74,5 +77,5 @@ def test_a_command_of_the_pages_is_taken(command, folder, monkeypatch):
 
 
 def test_the_pages_have_commands_of_each_kind():
-    named = {words[0] for words in documented().values()}
+    named = {words[0] for words in DOCUMENTED.values()}
     assert named >= {"pretrain", "finetune", "evaluate", "few-shot", "linear-probe", "knn", "retrieve", "compare"}

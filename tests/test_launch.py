@@ -37,6 +37,11 @@ LONG = "a" * 5000
             ["objective=mae", "target=hog"],
             "target=hog: is for objective=masked_patch, masked_patch_decoder",
         ),
+        (
+            "pretrain",
+            ["objective.masking={_target_: builtins.print}"],
+            "objective.masking={_target_: builtins.print}:",
+        ),
         ("pretrain", ["recipe=sgd"], "recipe=sgd: is no choice of this command; recipe.NAME=VALUE sets one option"),
         (
             "pretrain",

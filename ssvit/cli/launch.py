@@ -216,6 +216,7 @@ class Tool:
 
 
 _CONFIG_DIR = ("--config-dir", "-cd")
+_CALLED_WITHIN = re.compile(r"[{,]\s*['\"]?_\w*_['\"]?\s*:")  # as the name of a dictionary's value
 _HOME = re.compile(r"^([\w.@/+-]+=['\"]?)~/")
 _PLUGINS = {"hydra/launcher=submitit": "hydra-submitit-launcher", "hydra/sweeper=optuna": "hydra-optuna-sweeper"}
 _options: list[str] = []  # of the tool that runs, as typed
@@ -324,7 +325,8 @@ def _check_typed(argument: str) -> None:
         name, values = RENAMED[option]
         right = f"{name}={values[value]}" if value in values else name
         raise Failure(f"{argument}: is called {right} now", 2)
-    if given and any(part.startswith("_") and part.endswith("_") and len(part) > 1 for part in option.split(".")):
+    names = (part.startswith("_") and part.endswith("_") and len(part) > 1 for part in option.split("."))
+    if given and (any(names) or _CALLED_WITHIN.search(value)):
         right = "a file's name chooses what is called: write one of your own (--config-dir, in Python config_dir)"
         raise Failure(f"{argument}: {right}", 2)
 

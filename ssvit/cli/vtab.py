@@ -14,7 +14,7 @@ from ssvit.cli.launch import Plain, Tool
 from ssvit.data.vtab import NAMES
 from ssvit.evaluation import vtab
 from ssvit.evaluation.vtab import Run
-from ssvit.options import OptionError, UserError
+from ssvit.options import OptionError, UserError, file_to_write
 
 _TEST = "test/accuracy"
 _MEASURED = (_TEST, "validation/accuracy")
@@ -27,8 +27,8 @@ def run(config: DictConfig, plain: Plain) -> str:
         if not (folder / "config.yaml").is_file():
             raise OptionError("runs", folder, "must be the folder of a run")
     output = None if plain["output"] is None else Path(plain["output"])
-    if output is not None and not output.absolute().parent.is_dir():
-        raise OptionError("output", output, "there is no such folder")
+    if output is not None:
+        file_to_write("output", output)
     runs, unfinished = found(named or sorted(Path(plain["outputs"]).glob("*/")))
     left_out = f"not finished, so left out: {', '.join(unfinished)}" if unfinished else ""
     if not runs:

@@ -7,6 +7,7 @@ Letters: e encoders, m test images, s seeds.
 """
 
 import math
+import warnings
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -66,10 +67,11 @@ def of_seeds(one: Sequence[float], other: Sequence[float]) -> Interval | None:
     if np.ptp(ours) == np.ptp(theirs) == 0:
         difference = float(ours[0] - theirs[0])
         return Interval(difference, difference)
-    if min(len(ours), len(theirs)) > 1:
-        found = stats.ttest_ind(ours, theirs, equal_var=False).confidence_interval(LEVEL)
-    else:
-        found = stats.ttest_1samp(ours - theirs, 0).confidence_interval(LEVEL)
+    with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # of a side whose seeds are all alike
+        if min(len(ours), len(theirs)) > 1:
+            found = stats.ttest_ind(ours, theirs, equal_var=False).confidence_interval(LEVEL)
+        else:
+            found = stats.ttest_1samp(ours - theirs, 0).confidence_interval(LEVEL)
     return Interval(float(found.low), float(found.high))
 
 

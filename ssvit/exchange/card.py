@@ -39,12 +39,12 @@ tokens = encoder.eval()(images)  # (b, {shape}), in [0, 1] or uint8""",
     "timm": """import timm
 
 model = timm.create_model("{timm}", pretrained=True).eval()
-tokens = model.forward_features(images)  # (b, {shape}), less mean, over std""",
+{answer} = model{method}(images)  # (b, {shape}), less mean, over std""",
     "huggingface": """from transformers import AutoImageProcessor, {type}
 
 model = {type}.from_pretrained("{place}"{extra}).eval()
 inputs = AutoImageProcessor.from_pretrained("{place}")(pictures, return_tensors="pt")
-tokens = model(**inputs).last_hidden_state""",
+{answer} = model(**inputs).{field}""",
 }
 _OPEN_CLASSIFIER = _OPEN | {
     "safetensors": """import json
@@ -56,15 +56,6 @@ facts = json.load(open("config.json"))
 model = Classify(encoder=ViT(**facts["encoder"]), **facts["classifier"])
 model.load_state_dict(load_file("model.safetensors"))
 logits = model.eval()(images)  # (b, {shape}), in [0, 1] or uint8""",
-    "timm": """import timm
-
-model = timm.create_model("{timm}", pretrained=True).eval()
-logits = model(images)  # (b, {shape}), less mean, over std""",
-    "huggingface": """from transformers import AutoImageProcessor, {type}
-
-model = {type}.from_pretrained("{place}").eval()
-inputs = AutoImageProcessor.from_pretrained("{place}")(pictures, return_tensors="pt")
-logits = model(**inputs).logits""",
 }
 
 
@@ -82,6 +73,9 @@ def write(
     kind = huggingface.architecture(encoder, is_classifier=bool(classes))
     code = (_OPEN_CLASSIFIER if classes else _OPEN)[options.format].format(
         outputs="(logits,)" if classes else "tokens, features",
+        answer="logits" if classes else "tokens",
+        method="" if classes else ".forward_features",
+        field="logits" if classes else "last_hidden_state",
         input=INPUTS[options.input],
         shape=f"{channels}, {height}, {width}",
         type=kind,

@@ -7,7 +7,6 @@ Each run goes on from where it was stopped, and so does the comparison.
 import json
 import math
 import statistics
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -98,9 +97,7 @@ def _verdict(summary: Mapping[str, Mapping[str, Any]], measured: "Score") -> str
     from ssvit.evaluation.paired import of_seeds  # which loads scipy
 
     errors = {}
-    with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # of a side whose seeds are all alike
-        interval = of_seeds(*(side["values"] for side in sides))
-    if interval is not None:
+    if (interval := of_seeds(*(side["values"] for side in sides))) is not None:
         errors["the seeds"] = (interval.high - interval.low) / 2
     if images is not None:
         errors["the images"] = 2 * math.hypot(*(standard_error(mean, images) for mean in means))
