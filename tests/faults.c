@@ -8,6 +8,7 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -74,9 +75,10 @@ static int next(const char *name, const char *full, int takes_room)
 {
     int thread = syscall(SYS_gettid) != getpid();
     long number = __atomic_add_fetch(&plan->calls[thread], 1, __ATOMIC_SEQ_CST);
-    long left = sizeof plan->log - plan->log_length;
-    int length = snprintf(plan->log + plan->log_length, left, "%d %s %s\n", thread, name, full);
-    if (length < left) plan->log_length += length;
+    char line[4400];
+    long length = snprintf(line, sizeof line, "%d %s %s\n", thread, name, full);
+    long from = __atomic_fetch_add(&plan->log_length, length, __ATOMIC_SEQ_CST);  /* a place of its own for each thread */
+    if (from + length < (long)sizeof plan->log) memcpy(plan->log + from, line, length);
     if (plan->kind == FULL && takes_room && plan->struck) {
         errno = ENOSPC;
         return ERROR;
@@ -96,8 +98,10 @@ static void after(int what)
 /* Bytes were added to a file, or (written < 0) it was synchronised. */
 static void note(int descriptor, ssize_t written)
 {
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;  /* TensorBoard writes in a thread of its own */
     struct stat status;
     if (syscall(SYS_fstat, descriptor, &status)) return;
+    pthread_mutex_lock(&lock);
     int i = 0;
     while (i < plan->dirty_count && plan->dirty[i] != status.st_ino) i++;
     if (written > 0 && i == plan->dirty_count && i < 256) {
@@ -109,6 +113,7 @@ static void note(int descriptor, ssize_t written)
         plan->dirty[i] = plan->dirty[plan->dirty_count];
         plan->durable[i] = plan->durable[plan->dirty_count];
     }
+    pthread_mutex_unlock(&lock);
 }
 
 /* A call that touches the folder if `where` says so, and that fails as `failure` does. */

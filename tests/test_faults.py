@@ -11,6 +11,7 @@ import json
 import os
 import re
 import shutil
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -186,6 +187,18 @@ def endure_all(system, begun, folder: Path, share: int) -> None:
         ends[endure(system, folder, whole, case)] += 1
         shutil.rmtree(folder)
     print(json.dumps({"run": folder.name, "calls": len(calls), "cases": sum(ends.values()), **ends}))
+
+
+def test_a_run_that_waits_for_its_second_makes_the_calls_of_one_that_does_not(system, begun, tmp_path):
+    """TensorBoard's files need seconds of their own; were the wait made of calls, no case would strike twice alike."""
+    made = []
+    for now in (0, time.time()):
+        folder = tmp_path / f"from_{now:.0f}"
+        shutil.copytree(begun[0], folder)
+        for second in range(4):
+            (folder / f"events.out.tfevents.{now + second:010.0f}.host.1.0").touch()
+        made.append([name for thread, name, _ in system.run("train", folder).calls if thread == MAIN])
+    assert made[0] == made[1]
 
 
 @pytest.mark.parametrize("run", ["goes_on", "begins"])

@@ -58,8 +58,9 @@ class TensorBoard(Logger):
         folder = self.folder / line
         # TensorBoard reads files in the order of their names: second, host, process, number, where 10 is before 9. So
         # two files of one folder need different seconds.
-        while any(folder.glob(f"events.out.tfevents.{int(time.time()):010d}.*")):
-            time.sleep(0.05)
+        taken = {path.name.split(".")[3] for path in folder.glob(self.file)}
+        while f"{int(now := time.time()):010d}" in taken:
+            time.sleep(1 - now % 1)
         self._boards[line] = SummaryWriter(str(folder), purge_step=self._purge_step)
 
     def record(self, step: int, row: Mapping[str, float]) -> None:
