@@ -41,6 +41,7 @@ class Stage:
 def run(config: DictConfig, plain: Plain) -> Path:
     """Make the rows that are not there yet, then the table and the figure. Returns their folder."""
     budget = check(plain)
+    trials.check_images(config, plain)
     chosen = {name: stages(name) for name in plain["objectives"]}
     comparison = Comparison(plain, _OWN, {"budget": budget})
     for name, parts in chosen.items():

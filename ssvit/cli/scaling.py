@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from ssvit import atomic_io
@@ -17,7 +16,6 @@ from ssvit.cli import trials
 from ssvit.cli.compare import stages
 from ssvit.cli.launch import Plain, Tool, option_files
 from ssvit.cli.trials import Trials, schedule
-from ssvit.data.options import Known
 from ssvit.evaluation import methods, scaling
 from ssvit.models.options import Timm
 from ssvit.options import OptionError, whole
@@ -36,7 +34,7 @@ _OWN = (
 def run(config: DictConfig, plain: Plain) -> Path:
     """Make the rows that are not there yet, then the table and the figure. Returns their folder."""
     grid = check(plain)
-    check_images(config, plain)
+    trials.check_images(config, plain, most=max(images or 0 for images in plain["images"]))
     study = Study(plain, _OWN, {})
     for seed in range(plain["seed"], plain["seed"] + plain["seeds"]):
         for objective, point in itertools.product(plain["objectives"], grid):
@@ -84,17 +82,6 @@ def check(plain: Plain) -> list[dict[str, Any]]:
         changed = plain["encoder"] | own | {"heads": heads(point["width"]), "mlp_width": None}
         preflight.encoder(preflight.parts({**plain, "encoder": changed}))
     return points
-
-
-def check_images(config: DictConfig, plain: Plain) -> None:
-    """OptionError unless there are as many images to train on as each run is to have."""
-    most = max((images for images in plain["images"] if images is not None), default=0)
-    source = preflight.parts(plain).get("data.source")
-    there = source.count(at_most=most) if isinstance(source, Known) else None
-    if there is None and most:  # the images themselves tell
-        there = len(instantiate(config.data.source, _convert_="all").train)
-    if there is not None and there < most:
-        raise OptionError("images", most, f"there are {there} images to choose from")
 
 
 def heads(width: int) -> int:

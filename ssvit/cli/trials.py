@@ -11,13 +11,18 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
+from hydra.utils import instantiate
+from omegaconf import DictConfig
 
 from ssvit import atomic_io
 from ssvit.cli.launch import Failure, Plain, config_dir
+from ssvit.data.options import NO_LABELS, Known
 from ssvit.evaluation import methods
-from ssvit.options import OptionError, whole
+from ssvit.options import OptionError, UserError, whole
+from ssvit.training import preflight
 
 _ELSEWHERE = ("data.root", "workers", "loader_timeout", "fabric")  # options that change no figure
+_SUBSET = "subset.images="
 _PROBES = "probes="  # which of them there are: none changes another's figures
 _REPORTED = ("test/accuracy", "validation/accuracy", "test/map", "validation/map")
 
@@ -30,6 +35,27 @@ def check(plain: Plain, names: Sequence[str] = ()) -> None:
     for name in ("pretrain", "evaluate", "finetune", *names):
         if not isinstance(plain[name], list):
             raise OptionError(name, plain[name], "must be a list of options")
+
+
+def check_images(config: DictConfig, plain: Plain, *, most: int = 0) -> None:
+    """UserError unless there are labels, and as many images to train on as a run of the study is to have.
+
+    most: images of a pre-training, as the option "images" says; those of fine-tuning are in its own options.
+    """
+    own = preflight.parts(plain).get("data.source")
+    known = own if isinstance(own, Known) else Known()
+    option = next((option for option in reversed(plain["finetune"]) if str(option).startswith(_SUBSET)), _SUBSET)
+    tuned = option.removeprefix(_SUBSET)
+    wanted = {("images", most): most, ("finetune", option): int(tuned) if tuned.isdigit() else 0}
+    labelled, there = known.labelled, known.count(at_most=max(wanted.values()))
+    if labelled is None or there is None:  # the images themselves tell
+        train = instantiate(config.data.source, _convert_="all").train
+        labelled, there = train.labels is not None, len(train)
+    if not labelled:
+        raise UserError(NO_LABELS)
+    for (name, value), images in wanted.items():
+        if images > there:
+            raise OptionError(name, value, f"there are {there} images to choose from")
 
 
 class Trials:
