@@ -313,16 +313,22 @@ class LightlySimCLR(Peer):
         return {"loss": self.criterion(first, second)}
 
 
-class Timm(Encoder):
-    """timm's `VisionTransformer`, as `MaskedPatch` takes an encoder."""
+class Borrowed(Encoder):
+    """The model of another library, as `MaskedPatch` takes an encoder."""
 
-    def __init__(self, size: Size) -> None:
+    def __init__(self, size: Size, model: Any) -> None:
         super().__init__()
-        self.width, self.grid = size.width, _grid(size)
-        self.model = _timm(size)
+        self.width, self.grid, self.model = size.width, _grid(size), model
 
     def check_size(self, images: Tensor) -> None:
         """The model itself refuses images of other sizes."""
+
+
+class Timm(Borrowed):
+    """timm's `VisionTransformer`."""
+
+    def __init__(self, size: Size) -> None:
+        super().__init__(size, _timm(size))
 
     def embed(self, images: Tensor) -> Tensor:
         return self.model.patch_embed(images)
@@ -331,16 +337,11 @@ class Timm(Encoder):
         return gather(self.model.norm(self.model.blocks(self.model._pos_embed(tokens))), output_ids + 1)
 
 
-class Torchvision(Encoder):
-    """torchvision's `VisionTransformer`, as `MaskedPatch` takes an encoder."""
+class Torchvision(Borrowed):
+    """torchvision's `VisionTransformer`."""
 
     def __init__(self, size: Size) -> None:
-        super().__init__()
-        self.width, self.grid = size.width, _grid(size)
-        self.model = _torchvision(size)
-
-    def check_size(self, images: Tensor) -> None:
-        """The model itself refuses images of other sizes."""
+        super().__init__(size, _torchvision(size))
 
     def embed(self, images: Tensor) -> Tensor:
         return self.model._process_input(images)

@@ -16,7 +16,7 @@ from omegaconf import DictConfig
 
 from ssvit import atomic_io
 from ssvit.cli.launch import Failure, Plain, config_dir
-from ssvit.data.options import NO_LABELS, Known
+from ssvit.data.options import NO_LABELS
 from ssvit.evaluation import methods
 from ssvit.options import OptionError, UserError, whole
 from ssvit.training import preflight
@@ -42,19 +42,18 @@ def check_images(config: DictConfig, plain: Plain, *, most: int = 0) -> None:
 
     most: images of a pre-training, as the option "images" says; those of fine-tuning are in its own options.
     """
-    own = preflight.parts(plain).get("data.source")
-    known = own if isinstance(own, Known) else Known()
+    known = preflight.images_of(preflight.parts(plain))
     option = next((option for option in reversed(plain["finetune"]) if str(option).startswith(_SUBSET)), _SUBSET)
     tuned = option.removeprefix(_SUBSET)
     wanted = {("images", most): most, ("finetune", option): int(tuned) if tuned.isdigit() else 0}
     labelled, there = known.labelled, known.count(at_most=max(wanted.values()))
-    if labelled is None or there is None:  # the images themselves tell
+    if labelled is None or (there is None and any(wanted.values())):  # the images themselves tell
         train = instantiate(config.data.source, _convert_="all").train
         labelled, there = train.labels is not None, len(train)
     if not labelled:
         raise UserError(NO_LABELS)
     for (name, value), images in wanted.items():
-        if images > there:
+        if there is not None and images > there:
             raise OptionError(name, value, f"there are {there} images to choose from")
 
 

@@ -81,6 +81,12 @@ def encoder(made: Mapping[str, object]) -> ViT | Timm | None:
     return own
 
 
+def images_of(made: Mapping[str, object]) -> Known:
+    """What is known of the images; nothing of those of a user's own."""
+    source = made.get("data.source")
+    return source if isinstance(source, Known) else Known()
+
+
 def start(made: Mapping[str, object]) -> None:
     """OptionError if an objective that goes on from trained weights would have random ones."""
     if getattr(made.get("objective"), "goes_on", False) and isinstance(made.get("encoder"), ViT | Timm):
@@ -160,9 +166,7 @@ def check(config: Mapping[str, Any]) -> Recipe:
         raise OptionError("objective.queue", objective.queue, right)
     if isinstance(vit, Timm) and config["fabric"]["strategy"] == "fsdp":
         raise OptionError("fabric.strategy", "fsdp", f"shares out a ViT, and the encoder is timm's {vit.model}")
-    source = made.get("data.source")
-    if not isinstance(source, Known):
-        source = Known()
+    source = images_of(made)
     images = source.count(at_most=max(recipe.batch_size, subset.images or 0))
     if subset.images is not None:
         if images is not None and subset.images > images:
