@@ -269,7 +269,7 @@ def test_table_4(images, pretrained_run, name, steps, rates, development):
     task = ["data=flowers102"] if name == "vtab" else []
     config = composed(f"experiment=table4_{name}", f"data.root={images}", *task, tool="finetune")
     recipe = preflight.check(plain(config))
-    assert (recipe.steps, recipe.batch_size, recipe.optimizer, recipe.momentum) == (steps, 512, "sgd", 0.9)
+    assert (recipe.steps, recipe.batch_size, recipe.optimizer, recipe.decay_of_momentum) == (steps, 512, "sgd", 0.9)
     assert (recipe.decay, recipe.weight_decay, recipe.clip, recipe.layer_decay) == ("cosine", 0, 1, 1)
     assert plain(config.table4) == {"learning_rates": rates, "development": development}
     assert config.data.image_size == 384

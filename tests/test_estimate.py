@@ -14,6 +14,7 @@ from ssvit.evaluation.base import Evaluation, Evaluator
 from ssvit.training import estimate as estimation
 from ssvit.training import runtime
 from ssvit.training.estimate import Estimate, duration, estimate, size
+from ssvit.training.muon import block_matrices
 from ssvit.training.recipe import Recipe
 from ssvit.training.state import State
 
@@ -30,12 +31,13 @@ def parts(objective, **recipe):
     return state, loader
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "muon", "sgd"])
 @pytest.mark.parametrize("make", OBJECTIVES)
-def test_it_changes_no_weight_buffer_gradient_or_random_state(make):
+def test_it_changes_no_weight_buffer_gradient_or_random_state(make, optimizer):
     objective = make(dropout=0.2)
     objective.register_buffer("calls", torch.zeros(()))
     objective.register_forward_pre_hook(lambda module, inputs: module.calls.add_(1) and None)
-    state, loader = parts(objective)
+    state, loader = parts(objective, optimizer=optimizer)
     before = {name: value.clone() for name, value in objective.state_dict(keep_vars=False).items()}
     random = torch.get_rng_state()
     found = estimate(state, loader, {})
@@ -64,6 +66,9 @@ class Line(nn.Module):
     def sample(self, slots, *, seed):
         return ()
 
+    def frozen(self, scheduled):
+        return ()
+
     def forward(self, batch, noise, scheduled=None):
         x = batch.images.flatten(1).float()
         return {"loss": (x * self.weight).square().sum()}
@@ -90,7 +95,16 @@ class Look(Evaluator):
         return Evaluation(metrics={})
 
 
-def test_evaluations_are_counted_from_the_step_on_where_the_run_goes_on():
+def test_muon_keeps_one_mean_of_a_matrix():
+    state, loader = parts(tiny.mae(), optimizer="muon")
+    one = {id(weight) for weight in block_matrices(state.objective)}
+    expected = sum(weight.nbytes * (1 if id(weight) in one else 2) for weight in state.objective.parameters()
+                   if weight.requires_grad)  # fmt: skip
+    assert estimate(state, loader, {}).moments == expected
+
+
+def test_evaluations_are_counted_from_the_step_on_where_the_run_goes_on(monkeypatch):
+    monkeypatch.setattr(estimation, "_update", lambda state: 0.0)
     state, loader = parts(tiny.model(), steps=12, evaluate_every=6)
     looks = {"a": Look(80), "b": Look(100, every=4), "c": Look(1000, at_end=True)}
     for first, images in ((0, 80 * 3 + 100 * 4 + 1000), (7, 80 + 100 * 2 + 1000)):
@@ -103,9 +117,10 @@ def test_evaluations_are_counted_from_the_step_on_where_the_run_goes_on():
 @pytest.mark.parametrize(("sam", "passes"), [(0.0, 1), (0.05, 2)])
 def test_a_step_of_sam_takes_two_passes_and_an_evaluation_none_more(monkeypatch, sam, passes):
     monkeypatch.setattr(estimation, "_step", lambda state, loader, images, *, backward: (0.25 * images, 0))
+    monkeypatch.setattr(estimation, "_update", lambda state: 0.5)
     state, loader = parts(tiny.model(), steps=12, evaluate_every=6, sam=sam)
     found = estimate(state, loader, {"a": Look(80)})
-    assert found.step == pytest.approx(passes * 0.25 * 8)
+    assert found.step == pytest.approx(passes * 0.25 * 8 + 0.5)
     assert found.evaluations == pytest.approx(0.5 * 3 * 80 * 0.25)
 
 

@@ -345,7 +345,7 @@ def test_parts_are_trained_and_every_tool_reads_what_they_left(outputs, tool, tm
         ("finetune", ["subset.images=4"], "recipe.batch_size=8: must be no more than the 4 images", 2),
         ("finetune", ["development=1.5"], "development=1.5: must be a number", 2),
         ("finetune", ["recipe=lion"], "recipe=lion: must be one of adamw, sgd", 2),
-        ("finetune", ["recipe.optimizer=lion"], "recipe.optimizer=lion: must be one of adamw, sgd", 2),
+        ("finetune", ["recipe.optimizer=lion"], "recipe.optimizer=lion: must be one of adamw, sgd, muon", 2),
         ("finetune", ["recipe.layer_decay=0"], "recipe.layer_decay=0: must be a number, above 0", 2),
         ("finetune", ["objective.label_smoothing=1"], "objective.label_smoothing=1: must be", 2),
         ("finetune", ["objective.trained=3"], "objective.trained=3: must be at most 2, the layers of the encoder", 2),

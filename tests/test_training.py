@@ -31,6 +31,7 @@ from ssvit.objectives.parameter_groups import parameter_groups
 from ssvit.objectives.targets import MeanColor
 from ssvit.options import OptionError, UserError
 from ssvit.training import loop, runtime
+from ssvit.training.muon import RMS, orthogonalize
 from ssvit.training.recipe import Recipe
 from ssvit.training.state import State
 
@@ -194,7 +195,7 @@ def test_sgd_takes_the_steps_of_its_formula(tmp_path):
         torch.testing.assert_close(ours, plain, rtol=1e-9, atol=1e-12, msg=name)
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd", "muon"])
 @pytest.mark.parametrize(
     ("method", "frozen", "end"),
     [
@@ -204,7 +205,7 @@ def test_sgd_takes_the_steps_of_its_formula(tmp_path):
     ],
 )
 def test_what_is_frozen_keeps_its_bits_and_then_takes_the_first_step_of_the_optimiser(method, frozen, end, optimizer):
-    """Against the formulas of a first step: the sign of the gradient for AdamW, the gradient for SGD."""
+    """Against the formulas of a first step: AdamW's sign of the gradient, SGD's gradient, Muon's orthogonal matrix."""
     build = getattr(tiny, method)
     objective = (build(own_head=True) if method == "ibot" else build()).double()
     options = {"optimizer": optimizer, "lr": 1e-3, "warmup": 0, "decay": "constant", "weight_decay": 0.5, "clip": 0.0,
@@ -225,9 +226,13 @@ def test_what_is_frozen_keeps_its_bits_and_then_takes_the_first_step_of_the_opti
     for name, weight in weights.items():
         gradient, decay = found[name], 0.5 * (weight.ndim > 1)
         assert gradient.abs().max() > 0
-        moved = start[name] * (1 - 1e-3 * decay) - 1e-3 * (
-            gradient / (gradient.abs() + 1e-8) if optimizer == "adamw" else gradient
-        )
+        if optimizer == "sgd":
+            direction = gradient
+        elif optimizer == "muon" and "blocks" in name:
+            direction = RMS * math.sqrt(max(weight.shape)) * orthogonalize(gradient[None], torch.float64)[0]
+        else:
+            direction = gradient / (gradient.abs() + 1e-8)
+        moved = start[name] * (1 - 1e-3 * decay) - 1e-3 * direction
         torch.testing.assert_close(weight.detach(), moved, rtol=1e-9, atol=1e-12, msg=name)
 
 

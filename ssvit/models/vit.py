@@ -143,6 +143,13 @@ class Block(nn.Module):
             nn.Identity() if layer_scale is None else LayerScale(width, layer_scale) for _ in range(2)
         )
 
+    def matrices(self) -> Iterator[tuple[Tensor, int]]:
+        """Yield the weight of each linear layer, and the number of matrices packed along its first dimension."""
+        yield self.attention.qkv.weight, 3
+        yield self.attention.out.weight, 1
+        yield self.expand.weight, 1 + self.gated
+        yield self.contract.weight, 1
+
     def forward(
         self, x: Tensor, position_ids: Ids = None, output_ids: Ids = None, rotation: Tensor | None = None
     ) -> Tensor:

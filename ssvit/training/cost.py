@@ -29,7 +29,7 @@ class Cost:
 
     cpu_seconds: over all threads, of the fastest round, the one that other work disturbed least; seconds: by clock,
     of it. preparation: CPU seconds before the first step. flops: floating-point operations of the forward and backward
-    passes. backend: what computed the layers.
+    passes, and of the matrix products of Muon. backend: what computed the layers.
     """
 
     images: int
@@ -57,21 +57,31 @@ def measure(fabric: Fabric, objective: Objective, loader: Loader, recipe: Recipe
         rounds.append(((time.process_time() - cpu) / count, (time.perf_counter() - clock) / count))
     cpu_seconds, seconds = min(rounds[1:])
     accelerate(objective, False)  # the counter knows torch's own operators alone
+    of_passes = flops(objective, list(loader.batches(0, 1)), steps=recipe.steps, seed=recipe.seed)
     return Cost(
         images=recipe.batch_size,
         cpu_seconds=cpu_seconds,
         seconds=seconds,
         preparation=preparation,
-        # Batches are made first, since the products of crops would be counted too.
-        flops=recipe.passes * flops(objective, list(loader.batches(0, 1)), steps=recipe.steps, seed=recipe.seed),
+        flops=recipe.passes * of_passes + _flops_of_update(state),
         backend=runtime.backend(recipe, fabric.device),
     )
+
+
+def _flops_of_update(state: State) -> int:
+    """Floating-point operations of the products in an update of all weights that are trained."""
+    for weight in state.objective.parameters():
+        weight.grad = torch.zeros_like(weight) if weight.requires_grad else None
+    with FlopCounterMode(display=False) as counter:
+        state.optimize(torch.zeros((), dtype=torch.bool, device=state.fabric.device))
+    return counter.get_total_flops()
 
 
 def flops(objective: Objective, batches: Sequence[Batch], *, steps: int = 1, seed: int = 0) -> int:
     """Floating-point operations of a forward and backward pass in the first of so many updates, without kernels.
 
-    Attention is taken in its plain form: matrix products, which can be counted.
+    Attention is taken in its plain form: matrix products, which can be counted. Batches are made before, since the
+    matrix products of crops would be counted, too.
     """
     start = Progress(0, steps)
     scheduled = {

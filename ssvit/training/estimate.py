@@ -109,7 +109,8 @@ def estimate(state: State, loader: Loader, evaluators: Mapping[str, Evaluator], 
     gradients = _bytes(trained)
     micro = recipe.batch_size // (recipe.accumulate * fabric.world_size)
     timed = fabric.world_size == 1 and runtime.backend(recipe, fabric.device) != "compile"
-    count, seconds, activations = 0, 0.0, 0.0
+    count, seconds, update, activations = 0, 0.0, 0.0, 0.0
+    resident = _resident() if fabric.device.type == "cpu" else 0
     if not sharding.is_sharded(fabric):
         with _taken_back(objective, fabric):
             few = min(_FIRST, micro)
@@ -117,6 +118,8 @@ def estimate(state: State, loader: Loader, evaluators: Mapping[str, Evaluator], 
                 took, fixed = _step(state, loader, few, backward=timed)
             count = max(few, min(micro, _MOST, int(few * _SECONDS / took)))
             larger, saved = _step(state, loader, count, backward=timed) if count > few else (took, fixed)
+            if timed:
+                update = min(_update(state) for _ in range(2))
         seconds = _at(micro, few, took, count, larger)
         activations = _at(micro, few, fixed, count, saved)
     of_one = seconds / micro if timed and count else None
@@ -128,10 +131,10 @@ def estimate(state: State, loader: Loader, evaluators: Mapping[str, Evaluator], 
         steps=recipe.steps - first,
         weights=held + (gradients if recipe.ema else 0),
         gradients=gradients,
-        moments={"adamw": 2, "sgd": 1}[recipe.optimizer] * gradients,
+        moments=_moments(state),
         activations=round(activations),
-        resident=_resident() if fabric.device.type == "cpu" else 0,
-        step=None if of_one is None else of_one * recipe.batch_size * recipe.passes,
+        resident=resident,
+        step=None if of_one is None else of_one * recipe.batch_size * recipe.passes + update,
         evaluations=None if of_one is None else COST * seen * of_one,
         images=count,
     )
@@ -166,6 +169,21 @@ def _step(state: State, loader: Loader, images: int, *, backward: bool) -> tuple
         loss.backward()
         loss.item()
     return time.perf_counter() - began, sum(kept.values())
+
+
+def _update(state: State) -> float:
+    """Seconds of an update of all weights that have a gradient, which changes nothing."""
+    began = time.perf_counter()
+    state.optimize(torch.zeros((), dtype=torch.bool, device=state.fabric.device))
+    return time.perf_counter() - began
+
+
+def _moments(state: State) -> int:
+    """Bytes of the optimiser's running means: two for AdamW, one for SGD and for the matrices of Muon."""
+    of_weight = 1 if state.recipe.optimizer == "sgd" else 2
+    return sum(
+        (1 if group.get("matrices") else of_weight) * _bytes(group["params"]) for group in state.optimizer.param_groups
+    )
 
 
 @contextmanager

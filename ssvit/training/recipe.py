@@ -21,7 +21,8 @@ class Recipe:
     accumulate: int = 1
     """Micro-batches that a process splits its part of an update into: less memory, the same update."""
     optimizer: str = "adamw"
-    """adamw (with betas) or sgd (with momentum)."""
+    """adamw, sgd, or muon (Jordan et al. 2024): Muon for the weight matrices of Transformer blocks, AdamW for the
+    rest."""
     lr: float = 1e-3
     """The peak learning rate, reached after `warmup` steps."""
     warmup: int = 100
@@ -32,9 +33,9 @@ class Recipe:
     """Where decay=linear ends; 1e-5 in the authors' code (vit_jax: utils.py)."""
     betas: tuple[float, float] = (0.9, 0.95)
     """AdamW's running means keep these shares of themselves at each step."""
-    momentum: float = 0.9
-    """Share of itself that SGD's momentum keeps at each step; the authors' code keeps it in bfloat16 (vit_jax:
-    train.py)."""
+    momentum: float | None = None
+    """Decay rate of the momentum of sgd and muon; None: 0.9 for sgd, as in the paper, and 0.95 for muon. The authors'
+    code keeps SGD's in bfloat16 (vit_jax: train.py)."""
     layer_decay: float = 1.0
     """A layer's learning rate over that of the layer above it."""
     weight_decay: float = 0.05
@@ -86,10 +87,11 @@ class Recipe:
             raise OptionError("betas", self.betas, "must be two numbers, [beta1, beta2]")
         for beta in self.betas:
             number("betas", beta, 0, 0.999999)
-        for name in ("momentum", "ema"):
-            number(name, getattr(self, name), 0, 0.999999)
+        number("ema", self.ema, 0, 0.999999)
+        if self.momentum is not None:
+            number("momentum", self.momentum, 0, 0.999999)
         number("layer_decay", self.layer_decay, 0, 1, above=True)
-        one_of("optimizer", self.optimizer, ("adamw", "sgd"))
+        one_of("optimizer", self.optimizer, ("adamw", "sgd", "muon"))
         one_of("decay", self.decay, ("cosine", "linear", "constant"))
         if self.lr_end > 0 and self.decay != "linear":
             raise OptionError("lr_end", self.lr_end, f"must be 0 with decay={self.decay}: only linear has it")
@@ -106,6 +108,13 @@ class Recipe:
                 raise OptionError("patience", self.patience, "needs a metric: recipe.best=auto, or its name")
         if self.batch_size % self.accumulate:
             raise OptionError("accumulate", self.accumulate, f"must divide batch_size={self.batch_size}")
+
+    @property
+    def decay_of_momentum(self) -> float:
+        """The decay rate of the momentum of sgd or muon."""
+        if self.momentum is not None:
+            return self.momentum
+        return 0.95 if self.optimizer == "muon" else 0.9
 
     @property
     def passes(self) -> int:

@@ -36,6 +36,7 @@ from ssvit.objectives.teacher import approach, local
 from ssvit.options import UserError
 from ssvit.schedule import Progress, Schedule
 from ssvit.training import runtime, sharding
+from ssvit.training.muon import Muon, block_matrices
 from ssvit.training.recipe import Recipe
 from ssvit.training.statistics import RunningStatistics
 
@@ -109,10 +110,19 @@ class State:
         groups = objective.parameter_groups(weight_decay=recipe.weight_decay, layer_decay=recipe.layer_decay)
         trained: list[dict[str, object]] = [dict(group) for group in groups]
         optimizer: torch.optim.Optimizer
+        beta1, beta2 = recipe.betas
         if recipe.optimizer == "sgd":
-            optimizer = torch.optim.SGD(trained, lr=recipe.lr, momentum=recipe.momentum, fused=True)
+            optimizer = torch.optim.SGD(trained, lr=recipe.lr, momentum=recipe.decay_of_momentum, fused=True)
+        elif recipe.optimizer == "muon":
+            optimizer = Muon(
+                trained,
+                block_matrices(objective),
+                lr=recipe.lr,
+                betas=(beta1, beta2),
+                momentum=recipe.decay_of_momentum,
+                dtype=torch.bfloat16 if runtime.precision(recipe, fabric.device) == "bf16-mixed" else None,
+            )
         else:
-            beta1, beta2 = recipe.betas
             optimizer = torch.optim.AdamW(trained, lr=recipe.lr, betas=(beta1, beta2), fused=True)
         self.optimizer = cast(_FabricOptimizer, fabric.setup_optimizers(optimizer))
         # Without Fabric's wrapper: torch's functions take the module as the strategy shards it.
@@ -180,8 +190,18 @@ class State:
         applied: () bool, on the device; where it is false, nothing changes. outputs: of this process, the mean over its
         micro-batches.
         """
+        self.optimize(applied)
+        if self.average is not None:
+            self.average.follow(applied)
+        self._statistics.follow(self.fabric, applied)
+        self._after_step(outputs, scheduled, applied)
+        self.optimizer.zero_grad(set_to_none=True)
+
+    @torch.no_grad()
+    def optimize(self, applied: Tensor) -> None:
+        """Change the weights by their gradients; where `applied`, () bool, is false, nothing changes."""
         optimizer: Any = self.optimizer.optimizer
-        if self.recipe.optimizer == "sgd" and self.recipe.momentum:
+        if self.recipe.optimizer == "sgd" and self.recipe.decay_of_momentum:
             # torch's first momentum is what lies in memory, if that step is skipped.
             for group in optimizer.param_groups:
                 for weight in group["params"]:
@@ -190,16 +210,11 @@ class State:
         self._freeze(optimizer)
         optimizer.found_inf = (~applied).float()  # fused optimizers change nothing where it is 1
         self.optimizer.step()
-        if self.average is not None:
-            self.average.follow(applied)
-        self._statistics.follow(self.fabric, applied)
-        self._after_step(outputs, scheduled, applied)
-        self.optimizer.zero_grad(set_to_none=True)
 
     def _freeze(self, optimizer: Any) -> None:
         """Forget the gradients of what the objective freezes at this step; the optimiser then leaves it as it is."""
         frozen = [weight for weight in self.objective.frozen(self._values) if weight.grad is not None]
-        if self.recipe.optimizer == "adamw" and any(weight not in optimizer.state for weight in frozen):
+        if self.recipe.optimizer != "sgd" and any(weight not in optimizer.state for weight in frozen):
             # A checkpoint has the state of all weights: a step that changes nothing makes it.
             optimizer.found_inf = torch.ones((), device=self.fabric.device)
             self.optimizer.step()

@@ -1,0 +1,186 @@
+"""Muon: momentum whose update of a weight matrix is replaced by the nearest orthogonal matrix (Jordan et al. 2024).
+
+The singular values of the momentum of a Transformer's weights differ by orders of magnitude, so that a few directions
+dominate plain momentum and Adam's update alike. Muon moves a matrix by the same distance in all directions. Its update
+is scaled to the root mean square of a typical AdamW update (Liu et al. 2025, arXiv 2502.16982, section 2.2), so that
+learning rate and weight decay keep their meaning.
+
+torch.optim.Muon orthogonalises one matrix after the other and treats a packed projection as one matrix. Here all
+matrices of one shape are orthogonalised in one batch, and the parts of a packed projection separately.
+
+Letters: n matrices of r rows and c columns.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from ssvit.models.vit import Block
+from ssvit.objectives.teacher import local
+
+Coefficients = Sequence[tuple[float, float, float]]
+# Each iteration computes a x + b x^3 + c x^5. Four of them map the singular values from 0.003 to 1 times the Frobenius
+# norm to 0.78 to 1.22; the five equal ones of Jordan et al. map them to 0.68 to 1.20. Each polynomial minimises the
+# largest distance from 1 (Amsel et al. 2025, arXiv 2505.16932), on an interval 2 % longer than that of the values that
+# it receives, so that rounding to bfloat16 does not leave it.
+COEFFICIENTS: Coefficients = (
+    (8.2218, -23.3469, 16.6338),
+    (3.9728, -2.8450, 0.5170),
+    (3.4737, -2.5059, 0.4810),
+    (2.5046, -1.7909, 0.4071),
+)
+RMS = 0.2  # root mean square of the update of a matrix, for a learning rate of 1
+_EPSILON = 1e-7  # smallest norm that a matrix is divided by
+
+
+def orthogonalize(matrices: Tensor, dtype: torch.dtype, coefficients: Coefficients = COEFFICIENTS) -> Tensor:
+    """Return approximately U V^T for matrices U S V^T, by Newton-Schulz iterations.
+
+    Args:
+        matrices: (n, r, c).
+        dtype: Data type of the products. bfloat16 suffices, since the singular values of the result are only
+            approximately 1 in any precision.
+        coefficients: Those of each iteration.
+
+    Returns:
+        (n, r, c), of the data type of `matrices`.
+    """
+    tall = matrices.shape[-2] > matrices.shape[-1]
+    x = matrices.mT if tall else matrices
+    x = (x / torch.linalg.matrix_norm(x, keepdim=True).clamp(min=_EPSILON)).to(dtype)
+    for a, b, c in coefficients:
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return (x.mT if tall else x).to(matrices.dtype)
+
+
+def block_matrices(model: nn.Module) -> dict[Tensor, int]:
+    """Return the weights that Muon updates, with the number of matrices that are packed in each.
+
+    These are the weights of the linear layers in all Transformer blocks, encoder and decoder alike. Patch projection,
+    heads, norms, biases, tokens, position embeddings and low-rank updates are left to AdamW.
+    """
+    blocks = (module for module in model.modules() if isinstance(module, Block))
+    return {weight: count for block in blocks for weight, count in block.matrices()}
+
+
+class Muon(torch.optim.AdamW):
+    """Muon for weight matrices, fused AdamW for all other parameters.
+
+    As for torch's fused optimisers, a step changes nothing where the attribute `found_inf`, a tensor of shape (), is 1.
+    Sharded weights are supported: a process keeps the momentum of its own part, and gathers one matrix at a time.
+
+    Args:
+        groups: Parameter groups, as for AdamW.
+        matrices: Number of matrices packed along the first dimension of each weight that Muon updates, as
+            `block_matrices` returns it.
+        lr: Learning rate of groups that have none.
+        betas: Decay rates of AdamW's running means.
+        momentum: Decay rate of Muon's running mean of gradients. Nesterov's update is used.
+        dtype: Data type of the orthogonalisation; None for that of the weights.
+        coefficients: Those of the orthogonalisation's iterations.
+    """
+
+    def __init__(
+        self,
+        groups: Iterable[Mapping[str, Any]],
+        matrices: Mapping[Tensor, int],
+        *,
+        lr: float,
+        betas: tuple[float, float] = (0.9, 0.95),
+        momentum: float = 0.95,
+        dtype: torch.dtype | None = None,
+        coefficients: Coefficients = COEFFICIENTS,
+    ) -> None:
+        self._momentum, self._dtype, self._coefficients = momentum, dtype, coefficients
+        split: list[dict[str, Any]] = []
+        for group in groups:
+            by_count: dict[int, list[Tensor]] = {}
+            for weight in group["params"]:
+                by_count.setdefault(matrices.get(weight, 0), []).append(weight)
+            split += [{**group, "params": weights, "matrices": count} for count, weights in by_count.items()]
+        super().__init__(split, lr=lr, betas=betas, fused=True)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore a saved state. AdamW's own method expects a count of steps, which the matrices do not have."""
+        torch.optim.Optimizer.__setstate__(self, state)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]  # without a loss
+        """Update all parameters that have a gradient.
+
+        Raises:
+            ValueError: For a closure, which this optimiser does not support.
+        """
+        if closure is not None:
+            raise ValueError("Muon takes no closure")
+        groups = self.param_groups
+        self.param_groups = [group for group in groups if not group["matrices"]]
+        try:
+            super().step()
+        finally:
+            self.param_groups = groups
+        by_shape: dict[tuple[int, int], list[_Update]] = {}
+        for group in groups:
+            for weight in group["params"] if group["matrices"] else ():
+                if weight.grad is not None:
+                    update = _Update(weight, group, self._momentum_of(weight))
+                    by_shape.setdefault(update.shape, []).append(update)
+        found_inf = getattr(self, "found_inf", None)
+        for updates in by_shape.values():
+            self._update(updates, None if found_inf is None else found_inf == 0)
+
+    def _momentum_of(self, weight: Tensor) -> Tensor:
+        """The running mean of a weight's gradients, which starts at 0."""
+        state = self.state[weight]
+        if "momentum_buffer" not in state:
+            state["momentum_buffer"] = torch.zeros_like(weight)
+        return state["momentum_buffer"]
+
+    def _update(self, updates: Sequence["_Update"], applied: Tensor | None) -> None:
+        """Update weights whose matrices have one shape, unless `applied`, (), is false."""
+        means = [local(update.mean) for update in updates]
+        gradients = [local(update.gradient) for update in updates]
+        if applied is not None:  # a gradient may hold NaNs, which no factor removes
+            gradients = [torch.where(applied, new, mean) for new, mean in zip(gradients, means, strict=True)]
+        torch._foreach_lerp_(means, gradients, 1 - self._momentum)
+        nesterov = torch._foreach_lerp(gradients, means, self._momentum)
+        stacked = torch.cat([update.matrices(part) for update, part in zip(updates, nesterov, strict=True)])
+        moves = orthogonalize(stacked, self._dtype or stacked.dtype, self._coefficients)
+        for update, move in zip(updates, moves.split([update.count for update in updates]), strict=True):
+            weight, moved = local(update.weight.detach()), update.moved(move)
+            weight.copy_(moved if applied is None else torch.where(applied, moved, weight))
+
+
+class _Update:
+    """The update of one weight, (count * r, c), whose matrices are handled with the shorter side first."""
+
+    def __init__(self, weight: Tensor, group: Mapping[str, Any], mean: Tensor) -> None:
+        assert weight.grad is not None
+        self.weight, self.gradient, self.mean = weight, weight.grad, mean
+        self.count, self._lr, self._decay = group["matrices"], group["lr"], group["weight_decay"]
+        rows, columns = weight.shape[0] // self.count, weight.shape[1]
+        self._tall = rows > columns
+        self.shape = min(rows, columns), max(rows, columns)
+
+    def matrices(self, part: Tensor) -> Tensor:
+        """Gather a tensor of which each process has a part, and unpack its matrices: (count, *shape)."""
+        if isinstance(self.weight, DTensor):
+            mesh, placements, size = self.weight.device_mesh, self.weight.placements, self.weight.shape
+            stride = self.weight.stride()
+            part = DTensor.from_local(part, mesh, placements, shape=size, stride=stride).full_tensor()
+        unpacked = part.unflatten(0, (self.count, -1))
+        return unpacked.mT if self._tall else unpacked
+
+    def moved(self, matrices: Tensor) -> Tensor:
+        """Return this process's part of the weight after a step in the direction of -matrices (count, *shape)."""
+        whole = (matrices.mT if self._tall else matrices).flatten(0, 1)
+        if isinstance(self.weight, DTensor):  # each process takes its part of what all have computed
+            own = distribute_tensor(whole, self.weight.device_mesh, self.weight.placements, src_data_rank=None)
+            whole = own.to_local()
+        step = self._lr * RMS * math.sqrt(self.shape[1])
+        return local(self.weight.detach()) * (1 - self._lr * self._decay) - whole * step
