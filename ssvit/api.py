@@ -39,10 +39,10 @@ class Run:
 
     @cached_property
     def history(self) -> list[dict[str, Any]]:
-        """The rows of metrics.jsonl, each with its "step"."""
+        """The rows of metrics.jsonl, each with its "step"; of a comparison those of its first pre-trained run."""
         from ssvit.training import metrics_log
 
-        return metrics_log.rows(self.folder)
+        return metrics_log.rows(next(iter(sorted(self.folder.glob("pretrained_seed*"))), self.folder))
 
     @property
     def metrics(self) -> dict[str, float]:

@@ -15,8 +15,8 @@ import torch  # noqa: E402, F401 (loaded to be timed: conftest.py imports this m
 LIMIT = 600 * max(1.0, time.perf_counter() - _began)
 
 TINY = (
-    "data.images=64", "data.held_out_images=32", "data.image_size=16", "encoder.width=16", "encoder.depth=2",
-    "encoder.heads=2", "target.bits=1", "recipe.batch_size=8", "recipe.steps=6", "recipe.warmup=2",
+    "data=synthetic", "data.images=64", "data.held_out_images=32", "data.image_size=16", "encoder.width=16",
+    "encoder.depth=2", "encoder.heads=2", "target.bits=1", "recipe.batch_size=8", "recipe.steps=6", "recipe.warmup=2",
     "recipe.save_every=2", "recipe.evaluate_every=3", "recipe.log_every=1", "recipe.precision=32-true",
     "fabric.accelerator=cpu",
 )  # fmt: skip

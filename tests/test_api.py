@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tiny
 import torch
 from command import LIMIT, TINY
 from PIL import Image
@@ -73,6 +74,11 @@ def test_a_comparison_is_told(run, outputs):
     options = {"steps": 2, "batch_size": 8, "warmup": 0, "save_every": 2, "evaluate_every": 2, "precision": "32-true"}
     found = ssvit.finetune(run, outputs=outputs, verbose=False, compare="scratch", seeds=1, **options)
     assert found.comparison == json.loads((found.folder / "comparison.json").read_text())
+    assert found.metrics["test/accuracy"] == found.comparison["accuracy"]["pretrained"]["mean"]
+    arms = [ssvit.Run(found.folder / f"{side}_seed0").classifier() for side in ("pretrained", "scratch")]
+    picture = tiny.pictures(1)
+    ours, pretrained, scratch = (one.predict(picture)[0].probabilities for one in (found.classifier(), *arms))
+    assert ours == pretrained != scratch
 
 
 def test_an_evaluation_has_its_page_and_numbers(run, outputs, capsys):

@@ -38,18 +38,19 @@ def test_objectives_that_are_alike_all_show_beside_chance():
     assert CHANCE not in labelled(methods.accuracy({"mae": [points]}, ["knn"]).axes[0])
 
 
-def test_both_sides_of_a_comparison_show_where_they_coincide():
+@pytest.mark.parametrize("sides", [("pre-trained", "from scratch"), ("pre-trained", "from scratch", "longer")])
+def test_all_sides_of_a_comparison_show_where_they_coincide(sides):
     curve = {"step": [0, 1, 2], "mean": [0.1, 0.5, 0.6], "deviation": [0.0, 0.0, 0.0]}
     final = {"mean": 0.6, "deviation": 0.0}
     figure = comparison.comparison(
-        {"pretrained": curve, "scratch": curve}, {"pretrained": "pre-trained", "scratch": "from scratch"},
-        finals={"pretrained": final, "scratch": final}, parts=("test", "test"), chance=0.1,
+        dict.fromkeys(sides, curve), {side: side for side in sides}, finals=dict.fromkeys(sides, final),
+        parts=("test", "test"), chance=0.1,
     )  # fmt: skip
     (axis,) = figure.axes
     lines = labelled(axis)
     assert lines[CHANCE].get_ydata()[0] == pytest.approx(10)
     axis.get_legend().remove()
-    assert all(seen(figure, lines[name]) for name in ("pre-trained", "from scratch"))
+    assert all(seen(figure, lines[name]) for name in sides)
 
 
 def test_a_last_layer_that_is_the_chosen_one_shows_it():

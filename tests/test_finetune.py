@@ -128,10 +128,26 @@ def test_comparison_runs_both_sides_alike_and_tells_them_apart(outputs, tool):
     assert starts == [manifest.read(outputs / RUN / "step_00000006")["seal"], "scratch"]
     seeds = [state(folder / f"scratch_seed{seed}" / "step_00000006")["encoder.patch.weight"] for seed in (0, 1)]
     assert not torch.equal(*seeds)
-    assert "gain" in done.stdout
     with Image.open(folder / "comparison.png") as image:
         assert min(image.size) > 300
     assert done.stdout.count("tensors of the encoder") == 2
+
+
+def test_on_the_embedded_images_it_compares_with_random_weights(tool, tmp_path):
+    own = [option for option in TINY if not option.startswith("data=")]
+    tool("pretrain", *own, "data=shapes", "probe=[]")
+    short = [*SHORT, "subset.images=20", "scratch={steps: 4}"]
+    tool("finetune", *short)
+    folder = tmp_path / "outputs" / "compare_masked_patch_shapes"
+    report = json.loads((folder / "comparison.json").read_text())
+    assert report["seeds"] == [0]
+    # 6 steps of 8 images before fine-tuning, which has 6 more.
+    assert report["steps"] == {"pretrained": 6, "scratch": 4, "scratch_longer": 12}
+    labels = [yaml.safe_load((folder / f"{side}_seed0" / "config.yaml").read_text())["subset"]["images"]
+              for side in report["steps"]]  # fmt: skip
+    assert labels == [20] * 3
+    tool("finetune", *SHORT, "compare=null")
+    assert (tmp_path / "outputs" / "finetune_masked_patch_shapes" / "step_00000006").is_dir()
 
 
 @pytest.mark.slow

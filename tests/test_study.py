@@ -1,6 +1,7 @@
 """A comparison's numbers are those of its runs; the choice of a learning rate never sees the test images."""
 
 import json
+import re
 import statistics
 
 import numpy as np
@@ -12,8 +13,10 @@ from ssvit.training import comparison
 
 CONFIG = {
     "compare": None, "sweep": None, "seeds": 3, "checkpoint": "newest", "development": None,
-    "table4": {"learning_rates": [0.1], "development": 0.1},
+    "table4": {"learning_rates": [0.1], "development": 0.1}, "scratch": {}, "longer": False,
+    "recipe": {"steps": 20, "batch_size": 8, "warmup": 2, "evaluate_every": 10, "save_every": 5, "log_every": 1},
 }  # fmt: skip
+BOTH = {"pretrained": {}, "scratch": {"checkpoint": "scratch"}}
 
 
 class Runs:
@@ -43,7 +46,7 @@ class Watched(Runs):
 def test_a_comparison_is_mean_and_deviation_over_its_runs(tmp_path, capsys):
     scores = {("pretrained", 5): 0.6, ("pretrained", 6): 0.7, ("scratch", 5): 0.41, ("scratch", 6): 0.43}
     runs = Runs(lambda name, changes: scores[name.split("_")[0], changes["recipe.seed"]])
-    comparison.compare(runs, seed=5, seeds=2, folder=tmp_path)
+    comparison.compare(runs, BOTH, seed=5, seeds=2, folder=tmp_path)
     # Alike but for where they start.
     for name, changes in runs.asked:
         own = {"recipe.seed": int(name[-1])}
@@ -63,14 +66,14 @@ def test_a_comparison_is_mean_and_deviation_over_its_runs(tmp_path, capsys):
     assert "65.00 ± 7.07 %" in told
     assert "42.00 ± 1.41 %" in told
     # Student's t of so few seeds: Welch's standard error 5.1 points, 1.08 degrees of freedom.
-    assert "+23.00 percentage points: within the 95 % interval of the seeds (± " in told
+    assert "is not significant: it lies within the 95 % interval of the seeds (± " in told
     with Image.open(tmp_path / "comparison.png") as image:
         assert min(image.size) > 300
 
 
 def test_curves_are_of_the_validation_images_and_the_figure_is_of_the_test_images(tmp_path, capsys):
     comparison.compare(
-        Watched(lambda name, changes: 0.8 if "pretrained" in name else 0.6), seed=0, seeds=2, folder=tmp_path
+        Watched(lambda name, changes: 0.8 if "pretrained" in name else 0.6), BOTH, seed=0, seeds=2, folder=tmp_path
     )
     report = json.loads((tmp_path / "comparison.json").read_text())
     assert report["curves"]["scratch"]["mean"] == pytest.approx([0.1, 0.2, 0.6])
@@ -80,8 +83,8 @@ def test_curves_are_of_the_validation_images_and_the_figure_is_of_the_test_image
     }  # fmt: skip
     told = capsys.readouterr().out
     assert "top-1 on the test images" in told
-    assert "chance         25.00 %" in told
-    assert "+20.00 percentage points\n" in told
+    assert re.search(r"chance +25.00 %", told)
+    assert "from 55.0 to 75.0 %: +20.0 percentage points" in told
     assert "nothing" not in told
 
 
@@ -100,10 +103,36 @@ def test_curves_are_of_the_validation_images_and_the_figure_is_of_the_test_image
 def test_a_gain_that_tells_nothing_is_said_to(tmp_path, capsys, pretrained, scratch, seeds, words):
     scores = {"pretrained": pretrained, "scratch": scratch}
     runs = Watched(lambda name, changes: scores[name.split("_")[0]][changes["recipe.seed"]])
-    comparison.compare(runs, seed=0, seeds=seeds, folder=tmp_path)
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  gain")]
+    comparison.compare(runs, BOTH, seed=0, seeds=seeds, folder=tmp_path)
+    line = capsys.readouterr().out.splitlines()[-1]
     assert words in line
-    assert ("nothing yet" in line) == bool(words)
+    assert ("not significant" in line) == bool(words)
+    report = json.loads((tmp_path / "comparison.json").read_text())
+    assert report["error"] > 0
+    assert report["verdict"] == "" or words in report["verdict"]
+
+
+def test_the_third_side_sees_the_images_of_both_stages_from_random_weights(tmp_path, capsys):
+    config = CONFIG | {"longer": True, "scratch": {"steps": 40, "lr": 1e-3}}
+    comparison.check(config)
+    sides = comparison.sides(config, 800)  # 100 steps of 8 images, and 20 of fine-tuning
+    assert sides["pretrained"] == {}
+    assert sides["scratch"] == {"checkpoint": "scratch", "recipe.steps": 40, "recipe.lr": 1e-3}
+    assert sides["scratch_longer"] == {
+        "checkpoint": "scratch", "recipe.steps": 120, "recipe.lr": 1e-3, "recipe.warmup": 6,
+        "recipe.evaluate_every": 30, "recipe.save_every": 15, "recipe.log_every": 3,
+    }  # fmt: skip
+    assert comparison.sides(config, None).keys() == comparison.sides(CONFIG, 800).keys() == BOTH.keys()
+    scores = {"pretrained": 0.8, "scratch": 0.5, "scratch_longer": 0.55}
+    runs = Watched(lambda name, changes: scores[name.removesuffix("_seed0")])
+    comparison.compare(runs, sides, seed=0, seeds=1, folder=tmp_path)
+    assert [changes.get("recipe.steps") for _, changes in runs.asked] == [None, 40, 120]
+    report = json.loads((tmp_path / "comparison.json").read_text())
+    assert report["gain"] == pytest.approx(0.3)
+    assert report["accuracy"]["scratch_longer"]["mean"] == pytest.approx(0.5)
+    # Two standard errors of the difference of 0.75 and 0.45 on 400 images.
+    assert report["error"] == pytest.approx(2 * (0.75 * 0.25 / 400 + 0.45 * 0.55 / 400) ** 0.5)
+    assert "50.0 %" in capsys.readouterr().out.splitlines()[-1]
 
 
 @pytest.mark.parametrize("seeds", [2, 3])
@@ -112,8 +141,9 @@ def test_without_a_true_difference_a_gain_or_loss_is_told_in_at_most_one_of_20_c
     told = 0
     for _ in range(400):
         values = 0.5 + 0.01 * random.standard_normal((2, seeds))
-        summary = {name: comparison._spread(side.tolist()) for name, side in zip("ab", values, strict=True)}
-        told += comparison._verdict(summary, comparison.Score(1, 0.5, "test", 0.1, 10**6)) == ""
+        summary = {name: comparison._spread(side.tolist()) for name, side in zip(BOTH, values, strict=True)}
+        score = comparison.Score(1, 0.5, "test", 0.1, 10**6)
+        told += comparison._verdict(summary, score, *comparison._error(summary, score)) == ""
     assert told <= 0.05 * 400
 
 
@@ -123,7 +153,7 @@ def test_rows_of_both_names_are_one_curve(tmp_path):
     def mixed(name, changes):
         return [{"step": 0, "test/accuracy": 0.1}, {"step": 4, "validation/accuracy": 0.5}]
 
-    comparison.compare(mixed, seed=0, seeds=1, folder=tmp_path)
+    comparison.compare(mixed, BOTH, seed=0, seeds=1, folder=tmp_path)
     report = json.loads((tmp_path / "comparison.json").read_text())
     assert report["curves"]["scratch"]["step"] == [0, 4]
     assert (report["measured_on"], report["accuracy"]["scratch"]["mean"]) == ("validation", 0.5)
@@ -137,7 +167,7 @@ def test_runs_that_end_early_have_a_curve_over_the_steps_of_all(tmp_path):
         rows = [{"step": step, "validation/accuracy": step / 10} for step in range(0, ends[name] + 1, 2)]
         return [*rows, {"step": ends[name], "test/accuracy": ends[name] / 20}]
 
-    comparison.compare(run, seed=0, seeds=2, folder=tmp_path)
+    comparison.compare(run, BOTH, seed=0, seeds=2, folder=tmp_path)
     report = json.loads((tmp_path / "comparison.json").read_text())
     curves = {side: (curve["step"], curve["mean"]) for side, curve in report["curves"].items()}
     assert curves == {"pretrained": ([0, 2, 4], [0.0, 0.2, 0.4]), "scratch": ([0, 2, 4, 6], [0.0, 0.2, 0.4, 0.6])}
@@ -145,7 +175,7 @@ def test_runs_that_end_early_have_a_curve_over_the_steps_of_all(tmp_path):
 
 
 def test_a_comparison_of_one_seed_claims_no_deviation(tmp_path, capsys):
-    comparison.compare(Runs(lambda name, changes: 0.5), seed=0, seeds=1, folder=tmp_path)
+    comparison.compare(Runs(lambda name, changes: 0.5), BOTH, seed=0, seeds=1, folder=tmp_path)
     assert "±" not in capsys.readouterr().out
 
 
@@ -182,6 +212,10 @@ def test_a_choice_at_chance_is_said_to_be_one(tmp_path, capsys):
         ({"compare": "scratch", "checkpoint": "scratch"}, "checkpoint=scratch"),
         ({"sweep": "table4", "development": 0.1}, "development=0.1"),
         ({"table4": {"learning_rates": [], "development": 0.1}}, "table4.learning_rates="),
+        ({"scratch": ["steps=3"]}, r"scratch=\['steps=3'\]"),
+        ({"scratch": {"step": 3}}, "scratch.step=3"),
+        ({"scratch": {"steps": 2}}, "scratch.warmup=2"),
+        ({"longer": 1}, "longer=1"),
         ({"table4": {"learning_rates": [0.1], "development": 0}}, "table4.development=0"),
     ],
 )

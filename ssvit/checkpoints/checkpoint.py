@@ -120,7 +120,10 @@ def find(
 
 
 def _locate(given: str | Path) -> Path:
-    """The folder of the checkpoint at a path, or the foreign file, fetched if need be. OptionError if there is none."""
+    """Return the folder of the checkpoint at a path, or the foreign file, fetched if need be.
+
+    The folder of a comparison stands for its first pre-trained run. OptionError if there is no checkpoint.
+    """
     path = hub.fetch(str(given)) if str(given).startswith(hub.PREFIX) else Path(str(given))
     try:
         if (path / "manifest.json").is_file():
@@ -132,7 +135,8 @@ def _locate(given: str | Path) -> Path:
         if not path.is_dir():
             right = "no such folder; give that of a checkpoint (step_…) or of its run, or a file of foreign weights"
             raise OptionError("checkpoint", given, right)
-        if not (checkpoints := manifest.complete(path)):
+        runs = [path, *sorted(path.glob("pretrained_seed*"))[:1]]  # of a comparison, the first run that it reports
+        if not (checkpoints := [found for run in runs for found in manifest.complete(run)]):
             weights = sorted(file.name for file in path.iterdir() if file.suffix in files.FORMATS)
             instead = f"; give its file {weights[0]}" if weights else ""
             raise OptionError("checkpoint", given, f"holds no checkpoint (a folder step_…){instead}")

@@ -3,16 +3,19 @@
 By default the newest finished run under outputs/, on its images. The same command again goes on with the run.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from omegaconf import DictConfig
 
 from ssvit.checkpoints.checkpoint import FINETUNE
 from ssvit.checkpoints.run_folder import RunFolder, is_main_process
-from ssvit.cli.launch import ALIASES, Plain, Tool, announce, job_name
-from ssvit.cli.pretrained import SCRATCH, configuration, default_name, from_scratch, offer_again
+from ssvit.cli.launch import ALIASES, Plain, Tool, announce, job_name, say
+from ssvit.cli.pretrained import SCRATCH, configuration, default_name, from_scratch, images_seen, offer_again, origin
 from ssvit.training import comparison, preflight
 from ssvit.training.recipe import Recipe
+
+EMBEDDED, FIRST = "shapes", "finetune_shapes"
 
 
 def check(config: DictConfig, plain: Plain) -> tuple[DictConfig, Recipe]:
@@ -32,7 +35,9 @@ def dry_run(config: DictConfig, plain: Plain) -> None:
     announce()
     Session(config, Path(config.outputs, config.name), stage=FINETUNE).preview(config)
     if plain["compare"]:
-        print(f"compare: {2 * plain['seeds']} such runs")
+        for side, changes in comparison.sides(plain, images_seen(config.encoder.path)).items():
+            changed = "".join(f" {name}={value}" for name, value in changes.items())
+            print(f"compare: {plain['seeds']} such runs {side}{changed}")
     elif plain["sweep"]:
         print(f"sweep: {len(plain['table4']['learning_rates']) + 1} such runs")
 
@@ -50,7 +55,8 @@ def run(config: DictConfig, plain: Plain) -> Path:
 
         session = Session(config, folder.path, stage=FINETUNE)
         if plain["compare"]:
-            comparison.compare(session.run, seed=recipe.seed, seeds=plain["seeds"], folder=folder.path)
+            sides = comparison.sides(plain, images_seen(config.encoder.path))
+            comparison.compare(session.run, sides, seed=recipe.seed, seeds=plain["seeds"], folder=folder.path)
         elif plain["sweep"]:
             comparison.choose(session.run, folder=folder.path, **plain["table4"])
         else:
@@ -58,11 +64,21 @@ def run(config: DictConfig, plain: Plain) -> Path:
     return folder.path
 
 
+def before(typed: dict[str, str]) -> Sequence[str]:
+    """The checkpoint's encoder and images; on the embedded images, also the comparison with random weights."""
+    added = offer_again(typed)
+    named = {"data", "experiment", "compare", "sweep"} & typed.keys() or typed.get("checkpoint") == SCRATCH
+    if not named and origin("data", "pretrained") == EMBEDDED:
+        say(f"experiment={FIRST}: the embedded images, with few labels")
+        return [*added, f"experiment={FIRST}"]
+    return added
+
+
 tool = Tool(
     "finetune",
     "turn what a pre-training run left into a classifier",
     run,
-    before=offer_again,
+    before=before,
     aliases=ALIASES,
     groups=preflight.GROUPS,
     dry_run=dry_run,

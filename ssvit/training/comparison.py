@@ -15,14 +15,17 @@ from typing import Any, NamedTuple
 from ssvit import atomic_io
 from ssvit.checkpoints.run_folder import is_main_process
 from ssvit.evaluation.significance import NOTHING_YET, above_chance, standard_error
-from ssvit.options import OptionError, number, one_of, whole, within
+from ssvit.options import OptionError, flag, make, number, one_of, whole, within
+from ssvit.training.recipe import Recipe
 
 Rows = list[dict[str, Any]]
 Run = Callable[[str, Mapping[str, Any]], Rows]
 # The images of the reported figure and of the curve, in order of preference: see `ssvit.data.source.Data`.
 REPORTED, WATCHED = ("test", "validation"), ("validation", "test")
 _MEASURES = {"accuracy": "top-1", "map": "mAP"}
-SIDES = {"pretrained": "pre-trained", "scratch": "from scratch"}
+PRETRAINED, SCRATCH, LONGER = "pretrained", "scratch", "scratch_longer"
+SIDES = {PRETRAINED: "pre-trained", SCRATCH: "from scratch", LONGER: "from scratch, longer"}
+Sides = Mapping[str, Mapping[str, Any]]  # the options that each side of a comparison changes
 
 
 def check(config: Mapping[str, Any]) -> None:
@@ -31,6 +34,12 @@ def check(config: Mapping[str, Any]) -> None:
         if config[name] is not None:
             one_of(name, config[name], (allowed,))
     whole("seeds", config["seeds"])
+    flag("longer", config["longer"])
+    scratch = config["scratch"]
+    if not isinstance(scratch, dict):
+        raise OptionError("scratch", scratch, "must be options of the recipe, as {steps: 600}")
+    with within("scratch"):
+        make(Recipe, {**config["recipe"], **scratch})
     rates = config["table4"]["learning_rates"]
     if not isinstance(rates, list) or not rates:
         raise OptionError("table4.learning_rates", rates, "must be a list of numbers")
@@ -46,23 +55,47 @@ def check(config: Mapping[str, Any]) -> None:
         raise OptionError("development", config["development"], "sweep=table4 sets it: see table4.development")
 
 
-def compare(run: Run, *, seed: int, seeds: int, folder: Path) -> None:
-    """Train both sides with `seeds` seeds from `seed` on; print, store (comparison.json) and plot (.png) the result."""
-    sides: dict[str, list[Rows]] = {side: [] for side in SIDES}
+def sides(config: Mapping[str, Any], pretraining: int | None) -> Sides:
+    """Return the options that each side of compare=scratch changes, by its name.
+
+    Args:
+        config: A valid configuration of fine-tuning.
+        pretraining: Images that the pre-training run took, each time that it took one; None if it is not known. Then
+            there is no third side, whose steps see as many images as pre-training and fine-tuning together.
+    """
+    own = {**config["recipe"], **config["scratch"]}
+    both: dict[str, dict[str, Any]] = {PRETRAINED: {}, SCRATCH: {"checkpoint": "scratch", **_dotted(config["scratch"])}}
+    if not config["longer"] or pretraining is None:
+        return both
+    steps = pretraining // own["batch_size"] + config["recipe"]["steps"]
+    lengths = ("warmup", "evaluate_every", "save_every", "log_every")
+    rescaled = {name: max(1, round(own[name] * steps / own["steps"])) for name in lengths}
+    return both | {LONGER: both[SCRATCH] | _dotted({"steps": steps, **rescaled})}
+
+
+def _dotted(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    return {f"recipe.{name}": value for name, value in recipe.items()}
+
+
+def compare(run: Run, sides: Sides, *, seed: int, seeds: int, folder: Path) -> None:
+    """Train all sides with `seeds` seeds from `seed` on; print, store (comparison.json) and plot (.png) the result."""
+    runs: dict[str, list[Rows]] = {side: [] for side in sides}
     for run_seed in range(seed, seed + seeds):
-        for side in SIDES:
-            start = {"checkpoint": "scratch"} if side == "scratch" else {}
-            sides[side].append(run(f"{side}_seed{run_seed}", {**start, "recipe.seed": run_seed}))
+        for side, changes in sides.items():
+            runs[side].append(run(f"{side}_seed{run_seed}", {**changes, "recipe.seed": run_seed}))
     if not is_main_process():
         return
-    curves = {side: _curve([_scored(rows, WATCHED) for rows in runs]) for side, runs in sides.items()}
-    summary = {side: _spread([_scored(rows, REPORTED)[-1].accuracy for rows in runs]) for side, runs in sides.items()}
-    gain = summary["pretrained"]["mean"] - summary["scratch"]["mean"]
-    last, watched = (_scored(sides["pretrained"][-1], parts)[-1] for parts in (REPORTED, WATCHED))
-    verdict = _verdict(summary, last)
+    curves = {side: _curve([_scored(rows, WATCHED) for rows in of_side]) for side, of_side in runs.items()}
+    finals = {side: [_scored(rows, REPORTED)[-1].accuracy for rows in of_side] for side, of_side in runs.items()}
+    summary = {side: _spread(values) for side, values in finals.items()}
+    gain = summary[PRETRAINED]["mean"] - summary[SCRATCH]["mean"]
+    last, watched = (_scored(runs[PRETRAINED][-1], parts)[-1] for parts in (REPORTED, WATCHED))
+    error, noise = _error(summary, last)
+    verdict = _verdict(summary, last, error, noise)
+    steps = {side: max(row["step"] for row in of_side[-1]) for side, of_side in runs.items()}
     report = {
-        "seeds": list(range(seed, seed + seeds)), "measured_on": last.part, "images": last.images,
-        "chance": last.chance, "accuracy": summary, "gain": gain, "verdict": verdict, "curves": curves,
+        "seeds": list(range(seed, seed + seeds)), "measured_on": last.part, "images": last.images, "steps": steps,
+        "chance": last.chance, "accuracy": summary, "gain": gain, "error": error, "verdict": verdict, "curves": curves,
     }  # fmt: skip
     atomic_io.replace(folder / "comparison.json", (json.dumps(report, indent=1) + "\n").encode())
 
@@ -70,40 +103,59 @@ def compare(run: Run, *, seed: int, seeds: int, folder: Path) -> None:
     from ssvit.figures.style import png
 
     parts = watched.part, last.part
-    figure = comparison(curves, SIDES, finals=summary, parts=parts, chance=last.chance, measure=last.measure)
+    names = {side: SIDES[side] for side in sides}
+    figure = comparison(curves, names, finals=summary, parts=parts, chance=last.chance, measure=last.measure)
     atomic_io.replace(folder / "comparison.png", png(figure))
     each_side = f"{seeds} seeds each, mean ± deviation" if seeds > 1 else "one seed each"
     print(f"\n{last.measure} on the {last.part} images, {each_side}")
-    for side, words in SIDES.items():
+    for side, words in names.items():
         mean, deviation, values = summary[side].values()
         spread = f" ± {100 * deviation:.2f}" if seeds > 1 else ""
-        each = "  ".join(f"{100 * value:.2f}" for value in values)
-        print(f"  {words:<14}{100 * mean:6.2f}{spread} %   ({each})")
+        each = f"  ({'  '.join(f'{100 * value:.2f}' for value in values)})" if seeds > 1 else ""
+        print(f"  {words:<21}{100 * mean:6.2f}{spread} %  {steps[side]:6} steps{each}")
     if last.chance is not None:
         constant = "always the most frequent class" if last.images is not None else "a random order"
-        print(f"  {'chance':<14}{100 * last.chance:6.2f} %   ({constant})")
-    print(f"  {'gain':<14}{100 * gain:+6.2f} percentage points{verdict and f': {verdict}'}")
+        print(f"  {'chance':<21}{100 * last.chance:6.2f} %  ({constant})")
     print(f"stored: {folder / 'comparison.json'}, {folder / 'comparison.png'}")
+    print(_conclusion(summary, last.measure, error, verdict))
 
 
-def _verdict(summary: Mapping[str, Mapping[str, Any]], measured: "Score") -> str:
-    """Why a gain tells nothing yet, "" if it does: its error is that of the seeds (Student's t) and of the images."""
-    sides = list(summary.values())
-    means = [side["mean"] for side in sides]
+def _conclusion(summary: Mapping[str, Mapping[str, Any]], measure: str, error: float | None, verdict: str) -> str:
+    """The result of a comparison in one sentence."""
+    before, after = (summary[side]["mean"] for side in (SCRATCH, PRETRAINED))
+    interval = "" if error is None else f" (95 % interval {100 * (after - before - error):+.1f} to "
+    interval += "" if error is None else f"{100 * (after - before + error):+.1f})"
+    change = f"{100 * (after - before):+.1f} percentage points{interval}"
+    if verdict:
+        return f"The difference between pre-trained and from scratch, {change}, is not significant: {verdict}."
+    word = "raised" if after > before else "lowered"
+    told = f"Pre-training {word} {measure} from {100 * before:.1f} to {100 * after:.1f} %: {change}"
+    if LONGER in summary:
+        told += f"; training longer from scratch reached {100 * summary[LONGER]['mean']:.1f} %"
+    return f"{told}."
+
+
+def _error(summary: Mapping[str, Mapping[str, Any]], measured: "Score") -> tuple[float | None, str]:
+    """Half of the 95 % interval of the gain, and where it comes from: the seeds (Student's t) and the images."""
+    from ssvit.evaluation.paired import of_seeds  # which loads scipy
+
+    compared = [summary[side] for side in (PRETRAINED, SCRATCH)]
+    errors = {}
+    if (interval := of_seeds(*(side["values"] for side in compared))) is not None:
+        errors["the seeds"] = (interval.high - interval.low) / 2
+    if measured.images is not None:
+        errors["the images"] = 2 * math.hypot(*(standard_error(side["mean"], measured.images) for side in compared))
+    return math.hypot(*errors.values()) if errors else None, " and ".join(errors)
+
+
+def _verdict(summary: Mapping[str, Mapping[str, Any]], measured: "Score", error: float | None, noise: str) -> str:
+    """Why a gain is not significant; "" if it is, or if its error is not known."""
+    means = [summary[side]["mean"] for side in (PRETRAINED, SCRATCH)]
     chance, images = measured.chance, measured.images
     if chance is not None and images is not None and not any(above_chance(mean, chance, images) for mean in means):
         return f"neither side is {NOTHING_YET}"
-
-    from ssvit.evaluation.paired import of_seeds  # which loads scipy
-
-    errors = {}
-    if (interval := of_seeds(*(side["values"] for side in sides))) is not None:
-        errors["the seeds"] = (interval.high - interval.low) / 2
-    if images is not None:
-        errors["the images"] = 2 * math.hypot(*(standard_error(mean, images) for mean in means))
-    if errors and abs(means[0] - means[1]) <= (error := math.hypot(*errors.values())):
-        noise = " and ".join(errors)
-        return f"within the 95 % interval of {noise} (± {100 * error:.2f}), so this tells nothing yet"
+    if error is not None and abs(means[0] - means[1]) <= error:
+        return f"it lies within the 95 % interval of {noise} (± {100 * error:.2f})"
     return ""
 
 
