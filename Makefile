@@ -5,8 +5,8 @@ BIN := .venv/bin
 .PHONY: pretrain test test-slow lint docs benchmark
 
 pretrain: .venv/ready
-	$(BIN)/python tools/pretrain.py experiment=quickstart
-	$(BIN)/python tools/finetune.py experiment=finetune_quickstart
+	$(BIN)/python tools/pretrain.py objective=masked_patch
+	$(BIN)/python tools/finetune.py
 
 # A process for each core, and a thread for each process: most of the time goes into starting tools.
 test: .venv/dev

@@ -147,19 +147,6 @@ def test_it_is_told_in_words():
     )
 
 
-def test_few_steps_are_told_with_the_steps_that_are_enough():
-    sizes = {"weights": 1, "gradients": 1, "moments": 1, "activations": 1, "resident": 1, "images": 1}
-    found = Estimate(**sizes, steps=100, step=2.0, evaluations=100.0)
-    told = found.shortage(64, 12_800)
-    assert told == (
-        "few steps: they see 6,400 images, and features beat random weights after about 12,800 (recipe.steps=200, "
-        "10 min here)"
-    )
-    assert found.shortage(128, 12_800) == found.shortage(64, 0) == ""
-    unknown = Estimate(**sizes, steps=100, step=None, evaluations=None)
-    assert unknown.shortage(64, 12_801).endswith("(recipe.steps=201)")
-
-
 def test_a_dry_run_prints_the_configuration_and_sizes_and_leaves_nothing(tool, tmp_path):
     printed = tool("pretrain", "--dry-run", *TINY, "recipe.lr=0.0017").stdout
     assert "  lr: 0.0017\n" in printed
@@ -174,7 +161,7 @@ def test_a_dry_run_prints_the_configuration_and_sizes_and_leaves_nothing(tool, t
 def test_a_dry_run_of_fine_tuning_says_how_many_runs_there_are(tool, outputs):
     before = sorted(outputs.rglob("*"))
     printed = tool("finetune", "--dry-run", "compare=scratch", "recipe.steps=70", "recipe.batch_size=8").stdout
-    assert printed.endswith("\ncompare: 6 such runs\n")
+    assert [line.split()[4] for line in printed.splitlines() if "such runs" in line] == ["pretrained", "scratch"]
     assert sorted(outputs.rglob("*")) == before
 
 
@@ -189,6 +176,4 @@ def test_a_run_tells_it_before_its_first_step(tool):
     lines = tool("pretrain", *TINY, "probe=[]").stdout.splitlines()
     (place,) = (place for place, line in enumerate(lines) if line.startswith("estimated: "))
     assert re.search(r"; starts|: starts", lines[place - 1])
-    told = r"few steps: they see 48 images, and features beat random weights after about 100,000 \(recipe.steps=12500, "
-    assert re.match(told, lines[place + 1])
-    assert lines[place + 2].startswith("step 1/6")
+    assert lines[place + 1].startswith("step 1/6")

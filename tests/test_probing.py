@@ -115,7 +115,7 @@ def composed(*overrides: str):
 
 
 @pytest.mark.parametrize(
-    ("options", "evaluations"), [((), 3), (("experiment=cifar10_small", f"data.root={CONFIGS}"), 13)]
+    ("options", "evaluations"), [((), 2), (("experiment=cifar10_small", f"data.root={CONFIGS}"), 13)]
 )
 def test_by_default_a_run_is_measured_on_its_way_too(options, evaluations):
     config = composed(*options)
@@ -125,7 +125,7 @@ def test_by_default_a_run_is_measured_on_its_way_too(options, evaluations):
         **{name: recipe[name] for name in ("steps", "batch_size", "evaluate_every")},
     )  # fmt: skip
     assert 1 + math.ceil(recipe.steps / every) == evaluations
-    assert list(config.probe) == ["knn", "few_shot"]
+    assert list(config.probe) == ["few_shot_paper", "knn"]
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_by_default_a_run_is_measured_on_its_way_too(options, evaluations):
         ("probing.train_images=0", "probing.train_images=0: must be"),
         ("probing.test_images=1.5", "probing.test_images=1.5: must be"),
         ("probe.knn.k=0", "probe.knn.k=0: must be"),
-        ("probe.few_shot.shots=some", "probe.few_shot.shots=some: must be"),
+        ("probe.few_shot_paper.shots=some", "probe.few_shot_paper.shots=some: must be"),
     ],
 )
 def test_a_mistake_names_its_option_before_torch_loads(option, told):

@@ -54,10 +54,11 @@ def choose(images: int, side: int, machine: Machine, given: Mapping[str, int] | 
         size, grid = (32, 8) if side < 48 else (96, 12) if side < 160 else (224, 14)
         model = "ti" if images < 20_000 else "s" if images < 300_000 else "b"
         batch_size, lr = (256, 1e-3) if images < 20_000 else (1024, 1e-3 if model == "s" else 6e-4)
+        optimizer = "adamw"
         seen = min(max(400 * images, 10_000_000), 400_000_000)
     else:
         size, grid, model = 32 if side < 48 else 64, 8, "small"
-        batch_size, lr = 64, 2e-3
+        batch_size, lr, optimizer = 64, 2e-3, "muon"
         seen = min(max(100 * images, 256_000), 1_280_000)
     size = given.get("data.image_size", size)
     share = max(1, min(batch_size, images // 4) // machine.processes)  # of each process
@@ -71,6 +72,7 @@ def choose(images: int, side: int, machine: Machine, given: Mapping[str, int] | 
         "encoder.patch_size": max(1, size // grid),
         "recipe.steps": steps,
         "recipe.batch_size": batch_size,
+        "recipe.optimizer": optimizer,
         "recipe.lr": lr,
         "recipe.warmup": steps // 20,
         "recipe.evaluate_every": max(1, steps // 10),

@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
 from ssvit.checkpoints import manifest
-from ssvit.checkpoints.checkpoint import PRETRAIN, Checkpoint
+from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.checkpoints.configuration import flatten, is_free
 from ssvit.checkpoints.manifest import CheckpointError
 from ssvit.checkpoints.run_folder import RunFolder, is_main_process
@@ -39,10 +39,6 @@ from ssvit.training.estimate import estimate
 from ssvit.training.loggers.base import Logger
 from ssvit.training.recipe import Recipe
 from ssvit.training.state import State
-
-# Images after which the features of most objectives beat those of random weights (docs/methods.md: 20 nearest
-# neighbours on CIFAR-10; latent prediction needs a fifth of them, MAE half).
-ENOUGH = 100_000
 
 
 class Session:
@@ -104,13 +100,8 @@ class Session:
                 f"steps: {recipe.steps} of {recipe.batch_size}, {recipe.steps * recipe.batch_size / images:.1f} epochs",
                 f"where: {self.fabric.world_size} x {self.fabric.device.type}",
                 found.line,
-                *filter(None, [found.shortage(recipe.batch_size, self._enough(config))]),
                 sep="\n",
             )
-
-    def _enough(self, config: DictConfig) -> int:
-        """Images that a run should see; fine-tuning, and what starts from trained weights, may see fewer."""
-        return ENOUGH if self.stage == PRETRAIN and "path" not in config.encoder else 0
 
     @runtime.together()
     def train(self, config: DictConfig, folder: Path) -> None:
@@ -139,7 +130,6 @@ class Session:
             evaluators=evaluators,
             run_identity=run_identity,
             estimated=not self._estimated,
-            enough=self._enough(config),
             loggers=self._loggers(config, folder) if self.fabric.is_global_zero else (),
         )
         self._estimated = True

@@ -18,6 +18,8 @@ from ssvit.kernels import operators
 
 # A build without oneDNN, as on some ARM machines, has no such kernel.
 AVAILABLE = torch._C._has_mkldnn and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+# oneDNN multiplies bfloat16 matrices on some processors only.
+TYPES = {torch.float32} | ({torch.bfloat16} if AVAILABLE and torch.ops.mkldnn._is_mkldnn_bf16_supported() else set())
 
 
 def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -123,7 +125,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         return _Linear.apply(x, weight, bias)
     # torch.compile cannot take oneDNN's kernel, and an exported graph is for any machine.
     here = AVAILABLE and x.device.type == "cpu" and not torch.compiler.is_compiling()
-    if here and dtype in (torch.float32, torch.bfloat16) and x.numel() > 0:
+    if here and dtype in TYPES and x.numel() > 0:
         return _OneDNN.apply(x, weight, bias, dtype)
     return F.linear(x, weight, bias)
 

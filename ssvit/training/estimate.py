@@ -3,7 +3,6 @@
 The steps are taken back: no weight, buffer or random state is changed by them.
 """
 
-import math
 import resource
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -68,18 +67,6 @@ class Estimate:
         parts = (self.weights, "weights"), (self.gradients + self.moments, "gradients and moments")
         counted = ", ".join(f"{size(part)} {name}" for part, name in (*parts, (self.activations, "activations")))
         return f"estimated: {told}; {size(self.memory)} of memory (counted: {counted})"
-
-    def shortage(self, batch_size: int, enough: int) -> str:
-        """What to say of a run whose steps see fewer images than `enough`; "" of others."""
-        seen = self.steps * batch_size
-        if seen >= enough:
-            return ""
-        steps = math.ceil(enough / batch_size)
-        takes = "" if self.seconds is None else f", {duration(self.seconds * steps / self.steps)} here"
-        return (
-            f"few steps: they see {seen:,} images, and features beat random weights after about {enough:,} "
-            f"(recipe.steps={steps}{takes})"
-        )
 
 
 def duration(seconds: float) -> str:

@@ -102,15 +102,14 @@ def train(
     evaluators: Mapping[str, Evaluator],
     run_identity: Mapping[str, object],
     estimated: bool = False,
-    enough: int = 0,
     loggers: Sequence[Logger] = (),
 ) -> bool:
     """Train `objective` in a run folder until recipe.steps updates are complete, going on from what is there.
 
     run_identity: what the run is bound to, stored in each checkpoint; a checkpoint of another one is refused.
-    estimated: say first what the steps will take. enough: images that they should see; fewer are told. loggers: where
-    metrics go besides metrics.jsonl; the main process alone uses them. Returns False if the run was finished already.
-    Raises Stopped after SIGTERM or Ctrl-C, UserError where it cannot go on, PeerGone where another process cannot.
+    estimated: say first what the steps will take. loggers: where metrics go besides metrics.jsonl; the main process
+    alone uses them. Returns False if the run was finished already. Raises Stopped after SIGTERM or Ctrl-C, UserError
+    where it cannot go on, PeerGone where another process cannot.
     """
     say = functools.partial(print, flush=True) if fabric.is_global_zero else lambda text: None
     state = State(fabric, objective, recipe)
@@ -143,10 +142,7 @@ def train(
         if first == 0 and (prepared := state.prepare(loader)):
             log.say(prepared)
         if estimated:
-            found = estimate(state, loader, evaluators, first=first)
-            log.say(found.line)
-            if first == 0 and (told := found.shortage(recipe.batch_size, enough)):
-                log.say(told)
+            log.say(estimate(state, loader, evaluators, first=first).line)
         if first == 0:
             _evaluate(state, evaluators, log, 0)
         batches: Iterator[Batch] = loader.batches(first, recipe.steps)

@@ -74,7 +74,7 @@ class FewShot(Probe, options.FewShot):
 
     @property
     def title(self) -> str:
-        return f"{self.shots[-1]}-shot"
+        return "ridge regression, all labels" if self.shots[-1] == "all" else f"{self.shots[-1]}-shot"
 
     def check(self, train_labels: Tensor, test_labels: Tensor, classes: Sequence[str]) -> None:
         """OptionError unless every class has as many training images as the shots, and one at least."""
