@@ -216,3 +216,10 @@ def test_two_processes_train_as_one_and_go_on_with_the_same_bits(tmp_path, strat
     assert codes == [1, -signal.SIGKILL]
     assert forked(tmp_path / "broken", strategy=strategy, **options)[0] == [0, 0]
     assert final(tmp_path / "broken") == final(tmp_path / "two")
+
+
+def test_without_matrices_to_train_it_is_adamw(tmp_path, capsys):
+    for optimizer in ("muon", "adamw"):
+        tiny.train(tmp_path / optimizer, objective=tiny.classify(trained="head"), **RUN | {"optimizer": optimizer})
+        assert ("recipe.optimizer=muon" in capsys.readouterr().out) == (optimizer == "muon")
+    assert final(tmp_path / "muon") == final(tmp_path / "adamw")

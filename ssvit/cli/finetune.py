@@ -11,11 +11,20 @@ from omegaconf import DictConfig
 from ssvit.checkpoints.checkpoint import FINETUNE
 from ssvit.checkpoints.run_folder import RunFolder, is_main_process
 from ssvit.cli.launch import ALIASES, Plain, Tool, announce, job_name, say
-from ssvit.cli.pretrained import SCRATCH, configuration, default_name, from_scratch, images_seen, offer_again, origin
+from ssvit.cli.pretrained import (
+    EMBEDDED,
+    SCRATCH,
+    configuration,
+    default_name,
+    from_scratch,
+    images_seen,
+    offer_again,
+    origin,
+)
 from ssvit.training import comparison, preflight
 from ssvit.training.recipe import Recipe
 
-EMBEDDED, FIRST = "shapes", "finetune_shapes"
+FIRST = "finetune_shapes"  # the experiment that follows a pre-training on the embedded images
 
 
 def check(config: DictConfig, plain: Plain) -> tuple[DictConfig, Recipe]:

@@ -14,7 +14,7 @@ from ssvit.checkpoints.checkpoint import PRETRAIN
 from ssvit.checkpoints.run_folder import RunFolder, is_main_process
 from ssvit.cli import preset
 from ssvit.cli.launch import ALIASES, CONFIGS, Plain, Tool, announce, as_dict, job_name
-from ssvit.cli.pretrained import configuration, keep_weights, offer_start
+from ssvit.cli.pretrained import EMBEDDED, configuration, keep_weights, offer_start
 from ssvit.options import command
 from ssvit.training import preflight
 
@@ -60,7 +60,10 @@ def run(config: DictConfig, plain: Plain) -> Path:
 
 def _next(config: DictConfig, *, labelled: bool) -> str:
     """The command that shows whether it helped: that of the experiment, or else of any images."""
-    experiment = f"finetune_{HydraConfig.get().runtime.choices.get('experiment')}"
+    choices = HydraConfig.get().runtime.choices
+    if choices["data"] == EMBEDDED:
+        return command("finetune")
+    experiment = f"finetune_{choices.get('experiment')}"
     if (CONFIGS / "experiment" / f"{experiment}.yaml").is_file():
         root = "" if config.data.get("root") is None else f" data.root={shlex.quote(str(config.data.root))}"
         return f"{command('finetune')} experiment={experiment}{root}"

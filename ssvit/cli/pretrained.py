@@ -27,6 +27,7 @@ from ssvit.models.options import CHANGEABLE, Timm, ViT, kind
 from ssvit.options import OptionError, UserError
 
 SCRATCH = "scratch"
+EMBEDDED = "shapes"  # the data set of the first run
 # Options of an encoder that its weights decide, and those of them that other options refer to.
 _FIXED = {field.name for field in fields(ViT)} - {*CHANGEABLE, *reading.FOREIGN_OPTIONS}
 _REFERRED = ("patch_size", "width", "channels")

@@ -136,6 +136,8 @@ def train(
     )
     if runtime.lacks_kernels(recipe, fabric.device):
         say("no C compiler builds the kernels (cc, or what CC names): torch's own take about a quarter longer")
+    if recipe.optimizer == "muon" and not any(group["matrices"] for group in state.optimizer.param_groups):
+        say("recipe.optimizer=muon: no weight of a Transformer block is trained, so AdamW updates all weights")
     log = MetricsLog(folder, recipe, first_step=first, speaks=fabric.is_global_zero, loggers=loggers)
     readings = Readings(state, loader, log)
     with Stop() as stop, contextlib.closing(log):
