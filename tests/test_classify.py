@@ -493,7 +493,7 @@ def test_it_learns_to_tell_colours_apart():
     levels = (labels * 50)[:, None, None, None].expand(-1, 3, 8, 8)
     images = (levels + torch.randint(0, 20, levels.shape)).to(torch.uint8)
     optimizer = torch.optim.AdamW(parameter_groups(model.named_parameters(), 0.0), lr=1e-2)
-    for _ in range(300):
+    for _ in range(600):
         optimizer.zero_grad()
         model(Batch.of(images, labels))["loss"].backward()
         optimizer.step()

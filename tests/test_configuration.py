@@ -262,9 +262,18 @@ def test_a_run_from_before_the_changes_of_crops_had_none(config):
         assert Configuration.of(now, {}).difference(old) == difference
 
 
+# The defaults of pre-training that have changed since.
+FORMER = {
+    "encoder": "small", "recipe.optimizer": "adamw", "recipe.momentum": 0.9, "recipe.lr": 2e-3, "recipe.warmup": 50,
+    "recipe.evaluate_every": 100, "recipe.save_every": 100, "recipe.steps": 600, "probe": "[knn,few_shot]",
+    "probing.train_images": 500, "probing.test_images": 750,
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("file", sorted((FIRST / "configs").glob("*.yaml")), ids=lambda file: file.stem)
-def test_a_run_of_the_first_edition_goes_on_by_the_same_command(file):
-    options = [f"data={file.stem}", "data.root=/images", f"name=masked_patch_{file.stem}"]
+def test_a_run_of_the_first_edition_goes_on_by_the_same_command_with_its_defaults(file):
+    former = [f"{name}={value}" for name, value in FORMER.items()]
+    options = [f"data={file.stem}", "data.root=/images", f"name=masked_patch_{file.stem}", *former]
     with initialize_config_dir(str(CONFIGS), version_base="1.3"):
         now = settled(compose("pretrain", options))
         assert Configuration.of(now, {"data": file.stem}).difference(Configuration.read(file)) is None
@@ -364,7 +373,10 @@ def test_a_folder_with_a_lost_or_damaged_configuration_keeps_its_checkpoints(too
     assert "delete the file" in line
     assert "overwrite" not in line
     file.unlink()
-    assert "is finished (6 steps)" in tool("pretrain", *TINY, "recipe.ema=0.9").stdout
+    former = ("recipe.ema=0.9", "recipe.optimizer=adamw", "recipe.lr=2e-3")
+    assert "recipe.optimizer=muon" in one_line(tool("pretrain", *TINY, "recipe.ema=0.9", status=1))
+    file.unlink()
+    assert "is finished (6 steps)" in tool("pretrain", *TINY, *former).stdout
     assert dict(flatten(yaml.safe_load(file.read_bytes())))["recipe.lr"] == yaml.safe_load(whole)["recipe"]["lr"]
     assert sorted(os.listdir(file.parent)) == sorted(
         ["config.yaml", "lock", "metrics.jsonl", "step_00000004", "step_00000006"]

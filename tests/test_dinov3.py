@@ -355,7 +355,7 @@ def test_exports_that_a_peer_has_no_model_for_are_refused(format, changes, said)
 @pytest.mark.parametrize("name", ["dinov3", "huggingface_dinov3_swiglu"])
 def test_pretraining_goes_on_from_it(name, tool, tmp_path):
     peer = peers.PEERS[name](tmp_path)
-    given = (*TINY[:2], "data=synthetic", "data.image_size=[32,32]", *SHORT, "objective=mae", "probe=[]")
+    given = (*TINY[:3], "data.image_size=[32,32]", *SHORT, "objective=mae", "probe=[]")
     done = tool("pretrain", *given, f"checkpoint={peer.path}", "name=further", "recipe.steps=2", "recipe.warmup=1")
     assert "DINOv3's layout" in done.stdout
     begun = storage.load_encoder(peer.path, image_size=[32, 32])

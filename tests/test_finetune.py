@@ -136,7 +136,7 @@ def test_comparison_runs_both_sides_alike_and_tells_them_apart(outputs, tool):
 def test_on_the_embedded_images_it_compares_with_random_weights(tool, tmp_path):
     own = [option for option in TINY if not option.startswith("data=")]
     tool("pretrain", *own, "data=shapes", "probe=[]")
-    short = [*SHORT, "subset.images=20", "scratch={steps: 4}"]
+    short = [*SHORT, "subset.images=20", "scratch={steps: 4, warmup: 2, evaluate_every: 2, save_every: 2}"]
     tool("finetune", *short)
     folder = tmp_path / "outputs" / "compare_masked_patch_shapes"
     report = json.loads((folder / "comparison.json").read_text())

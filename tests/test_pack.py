@@ -344,7 +344,7 @@ def test_the_command_makes_shards_that_a_run_resumes_on_bit_for_bit(tool, tmp_pa
     assert "packed/train: 40 images in " in done.stdout
     assert "next: data=shards data.root=packed" in done.stdout
     assert "images are as their checksums say" in command(tmp_path, "output=packed", "verify=true").stdout
-    options = (*TINY[3:], "data=shards", "data.root=packed", "data.image_size=16", "encoder.patch_size=4")
+    options = (*TINY[4:], "data=shards", "data.root=packed", "data.image_size=16", "encoder.patch_size=4")
     tool("pretrain", *options, "name=whole")
     kill_after(tmp_path, "step 3/6", *options, "name=killed", "workers=2")
     assert "goes on after step 2" in tool("pretrain", *options, "name=killed", "workers=1").stdout

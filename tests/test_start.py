@@ -14,7 +14,7 @@ from ssvit.checkpoints import manifest, storage
 from ssvit.checkpoints.checkpoint import Checkpoint
 
 RUN = "masked_patch_synthetic"
-IMAGES = TINY[:3]
+IMAGES = TINY[:4]
 SHORT = TINY[TINY.index("recipe.batch_size=8") :]
 UNMOVED = ("recipe.steps=1", "recipe.warmup=0", "recipe.lr=1e-30", "recipe.weight_decay=0")
 

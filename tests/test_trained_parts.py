@@ -154,7 +154,13 @@ def test_lora_is_its_formula():
     torch.testing.assert_close(layer(x), F.linear(x, weight, layer.bias))
 
 
-@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+NATIVE = pytest.mark.skipif(
+    not torch.ops.mkldnn._is_mkldnn_bf16_supported(),
+    reason="this CPU has no products in bfloat16, which round otherwise",
+)
+
+
+@pytest.mark.parametrize("precision", [torch.float32, pytest.param(torch.bfloat16, marks=NATIVE)])
 def test_lora_with_kernels_and_without_agree(precision):
     models = [moved(tiny.classify(seed=3, **LORA)) for _ in range(2)]
     models[1].load_state_dict(models[0].state_dict())
@@ -171,7 +177,7 @@ def test_lora_with_kernels_and_without_agree(precision):
     tolerance = 1e-4 if precision == torch.float32 else 5e-2
     for name, plain in found[0].items():
         close = (found[1][name] - plain).norm() <= tolerance * (plain.norm() + 1e-3)
-        assert close, (name, found[1][name], plain)
+        assert close, (name, ((found[1][name] - plain).norm() / plain.norm()).item(), plain.norm().item())
     accelerate(models[1], False)
     assert not any(isinstance(layer, Linear) for layer in layers)
     assert torch.equal(*(model.logits(images()) for model in models))

@@ -333,7 +333,14 @@ class State:
             parameter, key = name.rsplit("/", 1)
             moments.setdefault(parameter, {})[key] = value
         state = cast(OptimizerStateType, {"state": moments, "param_groups": groups} if found else {})
-        set_optimizer_state_dict(self._spread, optimizer, state, options=options)
+        try:
+            set_optimizer_state_dict(self._spread, optimizer, state, options=options)
+        except KeyError:
+            name = self.recipe.optimizer
+            right = "the checkpoints are of another optimiser; overwrite=true starts anew"
+            raise UserError(
+                f"recipe.optimizer={name}: is not what the run in {folder} was started with: {right}"
+            ) from None
         if self.fabric.is_global_zero:
             storage.set_aside_after(folder, manifest["step"])
         return manifest["step"]
