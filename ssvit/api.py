@@ -40,9 +40,10 @@ class Run:
     @cached_property
     def history(self) -> list[dict[str, Any]]:
         """The rows of metrics.jsonl, each with its "step"; of a comparison those of its first pre-trained run."""
+        from ssvit.checkpoints.run_folder import reported_run
         from ssvit.training import metrics_log
 
-        return metrics_log.rows(next(iter(sorted(self.folder.glob("pretrained_seed*"))), self.folder))
+        return metrics_log.rows(reported_run(self.folder))
 
     @property
     def metrics(self) -> dict[str, float]:

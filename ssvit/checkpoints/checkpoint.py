@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from ssvit.atomic_io import seal
 from ssvit.checkpoints import manifest
 from ssvit.checkpoints.configuration import Configuration
+from ssvit.checkpoints.run_folder import reported_run
 from ssvit.exchange import files, hub, reading, timm_model
 from ssvit.exchange.reading import FOREIGN_OPTIONS, Foreign
 from ssvit.options import OptionError, UserError, command, within
@@ -135,8 +136,7 @@ def _locate(given: str | Path) -> Path:
         if not path.is_dir():
             right = "no such folder; give that of a checkpoint (step_…) or of its run, or a file of foreign weights"
             raise OptionError("checkpoint", given, right)
-        runs = [path, *sorted(path.glob("pretrained_seed*"))[:1]]  # of a comparison, the first run that it reports
-        if not (checkpoints := [found for run in runs for found in manifest.complete(run)]):
+        if not (checkpoints := manifest.complete(path) or manifest.complete(reported_run(path))):
             weights = sorted(file.name for file in path.iterdir() if file.suffix in files.FORMATS)
             instead = f"; give its file {weights[0]}" if weights else ""
             raise OptionError("checkpoint", given, f"holds no checkpoint (a folder step_…){instead}")

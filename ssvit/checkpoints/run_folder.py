@@ -27,6 +27,12 @@ def is_main_process() -> bool:
     return all(os.environ.get(name, "0") == "0" for name in names)
 
 
+def reported_run(folder: Path) -> Path:
+    """Return the folder of the run that a comparison reports first, or the folder of a single run itself."""
+    runs = folder.glob("pretrained_seed*")
+    return min(runs, key=lambda run: (len(run.name), run.name), default=folder)  # seed 9 before seed 10
+
+
 class RunFolder:
     """A run's folder, locked by one process from `open` to the end of the `with` block."""
 
