@@ -38,8 +38,8 @@ def test_objectives_that_are_alike_all_show_beside_chance():
     assert CHANCE not in labelled(methods.accuracy({"mae": [points]}, ["knn"]).axes[0])
 
 
-@pytest.mark.parametrize("sides", [("pre-trained", "from scratch"), ("pre-trained", "from scratch", "longer")])
-def test_all_sides_of_a_comparison_show_where_they_coincide(sides):
+def test_both_sides_of_a_comparison_show_where_they_coincide():
+    sides = ("pre-trained", "from scratch")
     curve = {"step": [0, 1, 2], "mean": [0.1, 0.5, 0.6], "deviation": [0.0, 0.0, 0.0]}
     final = {"mean": 0.6, "deviation": 0.0}
     figure = comparison.comparison(

@@ -13,7 +13,7 @@ from ssvit.training import comparison
 
 CONFIG = {
     "compare": None, "sweep": None, "seeds": 3, "checkpoint": "newest", "development": None,
-    "table4": {"learning_rates": [0.1], "development": 0.1}, "scratch": {}, "longer": False,
+    "table4": {"learning_rates": [0.1], "development": 0.1}, "scratch": {},
     "recipe": {"steps": 20, "batch_size": 8, "warmup": 2, "evaluate_every": 10, "save_every": 5, "log_every": 1},
 }  # fmt: skip
 BOTH = {"pretrained": {}, "scratch": {"checkpoint": "scratch"}}
@@ -112,27 +112,21 @@ def test_a_gain_that_tells_nothing_is_said_to(tmp_path, capsys, pretrained, scra
     assert report["verdict"] == "" or words in report["verdict"]
 
 
-def test_the_third_side_sees_the_images_of_both_stages_from_random_weights(tmp_path, capsys):
-    config = CONFIG | {"longer": True, "scratch": {"steps": 40, "lr": 1e-3}}
+def test_training_from_random_weights_has_its_own_recipe(tmp_path):
+    config = CONFIG | {"scratch": {"steps": 40, "lr": 1e-3}}
     comparison.check(config)
-    sides = comparison.sides(config, 800)  # 100 steps of 8 images, and 20 of fine-tuning
-    assert sides["pretrained"] == {}
-    assert sides["scratch"] == {"checkpoint": "scratch", "recipe.steps": 40, "recipe.lr": 1e-3}
-    assert sides["scratch_longer"] == {
-        "checkpoint": "scratch", "recipe.steps": 120, "recipe.lr": 1e-3, "recipe.warmup": 6,
-        "recipe.evaluate_every": 30, "recipe.save_every": 15, "recipe.log_every": 3,
-    }  # fmt: skip
-    assert comparison.sides(config, None).keys() == comparison.sides(CONFIG, 800).keys() == BOTH.keys()
-    scores = {"pretrained": 0.8, "scratch": 0.5, "scratch_longer": 0.55}
-    runs = Watched(lambda name, changes: scores[name.removesuffix("_seed0")])
+    sides = comparison.sides(config)
+    assert sides == {
+        "pretrained": {},
+        "scratch": {"checkpoint": "scratch", "recipe.steps": 40, "recipe.lr": 1e-3},
+    }
+    runs = Watched(lambda name, changes: {"pretrained": 0.8, "scratch": 0.5}[name.removesuffix("_seed0")])
     comparison.compare(runs, sides, seed=0, seeds=1, folder=tmp_path)
-    assert [changes.get("recipe.steps") for _, changes in runs.asked] == [None, 40, 120]
+    assert [changes.get("recipe.steps") for _, changes in runs.asked] == [None, 40]
     report = json.loads((tmp_path / "comparison.json").read_text())
     assert report["gain"] == pytest.approx(0.3)
-    assert report["accuracy"]["scratch_longer"]["mean"] == pytest.approx(0.5)
     # Two standard errors of the difference of 0.75 and 0.45 on 400 images.
     assert report["error"] == pytest.approx(2 * (0.75 * 0.25 / 400 + 0.45 * 0.55 / 400) ** 0.5)
-    assert "50.0 %" in capsys.readouterr().out.splitlines()[-1]
 
 
 @pytest.mark.parametrize("seeds", [2, 3])
@@ -215,7 +209,6 @@ def test_a_choice_at_chance_is_said_to_be_one(tmp_path, capsys):
         ({"scratch": ["steps=3"]}, r"scratch=\['steps=3'\]"),
         ({"scratch": {"step": 3}}, "scratch.step=3"),
         ({"scratch": {"steps": 2}}, "scratch.warmup=2"),
-        ({"longer": 1}, "longer=1"),
         ({"table4": {"learning_rates": [0.1], "development": 0}}, "table4.development=0"),
     ],
 )

@@ -17,7 +17,6 @@ from ssvit.cli.pretrained import (
     configuration,
     default_name,
     from_scratch,
-    images_seen,
     offer_again,
     origin,
 )
@@ -44,7 +43,7 @@ def dry_run(config: DictConfig, plain: Plain) -> None:
     announce()
     Session(config, Path(config.outputs, config.name), stage=FINETUNE).preview(config)
     if plain["compare"]:
-        for side, changes in comparison.sides(plain, images_seen(config.encoder.path)).items():
+        for side, changes in comparison.sides(plain).items():
             changed = "".join(f" {name}={value}" for name, value in changes.items())
             print(f"compare: {plain['seeds']} such runs {side}{changed}")
     elif plain["sweep"]:
@@ -64,7 +63,7 @@ def run(config: DictConfig, plain: Plain) -> Path:
 
         session = Session(config, folder.path, stage=FINETUNE)
         if plain["compare"]:
-            sides = comparison.sides(plain, images_seen(config.encoder.path))
+            sides = comparison.sides(plain)
             comparison.compare(session.run, sides, seed=recipe.seed, seeds=plain["seeds"], folder=folder.path)
         elif plain["sweep"]:
             comparison.choose(session.run, folder=folder.path, **plain["table4"])

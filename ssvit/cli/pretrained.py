@@ -199,15 +199,6 @@ def _began_with(file: Path, named: bool) -> str | None:
         return None
 
 
-def images_seen(path: str) -> int | None:
-    """Return how many images the run of a checkpoint took, counted each time; None for weights without a run."""
-    try:
-        batch_size = Configuration.read(Path(path).parent / "config.yaml").values["recipe"]["batch_size"]
-        return int(manifest.read(Path(path))["step"]) * int(batch_size)
-    except (UserError, OSError, KeyError, TypeError, ValueError):
-        return None
-
-
 def configuration(config: DictConfig) -> Configuration:
     """What a run's folder keeps of its configuration, with the choices that data=pretrained stands for."""
     chosen = HydraConfig.get().runtime.choices

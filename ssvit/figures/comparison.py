@@ -25,8 +25,8 @@ def comparison(
     figure, (axis,) = panels(1, 6.4, 4)
     watched, reported = parts
     of = f", {reported}" if watched != reported else ""
-    styles = zip((COLORS["model"], COLORS["replaced"], COLORS["unchanged"]), ("-", DASHED, ":"), strict=True)
-    for (side, curve), (color, dashes) in zip(curves.items(), styles, strict=False):
+    styles = zip((COLORS["model"], COLORS["replaced"]), ("-", DASHED), strict=True)
+    for (side, curve), (color, dashes) in zip(curves.items(), styles, strict=True):
         mean, spread = (100 * np.array(curve[name]) for name in ("mean", "deviation"))
         value, deviation = (100 * finals[side][name] for name in ("mean", "deviation"))
         label = f"{names[side]}{of}: {value:.1f} %" + (f" ± {deviation:.1f}" if deviation else "")

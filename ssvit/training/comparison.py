@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from ssvit import atomic_io
 from ssvit.checkpoints.run_folder import is_main_process
 from ssvit.evaluation.significance import NOTHING_YET, above_chance, standard_error
-from ssvit.options import OptionError, flag, make, number, one_of, whole, within
+from ssvit.options import OptionError, make, number, one_of, whole, within
 from ssvit.training.recipe import Recipe
 
 Rows = list[dict[str, Any]]
@@ -23,8 +23,8 @@ Run = Callable[[str, Mapping[str, Any]], Rows]
 # The images of the reported figure and of the curve, in order of preference: see `ssvit.data.source.Data`.
 REPORTED, WATCHED = ("test", "validation"), ("validation", "test")
 _MEASURES = {"accuracy": "top-1", "map": "mAP"}
-PRETRAINED, SCRATCH, LONGER = "pretrained", "scratch", "scratch_longer"
-SIDES = {PRETRAINED: "pre-trained", SCRATCH: "from scratch", LONGER: "from scratch, longer"}
+PRETRAINED, SCRATCH = "pretrained", "scratch"
+SIDES = {PRETRAINED: "pre-trained", SCRATCH: "from scratch"}
 Sides = Mapping[str, Mapping[str, Any]]  # the options that each side of a comparison changes
 
 
@@ -34,7 +34,6 @@ def check(config: Mapping[str, Any]) -> None:
         if config[name] is not None:
             one_of(name, config[name], (allowed,))
     whole("seeds", config["seeds"])
-    flag("longer", config["longer"])
     scratch = config["scratch"]
     if not isinstance(scratch, dict):
         raise OptionError("scratch", scratch, "must be options of the recipe, as {steps: 600}")
@@ -55,26 +54,14 @@ def check(config: Mapping[str, Any]) -> None:
         raise OptionError("development", config["development"], "sweep=table4 sets it: see table4.development")
 
 
-def sides(config: Mapping[str, Any], pretraining: int | None) -> Sides:
+def sides(config: Mapping[str, Any]) -> Sides:
     """Return the options that each side of compare=scratch changes, by its name.
 
     Args:
         config: A valid configuration of fine-tuning.
-        pretraining: Images that the pre-training run took, each time that it took one; None if it is not known. Then
-            there is no third side, whose steps see as many images as pre-training and fine-tuning together.
     """
-    own = {**config["recipe"], **config["scratch"]}
-    both: dict[str, dict[str, Any]] = {PRETRAINED: {}, SCRATCH: {"checkpoint": "scratch", **_dotted(config["scratch"])}}
-    if not config["longer"] or pretraining is None:
-        return both
-    steps = pretraining // own["batch_size"] + config["recipe"]["steps"]
-    lengths = ("warmup", "evaluate_every", "save_every", "log_every")
-    rescaled = {name: max(1, round(own[name] * steps / own["steps"])) for name in lengths}
-    return both | {LONGER: both[SCRATCH] | _dotted({"steps": steps, **rescaled})}
-
-
-def _dotted(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    return {f"recipe.{name}": value for name, value in recipe.items()}
+    recipe = {f"recipe.{name}": value for name, value in config["scratch"].items()}
+    return {PRETRAINED: {}, SCRATCH: {"checkpoint": "scratch", **recipe}}
 
 
 def compare(run: Run, sides: Sides, *, seed: int, seeds: int, folder: Path) -> None:
@@ -129,10 +116,7 @@ def _conclusion(summary: Mapping[str, Mapping[str, Any]], measure: str, error: f
     if verdict:
         return f"The difference between pre-trained and from scratch, {change}, is not significant: {verdict}."
     word = "raised" if after > before else "lowered"
-    told = f"Pre-training {word} {measure} from {100 * before:.1f} to {100 * after:.1f} %: {change}"
-    if LONGER in summary:
-        told += f"; training longer from scratch reached {100 * summary[LONGER]['mean']:.1f} %"
-    return f"{told}."
+    return f"Pre-training {word} {measure} from {100 * before:.1f} to {100 * after:.1f} %: {change}."
 
 
 def _error(summary: Mapping[str, Mapping[str, Any]], measured: "Score") -> tuple[float | None, str]:
