@@ -1,15 +1,28 @@
 """preset=auto: what it chooses, that typed options win, and that a run keeps what it began with."""
 
 import itertools
+import json
 import tarfile
 
+import numpy as np
 import pytest
+import torch
 import yaml
 from command import one_line
 from PIL import Image
 
+from ssvit.checkpoints import manifest
 from ssvit.cli import launch
+from ssvit.cli.embed import tool as embed
+from ssvit.cli.evaluate import tool as evaluate
+from ssvit.cli.finetune import tool as finetune
+from ssvit.cli.pack import tool as pack
 from ssvit.cli.preset import OBJECTIVE, Machine, choose, options
+from ssvit.cli.pretrain import tool as pretrain
+from ssvit.cli.retrieve import tool as retrieve
+from ssvit.data import datasets
+from ssvit.data.decode import load
+from ssvit.data.options import GREY
 from ssvit.models.options import ViT
 from ssvit.options import OptionError, make
 from ssvit.training.recipe import Recipe
@@ -92,7 +105,7 @@ def test_typed_options_win_and_a_checkpoint_keeps_its_encoder(photographs):
 def test_a_run_tells_what_was_chosen_and_keeps_it(photographs, tool, tmp_path):
     done = tool("pretrain", f"data={photographs}", *TINY)
     first, second, *_ = done.stdout.splitlines()
-    assert first.startswith("preset=auto: 30 images of 75 pixels in the median, ")
+    assert first.startswith("preset=auto: 30 images of 75 pixels in the median, reduced to 64 (data.image_size=72 ")
     assert f"objective={OBJECTIVE} encoder=small data.image_size=64 encoder.patch_size=8" in second
     assert "recipe.steps" not in second
     kept = yaml.safe_load((tmp_path / "outputs" / f"{OBJECTIVE}_folder" / "config.yaml").read_text())["preset"]
@@ -166,3 +179,69 @@ def test_images_that_cannot_be_read_are_told(tmp_path):
         options({"preset": "auto", "data": "folder", "data.root": str(tmp_path)})
     with pytest.raises(OptionError, match="no such folder"):
         options({"preset": "auto", "data": "folder", "data.root": str(tmp_path / "none")})
+
+
+def grey(folder, kind, count=24, shade=100):
+    """A folder of two classes of grey photographs, as files of one kind."""
+    generator = np.random.default_rng(0)
+    for place in range(count):
+        name = f"{place}.{kind.partition('-')[0]}"
+        path = folder / "ab"[place % 2] / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        values = generator.normal(shade + 40 * (place % 2), 12, (60, 70)).clip(0, 255).astype(np.uint8)
+        if kind == "png-16":
+            Image.fromarray(values.astype(np.uint16) * 16).save(path)
+        else:
+            Image.fromarray(values).convert("RGB" if kind.endswith("-rgb") else "L").save(path)
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["png", "png-rgb", "jpg", "jpg-rgb", "png-16"])
+def test_grey_images_have_one_channel_with_the_moments_of_the_sample(tmp_path, kind):
+    root = grey(tmp_path / "set", kind)
+    typed = {"preset": "auto", "data": "folder", "data.root": str(root)}
+    added = dict(option.split("=", 1) for option in options(typed))
+    assert added["data.channels"] == "1"
+    assert ("data.range" in added) == (kind == "png-16")
+    source = datasets.folder(root=str(root), channels=1, range=json.loads(added.get("data.range", "null"))).train
+    images = torch.stack([source.read(place).double() for place in range(len(source))])
+    images /= 1 if "data.range" in added else 255
+    assert json.loads(added["data.mean"]) == pytest.approx([images.mean().item()], abs=0.03)
+    assert json.loads(added["data.std"]) == pytest.approx([images.std().item()], abs=0.03)
+    assert not {"data.mean", "data.std"} & dict(o.split("=", 1) for o in options(typed | {"data.channels": "3"})).keys()
+    Image.new("RGB", (60, 70), (200, 90, 0)).save(root / "a" / "0.png")  # of which one suffices
+    assert "data.channels" not in dict(option.split("=", 1) for option in options(typed))
+
+
+def test_one_photograph_in_colour_among_grey_ones_is_read_by_its_luminance(tmp_path):
+    Image.new("RGB", (8, 8), (200, 90, 0)).save(tmp_path / "0.png")
+    Image.new("RGB", (8, 8), (200, 90, 0)).save(tmp_path / "0.jpg", quality=100)
+    for name in ("0.png", "0.jpg"):
+        image = load(str(tmp_path / name), None, GREY)
+        assert image.shape == (1, 8, 8)
+        assert (image.float() - (0.299 * 200 + 0.587 * 90)).abs().max() <= 2
+
+
+def test_other_commands_take_channels_and_normalisation_from_the_checkpoint(tmp_path):
+    """Of a run on grey images, for other images of any channels that the commands name by their path."""
+    root, small = grey(tmp_path / "set", "png"), [f"outputs={tmp_path}/outputs", "fabric.accelerator=cpu"]
+    run = pretrain.call([f"data={root}", *TINY, *small[:1], "objective=dino", "objective.prototypes=16", "probe=[]"])
+    encoder = manifest.read(manifest.complete(run)[-1])["encoder"]
+    assert encoder["channels"] == len(encoder["mean"]) == 1
+    other = grey(tmp_path / "other", "jpg-rgb", shade=60)
+    checkpoint = f"checkpoint={run}"
+    evaluate.call(
+        [checkpoint, f"data={other}", "probes=[knn]", "probes.knn.k=[1]", f"output={tmp_path}/report", *small]
+    )
+    assert (tmp_path / "report" / "report.json").is_file()
+    steps = ["recipe.steps=1", "recipe.batch_size=4", "recipe.warmup=0", "recipe.precision=32-true"]
+    tuned = finetune.call([checkpoint, f"data={other}", *steps, *small])
+    found = manifest.read(manifest.complete(tuned)[-1])["encoder"]
+    assert [found[name] for name in ("channels", "mean", "std")] == [
+        encoder[name] for name in ("channels", "mean", "std")
+    ]
+    pack.call([f"data={other}", f"output={tmp_path}/packed", "data.held_out=0.1"])
+    for data in (other, tmp_path / "packed"):
+        embed.call([checkpoint, f"data={data}", f"output={tmp_path}/{data.name}.npz"])
+        assert len(np.load(tmp_path / f"{data.name}.npz")["features"]) > 10
+        retrieve.call([checkpoint, f"data={data}", "action=index", f"store={tmp_path}/store_{data.name}"])

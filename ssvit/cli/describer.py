@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from omegaconf import DictConfig
+
 from ssvit.checkpoints.checkpoint import PRETRAIN, Checkpoint, find
 from ssvit.checkpoints.configuration import Configuration
 from ssvit.checkpoints.options import eval_transform, pixel_format
@@ -13,6 +15,7 @@ from ssvit.evaluation.options import readings
 from ssvit.options import OptionError, within
 
 if TYPE_CHECKING:
+    from ssvit.data.source import Data
     from ssvit.retrieval.gallery import Describer
 
 
@@ -43,6 +46,14 @@ def check(plain: Plain, features: Mapping[str, Any]) -> "tuple[Callable[..., Des
         return Describer(frozen, CenterCrop(**vars(transform)), **options)
 
     return make, pixels
+
+
+def data_set(source: DictConfig, pixels: PixelFormat) -> "Data":
+    """Build a data set whose images are read as an encoder takes them."""
+    from hydra.utils import instantiate
+
+    options = vars(pixels) if "channels" in source else {}
+    return instantiate(source, **options, _convert_="all")
 
 
 def _shown(data: Mapping[str, Any] | None, checkpoint: Checkpoint) -> Any:

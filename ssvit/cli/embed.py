@@ -29,14 +29,12 @@ def run(config: DictConfig, plain: Plain) -> Path:
     of_checkpoint, pixels = describer.check(plain, plain["features"])
     announce()
 
-    from hydra.utils import instantiate
-
     from ssvit.data.decode import load
     from ssvit.retrieval import embedding, gallery
 
     read: gallery.Load = partial(load, pixels=pixels)
     if not pictures:
-        data = instantiate(config.data.source, _convert_="all")
+        data = describer.data_set(config.data.source, pixels)
         pictures, read = gallery.of_data_set(called, data, own.split, read)
     describe = of_checkpoint(load=read, batch_size=own.batch_size, workers=own.workers, bar=False)
     output, identity = Path(own.output), f"{describe.extractor.identity} {describe.transform}"

@@ -10,8 +10,9 @@ import tarfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ssvit.checkpoints.configuration import Configuration
 from ssvit.cli.launch import say
@@ -24,8 +25,9 @@ from ssvit.training import preflight
 AUTO = "auto"
 _DEFAULT = "masked_patch"  # of the command
 OBJECTIVE = "mae"  # the first by most measures of docs/methods.md
-_SAMPLED = 64  # images whose size is read
-_OF_ENCODER = ("encoder", "encoder.patch_size", "data.image_size")  # which a checkpoint brings
+_SAMPLED = 64  # images that are read
+_PIXELS = ("data.channels", "data.range", "data.mean", "data.std")
+_OF_ENCODER = ("encoder", "encoder.patch_size", "data.image_size", *_PIXELS)  # which a checkpoint brings
 
 
 @dataclass(frozen=True)
@@ -95,17 +97,22 @@ def options(typed: dict[str, str]) -> Sequence[str]:
     read = _SETS.get(typed.get("data", ""))
     if read is None or not {"data.root", "data.table"} & typed.keys():
         raise OptionError("preset", wanted, "needs a folder of images or of shards, or a table: data=PATH")
+    brought = _OF_ENCODER if typed.get("checkpoint", "null") != "null" else ()
     chosen = _as_it_began(typed)
     if chosen is None:
-        images, side = read(typed)
+        images, side, grey = read(typed)
         machine = Machine.here(typed)
         given = {name: int(value) for name, value in typed.items() if value.isdecimal() and int(value)}
-        chosen = choose(images, side, machine, given)
+        chosen = {**choose(images, side, machine, given), **({} if typed.keys() & {*_PIXELS} else grey)}
+        kind = "grey images" if grey else "images"
+        size, patch = (int(str(chosen[name])) for name in ("data.image_size", "encoder.patch_size"))
+        larger, reduced = min(2 * size, side - side % (size // patch)), ""
+        if "data.image_size" not in (*typed, *brought) and larger > size:
+            reduced = f" reduced to {size} (data.image_size={larger} keeps more detail),"
         where = f"{machine.cores} CPU cores" + (" and a GPU" if machine.gpu else "")
-        say(f"preset=auto: {images:,} images of {side} pixels in the median, {where}:")
+        say(f"preset=auto: {images:,} {kind} of {side} pixels in the median,{reduced} {where}:")
     else:
         say("preset=auto: as the run began:")
-    brought = _OF_ENCODER if typed.get("checkpoint", "null") != "null" else ()
     method = ("objective",) if _names_method(typed) else ()
     own = {name: value for name, value in chosen.items() if name not in (*typed, *brought, *method)}
     say(f"  {' '.join(f'{name}={value}' for name, value in own.items())}")
@@ -139,69 +146,80 @@ def _named(typed: dict[str, str], *names: str) -> dict[str, Any]:
     return {name: None if value == "null" else value for name, value in given.items()}
 
 
-def _of_folder(typed: dict[str, str]) -> tuple[int, int]:
-    """How many images there are to train on, and the median of the shorter sides of some. UserError if none is read."""
+class _Sample(NamedTuple):
+    """What is known of a data set from some of its images, evenly spaced.
+
+    images: how many there are to train on. side: the median of the shorter sides. grey: if all are grey, the options
+    of `_PIXELS` that they need.
+    """
+
+    images: int
+    side: int
+    grey: Mapping[str, object]
+
+
+def _of_folder(typed: dict[str, str]) -> _Sample:
     root = typed["data.root"]
     folder.check(root, "data.root")
-    files = folder.pictures(folder.splits(root, **_named(typed, *folder.Splits._fields)).train)
-    return len(files), _side(files)
+    return _of_files(folder.pictures(folder.splits(root, **_named(typed, *folder.Splits._fields)).train))
 
 
-def _of_table(typed: dict[str, str]) -> tuple[int, int]:
-    """The same of a table."""
+def _of_table(typed: dict[str, str]) -> _Sample:
     with within("data"):
         found = Csv(label=None, **_named(typed, "table", "root", "path", "split", *folder.Splits._fields))
-    files = [os.path.join(found.top, row.path) for row in found.rows("train")]
-    return len(files), _side(files)
+    return _of_files([os.path.join(found.top, row.path) for row in found.rows("train")])
 
 
-def _of_shards(typed: dict[str, str]) -> tuple[int, int]:
-    """The same of shards in a folder: as many images a byte as the first shard has."""
-    from ssvit.data import rasters
+def _of_files(files: Sequence[str]) -> _Sample:
+    sampled = files[:: max(1, len(files) // _SAMPLED)]
+    return _sample(len(files), files[0], [partial(open, file, "rb") for file in sampled])
 
+
+def _of_shards(typed: dict[str, str]) -> _Sample:
+    """As many images a byte as the first shard has."""
     root, named = typed["data.root"], _named(typed, *shard_folder.Splits._fields)
     if shard_folder.is_remote(root):
         raise OptionError("preset", AUTO, "needs shards in a folder: set preset=null for those at an address")
     with within("data"):
         paths = [os.path.join(root, name) for name in shard_folder.splits(root, **named).train]
-    sides = []
     try:
         with tarfile.open(paths[0], "r:") as shard:
             there = [member for member in shard if member.isreg()]
             kinds = ([one for one in there if one.name.lower().endswith(kind)] for kind in (IMAGE_SUFFIXES, NPY))
             images = next(filter(None, kinds), [])
-            for member in images[:_SAMPLED]:
-                with suppress(Exception):  # as in `_side`
-                    if file := shard.extractfile(member):
-                        sides.append(min(rasters.size(file)))
+            count = round(len(images) * sum(map(os.path.getsize, paths)) / os.path.getsize(paths[0]))
+            return _sample(count, paths[0], [partial(shard.extractfile, one) for one in images[:_SAMPLED]])
     except (OSError, tarfile.TarError) as error:
         raise UserError(f"{paths[0]}: cannot be read: {error}") from None
-    count = round(len(images) * sum(map(os.path.getsize, paths)) / os.path.getsize(paths[0]))
-    return count, _median(sides, paths[0])
 
 
-_SETS: Mapping[str, Callable[[dict[str, str]], tuple[int, int]]] = {
+_SETS: Mapping[str, Callable[[dict[str, str]], _Sample]] = {
     "folder": _of_folder,
     "csv": _of_table,
     "shards": _of_shards,
 }
 
 
-def _side(files: Sequence[str]) -> int:
-    """The median of the shorter sides of some images, evenly spaced, from their headers. UserError if none is read."""
+def _sample(images: int, first: str, files: Sequence[Callable[[], Any]]) -> _Sample:
+    """Read some images: the headers of all, and the pixels until one has colours.
+
+    first: the name of the first. UserError if none can be read.
+    """
     from ssvit.data import rasters
 
-    sides = []
-    for file in files[:: max(1, len(files) // _SAMPLED)]:
-        try:
-            with open(file, "rb") as opened:
-                sides.append(min(rasters.size(opened)))
-        except Exception:  # readers raise what they like, and the loader replaces and counts what cannot be read
-            continue
-    return _median(sides, files[0])
-
-
-def _median(sides: Sequence[int], first: str) -> int:
+    sides, total, is_grey, is_bytes = [], None, True, True
+    for opened in files:
+        with suppress(Exception), opened() as file:  # the loader replaces and counts what cannot be read
+            sides.append(min(rasters.size(file)))
+            file.seek(0)
+            values = rasters.grey(file) if is_grey else None
+            is_grey = values is not None
+            if values is not None:
+                moments = rasters.Moments.of(values)
+                total = moments if total is None else total + moments
+                is_bytes = is_bytes and values.dtype.name == "uint8"
     if not sides:
         raise UserError(f"{first}: cannot be read as an image, nor can others beside it")
-    return sorted(sides)[len(sides) // 2]
+    grey = total.options(is_bytes=is_bytes) if is_grey and total is not None else {}
+    median = sorted(sides)[len(sides) // 2]
+    return _Sample(images, median, {f"data.{name}": str(value).replace(" ", "") for name, value in grey.items()})

@@ -4,6 +4,7 @@ A run's folder names its data set by files in configs/ and by values. What is bu
 installed here or in the user's --config-dir, never from the run's folder.
 """
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
@@ -21,7 +22,9 @@ from ssvit import options
 from ssvit.checkpoints import manifest
 from ssvit.checkpoints.checkpoint import NEWEST, PRETRAIN, Checkpoint, find, name_of
 from ssvit.checkpoints.configuration import Configuration, ConfigurationError, refers
+from ssvit.checkpoints.options import pixel_format
 from ssvit.cli.launch import CONFIGS, as_dict, say, search_path, typed_command
+from ssvit.data.options import RGB
 from ssvit.exchange import reading
 from ssvit.models.options import CHANGEABLE, Timm, ViT, kind
 from ssvit.options import OptionError, UserError
@@ -55,12 +58,12 @@ def offer(arguments: dict[str, str], own: str | None = None) -> Sequence[str]:
         if wanted == NEWEST:
             right = f"must be a file of weights of timm's model, or {SCRATCH}"
             raise OptionError("checkpoint", wanted, right)
-        return ["encoder=pretrained", *_own_size(_offer(wanted, arguments), arguments)]
+        return ["encoder=pretrained", *_own_images(_offer(wanted, arguments), arguments)]
     elif "encoder" in arguments:
         raise OptionError("encoder", arguments["encoder"], f"a checkpoint brings its own; or give checkpoint={SCRATCH}")
     if wanted == "newest" and own is not None:
         wanted = own
-    return _own_size(_offer(wanted, arguments), arguments)
+    return _own_images(_offer(wanted, arguments), arguments)
 
 
 def offer_start(arguments: dict[str, str]) -> Sequence[str]:
@@ -91,19 +94,27 @@ def offer_start(arguments: dict[str, str]) -> Sequence[str]:
         "encoder=pretrained",
         *([] if chosen else ["data=pretrained"]),
         *([] if "name" in arguments else [f"name={'_'.join(parts)}"]),
-        *_own_size(found, arguments),
+        *_own_images(found, arguments),
     ]
 
 
-def _own_size(found: Checkpoint, arguments: Mapping[str, str]) -> Sequence[str]:
-    """The image size that a run's encoder was trained at, for other images, whose file has one for any encoder.
+def _own_images(found: Checkpoint, arguments: Mapping[str, str]) -> Sequence[str]:
+    """Return the options by which other images become what a run's encoder was trained on.
 
-    Public weights keep the file's: DINOv2's are trained at 518 px and used at 224.
+    These are the image size, which the file of a data set has for any encoder, and the channels, their range and their
+    normalisation where they are not those of photographs in colour. Public weights keep the file's options: DINOv2's
+    are trained at 518 px and used at 224.
     """
-    if found.foreign or "data" not in arguments or "experiment" in arguments or "data.image_size" in arguments:
+    if found.foreign or "data" not in arguments or "experiment" in arguments:
         return ()
-    size = found.encoder["image_size"]
-    return [f"++data.image_size={list(size) if isinstance(size, list | tuple) else size}".replace(" ", "")]
+    own, pixels = {"image_size": found.encoder["image_size"]}, pixel_format(found)
+    if pixels != RGB:
+        own |= vars(pixels) | {name: found.encoder[name] for name in ("mean", "std")}
+    return [
+        f"++data.{name}={json.dumps(value, separators=(',', ':'))}"
+        for name, value in own.items()
+        if f"data.{name}" not in arguments
+    ]
 
 
 def keep_weights(config: DictConfig) -> None:

@@ -30,7 +30,7 @@ def run(config: DictConfig, plain: Plain) -> None:
     read: gallery.Load = partial(load, pixels=pixels)
     if of_a_set:
         called = HydraConfig.get().runtime.choices["data"]
-        data = instantiate(config.data.source, _convert_="all")
+        data = describer.data_set(config.data.source, pixels)
         split, read = gallery.of_data_set(called, data, own.split, read)
         pictures = pictures or split
     describe = of_checkpoint(load=read, batch_size=own.batch_size, workers=own.workers)

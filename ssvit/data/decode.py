@@ -29,7 +29,7 @@ from torch import Tensor
 from torchvision.io import ImageReadMode, decode_jpeg
 
 from ssvit.data import rasters
-from ssvit.data.options import RGB, PixelFormat
+from ssvit.data.options import GREY, RGB, PixelFormat
 from ssvit.options import UserError, printable
 
 PIXEL_LIMIT = 1 << 27  # 134 million pixels: 400 MB decoded
@@ -109,11 +109,12 @@ def read_part(path: str, start: int, size: int, name: str) -> Bytes:
 
 def _decoded(data: Bytes, reduce: Reduce | None, pixels: PixelFormat) -> Tensor:
     start = data[:6].tobytes()
-    if pixels != RGB or start.startswith(rasters.NPY):
+    if pixels not in (RGB, GREY) or start.startswith(rasters.NPY):
         return torch.from_numpy(rasters.taken(_values(data, pixels.channels), pixels))
+    convert = rgb if pixels == RGB else grey
     if not start.startswith(b"\xff\xd8\xff"):
         try:
-            return torch.from_numpy(_pillow(data.tobytes(), _FORMATS, rgb)).permute(2, 0, 1)
+            return torch.from_numpy(_pillow(data.tobytes(), _FORMATS, convert)).permute(2, 0, 1)
         except (UnidentifiedImageError, ValueError):
             if not start.startswith(rasters.TIFF):
                 raise
@@ -122,8 +123,8 @@ def _decoded(data: Bytes, reduce: Reduce | None, pixels: PixelFormat) -> Tensor:
     height, width = _check_jpeg(data.data)
     if reduce and (factor := reduce(height, width)) > 1:  # torchvision has no such option
         draft = max(1, width // factor), max(1, height // factor)
-        return torch.from_numpy(_pillow(data.tobytes(), ("JPEG",), rgb, draft)).permute(2, 0, 1)
-    return decode_jpeg(torch.from_numpy(data), mode=ImageReadMode.RGB)
+        return torch.from_numpy(_pillow(data.tobytes(), ("JPEG",), convert, draft)).permute(2, 0, 1)
+    return decode_jpeg(torch.from_numpy(data), mode=ImageReadMode.RGB if pixels == RGB else ImageReadMode.GRAY)
 
 
 def _values(data: Bytes, channels: int | None = None) -> np.ndarray:
@@ -262,6 +263,14 @@ def rgb(image: Image.Image) -> np.ndarray:
         bottom = min(top + rows, image.height)
         pixels[top:bottom] = _strip(image.crop((0, top, image.width, bottom)))
     return pixels
+
+
+def grey(image: Image.Image) -> np.ndarray:
+    """(h, w, 1) uint8: grey values, or the luminance of colours. ValueError for numbers of more than 8 bits."""
+    if image.mode[0] in "IF":
+        rasters.taken(rasters.bands(image), GREY)
+    plain = image.mode == "L" and not image.has_transparency_data
+    return np.array(image if plain else Image.fromarray(rgb(image)).convert("L"))[:, :, None]
 
 
 def _strip(image: Image.Image) -> np.ndarray:

@@ -112,7 +112,8 @@ class PixelFormat:
     """What a run takes of image files."""
 
     channels: int = 3
-    """Channels of every image. With 3 and without a range, images of any other number become RGB of 8 bits."""
+    """Channels of every image. Without a range, 3 converts images to RGB of 8 bits, and 1 those with colours to their
+    luminance."""
     range: Sequence[float | Sequence[float]] | None = None
     """[least, most]: the values that become 0 and 1, one number or one for each channel; others are cut off. None:
     images of bytes, which stay bytes."""
@@ -143,7 +144,7 @@ class PixelFormat:
         return self.channels * (1 if self.range is None else 4)
 
 
-RGB = PixelFormat()
+RGB, GREY = PixelFormat(), PixelFormat(channels=1)
 
 
 @dataclass(frozen=True, kw_only=True)

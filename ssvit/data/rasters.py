@@ -7,6 +7,7 @@ import io
 import logging
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import IO, Any
 
 import numpy as np
@@ -22,6 +23,58 @@ VALUE_LIMIT = 3 << 27  # of an image: 1.6 GB as float32
 _HEADER = 1 << 14  # bytes of the header of .npy, of which numpy reads 10,000
 # Of Pillow's modes, what its numbers are read as: indices of a palette and single bits mean nothing by themselves.
 _MODES = {"1": "L", "P": "RGB", "PA": "RGBA", "RGBa": "RGBA", "La": "LA", "YCbCr": "RGB"}
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Of each channel, (c,) float64: the mean, the sum of squared deviations from it, the least and the most value."""
+
+    pixels: int
+    mean: np.ndarray
+    squares: np.ndarray
+    least: np.ndarray
+    most: np.ndarray
+
+    @classmethod
+    def of(cls, image: np.ndarray) -> "Moments":
+        """Of an image, (c, h, w)."""
+        values = image.reshape(len(image), -1).astype(np.float64)
+        mean = values.mean(1)
+        squares = np.square(values - mean[:, None]).sum(1)
+        return cls(values.shape[1], mean, squares, values.min(1), values.max(1))
+
+    def __add__(self, other: "Moments") -> "Moments":
+        """Of both together (Chan, Golub and LeVeque 1983), without a difference of large sums."""
+        pixels, apart = self.pixels + other.pixels, other.mean - self.mean
+        mean = self.mean + apart * (other.pixels / pixels)
+        squares = self.squares + other.squares + apart**2 * (self.pixels * other.pixels / pixels)
+        return Moments(pixels, mean, squares, np.minimum(self.least, other.least), np.maximum(self.most, other.most))
+
+    @property
+    def constant(self) -> np.ndarray:
+        """The channels that have the same value everywhere, by their places."""
+        return (self.squares == 0).nonzero()[0]
+
+    def options(self, *, is_bytes: bool, given: Sequence[float | Sequence[float]] | None = None) -> dict[str, Any]:
+        """Return the options channels, range, mean and std of a data set that has these moments.
+
+        Args:
+            is_bytes: Whether the images have 8 bits, so that they need no range.
+            given: The range that was applied to the values before, or None to take the minimum and maximum.
+        """
+        std, channels = np.sqrt(self.squares / self.pixels), len(self.mean)
+        constant = self.squares == 0
+        least, unit = np.zeros(channels), np.full(channels, 255.0 if is_bytes else 1.0)
+        options: dict[str, Any] = {"channels": channels}
+        if given is not None:
+            options["range"] = given
+        elif not is_bytes:
+            least, unit = self.least, np.where(constant, 1, self.most - self.least)
+            ends = (end.tolist() for end in (least, np.where(constant, least + 1, self.most)))
+            options["range"] = [[int(value) if value.is_integer() else value for value in end] for end in ends]
+        for name, values in (("mean", (self.mean - least) / unit), ("std", np.where(constant, 1, std / unit))):
+            options[name] = [float(f"{value:.9g}") for value in values]
+        return options
 
 
 def npy(data: np.ndarray, channels: int | None) -> np.ndarray:
@@ -88,6 +141,17 @@ def bands(image: Image.Image) -> np.ndarray:
     """The numbers of what Pillow reads, (c, h, w)."""
     array = np.asarray(image.convert(_MODES[image.mode]) if image.mode in _MODES else image)
     return array[None] if array.ndim == 2 else np.moveaxis(array, 2, 0)
+
+
+def grey(file: IO[bytes]) -> np.ndarray | None:
+    """Return the values of an image without colours, (1, h, w), or None if it has colours.
+
+    A JPEG is decoded at a fraction of its size if that leaves 256 pixels or more. Raises what Pillow raises.
+    """
+    image = Image.open(file)
+    image.draft(None, (256, 256))
+    array = bands(image.convert("RGB") if image.mode in ("LA", "PA", "RGBA") else image)
+    return array[:1] if (array == array[0]).all() else None
 
 
 def taken(array: np.ndarray, pixels: PixelFormat) -> np.ndarray:

@@ -1,8 +1,9 @@
 """Colours and sharpness changed: the operations of torchvision, for whole batches.
 
-Each class is called with images (b, 3, h, w) uint8 and slots (b,), and gives the same shape; blur and solarization take
-any channels, and float32 in [0, 1] too. An image's parameters are hashed from (seed, slot, view), and its pixels do not
-depend on the images beside it: sums and products have a fixed order.
+Each class is called with images (b, 3, h, w) uint8, or (b, 1, h, w) without saturation and hue, and slots (b,), and
+gives the same shape; blur and solarization take any channels, and float32 in [0, 1] too. An image's parameters are
+hashed from (seed, slot, view), and its pixels do not depend on the images beside it: sums and products have a fixed
+order.
 
 Letters: b images, c = 3 channels, h, w pixels, k taps of a filter.
 """
@@ -39,6 +40,8 @@ class ColorJitter(options.ColorJitter):
         images = images.clone()
         operations = (adjust_brightness, adjust_contrast, adjust_saturation, adjust_hue)
         strengths = (self.brightness, self.contrast, self.saturation, self.hue)
+        if images.shape[1] == 1:
+            strengths = (self.brightness, self.contrast, 0, 0)
         for turn in range(len(operations)):
             for which, (operation, strength) in enumerate(zip(operations, strengths, strict=True)):
                 rows = (changed & (order[:, turn] == which)).nonzero()[:, 0] if strength else ()
@@ -139,7 +142,9 @@ def _each(factors: Tensor) -> Tensor:
 
 
 def _gray(images: Tensor) -> Tensor:
-    """The brightness of each pixel, a whole number: (b, 3, h, w) uint8 -> (b, 1, h, w) float32."""
+    """The brightness of each pixel, a whole number: (b, 3, h, w) or (b, 1, h, w) uint8 -> (b, 1, h, w) float32."""
+    if images.shape[1] == 1:
+        return images.float()
     red, green, blue = images.float().split(1, dim=1)
     return (red * _RED + green * _GREEN + blue * _BLUE).floor_()
 

@@ -193,7 +193,7 @@ class RandomCrop(Crop):
     def fits(self, encoder: ViT, name: str = "size") -> None:
         super().fits(encoder, name)
         for change in ("randaugment", "jitter", "grayscale"):
-            if getattr(self, change) and encoder.channels != 3:
+            if getattr(self, change) and encoder.channels not in (1, 3):
                 right = f"must be 0 for images of {encoder.channels} channels: it changes red, green and blue"
                 raise OptionError(change, getattr(self, change), right)
 
