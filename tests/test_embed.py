@@ -26,32 +26,38 @@ def photos(tmp_path_factory):
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(pixels).save(path)
     (folder / "train" / "a" / "broken.png").write_bytes(b"no picture")
+    (folder / "unsorted").mkdir()
+    Image.new("RGB", (20, 24)).save(folder / "unsorted" / "10.png")
     return folder
 
 
 def read(path):
     if path.suffix == ".npz":
         found = np.load(path)
-        return found["names"].tolist(), found["classes"].tolist(), found["features"]
+        return found["names"].tolist(), found["classes"].tolist(), found["features"], found["splits"].tolist()
     if path.suffix == ".parquet":
         table = parquet.read_table(path)
-        return table["name"].to_pylist(), table["class"].to_pylist(), np.array(table["features"].to_pylist(), "f4")
+        names, classes, splits = (table[name].to_pylist() for name in ("name", "class", "split"))
+        return names, classes, np.array(table["features"].to_pylist(), "f4"), splits
     with safe_open(path, "np") as found:
         about = found.metadata()
-        return json.loads(about["names"]), json.loads(about["classes"]), found.get_tensor("features")
+        names, classes, splits = (json.loads(about[name]) for name in ("names", "classes", "splits"))
+        return names, classes, found.get_tensor("features"), splits
 
 
 def test_a_folder_becomes_a_file_of_features(tool, tmp_path, photos):
     tool("pretrain", *TINY)
-    names = sorted(str(path) for path in photos.rglob("*.png") if path.name != "broken.png")
+    names = sorted(str(path) for path in photos.rglob("[0-9].png"))
     expected = ssvit.load(tmp_path / "outputs" / "masked_patch_synthetic").features(names).numpy()
     for suffix in EMBEDDINGS:
         done = tool("embed", f"data={photos}", f"output=f{suffix}", "batch_size=3")
-        assert "10 pictures, 16 numbers each; 1 could not be read" in done.stdout
+        for counted in ("10 pictures", "7 train", "3 test", "16 numbers", "1 could not be read", "left out 1 "):
+            assert counted in done.stdout.splitlines()[-1]
         assert "broken.png" in done.stdout
-        found, classes, features = read(tmp_path / f"f{suffix}")
+        found, classes, features, splits = read(tmp_path / f"f{suffix}")
         assert sorted(found) == names
         assert classes == [name.split("/")[-2] for name in found]
+        assert splits == [name.split("/")[-3] for name in found]
         order = [names.index(name) for name in found]
         np.testing.assert_allclose(features, expected[order], rtol=1e-5, atol=1e-6)
     assert not list(tmp_path.glob("*.parts"))
@@ -59,6 +65,22 @@ def test_a_folder_becomes_a_file_of_features(tool, tmp_path, photos):
     assert "output=f.npz: is there already; overwrite=true replaces it" in line
     assert "must end in .npz" in one_line(tool("embed", f"data={photos}", "output=f.csv", status=2))
     assert "name pictures" in one_line(tool("embed", "output=g.npz", status=2))
+
+
+def test_a_data_set_is_written_with_its_splits_and_what_is_left_out_is_counted(tool, tmp_path, photos):
+    tool("pretrain", *TINY)
+    rows = [f"{place}.png,{split}" for place, split in enumerate(["train", "val", "test", "train"])]
+    (tmp_path / "t.csv").write_text("\n".join(["path,split", *rows]) + "\n")
+    for file in photos.rglob("[0-3].png"):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    for output, options, left_out in (("f", (), 0), ("g", ("split=test",), 3), ("h", ("data.test=null",), 1)):
+        done = tool("embed", f"data={tmp_path}/t.csv", f"output={output}.npz", *options)
+        assert ("left out" in done.stdout) == bool(left_out)
+        assert f"left out {left_out} " in done.stdout or not left_out
+    names, _, _, splits = read(tmp_path / "f.npz")
+    found = dict(zip((name[-5:-4] for name in names), splits, strict=True))
+    assert found == {"0": "train", "3": "train", "1": "validation", "2": "test"}
+    assert read(tmp_path / "g.npz")[3] == ["test"]
 
 
 class Describe:
@@ -78,7 +100,8 @@ class Describe:
 
 
 def embed(path, names, describe, identity="one"):
-    return embedding.embed(dict.fromkeys(names), describe, path, identity=identity, progress=lambda done, total: None)
+    splits = {"": dict.fromkeys(names)}
+    return embedding.embed(splits, describe, path, identity=identity, progress=lambda done, total: None)
 
 
 @pytest.mark.parametrize("failure", [KeyboardInterrupt, UserError])  # the latter of a store that does not answer
@@ -91,7 +114,7 @@ def test_what_was_read_is_not_read_again(tmp_path, monkeypatch, failure):
     again = Describe()
     embed(path, names, again)
     assert again.calls == [["6", "7", "8"], ["9"]]
-    found, _, features = read(path)
+    found, _, features, _ = read(path)
     assert found == names
     assert features[:, 0].tolist() == list(range(10))
 

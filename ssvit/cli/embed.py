@@ -1,5 +1,6 @@
 """Write the features of pictures into a file: ssvit embed checkpoint=PATH data=PATH output=features.npz"""
 
+import os
 from functools import partial
 from pathlib import Path
 
@@ -9,8 +10,9 @@ from omegaconf import DictConfig
 from ssvit.cli import describer
 from ssvit.cli.launch import Plain, Tool, announce, progress
 from ssvit.data import folder
+from ssvit.data.options import Csv, Folder
 from ssvit.options import select
-from ssvit.retrieval.options import Embed
+from ssvit.retrieval.options import ALL, PARTS, Embed
 from ssvit.retrieval.options import pictures as named_pictures
 from ssvit.training import preflight
 
@@ -18,14 +20,22 @@ from ssvit.training import preflight
 def run(config: DictConfig, plain: Plain) -> Path:
     """Read each picture once and write names, classes and vectors; the same command continues where it stopped."""
     own = select(Embed, plain)
-    preflight.parts(plain)
-    called = str(HydraConfig.get().runtime.choices.get("data"))
-    folders = [*plain["images"]]
-    if called == "folder":  # all of its images, in whatever subfolders for training and testing
-        root = plain["data"]["root"]
-        roots = root if isinstance(root, list) else [root]
-        folders += [part for one in roots for part in folder.splits(one) if part is not None]
-    pictures = named_pictures(folders) if folders or plain["data"] is None else {}
+    chosen = preflight.parts(plain).get("data.source")
+    # Images of test/ may have classes that those of train/ lack, or none, so a folder is read by names alone.
+    by_name = chosen if isinstance(chosen, Folder) and own.split == ALL else None
+    splits: dict[str, dict[str, str | None]] = {}
+    loose, left_out = [*plain["images"]], 0
+    if by_name:
+        for part, paths in zip(PARTS, zip(*by_name.splits, strict=True), strict=True):
+            if (folders := [path for path in paths if path]) == [*by_name.roots]:
+                loose += folders
+            elif folders:
+                splits[part] = named_pictures(folders)
+    if loose or plain["data"] is None:
+        splits[""] = named_pictures(loose)
+    if by_name:
+        files = {os.path.abspath(path) for root in by_name.roots for path in folder.pictures(root)}
+        left_out = len(files.difference(*splits.values()))
     of_checkpoint, pixels = describer.check(plain, plain["features"])
     announce()
 
@@ -33,12 +43,20 @@ def run(config: DictConfig, plain: Plain) -> Path:
     from ssvit.retrieval import embedding, gallery
 
     read: gallery.Load = partial(load, pixels=pixels)
-    if not pictures:
+    if plain["data"] is not None and by_name is None:
+        called = str(HydraConfig.get().runtime.choices.get("data"))
         data = describer.data_set(config.data.source, pixels)
-        pictures, read = gallery.of_data_set(called, data, own.split, read)
+        parts = {part: len(source) for part in PARTS if (source := getattr(data, part)) is not None}
+        for part in parts if own.split == ALL else (own.split,):
+            splits[part], read = gallery.of_data_set(called, data, part, read)
+            left_out -= len(splits[part])
+        left_out += sum(parts.values())
+        if isinstance(chosen, Csv):
+            left_out += sum(1 for _ in chosen.rows(None))
     describe = of_checkpoint(load=read, batch_size=own.batch_size, workers=own.workers, bar=False)
     output, identity = Path(own.output), f"{describe.extractor.identity} {describe.transform}"
-    print(embedding.embed(pictures, describe, output, identity=identity, progress=progress("pictures", " pictures")))
+    bar = progress("pictures", " pictures")
+    print(embedding.embed(splits, describe, output, identity=identity, progress=bar, left_out=left_out))
     return output
 
 

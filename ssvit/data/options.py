@@ -272,8 +272,8 @@ class Csv(ImageFiles):
         names = {"train": self.train, "validation": self.validation, "test": self.test}
         return tables.splits(self.table, self.columns, **names)
 
-    def rows(self, part: str) -> Iterator[tables.Row]:
-        """The rows of a part: train, validation or test."""
+    def rows(self, part: str | None) -> Iterator[tables.Row]:
+        """The rows of a part: train, validation or test; None: those of none."""
         return (row for row in tables.rows(self.table, self.columns) if self.splits.part(row) == part)
 
     @property

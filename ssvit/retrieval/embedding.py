@@ -7,6 +7,7 @@ import hashlib
 import io
 import json
 import shutil
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -22,17 +23,25 @@ _PART = 1024  # pictures whose vectors are stored together until all are there
 
 
 def embed(
-    pictures: Mapping[str, str | None],
+    splits: Mapping[str, Mapping[str, str | None]],
     describe: Describer,
     output: Path,
     *,
     identity: str,
     progress: Callable[[int, int], None],
+    left_out: int = 0,
 ) -> str:
-    """Write names, classes and vectors of pictures {name: class} into `output`, and say what it holds.
+    """Write names, classes, splits and vectors of pictures into `output`, and return a line on what it holds.
 
-    identity: what the vectors depend on besides the pictures. progress: called with the pictures done and all.
+    Args:
+        splits: The pictures of each split, {name: class}. Those of no split have "".
+        describe: Computes the vectors of files.
+        output: The file to write.
+        identity: What the vectors depend on besides the pictures.
+        progress: Called with the number of pictures done and of all.
+        left_out: How many pictures of the data set are in none of the splits.
     """
+    pictures = {name: (of_class, split) for split, part in splits.items() for name, of_class in part.items()}
     names = list(pictures)
     folder = output.with_name(f"{output.name}.parts")
     parts = [names[start : start + _PART] for start in range(0, len(names), _PART)]
@@ -65,29 +74,39 @@ def embed(
     if not kept:
         shutil.rmtree(folder)
         raise UserError(f"none of the {len(names)} pictures can be read")
-    write(output, kept, [pictures[name] for name in kept], np.concatenate(features), identity)
+    classes, split_of = [pictures[name][0] for name in kept], [pictures[name][1] for name in kept]
+    write(output, kept, classes, split_of, np.concatenate(features), identity)
     shutil.rmtree(folder)
-    left_out = f"; {len(names) - len(kept)} could not be read" if len(kept) < len(names) else ""
-    return f"{output}: {len(kept)} pictures, {features[0].shape[1]} numbers each{left_out}"
+    counts = ", ".join(f"{count:,} {split}" for split, count in Counter(split_of).items() if split)
+    unread = f"; {len(names) - len(kept)} could not be read" if len(kept) < len(names) else ""
+    others = f"; left out {left_out:,} of other splits or of none" if left_out else ""
+    of_splits = f" ({counts})" if counts else ""
+    return f"{output}: {len(kept)} pictures{of_splits}, {features[0].shape[1]} numbers each{unread}{others}"
 
 
-def write(output: Path, names: list[str], classes: list[str | None], features: np.ndarray, identity: str) -> None:
-    """One file in the format of its suffix: names (n,), classes (n,), features (n, d) float32.
+def write(
+    output: Path, names: list[str], classes: list[str | None], splits: list[str], features: np.ndarray, identity: str
+) -> None:
+    """Write one file in the format of its suffix: names (n,), classes (n,), splits (n,), features (n, d) float32.
 
-    npz: three arrays, a class that is not known is empty. safetensors: the features, the rest as JSON in its metadata.
-    parquet: three columns.
+    npz: four arrays, a class that is not known is empty. safetensors: the features, the rest as JSON in its metadata.
+    parquet: four columns.
     """
     content = io.BytesIO()
     if output.suffix == ".npz":
-        np.savez(content, names=np.array(names), classes=np.array([name or "" for name in classes]), features=features)
+        texts = names, [name or "" for name in classes], splits
+        columns = dict(zip(("names", "classes", "splits"), map(np.array, texts), strict=True))
+        np.savez(content, allow_pickle=False, features=features, **columns)
     elif output.suffix == ".safetensors":
         about = {"names": json.dumps(names), "classes": json.dumps(classes), "encoder": identity}
+        about["splits"] = json.dumps(splits)
         content.write(safetensors.numpy.save({"features": features}, about))
     else:
         import pyarrow
         from pyarrow import parquet
 
         vectors = pyarrow.FixedSizeListArray.from_arrays(features.ravel(), features.shape[1])
-        table = pyarrow.table({"name": names, "class": pyarrow.array(classes, pyarrow.string()), "features": vectors})
+        known = pyarrow.array(classes, pyarrow.string())
+        table = pyarrow.table({"name": names, "class": known, "split": splits, "features": vectors})
         parquet.write_table(table.replace_schema_metadata({"encoder": identity}), content)
     atomic_io.replace(output, content.getvalue())

@@ -12,7 +12,8 @@ from ssvit.data import folder
 from ssvit.evaluation.options import pooling_of
 from ssvit.options import OptionError, file_to_write, flag, one_of, whole
 
-SPLITS = ("train", "validation", "test", "held_out")
+PARTS = ("train", "validation", "test")
+SPLITS, ALL = (*PARTS, "held_out"), "all"
 ACTIONS = INDEX, ADD, QUERY = ("index", "add", "query")
 EMBEDDINGS = (".npz", ".safetensors", ".parquet")
 
@@ -109,7 +110,8 @@ class Embed:
     output: str
     """The file; its suffix is its format: .npz, .safetensors or .parquet."""
     split: str
-    """Which images of a data set; held_out: test images if there are any, else validation images."""
+    """Which images of a data set; all: those of every split; held_out: test images if there are any, else validation
+    images."""
     batch_size: int
     workers: int
     """Threads that read pictures."""
@@ -117,7 +119,7 @@ class Embed:
     """Whether an existing file may be replaced."""
 
     def __post_init__(self) -> None:
-        one_of("split", self.split, SPLITS)
+        one_of("split", self.split, (ALL, *SPLITS))
         for name in ("batch_size", "workers"):
             whole(name, getattr(self, name))
         flag("overwrite", self.overwrite)
