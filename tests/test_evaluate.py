@@ -13,12 +13,14 @@ from command import TINY
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
+from PIL import Image
 from safetensors.torch import load_file
 
 from ssvit.checkpoints import storage
 from ssvit.checkpoints.checkpoint import PRETRAIN
 from ssvit.checkpoints.configuration import Configuration
 from ssvit.cli import evaluate, pretrained
+from ssvit.cli.pretrain import tool as pretrain
 from ssvit.cli.pretrained import settled
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.memory import Memory
@@ -68,8 +70,8 @@ def test_copies_are_found_by_their_pixels(split):
     assert (test.picture(7), train.picture(5)) == ("image 7", "image 5")
     assert torch.equal(test.images(torch.tensor([9, 0]), CROP), test.source.in_memory[[9, 0]])
     assert train.beside(train).values.keys() == train.values.keys()
-    with pytest.raises(UserError, match="the images have changed since features of them were kept"):
-        train.beside(test)
+    assert train.shows(train)
+    assert not train.shows(test)
 
 
 @pytest.mark.parametrize("standardize", [False, True])
@@ -219,6 +221,35 @@ def test_two_processes_measure_what_one_does(run, tmp_path, capsys):
     one, two = ({path.name: load_file(path) for path in (tmp_path / name).iterdir()} for name in ("one", "two"))
     assert len(one) == 10
     torch.testing.assert_close(one, two, rtol=0, atol=0)
+
+
+def test_features_kept_of_other_pixels_are_left_aside(tmp_path):
+    """Those of the same files with other channels, and those of files that were replaced by others of the same size."""
+    for place in range(24):
+        path = tmp_path / "set" / "ab"[place % 2] / f"{place}.ppm"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (20, 20), (10 * place,) * 3).save(path)
+    places = [f"data={tmp_path}/set", f"outputs={tmp_path}/outputs", "fabric.accelerator=cpu"]
+    small = [
+        option for option in TINY if not option.startswith(("data=", "data.images", "data.held", "fabric", "target"))
+    ]
+    runs = [
+        pretrain.call([*places, *small, f"data.channels={channels}", f"name={channels}", "probe=[]"])
+        for channels in (3, 1)
+    ]
+
+    def reported(run, *options):
+        folder = tmp_path / "report"
+        probe = ["probes=[knn]", "probes.knn.k=[1]", "duplicates=false", "features.layer=last"]
+        evaluate.tool.call([f"checkpoint={run}", *places, *probe, f"output={folder}", *options])
+        return json.loads((folder / "report.json").read_text())["measured"]
+
+    reported(runs[0])
+    alone = reported(runs[1], "cache=null")
+    assert reported(runs[1]) == alone
+    for path in (tmp_path / "set").rglob("*.ppm"):
+        Image.new("RGB", (20, 20), (255 - 7 * int(path.stem), 0, 0)).save(path)
+    assert reported(runs[1], "features.norm=before") == reported(runs[1], "features.norm=before", "cache=null")
 
 
 def test_mistakes_name_the_option_of_the_probe(run):

@@ -200,39 +200,56 @@ def _split(
     options = {name: plain[name] for name in ("batch_size", "workers")}
     options |= {"timeout": plain["loader_timeout"], "device": fabric.device}
 
-    def extracted(function: Extractor, source: Source, transform: EvalTransform, view: Plain, what: str) -> FeatureSets:
+    read_as = {name: plain["data"].get(name) for name in ("channels", "range")}
+
+    def extracted(
+        function: Extractor, source: Source, transform: EvalTransform, view: Plain, what: str, *, anew: bool
+    ) -> FeatureSets:
         if fabric.is_global_zero:
             options["progress"] = progress(what, " images")
         with fabric.autocast():
             if plain["cache"] is None:
                 return extract(function, source, transform, **options)
-            return Cache(Path(plain["cache"])).extract(function, source, transform, transform_options=view, **options)
+            cache, made_of = Cache(Path(plain["cache"])), view | read_as
+            return cache.extract(function, source, transform, transform_options=made_of, anew=anew, **options)
 
-    parts, thumbnails = [], []
-    part, test_source = data.reported
-    for which, source in (("training", data.train), (part, test_source)):
-        found: FeatureSets | None = None
+    def all_extracted(source: Source, which: str, *, anew: bool = False) -> list[FeatureSets]:
+        """Of each encoder, and the thumbnails if pairs are wanted."""
+        found = []
         for encoder in encoders:
-            function, prefix = encoder.function, encoder.prefix
+            function = encoder.function
             inner = function.function if isinstance(function, Half) else function
             if isinstance(inner, Frozen):
                 inner.encoder.to(fabric.device)
             what = f"{encoder.name or 'encoder'}, {which} images"
-            sets = extracted(function, source, encoder.eval_transform, encoder.view, what)
-            named = {_named(prefix, name): value for name, value in sets.values.items()}
-            sets = replace(sets, values=named)
-            found = found.beside(sets, seen_alike=encoder.seen_alike) if found else sets
-        assert found is not None
+            sets = extracted(function, source, encoder.eval_transform, encoder.view, what, anew=anew)
+            named = {_named(encoder.prefix, name): value for name, value in sets.values.items()}
+            found.append(replace(sets, values=named))
+        if paired:
+            what = f"thumbnails, {which} images"
+            found.append(extracted(Thumbnails(), source, eval_transform, encoders[0].view, what, anew=anew))
+        alike = [*(one.seen_alike for one in encoders), True]
+        if all(found[0].shows(sets, seen_alike=like) for sets, like in zip(found, alike, strict=False)):
+            return found
+        if anew:
+            raise UserError(f"the {which} images change while features of them are computed")
+        return all_extracted(source, which, anew=True)  # files were replaced by others of the same name and size
+
+    parts, thumbnails = [], []
+    part, test_source = data.reported
+    for which, source in (("training", data.train), (part, test_source)):
+        found, *others = all_extracted(source, which)
+        if paired:
+            thumbnails.append(others.pop().values["thumbnails"])
+        for sets in others:
+            found = found.beside(sets)
         if masked:
             found = replace(found, masks=masks(source, eval_transform, found.places))
         parts.append(found)
-        if paired:
-            small = extracted(Thumbnails(), source, eval_transform, encoders[0].view, f"thumbnails, {which} images")
-            thumbnails.append(small.values["thumbnails"])
     train, test = parts
-    own, *others = encoders
+    own, *rest = encoders
     pairs = duplicates(*thumbnails) if paired and fabric.is_global_zero else None
-    names = {one.name: tuple(_named(one.prefix, name) for name in one.function.identities) for one in others}
+    names = {one.name: tuple(_named(one.prefix, name) for name in one.function.identities) for one in rest}
     return Split(tuple(own.function.identities), train, test, eval_transform, part, names, pairs)
 
 

@@ -103,7 +103,9 @@ def options(typed: dict[str, str]) -> Sequence[str]:
         images, side, grey = read(typed)
         machine = Machine.here(typed)
         given = {name: int(value) for name, value in typed.items() if value.isdecimal() and int(value)}
-        chosen = {**choose(images, side, machine, given), **({} if typed.keys() & {*_PIXELS} else grey)}
+        chosen = {**choose(images, side, machine, given)}
+        if typed.get("data.channels", "1") == "1" and "data.range" not in typed:
+            chosen |= grey
         kind = "grey images" if grey else "images"
         size, patch = (int(str(chosen[name])) for name in ("data.image_size", "encoder.patch_size"))
         larger, reduced = min(2 * size, side - side % (size // patch)), ""

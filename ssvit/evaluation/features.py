@@ -197,11 +197,13 @@ class FeatureSets:
         assert self.source.labels is not None
         return self.source.labels[self.places]
 
-    def beside(self, other: "FeatureSets", *, seen_alike: bool = True) -> "FeatureSets":
-        """These and others. UserError unless they are of the same pictures; seen_alike: through the same transform."""
+    def shows(self, other: "FeatureSets", *, seen_alike: bool = True) -> bool:
+        """Whether these are of the same pictures as others; seen_alike: through the same transform."""
         same = torch.equal(other.places, self.places)
-        if not (same and (torch.equal(other.digests, self.digests) or not seen_alike)):
-            raise UserError("the images have changed since features of them were kept: delete the folder cache=…")
+        return same and (torch.equal(other.digests, self.digests) or not seen_alike)
+
+    def beside(self, other: "FeatureSets") -> "FeatureSets":
+        """These and others of the same pictures."""
         return replace(self, values=self.values | other.values)
 
     def images(self, rows: Tensor, transform: Transform) -> Tensor:
@@ -286,12 +288,14 @@ class Cache:
         transform: Transform,
         *,
         transform_options: Mapping[str, object],
+        anew: bool = False,
         **options: Any,
     ) -> FeatureSets:
         """As the function `extract`; transform_options: those of the transform, since it cannot tell them itself.
 
-        If one of the function's features is not kept, all are computed, since that is one pass. Labels are the source's
-        and not kept, since images that are named anew have the same features.
+        anew: compute the features in any case, and keep them in the place of those that are there. If one of the
+        function's features is not kept, all are computed, since that is one pass. Labels are the source's and not kept,
+        since images that are named anew have the same features.
         """
         device = torch.device(options.get("device", "cpu"))
         shared = {
@@ -311,8 +315,10 @@ class Cache:
         kept = {name: file for name, path in paths.items() if (file := _read(path, made_of[name])) is not None}
         first: dict[str, Tensor] = next(iter(kept.values()), {})
         of_images = (_PLACES, _DIGESTS)
-        is_kept = len(kept) == len(paths) and all(
-            file[part].equal(first[part]) for file in kept.values() for part in of_images
+        is_kept = (
+            not anew
+            and len(kept) == len(paths)
+            and all(file[part].equal(first[part]) for file in kept.values() for part in of_images)
         )
         # Processes extract together or not at all, wherever each has its folder.
         if all(gather(lambda: is_kept)):
