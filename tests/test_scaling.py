@@ -95,6 +95,12 @@ def test_each_point_of_the_grid_is_a_run_and_what_is_there_is_not_made_again(com
             "encoders=resnet10tt: is no file in configs/encoder/, and is no model of timm; names",
         ),
         ("encoders=resnet10t", "encoders=resnet10t: must be a list of names"),
+        ("encoder.mlp_width=64", r"encoder\.mlp_width=64: .*width="),
+        ("encoder.width=64", r"encoder\.width=64: .*width="),
+        ("encoder.heads=2", r"encoder\.heads=2: .*width="),
+        ("encoder.depth=2", r"encoder\.depth=2: .*depth="),
+        ("encoder.patch_size=8", r"encoder\.patch_size=8: .*patch="),
+        ("pretrain=['recipe.steps=9']", r"recipe\.steps=9: .*steps="),
     ],
 )
 def test_wrong_grids_are_refused_before_anything_runs(commands, option, said):

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from ssvit import atomic_io
@@ -24,6 +25,11 @@ from ssvit.training import preflight
 _HEAD = 64  # numbers of a token for each head of attention, as in the paper's models
 _GRID = ("images", "depth", "width", "patch", "steps")
 _SUPERVISED = "supervised"
+# Options of a run that the axes of the grid set.
+_SET_BY = {
+    "encoder.depth": "depth", "encoder.width": "width", "encoder.heads": "width", "encoder.mlp_width": "width",
+    "encoder.patch_size": "patch", "recipe.steps": "steps", "subset.images": "images", "recipe.seed": "seed",
+}  # fmt: skip
 # Of the study itself; every other option goes to pre-training.
 _OWN = (
     "objectives", *_GRID, "encoders", "seeds", "seed", "threads", "name", "table", "outputs", "pretrain", "evaluate",
@@ -68,6 +74,10 @@ def check(plain: Plain) -> list[dict[str, Any]]:
             if not (name == "images" and value is None):
                 whole(name, value)
     trials.check(plain)
+    for option in [*HydraConfig.get().overrides.task, *plain["pretrain"]]:
+        name, _, value = str(option).lstrip("+").partition("=")
+        if axis := _SET_BY.get(name):
+            raise OptionError(name, value, f"follows from the grid, whose option is {axis}={plain[axis]}")
     if not isinstance(plain["encoders"], list):
         raise OptionError("encoders", plain["encoders"], "must be a list of names")
     for name in plain["encoders"]:
