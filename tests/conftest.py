@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import leftovers
 import prefork
 import pytest
 from command import LIMIT, TINY
@@ -16,6 +17,24 @@ from command import LIMIT, TINY
 ROOT = Path(__file__).resolve().parent.parent
 # The server that child processes are forked from finds its modules by this, and so has torch loaded already.
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT / "tests"), os.environ.get("PYTHONPATH"))))
+leftovers.mark()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_is_left():
+    """Each test process fails if a process that it has started outlives its tests."""
+    yield
+    assert leftovers.end() == {}
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session):
+    """Of all test processes together, the first one counts what is left."""
+    if os.environ[leftovers.MARK].count("/") == 1:
+        left = leftovers.end()
+        print(f"\nprocesses left by the tests: {len(left)}", *left.values(), sep="\n")
+        if left:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 @pytest.fixture

@@ -46,6 +46,16 @@ def _server() -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
 
 
+def stop() -> None:
+    """End the server of this process, if it has one."""
+    if _server.cache_info().currsize:
+        server = _server()
+        server.stdin.close()
+        server.wait()
+        server.stdout.close()
+        _server.cache_clear()
+
+
 def serve() -> None:
     """Fork for each line of the input, and print the child's number and then its exit status.
 

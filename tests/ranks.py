@@ -3,7 +3,10 @@
 import multiprocessing
 import os
 import socket
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterable
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
 
 from command import LIMIT
 
@@ -11,17 +14,33 @@ children = multiprocessing.get_context("forkserver")
 children.set_forkserver_preload(["tiny"])
 
 
-def start(work: Callable[..., None], world: int, *arguments: object) -> list[int]:
+def child(work: Callable[..., None], *arguments: object, **options: object) -> BaseProcess:
+    """Return a process that will call a function of a module, and that ends when this process does."""
+    return children.Process(target=_tied, args=(work, arguments, options))
+
+
+def together(processes: Iterable[BaseProcess]) -> list[int | None]:
+    """Start processes, wait until all have ended, and return their exit codes; one that hangs is killed."""
+    processes = list(processes)
+    try:
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join(LIMIT)
+    finally:
+        for process in processes:
+            if process.pid is not None:
+                process.kill()
+                process.join()
+    return [process.exitcode for process in processes]
+
+
+def start(work: Callable[..., None], world: int, *arguments: object) -> list[int | None]:
     """Call a function of a module in so many processes; returns their exit codes."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    processes = [children.Process(target=_enter, args=(work, rank, world, port, arguments)) for rank in range(world)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(LIMIT)
-    return [process.exitcode for process in processes]
+    return together(child(_enter, work, rank, world, port, arguments) for rank in range(world))
 
 
 def own_rank() -> int:
@@ -35,3 +54,14 @@ def _enter(work: Callable[..., None], rank: int, world: int, port: int, argument
         MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), TORCHELASTIC_RUN_ID="test",
     )  # fmt: skip
     work(*arguments)
+
+
+def _tied(work: Callable[..., None], arguments: tuple[object, ...], options: dict[str, object]) -> None:
+    # Its server lives as long as any process of it, so a test run that is killed would leave both.
+    threading.Thread(target=_end_with, args=(multiprocessing.parent_process(),), daemon=True).start()
+    work(*arguments, **options)
+
+
+def _end_with(parent: BaseProcess) -> None:
+    wait([parent.sentinel])
+    os._exit(1)

@@ -4,7 +4,6 @@ import csv
 import io
 import json
 import math
-import multiprocessing
 import os
 import warnings
 from collections import Counter
@@ -13,8 +12,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from command import LIMIT
 from PIL import Image
+from ranks import child, together
 from sklearn.metrics import f1_score, precision_recall_fscore_support, recall_score
 
 from ssvit.data.augment.crop import CenterCrop
@@ -26,9 +25,6 @@ from ssvit.evaluation.reconstruction import Prediction
 from ssvit.models.vit import ViT
 from ssvit.objectives.classify import Classify
 from ssvit.options import OptionError, UserError
-
-children = multiprocessing.get_context("forkserver")
-children.set_forkserver_preload(["tiny"])
 
 WNIDS = [f"n{number:08d}" for number in range(1000)]
 
@@ -221,12 +217,7 @@ def join(rank: int, world: int, folder: Path, count: int, k: int, failure: str) 
 
 def spread(folder: Path, world: int, count: int, k: int, failure: str = "") -> list[dict]:
     """What each of `world` processes has measured."""
-    started = [children.Process(target=join, args=(rank, world, folder, count, k, failure)) for rank in range(world)]
-    for process in started:
-        process.start()
-    for process in started:
-        process.join(LIMIT)
-    assert [process.exitcode for process in started] == [0] * world
+    assert together(child(join, rank, world, folder, count, k, failure) for rank in range(world)) == [0] * world
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(world)]
 
 

@@ -1,6 +1,7 @@
 """A run's folder holds names of files and values: whatever else stands in it runs nothing, and is refused by name."""
 
 import contextlib
+import fcntl
 import json
 import os
 import shutil
@@ -326,6 +327,43 @@ def test_a_configuration_that_cannot_be_written_is_one_line(tmp_path, config):
     with pytest.raises(RunError) as raised:
         folder.open(Configuration.of(config, {}), overwrite=False)
     assert str(raised.value) == f"{tmp_path}/outputs/run/config.yaml: cannot be written (Is a directory)"
+
+
+def test_a_run_that_fails_before_it_begins_leaves_nothing(tmp_path, config):
+    """Unless it was there before, or something has been written; `outputs` stays where another run uses it."""
+    outputs = tmp_path / "new" / "outputs"
+
+    def fail(name: str, *files: str) -> None:
+        with contextlib.suppress(RuntimeError), RunFolder(str(outputs), name) as folder:
+            folder.open(Configuration.of(config, {}), overwrite=False)
+            for file in files:
+                (folder.path / file).touch()
+            raise RuntimeError
+
+    fail("run")
+    assert os.listdir(tmp_path) == []
+    fail("begun", "metrics.jsonl")
+    fail("run")
+    assert os.listdir(outputs) == ["begun"]
+    (outputs / "run").mkdir()
+    fail("run")
+    assert sorted(os.listdir(outputs / "run")) == ["config.yaml", "lock"]
+
+
+def test_a_folder_that_another_process_removed_meanwhile_is_not_taken(tmp_path, config, monkeypatch):
+    """Its lock is held by nobody then, but belongs to no folder either."""
+    flock = fcntl.flock
+    run = tmp_path / "run"
+
+    def removed(file, operation):
+        flock(file, operation)
+        shutil.rmtree(run)
+        run.mkdir()
+        (run / "lock").touch()
+
+    monkeypatch.setattr("fcntl.flock", removed)
+    with pytest.raises(RunError, match="another process writes in"), RunFolder(str(tmp_path), "run") as folder:
+        folder.open(Configuration.of(config, {}), overwrite=False)
 
 
 @pytest.mark.parametrize("overwrite", [False, True])

@@ -405,3 +405,4 @@ def test_images_without_labels_are_told_in_one_line(outputs, tool, tmp_path):
     done = tool("finetune", *SHORT, "data=folder", "data.root=flat", "data.image_size=16", status=1)
     (line,) = done.stderr.splitlines()
     assert "the images have no labels" in line
+    assert [path.name for path in outputs.iterdir()] == ["masked_patch_synthetic"]

@@ -1,7 +1,6 @@
 """An index holds what plain lists hold, is mapped, and is made anew when a folder has changed."""
 
 import hashlib
-import multiprocessing
 import os
 import random
 import re
@@ -9,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from command import LIMIT
+from ranks import child, together
 
 from ssvit.data import files, folder, index
 from ssvit.data.files import Files, Listing, listing
@@ -147,13 +146,7 @@ def _listed(root: str, looks: Path, cache: Path) -> None:
 def test_of_several_processes_one_makes_the_index(tmp_path: Path, own_cache: Path) -> None:
     root, looks = make(tmp_path / "images", "1.jpg", "2.jpg", "3.jpg"), tmp_path / "looks"
     looks.mkdir()
-    context = multiprocessing.get_context("forkserver")
-    processes = [context.Process(target=_listed, args=(str(root), looks, own_cache)) for _ in range(3)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(LIMIT)
-    assert [process.exitcode for process in processes] == [0] * 3
+    assert together(child(_listed, str(root), looks, own_cache) for _ in range(3)) == [0] * 3
     assert len(list(looks.iterdir())) == 1
 
 

@@ -1,19 +1,16 @@
 """The search finds what brute force in float64 finds: any features, sizes and near-ties, however the work is shared."""
 
-import multiprocessing
 from pathlib import Path
 
 import faiss
 import numpy as np
 import pytest
 import torch
-from command import LIMIT
+from ranks import child, together
 
 from ssvit.evaluation import neighbours
 from ssvit.evaluation.neighbours import Neighbours, search, search_together
 from ssvit.options import OptionError, UserError
-
-children = multiprocessing.get_context("spawn")
 
 
 @pytest.fixture(autouse=True)
@@ -206,12 +203,7 @@ def join(rank: int, world: int, folder: Path) -> None:
 
 @pytest.mark.parametrize("world", [1, 3])
 def test_processes_together_find_what_one_does(tmp_path, world):
-    started = [children.Process(target=join, args=(rank, world, tmp_path)) for rank in range(world)]
-    for process in started:
-        process.start()
-    for process in started:
-        process.join(LIMIT)
-    assert [process.exitcode for process in started] == [0] * world
+    assert together(child(join, rank, world, tmp_path) for rank in range(world)) == [0] * world
     queries, train, own = normal(100, 64), normal(4000, 64), torch.arange(100)
     train[1000:2000] = train[:1000]
     expected = [search(queries, train, 10), search(queries, train, 10, own=own), search(queries[:2], train, 10)]

@@ -3,19 +3,17 @@
 import itertools
 import json
 import math
-import multiprocessing
 import os
-import socket
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tiny
 import torch
-from command import LIMIT
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 from PIL import Image
+from ranks import own_rank, start
 
 from ssvit.checkpoints import storage
 from ssvit.checkpoints.checkpoint import PRETRAIN
@@ -39,9 +37,6 @@ CLASSES = ("dark", "pale", "red")
 VIEW = CenterCrop(size=16)
 PROBES = {"knn": {"k": 4}, "few_shot": {"shots": 3}}
 KINDS = {"knn": Knn, "few_shot": FewShot}
-
-children = multiprocessing.get_context("forkserver")
-children.set_forkserver_preload(["test_probing"])
 
 
 def labelled(count: int, seed: int) -> Memory:
@@ -386,25 +381,17 @@ def test_files_are_read_once_and_unreadable_ones_left_out(tmp_path):
     assert len(evaluator._train) == 119
 
 
-def join(rank: int, world: int, folder: Path, port: int) -> None:
+def join(folder: Path) -> None:
     torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
+    torch.distributed.init_process_group("gloo")
     with torch.no_grad():
         metrics = probing()(tiny.model().eval()).metrics
-    (folder / f"{rank}.json").write_text(json.dumps(metrics))
+    (folder / f"{own_rank()}.json").write_text(json.dumps(metrics))
     torch.distributed.destroy_process_group()
 
 
 def test_two_processes_get_the_numbers_of_one(tmp_path):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    started = [children.Process(target=join, args=(rank, 2, tmp_path, port)) for rank in range(2)]
-    for process in started:
-        process.start()
-    for process in started:
-        process.join(LIMIT)
-    assert [process.exitcode for process in started] == [0, 0]
+    assert start(join, 2, tmp_path) == [0, 0]
     with torch.no_grad():
         alone = probing()(tiny.model().eval()).metrics
     assert [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)] == [alone, alone]

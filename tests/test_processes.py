@@ -3,10 +3,12 @@
 Run as a script, this is a process of torchrun's: see `launched`.
 """
 
+import contextlib
 import functools
 import json
 import multiprocessing
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -159,6 +161,34 @@ def test_two_processes_of_another_method_go_on_with_the_same_bits(tmp_path, meth
     assert forked(tmp_path / "broken", **options, ending={"1": [9, "SIGKILL"]})[0] == [1, -signal.SIGKILL]
     assert forked(tmp_path / "broken", **options)[0] == [0, 0]
     assert final(tmp_path / "broken") == final(tmp_path / "whole")
+
+
+def test_processes_end_saved_after_torchrun_is_killed(tmp_path):
+    """And as long as they work, another run by that name is refused with the process id and the host."""
+    options = [str(ROOT / "tools" / "pretrain.py"), *TINY, "outputs=outputs", "name=run", "probe=[]"]
+    endless = [f"recipe.{name}=100000" for name in ("steps", "save_every", "evaluate_every")]
+    command = [*TORCHRUN, "--nproc-per-node=2", *options, *endless]
+    agent = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    ranks = []
+    try:
+        for line in agent.stdout:
+            if line.startswith("step 3/"):
+                break
+        ranks = Path(f"/proc/{agent.pid}/task/{agent.pid}/children").read_text().split()
+        refused = subprocess.run([sys.executable, *options], cwd=tmp_path, capture_output=True, text=True)
+        (line,) = refused.stderr.splitlines()
+        assert socket.gethostname() in line
+        assert re.search(rf"\bprocess ({'|'.join(ranks)})\b", line)
+        agent.kill()
+        text = agent.communicate(timeout=LIMIT)[0]  # until all that write there have ended
+    finally:
+        agent.kill()
+        for rank in ranks:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(rank), signal.SIGKILL)
+    assert "step 100000/" not in text
+    assert re.search(r"stopped by SIGTERM after step (\d+)", text)
+    assert len(list((tmp_path / "outputs" / "run").glob("step_*"))) == 1
 
 
 def test_torchrun_restarts_processes_that_go_on_with_the_same_bits(tmp_path):

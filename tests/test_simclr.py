@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from command import TINY, one_line
 from lightly.loss import NTXentLoss
 from PIL import Image
-from ranks import children
+from ranks import child, together
 from test_training import final, rows
 
 from ssvit.checkpoints import storage
@@ -157,11 +157,7 @@ def compiled_in_a_process(rank: int, file: str, world: int) -> None:
 
 def test_two_processes_have_ones_gradient_when_compiled(tmp_path):
     file = str(tmp_path / "rendezvous")
-    processes = [children.Process(target=compiled_in_a_process, args=(rank, file, 2)) for rank in range(2)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join()
+    assert together(child(compiled_in_a_process, rank, file, 2) for rank in range(2)) == [0, 0]
     objective = tiny.simclr().double()
     loss = objective(batch(), objective.sample(torch.arange(4), seed=0))["loss"]
     loss.backward()

@@ -14,7 +14,7 @@ import pytest
 import tiny
 import torch
 from lightly.utils.scheduler import cosine_schedule
-from ranks import children, own_rank, start
+from ranks import child, own_rank, start
 from torchvision.io import write_png
 
 from ssvit.checkpoints import manifest, storage
@@ -312,15 +312,13 @@ def killed_at_random(tmp_path: Path, files: Path, kills: int, seed: int) -> None
     seconds = []
     for name in ("warm", "whole"):  # the first starts the server that the others are forked from
         began = time.monotonic()
-        worker = children.Process(target=tiny.train, args=(tmp_path / name,), kwargs=recipe)
+        worker = child(tiny.train, tmp_path / name, **recipe)
         worker.start()
         worker.join()
         seconds.append(time.monotonic() - began)
     folder, killed = tmp_path / "killed", 0
     while killed < kills:
-        worker = children.Process(
-            target=tiny.train, args=(folder,), kwargs={**recipe, "workers": chance.choice([0, 2])}
-        )
+        worker = child(tiny.train, folder, **recipe, workers=chance.choice([0, 2]))
         worker.start()
         worker.join(chance.uniform(0.1, 0.9) * seconds[1])
         if worker.exitcode is not None:  # it got to the end: what is left of the kills falls on another run

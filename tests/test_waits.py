@@ -1,10 +1,8 @@
 """A step as a device sees it: the host reads nothing back between log steps, and skipped steps change nothing."""
 
 import math
-import multiprocessing
 import os
 import signal
-import socket
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -12,7 +10,7 @@ from pathlib import Path
 import pytest
 import tiny
 import torch
-from command import LIMIT
+from ranks import own_rank, start
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -26,8 +24,6 @@ from ssvit.training.readings import AHEAD
 from ssvit.training.state import State
 
 METHODS = ("model", "mae", "dino", "ibot", "latent", "simclr", "contrastive_tuning", "classify")
-children = multiprocessing.get_context("forkserver")
-children.set_forkserver_preload(["tiny"])
 
 
 class Reads(TorchDispatchMode):
@@ -69,33 +65,16 @@ def test_between_log_steps_the_host_reads_nothing(tmp_path, method):
     counted(tmp_path, method)
 
 
-def join(rank: int, port: int, work) -> None:
-    os.environ.update(
-        RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", LOCAL_WORLD_SIZE="2", GROUP_RANK="0",
-        MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), TORCHELASTIC_RUN_ID="test",
-    )  # fmt: skip
+def join(works) -> None:
     try:
-        work()
+        works[own_rank()]()
     except loop.Stopped as stopped:
         os._exit(stopped.status)
 
 
-def in_two_processes(*works) -> list[int]:
-    """One function in each; returns their exit codes."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    processes = [children.Process(target=join, args=(rank, port, work)) for rank, work in enumerate(works)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(LIMIT)
-    return [process.exitcode for process in processes]
-
-
 @pytest.mark.parametrize(("method", "strategy"), [("model", "auto"), ("dino", "fsdp")])
 def test_two_processes_read_nothing_between_log_steps(tmp_path, method, strategy):
-    assert in_two_processes(*[partial(counted, tmp_path, method, strategy)] * 2) == [0, 0]
+    assert start(join, 2, [partial(counted, tmp_path, method, strategy)] * 2) == [0, 0]
 
 
 class At:
@@ -156,7 +135,7 @@ def signalled(folder: Path, calls: tuple[int, ...]) -> None:
 
 def test_a_signal_to_one_of_two_processes_stops_both_a_few_steps_later(tmp_path):
     works = partial(signalled, tmp_path / "run", ()), partial(signalled, tmp_path / "run", (4,))
-    assert in_two_processes(*works) == [128 + signal.SIGTERM] * 2
+    assert start(join, 2, works) == [128 + signal.SIGTERM] * 2
     (saved,) = (tmp_path / "run").glob("step_*")
     # The signal comes in step 5, whose numbers are read once so many more are under way.
     assert 5 < int(saved.name.removeprefix("step_")) <= 5 + AHEAD

@@ -3,9 +3,11 @@
 outputs/<name>/ holds config.yaml, metrics.jsonl, TensorBoard's event files, the pictures and step_*/ (checkpoints).
 """
 
+import contextlib
 import fcntl
 import os
 import shutil
+import socket
 from pathlib import Path
 from typing import Self, TextIO
 
@@ -13,6 +15,8 @@ from ssvit import atomic_io
 from ssvit.checkpoints.configuration import Configuration, ConfigurationError, is_of_a_run
 from ssvit.options import OptionError, UserError, flag
 
+# What a run that has not begun consists of.
+_UNBEGUN = {"lock", "config.yaml", ".config.yaml.part"}
 _LONGEST = 200  # bytes of a name: file systems take 255, and files beside it have longer ones
 
 
@@ -34,7 +38,10 @@ def reported_run(folder: Path) -> Path:
 
 
 class RunFolder:
-    """A run's folder, locked by one process from `open` to the end of the `with` block."""
+    """A run's folder, locked by one process from `open` to the end of the `with` block.
+
+    A folder that `open` created is removed if the block fails before anything else is written there.
+    """
 
     def __init__(self, outputs: str, name: str | int) -> None:
         if not isinstance(outputs, str) or not outputs:
@@ -45,13 +52,20 @@ class RunFolder:
         self.path = Path(outputs, str(name))
         self._stored = self.path / "config.yaml"
         self._lock: TextIO | None = None
+        self._created: list[Path] = []
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._lock is not None:
-            self._lock.close()
+        if self._lock is None:
+            return
+        if error[0] is not None and self._created and not {entry.name for entry in self.path.iterdir()} - _UNBEGUN:
+            shutil.rmtree(self.path, ignore_errors=True)
+            with contextlib.suppress(OSError):  # another run has written there
+                for parent in self._created[1:]:
+                    parent.rmdir()
+        self._lock.close()
 
     def open(self, config: Configuration, *, overwrite: bool) -> None:
         """Take the folder for the run that `config` describes, and keep it there as config.yaml.
@@ -63,17 +77,14 @@ class RunFolder:
         try:
             # Others' programs have files of the name config.yaml too.
             is_run = self._holds("step_*/manifest.json", "*/step_*/manifest.json") or is_of_a_run(self._stored)
-            # A run that ends before it has written its configuration leaves these.
-            unfinished = {"lock", ".config.yaml.part"}
+            # A run that ends before it has written its configuration leaves the others.
+            unfinished = _UNBEGUN - {"config.yaml"}
             if self.path.exists() and not is_run and {entry.name for entry in self.path.iterdir()} - unfinished:
                 raise RunError(f"name={self.path.name}: {self.path} exists and holds no run; use another name")
+            created = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
             self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = open(self.path / "lock", "w")  # noqa: SIM115 (kept open: closing it lets go of the lock)
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # A worker process that outlives this one for a moment must not hold the folder.
-            os.register_at_fork(after_in_child=self._lock.close)
-        except BlockingIOError:
-            raise RunError(f"name={self.path.name}: another process writes in {self.path}; use another name") from None
+            self._take(self.path / "lock")
+            self._created = created
         except OSError as error:
             raise RunError(f"outputs={self.path.parent}: cannot write {self.path} ({error.strerror})") from None
         if overwrite:
@@ -83,6 +94,27 @@ class RunFolder:
             self._refuse_difference(config)
         else:
             self._store(config)
+
+    def _take(self, path: Path) -> None:
+        """Lock the folder with a file that names this process; RunError if another process has locked it."""
+        lock = open(path, "a+")  # noqa: SIM115 (kept open: closing it lets go of the lock)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # A process that was refused may have removed the folder meanwhile.
+            if not os.path.samestat(os.fstat(lock.fileno()), path.stat()):
+                raise BlockingIOError
+        except BlockingIOError:
+            lock.seek(0)
+            holder = lock.read() or "another process"
+            lock.close()
+            right = "wait until it has ended, or use another name"
+            raise RunError(f"name={self.path.name}: {holder} writes in {self.path}; {right}") from None
+        lock.truncate(0)
+        lock.write(f"process {os.getpid()} on {socket.gethostname()}")
+        lock.flush()
+        # A worker process that outlives this one for a moment must not hold the folder.
+        os.register_at_fork(after_in_child=lock.close)
+        self._lock = lock
 
     def _refuse_difference(self, config: Configuration) -> None:
         try:

@@ -5,11 +5,15 @@ Status: 0 done, 1 failed, 2 the configuration is wrong, 130 and 143 stopped by C
 
 import copy
 import difflib
+import functools
 import io
 import json
 import os
 import re
+import signal
 import sys
+import threading
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -153,6 +157,7 @@ class Tool:
     def _prepared(self, arguments: Sequence[str]) -> Iterator[tuple[list[str], list[str]]]:
         """The options as Hydra takes them, and the arguments that are none; inside, failures of Hydra are Failures."""
         global _options, _added
+        _end_with_launcher()
         # Shells do not expand it behind option=.
         arguments = [_HOME.sub(lambda found: found[1] + os.path.expanduser("~/"), one) for one in arguments]
         for alias, option in self.aliases.items():
@@ -221,6 +226,28 @@ _HOME = re.compile(r"^([\w.@/+-]+=['\"]?)~/")
 _PLUGINS = {"hydra/launcher=submitit": "hydra-submitit-launcher", "hydra/sweeper=optuna": "hydra-optuna-sweeper"}
 _options: list[str] = []  # of the tool that runs, as typed
 _added: list[str] = []  # to them, by its `before`
+
+
+_GRACE = 30  # seconds for a checkpoint, as many as torchrun gives between SIGTERM and SIGKILL
+
+
+@functools.cache
+def _end_with_launcher() -> None:
+    """End a process of several once its launcher (torchrun, Fabric's main process) has ended, however that ended.
+
+    torchrun stops its processes itself, except if it is killed.
+    """
+    launcher = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == launcher:
+            time.sleep(1)
+        os.kill(os.getpid(), signal.SIGTERM)  # a training run saves a checkpoint and stops
+        time.sleep(_GRACE)
+        os._exit(128 + signal.SIGTERM)
+
+    if "LOCAL_RANK" in os.environ:
+        threading.Thread(target=watch, daemon=True, name="launcher").start()
 
 
 def _remember(options: list[str], added: list[str]) -> None:
