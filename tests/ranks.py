@@ -59,6 +59,8 @@ def _enter(work: Callable[..., None], rank: int, world: int, port: int, argument
 def _tied(work: Callable[..., None], arguments: tuple[object, ...], options: dict[str, object]) -> None:
     # Its server lives as long as any process of it, so a test run that is killed would leave both.
     threading.Thread(target=_end_with, args=(multiprocessing.parent_process(),), daemon=True).start()
+    # Data workers are forked, and hold their process's connections, as in a tool.
+    multiprocessing.set_start_method("fork", force=True)
     work(*arguments, **options)
 
 

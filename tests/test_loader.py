@@ -372,16 +372,17 @@ def test_an_error_of_the_transform_reaches_the_user_in_one_line(tmp_path: Path) 
 
 
 ORPHANS = """
-import sys, time
+import multiprocessing, sys, time
 from multiprocessing import active_children
 from ssvit.data.loader import Loader
 from ssvit.data.files import Files
 from ssvit.data.augment.crop import CenterCrop
 
+multiprocessing.set_start_method(sys.argv[3])
 paths = [sys.argv[1]] * 64
 loader = Loader(source=Files(paths), transform=CenterCrop(size=4), seed=0, batch_size=8, workers=2)
 batches = loader.batches(0, 10_000)
-next(batches)
+next(batches), next(batches)  # one of each worker, which has then taken its signals
 print(*(child.pid for child in active_children()), flush=True)
 if sys.argv[2] == "wait":
     time.sleep(60)
@@ -397,9 +398,9 @@ def gone(pid: int) -> bool:
     return state == "Z"
 
 
-def run_orphans(tmp_path: Path, then: str) -> tuple[subprocess.Popen, list[int]]:
+def run_orphans(tmp_path: Path, then: str, method: str = "fork") -> tuple[subprocess.Popen, list[int]]:
     Image.new("RGB", (6, 6)).save(tmp_path / "a.png")
-    command = [sys.executable, "-c", ORPHANS, str(tmp_path / "a.png"), then]
+    command = [sys.executable, "-c", ORPHANS, str(tmp_path / "a.png"), then, method]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     return process, [int(pid) for pid in process.stdout.readline().split()]
 
@@ -412,15 +413,17 @@ def wait_until_gone(pids: list[int]) -> bool:
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
-def test_workers_ignore_signals_and_die_with_the_main_process(tmp_path: Path) -> None:
-    process, pids = run_orphans(tmp_path, "wait")
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_workers_ignore_signals_and_die_with_the_main_process(tmp_path: Path, method: str) -> None:
+    process, pids = run_orphans(tmp_path, "wait", method)
     assert len(pids) == 2
     for pid in pids:
         os.kill(pid, signal.SIGINT)
         os.kill(pid, signal.SIGTERM)
     time.sleep(0.3)
     assert not any(map(gone, pids))
-    os.kill(pids[0], signal.SIGSTOP)
+    if method == "fork":
+        os.kill(pids[0], signal.SIGSTOP)
     process.kill()
     process.wait()
     assert wait_until_gone(pids)

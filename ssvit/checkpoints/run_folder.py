@@ -15,7 +15,7 @@ from ssvit import atomic_io
 from ssvit.checkpoints.configuration import Configuration, ConfigurationError, is_of_a_run
 from ssvit.options import OptionError, UserError, flag
 
-# What a run that has not begun consists of.
+# Files in the folder of a run that has not begun.
 _UNBEGUN = {"lock", "config.yaml", ".config.yaml.part"}
 _LONGEST = 200  # bytes of a name: file systems take 255, and files beside it have longer ones
 
@@ -65,6 +65,7 @@ class RunFolder:
             with contextlib.suppress(OSError):  # another run has written there
                 for parent in self._created[1:]:
                     parent.rmdir()
+        self._lock.truncate(0)  # it names the process that holds the folder, and none does from now on
         self._lock.close()
 
     def open(self, config: Configuration, *, overwrite: bool) -> None:
@@ -77,7 +78,7 @@ class RunFolder:
         try:
             # Others' programs have files of the name config.yaml too.
             is_run = self._holds("step_*/manifest.json", "*/step_*/manifest.json") or is_of_a_run(self._stored)
-            # A run that ends before it has written its configuration leaves the others.
+            # A run that ended before it stored its configuration leaves only these.
             unfinished = _UNBEGUN - {"config.yaml"}
             if self.path.exists() and not is_run and {entry.name for entry in self.path.iterdir()} - unfinished:
                 raise RunError(f"name={self.path.name}: {self.path} exists and holds no run; use another name")

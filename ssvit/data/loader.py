@@ -12,7 +12,7 @@ import contextlib
 import ctypes
 import errno
 import math
-import multiprocessing
+import multiprocessing.connection
 import os
 import re
 import signal
@@ -486,3 +486,12 @@ def _bind(worker: int) -> None:
     if sys.platform == "linux":
         # A worker that is stopped cannot see for itself that the main process was killed.
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    parent = multiprocessing.parent_process()
+    if parent is not None and parent.pid != os.getppid():
+        # forkserver: the worker's parent is a server that lives as long as its workers do.
+        threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+
+
+def _end_with(process: BaseProcess) -> None:
+    multiprocessing.connection.wait([process.sentinel])
+    os._exit(1)
