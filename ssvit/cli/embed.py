@@ -46,13 +46,12 @@ def run(config: DictConfig, plain: Plain) -> Path:
     if plain["data"] is not None and by_name is None:
         called = str(HydraConfig.get().runtime.choices.get("data"))
         data = describer.data_set(config.data.source, pixels)
-        parts = {part: len(source) for part in PARTS if (source := getattr(data, part)) is not None}
-        for part in parts if own.split == ALL else (own.split,):
+        sizes = {part: len(source) for part in PARTS if (source := getattr(data, part)) is not None}
+        written = [*sizes] if own.split == ALL else [own.split]
+        for part in written:
             splits[part], read = gallery.of_data_set(called, data, part, read)
-            left_out -= len(splits[part])
-        left_out += sum(parts.values())
-        if isinstance(chosen, Csv):
-            left_out += sum(1 for _ in chosen.rows(None))
+        of_none = sum(1 for _ in chosen.rows(None)) if isinstance(chosen, Csv) else 0
+        left_out = sum(sizes.values()) - sum(len(splits[part]) for part in written) + of_none
     describe = of_checkpoint(load=read, batch_size=own.batch_size, workers=own.workers, bar=False)
     output, identity = Path(own.output), f"{describe.extractor.identity} {describe.transform}"
     bar = progress("pictures", " pictures")

@@ -213,43 +213,43 @@ def _split(
             cache, made_of = Cache(Path(plain["cache"])), view | read_as
             return cache.extract(function, source, transform, transform_options=made_of, anew=anew, **options)
 
-    def all_extracted(source: Source, which: str, *, anew: bool = False) -> list[FeatureSets]:
-        """Of each encoder, and the thumbnails if pairs are wanted."""
-        found = []
-        for encoder in encoders:
-            function = encoder.function
+    seen = [*encoders]
+    if paired:
+        seen.append(_Encoder("thumbnails", "", Thumbnails(), eval_transform, encoders[0].view))
+
+    def all_extracted(source: Source, which: str, *, anew: bool = False) -> FeatureSets:
+        found: FeatureSets | None = None
+        for encoder in seen:
+            function, prefix = encoder.function, encoder.prefix
             inner = function.function if isinstance(function, Half) else function
             if isinstance(inner, Frozen):
                 inner.encoder.to(fabric.device)
             what = f"{encoder.name or 'encoder'}, {which} images"
             sets = extracted(function, source, encoder.eval_transform, encoder.view, what, anew=anew)
-            named = {_named(encoder.prefix, name): value for name, value in sets.values.items()}
-            found.append(replace(sets, values=named))
-        if paired:
-            what = f"thumbnails, {which} images"
-            found.append(extracted(Thumbnails(), source, eval_transform, encoders[0].view, what, anew=anew))
-        alike = [*(one.seen_alike for one in encoders), True]
-        if all(found[0].shows(sets, seen_alike=like) for sets, like in zip(found, alike, strict=False)):
-            return found
-        if anew:
-            raise UserError(f"the {which} images change while features of them are computed")
-        return all_extracted(source, which, anew=True)  # files were replaced by others of the same name and size
+            named = {_named(prefix, name): value for name, value in sets.values.items()}
+            sets = replace(sets, values=named)
+            if found and not found.shows(sets, seen_alike=encoder.seen_alike):
+                if anew:
+                    raise UserError(f"the {which} images change while features of them are computed")
+                # Kept features are of files that were since replaced by others of the same name and size.
+                return all_extracted(source, which, anew=True)
+            found = found.beside(sets) if found else sets
+        assert found is not None
+        return found
 
     parts, thumbnails = [], []
     part, test_source = data.reported
     for which, source in (("training", data.train), (part, test_source)):
-        found, *others = all_extracted(source, which)
+        found = all_extracted(source, which)
         if paired:
-            thumbnails.append(others.pop().values["thumbnails"])
-        for sets in others:
-            found = found.beside(sets)
+            thumbnails.append(found.values.pop("thumbnails"))
         if masked:
             found = replace(found, masks=masks(source, eval_transform, found.places))
         parts.append(found)
     train, test = parts
-    own, *rest = encoders
+    own, *others = encoders
     pairs = duplicates(*thumbnails) if paired and fabric.is_global_zero else None
-    names = {one.name: tuple(_named(one.prefix, name) for name in one.function.identities) for one in rest}
+    names = {one.name: tuple(_named(one.prefix, name) for name in one.function.identities) for one in others}
     return Split(tuple(own.function.identities), train, test, eval_transform, part, names, pairs)
 
 

@@ -233,9 +233,9 @@ _GRACE = 30  # seconds for a checkpoint, as many as torchrun gives between SIGTE
 
 @functools.cache
 def _end_with_launcher() -> None:
-    """End a process of several once its launcher (torchrun, Fabric's main process) has ended, however that ended.
+    """End this process once its launcher has ended: torchrun, or the main process of Fabric.
 
-    torchrun stops its processes itself, except if it is killed.
+    torchrun stops its processes itself, unless it is killed.
     """
     launcher = os.getppid()
 

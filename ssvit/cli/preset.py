@@ -10,7 +10,8 @@ import tarfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
+from operator import add
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -209,19 +210,18 @@ def _sample(images: int, first: str, files: Sequence[Callable[[], Any]]) -> _Sam
     """
     from ssvit.data import rasters
 
-    sides, total, is_grey, is_bytes = [], None, True, True
+    sides: list[int] = []
+    values: list[tuple[rasters.Moments, bool] | None] = []
     for opened in files:
         with suppress(Exception), opened() as file:  # the loader replaces and counts what cannot be read
             sides.append(min(rasters.size(file)))
             file.seek(0)
-            values = rasters.grey(file) if is_grey else None
-            is_grey = values is not None
-            if values is not None:
-                moments = rasters.Moments.of(values)
-                total = moments if total is None else total + moments
-                is_bytes = is_bytes and values.dtype.name == "uint8"
+            values.append(None if None in values else rasters.grey(file))
     if not sides:
         raise UserError(f"{first}: cannot be read as an image, nor can others beside it")
-    grey = total.options(is_bytes=is_bytes) if is_grey and total is not None else {}
+    grey = {}
+    if values and None not in values:
+        moments, is_bytes = zip(*filter(None, values), strict=True)
+        grey = reduce(add, moments).options(is_bytes=all(is_bytes))
     median = sorted(sides)[len(sides) // 2]
     return _Sample(images, median, {f"data.{name}": str(value).replace(" ", "") for name, value in grey.items()})

@@ -110,11 +110,8 @@ def _own_images(found: Checkpoint, arguments: Mapping[str, str]) -> Sequence[str
     own, pixels = {"image_size": found.encoder["image_size"]}, pixel_format(found)
     if pixels != RGB:
         own |= vars(pixels) | {name: found.encoder[name] for name in ("mean", "std")}
-    return [
-        f"++data.{name}={json.dumps(value, separators=(',', ':'))}"
-        for name, value in own.items()
-        if f"data.{name}" not in arguments
-    ]
+    options = {f"data.{name}": json.dumps(value, separators=(",", ":")) for name, value in own.items()}
+    return [f"++{name}={value}" for name, value in options.items() if name not in arguments]
 
 
 def keep_weights(config: DictConfig) -> None:

@@ -58,7 +58,7 @@ def measure(
     lines = [f"{len(source) - len(left_out):,} training images, {total.pixels:,} pixels, {len(total.mean)} channels"]
     if left_out:
         lines.append(f"{len(left_out):,} images could not be read; the first: {left_out[0]}")
-    if len(constant := total.constant):
+    if len(constant := (total.squares == 0).nonzero()[0]):
         lines.append(f"the same value everywhere: channels {', '.join(map(str, constant + 1))}")
     options = total.options(is_bytes=is_bytes, given=pixels.range)
     if options["channels"] == 3 and is_bytes:

@@ -50,11 +50,6 @@ class Moments:
         squares = self.squares + other.squares + apart**2 * (self.pixels * other.pixels / pixels)
         return Moments(pixels, mean, squares, np.minimum(self.least, other.least), np.maximum(self.most, other.most))
 
-    @property
-    def constant(self) -> np.ndarray:
-        """The channels that have the same value everywhere, by their places."""
-        return (self.squares == 0).nonzero()[0]
-
     def options(self, *, is_bytes: bool, given: Sequence[float | Sequence[float]] | None = None) -> dict[str, Any]:
         """Return the options channels, range, mean and std of a data set that has these moments.
 
@@ -143,15 +138,15 @@ def bands(image: Image.Image) -> np.ndarray:
     return array[None] if array.ndim == 2 else np.moveaxis(array, 2, 0)
 
 
-def grey(file: IO[bytes]) -> np.ndarray | None:
-    """Return the values of an image without colours, (1, h, w), or None if it has colours.
+def grey(file: IO[bytes]) -> tuple[Moments, bool] | None:
+    """Return the moments of an image without colours and whether its values are bytes, or None if it has colours.
 
     A JPEG is decoded at a fraction of its size if that leaves 256 pixels or more. Raises what Pillow raises.
     """
     image = Image.open(file)
     image.draft(None, (256, 256))
     array = bands(image.convert("RGB") if image.mode in ("LA", "PA", "RGBA") else image)
-    return array[:1] if (array == array[0]).all() else None
+    return (Moments.of(array[:1]), array.dtype == np.uint8) if (array == array[0]).all() else None
 
 
 def taken(array: np.ndarray, pixels: PixelFormat) -> np.ndarray:
