@@ -4,6 +4,8 @@ import itertools
 import json
 import math
 import os
+import signal
+import time
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +32,7 @@ from ssvit.evaluation.probes.knn import Knn
 from ssvit.evaluation.probes.ridge import FewShot, sample, whiten
 from ssvit.figures import probes as figures
 from ssvit.options import OptionError
-from ssvit.training import preflight
+from ssvit.training import loop, preflight
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 CLASSES = ("dark", "pale", "red")
@@ -272,6 +274,68 @@ def test_training_does_not_notice_and_a_run_goes_on_with_its_history(tmp_path, c
     assert rows(tmp_path / "broken") == rows(tmp_path / "with")
     assert told == [line for line in capsys.readouterr().out.splitlines() if line.startswith("probe: ")]
     assert len(told) == 3
+
+
+class Slow(Probe):
+    """A user's probe; its call of number `at` asks the process to stop and would then take long."""
+
+    name = "slow"
+
+    def __init__(self, at=-1):
+        self.calls, self.at = 0, at
+
+    def __call__(self, train, test, *, choose=False):
+        self.calls += 1
+        if self.calls == self.at:
+            os.kill(os.getpid(), signal.SIGTERM)
+            for _ in range(1000):
+                time.sleep(0.01)
+            raise AssertionError("the probe was not interrupted")
+        return Result(scores={"slow": train.values.mean().sigmoid().item()})
+
+
+class SlowFeatures(Frozen):
+    """The built-in evaluation: its batch of number `at` asks the process to stop, and none may follow."""
+
+    at, calls = -1, 0
+
+    def __call__(self, images):
+        SlowFeatures.calls += 1
+        if self.calls == self.at:
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert self.at < 0 or self.calls <= self.at
+        return super().__call__(images)
+
+
+# An evaluation is three calls of the probe (pixels once more in the first) and five batches: 30 and 45 images.
+@pytest.mark.parametrize(("step", "call", "batch"), [(0, 2, 2), (4, 5, 7), (12, 9, 20)])
+@pytest.mark.parametrize("slow", ["probe", "features"])
+def test_a_signal_interrupts_an_evaluation_which_is_repeated_after_the_restart(
+    tmp_path, monkeypatch, slow, step, call, batch
+):
+    class Other(Evaluator):
+        def __call__(self, objective, history=None):
+            return Evaluation(metrics={})
+
+    def train(folder, call=-1, batch=-1):
+        monkeypatch.setattr(SlowFeatures, "at", batch)
+        monkeypatch.setattr(SlowFeatures, "calls", 0)
+        evaluators = {"other": Other(), "probe": probing({"slow": Slow(call)})}
+        return tiny.train(folder, dropout=0.2, evaluators=evaluators, log_every=5)
+
+    monkeypatch.setattr("ssvit.evaluation.online.Frozen", SlowFeatures)
+    train(tmp_path / "whole")
+    broken, at = tmp_path / "broken", {"probe": {"call": call}, "features": {"batch": batch}}[slow]
+    with pytest.raises(loop.Stopped) as stopped:
+        train(broken, **at)
+    assert stopped.value.status == 128 + signal.SIGTERM
+    assert max((path.name for path in broken.glob("step_*")), default="") == (f"step_{step:08d}" if step else "")
+    assert step == 0 or step not in rows(broken)
+    assert train(broken)[0] is True
+    assert sums(broken) == sums(tmp_path / "whole")
+    assert rows(broken) == rows(tmp_path / "whole")
+    assert not list(broken.glob("aside*"))
+    assert train(broken)[0] is False
 
 
 GOOD = {"train_images": 30, "test_images": 45, "chance": 1 / 3} | {

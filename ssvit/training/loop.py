@@ -47,15 +47,21 @@ class Stopped(Shared):
 
 
 class Interrupted(BaseException):
-    """A request to stop amid the wait for data. Not an Exception, which could be taken for a decoder's failure."""
+    """A request to stop during the wait for data or an evaluation.
+
+    Not an Exception: a decoder or a probe that catches its own failures must not catch it.
+    """
 
 
 class Stop:
-    """Turns the first SIGTERM or Ctrl-C into a request that the loop reads between steps; a second one acts at once."""
+    """Turns the first SIGTERM or Ctrl-C into a request that the loop reads between steps; a second one acts at once.
 
-    def __init__(self) -> None:
+    alone: whether this is the only process. Several processes stop together, so none of them may be interrupted.
+    """
+
+    def __init__(self, *, alone: bool) -> None:
         self.signum = 0
-        self._process, self._waiting = os.getpid(), False
+        self._process, self._alone, self._interruptible = os.getpid(), alone, False
 
     def _request(self, signum: int, frame: FrameType | None) -> None:
         self.signum = signum
@@ -65,19 +71,25 @@ class Stop:
                 # print is not reentrant; on a terminal the line goes below the live bar.
                 os.write(sys.stdout.fileno(), f"{chr(10) * sys.stdout.isatty()}{line}".encode())
         signal.signal(signum, signal.SIG_DFL if signum == signal.SIGTERM else signal.default_int_handler)
-        if self._waiting and os.getpid() == self._process:  # not in a worker that is just being started
+        if self._interruptible and os.getpid() == self._process:  # not in a worker that is just being started
             raise Interrupted
+
+    @contextlib.contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """Let a request raise Interrupted in the block, which must change nothing that is saved."""
+        try:
+            self._interruptible = self._alone
+            if self._alone and self.signum:
+                raise Interrupted
+            yield
+        finally:
+            self._interruptible = False
 
     def heeded(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """The batches; a request raises Interrupted instead of waiting for one that may never come."""
         while True:
-            try:
-                self._waiting = True
-                if self.signum:
-                    raise Interrupted
+            with self.interruptible():
                 batch = next(batches, None)
-            finally:
-                self._waiting = False
             if batch is None:
                 return
             yield batch
@@ -116,7 +128,11 @@ def train(
     first = state.restore(folder, run_identity, say)
     history = [row for row in rows(folder) if row["step"] <= first] if first and fabric.is_global_zero else []
     chosen = best.find(history, recipe)
-    finished = first == recipe.steps or any(runtime.agree(fabric, [float(best.ends(chosen, recipe))]))
+    # The evaluation of a step that is saved already was interrupted: rows of training alone have a loss.
+    evaluated = any(row["step"] == first and "train/loss" not in row for row in history)
+    due = bool(first and fabric.is_global_zero and _due(evaluators, recipe, first))
+    finished, pending = map(bool, runtime.agree(fabric, [best.ends(chosen, recipe), due and not evaluated]))
+    finished = (finished or first == recipe.steps) and not pending
     if fabric.is_global_zero:  # what a process that died had not done
         if finished:
             storage.merge(Checkpoint.open(folder))
@@ -140,46 +156,50 @@ def train(
         say("recipe.optimizer=muon: no weight of a Transformer block is trained, so AdamW updates all weights")
     log = MetricsLog(folder, recipe, first_step=first, speaks=fabric.is_global_zero, loggers=loggers)
     readings = Readings(state, loader, log)
-    with Stop() as stop, contextlib.closing(log):
+    with Stop(alone=fabric.world_size == 1) as stop, contextlib.closing(log):
         if first == 0 and (prepared := state.prepare(loader)):
             log.say(prepared)
         if estimated:
             log.say(estimate(state, loader, evaluators, first=first).line)
-        if first == 0:
-            _evaluate(state, evaluators, log, 0)
         batches: Iterator[Batch] = loader.batches(first, recipe.steps)
         if fabric.world_size == 1:  # several processes stop after the same step
             batches = stop.heeded(batches)
-        for step in range(first, recipe.steps):
-            complete = step + 1
+        for complete in range(first + (first > 0 and not pending), recipe.steps + 1):
+            step, stopping = complete - 1, False
+            is_trained = complete > first  # else the first step is only evaluated
+            if is_trained:
+                try:
+                    readings.add(step, update(state, batches, step, stop))
+                except Interrupted:
+                    readings.read(every=True)
+                    state.take_back()  # micro-batches that came before the request
+                    if step > first and not recipe.due(step, recipe.save_every):
+                        state.save(folder, step, run_identity)
+                    raise Stopped(stop.signum, step) from None
+                except torch.OutOfMemoryError:
+                    raise UserError(
+                        f"recipe.accumulate={recipe.accumulate}: {fabric.device} is out of memory; "
+                        "a larger one makes smaller micro-batches of the same batch"
+                    ) from None
+                due = bool(_due(evaluators, recipe, complete)) or recipe.due(complete, recipe.log_every)
+                stopping = readings.read(every=due or recipe.due(complete, recipe.save_every))
+                if fabric.world_size == 1:
+                    stopping = bool(stop.signum)
+                if stopping:
+                    readings.read(every=True)
             try:
-                readings.add(step, update(state, batches, step, stop))
-            except Interrupted:
-                readings.read(every=True)
-                state.take_back()  # micro-batches that came before the request
-                if step > first and not recipe.due(step, recipe.save_every):
-                    state.save(folder, step, run_identity)
-                raise Stopped(stop.signum, step) from None
-            except torch.OutOfMemoryError:
-                raise UserError(
-                    f"recipe.accumulate={recipe.accumulate}: {fabric.device} is out of memory; "
-                    "a larger one makes smaller micro-batches of the same batch"
-                ) from None
-            due = _due(evaluators, recipe, complete) or recipe.due(complete, recipe.log_every)
-            stopping = readings.read(every=bool(due) or recipe.due(complete, recipe.save_every))
-            if fabric.world_size == 1:
-                stopping = bool(stop.signum)
-            if stopping:
-                readings.read(every=True)
-            is_best, ended = _evaluate(state, evaluators, log, complete)
+                is_best, ended = _evaluate(state, evaluators, log, complete, stop)
+            except Interrupted:  # repeated when the run is started again
+                is_best, ended, stopping = False, False, True
             if ended:
                 log.finish()
-            if recipe.due(complete, recipe.save_every) or stopping or ended:
-                with log.paused():
-                    early = ended and complete < recipe.steps
+            early = ended and complete < recipe.steps
+            saves = early or (is_trained and (recipe.due(complete, recipe.save_every) or stopping or ended))
+            with log.paused() if saves or is_best else contextlib.nullcontext():
+                if saves:
                     state.save(folder, complete, run_identity, wait=stopping or is_best, ended=early)
-                    if is_best and fabric.is_global_zero:
-                        best.keep(folder, complete)
+                if is_best and fabric.is_global_zero:
+                    best.keep(folder, complete)
             if ended:
                 break
             if stopping:
@@ -233,25 +253,42 @@ def _due(evaluators: Mapping[str, Evaluator], recipe: Recipe, step: int) -> dict
     return {name: one for name, one in evaluators.items() if one.due(step, recipe.steps, recipe.evaluate_every)}
 
 
-def _evaluate(state: State, evaluators: Mapping[str, Evaluator], log: MetricsLog, step: int) -> tuple[bool, bool]:
+def _evaluate(
+    state: State, evaluators: Mapping[str, Evaluator], log: MetricsLog, step: int, stop: Stop
+) -> tuple[bool, bool]:
     """Call the evaluators that are due; where the run ends, print the lines of all and write their tables.
 
-    Returns whether this step is the best so far, and whether the run ends with it.
+    Returns whether this step is the best so far, and whether the run ends with it. Raises Interrupted on a request to
+    stop; then nothing is recorded.
     """
     recipe, found = state.recipe, None
+    row: dict[str, float] = {}
+
+    def measure(evaluators: Mapping[str, Evaluator]) -> dict[str, Evaluation]:
+        evaluations: dict[str, Evaluation] = {}
+        for name, evaluator in evaluators.items():
+            if any(runtime.agree(state.fabric, [float(stop.signum)])):
+                raise Interrupted
+            history = with_metrics([*log.history_of(name), {"step": step}], row) if log.speaks else None
+            with log.moving(f"evaluating: {name.replace('_', ' ')}"), stop.interruptible():
+                evaluations[name] = evaluator(objective, history)
+            row.update({f"{name}/{key}": value for key, value in evaluations[name].metrics.items()})
+        return evaluations
+
     due = _due(evaluators, recipe, step)
     if not due:
         return False, step == recipe.steps
     with log.paused(), state.evaluating() as objective:
-        evaluations = _measure(objective, due, log, step)
+        evaluations = measure(due)
         if log.speaks:
-            found = best.find(log.history, recipe)
+            found = best.find(with_metrics([*log.history, {"step": step}], row), recipe)
         flags = [found is not None and found.step == step, best.ends(found, recipe)]
         is_best, early = map(bool, runtime.agree(state.fabric, [float(flag) for flag in flags]))
         ended = early or step == recipe.steps
         if ended:
             others = {name: one for name, one in evaluators.items() if name not in due}
-            evaluations |= _measure(objective, others, log, step)
+            evaluations |= measure(others)
+        log.record(step, row)
         if not log.speaks:
             return is_best, ended
         for name, evaluation in evaluations.items():
@@ -275,19 +312,3 @@ def _evaluate(state: State, evaluators: Mapping[str, Evaluator], log: MetricsLog
         if pictures := sorted(log.folder.glob("*.png")):
             log.say(f"pictures: {', '.join(map(str, pictures))}")
         return is_best, ended
-
-
-def _measure(
-    objective: Objective, evaluators: Mapping[str, Evaluator], log: MetricsLog, step: int
-) -> dict[str, Evaluation]:
-    """Call some evaluators and record a row of their metrics."""
-    evaluations: dict[str, Evaluation] = {}
-    row: dict[str, float] = {}
-    for name, evaluator in evaluators.items():
-        history = with_metrics([*log.history_of(name), {"step": step}], row) if log.speaks else None
-        with log.moving(f"evaluating: {name.replace('_', ' ')}"):
-            evaluations[name] = evaluator(objective, history)
-        row |= {f"{name}/{key}": value for key, value in evaluations[name].metrics.items()}
-    if row:
-        log.record(step, row)
-    return evaluations
