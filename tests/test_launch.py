@@ -65,6 +65,30 @@ def test_a_mistake_is_told_in_one_line_before_torch_loads(tool, no_torch, name, 
     assert one_line(tool(name, *options, status=2, PYTHONPATH=no_torch)).startswith(f"{name}.py: {told}")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "suggestion"),
+    [
+        (["pretrian"], "pretrain"),
+        (["pretrain", "FOLDER"], "data=FOLDER"),
+        (["pretrain", "no/such"], "data=no/such"),
+        (["pretrain", "--data", "FOLDER"], "data=FOLDER"),
+        (["pretrain", "--data=FOLDER"], "data=FOLDER"),
+        (["pretrain", "--recipe.batch-size", "8"], "recipe.batch_size=8"),
+        (["predict", "--checkpoint", "FOLDER", "a.png"], "checkpoint=FOLDER"),
+    ],
+)
+def test_a_command_that_is_nearly_right_is_suggested(no_torch, tmp_path, arguments, suggestion):
+    (tmp_path / "FOLDER").mkdir()
+    done = subprocess.run(
+        [sys.executable, "-m", "ssvit", *arguments], capture_output=True, text=True, cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": no_torch},
+    )  # fmt: skip
+    assert done.returncode == 2
+    hint = one_line(done).partition(": ")[2].partition(": ")[2]
+    assert suggestion in hint
+    assert "benchmark" not in hint  # the commands are not all listed
+
+
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("setpriv"), reason="only root can run a tool as another user")
 def test_a_folder_without_permission_is_one_line(tmp_path):
     locked = tmp_path / "locked"

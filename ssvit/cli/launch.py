@@ -10,6 +10,7 @@ import io
 import json
 import os
 import re
+import shlex
 import signal
 import sys
 import threading
@@ -22,6 +23,7 @@ from typing import Any, NoReturn
 
 import hydra
 import yaml
+from hydra._internal.utils import get_args_parser
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
@@ -158,6 +160,7 @@ class Tool:
         """The options as Hydra takes them, and the arguments that are none; inside, failures of Hydra are Failures."""
         global _options, _added
         _end_with_launcher()
+        _check_flags(arguments)
         # Shells do not expand it behind option=.
         arguments = [_HOME.sub(lambda found: found[1] + os.path.expanduser("~/"), one) for one in arguments]
         for alias, option in self.aliases.items():
@@ -358,6 +361,17 @@ def _check_typed(argument: str) -> None:
         raise Failure(f"{argument}: {right}", 2)
 
 
+def _check_flags(arguments: Sequence[str]) -> None:
+    """Failure for an option that is written as a flag: --data PATH."""
+    known = get_args_parser()._option_string_actions
+    for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
+        flag, _, value = argument.partition("=")
+        if argument.startswith("--") and not any(name.startswith(flag) for name in known):
+            value = value or ("VALUE" if not following or following.startswith("-") or "=" in following else following)
+            option = f"{flag.lstrip('-').replace('-', '_')}={value}"
+            raise Failure(f"{flag}: must be written without dashes, as {shlex.quote(option)}", 2)
+
+
 def _check_kinds(config: DictConfig, name: str) -> None:
     """OptionError for a value in the place of a group of options, or of a list, which would silently be lost."""
     choices, typed_options = HydraConfig.get().runtime.choices, HydraConfig.get().overrides.task
@@ -470,7 +484,9 @@ def _reason(error: Exception) -> str:
     if isinstance(error, OverrideParseException):
         name, given, value = str(error.override).partition("=")
         if not given or not value:
-            return f"{error.override}: must be written option=value"
+            hint = (f"{option}={shlex.quote(name)}" for option in ("data", "checkpoint"))
+            example = f", such as {' or '.join(hint)}" if os.path.exists(name) or "/" in name else ""
+            return f"{error.override}: must be written option=value{example}"
         quoted = "['option=value']" if value.startswith("[") else f"'{value}'"
         return f'{error.override}: texts with = or brackets need quotes, as "{name}={quoted}"'
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:

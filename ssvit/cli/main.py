@@ -1,5 +1,6 @@
 """ssvit COMMAND …: the commands that tools/ has in a checkout, from anywhere."""
 
+import difflib
 import importlib
 import os
 import signal
@@ -57,7 +58,9 @@ def main(name: str | None = None) -> None:
 
         completion.complete("".join(arguments[:1]), list(COMMANDS), find)
     elif name not in COMMANDS:
-        print(f"ssvit: {name}: must be one of {', '.join(COMMANDS)}", file=sys.stderr)
+        close = difflib.get_close_matches(name, COMMANDS, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"must be one of {', '.join(COMMANDS)}"
+        print(f"ssvit: {name}: {hint}", file=sys.stderr)
         sys.exit(2)
     elif asked := _HELP.intersection(arguments):
         from ssvit.cli import help
