@@ -89,6 +89,15 @@ def test_a_command_that_is_nearly_right_is_suggested(no_torch, tmp_path, argumen
     assert "benchmark" not in hint  # the commands are not all listed
 
 
+def test_a_command_without_arguments_names_what_it_needs(no_torch, tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "ssvit", "pack"], capture_output=True, text=True, cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": no_torch},
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "output" in one_line(done)
+
+
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("setpriv"), reason="only root can run a tool as another user")
 def test_a_folder_without_permission_is_one_line(tmp_path):
     locked = tmp_path / "locked"

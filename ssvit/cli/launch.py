@@ -364,7 +364,7 @@ def _check_typed(argument: str) -> None:
 def _check_flags(arguments: Sequence[str]) -> None:
     """Failure for an option that is written as a flag: --data PATH."""
     known = get_args_parser()._option_string_actions
-    for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
+    for argument, following in zip(arguments, [*arguments[1:], ""], strict=False):
         flag, _, value = argument.partition("=")
         if argument.startswith("--") and not any(name.startswith(flag) for name in known):
             value = value or ("VALUE" if not following or following.startswith("-") or "=" in following else following)
