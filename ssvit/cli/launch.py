@@ -484,8 +484,8 @@ def _reason(error: Exception) -> str:
     if isinstance(error, OverrideParseException):
         name, given, value = str(error.override).partition("=")
         if not given or not value:
-            hint = (f"{option}={shlex.quote(name)}" for option in ("data", "checkpoint"))
-            example = f", such as {' or '.join(hint)}" if os.path.exists(name) or "/" in name else ""
+            options = (f"{option}={shlex.quote(name)}" for option in ("data", "checkpoint"))
+            example = f", such as {' or '.join(options)}" if os.path.exists(name) or "/" in name else ""
             return f"{error.override}: must be written option=value{example}"
         quoted = "['option=value']" if value.startswith("[") else f"'{value}'"
         return f'{error.override}: texts with = or brackets need quotes, as "{name}={quoted}"'
