@@ -121,11 +121,11 @@ def test_seeds_have_an_interval_of_their_own():
     assert ours < np.mean(several) - 0.305 < theirs
 
 
-def scores(values, probe="few_shot_paper", chance=0.1):
+def scores(values, probe="few_shot_paper", column="all labels", chance=0.1):
     """values: of each encoder, (m,)."""
     per_image = {name: torch.from_numpy(of) for name, of in values.items()}
     return Scores(
-        probe=probe, columns=("test",), values={name: (of.mean(),) for name, of in values.items()}, deviations={},
+        probe=probe, columns=(column,), values={name: (of.mean(),) for name, of in values.items()}, deviations={},
         best="x", chosen_by="", options={}, numbers={}, chance=chance, chosen=dict.fromkeys(values, "layer1"),
         per_image=per_image,
     )  # fmt: skip
@@ -135,22 +135,22 @@ def test_a_sentence_says_whether_it_helped_and_whether_the_images_suffice():
     own, near, far, worse = answers((0.52, 0.515, 0.4, 0.6), 1000)
     values = {OWN: own, RANDOM: far, "near": near[::-1].copy(), "worse": worse}
     groups = {"mine": [OWN], RANDOM: [RANDOM], "near": ["near"], "worse": ["worse"]}
-    compared = SideBySide([scores(values), scores(values, "knn")], groups)
+    compared = SideBySide([scores(values), scores(values, "knn", "1-NN")], groups)
     helped, unknown, harmed = compared.sentences()
     gain = 100 * (own.mean() - far.mean())
     assert helped.startswith(
-        "Against random weights, by few shot paper: pre-training helped, "
+        "Against random weights, by ridge regression, all labels: pre-training helped, "
         f"+{gain:.1f} percentage points (95 % interval +"
     )
     assert "The test set is large enough to tell: 1,000 test images show differences of" in helped
-    assert helped.endswith(f"Also better by knn +{gain:.1f}.")
+    assert helped.endswith(f"Also better by 1-NN +{gain:.1f}.")
     assert "no difference can be told" in unknown
     standing = next(one for one in compared.standings if one.encoder == "near")
     count = side_by_side.rounded(standing.difference.needed)
     assert count > 1000
     assert "The test set is too small to tell: 1,000 test images show differences of" in unknown
-    assert f"about {count:,} images like these would show this one. Not told by knn" in unknown
-    assert "Against worse, by few shot paper: worse, \N{MINUS SIGN}" in harmed
+    assert f"about {count:,} images like these would show this one. Not told by 1-NN" in unknown
+    assert "Against worse, by ridge regression, all labels: worse, \N{MINUS SIGN}" in harmed
     level = np.roll(own, 7)  # right on as many images, others
     (zero,) = SideBySide([scores({OWN: own, "level": level})], {"mine": [OWN], "level": ["level"]}).sentences()
     assert "no difference can be told, +0.0 percentage points" in zero
@@ -158,12 +158,12 @@ def test_a_sentence_says_whether_it_helped_and_whether_the_images_suffice():
     assert "too small" not in zero
     rows = side_by_side.table(compared.standings)
     assert len(rows) == 1 + 2 * 4
-    assert rows[1][:3] == ["few shot paper", "mine", f"{100 * own.mean():.1f}"]
+    assert rows[1][:3] == ["ridge regression, all labels", "mine", f"{100 * own.mean():.1f}"]
     assert rows[1][4:] == ["\N{EN DASH}"] * 5
     figure = intervals(compared.standings)
     axis = figure.axes[0]
     assert [label.get_text() for label in axis.get_yticklabels()] == list(groups)
-    assert axis.get_title(loc="left") == "few shot paper, test"
+    assert axis.get_title(loc="left") == "ridge regression, all labels"
     spans = [line.get_xdata() for line in axis.lines if len(line.get_xdata()) == 2][1:5]
     assert [tuple(span) for span in spans] == [
         pytest.approx(tuple(100 * end for end in one.interval)) for one in compared.standings[:4]

@@ -61,7 +61,7 @@ def browse(folder: Path, page: str) -> tuple[str, str]:
 def test_the_report_fits_a_phone_and_says_where_it_goes_on(tmp_path: Path) -> None:
     known = {"chance": 0.1, "images": 420}
     scores = [
-        scored("few_shot", ["1 shot", "all shot"], [0.5, 0.7, 0.65, 0.1, 0.2, 0.3, 0.25], 0.0156, **known),
+        scored("few_shot", ["1 label per class", "all labels"], [0.5, 0.7, 0.65, 0.1, 0.2, 0.3, 0.25], 0.0156, **known),
         scored("knn", [f"{k}-NN" for k in range(1, 30)], [0.5, 0.7, 0.65, 0.1, 0.2, 0.3, 0.25], **known),
     ]
     figures = {

@@ -153,7 +153,9 @@ def test_rows_may_have_been_measured_by_other_probes_but_not_by_the_same_ones_ot
     # The order is that of the first probe that all rows have, whichever row comes first.
     row["probes"] = {"few_shot": row["probes"]["few_shot"], "knn": row["probes"]["knn"]}
     ordered = methods.table({"a": row, "b": json.loads((table / "dino_seed0.json").read_text())})
-    assert ordered.splitlines()[0] == "| objective | seeds | few_shot (5 shot) | knn (20-NN) | fine-tuned |"
+    assert (
+        ordered.splitlines()[0] == "| objective | seeds | ridge regression, 5 labels per class | 20-NN | fine-tuned |"
+    )
     with pytest.raises(UserError, match="of another protocol: evaluate"):
         compare.tool.call(["objectives=[mae]", "evaluate=['probes=[knn]','train_images=6']", *protocol])
 
@@ -239,7 +241,7 @@ def test_a_curve_has_the_chance_of_its_probes():
     history = [{"step": 0, "probe/knn": 0.2, "probe/knn_chosen": 1, "probe/chance": 0.1}, {"step": 1, "loss": 2.0}]
     points = methods.curve(history, cost, [])
     assert points == [{"step": 0, "cpu_seconds": 0, "flops": 0, "images": 0, "chance": 0.1, "knn": 0.2}]
-    assert methods.probes_in({"mae": [points]}) == ["knn"]
+    assert list(methods.probes_in({"mae": [points]})) == ["knn"]
 
 
 def test_the_order_at_equal_amounts_is_that_of_interpolated_curves():

@@ -78,8 +78,8 @@ def test_a_report_counts_them():
     facts = {
         "train_images": 100, "test_images": 40, "measured_on": "test", "chance": 0.1, "classes": ["a"] * 10,
         "data": "photos", "copies": {"test_images_in_train": 0, "examples": []},
-        "near_duplicates": {"test_images": 3, "without": {"few_shot_paper": 0.5123}, "pairs": []},
+        "near_duplicates": {"test_images": 3, "without": {"20-NN": 0.5123}, "pairs": []},
     }  # fmt: skip
-    said = "3 of the test images (7.5 %) are nearly the same as a training image; without them few shot paper 51.2 %"
+    said = "3 of the test images (7.5 %) are nearly the same as a training image; without them 20-NN 51.2 %"
     assert said in report.data(facts)
     assert not any("nearly" in sentence for sentence in report.data({**facts, "near_duplicates": None}))

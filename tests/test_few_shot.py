@@ -244,8 +244,9 @@ def test_the_result_is_plain_data():
     data = json.loads(json.dumps(result.numbers))
     assert [score["shots"] for score in data] == [1, "all"]
     assert all(fit["l2"] in (1, 2) for score in data for fit in score["fits"])
-    assert result.scores == {f"{score['shots']} shot": score["mean"] for score in data}
-    assert result.deviations == {"1 shot": data[0]["deviation"]}
+    assert list(result.scores.values()) == [score["mean"] for score in data]
+    assert list(result.scores) == ["1 label per class", "all labels"]
+    assert result.deviations == {"1 label per class": data[0]["deviation"]}
     (of_all,) = data[1]["fits"]
     assert result.choice == (of_all["left_out"], -of_all["error"])
 

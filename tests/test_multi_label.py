@@ -314,7 +314,7 @@ def test_least_squares_on_several_classes() -> None:
     assert (fit["l2"], fit["left_out"]) == (chosen, pytest.approx(precisions[chosen]))
     weights = torch.linalg.solve(x.T @ x + chosen * torch.eye(7), x.T @ y)
     guesses = ridge.whiten(train.values, test.values) @ weights
-    assert result.scores["all shot"] == pytest.approx(mean_average_precision(guesses, test.labels))
+    assert result.scores["all labels"] == pytest.approx(mean_average_precision(guesses, test.labels))
     few = FewShot(shots=3, seeds=2).fit(train, test)[0]
     assert all(4 <= one.images <= 12 for one in few.fits)
     samples = ridge.sample(train.labels, 4, 0)

@@ -354,7 +354,7 @@ def told(metrics, history):
 def plotted(metrics, history):
     """The picture of the probes, where the last row has these metrics."""
     history = [*history, {"step": 12, **metrics}]
-    start, titles = start_of(history, metrics), {"knn4": "4-NN", "few_shot3": "3-shot"}
+    start, titles = start_of(history, metrics), {"knn4": "4-NN", "few_shot3": FewShot(shots=3).title}
     return figures.probes(history, titles, start=start, chance=metrics["chance"])
 
 
@@ -364,7 +364,7 @@ def test_the_summary_says_whether_the_floors_are_beaten():
         "4-NN 52.0 % at layer 1 of 2 (chosen without test images), last layer 50.0 %, chance 33.3 %: better than "
         "random weights, 31.0 %; perhaps better than the pixels, 48.0 %"
     )
-    assert second.startswith("3-shot 52.0 %")
+    assert second.startswith(f"{FewShot(shots=3).title} 52.0 %")
     assert last == "by 30 training images, on 45 held-out ones; perhaps: by less than two standard errors"
     # Two standard errors of the difference from 31 % on 45 images are 20.3 points; on ten times as many 6.4.
     near, many = START | {"knn4": 0.32}, {"test_images": 450}
@@ -418,12 +418,12 @@ def test_what_the_images_do_not_suffice_for_is_told_at_the_start():
     assert [probe.title for probe in some.probes] == ["4-NN"]
     (line,) = some.refused
     assert line == (
-        "no few-shot probe by 8 training images (probing.train_images takes more): shots=3: class 0 (dark) has 2 "
-        "training images, and at least 3 are needed"
+        f"{FewShot(shots=3).title}: not measured by 8 training images (probing.train_images takes more): shots=3: "
+        "class 0 (dark) has 2 training images, and at least 3 are needed"
     )
     none = probing(train=TRAIN.take(torch.arange(4)))
     assert none.probes == []
-    assert none.refused[0] == "no knn probe by 4 training images: k=4: must be below 4, the training images"
+    assert none.refused[0] == "4-NN: not measured by 4 training images: k=4: must be below 4, the training images"
     for sources in ({"train": Memory(TRAIN.in_memory)}, {"test": Memory(TEST.in_memory)}):
         unlabelled = probing(**sources)
         assert (unlabelled.probes, unlabelled.refused) == ([], ["no probes: the images have no labels"])

@@ -14,8 +14,12 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from ssvit.evaluation import report
+from ssvit.evaluation.features import Features
 from ssvit.evaluation.options import PIXELS, RANDOM
+from ssvit.evaluation.probes.knn import Knn
+from ssvit.evaluation.probes.ridge import FewShot
 from ssvit.evaluation.scores import Scores
+from ssvit.evaluation.titles import title
 from ssvit.figures import feature_map
 from ssvit.figures.feature_map import IMAGES
 from ssvit.figures.probes import by_column, by_layer
@@ -41,10 +45,12 @@ def scored(probe: str, columns, scores, deviation=None, **changes) -> Scores:
     } | changes)  # fmt: skip
 
 
-SHOTS = scored("few_shot", ["1 shot", "5 shot", "all shot"], [0.5, 0.7, 0.65, 0.1, 0.2, 0.3, 0.25], 0.0156)
+SHOTS = scored(
+    "few_shot", ["1 label per class", "5 labels per class", "all labels"], [0.5, 0.7, 0.65, 0.1, 0.2, 0.3, 0.25], 0.0156
+)
 PROBE = scored("logistic", ["train", "validation", "test"], [0.3, 0.41, 0.45, 0.1, 0.2, 0.3, 0.42])
 BOTH = (SHOTS, PROBE)
-BEATEN = "The encoder's features are above the best baseline by each probe: few shot +40.0 percentage points."
+BEATEN = f"The encoder's features are above the best baseline by each probe: {SHOTS.title} +40.0 percentage points."
 
 
 class Page(HTMLParser):
@@ -119,6 +125,34 @@ def test_baselines_stand_last_whatever_their_order(tmp_path):
     assert kinds == ["", "best", "", *["baseline"] * 4]
 
 
+@pytest.mark.parametrize(
+    ("name", "column", "expected"),
+    [
+        ("few_shot_paper", "all labels", "ridge regression, all labels"),
+        ("few_shot", "1 label per class", "ridge regression, 1 label per class"),
+        ("few_shot_big_vision", "25 shot", "ridge regression, 25 labels per class, big_vision protocol"),
+        ("few_shotall", "", "ridge regression, all labels"),
+        ("few_shot5", "", "ridge regression, 5 labels per class"),
+        ("knn", "20-NN mAP", "20-NN mAP"),
+        ("knn20_standardized", "", "20-NN, standardised features"),
+        ("logistic", "test", "logistic regression"),
+        ("my_probe", "score", "my probe, score"),
+    ],
+)
+def test_a_probe_has_one_title_by_any_of_its_names(name, column, expected):
+    assert title(name, column) == expected
+
+
+@pytest.mark.parametrize(
+    "probe", [FewShot(shots=[1, 5]), FewShot(shots="all"), Knn(k=[1, 20]), Knn(k=5, standardize=True)]
+)
+def test_reports_have_the_title_that_the_probe_has_in_training(probe):
+    generator = torch.Generator().manual_seed(0)
+    features = Features(torch.randn(40, 4, generator=generator), torch.arange(40) % 2, ("a", "b"))
+    found = scored(probe.name.replace("20", "").replace("5", ""), list(probe(features, features).scores), [0.5] * 7)
+    assert found.title == probe.title
+
+
 def test_a_single_reading_was_not_chosen(tmp_path):
     page, markdown, *_ = write(tmp_path, own=OWN[1:2])
     assert "Chosen" not in page.text + markdown
@@ -127,14 +161,28 @@ def test_a_single_reading_was_not_chosen(tmp_path):
 def test_the_headline_counts_what_is_beaten():
     say = report.headline
     assert say([SHOTS], OWN) == BEATEN
-    assert "by 1 of 2 probes: few shot +40.0, logistic \N{MINUS SIGN}1.0 percentage points" in say(BOTH, OWN)
-    assert "by no probe: logistic" in say([PROBE], OWN)
-    assert say([SHOTS], NAMES) == "No baseline was measured beside the encoder's features: few shot 70.0 %."
+    assert (
+        "by 1 of 2 probes: ridge regression, all labels +40.0, logistic regression \N{MINUS SIGN}1.0 percentage points"
+        in say(BOTH, OWN)
+    )
+    assert "by no probe: logistic regression" in say([PROBE], OWN)
+    assert (
+        say([SHOTS], NAMES)
+        == "No baseline was measured beside the encoder's features: ridge regression, all labels 70.0 %."
+    )
     unknown = scored("knn", ["1-NN"], [0.5, math.nan, *[0.1] * 5])
     assert say([SHOTS, unknown], OWN) == say([SHOTS], OWN)
     rows = report.summary([*BOTH, unknown], OWN)
-    assert rows[3][2:6] == ["\N{EN DASH}", "\N{EN DASH}", "10.0", "\N{EN DASH}"]
-    assert rows[1] == ["few shot", "all shot", "70.0", "\N{EN DASH}", "30.0", "+40.0", OWN[1], "random_" + OWN[2]]
+    assert rows[3][1:5] == ["\N{EN DASH}", "\N{EN DASH}", "10.0", "\N{EN DASH}"]
+    assert rows[1] == [
+        "ridge regression, all labels",
+        "70.0",
+        "\N{EN DASH}",
+        "30.0",
+        "+40.0",
+        OWN[1],
+        "random_" + OWN[2],
+    ]
     assert rows[2][-1] == "pixels"
 
 
@@ -162,13 +210,13 @@ def test_the_headline_counts_the_gains_that_the_test_images_tell():
 
 def test_what_is_not_above_chance_beats_nothing():
     near = scored("knn", ["1-NN"], [0.5, 0.14, *[0.1] * 5], chance=0.1, images=200)
-    nothing = "knn 14.0 % (chance 10.0 %): not above chance by two standard errors, so this tells nothing yet."
+    nothing = "1-NN 14.0 % (chance 10.0 %): not above chance by two standard errors, so this tells nothing yet."
     assert report.headline([near], OWN) == nothing
     beaten = BEATEN.replace("each probe", "each probe that is above chance")
     assert report.headline([SHOTS, near], OWN) == f"{beaten} {nothing}"
-    assert report.summary([near], OWN)[1][2:6] == ["14.0 ± 2.5", "10.0", "10.0", "+4.0"]
+    assert report.summary([near], OWN)[1][1:5] == ["14.0 ± 2.5", "10.0", "10.0", "+4.0"]
     far = scored("knn", ["1-NN"], [0.5, 0.15, *[0.1] * 5], chance=0.1, images=200)
-    assert "by each probe: knn +5.0 percentage points" in report.headline([far], OWN)
+    assert "by each probe: 1-NN +5.0 percentage points" in report.headline([far], OWN)
     for figure in (by_layer([far], OWN), by_column([far])):
         assert lines(figure.axes[0])["chance (most frequent class): 10.0 %"] == pytest.approx([10, 10])
 
@@ -196,7 +244,7 @@ def test_what_is_not_finite_is_a_dash(tmp_path):
     page, _, numbers, _ = write(tmp_path, scores=[broken])
     assert [OWN[1], "\N{EN DASH}"] in page.rows
     assert numbers["measured"][0]["values"][OWN[1]] == [None]
-    assert numbers["headline"].endswith("knn +40.0 percentage points.")
+    assert numbers["headline"].endswith("1-NN +40.0 percentage points.")
 
 
 def test_no_name_breaks_the_report(tmp_path):
@@ -214,7 +262,7 @@ def test_no_name_breaks_the_report(tmp_path):
     widths = {
         row.count("|") - row.count(r"\|") for row in markdown.splitlines() if "_patch_mean" in row and row[0] == "|"
     }
-    assert widths == {9, 5}
+    assert widths == {8, 5}
 
 
 def test_the_page_needs_nothing_from_elsewhere(tmp_path):
@@ -261,8 +309,8 @@ def test_layers_stand_beside_their_baselines():
     assert figure.axes[0].lines[1].get_linestyle() == "--"
     titles = [axis.get_title(loc="left") for axis in figure.axes]
     assert titles == [
-        "few shot, all shot\nlayer 2 is best, 5.0 points over the last",
-        "logistic, test\nlayer 3 is best",
+        "ridge regression, all labels\nlayer 2 is best, 5.0 points over the last",
+        "logistic regression\nlayer 3 is best",
     ]
 
 

@@ -73,7 +73,7 @@ def test_each_point_of_the_grid_is_a_run_and_what_is_there_is_not_made_again(com
     folder = tmp_path / "outputs" / "s" / "table"
     text = (folder / "table.md").read_text()
     assert "| mae | 500 | 6 x 64 / 4 | 20 | 0.1 | 2 | " in text
-    assert "| images | mae, 6 x 64 / 4, 20 | knn | 0.200 ± 0.000 | 0.0 | 3 |" in text
+    assert "| images | mae, 6 x 64 / 4, 20 | 20-NN | 0.200 ± 0.000 | 0.0 | 3 |" in text
     assert (folder / "scaling.png").stat().st_size > 10_000
     with pytest.raises(UserError, match=r"has .* of another protocol: finetune"):
         scaling.tool.call([*GRID, "finetune=[]"])
@@ -166,7 +166,7 @@ def row(objective="mae", images=100, width=64, seed=0, accuracy=0.5, **more):
 def test_points_are_means_over_seeds():
     rows = {str(seed): row(seed=seed, accuracy=accuracy) for seed, accuracy in enumerate((0.4, 0.5, 0.6))}
     (point,) = points(rows)
-    assert (point["seeds"], point["scores"], point["flops"]) == (3, {"knn": pytest.approx(0.5)}, 640 * 10**6)
+    assert (point["seeds"], point["scores"], point["flops"]) == (3, {"20-NN": pytest.approx(0.5)}, 640 * 10**6)
     assert point["step_flops"] == 64 * 10**6 / 5
     assert "50.0 ± 10.0" in table(rows)
     assert FINETUNED in points({"one": row(finetuned=0.7)})[0]["scores"]
@@ -188,7 +188,7 @@ def drawn(rows):
 
 def test_the_picture_of_a_single_point_has_a_panel_for_each_score():
     figure = drawn({"one": row(finetuned=0.6)})
-    assert [axis.get_ylabel() for axis in figure.axes] == ["fine-tuned (%)", "knn (%)"]
+    assert [axis.get_ylabel() for axis in figure.axes] == ["fine-tuned (%)", "20-NN (%)"]
     assert [line.get_ydata().tolist() for axis in figure.axes for line in axis.lines] == [[60.0], [50.0]]
 
 
@@ -220,7 +220,7 @@ def test_rows_are_read_back_as_they_were_written(commands, tmp_path):
     scaling.tool.call([*GRID, "images=[500]", "width=[64]", "objectives=[mae]"])
     rows = methods.read(tmp_path / "outputs" / "s" / "table")
     (found,) = points(rows)
-    assert found["scores"]["knn"] == pytest.approx(1 - 2 * 500**-0.2 / 64**0.1)
+    assert found["scores"]["20-NN"] == pytest.approx(1 - 2 * 500**-0.2 / 64**0.1)
     assert found["scores"][FINETUNED] == 0.5
 
 

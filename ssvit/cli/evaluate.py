@@ -52,8 +52,7 @@ def run(config: DictConfig, plain: Plain) -> Path | None:
     if splits is None:
         return None
     scores = [
-        score(name, probe, splits[name], progress(name.replace("_", " "), " feature sets"))
-        for name, probe in probes.items()
+        score(name, probe, splits[name], progress(probe.title, " feature sets")) for name, probe in probes.items()
     ]
     split = next(iter(splits.values()))
     encoders = tuple(dict.fromkeys(name for split in splits.values() for name in split.own))
@@ -161,7 +160,7 @@ def near_duplicates(split: "Split", scores: "Sequence[Scores]") -> dict[str, Any
         {"test": split.test.picture(pair.test), "train": split.train.picture(pair.train), "cosine": pair.cosine}
         for pair in pairs[:_PAIRS]
     ]
-    per_image = {one.probe: one.per_image[options.OWN] for one in scores[:1] if options.OWN in one.per_image}
+    per_image = {one.title: one.per_image[options.OWN] for one in scores[:1] if options.OWN in one.per_image}
     kept = {probe: without(values, pairs) for probe, values in per_image.items() if len(values) == len(split.test)}
     return {"test_images": len(pairs), "without": kept if pairs else {}, "pairs": named}
 
@@ -231,5 +230,5 @@ tool = Tool(
 )
 # These differ in their configuration alone.
 knn = replace(tool, name="knn", purpose="classify by the nearest training images")
-few_shot = replace(tool, name="few_shot", purpose="least squares on a few images of each class, in closed form")
+few_shot = replace(tool, name="few_shot", purpose="ridge regression on a few images of each class, in closed form")
 linear = replace(tool, name="linear_probe", purpose="train linear layers on frozen features", run=linear_probe)

@@ -17,6 +17,7 @@ from ssvit.data.loader import evaluation_batches
 from ssvit.data.source import Source, is_multi_label
 from ssvit.evaluation import options
 from ssvit.evaluation.features import Features
+from ssvit.evaluation.titles import title
 from ssvit.options import OptionError, UserError
 
 # Rows of metrics, each with its "step": the evaluator's own by their names, others as "train/…" or "validation/…".
@@ -98,7 +99,7 @@ def with_metrics(history: History, metrics: Mapping[str, float]) -> History:
 class Result:
     """The result of a probe on one feature set.
 
-    scores: by the name of a column, as "5 shot", a share in [0, 1]; the last stands for the probe. deviations: of a
+    scores: by the name of a column, as "all labels", a share in [0, 1]; the last stands for the probe. deviations: of a
     column, over samples, if several. choice: how good the features are by the training images alone, the more the
     better, to choose a layer by; None if unknown. numbers: all that was found, as plain data. predictions: the class of
     each test image, (m,), or of each of its pixels, (m, h, w). per_image: of each test image measured on, (m,) float64,
@@ -139,7 +140,7 @@ class Probe:
 
     @property
     def title(self) -> str:
-        return self.name.replace("_", " ")
+        return title(self.name)
 
     def check(self, train_labels: Tensor, test_labels: Tensor, classes: Sequence[str]) -> None:
         """OptionError or UserError unless images with these labels, of n and m images as of a source, suffice."""

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ssvit.evaluation.options import PIXELS, RANDOM, RANDOM_PREFIX
+from ssvit.evaluation.titles import title
 
 Row = Mapping[str, Any]
 _NONE = "\u2013"  # a dash for what there is not
@@ -86,7 +87,7 @@ def table(rows: Mapping[str, Row]) -> str:
         if name != BASELINES:
             by_objective[row["objective"]].append(row)
     probes = [row["probes"] for found in by_objective.values() for row in found]
-    columns = {name: f"{name} ({one['column']})" for found in probes for name, one in found.items()}
+    columns = {name: title(name, one["column"]) for found in probes for name, one in found.items()}
     common = [name for name in columns if all(name in found for found in probes)]
     order = list(by_objective)
     if common:
@@ -123,12 +124,12 @@ def ranking(rows: Mapping[str, Row], amount: str) -> str:
     if len(found) < 2:
         return ""
     least = min(points[-1][amount] for runs in found.values() for points in runs)
-    probe = probes_in(found)[0]
+    probe, words = next(iter(probes_in(found).items()))
     reached = {
         name: statistics.fmean(_at(points, amount, least, probe) for points in runs) for name, runs in found.items()
     }
     ordered = sorted(reached, key=lambda name: -reached[name])
-    return f"{', '.join(f'{name} {100 * reached[name]:.1f}' for name in ordered)} ({probe} in training, %)"
+    return f"{', '.join(f'{name} {100 * reached[name]:.1f}' for name in ordered)} ({words} in training, %)"
 
 
 def curves(rows: Mapping[str, Row]) -> dict[str, list[list[dict[str, float]]]]:
@@ -140,10 +141,10 @@ def curves(rows: Mapping[str, Row]) -> dict[str, list[list[dict[str, float]]]]:
     return dict(found)
 
 
-def probes_in(found: Mapping[str, list[list[dict[str, float]]]]) -> list[str]:
-    """The names of the probes of curves."""
+def probes_in(found: Mapping[str, list[list[dict[str, float]]]]) -> dict[str, str]:
+    """Return the titles of the probes of curves, by their names."""
     first = next(iter(found.values()))[0][0]
-    return [name for name in first if name not in (*AMOUNTS, "step", "chance")]
+    return {name: title(name) for name in first if name not in (*AMOUNTS, "step", "chance")}
 
 
 def _at(points: Sequence[Mapping[str, float]], amount: str, least: float, probe: str) -> float:

@@ -65,17 +65,16 @@ class Probing(Evaluator):
         self._several = is_multi_label(test_labels)
         self.images = len(self._train) + len(self._test)
         for name, probe in probes.items():
-            title = name.replace("_", "-")
             if probe.features == PATCHES:
                 later = f"{command('evaluate')} probes=[{name}]"
-                self.refused.append(f"no {title} probe in training, but afterwards: {later}")
+                self.refused.append(f"{probe.title}: not in training, but afterwards by {later}")
                 continue
             try:
                 check_labels(probe, train_labels, test_labels, train.classes)
                 self.probes.append(probe)
             except UserError as error:
                 more = " (probing.train_images takes more)" if own.train_images < len(train) else ""
-                self.refused.append(f"no {title} probe by {len(self._train)} training images{more}: {error}")
+                self.refused.append(f"{probe.title}: not measured by {len(self._train)} training images{more}: {error}")
 
     def _read(self, source: Source, transform: EvalTransform) -> Memory:
         """The images as the encoder sees them, as bytes. Each process has them all."""

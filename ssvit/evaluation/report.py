@@ -89,7 +89,7 @@ def write(
         "sampled": _SAMPLED if any(any(row) for one in scores for row in one.deviations.values()) else "",
         "figures": [_inlined(name, figure) for name, figure in figures.items()],
         "probes": [
-            {"title": _words(one.probe), "chosen": _chosen(one, own), "rows": _rows(one, own), "best": one.best}
+            {"title": one.title, "chosen": _chosen(one, own), "rows": _rows(one, own), "best": one.best}
             for one in scores
         ],
         "own": own,
@@ -135,7 +135,7 @@ def figures(splits: Mapping[str, Split], scores: Sequence[Scores], compared: Sid
             made = {"by_layer": by_layer(of_images, split.own)} | made
         for one in of_images:
             if one.predictions is not None and not split.is_multi_label:
-                made["confusion"] = confusion(split, one.predictions, f"{_words(one.probe)} on {one.best}")
+                made["confusion"] = confusion(split, one.predictions, f"{one.title} on {one.best}")
         made["contact_sheet"] = neighbours(split, chosen)
         if not split.is_multi_label:  # colours are those of one class
             made["feature_map"] = feature_map(split.test.values[chosen], split.test.known_labels, split.classes)
@@ -223,7 +223,7 @@ def data(facts: Mapping[str, Any]) -> list[str]:
     if near := facts.get("near_duplicates"):
         count = near["test_images"]
         share = 100 * count / facts["test_images"]
-        rest = "".join(f"; without them {_words(name)} {_score(value)} %" for name, value in near["without"].items())
+        rest = "".join(f"; without them {name} {_score(value)} %" for name, value in near["without"].items())
         sentences.append(
             f"{count:,} of the {part} images ({share:.1f} %) are nearly the same as a training image{rest}"
         )
@@ -247,7 +247,7 @@ def headline(scores: Sequence[Scores], own: Sequence[str]) -> str:
         above = [one for one, gain in gains if gain > 0]
         every = "each probe that is above chance" if silent else "each probe"
         how_many = {len(gains): every, 0: "no probe"}.get(len(above), f"{len(above)} of {len(gains)} probes")
-        points = ", ".join(f"{_words(one.probe)} {_signed(gain)}" for one, gain in gains)
+        points = ", ".join(f"{one.title} {_signed(gain)}" for one, gain in gains)
         told = [is_told for one in above if (is_told := _is_told(one)) is not None]
         count = {0: "none", len(above): "each"}.get(sum(told), f"{sum(told)}")
         surely = f"; {count} of these gains can be told" if told else ""
@@ -263,7 +263,7 @@ def headline(scores: Sequence[Scores], own: Sequence[str]) -> str:
 
 def summary(scores: Sequence[Scores], own: Sequence[str]) -> list[list[str]]:
     """The headline as a table: headings, and a row for each probe."""
-    rows = [["probe", "column", "% ± error", "chance %", "baseline %", "points", "chosen features", "best baseline"]]
+    rows = [["probe", "% ± error", "chance %", "baseline %", "points", "chosen features", "best baseline"]]
     for one in scores:
         baseline, gain = _compared(one, own)
         value = one.values[one.best][-1]
@@ -274,12 +274,12 @@ def summary(scores: Sequence[Scores], own: Sequence[str]) -> list[list[str]]:
             _score(one.values[baseline][-1]) if baseline else _NONE,
             _NONE if gain is None else _signed(gain),
         )
-        rows.append([_words(one.probe), one.columns[-1], *numbers, one.best, baseline or _NONE])
+        rows.append([one.title, *numbers, one.best, baseline or _NONE])
     return rows
 
 
 def _named(one: Scores) -> str:
-    return f"{_words(one.probe)} {_score(one.values[one.best][-1])} %"
+    return f"{one.title} {_score(one.values[one.best][-1])} %"
 
 
 def _compared(one: Scores, own: Sequence[str]) -> tuple[str | None, float | None]:
@@ -310,10 +310,6 @@ def _rows(one: Scores, own: Sequence[str]) -> list[list[str]]:
     """A table of headings, and of a row for each feature set, the baselines last."""
     names = sorted(one.values, key=lambda name: own.index(name) if name in own else len(own))
     return [["%", *one.columns], *([name, *map(_score, one.values[name], one.deviations[name])] for name in names)]
-
-
-def _words(name: str) -> str:
-    return name.replace("_", " ")
 
 
 def _score(share: float | None, deviation: float | None = None) -> str:
@@ -364,7 +360,7 @@ def _escaped(text: str) -> str:
 
 def _inlined(name: str, figure: Figure) -> dict[str, Any]:
     """A figure as PNG in base64, its size and caption, and what is to be seen, by its axes' titles."""
-    caption = _CAPTIONS.get(name, _words(name))
+    caption = _CAPTIONS.get(name, name.replace("_", " "))
     titles = [" ".join(axis.get_title(loc="left").split()) for axis in figure.axes]
     width, height = (round(_DOTS_AN_INCH * side) for side in figure.get_size_inches())
     return {

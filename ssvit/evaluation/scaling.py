@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from scipy.stats import linregress
 
 from ssvit.evaluation.methods import Row, markdown, spread
+from ssvit.evaluation.titles import title
 from ssvit.figures.scaling import FINETUNED, MODEL, SUPERVISED, Curves
 
 _POINT = ("objective", "encoder", "images", *MODEL, "steps")
@@ -48,8 +49,8 @@ def points(rows: Mapping[str, Row]) -> list[dict[str, Any]]:
     """A point for each place of the grid and objective, means over seeds.
 
     Its axes; encoder: the name of one to compare with, else None; flops: of the whole pre-training; step_flops: of one
-    image; scores: by probe (those that all seeds have) the accuracy at the chosen layer, after fine-tuning, if there
-    was any, and of what learned from labels the accuracy of that.
+    image; scores: by title of a probe (those that all seeds have) the accuracy at the chosen layer, after fine-tuning,
+    if there was any, and of what learned from labels the accuracy of that.
     """
     grouped = defaultdict(list)
     for row in rows.values():
@@ -59,7 +60,10 @@ def points(rows: Mapping[str, Row]) -> list[dict[str, Any]]:
     for same in grouped.values():
         first = same[0]
         common = [name for name in first["probes"] if all(name in row["probes"] for row in same)]
-        scores = {name: [row["probes"][name]["chosen"] for row in same] for name in common}
+        scores = {
+            title(name, first["probes"][name]["column"]): [row["probes"][name]["chosen"] for row in same]
+            for name in common
+        }
         for name, part in ((FINETUNED, "finetuned"), (SUPERVISED, "supervised")):
             if all(part in row for row in same):
                 scores[name] = [row[part] for row in same]
@@ -121,12 +125,7 @@ def table(rows: Mapping[str, Row]) -> str:
     """Markdown: every point, and the power laws over images and over compute with their errors."""
     found = points(rows)
     names = list(dict.fromkeys(name for point in found for name in point["scores"]))
-    columns = {
-        one: f"{one} ({row['probes'][one]['column']})" if one in row["probes"] else one
-        for row in rows.values()
-        for one in names
-    }
-    grid = [["objective", "images", "model", "steps", "TFLOP", "seeds", *(columns[name] for name in names)]]
+    grid = [["objective", "images", "model", "steps", "TFLOP", "seeds", *names]]
     for point in found:
         cells = [spread(point["values"][name]) if name in point["values"] else "" for name in names]
         images = "all" if point["images"] is None else f"{point['images']:,}"

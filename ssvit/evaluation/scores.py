@@ -13,6 +13,7 @@ from ssvit.evaluation.features import FeatureSets
 from ssvit.evaluation.options import OWN
 from ssvit.evaluation.precision import share_of_class
 from ssvit.evaluation.significance import above_chance, chance
+from ssvit.evaluation.titles import title
 
 
 @dataclass(frozen=True)
@@ -56,9 +57,9 @@ def chance_of(labels: Tensor) -> float:
 class Scores:
     """The result of one probe: a row of numbers for each feature set.
 
-    columns: headings, as "5 shot". values: by feature set, a share in [0, 1] for each column; deviations: over samples,
-    None for a single one. best: the feature set of the encoder that was chosen, without test labels. options: of the
-    probe. numbers: all that it found, as plain data. chance: what the last column has by ignoring the image, and
+    columns: headings, as "all labels". values: by feature set, a share in [0, 1] for each column; deviations: over
+    samples, None for a single one. best: the feature set of the encoder that was chosen, without test labels. options:
+    of the probe. numbers: all that it found, as plain data. chance: what the last column has by ignoring the image, and
     images: how many it is measured on; None where the column is no accuracy. predictions: of the best feature set.
     chosen: the feature set of each encoder, `OWN` and the others, chosen alike; per_image: as of `Result`, of these.
     """
@@ -76,6 +77,11 @@ class Scores:
     predictions: Tensor | None = None
     chosen: Mapping[str, str] = field(default_factory=dict)
     per_image: Mapping[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def title(self) -> str:
+        """The title of the probe, by its last column."""
+        return title(self.probe, self.columns[-1])
 
     @property
     def tells(self) -> bool:

@@ -56,7 +56,6 @@ class Standing:
     """
 
     probe: str
-    column: str
     encoder: str
     images: int
     features: tuple[str, ...]
@@ -104,8 +103,7 @@ def _standings(one: Scores, groups: Mapping[str, Sequence[str]]) -> list[Standin
         difference, ours = rows[0] - rows[place], tuple(values.mean(1).tolist())
         standings.append(
             Standing(
-                probe=one.probe.replace("_", " "),
-                column=one.columns[-1],
+                probe=one.title,
                 encoder=name,
                 images=rows.shape[1],
                 features=tuple(one.chosen[encoder] for encoder in groups[name]),

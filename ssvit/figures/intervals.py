@@ -21,8 +21,6 @@ class Standing(Protocol):
     @property
     def probe(self) -> str: ...
     @property
-    def column(self) -> str: ...
-    @property
     def encoder(self) -> str: ...
     @property
     def value(self) -> float: ...
@@ -61,7 +59,7 @@ def intervals(standings: Sequence[Standing]) -> Figure:
         axis.tick_params(axis="y", labelsize=_SIZE, length=0)
         for label in axis.get_yticklabels():
             label.set_parse_math(False)
-        axis.set_title(f"{probe}, {of_probe[0].column}", loc="left", fontsize=9, color=INK, parse_math=False)
+        axis.set_title(probe, loc="left", fontsize=9, color=INK, parse_math=False)
         axis.set_xlabel("score (%)")
         axis.grid(axis="x", color=PALE, linewidth=0.8)
         axis.spines[["top", "right", "left"]].set_visible(False)

@@ -1,4 +1,4 @@
-"""Accuracy of frozen features over the steps of a run, the encoder's layers, or the columns of a probe (shots, k).
+"""Accuracy of frozen features over the steps of a run, the encoder's layers, or the columns of a probe (labels, k).
 
 Each probe has a plot, which compares the encoder with its baselines: the same encoder with random weights, raw
 pixels, and chance.
@@ -25,7 +25,7 @@ _UNTRAINED: NamedLine = {
     **_ENCODER, "label": "random weights", "color": COLORS["replaced"], "linewidth": 1.5, "linestyle": "--",
 }  # fmt: skip
 _IMAGE: NamedLine = {"label": "pixels", "color": INK, "linewidth": 1, "linestyle": ":"}
-_COUNT = re.compile(r"\d+|\ball\b")  # what a column counts: 5 shot, all shot, 20-NN, recall@10
+_COUNT = re.compile(r"\d+ labels? per class|all labels|\d+")  # what a column counts: labels, 20-NN, recall@10
 _LABELS = 400  # dots that a panel has for the names of its columns
 
 
@@ -33,7 +33,7 @@ class Scores(Protocol):
     """What is plotted of a probe: by feature set a share in [0, 1] for each column, and its deviation or None."""
 
     @property
-    def probe(self) -> str: ...
+    def title(self) -> str: ...
     @property
     def columns(self) -> tuple[str, ...]: ...
     @property
@@ -111,8 +111,7 @@ def by_layer(scores: Sequence[Scores], own: Sequence[str]) -> Figure:
         best = max(own, key=values.__getitem__)
         gain = f", {values[best] - values[own[-1]]:.1f} points over the last" if best != own[-1] else ""
         axis.set_xticks(numbers[:: len(numbers) // 16 + 1])
-        title = f"{found.probe}, {found.columns[-1]}".replace("_", " ")
-        _finish(axis, f"{title}\nlayer {layers[best]} is best{gain}", found, "layer")
+        _finish(axis, f"{found.title}\nlayer {layers[best]} is best{gain}", found, "layer")
     _legend(figure)
     return figure
 
@@ -120,7 +119,7 @@ def by_layer(scores: Sequence[Scores], own: Sequence[str]) -> Figure:
 def by_column(scores: Sequence[Scores]) -> Figure:
     """Every column of each probe, for the chosen features and their baselines; deviations are bands.
 
-    Columns that count the same thing, as shots do, are joined by a line, evenly spaced; others are points.
+    Columns that count the same thing, such as labels, are joined by a line, evenly spaced; others are points.
     """
     figure, axes = _panels(len(scores))
     for axis, found in zip(axes, scores, strict=True):
@@ -142,7 +141,7 @@ def by_column(scores: Sequence[Scores]) -> Figure:
         places = range(len(found.columns))
         axis.set_xticks(places, found.columns, fontsize=8, rotation=turn, ha=end, rotation_mode=mode)
         axis.margins(x=0.1)
-        _finish(axis, f"{found.probe.replace('_', ' ')}\n{found.best}", found, "")
+        _finish(axis, f"{found.title}\n{found.best}", found, "")
     _legend(figure)
     return figure
 

@@ -131,7 +131,7 @@ def _finish(axis: Axes, xlabel: str, name: str) -> None:
     axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axis.xaxis.set_minor_locator(NullLocator())
     axis.xaxis.set_major_formatter("{x:,g}")
-    tidy(axis, xlabel, f"{name.replace('_', ' ')} (%)", legend=False)
+    tidy(axis, xlabel, f"{name} (%)", legend=False)
     if not axis.lines:  # no point of this column has the score
         return
     shown = np.concatenate([np.asarray(line.get_ydata(), dtype=float) for line in axis.lines])

@@ -37,10 +37,6 @@ class Knn(Probe, options.Knn):
         parts = (f"knn{self.k[-1]}", self.protocol * (self.protocol != "dino"), "standardized" * self.standardize)
         return "_".join(filter(None, parts))
 
-    @property
-    def title(self) -> str:
-        return f"{self.k[-1]}-NN" + " of standardised features" * self.standardize
-
     def check(self, train_labels: Tensor, test_labels: Tensor, classes: Sequence[str]) -> None:
         """OptionError unless each training image has so many others."""
         check_others(self.k[-1], len(train_labels))

@@ -65,7 +65,7 @@ FEW_SHOT_PROTOCOLS = {
 
 @dataclass(frozen=True, kw_only=True)
 class FewShot:
-    """Least squares on a few images of each class. None stands for the protocol's value."""
+    """Ridge regression on a few images of each class. None stands for the protocol's value."""
 
     protocol: str = "paper"
     """paper or big_vision."""

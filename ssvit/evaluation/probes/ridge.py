@@ -1,4 +1,4 @@
-"""Few-shot accuracy of frozen features: least squares to {-1, 1}^k, solved exactly, for every penalty at once.
+"""Ridge regression on frozen features: targets in {-1, 1}^k, solved exactly, for every penalty at once.
 
 Dosovitskiy et al. 2021, section 4.1. The Gram matrix of the features, in float64, is decomposed once; each L2 penalty
 then costs one small product. So do its exact leave-one-out predictions, which choose the penalty without a test label.
@@ -19,6 +19,7 @@ from ssvit.evaluation.base import Probe, Result
 from ssvit.evaluation.features import Features, check
 from ssvit.evaluation.precision import mean_average_precision
 from ssvit.evaluation.probes import options
+from ssvit.evaluation.titles import labels
 from ssvit.options import OptionError
 from ssvit.randomness import permutation
 
@@ -59,7 +60,7 @@ class Score:
 
 
 class FewShot(Probe, options.FewShot):
-    """Least squares on a few images of each class, sampled anew for each seed: fewer shots are a part of more."""
+    """Ridge regression on a few images of each class, sampled anew for each seed: fewer shots are a part of more."""
 
     chosen_by = "leave-one-out on the most shots"
     multi_label = True
@@ -71,10 +72,6 @@ class FewShot(Probe, options.FewShot):
     def name(self) -> str:
         """few_shot5; with the protocol's name where it is not the paper's."""
         return f"few_shot{self.shots[-1]}" + (f"_{self.protocol}" if self.protocol != "paper" else "")
-
-    @property
-    def title(self) -> str:
-        return "ridge regression, all labels" if self.shots[-1] == "all" else f"{self.shots[-1]}-shot"
 
     def check(self, train_labels: Tensor, test_labels: Tensor, classes: Sequence[str]) -> None:
         """OptionError unless every class has as many training images as the shots, and one at least."""
@@ -92,8 +89,8 @@ class FewShot(Probe, options.FewShot):
         scores = self.fit(train, test)
         most = max(scores, key=lambda score: score.fits[0].images)
         return Result(
-            scores={f"{score.shots} shot": score.mean for score in scores},
-            deviations={f"{score.shots} shot": score.deviation for score in scores if score.deviation is not None},
+            scores={labels(score.shots): score.mean for score in scores},
+            deviations={labels(score.shots): score.deviation for score in scores if score.deviation is not None},
             choice=(sum(fit.left_out for fit in most.fits), -sum(fit.error for fit in most.fits)),
             numbers=[{name: value for name, value in asdict(one).items() if name != "per_image"} for one in scores],
             per_image=scores[-1].per_image,

@@ -1,0 +1,34 @@
+"""The titles of probes in tables, pages and figures. Standard library only."""
+
+import re
+
+_METHODS = {
+    "few_shot": "ridge regression",
+    "knn": "",  # its columns are titles already: 20-NN
+    "sgd": "linear layer by SGD",
+    "logistic": "logistic regression",
+    "attentive": "attentive probe",
+    "retrieval": "retrieval",
+}
+_VARIANTS = {"paper": "", "big_vision": "big_vision protocol", "standardized": "standardised features"}
+
+
+def title(name: str, column: str = "") -> str:
+    """Return the title of a probe, such as "ridge regression, 5 labels per class".
+
+    Args:
+        name: The probe's name in metrics (few_shot5) or among the options (few_shot_paper).
+        column: The probe's last column. Not needed with a name that contains the number of labels or neighbours.
+    """
+    method = next((key for key in _METHODS if name.startswith(key)), name)
+    count, _, variant = name.removeprefix(method).partition("_")
+    if count:
+        column = f"{count}-NN" if method == "knn" else labels(count)
+    column = re.sub(r"^(\w+) shot\b", lambda found: labels(found[1]), column)  # files of the first two editions
+    parts = _METHODS.get(method, method.replace("_", " ")), column.removeprefix("test").strip()
+    return ", ".join(filter(None, (*parts, _VARIANTS.get(variant, variant.replace("_", " "))))) or name
+
+
+def labels(count: int | str) -> str:
+    """Return "all labels", "1 label per class" or "5 labels per class"."""
+    return f"{count} labels" if count == "all" else f"{count} label{'s' * (str(count) != '1')} per class"
