@@ -12,7 +12,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ssvit.inference import Classifier, Encoder
 
 # Names that may stand alone for a command that trains.
-_SHORT = {field.name: f"recipe.{field.name}" for field in fields(Recipe)}
+_SHORT = {name: f"recipe.{name}" for name in Recipe.model_fields}
 _SHORT |= {"image_size": "data.image_size", "patch_size": "encoder.patch_size"}
 _BARE = re.compile(r"[\w./+-]+", re.ASCII)  # what Hydra takes as it is written
 _NUMBER_OR_WORD = re.compile(r"[\d+.-].*|null|true|false|nan|inf", re.IGNORECASE)  # what it takes for no string

@@ -1,30 +1,12 @@
-"""Checks for the dataclasses that hold the options of a part. Standard library only.
+"""The errors that a user can correct, and checks of single values. Standard library only."""
 
-The dataclass of `package.module.Part` is `package.options.Part`; it checks itself when it is made, so the tools can
-check a configuration before torch is loaded. A check raises `OptionError`, a line with the option, its value and what
-would be right.
-"""
-
-import importlib
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import MISSING, fields
-from importlib.util import find_spec
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, TypeVar
-
-
-class Options(Protocol):
-    """A dataclass."""
-
-    __dataclass_fields__: ClassVar[dict[str, Any]]
-
-
-T = TypeVar("T", bound=Options)
 
 
 class UserError(Exception):
@@ -59,50 +41,6 @@ def within(group: str) -> Iterator[None]:
         yield
     except OptionError as error:
         raise OptionError(f"{group}.{error.name}", error.value, error.right) from None
-
-
-def find(builder: str) -> type | None:
-    """The options of `package.module.Part` or of a function, `package.module.a_part`; None if it has no dataclass."""
-    module, _, name = builder.rpartition(".")
-    package = module.rpartition(".")[0]
-    try:
-        if not package or find_spec(f"{package}.options") is None:
-            return None
-    except ModuleNotFoundError:  # the package itself
-        return None
-    known = name if name[:1].isupper() else name.title().replace("_", "")
-    return getattr(importlib.import_module(f"{package}.options"), known, None)
-
-
-def make(options: type[T], values: Mapping[str, object]) -> T:
-    """A dataclass of options from their values; OptionError for one that it does not have or that it needs."""
-    known = {field.name: field for field in fields(options)}
-    for name in values.keys() - known.keys():
-        raise OptionError(name, values[name], f"there is no such option; there are {', '.join(known)}")
-    for name, field in known.items():
-        if name not in values and field.default is field.default_factory is MISSING:
-            raise OptionError(name, None, "must be given")
-    return options(**values)
-
-
-def select(options: type[T], values: Mapping[str, object]) -> T:
-    """A dataclass of options from their values among others."""
-    names = {field.name for field in fields(options)}
-    return make(options, {name: value for name, value in values.items() if name in names})
-
-
-def group(name: str, options: type[T], values: object, *, optional: bool = False) -> T:
-    """A group of options that is the value of one, `name`: a dataclass of them. OptionError, with names from the root.
-
-    optional: the caller allows null beside it, and the error says so.
-    """
-    if not isinstance(values, Mapping):
-        own = fields(options)
-        needed = ", ".join(f"{field.name}: …" for field in own if field.default is field.default_factory is MISSING)
-        right = f"is a group of options: give one of them, as {name}.{own[0].name}=…"
-        raise OptionError(name, values, f"must be null, or {{{needed}}}" if optional else right)
-    with within(name):
-        return make(options, values)
 
 
 _around = "ssvit.", ""  # what stands before and after a command's name

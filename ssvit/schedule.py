@@ -1,13 +1,15 @@
 """Values that change during a run: pure functions of the step, so they have no state to save. No torch."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
-from ssvit.options import OptionError, make, number, one_of, within
+from annotated_types import Gt, Le
+from pydantic_core import CoreSchema, core_schema
 
-SHAPES = ("constant", "linear", "cosine", "step")
+from ssvit.config.declaration import Options
+from ssvit.options import OptionError, number
 
 
 class Progress(NamedTuple):
@@ -18,49 +20,20 @@ class Progress(NamedTuple):
 
 
 ScheduleFunction = Callable[[Progress], float]
-Given = ScheduleFunction | Mapping[str, object]  # as an option has it
 
 
-@dataclass(frozen=True, kw_only=True)
-class Schedule:
-    """From `start` at the first step to `end` after the fraction `over` of the run, with 1 at its last step.
-
-    shape: linear, cosine (half a period, as the momentum of BYOL and DINO), step (from `start` to `end` at once) or
-    constant (`start` throughout).
-    """
+class Schedule(Options):
+    """From `start` at the first step to `end` after the fraction `over` of the run, with 1 at its last step."""
 
     start: float
     """The value at the first step."""
     end: float | None = None
     """The value at the end; None: `start` throughout."""
-    shape: str = "cosine"
-    """How the value changes: constant, linear, cosine or step."""
-    over: float = 1.0
+    shape: Literal["constant", "linear", "cosine", "step"] = "cosine"
+    """How the value changes: linear, cosine (half a period, as the momentum of BYOL and DINO), step (from `start` to
+    `end` at once) or constant (`start` throughout)."""
+    over: Annotated[float, Gt(0), Le(1)] = 1.0
     """The fraction of the run after which the end is reached."""
-
-    def __post_init__(self) -> None:
-        one_of("shape", self.shape, SHAPES)
-        number("start", self.start, -math.inf)
-        number("over", self.over, 0, 1, above=True)
-        if self.end is not None:
-            number("end", self.end, -math.inf)
-
-    @classmethod
-    def of(cls, name: str, value: Given, low: float, high: float = math.inf, *, above: bool = False) -> Given:
-        """The schedule of an option: from options, whose values it checks as `number` does, or any function as it is.
-
-        A mapping with a `_target_` is left to be built.
-        """
-        if isinstance(value, Mapping) and "_target_" not in value:
-            with within(name):
-                value = make(cls, value)
-        if isinstance(value, cls):
-            with within(name):
-                for end in ("start", "end") if value.end is not None else ("start",):
-                    number(end, getattr(value, end), low, high, above=above)
-        elif not callable(value) and not isinstance(value, Mapping):
-            raise OptionError(name, value, "must be a schedule: {start: …, end: …, shape: …, over: …}")
-        return value
 
     def __call__(self, progress: Progress) -> float:
         """The value at a step."""
@@ -73,3 +46,27 @@ class Schedule:
         elif self.shape == "step":
             done = math.floor(done)
         return self.start + (self.end - self.start) * done
+
+
+@dataclass(frozen=True)
+class Between:
+    """Limits of a schedule's values. The option is a `Schedule`, any function, or `{_target_: …}`, which builds one."""
+
+    low: float
+    high: float = math.inf
+    above: bool = False
+
+    options: ClassVar[type[Options]] = Schedule
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(self._schedule)
+
+    def _schedule(self, value: object) -> object:
+        if isinstance(value, dict) and "_target_" not in value:
+            value = Schedule(**value)
+        if isinstance(value, Schedule):
+            for end in ("start", "end") if value.end is not None else ("start",):
+                number(end, getattr(value, end), self.low, self.high, above=self.above)
+        elif not callable(value) and not isinstance(value, dict):
+            raise OptionError("", value, "must be a schedule: {start: …, end: …, shape: …, over: …}")
+        return value

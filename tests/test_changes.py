@@ -190,7 +190,7 @@ def test_views_of_several_sizes_have_them_too() -> None:
         ({"quarter_turns": True, "size": (8, 10)}, "quarter_turns=true: needs square crops; rotation=180 turns others"),
         ({"rotation": 200}, "rotation=200: must be a number, 0 or more and at most 180"),
         ({"randaugment": 1.5}, "randaugment=1.5: must be a whole number, 0 or more"),
-        ({"magnitude": 31}, "magnitude=31: must be a number, 0 or more and at most 30"),
+        ({"magnitude": 31}, "magnitude=31: must be a whole number, 0 or more and at most 30"),
         ({"jitter": -1}, "jitter=-1: must be a number, 0 or more and at most 1"),
         ({"hue": 0.6}, "hue=0.6: must be a number, 0 or more and at most 0.5"),
         ({"grayscale": 3}, "grayscale=3: must be a number"),

@@ -18,9 +18,10 @@ from PIL import Image
 from ssvit.checkpoints import storage
 from ssvit.checkpoints.configuration import Configuration
 from ssvit.cli import compare, pretrained
+from ssvit.config.declaration import make
 from ssvit.data.augment.options import ResizeCrop
 from ssvit.data.source import Data
-from ssvit.options import OptionError, make
+from ssvit.options import OptionError
 from ssvit.training import comparison, preflight
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"

@@ -4,13 +4,14 @@ import os
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from ssvit.cli import help
 from ssvit.cli.main import COMMANDS, find
+from ssvit.config.declaration import Options, meanings
 from ssvit.objectives.options import MAE
 
 ROOT = Path(__file__).parent.parent
@@ -49,7 +50,7 @@ def test_every_option_has_a_meaning(command, given, tmp_path, monkeypatch):
 def test_meanings_defaults_and_choices_are_those_of_the_dataclass_and_the_file():
     found = options("pretrain", "objective=mae", "recipe.steps=77")
     assert found["objective.masked"].meaning.startswith("Fraction of an image's patches that the encoder does not see")
-    assert found["objective.masked"].default == str(MAE.masked)
+    assert found["objective.masked"].default == str(MAE.model_fields["masked"].default)
     assert found["objective.masked"].right == "a number, above 0 and at most 1"
     assert found["objective.norm_pixels"].right == "true or false"
     assert found["objective.decoder.depth"].meaning == "Layers."
@@ -65,20 +66,18 @@ def test_meanings_defaults_and_choices_are_those_of_the_dataclass_and_the_file()
 
 
 def test_fields_have_the_strings_under_them_and_those_they_inherit():
-    @dataclass
-    class Base:
+    class Base(Options):
         one: int = 1
         """The first;
         None for none."""
         two: int = 2
 
-    @dataclass
     class Derived(Base):
         one: int = 5
         three: int = 3
         """The third."""
 
-    assert help.docstrings(Derived) == {"one": "The first; null for none.", "three": "The third."}
+    assert meanings(Derived) == {"one": "The first; null for none.", "three": "The third."}
 
 
 def test_comments_go_on_below_an_option(tmp_path):

@@ -63,7 +63,7 @@ def test_labels_equal_loops(kind):
     target = Hog(**kind)
     images = images_of(c=target.channels)
     labels = target.labels(images)
-    (p, q), (height, width), (tall, wide) = target.patch_size, target.cell, target.window
+    (p, q), (height, width), (tall, wide) = target.patch_size, target.cell, target.window_size
     assert labels.shape == (2, 16 // p * (24 // q), target.width)
     assert target.width == target.channels * 9 * (tall // height) * (wide // width)
     for image in range(2):

@@ -1,11 +1,10 @@
-"""Options check themselves before torch is loaded, and each stands in one dataclass and in the YAML files alone."""
+"""Options are checked before torch is loaded, and each stands in one class and in the YAML files alone."""
 
 import json
 import os
 import pickle
 import subprocess
 import sys
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -19,10 +18,11 @@ from ssvit.benchmark.options import Benchmark, Gpu, Step
 from ssvit.checkpoints import manifest
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.checkpoints.options import eval_transform
+from ssvit.config.declaration import find, make, select
 from ssvit.data.augment.options import CenterCrop
 from ssvit.data.options import Subset
 from ssvit.exchange.options import Export
-from ssvit.options import OptionError, file_to_write, find, folder_to_write, make, select
+from ssvit.options import OptionError, file_to_write, folder_to_write
 from ssvit.training.recipe import Recipe
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -162,8 +162,8 @@ def is_part(value) -> bool:
 
 
 def own(known, node) -> dict:
-    """The options of a node that are values, or that its dataclass has."""
-    names = {field.name for field in fields(known)}
+    """The options of a node that are values, or that its class has."""
+    names = known.model_fields.keys()
     return {key: value for key, value in node.items() if key != "_target_" and (key in names or not is_part(value))}
 
 
@@ -248,17 +248,17 @@ def test_options_load_no_torch(module):
 
 
 @pytest.mark.parametrize("choice", CHOICES)
-def test_a_parts_dataclass_has_the_options_of_its_file_and_no_others(choice, folder):
+def test_a_parts_class_has_the_options_of_its_file_and_no_others(choice, folder):
     for name, node in nodes(composed(CHOICES[choice], folder)):
         known = find(node["_target_"])
         if known is None:
             assert all(is_part(value) for key, value in node.items() if key != "_target_"), f"{name} has options"
         else:
-            assert {field.name for field in fields(known)} == own(known, node).keys(), name
+            assert known.model_fields.keys() == own(known, node).keys(), name
 
 
-def test_the_dataclasses_of_tools_have_options_of_their_files():
-    named = lambda kind: {field.name for field in fields(kind)}  # noqa: E731
+def test_the_classes_of_tools_have_options_of_their_files():
+    named = lambda kind: kind.model_fields.keys()  # noqa: E731
     files = {path.stem: OmegaConf.to_container(OmegaConf.load(path)) for path in CONFIGS.glob("*.yaml")}
     assert named(Recipe) == files["pretrain"]["recipe"].keys()
     for path in (CONFIGS / "recipe").glob("*.yaml"):
@@ -293,10 +293,9 @@ def test_a_part_of_a_users_own_is_found_by_its_name(tmp_path, monkeypatch):
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "__init__.py").write_text("")
     (tmp_path / "own" / "options.py").write_text(
-        "from dataclasses import dataclass\nfrom ssvit.options import whole\n"
-        "@dataclass(frozen=True, kw_only=True)\nclass Edges:\n    count: int\n"
-        "    def __post_init__(self):\n        whole('count', self.count)\n"
-        "class ASet:\n    pass\n"
+        "from ssvit.config.declaration import Count, Options\n"
+        "class Edges(Options):\n    count: Count\n"
+        "class ASet(Options):\n    pass\n"
     )
     (tmp_path / "single.py").write_text("class Edges:\n    pass\n")
     monkeypatch.syspath_prepend(tmp_path)

@@ -20,11 +20,12 @@ from ssvit.cli.pack import tool as pack
 from ssvit.cli.preset import OBJECTIVE, Machine, choose, options
 from ssvit.cli.pretrain import tool as pretrain
 from ssvit.cli.retrieve import tool as retrieve
+from ssvit.config.declaration import make
 from ssvit.data import datasets
 from ssvit.data.decode import load
 from ssvit.data.options import GREY
 from ssvit.models.options import ViT
-from ssvit.options import OptionError, make
+from ssvit.options import OptionError
 from ssvit.training.recipe import Recipe
 
 TINY = (

@@ -1,47 +1,46 @@
 """The options of the plots of an encoder, which check themselves. Standard library only."""
 
-from dataclasses import dataclass
+from typing import Annotated, Literal, Self
 
+from annotated_types import Ge
+from pydantic import model_validator
+
+from ssvit.config.declaration import Count, NotNegative, Options, Whole
 from ssvit.models.options import ViT
-from ssvit.options import OptionError, folder_to_write, number, one_of, whole
+from ssvit.options import OptionError, folder_to_write, one_of, whole
 
 
-@dataclass(frozen=True, kw_only=True)
-class Visualize:
+class Visualize(Options):
     """What is plotted, and how."""
 
     checkpoint: str
     """newest, a folder, or a file of another project's weights."""
-    count: int
+    count: Count
     """The most images that are measured."""
-    shown: int
+    shown: Count
     """Number of images that are plotted with their attention."""
     layer: int | str
     """The layer whose heads are plotted, from 1, or last."""
     pooling: str | None
     """Whose attention is plotted: class_token, or patch_mean for all patches; None: class_token if there is one."""
-    batch_size: int
+    batch_size: Annotated[int, Ge(8)]
     """Images of a batch, from which similarity is estimated (Nguyen et al. 2021)."""
-    workers: int
+    workers: Whole
     """Processes that decode image files."""
-    loader_timeout: float
+    loader_timeout: NotNegative
     """Seconds to wait for a batch from these processes; 0: no limit."""
-    device: str
+    device: Literal["auto", "cpu"]
     """auto: CUDA where there is a GPU; or cpu."""
     output: str | None
     """The folder for the plots; None: visualize/ in the run's folder."""
 
-    def __post_init__(self) -> None:
+    @model_validator(mode="after")
+    def _check_files(self) -> Self:
         if self.checkpoint == "scratch":
             raise OptionError("checkpoint", "scratch", "looked at beside a checkpoint by other=scratch; give that")
-        whole("count", self.count)
-        whole("shown", self.shown)
-        whole("batch_size", self.batch_size, at_least=8)
-        whole("workers", self.workers, at_least=0)
-        number("loader_timeout", self.loader_timeout, 0)
-        one_of("device", self.device, ("auto", "cpu"))
         if self.output is not None:
             folder_to_write("output", self.output)
+        return self
 
 
 def plotted(encoder: ViT, *, layer: int | str, pooling: str | None) -> tuple[int, str]:

@@ -60,14 +60,16 @@ def _files(folder: Path, rounds: int) -> list[Rate]:
             with open(path, "rb") as file:
                 yield Image.open(file).convert("RGB")
 
-    loader = Loader(source=Files(paths), transform=InceptionCrop(size=_CROP), seed=0, batch_size=_FILES)
+    loader = Loader(source=Files(paths), transform=InceptionCrop(size=(_CROP, _CROP)), seed=0, batch_size=_FILES)
     return _compare(loader, images, _CROP, steps=1, rounds=rounds)
 
 
 def _memory(rounds: int) -> list[Rate]:
     images = scenes(_SMALL, (_SMALL_SIZE, _SMALL_SIZE), seed=1)
     arrays = images[:_FEW].permute(0, 2, 3, 1).contiguous().numpy()
-    loader = Loader(source=Memory(images), transform=InceptionCrop(size=_SMALL_SIZE), seed=0, batch_size=_BATCH)
+    loader = Loader(
+        source=Memory(images), transform=InceptionCrop(size=(_SMALL_SIZE, _SMALL_SIZE)), seed=0, batch_size=_BATCH
+    )
     return _compare(loader, lambda: map(Image.fromarray, arrays), _SMALL_SIZE, steps=_SMALL // _BATCH, rounds=rounds)
 
 

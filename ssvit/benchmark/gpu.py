@@ -37,11 +37,12 @@ from ssvit.benchmark import timing
 from ssvit.benchmark.data import scenes
 from ssvit.benchmark.options import OBJECTIVES, SIZES, Gpu, Size, Step
 from ssvit.checkpoints import manifest
+from ssvit.config.declaration import make
 from ssvit.data.augment.crop import InceptionCrop
 from ssvit.data.files import Files
 from ssvit.data.loader import Loader
 from ssvit.figures.speed import speed
-from ssvit.options import OptionError, make
+from ssvit.options import OptionError
 from ssvit.training.metrics_log import rows
 
 Row = dict[str, Any]
@@ -406,7 +407,7 @@ def data(setting: Setting) -> Tables:
             what = f"JPEG of {side[1]} x {side[0]}"
             for workers in (4, 8, 14) if cuda else (1,):
                 loader = Loader(
-                    source=Files(paths), transform=InceptionCrop(size=224), seed=0, batch_size=count // 4,
+                    source=Files(paths), transform=InceptionCrop(size=(224, 224)), seed=0, batch_size=count // 4,
                     accumulate=8, workers=workers, timeout=0, device=setting.step.device,
                 )  # fmt: skip
                 rate = _by_clock(loader)

@@ -34,7 +34,7 @@ def ours(size: Size, objective: str) -> Objective:
     """The objective that is measured."""
     encoder = ViT(
         image_size=size.image_size,
-        patch_size=size.patch_size,
+        patch_size=(size.patch_size, size.patch_size),
         width=size.width,
         depth=size.depth,
         heads=size.heads,
@@ -58,7 +58,9 @@ def batch_of(size: Size, objective: str, images: int) -> Batch:
 
 def masked_patch(encoder: ViT, size: Size) -> MaskedPatch:
     """As configs/objective/masked_patch.yaml has it."""
-    return MaskedPatch(encoder=encoder, masking=Masking(), target=MeanColor(patch_size=size.patch_size))
+    return MaskedPatch(
+        encoder=encoder, masking=Masking(), target=MeanColor(patch_size=(size.patch_size, size.patch_size))
+    )
 
 
 def decoder(size: Size) -> dict[str, int]:
@@ -71,13 +73,13 @@ _OURS: dict[str, Callable[[ViT, Size], Objective]] = {
     "masked_patch_decoder": lambda encoder, size: MaskedPatch(
         encoder=encoder,
         masking=Masking(corrupted=MASKED, mask=1.0, replace=0.0, keep=0.0),
-        target=MeanColor(patch_size=size.patch_size),
+        target=MeanColor(patch_size=(size.patch_size, size.patch_size)),
         decoder=decoder(size),
     ),
     "simmim": lambda encoder, size: MaskedPatch(
         encoder=encoder,
         masking=Masking(**SIMMIM),
-        target=cast(Target, Pixels(patch_size=size.patch_size, loss="l1")),
+        target=cast(Target, Pixels(patch_size=(size.patch_size, size.patch_size), loss="l1")),
     ),
     "mae": lambda encoder, size: MAE(encoder=encoder, masked=MASKED, decoder=decoder(size)),
     "latent": lambda encoder, size: Latent(encoder=encoder, layers=min(4, size.depth), **LATENT),

@@ -1,8 +1,10 @@
 """The options of the benchmarks, which check themselves. Standard library only."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated, Literal
 
-from ssvit.options import flag, one_of, whole
+from ssvit.config.declaration import Count, OneOf, Options
 
 
 @dataclass(frozen=True)
@@ -38,75 +40,50 @@ SIZES = {
 OBJECTIVES = ("masked_patch", "masked_patch_decoder", "simmim", "mae", "latent", "dino", "ibot", "simclr")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Benchmark:
+class Benchmark(Options):
     """Which part is measured, and how often."""
 
-    part: str
+    part: Literal["step", "data", "shards", "probe", "knn", "gpu"]
     """The part of ssvit that is measured; a module of this package."""
-    rounds: int
+    rounds: Count
     """Number of rounds; each contender runs once in each round."""
 
-    def __post_init__(self) -> None:
-        one_of("part", self.part, ("step", "data", "shards", "probe", "knn", "gpu"))
-        whole("rounds", self.rounds)
 
-
-@dataclass(frozen=True, kw_only=True)
-class Step:
+class Step(Options):
     """Which training step is measured."""
 
-    objective: str = "masked_patch"
+    objective: Annotated[str, OneOf(OBJECTIVES)] = "masked_patch"
     """The objective of the step."""
-    model: str = "ti"
+    model: Annotated[str, OneOf(SIZES)] = "ti"
     """The model's size; small is for images of 32 px."""
-    precision: str = "bf16-mixed"
-    """bf16-mixed or 32-true."""
-    threads: int = 1
+    precision: Literal["bf16-mixed", "32-true"] = "bf16-mixed"
+    """The precision of the step."""
+    threads: Count = 1
     """Threads of the CPU; more than one are measured in addition to one."""
     compile: bool = False
     """Whether every contender is compiled by torch.compile."""
-    device: str = "cpu"
-    """cpu or cuda, which is timed by its events."""
-    batch: int | None = None
+    device: Literal["cpu", "cuda"] = "cpu"
+    """The device; cuda is timed by its events."""
+    batch: Count | None = None
     """Images of a step; None: the number in `SIZES`."""
-    peers: bool | tuple[str, ...] = True
+    peers: bool | Sequence[str] = True
     """Whether the other libraries are measured, if they are installed; or a list of their names."""
     memory: bool = True
     """Whether the highest memory of two steps is measured, in a separate process for each contender."""
-
-    def __post_init__(self) -> None:
-        one_of("objective", self.objective, OBJECTIVES)
-        one_of("model", self.model, SIZES)
-        one_of("precision", self.precision, ("bf16-mixed", "32-true"))
-        whole("threads", self.threads)
-        one_of("device", self.device, ("cpu", "cuda"))
-        if self.batch is not None:
-            whole("batch", self.batch)
-        for name in ("compile", "memory"):
-            flag(name, getattr(self, name))
-        if not isinstance(self.peers, tuple):
-            flag("peers", self.peers)
 
 
 PARTS = ("resume", "waits", "step", "profile", "changes", "data", "checkpoint")
 CHANGES = ("fa3", "fa4", "cuda_graphs", "max_autotune", "tf32")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Gpu:
+class Gpu(Options):
     """The options of part=gpu, in addition to those of `Step`."""
 
-    parts: tuple[str, ...] = PARTS
+    parts: Sequence[Annotated[str, OneOf(PARTS)]] = PARTS
     """The parts to measure: resume, waits, step, profile, changes, data and checkpoint, in this order."""
-    models: tuple[str, ...] | None = None
+    models: Sequence[Annotated[str, OneOf(SIZES)]] | None = None
     """Sizes of the step's model; None: s, b, l and h on cuda, small on a CPU."""
-    changes: tuple[str, ...] = ()
+    changes: Sequence[Annotated[str, OneOf(CHANGES)]] = ()
     """Changes that are set while the step is measured: fa3, fa4, cuda_graphs, max_autotune, tf32."""
     folder: str = "outputs/gpu"
     """The folder for tables.txt, tables.json and pictures."""
-
-    def __post_init__(self) -> None:
-        for name, known in (("parts", PARTS), ("models", SIZES), ("changes", CHANGES)):
-            for value in getattr(self, name) or ():
-                one_of(name, value, known)

@@ -88,7 +88,9 @@ def _counted(files: Callable[[], Iterable[Any]]) -> Callable[[], int]:
 
 def _batches(source: Source) -> Callable[[], int]:
     size = len(source)
-    loader = Loader(source=source, transform=InceptionCrop(size=_CROP), seed=0, batch_size=size, order="bijection")
+    loader = Loader(
+        source=source, transform=InceptionCrop(size=(_CROP, _CROP)), seed=0, batch_size=size, order="bijection"
+    )
     return lambda: sum(len(batch.images) for batch in loader.batches(0, 1))
 
 

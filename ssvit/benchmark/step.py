@@ -23,8 +23,8 @@ from ssvit.benchmark.methods import batch_of, ours
 from ssvit.benchmark.options import SIZES, Size, Step
 from ssvit.benchmark.peers import PEERS
 from ssvit.benchmark.timing import Rate, compare, threads
+from ssvit.config.declaration import make
 from ssvit.kernels import fused
-from ssvit.options import make
 from ssvit.training import runtime
 from ssvit.training.cost import flops
 from ssvit.training.loop import update
@@ -91,9 +91,8 @@ class Steps:
         strategy: str = "auto",
     ) -> None:
         backend = "eager" if name != OURS else "compile" if compile else "kernels"
-        self.recipe = Recipe(
-            steps=1_000_000, warmup=0, decay="constant", batch_size=batch, precision=precision, backend=backend
-        )
+        numbers = {"precision": precision, "backend": backend, "batch_size": batch}
+        self.recipe = make(Recipe, {"steps": 1_000_000, "warmup": 0, "decay": "constant", **numbers})
         self.fabric = runtime.start(self.recipe, accelerator=device, devices=1, strategy=strategy)
         self.objective = ours(size, objective) if name == OURS else PEERS[objective][name](size)
         if compile and name != OURS:

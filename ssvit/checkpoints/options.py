@@ -1,26 +1,27 @@
-"""The options of what is loaded from a checkpoint, which check themselves. No torch."""
+"""The options of what is loaded from a checkpoint, No torch."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
+
+from pydantic import model_validator
 
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.checkpoints.manifest import CheckpointError
+from ssvit.config.declaration import Count, Options, make
 from ssvit.data.augment.options import CenterCrop
 from ssvit.data.options import PixelFormat
-from ssvit.models.options import CHANGEABLE, RESIZE, Timm, ViT, kind, vit
-from ssvit.options import OptionError, command, flag, make, one_of, pair, whole
+from ssvit.models.options import CHANGEABLE, Resize, Timm, ViT, kind, vit
+from ssvit.options import OptionError, command, pair
 
 
-@dataclass(frozen=True, kw_only=True)
-class LoadEncoder:
+class LoadEncoder(Options):
     """The encoder of a checkpoint; options that do not change its weights may have other values. None: its own."""
 
     path: str | Path
     """The folder of the checkpoint, or a file of foreign weights."""
-    resize: str = "paper"
+    resize: Resize = "paper"
     """How its positions are resized for another image size: paper, as the authors' code does, or timm."""
     announce: bool = False
     """Whether to print what was loaded."""
@@ -55,10 +56,6 @@ class LoadEncoder:
     channels: int | None = None
     """Must be the checkpoint's."""
 
-    def __post_init__(self) -> None:
-        one_of("resize", self.resize, RESIZE)
-        flag("announce", self.announce)
-
     @property
     def changes(self) -> dict[str, Any]:
         """The options of the encoder that are given."""
@@ -77,23 +74,22 @@ class LoadEncoder:
         return make(kind(trained), trained | self.changes)
 
 
-@dataclass(frozen=True, kw_only=True)
-class LoadLayers:
+class LoadLayers(Options):
     """The first layers of a checkpoint's encoder."""
 
     path: str | Path | None
     """As of `LoadEncoder`; None for no encoder."""
-    layer: int | None = None
+    layer: Count | None = None
     """The last of them, 1 for the first."""
 
-    def __post_init__(self) -> None:
-        if self.layer is not None:
-            whole("layer", self.layer)
+    @model_validator(mode="after")
+    def _check_layer(self) -> Self:
         if self.layer is not None and self.checkpoint is not None:
             depth = vit(self.checkpoint.encoder).depth
             if self.layer > depth:
                 right = f"must be at most {depth}, the layers of the checkpoint's encoder"
                 raise OptionError("layer", self.layer, right)
+        return self
 
     @cached_property
     def checkpoint(self) -> Checkpoint | None:
@@ -113,17 +109,18 @@ class LoadLayers:
             raise OptionError("path", self.path, f"has patches of {theirs}, and the encoder has patches of {patch}")
 
 
-@dataclass(frozen=True, kw_only=True)
-class LoadClassifier:
+class LoadClassifier(Options):
     """The classifier of a checkpoint."""
 
     path: str | Path
     """The folder of the checkpoint, or of its run for the newest in it."""
 
-    def __post_init__(self) -> None:
+    @model_validator(mode="after")
+    def _check_head(self) -> Self:
         if not self.checkpoint.has_classifier:
             right = f"holds no classifier, only an encoder: {command('finetune')} makes one of it"
             raise OptionError("path", self.path, right)
+        return self
 
     @cached_property
     def checkpoint(self) -> Checkpoint:

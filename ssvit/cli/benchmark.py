@@ -8,7 +8,8 @@ from omegaconf import DictConfig
 
 from ssvit.benchmark.options import Benchmark, Gpu, Step
 from ssvit.cli.launch import Plain, Tool
-from ssvit.options import make, select, within
+from ssvit.config.declaration import make, select
+from ssvit.options import within
 
 
 def run(config: DictConfig, plain: Plain) -> None:

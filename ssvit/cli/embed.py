@@ -9,9 +9,9 @@ from omegaconf import DictConfig
 
 from ssvit.cli import describer
 from ssvit.cli.launch import Plain, Tool, announce, progress
+from ssvit.config.declaration import select
 from ssvit.data import folder
 from ssvit.data.options import Csv, Folder
-from ssvit.options import select
 from ssvit.retrieval.options import ALL, PARTS, Embed
 from ssvit.retrieval.options import pictures as named_pictures
 from ssvit.training import preflight

@@ -6,10 +6,10 @@ from omegaconf import DictConfig
 
 from ssvit.checkpoints.checkpoint import PRETRAIN, find
 from ssvit.cli.launch import Plain, Tool, announce, say
+from ssvit.config.declaration import select
 from ssvit.exchange import hub
 from ssvit.exchange.options import Export
 from ssvit.models.options import vit as vit_options
-from ssvit.options import select
 
 
 def run(config: DictConfig, plain: Plain) -> None:
@@ -17,7 +17,7 @@ def run(config: DictConfig, plain: Plain) -> None:
     options = select(Export, plain)
     checkpoint = find(plain["checkpoint"], outputs=plain["outputs"], stage=PRETRAIN, options=plain["encoder"], say=say)
     size = checkpoint.encoder["image_size"] if options.image_size is None else options.image_size
-    options.check(vit_options(checkpoint.encoder | {"image_size": size}), checkpoint.facts.get("classifier"))
+    options.check_model(vit_options(checkpoint.encoder | {"image_size": size}), checkpoint.facts.get("classifier"))
     run = checkpoint.home(plain["outputs"])
     folder = Path(plain["output"] or run / "export" / options.format)
     options.check_folder(folder, checkpoint=checkpoint.path)

@@ -81,7 +81,7 @@ def read(
             splits = dict.fromkeys(of_images, _split(data, encoders, *shared, paired=paired)) if of_images else {}
             for name, probe in probes.items():
                 if probe.features == PATCHES:
-                    fewer = _fewer(data, probe.train_images, probe.test_images)
+                    fewer = _fewer(data, *probe.most_images)
                     of_patches = [
                         one._replace(function=_of_patches(one.function, encoders[0], half=probe.half))
                         for one in encoders

@@ -1,19 +1,15 @@
 """`ssvit COMMAND --help`: each option with its meaning, its default and its choices. Loads no torch.
 
-The options are those of the composed configuration: `objective=mae --help` shows those of mae. A meaning is the string
-under the field of the dataclass that checks the option; where there is none, the comment in the YAML file. What a value
-must be is what the dataclass says when it refuses a wrong one.
+The options are those of the composed configuration: `objective=mae --help` shows those of mae. Meanings and permitted
+values come from the declaration of an option (`ssvit.config.declaration`); where there is none, the meaning is the
+comment in the YAML file.
 """
 
-import ast
-import inspect
 import re
 import shutil
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +20,10 @@ from omegaconf.errors import OmegaConfBaseException
 
 from ssvit.cli.launch import CONFIGS, Plain, Tool, as_dict, config_dir
 from ssvit.cli.pretrained import origin, stand_in
-from ssvit.options import OptionError, UserError, command, find, select, typed
+from ssvit.config.declaration import Options, expected, find, meanings, nested_options
+from ssvit.options import UserError, command, typed
 
-_NOBODYS = "?"  # a value that no option can have
 _REFERENCE = re.compile(r"\$\{([\w.]+)\}")
-_RIGHT = re.compile(r"must be ((?:one of|a (?:whole )?number|true or false|two numbers|a list)\b.*)")
 _INDENT = 6  # of a meaning, under its option
 
 
@@ -178,72 +173,40 @@ def _choices(tool: Tool) -> dict[str, Any]:
 
 
 def _options(
-    node: Plain, config: DictConfig, path: str, known: Mapping[str, type], said: Mapping[str, str]
+    node: Plain, config: DictConfig, path: str, known: Mapping[str, type[Options]], said: Mapping[str, str]
 ) -> Iterator[Option]:
     """The options within a node as they are written, with references to others as their defaults.
 
-    known: the dataclasses of groups that have no `_target_`.
+    known: the classes of groups that have no `_target_`.
     """
     options = find(str(node.get("_target_", ""))) or known.get(path)
-    meanings = docstrings(options) if options else {}
-    values = _resolved(config, path)
+    told = meanings(options) if options else {}
     for key, value in node.items():
         if key.startswith("_"):
             continue
         name = f"{path}.{key}" if path else key
-        meaning = meanings.get(key) or said.get(name, "")
+        meaning = told.get(key) or said.get(name, "")
         if isinstance(value, dict) and value:
-            if key in meanings and "_target_" not in value:
+            if key in told and "_target_" not in value:
                 yield Option(name, "", meaning)
             yield from _options(value, config, name, {**known, **_within(options, key, name)}, said)
         else:
-            right = _right(options, values, key) if options else ""
+            right = _right(options, key) if options else ""
             yield Option(name, _typed(value), meaning, right)
 
 
-def _within(options: type | None, key: str, name: str) -> dict[str, type]:
-    """The dataclass of a group within another's options: it has the name in the group's docstring, or KEY_options."""
-    if options is None:
-        return {}
-    named = [*re.findall(r"`(\w+)`", docstrings(options).get(key, "")), f"{key}_options"]
-    places = (options, inspect.getmodule(options))
-    found = [one for place in places for word in named if isinstance(one := getattr(place, word, None), type)]
-    return {name: found[0]} if found else {}
+def _within(options: type[Options] | None, key: str, name: str) -> dict[str, type[Options]]:
+    """The class of a group within another's options."""
+    field = options.model_fields.get(key) if options else None
+    nested = field and nested_options(field.annotation, field.metadata)
+    return {name: nested} if nested else {}
 
 
-def _resolved(config: DictConfig, path: str) -> Plain:
-    """The values of a group; empty if one refers to an option that has none."""
-    try:
-        found = OmegaConf.to_container(OmegaConf.select(config, path) if path else config, resolve=True)
-    except OmegaConfBaseException:
-        return {}
-    return {str(key): value for key, value in found.items()} if isinstance(found, dict) else {}
-
-
-def _right(options: type, values: Mapping[str, Any], name: str) -> str:
-    """What the dataclass says that an option must be, when it is given nothing that could be right."""
-    with suppress(Exception):  # one of somebody else's may fail in any way
-        try:
-            select(options, {**values, name: _NOBODYS})
-        except OptionError as error:
-            found = _RIGHT.fullmatch(error.right)
-            return found[1] if found and error.name == name else ""
-    return ""
-
-
-@cache
-def docstrings(options: type) -> dict[str, str]:
-    """The string under each field of a dataclass, and of those that it inherits from."""
-    found = {}
-    for base in reversed(options.__mro__[:-1]):
-        with suppress(OSError):  # no source
-            (tree,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
-            assert isinstance(tree, ast.ClassDef)
-            for field, below in zip(tree.body, tree.body[1:], strict=False):
-                if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr):
-                    meaning = str(ast.literal_eval(below.value))
-                    found[ast.unparse(field.target)] = re.sub(r"\bNone\b", "null", " ".join(meaning.split()))
-    return found
+def _right(options: type[Options], name: str) -> str:
+    """What the declaration permits, where its type tells more than any text or list."""
+    field = options.model_fields.get(name)
+    found = "" if field is None else expected(field.annotation, field.metadata).removesuffix(", or null")
+    return found if re.match(r"one of|a (whole )?number\b|true or false|two numbers", found) else ""
 
 
 def _said(tool: str, choices: Mapping[str, Any]) -> dict[str, str]:

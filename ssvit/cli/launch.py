@@ -42,6 +42,7 @@ from tqdm import tqdm
 
 from ssvit.checkpoints.configuration import RENAMED, command
 from ssvit.checkpoints.run_folder import is_main_process
+from ssvit.config.declaration import Options
 from ssvit.data import shard_folder
 from ssvit.options import OptionError, UserError, printable, typed
 from ssvit.options import command as command_name
@@ -69,7 +70,7 @@ class Tool:
 
     purpose: what it is for, in a few words. before: called first, with the options as typed, to add choices to Hydra's;
     it returns options to add to those typed. positional: the option, a list, that takes the arguments not written as
-    option=value. aliases: what beginnings of options stand for. groups: the dataclasses of groups of options that have
+    option=value. aliases: what beginnings of options stand for. groups: the classes of groups of options that have
     no `_target_`, by their names, that of the command itself by "". common: beginnings of the options that --help
     shows, all if empty. dry_run: what --dry-run calls in the place of `run`. own_images: options that data=PATH
     brings, unless they are typed.
@@ -81,7 +82,7 @@ class Tool:
     before: Callable[[dict[str, str]], Sequence[str]] | None = None
     positional: str | None = None
     aliases: Mapping[str, str] = field(default_factory=dict)
-    groups: Mapping[str, type] = field(default_factory=dict)
+    groups: Mapping[str, type[Options]] = field(default_factory=dict)
     common: Sequence[str] = ()
     dry_run: Callable[[DictConfig, Plain], object] | None = None
     own_images: Sequence[str] = ()

@@ -9,8 +9,9 @@ from omegaconf import DictConfig
 
 from ssvit.atomic_io import replace
 from ssvit.cli.launch import Plain, Tool, announce, progress
+from ssvit.config.declaration import select
 from ssvit.data.options import MEASURED, RGB, ImageFiles, Normalization
-from ssvit.options import OptionError, command, select
+from ssvit.options import OptionError, command
 from ssvit.training import preflight
 
 

@@ -5,8 +5,9 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from ssvit.cli.launch import Plain, Tool, announce, progress
+from ssvit.config.declaration import select
 from ssvit.data.options import RGB, ImageFiles, Pack
-from ssvit.options import OptionError, select
+from ssvit.options import OptionError
 from ssvit.training import preflight
 
 

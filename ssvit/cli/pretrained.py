@@ -7,7 +7,6 @@ installed here or in the user's --config-dir, never from the run's folder.
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +17,12 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from ssvit import options
 from ssvit.checkpoints import manifest
 from ssvit.checkpoints.checkpoint import NEWEST, PRETRAIN, Checkpoint, find, name_of
 from ssvit.checkpoints.configuration import Configuration, ConfigurationError, refers
 from ssvit.checkpoints.options import pixel_format
 from ssvit.cli.launch import CONFIGS, as_dict, say, search_path, typed_command
+from ssvit.config.declaration import find as find_options
 from ssvit.data.options import RGB
 from ssvit.exchange import reading
 from ssvit.models.options import CHANGEABLE, Timm, ViT, kind
@@ -32,7 +31,7 @@ from ssvit.options import OptionError, UserError
 SCRATCH = "scratch"
 EMBEDDED = "shapes"  # the data set of the first run
 # Options of an encoder that its weights decide, and those of them that other options refer to.
-_FIXED = {field.name for field in fields(ViT)} - {*CHANGEABLE, *reading.FOREIGN_OPTIONS}
+_FIXED = set(ViT.model_fields) - {*CHANGEABLE, *reading.FOREIGN_OPTIONS}
 _REFERRED = ("patch_size", "width", "channels")
 _TARGETS = {ViT: "ssvit.models.vit.ViT", Timm: "ssvit.models.timm.Timm"}
 _LATER = {"attention_dropout": 0.0, "activation_checkpointing": False}  # which older checkpoints lack
@@ -246,7 +245,7 @@ def _data(file: Path) -> tuple[dict[str, Any], dict[str, str | None]]:
     except (KeyError, TypeError):
         raise ConfigurationError(f"{file}: does not tell the run's images") from None
     node = _composed(choices, file)
-    if getattr(options.find(node.get("augment", {}).get("_target_", "")), "views", ("image",)) != ("image",):
+    if getattr(find_options(node.get("augment", {}).get("_target_", "")), "views", ("image",)) != ("image",):
         # Several views belong to the method: what comes after it has the data set's single one.
         choices = {group: name for group, name in choices.items() if group.partition("@")[2] != "data.augment"}
         values = {name: value for name, value in values.items() if name != "augment"}

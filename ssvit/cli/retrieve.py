@@ -7,7 +7,7 @@ from omegaconf import DictConfig
 
 from ssvit.cli import describer
 from ssvit.cli.launch import Plain, Tool, announce
-from ssvit.options import select
+from ssvit.config.declaration import select
 from ssvit.retrieval.options import ADD, INDEX, Retrieve
 from ssvit.retrieval.options import pictures as named_pictures
 from ssvit.training import preflight

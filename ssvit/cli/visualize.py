@@ -12,9 +12,10 @@ from ssvit.checkpoints.checkpoint import FINETUNE, Checkpoint, find
 from ssvit.checkpoints.options import LoadEncoder, pixel_format
 from ssvit.cli.launch import Plain, Tool, announce, progress, say
 from ssvit.cli.pretrained import SCRATCH, from_scratch, offer
+from ssvit.config.declaration import select
 from ssvit.data import folder
 from ssvit.models.options import vit
-from ssvit.options import OptionError, select
+from ssvit.options import OptionError
 from ssvit.training import preflight
 
 

@@ -9,6 +9,7 @@ from functools import partial
 import torch
 from tqdm import tqdm
 
+from ssvit.config.declaration import make
 from ssvit.data import folder as folders
 from ssvit.data import options
 from ssvit.data.chunks import find_chunks
@@ -17,7 +18,7 @@ from ssvit.data.index import KEPT_FROM, Index, Row, kept
 from ssvit.data.memory import Memory
 from ssvit.data.shards import find
 from ssvit.data.source import Data, Source, joined, parted
-from ssvit.options import OptionError, UserError, make, pair, printable
+from ssvit.options import OptionError, UserError, pair, printable
 
 
 def synthetic(**given: object) -> Data:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from ssvit.data import decode, folder
 from ssvit.data.index import KEPT_FROM, Index, Row, kept
-from ssvit.data.options import RGB, VERIFIED, PixelFormat
+from ssvit.data.options import RGB, PixelFormat, Verify
 from ssvit.data.source import Labels, Source, checked_labels
 from ssvit.options import UserError, one_of, printable
 
@@ -130,7 +130,7 @@ class Files(Source):
         verify: str = "size",
         pixels: PixelFormat = RGB,
     ) -> None:
-        one_of("verify", verify, VERIFIED)
+        one_of("verify", verify, get_args(Verify))
         self.named, self.verify, self.pixels, self.bytes_per_pixel = named, verify, pixels, pixels.bytes_per_pixel
         self.paths: Sequence[str] = paths if isinstance(paths, Listing) else [os.fspath(path) for path in paths]
         self.labels = checked_labels(labels, len(self.paths), classes)

@@ -15,13 +15,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ssvit.config.declaration import make
 from ssvit.data import decode, options
 from ssvit.data.decode import Unreadable
 from ssvit.data.folder import AUTO
 from ssvit.data.options import RGB, PixelFormat
 from ssvit.data.saved_set import element
 from ssvit.data.source import Data, Labels, Source, checked_labels, class_numbers, parted
-from ssvit.options import UserError, make, printable
+from ssvit.options import UserError, printable
 
 
 class HuggingFace(Source):

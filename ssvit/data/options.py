@@ -1,24 +1,31 @@
-"""The options of the data sets, which check themselves, as far as names and numbers tell. Standard library only."""
+"""The options of the data sets, which are checked as far as names and numbers tell. No torch."""
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
 from itertools import combinations, islice
+from typing import Annotated, Any, ClassVar, Literal, Self
 
+from annotated_types import Ge, Gt, Le, Len
+from pydantic import model_validator
+
+from ssvit.config.declaration import Count, Expect, Fraction, OneOf, Options, Pair, Positive, Whole
 from ssvit.data import chunk_folder, folder, saved_set, shard_folder, vtab
 from ssvit.data import table as tables
-from ssvit.options import OptionError, file_to_write, flag, folder_to_write, number, one_of, pair, whole
+from ssvit.options import OptionError, file_to_write, folder_to_write, number, whole
 
 VALIDATION = "validation"
 NO_LABELS = "the images have no labels to learn: give each class a folder of its own, or another data set (data=…)"
 NO_VALIDATION = "there are no validation images; 0.1 for that fraction of the training images"
-VERIFIED = ("size", "content")
+Verify = Literal["size", "content"]
 MOST_CHANNELS = 16
 MEASURED = "# Measured by ssvit normalization."  # how the file of that command begins
 FULL, SCALED = DECODINGS = "full", "scaled"  # how much of a JPEG is decoded
 PERMUTATION, BIJECTION = ORDERS = "permutation", "bijection"  # how the order of an epoch is made
+
+
+HeldOutPart = Annotated[float, Gt(0), Le(0.9)]
 
 
 def check_shares(*, batch_size: int, accumulate: int, processes: int) -> None:
@@ -40,10 +47,13 @@ def bands(name: str, value: object, channels: int) -> None:
             raise OptionError(name, value, f"must be three of the {channels} channels, from 0 to {channels - 1}")
 
 
-class Known:
-    """What is known of a data set before its images are read; None for what is not."""
+class DataSet(Options):
+    """A data set, and what is known of it before its images are read; None for what is not."""
 
-    channels: int | None = None
+    @property
+    def image_channels(self) -> int | None:
+        """Channels of the images."""
+        return None
 
     @property
     def labelled(self) -> bool | None:
@@ -65,66 +75,52 @@ class Known:
         return None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Synthetic(Known):
+class Synthetic(DataSet):
     """The embedded set."""
 
-    channels, labelled, validated = 3, True, False
+    image_channels: ClassVar[int] = 3
+    labelled: ClassVar[bool] = True
+    validated: ClassVar[bool] = False
 
-    size: int | Sequence[int] = 32
+    size: Pair = (32, 32)
     """Pixels of an image's side, or [height, width]; kept as the pair."""
-    images: int = 8192
+    images: Count = 8192
     """Images to train on."""
-    held_out_images: int = 2048
+    held_out_images: Count = 2048
     """Images to measure on."""
-    seed: int = 0
+    seed: Whole = 0
     """Seed of all scenes."""
-    version: int = 1
+    version: Literal[1, 2] = 1
     """1: small shapes at any angle; 2: large ones, nearly upright."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "size", pair("size", self.size))
-        whole("images", self.images)
-        whole("held_out_images", self.held_out_images)
-        whole("seed", self.seed, at_least=0)
-        one_of("version", self.version, (1, 2))
 
     def count(self, at_most: int) -> int:
         return min(self.images, at_most)
 
 
-@dataclass(frozen=True, kw_only=True)
-class HeldOut(Known):
+class HeldOut(DataSet):
     """A data set that may have training images alone, some of which are then kept to measure on."""
 
-    held_out: float = 0.1
+    held_out: HeldOutPart = 0.1
     """Part of the images that is kept from training to test on, where there are neither validation nor test images."""
-    seed: int = 0
+    seed: Whole = 0
     """Seed of which images are held out: the same for every run."""
 
-    def __post_init__(self) -> None:
-        number("held_out", self.held_out, 0, 0.9, above=True)
-        whole("seed", self.seed, at_least=0)
 
-
-@dataclass(frozen=True, kw_only=True)
-class PixelFormat:
+class PixelFormat(Options):
     """What a run takes of image files."""
 
-    channels: int = 3
+    channels: Annotated[int, Ge(1), Le(MOST_CHANNELS)] = 3
     """Channels of every image. Without a range, 3 converts images to RGB of 8 bits, and 1 those with colours to their
     luminance."""
-    range: Sequence[float | Sequence[float]] | None = None
+    range: Annotated[Sequence[Any], Expect("[least, most], the values that become 0 and 1")] | None = None
     """[least, most]: the values that become 0 and 1, one number or one for each channel; others are cut off. None:
     images of bytes, which stay bytes."""
 
-    def __post_init__(self) -> None:
-        whole("channels", self.channels)
-        if self.channels > MOST_CHANNELS:
-            raise OptionError("channels", self.channels, f"must be at most {MOST_CHANNELS}")
+    @model_validator(mode="after")
+    def _check_range(self) -> Self:
         if self.range is None:
-            return
-        if not isinstance(self.range, list | tuple) or len(self.range) != 2:
+            return self
+        if len(self.range) != 2:
             raise OptionError("range", self.range, "must be [least, most], the values that become 0 and 1, or null")
         ends = [list(end) if isinstance(end, list | tuple) else [end] for end in self.range]
         for end in ends:
@@ -137,6 +133,7 @@ class PixelFormat:
         if any(low >= high for low, high in zip(least, most, strict=True)):
             raise OptionError("range", self.range, "must be [least, most], and a least value is not below the most")
         object.__setattr__(self, "range", (tuple(least), tuple(most)))
+        return self
 
     @property
     def bytes_per_pixel(self) -> int:
@@ -147,13 +144,12 @@ class PixelFormat:
 RGB, GREY = PixelFormat(), PixelFormat(channels=1)
 
 
-@dataclass(frozen=True, kw_only=True)
 class ImageFiles(HeldOut, PixelFormat):
     """A data set of image files of any kind."""
 
-    def __post_init__(self) -> None:
-        HeldOut.__post_init__(self)
-        PixelFormat.__post_init__(self)
+    @property
+    def image_channels(self) -> int:
+        return self.channels
 
     @property
     def pixels(self) -> PixelFormat:
@@ -161,7 +157,6 @@ class ImageFiles(HeldOut, PixelFormat):
         return PixelFormat(channels=self.channels, range=self.range)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Folder(ImageFiles):
     """A folder of images, flat or with a subfolder for each class, or subfolders of those: see `folder.splits`."""
 
@@ -173,12 +168,13 @@ class Folder(ImageFiles):
     """The subfolder for choices and curves; auto: val/, validation/ or valid/; None: none."""
     test: str | None = folder.AUTO
     """The subfolder for the reported figure; auto: test/; None: none."""
-    verify: str = "size"
+    verify: Verify = "size"
     """What a run is bound to: its images' names and sizes (size), or their bytes too, read at each start (content)."""
     masks: str | None = None
     """For segmentation, a folder that holds for each image root/a/b.jpg its mask, masks/a/b.png."""
 
-    def __post_init__(self) -> None:
+    @model_validator(mode="after")
+    def _check_folders(self) -> Self:
         if not self.roots:
             raise OptionError("root", self.root, "must name a folder of images")
         for root in self.roots:
@@ -187,12 +183,11 @@ class Folder(ImageFiles):
             if os.path.commonpath([one, other]) in (one, other):
                 raise OptionError("root", self.root, f"{one} and {other} share images")
         _ = self.splits
-        super().__post_init__()
-        one_of("verify", self.verify, VERIFIED)
         if self.masks is not None and not os.path.isdir(str(self.masks)):
             raise OptionError("masks", self.masks, "no such folder; null for none")
         if self.masks is not None and len(self.roots) > 1:
             raise OptionError("masks", self.masks, "must be null with several folders in data.root")
+        return self
 
     @property
     def roots(self) -> tuple[str, ...]:
@@ -213,7 +208,6 @@ class Folder(ImageFiles):
         return min(at_most, sum(folder.count(split.train, at_most=at_most) for split in self.splits))
 
 
-@dataclass(frozen=True, kw_only=True)
 class Csv(ImageFiles):
     """Image files that a table names: see `ssvit.data.table`."""
 
@@ -236,10 +230,11 @@ class Csv(ImageFiles):
     """The split for choices and curves; auto: val, validation or valid; None: none."""
     test: str | None = folder.AUTO
     """The split for the reported figure; auto: test; None: none."""
-    verify: str = "size"
+    verify: Verify = "size"
     """What a run is bound to: its images' names, labels and sizes (size), or their bytes too (content)."""
 
-    def __post_init__(self) -> None:
+    @model_validator(mode="after")
+    def _check_table(self) -> Self:
         _ = self.splits
         if self.root is not None and not os.path.isdir(str(self.root)):
             raise OptionError("root", self.root, "no such folder; null for that of the table")
@@ -251,8 +246,7 @@ class Csv(ImageFiles):
         if rows and all(len(row.label or ()) < 2 for row in rows):
             right = f"stands in no cell of the column {self.columns.label}; null for one class each"
             raise OptionError("separator", self.separator, right)
-        super().__post_init__()
-        one_of("verify", self.verify, VERIFIED)
+        return self
 
     @property
     def top(self) -> str:
@@ -292,7 +286,6 @@ class Csv(ImageFiles):
         return sum(1 for _ in islice(self.rows("train"), at_most))
 
 
-@dataclass(frozen=True, kw_only=True)
 class HuggingFace(ImageFiles):
     """A data set of the library `datasets`: see `ssvit.data.saved_set`."""
 
@@ -311,16 +304,14 @@ class HuggingFace(ImageFiles):
     """The split for choices and curves; auto: val, validation or valid; None: none."""
     test: str | None = folder.AUTO
     """The split for the reported figure; auto: test; None: none."""
-    verify: str = "size"
+    verify: Verify = "size"
     """What a run is bound to: its images' labels and sizes (size), or their bytes too (content)."""
     download: bool = False
     """Whether a set that is not in the cache is fetched from the Hugging Face Hub."""
 
-    def __post_init__(self) -> None:
-        flag("download", self.download)
-        super().__post_init__()
-        one_of("verify", self.verify, VERIFIED)
-        if not isinstance(self.root, str) or not self.root:
+    @model_validator(mode="after")
+    def _check_set(self) -> Self:
+        if not self.root:
             raise OptionError("root", self.root, "must name a folder, or a data set in the cache")
         if find_spec("datasets") is None:
             raise OptionError("root", self.root, "needs datasets: pip install 'ssvit[huggingface]'")
@@ -331,6 +322,7 @@ class HuggingFace(ImageFiles):
             if self.config is not None:
                 raise OptionError("config", self.config, "must be null: save_to_disk wrote one configuration")
             self.columns_of(self.described[self.splits_of(self.described).train])
+        return self
 
     @cached_property
     def described(self) -> dict[str, saved_set.Features] | None:
@@ -366,7 +358,6 @@ class HuggingFace(ImageFiles):
         return None if self.described is None else self.splits_of(self.described).validation is not None
 
 
-@dataclass(frozen=True, kw_only=True)
 class Shards(ImageFiles):
     """Uncompressed tar files in the layout of WebDataset, in a folder or an object store: see `shard_folder.splits`."""
 
@@ -381,13 +372,14 @@ class Shards(ImageFiles):
     cache: str | None = None
     """The folder for copies of what an address has; None: the user's folder for caches."""
 
-    def __post_init__(self) -> None:
-        if not isinstance(self.root, str) or not self.root:
+    @model_validator(mode="after")
+    def _check_shards(self) -> Self:
+        if not self.root:
             raise OptionError("root", self.root, "must name a folder of shards, or an address")
         _ = self.splits
-        super().__post_init__()
         if self.cache is not None and os.path.isfile(str(self.cache)):
             raise OptionError("cache", self.cache, "must be a folder, and this is a file")
+        return self
 
     @cached_property
     def splits(self) -> shard_folder.Splits:
@@ -399,7 +391,6 @@ class Shards(ImageFiles):
         return bool(self.splits.validation)
 
 
-@dataclass(frozen=True, kw_only=True)
 class LitData(ImageFiles):
     """Chunks that LitData wrote: see `ssvit.data.chunk_folder`."""
 
@@ -416,9 +407,10 @@ class LitData(ImageFiles):
     test: str | None = folder.AUTO
     """The subfolder for the reported figure; auto: test; None: none."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    @model_validator(mode="after")
+    def _check_chunks(self) -> Self:
         _ = self.described
+        return self
 
     @cached_property
     def splits(self) -> chunk_folder.Splits:
@@ -447,50 +439,51 @@ class LitData(ImageFiles):
         return min(at_most, sum(chunk.items for chunk in self.described[self.splits.train].chunks))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Imagenet(Known):
+class Imagenet(DataSet):
     """ImageNet in its usual layout: train/ and val/, in each a folder for every class, named by its wnid."""
 
-    channels, labelled, validated = 3, True, True
+    image_channels: ClassVar[int] = 3
+    labelled: ClassVar[bool] = True
+    validated: ClassVar[bool] = True
 
     root: str
     """The folder that holds train/ and val/."""
-    verify: str = "size"
+    verify: Verify = "size"
     """What a run is bound to: its images' names and sizes (size), or their bytes too (content)."""
 
-    def __post_init__(self) -> None:
+    @model_validator(mode="after")
+    def _check_folders(self) -> Self:
         folder.check(self.root)
-        one_of("verify", self.verify, VERIFIED)
         for name in ("train", "val"):
             if not os.path.isdir(os.path.join(self.root, name)):
                 right = f"holds no folder {name}: ImageNet's usual layout is train/ and val/"
                 raise OptionError("root", self.root, right)
+        return self
 
 
-@dataclass(frozen=True, kw_only=True)
-class Vtab(Known):
+class Vtab(DataSet):
     """A task of VTAB-1k (Zhai et al. 2019) as lists of image files: see `ssvit.data.vtab`."""
 
-    channels, labelled = 3, True
+    image_channels: ClassVar[int] = 3
+    labelled: ClassVar[bool] = True
 
     root: str
     """The folder that holds a folder for each task."""
-    task: str
+    task: Annotated[str, OneOf(vtab.NAMES)]
     """The task's folder, as cifar or dsprites_loc."""
     all_images: bool = False
     """Whether all 1,000 images are trained on, as for the reported figure, with none left for choices."""
-    verify: str = "size"
+    verify: Verify = "size"
     """What a run is bound to: its images' names, labels and sizes (size), or their bytes too (content)."""
 
-    def __post_init__(self) -> None:
-        flag("all_images", self.all_images)
-        one_of("task", self.task, vtab.NAMES)
-        one_of("verify", self.verify, VERIFIED)
+    @model_validator(mode="after")
+    def _check_lists(self) -> Self:
         if not os.path.isdir(self.top):
             raise OptionError("root", self.root, f"holds no folder {self.task}")
         for name in self.lists:
             if name and not os.path.isfile(os.path.join(self.top, name)):
                 raise OptionError("root", self.root, f"{self.task} has no list {name}, of lines `path label`")
+        return self
 
     @property
     def top(self) -> str:
@@ -507,38 +500,40 @@ class Vtab(Known):
         return not self.all_images
 
 
-@dataclass(frozen=True, kw_only=True)
-class Voc(Known):
+class Voc(DataSet):
     """Pascal VOC's images with a mask for segmentation, in its usual layout."""
 
-    channels, labelled, validated = 3, False, True
+    image_channels: ClassVar[int] = 3
+    labelled: ClassVar[bool] = False
+    validated: ClassVar[bool] = True
 
     root: str
     """The folder that holds JPEGImages/, SegmentationClass/ and ImageSets/Segmentation/, as VOCdevkit/VOC2012."""
-    verify: str = "size"
+    verify: Verify = "size"
     """What a run is bound to: its images' names and sizes (size), or their bytes too (content)."""
 
-    def __post_init__(self) -> None:
-        one_of("verify", self.verify, VERIFIED)
-        if not os.path.isdir(str(self.root)):
+    @model_validator(mode="after")
+    def _check_folders(self) -> Self:
+        if not os.path.isdir(self.root):
             raise OptionError("root", self.root, "no such folder")
         for part in ("train", "val"):
             if not os.path.isfile(self.names(part)):
                 raise OptionError("root", self.root, f"holds no ImageSets/Segmentation/{part}.txt")
+        return self
 
     def names(self, part: str) -> str:
         """The file that names the images of a part, train or val."""
         return os.path.join(self.root, "ImageSets", "Segmentation", f"{part}.txt")
 
 
-@dataclass(frozen=True, kw_only=True)
-class TorchvisionSet(Known):
+class TorchvisionSet(DataSet):
     """A public data set as torchvision reads it."""
 
-    channels, validated = 3, False
+    image_channels: ClassVar[int] = 3
+    validated: ClassVar[bool] = False
 
-    name: str
-    """cifar10, cifar100, stl10, flowers102 or oxford_pets."""
+    name: Literal["cifar10", "cifar100", "stl10", "flowers102", "oxford_pets"]
+    """The name of the data set."""
     root: str
     """The folder that holds it."""
     download: bool = False
@@ -546,91 +541,79 @@ class TorchvisionSet(Known):
     split: str | None = None
     """unlabeled: STL-10's unlabelled images; None: all labelled ones that are not the set's test images."""
 
-    def __post_init__(self) -> None:
-        one_of("name", self.name, ("cifar10", "cifar100", "stl10", "flowers102", "oxford_pets"))
-        flag("download", self.download)
+    @model_validator(mode="after")
+    def _check_set(self) -> Self:
         if self.split is not None and (self.name, self.split) != ("stl10", "unlabeled"):
             raise OptionError("split", self.split, "must be left out, or unlabeled for stl10")
         if not self.download and not os.path.isdir(str(self.root)):
             right = f"no such folder; give the one that holds {self.name}, or data.download=true"
             raise OptionError("root", self.root, right)
+        return self
 
     @property
     def labelled(self) -> bool:
         return self.split is None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Pack:
+class Pack(Options):
     """Shards made of a data set."""
 
     output: str
     """The folder; each split gets a subfolder of it."""
-    size: int | None
+    size: Count | None
     """Pixels of the shorter side to which larger images are made smaller; None: files as they are."""
-    quality: int
+    quality: Annotated[int, Ge(1), Le(100)]
     """Of the JPEGs that are written then, up to 100."""
-    shard_size: float
+    shard_size: Positive
     """Megabytes after which the next shard begins."""
-    workers: int
+    workers: Count
     """Threads that read and resize."""
     verify: bool
     """Whether to compare the checksums of what is there, instead of writing."""
     overwrite: bool
     """Whether shards that are there may be thrown away."""
 
-    def __post_init__(self) -> None:
-        if self.size is not None:
-            whole("size", self.size)
-        whole("quality", self.quality)
-        number("quality", self.quality, 1, 100)
-        number("shard_size", self.shard_size, 0, above=True)
-        whole("workers", self.workers)
-        for name in ("verify", "overwrite"):
-            flag(name, getattr(self, name))
-        output = str(self.output)
+    @model_validator(mode="after")
+    def _check_output(self) -> Self:
+        output = self.output
         if self.verify:
             if not os.path.isdir(output):
                 raise OptionError("output", self.output, "no such folder")
-            return
+            return self
         if not os.path.isdir(os.path.dirname(os.path.abspath(output))):
             raise OptionError("output", self.output, "there is no such folder to write it into")
         folder_to_write("output", output)
+        return self
 
 
-@dataclass(frozen=True, kw_only=True)
-class Normalization:
+class Normalization(Options):
     """What is measured of a data set's channels."""
 
     output: str | None
     """A file for the options, which data.normalization=FILE gives to a run; None: they are only printed."""
-    workers: int
+    workers: Count
     """Threads that read images."""
 
-    def __post_init__(self) -> None:
-        whole("workers", self.workers)
+    @model_validator(mode="after")
+    def _check_output(self) -> Self:
         if self.output is not None:
             file_to_write("output", self.output, begins=[MEASURED])
+        return self
 
 
-@dataclass(frozen=True, kw_only=True)
-class Subset:
+class Subset(Options):
     """Fewer images of a source."""
 
-    part: Sequence[float] = (0, 1)
+    part: Annotated[Sequence[Fraction], Len(2, 2), Expect("two numbers, [from, to]")] = (0, 1)
     """Those whose hash lies in [from, to): parts that do not overlap share no image."""
-    images: int | None = None
+    images: Count | None = None
     """Only so many of them, as many of each class as of any other as far as there are; None for all."""
 
-    def __post_init__(self) -> None:
-        if not isinstance(self.part, list | tuple) or len(self.part) != 2:
-            raise OptionError("part", self.part, "must be two numbers, [from, to]")
-        for bound in self.part:
-            number("part", bound, 0, 1)
+    @model_validator(mode="after")
+    def _check_part(self) -> Self:
         if self.part[0] >= self.part[1]:
             raise OptionError("part", self.part, "must be [from, to], and the first is not less than the second")
-        if self.images is not None:
-            whole("images", self.images)
+        return self
 
 
 def development(value: float | str | None) -> None:

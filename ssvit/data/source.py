@@ -12,10 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ssvit.config.declaration import make
 from ssvit.data import options
 from ssvit.data.batch import EvalTransform
 from ssvit.data.decode import Reduce, Unreadable
-from ssvit.options import OptionError, UserError, make, number, printable
+from ssvit.options import OptionError, UserError, number, printable
 from ssvit.randomness import uniform
 
 IGNORED = 255  # the class of a mask's pixels that do not count

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 from matplotlib.figure import Figure
 from torch import Tensor
@@ -72,6 +72,8 @@ class Evaluator:
 class HeldOut(Evaluator):
     """An evaluator of some held-out images of a source."""
 
+    fewest = 1  # images on which it can be measured
+
     def __init__(self, source: Source, transform: EvalTransform, options: options.HeldOut) -> None:
         self.source, self.transform, self.options = source, transform, options
         self.images = min(options.images, len(source))
@@ -83,8 +85,8 @@ class HeldOut(Evaluator):
             self.source, self.transform, batch_size=self.options.batch_size, limit=self.options.images
         )
         batches = [(batch.images, batch.slots) for batch in read]
-        if sum(len(slots) for _, slots in batches) < self.options.fewest:
-            few = "none" if self.options.fewest == 1 else "fewer than two"
+        if sum(len(slots) for _, slots in batches) < self.fewest:
+            few = "none" if self.fewest == 1 else "fewer than two"
             raise UserError(f"{few} of the held-out images can be read, so there is nothing to evaluate on")
         return batches
 
@@ -125,14 +127,17 @@ class Probe:
     whether features of patches are held in 16 bits. train_images, test_images: it reads at most so many; None: all.
     """
 
-    chosen_by: str = "the training images"
-    is_accuracy: bool = True
-    multi_label: bool = False
-    features: str = "images"
-    truth: str = "labels"
-    half: bool = False
-    train_images: int | None = None
-    test_images: int | None = None
+    chosen_by: ClassVar[str] = "the training images"
+    is_accuracy: ClassVar[bool] = True
+    multi_label: ClassVar[bool] = False
+    features: ClassVar[str] = "images"
+    truth: ClassVar[str] = "labels"
+    half: ClassVar[bool] = False
+
+    @property
+    def most_images(self) -> tuple[int | None, int | None]:
+        """The most training and test images that it reads; None for all."""
+        return None, None
 
     @property
     def name(self) -> str:

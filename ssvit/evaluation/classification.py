@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from ssvit.config.declaration import make
 from ssvit.data.batch import Batch, EvalTransform
 from ssvit.data.loader import TOLERATED, evaluation_batches
 from ssvit.data.robustness import are_imagenets
@@ -31,7 +32,7 @@ from ssvit.figures import classes as figures
 from ssvit.figures import style
 from ssvit.objectives.classify import Classify
 from ssvit.objectives.options import MULTI_LABEL, SIGMOID
-from ssvit.options import OptionError, UserError, make
+from ssvit.options import OptionError, UserError
 
 _SHOWN = 24  # mistakes in the picture
 _NAMED = 3  # classes named in words

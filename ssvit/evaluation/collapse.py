@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor
 
+from ssvit.config.declaration import make
 from ssvit.data.batch import EvalTransform
 from ssvit.data.source import Source
 from ssvit.evaluation import options
@@ -25,7 +26,6 @@ from ssvit.figures import collapse as figures
 from ssvit.models.vit import gather
 from ssvit.objectives.dino import Dino, entropy
 from ssvit.objectives.ibot import IBot
-from ssvit.options import make
 from ssvit.schedule import Progress
 
 _LEAST_TOLD = 0.05  # of what assignments could tell of their images: less is a collapse
@@ -46,6 +46,8 @@ class Answers(NamedTuple):
 
 class Collapse(HeldOut):
     """The evaluation of a `Dino` model, with one view of each image and the teacher's last temperature."""
+
+    fewest = 2
 
     def __init__(self, *, source: Source, transform: EvalTransform, **given: object) -> None:
         super().__init__(source, transform, make(options.Collapse, given))

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ssvit.config.declaration import make
 from ssvit.data.augment.views import Views
 from ssvit.data.batch import EvalTransform
 from ssvit.data.source import Source
@@ -19,7 +20,6 @@ from ssvit.evaluation.collapse import describe_spread, one_way, spread_of
 from ssvit.figures import contrast as figures
 from ssvit.figures.style import evenly_spaced
 from ssvit.objectives.contrast import Contrastive, cosines, similarities, unit
-from ssvit.options import make
 
 NONE: Mapping[str, float | None] = MappingProxyType({})
 _ROWS, _ACROSS = 8, 10  # images in a picture, and the images in each one's row
@@ -27,6 +27,8 @@ _ROWS, _ACROSS = 8, 10  # images in a picture, and the images in each one's row
 
 class Contrast(HeldOut):
     """The evaluation of a `Contrastive` model. augment: makes the views, as in training."""
+
+    fewest = 2
 
     def __init__(self, *, source: Source, transform: EvalTransform, augment: Views, **given: object) -> None:
         own = make(options.Contrast, given)

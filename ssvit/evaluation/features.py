@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor
 
+from ssvit.config.declaration import make
 from ssvit.data.batch import Transform
 from ssvit.data.loader import Loading, evaluation_batches
 from ssvit.data.source import Source, is_multi_label
@@ -29,7 +30,7 @@ from ssvit.evaluation.options import Reading
 from ssvit.evaluation.processes import gather, rank_and_world
 from ssvit.models.encoder import Encoder
 from ssvit.models.options import kind
-from ssvit.options import UserError, make
+from ssvit.options import UserError
 
 _LARGEST = 32  # pixels a side of an image as its own features
 _FILE = _VALUES, _PLACES, _DIGESTS = ("values", "places", "digests")  # what a file of kept features holds

@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ssvit.config.declaration import make
 from ssvit.data.augment.crop import InceptionCrop
 from ssvit.data.batch import EvalTransform
 from ssvit.data.source import Source
@@ -28,7 +29,6 @@ from ssvit.evaluation.collapse import describe_spread, spread_of
 from ssvit.evaluation.features import Frozen
 from ssvit.figures import label_free as figures
 from ssvit.objectives.base import Objective
-from ssvit.options import make
 
 _EPSILON = 1e-7  # RankMe's and LiDAR's, added to each share
 _DELTA = 1e-4  # LiDAR's, added to the variances within images
@@ -62,7 +62,7 @@ class LabelFree(HeldOut):
         crops: InceptionCrop | None = None
         found: dict[str, list[Tensor]] = {reading.name: [] for reading in readings}
         for images, slots in self.batches:
-            crops = crops or InceptionCrop(size=tuple(images.shape[2:]), scale=self.own.scale, flip=0.5)
+            crops = crops or InceptionCrop(size=(images.shape[2], images.shape[3]), scale=self.own.scale, flip=0.5)
             views = [images, *(crops(images, slots, self.own.seed, view) for view in range(self.own.views))]
             for name, values in frozen(torch.cat(views).to(device)).items():
                 found[name].append(values.cpu().unflatten(0, (len(views), -1)))

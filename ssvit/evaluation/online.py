@@ -11,6 +11,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from ssvit.config.declaration import make
 from ssvit.data.batch import EvalTransform
 from ssvit.data.loader import evaluation_batches
 from ssvit.data.memory import Memory
@@ -23,7 +24,7 @@ from ssvit.evaluation.significance import NOTHING_YET, above_chance, last_rise, 
 from ssvit.figures import probes as figures
 from ssvit.models.options import PATCHES
 from ssvit.objectives.base import Objective
-from ssvit.options import UserError, command, make
+from ssvit.options import UserError, command
 
 RANDOM, GIVEN = "random weights", "the weights that it began with"
 _PERHAPS = "perhaps: by less than two standard errors"

@@ -2,20 +2,26 @@
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, Final, Literal, Self
 
-from ssvit.data.augment.options import InceptionCrop
+from annotated_types import Ge
+from pydantic import model_validator
+
+from ssvit.config.declaration import Count, Expect, NotNegative, Options, Whole, make
+from ssvit.data.augment.options import Areas
 from ssvit.models.options import PATCHES, TOKENS, Timm, ViT, kind
-from ssvit.options import OptionError, make, number, one_of, whole
+from ssvit.options import OptionError, one_of, whole
 
 POOLINGS = (*TOKENS, Timm.pooling)
 OWN = ""  # the encoder in question among those that are measured beside it, by their names
 RANDOM, PIXELS = "random weights", "pixels"
 RANDOM_PREFIX = "random_"  # of the names of the feature sets of random weights
-AUTO = "auto"
+AUTO: Final = "auto"
+Every = Annotated[Literal["auto"] | Count, Expect("a whole number of steps, 1 or more, or auto")]
 SHARE = 0.05  # of the work of training, the most that probes may cost by default
+AtLeastTwo = Annotated[int, Ge(2)]
 COST = 0.5  # of a training image: a third for the pass forward, the rest for neighbours, fits and the figure
 
 
@@ -90,53 +96,39 @@ def readings(
     return found
 
 
-@dataclass(frozen=True, kw_only=True)
-class Classification:
+class Classification(Options):
     """How a classifier is evaluated."""
 
-    batch_size: int = 256
+    batch_size: Count = 256
     """Images classified at a time, by each process."""
-    workers: int = 0
+    workers: Whole = 0
     """Processes that read files, for each process."""
-    timeout: float = 300.0
+    timeout: NotNegative = 300.0
     """Seconds to wait for a batch from these processes; 0: no limit."""
     real: str | None = None
     """A file of ImageNet's ReaL labels, which are then evaluated too (Beyer et al. 2020)."""
 
-    def __post_init__(self) -> None:
-        whole("batch_size", self.batch_size)
-        whole("workers", self.workers, 0)
-        number("timeout", self.timeout, 0)
-        if self.real is not None and not os.path.isfile(str(self.real)):
+    @model_validator(mode="after")
+    def _check_real(self) -> Self:
+        if self.real is not None and not os.path.isfile(self.real):
             raise OptionError("real", self.real, "no such file; null for none")
+        return self
 
 
-@dataclass(frozen=True, kw_only=True)
-class HeldOut:
+class HeldOut(Options):
     """The held-out images on which an objective is evaluated."""
 
-    fewest: ClassVar[int] = 1
-
-    images: int = 1024
+    images: Count = 1024
     """The most held-out images."""
-    batch_size: int = 128
+    batch_size: Count = 128
     """Images predicted at a time."""
 
-    def __post_init__(self) -> None:
-        whole("images", self.images, self.fewest)
-        whole("batch_size", self.batch_size)
 
-
-@dataclass(frozen=True, kw_only=True)
 class Reconstruction(HeldOut):
     """The evaluation of an objective that predicts patches."""
 
-    seed: int = 0
+    seed: Whole = 0
     """Seed of the objective's random choices about the images."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        whole("seed", self.seed, 0)
 
 
 Prediction = Autoencoding = LatentPrediction = Reconstruction
@@ -145,78 +137,51 @@ Prediction = Autoencoding = LatentPrediction = Reconstruction
 class Collapse(HeldOut):
     """The evaluation of self-distillation."""
 
-    fewest = 2
+    images: AtLeastTwo = 1024
+    """The most held-out images."""
 
 
 class PatchCollapse(Collapse):
     """The evaluation of self-distillation with masked patches."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Contrast(HeldOut):
     """The evaluation of contrastive methods."""
 
-    fewest = 2
-
-    seed: int = 0
+    images: AtLeastTwo = 1024
+    """The most held-out images."""
+    seed: Whole = 0
     """Seed of the views."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        whole("seed", self.seed, 0)
 
-
-@dataclass(frozen=True, kw_only=True)
 class LabelFree(HeldOut):
     """The measures of features without labels."""
 
-    images: int = 512
+    images: Count = 512
     """The most held-out images; ranks are at most their number, so there should be more than the encoder's width."""
-    every: int | str = AUTO
+    every: Every = AUTO
     """Steps from one evaluation to the next; auto: as often as takes less than 5 % of the training time, at steps of
     the probes (see `interval`)."""
-    views: int = 3
+    views: Annotated[Literal[0] | AtLeastTwo, Expect("0, or a whole number, 2 or more")] = 3
     """Crops of each image for LiDAR, 2 or more; 0: without LiDAR."""
-    scale: Sequence[float] = (0.4, 1.0)
+    scale: Areas = (0.4, 1.0)
     """Least and greatest part of the image's area that a crop has."""
-    seed: int = 0
+    seed: Whole = 0
     """Seed of the crops."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _steps_or_auto(self.every)
-        if self.views != 0:
-            whole("views", self.views, 2)
-        InceptionCrop(size=1, scale=self.scale)
-        whole("seed", self.seed, 0)
 
-
-@dataclass(frozen=True, kw_only=True)
-class Probing:
+class Probing(Options):
     """The options of all probes of a run."""
 
-    every: int | str = AUTO
+    every: Every = AUTO
     """Steps from one evaluation to the next; auto: as often as takes less than 5 % of the training time, in multiples
     of recipe.evaluate_every (see `interval`)."""
-    train_images: int = 500
+    train_images: Count = 500
     """Labelled training images of the probes, balanced over the classes."""
-    test_images: int = 750
+    test_images: Count = 750
     """Held-out images on which the probes are measured."""
-    batch_size: int = 128
+    batch_size: Count = 128
     """Images encoded at a time."""
-
-    def __post_init__(self) -> None:
-        _steps_or_auto(self.every)
-        for name in ("train_images", "test_images", "batch_size"):
-            whole(name, getattr(self, name))
-
-
-def _steps_or_auto(every: object) -> None:
-    if every != AUTO:
-        try:
-            whole("every", every)
-        except OptionError:
-            raise OptionError("every", every, f"must be a whole number of steps, 1 or more, or {AUTO}") from None
 
 
 def interval(every: int | str, *, images: int, steps: int, batch_size: int, evaluate_every: int) -> int:

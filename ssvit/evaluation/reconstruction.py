@@ -13,6 +13,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from ssvit.config.declaration import make
 from ssvit.data.batch import EvalTransform
 from ssvit.data.source import Source
 from ssvit.evaluation import options
@@ -22,7 +23,6 @@ from ssvit.models.vit import gather
 from ssvit.objectives.base import Objective
 from ssvit.objectives.masked_patch import MaskedPatch
 from ssvit.objectives.masking import KINDS, MASKED
-from ssvit.options import make
 
 _SHOWN = 12  # images in a mosaic
 

@@ -1,10 +1,11 @@
 """The scores of probes on all feature sets of an encoder and its baselines, for tables, figures and reports."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, is_dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from ssvit.config.declaration import Options
 from ssvit.data.batch import EvalTransform
 from ssvit.data.source import is_multi_label
 from ssvit.evaluation.base import Probe, Result
@@ -118,7 +119,7 @@ def score(name: str, probe: Probe, split: Split, progress: Callable[[int, int], 
         deviations={name: tuple(map(result.deviations.get, columns)) for name, result in results.items()},
         best=best,
         chosen_by=probe.chosen_by if is_known else "being the last",
-        options=asdict(probe) if is_dataclass(probe) else {},
+        options=probe.values() if isinstance(probe, Options) else {},
         numbers={name: result.numbers for name, result in results.items()},
         chance=split.chance if probe.is_accuracy else None,
         images=len(split.test) if probe.is_accuracy and not split.is_multi_label else None,

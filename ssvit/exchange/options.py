@@ -1,14 +1,17 @@
-"""The options of an export, which check themselves. No torch."""
+"""The options of an export, No torch."""
 
 import importlib.util
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Annotated, Final, Literal, Self
 
+from pydantic import model_validator
+
+from ssvit.config.declaration import OneOf, Options, Size
 from ssvit.exchange import dinov3, hub, huggingface, timm
-from ssvit.models.options import RESIZE, ViT
-from ssvit.options import OptionError, UserError, flag, one_of
+from ssvit.models.options import Resize, ViT
+from ssvit.options import OptionError, UserError
 
 ONNX, PROGRAM, OURS, TIMM, HUGGINGFACE = FORMATS = ("onnx", "torch_export", "safetensors", "timm", "huggingface")
 GRAPHS = (ONNX, PROGRAM)
@@ -17,24 +20,24 @@ CARD, CONFIG, PREPROCESSOR, WEIGHTS = "README.md", "config.json", "preprocessor_
 GRAPH_FILES: Mapping[str, str] = {ONNX: "model.onnx", PROGRAM: "model.pt2"}
 _FILES = {CARD, CONFIG, PREPROCESSOR, WEIGHTS, *GRAPH_FILES.values(), "model.onnx.data"}  # the last: beyond 2 GB
 # The images that a program takes, as its file and its card describe them.
-FLOAT, UINT8 = "float", "uint8"
+FLOAT: Final = "float"
+UINT8: Final = "uint8"
 INPUTS: Mapping[str, str] = {FLOAT: "float32 in [0, 1]", UINT8: "uint8, 0 to 255"}
 _LACKS: Mapping[str, Callable[..., str | None]] = {TIMM: timm.lacks, HUGGINGFACE: huggingface.lacks}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Export:
+class Export(Options):
     """The format of an export."""
 
-    format: str
-    """onnx, torch_export, safetensors (ssvit's own), timm or huggingface."""
-    image_size: int | Sequence[int] | None = None
+    format: Annotated[str, OneOf(FORMATS)]
+    """The format; safetensors is ssvit's own."""
+    image_size: Size | None = None
     """Pixels of the images, or [height, width], to which positions are resized; None: the checkpoint's."""
-    resize: str = "paper"
+    resize: Resize = "paper"
     """How positions are resized: paper, as in the authors' code, or timm."""
     any_size: bool = False
     """Whether an exported program takes images of any size that the patches divide."""
-    input: str = FLOAT
+    input: Literal["float", "uint8"] = FLOAT
     """The images that an exported program takes: float, float32 in [0, 1]; uint8, 0 to 255."""
     overwrite: bool = False
     """Whether to replace an existing export."""
@@ -46,14 +49,9 @@ class Export:
     private: bool = True
     """Whether a repository that push creates is private."""
 
-    def __post_init__(self) -> None:
-        one_of("format", self.format, FORMATS)
-        one_of("resize", self.resize, RESIZE)
-        flag("overwrite", self.overwrite)
-        flag("any_size", self.any_size)
-        one_of("input", self.input, INPUTS)
-        flag("private", self.private)
-        if self.license is not None and not re.fullmatch(r"[a-z0-9][a-z0-9.+-]*", str(self.license)):
+    @model_validator(mode="after")
+    def _check_format(self) -> Self:
+        if self.license is not None and not re.fullmatch(r"[a-z0-9][a-z0-9.+-]*", self.license):
             raise OptionError("license", self.license, "must be an identifier of the Hub, as apache-2.0, or null")
         if self.push is not None:
             hub.check("push", self.push)
@@ -65,6 +63,7 @@ class Export:
         missing = [name for name in ("onnx", "onnxscript") if not importlib.util.find_spec(name)]
         if missing and self.format == ONNX:
             raise UserError(f"format={ONNX} needs {' and '.join(missing)}: pip install ssvit[export]")
+        return self
 
     def check_folder(self, folder: Path, *, checkpoint: Path | None = None) -> None:
         """OptionError if a folder is there, unless it is an export that may be replaced and holds no `checkpoint`."""
@@ -79,7 +78,7 @@ class Export:
         if not self.overwrite:
             raise OptionError("output", folder, "is there; overwrite=true replaces it")
 
-    def check(self, encoder: ViT, classifier: Mapping[str, object] | None) -> None:
+    def check_model(self, encoder: ViT, classifier: Mapping[str, object] | None) -> None:
         """OptionError unless this encoder, and its head if there is one, can be written in the format."""
         if self.any_size and encoder.positions == "relative":
             raise OptionError("any_size", True, "is not for relative positions; give image_size, one for each export")

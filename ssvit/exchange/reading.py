@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ssvit.config.declaration import make
 from ssvit.exchange import files
 from ssvit.exchange.dinov3 import DINOV3
 from ssvit.exchange.files import ForeignError
@@ -22,7 +23,7 @@ from ssvit.exchange.layout import IMAGENET, LAYER_SCALE, OPTIONAL, QKV_BIAS, Lay
 from ssvit.exchange.timm import FACEBOOK, TIMM
 from ssvit.exchange.torchvision import TORCHVISION
 from ssvit.models import options
-from ssvit.options import OptionError, UserError, make, pair
+from ssvit.options import OptionError, UserError, pair
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ssvit.config.declaration import make
 from ssvit.exchange import files
 from ssvit.exchange.files import ForeignError
 from ssvit.exchange.layout import IMAGENET, described
 from ssvit.exchange.reading import Foreign, first_of
 from ssvit.models import options
-from ssvit.options import OptionError, UserError, make
+from ssvit.options import OptionError, UserError
 
 if TYPE_CHECKING:
     from torch import Tensor

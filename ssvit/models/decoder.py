@@ -6,10 +6,10 @@ Letters: b images, n patches, m masked patches an image, s prefix tokens of the 
 import torch
 from torch import Tensor, nn
 
+from ssvit.config.declaration import make
 from ssvit.models import options
 from ssvit.models.positions import Grid, SineCosine2D
 from ssvit.models.vit import Block, Layers
-from ssvit.options import make
 
 
 class Decoder(nn.Module):

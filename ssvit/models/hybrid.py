@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ssvit.config.declaration import make
 from ssvit.models import options
-from ssvit.options import make
 
 
 class Convolution(nn.Conv2d):

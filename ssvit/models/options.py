@@ -1,22 +1,28 @@
-"""The options of an encoder, which check themselves. Standard library only."""
+"""The options of encoders and decoders. No torch."""
 
 import difflib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
-from ssvit.options import OptionError, UserError, flag, make, number, one_of, pair, whole, within
+from annotated_types import Ge, Le
+from pydantic import Field, model_validator
 
-RESIZE = ("paper", "timm")  # ways to resample learned positions for images of another size
+from ssvit.config.declaration import Count, Expect, Options, Positive, Size, Whole, make
+from ssvit.options import OptionError, UserError, number, pair
+
+Resize = Literal["paper", "timm"]
+RESIZE = get_args(Resize)  # ways to resample learned positions for images of another size
 GROUPS = 32  # of channels that a hybrid's stem normalises
-POSITIONS = ("learned_1d", "learned_2d", "sine_cosine_2d", "relative", "rotary", "none")
+Positions = Literal["learned_1d", "learned_2d", "sine_cosine_2d", "relative", "rotary", "none"]
+POSITIONS = get_args(Positions)
 TOKENS = ("patch_mean", "class_token", "both")  # ways to make one vector of tokens
 PATCHES = "patches"  # no pooling: the features of each patch
-EPSILONS = ("authors", "timm")  # whose epsilons a hybrid's stem has
+Rate = Annotated[float, Ge(0), Le(0.99)]  # the probability of dropout
+ByChannel = float | Sequence[float]  # a number, or one for each channel
 # Options of an encoder that do not change which weights it has.
 CHANGEABLE = (
     "image_size", "pooling", "dropout", "attention_dropout", "stochastic_depth", "activation_checkpointing",
@@ -41,135 +47,116 @@ def stride(layers: Sequence[int]) -> int:
     return 2 ** (1 + max(len(layers), 1))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Stem:
+class Stem(Options):
     """The ResNet of a hybrid (section 3.1)."""
 
-    layers: Sequence[int]
+    layers: Annotated[Sequence[Count], Expect("a list, the units of each stage, as [3, 4, 9]")]
     """Units of each stage: [3, 4, 6, 3] for a ResNet-50, [] for the root alone."""
-    width: int
+    width: Annotated[int, Ge(1), Field(multiple_of=GROUPS), Expect(f"a multiple of {GROUPS}, the groups of channels")]
     """Channels of the root; each stage doubles them."""
-    epsilons: str = "authors"
+    epsilons: Literal["authors", "timm"] = "authors"
     """authors: the epsilons of the authors' code; timm: those of timm, for the weights of its hybrids."""
 
-    def __post_init__(self) -> None:
-        if not isinstance(self.layers, list | tuple):
-            raise OptionError("layers", self.layers, "must be a list, the units of each stage, as [3, 4, 9]")
-        for units in self.layers:
-            whole("layers", units)
-        whole("width", self.width)
-        if self.width % GROUPS:
-            raise OptionError(
-                "width", self.width, f"must be a multiple of {GROUPS}, the groups of channels to normalise"
-            )
-        one_of("epsilons", self.epsilons, EPSILONS)
+
+class Normalized(Options):
+    """An encoder normalises the channels of its images."""
+
+    channels: Count = 3
+    """Channels of the images."""
+    mean: ByChannel = 0.5
+    """Mean of the images' channels, in [0, 1]: one number, or one for each."""
+    std: ByChannel = 0.5
+    """Standard deviation of the images' channels, in [0, 1]: one number, or one for each."""
+
+    @model_validator(mode="after")
+    def _check_normalisation(self) -> Self:
+        for name, given in (("mean", self.mean), ("std", self.std)):
+            values = list(given) if isinstance(given, Sequence) else [given]
+            if len(values) not in (1, self.channels):
+                raise OptionError(name, values, f"must be one number, or one for each of the {self.channels} channels")
+            for value in values:
+                number(name, value, 0, 1, above=name == "std")
+        return self
 
 
-@dataclass(frozen=True, kw_only=True)
-class ViT:
+class ViT(Normalized):
     """A Vision Transformer without a head."""
 
-    image_size: int | Sequence[int]
+    image_size: Size
     """Pixels of an image's side, or [height, width]."""
-    patch_size: int | Sequence[int]
+    patch_size: Size
     """Pixels of a patch's side, or [height, width]; must divide the image. In a hybrid, the area under a token."""
-    width: int
+    width: Count
     """Width of a token's embedding."""
-    depth: int
+    depth: Count
     """Layers."""
-    heads: int
+    heads: Count
     """Heads of attention."""
-    mlp: str = "gelu"
+    mlp: Literal["gelu", "swiglu"] = "gelu"
     """gelu: two linear layers with a GELU between them (the paper); swiglu (Shazeer 2020): a third linear layer and a
     SiLU give factors of the hidden layer, as in DINOv2's giant."""
-    mlp_width: int | None = None
+    mlp_width: Count | None = None
     """Width of the MLP's hidden layer; None: 4 * width, or with swiglu two thirds of that, rounded up to a multiple of
     8 (facebookresearch/dinov2: swiglu_ffn.py)."""
-    channels: int = 3
-    """Channels of the images."""
     class_token: bool = True
     """Whether there is a class token before the patches."""
-    pooling: str = "class_token"
+    pooling: Literal["patch_mean", "class_token"] = "class_token"
     """The vector of an image: class_token, its output (the paper), or patch_mean, the mean of the patches' outputs."""
-    positions: str = "learned_1d"
+    positions: Positions = "learned_1d"
     """The position embeddings: learned_1d (the paper), learned_2d, sine_cosine_2d, relative, none (Table 8) or rotary
     for patches (DINOv3)."""
-    positions_at: str = "stem"
+    positions_at: Literal["stem", "every_layer", "every_layer_shared"] = "stem"
     """Where positions are added: stem (the paper), every_layer, every_layer_shared (Table 8)."""
-    dropout: float = 0.0
+    dropout: Rate = 0.0
     """Dropout of the first layer's input, of the outputs of attention and MLP, and of the MLP's hidden layer, as in
     the authors' code (vit_jax: models_vit.py)."""
-    attention_dropout: float = 0.0
+    attention_dropout: Rate = 0.0
     """Dropout of the attention weights; always 0 in the authors' code (vit_jax: configs/models.py)."""
-    stochastic_depth: float = 0.0
+    stochastic_depth: Rate = 0.0
     """Probability that the last layer is skipped in training (Huang et al. 2016); it grows linearly from 0 at the
     first layer."""
-    mean: float | Sequence[float] = 0.5
-    """Mean of the images' channels, in [0, 1]: one number, or one for each."""
-    std: float | Sequence[float] = 0.5
-    """Standard deviation of the images' channels, in [0, 1]: one number, or one for each."""
     distillation_token: bool = False
     """Whether there is a second prefix token, trained on a teacher's predictions (Touvron et al. 2021)."""
     activation_checkpointing: bool = False
     """Whether training stores only the activations between the layers, and computes each layer again for its
     gradients."""
-    stem: Mapping[str, object] | None = None
-    """The options of the `Stem` of a hybrid; None: no stem, patches of pixels."""
-    gelu: str = "exact"
+    stem: Stem | None = None
+    """The ResNet of a hybrid; None: patches of pixels."""
+    gelu: Literal["exact", "tanh"] = "exact"
     """The MLP's GELU: exact, x * Phi(x); or tanh, its approximation, which JAX computes (Hendrycks and Gimpel 2016)."""
-    layer_scale: float | None = None
+    layer_scale: Positive | None = None
     """Initial value of learned factors of the outputs of attention and MLP (LayerScale, Touvron et al. 2021: CaiT);
     None: no factors; 1e-5 in DINOv2 (facebookresearch/dinov2: ssl_default_config.yaml)."""
-    registers: int = 0
+    registers: Whole = 0
     """Number of additional tokens before the patches, without a position, whose outputs are not used (Darcet et al.
     2024)."""
-    norm_epsilon: float = 1e-6
+    norm_epsilon: Positive = 1e-6
     """Added to the variance in layer norms; 1e-5 in DINOv3."""
 
-    def __post_init__(self) -> None:
+    @model_validator(mode="after")
+    def _check_shapes(self) -> Self:
         _ = self.grid
         if self.stem is not None:
-            self._check_stem()
-        for name in ("width", "depth", "heads", "channels"):
-            whole(name, getattr(self, name))
-        if self.mlp_width is not None:
-            whole("mlp_width", self.mlp_width)
+            step = stride(self.stem.layers)
+            if any(side % step for side in pair("patch_size", self.patch_size)):
+                right = f"must be a multiple of {step}, the stride of stem.layers={self.stem.layers}"
+                raise OptionError("patch_size", self.patch_size, right)
         if self.width % self.heads:
             raise OptionError("heads", self.heads, f"must divide width={self.width}")
-        for name in ("class_token", "distillation_token", "activation_checkpointing"):
-            flag(name, getattr(self, name))
-        if self.distillation_token and not self.class_token:
-            raise OptionError("distillation_token", True, "needs class_token=true, after which it stands")
-        one_of("pooling", self.pooling, ("patch_mean", "class_token"))
-        if self.pooling == "class_token" and not self.class_token:
-            raise OptionError("pooling", self.pooling, "needs class_token=true; without one, pool by patch_mean")
-        one_of("mlp", self.mlp, ("gelu", "swiglu"))
-        one_of("gelu", self.gelu, ("exact", "tanh"))
         if self.mlp == "swiglu" and self.gelu != "exact":
             raise OptionError("gelu", self.gelu, "must be exact for mlp=swiglu, which has no GELU")
-        number("norm_epsilon", self.norm_epsilon, 0, above=True)
-        if self.layer_scale is not None:
-            number("layer_scale", self.layer_scale, 0, above=True)
-        whole("registers", self.registers, at_least=0)
-        self._check_positions()
-        for name in ("dropout", "attention_dropout", "stochastic_depth"):
-            number(name, getattr(self, name), 0, 0.99)
-        _check_normalisation(self.mean, self.std, self.channels)
+        return self
 
-    def _check_stem(self) -> None:
-        if not isinstance(self.stem, Mapping):
-            right = "{layers: units of each stage, width: channels of the first, epsilons: authors or timm}"
-            raise OptionError("stem", self.stem, f"must be null, or {right}")
-        with within("stem"):
-            stem = make(Stem, self.stem)
-        step = stride(stem.layers)
-        if any(side % step for side in pair("patch_size", self.patch_size)):
-            right = f"must be a multiple of {step}, the stride of stem.layers={stem.layers}"
-            raise OptionError("patch_size", self.patch_size, right)
+    @model_validator(mode="after")
+    def _check_tokens(self) -> Self:
+        if self.distillation_token and not self.class_token:
+            raise OptionError("distillation_token", True, "needs class_token=true, after which it stands")
+        if self.pooling == "class_token" and not self.class_token:
+            raise OptionError("pooling", self.pooling, "needs class_token=true; without one, pool by patch_mean")
+        return self
 
-    def _check_positions(self) -> None:
-        one_of("positions", self.positions, POSITIONS)
-        one_of("positions_at", self.positions_at, ("stem", "every_layer", "every_layer_shared"))
+    @model_validator(mode="after")
+    def _check_positions(self) -> Self:
         if self.positions in ("learned_2d", "sine_cosine_2d") and self.width % 4:
             raise OptionError("width", self.width, f"must be a multiple of 4 for positions={self.positions}")
         if self.positions == "rotary" and self.width // self.heads % 4:
@@ -179,6 +166,7 @@ class ViT:
         if self.positions in ("relative", "rotary", "none") and self.positions_at != "stem":
             right = f"must be stem for positions={self.positions}, which adds nothing"
             raise OptionError("positions_at", self.positions_at, right)
+        return self
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -191,41 +179,31 @@ class ViT:
         return TOKENS if self.class_token else ("patch_mean",)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Timm:
+class Timm(Normalized):
     """A model of timm without its classifier, as an encoder of one layer, to compare with."""
 
     model: str
     """Its name in timm."""
-    image_size: int | Sequence[int]
+    image_size: Size
     """Pixels of an image's side, or [height, width]."""
-    channels: int = 3
-    """Channels of the images."""
-    arguments: Mapping[str, object] = field(default_factory=dict)
+    arguments: Annotated[Mapping[str, Any], Expect("{name: value}, arguments of timm's model")] = {}
     """Further keyword arguments of the model, such as {drop_path_rate: 0.1}."""
-    mean: float | Sequence[float] = 0.5
-    """Mean of the images' channels, in [0, 1]: one number, or one for each."""
-    std: float | Sequence[float] = 0.5
-    """Standard deviation of the images' channels, in [0, 1]: one number, or one for each."""
 
     patch_size: ClassVar[tuple[int, int]] = (1, 1)  # the model itself refuses an image size
     depth: ClassVar[int] = 1
     pooling: ClassVar[str] = "pooled"
     poolings: ClassVar[tuple[str, ...]] = ("pooled",)
 
-    def __post_init__(self) -> None:
+    @model_validator(mode="after")
+    def _check_model(self) -> Self:
         known = timm_models()
-        if (name := str(self.model).partition(".")[0]) not in known:
+        if (name := self.model.partition(".")[0]) not in known:
             close = ", ".join(difflib.get_close_matches(name, known, n=3)) or "none: see timm.list_models()"
             raise OptionError("model", self.model, f"is no model of timm; names near it: {close}")
-        pair("image_size", self.image_size)
-        whole("channels", self.channels)
-        if not isinstance(self.arguments, Mapping):
-            raise OptionError("arguments", self.arguments, "must be {name: value}, arguments of timm's model")
         for taken in ("num_classes", "in_chans", "img_size", "pretrained"):
             if taken in self.arguments:
                 raise OptionError(f"arguments.{taken}", self.arguments[taken], "is set by other options")
-        _check_normalisation(self.mean, self.std, self.channels)
+        return self
 
 
 @cache
@@ -250,30 +228,20 @@ def vit(arguments: Mapping[str, object]) -> ViT:
     return make(ViT, arguments)
 
 
-def _check_normalisation(mean: object, std: object, channels: int) -> None:
-    for name, given in (("mean", mean), ("std", std)):
-        values = list(given) if isinstance(given, list | tuple) else [given]
-        if len(values) not in (1, channels):
-            raise OptionError(name, values, f"must be one number, or one for each of the {channels} channels")
-        for value in values:
-            number(name, value, 0, 1, above=name == "std")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Decoder:
+class Decoder(Options):
     """The light Transformer of a masked autoencoder (He et al. 2022, section 3 and Table 1)."""
 
-    depth: int
+    depth: Count
     """Layers."""
-    width: int
+    width: Count
     """Width of a token's embedding; a multiple of 4, since positions are sines and cosines of rows and columns."""
-    heads: int
+    heads: Count
     """Heads of attention."""
 
-    def __post_init__(self) -> None:
-        for name in ("depth", "width", "heads"):
-            whole(name, getattr(self, name))
+    @model_validator(mode="after")
+    def _check_width(self) -> Self:
         if self.width % 4:
             raise OptionError("width", self.width, "must be a multiple of 4, for sines and cosines of rows and columns")
         if self.width % self.heads:
             raise OptionError("heads", self.heads, f"must divide width={self.width}")
+        return self

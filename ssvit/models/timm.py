@@ -14,9 +14,10 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from ssvit.config.declaration import make
 from ssvit.models import options
 from ssvit.models.encoder import Encoder
-from ssvit.options import OptionError, UserError, make, pair, typed
+from ssvit.options import OptionError, UserError, pair, typed
 
 _HEAD = "ssvit's classifier"  # a parameter's name that no layer of a model has
 

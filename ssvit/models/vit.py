@@ -19,11 +19,12 @@ from einops import rearrange
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from ssvit.config.declaration import make
 from ssvit.models import options, positions
 from ssvit.models.encoder import Encoder
 from ssvit.models.hybrid import Convolution, ResNet
 from ssvit.models.positions import Grid
-from ssvit.options import OptionError, make, one_of, pair, typed
+from ssvit.options import OptionError, one_of, pair, typed
 
 _APPROXIMATE = {"exact": "none", "tanh": "tanh"}  # torch's names of the GELUs
 Ids = Tensor | None  # of tokens, (b, m); None for all of them, in order
@@ -239,7 +240,7 @@ class ViT(Encoder):
     def __init__(self, **arguments: object) -> None:
         own = make(options.ViT, arguments)
         super().__init__()
-        self.arguments = dict(vars(own))
+        self.arguments = own.values()
         self.image_size = pair("image_size", own.image_size)
         self.patch_size = pair("patch_size", own.patch_size)
         self.grid, self.patches = own.grid, math.prod(own.grid)
@@ -247,7 +248,7 @@ class ViT(Encoder):
         placed = int(own.class_token) + int(own.distillation_token)  # prefix tokens with positions
         self.num_prefix_tokens = placed + own.registers
 
-        self.stem = None if own.stem is None else ResNet(channels=own.channels, **own.stem)
+        self.stem = None if own.stem is None else ResNet(channels=own.channels, **own.stem.values())
         stride, mapped = (1, own.channels) if self.stem is None else (self.stem.stride, self.stem.outputs)
         self.cut = self.patch_size[0] // stride, self.patch_size[1] // stride
         self.patch = nn.Linear(mapped * math.prod(self.cut), own.width)

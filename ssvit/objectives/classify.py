@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.transforms import v2
 
+from ssvit.config.declaration import make
 from ssvit.data.batch import Batch
 from ssvit.data.source import is_multi_label
 from ssvit.models import lora
@@ -22,7 +23,7 @@ from ssvit.models.options import kind
 from ssvit.models.vit import ViT, lecun_normal_
 from ssvit.objectives import options
 from ssvit.objectives.base import NOTHING, Objective, at_least_float32
-from ssvit.options import OptionError, UserError, make
+from ssvit.options import OptionError, UserError
 
 
 def balanced(labels: Tensor, classes: int) -> list[float]:
@@ -120,8 +121,8 @@ class Classify(Objective):
         if teacher is None:
             loss = torch.stack([self._loss(x, labels) for x in logits]).mean()
         else:
-            taught = teacher.loss(logits[-1], images)
-            loss = (1 - teacher.weight) * self._loss(logits[0], labels) + teacher.weight * taught
+            taught, weight = teacher.loss(logits[-1], images), teacher.options.weight
+            loss = (1 - weight) * self._loss(logits[0], labels) + weight * taught
         with torch.no_grad():
             mean = torch.stack(logits).mean(0)
             if self.options.loss == options.MULTI_LABEL:
@@ -181,7 +182,7 @@ class Classify(Objective):
                 if name.endswith(".bias"):
                     parameter.requires_grad_(True)
         if self.options.lora is not None:
-            lora.adapt(encoder, **self.options.lora)
+            lora.adapt(encoder, **self.options.lora.values())
 
     def _head(self) -> nn.Module:
         """(b, d) -> (b, k), initialised as in the authors' code: zero weights at last, a LeCun-normal hidden layer."""

@@ -12,7 +12,6 @@ import hashlib
 import math
 import time
 from collections.abc import Iterator
-from typing import cast
 
 import faiss
 import torch
@@ -20,13 +19,13 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
+from ssvit.config.declaration import make
 from ssvit.data.batch import Batch
 from ssvit.models.vit import ViT, gather
 from ssvit.objectives import options
 from ssvit.objectives.base import at_least_float32
 from ssvit.objectives.targets import Classes
 from ssvit.objectives.teacher import Teacher
-from ssvit.options import make
 from ssvit.randomness import key, uniform
 
 _TOGETHER = 64  # images described at once in a fit
@@ -113,7 +112,7 @@ class Codebook(nn.Module, Classes):
     def __init__(self, *, encoder: ViT | None = None, **given: object) -> None:
         super().__init__()
         self.options = own = make(options.Codebook, given)
-        self.patch_size = cast(tuple[int, int], own.patch_size)
+        self.patch_size = own.patch_size
         self.classes = self.width = own.clusters
         self.vectors: Windows | Features
         self.facts: dict[str, object] = {}

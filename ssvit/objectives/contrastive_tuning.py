@@ -15,13 +15,14 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
+from ssvit.config.declaration import make
 from ssvit.data.batch import Batch
 from ssvit.models.options import ViT as ViTOptions
 from ssvit.models.vit import ViT
 from ssvit.objectives import options
 from ssvit.objectives.base import NOTHING
 from ssvit.objectives.contrast import VIEWS, Contrastive, cosines, gathered, two_views, unit
-from ssvit.options import OptionError, make
+from ssvit.options import OptionError
 
 
 class ContrastiveTuning(Contrastive):

@@ -15,12 +15,13 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
+from ssvit.config.declaration import make
 from ssvit.data.batch import Batch
 from ssvit.models.vit import ViT
 from ssvit.objectives import options
 from ssvit.objectives.base import NOTHING, Objective, at_least_float32
 from ssvit.objectives.teacher import Teacher
-from ssvit.options import UserError, make
+from ssvit.options import UserError
 
 
 class Head(nn.Module):

@@ -13,17 +13,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ssvit.config.declaration import make
 from ssvit.models.encoder import Encoder
 from ssvit.objectives import options
 from ssvit.objectives.classify import Classify
 from ssvit.options import OptionError, UserError
 
 
-class Distillation(options.Distillation):
+class Distillation:
     """The options of `options.Distillation` and the teacher, a trained `ssvit.objectives.classify.Classify`."""
 
     def __init__(self, *, teacher: Classify, **given: Any) -> None:
-        super().__init__(**given)
+        self.options = make(options.Distillation, given)
         self.teacher = teacher.eval()
 
     def check(self, encoder: Encoder, classes: Sequence[str]) -> None:
@@ -31,10 +32,10 @@ class Distillation(options.Distillation):
 
         And unless its probabilities are those of a softmax, if they are the target.
         """
-        if self.kind == "soft" and self.teacher.options.loss != options.SOFTMAX:
+        if self.options.kind == "soft" and self.teacher.options.loss != options.SOFTMAX:
             loss = self.teacher.options.loss
             right = f"must be hard with this teacher, whose probabilities are no softmax: its loss is {loss}"
-            raise OptionError("objective.distillation.kind", self.kind, right)
+            raise OptionError("objective.distillation.kind", self.options.kind, right)
         own, theirs = ("x".join(map(str, (vit.channels, *vit.image_size))) for vit in (encoder, self.teacher.encoder))
         if own != theirs:
             raise UserError(f"distillation.teacher: takes images of {theirs}, this encoder takes {own}")
@@ -55,11 +56,12 @@ class Distillation(options.Distillation):
             self._move(images.device)
         with torch.no_grad():
             taught = self.teacher.logits(images)
-        if self.kind == "hard":
+        if self.options.kind == "hard":
             return F.cross_entropy(logits, taught.argmax(1))
-        student, teacher = (F.log_softmax(x / self.temperature, 1, dtype=logits.dtype) for x in (logits, taught))
-        count = len(logits) if self.reduction == "batch" else logits.numel()
-        return self.temperature**2 * F.kl_div(student, teacher, reduction="sum", log_target=True) / count
+        temperature = self.options.temperature
+        student, teacher = (F.log_softmax(x / temperature, 1, dtype=logits.dtype) for x in (logits, taught))
+        count = len(logits) if self.options.reduction == "batch" else logits.numel()
+        return temperature**2 * F.kl_div(student, teacher, reduction="sum", log_target=True) / count
 
     @torch.compiler.disable
     def _move(self, device: torch.device) -> None:

@@ -18,16 +18,13 @@ from ssvit.objectives.targets import Regression
 BINS = 9
 
 
-class Hog(Regression, options.Hog):
+class Hog(options.Hog, Regression):
     """Regression of the histograms of a window's cells, with L2. A cell without gradient is zero."""
-
-    cell: tuple[int, int]
-    window: tuple[int, int]
 
     @property
     def cells(self) -> tuple[int, int]:
         """Rows and columns of a window's cells."""
-        return self.window[0] // self.cell[0], self.window[1] // self.cell[1]
+        return self.window_size[0] // self.cell[0], self.window_size[1] // self.cell[1]
 
     @property
     def width(self) -> int:
@@ -37,7 +34,7 @@ class Hog(Regression, options.Hog):
     @property
     def _margin(self) -> tuple[int, int]:
         """Pixels of the window above, and left of, the patch."""
-        return (self.window[0] - self.patch_size[0]) // 2, (self.window[1] - self.patch_size[1]) // 2
+        return (self.window_size[0] - self.patch_size[0]) // 2, (self.window_size[1] - self.patch_size[1]) // 2
 
     def labels(self, images: Tensor) -> Tensor:
         """(b, c, h, w) in [0, 1] or uint8 -> (b, n, c * k * cells) float32 in [0, 1]; outside of the image zeros.

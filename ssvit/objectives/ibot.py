@@ -14,6 +14,7 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 
+from ssvit.config.declaration import make, select
 from ssvit.data.batch import Batch
 from ssvit.models.vit import ViT, gather
 from ssvit.objectives import options
@@ -21,7 +22,7 @@ from ssvit.objectives.base import NOTHING
 from ssvit.objectives.dino import Dino, Head, Student, entropy, follow, groups, logits
 from ssvit.objectives.masking import rectangle_order
 from ssvit.objectives.teacher import Teacher
-from ssvit.options import UserError, make, select
+from ssvit.options import UserError
 from ssvit.randomness import uniform
 
 VIEWS = 2  # global ones

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
+from ssvit.config.declaration import make
 from ssvit.data.batch import Batch
 from ssvit.models.options import ViT as ViTOptions
 from ssvit.models.positions import Grid
@@ -25,7 +26,6 @@ from ssvit.objectives import options
 from ssvit.objectives.base import NOTHING, Objective, at_least_float32
 from ssvit.objectives.masking import visible_blocks
 from ssvit.objectives.teacher import Teacher
-from ssvit.options import make
 
 _EPSILON = 1e-5  # added to variances, as torch's norms do
 
@@ -79,7 +79,7 @@ class Latent(Objective):
         own.fits(make(ViTOptions, encoder.arguments))
         self.schedules = {"teacher_momentum": own.teacher_momentum}
         self.encoder = encoder
-        self.decoder = Convolutions(grid=encoder.grid, input_width=encoder.width, **own.decoder)
+        self.decoder = Convolutions(grid=encoder.grid, input_width=encoder.width, **own.decoder.values())
         self.teacher = Teacher(encoder)
 
     def sample(self, slots: Tensor, *, seed: int) -> Masks:

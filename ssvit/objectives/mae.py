@@ -15,13 +15,13 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor
 
+from ssvit.config.declaration import make
 from ssvit.data.batch import Batch
 from ssvit.models.decoder import Decoder
 from ssvit.models.options import ViT as ViTOptions
 from ssvit.models.vit import ViT
 from ssvit.objectives import options
 from ssvit.objectives.base import NOTHING, Objective
-from ssvit.options import make
 from ssvit.randomness import uniform
 
 _EPSILON = 1e-6  # added to a patch's variance (facebookresearch/mae: models_mae.py)
@@ -52,7 +52,7 @@ class MAE(Objective):
             num_prefix_tokens=encoder.num_prefix_tokens,
             input_width=encoder.width,
             output_width=encoder.channels * math.prod(encoder.patch_size),
-            **self.options.decoder,
+            **self.options.decoder.values(),
         )
 
     def sample(self, slots: Tensor, *, seed: int) -> Masks:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
+from ssvit.config.declaration import make
 from ssvit.data.batch import Batch
 from ssvit.models.decoder import Decoder
 from ssvit.models.options import ViT as ViTOptions
@@ -19,7 +20,6 @@ from ssvit.objectives import options
 from ssvit.objectives.base import NOTHING, Objective
 from ssvit.objectives.masking import Corruption, Masking, corrupt, uncorrupted
 from ssvit.objectives.targets import Target
-from ssvit.options import make
 
 
 class MaskedPatch(Objective):
@@ -34,7 +34,7 @@ class MaskedPatch(Objective):
         self, *, encoder: ViT, masking: Masking, target: Target, decoder: Mapping[str, object] | None = None
     ) -> None:
         super().__init__()
-        own = options.MaskedPatch(masking=masking, decoder=decoder)
+        own = make(options.MaskedPatch, {"masking": masking, "decoder": decoder})
         self.encoder, self.masking, self.target = encoder, masking, target
         self.decoder: Decoder | None = None
         if own.decoder is not None:
@@ -44,7 +44,7 @@ class MaskedPatch(Objective):
                 num_prefix_tokens=encoder.num_prefix_tokens,
                 input_width=encoder.width,
                 output_width=target.width,
-                **own.decoder,
+                **own.decoder.values(),
             )
             return
         self.mask_token = nn.Parameter(torch.randn(encoder.width) * 0.02)

@@ -1,45 +1,44 @@
-"""The options of the objectives and of their parts, which check themselves. Standard library only."""
+"""The options of the objectives and of their parts. No torch."""
 
 import math
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
+from annotated_types import Ge, Le, MinLen
+from pydantic import model_validator
+
+from ssvit.config.declaration import Count, Expect, Fraction, NotNegative, Options, Pair, Positive, Share, Size
 from ssvit.models.options import Decoder, Timm, ViT
-from ssvit.options import OptionError, Options, flag, group, make, number, one_of, pair, whole
-from ssvit.schedule import Schedule, ScheduleFunction
+from ssvit.options import OptionError, pair
+from ssvit.schedule import Between, Schedule, ScheduleFunction
 
 POINTS = 39  # vectors for each cluster, below which faiss warns of poor ones
 
 
-@dataclass(frozen=True, kw_only=True)
-class Masking:
+class Masking(Options):
     """Which patches are corrupted, and how (section 4.6, Appendix B.1.2)."""
 
-    corrupted: float = 0.5
+    corrupted: Share = 0.5
     """Fraction of an image's patches that are corrupted and predicted."""
-    mask: float = 0.8
+    mask: Fraction = 0.8
     """Fraction of the corrupted patches that become the [mask] embedding."""
-    replace: float = 0.1
+    replace: Fraction = 0.1
     """Fraction of the corrupted patches that become another patch of the same image."""
-    keep: float = 0.1
+    keep: Fraction = 0.1
     """Fraction of the corrupted patches that stay unchanged. The three fractions sum to 1."""
-    shape: str = "random"
+    shape: Literal["random", "block"] = "random"
     """random: patches are chosen independently; block: rectangles are chosen until the count is reached (Bao et al.
     2022)."""
-    unit: int = 1
+    unit: Count = 1
     """Side in patches of the squares that are corrupted together (Xie et al. 2022, section 3.2)."""
 
-    def __post_init__(self) -> None:
-        number("corrupted", self.corrupted, 0, 1, above=True)
-        for name in ("mask", "replace", "keep"):
-            number(name, getattr(self, name), 0, 1)
+    @model_validator(mode="after")
+    def _check_sum(self) -> Self:
         total = self.mask + self.replace + self.keep
         if abs(total - 1) > 1e-6:
             raise OptionError("mask + replace + keep", f"{total:g}", "the three fractions must sum to 1")
-        one_of("shape", self.shape, ("random", "block"))
-        whole("unit", self.unit)
+        return self
 
     def count(self, patches: int) -> int:
         """The number of corrupted patches of an image: the fraction of its units, rounded, at least one unit."""
@@ -59,31 +58,26 @@ class Masking:
         return grid[0] // self.unit, grid[1] // self.unit
 
 
-@dataclass(frozen=True, kw_only=True)
-class MaskedPatch:
+class MaskedPatch(Options):
     """Masked patch prediction."""
 
     samples_patches: ClassVar[bool] = True  # of images of the encoder's size
 
-    masking: Any
-    """A `Masking`."""
-    decoder: Mapping[str, object] | None = None
-    """The options of a `Decoder` that predicts the corrupted patches; the encoder then sees only the others. None: the
-    encoder sees all patches, and a linear head predicts."""
+    masking: Masking
+    """Which patches are corrupted, and how."""
+    decoder: Decoder | None = None
+    """The decoder that predicts the corrupted patches; the encoder then sees only the others. None: the encoder sees
+    all patches, and a linear head predicts."""
 
-    def __post_init__(self) -> None:
-        if not isinstance(self.masking, Masking):
-            given = self.masking
-            if isinstance(given, Mapping):
-                given = {name: value for name, value in given.items() if name != "_target_"}
-            object.__setattr__(self, "masking", group("masking", Masking, given))
+    @model_validator(mode="after")
+    def _check_masking(self) -> Self:
         if self.decoder is None:
-            return
-        group("decoder", Decoder, self.decoder, optional=True)
+            return self
         for name, share in (("mask", 1), ("replace", 0), ("keep", 0)):
             if getattr(self.masking, name) != share:
                 right = f"must be {share} with a decoder, as the encoder sees nothing of corrupted patches"
                 raise OptionError(f"masking.{name}", getattr(self.masking, name), right)
+        return self
 
     def fits(self, encoder: ViT) -> None:
         """OptionError if there is a decoder and the encoder would see no patch, or through its stem all patches."""
@@ -97,18 +91,13 @@ class MaskedPatch:
             raise OptionError("masking.corrupted", self.masking.corrupted, right)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Patches:
+class Patches(Options):
     """A target that is computed for each patch."""
 
-    patch_size: int | Sequence[int]
+    patch_size: Pair
     """Pixels of a patch's side, or [height, width]; stored as a pair."""
-    channels: int = 3
+    channels: Count = 3
     """Channels of the images."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "patch_size", pair("patch_size", self.patch_size))
-        whole("channels", self.channels)
 
     def fits(self, encoder: ViT) -> None:
         """OptionError unless the encoder has patches of this size."""
@@ -118,90 +107,91 @@ class Patches:
                 raise OptionError(name, getattr(self, name), f"must be {value}, as of the encoder")
 
 
-@dataclass(frozen=True, kw_only=True)
 class Pixels(Patches):
     """The pixels of the patch (Appendix B.1.2)."""
 
-    loss: str = "l2"
+    loss: Literal["l2", "l1"] = "l2"
     """l2: the squared error, as in the paper; l1: the absolute error, as in SimMIM (Xie et al. 2022, section 3.4)."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        one_of("loss", self.loss, ("l2", "l1"))
 
-
-@dataclass(frozen=True, kw_only=True)
 class Hog(Patches):
     """Histograms of oriented gradients (Wei et al. 2022)."""
 
-    cell: int | Sequence[int] = 8
+    cell: Pair = (8, 8)
     """Side in pixels of a cell, which has one histogram, or [height, width]; stored as a pair. The paper has 8, for
     patches of 16."""
-    window: int | Sequence[int] | None = None
+    window: Pair | None = None
     """Side in pixels of the square around the patch whose cells are predicted, or [height, width]; stored as a pair.
     None: only the patch itself."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        patch, cell = pair("patch_size", self.patch_size), pair("cell", self.cell)
-        window = patch if self.window is None else pair("window", self.window)
-        object.__setattr__(self, "cell", cell)
-        object.__setattr__(self, "window", window)
+    @property
+    def window_size(self) -> tuple[int, int]:
+        """Height and width of the square whose cells are predicted."""
+        return self.window or self.patch_size
+
+    @model_validator(mode="after")
+    def _check_window(self) -> Self:
+        patch, cell, window = self.patch_size, self.cell, self.window_size
         if any(side < least or (side - least) % 2 for side, least in zip(window, patch, strict=True)):
             right = f"must be the patch's {patch[0]}x{patch[1]} pixels, or larger by an even number"
             raise OptionError("window", self.window, right)
         if any(side % part for side, part in zip(window, cell, strict=True)):
             raise OptionError("cell", self.cell, f"must divide the window of {window[0]}x{window[1]} pixels")
+        return self
 
 
-@dataclass(frozen=True, kw_only=True)
 class MeanColor(Patches):
     """The mean colour of the patch as one class: the paper's best target."""
 
-    bits: int = 3
+    bits: Count = 3
     """Each channel has 2^bits levels; 3 bits give 512 classes."""
 
     @property
-    def grid(self) -> int:
+    def side(self) -> int:
         """Cells in a row and in a column of the patch."""
         return 1
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        whole("grid", self.grid)
-        whole("bits", self.bits)
-        height, width = pair("patch_size", self.patch_size)
-        if height % self.grid or width % self.grid:
-            raise OptionError("grid", self.grid, f"must divide the patch of {height}x{width} pixels")
+    @model_validator(mode="after")
+    def _check_bits(self) -> Self:
         if self.bits > 8 or self.bits * self.channels > 16:
             most = min(8, 16 // self.channels)
             others = "; target=pixels, hog and codebook take any number of them" if self.channels > 3 else ""
             raise OptionError("bits", self.bits, f"must be at most {most} for {self.channels} channels{others}")
+        return self
 
 
-@dataclass(frozen=True, kw_only=True)
 class ColorGrid(MeanColor):
     """The mean colours of a grid of cells, one class for each cell: the paper's 4x4 downsized patch."""
 
-    grid: int = 4
+    grid: Count = 4
     """Cells in a row and in a column of the patch."""
 
+    @property
+    def side(self) -> int:
+        return self.grid
 
-@dataclass(frozen=True, kw_only=True)
+    @model_validator(mode="after")
+    def _check_grid(self) -> Self:
+        height, width = pair("patch_size", self.patch_size)
+        if height % self.grid or width % self.grid:
+            raise OptionError("grid", self.grid, f"must divide the patch of {height}x{width} pixels")
+        return self
+
+
 class Codebook(Patches):
     """The cluster of the patch, by its pixels or by the features of an earlier run."""
 
-    clusters: int = 512
+    clusters: Annotated[int, Ge(2)] = 512
     """Number of clusters; 512 to 8,192 are usual."""
-    images: int = 2048
+    images: Count = 2048
     """Number of the run's first images, as augmented for training, whose patches are clustered."""
-    window: int | Sequence[int] | None = None
+    window: Size | None = None
     """Side in pixels of the window around a patch, or [height, width]; None: three times the patch's side."""
-    components: int = 32
+    components: Count = 32
     """Number of principal components of the window's pixels."""
     checkpoint: str | None = None
     """The run or checkpoint whose encoder's features are clustered, as a second stage; None: pixels are clustered."""
-    layer: int | None = None
+    layer: Count | None = None
     """The layer of that encoder whose features are taken; 1 for the first."""
 
     @property
@@ -212,23 +202,24 @@ class Codebook(Patches):
         height, width = pair("patch_size", self.patch_size)
         return 3 * height, 3 * width
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        whole("clusters", self.clusters, 2)
-        whole("images", self.images)
-        whole("components", self.components)
+    @model_validator(mode="after")
+    def _check_window(self) -> Self:
         patch = pair("patch_size", self.patch_size)
         if any(window < side for window, side in zip(self.window_size, patch, strict=True)):
             raise OptionError("window", self.window, "must be at least the patch")
+        return self
+
+    @model_validator(mode="after")
+    def _check_checkpoint(self) -> Self:
         if self.checkpoint is None:
             if self.layer is not None:
                 raise OptionError("layer", self.layer, "needs the checkpoint of an earlier run, as target.checkpoint=…")
-            return
-        if not os.path.exists(str(self.checkpoint)):
+            return self
+        if not os.path.exists(self.checkpoint):
             raise OptionError("checkpoint", self.checkpoint, "no such folder or file")
         if self.layer is None:
             raise OptionError("layer", None, "must be given with a checkpoint; a middle one is usual")
-        whole("layer", self.layer)
+        return self
 
     def fits(self, encoder: ViT) -> None:
         """OptionError unless images are larger than a window and have enough patches for the clusters."""
@@ -244,22 +235,13 @@ class Codebook(Patches):
             raise OptionError("images", self.images, right)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Masked:
+class Masked(Options):
     """An objective whose encoder sees a part of the patches, and whose decoder predicts the others."""
 
     samples_patches: ClassVar[bool] = True  # of images of the encoder's size
 
-    decoder: Mapping[str, Any]
-    """The decoder, which predicts the masked patches."""
-    masked: float
+    masked: Share
     """Fraction of an image's patches that the encoder does not see and that are predicted."""
-
-    decoder_options: ClassVar[type[Options]]
-
-    def __post_init__(self) -> None:
-        group("decoder", self.decoder_options, self.decoder)
-        number("masked", self.masked, 0, 1, above=True)
 
     def fits(self, encoder: ViT) -> None:
         """OptionError unless an image has patches to mask and others to see."""
@@ -273,20 +255,15 @@ class Masked:
         return min(max(1, round(self.masked * patches)), patches - 1)
 
 
-@dataclass(frozen=True, kw_only=True)
 class MAE(Masked):
     """A masked autoencoder (He et al. 2022)."""
 
-    decoder_options: ClassVar = Decoder
-
-    masked: float = 0.75
+    masked: Share = 0.75
     """Fraction of an image's patches that the encoder does not see and that are reconstructed (section 4.1)."""
     norm_pixels: bool = True
     """Whether a patch's pixels are normalised by their mean and standard deviation (section 3)."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        flag("norm_pixels", self.norm_pixels)
+    decoder: Decoder
+    """The decoder, which predicts the masked patches."""
 
     def fits(self, encoder: ViT) -> None:
         """OptionError unless an image has patches to mask and others to see, and the patches can be normalised."""
@@ -295,68 +272,59 @@ class MAE(Masked):
             raise OptionError("norm_pixels", True, "must be false for patches of a single number")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Lora:
+class Lora(Options):
     """Low-rank updates of attention's frozen matrices (Hu et al. 2021): W + alpha / rank * B A."""
 
-    rank: int
+    rank: Count
     """Columns of B and rows of A; 4 to 16 are common."""
-    alpha: float
+    alpha: Positive
     """Scale of the update, which is multiplied by alpha / rank; often the rank, or twice the rank."""
 
-    def __post_init__(self) -> None:
-        whole("rank", self.rank)
-        number("alpha", self.alpha, 0, above=True)
 
-
-BALANCED = "balanced"
+BALANCED: Final = "balanced"
+ClassWeights = Annotated[
+    Literal["balanced"] | Sequence[NotNegative], Expect("balanced, or a list with a number of 0 or more for each class")
+]
 _SEVERAL = "where an image may have several classes"
-SOFTMAX, SIGMOID, MULTI_LABEL = LOSSES = "softmax", "sigmoid", "multi_label"
+SOFTMAX: Final = "softmax"
+SIGMOID: Final = "sigmoid"
+MULTI_LABEL: Final = "multi_label"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Classify:
+class Classify(Options):
     """A classification head and its loss."""
 
-    classes: Sequence[str] | None = None
+    classes: Annotated[Sequence[str], MinLen(2), Expect("a list of two or more")] | None = None
     """Names of the classes, in the order of the labels; None: those of the data set."""
-    hidden: int | None = None
+    hidden: Count | None = None
     """Width of the head's hidden layer; None: a linear head, as in the paper's fine-tuning."""
-    loss: str = SOFTMAX
+    loss: Literal["softmax", "sigmoid", "multi_label"] = SOFTMAX
     """softmax (the paper); sigmoid: a binary loss for each class, summed over the classes (big_vision: utils.py);
     multi_label: the same where an image may have several classes or none, as data with such labels choose."""
-    head_bias: float = 0.0
+    head_bias: Annotated[float, Ge(-100), Le(100)] = 0.0
     """Initial value of the biases of the head's last layer. With sigmoid, big_vision has -6.9 for ImageNet and -10 for
     ImageNet-21k (vit_i1k.py, vit_i21k.py)."""
-    label_smoothing: float = 0.0
+    label_smoothing: Annotated[float, Ge(0), Le(0.999999)] = 0.0
     """Fraction of a label that is spread over all classes; only with softmax."""
-    mixup: float = 0.0
+    mixup: NotNegative = 0.0
     """alpha of MixUp (Zhang et al. 2018); 0: no MixUp. With CutMix too, each micro-batch gets one of them at random."""
-    cutmix: float = 0.0
+    cutmix: NotNegative = 0.0
     """alpha of CutMix (Yun et al. 2019); 0: no CutMix."""
     distillation: Any = None
     """The options of `Distillation`; None: labels only."""
-    trained: str | int = "all"
+    trained: Literal["all", "head", "norms_and_biases"] | Annotated[Count, Expect("a number of last layers")] = "all"
     """Which weights are trained besides the head. all; head: none; a number: the last norm and this number of last
     layers; norms_and_biases: those of the encoder (BitFit, Zaken et al. 2022). The other weights stay as in the
     checkpoint."""
-    lora: Mapping[str, Any] | None = None
-    """The options of `Lora`, with trained=head; None: no LoRA."""
-    class_weights: Sequence[float] | str | None = None
+    lora: Lora | None = None
+    """Low-rank updates, with trained=head; None: no LoRA."""
+    class_weights: ClassWeights | None = None
     """Factors of the images' losses by their labels, in the order of the classes. balanced: images / (classes * images
     of the class), 0 for a class without images; None: all 1. With several labels: factors of a class's loss on the
     images that have it (torch's pos_weight); balanced: images without the class / images with it."""
 
-    def __post_init__(self) -> None:
-        if self.classes is not None and (isinstance(self.classes, str) or len(self.classes) < 2):
-            raise OptionError("classes", list(self.classes), "must be two or more")
-        if self.hidden is not None:
-            whole("hidden", self.hidden)
-        number("label_smoothing", self.label_smoothing, 0, 0.999999)
-        number("mixup", self.mixup, 0)
-        number("cutmix", self.cutmix, 0)
-        one_of("loss", self.loss, LOSSES)
-        number("head_bias", self.head_bias, -100, 100)
+    @model_validator(mode="after")
+    def _check_loss(self) -> Self:
         if self.loss == SIGMOID and self.label_smoothing > 0:
             raise OptionError("label_smoothing", self.label_smoothing, "must be 0 with loss=sigmoid")
         if isinstance(self.distillation, str | int | float):
@@ -365,9 +333,7 @@ class Classify:
             raise OptionError("loss", self.loss, "must be softmax with a teacher, whose opinion is a softmax")
         if self.loss == MULTI_LABEL:
             self.check_multi_label()
-        self._check_trained()
-        if self.class_weights is not None:
-            self._check_class_weights(self.class_weights)
+        return self
 
     def check_multi_label(self) -> None:
         """OptionError unless these options go with images of several classes."""
@@ -376,33 +342,25 @@ class Classify:
         if self.distillation is not None:
             raise OptionError("distillation", "given", f"must be null {_SEVERAL}: a teacher's opinion is a softmax")
 
-    def _check_trained(self) -> None:
-        is_count = isinstance(self.trained, int) and not isinstance(self.trained, bool) and self.trained > 0
-        if not is_count and self.trained not in ("all", "head", "norms_and_biases"):
-            right = "must be all, head, norms_and_biases or how many of the last layers, 1 or more"
-            raise OptionError("trained", self.trained, right)
-        if self.lora is None:
-            return
-        group("lora", Lora, self.lora, optional=True)
-        if self.trained != "head":
+    @model_validator(mode="after")
+    def _check_lora(self) -> Self:
+        if self.lora is not None and self.trained != "head":
             raise OptionError("trained", self.trained, "must be head with lora, which freezes the encoder's weights")
+        return self
 
-    def _check_class_weights(self, weights: Any) -> None:
-        if self.loss == SIGMOID:
+    @model_validator(mode="after")
+    def _check_class_weights(self) -> Self:
+        weights = self.class_weights
+        if weights is not None and self.loss == SIGMOID:
             raise OptionError("class_weights", weights, "must be null with loss=sigmoid")
-        if weights == BALANCED:
-            return
-        if isinstance(weights, str) or not isinstance(weights, Sequence):
-            raise OptionError(
-                "class_weights", weights, "must be null, balanced, or a list with a number for each class"
-            )
-        for weight in weights:
-            number("class_weights", weight, 0)
+        if weights is None or isinstance(weights, str):
+            return self
         if not any(weights):
-            raise OptionError("class_weights", list(weights), "one of them must be above 0")
+            raise OptionError("class_weights", weights, "one of them must be above 0")
         if self.classes is not None and len(weights) != len(self.classes):
             right = f"must be {len(self.classes)} numbers, one for each class, not {len(weights)}"
-            raise OptionError("class_weights", list(weights), right)
+            raise OptionError("class_weights", weights, right)
+        return self
 
     def fits(self, encoder: ViT | Timm) -> None:
         """OptionError unless the encoder has as many layers as are to be trained, and is wide enough for LoRA."""
@@ -412,75 +370,57 @@ class Classify:
             return
         if isinstance(self.trained, int) and self.trained > encoder.depth:
             raise OptionError("trained", self.trained, f"must be at most {encoder.depth}, the layers of the encoder")
-        if self.lora is not None and self.lora["rank"] > encoder.width:
+        if self.lora is not None and self.lora.rank > encoder.width:
             right = f"must be at most {encoder.width}, the width of the encoder"
-            raise OptionError("lora.rank", self.lora["rank"], right)
+            raise OptionError("lora.rank", self.lora.rank, right)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Distillation:
+class Distillation(Options):
     """The loss of a classifier against its teacher."""
 
-    kind: str = "hard"
+    kind: Literal["hard", "soft"] = "hard"
     """hard: the teacher's most probable class is the label (Touvron et al. 2021, section 4); soft: its probabilities
     are the target."""
-    temperature: float = 3.0
+    temperature: Positive = 3.0
     """Divides the logits of student and teacher, with soft (Hinton et al. 2015); the default of DeiT's code is 1.0
     (deit: main.py)."""
-    weight: float = 0.5
+    weight: Fraction = 0.5
     """Weight of this loss; the labels' loss has the rest."""
-    reduction: str = "batch"
+    reduction: Literal["batch", "elements"] = "batch"
     """How the soft loss is averaged. batch: summed over the classes, averaged over the images; elements: averaged
     over both, k times less, as in DeiT's code (deit: losses.py)."""
 
-    def __post_init__(self) -> None:
-        one_of("kind", self.kind, ("hard", "soft"))
-        number("temperature", self.temperature, 0, above=True)
-        number("weight", self.weight, 0, 1)
-        one_of("reduction", self.reduction, ("batch", "elements"))
+    @model_validator(mode="after")
+    def _check_reduction(self) -> Self:
         if self.kind == "hard" and self.reduction != "batch":
             raise OptionError("reduction", self.reduction, "must be batch with kind=hard, whose loss is of one class")
+        return self
 
 
-@dataclass(frozen=True, kw_only=True)
-class Dino:
+class Dino(Options):
     """Self-distillation with no labels; the defaults are the authors' for ViT-S (main_dino.py)."""
 
     views: ClassVar[tuple[str, ...]] = ("global",)
     is_averaged: ClassVar[bool] = True  # what is probed and exported, by itself: the teacher
 
-    prototypes: int = 65536
+    prototypes: Annotated[int, Ge(2)] = 65536
     """Number of prototypes; 1,024 to 4,096 for small data sets."""
-    hidden: int = 2048
+    hidden: Count = 2048
     """Width of the head's two hidden layers."""
-    bottleneck: int = 256
+    bottleneck: Count = 256
     """Width of the vectors that are compared with prototypes."""
-    student_temperature: float = 0.1
+    student_temperature: Positive = 0.1
     """Divides the student's logits."""
-    teacher_temperature: ScheduleFunction = field(
-        default_factory=lambda: Schedule(start=0.04, end=0.04, shape="linear", over=0.3)
+    teacher_temperature: Annotated[ScheduleFunction, Between(0, above=True)] = Schedule(
+        start=0.04, end=0.04, shape="linear", over=0.3
     )
     """`Schedule` of the divisor of the teacher's logits; lower values give sharper targets."""
-    teacher_momentum: ScheduleFunction = field(default_factory=lambda: Schedule(start=0.996, end=1.0))
+    teacher_momentum: Annotated[ScheduleFunction, Between(0, 1)] = Schedule(start=0.996, end=1.0)
     """`Schedule` of the share of its own weights that the teacher keeps at each step."""
-    center_momentum: float = 0.9
+    center_momentum: Fraction = 0.9
     """Share that the centre, the running mean of the teacher's logits, keeps of itself at each step."""
-    last_layer: ScheduleFunction = field(default_factory=lambda: Schedule(start=0.0, end=1.0, shape="step", over=0.01))
+    last_layer: Annotated[ScheduleFunction, Between(0)] = Schedule(start=0.0, end=1.0, shape="step", over=0.01)
     """`Schedule` of a factor of the prototypes' gradient; 0 freezes them, also for weight decay."""
-
-    def __post_init__(self) -> None:
-        for name in ("prototypes", "hidden", "bottleneck"):
-            whole(name, getattr(self, name))
-        whole("prototypes", self.prototypes, 2)
-        number("student_temperature", self.student_temperature, 0, above=True)
-        number("center_momentum", self.center_momentum, 0, 1)
-        schedules = {
-            "teacher_temperature": Schedule.of("teacher_temperature", self.teacher_temperature, 0, above=True),
-            "teacher_momentum": Schedule.of("teacher_momentum", self.teacher_momentum, 0, 1),
-            "last_layer": Schedule.of("last_layer", self.last_layer, 0),
-        }
-        for name, schedule in schedules.items():
-            object.__setattr__(self, name, schedule)
 
     @property
     def schedules(self) -> dict[str, ScheduleFunction]:
@@ -488,7 +428,6 @@ class Dino:
         return {name: getattr(self, name) for name in ("teacher_temperature", "teacher_momentum", "last_layer")}
 
 
-@dataclass(frozen=True, kw_only=True)
 class IBot(Dino):
     """DINO with masked patches; the defaults that stand here are the authors' for ViT-S (bytedance/ibot: README.md).
 
@@ -498,31 +437,29 @@ class IBot(Dino):
 
     samples_patches: ClassVar[bool] = True  # of images of the encoder's size
 
-    prototypes: int = 8192
-    masked: float = 0.3
+    prototypes: Annotated[int, Ge(2)] = 8192
+    """Number of prototypes."""
+    masked: Share = 0.3
     """Mean fraction of a masked view's patches that are masked."""
-    spread: float = 0.2
+    spread: NotNegative = 0.2
     """Largest deviation of this fraction from its mean."""
-    probability: float = 0.5
+    probability: Share = 0.5
     """Probability that a global view has masked patches."""
-    patch_weight: float = 1.0
+    patch_weight: NotNegative = 1.0
     """Weight of the patches' loss; DINO's loss has weight 1."""
     own_head: bool = False
     """Whether patches have a separate head, as in DINOv2."""
-    patch_temperature: ScheduleFunction = field(
-        default_factory=lambda: Schedule(start=0.04, end=0.07, shape="linear", over=0.04)
+    patch_temperature: Annotated[ScheduleFunction, Between(0, above=True)] = Schedule(
+        start=0.04, end=0.07, shape="linear", over=0.04
     )
     """`Schedule` of the divisor of the teacher's logits of patches."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        number("masked", self.masked, 0, 1, above=True)
-        number("spread", self.spread, 0, min(self.masked, 1 - self.masked))
-        number("probability", self.probability, 0, 1, above=True)
-        number("patch_weight", self.patch_weight, 0)
-        flag("own_head", self.own_head)
-        schedule = Schedule.of("patch_temperature", self.patch_temperature, 0, above=True)
-        object.__setattr__(self, "patch_temperature", schedule)
+    @model_validator(mode="after")
+    def _check_spread(self) -> Self:
+        most = min(self.masked, 1 - self.masked)
+        if self.spread > most:
+            raise OptionError("spread", self.spread, f"must be a number, 0 or more and at most {most:g}")
+        return self
 
     @property
     def schedules(self) -> dict[str, ScheduleFunction]:
@@ -534,59 +471,48 @@ class IBot(Dino):
         return max(1, round((self.masked + self.spread) * patches))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Convolutions:
+class Convolutions(Options):
     """The convolutional decoder of latent prediction."""
 
-    depth: int
+    depth: Count
     """Layers."""
-    width: int
+    width: Count
     """Channels."""
-    kernel: int = 3
+    kernel: Count = 3
     """Side of a kernel, in patches."""
-    groups: int = 16
+    groups: Count = 16
     """Groups of channels that are convolved separately; divides the widths of decoder and encoder."""
 
-    def __post_init__(self) -> None:
-        for name in ("depth", "width", "kernel", "groups"):
-            whole(name, getattr(self, name))
+    @model_validator(mode="after")
+    def _check_groups(self) -> Self:
         if self.width % self.groups:
             raise OptionError("groups", self.groups, f"must divide width={self.width}")
+        return self
 
 
-@dataclass(frozen=True, kw_only=True)
 class Latent(Masked):
     """Latent prediction; the defaults are the authors' for ViT-B (fairseq: data2vec/config/v2)."""
 
-    decoder_options: ClassVar = Convolutions  # the authors': depth 6, width 768, kernel 3, groups 16
-
-    masks: int = 16
+    masks: Count = 16
     """Masks of an image, which share one forward pass of the teacher."""
-    masked: float = 0.8
+    masked: Share = 0.8
     """Fraction of an image's patches that are masked and predicted."""
-    block: int = 3
+    block: Count = 3
     """Side of a block of visible patches, in patches."""
-    adjust: float = 0.07
+    adjust: Fraction = 0.07
     """Added to the fraction of visible patches when blocks are counted, since blocks overlap."""
-    layers: int = 10
+    layers: Count = 10
     """Number of the teacher's last layers whose mean is predicted."""
-    class_token_weight: float = 0.01
+    class_token_weight: NotNegative = 0.01
     """Weight of the class token's loss, which is a mean like the patches' loss. The authors' 0.01 multiplies a sum
     over a GPU's images and masks (fairseq: model_criterion.py), which is 2.56 of a mean for 16 images with 16
     masks."""
-    teacher_momentum: ScheduleFunction = field(
-        default_factory=lambda: Schedule(start=0.9998, end=0.99999, shape="linear", over=0.27)
+    teacher_momentum: Annotated[ScheduleFunction, Between(0, 1)] = Schedule(
+        start=0.9998, end=0.99999, shape="linear", over=0.27
     )
     """`Schedule` of the share of its own weights that the teacher keeps at each step."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("masks", "block", "layers"):
-            whole(name, getattr(self, name))
-        number("adjust", self.adjust, 0, 1)
-        number("class_token_weight", self.class_token_weight, 0)
-        schedule = Schedule.of("teacher_momentum", self.teacher_momentum, 0, 1)
-        object.__setattr__(self, "teacher_momentum", schedule)
+    decoder: Convolutions
+    """The decoder, which predicts the masked patches; the authors' has depth 6, width 768, kernel 3 and groups 16."""
 
     def fits(self, encoder: ViT) -> None:
         """OptionError unless the encoder has the layers, patches to mask and to see, and a class token if needed."""
@@ -595,35 +521,27 @@ class Latent(Masked):
         super().fits(encoder)
         if self.class_token_weight and not encoder.class_token:
             raise OptionError("class_token_weight", self.class_token_weight, "must be 0 without encoder.class_token")
-        groups = make(Convolutions, self.decoder).groups
+        groups = self.decoder.groups
         if encoder.width % groups:
             raise OptionError("decoder.groups", groups, f"must divide encoder.width={encoder.width}")
 
 
-@dataclass(frozen=True, kw_only=True)
-class SimCLR:
+class SimCLR(Options):
     """Contrastive learning of two views (Chen et al. 2020)."""
 
     views: ClassVar[tuple[str, ...]] = ("global",)
     takes_local: ClassVar[bool] = False
 
-    temperature: float = 0.5
+    temperature: Positive = 0.5
     """Divides the cosines; with lower values the nearest negatives count more."""
-    hidden: int = 2048
+    hidden: Count = 2048
     """Width of the projection head's hidden layers."""
-    projection: int = 128
+    projection: Count = 128
     """Width of the vectors that are compared."""
-    layers: int = 2
+    layers: Annotated[int, Ge(2)] = 2
     """Layers of the projection head."""
-    keep: float = 1.0
+    keep: Share = 1.0
     """Fraction of a view's patches that the encoder sees in training, sampled for each view; 1: all."""
-
-    def __post_init__(self) -> None:
-        number("temperature", self.temperature, 0, above=True)
-        whole("hidden", self.hidden)
-        whole("projection", self.projection)
-        whole("layers", self.layers, 2)
-        number("keep", self.keep, 0, 1, above=True)
 
     def fits(self, encoder: ViT) -> None:
         """OptionError if patches are to be left out and the encoder cannot do that."""
@@ -640,35 +558,26 @@ class SimCLR:
         return max(1, round(self.keep * patches))
 
 
-@dataclass(frozen=True, kw_only=True)
-class ContrastiveTuning:
+class ContrastiveTuning(Options):
     """Contrastive tuning of a finished run; the defaults are MAE-CT's for ViT-L (ml-jku/MAE-CT: yamls)."""
 
     views: ClassVar[tuple[str, ...]] = ("global",)
     takes_local: ClassVar[bool] = False
     goes_on: ClassVar[bool] = True  # from trained weights
 
-    temperature: float = 0.2
+    temperature: Positive = 0.2
     """Divides the cosines."""
-    hidden: int = 2048
+    hidden: Count = 2048
     """Width of the hidden layers of the projector, which has two, and of the predictor, which has one."""
-    projection: int = 256
+    projection: Count = 256
     """Width of the vectors that are compared."""
-    queue: int = 65536
+    queue: Count = 65536
     """Images among which the nearest neighbour is searched; at least those of a step. With more than the training set
     has, an image finds itself."""
-    trained: int | None = None
+    trained: Count | None = None
     """Number of the encoder's last layers that are trained, besides its last norm; null: half of them."""
-    heads_only: float = 0.5
+    heads_only: Fraction = 0.5
     """Fraction of the run in which only the heads are trained."""
-
-    def __post_init__(self) -> None:
-        number("temperature", self.temperature, 0, above=True)
-        for name in ("hidden", "projection", "queue"):
-            whole(name, getattr(self, name))
-        if self.trained is not None:
-            whole("trained", self.trained)
-        number("heads_only", self.heads_only, 0, 1)
 
     def fits(self, encoder: ViT) -> None:
         """OptionError unless the encoder has as many layers as are to be trained."""

@@ -13,13 +13,13 @@ from einops import rearrange
 from lightly.models.modules.heads import SimCLRProjectionHead
 from torch import Tensor
 
+from ssvit.config.declaration import make
 from ssvit.data.batch import Batch
 from ssvit.models.options import ViT as ViTOptions
 from ssvit.models.vit import ViT
 from ssvit.objectives import options
 from ssvit.objectives.base import NOTHING
 from ssvit.objectives.contrast import VIEWS, Contrastive, gathered, similarities, two_views, unit
-from ssvit.options import make
 from ssvit.randomness import uniform
 
 

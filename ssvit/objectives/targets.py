@@ -6,7 +6,8 @@ Letters: b images, c channels, n patches of p x q pixels, g x g cells a patch, k
 """
 
 import math
-from typing import Any, Protocol
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -20,9 +21,12 @@ from ssvit.objectives.base import at_least_float32
 class Target(Protocol):
     """The labels of patches, the loss of a prediction of `width` numbers, and what shows how good the prediction is."""
 
-    width: int
     score_name: str
     higher_is_better: bool
+
+    @property
+    def width(self) -> int:
+        """Numbers that are predicted of a patch."""
 
     def labels(self, images: Tensor) -> Tensor:
         """(b, c, h, w) in [0, 1] or uint8 -> (b, n, ...)."""
@@ -48,8 +52,9 @@ class Classes:
 
     score_name = "accuracy"
     higher_is_better = True
-    classes: int
     cells = 1
+    if TYPE_CHECKING:  # where a class has options, pydantic takes an annotation for one of them
+        classes: int
 
     def losses(self, prediction: Tensor, labels: Tensor) -> Tensor:
         """Cross-entropy in nats, averaged over the cells of a patch: (..., width), (..., cells) -> (...)."""
@@ -71,44 +76,55 @@ class Classes:
         return -torch.xlogy(share, share).sum(1).mean().item(), counts.argmax(1)
 
 
-class MeanColor(Classes, options.MeanColor):
+class MeanColor(options.MeanColor, Classes):
     """The mean colours of a grid of cells, each channel in 2^bits levels, one class a cell; here the grid is one cell.
 
     level = min(floor(levels * mean), levels - 1) and class = levels^2 R + levels G + B (for three channels).
     """
 
-    patch_size: tuple[int, int]
+    @cached_property
+    def levels(self) -> int:
+        """Levels of a channel."""
+        return 2**self.bits
 
-    def __init__(self, **given: Any) -> None:
-        super().__init__(**given)
-        self.levels = 2**self.bits
-        self.classes = self.levels**self.channels
-        self.cells = self.grid**2
-        self.width = self.cells * self.classes
+    @cached_property
+    def classes(self) -> int:  # type: ignore[override]  # others set it
+        """Colours of a cell."""
+        return self.levels**self.channels
+
+    @property
+    def cells(self) -> int:  # type: ignore[override]  # others set it
+        """Cells of a patch."""
+        return self.side**2
+
+    @property
+    def width(self) -> int:
+        """Numbers that are predicted of a patch."""
+        return self.cells * self.classes
 
     def labels(self, images: Tensor) -> Tensor:
         """(b, c, h, w) in [0, 1] or uint8 -> (b, n, g * g) int64."""
         # In float64, so that the levels of bytes are exact; float32 too sums bytes exactly up to 2^24.
         full = 255.0 if images.dtype == torch.uint8 else 1.0
-        cell = self.patch_size[0] // self.grid, self.patch_size[1] // self.grid
+        cell = self.patch_size[0] // self.side, self.patch_size[1] // self.side
         exact = images.dtype == torch.uint8 and 255 * math.prod(cell) <= 2**24
         rows = (images.float() if exact else images.double()).unflatten(2, (-1, cell[0])).sum(3)
         sums = rows.unflatten(3, (-1, cell[1])).sum(4).double()
         levels = (sums * self.levels / (math.prod(cell) * full)).long().clamp(0, self.levels - 1)
         weight = self.levels ** torch.arange(self.channels - 1, -1, -1, device=images.device)
         classes = (levels * weight[:, None, None]).sum(1)
-        return rearrange(classes, "b (y g) (x h) -> b (y x) (g h)", g=self.grid, h=self.grid)
+        return rearrange(classes, "b (y g) (x h) -> b (y x) (g h)", g=self.side, h=self.side)
 
     def paint(self, labels: Tensor) -> Tensor:
         """Each cell in the middle colour of its class: (..., g * g) -> (..., c, p, q)."""
         weight = self.levels ** torch.arange(self.channels - 1, -1, -1, device=labels.device)
         colors = ((labels[..., None] // weight) % self.levels + 0.5) / self.levels
-        cells = colors.unflatten(-2, (self.grid, self.grid))
-        p, q = self.patch_size[0] // self.grid, self.patch_size[1] // self.grid
+        cells = colors.unflatten(-2, (self.side, self.side))
+        p, q = self.patch_size[0] // self.side, self.patch_size[1] // self.side
         return repeat(cells, "... y x c -> ... c (y p) (x q)", p=p, q=q)
 
 
-class ColorGrid(MeanColor, options.ColorGrid):
+class ColorGrid(options.ColorGrid, MeanColor):
     """The same of a larger grid: the paper's 4x4 downsized patch has 16 predictions of 512 classes."""
 
 
@@ -117,7 +133,9 @@ class Regression:
 
     loss = "l2"
     higher_is_better = False
-    patch_size: tuple[int, int]
+    if TYPE_CHECKING:
+        loss: Literal["l2", "l1"]
+        patch_size: tuple[int, int]
 
     @property
     def score_name(self) -> str:
@@ -144,7 +162,7 @@ class Regression:
         return (distance.square() if self.loss == "l2" else distance.abs()).mean().item(), middle.float()
 
 
-class Pixels(Regression, options.Pixels):
+class Pixels(options.Pixels, Regression):
     """Regression of every pixel, in the range [-1, 1] that the authors' images have."""
 
     @property

@@ -1,15 +1,15 @@
 """A configuration is checked as a whole before torch is loaded, so that a mistake is reported within a second.
 
-The options of a `_target_` are checked by its dataclass (see `ssvit.options.find`). A part without one checks itself
-when it is built, a few seconds later.
+The options of a `_target_` are checked by their class (see `ssvit.config.declaration.find`). A part without one checks
+itself when it is built, a few seconds later.
 """
 
 import os
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import Any
 
 from ssvit.checkpoints.options import LoadEncoder
+from ssvit.config.declaration import Options, find, make
 from ssvit.data.augment.options import Crop, MultiCrop, RandomCrop
 from ssvit.data.options import (
     DECODINGS,
@@ -19,7 +19,7 @@ from ssvit.data.options import (
     ORDERS,
     PERMUTATION,
     VALIDATION,
-    Known,
+    DataSet,
     PixelFormat,
     Subset,
     bands,
@@ -29,17 +29,17 @@ from ssvit.data.options import (
 from ssvit.evaluation.options import Probing
 from ssvit.models.options import Timm, ViT
 from ssvit.objectives.options import MULTI_LABEL, Classify, ContrastiveTuning
-from ssvit.options import OptionError, UserError, find, make, number, one_of, pair, whole, within
+from ssvit.options import OptionError, UserError, number, one_of, pair, whole, within
 from ssvit.training.recipe import Recipe
 
-# The dataclasses of groups that have no `_target_`.
-GROUPS: Mapping[str, type] = {"recipe": Recipe, "subset": Subset, "probing": Probing}
+# The classes of options of groups that have no `_target_`.
+GROUPS: Mapping[str, type[Options]] = {"recipe": Recipe, "subset": Subset, "probing": Probing}
 
 
 def parts(config: object, name: str = "") -> dict[str, Any]:
-    """Check the options of every part of nested dictionaries and lists; returns their dataclasses by "data.source" etc.
+    """Check the options of every part of nested dictionaries and lists; returns them by "data.source" etc.
 
-    A part within a part is checked by itself, and is an option only where the dataclass has it.
+    A part within a part is checked by itself, and is an option only where the class has it.
     """
     made: dict[str, object] = {}
     if isinstance(config, Mapping):
@@ -47,7 +47,7 @@ def parts(config: object, name: str = "") -> dict[str, Any]:
         for key, value in sorted(config.items(), key=lambda item: item[0] == "evaluators"):
             made |= parts(value, f"{name}.{key}" if name else str(key))
         if known := find(config.get("_target_", "")):
-            named = {field.name for field in fields(known)}
+            named = known.model_fields
             options = {
                 key: value
                 for key, value in config.items()
@@ -81,10 +81,10 @@ def encoder(made: Mapping[str, object]) -> ViT | Timm | None:
     return own
 
 
-def images_of(made: Mapping[str, object]) -> Known:
+def images_of(made: Mapping[str, object]) -> DataSet:
     """What is known of the images; nothing of those of a user's own."""
     source = made.get("data.source")
-    return source if isinstance(source, Known) else Known()
+    return source if isinstance(source, DataSet) else DataSet()
 
 
 def start(made: Mapping[str, object]) -> None:
@@ -175,10 +175,10 @@ def check(config: Mapping[str, Any]) -> Recipe:
     if images is not None and recipe.batch_size > images:
         right = f"must be no more than the {images} images to train on"
         raise OptionError("recipe.batch_size", recipe.batch_size, right)
-    if vit is not None and source.channels not in (None, vit.channels):
+    if vit is not None and source.image_channels not in (None, vit.channels):
         if isinstance(source, PixelFormat):
-            raise OptionError("data.channels", source.channels, f"must be {vit.channels}, as of the encoder")
-        raise OptionError("encoder.channels", vit.channels, f"must be {source.channels}, as of the images")
+            raise OptionError("data.channels", source.image_channels, f"must be {vit.channels}, as of the encoder")
+        raise OptionError("encoder.channels", vit.channels, f"must be {source.image_channels}, as of the images")
     if isinstance(source, PixelFormat):
         bands("data.shown", config["data"]["shown"], source.channels)
     augmentation = made.get("data.augment")

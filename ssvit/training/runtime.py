@@ -49,7 +49,7 @@ Precision = Literal["bf16-mixed", "32-true", "64-true"]
 def precision(recipe: Recipe, device: torch.device) -> Precision:
     """Fabric's precision. auto: bf16-mixed where the device itself multiplies matrices in bfloat16, else 32-true."""
     if recipe.precision != "auto":
-        return cast(Precision, recipe.precision)
+        return recipe.precision
     if device.type == "cpu":
         native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
     else:

@@ -18,11 +18,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from torchvision.transforms.v2.functional import center_crop_image
 
+from ssvit.config.declaration import select
 from ssvit.data.augment import options
 from ssvit.data.augment.color import ColorJitter, GaussianBlur, Grayscale, Solarize
 from ssvit.data.augment.randaugment import RandAugment
 from ssvit.data.augment.turn import QuarterTurns, Rotation, VerticalFlip
-from ssvit.options import UserError, select
+from ssvit.options import UserError
 from ssvit.randomness import uniform
 
 _TRIES = 10
@@ -66,14 +67,12 @@ class RandomCrop(options.RandomCrop):
         return tuple(change for wanted, change in every if wanted)
 
 
-class InceptionCrop(RandomCrop, options.InceptionCrop):
+class InceptionCrop(options.InceptionCrop, RandomCrop):
     """A crop of random area and aspect ratio, resized and flipped: torchvision's RandomResizedCrop within a grey level.
 
     The authors' code takes TensorFlow's crop (vit_jax: input_pipeline.py): it samples a side and the ratio evenly, and
     not the area and the ratio's logarithm; where nothing fits, it takes the whole image; it does not antialias.
     """
-
-    size: tuple[int, int]
 
     def sample(self, seed: int, slots: Tensor, heights: Tensor, widths: Tensor, view: int = 0) -> tuple[Tensor, Tensor]:
         """slots, heights, widths (b,) -> boxes (b, 4) int64: top, left, height and width of each crop; flips (b,) bool.
@@ -121,10 +120,8 @@ class InceptionCrop(RandomCrop, options.InceptionCrop):
         return torch.stack(cropped)
 
 
-class ShiftCrop(RandomCrop, options.ShiftCrop):
+class ShiftCrop(options.ShiftCrop, RandomCrop):
     """A random crop of the image widened by `padding` reflected pixels on each side, and a flip: usual for CIFAR."""
-
-    size: tuple[int, int]
 
     def crop(self, images: Tensor | Sequence[Tensor], slots: Tensor, seed: int, view: int = 0) -> Tensor:
         """UserError if an image is smaller than the crop and its padding need."""
@@ -149,7 +146,7 @@ class ShiftCrop(RandomCrop, options.ShiftCrop):
         return (n - 1) - ((n - 1) - place.abs()).abs()
 
 
-class ResizeCrop(RandomCrop, options.ResizeCrop):
+class ResizeCrop(options.ResizeCrop, RandomCrop):
     """A random crop of the image resized to a square, and a flip: as for VTAB in Kolesnikov et al. 2020 (BiT), 2.2."""
 
     def crop(self, images: Tensor | Sequence[Tensor], slots: Tensor, seed: int, view: int = 0) -> Tensor:
@@ -163,8 +160,6 @@ class ResizeCrop(RandomCrop, options.ResizeCrop):
 
 class CenterCrop(options.CenterCrop):
     """What evaluation sees of an image: no randomness."""
-
-    size: tuple[int, int]
 
     def __call__(
         self, images: Tensor | Sequence[Tensor], slots: Tensor | None = None, seed: int = 0, view: int = 0

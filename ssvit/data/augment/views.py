@@ -12,9 +12,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from ssvit.config.declaration import make, select
 from ssvit.data.augment import options
 from ssvit.data.augment.crop import InceptionCrop
-from ssvit.options import make, select
 
 
 class Augmentation(Protocol):

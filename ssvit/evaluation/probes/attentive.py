@@ -10,7 +10,7 @@ Letters: b images of a batch, n patches, d width, h heads, e width of a head, k 
 import math
 from collections.abc import Iterator, Sequence
 from itertools import product
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -32,12 +32,16 @@ _WARMUP = 0.1  # of the steps
 _IMAGES = 256  # at a time, where nothing is trained
 
 
-class Attentive(Linear, options.Attentive):
+class Attentive(options.Attentive, Linear):
     """A pooling and a classifier for each learning rate and weight decay, trained by AdamW on the same batches."""
 
-    name = "attentive"
-    features = "patches"
-    half = True
+    name: ClassVar[str] = "attentive"
+    features: ClassVar[str] = "patches"
+    half: ClassVar[bool] = True
+
+    @property
+    def most_images(self) -> tuple[int | None, int | None]:
+        return self.train_images, self.test_images
 
     def __call__(self, train: Features, test: Features, *, choose: bool = False) -> Result:
         """Columns for the accuracy on the images trained on, on those held out of them, and on the test images."""

@@ -4,7 +4,7 @@ Letters: m test images, b of them at a time, k neighbours, c classes.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,15 +21,14 @@ _VOTES = 1 << 22  # votes held at a time
 _NEVER = 1 << 30  # the rank of a class without a vote
 
 
-class Knn(Probe, options.Knn):
+class Knn(options.Knn, Probe):
     """The vote of the k nearest training images by cosine. One search, shared by processes, serves every k.
 
     The vote on the training images, of which none votes for itself, chooses among feature sets, by the best k.
     """
 
-    chosen_by = "leave-one-out on the training images"
-    multi_label = True
-    k: tuple[int, ...]
+    chosen_by: ClassVar[str] = "leave-one-out on the training images"
+    multi_label: ClassVar[bool] = True
 
     @property
     def name(self) -> str:

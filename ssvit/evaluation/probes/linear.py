@@ -9,7 +9,7 @@ Letters: n images, d width, k classes, r layers.
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -26,11 +26,11 @@ from ssvit.randomness import permutation
 CHUNK = 1024  # rows at a time, few enough that what comes of them stays in a processor's cache
 
 
-class Linear(Probe, options.Linear):
+class Linear(options.Linear, Probe):
     """A linear layer, chosen by its accuracy on the held-out images, as feature sets are; of equals, by its loss."""
 
-    chosen_by = "validation accuracy"  # or mAP, where an image may have several classes
-    multi_label = True
+    chosen_by: ClassVar[str] = "validation accuracy"  # or mAP, where an image may have several classes
+    multi_label: ClassVar[bool] = True
 
     def check(self, train_labels: Tensor, test_labels: Tensor, classes: Sequence[str]) -> None:
         """OptionError or UserError if no image can be held out, or a class is tested that is not trained.

@@ -4,7 +4,7 @@ Letters: n images, d width, k classes.
 """
 
 from functools import partial
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -20,13 +20,13 @@ _GRADIENT = 1e-6  # L-BFGS has converged where no element of the gradient is lar
 _CHANGE = 1e-10  # or where the loss falls by less in one iteration
 
 
-class Logistic(Linear, options.Logistic):
+class Logistic(options.Logistic, Linear):
     """Multinomial logistic regression by L-BFGS on all images at once: mean cross-entropy + l2 / 2 |weights|^2.
 
     Each fit starts from that of the next stronger penalty, and the chosen one is fitted again to all training images.
     """
 
-    name = "logistic"
+    name: ClassVar[str] = "logistic"
 
     @torch.no_grad()
     def __call__(self, train: Features, test: Features, *, choose: bool = False) -> Result:

@@ -5,6 +5,7 @@ Letters: m queries, n images searched, d width, k neighbours, r images searched 
 
 import math
 from collections.abc import Iterator, Sequence
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -23,7 +24,7 @@ _NONE = -1  # the label of no class, the place of no image
 _BLOCK = 1 << 25  # similarities held at a time
 
 
-class Retrieval(Probe, options.Retrieval):
+class Retrieval(options.Retrieval, Probe):
     """Whether the training images most like a test image are of its class, over the whole ranking too.
 
     Where an image may have several classes, those are right that share one of them with it.
@@ -31,10 +32,9 @@ class Retrieval(Probe, options.Retrieval):
     As many training images as queries, searched among the others, choose among feature sets.
     """
 
-    chosen_by = "the mAP of training images, each left out"
-    is_accuracy = False
-    multi_label = True
-    k: tuple[int, ...]
+    chosen_by: ClassVar[str] = "the mAP of training images, each left out"
+    is_accuracy: ClassVar[bool] = False
+    multi_label: ClassVar[bool] = True
 
     @property
     def name(self) -> str:

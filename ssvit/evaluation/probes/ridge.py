@@ -9,6 +9,7 @@ Letters: n training images, m test images, b rows, d width, r the smaller of n a
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -59,14 +60,11 @@ class Score:
     per_image: Tensor | None = field(repr=False, compare=False)
 
 
-class FewShot(Probe, options.FewShot):
+class FewShot(options.FewShot, Probe):
     """Ridge regression on a few images of each class, sampled anew for each seed: fewer shots are a part of more."""
 
-    chosen_by = "leave-one-out on the most shots"
-    multi_label = True
-    shots: tuple[int | str, ...]
-    seeds: int
-    l2: tuple[float, ...]
+    chosen_by: ClassVar[str] = "leave-one-out on the most shots"
+    multi_label: ClassVar[bool] = True
 
     @property
     def name(self) -> str:

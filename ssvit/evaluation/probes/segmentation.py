@@ -7,7 +7,7 @@ Letters: n training images, m test images, h, w pixels, y, x rows and columns of
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -29,16 +29,18 @@ _ROWS = 4096  # patches whose votes are counted at a time
 _SCORES = 1 << 24  # enlarged at a time
 
 
-class Segmentation(Probe, options.Segmentation):
+class Segmentation(options.Segmentation, Probe):
     """The class of each pixel; held-out training images choose the penalty of the linear layer."""
 
-    name = "segmentation"
-    chosen_by = "the mIoU of held-out training images"
-    is_accuracy = False
-    features = "patches"
-    truth = "masks"
-    train_images: int
-    test_images: int
+    name: ClassVar[str] = "segmentation"
+    chosen_by: ClassVar[str] = "the mIoU of held-out training images"
+    is_accuracy: ClassVar[bool] = False
+    features: ClassVar[str] = "patches"
+    truth: ClassVar[str] = "masks"
+
+    @property
+    def most_images(self) -> tuple[int | None, int | None]:
+        return self.train_images, self.test_images
 
     @torch.no_grad()
     def __call__(self, train: Features, test: Features, *, choose: bool = False) -> Result:

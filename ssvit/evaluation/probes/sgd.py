@@ -5,6 +5,7 @@ Letters: n images, d width, k classes, r learning rates.
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -17,10 +18,10 @@ from ssvit.options import UserError
 from ssvit.randomness import permutation
 
 
-class Sgd(Linear, options.Sgd):
+class Sgd(options.Sgd, Linear):
     """A linear layer for each learning rate, trained by SGD on the same batches, from zero: see `options.Sgd`."""
 
-    name = "sgd"
+    name: ClassVar[str] = "sgd"
 
     @torch.no_grad()
     def __call__(self, train: Features, test: Features, *, choose: bool = False) -> Result:

@@ -1,9 +1,12 @@
-"""The options of the loggers, which check themselves and that the library is there. No torch."""
+"""The options of the loggers, which check that the library is there. No torch."""
 
-from dataclasses import dataclass
 from importlib.util import find_spec
+from typing import Self
 
-from ssvit.options import OptionError, UserError
+from pydantic import model_validator
+
+from ssvit.config.declaration import Options, Text
+from ssvit.options import UserError
 
 
 def _installed(name: str, *packages: str) -> None:
@@ -12,46 +15,37 @@ def _installed(name: str, *packages: str) -> None:
         raise UserError(f"logger={name} needs {' and '.join(missing)}: pip install ssvit[{name}]")
 
 
-def _text(name: str, value: object, *, optional: bool = False) -> None:
-    if not (optional and value is None) and not (isinstance(value, str) and value):
-        raise OptionError(name, value, "must be a text, or null" if optional else "must be a text")
-
-
-@dataclass(frozen=True, kw_only=True)
-class TensorBoard:
+class TensorBoard(Options):
     """TensorBoard's event files in the run's folder."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Csv:
+class Csv(Options):
     """metrics.csv in the run's folder: a line for each row, a column for each metric."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Wandb:
+class Wandb(Options):
     """Weights & Biases; WANDB_MODE=offline keeps the run in its folder, to be sent by `wandb sync`."""
 
-    project: str = "ssvit"
+    project: Text = "ssvit"
     """The project that gets the run."""
-    entity: str | None = None
+    entity: Text | None = None
     """The user or team; None: the one that is logged in."""
 
-    def __post_init__(self) -> None:
-        _text("project", self.project)
-        _text("entity", self.entity, optional=True)
+    @model_validator(mode="after")
+    def _check_library(self) -> Self:
         _installed("wandb", "wandb")
+        return self
 
 
-@dataclass(frozen=True, kw_only=True)
-class Mlflow:
+class Mlflow(Options):
     """MLflow: a server, or a file of SQLite."""
 
-    experiment: str = "ssvit"
+    experiment: Text = "ssvit"
     """The experiment that gets the run."""
-    tracking_uri: str | None = None
+    tracking_uri: Text | None = None
     """As http://localhost:5000 or sqlite:///mlflow.db; None: MLFLOW_TRACKING_URI, or MLflow's default."""
 
-    def __post_init__(self) -> None:
-        _text("experiment", self.experiment)
-        _text("tracking_uri", self.tracking_uri, optional=True)
+    @model_validator(mode="after")
+    def _check_library(self) -> Self:
         _installed("mlflow", "mlflow")
+        return self

@@ -1,0 +1,1 @@
+"""The machinery of options: their declaration, checks and help. It names no part."""

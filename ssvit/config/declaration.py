@@ -1,0 +1,252 @@
+"""The declaration of options, from which their checks, error messages and help follow. No torch.
+
+A class of options is a pydantic model in the package of the part that uses it: the options of `package.module.Part` are
+`package.options.Part`. Each option is declared once, with its type, its range or its choices, its default and a
+sentence under it.
+"""
+
+import ast
+import difflib
+import importlib
+import inspect
+import re
+import textwrap
+import types
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, TypeVar, Union, get_args, get_origin
+
+from annotated_types import Ge, Gt, Le, MinLen
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError
+
+from ssvit.options import OptionError, pair, typed
+
+_NULL = type(None)
+
+
+class Options(BaseModel):
+    """The options of a part.
+
+    Raises:
+        OptionError: An option is unknown, is missing, or has a value outside its type; or the values contradict each
+            other (a `model_validator` of the class). Options within options are named from this class.
+    """
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, validate_default=False, protected_namespaces=()
+    )
+
+    def __init__(self, **values: Any) -> None:
+        values.pop("_target_", None)  # what a group of options in YAML builds
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise _option_error(type(self), error, values) from None
+
+    def values(self) -> dict[str, Any]:
+        """Return the options as plain data, options within options as dictionaries."""
+        return self.model_dump()
+
+    def changed(self, **changes: Any) -> Self:
+        """Return a copy with other values, which are checked."""
+        return type(self)(**{**{name: getattr(self, name) for name in type(self).model_fields}, **changes})
+
+
+T = TypeVar("T", bound=Options)
+
+
+@dataclass(frozen=True)
+class Expect:
+    """The description of the permitted values of a type whose annotation does not tell them."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """A choice among names that are computed; `Literal` for those that are written down."""
+
+    choices: tuple[object, ...]
+
+    def __init__(self, choices: Iterable[object]) -> None:
+        object.__setattr__(self, "choices", tuple(choices))
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        return AfterValidator(self._check).__get_pydantic_core_schema__(source, handler)
+
+    def _check(self, value: object) -> object:
+        if value not in self.choices:
+            raise ValueError
+        return value
+
+
+def find(builder: str) -> type[Options] | None:
+    """Return the options of `package.module.Part` or of a function, `package.module.a_part`; None if it has none."""
+    module, _, name = builder.rpartition(".")
+    package = module.rpartition(".")[0]
+    try:
+        if not package or find_spec(f"{package}.options") is None:
+            return None
+    except ModuleNotFoundError:  # the package itself
+        return None
+    known = name if name[:1].isupper() else name.title().replace("_", "")
+    return getattr(importlib.import_module(f"{package}.options"), known, None)
+
+
+def make(options: type[T], values: Mapping[str, Any]) -> T:
+    """Return options from their values. OptionError if one is unknown, is missing, or has a wrong value."""
+    return options(**values)
+
+
+def select(options: type[T], values: Mapping[str, Any]) -> T:
+    """Return options from their values among others."""
+    return options(**{name: value for name, value in values.items() if name in options.model_fields})
+
+
+def _option_error(options: type[Options], error: ValidationError, values: Mapping[str, object]) -> OptionError:
+    """Translate pydantic's errors into one line: an unknown option before all others, then the first."""
+    errors = error.errors(include_url=False)
+    names = list(options.model_fields)
+    for one in errors:
+        if one["type"] == "extra_forbidden":
+            name = str(one["loc"][0])
+            close = difflib.get_close_matches(name, names, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(names)}"
+            return OptionError(name, values[name], f"there is no such option; {hint}")
+    causes = ((one, one.get("ctx", {}).get("error")) for one in errors)
+    for one, cause in causes:
+        if isinstance(cause, OptionError):  # of options within these, or of a check of several
+            name = ".".join([*map(str, one["loc"][:1]), *([cause.name] if cause.name else [])])
+            return OptionError(name, values.get(name, cause.value), cause.right)
+    return _first(options, errors[0], values)
+
+
+def _first(options: type[Options], error: Mapping[str, Any], values: Mapping[str, object]) -> OptionError:
+    name = str(error["loc"][0])
+    if error["type"] == "missing" and len(error["loc"]) == 1:
+        return OptionError(name, None, "must be given")
+    field, value = options.model_fields[name], values[name]
+    if (nested := nested_options(field.annotation)) and not _is_optional(field.annotation):
+        first = next(iter(nested.model_fields), "option")
+        return OptionError(name, value, f"is a group of options: give one of them, as {name}.{first}=…")
+    return OptionError(name, value, f"must be {expected(field.annotation, field.metadata)}")
+
+
+def nested_options(annotation: Any, metadata: Sequence[object] = ()) -> type[Options] | None:
+    """The options that are the value of an option, or null."""
+    for item in metadata:
+        if (options := getattr(item, "options", None)) is not None:
+            return options
+    kinds = [kind for kind in get_args(annotation) if kind is not _NULL] if _is_union(annotation) else [annotation]
+    kind = kinds[0]
+    return kind if len(kinds) == 1 and isinstance(kind, type) and issubclass(kind, Options) else None
+
+
+def _is_union(annotation: Any) -> bool:
+    return get_origin(annotation) in (Union, types.UnionType)
+
+
+def _is_optional(annotation: Any) -> bool:
+    return _is_union(annotation) and _NULL in get_args(annotation)
+
+
+def expected(annotation: Any, metadata: Sequence[object] = ()) -> str:
+    """Describe the permitted values of a type, as "a whole number, 1 or more", for errors and `--help`.
+
+    Args:
+        annotation: The type of an option, with or without `Annotated`.
+        metadata: What `Annotated` or `Field` adds to it: limits, `OneOf`, `Expect`.
+    """
+    for item in metadata:
+        if isinstance(item, Expect):
+            return item.text
+        if isinstance(item, OneOf):
+            return f"one of {', '.join(map(str, item.choices))}"
+    if get_origin(annotation) is Annotated:
+        kind, *more = get_args(annotation)
+        return expected(kind, [*more, *metadata])
+    if _is_union(annotation):
+        kinds = [expected(kind, metadata) for kind in get_args(annotation) if kind is not _NULL]
+        return ", or ".join([*dict.fromkeys(kinds), *(["null"] if _is_optional(annotation) else [])])
+    if get_origin(annotation) is Literal:
+        choices = list(map(typed, get_args(annotation)))
+        return f"one of {', '.join(choices)}" if len(choices) > 1 else choices[0]
+    if nested := nested_options(annotation):
+        needed = [f"{name}: …" for name, field in nested.model_fields.items() if field.is_required()]
+        return f"{{{', '.join(needed or list(nested.model_fields)[:1])}}}"
+    if annotation in (int, float):
+        return _range("a whole number" if annotation is int else "a number", metadata)
+    if get_origin(annotation) is not None:
+        (kind, *_) = get_args(annotation) or (Any,)
+        return "{name: value, …}" if issubclass(get_origin(annotation), Mapping) else f"a list, each {expected(kind)}"
+    return {bool: "true or false", str: "a text", Path: "a path"}.get(annotation, "another value")
+
+
+def _range(kind: str, metadata: Sequence[object]) -> str:
+    lower = upper = ""
+    for limit in metadata:
+        if isinstance(limit, Ge):
+            lower = f", {limit.ge:g} or more"
+        elif isinstance(limit, Gt):
+            lower = f", above {limit.gt:g}"
+        elif isinstance(limit, Le):
+            upper = f" and at most {limit.le:g}"
+    return f"{kind}{lower}{upper if lower else upper.replace(' and', ',')}"
+
+
+@cache
+def meanings(options: type[Options]) -> dict[str, str]:
+    """Return the sentence under each option of a class and of those that it inherits from."""
+    found = {}
+    for base in reversed(options.__mro__):
+        if not issubclass(base, Options) or base is Options:
+            continue
+        with suppress(OSError):  # no source
+            (tree,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+            assert isinstance(tree, ast.ClassDef)
+            for field, below in zip(tree.body, tree.body[1:], strict=False):
+                if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr):
+                    meaning = str(ast.literal_eval(below.value))
+                    found[ast.unparse(field.target)] = re.sub(r"\bNone\b", "null", " ".join(meaning.split()))
+    return found
+
+
+def _pair(value: object, at_least: int = 1) -> object:
+    pair("", value, at_least)
+    return value
+
+
+def _different(values: Sequence[object]) -> Sequence[object]:
+    if len(set(values)) < len(values):
+        raise ValueError
+    return values
+
+
+def _rising(values: Sequence[float]) -> Sequence[float]:
+    if values[0] > values[1]:
+        raise OptionError("", values, "must be [least, most], and the first is larger")
+    return values
+
+
+# Types of options.
+Count = Annotated[int, Ge(1)]
+Whole = Annotated[int, Ge(0)]
+Positive = Annotated[float, Gt(0)]
+NotNegative = Annotated[float, Ge(0)]
+Fraction = Annotated[float, Ge(0), Le(1)]
+Share = Annotated[float, Gt(0), Le(1)]  # a fraction that is not 0
+Text = Annotated[str, MinLen(1), Expect("a text")]
+Size = Annotated[
+    int | Sequence[int], AfterValidator(_pair), Expect("a whole number of pixels, 1 or more, or [height, width]")
+]
+Pair = Annotated[
+    tuple[int, int],
+    BeforeValidator(lambda value: pair("", value)),
+    Expect("a whole number of pixels, 1 or more, or [height, width]"),
+]
+"""As `Size`, kept as (height, width)."""
+Different = Annotated[Sequence[Positive], AfterValidator(_different), MinLen(1), Expect("a list of different numbers")]
