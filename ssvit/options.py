@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from numbers import Integral, Real
@@ -60,6 +61,24 @@ def command(name: str) -> str:
 def printable(text: object) -> str:
     r"""Text that a terminal shows as it is: control characters, which a file's name may hold, as \x1b and the like."""
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in str(text))
+
+
+def one_line(text: object) -> str:
+    """Text as a page or a figure shows it: `printable`, with white space, line ends included, as single spaces."""
+    return printable(" ".join(str(text).split()))
+
+
+_MARKDOWN = re.compile(r"[\\`*\[\]<>&|~$#!]|(?<![^\W_])_|_(?![^\W_])")  # an underscore within a word has no meaning
+
+
+def markdown(text: object) -> str:
+    """Text as one line of Markdown that shows it: no character has a meaning."""
+    return _MARKDOWN.sub(r"\\\g<0>", one_line(text))
+
+
+def print_lines(*lines: object) -> None:
+    """Print each text as one line, see `printable`."""
+    print(*map(printable, lines), sep="\n", end="\n" * bool(lines), flush=True)
 
 
 def _is_whole(value: object, at_least: int) -> bool:

@@ -402,7 +402,7 @@ def test_the_card_is_written_without_a_configuration_that_cannot_be_read(text, t
 def test_a_cell_of_the_card_cannot_leave_its_table(tmp_path):
     (tmp_path / "config.yaml").write_text(json.dumps({"choices": {"objective": "a | b\n\n# c"}}))
     folder, _ = written(encoder(), tmp_path, "safetensors")
-    assert "| objective | a \\| b # c |" in (folder / "README.md").read_text().splitlines()
+    assert "| objective | a \\| b \\# c |" in (folder / "README.md").read_text().splitlines()
 
 
 def test_the_card_has_the_evaluation_of_this_checkpoint_and_no_later_numbers(tmp_path):

@@ -34,7 +34,7 @@ from ssvit.models.build import build
 from ssvit.models.encoder import Encoder
 from ssvit.models.vit import ViT
 from ssvit.objectives.classify import Classify
-from ssvit.options import UserError, command
+from ssvit.options import UserError, command, print_lines
 
 KEPT = 3
 PLACES = "DCP_SHARDING_INFO"  # in the header of a part: where its pieces lie, as torch's own writer says it
@@ -314,7 +314,7 @@ def load_encoder(path: str | Path, **given: Any) -> Encoder:
                 notes.append(f"positions resized from {before} to {after} patches ({loading.resize})")
         if left := sorted({name.split(".")[0] for name in weights.keys() - loaded}):
             notes.append(f"left behind: {', '.join(left)}")
-        print(*notes, *checkpoint.facts.get("notes", ()), sep="; ", flush=True)
+        print_lines("; ".join([*notes, *checkpoint.facts.get("notes", ())]))
     accelerate(encoder)
     return encoder.eval()
 

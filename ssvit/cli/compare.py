@@ -19,7 +19,7 @@ from ssvit.cli import trials
 from ssvit.cli.launch import CONFIGS, Plain, Tool, config_dir, option_files
 from ssvit.cli.trials import Trials, schedule
 from ssvit.evaluation import methods
-from ssvit.options import OptionError, number
+from ssvit.options import OptionError, number, print_lines
 from ssvit.training import preflight
 
 _UNITS = {"": 1, "s": 1, "min": 60, "h": 3600}
@@ -63,7 +63,7 @@ def run(config: DictConfig, plain: Plain) -> Path:
 
         written.append(table / "accuracy.png")
         atomic_io.replace(written[-1], png(accuracy(curves, methods.probes_in(curves))))
-    print(f"\n{text}\n{', '.join(map(str, written))}")
+    print_lines("", *text.split("\n"), ", ".join(map(str, written)))
     return table
 
 

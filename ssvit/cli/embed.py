@@ -12,6 +12,7 @@ from ssvit.cli.launch import Plain, Tool, announce, progress
 from ssvit.config.declaration import select
 from ssvit.data import folder
 from ssvit.data.options import Csv, Folder
+from ssvit.options import print_lines
 from ssvit.retrieval.options import ALL, PARTS, Embed
 from ssvit.retrieval.options import pictures as named_pictures
 from ssvit.training import preflight
@@ -55,7 +56,7 @@ def run(config: DictConfig, plain: Plain) -> Path:
     describe = of_checkpoint(load=read, batch_size=own.batch_size, workers=own.workers, bar=False)
     output, identity = Path(own.output), f"{describe.extractor.identity} {describe.transform}"
     bar = progress("pictures", " pictures")
-    print(embedding.embed(splits, describe, output, identity=identity, progress=bar, left_out=left_out))
+    print_lines(embedding.embed(splits, describe, output, identity=identity, progress=bar, left_out=left_out))
     return output
 
 

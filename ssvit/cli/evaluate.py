@@ -18,7 +18,18 @@ from ssvit.cli.launch import TIMM_ARGUMENTS, Plain, Tool, announce, progress
 from ssvit.cli.pretrained import SCRATCH, offer
 from ssvit.evaluation import options
 from ssvit.evaluation.significance import NOTHING_YET
-from ssvit.options import OptionError, file_to_write, flag, folder_to_write, number, one_of, pair, whole, within
+from ssvit.options import (
+    OptionError,
+    file_to_write,
+    flag,
+    folder_to_write,
+    number,
+    one_of,
+    pair,
+    print_lines,
+    whole,
+    within,
+)
 from ssvit.training import preflight
 
 if TYPE_CHECKING:
@@ -60,17 +71,17 @@ def run(config: DictConfig, plain: Plain) -> Path | None:
     measured = facts(plain, split, readings[0].pooling, others)
     if split.duplicates is not None:
         measured["near_duplicates"] = near_duplicates(split, scores)
-    print(f"{measured['checkpoint']}:", "\n".join(report.data(measured)))
+    first, *others = report.data(measured)
+    print_lines(f"{measured['checkpoint']}: {first}", *others)
     if len(scores) == 1:
-        print(describe(scores[0], split))
+        print_lines(*describe(scores[0], split).split("\n"))
     if plain["report"]:
         figures = report.figures(splits, scores, compared)
         written = report.write(folder, facts=measured, scores=scores, own=encoders, compared=compared, figures=figures)
         if len(scores) > 1:
-            print(table(report.summary(scores, encoders)))
-        print(report.headline(scores, encoders))
-        print(*compared.sentences(), sep="\n")
-        print(f"report: {', '.join(map(str, written))}")
+            print_lines(*table(report.summary(scores, encoders)).split("\n"))
+        print_lines(report.headline(scores, encoders), *compared.sentences())
+        print_lines(f"report: {', '.join(map(str, written))}")
         return folder
     if output is not None:
         numbers = {name: getattr(scores[0], name) for name in ("options", "best", "chosen_by", "numbers")}

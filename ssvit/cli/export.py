@@ -10,6 +10,7 @@ from ssvit.config.declaration import select
 from ssvit.exchange import hub
 from ssvit.exchange.options import Export
 from ssvit.models.options import vit as vit_options
+from ssvit.options import print_lines
 
 
 def run(config: DictConfig, plain: Plain) -> None:
@@ -37,7 +38,7 @@ def run(config: DictConfig, plain: Plain) -> None:
         assert isinstance(encoder, vit.ViT)
         model = encoder
     remarks = export(model, folder, options, facts=checkpoint.facts, run=run)
-    print(f"{folder}: {', '.join(file.name for file in sorted(folder.iterdir()))}", *remarks, sep="\n", flush=True)
+    print_lines(f"{folder}: {', '.join(file.name for file in sorted(folder.iterdir()))}", *remarks)
     if options.push is not None:
         print(f"uploaded to {hub.push(folder, options.push, private=options.private)}")
 

@@ -20,6 +20,7 @@ from ssvit.cli.pretrained import (
     offer_again,
     origin,
 )
+from ssvit.options import print_lines
 from ssvit.training import comparison, preflight
 from ssvit.training.recipe import Recipe
 
@@ -57,7 +58,7 @@ def run(config: DictConfig, plain: Plain) -> Path:
         if is_main_process():
             folder.open(configuration(config), overwrite=config.overwrite)
             announce()
-            print(f"{config.name}: starts from {config.encoder.get('path', 'random weights')}", flush=True)
+            print_lines(f"{config.name}: starts from {config.encoder.get('path', 'random weights')}")
 
         from ssvit.cli.session import Session
 

@@ -44,7 +44,7 @@ from ssvit.checkpoints.configuration import RENAMED, command
 from ssvit.checkpoints.run_folder import is_main_process
 from ssvit.config.declaration import Options
 from ssvit.data import shard_folder
-from ssvit.options import OptionError, UserError, printable, typed
+from ssvit.options import OptionError, UserError, print_lines, printable, typed
 from ssvit.options import command as command_name
 
 Plain = dict[str, Any]  # options as a YAML file holds them: dictionaries, lists, text and numbers
@@ -121,7 +121,7 @@ class Tool:
             if jobs and is_main_process():
                 from ssvit.cli import sweep
 
-                print(sweep.table(jobs), flush=True)
+                print_lines(*sweep.table(jobs).split("\n"))
 
     def call(self, arguments: Sequence[str], *, config_dir: str | Path | None = None) -> Any:
         """Run with options as the command line takes them, and return what `run` does. Failure instead of an end.
@@ -209,9 +209,10 @@ class Tool:
         """Call `run` with a composed configuration; Failure for what a user can cause."""
         try:
             _check_kinds(config, self.name)
+            plain = as_dict(config)
             if bare and self.positional:
-                config[self.positional] = [*config[self.positional], *bare]
-            return self.run(config, as_dict(config))
+                plain[self.positional] = [*plain[self.positional], *bare]
+            return self.run(config, plain)
         except OptionError as error:
             raise Failure(f"{_option(error.name, config)}={typed(error.value)}: {error.right}", 2) from None
         except UserError as error:
@@ -411,7 +412,7 @@ say = _said.append  # keeps a line for `announce`: a mistake in the command is r
 def announce() -> None:
     """Print the lines that `say` kept, in the main process, before the work begins."""
     if is_main_process():
-        print(*map(printable, _said), sep="\n", end="\n" * bool(_said), flush=True)
+        print_lines(*_said)
     _said.clear()
 
 

@@ -6,7 +6,7 @@ from omegaconf import DictConfig
 
 from ssvit.checkpoints.checkpoint import PRETRAIN, find
 from ssvit.cli.launch import Plain, Tool, announce, say
-from ssvit.options import OptionError
+from ssvit.options import OptionError, print_lines
 
 
 def run(config: DictConfig, plain: Plain) -> Path:
@@ -21,7 +21,7 @@ def run(config: DictConfig, plain: Plain) -> Path:
     from ssvit.checkpoints import storage
 
     whole = storage.merge(checkpoint)
-    print(f"{whole.path}: {', '.join(sorted(whole.facts['sha256']))}", flush=True)
+    print_lines(f"{whole.path}: {', '.join(sorted(whole.facts['sha256']))}")
     return whole.path
 
 

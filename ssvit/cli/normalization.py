@@ -11,7 +11,7 @@ from ssvit.atomic_io import replace
 from ssvit.cli.launch import Plain, Tool, announce, progress
 from ssvit.config.declaration import select
 from ssvit.data.options import MEASURED, RGB, ImageFiles, Normalization
-from ssvit.options import OptionError, command
+from ssvit.options import OptionError, command, print_lines
 from ssvit.training import preflight
 
 
@@ -30,7 +30,7 @@ def run(config: DictConfig, plain: Plain) -> dict[str, Any]:
     source = instantiate(config.data.source, _convert_="all").train
     pixels = chosen.pixels if isinstance(chosen, ImageFiles) else RGB
     options, lines = normalization.measure(source, pixels, workers=own.workers, progress=progress("images", " images"))
-    print(*lines, sep="\n")
+    print_lines(*lines)
     print(" ".join(f"data.{name}={json.dumps(value, separators=(',', ':'))}" for name, value in options.items()))
     if own.output is not None:
         text = "".join(f"{name}: {json.dumps(value)}\n" for name, value in options.items())

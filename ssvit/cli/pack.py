@@ -7,7 +7,7 @@ from omegaconf import DictConfig
 from ssvit.cli.launch import Plain, Tool, announce, progress
 from ssvit.config.declaration import select
 from ssvit.data.options import RGB, ImageFiles, Pack
-from ssvit.options import OptionError
+from ssvit.options import OptionError, print_lines
 from ssvit.training import preflight
 
 
@@ -28,11 +28,11 @@ def run(config: DictConfig, plain: Plain) -> Path:
 
     output = Path(own.output)
     if own.verify:
-        print(packing.verify(output, progress("images", " images")))
+        print_lines(packing.verify(output, progress("images", " images")))
         return output
     data = instantiate(config.data.source, _convert_="all")
-    print(*packing.pack(data, output, own, progress("images", " images")), sep="\n")
-    print(f"next: data=shards data.root={own.output}")
+    print_lines(*packing.pack(data, output, own, progress("images", " images")))
+    print_lines(f"next: data=shards data.root={own.output}")
     return output
 
 

@@ -10,7 +10,7 @@ from ssvit.checkpoints.checkpoint import FINETUNE, find
 from ssvit.cli.launch import Plain, Tool, announce, say
 from ssvit.data import folder, pseudo_labels
 from ssvit.data.pseudo_labels import PseudoLabel
-from ssvit.options import OptionError, UserError, file_to_write, number, printable, whole
+from ssvit.options import OptionError, UserError, file_to_write, number, print_lines, whole
 
 _ANSWERS = ('[\n {\n  "image": ', "[]\n")  # how their JSON begins
 
@@ -42,14 +42,14 @@ def run(config: DictConfig, plain: Plain) -> None:
 
     classifier = inference.classifier(checkpoint)
     names = classifier.classes
-    print(f"{checkpoint.path}: {len(names)} classes")
+    print_lines(f"{checkpoint.path}: {len(names)} classes")
     if as_table and classifier.is_multi_label:
         raise OptionError("output", plain["output"], "must be a JSON file: a table has one class for each picture")
     answers, labels, unreadable = [], [], 0
     for path, answer in classifier.name_files(paths):
         if isinstance(answer, UserError):
             unreadable += 1
-            print(answer)
+            print_lines(answer)
             continue
         best = answer.topk(len(answer) if classifier.is_multi_label else min(plain["top"], len(answer)))
         named = [(names[i], p) for p, i in zip(best.values.tolist(), best.indices.tolist(), strict=True)]
@@ -66,13 +66,11 @@ def run(config: DictConfig, plain: Plain) -> None:
         )
         if several:
             named = [(name, p) for name, p in named if p >= least]
-        print(
-            printable(f"{path}: {', '.join(f'{name} {100 * p:.1f} %' for name, p in named) or 'none of the classes'}")
-        )
+        print_lines(f"{path}: {', '.join(f'{name} {100 * p:.1f} %' for name, p in named) or 'none of the classes'}")
     if as_table:
         kept = pseudo_labels.chosen(labels, confidence=plain["confidence"], per_class=plain["per_class"])
         replace(Path(plain["output"]), pseudo_labels.written(kept, plain["labelled"]))
-        print(f"{plain['output']}: {len(kept)} of {len(labels)} pictures have a pseudo-label")
+        print_lines(f"{plain['output']}: {len(kept)} of {len(labels)} pictures have a pseudo-label")
     elif plain["output"] is not None:
         replace(Path(plain["output"]), (json.dumps(answers, indent=1) + "\n").encode())
     if unreadable:

@@ -15,7 +15,7 @@ from ssvit.checkpoints.run_folder import RunFolder, is_main_process
 from ssvit.cli import preset
 from ssvit.cli.launch import ALIASES, CONFIGS, Plain, Tool, announce, as_dict, job_name
 from ssvit.cli.pretrained import EMBEDDED, configuration, keep_weights, offer_start
-from ssvit.options import command
+from ssvit.options import command, print_lines
 from ssvit.training import preflight
 
 
@@ -47,14 +47,14 @@ def run(config: DictConfig, plain: Plain) -> Path:
         if is_main_process():
             folder.open(configuration(config), overwrite=plain["overwrite"])
             if "path" in config.encoder:
-                print(f"{config.name}: starts from {config.encoder.path}", flush=True)
+                print_lines(f"{config.name}: starts from {config.encoder.path}")
 
         from ssvit.cli.session import Session
 
         session = Session(config, folder.path, stage=PRETRAIN)
         session.train(config, folder.path)
         if is_main_process():
-            print(f"next: {_next(config, labelled=session.labelled)}", flush=True)
+            print_lines(f"next: {_next(config, labelled=session.labelled)}")
     return folder.path
 
 

@@ -8,6 +8,7 @@ from omegaconf import DictConfig
 from ssvit.cli import describer
 from ssvit.cli.launch import Plain, Tool, announce
 from ssvit.config.declaration import select
+from ssvit.options import print_lines
 from ssvit.retrieval.options import ADD, INDEX, Retrieve
 from ssvit.retrieval.options import pictures as named_pictures
 from ssvit.training import preflight
@@ -42,7 +43,7 @@ def run(config: DictConfig, plain: Plain) -> None:
         answer.write(sheet=own.sheet, output=own.output)
         report = answer.report(ranking=own.ranking)
     announce()
-    print(report, describe.report, sep="\n")
+    print_lines(*report.split("\n"), describe.report)
 
 
 tool = Tool("retrieve", "find pictures that look alike", run, positional="images", groups={"": Retrieve})

@@ -10,7 +10,7 @@ from ssvit import atomic_io
 from ssvit.checkpoints.checkpoint import FINETUNE, find
 from ssvit.cli.launch import Plain, Tool, announce, say
 from ssvit.data import robustness as layouts
-from ssvit.options import OptionError, whole
+from ssvit.options import OptionError, print_lines, whole
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -44,7 +44,8 @@ def run(config: DictConfig, plain: Plain) -> Path:
     atomic_io.replace(folder / "robustness.md", text.encode())
     atomic_io.replace(folder / "robustness.json", (json.dumps(found, indent=1) + "\n").encode())
     atomic_io.replace(folder / "robustness.png", png(figure(rows)))
-    print(f"{checkpoint.path}:\n{text}\n{folder}: robustness.md, robustness.json, robustness.png")
+    files = f"{folder}: robustness.md, robustness.json, robustness.png"
+    print_lines(f"{checkpoint.path}:", *text.split("\n"), files)
     return folder
 
 

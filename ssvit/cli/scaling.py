@@ -19,7 +19,7 @@ from ssvit.cli.launch import Plain, Tool, option_files
 from ssvit.cli.trials import Trials, schedule
 from ssvit.evaluation import methods, scaling
 from ssvit.models.options import Timm
-from ssvit.options import OptionError, whole
+from ssvit.options import OptionError, print_lines, whole
 from ssvit.training import preflight
 
 _HEAD = 64  # numbers of a token for each head of attention, as in the paper's models
@@ -56,7 +56,7 @@ def run(config: DictConfig, plain: Plain) -> Path:
 
     picture = study.table / "scaling.png"
     atomic_io.replace(picture, png(figure(found, scaling.curves(found, "images"), scaling.curves(found, "flops"))))
-    print(f"\n{text}\n{study.table / 'table.md'}, {picture}")
+    print_lines("", *text.split("\n"), f"{study.table / 'table.md'}, {picture}")
     return study.table
 
 

@@ -31,7 +31,7 @@ from ssvit.objectives.base import Objective
 from ssvit.objectives.classify import balanced
 from ssvit.objectives.contrast import Contrastive
 from ssvit.objectives.options import BALANCED, MULTI_LABEL
-from ssvit.options import OptionError, UserError
+from ssvit.options import OptionError, UserError, print_lines, within
 from ssvit.randomness import key
 from ssvit.training import loop, metrics_log, runtime, sharding
 from ssvit.training.cost import Cost, measure
@@ -52,7 +52,7 @@ class Session:
             self._data: Data = instantiate(config.data.source, _convert_="all")
         self._estimated = False  # the runs of a comparison differ little
         if self._data.told and is_main_process():
-            print(self._data.told, flush=True)
+            print_lines(self._data.told)
 
     @property
     def labelled(self) -> bool:
@@ -167,7 +167,10 @@ class Session:
         options = flatten(as_dict(config.objective), "objective")
         reads = any(value is not None for name, value in options if name.endswith((".checkpoint", ".path")))
         with nullcontext() if reads else sharding.building(self.fabric):
-            objective = instantiate(config.objective, **given, _convert_="all")
+            objective = instantiate(config.objective, _convert_="all", _partial_=bool(given))
+            if given:  # not through Hydra, which would take a class named ${…} for a reference
+                with within("objective"):
+                    objective = objective(**given)
         before = None if folder is None else _micro_batch(folder)
         if before is not None and not isinstance(objective, Contrastive):  # which compares the images of a micro-batch
             recipe = recipe.shared(self.fabric.world_size, before)
@@ -263,5 +266,5 @@ def _probes(config: DictConfig, data: Data, eval_transform: EvalTransform) -> di
     )
     if is_main_process():
         for line in probing.refused:
-            print(line, flush=True)
+            print_lines(line)
     return {"probe": probing} if probing.probes else {}

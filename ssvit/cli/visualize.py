@@ -15,7 +15,7 @@ from ssvit.cli.pretrained import SCRATCH, from_scratch, offer
 from ssvit.config.declaration import select
 from ssvit.data import folder
 from ssvit.models.options import vit
-from ssvit.options import OptionError
+from ssvit.options import OptionError, print_lines
 from ssvit.training import preflight
 
 
@@ -44,7 +44,7 @@ def run(config: DictConfig, plain: Plain) -> None:
     use_bands(plain["data"])
     view, batch = instantiate(config.data.view, _convert_="all"), own.batch_size
     if paths:
-        pictures = inside.from_files(paths, view, own.count, print, pixel_format(checkpoint))
+        pictures = inside.from_files(paths, view, own.count, print_lines, pixel_format(checkpoint))
     else:
         source = instantiate(config.data.source, _convert_="all").watched
         pictures = inside.held_out(
@@ -67,7 +67,7 @@ def run(config: DictConfig, plain: Plain) -> None:
         "other": plain["other"] and str(other.path if other else plain["other"]),
     }
     written = found.save(Path(own.output or checkpoint.home(plain["outputs"]) / "visualize"), checkpoint.step)
-    print(*found.lines, *(f"written: {file}" for file in written), sep="\n")
+    print_lines(*found.lines, *(f"written: {file}" for file in written))
 
 
 def find_other(plain: Plain, sizes: Mapping[str, Any], channels: int) -> Checkpoint:

@@ -14,7 +14,7 @@ from ssvit.cli.launch import Plain, Tool
 from ssvit.data.vtab import NAMES
 from ssvit.evaluation import vtab
 from ssvit.evaluation.vtab import Run
-from ssvit.options import OptionError, UserError, file_to_write
+from ssvit.options import OptionError, UserError, file_to_write, print_lines
 
 _TEST = "test/accuracy"
 _MEASURED = (_TEST, "validation/accuracy")
@@ -36,7 +36,7 @@ def run(config: DictConfig, plain: Plain) -> str:
         none = f"{where}: no run has a test accuracy on a task of VTAB-1k: ssvit finetune data=vtab makes one"
         raise UserError(f"{none}; {left_out}" if left_out else none)
     text = vtab.table(runs) + (f"\n{left_out}\n" if left_out else "")
-    print(text)
+    print_lines(*text.split("\n"))
     if output is not None:
         as_json = output.suffix == ".json"
         atomic_io.replace(output, (json.dumps(vtab.facts(runs), indent=1) + "\n" if as_json else text).encode())

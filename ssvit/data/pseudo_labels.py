@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from ssvit.data import table
 from ssvit.data.folder import AUTO, KNOWN
-from ssvit.options import OptionError
+from ssvit.options import OptionError, UserError
 
 _COLUMNS = ("path", "label", "split", "probability")
 HEADING = ",".join(_COLUMNS)
@@ -52,7 +52,11 @@ def written(labels: Iterable[PseudoLabel], labelled: str | None) -> bytes:
             rows.writerow((os.path.join(root, row.path), row.label, row.split or _TRAIN, ""))
     for one in labels:
         rows.writerow((os.path.abspath(one.path), one.label, _TRAIN, f"{one.probability:.4f}"))
-    return text.getvalue().encode()
+    try:
+        return text.getvalue().encode()
+    except UnicodeEncodeError as error:
+        name = error.object[: error.end].rpartition("\n")[2]
+        raise UserError(f"{name}: is not UTF-8, as names in a table must be; output=NAME.json takes any") from None
 
 
 def check(labelled: str) -> table.Columns:

@@ -29,10 +29,9 @@ from ssvit.evaluation.class_table import percent, shares, written
 from ssvit.evaluation.processes import gather, rank_and_world
 from ssvit.evaluation.significance import NOTHING_YET, above_chance, chance
 from ssvit.figures import classes as figures
-from ssvit.figures import style
 from ssvit.objectives.classify import Classify
 from ssvit.objectives.options import MULTI_LABEL, SIGMOID
-from ssvit.options import OptionError, UserError
+from ssvit.options import OptionError, UserError, one_line
 
 _SHOWN = 24  # mistakes in the picture
 _NAMED = 3  # classes named in words
@@ -327,8 +326,8 @@ def _lines(metrics: Mapping[str, float], tallies: Sequence[Tally]) -> list[str]:
         lines.append(f"unreadable and left out: {metrics['unreadable']:,} images")
     lowest = sorted((one for one in tallies if one.correct < one.images), key=lambda one: one.recall)[:_NAMED]
     named = [
-        f"{style.shown(one.name)} {percent(one.recall)} "
-        f"(taken for {style.shown(one.taken_for)} {percent(one.times / one.images)})"
+        f"{one_line(one.name)} {percent(one.recall)} "
+        f"(taken for {one_line(one.taken_for)} {percent(one.times / one.images)})"
         for one in lowest
     ]
     return [*lines, f"lowest: {', '.join(named)}" if named else "no image is named wrong"]

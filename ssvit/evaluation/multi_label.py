@@ -14,7 +14,7 @@ from torch import Tensor
 from ssvit.data.batch import Batch
 from ssvit.evaluation.class_table import percent, shares, written
 from ssvit.evaluation.precision import average_precisions, share_of_class
-from ssvit.figures import style
+from ssvit.options import one_line
 
 _NAMED = 3  # classes named in words
 
@@ -110,7 +110,7 @@ def lines(metrics: Mapping[str, float], tallies: Sequence[Tally]) -> list[str]:
     if len(found) < len(tallies):
         said.append(f"{len(tallies) - len(found)} classes have no image here and do not count")
     lowest = sorted(found, key=lambda one: one.average_precision)[:_NAMED]
-    named = (f"{style.shown(one.name)} {percent(one.average_precision)} (of {one.images:,} images)" for one in lowest)
+    named = (f"{one_line(one.name)} {percent(one.average_precision)} (of {one.images:,} images)" for one in lowest)
     return [*said, f"lowest: {', '.join(named)}"]
 
 

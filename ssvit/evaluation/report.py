@@ -6,7 +6,6 @@ The last column of a probe is its reported figure. Names and paths may hold anyt
 import base64
 import json
 import math
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -34,8 +33,8 @@ from ssvit.figures.feature_map import feature_map
 from ssvit.figures.intervals import intervals
 from ssvit.figures.probes import by_column, by_layer
 from ssvit.figures.segmentation import patches, segmentation
-from ssvit.figures.style import png, shown
-from ssvit.options import UserError
+from ssvit.figures.style import png
+from ssvit.options import UserError, markdown, one_line
 
 _CAPTIONS = {
     "side_by_side": "Every encoder by every probe; a line is the 95 % interval over the test images",
@@ -58,7 +57,6 @@ _NONE, _MINUS = "\u2013", "\u2212"  # a dash for what there is not, and the sign
 _UNWRITTEN = ("probe", "predictions", "per_image")  # of the scores
 _SEGMENTED = 6  # images in a picture
 _DOTS_AN_INCH = 100  # of CSS, for pictures
-_MARKDOWN = re.compile(r"[\\`*\[\]<>&|~$#!]|(?<![^\W_])_|_(?![^\W_])")  # an underscore within a word has no meaning
 
 
 def write(
@@ -108,8 +106,8 @@ def write(
         "standings": [asdict(one) for one in standings],
     }
     texts = {
-        "report.html": _rendered("report.html.j2", shown, values),
-        "report.md": _rendered("report.md.j2", _escaped, values) + "\n",
+        "report.html": _rendered("report.html.j2", one_line, values),
+        "report.md": _rendered("report.md.j2", markdown, values) + "\n",
         "report.json": json.dumps(_plain(numbers), indent=1) + "\n",
     }
     try:
@@ -351,11 +349,6 @@ def _rendered(template: str, write: Callable[[str], str], values: Mapping[str, o
         finalize=lambda value: write(value) if type(value) is str else value,
     )
     return environment.get_template(template).render(values)
-
-
-def _escaped(text: str) -> str:
-    """As one line of Markdown."""
-    return _MARKDOWN.sub(r"\\\g<0>", shown(text))
 
 
 def _inlined(name: str, figure: Figure) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import yaml
 from ssvit.exchange import front_matter, huggingface
 from ssvit.exchange.layout import per_channel
 from ssvit.exchange.options import GRAPHS, INPUTS, Export
-from ssvit.options import pair
+from ssvit.options import markdown, pair
 
 _REFERENCE = re.compile(r"\$\{([\w.]+)\}")  # one that names an option and calls nothing
 _DEEPEST = 12  # of options within options
@@ -90,7 +90,7 @@ def write(
     sections = {
         "Opening it": f"```python\n{code}\n```\n\n{images}\n\n{preprocessing}",
         "Encoder": _table(encoder),
-        "Classes": ", ".join(classes),
+        "Classes": markdown(", ".join(classes)),
         "Training": _table(learned),
         "Measured": _table(results),
     }
@@ -191,5 +191,4 @@ def _table(values: Mapping[str, object]) -> str:
 
 def _cell(value: object) -> str:
     """As one cell of a table, whatever a file holds."""
-    text = f"{value:.4g}" if isinstance(value, float) else " ".join(str(value).split())
-    return text.replace("|", r"\|")
+    return markdown(f"{value:.4g}" if isinstance(value, float) else value)

@@ -44,8 +44,8 @@ def confusion(counts: Tensor, classes: Sequence[str], *, accuracy: float, part: 
     edge = k - 0.5
     picture = axis.imshow(shares, cmap=_SHARES, norm=PowerNorm(0.5, 0, 1), extent=(-0.5, edge, edge, -0.5))
     if names:
-        axis.set_xticks(range(k), names, fontsize=size, rotation=90 if upright else 0, parse_math=False)
-        axis.set_yticks(range(k), names, fontsize=size, parse_math=False)
+        axis.set_xticks(range(k), names, fontsize=size, rotation=90 if upright else 0)
+        axis.set_yticks(range(k), names, fontsize=size)
         axis.tick_params(length=0)
     if k <= _NUMBERED:
         for (row, column), share in np.ndenumerate(shares):
@@ -55,7 +55,7 @@ def confusion(counts: Tensor, classes: Sequence[str], *, accuracy: float, part: 
     axis.set(xlabel="taken for", ylabel="true class")
     found = f"accuracy {100 * accuracy:.1f} % on the {part} images"
     title = f"{fitted(by, 11, side + DPI)}\n{found}" if by else found
-    axis.set_title(title, loc="left", fontsize=11, color=INK, parse_math=False)
+    axis.set_title(title, loc="left", fontsize=11, color=INK)
     ticks = [0, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 1]
     figure.colorbar(picture, cax=bar, ticks=ticks, format=PercentFormatter(1, decimals=0, symbol=" %"))
     bar.set_ylabel("share of the true class")
@@ -75,7 +75,7 @@ def mistakes(chosen: Sequence[tuple[Tensor, str, str, float]], *, wrong: int, im
     column, row = _TILE + _GAP, tall + 2 * _LINE + _GAP
     height = -(-len(chosen) // across) * row + top + _GAP
     figure, axis = style.canvas(across * column + _GAP, height)
-    caption = partial(axis.text, ha="center", va="top", fontsize=7, parse_math=False)
+    caption = partial(axis.text, ha="center", va="top", fontsize=7)
     for number, (image, truth, guess, confidence) in enumerate(chosen):
         middle, upper = _GAP + number % across * column + _TILE / 2, top + number // across * row
         axis.imshow(style.rgb(image), extent=(middle - wide / 2, middle + wide / 2, upper + tall, upper))
@@ -102,7 +102,7 @@ def precisions(found: Mapping[str, tuple[float, float]], *, mean: float, part: s
     axis.barh(places, values, color=COLORS["model"], label="average precision")
     shares = [100 * found[name][1] for name in shown]
     axis.plot(shares, places, "|", color=COLORS["replaced"], markersize=11, label="a random order")
-    axis.set_yticks(places, [fitted(name, 8, 1.6 * DPI) for name in shown], fontsize=8, parse_math=False)
+    axis.set_yticks(places, [fitted(name, 8, 1.6 * DPI) for name in shown], fontsize=8)
     axis.set_ylim(len(shown) - 0.4, -0.6)
     axis.set(xlabel="average precision (%)", xlim=(0, 100))
     of_all = "" if len(shown) == len(names) else f"; {len(shown)} of {len(names)} classes, the highest and the lowest"

@@ -53,7 +53,7 @@ def contact_sheet(rows: Sequence[Row]) -> Figure:
 
     def caption(x: float, y: float, text: str, **style: Any) -> None:
         style = {"color": INK, "fontsize": _SIZE, "ha": "center", **style}
-        axis.text(x, y, text, va="center", parse_math=False, **style)
+        axis.text(x, y, text, va="center", **style)
 
     caption(_GAP, top / 2, "query", ha="left", fontsize=9)
     caption(left, top / 2, "most alike (cosine)", ha="left", fontsize=9)

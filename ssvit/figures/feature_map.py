@@ -51,7 +51,7 @@ def feature_map(features: Tensor, labels: Tensor, classes: Sequence[str]) -> Fig
     halo = [withStroke(linewidth=3, foreground="white")]
     for label, (name, x, y) in names.items():
         axis.text(x, y, name, color=0.6 * colors[label], path_effects=halo, fontsize=size, fontweight="bold",
-                  ha="center", va="center", parse_math=False)  # fmt: skip
+                  ha="center", va="center")  # fmt: skip
     count = f"{len(places):,}" + (f" of {len(features):,}" if len(places) < len(features) else "")
     some = f"; {len(names):,} of {present:,} classes have room for their names" if len(names) < present else ""
     title = f"{count} images, by t-SNE of their cosines{some}"

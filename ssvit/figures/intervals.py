@@ -57,9 +57,7 @@ def intervals(standings: Sequence[Standing]) -> Figure:
         axis.set_yticks(range(len(of_probe)), [style.fitted(one.encoder, _SIZE, _NAME) for one in of_probe])
         axis.set_ylim(len(of_probe) - 0.4, -0.6)
         axis.tick_params(axis="y", labelsize=_SIZE, length=0)
-        for label in axis.get_yticklabels():
-            label.set_parse_math(False)
-        axis.set_title(probe, loc="left", fontsize=9, color=INK, parse_math=False)
+        axis.set_title(probe, loc="left", fontsize=9, color=INK)
         axis.set_xlabel("score (%)")
         axis.grid(axis="x", color=PALE, linewidth=0.8)
         axis.spines[["top", "right", "left"]].set_visible(False)

@@ -94,7 +94,7 @@ def _sheet(
     block = len(columns) * column + 3 * _GAP
     bottom = rows * row + _LINE + 2 * _GAP
     figure, axis = canvas(max(blocks * block - 2 * _GAP, _WIDE), bottom + 2 * _LINE)
-    write = partial(axis.text, fontsize=_SIZE, color=INK, va="center", parse_math=False)
+    write = partial(axis.text, fontsize=_SIZE, color=INK, va="center")
     for number, name in enumerate(names):
         left, y = _GAP + number // rows * block, _LINE + _GAP + number % rows * row
         for place, (title, pictures) in enumerate(columns.items()):

@@ -155,7 +155,7 @@ def _panels(count: int) -> tuple[Figure, list[Axes]]:
 def _finish(axis: Axes, title: str, found: Scores, xlabel: str) -> None:
     style.chance_line(axis, found.chance, *(["a random order"] if found.images is None else []))
     axis.margins(y=0.1)
-    axis.set_title(title, loc="left", fontsize=9, color=INK, parse_math=False)
+    axis.set_title(title, loc="left", fontsize=9, color=INK)
     style.tidy(axis, xlabel, "score (%)", legend=False)
 
 

@@ -8,6 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ssvit.figures.style import COLORS, INK, panels, tidy
+from ssvit.options import one_line
 
 Interval = tuple[float, float]  # a fraction and its standard error
 
@@ -47,18 +48,18 @@ def robustness(
     chances = [100 * bar.chance for bar in bars]
     first.vlines(chances, [place - 0.35 for place in places], [place + 0.35 for place in places], color=INK,
                  linestyle="--", label="chance (most frequent class)")  # fmt: skip
-    first.set_yticks(places, [bar.name for bar in bars])
+    first.set_yticks(places, [one_line(bar.name) for bar in bars])
     tidy(first, "accuracy (%)", "", legend=False)
     _downwards(first, len(bars))
     first.legend(loc="upper center", bbox_to_anchor=(0.5, -0.13), frameon=False, fontsize=8)
     for axis, (name, by_corruption) in zip(others, errors.items(), strict=False):
         for number, (corruption, by_severity) in enumerate(by_corruption.items()):
             values = [100 * one for one in by_severity.values()]
-            label = corruption.replace("_", " ")
+            label = one_line(corruption.replace("_", " "))
             axis.plot(list(by_severity), values, marker="o", markersize=3, color=colormaps["tab20"](number % 20),
                       label=label)  # fmt: skip
         axis.set_xticks(sorted({one for of in by_corruption.values() for one in of}))
-        tidy(axis, "severity", f"error on {name} (%)", legend=False)
+        tidy(axis, "severity", f"error on {one_line(name)} (%)", legend=False)
         axis.set_ylim(0, 100)
         axis.legend(fontsize=6, frameon=False, ncols=2)
     for axis, (name, of_classes) in zip(others[len(errors) :], shapes.items(), strict=True):
@@ -68,8 +69,8 @@ def robustness(
             xerr=[100 * error for _, error in of_classes.values()], fmt="o", markersize=5, color=COLORS["model"],
         )  # fmt: skip
         axis.axvline(50, color=INK, linestyle="--")
-        axis.set_yticks(rows, list(of_classes))
-        tidy(axis, f"{name}: decisions for shape, of those for shape or texture (%)", "", legend=False)
+        axis.set_yticks(rows, [one_line(name) for name in of_classes])
+        tidy(axis, f"{one_line(name)}: decisions for shape, of those for shape or texture (%)", "", legend=False)
         axis.set_xlim(-5, 105)
         _downwards(axis, len(of_classes))
     return figure

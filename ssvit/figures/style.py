@@ -16,8 +16,11 @@ from matplotlib.axes import Axes
 from matplotlib.colors import Colormap
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
+from matplotlib.text import Text
 from matplotlib.textpath import text_to_path
 from torch import Tensor
+
+from ssvit.options import one_line
 
 INK, PALE = "#222222", "#e6e6e6"
 COLORS = {"model": "#1b6ca8", "train": "#9db4c4", "masked": "#1b6ca8", "replaced": "#e07b00", "unchanged": "#3a9d5d"}
@@ -117,11 +120,6 @@ def rgb(images: Tensor) -> np.ndarray:
     return rearrange(displayed(images), "... c h w -> ... h w c").numpy()
 
 
-def shown(name: str) -> str:
-    """A name as one line of printable text: names of folders may hold bytes that are no text."""
-    return " ".join(name.encode(errors="backslashreplace").decode().split())
-
-
 def width_of(text: str, size: float) -> float:
     """The width in dots of a text of `size` points."""
     return text_to_path.get_text_width_height_descent(text, FontProperties(size=size), False)[0] * DPI / 72
@@ -129,7 +127,7 @@ def width_of(text: str, size: float) -> float:
 
 def fitted(name: str, size: float, room: float) -> str:
     """As much of a name as fits into `room` dots."""
-    name = shown(name)
+    name = one_line(name)
     if width_of(name, size) <= room:
         return name
     letters = bisect(range(1, len(name)), room, key=lambda count: width_of(f"{name[:count]}…", size))
@@ -161,7 +159,7 @@ def chance_line(axis: Axes, chance: float | None, words: str = "most frequent cl
 
 def scale_bar(axis: Axes, colors: Colormap, x: float, y: float, ends: tuple[str, str], note: str) -> None:
     """What the colours of a map mean, from their first to their last, on a `canvas`: middle left at (x, y)."""
-    write = partial(axis.text, y=y, fontsize=7, color=INK, va="center", parse_math=False)
+    write = partial(axis.text, y=y, fontsize=7, color=INK, va="center")
     first, last = (width_of(end, 7) for end in ends)
     write(x, s=ends[0])
     show(axis, colors(np.linspace(0, 1, 256)[None])[..., :3], x + first + 20, y - 8, 120, 16)
@@ -187,7 +185,9 @@ def evenly_spaced(total: int, count: int) -> list[int]:
 
 
 def png(figure: Figure) -> bytes:
-    """A figure as a PNG file."""
+    """A figure as a PNG file, whose texts show names as they are, without mathematics between dollar signs."""
+    for text in figure.findobj(Text):
+        text.set_parse_math(False)
     file = io.BytesIO()
     figure.savefig(file, format="png")
     return file.getvalue()

@@ -8,7 +8,7 @@ import io
 import json
 import shutil
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -105,8 +105,10 @@ def write(
         import pyarrow
         from pyarrow import parquet
 
+        def as_text(values: Sequence[str | None]) -> pyarrow.StringArray:  # names of files may hold other bytes
+            return pyarrow.array([one and one.encode(errors="backslashreplace").decode() for one in values], "string")
+
         vectors = pyarrow.FixedSizeListArray.from_arrays(features.ravel(), features.shape[1])
-        known = pyarrow.array(classes, pyarrow.string())
-        table = pyarrow.table({"name": names, "class": known, "split": splits, "features": vectors})
+        table = pyarrow.table({"name": as_text(names), "class": as_text(classes), "split": splits, "features": vectors})
         parquet.write_table(table.replace_schema_metadata({"encoder": identity}), content)
     atomic_io.replace(output, content.getvalue())

@@ -17,6 +17,7 @@ from PIL import Image
 from tqdm import tqdm
 
 from ssvit import atomic_io
+from ssvit.figures.style import png
 from ssvit.options import UserError, printable
 from ssvit.training.loggers.base import Logger, Unreachable
 from ssvit.training.recipe import Recipe
@@ -87,7 +88,7 @@ class MetricsLog:
     def say(self, text: str) -> None:
         """Print a line, above the live bar if there is one."""
         if self.speaks:
-            tqdm.write(text, file=sys.stdout)
+            tqdm.write(printable(text), file=sys.stdout)
             sys.stdout.flush()
 
     @contextlib.contextmanager
@@ -132,7 +133,7 @@ class MetricsLog:
         if not self.speaks:
             return
         for path in sorted(unreadable.keys() - self._reported):
-            self.say(f"unreadable, another image takes its place: {printable(path)}: {unreadable[path]}")
+            self.say(f"unreadable, another image takes its place: {path}: {unreadable[path]}")
         self._reported.update(unreadable)
         shown = ", ".join(
             f"{name} {value:.3g}" if name == "lr" else f"{name} {value:.3f}" for name, value in metrics.items()
@@ -179,10 +180,9 @@ class MetricsLog:
     def show(self, step: int, name: str, figure: Figure) -> None:
         """Save a figure as <name>.png in the run folder and give it to the loggers."""
         with self._writing(f"{name}.png"):
-            png = io.BytesIO()
-            figure.savefig(png, format="png")
-            atomic_io.replace(self.folder / f"{name}.png", png.getvalue())
-        with Image.open(png) as picture:
+            data = png(figure)
+            atomic_io.replace(self.folder / f"{name}.png", data)
+        with Image.open(io.BytesIO(data)) as picture:
             for logger in self.loggers:
                 with self._telling(logger):
                     logger.show(step, name, picture)
