@@ -1,15 +1,17 @@
 """Atomic writing of files that survives a power cut, and checksums that reveal damage. Standard library only."""
 
 import errno
+import fcntl
 import hashlib
 import json
 import os
 import shutil
+import socket
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TextIO
 
 MANIFEST_BYTES = 1 << 25  # of the longest manifest read: parsed, hostile JSON takes some 20 times the memory
 
@@ -61,6 +63,42 @@ def synchronise(path: Path) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def lock(path: Path, refusal: Callable[[str], Exception]) -> TextIO:
+    """Lock a file, which then contains this process's id and host, until the returned file is closed.
+
+    Args:
+        path: The lock file, created where there is none. The system releases the lock of a process that is killed.
+        refusal: Builds the exception raised where another process holds the lock, from that process's id and host.
+    """
+    file = open(path, "a+")  # noqa: SIM115 (closing it releases the lock)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # The process that held the lock may have removed the file meanwhile.
+        if not os.path.samestat(os.fstat(file.fileno()), path.stat()):
+            raise BlockingIOError
+    except (BlockingIOError, FileNotFoundError):
+        file.seek(0)
+        holder = file.read() or "another process"
+        file.close()
+        raise refusal(holder) from None
+    file.truncate(0)
+    file.write(f"process {os.getpid()} on {socket.gethostname()}")
+    file.flush()
+    # A worker process that outlives this one for a moment must not hold the lock.
+    os.register_at_fork(after_in_child=file.close)
+    return file
+
+
+@contextmanager
+def locked(path: Path, refusal: Callable[[str], Exception]) -> Iterator[None]:
+    """Hold the lock of `lock` during the block, and remove its file afterwards."""
+    with lock(path, refusal):
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
 
 
 def remove(path: Path) -> None:

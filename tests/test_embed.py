@@ -1,6 +1,8 @@
 """Features of pictures in a file: names, classes and numbers in each format, and what an interrupted command left."""
 
 import json
+import os
+import socket
 
 import numpy as np
 import pytest
@@ -139,6 +141,22 @@ def test_a_part_of_which_nothing_can_be_read_is_left_out(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="none of the 1 pictures"):
         embed(tmp_path / "g.npz", ["bad"], Describe())
     assert sorted(path.name for path in tmp_path.iterdir()) == ["f.npz"]
+
+
+def test_a_second_command_for_the_same_output_names_the_process_that_writes_it(tmp_path):
+    path, messages = tmp_path / "f.npz", []
+    (tmp_path / ".f.npz.lock").write_text("process 1 on another host")  # of a process that was killed
+
+    def describe(part):
+        with pytest.raises(UserError) as refused:
+            embed(path, ["1"], Describe())
+        messages.append(str(refused.value))
+        return Describe()(part)
+
+    embed(path, ["1", "2"], describe)
+    assert f"output={path}: process {os.getpid()} on {socket.gethostname()} " in messages[0]
+    assert read(path)[0] == ["1", "2"]
+    assert os.listdir(tmp_path) == ["f.npz"]
 
 
 def test_a_folder_of_the_user_s_is_not_thrown_away(tmp_path):

@@ -1,12 +1,12 @@
 """The store of vectors: whole or as it was, verified to the byte, of one encoder, unable to run code."""
 
 import errno
-import fcntl
 import hashlib
 import json
 import os
 import pickle
 import shutil
+import socket
 import statistics
 from pathlib import Path
 
@@ -399,23 +399,19 @@ def test_what_an_interrupted_add_has_left_is_removed_by_the_next(tmp_path):
 
 def test_two_do_not_write_at_once_nor_one_to_what_it_has_not_seen(tmp_path):
     store = make(tmp_path / "store")
-    (tmp_path / ".new.part").mkdir()
-    for folder, write in (
-        (tmp_path / "store", lambda: store.add(vectors(1, 6), names(1, 6))),
-        (tmp_path / ".new.part", lambda: make(tmp_path / "new")),
+    for lock, write in (
+        (tmp_path / "store" / "lock", lambda: store.add(vectors(1, 6), names(1, 6))),
+        (tmp_path / ".new.lock", lambda: make(tmp_path / "new")),
     ):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            with pytest.raises(StoreError, match="another process is writing"):
-                write()
-        finally:
-            os.close(descriptor)
+        with atomic_io.locked(lock, StoreError), pytest.raises(StoreError) as refused:
+            write()
+        assert f"process {os.getpid()} on {socket.gethostname()} " in str(refused.value)
     make(tmp_path / "new")
     Store.open(tmp_path / "store").add(vectors(1, 6), names(1, 6))
     with pytest.raises(StoreError, match="open it again"):
         store.add(vectors(1, 7), names(1, 7))
     assert Store.open(tmp_path / "store").names == names(7)
+    assert not [*tmp_path.rglob("*lock")]
 
 
 def test_vectors_of_one_shard_are_mapped_and_cannot_be_written_through(tmp_path):

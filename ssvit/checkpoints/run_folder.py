@@ -4,10 +4,8 @@ outputs/<name>/ holds config.yaml, metrics.jsonl, TensorBoard's event files, the
 """
 
 import contextlib
-import fcntl
 import os
 import shutil
-import socket
 from pathlib import Path
 from typing import Self, TextIO
 
@@ -84,7 +82,7 @@ class RunFolder:
                 raise RunError(f"name={self.path.name}: {self.path} exists and holds no run; use another name")
             created = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
             self.path.mkdir(parents=True, exist_ok=True)
-            self._take(self.path / "lock")
+            self._lock = atomic_io.lock(self.path / "lock", self._refusal)
             self._created = created
         except OSError as error:
             raise RunError(f"outputs={self.path.parent}: cannot write {self.path} ({error.strerror})") from None
@@ -96,26 +94,9 @@ class RunFolder:
         else:
             self._store(config)
 
-    def _take(self, path: Path) -> None:
-        """Lock the folder with a file that names this process; RunError if another process has locked it."""
-        lock = open(path, "a+")  # noqa: SIM115 (kept open: closing it lets go of the lock)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # A process that was refused may have removed the folder meanwhile.
-            if not os.path.samestat(os.fstat(lock.fileno()), path.stat()):
-                raise BlockingIOError
-        except BlockingIOError:
-            lock.seek(0)
-            holder = lock.read() or "another process"
-            lock.close()
-            right = "wait until it has ended, or use another name"
-            raise RunError(f"name={self.path.name}: {holder} writes in {self.path}; {right}") from None
-        lock.truncate(0)
-        lock.write(f"process {os.getpid()} on {socket.gethostname()}")
-        lock.flush()
-        # A worker process that outlives this one for a moment must not hold the folder.
-        os.register_at_fork(after_in_child=lock.close)
-        self._lock = lock
+    def _refusal(self, holder: str) -> RunError:
+        right = "wait until it has ended, or use another name"
+        return RunError(f"name={self.path.name}: {holder} writes in {self.path}; {right}")
 
     def _refuse_difference(self, config: Configuration) -> None:
         try:

@@ -46,37 +46,42 @@ def embed(
     folder = output.with_name(f"{output.name}.parts")
     parts = [names[start : start + _PART] for start in range(0, len(names), _PART)]
     plan = hashlib.sha256(json.dumps([identity, names]).encode()).hexdigest()
-    if folder.exists():
-        if not (folder / "plan").is_file() and any(folder.iterdir()):
-            raise UserError(f"{folder}: is needed for parts of {output.name}, and holds something else")
-        if (folder / "plan").is_file() and (folder / "plan").read_text() != plan:  # other pictures, another encoder
+
+    def refusal(holder: str) -> UserError:
+        return UserError(f"output={output}: {holder} is writing it; wait until it has ended")
+
+    with atomic_io.locked(output.with_name(f".{output.name}.lock"), refusal):
+        if folder.exists():
+            if not (folder / "plan").is_file() and any(folder.iterdir()):
+                raise UserError(f"{folder}: is needed for parts of {output.name}, and holds something else")
+            if (folder / "plan").is_file() and (folder / "plan").read_text() != plan:  # other pictures, another encoder
+                shutil.rmtree(folder)
+        folder.mkdir(exist_ok=True)
+        atomic_io.replace(folder / "plan", plan.encode())
+        done = 0
+        for number, part in enumerate(parts):
+            file = folder / f"{number:08}.safetensors"
+            if not file.exists():
+                try:
+                    read, vectors = describe(part)
+                except NoneRead:
+                    read, vectors = [], torch.zeros(0, 0)
+                content = {"features": np.asarray(vectors, np.float32)}
+                atomic_io.replace(file, safetensors.numpy.save(content, {"names": json.dumps(read)}))
+            done += len(part)
+            progress(done, len(names))
+        kept, features = [], []
+        for number in range(len(parts)):
+            with safetensors.safe_open(folder / f"{number:08}.safetensors", "np") as content:
+                if read := json.loads(content.metadata()["names"]):
+                    kept += read
+                    features.append(content.get_tensor("features"))
+        if not kept:
             shutil.rmtree(folder)
-    folder.mkdir(exist_ok=True)
-    atomic_io.replace(folder / "plan", plan.encode())
-    done = 0
-    for number, part in enumerate(parts):
-        file = folder / f"{number:08}.safetensors"
-        if not file.exists():
-            try:
-                read, vectors = describe(part)
-            except NoneRead:
-                read, vectors = [], torch.zeros(0, 0)
-            content = {"features": np.asarray(vectors, np.float32)}
-            atomic_io.replace(file, safetensors.numpy.save(content, {"names": json.dumps(read)}))
-        done += len(part)
-        progress(done, len(names))
-    kept, features = [], []
-    for number in range(len(parts)):
-        with safetensors.safe_open(folder / f"{number:08}.safetensors", "np") as content:
-            if read := json.loads(content.metadata()["names"]):
-                kept += read
-                features.append(content.get_tensor("features"))
-    if not kept:
+            raise UserError(f"none of the {len(names)} pictures can be read")
+        classes, split_of = [pictures[name][0] for name in kept], [pictures[name][1] for name in kept]
+        write(output, kept, classes, split_of, np.concatenate(features), identity)
         shutil.rmtree(folder)
-        raise UserError(f"none of the {len(names)} pictures can be read")
-    classes, split_of = [pictures[name][0] for name in kept], [pictures[name][1] for name in kept]
-    write(output, kept, classes, split_of, np.concatenate(features), identity)
-    shutil.rmtree(folder)
     counts = ", ".join(f"{count:,} {split}" for split, count in Counter(split_of).items() if split)
     unread = f"; {len(names) - len(kept)} could not be read" if len(kept) < len(names) else ""
     others = f"; left out {left_out:,} of other splits or of none" if left_out else ""

@@ -8,13 +8,12 @@ manifest adds them. Written shards are never changed, so they are read as mapped
 Letters: n images, d width.
 """
 
-import fcntl
 import hashlib
 import os
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,7 +22,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from ssvit.atomic_io import check_regular, read_json, sealed, synchronise, write
+from ssvit.atomic_io import check_regular, locked, read_json, sealed, synchronise, write
 from ssvit.data.source import Labels
 from ssvit.evaluation.probes.linear import Standard
 from ssvit.options import UserError
@@ -116,7 +115,7 @@ class Store:
         try:
             check_vacant(folder)
             part.mkdir(parents=True, exist_ok=True)
-            with _held(part):
+            with _held(folder.with_name(f".{folder.name}.lock"), folder):
                 for leftover in part.iterdir():
                     leftover.unlink()
                 _append(part, manifest, vectors, names, labels)
@@ -174,7 +173,7 @@ class Store:
         labels = torch.tensor([*(merged[name] for name in classes), UNKNOWN])[labels]  # -1 takes the last
         vectors = self.directions(vectors, names)
         try:
-            with _held(self.folder):
+            with _held(self.folder / "lock", self.folder):
                 listed = _read_manifest(self.folder)
                 if listed["seal"] != self._manifest["seal"]:
                     raise StoreError(f"{self.folder}: has been added to since it was opened; open it again")
@@ -335,15 +334,6 @@ def _sweep(folder: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-@contextmanager
-def _held(folder: Path) -> Iterator[None]:
-    """Keep other processes from writing there; the system frees the lock if this one is killed."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise StoreError(f"{folder}: another process is writing to it") from None
-        yield
-    finally:
-        os.close(descriptor)
+def _held(lock: Path, folder: Path) -> AbstractContextManager[None]:
+    """Keep other processes from writing a store during the block. StoreError names the one that writes it already."""
+    return locked(lock, lambda holder: StoreError(f"{folder}: {holder} is writing to it; wait until it has ended"))
