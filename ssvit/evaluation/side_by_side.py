@@ -137,23 +137,23 @@ def _sentence(name: str, standings: Sequence[Standing]) -> str:
     seen = f"{first.images:,} test images show differences of {100 * difference.detectable:.1f} points and more"
     if difference.sign:
         helped, harmed = ("pre-training helped", "pre-training did harm") if name == RANDOM else ("better", "worse")
-        verdict, sizes = helped if difference.sign > 0 else harmed, f"The test set is large enough to tell: {seen}."
+        verdict, sizes = helped if difference.sign > 0 else harmed, ""
     elif difference.images.sign:
-        verdict, sizes = "no difference can be told", "The images would tell it, but the seeds differ too much."
+        verdict, sizes = "no difference can be told", " The images would tell it, but the seeds differ too much."
     elif not difference.detectable:
-        verdict, sizes = "no difference", "Both have the same value on every image."
+        verdict, sizes = "no difference", " Both have the same value on every image."
     elif abs(difference.mean) < _ROUNDING:
-        verdict, sizes = "no difference can be told", f"The measured difference is 0; {seen}."
+        verdict, sizes = "no difference can be told", f" The measured difference is 0; {seen}."
     else:
         verdict, count = "no difference can be told", f"about {rounded(difference.needed):,}"
-        sizes = f"The test set is too small to tell: {seen}; {count} images like these would show this one."
+        sizes = f" The test set is too small to tell: {seen}; {count} images like these would show this one."
     by_sign: dict[int, list[str]] = {1: [], -1: [], 0: []}
     for one in others:
         assert one.difference is not None
         by_sign[one.difference.sign].append(f"{one.probe} {points(one.difference.mean)}")
     words = {1: "Also better by", -1: "Worse by", 0: "Not told by"}
     rest = "".join(f" {words[sign]} {', '.join(named)}." for sign, named in by_sign.items() if named)
-    return f"Against {name}, by {first.probe}: {verdict}, {figures}. {sizes}{rest}"
+    return f"Against {name}, by {first.probe}: {verdict}, {figures}.{sizes}{rest}"
 
 
 def points(share: float) -> str:
