@@ -15,9 +15,18 @@ TITLES = {"shapes": "embedded images", "cifar10": "CIFAR-10"}
 STYLES: dict[str, tuple[str, Line]] = {
     "pre-trained": ("pre-trained, fine-tuned", {"color": COLORS["model"], "marker": "o", "linewidth": 2}),
     "scratch": ("from scratch", {"color": COLORS["replaced"], "marker": "s", "linewidth": 2}),
-    "frozen": ("pre-trained, ridge regression", {"color": COLORS["model"], "marker": "o", "linestyle": ":"}),
-    "random weights": ("random weights, ridge regression", {"color": "#777777", "marker": "D", "linestyle": ":"}),
-    "raw pixels": ("raw pixels, ridge regression", {"color": COLORS["unchanged"], "marker": "v", "linestyle": ":"}),
+    "frozen": (
+        "pre-trained, ridge regression",
+        {"color": COLORS["train"], "marker": "o", "markersize": 4, "linestyle": ":"},
+    ),
+    "random weights": (
+        "random weights, ridge regression",
+        {"color": "#777777", "marker": "D", "markersize": 4, "linestyle": ":"},
+    ),
+    "raw pixels": (
+        "raw pixels, ridge regression",
+        {"color": COLORS["unchanged"], "marker": "v", "markersize": 4, "linestyle": ":"},
+    ),
 }
 
 
@@ -47,7 +56,9 @@ def draw(axis: Axes, lines: dict[str, dict[int, list[float]]]) -> None:
         axis.plot(labels, [np.mean(of_seeds) for of_seeds in values], label=label, **style)
         lowest, highest = [min(of_seeds) for of_seeds in values], [max(of_seeds) for of_seeds in values]
         axis.fill_between(labels, lowest, highest, color=style["color"], alpha=0.2, linewidth=0)
+    highest_of_all = max(value for line in lines.values() for values in line.values() for value in values)
     tidy(axis, "labelled training images", "top-1 accuracy on the test images (%)", legend=False)
+    axis.set_ylim(0, 1.06 * highest_of_all)
     axis.axhline(10, color="#222222", linewidth=1, linestyle="-.", label="chance")
     axis.set_xscale("log")
     counts = sorted({count for line in lines.values() for count in line})

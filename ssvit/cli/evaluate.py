@@ -71,8 +71,8 @@ def run(config: DictConfig, plain: Plain) -> Path | None:
     measured = facts(plain, split, readings[0].pooling, others)
     if split.duplicates is not None:
         measured["near_duplicates"] = near_duplicates(split, scores)
-    first, *others = report.data(measured)
-    print_lines(f"{measured['checkpoint']}: {first}", *others)
+    first, *more = report.data(measured)
+    print_lines(f"{measured['checkpoint']}: {first}", *more)
     if len(scores) == 1:
         print_lines(*describe(scores[0], split).split("\n"))
     if plain["report"]:

@@ -131,11 +131,12 @@ class ColorGrid(options.ColorGrid, MeanColor):
 class Regression:
     """A target that is numbers. Its score is its loss: l2, the squared error, or l1, the absolute error."""
 
-    loss = "l2"
     higher_is_better = False
-    if TYPE_CHECKING:
+    if TYPE_CHECKING:  # as in `Classes`
         loss: Literal["l2", "l1"]
         patch_size: tuple[int, int]
+    else:
+        loss = "l2"
 
     @property
     def score_name(self) -> str:
