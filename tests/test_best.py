@@ -92,9 +92,37 @@ def test_auto_takes_validation_images_then_the_training_images_of_a_probe():
     assert best.find([row], recipe()) is None
     row["probe/knn20_choice"] = 0.5
     assert best.find([row], recipe()).metric == "probe/knn20_choice"
+    row["probe/few_shot5_choice"] = 0.6  # of a probe that was requested after the first
+    assert best.find([row], recipe()).metric == "probe/knn20_choice"
     row["validation/accuracy"] = 0.4
     assert best.find([row], recipe()).metric == "validation/accuracy"
     assert best.find([row], recipe(best=None)) is None
+
+
+class ScriptedProbe(Scripted):
+    """The accuracy of a probe on training images, with its standard error."""
+
+    def __call__(self, objective, history=None):
+        return Evaluation(metrics={"knn20_choice": self.values.pop(0), "knn20_choice_error": 0.02})
+
+
+@pytest.mark.parametrize(("drop", "kept"), [(0.05, False), (0.06, True)])  # 2 sqrt(2) 0.02 = 0.0566
+def test_auto_keeps_nothing_where_no_evaluations_differ_significantly(tmp_path, capsys, drop, kept):
+    values = [0.1, 0.3, 0.3 + drop, 0.32, 0.32]
+    options = EACH | {"best": "auto", "steps": 8}
+    tiny.train(tmp_path, evaluators={"probe": ScriptedProbe(values)}, **options)
+    assert (tmp_path / "best").exists() == kept
+    assert (f"checkpoint={tmp_path / 'best'}" in capsys.readouterr().out) == kept
+    if kept:
+        assert read(tmp_path / "best")["step"] == 4
+    worked, _ = tiny.train(tmp_path, evaluators={"probe": ScriptedProbe([])}, **options)
+    assert not worked
+    assert (tmp_path / "best").exists() == kept
+    # A metric that was named is compared as it is.
+    tiny.train(
+        tmp_path / "named", evaluators={"probe": ScriptedProbe(values)}, **options | {"best": "probe/knn20_choice"}
+    )
+    assert read(tmp_path / "named" / "best")["step"] == 4
 
 
 def test_what_cannot_choose_is_refused():

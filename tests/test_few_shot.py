@@ -248,7 +248,7 @@ def test_the_result_is_plain_data():
     assert list(result.scores) == ["1 label per class", "all labels"]
     assert result.deviations == {"1 label per class": data[0]["deviation"]}
     (of_all,) = data[1]["fits"]
-    assert result.choice == (of_all["left_out"], -of_all["error"])
+    assert result.choice == (of_all["left_out"] / of_all["images"], -of_all["error"])
 
 
 @pytest.mark.parametrize(

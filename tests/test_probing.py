@@ -229,6 +229,16 @@ def test_no_test_label_chooses_the_layer():
     assert (metrics["best"], metrics["best_chosen"], metrics["best_last"]) == (0.3, 1, 0.9)
 
 
+@torch.no_grad()
+def test_what_chooses_is_an_accuracy_with_its_standard_error():
+    metrics = probing()(tiny.model().eval()).metrics
+    for name, predictions in (("knn4", 30), ("few_shot3", 3 * 9)):  # few_shot: three samples of 3 images of 3 classes
+        accuracy = metrics[f"{name}_choice"]
+        assert 0 < accuracy < 1
+        assert accuracy * predictions == pytest.approx(round(accuracy * predictions))
+        assert metrics[f"{name}_choice_error"] == pytest.approx((accuracy * (1 - accuracy) / predictions) ** 0.5)
+
+
 @pytest.mark.parametrize(("precision", "pooling"), [("32-true", "patch_mean"), ("bf16-mixed", "class_token")])
 def test_the_features_are_those_of_the_checkpoint(tmp_path, precision, pooling):
     """As the tools that measure a checkpoint extract them."""

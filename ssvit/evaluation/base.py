@@ -103,8 +103,9 @@ class Result:
 
     scores: by the name of a column, as "all labels", a share in [0, 1]; the last stands for the probe. deviations: of a
     column, over samples, if several. choice: how good the features are by the training images alone, the more the
-    better, to choose a layer by; None if unknown. numbers: all that was found, as plain data. predictions: the class of
-    each test image, (m,), or of each of its pixels, (m, h, w). per_image: of each test image measured on, (m,) float64,
+    better, to choose a layer by; None if unknown. choice_images: of how many predictions the first number of `choice`
+    is the accuracy; None where it is none. numbers: all that was found, as plain data. predictions: the class of each
+    test image, (m,), or of each of its pixels, (m, h, w). per_image: of each test image measured on, (m,) float64,
     what the last column is the mean of: 1 where it is right, 0 where not, or the mean of these over samples; None where
     the last column is no such mean. The same images for other features.
     """
@@ -112,6 +113,7 @@ class Result:
     scores: Mapping[str, float]
     deviations: Mapping[str, float] = field(default_factory=dict)
     choice: tuple[float, ...] | None = None
+    choice_images: int | None = None
     numbers: object = None
     predictions: Tensor | None = None
     per_image: Tensor | None = None

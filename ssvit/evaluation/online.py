@@ -90,18 +90,19 @@ class Probing(Evaluator):
         size, both = self.options.batch_size, (self._train, self._test)
         return [extract(function, source, _as_they_are, batch_size=size, device=device) for source in both]
 
-    def _scored(self, probe: Probe, train: Features, test: Features) -> tuple[float, tuple[float, ...]]:
-        """The accuracy, and what chooses among layers."""
+    def _scored(self, probe: Probe, train: Features, test: Features) -> tuple[float, tuple[float, ...], int | None]:
+        """The accuracy, and `choice` and `choice_images` of the result."""
         # The fits and the neighbours are exact, in whatever numbers the encoder computes.
         with torch.autocast("cpu", enabled=False):
             result = probe(train, test, choose=True)
-        return list(result.scores.values())[-1], result.choice or ()
+        return list(result.scores.values())[-1], result.choice or (), result.choice_images
 
     def __call__(self, objective: Objective, history: History | None = None) -> Evaluation:
         """Of each probe the accuracy at the chosen layer, which that is, at every layer, the last one, and of pixels.
 
         Where an image may have several classes, accuracies are mAPs, and chance is the mAP of a random order.
-        "…_choice" is what chose the layer, of the training images alone (see `Result.choice`).
+        "…_choice" is what chose the layer, of the training images alone (see `Result.choice`), and "…_choice_error" the
+        standard error of such an accuracy.
 
         NaN if features are not finite. Lines: each probe beside its baselines. Figures: `probes`, over the steps.
         """
@@ -133,12 +134,14 @@ class Probing(Evaluator):
             return metrics | {probe.name: math.nan for probe in self.probes}
         for probe in self.probes:
             scored = [self._scored(probe, train[layer.name], test[layer.name]) for layer in layers]
-            accuracies, choices = zip(*scored, strict=True)
+            accuracies, choices, counts = zip(*scored, strict=True)
             best = choices.index(max(choices)) if any(choices) else len(layers) - 1
             metrics[probe.name] = accuracies[best]
             metrics[f"{probe.name}_chosen"] = layers[best].layer
             if choices[best]:
                 metrics[f"{probe.name}_choice"] = choices[best][0]
+                if counts[best]:
+                    metrics[f"{probe.name}_choice_error"] = standard_error(choices[best][0], counts[best])
             metrics[f"{probe.name}_last"] = accuracies[-1]
             for layer, accuracy in zip(layers, accuracies, strict=True):
                 metrics[f"{probe.name}_layer{layer.layer}"] = accuracy

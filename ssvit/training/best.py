@@ -14,7 +14,8 @@ from ssvit.training.recipe import Recipe
 
 AUTO, NAME = "auto", "best"
 History = Sequence[Mapping[str, float | None]]
-# What auto means, the first that there is: validation images choose, and so do the training images of a probe.
+# What auto means: the first of these patterns with a metric, and its first metric, since the rows keep the order in
+# which probes were requested. Validation images choose, or the training images of a probe.
 _USUAL = (r"validation/(accuracy|map)", r"probe/\w+_choice")
 # Metrics that are better when less, by a part of their names. The features of different images should not be alike.
 _LESS = re.compile(r"(?:^|_)(?:loss|error|alignment|uniformity|feature_cosine|unreadable)")
@@ -29,9 +30,14 @@ class Best:
     value: float
     since: int
     """Evaluations since then."""
+    error: float | None = None
+    """Standard error of the value, which is an accuracy then."""
+    is_noise: bool = False
+    """Whether no evaluation differs from another by more than two standard errors of the difference."""
 
     def __str__(self) -> str:
-        return f"step {self.step} has the best {self.metric}, {self.value:.4g}"
+        value = f"{self.value:.4g}" if self.error is None else f"{100 * self.value:.1f} ± {100 * self.error:.1f} %"
+        return f"step {self.step} has the best {self.metric}, {value}"
 
 
 def find(history: History, recipe: Recipe) -> Best | None:
@@ -41,26 +47,28 @@ def find(history: History, recipe: Recipe) -> Best | None:
     """
     if recipe.best is None:
         return None
-    names = {name for row in history for name, value in row.items() if "/" in name and not name.startswith("train/")}
+    names = [name for row in history for name in row if "/" in name and not name.startswith("train/")]
     metric = recipe.best
     if metric == AUTO:
-        usual = (name for pattern in _USUAL for name in sorted(names) if re.fullmatch(pattern, name))
+        usual = (name for pattern in _USUAL for name in names if re.fullmatch(pattern, name))
         if (found := next(usual, None)) is None:
             return None
         metric = found
     elif names and metric not in names:
-        listed = ", ".join(sorted(name for name in names if not re.search(r"_layer\d+$", name)))
+        listed = ", ".join(sorted(name for name in {*names} if not re.search(r"_layer\d+$", name)))
         raise OptionError("recipe.best", metric, f"is not measured here; there are {listed}")
     sign = -1 if _LESS.search(metric.rpartition("/")[2]) else 1
-    best, since = (0, -math.inf), 0
+    best, since, lowest, error = (0, -math.inf), 0, math.inf, None
     for row in history:
         step = int(row["step"] or 0)
         if metric in row and step and recipe.due(step, recipe.save_every):
             since += 1
             value = row[metric]
             if value is not None and sign * value > best[1]:
-                best, since = (step, sign * value), 0
-    return Best(metric, best[0], sign * best[1], since) if best[0] else None
+                best, since, error = (step, sign * value), 0, row.get(f"{metric}_error")
+            lowest = min(lowest, math.inf if value is None else sign * value)
+    is_noise = recipe.best == AUTO and error is not None and best[1] - lowest <= 2 * math.sqrt(2) * error
+    return Best(metric, best[0], sign * best[1], since, error, is_noise) if best[0] else None
 
 
 def ends(best: Best | None, recipe: Recipe) -> bool:

@@ -17,6 +17,7 @@ import torch
 from lightning_fabric import Fabric
 from torch import Tensor
 
+from ssvit import atomic_io
 from ssvit.checkpoints import storage
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.checkpoints.run_folder import is_main_process
@@ -136,7 +137,7 @@ def train(
     if fabric.is_global_zero:  # what a process that died had not done
         if finished:
             storage.merge(Checkpoint.open(folder))
-        if chosen:
+        if chosen and not (finished and chosen.is_noise):
             best.keep(folder, chosen.step)
     if finished:
         say(f"{folder} is finished ({first} steps); overwrite=true starts it anew, name=… starts another")
@@ -283,6 +284,9 @@ def _evaluate(
         if log.speaks:
             found = best.find(with_metrics([*log.history, {"step": step}], row), recipe)
         flags = [found is not None and found.step == step, best.ends(found, recipe)]
+        if found is not None and found.is_noise and (step == recipe.steps or flags[1]):
+            flags[0] = False
+            atomic_io.remove(log.folder / best.NAME)
         is_best, early = map(bool, runtime.agree(state.fabric, [float(flag) for flag in flags]))
         ended = early or step == recipe.steps
         if ended:
@@ -308,7 +312,8 @@ def _evaluate(
                 f"ended early (recipe.patience={recipe.patience}): {found}, no better in {recipe.patience} evaluations"
             )
         elif found is not None and found.step < step:
-            log.say(f"{found}: checkpoint={log.folder / best.NAME}")
+            noise = f"no best checkpoint is kept: {found}, not significantly better than any other evaluation"
+            log.say(noise if found.is_noise else f"{found}: checkpoint={log.folder / best.NAME}")
         if pictures := sorted(log.folder.glob("*.png")):
             log.say(f"pictures: {', '.join(map(str, pictures))}")
         return is_best, ended

@@ -69,8 +69,8 @@ class Recipe(Options):
     """Steps from one line of metrics to the next."""
     best: str | None = "auto"
     """The metric whose best checkpoint is kept as best/, such as label_free/rankme or held_out/loss; losses and errors
-    are better when less. auto: accuracy on validation images, or a probe's on training images; None: no checkpoint is
-    kept."""
+    are better when less. auto: accuracy on validation images, or the first probe's on training images, by which nothing
+    is kept unless evaluations differ significantly; None: no checkpoint is kept."""
     patience: Count | None = None
     """Evaluations of that metric without a gain after which the run ends early; None: it never does."""
 

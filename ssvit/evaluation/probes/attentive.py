@@ -77,6 +77,7 @@ class Attentive(options.Attentive, Linear):
         return Result(
             scores=scores,
             choice=(accuracies[chosen], -means[chosen]),
+            choice_images=None if right is None else len(held_out),
             numbers={
                 "learning_rate": rate,
                 "weight_decay": decay,

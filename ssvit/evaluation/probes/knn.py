@@ -61,6 +61,7 @@ class Knn(options.Knn, Probe):
         return Result(
             scores={f"{k}-NN": share for k, share in figures.items()},
             choice=(max(numbers["leave_one_out"].values()),) if choose else None,
+            choice_images=len(train.values) if per_image is not None else None,
             numbers=numbers,
             per_image=per_image,
         )

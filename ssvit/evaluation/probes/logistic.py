@@ -57,6 +57,7 @@ class Logistic(options.Logistic, Linear):
         return Result(
             scores=scores,
             choice=(accuracies[chosen], -losses[chosen]),
+            choice_images=None if right is None else len(held_out),
             numbers={"l2": l2s[chosen], **scores, "l2s": l2s, "grid": accuracies, "converged": converged},
             predictions=None
             if is_multi_label(y)

@@ -86,10 +86,13 @@ class FewShot(options.FewShot, Probe):
         """A column for each of the shots."""
         scores = self.fit(train, test)
         most = max(scores, key=lambda score: score.fits[0].images)
+        several = is_multi_label(train.known_labels)
+        count = len(most.fits) if several else sum(fit.images for fit in most.fits)
         return Result(
             scores={labels(score.shots): score.mean for score in scores},
             deviations={labels(score.shots): score.deviation for score in scores if score.deviation is not None},
-            choice=(sum(fit.left_out for fit in most.fits), -sum(fit.error for fit in most.fits)),
+            choice=(sum(fit.left_out for fit in most.fits) / count, -sum(fit.error for fit in most.fits)),
+            choice_images=None if several else count,
             numbers=[{name: value for name, value in asdict(one).items() if name != "per_image"} for one in scores],
             per_image=scores[-1].per_image,
         )

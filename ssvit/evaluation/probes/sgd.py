@@ -52,6 +52,7 @@ class Sgd(options.Sgd, Linear):
         return Result(
             scores=scores,
             choice=(accuracies[chosen], -losses[chosen]),
+            choice_images=None if right is None else len(held_out),
             numbers={"learning_rate": rates[chosen], **scores, "validation_grid": tuple(accuracies)},
             per_image=right,
         )
