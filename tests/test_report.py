@@ -5,6 +5,7 @@ import io
 import json
 import math
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import numpy as np
@@ -41,7 +42,8 @@ def scored(probe: str, columns, scores, deviation=None, **changes) -> Scores:
     return Scores(**{
         "probe": probe, "columns": tuple(columns), "values": values,
         "deviations": dict.fromkeys(NAMES, (deviation,) * len(columns)), "best": OWN[1],
-        "chosen_by": "leave-one-out", "options": {"k": (1, 5)}, "numbers": {"seen": [math.nan, 1]},
+        "chosen": {"": OWN[1], RANDOM: f"random_{OWN[2]}", PIXELS: PIXELS}, "chosen_by": "leave-one-out",
+        "options": {"k": (1, 5)}, "numbers": {"seen": [math.nan, 1]},
     } | changes)  # fmt: skip
 
 
@@ -160,19 +162,19 @@ def test_a_single_reading_was_not_chosen(tmp_path):
 
 def test_the_headline_counts_what_is_beaten():
     say = report.headline
-    assert say([SHOTS], OWN) == BEATEN
+    assert say([SHOTS]) == BEATEN
     assert (
         "by 1 of 2 probes: ridge regression, all labels +40.0, logistic regression \N{MINUS SIGN}1.0 percentage points"
-        in say(BOTH, OWN)
+        in say(BOTH)
     )
-    assert "by no probe: logistic regression" in say([PROBE], OWN)
+    assert "by no probe: logistic regression" in say([PROBE])
     assert (
-        say([SHOTS], NAMES)
+        say([replace(SHOTS, chosen={"": OWN[1]})])
         == "No baseline was measured beside the encoder's features: ridge regression, all labels 70.0 %."
     )
     unknown = scored("knn", ["1-NN"], [0.5, math.nan, *[0.1] * 5])
-    assert say([SHOTS, unknown], OWN) == say([SHOTS], OWN)
-    rows = report.summary([*BOTH, unknown], OWN)
+    assert say([SHOTS, unknown]) == say([SHOTS])
+    rows = report.summary([*BOTH, unknown])
     assert rows[3][1:5] == ["\N{EN DASH}", "\N{EN DASH}", "10.0", "\N{EN DASH}"]
     assert rows[1] == [
         "ridge regression, all labels",
@@ -198,7 +200,7 @@ def test_the_headline_counts_the_gains_that_the_test_images_tell():
         return scored(name, ["1-NN"], scores, per_image=shares)
 
     def said(*probes):
-        return report.headline(probes, OWN).partition("percentage points")[2]
+        return report.headline(probes).partition("percentage points")[2]
 
     clear, near = probe("clear", 3), probe("near", 5)
     assert said(clear) == "; each of these gains can be told."
@@ -211,12 +213,12 @@ def test_the_headline_counts_the_gains_that_the_test_images_tell():
 def test_what_is_not_above_chance_beats_nothing():
     near = scored("knn", ["1-NN"], [0.5, 0.14, *[0.1] * 5], chance=0.1, images=200)
     nothing = "1-NN 14.0 % (chance 10.0 %): not above chance by two standard errors, so this tells nothing yet."
-    assert report.headline([near], OWN) == nothing
+    assert report.headline([near]) == nothing
     beaten = BEATEN.replace("each probe", "each probe that is above chance")
-    assert report.headline([SHOTS, near], OWN) == f"{beaten} {nothing}"
-    assert report.summary([near], OWN)[1][1:5] == ["14.0 ± 2.5", "10.0", "10.0", "+4.0"]
+    assert report.headline([SHOTS, near]) == f"{beaten} {nothing}"
+    assert report.summary([near])[1][1:5] == ["14.0 ± 2.5", "10.0", "10.0", "+4.0"]
     far = scored("knn", ["1-NN"], [0.5, 0.15, *[0.1] * 5], chance=0.1, images=200)
-    assert "by each probe: 1-NN +5.0 percentage points" in report.headline([far], OWN)
+    assert "by each probe: 1-NN +5.0 percentage points" in report.headline([far])
     for figure in (by_layer([far], OWN), by_column([far])):
         assert lines(figure.axes[0])["chance (most frequent class): 10.0 %"] == pytest.approx([10, 10])
 
@@ -233,7 +235,7 @@ def test_data_and_counts_stand_before_what_was_found(tmp_path):
         "3 of the validation images stand among the training images too, pixel for pixel: 1.jpg is 2.jpg, …",
     )
     assert report.data(facts) == list(told)
-    assert 0 < page.text.index(told[0]) < page.text.index(told[1]) < page.text.index(report.headline(BOTH, OWN))
+    assert 0 < page.text.index(told[0]) < page.text.index(told[1]) < page.text.index(report.headline(BOTH))
     assert markdown.index("cifar10 in /data") < markdown.index("above the best baseline")
     unlabelled = facts | {"chance": None, "copies": {"test_images_in_train": 0, "examples": []}}
     assert report.data(unlabelled) == ["3,781 training and 420 validation images, no labels; data: cifar10 in /data"]
@@ -277,7 +279,7 @@ def test_the_page_needs_nothing_from_elsewhere(tmp_path):
     )
     sources = [image["src"].removeprefix("data:image/png;base64,") for image in page.all("img")]
     assert [Image.open(io.BytesIO(base64.b64decode(source))).format for source in sources] == ["PNG", "PNG"]
-    assert "layer 2 is best, 5.0 points over the last" in page.all("img")[0]["alt"]
+    assert "layer 2 chosen" in page.all("img")[0]["alt"]
     assert (page.all("img")[1]["width"], page.all("img")[1]["height"]) == ("200", "100")
 
 
@@ -307,11 +309,18 @@ def test_layers_stand_beside_their_baselines():
     assert drawn["pixels"] == pytest.approx([25, 25])
     assert list(figure.axes[0].lines[0].get_xdata()) == [1, 2, 3]
     assert figure.axes[0].lines[1].get_linestyle() == "--"
-    titles = [axis.get_title(loc="left") for axis in figure.axes]
-    assert titles == [
-        "ridge regression, all labels\nlayer 2 is best, 5.0 points over the last",
-        "logistic regression\nlayer 3 is best",
-    ]
+
+
+def test_nothing_is_selected_by_test_labels():
+    for place, found in enumerate(BOTH):  # layer 2 was chosen; on the test images of the second, layer 3 is better
+        title = by_layer(BOTH, OWN).axes[place].get_title(loc="left")
+        assert found.title in title
+        assert "layer 2 chosen" in title
+        assert ("+5.0" if place == 0 else "-4.0") in title
+        assert "best" not in title
+    weak = replace(SHOTS, chosen=SHOTS.chosen | {RANDOM: f"random_{OWN[0]}"})  # 10 %, where layer 3 has 30 %
+    assert report.summary([weak])[1][3:5] == ["25.0", "+45.0"]
+    assert report.summary([weak])[1][-1] == PIXELS
 
 
 def test_layers_without_baselines_and_a_single_one():

@@ -62,11 +62,6 @@ class Reading:
         raise OptionError("pooling", self.pooling, right)
 
 
-def is_baseline(features: str) -> bool:
-    """Whether a feature set is of a trivial baseline, by its name."""
-    return features == PIXELS or features.startswith(RANDOM_PREFIX)
-
-
 def pooling_of(name: str) -> str | None:
     """The pooling in the name of a reading; None for other names."""
     found = re.search(rf"layer\d+_({'|'.join(POOLINGS)})(_before_norm)?$", name)

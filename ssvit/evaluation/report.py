@@ -23,7 +23,7 @@ from ssvit.evaluation import paired, side_by_side
 from ssvit.evaluation.components import components
 from ssvit.evaluation.duplicates import Pair
 from ssvit.evaluation.neighbours import search
-from ssvit.evaluation.options import OWN, PIXELS, RANDOM, is_baseline
+from ssvit.evaluation.options import OWN, PIXELS, RANDOM
 from ssvit.evaluation.scores import Scores, Split
 from ssvit.evaluation.side_by_side import SideBySide
 from ssvit.evaluation.significance import NOTHING_YET, standard_error
@@ -48,9 +48,9 @@ _CAPTIONS = {
     "segmentation": "Images measured on, components of patches, masks, and the class that each pixel is taken for",
 }
 _BASELINES = (
-    "Baselines: the same encoder with random weights, and raw pixels. The best, of any layer, is to be beaten here. "
-    "Chance: the share of the most frequent class. After ± in this table: one standard error of an accuracy on so many "
-    "images."
+    "Baselines: the same encoder with random weights, its layer chosen alike, and raw pixels. The table names "
+    "the one with the higher score. Chance: the share of the most frequent class. After ± in this table: one standard "
+    "error of an accuracy on so many images."
 )
 _SAMPLED = "After ± in these tables: the deviation over samples of labelled images."
 _NONE, _MINUS = "\u2013", "\u2212"  # a dash for what there is not, and the sign that is as wide as a plus
@@ -78,8 +78,8 @@ def write(
     values = {
         "checkpoint": str(facts.get("checkpoint", "")),
         "data": data(facts),
-        "headline": headline(scores, own),
-        "summary": summary(scores, own),
+        "headline": headline(scores),
+        "summary": summary(scores),
         "baselines": _BASELINES,
         "sentences": compared.sentences() if compared else [],
         "standings": side_by_side.table(standings) if standings else [],
@@ -232,13 +232,13 @@ def data(facts: Mapping[str, Any]) -> list[str]:
     return sentences
 
 
-def headline(scores: Sequence[Scores], own: Sequence[str]) -> str:
+def headline(scores: Sequence[Scores]) -> str:
     """Are the chosen features above the best baselines, by how many percentage points, and which are not above chance?
 
     And how many of these gains are told by the test images, where probes have values of single ones.
     """
     telling = [one for one in scores if one.tells]
-    gains = [(one, gain) for one in telling if (gain := _compared(one, own)[1]) is not None]
+    gains = [(one, gain) for one in telling if (gain := _compared(one)[1]) is not None]
     silent = [f"{_named(one)} (chance {_score(one.chance)} %)" for one in scores if not one.tells]
     sentences = []
     if gains:
@@ -259,11 +259,11 @@ def headline(scores: Sequence[Scores], own: Sequence[str]) -> str:
     return " ".join(sentences)
 
 
-def summary(scores: Sequence[Scores], own: Sequence[str]) -> list[list[str]]:
+def summary(scores: Sequence[Scores]) -> list[list[str]]:
     """The headline as a table: headings, and a row for each probe."""
-    rows = [["probe", "% ± error", "chance %", "baseline %", "points", "chosen features", "best baseline"]]
+    rows = [["probe", "% ± error", "chance %", "baseline %", "points", "chosen features", "baseline"]]
     for one in scores:
-        baseline, gain = _compared(one, own)
+        baseline, gain = _compared(one)
         value = one.values[one.best][-1]
         error = standard_error(value, one.images) if one.images and math.isfinite(value) else None
         numbers = (
@@ -280,16 +280,13 @@ def _named(one: Scores) -> str:
     return f"{one.title} {_score(one.values[one.best][-1])} %"
 
 
-def _compared(one: Scores, own: Sequence[str]) -> tuple[str | None, float | None]:
-    """The best of the baselines, of any layer, and how many percentage points the chosen features are above it, if any.
+def _compared(one: Scores) -> tuple[str | None, float | None]:
+    """Return the chosen features of the higher baseline, and the percentage points of the encoder above it, if any.
 
     Points are rounded as they are written, so that +0.0 beats nothing.
     """
-    others = {
-        name: row[-1]
-        for name, row in one.values.items()
-        if is_baseline(name) and name not in own and math.isfinite(row[-1])
-    }
+    features = [one.chosen[name] for name in (RANDOM, PIXELS) if name in one.chosen]
+    others = {name: one.values[name][-1] for name in features if math.isfinite(one.values[name][-1])}
     baseline = max(others, key=lambda name: others[name], default=None)
     gain = math.nan if baseline is None else one.values[one.best][-1] - others[baseline]
     return baseline, round(100 * gain, 1) if math.isfinite(gain) else None

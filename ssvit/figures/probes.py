@@ -95,7 +95,7 @@ def probes(
 def by_layer(scores: Sequence[Scores], own: Sequence[str]) -> Figure:
     """The last column of each probe after each layer; own: the encoder's feature sets, in the order of layers.
 
-    A title says which layer is best on the test images, and by how many points it beats the last.
+    The title names the layer that was chosen without test labels, and its difference from the last layer in points.
     """
     figure, axes = _panels(len(scores))
     layers = {name: int(name.removeprefix("layer").split("_")[0]) for name in own}  # layer3_patch_mean: 3
@@ -108,10 +108,9 @@ def by_layer(scores: Sequence[Scores], own: Sequence[str]) -> Figure:
             axis.plot(*zip(*untrained, strict=True), **_UNTRAINED)
         if _PIXELS in values:
             axis.axhline(values[_PIXELS], **_IMAGE)
-        best = max(own, key=values.__getitem__)
-        gain = f", {values[best] - values[own[-1]]:.1f} points over the last" if best != own[-1] else ""
+        gain = f", {values[found.best] - values[own[-1]]:+.1f} points from the last" if found.best != own[-1] else ""
         axis.set_xticks(numbers[:: len(numbers) // 16 + 1])
-        _finish(axis, f"{found.title}\nlayer {layers[best]} is best{gain}", found, "layer")
+        _finish(axis, f"{found.title}\nlayer {layers[found.best]} chosen{gain}", found, "layer")
     _legend(figure)
     return figure
 
