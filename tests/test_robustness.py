@@ -174,13 +174,17 @@ def test_shape_bias_counts_decisions_for_shape_or_texture(files):
         decided = max(means, key=means.get)
         decisions["shape" if decided == shape else "texture" if decided == texture else "neither"] += 1
     total, shapes = decisions.total(), decisions["shape"]
-    assert (row.images, row.left_out) == (total, len(pairs) - total)
+    agreeing = sum(shape == texture for shape, texture, _ in pairs)
+    assert (row.images, row.agreeing, row.left_out) == (total, agreeing, len(pairs) - total - agreeing)
+    assert f"{agreeing} " in "".join(line for line in table([row]).splitlines() if "agree" in line)
     assert row.accuracy.value == pytest.approx(shapes / total)
     bias, count = shapes / (shapes + decisions["texture"]), shapes + decisions["texture"]
     assert row.shape_bias == pytest.approx((bias, math.sqrt(bias * (1 - bias) / count)))
     assert set(row.by_shape) <= set(mapping)
     by_name = measure(("bird", "cat", "elephant", "dog", "car", "oven"))
-    assert by_name("cue", files.path("cue"), layouts.CUE_CONFLICT).left_out == sum(a == b for a, b, _ in pairs)
+    of_all = by_name("cue", files.path("cue"), layouts.CUE_CONFLICT)
+    assert (of_all.agreeing, of_all.left_out) == (agreeing, 0)
+    assert "unreadable" not in table([of_all])
 
 
 def test_imagenet_s_classes_of_the_cues():

@@ -50,7 +50,11 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """What was found on a set. `left_out`: images of folders that are no classes of the classifier."""
+    """The result of a set.
+
+    left_out: images that are unreadable, or whose class is none of the classifier's. agreeing: cue-conflict images of
+    the same class in shape and texture, which do not count for shape bias and are left out too.
+    """
 
     name: str
     layout: str
@@ -59,6 +63,7 @@ class Row:
     accuracy: Share  # of cue-conflict images: by their shape
     chance: float  # of always the most frequent class
     left_out: int = 0
+    agreeing: int = 0
     clean: Share | None = None  # of the usual test images of the same classes, with the same choice of answers
     cells: list[Cell] = field(default_factory=list)
     shape_bias: Share | None = None  # shape decisions of those for shape or texture (Geirhos et al. 2019)
@@ -162,7 +167,9 @@ class Robustness:
         found = [(path, cues(path)) for path in pictures(root)]
         shown = {one for _, pair in found if pair for one in pair}
         known = sorted(shown & of_classes.keys())
-        used = [(path, pair) for path, pair in found if pair and pair[0] != pair[1] and set(pair) <= set(known)]
+        of_known = [(path, pair) for path, pair in found if pair and set(pair) <= set(known)]
+        used = [(path, pair) for path, pair in of_known if pair[0] != pair[1]]
+        agreeing = len(of_known) - len(used)
         if not used:
             right = f"its classes ({', '.join(sorted(shown))}) must be of the classifier: name them in mappings.{name}"
             raise OptionError(f"sets.{name}", root, right)
@@ -187,7 +194,8 @@ class Robustness:
             classes=len(known),
             accuracy=Share.of(shapes),
             chance=chance(answers.folders.tolist()),
-            left_out=len(found) - len(guess),
+            left_out=len(found) - len(guess) - agreeing,
+            agreeing=agreeing,
             shape_bias=Share.of(shapes[decided]) if decided.any() else None,
             by_shape=by_shape,
         )
@@ -303,6 +311,8 @@ def table(rows: Sequence[Row]) -> str:
         if row.layout == CUE_CONFLICT:
             bias = "no decision for shape or texture" if row.shape_bias is None else _text(row.shape_bias) + " %"
             lines += ["", f"{row.name}: shape bias {bias}; the accuracy above is that of the shapes"]
+        if row.agreeing:
+            lines += ["", f"{row.name}: {row.agreeing:,} images are left out: their shape and texture agree"]
         if row.left_out:
             lines += ["", f"{row.name}: {row.left_out:,} images are left out: unreadable, or not of known classes"]
     return "\n".join([*lines, ""])
