@@ -84,3 +84,23 @@ def test_a_wrong_option_is_told_in_one_line(path, no_torch, tool):
     # The target has no options.py, so this is told when it is built.
     line = one_line(tool("pretrain", *METHOD, "target.contrast=0", status=2, PYTHONPATH=path))
     assert line == "pretrain.py: target.contrast=0: must be a number, above 0"
+
+
+@pytest.mark.parametrize("command", [("pretrain",), ("finetune", "checkpoint=scratch", "data=synthetic")])
+def test_an_encoder_class_of_ones_own_is_refused_before_torch_is_loaded(path, no_torch, tool, tmp_path, command):
+    folder = tmp_path / "configs" / "encoder"
+    folder.mkdir(parents=True)
+    (folder / "mine.yaml").write_text("defaults: [small, _self_]\n_target_: mine.encoder.Own\n")
+    (tmp_path / "mine" / "encoder.py").write_text("from ssvit.models.vit import ViT\n\nclass Own(ViT):\n    pass\n")
+    trapped = os.pathsep.join((no_torch, path))
+    line = one_line(tool(*command, *OWN, "encoder=mine", status=2, PYTHONPATH=trapped))
+    assert "encoder=mine.encoder.Own: must be " in line
+    assert not (tmp_path / "outputs").exists()
+
+
+def test_a_file_of_ones_own_may_give_other_options_to_the_encoders_of_ssvit(path, tool, tmp_path):
+    folder = tmp_path / "configs" / "encoder"
+    folder.mkdir(parents=True)
+    (folder / "mine.yaml").write_text("defaults: [small, _self_]\nactivation_checkpointing: true\n")
+    options = ("encoder=mine", "recipe.steps=1", "recipe.warmup=0", "probe=[]")
+    assert tool("pretrain", "--dry-run", *OWN, *SIZES, *options, PYTHONPATH=path).stdout

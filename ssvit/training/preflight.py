@@ -34,6 +34,8 @@ from ssvit.training.recipe import Recipe
 
 # The classes of options of groups that have no `_target_`.
 GROUPS: Mapping[str, type[Options]] = {"recipe": Recipe, "subset": Subset, "probing": Probing}
+# What may build an encoder: a checkpoint holds its options and not its class.
+ENCODERS = ("ssvit.models.vit.ViT", "ssvit.models.timm.Timm", "ssvit.checkpoints.storage.load_encoder")
 
 
 def parts(config: object, name: str = "") -> dict[str, Any]:
@@ -62,7 +64,7 @@ def parts(config: object, name: str = "") -> dict[str, Any]:
 
 
 def encoder(made: Mapping[str, object]) -> ViT | Timm | None:
-    """The options of the encoder among the parts, a checkpoint's too; None if it is a user's own.
+    """The options of the encoder among the parts, a checkpoint's too; None if there is none.
 
     OptionError unless the other parts fit it.
     """
@@ -138,6 +140,9 @@ def check(config: Mapping[str, Any]) -> Recipe:
     whole("workers", config["workers"], at_least=0)
     number("loader_timeout", config["loader_timeout"], 0)
     number("fabric.timeout", config["fabric"]["timeout"], 1)
+    if (builder := config["encoder"]["_target_"]) not in ENCODERS:
+        right = "must be ssvit's ViT or a model of timm: the commands that load a checkpoint cannot build another class"
+        raise OptionError("encoder", builder, right)
     made = parts(config)
     vit = encoder(made)
     start(made)
