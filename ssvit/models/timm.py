@@ -6,9 +6,11 @@ Letters: b images, c channels, h, w pixels, y, x rows and columns of a feature m
 """
 
 import math
+import traceback
 from collections.abc import Iterator
 from fnmatch import fnmatch
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Self
 
 import torch
@@ -38,7 +40,7 @@ class Timm(Encoder):
             self.register_normalisation(own.mean, own.std)
             self.width = self._of_one_image(self.pooling).shape[1]
         except (TypeError, ValueError, AssertionError, RuntimeError) as error:
-            reason = " ".join(str(error).split())[:200] or "without a reason"
+            reason = " ".join(str(error).split())[:200] or _failed_statement(error)
             given = "x".join(map(str, (own.channels, *self.image_size)))
             right = f"timm refuses it for images of {given} and arguments={dict(own.arguments)}: {reason}"
             raise OptionError("model", own.model, right) from None
@@ -130,3 +132,10 @@ class Timm(Encoder):
             raise OptionError("image_size", own["image_size"], right)
         self.load_state_dict(theirs)
         self.arguments |= {name: other.arguments[name] for name in ("mean", "std")}
+
+
+def _failed_statement(error: Exception) -> str:
+    """Return the last statement of timm on the way to an error without a text, with its file and line."""
+    frames = traceback.extract_tb(error.__traceback__)
+    frame = next((one for one in reversed(frames) if "timm" in Path(one.filename).parts), frames[-1])
+    return f"{Path(frame.filename).name}, line {frame.lineno}: {frame.line}"
