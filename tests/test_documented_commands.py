@@ -3,6 +3,7 @@
 import re
 import shlex
 import shutil
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,11 +19,26 @@ from ssvit.exchange import hub
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-WRITTEN = re.compile(r"^    (?:\w+=\S+ )*(?:ssvit |(?:python|torchrun .*) tools/)(.+)$", re.MULTILINE)
+CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))
+# On a page, and in the comment of a configuration.
+WRITTEN = re.compile(r"^(?:    |# )(?:\w+=\S+ )*(?:ssvit |(?:python|torchrun .*) tools/)(.+)$", re.MULTILINE)
 FIRST_EDITION = Path(__file__).parent / "fixtures" / "first_edition" / "outputs"
 FLAGS = {"--help", "--help-all", "--dry-run"}
 # What a word of the pages stands for, where the folder below has nothing of its name.
 MEANT = {"checkpoint=PATH": "checkpoint=RUN", "checkpoint=FILE": "checkpoint=scratch"}
+
+
+def written(pages: list[Path]) -> list[str]:
+    """What stands behind `ssvit` or `python tools/` in each command of the pages."""
+    return [line for page in pages for line in WRITTEN.findall(page.read_text().replace("\\\n", " "))]
+
+
+def words(lines: list[str]) -> list[list[str]]:
+    """The arguments that bash passes to a command, for each of these lines."""
+    script = "".join(f"printf '%s\\0' {line}\nprintf '\\n'\n" for line in lines)
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    return [line.split("\0")[:-1] for line in done.stdout.splitlines()]
 
 
 def documented() -> dict[str, list[str]]:
@@ -31,16 +47,22 @@ def documented() -> dict[str, list[str]]:
     Those with configurations of the reader's own (--config-dir) and of sweeps (-m) have tests of their own.
     """
     found = {}
-    for page in PAGES:
-        for line in WRITTEN.findall(page.read_text().replace("\\\n", " ")):
-            arguments = [word for word in shlex.split(line, comments=True) if word not in FLAGS]
-            arguments[0] = arguments[0].removesuffix(".py")
-            if not {"--config-dir", "-m"} & set(arguments):
-                found[shlex.join(arguments)] = arguments
+    for line in words(written(PAGES)):
+        arguments = [word for word in line if word not in FLAGS]
+        arguments[0] = arguments[0].removesuffix(".py")
+        if not {"--config-dir", "-m"} & set(arguments):
+            found[shlex.join(arguments)] = arguments
     return found
 
 
 DOCUMENTED = documented()
+
+
+def test_bash_passes_every_command_as_it_is_written():
+    lines = written([*PAGES, *CONFIGS])
+    assert len(lines) > len(DOCUMENTED)
+    for line, passed in zip(lines, words(lines), strict=True):
+        assert passed == shlex.split(line, comments=True)
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""A fine-tuned classifier on images of another kind: ssvit robustness checkpoint=PATH sets={a:PATH,c:PATH}"""
+"""A fine-tuned classifier on images of another kind: ssvit robustness checkpoint=PATH 'sets={a:PATH,c:PATH}'"""
 
 import json
 from pathlib import Path
@@ -55,7 +55,7 @@ def check(plain: Plain) -> tuple[dict[str, str], dict[str, dict[str, list[str]]]
     whole("workers", plain["workers"], at_least=0)
     sets, mappings = plain["sets"], plain["mappings"] or {}
     if not isinstance(sets, dict) or not sets:
-        raise OptionError("sets", sets, "must name sets and their folders, as {clean:PATH,a:PATH}")
+        raise OptionError("sets", sets, "must name sets and their folders, as 'sets={clean:PATH,a:PATH}'")
     if not isinstance(mappings, dict) or not mappings.keys() <= sets.keys() - {CLEAN}:
         raise OptionError("mappings", mappings, "must name files of sets other than clean, as {objectnet:FILE}")
     kinds = {str(name): layouts.layout(f"sets.{name}", root) for name, root in sets.items()}
