@@ -23,7 +23,7 @@ CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))
 # On a page, and in the comment of a configuration.
 WRITTEN = re.compile(r"^(?:    |# )(?:\w+=\S+ )*(?:ssvit |(?:python|torchrun .*) tools/)(.+)$", re.MULTILINE)
 FIRST_EDITION = Path(__file__).parent / "fixtures" / "first_edition" / "outputs"
-FLAGS = {"--help", "--help-all", "--dry-run"}
+FLAGS = {"--help", "--help-all", "--dry-run", "--show-config"}
 # What a word of the pages stands for, where the folder below has nothing of its name.
 MEANT = {"checkpoint=PATH": "checkpoint=RUN", "checkpoint=FILE": "checkpoint=scratch"}
 

@@ -147,14 +147,22 @@ def test_it_is_told_in_words():
     )
 
 
-def test_a_dry_run_prints_the_configuration_and_sizes_and_leaves_nothing(tool, tmp_path):
-    printed = tool("pretrain", "--dry-run", *TINY, "recipe.lr=0.0017").stdout
-    assert "  lr: 0.0017\n" in printed
+def test_a_dry_run_prints_sizes_and_the_estimate_and_leaves_nothing(tool, tmp_path):
+    printed = tool("pretrain", "--dry-run", *TINY).stdout
     assert "\nimages: 64 to train on, 32 held out\nsteps: 6 of 8, 0.8 epochs\nwhere: 1 x cpu\nestimated: " in printed
     encoder, objective, trained = map(
         float, re.search(r"encoder (\S+) .*objective (\S+) .*trained (\S+)", printed).groups()
     )
     assert encoder <= objective == trained
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("flags", [["--dry-run"], ["--show-config"], ["--dry-run", "--show-config"]])
+def test_the_composed_configuration_follows_the_estimate_only_where_it_is_asked_for(tool, tmp_path, flags):
+    printed = tool("pretrain", *flags, *TINY, "recipe.lr=0.0017").stdout
+    estimate, configuration = printed.find("estimated: "), printed.find("\n  lr: 0.0017\n")
+    assert estimate >= 0
+    assert configuration > estimate if "--show-config" in flags else configuration == -1
     assert list(tmp_path.iterdir()) == []
 
 

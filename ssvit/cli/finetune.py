@@ -35,8 +35,8 @@ def check(config: DictConfig, plain: Plain) -> tuple[DictConfig, Recipe]:
     return from_scratch(config) if plain["checkpoint"] == SCRATCH else config, recipe
 
 
-def dry_run(config: DictConfig, plain: Plain) -> None:
-    """Print the configuration, its sizes, and what a run would take. Nothing is written."""
+def dry_run(config: DictConfig, plain: Plain) -> DictConfig:
+    """Print the sizes, time and memory of the run, write nothing, and return the completed configuration."""
     config, _ = check(config, plain)
 
     from ssvit.cli.session import Session
@@ -49,6 +49,7 @@ def dry_run(config: DictConfig, plain: Plain) -> None:
             print(f"compare: {plain['seeds']} such runs {side}{changed}")
     elif plain["sweep"]:
         print(f"sweep: {len(plain['table4']['learning_rates']) + 1} such runs")
+    return config
 
 
 def run(config: DictConfig, plain: Plain) -> Path:

@@ -70,7 +70,7 @@ def text(tool: Tool, arguments: Sequence[str], *, everything: bool) -> str:
     width = shutil.get_terminal_size().columns
     flags = dict(_FLAGS)
     if tool.dry_run is None:
-        del flags["--dry-run"], flags["-m"]
+        del flags["--dry-run"], flags["--show-config"], flags["-m"]
     hidden = 0
     shown = [files]
     for group in groups:
@@ -95,7 +95,8 @@ def text(tool: Tool, arguments: Sequence[str], *, everything: bool) -> str:
 
 
 _FLAGS = {
-    "--dry-run": "print the configuration, sizes, and the estimated time and memory; start nothing",
+    "--dry-run": "print the sizes and the estimated time and memory; start nothing",
+    "--show-config": "the same, followed by the composed configuration as YAML",
     "-m": "one run for each combination of values: -m recipe.lr=1e-3,2e-3",
     "--cfg job": "print the configuration as YAML; start nothing",
     "--config-dir PATH": "look for files of options in this folder too",

@@ -72,8 +72,8 @@ class Tool:
     it returns options to add to those typed. positional: the option, a list, that takes the arguments not written as
     option=value. aliases: what beginnings of options stand for. groups: the classes of groups of options that have
     no `_target_`, by their names, that of the command itself by "". common: beginnings of the options that --help
-    shows, all if empty. dry_run: what --dry-run calls in the place of `run`. own_images: options that data=PATH
-    brings, unless they are typed.
+    shows, all if empty. dry_run: what --dry-run calls in the place of `run`; it returns the completed configuration.
+    own_images: options that data=PATH brings, unless they are typed.
     """
 
     name: str
@@ -84,7 +84,7 @@ class Tool:
     aliases: Mapping[str, str] = field(default_factory=dict)
     groups: Mapping[str, type[Options]] = field(default_factory=dict)
     common: Sequence[str] = ()
-    dry_run: Callable[[DictConfig, Plain], object] | None = None
+    dry_run: Callable[[DictConfig, Plain], DictConfig] | None = None
     own_images: Sequence[str] = ()
 
     def main(self, arguments: Sequence[str]) -> None:

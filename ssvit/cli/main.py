@@ -5,10 +5,14 @@ import importlib
 import os
 import signal
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from ssvit.cli.launch import Failure, Tool, in_one_line
+from omegaconf import DictConfig, OmegaConf
+
+from ssvit.checkpoints.run_folder import is_main_process
+from ssvit.cli.launch import Failure, Plain, Tool, in_one_line
 from ssvit.options import spell_commands
 
 COMMANDS = {
@@ -36,6 +40,7 @@ COMMANDS = {
 
 
 _DRY_RUN = "--dry-run"
+_SHOW_CONFIG = "--show-config"  # a dry run that also prints the composed configuration
 _HELP = {"--help", "-h", "--help-all"}
 
 
@@ -69,9 +74,9 @@ def main(name: str | None = None) -> None:
         given = [argument for argument in arguments if argument not in _HELP]
         with in_one_line():
             print(help.text(find(name), given, everything="--help-all" in asked))
-    elif _DRY_RUN in arguments:
+    elif flags := {_DRY_RUN, _SHOW_CONFIG}.intersection(arguments):
         tool = find(name)
-        arguments = [argument for argument in arguments if argument != _DRY_RUN]
+        arguments = [argument for argument in arguments if argument not in flags]
         if tool.dry_run is not None and any(one.startswith("hydra/launcher=submitit_slurm") for one in arguments):
             with in_one_line():
                 from ssvit.cli import submission
@@ -80,10 +85,21 @@ def main(name: str | None = None) -> None:
             return
         if tool.dry_run is None:
             with in_one_line():
-                raise Failure(f"{_DRY_RUN}: is for the commands that train, pretrain and finetune", 2)
-        replace(tool, run=tool.dry_run).main(arguments)
+                raise Failure(f"{min(flags)}: is for the commands that train, pretrain and finetune", 2)
+        replace(tool, run=_with_configuration(tool.dry_run) if _SHOW_CONFIG in flags else tool.dry_run).main(arguments)
     else:
         find(name).main(arguments)
+
+
+def _with_configuration(dry_run: Callable[[DictConfig, Plain], DictConfig]) -> Callable[[DictConfig, Plain], None]:
+    """A dry run that then prints the configuration that it returns, as YAML."""
+
+    def run(config: DictConfig, plain: Plain) -> None:
+        completed = dry_run(config, plain)
+        if is_main_process():
+            print(OmegaConf.to_yaml(completed, resolve=True), end="")
+
+    return run
 
 
 def find(name: str) -> Tool:

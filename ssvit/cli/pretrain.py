@@ -31,13 +31,14 @@ def check(config: DictConfig, plain: Plain) -> Plain:
     return plain
 
 
-def dry_run(config: DictConfig, plain: Plain) -> None:
-    """Print the configuration, its sizes, and what the run would take. Nothing is written."""
+def dry_run(config: DictConfig, plain: Plain) -> DictConfig:
+    """Print the sizes, time and memory of the run, write nothing, and return the completed configuration."""
     check(config, plain)
 
     from ssvit.cli.session import Session
 
     Session(config, Path(config.outputs, config.name), stage=PRETRAIN).preview(config)
+    return config
 
 
 def run(config: DictConfig, plain: Plain) -> Path:

@@ -82,7 +82,7 @@ class Session:
 
     @runtime.together()
     def preview(self, config: DictConfig) -> None:
-        """Print a configuration, the sizes of its run, and what that would take. Nothing is trained or written."""
+        """Print the sizes, time and memory of the run that a configuration describes. Nothing is trained or written."""
         recipe, data, objective, loader = self._built(config)
         found = estimate(State(self.fabric, objective, recipe), loader, _all_evaluators(config, data))
         count = {
@@ -94,7 +94,6 @@ class Session:
         images = len(data.train)
         if is_main_process():
             print(
-                OmegaConf.to_yaml(config, resolve=True),
                 f"parameters: {', '.join(sizes)}",
                 f"images: {images} to train on, {len(data.watched)} held out",
                 f"steps: {recipe.steps} of {recipe.batch_size}, {recipe.steps * recipe.batch_size / images:.1f} epochs",
