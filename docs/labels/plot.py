@@ -31,20 +31,18 @@ STYLES: dict[str, tuple[str, Line]] = {
 
 
 def main() -> None:
-    """Draw a panel for each data set: lines for means over seeds, bands from the lowest to the highest."""
+    """Draw the means over seeds, and bands from the lowest to the highest, in a panel for each data set."""
     accuracies: dict[str, dict[str, dict[int, list[float]]]] = defaultdict(lambda: defaultdict(dict))
     with (FOLDER / "rows.csv").open(newline="") as file:
         for row in csv.DictReader(file):
             line = accuracies[row["images"]][row["start"]]
             line.setdefault(int(row["labels"]), []).append(100 * float(row["accuracy"]))
-    shown = [images for images in TITLES if images in accuracies]
-    figure, axes = panels(len(shown), 4.6 * len(shown), 4.2)
+    shown = [images for images in TITLES if len(accuracies[images]["scratch"]) > 1]  # a curve has two points or more
+    figure, axes = panels(len(shown), 4.2 * len(shown) + 2.2, 3.6)
     for axis, images in zip(axes, shown, strict=True):
         draw(axis, accuracies[images])
         axis.set_title(TITLES[images], fontsize=10)
-    figure.legend(
-        handles=axes[0].get_legend_handles_labels()[0], loc="outside upper center", ncols=3, frameon=False, fontsize=8
-    )
+    figure.legend(handles=axes[0].get_legend_handles_labels()[0], loc="outside right center", frameon=False, fontsize=8)
     (FOLDER / "accuracy.png").write_bytes(png(figure))
 
 

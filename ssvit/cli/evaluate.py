@@ -79,8 +79,7 @@ def run(config: DictConfig, plain: Plain) -> Path | None:
         figures = report.figures(splits, scores, compared)
         written = report.write(folder, facts=measured, scores=scores, own=encoders, compared=compared, figures=figures)
         if len(scores) > 1:
-            print_lines(*table(report.summary(scores)).split("
-"))
+            print_lines(*table(report.summary(scores)).split("\n"))
         print_lines(report.headline(scores), *compared.sentences())
         print_lines(f"report: {', '.join(map(str, written))}")
         return folder
