@@ -109,6 +109,26 @@ def test_threads_are_put_back():
     assert torch.get_num_threads() == before
 
 
+def test_peers_are_chosen_by_their_library_or_name(monkeypatch):
+    built = []
+
+    def compare(contenders, **_):
+        built.extend(contenders)
+        raise InterruptedError
+
+    monkeypatch.setattr(step, "Steps", lambda name, **_: name)
+    monkeypatch.setattr(step, "installed", lambda name: True)
+    monkeypatch.setattr(step, "compare", compare)
+    for objective, peers in (("masked_patch", ["timm"]), ("mae", ["lightly"]), ("mae", ("vit-pytorch MAE",))):
+        built.clear()
+        with pytest.raises(InterruptedError):
+            step.run(model="small", objective=objective, peers=peers)
+        expected = [name for name in PEERS[objective] if peers[0] in name]
+        assert [name for name in built if "product" not in name] == ["ssvit", *expected]
+    with pytest.raises(OptionError, match="peers"):
+        step.run(model="small", objective="mae", peers=["torchvision"])
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -119,6 +139,7 @@ def test_threads_are_put_back():
         ("device", "tpu"),
         ("batch", -1),
         ("peers", 1),
+        ("peers", "timm"),
     ],
 )
 def test_wrong_options_are_named(name, value):

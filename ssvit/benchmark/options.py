@@ -2,9 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
+
+from pydantic import model_validator
 
 from ssvit.config.declaration import Count, OneOf, Options
+from ssvit.options import one_of
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,7 @@ SIZES = {
     "small": Size(32, 4, 192, 6, 3, {"cpu": 64, "cuda": 4096}, _LIGHT, (16, 4)),
 }
 
+LIBRARIES = ("vit-pytorch", "transformers", "timm", "torchvision", "lightly")
 OBJECTIVES = ("masked_patch", "masked_patch_decoder", "simmim", "mae", "latent", "dino", "ibot", "simclr")
 
 
@@ -67,9 +71,15 @@ class Step(Options):
     batch: Count | None = None
     """Images of a step; None: the number in `SIZES`."""
     peers: bool | Sequence[str] = True
-    """Whether the other libraries are measured, if they are installed; or a list of their names."""
+    """Whether the other libraries are measured, if they are installed; or a list of libraries or of contenders."""
     memory: bool = True
     """Whether the highest memory of two steps is measured, in a separate process for each contender."""
+
+    @model_validator(mode="after")
+    def _check_peers(self) -> Self:
+        for name in () if isinstance(self.peers, bool) else self.peers:
+            one_of("peers", name.split()[0], LIBRARIES)
+        return self
 
 
 PARTS = ("resume", "waits", "step", "profile", "changes", "data", "checkpoint")

@@ -20,11 +20,12 @@ from pathlib import Path
 import torch
 
 from ssvit.benchmark.methods import batch_of, ours
-from ssvit.benchmark.options import SIZES, Size, Step
+from ssvit.benchmark.options import LIBRARIES, SIZES, Size, Step
 from ssvit.benchmark.peers import PEERS
 from ssvit.benchmark.timing import Rate, compare, threads
 from ssvit.config.declaration import make
 from ssvit.kernels import fused
+from ssvit.options import OptionError
 from ssvit.training import runtime
 from ssvit.training.cost import flops
 from ssvit.training.loop import update
@@ -47,7 +48,10 @@ def run(*, rounds: int = 7, **given: object) -> dict[str, list[Rate]]:
         Steps, size=size, objective=own.objective, precision=precision, compile=own.compile, device=device, batch=b
     )
     every = PEERS[own.objective]
-    peers = own.peers if isinstance(own.peers, tuple) else tuple(every) if own.peers else ()
+    wanted = (*every, *LIBRARIES) if own.peers is True else own.peers or ()
+    peers = [name for name in every if name in wanted or any(one in name for one in LIBRARIES if one in wanted)]
+    if wanted and every and not peers:
+        raise OptionError("peers", wanted, f"must be among the peers of {own.objective}: {', '.join(every)}")
     missing = sorted({name.split()[0] for name in peers if not installed(name)})
     names = [OURS, *filter(installed, peers)]
     with threads(own.threads):

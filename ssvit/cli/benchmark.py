@@ -28,7 +28,8 @@ def run(config: DictConfig, plain: Plain) -> None:
 
     from ssvit.benchmark.timing import as_json, table
 
-    results = importlib.import_module(f"ssvit.benchmark.{benchmark.part}").run(rounds=benchmark.rounds, **options)
+    with within("step"):
+        results = importlib.import_module(f"ssvit.benchmark.{benchmark.part}").run(rounds=benchmark.rounds, **options)
     for title, rates in results.items():
         print(table(title, rates))
     if plain["output"] is not None:
