@@ -51,7 +51,7 @@ class Estimate:
 
     @property
     def seconds(self) -> float | None:
-        """Of the run, with its evaluations."""
+        """Of the steps and the evaluations; starting, writing checkpoints and waiting for data are not included."""
         return None if self.step is None else self.steps * self.step + (self.evaluations or 0)
 
     @property
@@ -60,10 +60,8 @@ class Estimate:
         if self.seconds is None or self.step is None:
             told = "time after the first steps"
         else:
-            told = (
-                f"{duration(self.seconds)} ({self.step:.2g} s a step, measured on {self.images} images; evaluations "
-                f"{duration(self.evaluations or 0)})"
-            )
+            steps = f"{duration(self.steps * self.step)} of steps ({self.step:.2g} s each, measured on {self.images} images)"
+            told = f"{duration(self.seconds)} = {steps} + {duration(self.evaluations or 0)} of evaluations"
         parts = (self.weights, "weights"), (self.gradients + self.moments, "gradients and moments")
         counted = ", ".join(f"{size(part)} {name}" for part, name in (*parts, (self.activations, "activations")))
         return f"estimated: {told}; {size(self.memory)} of memory (counted: {counted})"
