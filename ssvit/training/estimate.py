@@ -60,7 +60,8 @@ class Estimate:
         if self.seconds is None or self.step is None:
             told = "time after the first steps"
         else:
-            steps = f"{duration(self.steps * self.step)} of steps ({self.step:.2g} s each, measured on {self.images} images)"
+            each = f"{self.step:.2g} s each, measured on {self.images} images"
+            steps = f"{duration(self.steps * self.step)} of steps ({each})"
             told = f"{duration(self.seconds)} = {steps} + {duration(self.evaluations or 0)} of evaluations"
         parts = (self.weights, "weights"), (self.gradients + self.moments, "gradients and moments")
         counted = ", ".join(f"{size(part)} {name}" for part, name in (*parts, (self.activations, "activations")))
