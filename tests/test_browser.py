@@ -15,6 +15,7 @@ import torch
 from test_report import OWN, scored
 
 from ssvit.evaluation import report
+from ssvit.evaluation.side_by_side import SideBySide
 from ssvit.figures import classes
 from ssvit.figures.probes import by_column, by_layer
 
@@ -73,7 +74,8 @@ def test_the_report_fits_a_phone_and_says_where_it_goes_on(tmp_path: Path) -> No
         "checkpoint": "a/" * 100, "data": "folder in /" + "b" * 100, "train_images": 3000, "test_images": 420,
         "measured_on": "test", "chance": 0.1, "classes": ["a"], "copies": {"test_images_in_train": 0, "examples": []},
     }  # fmt: skip
-    (page, *_) = report.write(tmp_path, facts=facts, scores=scores, own=OWN, figures=figures)
+    compared = SideBySide(scores, {"mine": [""]})
+    (page, *_) = report.write(tmp_path, facts=facts, scores=scores, own=OWN, figures=figures, compared=compared)
     text = html.escape(page.read_text(encoding="utf-8"))
     frames = "".join(f'<iframe srcdoc="{text}" width="{width}" height="900"></iframe>' for width in WIDTHS)
     seen, errors = browse(tmp_path, f"<!DOCTYPE html><body>{frames}<script>{LOOK}</script>")

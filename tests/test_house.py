@@ -11,7 +11,9 @@ from command import LIMIT
 
 ROOT = Path(__file__).resolve().parent.parent
 LEVELS = (
-    ("options", "randomness", "atomic_io", "schedule"),
+    ("options", "randomness", "atomic_io"),
+    ("config",),
+    ("schedule",),
     ("models",),
     ("kernels",),
     ("objectives", "data", "exchange", "checkpoints"),

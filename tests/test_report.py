@@ -15,11 +15,13 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from ssvit.evaluation import report
+from ssvit.evaluation.conclusion import ADVICE, conclude
 from ssvit.evaluation.features import Features
 from ssvit.evaluation.options import PIXELS, RANDOM
 from ssvit.evaluation.probes.knn import Knn
 from ssvit.evaluation.probes.ridge import FewShot
 from ssvit.evaluation.scores import Scores
+from ssvit.evaluation.side_by_side import SideBySide
 from ssvit.evaluation.titles import title
 from ssvit.figures import feature_map
 from ssvit.figures.feature_map import IMAGES
@@ -52,7 +54,7 @@ SHOTS = scored(
 )
 PROBE = scored("logistic", ["train", "validation", "test"], [0.3, 0.41, 0.45, 0.1, 0.2, 0.3, 0.42])
 BOTH = (SHOTS, PROBE)
-BEATEN = f"The encoder's features are above the best baseline by each probe: {SHOTS.title} +40.0 percentage points."
+GROUPS = {"mine": [""], RANDOM: [RANDOM], PIXELS: [PIXELS]}
 
 
 class Page(HTMLParser):
@@ -87,7 +89,10 @@ class Page(HTMLParser):
 
 
 def write(folder, facts=None, scores=BOTH, own=OWN, figures=None):
-    files = report.write(folder, facts=facts or {"checkpoint": "a/b"}, scores=scores, own=own, figures=figures or {})
+    files = report.write(
+        folder, facts=facts or {"checkpoint": "a/b"}, scores=scores, own=own, figures=figures or {},
+        compared=SideBySide(scores, GROUPS),
+    )  # fmt: skip
     page, markdown, numbers = (path.read_text(encoding="utf-8") for path in files)
     return Page(page), markdown, json.loads(numbers, parse_constant=pytest.fail), page
 
@@ -160,65 +165,87 @@ def test_a_single_reading_was_not_chosen(tmp_path):
     assert "Chosen" not in page.text + markdown
 
 
-def test_the_headline_counts_what_is_beaten():
-    say = report.headline
-    assert say([SHOTS]) == BEATEN
-    assert (
-        "by 1 of 2 probes: ridge regression, all labels +40.0, logistic regression \N{MINUS SIGN}1.0 percentage points"
-        in say(BOTH)
-    )
-    assert "by no probe: logistic regression" in say([PROBE])
-    assert (
-        say([replace(SHOTS, chosen={"": OWN[1]})])
-        == "No baseline was measured beside the encoder's features: ridge regression, all labels 70.0 %."
-    )
+def concluded(*probes: Scores) -> list[str]:
+    return conclude(probes, SideBySide(probes, GROUPS))
+
+
+def test_a_summary_compares_with_the_higher_baseline():
     unknown = scored("knn", ["1-NN"], [0.5, math.nan, *[0.1] * 5])
-    assert say([SHOTS, unknown]) == say([SHOTS])
     rows = report.summary([*BOTH, unknown])
-    assert rows[3][1:5] == ["\N{EN DASH}", "\N{EN DASH}", "10.0", "\N{EN DASH}"]
-    assert rows[1] == [
-        "ridge regression, all labels",
-        "70.0",
-        "\N{EN DASH}",
-        "30.0",
-        "+40.0",
-        OWN[1],
-        "random_" + OWN[2],
-    ]
+    dash = "\N{EN DASH}"
+    assert rows[1] == [SHOTS.title, "70.0", dash, "30.0", "+40.0", OWN[1], "random_" + OWN[2]]
     assert rows[2][-1] == "pixels"
+    assert rows[3][1:5] == [dash, dash, "10.0", dash]
+    assert concluded(SHOTS, unknown) == concluded(SHOTS)
 
 
-def test_the_headline_counts_the_gains_that_the_test_images_tell():
-    hits = torch.arange(400) % 10  # each digit of as many images
-
-    def probe(name, baseline):
-        per_image = {"": hits < 5, RANDOM: hits < baseline, PIXELS: hits >= 9}
-        if name == "near":  # right on other images
-            per_image[RANDOM] = (hits >= 5) & (torch.arange(400) > 6)
-        shares = {encoder: values.double() for encoder, values in per_image.items()}
-        scores = [0.1, 0.5, 0.1, 0.1, 0.1, shares[RANDOM].mean().item(), 0.1]
-        return scored(name, ["1-NN"], scores, per_image=shares)
-
-    def said(*probes):
-        return report.headline(probes).partition("percentage points")[2]
-
-    clear, near = probe("clear", 3), probe("near", 5)
-    assert said(clear) == "; each of these gains can be told."
-    assert said(near) == "; none of these gains can be told."
-    assert said(clear, near) == "; 1 of these gains can be told."
-    assert said(clear, PROBE) == "; each of these gains can be told."
-    assert said(clear, SHOTS) == "; 1 of these gains can be told."
+def answered(name: str, encoder: int, random: int, pixels: int) -> Scores:
+    """A probe of 400 images, of which each encoder classifies so many tenths correctly."""
+    tenths = torch.arange(400) % 10
+    counts = {"": encoder, RANDOM: random, PIXELS: pixels}
+    per_image = {
+        name: ((tenths + 7 * place) % 10 < count).double() for place, (name, count) in enumerate(counts.items())
+    }
+    shares = [values.mean().item() for values in per_image.values()]
+    return scored(name, ["1-NN"], [0.1, shares[0], 0.1, 0.1, 0.1, *shares[1:]], per_image=per_image)
 
 
-def test_what_is_not_above_chance_beats_nothing():
+CLEAR, NEAR, LOST, RANDOM_WINS = (
+    answered("clear", 7, 3, 2), answered("near", 5, 5, 2), answered("lost", 4, 2, 8), answered("worse", 4, 8, 2),
+)  # fmt: skip
+
+
+def test_a_significant_gain_needs_no_advice():
+    (sentence,) = concluded(CLEAR)
+    assert "significantly better than random weights and pixels" in sentence
+    assert CLEAR.title + " +40.0" in sentence  # above the higher baseline
+    gain, unclear = concluded(CLEAR, NEAR)
+    assert NEAR.title not in gain
+    assert unclear.startswith(f"Not significant: {NEAR.title} +0.0")
+
+
+@pytest.mark.parametrize(
+    ("probes", "baseline"),
+    [([LOST], PIXELS), ([RANDOM_WINS], RANDOM), ([CLEAR, LOST], PIXELS), ([NEAR, RANDOM_WINS], RANDOM)],
+)
+def test_a_baseline_that_wins_comes_first(probes, baseline, tmp_path):
+    first, *_, last = concluded(*probes)
+    assert first.lower().startswith(baseline)
+    assert f"{probes[-1].title} \N{MINUS SIGN}40.0" in first
+    assert last == ADVICE
+    page, _, numbers, _ = write(tmp_path, scores=probes)
+    assert numbers["headline"] == " ".join(concluded(*probes))
+    assert numbers["headline"] in page.text
+
+
+def test_without_a_significant_gain_there_is_advice():
+    first, *_, last = concluded(NEAR)
+    assert "significantly better" not in first
+    assert last == ADVICE
+    tries = ("checkpoint=", "data.image_size", "recipe.steps", "standard", "ssvit finetune compare=scratch")
+    places = [ADVICE.index(words) for words in tries]
+    assert places == sorted(places)
+
+
+def test_what_was_not_tested_is_not_significant():
+    (sentence,) = concluded(SHOTS)
+    assert f"{SHOTS.title} +40.0" in sentence
+    assert "significantly" not in sentence
+    assert concluded(PROBE)[-1] == ADVICE  # 1 point below pixels
+    assert concluded(PROBE, SHOTS)[-1] != ADVICE
+    assert "No baseline" in " ".join(conclude([SHOTS], SideBySide([SHOTS], {"mine": [""]})))
+
+
+def test_what_is_not_above_chance_is_no_gain():
     near = scored("knn", ["1-NN"], [0.5, 0.14, *[0.1] * 5], chance=0.1, images=200)
-    nothing = "1-NN 14.0 % (chance 10.0 %): not above chance by two standard errors, so this tells nothing yet."
-    assert report.headline([near]) == nothing
-    beaten = BEATEN.replace("each probe", "each probe that is above chance")
-    assert report.headline([SHOTS, near]) == f"{beaten} {nothing}"
+    *_, silent, advice = concluded(near)
+    assert "1-NN 14.0 %" in silent
+    assert "not above chance" in silent
+    assert advice == ADVICE
+    assert f"{near.title} +4.0" not in " ".join(concluded(CLEAR, near))
     assert report.summary([near])[1][1:5] == ["14.0 ± 2.5", "10.0", "10.0", "+4.0"]
     far = scored("knn", ["1-NN"], [0.5, 0.15, *[0.1] * 5], chance=0.1, images=200)
-    assert "by each probe: 1-NN +5.0 percentage points" in report.headline([far])
+    assert f"{far.title} +5.0" in "".join(concluded(far))
     for figure in (by_layer([far], OWN), by_column([far])):
         assert lines(figure.axes[0])["chance (most frequent class): 10.0 %"] == pytest.approx([10, 10])
 
@@ -235,8 +262,8 @@ def test_data_and_counts_stand_before_what_was_found(tmp_path):
         "3 of the validation images stand among the training images too, pixel for pixel: 1.jpg is 2.jpg, …",
     )
     assert report.data(facts) == list(told)
-    assert 0 < page.text.index(told[0]) < page.text.index(told[1]) < page.text.index(report.headline(BOTH))
-    assert markdown.index("cifar10 in /data") < markdown.index("above the best baseline")
+    assert 0 < page.text.index(told[0]) < page.text.index(told[1]) < page.text.index(concluded(*BOTH)[0])
+    assert markdown.index("cifar10 in /data") < markdown.index("Not tested for significance")
     unlabelled = facts | {"chance": None, "copies": {"test_images_in_train": 0, "examples": []}}
     assert report.data(unlabelled) == ["3,781 training and 420 validation images, no labels; data: cifar10 in /data"]
 
@@ -246,7 +273,7 @@ def test_what_is_not_finite_is_a_dash(tmp_path):
     page, _, numbers, _ = write(tmp_path, scores=[broken])
     assert [OWN[1], "\N{EN DASH}"] in page.rows
     assert numbers["measured"][0]["values"][OWN[1]] == [None]
-    assert numbers["headline"].endswith("1-NN +40.0 percentage points.")
+    assert "1-NN +40.0 percentage points" in numbers["headline"]
 
 
 def test_no_name_breaks_the_report(tmp_path):

@@ -55,6 +55,7 @@ def run(config: DictConfig, plain: Plain) -> Path | None:
 
     from ssvit.cli import frozen
     from ssvit.evaluation import report
+    from ssvit.evaluation.conclusion import conclude
     from ssvit.evaluation.scores import score
     from ssvit.evaluation.side_by_side import SideBySide
 
@@ -80,7 +81,7 @@ def run(config: DictConfig, plain: Plain) -> Path | None:
         written = report.write(folder, facts=measured, scores=scores, own=encoders, compared=compared, figures=figures)
         if len(scores) > 1:
             print_lines(*table(report.summary(scores)).split("\n"))
-        print_lines(report.headline(scores), *compared.sentences())
+        print_lines(*conclude(scores, compared), *compared.sentences())
         print_lines(f"report: {', '.join(map(str, written))}")
         return folder
     if output is not None:

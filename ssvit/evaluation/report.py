@@ -11,7 +11,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from jinja2 import Environment, PackageLoader
 from matplotlib.figure import Figure
@@ -19,14 +18,14 @@ from torch import Tensor
 
 from ssvit import atomic_io
 from ssvit.data.source import class_text
-from ssvit.evaluation import paired, side_by_side
+from ssvit.evaluation import side_by_side
 from ssvit.evaluation.components import components
+from ssvit.evaluation.conclusion import conclude, higher_baseline
 from ssvit.evaluation.duplicates import Pair
 from ssvit.evaluation.neighbours import search
-from ssvit.evaluation.options import OWN, PIXELS, RANDOM
 from ssvit.evaluation.scores import Scores, Split
 from ssvit.evaluation.side_by_side import SideBySide
-from ssvit.evaluation.significance import NOTHING_YET, standard_error
+from ssvit.evaluation.significance import standard_error
 from ssvit.figures import classes
 from ssvit.figures.contact_sheet import NEIGHBOURS, PAIRS, QUERIES, Neighbour, Row, contact_sheet, pair_sheet
 from ssvit.figures.feature_map import feature_map
@@ -53,7 +52,7 @@ _BASELINES = (
     "error of an accuracy on so many images."
 )
 _SAMPLED = "After ± in these tables: the deviation over samples of labelled images."
-_NONE, _MINUS = "\u2013", "\u2212"  # a dash for what there is not, and the sign that is as wide as a plus
+_NONE = "\u2013"  # a dash for what there is not
 _UNWRITTEN = ("probe", "predictions", "per_image")  # of the scores
 _SEGMENTED = 6  # images in a picture
 _DOTS_AN_INCH = 100  # of CSS, for pictures
@@ -66,22 +65,22 @@ def write(
     scores: Sequence[Scores],
     own: Sequence[str],
     figures: Mapping[str, Figure],
-    compared: SideBySide | None = None,
+    compared: SideBySide,
 ) -> list[Path]:
     """Write report.html, report.md and report.json, each whole or not at all: their paths.
 
     facts: what was measured, how, by which versions, as plain data; checkpoint stands on top. own: the feature sets of
     the encoder. compared: the encoder beside others. UserError if the disk refuses.
     """
-    standings = compared.standings if compared else []
+    standings = compared.standings
     facts = _plain(facts)
     values = {
         "checkpoint": str(facts.get("checkpoint", "")),
         "data": data(facts),
-        "headline": headline(scores),
+        "headline": " ".join(conclude(scores, compared)),
         "summary": summary(scores),
         "baselines": _BASELINES,
-        "sentences": compared.sentences() if compared else [],
+        "sentences": compared.sentences(),
         "standings": side_by_side.table(standings) if standings else [],
         "method": side_by_side.METHOD,
         "sampled": _SAMPLED if any(any(row) for one in scores for row in one.deviations.values()) else "",
@@ -100,7 +99,7 @@ def write(
     ]
     numbers = {"headline": values["headline"], "facts": facts, "own": own, "measured": measured}
     numbers["side_by_side"] = {
-        "entries": compared.groups if compared else {},
+        "entries": compared.groups,
         "sentences": values["sentences"],
         "method": side_by_side.METHOD,
         "standings": [asdict(one) for one in standings],
@@ -232,73 +231,21 @@ def data(facts: Mapping[str, Any]) -> list[str]:
     return sentences
 
 
-def headline(scores: Sequence[Scores]) -> str:
-    """Are the chosen features above the best baselines, by how many percentage points, and which are not above chance?
-
-    And how many of these gains are told by the test images, where probes have values of single ones.
-    """
-    telling = [one for one in scores if one.tells]
-    gains = [(one, gain) for one in telling if (gain := _compared(one)[1]) is not None]
-    silent = [f"{_named(one)} (chance {_score(one.chance)} %)" for one in scores if not one.tells]
-    sentences = []
-    if gains:
-        above = [one for one, gain in gains if gain > 0]
-        every = "each probe that is above chance" if silent else "each probe"
-        how_many = {len(gains): every, 0: "no probe"}.get(len(above), f"{len(above)} of {len(gains)} probes")
-        points = ", ".join(f"{one.title} {_signed(gain)}" for one, gain in gains)
-        told = [is_told for one in above if (is_told := _is_told(one)) is not None]
-        count = {0: "none", len(above): "each"}.get(sum(told), f"{sum(told)}")
-        surely = f"; {count} of these gains can be told" if told else ""
-        found = f"by {how_many}: {points} percentage points{surely}"
-        sentences.append(f"The encoder's features are above the best baseline {found}.")
-    elif telling:
-        named = ", ".join(map(_named, telling))
-        sentences.append(f"No baseline was measured beside the encoder's features: {named}.")
-    if silent:
-        sentences.append(f"{', '.join(silent)}: not {NOTHING_YET}.")
-    return " ".join(sentences)
-
-
 def summary(scores: Sequence[Scores]) -> list[list[str]]:
-    """The headline as a table: headings, and a row for each probe."""
+    """The results as a table: headings, and a row for each probe."""
     rows = [["probe", "% ± error", "chance %", "baseline %", "points", "chosen features", "baseline"]]
     for one in scores:
-        baseline, gain = _compared(one)
+        baseline, gain = higher_baseline(one)
         value = one.values[one.best][-1]
         error = standard_error(value, one.images) if one.images and math.isfinite(value) else None
         numbers = (
             _score(value, error),
             _score(one.chance),
             _score(one.values[baseline][-1]) if baseline else _NONE,
-            _NONE if gain is None else _signed(gain),
+            _NONE if gain is None else side_by_side.points(gain),
         )
         rows.append([one.title, *numbers, one.best, baseline or _NONE])
     return rows
-
-
-def _named(one: Scores) -> str:
-    return f"{one.title} {_score(one.values[one.best][-1])} %"
-
-
-def _compared(one: Scores) -> tuple[str | None, float | None]:
-    """Return the chosen features of the higher baseline, and the percentage points of the encoder above it, if any.
-
-    Points are rounded as they are written, so that +0.0 beats nothing.
-    """
-    features = [one.chosen[name] for name in (RANDOM, PIXELS) if name in one.chosen]
-    others = {name: one.values[name][-1] for name in features if math.isfinite(one.values[name][-1])}
-    baseline = max(others, key=lambda name: others[name], default=None)
-    gain = math.nan if baseline is None else one.values[one.best][-1] - others[baseline]
-    return baseline, round(100 * gain, 1) if math.isfinite(gain) else None
-
-
-def _is_told(one: Scores) -> bool | None:
-    """Whether the test images tell that the encoder is above each baseline; None without values of single ones."""
-    others = [one.per_image[name].numpy() for name in (RANDOM, PIXELS) if name in one.per_image]
-    if not others or OWN not in one.per_image:
-        return None
-    own = one.per_image[OWN].numpy()
-    return all(interval.sign > 0 for interval in paired.bootstrap(np.stack([own - other for other in others])))
 
 
 def _rows(one: Scores, own: Sequence[str]) -> list[list[str]]:
@@ -312,10 +259,6 @@ def _score(share: float | None, deviation: float | None = None) -> str:
     if share is None or not math.isfinite(share):
         return _NONE
     return f"{100 * share:.1f}" + ("" if deviation is None else f" ± {100 * deviation:.1f}")
-
-
-def _signed(points: float) -> str:
-    return f"{points:+.1f}".replace("-", _MINUS)
 
 
 def _plain(value: object) -> Any:
