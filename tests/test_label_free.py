@@ -2,11 +2,13 @@
 
 import itertools
 import math
+import re
 
 import numpy as np
 import pytest
 import tiny
 import torch
+from matplotlib.figure import Figure
 from scipy.stats import kendalltau
 
 from ssvit.data.augment.crop import CenterCrop, InceptionCrop
@@ -14,6 +16,7 @@ from ssvit.evaluation.features import Frozen
 from ssvit.evaluation.label_free import LabelFree, alpha, describe, lidar, measure, rankme, warn
 from ssvit.evaluation.options import readings
 from ssvit.evaluation.significance import chance_of_rise, last_rise
+from ssvit.figures.collapse import plot_spread
 
 GENERATOR = torch.Generator().manual_seed(0)
 VIEW = CenterCrop(size=16)
@@ -113,7 +116,7 @@ def test_an_evaluation_measures_each_layer_of_the_backbone():
 def test_alpha_needs_fifteen_images(images, enough):
     source = tiny.labelled().take(torch.arange(images))
     found = LabelFree(source=source, transform=VIEW, images=images)(tiny.model(), [{"step": 0}])
-    assert ("alpha" in found.metrics, "alpha-ReQ" in found.lines[0]) == (enough, enough)
+    assert ("alpha" in found.metrics, "alpha-ReQ" in found.tables["label_free.md"]) == (enough, enough)
     (powers,) = [panel for panel in found.figures["label_free"].axes if "alpha-ReQ" in panel.get_ylabel()]
     assert [text.get_text() for text in powers.texts] == ["needs 15 held-out images"] * (not enough)
     assert not any(map(math.isnan, found.metrics.values()))
@@ -134,8 +137,29 @@ def test_collapsed_features_are_told_at_once():
         objective.backbone().norm.bias.fill_(1.0)
     found = evaluator(objective, [healthy, {"step": 6}])
     (line,) = found.warnings
-    assert "COLLAPSE: all features point one way" in line
-    assert f"directions, {healthy['rankme_centered']:.1f} at step 0" in line
+    assert "COLLAPSE" in line
+    assert f", below {0.02}" in line
+    assert re.search(rf"RankMe without the mean .* below 25 % .* {healthy['rankme_centered']:.1f} at step 0", line)
+    assert found.lines == []
+
+
+def test_the_console_has_one_verdict_and_the_file_has_the_numbers():
+    evaluator = LabelFree(source=tiny.labelled(), transform=VIEW, images=24)
+    found = evaluator(tiny.model(), [{"step": 0}])
+    (line,) = found.lines
+    assert line.startswith("no collapse: ")
+    assert re.findall(r"\d+(?:\.\d+)?", line) == ["25", "0.02"]  # the thresholds, of rank and deviation
+    for name in ("rankme", "rankme_centered", "lidar", "feature_std", "feature_cosine"):
+        assert f"{found.metrics[name]:.2f}" in found.tables["label_free.md"]
+
+
+def test_the_reference_line_of_the_spread_is_for_the_deviation_alone():
+    axis = Figure().subplots()
+    plot_spread(axis, [{"step": 0, "feature_std": 0.5, "feature_cosine": 0.2}])
+    deviation, cosine, reference = axis.lines
+    assert set(reference.get_ydata()) == {1}
+    assert reference.get_color() == deviation.get_color() != cosine.get_color()
+    assert reference.get_label().startswith(deviation.get_label())
 
 
 def test_agreement_with_a_probe_is_told_once_there_are_enough_evaluations():

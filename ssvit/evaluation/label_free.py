@@ -34,8 +34,12 @@ _EPSILON = 1e-7  # RankMe's and LiDAR's, added to each share
 _DELTA = 1e-4  # LiDAR's, added to the variances within images
 _FIRST, _LAST = 5, 100  # eigenvalues, counted from 1, to which alpha-ReQ's line is fitted
 _ALIKE = 0.02  # standard deviation of features of length 1: less is a collapse
-_LEFT = 0.25  # of the highest rank so far: less is a collapse
+_LEFT = 0.25  # of the highest rank without the mean so far: less is a collapse
 _PROBES = re.compile(r"probe/[a-z_]+\d*")  # of the accuracies at the chosen layer, by what the run calls them
+_FINE = (
+    f"no collapse: RankMe without the mean is not below {100 * _LEFT:.0f} % of its highest value so far, nor the "
+    f"standard deviation of the features below {_ALIKE}"
+)
 _FEWEST = 5  # evaluations by which a measure is compared with a probe
 
 
@@ -51,8 +55,8 @@ class LabelFree(HeldOut):
     def __call__(self, objective: Objective, history: History | None = None) -> Evaluation:
         """Each measure at the last layer, and at layer 3 as "rankme_layer3".
 
-        None of a single image. A warning as soon as the features collapse. Figure: `label_free`, the measures over the
-        steps and the layers.
+        None of a single image. A warning as soon as the features collapse, or else one line, that they have not.
+        Figure: `label_free`, the measures over the steps and the layers; the file label_free.md has them in words.
         """
         if sum(len(slots) for _, slots in self.batches) < 2:
             return Evaluation(metrics={}, lines=["not measured, which needs two held-out images or more"])
@@ -73,10 +77,12 @@ class LabelFree(HeldOut):
             metrics |= {f"{name}_layer{reading.layer}": value for name, value in own.items()} | own
         if history is None:
             return Evaluation(metrics=metrics)
+        warnings = warn(metrics, history)
         return Evaluation(
             metrics=metrics,
-            lines=describe(metrics, history),
-            warnings=warn(metrics, history),
+            lines=[] if warnings else [_FINE],
+            warnings=warnings,
+            tables={"label_free.md": "".join(f"- {line}\n" for line in describe(metrics, history))},
             figures={"label_free": figures.label_free(with_metrics(history, metrics), len(readings))},
         )
 
@@ -144,12 +150,13 @@ def warn(metrics: Mapping[str, float], history: History) -> list[str]:
     if math.isnan(metrics["feature_std"]):
         return ["the features are not finite"]
     if metrics["feature_std"] < _ALIKE:
-        signs.append(f"all features point one way (standard deviation {metrics['feature_std']:.3f}, below {_ALIKE})")
+        signs.append(f"their standard deviation is {metrics['feature_std']:.3f}, below {_ALIKE}")
     rank = metrics["rankme_centered"]
     earlier = [(value, row["step"]) for row in history if (value := row.get("rankme_centered")) is not None]
     highest, step = max(earlier, key=lambda found: found[0], default=(0.0, 0))
     if rank < _LEFT * highest:
-        signs.append(f"they take {rank:.1f} directions, {highest:.1f} at step {step}")
+        right = f"below {100 * _LEFT:.0f} % of its highest value, {highest:.1f} at step {step}"
+        signs.append(f"their RankMe without the mean is {rank:.1f}, {right}")
     return [f"the features COLLAPSE: {'; '.join(signs)}"] if signs else []
 
 

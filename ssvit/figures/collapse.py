@@ -36,11 +36,12 @@ def learning(history: History, what: str = "image") -> Figure:
 
 
 def plot_spread(axis: Axes, history: History, what: str = "image") -> None:
-    """How the features spread, over the steps."""
+    """Plot the spread of the features over the steps; the reference line is for the standard deviation alone."""
     model, other = (Line(color=COLORS[name], linewidth=2, marker=".") for name in ("model", "replaced"))
     over_steps(axis, history, "feature_std", "standard deviation", **model)
     over_steps(axis, history, "feature_cosine", f"mean cosine of two {plural(what)}", **other)
-    baseline(axis, 1, "in all directions alike", "--")
+    label = "standard deviation, in all directions alike: 1"
+    axis.axhline(1, color=COLORS["model"], linewidth=1, linestyle="--", label=label)
     tidy(axis, "step", "features of length 1")
 
 
