@@ -128,8 +128,14 @@ def test_no_two_packages_need_each_other():
 
 
 @pytest.mark.parametrize("module", sorted(module for module in KNOWN if level_of(module) <= LEVEL["kernels"]))
-def test_the_lowest_levels_knows_torch_and_einops_alone(module):
-    assert outside(module) - {module.rpartition(".")[2]} <= {"torch", "einops"}  # models.timm is timm's models
+def test_the_lowest_levels_know_torch_einops_and_pydantic_alone(module):
+    assert outside(module) - {module.rpartition(".")[2]} <= {
+        "torch",
+        "einops",
+        "pydantic",
+        "pydantic_core",
+        "annotated_types",
+    }  # models.timm is timm's models
 
 
 @pytest.mark.parametrize("module", sorted(KNOWN))

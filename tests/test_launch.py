@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -14,7 +15,10 @@ import pytest
 from command import TINY, one_line
 
 from ssvit.cli import sweep
+from ssvit.cli.launch import Failure
+from ssvit.cli.main import find
 from ssvit.options import UserError
+from ssvit.training import preflight
 
 ROOT = Path(__file__).parent.parent
 RUN = ROOT / "tests" / "fixtures" / "first_edition" / "outputs" / "masked_patch_synthetic"
@@ -63,6 +67,64 @@ LONG = "a" * 5000
 )
 def test_a_mistake_is_told_in_one_line_before_torch_loads(tool, no_torch, name, options, told):
     assert one_line(tool(name, *options, status=2, PYTHONPATH=no_torch)).startswith(f"{name}.py: {told}")
+
+
+def failure(command, *options):
+    """The line that ends a command in this process."""
+    with pytest.raises(Failure) as caught:
+        find(command).call(options)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("command", "option", "suggestion"),
+    [
+        ("pretrain", "steps=3", "recipe.steps"),
+        ("pretrain", "lr=3", "recipe.lr"),
+        ("pretrain", "image_size=16", "data.image_size"),
+        ("pretrain", "recipe.image_size=16", "data.image_size"),
+        ("finetune", "lora={rank:4}", "objective.lora"),
+    ],
+)
+def test_an_option_without_its_group_is_suggested_with_it(command, option, suggestion):
+    line = failure(command, f"checkpoint={RUN if command == 'finetune' else 'null'}", option)
+    assert line.startswith(f"{option.partition('=')[0]}: ")
+    assert line.endswith(f" {suggestion}?")
+
+
+def test_the_options_of_hydra_are_no_suggestion():
+    line = failure("pretrain", "zzz=3")
+    assert "recipe" in line
+    assert "hydra" not in line
+
+
+def test_a_missing_choice_names_the_choices():
+    line = failure("retrieve")
+    assert line.startswith("action: ")
+    assert all(choice in line for choice in ("index", "add", "query"))
+
+
+@pytest.mark.parametrize(("command", "choices"), [("knn", {"data"}), ("pretrain", {"data", "encoder", "objective"})])
+def test_a_group_of_another_command_names_those_of_this_one(command, choices):
+    line = failure(command, f"checkpoint={RUN}", *(["data=synthetic"] * (command == "pretrain")), "index=hnsw")
+    assert line.startswith("index=hnsw: ")
+    assert choices <= set(re.findall(r"\w+", line))
+    assert "index." not in line  # the command has no such options
+
+
+@pytest.mark.parametrize("devices", ["-3", "0", "1.5", "null", "true", "[]", "[-1]", "[a]", "some"])
+@pytest.mark.parametrize("command", ["pretrain", "evaluate"])
+def test_devices_that_do_not_exist_are_named_before_torch_loads(command, devices):
+    checkpoint = f"checkpoint={RUN}" if command == "evaluate" else "checkpoint=null"
+    line = failure(command, checkpoint, f"fabric.devices={devices}")
+    assert line.startswith("fabric.devices=")
+    assert "-1" in line
+    assert "auto" in line
+
+
+@pytest.mark.parametrize("devices", ["auto", -1, 1, 12, [0], [0, 3], "0,3"])
+def test_devices_of_lightning_are_permitted(devices):
+    preflight.check_fabric({"timeout": 30, "devices": devices})
 
 
 @pytest.mark.parametrize(

@@ -111,7 +111,7 @@ def check(plain: Plain) -> tuple[Checkpoint, list[options.Reading], list[Other]]
     whole("batch_size", plain["batch_size"])
     whole("workers", plain["workers"], at_least=0)
     number("loader_timeout", plain["loader_timeout"], 0)
-    number("fabric.timeout", plain["fabric"]["timeout"], 1)
+    preflight.check_fabric(plain["fabric"])
     flag("baselines", plain["baselines"])
     flag("report", plain["report"])
     flag("duplicates", plain["duplicates"])

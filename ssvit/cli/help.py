@@ -18,7 +18,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from ssvit.cli.launch import CONFIGS, Plain, Tool, as_dict, config_dir
+from ssvit.cli.launch import CONFIGS, Plain, Tool, as_dict, config_dir, default_choices, with_bases
 from ssvit.cli.pretrained import origin, stand_in
 from ssvit.config.declaration import Options, expected, find, meanings, nested_options
 from ssvit.options import UserError, command, typed
@@ -163,10 +163,7 @@ def _choices(tool: Tool) -> dict[str, Any]:
     """The file chosen of each group, or the list of files, which Hydra does not tell."""
     chosen = HydraConfig.get()
     found = {group: file for group, file in chosen.runtime.choices.items() if not group.startswith("hydra/")}
-    lists = [one for file in _with_bases(tool.name) for one in yaml.safe_load(file.read_text()).get("defaults", [])]
-    for group, files in (item for one in lists if isinstance(one, dict) for item in one.items()):
-        if isinstance(files, list):
-            found[group.removeprefix("override ")] = files
+    found |= {group: files for group, files in default_choices(tool.name).items() if isinstance(files, list)}
     for group, _, files in (option.partition("=") for option in chosen.overrides.task):
         if isinstance(found.get(group), list):
             found[group] = yaml.safe_load(files)
@@ -216,13 +213,13 @@ def _said(tool: str, choices: Mapping[str, Any]) -> dict[str, str]:
     Those of a group in a list of defaults by "/group", those of a file by "=group".
     """
     said: dict[str, str] = {}
-    for file in _with_bases(tool):
+    for file in with_bases(tool):
         said |= comments(file)
     for group, names in choices.items():
         folder, _, package = group.partition("@")
         names = origin(group, names)
         for name in names if isinstance(names, list) else [names]:
-            for file in _with_bases(f"{folder}/{name}"):
+            for file in with_bases(f"{folder}/{name}"):
                 lines = file.read_text().splitlines()
                 is_global = lines[0].startswith("# @package _global_")
                 at = "" if is_global or package == "_here_" else f"{package or folder}."
@@ -231,18 +228,6 @@ def _said(tool: str, choices: Mapping[str, Any]) -> dict[str, str]:
                 title = next((line[2:] for line in lines if re.match("# (?!@)", line)), "")
                 said[f"={package or folder}"] = re.sub(r":? ssvit .*", "", title)
     return said
-
-
-def _with_bases(name: str) -> Iterator[Path]:
-    """A file of the configuration, after those beside it that its list of defaults names."""
-    for folder in filter(None, (config_dir(), CONFIGS)):
-        file = folder / f"{name}.yaml"
-        if file.is_file():
-            for base in (yaml.safe_load(file.read_text()) or {}).get("defaults", []):
-                if isinstance(base, str) and base != "_self_":
-                    yield from _with_bases(str(Path(name).parent / base))
-            yield file
-            return
 
 
 def comments(file: Path) -> dict[str, str]:

@@ -42,7 +42,7 @@ from tqdm import tqdm
 
 from ssvit.checkpoints.configuration import RENAMED, command
 from ssvit.checkpoints.run_folder import is_main_process
-from ssvit.config.declaration import Options
+from ssvit.config.declaration import Options, expected
 from ssvit.data import shard_folder
 from ssvit.options import OptionError, UserError, print_lines, printable, typed
 from ssvit.options import command as command_name
@@ -191,7 +191,7 @@ class Tool:
                 _added = list(self.before({name: _unquoted(value) for name, _, value in parts}))
             yield [*_options, *_added], bare
         except (HydraException, OmegaConfBaseException) as error:
-            raise Failure(_reason(error), 2) from None
+            raise Failure(_reason(error, self), 2) from None
         except Failure:
             raise
         except UserError as error:
@@ -220,7 +220,7 @@ class Tool:
         except InstantiationException as error:
             raise _refused(error, config) from None
         except OmegaConfBaseException as error:
-            raise Failure(_reason(error), 2) from None
+            raise Failure(_reason(error, self), 2) from None
         except OSError as error:
             raise Failure(f"{error.filename or 'system'}: {error.strerror or error}", 1) from None
 
@@ -273,6 +273,25 @@ def option_files(group: str, name: str) -> list[Path]:
     """The files of that name in a group of options, the user's own first."""
     folders = [folder / group for folder in (config_dir(), CONFIGS) if folder is not None]
     return [file for folder in folders if (file := folder / f"{name}.yaml").is_file()]
+
+
+def with_bases(name: str) -> Iterator[Path]:
+    """A file of the configuration, after those beside it that its list of defaults names."""
+    for folder in filter(None, (config_dir(), CONFIGS)):
+        file = folder / f"{name}.yaml"
+        if file.is_file():
+            for base in (yaml.safe_load(file.read_text()) or {}).get("defaults", []):
+                if isinstance(base, str) and base != "_self_":
+                    yield from with_bases(str(Path(name).parent / base))
+            yield file
+            return
+
+
+def default_choices(name: str) -> Plain:
+    """Return the groups of files in the lists of defaults of a configuration, each with the file or files it names."""
+    lists = [one for file in with_bases(name) for one in yaml.safe_load(file.read_text()).get("defaults", [])]
+    items = (item for one in lists if isinstance(one, dict) for item in one.items())
+    return {group.removeprefix("override "): files for group, files in items}
 
 
 def search_path() -> list[str]:
@@ -479,15 +498,27 @@ def _refused(error: InstantiationException, config: DictConfig) -> Exception:
     return cause if isinstance(cause, Exception) else error
 
 
-def _reason(error: Exception) -> str:
+_SUGGESTIONS = 3
+
+
+def _with_name(name: str, options: Plain, path: str = "") -> Iterator[str]:
+    """Yield the options whose last name is `name`, except those that refer to another option."""
+    for key, value in options.items():
+        if key == name and not str(value).startswith("${"):
+            yield f"{path}{key}"
+        if isinstance(value, dict) and key != "hydra":
+            yield from _with_name(name, value, f"{path}{key}.")
+
+
+def _reason(error: Exception, tool: Tool) -> str:
     """What a Hydra or OmegaConf error means for the command line, in one line."""
     cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
     first = str(cause).partition("\n")[0]
     if isinstance(error, OverrideParseException):
         name, given, value = str(error.override).partition("=")
         if not given or not value:
-            options = (f"{option}={shlex.quote(name)}" for option in ("data", "checkpoint"))
-            example = f", such as {' or '.join(options)}" if os.path.exists(name) or "/" in name else ""
+            usual = (f"{option}={shlex.quote(name)}" for option in ("data", "checkpoint"))
+            example = f", such as {' or '.join(usual)}" if os.path.exists(name) or "/" in name else ""
             return f"{error.override}: must be written option=value{example}"
         quoted = "['option=value']" if value.startswith("[") else f"'{value}'"
         return f'{error.override}: texts with = or brackets need quotes, as "{name}={quoted}"'
@@ -507,16 +538,28 @@ def _reason(error: Exception) -> str:
         users |= {name for name, text in texts.items() for user in users if f"\n  - {user}\n" in text}
         if users:
             return f"{typed_as}: is for objective={', '.join(sorted(users))}"
-        return f"{typed_as}: is no choice of this command; {group}.NAME=VALUE sets one option"
+        aliases = {option.rstrip("="): alias.rstrip("=") for alias, option in tool.aliases.items()}
+        choices = sorted(aliases.get(name, name.partition("@")[0]) for name in default_choices(tool.name))
+        hint = f"{group}.NAME=VALUE sets one option" if group in tool.groups else f"there are {', '.join(choices)}"
+        return f"{typed_as}: is no choice of this command; {hint}"
     if isinstance(cause, MissingMandatoryValue | InterpolationToMissingValueError):
         name = first.rpartition(": ")[2]
-        return f"{name if '.' in name else cause.full_key or name}: has no default and must be given"
+        name = name if "." in name else cause.full_key or name
+        group, _, option = name.rpartition(".")
+        options = tool.groups.get(group)
+        field = options.model_fields.get(option) if options else None
+        values = "" if field is None else expected(field.annotation, field.metadata)
+        return f"{name}: has no default and must be given{f', {values}' if values.startswith('one of') else ''}"
     if isinstance(cause, ConfigKeyError | ConfigAttributeError) and cause.full_key and cause.parent_node is not None:
-        known = [str(key) for key in cause.parent_node if key != "_target_"]
+        known = [str(key) for key in cause.parent_node if key not in ("_target_", "hydra")]
         parent, _, key = cause.full_key.rpartition(".")
-        close = difflib.get_close_matches(key, known, n=1)
         if not known:
             return f"{cause.full_key}: {parent} is empty, so it must be given whole, as {parent}={{{key}: …}}"
+        root = cause.parent_node._get_root()
+        assert isinstance(root, DictConfig)
+        if same := sorted(_with_name(key, as_dict(root, resolve=False)), key=lambda option: option.count(".")):
+            return f"{cause.full_key}: there is no such option; did you mean {' or '.join(same[:_SUGGESTIONS])}?"
+        close = difflib.get_close_matches(key, known, n=1)
         hint = f"did you mean {parent + '.' if parent else ''}{close[0]}?" if close else f"there are {', '.join(known)}"
         return f"{cause.full_key}: there is no such option; {hint}"
     return first

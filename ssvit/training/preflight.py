@@ -5,6 +5,7 @@ itself when it is built, a few seconds later.
 """
 
 import os
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -36,6 +37,9 @@ from ssvit.training.recipe import Recipe
 GROUPS: Mapping[str, type[Options]] = {"recipe": Recipe, "subset": Subset, "probing": Probing}
 # What may build an encoder: a checkpoint holds its options and not its class.
 ENCODERS = ("ssvit.models.vit.ViT", "ssvit.models.timm.Timm", "ssvit.checkpoints.storage.load_encoder")
+
+# What Lightning Fabric takes as devices, written as text.
+_DEVICES = re.compile(r"auto|-1|[1-9]\d*|\[\d+(, \d+)*\]|\d+(, ?\d+)+")
 
 
 def parts(config: object, name: str = "") -> dict[str, Any]:
@@ -135,11 +139,19 @@ def processes(fabric: Mapping[str, Any]) -> int | None:
     return devices * fabric["num_nodes"] if isinstance(devices, int) and devices > 0 else None
 
 
+def check_fabric(options: Mapping[str, Any]) -> None:
+    """OptionError unless the timeout and the devices in the group fabric are permitted."""
+    number("fabric.timeout", options["timeout"], 1)
+    if not _DEVICES.fullmatch(str(options["devices"])):
+        right = "must be auto, a whole number, 1 or more, a list of GPU indices, or -1 for all GPUs"
+        raise OptionError("fabric.devices", options["devices"], right)
+
+
 def check(config: Mapping[str, Any]) -> Recipe:
     """The recipe of a whole configuration, as plain data; OptionError or UserError if anything in it is wrong."""
     whole("workers", config["workers"], at_least=0)
     number("loader_timeout", config["loader_timeout"], 0)
-    number("fabric.timeout", config["fabric"]["timeout"], 1)
+    check_fabric(config["fabric"])
     if (builder := config["encoder"]["_target_"]) not in ENCODERS:
         right = "must be ssvit's ViT or a model of timm: the commands that load a checkpoint cannot build another class"
         raise OptionError("encoder", builder, right)
