@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from contextlib import suppress
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import SimpleNamespace
@@ -110,6 +111,49 @@ def test_a_group_of_another_command_names_those_of_this_one(command, choices):
     assert line.startswith("index=hnsw: ")
     assert choices <= set(re.findall(r"\w+", line))
     assert "index." not in line  # the command has no such options
+
+
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [
+        ("embed", "features=[last]"),
+        ("knn", "features=[last]"),
+        ("evaluate", "probes=[1]"),
+        ("evaluate", "probes=[[knn]]"),
+        ("pretrain", "evaluators=[1]"),
+        ("pretrain", "subset=[0,1]"),
+        ("pretrain", "++subset=[0,1]"),
+        ("pretrain", "fabric=[cpu]"),
+        ("pretrain", "probing=[x]"),
+        ("pretrain", "objective.masking=[0.5]"),
+        ("pretrain", "encoder=[1]"),
+        ("pretrain", "encoder=1e3"),
+        ("pretrain", "data=[{a: 1}]"),
+        ("pretrain", "logger=[[a]]"),
+    ],
+)
+def test_a_value_in_place_of_a_group_is_named(command, option):
+    checkpoint = "checkpoint=null" if command == "pretrain" else f"checkpoint={RUN}"
+    line = failure(command, checkpoint, option)
+    assert line.startswith(f"{option.lstrip('+')}: ")
+    assert "Config" not in line  # the classes of OmegaConf
+
+
+@pytest.mark.parametrize("group", ["data", "mine"])
+def test_a_choice_of_the_users_own_files_is_named(tmp_path, group):
+    (tmp_path / group).mkdir()
+    (tmp_path / group / "own.yaml").write_text("a: 1\n")
+    with pytest.raises(Failure, match=rf"^{group}=1: .*\bown\b"):
+        find("pretrain").call([f"{group}=1"], config_dir=tmp_path)
+
+
+def test_an_error_of_the_program_stays_as_it_is(monkeypatch):
+    def broken(arguments):
+        raise TypeError("of the program")
+
+    tool = replace(find("pretrain"), before=broken)
+    with pytest.raises(TypeError, match="of the program"):
+        tool.call(["encoder=[ti]", "objective=mae,simmim", "recipe.steps=[1]"])
 
 
 @pytest.mark.parametrize("devices", ["-3", "0", "1.5", "null", "true", "[]", "[-1]", "[a]", "some"])

@@ -27,6 +27,7 @@ from hydra._internal.utils import get_args_parser
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
 from hydra.errors import HydraException, InstantiationException, MissingConfigException, OverrideParseException
 from hydra.types import RunMode
@@ -198,10 +199,10 @@ class Tool:
             raise Failure(str(error), 2) from None
         except OSError as error:
             raise Failure(f"{error.filename or 'system'}: {error.strerror or error}", 1) from None
-        except ValueError as error:
-            if "Config group override" not in str(error):
+        except (TypeError, ValueError):  # Hydra's for a choice that is no name
+            if not (line := _misplaced()):
                 raise
-            raise Failure(_misplaced(), 2) from None
+            raise Failure(line, 2) from None
         finally:
             _options, _added = former
 
@@ -410,14 +411,21 @@ def _check_kinds(config: DictConfig, name: str) -> None:
 
 
 def _misplaced() -> str:
-    """What is wrong with a choice that is not the name of a file."""
-    for argument in _options:
-        group, _, value = argument.partition("=")
-        folder = CONFIGS / group.partition("@")[0]
-        if folder.is_dir() and not isinstance(yaml.safe_load(value), str | list):
+    """Return an error for a choice of files that is neither a name nor a list of names, or ""."""
+    for argument in filter(_is_option, _options):
+        group = re.split("[@=]", argument)[0]
+        folders = [folder / group for folder in (CONFIGS, config_dir()) if folder is not None]
+        if not any(folder.is_dir() for folder in folders):
+            continue
+        override = OverridesParser.create().parse_override(argument)
+        choice = override.value()
+        if not override.is_sweep_override() and not all(
+            isinstance(name, str) for name in (choice if isinstance(choice, list) else [choice])
+        ):
+            names = sorted({path.stem for folder in folders for path in folder.glob("*.yaml")})
             typed_as = argument.removeprefix("probe@")  # see `aliases`
-            return f"{typed_as}: must be one of {', '.join(sorted(path.stem for path in folder.glob('*.yaml')))}"
-    return "a choice of a file must be its name, or a list of names"
+            return f"{typed_as}: must be one of {', '.join(names)}"
+    return ""
 
 
 def _is_option(argument: str) -> bool:
@@ -530,6 +538,11 @@ def _reason(error: Exception, tool: Tool) -> str:
         known = error.options or sorted(path.stem for path in (CONFIGS / group).glob("*.yaml"))
         if known:
             return f"{group}={name}: must be one of {', '.join(known)}"
+    if merged := re.match(r"Error merging override \+*(.*)", str(error)):
+        name = merged[1].partition("=")[0]
+        is_group = first == "Cannot merge DictConfig with ListConfig"
+        right = f"is a group of options: give one of them, as {name}.OPTION=VALUE" if is_group else first
+        return f"{merged[1]}: {right}"
     if override := re.match(r"Could not override '([\w/]+)'", first):
         group = override[1]
         typed_as = next((option for option in _options if option.startswith(f"{group}=")), group)
