@@ -260,6 +260,11 @@ def test_supervised_pretraining_is_fine_tuned_like_any_other(tool, tmp_path):
     assert not any("teacher" in name for name in state(tmp_path / "outputs" / "student" / "step_00000006"))
     done = tool("finetune", *SHORT, f"checkpoint={tmp_path}/outputs/student", "name=of_student")
     assert "left behind: distilled_head, head" in done.stdout
+    tool("pretrain", *SHORT, f"checkpoint={tmp_path}/outputs/student", "objective=supervised", "distillation=deit",
+         f"teacher={teacher}", "name=longer")  # fmt: skip
+    longer = tmp_path / "outputs" / "longer" / "step_00000006"
+    assert manifest.read(longer)["encoder"]["distillation_token"] is True
+    assert any(name.startswith("distilled_head.") for name in state(longer))
 
 
 def test_predict_names_the_classes_of_pictures(outputs, tool, tmp_path):

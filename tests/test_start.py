@@ -14,6 +14,7 @@ from ssvit.checkpoints import manifest, storage
 from ssvit.checkpoints.checkpoint import Checkpoint
 
 RUN = "masked_patch_synthetic"
+FIRST_EDITION = Path(__file__).parent / "fixtures" / "first_edition" / "outputs" / RUN
 IMAGES = TINY[:4]
 SHORT = TINY[TINY.index("recipe.batch_size=8") :]
 UNMOVED = ("recipe.steps=1", "recipe.warmup=0", "recipe.lr=1e-30", "recipe.weight_decay=0")
@@ -116,3 +117,11 @@ def test_a_mistake_is_told_in_one_line_before_torch_loads(outputs, tool, no_torc
         given += [f"encoder.heads={HEADS}", "encoder.trained_size=[32,56]"]
     line = one_line(tool("pretrain", "recipe.batch_size=8", *given, status=2, PYTHONPATH=no_torch))
     assert line.startswith(f"pretrain.py: {told.format(**names)}")
+
+
+def test_distillation_without_a_distillation_token_is_an_error(tool, no_torch, tmp_path):
+    options = ("recipe.batch_size=8", "objective=supervised", "distillation=deit", f"teacher={FIRST_EDITION}")
+    line = one_line(tool("pretrain", f"checkpoint={FIRST_EDITION}", *options, status=2, PYTHONPATH=no_torch))
+    assert line.startswith(f"pretrain.py: checkpoint={FIRST_EDITION}: ")
+    assert "distillation token" in line
+    assert not (tmp_path / "outputs").exists()

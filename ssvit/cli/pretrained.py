@@ -114,7 +114,14 @@ def _own_images(found: Checkpoint, arguments: Mapping[str, str]) -> Sequence[str
 
 
 def keep_weights(config: DictConfig) -> None:
-    """Take away what an experiment or another file says of the encoder and a checkpoint's weights decide."""
+    """Remove the options of the encoder that another file sets and a checkpoint's weights decide.
+
+    OptionError if the file adds a distillation token and the checkpoint has none.
+    """
+    given = as_dict(config.encoder)
+    if given.get("distillation_token") and not Checkpoint.open(given["path"], given).encoder.get("distillation_token"):
+        right = "has no distillation token, which distillation=… needs: give one that has, or null for random weights"
+        raise OptionError("checkpoint", config.checkpoint, right)
     with open_dict(config):
         for name in _FIXED.intersection(config.encoder) - {*_REFERRED}:
             del config.encoder[name]
