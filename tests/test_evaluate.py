@@ -1,7 +1,9 @@
 """tools/evaluate.py: all probes in one report, the same by one process or two; mistakes are told at once."""
 
+import html
 import json
 import os
+import re
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -117,7 +119,7 @@ def test_predictions_are_what_the_accuracy_is_of(split):
     [
         (lambda: Knn(protocol="dino", k=[40]), "k=40: must be below 40, the training images"),
         (lambda: Retrieval(k=[40]), "k=40: must be below 40, the training images"),
-        (lambda: Retrieval(k=[]), r"k=\[\]: must be a list of one or more"),
+        (lambda: Retrieval(k=[]), r"k=\[\]: must be a whole number, 1 or more, or a list"),
         (lambda: Retrieval(k=[1], queries=0), "queries=0: must be a whole number, 1 or more"),
         (lambda: Sgd(epochs=0), "epochs=0: must be a whole number, 1 or more"),
     ],
@@ -203,7 +205,16 @@ def test_one_report_of_all(run, capsys):
     assert Page((folder / "report.html").read_text()).pictures == 6
     printed = capsys.readouterr().out
     assert f"report: {folder / 'report.html'}" in printed
-    assert written["headline"] in printed
+    assert written["headline"] in printed.replace("\n", " ")
+    number, pooling = re.fullmatch(r"layer(\d+)_(\w+)", written["measured"][0]["best"]).groups()
+    embed, retrieve, finetune = written["commands"]
+    for command in (embed, retrieve):
+        assert f"features.layer={number} features.pooling={pooling}" in command
+    for command in (embed, retrieve, finetune):
+        assert f"checkpoint={written['facts']['checkpoint']}" in command
+        assert command in printed
+        assert command in (folder / "report.md").read_text()
+        assert command in html.unescape((folder / "report.html").read_text())
 
 
 def test_two_processes_measure_what_one_does(run, tmp_path, capsys):

@@ -1,7 +1,6 @@
 """What is exported opens where it is meant to, and says there what it says here."""
 
 import json
-from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -156,7 +155,7 @@ def test_the_example_in_the_card_opens_the_export(format, made, tmp_path, monkey
 def test_a_classifier_by_sigmoid_says_how_its_logits_are_meant(tmp_path):
     for loss, said in (("softmax", False), ("sigmoid", True)):
         model = classifier()
-        model.options = replace(model.options, loss=loss)
+        model.options = model.options.changed(loss=loss)
         folder, _ = written(model, tmp_path, "timm", overwrite=True)
         assert ("trained with sigmoid" in (folder / "README.md").read_text()) == said
 
@@ -257,7 +256,7 @@ def test_what_a_peer_lacks_is_refused(format, changes, hidden, said):
     own = models.ViT(**encoder(**changes).arguments)
     head = None if hidden is None else {"classes": CLASSES, "hidden": hidden or None}
     with pytest.raises(OptionError, match=said):
-        Export(format=format).check(own, head)
+        Export(format=format).check_model(own, head)
 
 
 def test_an_export_is_there_whole_or_not_at_all(tmp_path, monkeypatch):

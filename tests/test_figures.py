@@ -29,13 +29,13 @@ def seen(figure, line) -> bool:
 def test_objectives_that_are_alike_all_show_beside_chance():
     points = [{"cpu_seconds": 60.0 * i, "chance": 0.12, "knn": 0.1 + 0.05 * i} for i in range(4)]
     names = ("masked_patch", "mae", "dino", "ibot", "simclr")
-    figure = methods.accuracy({name: [points] for name in names}, ["knn"])
+    figure = methods.accuracy({name: [points] for name in names}, {"knn": "20-NN"})
     (axis,) = figure.axes
     assert labelled(axis)[CHANCE].get_ydata()[0] == pytest.approx(12)
     axis.get_legend().remove()
     assert all(seen(figure, labelled(axis)[name]) for name in names)
     del points[0]["chance"]
-    assert CHANCE not in labelled(methods.accuracy({"mae": [points]}, ["knn"]).axes[0])
+    assert CHANCE not in labelled(methods.accuracy({"mae": [points]}, {"knn": "20-NN"}).axes[0])
 
 
 def test_both_sides_of_a_comparison_show_where_they_coincide():

@@ -56,7 +56,7 @@ LONG = "a" * 5000
         ("pretrain", ["data=~/no such"], f"data={Path.home() / 'no such'}: no such folder"),
         ("evaluate", [f"checkpoint={RUN}", "features=null"], "features=null: is a group of options: give one of them"),
         ("evaluate", [f"checkpoint={RUN}", "probes=null"], "probes=null: must be one of attentive, "),
-        ("evaluate", [f"checkpoint={RUN}", "measures.knn.k=[0]"], "probes.knn.k=0: must be a whole number"),
+        ("evaluate", [f"checkpoint={RUN}", "measures.knn.k=[0]"], "probes.knn.k=[0]: must be a whole number"),
         ("finetune", [f"checkpoint={RUN}", "recipe=null"], "recipe=null: must be one of adamw, sgd"),
         ("predict", ["images=[]", "checkpoint=\x1b[31mred\x07", str(ROOT)], r"checkpoint=\x1b[31mred\x07: "),
         ("predict", ["output=/no/where/a.json", str(ROOT)], "output=/no/where/a.json: there is no such folder"),

@@ -2,7 +2,6 @@
 
 import json
 import math
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -245,7 +244,7 @@ def test_whose_attention_and_which_layer():
     encoder = options.ViT(image_size=16, patch_size=4, width=16, depth=3, heads=2)
     assert plotted(encoder, layer="last", pooling=None) == (3, "class_token")
     assert plotted(encoder, layer=2, pooling="patch_mean") == (2, "patch_mean")
-    without = replace(encoder, class_token=False, pooling="patch_mean")
+    without = encoder.changed(class_token=False, pooling="patch_mean")
     assert plotted(without, layer="last", pooling=None) == (3, "patch_mean")
     with pytest.raises(OptionError, match="pooling=class_token: must be patch_mean: the encoder has no class token"):
         plotted(without, layer="last", pooling="class_token")

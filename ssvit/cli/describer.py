@@ -30,6 +30,7 @@ def check(plain: Plain, features: Mapping[str, Any]) -> "tuple[Callable[..., Des
         found = readings(checkpoint.encoder, **features)
     if len(found) > 1:
         raise OptionError("features.layer", features["layer"], "must be one")
+    say(f"features: layer {found[0].layer} of {checkpoint.encoder.get('depth', 1)}, {found[0].pooling}")
     transform, pixels = eval_transform(checkpoint), pixel_format(checkpoint)
     shown = _shown(plain["data"], checkpoint)
     bands("data.shown", shown, pixels.channels)

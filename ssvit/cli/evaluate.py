@@ -1,6 +1,7 @@
 """Measure frozen features by probes: ssvit evaluate checkpoint=PATH probes=[knn]"""
 
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
@@ -20,6 +21,7 @@ from ssvit.evaluation import options
 from ssvit.evaluation.significance import NOTHING_YET
 from ssvit.options import (
     OptionError,
+    command,
     file_to_write,
     flag,
     folder_to_write,
@@ -78,16 +80,39 @@ def run(config: DictConfig, plain: Plain) -> Path | None:
         print_lines(*describe(scores[0], split).split("\n"))
     if plain["report"]:
         figures = report.figures(splits, scores, compared)
-        written = report.write(folder, facts=measured, scores=scores, own=encoders, compared=compared, figures=figures)
+        best = {reading.name: reading for reading in readings}[scores[0].best]
+        commands = commands_of(best, str(checkpoint.path))
+        written = report.write(
+            folder,
+            facts=measured,
+            scores=scores,
+            own=encoders,
+            compared=compared,
+            figures=figures,
+            commands=commands,
+        )
         if len(scores) > 1:
             print_lines(*table(report.summary(scores)).split("\n"))
         print_lines(*conclude(scores, compared), *compared.sentences())
-        print_lines(f"report: {', '.join(map(str, written))}")
+        print_lines(f"report: {', '.join(map(str, written))}", f"{best.name} in other commands:")
+        print_lines(*(f"  {line}" for line in commands))
         return folder
     if output is not None:
         numbers = {name: getattr(scores[0], name) for name in ("options", "best", "chosen_by", "numbers")}
         atomic_io.replace(Path(output), (json.dumps(measured | numbers, indent=1) + "\n").encode())
     return output and Path(output)
+
+
+def commands_of(reading: options.Reading, checkpoint: str) -> list[str]:
+    """Return the commands that write these features, store them for retrieval, and fine-tune their encoder."""
+    encoder = f"checkpoint={shlex.quote(checkpoint)}"
+    before = " features.norm=before" if reading.norm == "before" else ""
+    features = f"{encoder} features.layer={reading.layer} features.pooling={reading.pooling}{before} data=PATH"
+    return [
+        f"{command('embed')} {features} output=features.npz",
+        f"{command('retrieve')} action=index store=STORE {features}",
+        f"{command('finetune')} {encoder}",
+    ]
 
 
 def linear_probe(config: DictConfig, plain: Plain) -> Path | None:

@@ -66,11 +66,13 @@ def write(
     own: Sequence[str],
     figures: Mapping[str, Figure],
     compared: SideBySide,
+    commands: Sequence[str] = (),
 ) -> list[Path]:
     """Write report.html, report.md and report.json, each whole or not at all: their paths.
 
     facts: what was measured, how, by which versions, as plain data; checkpoint stands on top. own: the feature sets of
-    the encoder. compared: the encoder beside others. UserError if the disk refuses.
+    the encoder. compared: the encoder beside others. commands: those that use the chosen features.
+    UserError if the disk refuses.
     """
     standings = compared.standings
     facts = _plain(facts)
@@ -90,6 +92,7 @@ def write(
             for one in scores
         ],
         "own": own,
+        "commands": [one_line(one) for one in commands],
         # All that is known of how the numbers came about.
         "facts": list(_flat({**facts, "near_duplicates": None} | _plain({one.probe: one.options for one in scores}))),
     }
@@ -98,6 +101,7 @@ def write(
         for one in scores
     ]
     numbers = {"headline": values["headline"], "facts": facts, "own": own, "measured": measured}
+    numbers["commands"] = values["commands"]
     numbers["side_by_side"] = {
         "entries": compared.groups,
         "sentences": values["sentences"],

@@ -87,11 +87,11 @@ class Export(Options):
             if encoder.positions == "relative":
                 reason = "relative positions"
             elif encoder.positions == "rotary":
-                reason = dinov3.lacks(vars(encoder), classifier, of_timm=self.format == TIMM)
+                reason = dinov3.lacks(encoder.values(), classifier, of_timm=self.format == TIMM)
             elif encoder.positions_at != "stem":
                 reason = f"positions_at={encoder.positions_at}"
             else:
-                reason = _LACKS[self.format](vars(encoder), classifier)
+                reason = _LACKS[self.format](encoder.values(), classifier)
             if reason:
                 right = f"has no model with {reason}; onnx and torch_export take any encoder"
                 raise OptionError("format", self.format, right)
