@@ -349,7 +349,7 @@ def test_timm_opens_a_classifier_and_an_encoder_with_swiglu(tmp_path):
 )
 def test_exports_that_a_peer_has_no_model_for_are_refused(format, changes, said):
     with pytest.raises(OptionError, match=f"has no model with {said}"):
-        Export(format=format).check(options.ViT(**{**exported.SHAPE, **changes}), None)
+        Export(format=format).check_model(options.ViT(**{**exported.SHAPE, **changes}), None)
 
 
 @pytest.mark.parametrize("name", ["dinov3", "huggingface_dinov3_swiglu"])
