@@ -169,10 +169,10 @@ def test_the_loss_is_the_squared_error_in_one_graph(decoder):
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"cell": 8}, "cell=(8, 8): must divide the window of 4x4 pixels"),
-        ({"cell": 5, "window": 12}, "cell=(5, 5): must divide the window of 12x12 pixels"),
-        ({"cell": 1, "window": 3}, "window=(3, 3): must be the patch's 4x4 pixels, or larger by an even number"),
-        ({"cell": 1, "window": 7}, "window=(7, 7): must be the patch's 4x4 pixels, or larger by an even number"),
+        ({"cell": 8}, "cell=8: must divide the window of 4x4 pixels"),
+        ({"cell": 5, "window": 12}, "cell=5: must divide the window of 12x12 pixels"),
+        ({"cell": 1, "window": 3}, "window=3: must be the patch's 4x4 pixels, or larger by an even number"),
+        ({"cell": 1, "window": 7}, "window=7: must be the patch's 4x4 pixels, or larger by an even number"),
         ({"cell": 0}, "cell=0: must be a whole number of pixels"),
     ],
 )
@@ -195,4 +195,4 @@ def test_the_tool_trains(tool, tmp_path, objective):
 
 def test_a_mistake_is_told_before_torch_loads(tool, no_torch):
     done = tool("pretrain", "target=hog", "target.cell=5", status=2, PYTHONPATH=no_torch)
-    assert one_line(done).startswith("pretrain.py: target.cell=(5, 5): must divide the window of 12x12 pixels")
+    assert one_line(done).startswith("pretrain.py: target.cell=5: must divide the window of 12x12 pixels")

@@ -159,10 +159,10 @@ IMAGES, LABELS = features(30, 4, 3, seed=0)
     ("changed", "message"),
     [
         ({"k": [1, 31]}, "k=31: must be at most 30, the images to search"),
-        ({"k": []}, r"k=\[\]: must be a list of one or more"),
-        ({"k": "5"}, "k=5: must be a list of one or more"),
+        ({"k": []}, r"k=\[\]: must be a whole number, 1 or more, or a list"),
+        ({"k": "5"}, "k=5: must be a whole number, 1 or more, or a list"),
         ({"k": True}, "k=true: must be a whole number, 1 or more"),
-        ({"k": [1.5]}, "k=1.5: must be a whole number, 1 or more"),
+        ({"k": [1.5]}, r"k=\[1.5\]: must be a whole number, 1 or more"),
         ({"protocol": "moco"}, "protocol=moco: must be one of instance_discrimination, dino, solo_learn, uniform"),
         ({"train_labels": None}, "the training images have no labels, which a k-NN vote needs"),
         ({"test_labels": None}, "the test images have no labels, which a k-NN vote needs"),

@@ -164,7 +164,7 @@ def test_the_mosaic_hides_what_the_encoder_does_not_see_and_names_no_other_corru
         ({"hidden": Masking()}, "masking.mask=0.8: must be 1 with a decoder"),
         ({"hidden": Masking(mask=1, replace=0, keep=0, corrupted=1.0)}, "masking.corrupted=1.0: must leave patches"),
         ({"patch_size": (12, 16)}, "masking.corrupted=0.75: must leave patches"),
-        ({"decoder": 3}, "decoder=3: must be null, or {depth: …, width: …, heads: …}"),
+        ({"decoder": 3}, "decoder=3: must be {depth: …, width: …, heads: …}, or null"),
         ({"decoder": {"depth": 2, "width": 16, "heads": 3}}, "decoder.heads=3: must divide width=16"),
         ({"decoder": {"depth": 1, "width": 16}}, "decoder.heads=null: must be given"),
         ({"hidden": 0.5}, "masking=0.5: is a group of options"),

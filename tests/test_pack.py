@@ -361,8 +361,11 @@ def test_the_command_makes_shards_that_a_run_resumes_on_bit_for_bit(tool, tmp_pa
         (("output=x",), "data=null: must name a data set, or the path of a folder"),
         (("output=x", "verify=true"), "output=x: no such folder"),
         (("output=x/y", "data=synthetic"), "output=x/y: there is no such folder to write it into"),
-        (("output=x", "data=synthetic", "size=0"), "size=0: must be a whole number, 1 or more"),
-        (("output=x", "data=synthetic", "quality=101"), "quality=101: must be a number, 1 or more and at most 100"),
+        (("output=x", "data=synthetic", "size=0"), "size=0: must be a whole number, 1 or more, or null"),
+        (
+            ("output=x", "data=synthetic", "quality=101"),
+            "quality=101: must be a whole number, 1 or more and at most 100",
+        ),
     ],
 )
 def test_a_wrong_option_is_one_line(

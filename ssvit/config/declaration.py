@@ -121,7 +121,9 @@ def _option_error(options: type[Options], error: ValidationError, values: Mappin
     for one, cause in causes:
         if isinstance(cause, OptionError):  # of options within these, or of a check of several
             name = ".".join([*map(str, one["loc"][:1]), *([cause.name] if cause.name else [])])
-            return OptionError(name, values.get(name, cause.value), cause.right)
+            given = values.get(name, cause.value)
+            of_a_list = isinstance(given, list | tuple) and not isinstance(cause.value, list | tuple)
+            return OptionError(name, cause.value if of_a_list else given, cause.right)
     return _first(options, errors[0], values)
 
 

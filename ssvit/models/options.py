@@ -16,6 +16,8 @@ from ssvit.options import OptionError, UserError, number, pair
 
 Resize = Literal["paper", "timm"]
 RESIZE = get_args(Resize)  # ways to resample learned positions for images of another size
+Epsilons = Literal["authors", "timm"]
+EPSILONS = get_args(Epsilons)  # whose epsilons a hybrid's stem has
 GROUPS = 32  # of channels that a hybrid's stem normalises
 Positions = Literal["learned_1d", "learned_2d", "sine_cosine_2d", "relative", "rotary", "none"]
 POSITIONS = get_args(Positions)
@@ -54,7 +56,7 @@ class Stem(Options):
     """Units of each stage: [3, 4, 6, 3] for a ResNet-50, [] for the root alone."""
     width: Annotated[int, Ge(1), Field(multiple_of=GROUPS), Expect(f"a multiple of {GROUPS}, the groups of channels")]
     """Channels of the root; each stage doubles them."""
-    epsilons: Literal["authors", "timm"] = "authors"
+    epsilons: Epsilons = "authors"
     """authors: the epsilons of the authors' code; timm: those of timm, for the weights of its hybrids."""
 
 

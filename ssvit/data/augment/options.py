@@ -25,9 +25,9 @@ def _least_most(values: Sequence[float]) -> Sequence[float]:
     return values
 
 
-_TWO = Len(2, 2), AfterValidator(_least_most), Expect("two numbers, [least, most]")
-Limits = Annotated[Sequence[Positive], *_TWO]
-Areas = Annotated[Sequence[Share], *_TWO]
+_TWO = Len(2, 2), AfterValidator(_least_most)
+Limits = Annotated[Sequence[Positive], *_TWO, Expect("two numbers above 0, [least, most]")]
+Areas = Annotated[Sequence[Share], *_TWO, Expect("two numbers above 0 and at most 1, [least, most]")]
 ByView = Annotated[Sequence[Fraction], Len(3, 3), Expect("three probabilities: first global view, second, local views")]
 
 
