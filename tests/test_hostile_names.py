@@ -17,6 +17,7 @@ from ssvit.analysis import similarity
 from ssvit.data import pseudo_labels
 from ssvit.data.pseudo_labels import PseudoLabel
 from ssvit.evaluation import report
+from ssvit.evaluation.side_by_side import SideBySide
 from ssvit.exchange import card
 from ssvit.exchange.options import Export
 from ssvit.figures import classes, contact_sheet, feature_map, maps, robustness
@@ -82,7 +83,9 @@ def test_figures_show_names_without_mathematics(name):
 @named
 def test_pages_show_names_as_text(name, tmp_path):
     facts = {"checkpoint": name, "classes": [name], name: name}
-    page, text, numbers = report.write(tmp_path, facts=facts, scores=[], own=[], figures={name: Figure()})
+    page, text, numbers = report.write(
+        tmp_path, facts=facts, scores=[], own=[], figures={name: Figure()}, compared=SideBySide([], {name: [""]})
+    )
     assert not {"script", "a"}.intersection(Tags(page.read_text()).found)
     assert Tags(page.read_text()).found.count("img") == 1
     for file in (page, text):
