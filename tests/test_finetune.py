@@ -373,7 +373,7 @@ def test_parts_are_trained_and_every_tool_reads_what_they_left(outputs, tool, tm
         ("finetune", ["recipe.layer_decay=0"], "recipe.layer_decay=0: must be a number, above 0", 2),
         ("finetune", ["objective.label_smoothing=1"], "objective.label_smoothing=1: must be", 2),
         ("finetune", ["objective.trained=3"], "objective.trained=3: must be at most 2, the layers of the encoder", 2),
-        ("finetune", ["objective.trained=tail"], "objective.trained=tail: must be one of all, head, norms_and_biases, or", 2),
+        ("finetune", ["objective.trained=tail"], "objective.trained=tail: must be one of all, head, norms", 2),
         ("finetune", ["objective.lora={rank: 2, alpha: 2}"], "objective.trained=all: must be head with lora", 2),
         ("finetune", ["objective.trained=head", "objective.lora={rank: 99, alpha: 2}"],
          "objective.lora.rank=99: must be at most 16, the width of the encoder", 2),

@@ -247,7 +247,7 @@ def test_as_a_command(run, tool, tmp_path):
         ("knn", ["checkpoint=/no/where"], "checkpoint=/no/where: no such folder"),
         ("knn", ["checkpoint=scratch"], "checkpoint=scratch: "),
         ("knn", ["features.layer=3"], "features.layer=3: must be at most 2"),
-        ("knn", ["k=[0]"], "k=0: must be a whole number"),
+        ("knn", ["k=[0]"], "k=[0]: must be a whole number"),
         ("knn", ["protocol=best"], "protocol=best: must be one of"),
         ("few_shot", ["features.pooling=max"], "features.pooling=max: must be one of"),
         ("few_shot", ["protocol=mine"], "protocol=mine: must be one of paper, big_vision"),

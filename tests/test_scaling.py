@@ -10,7 +10,7 @@ from scipy.stats import linregress
 
 from ssvit.cli import scaling
 from ssvit.cli.trials import Trials
-from ssvit.data.options import Known, Synthetic
+from ssvit.data.options import DataSet, Synthetic
 from ssvit.evaluation import methods
 from ssvit.evaluation.scaling import curves, fit, points, series, table
 from ssvit.figures.scaling import FINETUNED
@@ -110,7 +110,7 @@ def test_wrong_grids_are_refused_before_anything_runs(commands, option, said):
 
 
 def test_images_that_only_the_data_set_itself_can_count_are_counted_first(commands, monkeypatch):
-    monkeypatch.setattr(Synthetic, "count", Known.count)
+    monkeypatch.setattr(Synthetic, "count", DataSet.count)
     with pytest.raises(UserError, match="images=601: there are 600 images to choose from"):
         scaling.tool.call([*GRID, "data.images=600", "images=[500,601]"])
     assert not commands

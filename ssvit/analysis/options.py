@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 from annotated_types import Ge
 from pydantic import model_validator
 
-from ssvit.config.declaration import Count, NotNegative, Options, Whole
+from ssvit.config.declaration import Count, Name, NotNegative, Options, Whole
 from ssvit.models.options import ViT
 from ssvit.options import OptionError, folder_to_write, one_of, whole
 
@@ -13,7 +13,7 @@ from ssvit.options import OptionError, folder_to_write, one_of, whole
 class Visualize(Options):
     """What is plotted, and how."""
 
-    checkpoint: str
+    checkpoint: Name
     """newest, a folder, or a file of another project's weights."""
     count: Count
     """The most images that are measured."""
@@ -21,7 +21,7 @@ class Visualize(Options):
     """Number of images that are plotted with their attention."""
     layer: int | str
     """The layer whose heads are plotted, from 1, or last."""
-    pooling: str | None
+    pooling: Name | None
     """Whose attention is plotted: class_token, or patch_mean for all patches; None: class_token if there is one."""
     batch_size: Annotated[int, Ge(8)]
     """Images of a batch, from which similarity is estimated (Nguyen et al. 2021)."""
@@ -31,7 +31,7 @@ class Visualize(Options):
     """Seconds to wait for a batch from these processes; 0: no limit."""
     device: Literal["auto", "cpu"]
     """auto: CUDA where there is a GPU; or cpu."""
-    output: str | None
+    output: Name | None
     """The folder for the plots; None: visualize/ in the run's folder."""
 
     @model_validator(mode="after")

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from annotated_types import Ge, Gt, Le, Len
 from pydantic import model_validator
 
-from ssvit.config.declaration import Count, Expect, Fraction, OneOf, Options, Pair, Positive, Whole
+from ssvit.config.declaration import Count, Expect, Fraction, Name, OneOf, Options, Pair, Positive, Whole
 from ssvit.data import chunk_folder, folder, saved_set, shard_folder, vtab
 from ssvit.data import table as tables
 from ssvit.options import OptionError, file_to_write, folder_to_write, number, whole
@@ -160,17 +160,17 @@ class ImageFiles(HeldOut, PixelFormat):
 class Folder(ImageFiles):
     """A folder of images, flat or with a subfolder for each class, or subfolders of those: see `folder.splits`."""
 
-    root: str | Sequence[str]
+    root: Name | Sequence[Name]
     """The folder, or several, whose classes of one name are one."""
-    train: str | None = folder.AUTO
+    train: Name | None = folder.AUTO
     """The subfolder to train on; auto: train/ where there is one; None: the whole folder."""
-    validation: str | None = folder.AUTO
+    validation: Name | None = folder.AUTO
     """The subfolder for choices and curves; auto: val/, validation/ or valid/; None: none."""
-    test: str | None = folder.AUTO
+    test: Name | None = folder.AUTO
     """The subfolder for the reported figure; auto: test/; None: none."""
     verify: Verify = "size"
     """What a run is bound to: its images' names and sizes (size), or their bytes too, read at each start (content)."""
-    masks: str | None = None
+    masks: Name | None = None
     """For segmentation, a folder that holds for each image root/a/b.jpg its mask, masks/a/b.png."""
 
     @model_validator(mode="after")
@@ -211,24 +211,24 @@ class Folder(ImageFiles):
 class Csv(ImageFiles):
     """Image files that a table names: see `ssvit.data.table`."""
 
-    table: str
+    table: Name
     """The CSV file."""
-    root: str | None = None
+    root: Name | None = None
     """The folder that paths begin at; None: that of the table."""
-    path: str = "path"
+    path: Name = "path"
     """The name of the column of paths."""
-    label: str | Sequence[str] | None = folder.AUTO
+    label: Name | Sequence[Name] | None = folder.AUTO
     """The name of the column of labels; auto: label where there is one; None: none. A list: of columns of 0 and 1, one
     for each class, of which an image may have several or none."""
-    separator: str | None = None
+    separator: Name | None = None
     """What stands between the classes of an image in its cell, as | in cat|dog; None: each image has one class."""
-    split: str | None = folder.AUTO
+    split: Name | None = folder.AUTO
     """The name of the column of splits; auto: split where there is one; None: none."""
-    train: str | None = folder.AUTO
+    train: Name | None = folder.AUTO
     """The split to train on; auto: train; None: all but those of validation and test."""
-    validation: str | None = folder.AUTO
+    validation: Name | None = folder.AUTO
     """The split for choices and curves; auto: val, validation or valid; None: none."""
-    test: str | None = folder.AUTO
+    test: Name | None = folder.AUTO
     """The split for the reported figure; auto: test; None: none."""
     verify: Verify = "size"
     """What a run is bound to: its images' names, labels and sizes (size), or their bytes too (content)."""
@@ -289,20 +289,20 @@ class Csv(ImageFiles):
 class HuggingFace(ImageFiles):
     """A data set of the library `datasets`: see `ssvit.data.saved_set`."""
 
-    root: str
+    root: Name
     """A folder that save_to_disk wrote, or one with files of Parquet, or the name of a set in the cache."""
-    config: str | None = None
+    config: Name | None = None
     """The configuration of a set that has several."""
-    image: str = folder.AUTO
+    image: Name = folder.AUTO
     """The name of the column of images; auto: the only one."""
-    label: str | None = folder.AUTO
+    label: Name | None = folder.AUTO
     """The name of the column of labels; auto: label, or the only column of classes; None: none. A column of lists must
     be named: images have several classes, or none."""
-    train: str = folder.AUTO
+    train: Name = folder.AUTO
     """The split to train on; auto: train, or the only other one."""
-    validation: str | None = folder.AUTO
+    validation: Name | None = folder.AUTO
     """The split for choices and curves; auto: val, validation or valid; None: none."""
-    test: str | None = folder.AUTO
+    test: Name | None = folder.AUTO
     """The split for the reported figure; auto: test; None: none."""
     verify: Verify = "size"
     """What a run is bound to: its images' labels and sizes (size), or their bytes too (content)."""
@@ -361,15 +361,15 @@ class HuggingFace(ImageFiles):
 class Shards(ImageFiles):
     """Uncompressed tar files in the layout of WebDataset, in a folder or an object store: see `shard_folder.splits`."""
 
-    root: str
+    root: Name
     """The folder, or an address, as s3://BUCKET/FOLDER."""
-    train: str | None = folder.AUTO
+    train: Name | None = folder.AUTO
     """The shards to train on, a subfolder or a pattern; auto: those of train/, or with train in their names, or all."""
-    validation: str | None = folder.AUTO
+    validation: Name | None = folder.AUTO
     """The shards for choices and curves; auto: of val/, or with val in their names; None: none."""
-    test: str | None = folder.AUTO
+    test: Name | None = folder.AUTO
     """The shards for the reported figure; auto: of test/, or with test in their names; None: none."""
-    cache: str | None = None
+    cache: Name | None = None
     """The folder for copies of what an address has; None: the user's folder for caches."""
 
     @model_validator(mode="after")
@@ -394,17 +394,17 @@ class Shards(ImageFiles):
 class LitData(ImageFiles):
     """Chunks that LitData wrote: see `ssvit.data.chunk_folder`."""
 
-    root: str
+    root: Name
     """The folder of index.json and the chunks, or of such a folder for each split."""
-    image: str = folder.AUTO
+    image: Name = folder.AUTO
     """The key of the images in an item; auto: the only one."""
-    label: str | None = folder.AUTO
+    label: Name | None = folder.AUTO
     """The key of the labels; auto: label, class or target, or in a tuple the only whole number or text; None: none."""
-    train: str = folder.AUTO
+    train: Name = folder.AUTO
     """The subfolder to train on; auto: train where there is one, else the folder itself."""
-    validation: str | None = folder.AUTO
+    validation: Name | None = folder.AUTO
     """The subfolder for choices and curves; auto: val, validation or valid; None: none."""
-    test: str | None = folder.AUTO
+    test: Name | None = folder.AUTO
     """The subfolder for the reported figure; auto: test; None: none."""
 
     @model_validator(mode="after")
@@ -446,7 +446,7 @@ class Imagenet(DataSet):
     labelled: ClassVar[bool] = True
     validated: ClassVar[bool] = True
 
-    root: str
+    root: Name
     """The folder that holds train/ and val/."""
     verify: Verify = "size"
     """What a run is bound to: its images' names and sizes (size), or their bytes too (content)."""
@@ -467,7 +467,7 @@ class Vtab(DataSet):
     image_channels: ClassVar[int] = 3
     labelled: ClassVar[bool] = True
 
-    root: str
+    root: Name
     """The folder that holds a folder for each task."""
     task: Annotated[str, OneOf(vtab.NAMES)]
     """The task's folder, as cifar or dsprites_loc."""
@@ -507,7 +507,7 @@ class Voc(DataSet):
     labelled: ClassVar[bool] = False
     validated: ClassVar[bool] = True
 
-    root: str
+    root: Name
     """The folder that holds JPEGImages/, SegmentationClass/ and ImageSets/Segmentation/, as VOCdevkit/VOC2012."""
     verify: Verify = "size"
     """What a run is bound to: its images' names and sizes (size), or their bytes too (content)."""
@@ -534,11 +534,11 @@ class TorchvisionSet(DataSet):
 
     name: Literal["cifar10", "cifar100", "stl10", "flowers102", "oxford_pets"]
     """The name of the data set."""
-    root: str
+    root: Name
     """The folder that holds it."""
     download: bool = False
     """Whether to fetch it into that folder."""
-    split: str | None = None
+    split: Name | None = None
     """unlabeled: STL-10's unlabelled images; None: all labelled ones that are not the set's test images."""
 
     @model_validator(mode="after")
@@ -558,7 +558,7 @@ class TorchvisionSet(DataSet):
 class Pack(Options):
     """Shards made of a data set."""
 
-    output: str
+    output: Name
     """The folder; each split gets a subfolder of it."""
     size: Count | None
     """Pixels of the shorter side to which larger images are made smaller; None: files as they are."""
@@ -589,7 +589,7 @@ class Pack(Options):
 class Normalization(Options):
     """What is measured of a data set's channels."""
 
-    output: str | None
+    output: Name | None
     """A file for the options, which data.normalization=FILE gives to a run; None: they are only printed."""
     workers: Count
     """Threads that read images."""

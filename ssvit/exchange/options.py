@@ -8,7 +8,7 @@ from typing import Annotated, Final, Literal, Self
 
 from pydantic import model_validator
 
-from ssvit.config.declaration import OneOf, Options, Size
+from ssvit.config.declaration import Name, OneOf, Options, Size
 from ssvit.exchange import dinov3, hub, huggingface, timm
 from ssvit.models.options import Resize, ViT
 from ssvit.options import OptionError, UserError
@@ -41,10 +41,10 @@ class Export(Options):
     """The images that an exported program takes: float, float32 in [0, 1]; uint8, 0 to 255."""
     overwrite: bool = False
     """Whether to replace an existing export."""
-    license: str | None = None
+    license: Name | None = None
     """The licence of the weights in the model card, by its identifier on the Hugging Face Hub, for instance
     apache-2.0; None: none."""
-    push: str | None = None
+    push: Name | None = None
     """The repository of the Hugging Face Hub to which the folder is uploaded, OWNER/NAME."""
     private: bool = True
     """Whether a repository that push creates is private."""

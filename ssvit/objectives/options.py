@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal, Self
 from annotated_types import Ge, Le, MinLen
 from pydantic import model_validator
 
-from ssvit.config.declaration import Count, Expect, Fraction, NotNegative, Options, Pair, Positive, Share, Size
+from ssvit.config.declaration import Count, Expect, Fraction, Name, NotNegative, Options, Pair, Positive, Share, Size
 from ssvit.models.options import Decoder, Timm, ViT
 from ssvit.options import OptionError, pair
 from ssvit.schedule import Between, Schedule, ScheduleFunction
@@ -189,7 +189,7 @@ class Codebook(Patches):
     """Side in pixels of the window around a patch, or [height, width]; None: three times the patch's side."""
     components: Count = 32
     """Number of principal components of the window's pixels."""
-    checkpoint: str | None = None
+    checkpoint: Name | None = None
     """The run or checkpoint whose encoder's features are clustered, as a second stage; None: pixels are clustered."""
     layer: Count | None = None
     """The layer of that encoder whose features are taken; 1 for the first."""

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 from annotated_types import Ge
 from pydantic import model_validator
 
-from ssvit.config.declaration import Count, Options, Whole
+from ssvit.config.declaration import Count, Name, Options, Whole
 from ssvit.data import folder
 from ssvit.evaluation.options import pooling_of
 from ssvit.options import OptionError, file_to_write
@@ -59,7 +59,7 @@ class Retrieve(Options):
 
     action: Literal["index", "add", "query"]
     """index: make a store; add: add pictures to it; query: find the pictures that are most similar."""
-    store: str
+    store: Name
     """The folder of the store."""
     split: Split
     """Which images of a data set; held_out: test images if there are any, else validation images."""
@@ -71,9 +71,9 @@ class Retrieve(Options):
     """Whether a new store scales each feature to mean 0 and standard deviation 1 over its pictures."""
     k: Count
     """Neighbours of a query."""
-    sheet: str | None
+    sheet: Name | None
     """A file for the contact sheet as PNG."""
-    output: str | None
+    output: Name | None
     """A file for the neighbours as JSON."""
     ranking: bool
     """Whether to compute mAP over the complete ranking too, which sorts the store for each query."""
@@ -96,7 +96,7 @@ class Retrieve(Options):
 class Embed(Options):
     """The features of pictures in one file."""
 
-    output: str
+    output: Name
     """The file; its suffix is its format: .npz, .safetensors or .parquet."""
     split: Literal["all", "train", "validation", "test", "held_out"]
     """Which images of a data set; all: those of every split; held_out: test images if there are any, else validation
