@@ -237,7 +237,7 @@ QUICK = (
 
 def test_measures_the_embedded_set(tool, tmp_path):
     trained = tool("pretrain", *TINY, "probe=[segmentation]", "name=run")
-    assert "no segmentation probe in training" in trained.stdout + trained.stderr
+    assert "segmentation: not in training" in trained.stdout + trained.stderr
     done = tool("evaluate", *QUICK, f"output={tmp_path}/report")
     table = [line.split() for line in done.stdout.splitlines()]
     assert ["features", "constant", "k-NN", "linear"] in table
