@@ -80,8 +80,9 @@ def run(config: DictConfig, plain: Plain) -> Path | None:
         print_lines(*describe(scores[0], split).split("\n"))
     if plain["report"]:
         figures = report.figures(splits, scores, compared)
-        best = {reading.name: reading for reading in readings}[scores[0].best]
-        commands = commands_of(best, str(checkpoint.path))
+        by_name = {reading.name: reading for reading in readings}  # features of patches have no such command
+        best = next((by_name[one.best] for one in scores if one.best in by_name), None)
+        commands = [] if best is None else commands_of(best, str(checkpoint.path))
         written = report.write(
             folder,
             facts=measured,
@@ -94,8 +95,9 @@ def run(config: DictConfig, plain: Plain) -> Path | None:
         if len(scores) > 1:
             print_lines(*table(report.summary(scores)).split("\n"))
         print_lines(*conclude(scores, compared), *compared.sentences())
-        print_lines(f"report: {', '.join(map(str, written))}", f"{best.name} in other commands:")
-        print_lines(*(f"  {line}" for line in commands))
+        print_lines(f"report: {', '.join(map(str, written))}")
+        if best is not None:
+            print_lines(f"{best.name} in other commands:", *(f"  {line}" for line in commands))
         return folder
     if output is not None:
         numbers = {name: getattr(scores[0], name) for name in ("options", "best", "chosen_by", "numbers")}
