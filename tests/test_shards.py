@@ -154,7 +154,7 @@ def test_the_names_of_shards_say_what_they_are_for(tmp_path: Path) -> None:
     data = datasets.shards(root=str(root))
     assert (len(data.train), data.validation and len(data.validation), data.test) == (2, 1, None)
     assert data.told == "2 shards: 2 images to train on; 1 shards: 1 to measure on"
-    for wrong, right in ((tmp_path / "absent", "no such folder"), (tmp_path / "words/x", "no such"), (7, "no such folder")):
+    for wrong, right in ((tmp_path / "absent", "no such folder"), (tmp_path / "words/x", "no such"), (7, "no such")):
         with pytest.raises(OptionError, match=right):
             datasets.shards(root=str(wrong) if isinstance(wrong, Path) else wrong)
     (tmp_path / "empty").mkdir()

@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -263,7 +263,7 @@ def rates(setting: Setting) -> Tables:
 def _beside(setting: Setting, model: str) -> dict[str, list[timing.Rate]]:
     for name in setting.gpu.changes:
         CHANGES[name].before()
-    given = asdict(setting.step) | {"model": model, "peers": setting.step.peers and (_PEER,)}
+    given = setting.step.values() | {"model": model, "peers": setting.step.peers and (_PEER,)}
     given["compile"] |= setting.cuda
     return whole_step.run(rounds=setting.rounds, **given)
 
