@@ -18,7 +18,7 @@ from ssvit.data.index import KEPT_FROM, Index, Row, kept
 from ssvit.data.memory import Memory
 from ssvit.data.shards import find
 from ssvit.data.source import Data, Source, joined, parted
-from ssvit.options import OptionError, UserError, pair, printable
+from ssvit.options import OptionError, UserError, printable
 
 
 def synthetic(**given: object) -> Data:
@@ -26,7 +26,7 @@ def synthetic(**given: object) -> Data:
     from ssvit.data.synthetic import CLASSES, masks, render
 
     chosen = make(options.Synthetic, given)
-    seed, size, version = chosen.seed, pair("size", chosen.size), chosen.version
+    seed, size, version = chosen.seed, chosen.size, chosen.version
     counts = chosen.images, chosen.held_out_images
     train, test = (
         Memory(

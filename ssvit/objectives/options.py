@@ -172,7 +172,7 @@ class ColorGrid(MeanColor):
 
     @model_validator(mode="after")
     def _check_grid(self) -> Self:
-        height, width = pair("patch_size", self.patch_size)
+        height, width = self.patch_size
         if height % self.grid or width % self.grid:
             raise OptionError("grid", self.grid, f"must divide the patch of {height}x{width} pixels")
         return self
@@ -199,12 +199,12 @@ class Codebook(Patches):
         """Height and width of the window."""
         if self.window is not None:
             return pair("window", self.window)
-        height, width = pair("patch_size", self.patch_size)
+        height, width = self.patch_size
         return 3 * height, 3 * width
 
     @model_validator(mode="after")
     def _check_window(self) -> Self:
-        patch = pair("patch_size", self.patch_size)
+        patch = self.patch_size
         if any(window < side for window, side in zip(self.window_size, patch, strict=True)):
             raise OptionError("window", self.window, "must be at least the patch")
         return self

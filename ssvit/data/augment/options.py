@@ -9,11 +9,13 @@ from pydantic import AfterValidator, model_validator
 
 from ssvit.config.declaration import Count, Expect, Fraction, NotNegative, Options, Pair, Positive, Share, Whole
 from ssvit.models.options import ViT, grid
-from ssvit.options import OptionError, pair
+from ssvit.options import OptionError
 
 Fit = Literal["cover", "squash"]
 FITS = get_args(Fit)
 MAGNITUDES = 30  # of RandAugment, the greatest
+MAGNITUDE = 9  # the paper's for ResNet-50 on ImageNet
+SIGMA = (0.1, 2.0)  # DINO's limits of a blur's standard deviation
 Magnitude = Annotated[int, Ge(0), Le(MAGNITUDES)]
 Hue = Annotated[float, Ge(0), Le(0.5)]
 Angle = Annotated[float, Ge(0), Le(180)]
@@ -49,7 +51,7 @@ class Crop(Options):
     @property
     def bytes_per_image(self) -> int:
         """Of an image of three channels afterwards."""
-        return 3 * math.prod(pair("size", self.size))
+        return 3 * math.prod(self.size)
 
 
 class VerticalFlip(Options):
@@ -69,19 +71,25 @@ class RandAugment(Options):
     """Random operations of one strength, as torchvision's; the defaults are the paper's for ResNet-50 on ImageNet."""
 
     operations: Whole = 2
-    magnitude: Magnitude = 9
+    magnitude: Magnitude = MAGNITUDE
 
 
-class ColorJitter(Options):
-    """Brightness, contrast, saturation and hue changed at random, as torchvision's; the defaults are DINO's.
-
-    The first three are the largest change of a factor from 1; hue is the largest turn, as a part of the whole circle.
-    """
+class ColorChange(Options):
+    """How much colours change; the defaults are DINO's."""
 
     brightness: NotNegative = 0.4
+    """Largest change of the brightness' factor from 1."""
     contrast: NotNegative = 0.4
+    """Largest change of the contrast's factor from 1."""
     saturation: NotNegative = 0.2
+    """Largest change of the saturation's factor from 1."""
     hue: Hue = 0.1
+    """Largest turn of the hue, as a part of the whole circle."""
+
+
+class ColorJitter(ColorChange):
+    """Brightness, contrast, saturation and hue changed at random, as torchvision's."""
+
     probability: Fraction = 0.8
 
 
@@ -95,7 +103,7 @@ class GaussianBlur(Options):
     """A Gaussian filter of random width."""
 
     probability: Fraction = 0.5
-    sigma: Limits = (0.1, 2.0)
+    sigma: Limits = SIGMA
     """Least and greatest standard deviation, in pixels."""
 
     @property
@@ -112,7 +120,7 @@ class Solarize(Options):
     """The least value that is inverted."""
 
 
-class RandomCrop(Crop):
+class RandomCrop(ColorChange, Crop):
     """What every crop for training has, and what changes it afterwards, in this order; 0 leaves a change out."""
 
     flip: Fraction = 0.5
@@ -125,23 +133,15 @@ class RandomCrop(Crop):
     """Greatest angle in degrees of a turn to either side; 180 for any angle. What it leaves free is reflected."""
     randaugment: Whole = 0
     """Number of RandAugment's operations (Cubuk et al. 2020); usual are 2."""
-    magnitude: Magnitude = 9
+    magnitude: Magnitude = MAGNITUDE
     """Strength of RandAugment's operations, 0 to 30."""
     jitter: Fraction = 0.0
     """Probability of changed colours; how much they change: brightness, contrast, saturation and hue."""
-    brightness: NotNegative = 0.4
-    """Largest change of the brightness' factor from 1."""
-    contrast: NotNegative = 0.4
-    """Largest change of the contrast's factor from 1."""
-    saturation: NotNegative = 0.2
-    """Largest change of the saturation's factor from 1."""
-    hue: Hue = 0.1
-    """Largest turn of the hue, as a part of the whole circle."""
     grayscale: Fraction = 0.0
     """Probability of an image without colours."""
     blur: Fraction = 0.0
     """Probability of a blur."""
-    sigma: Limits = (0.1, 2.0)
+    sigma: Limits = SIGMA
     """Least and greatest standard deviation of a blur, in pixels; [0.1, 0.5] for images of about 32 pixels."""
     solarize: Fraction = 0.0
     """Probability of inverted bright values."""
@@ -158,7 +158,7 @@ class RandomCrop(Crop):
     @property
     def sizes(self) -> tuple[tuple[int, int], ...]:
         """Height and width of each kind of view."""
-        return (pair("size", self.size),)
+        return (self.size,)
 
     def fits(self, encoder: ViT, name: str = "size") -> None:
         super().fits(encoder, name)
@@ -198,7 +198,7 @@ class ResizeCrop(RandomCrop):
 
     @model_validator(mode="after")
     def _check_resize(self) -> Self:
-        if self.resize < (least := max(pair("size", self.size))):
+        if self.resize < (least := max(self.size)):
             raise OptionError("resize", self.resize, f"must be a whole number, {least} or more")
         return self
 
@@ -248,7 +248,7 @@ class MultiCrop(InceptionCrop):
 
     @property
     def sizes(self) -> tuple[tuple[int, int], ...]:
-        return pair("size", self.size), pair("local_size", self.local_size)
+        return self.size, self.local_size
 
     def fits(self, encoder: ViT, name: str = "size") -> None:
         super().fits(encoder, name)
