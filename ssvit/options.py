@@ -26,6 +26,14 @@ class OptionError(UserError, ValueError):
         return type(self), (self.name, self.value, self.right)
 
 
+class Failure(UserError):
+    """A failure in one line, with the status that the process ends with."""
+
+    def __init__(self, line: str, status: int) -> None:
+        super().__init__(" ".join(line.split()))
+        self.status = status
+
+
 _LONGEST = 200  # characters of a value in a message
 
 

@@ -8,14 +8,13 @@ import numpy as np
 import pytest
 import torch
 from command import TINY
-from hydra import compose, initialize_config_dir
-from hydra.utils import instantiate
-from omegaconf import OmegaConf
+from composing import composed
 
 from ssvit.checkpoints import storage
 from ssvit.checkpoints.checkpoint import PRETRAIN, Checkpoint
 from ssvit.checkpoints.configuration import Configuration
-from ssvit.cli import against, evaluate, pretrained
+from ssvit.cli import against, evaluate
+from ssvit.config.composed import build
 from ssvit.evaluation import paired, side_by_side
 from ssvit.evaluation.features import Features
 from ssvit.evaluation.options import OWN, RANDOM
@@ -190,16 +189,15 @@ def outputs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("outputs")
     for name, seed, width in (("mae_seed0", 0, 16), ("mae_seed1", 1, 16), ("other", 0, 24)):
         options = [*TINY, f"name={name}", f"recipe.seed={seed}", f"encoder.width={width}"]
-        with initialize_config_dir(CONFIGS, version_base="1.3"):
-            config = compose("pretrain", options)
+        config = composed(*options)
         run = folder / name
         run.mkdir()
         torch.manual_seed(seed + width)
-        encoder = instantiate(config.encoder, _convert_="all")
+        encoder = build(config.encoder)
         weights = {f"encoder.{name}": value for name, value in encoder.state_dict().items()}
         storage.save(run, 6, {"model": weights}, {"encoder": encoder.arguments, "stage": PRETRAIN})
         choices = {"data": "synthetic", "augment@data.augment": "inception_crop"}
-        written = Configuration.of(pretrained.settled(config), choices)
+        written = Configuration.of(config.config.written, choices)
         (run / "config.yaml").write_bytes(written.write())
     return folder
 
@@ -217,10 +215,7 @@ def foreign(outputs):
 
 def measured(outputs, run, *options):
     options = (f"outputs={outputs}", f"checkpoint={run}", f"output={outputs}/report", *FEW, *options)
-    pretrained.offer(dict(option.split("=", 1) for option in options))
-    with initialize_config_dir(CONFIGS, version_base="1.3"):
-        config = compose("evaluate", list(options))
-    evaluate.run(config, OmegaConf.to_container(config, resolve=True))
+    evaluate.run(composed(*options, tool="evaluate").config)
     return json.loads((outputs / "report" / "report.json").read_text())
 
 

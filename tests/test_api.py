@@ -18,8 +18,8 @@ import ssvit
 from ssvit import api
 from ssvit.api import _written
 from ssvit.checkpoints import manifest
-from ssvit.cli.launch import _unquoted
 from ssvit.cli.main import COMMANDS, find
+from ssvit.config.command_line import unquoted
 from ssvit.data.decode import Unreadable
 from ssvit.inference import pictures
 from ssvit.options import OptionError, UserError
@@ -251,7 +251,7 @@ def test_a_string_reaches_hydra_as_it_is(text):
     written = _written(text)
     (override,) = OverridesParser.create().parse_overrides([f"key={written}"])
     assert override.value() == text
-    assert _unquoted(written) == text
+    assert unquoted(written) == text
 
 
 @pytest.mark.parametrize(("value", "written"), [
@@ -266,7 +266,7 @@ def test_values_are_written_as_the_command_line_has_them(value, written):
 def test_a_dictionary_in_a_group_changes_a_part_or_is_the_whole_value(run, outputs):
     def composed(name: str, **options) -> dict:
         found = []
-        tool = replace(find(name), run=lambda config, plain: found.append(plain) or outputs)
+        tool = replace(find(name), run=lambda config: found.append(config.values) or outputs)
         api._call(tool, options, verbose=False, config_dir=None)
         return found[0]
 

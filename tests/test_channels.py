@@ -26,7 +26,6 @@ from ssvit.cli.embed import tool as embed
 from ssvit.cli.evaluate import tool as evaluate
 from ssvit.cli.export import tool as export
 from ssvit.cli.finetune import tool as finetune
-from ssvit.cli.launch import Failure
 from ssvit.cli.normalization import tool as measure
 from ssvit.cli.pack import tool as pack
 from ssvit.cli.pretrain import tool as pretrain
@@ -38,7 +37,7 @@ from ssvit.data.decode import Unreadable, load
 from ssvit.data.memory import Memory
 from ssvit.data.options import RGB, PixelFormat
 from ssvit.figures import style
-from ssvit.options import OptionError, UserError
+from ssvit.options import Failure, OptionError, UserError
 from ssvit.retrieval import gallery
 
 SIDE = 16

@@ -9,19 +9,18 @@ import chunked
 import pytest
 import torch
 import yaml
-from hydra import compose, initialize_config_dir
-from hydra.errors import HydraException
-from hydra.utils import instantiate
-from omegaconf import OmegaConf
+from composing import composed
 from PIL import Image
 
 from ssvit.checkpoints import storage
 from ssvit.checkpoints.configuration import Configuration
-from ssvit.cli import compare, pretrained
+from ssvit.cli import compare
+from ssvit.config.command_line import CommandLine
+from ssvit.config.composed import build as built
 from ssvit.config.declaration import make
 from ssvit.data.augment.options import ResizeCrop
 from ssvit.data.source import Data
-from ssvit.options import OptionError
+from ssvit.options import Failure, OptionError
 from ssvit.training import comparison, preflight
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
@@ -32,29 +31,19 @@ def names(group: str) -> list[str]:
     return sorted(path.stem for path in (CONFIGS / group).glob("*.yaml"))
 
 
-def composed(*overrides: str, tool: str = "pretrain"):
-    # Names of runs refer to Hydra's own node, which only a started tool has.
-    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-        return compose(tool, [*overrides, "name=test"])
-
-
-def plain(config) -> dict:
-    return OmegaConf.to_container(config, resolve=True)
-
-
 @pytest.fixture
-def pretrained_run(tmp_path):
-    """Hydra's choices encoder=pretrained and data=pretrained, as a finished run of a small model gives them."""
+def pretrained_run(tmp_path, monkeypatch):
+    """A finished run of a small model, the newest in the folder outputs/."""
     config = composed()
-    arguments = {**plain(config.encoder), "_target_": None}
+    arguments = {**config.encoder, "_target_": None}
     del arguments["_target_"]
     run = tmp_path / "outputs" / "run"
     run.mkdir(parents=True)
     storage.save(run, config.recipe.steps, {"model": {}}, {"encoder": arguments, "stage": "pretrain"})
     choices = {"data": "synthetic", "augment@data.augment": "inception_crop"}
-    kept = Configuration.of(pretrained.settled(config), choices)
+    kept = Configuration.of(config.config.written, choices)
     (run / "config.yaml").write_bytes(kept.write())
-    pretrained.offer({"outputs": str(tmp_path / "outputs")})
+    monkeypatch.chdir(tmp_path)
     return run
 
 
@@ -92,7 +81,7 @@ def build(config) -> None:
     """Everything but the data, on the meta device: a ViT-H has its shapes and takes no memory."""
     with torch.device("meta"):
         own = {"classes": ["a", "b"]} if "classes" in config.objective else {}
-        objective = instantiate(config.objective, **own, _convert_="all")
+        objective = built(config.objective, **own)
         outputs = objective.encoder.encode(torch.zeros(1, objective.encoder.patches, objective.encoder.width))
     assert outputs.shape == (
         1,
@@ -100,10 +89,10 @@ def build(config) -> None:
         objective.encoder.width,
     )
     for transform in (config.data.augment, config.data.view):
-        built = instantiate(transform, _convert_="all")
-        assert getattr(built, "options", built).size == objective.encoder.image_size
+        made = built(transform)
+        assert getattr(made, "options", made).size == objective.encoder.image_size
     for evaluator in config.evaluators.values():
-        instantiate(evaluator, source=[], transform=None, _convert_="all")
+        built(evaluator, source=[], transform=None)
 
 
 @pytest.mark.parametrize("group", ["encoder", "target", "objective"])
@@ -115,10 +104,10 @@ def test_every_choice_builds(group):
         config = composed(f"{group}={name}", *size)
         if name == "contrastive_tuning":
             with pytest.raises(OptionError, match=r"^checkpoint=null: the objective goes on from trained weights"):
-                preflight.check(plain(config))
+                preflight.check(config)
             build(config)
             continue
-        preflight.check(OmegaConf.to_container(config, resolve=True))
+        preflight.check(config)
         build(config)
 
 
@@ -128,20 +117,21 @@ def test_every_augmentation_builds(name, images):
     options = ["data=folder", f"data.root={images}", "recipe.batch_size=8", f"objective={objective}"]
     options.append(f"augment@data.augment={name}")
     config = composed(*options)
-    preflight.check(plain(config))
-    instantiate(config.data.augment, _convert_="all")
+    preflight.check(config)
+    built(config.data.augment)
     wrong = composed(*options, "data.augment.flip=2")
     with pytest.raises(OptionError, match=r"^data\.augment\.flip=2: must be a number"):
-        preflight.check(plain(wrong))
+        preflight.check(wrong)
 
 
 @pytest.mark.parametrize("data", names("data"))
 def test_a_data_set_adds_nothing_to_the_augmentation_that_is_chosen(data):
-    config = composed(f"data={data}", "augment@data.augment=shift_crop")
+    root = [f"data.{name}=." for name in ("root", "table") if name in (CONFIGS / "data" / f"{data}.yaml").read_text()]
+    config = composed(f"data={data}", *root, "augment@data.augment=shift_crop")
     own = yaml.safe_load((CONFIGS / "augment" / "shift_crop.yaml").read_text())
     assert own.pop("defaults") == ["changes/none@_here_"]
     own |= yaml.safe_load((CONFIGS / "augment" / "changes" / "none.yaml").read_text())
-    assert OmegaConf.to_container(config.data.augment, resolve=False) == own
+    assert config.config.written["data"]["augment"] == own
 
 
 @pytest.mark.parametrize("name", names("data"))
@@ -150,14 +140,14 @@ def test_every_data_set_composes_and_those_of_files_build(name, images):
     root += [f"data.table={images}/table.csv"] if name == "csv" else []
     root += ["data.task=cifar"] if name == "vtab" else []
     rectangle = composed(f"data={name}", *root, "data.image_size=[64,96]", "encoder.patch_size=16")
-    preflight.check(OmegaConf.to_container(rectangle, resolve=True) | {"recipe": {"batch_size": 8}})
+    preflight.check(rectangle | {"recipe": {"batch_size": 8}})
     build(rectangle)
     small = ["data.images=16", "data.held_out_images=8"] if name in EMBEDDED else []
     config = composed(f"data={name}", *root, *small, "encoder.patch_size=16", "recipe.batch_size=8")
-    preflight.check(OmegaConf.to_container(config, resolve=True))
+    preflight.check(config)
     build(config)
     if name in (*EMBEDDED, "csv", "folder", "imagenet", "litdata", "shards", "voc", "vtab"):
-        data = instantiate(config.data.source, _convert_="all")
+        data = built(config.data.source)
         assert isinstance(data, Data)
         assert (len(data.train), len(data.watched)) == ((16, 8) if name in EMBEDDED else (8, 8))
 
@@ -171,11 +161,11 @@ def test_every_experiment_composes_and_has_its_command_on_top(name, images, monk
     assert not others
     options = [option.replace("PATH", str(images)) for option in rest.split()]
     config = composed(f"experiment={name}", *options, tool=tool)
-    preflight.check(plain(config))
+    preflight.check(config)
     if tool == "pretrain":
         build(config)
     else:
-        comparison.check(plain(config))
+        comparison.check(config)
 
 
 def is_the_authors_way(config) -> None:
@@ -188,7 +178,7 @@ def is_the_authors_way(config) -> None:
 def test_the_papers_run_has_the_papers_numbers(images, monkeypatch):
     monkeypatch.setattr("ssvit.data.folder.count", lambda root, at_most: at_most)
     config = composed("experiment=paper_jft", f"data.root={images}")
-    recipe = preflight.check(OmegaConf.to_container(config, resolve=True))
+    recipe = preflight.check(config)
     assert (recipe.steps, recipe.batch_size, recipe.lr, recipe.warmup) == (1_000_000, 4096, 2e-4, 10_000)
     assert (config.encoder.width, config.encoder.depth, config.encoder.patch_size) == (768, 12, 16)
     masking = config.objective.masking
@@ -207,8 +197,8 @@ def test_dino_brings_its_views_and_imagenet_has_the_authors_numbers(images, monk
     assert (small._target_, small.local_size) == ("ssvit.data.augment.views.MultiCrop", 16)
     assert composed("objective=dino", "augment@data.augment=shift_crop").data.augment.padding == 4
     config = composed("experiment=dino_imagenet", f"data.root={images}")
-    recipe = preflight.check(plain(config))
-    augment, objective = config.data.augment, plain(config)["objective"]
+    recipe = preflight.check(config)
+    augment, objective = config.data.augment, config["objective"]
     assert (augment.size, list(augment.scale), augment.local_size, augment.local_views) == (224, [0.4, 1.0], 96, 8)
     assert (list(augment.local_scale), list(augment.blur)) == ([0.05, 0.4], [1.0, 0.1, 0.5])
     assert (objective["prototypes"], objective["hidden"], objective["bottleneck"]) == (65536, 2048, 256)
@@ -239,10 +229,10 @@ def test_dino_brings_its_views_and_imagenet_has_the_authors_numbers(images, monk
 def test_table_3(images, monkeypatch, name, encoder, epochs, images_, lr, decay, weight_decay, dropout, clip):
     monkeypatch.setattr("ssvit.data.folder.count", lambda root, at_most: at_most)
     config = composed(f"experiment=table3_{name}", f"data.root={images}")
-    recipe = preflight.check(plain(config))
+    recipe = preflight.check(config)
     assert (config.encoder.width, config.encoder.patch_size) == encoder
     layers = {16: [3, 4, 9], 32: [3, 4, 6, 3]}[encoder[1]] if "r50" in name else None
-    assert plain(config.encoder)["stem"] == (layers and {"layers": layers, "width": 64, "epsilons": "authors"})
+    assert config.encoder["stem"] == (layers and {"layers": layers, "width": 64, "epsilons": "authors"})
     assert abs(recipe.steps - epochs * images_ / 4096) < 1
     assert (recipe.batch_size, recipe.warmup, tuple(recipe.betas)) == (4096, 10_000, (0.9, 0.999))
     assert (recipe.lr, recipe.decay, recipe.weight_decay, recipe.clip) == (lr, decay, weight_decay, clip)
@@ -269,18 +259,18 @@ def test_table_3(images, monkeypatch, name, encoder, epochs, images_, lr, decay,
 def test_table_4(images, pretrained_run, name, steps, rates, development):
     task = ["data=flowers102"] if name == "vtab" else []
     config = composed(f"experiment=table4_{name}", f"data.root={images}", *task, tool="finetune")
-    recipe = preflight.check(plain(config))
+    recipe = preflight.check(config)
     assert (recipe.steps, recipe.batch_size, recipe.optimizer, recipe.decay_of_momentum) == (steps, 512, "sgd", 0.9)
     assert (recipe.decay, recipe.weight_decay, recipe.clip, recipe.layer_decay) == ("cosine", 0, 1, 1)
-    assert plain(config.table4) == {"learning_rates": rates, "development": development}
+    assert config.table4 == {"learning_rates": rates, "development": development}
     assert config.data.image_size == 384
-    assert plain(config)["encoder"]["image_size"] == 384
-    assert plain(config)["data"]["view"] == {
+    assert config["encoder"]["image_size"] == 384
+    assert config["data"]["view"] == {
         "_target_": "ssvit.data.augment.crop.CenterCrop", "size": 384, "resize": None, "fit": "squash"
     }  # fmt: skip
     assert (config.encoder.dropout, config.encoder.attention_dropout) == (0, 0)
     if name == "vtab":
-        crop = make(ResizeCrop, {k: v for k, v in plain(config)["data"]["augment"].items() if k != "_target_"})
+        crop = make(ResizeCrop, {k: v for k, v in config["data"]["augment"].items() if k != "_target_"})
         assert crop == ResizeCrop(size=384, resize=448, flip=0.5, sigma=[0.1, 2.0])
         assert (config.data.mean, config.data.std) == (0.5, 0.5)
     else:
@@ -291,13 +281,13 @@ def test_dropout_of_the_larger_models_and_big_visions_evaluation_can_be_said(ima
     ways = ["encoder.dropout=0.1", "data.view.fit=cover", "data.view.resize=448"]
     for name in ("cifar10", "imagenet", "pets"):
         config = composed(f"experiment=table4_{name}", f"data.root={images}", *ways, tool="finetune")
-        preflight.check(plain(config))
-        view = instantiate(config.data.view, _convert_="all")
+        preflight.check(config)
+        view = built(config.data.view)
         assert (view.size, view.resize, view.fit, config.encoder.dropout) == ((384, 384), 448, "cover", 0.1)
 
 
 def test_a_task_of_vtab_has_to_be_named(pretrained_run):
-    with pytest.raises(HydraException, match="You must specify 'data'"):
+    with pytest.raises(Failure, match="You must specify 'data'"):
         composed("experiment=table4_vtab", tool="finetune")
 
 
@@ -310,11 +300,10 @@ def test_every_file_opens_with_a_comment_that_says_what_it_is():
 
 @pytest.mark.parametrize("name", names("comparison"))
 def test_every_stage_of_a_method_composes(name):
-    stages = compare.stages(name)
+    stages = compare.stages(name, CommandLine([]))
     assert sum(stage.share for stage in stages) == pytest.approx(1)
     for stage in stages:
-        options = [option.replace("{before}", "run") for option in stage.options]
-        config = composed("encoder=small", *options, "recipe.steps=200", "recipe.warmup=10")
         if not any("{before}" in option for option in stage.options):
-            preflight.check(plain(config))
+            config = composed("encoder=small", *stage.options, "recipe.steps=200", "recipe.warmup=10")
+            preflight.check(config)
             build(config)

@@ -93,7 +93,7 @@ def test_a_command_of_the_pages_is_taken(command, folder, monkeypatch):
     monkeypatch.chdir(folder)
     monkeypatch.setattr(hub, "fetch", lambda _: folder / "vit_b16.npz")
     composed = []
-    tool = replace(find(name), run=lambda config, plain: composed.append(plain))
+    tool = replace(find(name), run=composed.append)
     tool.call([MEANT.get(argument, argument) for argument in arguments])
     assert composed
 

@@ -12,18 +12,16 @@ import prefork
 import pytest
 import torch
 from command import TINY
-from hydra import compose, initialize_config_dir
-from hydra.utils import instantiate
-from omegaconf import OmegaConf
+from composing import composed
 from PIL import Image
 from safetensors.torch import load_file
 
 from ssvit.checkpoints import storage
 from ssvit.checkpoints.checkpoint import PRETRAIN
 from ssvit.checkpoints.configuration import Configuration
-from ssvit.cli import evaluate, pretrained
+from ssvit.cli import evaluate
 from ssvit.cli.pretrain import tool as pretrain
-from ssvit.cli.pretrained import settled
+from ssvit.config.composed import build
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.memory import Memory
 from ssvit.evaluation import report
@@ -158,25 +156,21 @@ def test_layers_are_chosen_without_test_labels_or_else_the_last(split):
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """What a run of a tiny model leaves, without its training."""
-    with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
-        config = compose("pretrain", [*TINY, "name=run"])
+    config = composed(*TINY, "name=run")
     folder = tmp_path_factory.mktemp("outputs") / "run"
     folder.mkdir()
-    encoder = instantiate(config.encoder, _convert_="all")
+    encoder = build(config.encoder)
     weights = {f"encoder.{name}": value for name, value in encoder.state_dict().items()}
     storage.save(folder, 6, {"model": weights}, {"encoder": encoder.arguments, "stage": PRETRAIN})
     choices = {"data": "synthetic", "augment@data.augment": "inception_crop"}
-    written = Configuration.of(settled(config), choices)
+    written = Configuration.of(config.config.written, choices)
     (folder / "config.yaml").write_bytes(written.write())
     return folder
 
 
 def measured(run, *options, tool="evaluate"):
     options = (f"outputs={run.parent}", f"checkpoint={run}", "fabric.accelerator=cpu", *options)
-    pretrained.offer(dict(option.split("=", 1) for option in options))
-    with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
-        config = compose(tool, list(options))
-    evaluate.run(config, OmegaConf.to_container(config, resolve=True))
+    evaluate.run(composed(*options, tool=tool).config)
 
 
 class Page(HTMLParser):

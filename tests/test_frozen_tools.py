@@ -8,13 +8,10 @@ import prefork
 import pytest
 import torch
 from command import TINY, one_line
-from hydra import compose, initialize_config_dir
-from hydra.errors import InstantiationException
-from omegaconf import OmegaConf
 from PIL import Image
 
 from ssvit.checkpoints import manifest, storage
-from ssvit.cli import evaluate, pretrained
+from ssvit.cli.main import find
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.datasets import synthetic
 from ssvit.evaluation.features import Features, Frozen, Pixels, extract
@@ -27,7 +24,6 @@ from ssvit.options import OptionError, UserError
 from ssvit.randomness import key
 
 ROOT = Path(__file__).parent.parent
-TOOLS = {"few_shot": evaluate.run, "knn": evaluate.run, "linear_probe": evaluate.linear_probe}
 ROWS = ["layer1_patch_mean", "layer2_patch_mean", "random_layer1_patch_mean", "random_layer2_patch_mean", "pixels"]
 
 
@@ -46,10 +42,7 @@ def measured(run, tmp_path):
 
     def measure(tool, *options):
         options = (f"outputs={run.parent}", f"cache={tmp_path}/features", f"output={tmp_path}/numbers.json", *options)
-        pretrained.offer(dict(option.split("=", 1) for option in options))
-        with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
-            config = compose(tool, list(options))
-        TOOLS[tool](config, OmegaConf.to_container(config, resolve=True))
+        find(tool.replace("_", "-")).call(options)
         return json.loads((tmp_path / "numbers.json").read_text())
 
     return measure
@@ -183,7 +176,7 @@ def folder_of(path, count=3, **classes):
 
 def test_images_that_cannot_be_measured_are_told_before_features_are_read(measured, tmp_path, monkeypatch):
     monkeypatch.setattr(Frozen, "__call__", lambda *call: pytest.fail("read"))
-    with pytest.raises(InstantiationException, match="the class c is not among the 2"):
+    with pytest.raises(UserError, match="the class c is not among the 2"):
         measured("knn", *folder_of(tmp_path / "other", train="ab", val="ac"))
     with pytest.raises(UserError, match="the images have no labels"):
         measured("knn", *folder_of(tmp_path / "none", train=[""], val=[""]))

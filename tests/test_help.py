@@ -4,7 +4,6 @@ import os
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,8 +22,7 @@ PROBES = [file.stem for file in sorted((ROOT / "configs" / "probe").glob("*.yaml
 def options(command: str, *given: str) -> dict[str, help.Option]:
     """All options of a command by name; where its `before` finds no checkpoint, a stand-in is described."""
     tool = find(command)
-    with replace(tool, before=lambda found: help.offered(tool, found)).composed(given) as (config, _):
-        files, groups = help.describe(tool, config)
+    files, groups = help.describe(tool, tool.compose(help.stand_in(tool, given)))
     return {one.name: one for group in (files, *groups) for one in group.options}
 
 

@@ -12,10 +12,9 @@ from exported import LIMIT, classifier, encoder, images, written
 from ssvit.checkpoints import storage
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.cli.export import tool as export
-from ssvit.cli.launch import Failure
 from ssvit.exchange import hub
 from ssvit.exchange.options import Export
-from ssvit.options import OptionError, UserError
+from ssvit.options import Failure, OptionError, UserError
 
 huggingface_hub = pytest.importorskip("huggingface_hub", reason="huggingface_hub is not installed")
 constants = pytest.importorskip("huggingface_hub.constants")

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import timm
 import torch
-from hydra import compose, initialize_config_dir
-from hydra.utils import instantiate
+from composing import composed
 from timm.layers import StdConv2dSame
 from timm.models.resnetv2 import ResNetV2
 
 from ssvit.checkpoints import storage
+from ssvit.config.composed import build as built
 from ssvit.data.batch import Batch
 from ssvit.kernels.accelerate import accelerate
 from ssvit.models.hybrid import Bottleneck, Convolution, ResNet
@@ -160,10 +160,9 @@ def test_equals_timm():
 @pytest.mark.parametrize("name", HYBRIDS)
 def test_configurations_have_the_published_parameters(name):
     peer, tokens = HYBRIDS[name]
-    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-        config = compose("pretrain", [f"encoder={name}", "data.image_size=224", "name=test"])
+    config = composed(f"encoder={name}", "data.image_size=224")
     with torch.device("meta"):
-        vit = instantiate(config.encoder, _convert_="all")
+        vit = built(config.encoder)
         assert vit(torch.zeros(1, 3, 224, 224)).shape == (1, 1 + tokens, vit.width)
         count = sum(parameter.numel() for parameter in vit.parameters())
         if peer:

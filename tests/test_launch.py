@@ -10,15 +10,15 @@ from contextlib import suppress
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from command import TINY, one_line
 
 from ssvit.cli import sweep
-from ssvit.cli.launch import Failure
 from ssvit.cli.main import find
-from ssvit.options import UserError
+from ssvit.config.command_line import CommandLine
+from ssvit.config.composed import Config
+from ssvit.options import Failure, UserError
 from ssvit.training import preflight
 
 ROOT = Path(__file__).parent.parent
@@ -56,14 +56,12 @@ LONG = "a" * 5000
         ("pretrain", ["data=~/no such"], f"data={Path.home() / 'no such'}: no such folder"),
         ("evaluate", [f"checkpoint={RUN}", "features=null"], "features=null: is a group of options: give one of them"),
         ("evaluate", [f"checkpoint={RUN}", "probes=null"], "probes=null: must be one of attentive, "),
-        ("evaluate", [f"checkpoint={RUN}", "measures.knn.k=[0]"], "probes.knn.k=[0]: must be a whole number"),
+        ("evaluate", [f"checkpoint={RUN}", "probes.knn.k=[0]"], "probes.knn.k=[0]: must be a whole number"),
         ("finetune", [f"checkpoint={RUN}", "recipe=null"], "recipe=null: must be one of adamw, sgd"),
         ("predict", ["images=[]", "checkpoint=\x1b[31mred\x07", str(ROOT)], r"checkpoint=\x1b[31mred\x07: "),
         ("predict", ["output=/no/where/a.json", str(ROOT)], "output=/no/where/a.json: there is no such folder"),
         ("finetune", ["outputs=null"], "outputs=null: must be the folder of all runs"),
         ("knn", ["encoder=null"], "encoder=null: a checkpoint brings its own"),
-        ("pretrain", ["recipe.compile=true"], "recipe.compile=true: is called recipe.backend=compile now"),
-        ("pretrain", ["recipe.compile=no"], "recipe.compile=no: is called recipe.backend now"),
     ],
 )
 def test_a_mistake_is_told_in_one_line_before_torch_loads(tool, no_torch, name, options, told):
@@ -293,7 +291,7 @@ def test_jobs_are_compared_by_what_is_no_figure_of_test_images(tmp_path, metrics
     assert [row.split()[2:] for row in rows] == [
         [f"{metrics[column][place]:.4g}" for column in head.split()] for place in range(3)
     ]
-    assert sweep.value(tmp_path / str(best)) == value
+    assert sweep.value(tmp_path / str(best), Config({}, {}, [], CommandLine([]))) == value
 
 
 def test_jobs_with_nothing_but_test_images_have_no_best_one(tmp_path, monkeypatch):
@@ -302,11 +300,9 @@ def test_jobs_with_nothing_but_test_images_have_no_best_one(tmp_path, monkeypatc
         "a  b.c  test/accuracy", "0  x    0.5", "1  x    0.7", "2  x    0.6",
         "best: not told by test images: development=0.1 keeps images to choose by",
     ]  # fmt: skip
-    sweeper = {"hydra/sweeper": "basic"}
-    monkeypatch.setattr(sweep.HydraConfig, "get", lambda: SimpleNamespace(runtime=SimpleNamespace(choices=sweeper)))
-    assert sweep.value(tmp_path / "0") is None
-    sweeper["hydra/sweeper"] = "optuna"
+    single, searched = (Config({}, {}, [], CommandLine(typed)) for typed in ([], ["hydra/sweeper=optuna"]))
+    assert sweep.value(tmp_path / "0", single) is None
     with pytest.raises(
         UserError, match=r"hydra/sweeper=optuna: .*/0 has no metric to search by: development=0.1 keeps images"
     ):
-        sweep.value(tmp_path / "0")
+        sweep.value(tmp_path / "0", searched)

@@ -6,14 +6,13 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hydra.core.config_store import ConfigStore
 
 from ssvit.atomic_io import seal
 from ssvit.checkpoints import checkpoint
 from ssvit.checkpoints.checkpoint import FINETUNE, PRETRAIN
 from ssvit.checkpoints.manifest import SCHEMA
 from ssvit.cli import pretrained
-from ssvit.cli.launch import typed_command
+from ssvit.config.command_line import CommandLine
 from ssvit.options import UserError
 
 ENCODER = {
@@ -105,17 +104,16 @@ def test_what_cannot_be_read_is_passed_over(tmp_path):
 def offered(monkeypatch, folder: Path, *options: str) -> str:
     """The run whose checkpoint tools/finetune.py would start from with these options."""
     monkeypatch.chdir(folder)
-    monkeypatch.setattr("ssvit.cli.launch._options", list(options))
-    pretrained.offer_again(dict(option.split("=", 1) for option in options))
-    node = ConfigStore.instance().load("encoder/pretrained.yaml").node
-    return Path(node.path).parent.name
+    line = CommandLine(options)
+    pretrained.offer_again(line)
+    return Path(line.nodes["encoder", "pretrained"]["path"]).parent.name
 
 
 def test_a_run_that_was_begun_keeps_its_checkpoint(tmp_path, monkeypatch, capsys):
     options = ("recipe.steps=6", "recipe.lr=0.1")
     first = run(tmp_path, "first", written=1)
     assert offered(monkeypatch, tmp_path, *options) == "first"
-    begun = {"encoder": {"path": str(first)}, "command": typed_command()}
+    begun = {"encoder": {"path": str(first)}, "command": CommandLine(options).identity}
     run(tmp_path, "finetune_first", written=2, stage=FINETUNE, step=3, **begun)
     run(tmp_path, "second", written=3)
     assert offered(monkeypatch, tmp_path, *options) == "first"
@@ -136,7 +134,7 @@ def test_a_comparison_keeps_its_checkpoint_until_it_is_done(tmp_path, monkeypatc
     first = run(tmp_path, "first", written=1)
     options = ("compare=scratch",)
     offered(monkeypatch, tmp_path, *options)
-    begun = {"encoder": {"path": str(first)}, "command": typed_command(), "compare": "scratch"}
+    begun = {"encoder": {"path": str(first)}, "command": CommandLine(options).identity, "compare": "scratch"}
     run(tmp_path, "compare_first/pretrained_seed0", written=2, stage=FINETUNE, **begun)
     study = tmp_path / "outputs" / "compare_first"
     (study / "config.yaml").write_text((study / "pretrained_seed0" / "config.yaml").read_text())

@@ -17,7 +17,6 @@ from PIL import Image
 from test_pretrain import kill_after, sums
 from test_shards import in_memory, picture, pixels
 
-from ssvit.cli.launch import Failure
 from ssvit.cli.pack import tool as pack_tool
 from ssvit.data import datasets, decode, packing, remote, shards
 from ssvit.data.augment.crop import InceptionCrop
@@ -25,7 +24,7 @@ from ssvit.data.loader import Loader
 from ssvit.data.memory import Memory
 from ssvit.data.options import Pack
 from ssvit.data.source import Data
-from ssvit.options import OptionError, UserError
+from ssvit.options import Failure, OptionError, UserError
 
 ODD = ("a/x.y.jpg", "a/x.jpg", "a/x.png", "a/x%2Ejpg.jpg", "a/2.JPG", "b/ü\udcff.png", "b/c.d/1.webp", "b/ .gif")
 

@@ -12,7 +12,6 @@ from command import one_line
 from PIL import Image
 
 from ssvit.checkpoints import manifest
-from ssvit.cli import launch
 from ssvit.cli.embed import tool as embed
 from ssvit.cli.evaluate import tool as evaluate
 from ssvit.cli.finetune import tool as finetune
@@ -20,8 +19,10 @@ from ssvit.cli.pack import tool as pack
 from ssvit.cli.preset import OBJECTIVE, Machine, choose, options
 from ssvit.cli.pretrain import tool as pretrain
 from ssvit.cli.retrieve import tool as retrieve
+from ssvit.config.command_line import CommandLine
 from ssvit.config.declaration import make
 from ssvit.data import datasets
+from ssvit.data.arguments import data_set
 from ssvit.data.decode import load
 from ssvit.data.options import GREY
 from ssvit.models.options import ViT
@@ -32,6 +33,14 @@ TINY = (
     "encoder.width=16", "encoder.depth=1", "encoder.heads=2",
     "recipe.steps=2", "recipe.batch_size=4", "recipe.precision=32-true", "workers=0", "fabric.accelerator=cpu",
 )  # fmt: skip
+
+
+LINE = CommandLine([])
+
+
+def by_preset(typed):
+    """The options that preset=auto adds to these."""
+    return options(CommandLine([f"{name}={value}" for name, value in typed.items()]))
 
 
 @pytest.fixture
@@ -78,7 +87,7 @@ def test_several_processes_can_share_the_batch(photographs, monkeypatch):
     typed = {"preset": "auto", "data": "folder", "data.root": str(photographs)}
 
     def batch_size(**more):
-        return int(dict(option.split("=", 1) for option in options(typed | more))["recipe.batch_size"])
+        return int(dict(option.split("=", 1) for option in by_preset(typed | more))["recipe.batch_size"])
 
     assert batch_size() == 7
     assert batch_size(**{"fabric.devices": "2"}) == 6
@@ -92,15 +101,15 @@ def test_several_processes_can_share_the_batch(photographs, monkeypatch):
 
 def test_typed_options_win_and_a_checkpoint_keeps_its_encoder(photographs):
     typed = {"preset": "auto", "data": "folder", "data.root": str(photographs)}
-    names = {option.partition("=")[0] for option in options(typed)}
+    names = {option.partition("=")[0] for option in by_preset(typed)}
     assert {"encoder", "recipe.steps", "objective", "preset"} <= names
     for own in ("objective", "target", "target.bits", "objective.masking.corrupted"):
-        others = {option.partition("=")[0] for option in options(typed | {"recipe.steps": "7", own: "1"})}
+        others = {option.partition("=")[0] for option in by_preset(typed | {"recipe.steps": "7", own: "1"})}
         assert others == names - {"recipe.steps", "objective"}
-    going_on = {option.partition("=")[0] for option in options(typed | {"checkpoint": "run"})}
+    going_on = {option.partition("=")[0] for option in by_preset(typed | {"checkpoint": "run"})}
     assert going_on == names - {"encoder", "encoder.patch_size", "data.image_size"}
-    assert options({"data": "folder", "data.root": str(photographs)}) == ()
-    assert options(typed | {"experiment": "mae_imagenet"}) == ()
+    assert by_preset({"data": "folder", "data.root": str(photographs)}) == ()
+    assert by_preset(typed | {"experiment": "mae_imagenet"}) == ()
 
 
 def test_a_run_tells_what_was_chosen_and_keeps_it(photographs, tool, tmp_path):
@@ -138,20 +147,20 @@ def test_mistakes_are_one_line(tool, typed, message):
 
 
 def test_tables_and_shards_are_planned_like_a_folder(photographs, tmp_path):
-    folder = options({"preset": "auto", "data": "folder", "data.root": str(photographs)})
+    folder = by_preset({"preset": "auto", "data": "folder", "data.root": str(photographs)})
     table = photographs.parent / "t.csv"
     table.write_text("path,split\n" + "".join(f"{path.name},train\n" for path in sorted(photographs.iterdir())))
     typed = {"preset": "auto", "data": "csv", "data.table": str(table), "data.root": str(photographs)}
-    assert options(typed) == folder
+    assert by_preset(typed) == folder
     (tmp_path / "shards").mkdir()
     for number in range(3):
         with tarfile.open(tmp_path / "shards" / f"{number}.tar", "w") as shard:
             for path in sorted(photographs.iterdir(), key=lambda path: int(path.stem))[number::3]:
                 shard.add(path, path.name)
     shards = {"preset": "auto", "data": "shards", "data.root": str(tmp_path / "shards")}
-    assert options(shards) == folder
+    assert by_preset(shards) == folder
     with pytest.raises(OptionError, match="needs shards in a folder"):
-        options(shards | {"data.root": "s3://bucket/set"})
+        by_preset(shards | {"data.root": "s3://bucket/set"})
 
 
 def test_a_path_says_what_it_holds(photographs, tmp_path, monkeypatch):
@@ -165,21 +174,21 @@ def test_a_path_says_what_it_holds(photographs, tmp_path, monkeypatch):
         (tmp_path / "s", ["data=shards", f"data.root={tmp_path / 's'}"]),
         (tmp_path / "t.csv", ["data=csv", f"data.table={tmp_path / 't.csv'}"]),
     ):
-        assert launch._data_set(f"data={path}") == expected
+        assert data_set(f"data={path}", LINE) == expected
     (tmp_path / "s").rename("shards")
-    assert launch._data_set("data=./shards") == ["data=shards", "data.root=./shards"]
-    assert [launch._data_set(f"data={name}") for name in ("csv", "shards")] == [["data=csv"], ["data=shards"]]
+    assert data_set("data=./shards", LINE) == ["data=shards", "data.root=./shards"]
+    assert [data_set(f"data={name}", LINE) for name in ("csv", "shards")] == [["data=csv"], ["data=shards"]]
     with tarfile.open(photographs / "more.tar", "w") as shard:
         shard.add(photographs / "0.png", "0.png")
-    assert launch._data_set(f"data={photographs}")[0] == "data=folder"  # of images, beside which a tar file lies
+    assert data_set(f"data={photographs}", LINE)[0] == "data=folder"  # of images, beside which a tar file lies
 
 
 def test_images_that_cannot_be_read_are_told(tmp_path):
     (tmp_path / "broken.png").write_bytes(b"not an image")
     with pytest.raises(Exception, match=r"broken\.png: cannot be read as an image"):
-        options({"preset": "auto", "data": "folder", "data.root": str(tmp_path)})
+        by_preset({"preset": "auto", "data": "folder", "data.root": str(tmp_path)})
     with pytest.raises(OptionError, match="no such folder"):
-        options({"preset": "auto", "data": "folder", "data.root": str(tmp_path / "none")})
+        by_preset({"preset": "auto", "data": "folder", "data.root": str(tmp_path / "none")})
 
 
 def grey(folder, kind, count=24, shade=100):
@@ -201,7 +210,7 @@ def grey(folder, kind, count=24, shade=100):
 def test_grey_images_have_one_channel_with_the_moments_of_the_sample(tmp_path, kind):
     root = grey(tmp_path / "set", kind)
     typed = {"preset": "auto", "data": "folder", "data.root": str(root)}
-    added = dict(option.split("=", 1) for option in options(typed))
+    added = dict(option.split("=", 1) for option in by_preset(typed))
     assert added["data.channels"] == "1"
     assert ("data.range" in added) == (kind == "png-16")
     source = datasets.folder(root=str(root), channels=1, range=json.loads(added.get("data.range", "null"))).train
@@ -209,9 +218,11 @@ def test_grey_images_have_one_channel_with_the_moments_of_the_sample(tmp_path, k
     images /= 1 if "data.range" in added else 255
     assert json.loads(added["data.mean"]) == pytest.approx([images.mean().item()], abs=0.03)
     assert json.loads(added["data.std"]) == pytest.approx([images.std().item()], abs=0.03)
-    assert not {"data.mean", "data.std"} & dict(o.split("=", 1) for o in options(typed | {"data.channels": "3"})).keys()
+    assert (
+        not {"data.mean", "data.std"} & dict(o.split("=", 1) for o in by_preset(typed | {"data.channels": "3"})).keys()
+    )
     Image.new("RGB", (60, 70), (200, 90, 0)).save(root / "a" / "0.png")  # of which one suffices
-    assert "data.channels" not in dict(option.split("=", 1) for option in options(typed))
+    assert "data.channels" not in dict(option.split("=", 1) for option in by_preset(typed))
 
 
 def test_one_photograph_in_colour_among_grey_ones_is_read_by_its_luminance(tmp_path):

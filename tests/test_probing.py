@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 import tiny
 import torch
-from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
+from composing import composed
 from PIL import Image
 from ranks import own_rank, start
 
@@ -106,11 +105,6 @@ def test_the_interval_is_the_smallest_that_stays_below_the_share():
         assert rules.interval(3, **numbers) == 3
 
 
-def composed(*overrides: str):
-    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-        return compose("pretrain", [*overrides, "name=test"])
-
-
 @pytest.mark.parametrize(
     ("options", "evaluations"), [((), 2), (("experiment=cifar10_small", f"data.root={CONFIGS}"), 13)]
 )
@@ -138,18 +132,18 @@ def test_by_default_a_run_is_measured_on_its_way_too(options, evaluations):
 )
 def test_a_mistake_names_its_option_before_torch_loads(option, told):
     with pytest.raises(OptionError, match=f"^{told}"):
-        preflight.check(OmegaConf.to_container(composed(option), resolve=True))
+        preflight.check(composed(option))
 
 
 @pytest.mark.parametrize(("choice", "names"), [("[]", []), ("knn", ["knn"]), ("[few_shot]", ["few_shot"])])
 def test_probes_are_chosen_by_name(choice, names):
     config = composed(f"probe={choice}")
-    preflight.check(OmegaConf.to_container(config, resolve=True))
+    preflight.check(config)
     assert list(config.probe) == names
 
 
 def test_a_run_from_before_there_were_probes_goes_on():
-    new = OmegaConf.to_container(composed("encoder.depth=2"), resolve=False)
+    new = composed("encoder.depth=2").config.written
     old = {name: value for name, value in new.items() if name not in ("probe", "probing")}
     deeper = new | {"encoder": new["encoder"] | {"depth": 3}}
     before, now, other = (Configuration.of(config, {}) for config in (old, new, deeper))
@@ -480,7 +474,7 @@ def test_images_without_labels_train_as_before(tmp_path, capsys):
         "recipe.precision=32-true", "fabric.accelerator=cpu", "probe=[knn]",
     )  # fmt: skip
     (tmp_path / "run").mkdir()
-    Session(config, tmp_path / "run", stage=PRETRAIN).train(config, tmp_path / "run")
+    Session(config.config, tmp_path / "run", stage=PRETRAIN).train(config.config, tmp_path / "run")
     told = capsys.readouterr().out.splitlines()
     assert told.count("no probes: the images have no labels") == 1
     assert not any(line.startswith("probe: ") for line in told)

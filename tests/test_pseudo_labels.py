@@ -6,11 +6,10 @@ from pathlib import Path
 import pytest
 from command import TINY, one_line
 
-from ssvit.cli.launch import Failure
 from ssvit.cli.predict import tool as predict
 from ssvit.data.pseudo_labels import PseudoLabel, chosen, written
 from ssvit.data.table import Columns, rows
-from ssvit.options import OptionError
+from ssvit.options import Failure, OptionError
 
 LABELS = [PseudoLabel(f"{place}.png", label, probability) for place, (label, probability) in enumerate(
     [("cat", 0.9), ("dog", 0.4), ("cat", 0.7), ("cat", 0.95), ("dog", 0.8), ("cat", 0.7)]

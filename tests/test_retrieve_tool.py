@@ -10,8 +10,7 @@ import prefork
 import pytest
 import torch
 from command import TINY, one_line
-from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
+from composing import composed
 from PIL import Image
 
 from ssvit.checkpoints import manifest, storage
@@ -159,10 +158,8 @@ def test_a_store_is_pooled_as_the_checkpoint_was_trained_and_asked_as_it_was_mad
     pictures = album(tmp_path / "album", first=0, count=4)
 
     def retrieve(*options):
-        with initialize_config_dir(str(TOOLS.parent / "configs"), version_base="1.3"):
-            config = compose("retrieve", [f"checkpoint={path}", "workers=1", "k=2", *options])
-        config.images = [str(pictures)]
-        retrieve_tool.run(config, OmegaConf.to_container(config, resolve=True))
+        asked = (f"checkpoint={path}", "workers=1", "k=2", *options, str(pictures))
+        retrieve_tool.run(composed(*asked, tool="retrieve").config)
         return capsys.readouterr().out
 
     for name, asked, made in (("new", "null", "class_token"), ("old", "patch_mean", "patch_mean")):

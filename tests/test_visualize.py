@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 from command import TINY, one_line
-from hydra import compose, initialize_config_dir
+from composing import composed
 from matplotlib.figure import Figure
-from omegaconf import OmegaConf
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -18,8 +17,7 @@ from ssvit.analysis import attention, inside, similarity
 from ssvit.analysis.options import plotted
 from ssvit.checkpoints import storage
 from ssvit.checkpoints.configuration import Configuration
-from ssvit.cli import pretrained, visualize
-from ssvit.cli.pretrained import settled
+from ssvit.cli import visualize
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.decode import load
 from ssvit.models import options
@@ -33,15 +31,13 @@ FIGURES = {"filters", "positions", "attention_distance", "similarity", "rollout"
 
 def make_run(folder: Path, *, seed: int = 0, stage: str = "pretrain", options: tuple[str, ...] = ()) -> Path:
     """A finished run whose encoder has random weights: the folder of its checkpoint."""
-    with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
-        config = compose("pretrain", [*TINY, *options, "name=test"])
-    arguments = {name: value for name, value in OmegaConf.to_container(config.encoder, resolve=True).items()
-                 if name != "_target_"}  # fmt: skip
+    config = composed(*TINY, *options, "name=test")
+    arguments = {name: value for name, value in config.encoder.items() if name != "_target_"}
     torch.manual_seed(seed)
     weights = {f"encoder.{name}": value for name, value in ViT(**arguments).state_dict().items()}
     folder.mkdir(parents=True)
     choices = {"data": "synthetic", "augment@data.augment": "inception_crop"}
-    written = Configuration.of(settled(config), choices)
+    written = Configuration.of(config.config.written, choices)
     (folder / "config.yaml").write_bytes(written.write())
     return storage.save(folder, 6, {"model": weights}, {"encoder": arguments, "stage": stage})
 
@@ -56,13 +52,10 @@ def look(run, tmp_path, capsys):
     """Run the tool's main function in this process: look("count=4") -> its numbers as JSON, and what it printed."""
 
     def look(*options, images=()):
-        options = (f"outputs={tmp_path}/outputs", "device=cpu", *options)
-        pretrained.offer(dict(option.split("=", 1) for option in options))
-        with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
-            config = compose("visualize", list(options))
-        config.images = [str(image) for image in images]
+        options = (f"outputs={tmp_path}/outputs", "device=cpu", *options, *map(str, images))
+        config = composed(*options, tool="visualize")
         capsys.readouterr()
-        visualize.run(config, OmegaConf.to_container(config, resolve=True))
+        visualize.run(config.config)
         folder = Path(config.output or run.parent / "visualize")
         return json.loads((folder / "numbers.json").read_text()), capsys.readouterr().out
 

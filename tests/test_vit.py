@@ -9,10 +9,10 @@ import safetensors.torch
 import timm
 import torch
 import torch.nn.functional as F
-from hydra import compose, initialize_config_dir
-from hydra.utils import instantiate
+from composing import composed
 from timm.models.deit import VisionTransformerDistilled
 
+from ssvit.config.composed import build as built
 from ssvit.models.vit import StochasticDepth, ViT
 from ssvit.options import OptionError
 
@@ -111,10 +111,9 @@ def plain(vit: ViT, image: torch.Tensor, heads: int, keep: list[int] | None = No
 
 def from_config(name: str, image_size: int, **changes) -> tuple[ViT, str]:
     """An encoder of configs/encoder, without memory for its weights, and the text of its file."""
-    with initialize_config_dir(str(CONFIGS.parent), version_base="1.3"):
-        config = compose("pretrain", [f"encoder={name}", f"data.image_size={image_size}", "name=test"])
+    config = composed(f"encoder={name}", f"data.image_size={image_size}")
     with torch.device("meta"):
-        encoder = instantiate(config.encoder, **changes, _convert_="all")
+        encoder = built(config.encoder, **changes)
     assert type(encoder) is ViT
     return encoder, (CONFIGS / f"{name}.yaml").read_text()
 

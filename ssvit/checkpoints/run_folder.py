@@ -22,13 +22,6 @@ class RunError(UserError):
     """A run's folder cannot be used."""
 
 
-def is_main_process() -> bool:
-    """Whether this process is the first of the run, as torchrun, SLURM and Fabric's own launcher tell it."""
-    # Within a job of SLURM, torchrun numbers the machines in an order of its own.
-    names = ("RANK",) if "RANK" in os.environ else ("LOCAL_RANK", "NODE_RANK", "SLURM_PROCID")
-    return all(os.environ.get(name, "0") == "0" for name in names)
-
-
 def reported_run(folder: Path) -> Path:
     """Return the folder of the run that a comparison reports first, or the folder of a single run itself."""
     runs = folder.glob("pretrained_seed*")

@@ -26,7 +26,6 @@ from ssvit.atomic_io import check_regular, remove, replace, sealed, synchronise,
 from ssvit.checkpoints import options, tensor_file
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.checkpoints.manifest import SCHEMA, CheckpointError, complete, read, steps
-from ssvit.checkpoints.run_folder import is_main_process
 from ssvit.config.declaration import make
 from ssvit.kernels.accelerate import accelerate
 from ssvit.models import lora
@@ -35,6 +34,7 @@ from ssvit.models.encoder import Encoder
 from ssvit.models.vit import ViT
 from ssvit.objectives.classify import Classify
 from ssvit.options import UserError, command, print_lines
+from ssvit.processes import is_main_process
 
 KEPT = 3
 PLACES = "DCP_SHARDING_INFO"  # in the header of a part: where its pieces lie, as torch's own writer says it

@@ -10,7 +10,7 @@ from typing import Any
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.checkpoints.configuration import Configuration, flatten, is_free
 from ssvit.checkpoints.options import LoadEncoder
-from ssvit.cli.launch import Plain
+from ssvit.config.command_line import Plain
 from ssvit.evaluation.options import OWN, PIXELS, RANDOM, Reading, readings
 from ssvit.exchange.reading import FOREIGN_OPTIONS
 from ssvit.options import OptionError, UserError, pair, within

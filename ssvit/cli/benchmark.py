@@ -4,16 +4,16 @@ import importlib
 import json
 from pathlib import Path
 
-from omegaconf import DictConfig
-
 from ssvit.benchmark.options import Benchmark, Gpu, Step
-from ssvit.cli.launch import Plain, Tool
+from ssvit.cli.launch import Tool
+from ssvit.config.composed import Config
 from ssvit.config.declaration import make, select
 from ssvit.options import within
 
 
-def run(config: DictConfig, plain: Plain) -> None:
+def run(config: Config) -> None:
     """Check the options, measure, print the tables, and write rates and pictures if asked to."""
+    plain = config.values
     benchmark = select(Benchmark, plain)
     with within("step"):
         make(Step, plain["step"])

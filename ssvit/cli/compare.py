@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from omegaconf import DictConfig
 
 from ssvit import atomic_io
 from ssvit.cli import trials
-from ssvit.cli.launch import CONFIGS, Plain, Tool, config_dir, option_files
+from ssvit.cli.launch import Tool
 from ssvit.cli.trials import Trials, schedule
+from ssvit.config.command_line import CommandLine, Plain
+from ssvit.config.composed import Config
 from ssvit.evaluation import methods
 from ssvit.options import OptionError, number, print_lines
 from ssvit.training import preflight
@@ -38,12 +39,13 @@ class Stage:
     share: float = 1.0
 
 
-def run(config: DictConfig, plain: Plain) -> Path:
+def run(config: Config) -> Path:
     """Make the rows that are not there yet, then the table and the figure. Returns their folder."""
+    plain = config.values
     budget = check(plain)
-    trials.check_images(config, plain)
-    chosen = {name: stages(name) for name in plain["objectives"]}
-    comparison = Comparison(plain, _OWN, {"budget": budget})
+    trials.check_images(config)
+    chosen = {name: stages(name, config.line) for name in plain["objectives"]}
+    comparison = Comparison(config, _OWN, {"budget": budget})
     for name, parts in chosen.items():
         for place, stage in enumerate(parts):
             if not any(_BEFORE in option for option in stage.options):
@@ -82,16 +84,13 @@ def check(plain: Plain) -> float:
     return budget
 
 
-def stages(name: str) -> list[Stage]:
+def stages(name: str, line: CommandLine) -> list[Stage]:
     """The stages of a method: those of its file in configs/comparison/, or else one, of the objective of that name."""
-    for file in option_files("comparison", name):
+    for file in line.files("comparison", name):
         return [Stage(**stage) for stage in yaml.safe_load(file.read_text())["stages"]]
-    if option_files("objective", name):
+    if name in line.names("objective"):
         return [Stage([f"objective={name}"])]
-    folders = [own for own in (config_dir(), CONFIGS) if own is not None]
-    known = {
-        file.stem for own in folders for group in ("comparison", "objective") for file in (own / group).glob("*.yaml")
-    }
+    known = {*line.names("comparison"), *line.names("objective")}
     raise OptionError("objectives", name, f"must be of {', '.join(sorted(known))}")
 
 

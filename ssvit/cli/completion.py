@@ -4,13 +4,11 @@ Hydra's own, which knows one command without subcommands: the subcommand is comp
 """
 
 import os
-import sys
 from collections.abc import Callable, Sequence
 
-import hydra
-
-from ssvit.cli.help import offered
-from ssvit.cli.launch import CONFIGS, Tool
+from ssvit.cli.help import stand_in
+from ssvit.cli.launch import Tool
+from ssvit.config import composition
 
 
 def complete(action: str, commands: Sequence[str], find: Callable[[str], Tool]) -> None:
@@ -26,9 +24,6 @@ def complete(action: str, commands: Sequence[str], find: Callable[[str], Tool]) 
     name = typed[0] if typed else commands[0]
     if name not in commands:
         return
-    tool = find(name)
-    offered(tool, {})
     if typed:  # Hydra takes the first word for the program
         os.environ["COMP_LINE"] = line[line.index(typed[0]) :]
-    sys.argv[1:] = ["-sc", action]
-    hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name=tool.name)(lambda config: None)()
+    composition.complete(action, name, stand_in(find(name), []))

@@ -4,16 +4,15 @@ import json
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from omegaconf import DictConfig
-
 from ssvit.checkpoints.checkpoint import PRETRAIN
 from ssvit.cli import pretrain
-from ssvit.cli.launch import Plain
+from ssvit.config.composed import Config
 from ssvit.training import preflight
 
 
-def run(config: DictConfig, plain: Plain) -> None:
+def run(config: Config) -> None:
     """Print a line of JSON: see `ssvit.training.cost.Cost`, and the augmentation that makes the views."""
+    plain = config.values
     preflight.check(plain)
 
     from ssvit.cli.session import Session

@@ -4,12 +4,10 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from omegaconf import DictConfig
-
 from ssvit.checkpoints.checkpoint import PRETRAIN, Checkpoint, find
 from ssvit.checkpoints.configuration import Configuration
 from ssvit.checkpoints.options import eval_transform, pixel_format
-from ssvit.cli.launch import Plain, say
+from ssvit.config.composed import Config
 from ssvit.data.options import PixelFormat, bands
 from ssvit.evaluation.options import readings
 from ssvit.options import OptionError, within
@@ -19,12 +17,13 @@ if TYPE_CHECKING:
     from ssvit.retrieval.gallery import Describer
 
 
-def check(plain: Plain, features: Mapping[str, Any]) -> "tuple[Callable[..., Describer], PixelFormat]":
+def check(config: Config, features: Mapping[str, Any]) -> "tuple[Callable[..., Describer], PixelFormat]":
     """Find the checkpoint and check which features of it are asked for, of one layer alone.
 
     Returns what loads the encoder and makes its `Describer`, with the options of that, and what the encoder takes of
     image files.
     """
+    plain, say = config.values, config.line.say
     checkpoint = find(plain["checkpoint"], outputs=plain["outputs"], stage=PRETRAIN, options=plain["encoder"], say=say)
     with within("features"):
         found = readings(checkpoint.encoder, **features)
@@ -49,12 +48,10 @@ def check(plain: Plain, features: Mapping[str, Any]) -> "tuple[Callable[..., Des
     return make, pixels
 
 
-def data_set(source: DictConfig, pixels: PixelFormat) -> "Data":
+def data_set(config: Config, pixels: PixelFormat) -> "Data":
     """Build a data set whose images are read as an encoder takes them."""
-    from hydra.utils import instantiate
-
-    options = vars(pixels) if "channels" in source else {}
-    return instantiate(source, **options, _convert_="all")
+    options = vars(pixels) if "channels" in config.value("data.source") else {}
+    return config.build("data.source", **options)
 
 
 def _shown(data: Mapping[str, Any] | None, checkpoint: Checkpoint) -> Any:

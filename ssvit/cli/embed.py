@@ -4,11 +4,9 @@ import os
 from functools import partial
 from pathlib import Path
 
-from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig
-
 from ssvit.cli import describer
-from ssvit.cli.launch import Plain, Tool, announce, progress
+from ssvit.cli.launch import Tool, progress
+from ssvit.config.composed import Config
 from ssvit.config.declaration import select
 from ssvit.data import folder
 from ssvit.data.options import Csv, Folder
@@ -18,8 +16,9 @@ from ssvit.retrieval.options import pictures as named_pictures
 from ssvit.training import preflight
 
 
-def run(config: DictConfig, plain: Plain) -> Path:
+def run(config: Config) -> Path:
     """Read each picture once and write names, classes and vectors; the same command continues where it stopped."""
+    plain = config.values
     own = select(Embed, plain)
     chosen = preflight.parts(plain).get("data.source")
     # Images of test/ may have classes that those of train/ lack, or none, so a folder is read by names alone.
@@ -37,16 +36,16 @@ def run(config: DictConfig, plain: Plain) -> Path:
     if by_name:
         files = {os.path.abspath(path) for root in by_name.roots for path in folder.pictures(root)}
         left_out = len(files.difference(*splits.values()))
-    of_checkpoint, pixels = describer.check(plain, plain["features"])
-    announce()
+    of_checkpoint, pixels = describer.check(config, plain["features"])
+    config.line.announce()
 
     from ssvit.data.decode import load
     from ssvit.retrieval import embedding, gallery
 
     read: gallery.Load = partial(load, pixels=pixels)
     if plain["data"] is not None and by_name is None:
-        called = str(HydraConfig.get().runtime.choices.get("data"))
-        data = describer.data_set(config.data.source, pixels)
+        called = str(config.choices.get("data"))
+        data = describer.data_set(config, pixels)
         sizes = {part: len(source) for part in PARTS if (source := getattr(data, part)) is not None}
         written = [*sizes] if own.split == ALL else [own.split]
         for part in written:

@@ -8,15 +8,14 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hydra.utils import instantiate
-from omegaconf import DictConfig
-
 from ssvit import atomic_io
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.cli import against
 from ssvit.cli.against import Other
-from ssvit.cli.launch import TIMM_ARGUMENTS, Plain, Tool, announce, progress
+from ssvit.cli.launch import TIMM_ARGUMENTS, Tool, progress
 from ssvit.cli.pretrained import SCRATCH, offer
+from ssvit.config.command_line import Plain
+from ssvit.config.composed import Config
 from ssvit.evaluation import options
 from ssvit.evaluation.significance import NOTHING_YET
 from ssvit.options import (
@@ -39,21 +38,22 @@ if TYPE_CHECKING:
 
 _PAIRS = 1000  # of near-duplicates that are named in a file
 _EXAMPLES = 3  # images in both sets that are named
-# What may be typed for an option: a short form of its group, and former names.
-_ALIASES = {"probes=": "probe@probes=", "measures.": "probes.", "floors=": "baselines=", **TIMM_ARGUMENTS}
+# What may be typed for an option: a short form of its group.
+_ALIASES = {"probes=": "probe@probes=", **TIMM_ARGUMENTS}
 
 
-def run(config: DictConfig, plain: Plain) -> Path | None:
+def run(config: Config) -> Path | None:
     """Print how far the features are above the baselines; write a report into a folder, or the numbers into a file.
 
     Returns what was written, None where that is nothing.
     """
-    checkpoint, readings, others = check(plain)
+    plain = config.values
+    checkpoint, readings, others = check(config)
     output = plain["output"]
     if plain["report"]:
         folder = Path(output or checkpoint.home(plain["outputs"]) / "evaluation")
         folder_to_write("output", folder)
-    announce()
+    config.line.announce()
 
     from ssvit.cli import frozen
     from ssvit.evaluation import report
@@ -61,8 +61,8 @@ def run(config: DictConfig, plain: Plain) -> Path | None:
     from ssvit.evaluation.scores import score
     from ssvit.evaluation.side_by_side import SideBySide
 
-    probes = {name: instantiate(config.probes[name], _convert_="all") for name in chosen(plain)}
-    splits = frozen.read(config, plain, checkpoint, readings, probes, others)
+    probes = {name: config.build(f"probes.{name}") for name in chosen(plain)}
+    splits = frozen.read(config, checkpoint, readings, probes, others)
     if splits is None:
         return None
     scores = [
@@ -117,19 +117,19 @@ def commands_of(reading: options.Reading, checkpoint: str) -> list[str]:
     ]
 
 
-def linear_probe(config: DictConfig, plain: Plain) -> Path | None:
+def linear_probe(config: Config) -> Path | None:
     """Evaluate by the probe that is the method alone."""
-    one_of("method", plain["method"], ("sgd", "logistic"))
-    other = "logistic" if plain["method"] == "sgd" else "sgd"
-    config.probes[other] = plain["probes"][other] = None
-    return run(config, plain)
+    method = config.values["method"]
+    one_of("method", method, ("sgd", "logistic"))
+    return run(config.changed({f"probes.{'logistic' if method == 'sgd' else 'sgd'}": None}))
 
 
-def check(plain: Plain) -> tuple[Checkpoint, list[options.Reading], list[Other]]:
+def check(config: Config) -> tuple[Checkpoint, list[options.Reading], list[Other]]:
     """The checkpoint, which of its features are evaluated, and what it is compared with.
 
     OptionError or UserError for a wrong configuration.
     """
+    plain = config.values
     if plain["checkpoint"] == SCRATCH:
         raise OptionError("checkpoint", SCRATCH, "measured beside a checkpoint by baselines=true; give that")
     for name in ("train_images", "test_images"):

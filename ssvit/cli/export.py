@@ -2,10 +2,9 @@
 
 from pathlib import Path
 
-from omegaconf import DictConfig
-
 from ssvit.checkpoints.checkpoint import PRETRAIN, find
-from ssvit.cli.launch import Plain, Tool, announce, say
+from ssvit.cli.launch import Tool
+from ssvit.config.composed import Config
 from ssvit.config.declaration import select
 from ssvit.exchange import hub
 from ssvit.exchange.options import Export
@@ -13,16 +12,19 @@ from ssvit.models.options import vit as vit_options
 from ssvit.options import print_lines
 
 
-def run(config: DictConfig, plain: Plain) -> None:
+def run(config: Config) -> None:
     """Check that the encoder can be written in the format; then load torch, build and write it."""
+    plain = config.values
     options = select(Export, plain)
-    checkpoint = find(plain["checkpoint"], outputs=plain["outputs"], stage=PRETRAIN, options=plain["encoder"], say=say)
+    checkpoint = find(
+        plain["checkpoint"], outputs=plain["outputs"], stage=PRETRAIN, options=plain["encoder"], say=config.line.say
+    )
     size = checkpoint.encoder["image_size"] if options.image_size is None else options.image_size
     options.check_model(vit_options(checkpoint.encoder | {"image_size": size}), checkpoint.facts.get("classifier"))
     run = checkpoint.home(plain["outputs"])
     folder = Path(plain["output"] or run / "export" / options.format)
     options.check_folder(folder, checkpoint=checkpoint.path)
-    announce()
+    config.line.announce()
 
     from ssvit.checkpoints.storage import load_classifier, load_encoder
     from ssvit.exchange.export import export

@@ -3,14 +3,11 @@
 By default the newest finished run under outputs/, on its images. The same command again goes on with the run.
 """
 
-from collections.abc import Sequence
 from pathlib import Path
 
-from omegaconf import DictConfig
-
 from ssvit.checkpoints.checkpoint import FINETUNE
-from ssvit.checkpoints.run_folder import RunFolder, is_main_process
-from ssvit.cli.launch import ALIASES, Plain, Tool, announce, job_name, say
+from ssvit.checkpoints.run_folder import RunFolder
+from ssvit.cli.launch import ALIASES, Tool, job_name
 from ssvit.cli.pretrained import (
     EMBEDDED,
     SCRATCH,
@@ -18,70 +15,76 @@ from ssvit.cli.pretrained import (
     default_name,
     from_scratch,
     offer_again,
-    origin,
 )
+from ssvit.config.command_line import CommandLine
+from ssvit.config.composed import Config
 from ssvit.options import print_lines
+from ssvit.processes import is_main_process
 from ssvit.training import comparison, preflight
 from ssvit.training.recipe import Recipe
 
 FIRST = "finetune_shapes"  # the experiment that follows a pre-training on the embedded images
 
 
-def check(config: DictConfig, plain: Plain) -> tuple[DictConfig, Recipe]:
+def check(config: Config) -> tuple[Config, Recipe]:
     """Check and complete the configuration; returns it with its recipe."""
-    recipe = preflight.check(plain)
-    comparison.check(plain)
-    config.name = job_name(str(default_name(config) if plain["name"] is None else plain["name"]))
-    return from_scratch(config) if plain["checkpoint"] == SCRATCH else config, recipe
+    values = config.values
+    recipe = preflight.check(values)
+    comparison.check(values)
+    name = default_name(config) if values["name"] is None else values["name"]
+    config = config.changed({"name": job_name(config, str(name))})
+    return from_scratch(config) if values["checkpoint"] == SCRATCH else config, recipe
 
 
-def dry_run(config: DictConfig, plain: Plain) -> DictConfig:
+def dry_run(config: Config) -> Config:
     """Print the sizes, time and memory of the run, write nothing, and return the completed configuration."""
-    config, _ = check(config, plain)
+    config, _ = check(config)
+    values = config.values
 
     from ssvit.cli.session import Session
 
-    announce()
-    Session(config, Path(config.outputs, config.name), stage=FINETUNE).preview(config)
-    if plain["compare"]:
-        for side, changes in comparison.sides(plain).items():
+    config.line.announce()
+    Session(config, Path(values["outputs"], values["name"]), stage=FINETUNE).preview(config)
+    if values["compare"]:
+        for side, changes in comparison.sides(values).items():
             changed = "".join(f" {name}={value}" for name, value in changes.items())
-            print(f"compare: {plain['seeds']} such runs {side}{changed}")
-    elif plain["sweep"]:
-        print(f"sweep: {len(plain['table4']['learning_rates']) + 1} such runs")
+            print(f"compare: {values['seeds']} such runs {side}{changed}")
+    elif values["sweep"]:
+        print(f"sweep: {len(values['table4']['learning_rates']) + 1} such runs")
     return config
 
 
-def run(config: DictConfig, plain: Plain) -> Path:
+def run(config: Config) -> Path:
     """Check the configuration and take the run folder; then load torch, build and train. Returns the folder."""
-    config, recipe = check(config, plain)
-    with RunFolder(config.outputs, config.name) as folder:
+    config, recipe = check(config)
+    values = config.values
+    with RunFolder(values["outputs"], values["name"]) as folder:
         if is_main_process():
-            folder.open(configuration(config), overwrite=config.overwrite)
-            announce()
-            print_lines(f"{config.name}: starts from {config.encoder.get('path', 'random weights')}")
+            folder.open(configuration(config), overwrite=values["overwrite"])
+            config.line.announce()
+            print_lines(f"{values['name']}: starts from {values['encoder'].get('path', 'random weights')}")
 
         from ssvit.cli.session import Session
 
         session = Session(config, folder.path, stage=FINETUNE)
-        if plain["compare"]:
-            sides = comparison.sides(plain)
-            comparison.compare(session.run, sides, seed=recipe.seed, seeds=plain["seeds"], folder=folder.path)
-        elif plain["sweep"]:
-            comparison.choose(session.run, folder=folder.path, **plain["table4"])
+        if values["compare"]:
+            sides = comparison.sides(values)
+            comparison.compare(session.run, sides, seed=recipe.seed, seeds=values["seeds"], folder=folder.path)
+        elif values["sweep"]:
+            comparison.choose(session.run, folder=folder.path, **values["table4"])
         else:
             session.train(config, folder.path)
     return folder.path
 
 
-def before(typed: dict[str, str]) -> Sequence[str]:
-    """The checkpoint's encoder and images; on the embedded images, also the comparison with random weights."""
-    added = offer_again(typed)
+def before(line: CommandLine) -> None:
+    """Add the checkpoint's encoder and images; on the embedded images, also the comparison with random weights."""
+    offer_again(line)
+    typed = line.typed
     named = {"data", "experiment", "compare", "sweep"} & typed.keys() or typed.get("checkpoint") == SCRATCH
-    if not named and origin("data", "pretrained") == EMBEDDED:
-        say(f"experiment={FIRST}: the embedded images, with few labels")
-        return [*added, f"experiment={FIRST}"]
-    return added
+    if not named and line.brought.get("data") == EMBEDDED:
+        line.say(f"experiment={FIRST}: the embedded images, with few labels")
+        line.added.append(f"experiment={FIRST}")
 
 
 tool = Tool(

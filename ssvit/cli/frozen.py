@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from hydra.utils import instantiate
 from lightning_fabric import Fabric
-from omegaconf import DictConfig
 
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.checkpoints.storage import load_encoder
 from ssvit.cli.against import Other
-from ssvit.cli.launch import Plain, progress
+from ssvit.cli.launch import progress
 from ssvit.cli.pretrained import from_scratch
+from ssvit.config.command_line import Plain
+from ssvit.config.composed import Config, build
 from ssvit.data.batch import EvalTransform
 from ssvit.data.source import Data, Source, masks, subset
 from ssvit.evaluation.base import Probe, check_labels
@@ -38,8 +38,7 @@ from ssvit.training.recipe import Recipe
 
 
 def read(
-    config: DictConfig,
-    plain: Plain,
+    config: Config,
     checkpoint: Checkpoint,
     readings: Sequence[Reading],
     probes: Mapping[str, Probe],
@@ -51,9 +50,10 @@ def read(
     but the main one, which goes on alone. UserError if the images do not suffice for the probes, before a feature is
     read where the labels show it.
     """
+    plain = config.values
     of_images = [name for name, probe in probes.items() if probe.features != PATCHES]
     use_bands(plain["data"])
-    data = instantiate(config.data.source, _convert_="all")
+    data = config.build("data.source")
     part, test = data.reported
     labelled = any(probe.truth == "labels" for probe in probes.values())
     if labelled and (data.train.labels is None or test.labels is None):
@@ -61,7 +61,7 @@ def read(
     if test.classes != data.train.classes:
         raise UserError(f"the {part} images are of other classes than the training images")
     data = _fewer(data, plain["train_images"], plain["test_images"])
-    eval_transform = instantiate(config.data.view, _convert_="all")
+    eval_transform = config.build("data.view")
     _, test = data.reported
     for name, probe in probes.items():
         with within(f"probes.{name}"):
@@ -70,7 +70,7 @@ def read(
         if probe.truth == "masks":
             for source in (data.train, test):
                 masks(source, eval_transform, torch.tensor([0]))
-    encoders = _encoders(config, plain, checkpoint, readings, others)
+    encoders = _encoders(config, checkpoint, readings, others)
     threads = torch.get_num_threads()
     fabric = runtime.start(Recipe(precision=plain["precision"]), **plain["fabric"])
     try:
@@ -127,7 +127,7 @@ class _Encoder(NamedTuple):
 
 
 def _encoders(
-    config: DictConfig, plain: Plain, checkpoint: Checkpoint, readings: Sequence[Reading], others: Sequence[Other]
+    config: Config, checkpoint: Checkpoint, readings: Sequence[Reading], others: Sequence[Other]
 ) -> list[_Encoder]:
     """The encoder of the checkpoint, the baselines, and the others."""
 
@@ -135,18 +135,19 @@ def _encoders(
         accelerate(encoder)
         return Frozen(encoder, readings, identity=json.dumps([weights, encoder.arguments]))
 
-    def build(node: DictConfig) -> Encoder:
+    def built(config: Config) -> Encoder:
         torch.manual_seed(key(0, "weights"))
-        encoder: Encoder = instantiate(node, _convert_="all")
+        encoder: Encoder = config.build("encoder")
         return encoder
 
+    plain = config.values
     view = plain["data"]["view"]
-    transform = instantiate(config.data.view, _convert_="all")
+    transform = config.build("data.view")
     weights = f"{checkpoint.checksum}, resized as {plain['encoder']['resize']}"
-    found = [_Encoder(OWN, "", frozen(build(config.encoder), readings, weights), transform, view)]
+    found = [_Encoder(OWN, "", frozen(built(config), readings, weights), transform, view)]
     if plain["baselines"]:
         weights = f"random weights of torch {torch.__version__}"
-        untrained = frozen(build(from_scratch(config).encoder), readings, weights)
+        untrained = frozen(built(from_scratch(config)), readings, weights)
         found.append(_Encoder(RANDOM, RANDOM_PREFIX, untrained, transform, view))
         found.append(_Encoder(PIXELS, PIXELS, Pixels(), transform, view))
     for other in others:
@@ -154,7 +155,7 @@ def _encoders(
         weights = f"{other.loading.checkpoint().checksum}, resized as {other.loading.resize}"
         own = _resized(view, other.image_size)
         function = frozen(encoder, other.readings, weights)
-        seen = transform if own == view else instantiate(own, _convert_="all")
+        seen = transform if own == view else build(own)
         found.append(_Encoder(other.name, f"{other.name} ", function, seen, own, own == view))
     return found
 

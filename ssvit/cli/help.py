@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
-from ssvit.cli.launch import CONFIGS, Plain, Tool, as_dict, config_dir, default_choices, with_bases
-from ssvit.cli.pretrained import origin, stand_in
+from ssvit.cli import pretrained
+from ssvit.cli.launch import Tool
+from ssvit.cli.pretrained import origin
+from ssvit.config.command_line import CommandLine, Plain
+from ssvit.config.composed import Config
 from ssvit.config.declaration import Options, expected, find, meanings, nested_options
 from ssvit.options import UserError, command, typed
 
@@ -65,8 +65,7 @@ class Group:
 
 def text(tool: Tool, arguments: Sequence[str], *, everything: bool) -> str:
     """The help on a command with these options; everything: on all that it has, not on those most people need."""
-    with replace(tool, before=lambda given: offered(tool, given)).composed(arguments) as (config, _):
-        files, groups = describe(tool, config)
+    files, groups = describe(tool, tool.compose(stand_in(tool, arguments)))
     width = shutil.get_terminal_size().columns
     flags = dict(_FLAGS)
     if tool.dry_run is None:
@@ -98,36 +97,41 @@ _FLAGS = {
     "--dry-run": "print the sizes and the estimated time and memory; start nothing",
     "--show-config": "the same, followed by the composed configuration as YAML",
     "-m": "one run for each combination of values: -m recipe.lr=1e-3,2e-3",
-    "--cfg job": "print the configuration as YAML; start nothing",
     "--config-dir PATH": "look for files of options in this folder too",
     "--help-all": "",
 }
 
 
-def offered(tool: Tool, given: dict[str, str]) -> Sequence[str]:
-    """What the tool's `before` adds. Where it finds no checkpoint, something stands in the place of what one brings."""
+def stand_in(tool: Tool, arguments: Sequence[str]) -> CommandLine:
+    """The command line of a tool. Where it finds no checkpoint, something stands in the place of what one brings."""
     try:
-        return tool.before(given) if tool.before else ()
+        return tool.line(arguments)
     except UserError:
-        stand_in()
-        return ()
+        line = replace(tool, before=None).line(arguments)
+        pretrained.stand_in(line)
+        return line
 
 
 def _starts(name: str, beginnings: Sequence[str]) -> bool:
     return any(f"{name}.".startswith(f"{beginning}.") for beginning in beginnings)
 
 
-def describe(tool: Tool, config: DictConfig) -> tuple[Group, list[Group]]:
+def describe(tool: Tool, config: Config) -> tuple[Group, list[Group]]:
     """The files that can be chosen, and the options of those that are."""
-    choices = _choices(tool)
-    said = _said(tool.name, choices)
-    written = as_dict(config, resolve=False)
+    choices = _choices(tool, config)
+    said = _said(tool.name, choices, config.line)
+    written = config.written
     named = {option.rstrip("="): alias.rstrip("=") for alias, option in tool.aliases.items()}
     files = [
-        Option(named.get(group, group), _typed(file), said.get(f"/{group.partition('@')[0]}", ""), _files(group))
+        Option(
+            named.get(group, group),
+            _typed(file),
+            said.get(f"/{group.partition('@')[0]}", ""),
+            f"one of {', '.join(config.line.names(group.partition('@')[0]))}",
+        )
         for group, file in sorted(choices.items(), key=lambda item: _place(item[0].partition("@")[0], _ORDER))
     ]
-    found = list(_options(written, config, "", tool.groups, said))
+    found = list(_options(written, "", tool.groups, said))
     # What an option that refers to another says goes for that one.
     elsewhere = {target[1]: one for one in found if (target := _REFERENCE.fullmatch(one.default))}
     groups: dict[str, Group] = {"": Group("Options of the command", [])}
@@ -138,7 +142,7 @@ def describe(tool: Tool, config: DictConfig) -> tuple[Group, list[Group]]:
             one = replace(one, meaning=one.meaning or twin.meaning, right=one.right or twin.right)
         top = one.name.partition(".")[0] if "." in one.name else ""
         file = choices.get(top)
-        here = f", here {origin(top, file)}" if origin(top, file) != file else ""
+        here = f", here {origin(config.line, top, file)}" if origin(config.line, top, file) != file else ""
         title = f"{top}={_typed(file)}{here}: {said.get(f'={top}', '')}" if file else f"{top}: {said.get(top, '')}"
         groups.setdefault(top, Group(title.rstrip(": "), [])).options.append(
             replace(one, default=_default(config, one))
@@ -159,20 +163,19 @@ def _place(name: str, order: Sequence[str]) -> int:
     return order.index(name) if name in order else len(order)
 
 
-def _choices(tool: Tool) -> dict[str, Any]:
+def _choices(tool: Tool, config: Config) -> dict[str, Any]:
     """The file chosen of each group, or the list of files, which Hydra does not tell."""
-    chosen = HydraConfig.get()
-    found = {group: file for group, file in chosen.runtime.choices.items() if not group.startswith("hydra/")}
-    found |= {group: files for group, files in default_choices(tool.name).items() if isinstance(files, list)}
-    for group, _, files in (option.partition("=") for option in chosen.overrides.task):
+    found = dict(config.choices)
+    found |= {
+        group: files for group, files in config.line.default_choices(tool.name).items() if isinstance(files, list)
+    }
+    for group, _, files in (option.partition("=") for option in config.overrides):
         if isinstance(found.get(group), list):
             found[group] = yaml.safe_load(files)
     return found
 
 
-def _options(
-    node: Plain, config: DictConfig, path: str, known: Mapping[str, type[Options]], said: Mapping[str, str]
-) -> Iterator[Option]:
+def _options(node: Plain, path: str, known: Mapping[str, type[Options]], said: Mapping[str, str]) -> Iterator[Option]:
     """The options within a node as they are written, with references to others as their defaults.
 
     known: the classes of groups that have no `_target_`.
@@ -187,7 +190,7 @@ def _options(
         if isinstance(value, dict) and value:
             if key in told and "_target_" not in value:
                 yield Option(name, "", meaning)
-            yield from _options(value, config, name, {**known, **_within(options, key, name)}, said)
+            yield from _options(value, name, {**known, **_within(options, key, name)}, said)
         else:
             right = _right(options, key) if options else ""
             yield Option(name, _typed(value), meaning, right)
@@ -207,19 +210,19 @@ def _right(options: type[Options], name: str) -> str:
     return found if re.match(r"one of|a (whole )?number\b|true or false|two numbers", found) else ""
 
 
-def _said(tool: str, choices: Mapping[str, Any]) -> dict[str, str]:
+def _said(tool: str, choices: Mapping[str, Any], line: CommandLine) -> dict[str, str]:
     """The comments in the files of a configuration, by option.
 
     Those of a group in a list of defaults by "/group", those of a file by "=group".
     """
     said: dict[str, str] = {}
-    for file in with_bases(tool):
+    for file in line.with_bases(tool):
         said |= comments(file)
     for group, names in choices.items():
         folder, _, package = group.partition("@")
-        names = origin(group, names)
+        names = origin(line, group, names)
         for name in names if isinstance(names, list) else [names]:
-            for file in with_bases(f"{folder}/{name}"):
+            for file in line.with_bases(f"{folder}/{name}"):
                 lines = file.read_text().splitlines()
                 is_global = lines[0].startswith("# @package _global_")
                 at = "" if is_global or package == "_here_" else f"{package or folder}."
@@ -268,20 +271,15 @@ def comments(file: Path) -> dict[str, str]:
     return found
 
 
-def _files(group: str) -> str:
-    """The files of a group, as what the choice must be."""
-    folders = (folder / group.partition("@")[0] for folder in (CONFIGS, config_dir()) if folder)
-    return f"one of {', '.join(sorted({file.stem for folder in folders for file in folder.glob('*.yaml')}))}"
+def _one_of(line: CommandLine, group: str) -> str:
+    return f"one of {', '.join(line.names(group.partition('@')[0]))}"
 
 
-def _default(config: DictConfig, option: Option) -> str:
+def _default(config: Config, option: Option) -> str:
     """A default as it is typed; what it refers to, as its value."""
     if "${" not in option.default:
         return option.default
-    try:
-        return _typed(OmegaConf.select(config, option.name))
-    except OmegaConfBaseException:
-        return option.default
+    return _typed(config.value(option.name))
 
 
 def _typed(value: Any) -> str:

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from omegaconf import DictConfig, OmegaConf
-
-from ssvit.checkpoints.run_folder import is_main_process
-from ssvit.cli.launch import Failure, Plain, Tool, in_one_line
-from ssvit.options import spell_commands
+from ssvit.cli.launch import Tool, in_one_line
+from ssvit.config import composition
+from ssvit.config.composed import Config
+from ssvit.options import Failure, spell_commands
+from ssvit.processes import is_main_process
 
 COMMANDS = {
     "pretrain": "pretrain:tool",
@@ -91,13 +91,13 @@ def main(name: str | None = None) -> None:
         find(name).main(arguments)
 
 
-def _with_configuration(dry_run: Callable[[DictConfig, Plain], DictConfig]) -> Callable[[DictConfig, Plain], None]:
+def _with_configuration(dry_run: Callable[[Config], Config]) -> Callable[[Config], None]:
     """A dry run that then prints the configuration that it returns, as YAML."""
 
-    def run(config: DictConfig, plain: Plain) -> None:
-        completed = dry_run(config, plain)
+    def run(config: Config) -> None:
+        completed = dry_run(config)
         if is_main_process():
-            print(OmegaConf.to_yaml(completed, resolve=True), end="")
+            print(composition.as_yaml(completed), end="")
 
     return run
 

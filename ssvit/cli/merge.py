@@ -2,21 +2,21 @@
 
 from pathlib import Path
 
-from omegaconf import DictConfig
-
 from ssvit.checkpoints.checkpoint import PRETRAIN, find
-from ssvit.cli.launch import Plain, Tool, announce, say
+from ssvit.cli.launch import Tool
+from ssvit.config.composed import Config
 from ssvit.options import OptionError, print_lines
 
 
-def run(config: DictConfig, plain: Plain) -> Path:
+def run(config: Config) -> Path:
     """Check that it is a checkpoint of ours; then load torch, verify the parts and write the whole files."""
-    checkpoint = find(plain["checkpoint"], outputs=plain["outputs"], stage=PRETRAIN, say=say)
+    plain = config.values
+    checkpoint = find(plain["checkpoint"], outputs=plain["outputs"], stage=PRETRAIN, say=config.line.say)
     if checkpoint.foreign:
         raise OptionError(
             "checkpoint", plain["checkpoint"], "must be a checkpoint of a run, not a file of foreign weights"
         )
-    announce()
+    config.line.announce()
 
     from ssvit.checkpoints import storage
 

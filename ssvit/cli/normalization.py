@@ -5,29 +5,27 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
-
 from ssvit.atomic_io import replace
-from ssvit.cli.launch import Plain, Tool, announce, progress
+from ssvit.cli.launch import Tool, progress
+from ssvit.config.composed import Config
 from ssvit.config.declaration import select
 from ssvit.data.options import MEASURED, RGB, ImageFiles, Normalization
 from ssvit.options import OptionError, command, print_lines
 from ssvit.training import preflight
 
 
-def run(config: DictConfig, plain: Plain) -> dict[str, Any]:
+def run(config: Config) -> dict[str, Any]:
     """Measure, print the options that say it, and write them where that is asked for. Returns them by name."""
+    plain = config.values
     own = select(Normalization, plain)
     if plain["data"] is None:
         raise OptionError("data", None, "must name a data set, or the path of a folder")
     chosen = preflight.parts({"data": {"source": plain["data"]["source"]}}).get("data.source")
-    announce()
-
-    from hydra.utils import instantiate
+    config.line.announce()
 
     from ssvit.data import normalization
 
-    source = instantiate(config.data.source, _convert_="all").train
+    source = config.build("data.source").train
     pixels = chosen.pixels if isinstance(chosen, ImageFiles) else RGB
     options, lines = normalization.measure(source, pixels, workers=own.workers, progress=progress("images", " images"))
     print_lines(*lines)

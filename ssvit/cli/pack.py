@@ -2,17 +2,17 @@
 
 from pathlib import Path
 
-from omegaconf import DictConfig
-
-from ssvit.cli.launch import Plain, Tool, announce, progress
+from ssvit.cli.launch import Tool, progress
+from ssvit.config.composed import Config
 from ssvit.config.declaration import select
 from ssvit.data.options import RGB, ImageFiles, Pack
 from ssvit.options import OptionError, print_lines
 from ssvit.training import preflight
 
 
-def run(config: DictConfig, plain: Plain) -> Path:
+def run(config: Config) -> Path:
     """Write the splits of a data set below a folder, or compare what is there with its checksums. Returns it."""
+    plain = config.values
     own = select(Pack, plain)
     if not own.verify and plain["data"] is None:
         raise OptionError("data", None, "must name a data set, or the path of a folder")
@@ -20,9 +20,7 @@ def run(config: DictConfig, plain: Plain) -> Path:
     if own.size is not None and isinstance(source, ImageFiles) and source.pixels != RGB:
         right = "must be null for images of other channels or numbers than photographs: their files stay unchanged"
         raise OptionError("size", own.size, right)
-    announce()
-
-    from hydra.utils import instantiate
+    config.line.announce()
 
     from ssvit.data import packing
 
@@ -30,7 +28,7 @@ def run(config: DictConfig, plain: Plain) -> Path:
     if own.verify:
         print_lines(packing.verify(output, progress("images", " images")))
         return output
-    data = instantiate(config.data.source, _convert_="all")
+    data = config.build("data.source")
     print_lines(*packing.pack(data, output, own, progress("images", " images")))
     print_lines(f"next: data=shards data.root={own.output}")
     return output

@@ -3,11 +3,10 @@
 import json
 from pathlib import Path
 
-from omegaconf import DictConfig
-
 from ssvit.atomic_io import replace
 from ssvit.checkpoints.checkpoint import FINETUNE, find
-from ssvit.cli.launch import Plain, Tool, announce, say
+from ssvit.cli.launch import Tool
+from ssvit.config.composed import Config
 from ssvit.data import folder, pseudo_labels
 from ssvit.data.pseudo_labels import PseudoLabel
 from ssvit.options import OptionError, UserError, file_to_write, number, print_lines, whole
@@ -15,11 +14,12 @@ from ssvit.options import OptionError, UserError, file_to_write, number, print_l
 _ANSWERS = ('[\n {\n  "image": ', "[]\n")  # how their JSON begins
 
 
-def run(config: DictConfig, plain: Plain) -> None:
+def run(config: Config) -> None:
     """Print the most probable classes of each picture, or those above the threshold where it may have several.
 
     Pictures that cannot be read are named, and the status is 1.
     """
+    plain = config.values
     whole("top", plain["top"])
     number("threshold", plain["threshold"], 0, 1)
     number("confidence", plain["confidence"], 0, 1)
@@ -35,8 +35,8 @@ def run(config: DictConfig, plain: Plain) -> None:
     if not plain["images"]:
         raise OptionError("images", "", "name pictures, or folders of them, after the options")
     paths = [path for image in plain["images"] for path in folder.pictures(str(image))]
-    checkpoint = find(plain["checkpoint"], outputs=plain["outputs"], stage=FINETUNE, say=say)
-    announce()
+    checkpoint = find(plain["checkpoint"], outputs=plain["outputs"], stage=FINETUNE, say=config.line.say)
+    config.line.announce()
 
     from ssvit import inference
 

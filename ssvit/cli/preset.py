@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ssvit.checkpoints.configuration import Configuration
-from ssvit.cli.launch import say
+from ssvit.config.command_line import CommandLine
 from ssvit.data import folder, shard_folder
 from ssvit.data.folder import IMAGE_SUFFIXES, NPY
 from ssvit.data.options import Csv
@@ -85,11 +85,12 @@ def choose(images: int, side: int, machine: Machine, given: Mapping[str, int] | 
     }
 
 
-def options(typed: dict[str, str]) -> Sequence[str]:
+def options(line: CommandLine) -> Sequence[str]:
     """The options that preset=auto adds to those that are typed, which win; none without it.
 
     A run that began with it keeps what was chosen then. OptionError if the images are not in a folder.
     """
+    typed = line.typed
     wanted = typed.get("preset", "null")
     if wanted in ("null", "") or "experiment" in typed:  # which is a preset of its own
         return ()
@@ -113,12 +114,12 @@ def options(typed: dict[str, str]) -> Sequence[str]:
         if "data.image_size" not in (*typed, *brought) and larger > size:
             reduced = f" reduced to {size} (data.image_size={larger} keeps more detail),"
         where = f"{machine.cores} CPU cores" + (" and a GPU" if machine.gpu else "")
-        say(f"preset=auto: {images:,} {kind} of {side} pixels in the median,{reduced} {where}:")
+        line.say(f"preset=auto: {images:,} {kind} of {side} pixels in the median,{reduced} {where}:")
     else:
-        say("preset=auto: as the run began:")
+        line.say("preset=auto: as the run began:")
     method = ("objective",) if _names_method(typed) else ()
     own = {name: value for name, value in chosen.items() if name not in (*typed, *brought, *method)}
-    say(f"  {' '.join(f'{name}={value}' for name, value in own.items())}")
+    line.say(f"  {' '.join(f'{name}={value}' for name, value in own.items())}")
     kept = [f"{name}={value}" for name, value in chosen.items()]
     return [*(f"{name}={value}" for name, value in own.items()), f"preset={json.dumps(kept)}"]
 

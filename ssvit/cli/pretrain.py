@@ -4,51 +4,49 @@ checkpoint=PATH starts from weights that exist, a run's or another project's.
 """
 
 import shlex
-from collections.abc import Sequence
 from pathlib import Path
 
-from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig
-
 from ssvit.checkpoints.checkpoint import PRETRAIN
-from ssvit.checkpoints.run_folder import RunFolder, is_main_process
+from ssvit.checkpoints.run_folder import RunFolder
 from ssvit.cli import preset
-from ssvit.cli.launch import ALIASES, CONFIGS, Plain, Tool, announce, as_dict, job_name
+from ssvit.cli.launch import ALIASES, Tool, job_name
 from ssvit.cli.pretrained import EMBEDDED, configuration, keep_weights, offer_start
+from ssvit.config.command_line import CONFIGS, CommandLine
+from ssvit.config.composed import Config
 from ssvit.options import command, print_lines
+from ssvit.processes import is_main_process
 from ssvit.training import preflight
 
 
-def check(config: DictConfig, plain: Plain) -> Plain:
-    """Check and complete the configuration; returns it as plain data."""
-    if "path" in config.encoder:
-        keep_weights(config)
-        plain = as_dict(config)
-    preflight.check(plain)
-    announce()
-    if plain["name"] is not None:
-        config.name = job_name(str(plain["name"]))
-    return plain
+def check(config: Config) -> Config:
+    """Check and complete the configuration."""
+    if "path" in config.values["encoder"]:
+        config = keep_weights(config)
+    preflight.check(config.values)
+    config.line.announce()
+    name = config.values["name"]
+    return config if name is None else config.changed({"name": job_name(config, str(name))})
 
 
-def dry_run(config: DictConfig, plain: Plain) -> DictConfig:
+def dry_run(config: Config) -> Config:
     """Print the sizes, time and memory of the run, write nothing, and return the completed configuration."""
-    check(config, plain)
+    config = check(config)
 
     from ssvit.cli.session import Session
 
-    Session(config, Path(config.outputs, config.name), stage=PRETRAIN).preview(config)
+    Session(config, Path(config.values["outputs"], config.values["name"]), stage=PRETRAIN).preview(config)
     return config
 
 
-def run(config: DictConfig, plain: Plain) -> Path:
+def run(config: Config) -> Path:
     """Check the configuration and take the run folder; then load torch, build and train. Returns the folder."""
-    plain = check(config, plain)
-    with RunFolder(plain["outputs"], config.name) as folder:
+    config = check(config)
+    values = config.values
+    with RunFolder(values["outputs"], values["name"]) as folder:
         if is_main_process():
-            folder.open(configuration(config), overwrite=plain["overwrite"])
-            if "path" in config.encoder:
-                print_lines(f"{config.name}: starts from {config.encoder.path}")
+            folder.open(configuration(config), overwrite=values["overwrite"])
+            if "path" in values["encoder"]:
+                print_lines(f"{values['name']}: starts from {values['encoder']['path']}")
 
         from ssvit.cli.session import Session
 
@@ -59,25 +57,26 @@ def run(config: DictConfig, plain: Plain) -> Path:
     return folder.path
 
 
-def _next(config: DictConfig, *, labelled: bool) -> str:
+def _next(config: Config, *, labelled: bool) -> str:
     """The command that shows whether it helped: that of the experiment, or else of any images."""
-    choices = HydraConfig.get().runtime.choices
+    choices = config.choices
     if choices["data"] == EMBEDDED:
         return command("finetune")
     experiment = f"finetune_{choices.get('experiment')}"
     if (CONFIGS / "experiment" / f"{experiment}.yaml").is_file():
-        root = "" if config.data.get("root") is None else f" data.root={shlex.quote(str(config.data.root))}"
+        root = config.value("data.root")
+        root = "" if root is None else f" data.root={shlex.quote(str(root))}"
         return f"{command('finetune')} experiment={experiment}{root}"
     if labelled:
         return f"{command('finetune')} compare=scratch, or {command('evaluate')} for the frozen features"
     return f"{command('visualize')}, or {command('finetune')} data=PATH with labelled images"
 
 
-def before(typed: dict[str, str]) -> Sequence[str]:
-    """The options that preset=auto adds, and the choices of the weights to start from."""
-    chosen = preset.options(typed)
-    added = dict(option.split("=", 1) for option in chosen if option.partition("=")[0] != "preset")
-    return [*chosen, *offer_start({**added, **typed})]
+def before(line: CommandLine) -> None:
+    """Add the options that preset=auto chooses, and the choices of the weights to start from."""
+    chosen = preset.options(line)
+    line.added += chosen
+    offer_start(line, dict(option.split("=", 1) for option in chosen if option.partition("=")[0] != "preset"))
 
 
 tool = Tool(

@@ -11,22 +11,19 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from hydra import compose, initialize_config_dir
-from hydra.core.config_store import ConfigStore
-from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf, open_dict
 
 from ssvit.checkpoints import manifest
 from ssvit.checkpoints.checkpoint import NEWEST, PRETRAIN, Checkpoint, find, name_of
-from ssvit.checkpoints.configuration import Configuration, ConfigurationError, refers
+from ssvit.checkpoints.configuration import Configuration, ConfigurationError
 from ssvit.checkpoints.options import pixel_format
-from ssvit.cli.launch import CONFIGS, as_dict, say, search_path, typed_command
+from ssvit.config import composition
+from ssvit.config.command_line import CONFIGS, CommandLine
+from ssvit.config.composed import Config
 from ssvit.config.declaration import find as find_options
 from ssvit.data.options import RGB
 from ssvit.exchange import reading
 from ssvit.models.options import CHANGEABLE, Timm, ViT, kind
-from ssvit.options import OptionError, UserError
+from ssvit.options import Failure, OptionError, UserError
 
 SCRATCH = "scratch"
 EMBEDDED = "shapes"  # the data set of the first run
@@ -35,48 +32,49 @@ _FIXED = set(ViT.model_fields) - {*CHANGEABLE, *reading.FOREIGN_OPTIONS}
 _REFERRED = ("patch_size", "width", "channels")
 _TARGETS = {ViT: "ssvit.models.vit.ViT", Timm: "ssvit.models.timm.Timm"}
 _LATER = {"attention_dropout": 0.0, "activation_checkpointing": False}  # which older checkpoints lack
-# What data=pretrained stands for, set by `offer`: choices of groups of configuration files.
-_brought: dict[str, str | None] = {}
 
 
-def offer(arguments: dict[str, str], own: str | None = None) -> Sequence[str]:
-    """Find the checkpoint that the command line means, and add its encoder and data set to Hydra's choices.
+def offer(line: CommandLine, own: str | None = None) -> None:
+    """Find the checkpoint that the command line means, and add its encoder and data set to the choices.
 
     own: the checkpoint in place of newest. OptionError or UserError if there is none, or if neither its run nor the
-    command line names a data set. Returns options to add.
+    command line names a data set.
     """
+    arguments = line.typed
     if "encoder.path" in arguments:
         where = arguments["encoder.path"]
         raise OptionError("encoder.path", where, f"must be checkpoint={where}, with which its run's images come too")
     wanted = arguments.get("checkpoint", "newest")
     if wanted == SCRATCH:
         if "encoder" in arguments and ("data" in arguments or "experiment" in arguments):
-            return ()
+            return
         wanted = "newest"
     elif arguments.get("encoder") == "timm":  # whose weights are in a file
         if wanted == NEWEST:
             right = f"must be a file of weights of timm's model, or {SCRATCH}"
             raise OptionError("checkpoint", wanted, right)
-        return ["encoder=pretrained", *_own_images(_offer(wanted, arguments), arguments)]
+        line.added += ["encoder=pretrained", *_own_images(_offer(wanted, line, arguments), arguments)]
+        return
     elif "encoder" in arguments:
         raise OptionError("encoder", arguments["encoder"], f"a checkpoint brings its own; or give checkpoint={SCRATCH}")
     if wanted == "newest" and own is not None:
         wanted = own
-    return _own_images(_offer(wanted, arguments), arguments)
+    line.added += _own_images(_offer(wanted, line, arguments), arguments)
 
 
-def offer_start(arguments: dict[str, str]) -> Sequence[str]:
-    """`offer` for pre-training, where the default is random weights. Returns the choices of the weights that are named.
+def offer_start(line: CommandLine, added: Mapping[str, str]) -> None:
+    """`offer` for pre-training, where the default is random weights.
 
-    OptionError also for an option of the encoder that its weights decide.
+    added: options that are added to those typed. OptionError also for an option of the encoder that its weights decide.
     """
+    arguments = {**added, **line.typed}
     wanted = arguments.get("checkpoint", "null")
     objective = arguments.get("objective", "masked_patch")
     built_in = (CONFIGS / "objective" / f"{objective}.yaml").is_file() and "experiment" not in arguments
     if arguments.get("encoder") == "timm" and built_in and objective != "supervised":
         raise OptionError("objective", objective, "must be supervised with encoder=timm, which has no patches")
     if wanted in ("null", ""):
-        return ()
+        return
     if wanted in (NEWEST, SCRATCH):
         right = "must be the folder of a run or of a checkpoint, a file of foreign weights, or null for random weights"
         raise OptionError("checkpoint", wanted, right)
@@ -85,11 +83,11 @@ def offer_start(arguments: dict[str, str]) -> Sequence[str]:
             raise OptionError(name, value, "a checkpoint brings its own")
         if name.startswith("encoder.") and name.split(".")[1] in _FIXED:
             raise OptionError(name, value, f"is the checkpoint's own; {', '.join(CHANGEABLE)} can be changed")
-    found = _offer(wanted, arguments, refer=_REFERRED)
+    found = _offer(wanted, line, arguments, refer=_REFERRED)
     chosen = "data" in arguments or "experiment" in arguments
     start = re.sub(r"[^\w.+-]+", "-", found.name)
     parts = ["${hydra:runtime.choices.objective}", *["${hydra:runtime.choices.data}"] * chosen, "from", start]
-    return [
+    line.added += [
         "encoder=pretrained",
         *([] if chosen else ["data=pretrained"]),
         *([] if "name" in arguments else [f"name={'_'.join(parts)}"]),
@@ -113,30 +111,27 @@ def _own_images(found: Checkpoint, arguments: Mapping[str, str]) -> Sequence[str
     return [f"++{name}={value}" for name, value in options.items() if name not in arguments]
 
 
-def keep_weights(config: DictConfig) -> None:
-    """Remove the options of the encoder that another file sets and a checkpoint's weights decide.
+def keep_weights(config: Config) -> Config:
+    """Remove the options of the encoder that another file sets and that a checkpoint's weights decide.
 
     OptionError if the file adds a distillation token and the checkpoint has none.
     """
-    given = as_dict(config.encoder)
+    given = config.values["encoder"]
     if given.get("distillation_token") and not Checkpoint.open(given["path"], given).encoder.get("distillation_token"):
         right = "has no distillation token, which distillation=… needs: give one that has, or null for random weights"
-        raise OptionError("checkpoint", config.checkpoint, right)
-    with open_dict(config):
-        for name in _FIXED.intersection(config.encoder) - {*_REFERRED}:
-            del config.encoder[name]
+        raise OptionError("checkpoint", config.value("checkpoint"), right)
+    return config.without(*(f"encoder.{name}" for name in _FIXED.intersection(given) - {*_REFERRED}))
 
 
-def _offer(wanted: str, arguments: dict[str, str], refer: Sequence[str] = ()) -> Checkpoint:
-    """Add a checkpoint's encoder, its data set and that one's augmentation to Hydra's choices.
+def _offer(wanted: str, line: CommandLine, arguments: Mapping[str, str], refer: Sequence[str] = ()) -> Checkpoint:
+    """Add a checkpoint's encoder, its data set and that one's augmentation to the choices of a command.
 
     refer: options of the encoder that its weights decide and that other options refer to.
     """
     foreign = _foreign_options(arguments)
-    found = find(wanted, outputs=arguments.get("outputs", "outputs"), stage=PRETRAIN, say=say, options=foreign)
+    found = find(wanted, outputs=arguments.get("outputs", "outputs"), stage=PRETRAIN, say=line.say, options=foreign)
     trained = found.encoder
-    store = ConfigStore.instance()
-    node = {
+    line.nodes["encoder", "pretrained"] = {
         "_target_": "ssvit.checkpoints.storage.load_encoder",
         "path": str(found.path),
         "resize": "paper",
@@ -146,10 +141,9 @@ def _offer(wanted: str, arguments: dict[str, str], refer: Sequence[str] = ()) ->
         "image_size": "${data.image_size}",
         **(foreign if found.foreign else {}),
     }
-    store.store(group="encoder", name="pretrained", node=node)
     chooses = "data" in arguments or "experiment" in arguments
     try:
-        data, choices = _data(found.path.parent / "config.yaml")
+        data, choices = _data(found.path.parent / "config.yaml", line)
     except FileNotFoundError:
         if not chooses:
             raise UserError(f"{found.path}: no config.yaml of a run beside it tells its images; give data=…") from None
@@ -157,92 +151,73 @@ def _offer(wanted: str, arguments: dict[str, str], refer: Sequence[str] = ()) ->
         if not chooses:
             raise UserError(f"{error}; or give data=…") from None
     else:
-        _brought.clear()
-        _brought.update(choices)
+        line.brought = choices
         augment = data.pop("augment", None)
         if augment is not None:  # a choice of its own, which another can replace
-            store.store(group="augment", name="pretrained", node=augment)
+            line.nodes["augment", "pretrained"] = augment
             data = {"defaults": [{"/augment@augment": "pretrained"}, "_self_"], **data}
-        store.store(group="data", name="pretrained", node=data)
+        line.nodes["data", "pretrained"] = data
     return found
 
 
-def stand_in() -> None:
+def stand_in(line: CommandLine) -> None:
     """Add choices in the place of a checkpoint's, for who asks about options and has no checkpoint yet."""
-    store = ConfigStore.instance()
     free = {**dict.fromkeys(CHANGEABLE), "image_size": "${data.image_size}"}
     node = {"_target_": "ssvit.checkpoints.storage.load_encoder", "path": "???", "resize": "paper", **free}
-    store.store(group="encoder", name="pretrained", node=node)
-    _brought.clear()
-    _brought["data"] = "synthetic"
-    store.store(group="data", name="pretrained", node={"defaults": [_brought["data"]]})
+    line.nodes["encoder", "pretrained"] = node
+    line.brought = {"data": "synthetic"}
+    line.nodes["data", "pretrained"] = {"defaults": ["synthetic"]}
 
 
-def origin(group: str, file: Any) -> Any:
+def origin(line: CommandLine, group: str, file: Any) -> Any:
     """The file of a group that is chosen: the checkpoint's where that is `pretrained`."""
-    return _brought.get(group, file) if file == "pretrained" else file
+    return line.brought.get(group, file) if file == "pretrained" else file
 
 
-def offer_again(arguments: dict[str, str]) -> Sequence[str]:
+def offer_again(line: CommandLine) -> None:
     """`offer` for a tool that trains: a run that is named, or that the same command began, keeps its checkpoint."""
-    own = None
+    own, arguments = None, line.typed
     if arguments.get("overwrite") != "true":
         outputs = Path(arguments.get("outputs", "outputs"))
         named = arguments.get("name")
         files = outputs.rglob("config.yaml") if named is None else [outputs / named / "config.yaml"]
         for file in sorted(files):
-            own = own or _began_with(file, named is not None)
-    return offer(arguments, own)
+            own = own or _began_with(file, None if named is not None else line.identity)
+    offer(line, own)
 
 
-def _began_with(file: Path, named: bool) -> str | None:
-    """The checkpoint that a run took as the newest, if this command goes on with the run."""
+def _began_with(file: Path, command: str | None) -> str | None:
+    """The checkpoint that a run took as the newest, if a command goes on with the run.
+
+    command: the identity of the command; None: it names the run.
+    """
     folder = file.parent
     if (folder.parent / "config.yaml").exists():
         return None  # one of the runs of a comparison
     try:
         values = Configuration.read(file).values
-        if values["checkpoint"] != "newest" or not (named or values["command"] == typed_command()):
+        if values["checkpoint"] != "newest" or command not in (None, values["command"]):
             return None
         done = any((folder / name).exists() for name in ("comparison.json", "sweep.json"))
         if last := manifest.complete(folder)[-1:]:
             facts = manifest.read(last[0])
             done = facts["step"] == values["recipe"]["steps"] or facts.get("ended", False)
-        return None if done and not named else values["encoder"]["path"]
+        return None if done and command is not None else values["encoder"]["path"]
     except (UserError, OSError, KeyError, TypeError):
         return None
 
 
-def configuration(config: DictConfig) -> Configuration:
+def configuration(config: Config) -> Configuration:
     """What a run's folder keeps of its configuration, with the choices that data=pretrained stands for."""
-    chosen = HydraConfig.get().runtime.choices
-    choices = {group: file for group, file in chosen.items() if not group.startswith("hydra/")}
+    choices = dict(config.choices)
     if choices.get("data") == "pretrained":
         pretrained = {group for group, file in choices.items() if file == "pretrained" and group != "encoder"}
         own = {group: file for group, file in choices.items() if group not in pretrained}
-        choices = own | {group: file for group, file in _brought.items() if group not in own}
-    run = {"name": str(config.name), "command": typed_command()}
-    return Configuration.of(settled(config) | run, choices)
+        choices = own | {group: file for group, file in config.line.brought.items() if group not in own}
+    return Configuration.of(config.written | {"command": config.line.identity}, choices)
 
 
-def settled(config: DictConfig) -> dict[str, Any]:
-    """A configuration's values. References to other options stay as written, so that one can be changed; what a
-    resolver gave is kept as its value.
-    """
-    found = _settled(*(OmegaConf.to_container(config, resolve=resolve) for resolve in (False, True)))
-    assert isinstance(found, dict)
-    return found
-
-
-def _settled(written: object, resolved: object) -> Any:
-    if isinstance(written, dict) and isinstance(resolved, dict):
-        return {key: _settled(value, resolved[key]) for key, value in written.items()}
-    if isinstance(written, list) and isinstance(resolved, list):
-        return [_settled(*both) for both in zip(written, resolved, strict=True)]
-    return resolved if isinstance(written, str) and not refers(written) else written
-
-
-def _data(file: Path) -> tuple[dict[str, Any], dict[str, str | None]]:
+def _data(file: Path, line: CommandLine) -> tuple[dict[str, Any], dict[str, str | None]]:
     """The group data of a run's config.yaml, with the builders of the files installed here, and its choices.
 
     ConfigurationError if it holds anything but names of files and values of known options.
@@ -251,24 +226,22 @@ def _data(file: Path) -> tuple[dict[str, Any], dict[str, str | None]]:
         choices, values = Configuration.read(file).data()
     except (KeyError, TypeError):
         raise ConfigurationError(f"{file}: does not tell the run's images") from None
-    node = _composed(choices, file)
+    node = _composed(choices, file, line)
     if getattr(find_options(node.get("augment", {}).get("_target_", "")), "views", ("image",)) != ("image",):
         # Several views belong to the method: what comes after it has the data set's single one.
         choices = {group: name for group, name in choices.items() if group.partition("@")[2] != "data.augment"}
         values = {name: value for name, value in values.items() if name != "augment"}
-        node = _composed(choices, file)
+        node = _composed(choices, file, line)
     _fill(node, values, f"{file}: data")
     return node, choices
 
 
-def _composed(choices: Mapping[str, str | None], file: Path) -> dict[str, Any]:
+def _composed(choices: Mapping[str, str | None], file: Path, line: CommandLine) -> dict[str, Any]:
     """The group data of the files chosen in the config.yaml `file`; ConfigurationError if one is not here."""
-    given = [f"{'+' * (group == 'data')}{group}={name or 'null'}" for group, name in choices.items()]
     try:
-        with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-            return as_dict(compose(overrides=[*search_path(), *given]).data, resolve=False)
-    except HydraException:
-        named = ", ".join(option.removeprefix("+") for option in given)
+        return composition.group(line, "data", choices)
+    except Failure:
+        named = ", ".join(f"{group}={name or 'null'}" for group, name in choices.items())
         right = "there is no such file here; give the folder that has it (--config-dir, in Python config_dir)"
         raise ConfigurationError(f"{file}: {named}: {right}") from None
 
@@ -293,7 +266,7 @@ def _foreign_options(arguments: Mapping[str, str]) -> dict[str, Any]:
         each = {
             name.partition(".arguments.")[2]: yaml.safe_load(value)
             for name, value in arguments.items()
-            if name.startswith("++encoder.arguments.")
+            if name.startswith("encoder.arguments.")
         }
     except yaml.YAMLError:
         raise UserError(f"one of encoder.{', '.join(reading.FOREIGN_OPTIONS)} cannot be read") from None
@@ -302,24 +275,23 @@ def _foreign_options(arguments: Mapping[str, str]) -> dict[str, Any]:
     return found | {"arguments": {**(found["arguments"] or {}), **each} or None}
 
 
-def default_name(config: DictConfig) -> str:
+def default_name(config: Config) -> str:
     """The name of a run's folder: what it does, from which checkpoint, and on which images if not that run's."""
-    choices = HydraConfig.get().runtime.choices
-    what = "compare" if config.compare else config.sweep or ("scratch" if config.checkpoint == SCRATCH else "finetune")
-    path = Path(config.encoder.get("path", choices["encoder"]))
-    start = name_of(path) if "path" in config.encoder else config.encoder.get("model", path.name)
-    return "_".join([what, start] if choices["data"] == "pretrained" else [what, start, choices["data"]])
+    values, encoder = config.values, config.values["encoder"]
+    single = "scratch" if values["checkpoint"] == SCRATCH else "finetune"
+    what = "compare" if values["compare"] else values["sweep"] or single
+    path = Path(encoder.get("path", config.choices["encoder"]))
+    start = name_of(path) if "path" in encoder else encoder.get("model", path.name)
+    own = config.choices["data"]
+    return "_".join([what, start] if own == "pretrained" else [what, start, own])
 
 
-def from_scratch(config: DictConfig) -> DictConfig:
+def from_scratch(config: Config) -> Config:
     """The same configuration with random weights in place of those of the checkpoint."""
-    if "path" not in config.encoder:
+    given = config.values["encoder"]
+    if "path" not in given:
         return config
-    given = as_dict(config.encoder, resolve=False)
     trained = Checkpoint.open(given["path"], given).encoder
-    changes = {name: given[name] for name in CHANGEABLE if name in given}
-    config = config.copy()
-    with open_dict(config):
-        config.encoder = {"_target_": _TARGETS[kind(trained)], **trained, **changes}
-        config.checkpoint = SCRATCH
-    return config
+    changes = {name: config.written["encoder"][name] for name in CHANGEABLE if name in given}
+    encoder = {"_target_": _TARGETS[kind(trained)], **trained, **changes}
+    return config.changed({"encoder": encoder, "checkpoint": SCRATCH})

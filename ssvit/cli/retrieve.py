@@ -2,11 +2,9 @@
 
 from functools import partial
 
-from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig
-
 from ssvit.cli import describer
-from ssvit.cli.launch import Plain, Tool, announce
+from ssvit.cli.launch import Tool
+from ssvit.config.composed import Config
 from ssvit.config.declaration import select
 from ssvit.options import print_lines
 from ssvit.retrieval.options import ADD, INDEX, Retrieve
@@ -14,24 +12,23 @@ from ssvit.retrieval.options import pictures as named_pictures
 from ssvit.training import preflight
 
 
-def run(config: DictConfig, plain: Plain) -> None:
+def run(config: Config) -> None:
     """Make a store of pictures, add to it, or query it; files that cannot be read are named and left out."""
+    plain = config.values
     own = select(Retrieve, plain)
     preflight.parts(plain)
     of_a_set = plain["data"] is not None
     pictures = named_pictures(plain["images"]) if plain["images"] or not of_a_set else {}
-    of_checkpoint, pixels = describer.check(plain, own.features(plain["features"]))
-
-    from hydra.utils import instantiate
+    of_checkpoint, pixels = describer.check(config, own.features(plain["features"]))
 
     from ssvit.data.decode import load
     from ssvit.retrieval import gallery
 
-    kind = instantiate(config.index)
+    kind = config.build("index")
     read: gallery.Load = partial(load, pixels=pixels)
     if of_a_set:
-        called = HydraConfig.get().runtime.choices["data"]
-        data = describer.data_set(config.data.source, pixels)
+        called = config.choices["data"]
+        data = describer.data_set(config, pixels)
         split, read = gallery.of_data_set(called, data, own.split, read)
         pictures = pictures or split
     describe = of_checkpoint(load=read, batch_size=own.batch_size, workers=own.workers)
@@ -42,7 +39,7 @@ def run(config: DictConfig, plain: Plain) -> None:
         answer = gallery.query(own.store, pictures, describe, kind, own.k)
         answer.write(sheet=own.sheet, output=own.output)
         report = answer.report(ranking=own.ranking)
-    announce()
+    config.line.announce()
     print_lines(*report.split("\n"), describe.report)
 
 

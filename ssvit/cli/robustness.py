@@ -4,11 +4,11 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from omegaconf import DictConfig
-
 from ssvit import atomic_io
 from ssvit.checkpoints.checkpoint import FINETUNE, find
-from ssvit.cli.launch import Plain, Tool, announce, say
+from ssvit.cli.launch import Tool
+from ssvit.config.command_line import Plain
+from ssvit.config.composed import Config
 from ssvit.data import robustness as layouts
 from ssvit.options import OptionError, print_lines, whole
 
@@ -20,12 +20,13 @@ if TYPE_CHECKING:
 CLEAN = "clean"
 
 
-def run(config: DictConfig, plain: Plain) -> Path:
+def run(config: Config) -> Path:
     """Print the table; write it with the numbers and the figure into a folder. Returns the folder."""
+    plain = config.values
     kinds, mappings = check(plain)
-    checkpoint = find(plain["checkpoint"], outputs=plain["outputs"], stage=FINETUNE, say=say)
+    checkpoint = find(plain["checkpoint"], outputs=plain["outputs"], stage=FINETUNE, say=config.line.say)
     folder = Path(plain["output"] or checkpoint.home(plain["outputs"]) / "robustness")
-    announce()
+    config.line.announce()
 
     from ssvit import inference
     from ssvit.evaluation import robustness

@@ -9,14 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig
-
 from ssvit import atomic_io
 from ssvit.cli import trials
 from ssvit.cli.compare import stages
-from ssvit.cli.launch import Plain, Tool, option_files
+from ssvit.cli.launch import Tool
 from ssvit.cli.trials import Trials, schedule
+from ssvit.config.composed import Config
 from ssvit.evaluation import methods, scaling
 from ssvit.models.options import Timm
 from ssvit.options import OptionError, print_lines, whole
@@ -37,11 +35,11 @@ _OWN = (
 )  # fmt: skip
 
 
-def run(config: DictConfig, plain: Plain) -> Path:
+def run(config: Config) -> Path:
     """Make the rows that are not there yet, then the table and the figure. Returns their folder."""
-    grid = check(plain)
-    trials.check_images(config, plain, most=max(images or 0 for images in plain["images"]))
-    study = Study(plain, _OWN, {})
+    plain, grid = config.values, check(config)
+    trials.check_images(config, most=max(images or 0 for images in plain["images"]))
+    study = Study(config, _OWN, {})
     for seed in range(plain["seed"], plain["seed"] + plain["seeds"]):
         for objective, point in itertools.product(plain["objectives"], grid):
             study.row(objective, point, seed)
@@ -60,28 +58,29 @@ def run(config: DictConfig, plain: Plain) -> Path:
     return study.table
 
 
-def check(plain: Plain) -> list[dict[str, Any]]:
+def check(config: Config) -> list[dict[str, Any]]:
     """The points of the grid, by the names of their axes. OptionError or UserError for a wrong configuration."""
+    plain = config.values
     for name in ("objectives", *_GRID):
         values = plain[name]
         if not isinstance(values, list) or not values or len({str(value) for value in values}) < len(values):
             raise OptionError(name, values, "must be a list of one or more different values")
     for name in plain["objectives"]:
-        if len(stages(name)) > 1:
+        if len(stages(name, config.line)) > 1:
             raise OptionError("objectives", name, "has two stages, and a point of the grid has one run")
     for name in _GRID:
         for value in plain[name]:
             if not (name == "images" and value is None):
                 whole(name, value)
     trials.check(plain)
-    for option in [*HydraConfig.get().overrides.task, *plain["pretrain"]]:
+    for option in [*config.overrides, *plain["pretrain"]]:
         name, _, value = str(option).lstrip("+").partition("=")
         if axis := _SET_BY.get(name):
             raise OptionError(name, value, f"follows from the grid, whose option is {axis}={plain[axis]}")
     if not isinstance(plain["encoders"], list):
         raise OptionError("encoders", plain["encoders"], "must be a list of names")
     for name in plain["encoders"]:
-        if not option_files("encoder", name):
+        if name not in config.line.names("encoder"):
             try:
                 Timm(model=name, image_size=1)
             except OptionError as error:
@@ -112,9 +111,8 @@ class Study(Trials):
 
     def compared(self, encoder: str, point: dict[str, Any], seed: int) -> None:
         """The row of an encoder to compare with, which learns from labels and has none of the study's own options."""
-        model = (
-            [f"encoder={encoder}"] if option_files("encoder", encoder) else ["encoder=timm", f"encoder.model={encoder}"]
-        )
+        own = encoder in self.line.names("encoder")
+        model = [f"encoder={encoder}"] if own else ["encoder=timm", f"encoder.model={encoder}"]
         rest = [option for option in self.pretraining if not option.lstrip("+").startswith("encoder")]
         self._row(_SUPERVISED, encoder, [*rest, *model], {**point, "encoder": encoder}, seed)
 
@@ -124,7 +122,7 @@ class Study(Trials):
         if (self.table / f"{name}.json").is_file():
             return
         print(f"\n{name}", flush=True)
-        (stage,) = stages(objective)
+        (stage,) = stages(objective, self.line)
         options = [*stage.options, *options]
         cost = self.cost(f"{objective}_{size}", options)
         subset = f"subset.images={'null' if point['images'] is None else point['images']}"

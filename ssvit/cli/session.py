@@ -3,22 +3,20 @@
 from collections.abc import Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from hydra.core.hydra_config import HydraConfig
-from hydra.utils import instantiate
-from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
 from ssvit.checkpoints import manifest
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.checkpoints.configuration import flatten, is_free
 from ssvit.checkpoints.manifest import CheckpointError
-from ssvit.checkpoints.run_folder import RunFolder, is_main_process
-from ssvit.cli.launch import as_dict
+from ssvit.checkpoints.run_folder import RunFolder
 from ssvit.cli.pretrained import SCRATCH, configuration, from_scratch
+from ssvit.config.composed import Config
 from ssvit.data.batch import EvalTransform
 from ssvit.data.loader import Loader
 from ssvit.data.options import FULL, NO_LABELS, PERMUTATION
@@ -31,7 +29,8 @@ from ssvit.objectives.base import Objective
 from ssvit.objectives.classify import balanced
 from ssvit.objectives.contrast import Contrastive
 from ssvit.objectives.options import BALANCED, MULTI_LABEL
-from ssvit.options import OptionError, UserError, print_lines, within
+from ssvit.options import OptionError, UserError, print_lines
+from ssvit.processes import is_main_process
 from ssvit.randomness import key
 from ssvit.training import loop, metrics_log, runtime, sharding
 from ssvit.training.cost import Cost, measure
@@ -44,12 +43,12 @@ from ssvit.training.state import State
 class Session:
     """The runs of one command and stage, which share the processes and the images."""
 
-    def __init__(self, config: DictConfig, folder: Path, *, stage: str) -> None:
+    def __init__(self, config: Config, folder: Path, *, stage: str) -> None:
         self.config, self.folder, self.stage = config, folder, stage
-        use_bands(as_dict(config.data))
-        self.fabric = runtime.start(Recipe(**as_dict(config.recipe)), **config.fabric)
+        use_bands(config.values["data"])
+        self.fabric = runtime.start(Recipe(**config.values["recipe"]), **config.values["fabric"])
         with runtime.together():
-            self._data: Data = instantiate(config.data.source, _convert_="all")
+            self._data: Data = config.build("data.source")
         self._estimated = False  # the runs of a comparison differ little
         if self._data.told and is_main_process():
             print_lines(self._data.told)
@@ -62,26 +61,24 @@ class Session:
     @runtime.together()
     def run(self, name: str, changes: Mapping[str, object]) -> list[dict[str, Any]]:
         """Train in a subfolder with some (dotted) options changed; returns the rows of metrics."""
-        config = self.config.copy()
-        for option, value in changes.items():
-            OmegaConf.update(config, option, value)
-        if config.checkpoint == SCRATCH:
+        config = self.config.changed(changes)
+        if config.values["checkpoint"] == SCRATCH:
             config = from_scratch(config)
         with RunFolder(str(self.folder), name) as folder:
             if is_main_process():
-                folder.open(configuration(config), overwrite=config.overwrite)
+                folder.open(configuration(config), overwrite=config.values["overwrite"])
             self.fabric.barrier()  # no process looks for checkpoints in a folder that is being cleared
             self.train(config, folder.path)
         return metrics_log.rows(folder.path)
 
     @runtime.together()
-    def cost(self, config: DictConfig) -> Cost:
+    def cost(self, config: Config) -> Cost:
         """What a step of the run that a configuration describes costs here."""
         recipe, _, objective, loader = self._built(config)
         return measure(self.fabric, objective, loader, recipe)
 
     @runtime.together()
-    def preview(self, config: DictConfig) -> None:
+    def preview(self, config: Config) -> None:
         """Print the sizes, time and memory of the run that a configuration describes. Nothing is trained or written."""
         recipe, data, objective, loader = self._built(config)
         found = estimate(State(self.fabric, objective, recipe), loader, _all_evaluators(config, data))
@@ -103,21 +100,21 @@ class Session:
             )
 
     @runtime.together()
-    def train(self, config: DictConfig, folder: Path) -> None:
+    def train(self, config: Config, folder: Path) -> None:
         """Build what a configuration describes and train it in an open folder, going on from what is there."""
         recipe, data, objective, loader = self._built(config, folder)
         evaluators = _all_evaluators(config, data)
-        start = SCRATCH
-        if "path" in config.encoder:
-            start = Checkpoint.open(config.encoder.path, as_dict(config.encoder)).checksum
+        start, encoder, images = SCRATCH, config.values["encoder"], config.values["data"]
+        if "path" in encoder:
+            start = Checkpoint.open(encoder["path"], encoder).checksum
         run_identity = objective.facts | {
             "stage": self.stage,
             "start": start,
             "data": data.train.fingerprint,
             **({} if loader.order == PERMUTATION else {"order": loader.order}),
             **({} if loader.decoding == FULL else {"decoding": loader.decoding}),
-            **({} if config.data.get("range") is None else {"range": as_dict(config.data)["range"]}),
-            "view": {name: value for name, value in as_dict(config.data.view).items() if name != "_target_"},
+            **({} if images.get("range") is None else {"range": images["range"]}),
+            "view": {name: value for name, value in images["view"].items() if name != "_target_"},
             "precision": runtime.precision(recipe, self.fabric.device),
         }
         loop.train(
@@ -133,58 +130,56 @@ class Session:
         )
         self._estimated = True
 
-    def _loggers(self, config: DictConfig, folder: Path) -> list[Logger]:
+    def _loggers(self, config: Config, folder: Path) -> list[Logger]:
         """The loggers of a run, which has the name of its folder, with that of the comparison if it is part of one."""
         name = str(folder.relative_to(self.folder.parent))
         given = {"folder": folder, "name": name, "options": _hyperparameters(config)}
-        return [instantiate(node, _convert_="all", _partial_=True)(**given) for node in config.logger.values()]
+        return [config.build(f"logger.{name}", **given) for name in config.values["logger"]]
 
-    def _built(self, config: DictConfig, folder: Path | None = None) -> tuple[Recipe, Data, Objective, Loader]:
+    def _built(self, config: Config, folder: Path | None = None) -> tuple[Recipe, Data, Objective, Loader]:
         """The recipe of a configuration, the images, the objective with its first weights, and the batches.
 
         folder: of a run that may go on; if fewer processes do, they accumulate more micro-batches of the same size.
         """
-        recipe = Recipe(**as_dict(config.recipe))
-        data = replace(self._data, train=subset(self._data.train, **as_dict(config.subset)))
-        if config.development is not None:
-            data = data.without_test(config.development)
+        values = config.values
+        recipe = Recipe(**values["recipe"])
+        data = replace(self._data, train=subset(self._data.train, **values["subset"]))
+        if values["development"] is not None:
+            data = data.without_test(values["development"])
         torch.manual_seed(key(recipe.seed, "weights"))
         given: dict[str, object] = {}
-        if "classes" in config.objective:
+        if "classes" in values["objective"]:
             if any(part is not None and part.labels is None for part in (data.train, data.validation, data.test)):
                 raise UserError(NO_LABELS)
             given["classes"] = list(data.classes)
             assert data.train.labels is not None
             if is_multi_label(data.train.labels):
                 given["loss"] = MULTI_LABEL
-            elif config.objective.get("loss") == MULTI_LABEL:
+            elif values["objective"].get("loss") == MULTI_LABEL:
                 right = "must be softmax or sigmoid: each of these images has one class"
                 raise OptionError("objective.loss", MULTI_LABEL, right)
-            if config.objective.get("class_weights") == BALANCED:
+            if values["objective"].get("class_weights") == BALANCED:
                 given["class_weights"] = balanced(data.train.labels, len(data.classes))
         # What is read from a checkpoint is needed at once.
-        options = flatten(as_dict(config.objective), "objective")
+        options = flatten(values["objective"], "objective")
         reads = any(value is not None for name, value in options if name.endswith((".checkpoint", ".path")))
         with nullcontext() if reads else sharding.building(self.fabric):
-            objective = instantiate(config.objective, _convert_="all", _partial_=bool(given))
-            if given:  # not through Hydra, which would take a class named ${…} for a reference
-                with within("objective"):
-                    objective = objective(**given)
+            objective = config.build("objective", **given)
         before = None if folder is None else _micro_batch(folder)
         if before is not None and not isinstance(objective, Contrastive):  # which compares the images of a micro-batch
             recipe = recipe.shared(self.fabric.world_size, before)
         loader = Loader(
             source=data.train,
-            transform=instantiate(config.data.augment, _convert_="all"),
+            transform=config.build("data.augment"),
             seed=recipe.seed,
             batch_size=recipe.batch_size,
             accumulate=recipe.accumulate,
             rank=self.fabric.global_rank,
             world=self.fabric.world_size,
-            order=config.data.get("order", PERMUTATION),
-            decoding=config.data.get("decoding", FULL),
-            workers=config.workers,
-            timeout=config.loader_timeout,
+            order=values["data"].get("order", PERMUTATION),
+            decoding=values["data"].get("decoding", FULL),
+            workers=values["workers"],
+            timeout=values["loader_timeout"],
             device=self.fabric.device,
         )
         return recipe, data, objective, loader
@@ -198,12 +193,12 @@ def _micro_batch(folder: Path) -> int | None:
     return None
 
 
-def _all_evaluators(config: DictConfig, data: Data) -> dict[str, Evaluator]:
+def _all_evaluators(config: Config, data: Data) -> dict[str, Evaluator]:
     """The evaluators and probes of a configuration; last those at automatic steps, which are steps of the probes."""
-    eval_transform = instantiate(config.data.view, _convert_="all")
+    eval_transform = config.build("data.view")
     evaluators, probes = _evaluators(config, data, eval_transform), _probes(config, data, eval_transform)
     automatic = {name: one for name, one in evaluators.items() if one.automatic}
-    run = {name: config.recipe[name] for name in ("steps", "batch_size", "evaluate_every")}
+    run = {name: config.values["recipe"][name] for name in ("steps", "batch_size", "evaluate_every")}
     for one in automatic.values():
         one.every = interval(AUTO, images=one.images, **run)
         for probe in probes.values():
@@ -212,55 +207,55 @@ def _all_evaluators(config: DictConfig, data: Data) -> dict[str, Evaluator]:
     return {name: one for name, one in evaluators.items() if name not in automatic} | probes | automatic
 
 
-def _evaluators(config: DictConfig, data: Data, eval_transform: EvalTransform) -> dict[str, Evaluator]:
+def _evaluators(config: Config, data: Data, eval_transform: EvalTransform) -> dict[str, Evaluator]:
     """The evaluators of a configuration.
 
     `test` is measured on the validation images while training and on the test images at the end; where one of them is
     missing, on the other for both, under its name.
     """
     made: dict[str, Evaluator] = {}
-    for name, node in config.evaluators.items():
-        build = instantiate(node, _convert_="all", _partial_=True)  # Hydra would copy objects given to it
+    for name in config.values["evaluators"]:
+        build = partial(config.build, f"evaluators.{name}", transform=eval_transform)
         if name != "test":
-            made[name] = build(source=data.watched, transform=eval_transform)
+            made[name] = build(source=data.watched)
             continue
         for part, source in (("validation", data.validation), ("test", data.test)):
             if source is not None:
-                made[part] = build(source=source, transform=eval_transform, part=part)
+                made[part] = build(source=source, part=part)
         if data.validation is not None and data.test is not None:
             made["test"].at_end = True
     return made
 
 
-def _hyperparameters(config: DictConfig) -> dict[str, Any]:
+def _hyperparameters(config: Config) -> dict[str, Any]:
     """The files that were chosen and the values in them, by name; without what may change in a run."""
-    chosen = HydraConfig.get().runtime.choices if HydraConfig.initialized() else {}
+    chosen = config.choices
     options: dict[str, Any] = {name: chosen[name] for name in ("objective", "data", "recipe") if chosen.get(name)}
     for group in ("encoder", "objective", "target", "data", "subset", "recipe"):
-        for name, _ in flatten(as_dict(config[group], resolve=False) if group in config else {}, group):
-            value = OmegaConf.select(config, name)
-            if not (value is None or isinstance(value, DictConfig) or "_target_" in name or is_free(name)):
+        for name, _ in flatten(config.written.get(group, {}), group):
+            value = config.value(name)
+            if not (value is None or isinstance(value, dict) or "_target_" in name or is_free(name)):
                 options[name] = value if isinstance(value, int | float | str) else str(value)
     return options
 
 
-def _probes(config: DictConfig, data: Data, eval_transform: EvalTransform) -> dict[str, Evaluator]:
+def _probes(config: Config, data: Data, eval_transform: EvalTransform) -> dict[str, Evaluator]:
     """The probes of a pre-training run, as far as its images suffice for them."""
-    if not config.get("probe"):
+    if not config.value("probe"):
         return {}
-    options = as_dict(config.probing)
+    options = dict(config.values["probing"])
     options["every"] = interval(
         options["every"],
         images=min(options["train_images"], len(data.train)) + min(options["test_images"], len(data.watched)),
-        **{name: config.recipe[name] for name in ("steps", "batch_size", "evaluate_every")},
+        **{name: config.values["recipe"][name] for name in ("steps", "batch_size", "evaluate_every")},
     )
-    probes = {name: instantiate(part, _convert_="all") for name, part in config.probe.items()}
+    probes = {name: config.build(f"probe.{name}") for name in config.values["probe"]}
     probing = Probing(
         probes=probes,
         train=data.train,
         test=data.watched,
         transform=eval_transform,
-        start=GIVEN if "path" in config.encoder else RANDOM,
+        start=GIVEN if "path" in config.values["encoder"] else RANDOM,
         **options,
     )
     if is_main_process():

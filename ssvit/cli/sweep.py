@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hydra.core.hydra_config import HydraConfig
-
+from ssvit.config.composed import Config
 from ssvit.options import UserError
 from ssvit.training.metrics_log import rows
 
@@ -42,11 +41,11 @@ def metric(metrics: Mapping[str, float]) -> str | None:
     return next((name for name in (*_VALIDATION, *probes, *losses) if name in metrics), None)
 
 
-def value(folder: Path) -> float | None:
+def value(folder: Path, config: Config) -> float | None:
     """The metric of one job, for a sweeper that searches, which needs one: UserError if it has none."""
     metrics = Job({}, folder).metrics
     name = metric(metrics)
-    if name is None and (sweeper := HydraConfig.get().runtime.choices["hydra/sweeper"]) != "basic":
+    if name is None and (sweeper := config.line.typed.get("hydra/sweeper", "basic")) != "basic":
         raise UserError(f"hydra/sweeper={sweeper}: {folder} has no metric to search by: {_NO_METRIC}")
     return None if name is None else metrics[name]
 

@@ -10,15 +10,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from hydra.core.hydra_config import HydraConfig
-from hydra.utils import instantiate
-from omegaconf import DictConfig
-
 from ssvit import atomic_io
-from ssvit.cli.launch import Failure, Plain, config_dir
+from ssvit.config.command_line import Plain
+from ssvit.config.composed import Config
 from ssvit.data.options import NO_LABELS
 from ssvit.evaluation import methods
-from ssvit.options import OptionError, UserError, whole
+from ssvit.options import Failure, OptionError, UserError, whole
 from ssvit.training import preflight
 
 _ELSEWHERE = ("data.root", "workers", "loader_timeout", "fabric")  # options that change no figure
@@ -37,18 +34,19 @@ def check(plain: Plain, names: Sequence[str] = ()) -> None:
             raise OptionError(name, plain[name], "must be a list of options")
 
 
-def check_images(config: DictConfig, plain: Plain, *, most: int = 0) -> None:
+def check_images(config: Config, *, most: int = 0) -> None:
     """UserError unless there are labels, and as many images to train on as a run of the study is to have.
 
     most: images of a pre-training, as the option "images" says; those of fine-tuning are in its own options.
     """
+    plain = config.values
     known = preflight.images_of(preflight.parts(plain))
     option = next((option for option in reversed(plain["finetune"]) if str(option).startswith(_SUBSET)), _SUBSET)
     tuned = option.removeprefix(_SUBSET)
     wanted = {("images", most): most, ("finetune", option): int(tuned) if tuned.isdigit() else 0}
     labelled, there = known.labelled, known.count(at_most=max(wanted.values()))
     if labelled is None or (there is None and any(wanted.values())):  # the images themselves tell
-        train = instantiate(config.data.source, _convert_="all").train
+        train = config.build("data.source").train
         labelled, there = train.labels is not None, len(train)
     if not labelled:
         raise UserError(NO_LABELS)
@@ -63,15 +61,15 @@ class Trials:
     protocol: what is alike in all rows. OptionError if the table has rows of another one; they may have other probes.
     """
 
-    def __init__(self, plain: Plain, own: Sequence[str], protocol: Mapping[str, Any]) -> None:
-        self.plain = plain
+    def __init__(self, config: Config, own: Sequence[str], protocol: Mapping[str, Any]) -> None:
+        self.plain = plain = config.values
+        self.line = config.line
         self.folder = Path(plain["outputs"], str(plain["name"]))
         self.table = Path(plain["table"] or self.folder / "table")
-        typed = HydraConfig.get().overrides.task
-        forwarded = [option for option in typed if re.split(r"[=.@]", option.lstrip("+"))[0] not in own]
+        forwarded = [option for option in config.overrides if re.split(r"[=.@]", option.lstrip("+"))[0] not in own]
         self.pretraining = [*plain["pretrain"], *forwarded]
         self.protocol = {
-            "data": HydraConfig.get().runtime.choices["data"],
+            "data": config.choices["data"],
             **protocol,
             "options": _of_figures(self.pretraining),
             "evaluate": plain["evaluate"],
@@ -138,11 +136,9 @@ class Trials:
 
         Ctrl-C reaches it too, and it may take its time to save.
         """
-        users = config_dir()
-        own = [] if users is None else ["--config-dir", str(users)]
         threads = {"OMP_NUM_THREADS": str(self.plain["threads"]), "OMP_WAIT_POLICY": "PASSIVE"}
         process = subprocess.Popen(
-            [sys.executable, "-m", "ssvit", command, *own, *options, f"outputs={self.folder}"],
+            [sys.executable, "-m", "ssvit", command, *self.line.flags, *options, f"outputs={self.folder}"],
             env={**os.environ, **threads},
             stdout=subprocess.PIPE if capture else None,
             text=True,

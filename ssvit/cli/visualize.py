@@ -4,14 +4,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hydra.utils import instantiate
-from omegaconf import DictConfig
-
 from ssvit.analysis.options import Visualize, plotted
 from ssvit.checkpoints.checkpoint import FINETUNE, Checkpoint, find
 from ssvit.checkpoints.options import LoadEncoder, pixel_format
-from ssvit.cli.launch import Plain, Tool, announce, progress, say
+from ssvit.cli.launch import Tool, progress
 from ssvit.cli.pretrained import SCRATCH, from_scratch, offer
+from ssvit.config.composed import Config
 from ssvit.config.declaration import select
 from ssvit.data import folder
 from ssvit.models.options import vit
@@ -19,8 +17,9 @@ from ssvit.options import OptionError, print_lines
 from ssvit.training import preflight
 
 
-def run(config: DictConfig, plain: Plain) -> None:
+def run(config: Config) -> None:
     """Plot the figures and print the numbers; pictures that cannot be read are named and left out."""
+    plain = config.values
     own = select(Visualize, plain)
     paths = [path for image in plain["images"] for path in folder.pictures(str(image))]
     seen = {"view": plain["data"]["view"]} if paths else plain["data"]
@@ -30,8 +29,8 @@ def run(config: DictConfig, plain: Plain) -> None:
     sizes = {name: plain["encoder"][name] for name in ("resize", "image_size")}
     other = None
     if plain["other"] not in (None, SCRATCH):
-        other = find_other(plain, sizes, checkpoint.encoder["channels"])
-    announce()
+        other = find_other(config, sizes, checkpoint.encoder["channels"])
+    config.line.announce()
 
     import torch
 
@@ -42,19 +41,19 @@ def run(config: DictConfig, plain: Plain) -> None:
 
     device = "cuda" if own.device == "auto" and torch.cuda.is_available() else "cpu"
     use_bands(plain["data"])
-    view, batch = instantiate(config.data.view, _convert_="all"), own.batch_size
+    view, batch = config.build("data.view"), own.batch_size
     if paths:
         pictures = inside.from_files(paths, view, own.count, print_lines, pixel_format(checkpoint))
     else:
-        source = instantiate(config.data.source, _convert_="all").watched
+        source = config.build("data.source").watched
         pictures = inside.held_out(
             source, view, own.count, batch_size=batch, workers=own.workers, timeout=own.loader_timeout
         )
-    encoder = instantiate(config.encoder, _convert_="all").to(device)
+    encoder = config.build("encoder").to(device)
     second = None
     if plain["other"] == SCRATCH:
         torch.manual_seed(key(0, "weights"))
-        second = "random weights", instantiate(from_scratch(config).encoder, _convert_="all").eval().to(device)
+        second = "random weights", from_scratch(config).build("encoder").eval().to(device)
     elif other is not None:
         second = other.name, load_encoder(other.path, announce=True, **sizes).to(device)
     found = inside.look(
@@ -70,11 +69,12 @@ def run(config: DictConfig, plain: Plain) -> None:
     print_lines(*found.lines, *(f"written: {file}" for file in written))
 
 
-def find_other(plain: Plain, sizes: Mapping[str, Any], channels: int) -> Checkpoint:
+def find_other(config: Config, sizes: Mapping[str, Any], channels: int) -> Checkpoint:
     """The checkpoint of the second encoder. OptionError unless its images have so many channels."""
+    plain = config.values
     other = plain["other"]
     try:
-        found = find(other, outputs=plain["outputs"], stage=FINETUNE, say=say)
+        found = find(other, outputs=plain["outputs"], stage=FINETUNE, say=config.line.say)
         LoadEncoder(path=found.path, **sizes).encoder()
         theirs = vit(found.encoder).channels
     except OptionError as error:

@@ -5,12 +5,11 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from omegaconf import DictConfig
-
 from ssvit import atomic_io
 from ssvit.checkpoints import manifest
 from ssvit.checkpoints.configuration import Configuration
-from ssvit.cli.launch import Plain, Tool
+from ssvit.cli.launch import Tool
+from ssvit.config.composed import Config
 from ssvit.data.vtab import NAMES
 from ssvit.evaluation import vtab
 from ssvit.evaluation.vtab import Run
@@ -20,8 +19,9 @@ _TEST = "test/accuracy"
 _MEASURED = (_TEST, "validation/accuracy")
 
 
-def run(config: DictConfig, plain: Plain) -> str:
+def run(config: Config) -> str:
     """Print the table, and write it where output= names a file: as JSON if that ends so. Returns the table."""
+    plain = config.values
     named = [Path(str(one)) for one in plain["runs"]]
     for folder in named:
         if not (folder / "config.yaml").is_file():

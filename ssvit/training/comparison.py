@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ssvit import atomic_io
-from ssvit.checkpoints.run_folder import is_main_process
 from ssvit.config.declaration import make
 from ssvit.evaluation.significance import NOTHING_YET, above_chance, standard_error
 from ssvit.options import OptionError, number, one_of, whole, within
+from ssvit.processes import is_main_process
 from ssvit.training.recipe import Recipe
 
 Rows = list[dict[str, Any]]

@@ -20,12 +20,12 @@ from torch import Tensor
 from ssvit import atomic_io
 from ssvit.checkpoints import storage
 from ssvit.checkpoints.checkpoint import Checkpoint
-from ssvit.checkpoints.run_folder import is_main_process
 from ssvit.data.batch import Batch
 from ssvit.data.loader import Loader
 from ssvit.evaluation.base import Evaluation, Evaluator, with_metrics
 from ssvit.objectives.base import Objective
 from ssvit.options import UserError
+from ssvit.processes import is_main_process
 from ssvit.randomness import key
 from ssvit.training import best, runtime
 from ssvit.training.estimate import estimate

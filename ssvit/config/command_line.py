@@ -1,0 +1,156 @@
+"""The arguments of one command: the options as typed, and what the command adds to them. No Hydra."""
+
+import hashlib
+import os
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ssvit.options import Failure, print_lines
+from ssvit.processes import is_main_process
+
+Plain = dict[str, Any]  # options as a YAML file holds them: dictionaries, lists, text and numbers
+_PACKAGE = Path(__file__).resolve().parents[1]
+# Within the package where it is installed, beside it in a checkout.
+CONFIGS = _PACKAGE / "configs" if (_PACKAGE / "configs").is_dir() else _PACKAGE.parent / "configs"
+_CONFIG_DIR = ("--config-dir", "-cd")
+_SWEEP = ("--multirun", "-m")
+_HOME = re.compile(r"^([\w.@/+-]+=['\"]?)~/")  # shells do not expand it behind option=
+_CALLED_WITHIN = re.compile(r"[{,]\s*['\"]?_\w*_['\"]?\s*:")  # as the name of a dictionary's value
+
+
+class CommandLine:
+    """The arguments of a command, for as long as the command runs.
+
+    Attributes:
+        aliases: What beginnings of options stand for, such as {"probes=": "probe@probes="}.
+        options: The options as typed, with aliases replaced.
+        positional: The arguments that are neither options nor flags.
+        config_dir: The user's own folder of configurations, which --config-dir names.
+        sweep: Whether there is one run for each combination of values (-m).
+        added: Options that the command adds to those typed.
+        nodes: Choices that exist for this command alone: groups of options by (group, name).
+        brought: The choices that data=pretrained stands for, by group.
+    """
+
+    def __init__(
+        self, arguments: Sequence[str], *, aliases: Mapping[str, str] | None = None, takes_positional: bool = False
+    ) -> None:
+        self.aliases = dict(aliases or {})
+        self.options: list[str] = []
+        self.positional: list[str] = []
+        self.config_dir: Path | None = None
+        self.sweep = False
+        self.added: list[str] = []
+        self.nodes: dict[tuple[str, str], Plain] = {}
+        self.brought: dict[str, str | None] = {}
+        self._lines: list[str] = []
+        arguments = [_HOME.sub(lambda home: home[1] + os.path.expanduser("~/"), argument) for argument in arguments]
+        for alias, option in self.aliases.items():
+            arguments = [re.sub(f"^{re.escape(alias)}", option, argument) for argument in arguments]
+        waiting = iter(arguments)
+        for argument in waiting:
+            flag, _, value = argument.partition("=")
+            if flag in _CONFIG_DIR:
+                self.config_dir = Path(value or next(waiting, "")).absolute()
+            elif argument in _SWEEP:
+                self.sweep = True
+            elif takes_positional and (os.path.exists(argument) or not (argument.startswith("-") or "=" in argument)):
+                self.positional.append(argument)
+            else:
+                self.options.append(_checked(argument, next_to=arguments[arguments.index(argument) + 1 :]))
+
+    @property
+    def typed(self) -> dict[str, str]:
+        """The values of the options as typed, by the options' names, without quotes."""
+        parts = (option.partition("=") for option in self.options)
+        return {name.lstrip("+"): unquoted(value) for name, _, value in parts}
+
+    @property
+    def overrides(self) -> list[str]:
+        """All options, typed and added."""
+        return [*self.options, *self.added]
+
+    @property
+    def identity(self) -> str:
+        """A sha256 of the options as typed, in any order: the same command has the same. Options may be private."""
+        return hashlib.sha256("\n".join(sorted(self.options)).encode(errors="surrogateescape")).hexdigest()
+
+    @property
+    def flags(self) -> list[str]:
+        """The arguments by which another command finds the same configurations."""
+        return [] if self.config_dir is None else [_CONFIG_DIR[0], str(self.config_dir)]
+
+    def folders(self) -> list[Path]:
+        """The folders of configurations, the user's own first."""
+        return [folder for folder in (self.config_dir, CONFIGS) if folder is not None]
+
+    def files(self, group: str, name: str) -> list[Path]:
+        """The files of a choice in a group of options, the user's own first."""
+        return [file for folder in self.folders() if (file := folder / group / f"{name}.yaml").is_file()]
+
+    def names(self, group: str) -> list[str]:
+        """The choices of a group, in alphabetical order."""
+        return sorted({file.stem for folder in self.folders() for file in (folder / group).glob("*.yaml")})
+
+    def with_bases(self, name: str) -> Iterator[Path]:
+        """A file of configurations, after those beside it that its list of defaults names."""
+        file = next((path for folder in self.folders() if (path := folder / f"{name}.yaml").is_file()), None)
+        if file is not None:
+            for base in (yaml.safe_load(file.read_text()) or {}).get("defaults", []):
+                if isinstance(base, str) and base != "_self_":
+                    yield from self.with_bases(str(Path(name).parent / base))
+            yield file
+
+    def default_choices(self, name: str) -> Plain:
+        """The groups in the lists of defaults of a configuration, each with the choice or the choices of it."""
+        lists = [one for file in self.with_bases(name) for one in yaml.safe_load(file.read_text()).get("defaults", [])]
+        items = (item for one in lists if isinstance(one, dict) for item in one.items())
+        return {group.removeprefix("override "): choice for group, choice in items}
+
+    def say(self, line: str) -> None:
+        """Keep a line for `announce`: a mistake in the command is reported alone."""
+        self._lines.append(line)
+
+    def announce(self) -> None:
+        """Print the lines that were kept, in the main process, before the work begins."""
+        if is_main_process():
+            print_lines(*self._lines)
+        self._lines.clear()
+
+
+def unquoted(value: str) -> str:
+    """Remove the quotes around a value, as Hydra does."""
+    if len(value) < 2 or value[0] not in "'\"" or value[-1] != value[0]:
+        return value
+    return re.sub(
+        r"(\\*)\\(['\"])|(\\+)$", lambda found: (found[1] or "")[::2] + (found[2] or found[3][::2]), value[1:-1]
+    )
+
+
+def _checked(argument: str, next_to: Sequence[str]) -> str:
+    """Return an option. Failure if it is a flag, has no value, takes an option away, or names what to call.
+
+    What is called is chosen by the name of a file alone: a run's folder keeps no more of it.
+    """
+    if argument.startswith("~"):
+        raise Failure(f"{argument}: an option can be changed, as option=value, but not taken away", 2)
+    option, equals, value = argument.lstrip("+").partition("=")
+    if argument.startswith("-"):
+        following = next_to[0] if next_to else ""
+        value = value or ("VALUE" if not following or following.startswith("-") or "=" in following else following)
+        written = shlex.quote(f"{option.lstrip('-').replace('-', '_')}={value}")
+        raise Failure(f"{argument.partition('=')[0]}: must be written without dashes, as {written}", 2)
+    if not equals:
+        usual = " or ".join(f"{name}={shlex.quote(argument)}" for name in ("data", "checkpoint"))
+        is_path = os.path.exists(argument) or "/" in argument
+        raise Failure(f"{argument}: must be written option=value{f', such as {usual}' if is_path else ''}", 2)
+    names = (part.startswith("_") and part.endswith("_") and len(part) > 1 for part in option.split("."))
+    if any(names) or _CALLED_WITHIN.search(value):
+        right = "a file's name chooses what is called: write one of your own (--config-dir, in Python config_dir)"
+        raise Failure(f"{argument}: {right}", 2)
+    return argument

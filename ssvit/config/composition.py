@@ -1,0 +1,295 @@
+"""Composition of a command's options by Hydra. Only the modules of `ssvit.config` import Hydra and OmegaConf."""
+
+import difflib
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import hydra
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.plugins import Plugins
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
+from omegaconf.errors import (
+    ConfigAttributeError,
+    ConfigKeyError,
+    InterpolationToMissingValueError,
+    MissingMandatoryValue,
+    OmegaConfBaseException,
+)
+
+from ssvit.config.command_line import CONFIGS, CommandLine, Plain
+from ssvit.config.composed import Config
+from ssvit.config.declaration import Options, expected
+from ssvit.options import Failure, OptionError
+
+_PLUGINS = {"hydra/launcher=submitit": "hydra-submitit-launcher", "hydra/sweeper=optuna": "hydra-optuna-sweeper"}
+_REFERENCE = re.compile(r"\$\{\.*[A-Za-z_][\w.]*\}")  # to another option; a resolver has a colon
+# The jobs of a sweep lie beside multirun.yaml in the folder of all runs; Hydra writes and logs nothing else.
+_SWEEP = {
+    "hydra.sweep.dir": "${oc.select:outputs,.}",
+    "hydra.sweep.subdir": ".",
+    "hydra.output_subdir": "null",
+    "hydra/job_logging": "none",
+    "hydra/hydra_logging": "none",
+}
+_SUGGESTIONS = 3
+
+
+def compose(name: str, line: CommandLine, groups: Mapping[str, type[Options]] | None = None) -> Config:
+    """Compose configs/<name>.yaml with the options of a command line.
+
+    Args:
+        name: The command's name.
+        line: The options, and the choices that exist for this command alone.
+        groups: The classes of groups of options that have no `_target_`, by name; that of the command itself by "".
+
+    Raises:
+        Failure: An option is unknown, or its value cannot be read.
+    """
+    with _failures(name, line, groups or {}), _hydra(line):
+        composed = hydra.compose(name, [*_search_path(line), *line.overrides], return_hydra_config=True)
+        HydraConfig.instance().set_config(composed)
+        config = _config(composed, line)
+        _check_kinds(composed, name, config)
+        return config
+
+
+def sweep(
+    name: str,
+    line: CommandLine,
+    groups: Mapping[str, type[Options]],
+    job: Callable[[Config], float | None],
+) -> None:
+    """Call `job` with the configuration of each combination of values (-m), through Hydra's launcher and sweeper."""
+    command_line = sys.argv[1:]
+
+    def task(composed: DictConfig) -> float | None:
+        sys.argv[1:] = command_line  # Fabric starts further processes with it
+        with _failures(name, line, groups):
+            shared = {option.lstrip("+") for option in line.overrides}
+            own = [option for option in HydraConfig.get().overrides.task if option.lstrip("+") not in shared]
+            config = _config(composed, line, own)
+        return job(config)
+
+    # Hydra then raises its errors instead of printing them with advice for its developers.
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    with _failures(name, line, groups), _stored(line.nodes):
+        written = [f"{option}={value}" for option, value in _SWEEP.items() if option not in line.typed]
+        sys.argv[1:] = ["--multirun", *line.flags, *line.overrides, *written]
+        hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name=name)(task)()
+
+
+def jobs(line: CommandLine) -> list[list[str]]:
+    """The options of the jobs of a sweep, as Hydra's own sweeper makes them."""
+    from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+
+    overrides = OverridesParser.create().parse_overrides(line.options)
+    return [list(job) for job in BasicSweeper.split_arguments(overrides, max_batch_size=None)[0]]
+
+
+def launcher(name: str, line: CommandLine) -> Plain:
+    """The options of Hydra's launcher for the jobs of a sweep."""
+    with _failures(name, line, {}), _hydra(line):
+        composed = hydra.compose(name, [*_search_path(line), *line.overrides], return_hydra_config=True)
+        own = {part: composed.hydra[part] for part in ("launcher", "sweep")} | {"job": {"name": name}}
+        root = OmegaConf.create({"outputs": composed.outputs, "hydra": own})
+        root.hydra.sweep.dir = root.outputs
+        found = OmegaConf.to_container(root.hydra.launcher, resolve=True)
+        assert isinstance(found, dict)
+        return {str(key): value for key, value in found.items()}
+
+
+def group(line: CommandLine, name: str, choices: Mapping[str, str | None]) -> Plain:
+    """A group of options as the files of some choices have it, with references as written. Failure if none is there."""
+    options = [f"{'+' * (choice == name)}{choice}={file or 'null'}" for choice, file in choices.items()]
+    with _failures("", line, {}), _hydra(line):
+        return _container(hydra.compose(overrides=[*_search_path(line), *options])[name], resolve=False)
+
+
+def as_yaml(config: Config) -> str:
+    """The values of a configuration as YAML."""
+    return OmegaConf.to_yaml(OmegaConf.create(config.values))
+
+
+def complete(action: str, name: str, line: CommandLine) -> None:
+    """Print the words that a shell may complete (-sc query=…), or a script for the shell (install=…, uninstall=…)."""
+    with _stored(line.nodes):
+        sys.argv[1:] = ["-sc", action]
+        hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name=name)(lambda config: None)()
+
+
+@contextmanager
+def _hydra(line: CommandLine) -> Iterator[None]:
+    """Initialise Hydra for one composition; an application that calls this one keeps its own state."""
+    Plugins.instance()  # fills the store with configurations of Hydra's own
+    hydra_config, callers = HydraConfig.instance(), GlobalHydra.instance().hydra
+    former = hydra_config.cfg
+    GlobalHydra.instance().clear()
+    try:
+        with _stored(line.nodes), hydra.initialize_config_dir(str(CONFIGS), version_base="1.3"):
+            yield
+    finally:
+        hydra_config.cfg = former
+        GlobalHydra.instance().hydra = callers
+
+
+@contextmanager
+def _stored(nodes: Mapping[tuple[str, str], Plain]) -> Iterator[None]:
+    """Add choices to Hydra's, for the block."""
+    store = ConfigStore.instance()
+    for (group, name), node in nodes.items():
+        store.store(group=group, name=name, node=node)
+    try:
+        yield
+    finally:
+        for group, name in nodes:
+            store.repo[group].pop(f"{name}.yaml", None)
+
+
+def _search_path(line: CommandLine) -> list[str]:
+    users = line.config_dir
+    return [] if users is None else [f"hydra.searchpath=[{json.dumps(users.as_uri())}]"]
+
+
+def _config(composed: DictConfig, line: CommandLine, own: Sequence[str] = ()) -> Config:
+    """A configuration as plain data. References to other options stay; what a resolver gives is kept as its value."""
+    chosen = HydraConfig.get()
+    with open_dict(composed):
+        composed.pop("hydra", None)
+    written = _settled(*(_container(composed, resolve=resolve) for resolve in (False, True)))
+    choices = {group: file for group, file in chosen.runtime.choices.items() if not group.startswith("hydra/")}
+    return Config(written, choices, list(chosen.overrides.task), line, own)
+
+
+def _container(config: DictConfig, *, resolve: bool) -> Plain:
+    found = OmegaConf.to_container(config, resolve=resolve, throw_on_missing=resolve)
+    assert isinstance(found, dict)
+    return {str(name): value for name, value in found.items()}
+
+
+def _settled(written: object, resolved: object) -> Any:
+    if isinstance(written, dict) and isinstance(resolved, dict):
+        return {key: _settled(value, resolved[key]) for key, value in written.items()}
+    if isinstance(written, list) and isinstance(resolved, list):
+        return [_settled(*both) for both in zip(written, resolved, strict=True)]
+    return resolved if isinstance(written, str) and "${" in _REFERENCE.sub("", written) else written
+
+
+def _check_kinds(composed: DictConfig, name: str, config: Config) -> None:
+    """OptionError for a value in the place of a group of options, or of a list, which would silently be lost."""
+    options = {option.lstrip("+").partition("=")[0]: option for option in config.overrides if "=" in option}
+    before = hydra.compose(name, [option for group, option in options.items() if group in config.choices])
+    for option in options.keys() - config.choices.keys():
+        value, usual = (OmegaConf.select(node, option) for node in (composed, before))
+        if isinstance(usual, DictConfig) and not isinstance(value, DictConfig):
+            if value is None and "." in option and (option.startswith("probes.") or "_target_" not in usual):
+                continue  # one of several probes, or the stem of an encoder, may be left out
+            first = next((name for name in map(str, usual) if not name.startswith("_")), "option")
+            raise OptionError(option, value, f"is a group of options: give one of them, as {option}.{first}=…")
+        if isinstance(usual, ListConfig) and not isinstance(value, ListConfig | str) and "." not in option:
+            raise OptionError(option, value, "must be a list")
+
+
+@contextmanager
+def _failures(name: str, line: CommandLine, groups: Mapping[str, type[Options]]) -> Iterator[None]:
+    """Translate errors of Hydra and OmegaConf into one line."""
+    try:
+        yield
+    except (HydraException, OmegaConfBaseException) as error:
+        raise Failure(_reason(error, name, line, groups), 2) from None
+    except (TypeError, ValueError):  # Hydra's for a choice that is no name
+        if not (reason := _misplaced(line)):
+            raise
+        raise Failure(reason, 2) from None
+
+
+def _misplaced(line: CommandLine) -> str:
+    """Return an error for a choice of files that is neither a name nor a list of names, or ""."""
+    for argument in line.options:
+        group = re.split("[@=]", argument)[0]
+        if not (names := line.names(group)):
+            continue
+        override = OverridesParser.create().parse_override(argument)
+        choice = override.value()
+        if not override.is_sweep_override() and not all(
+            isinstance(name, str) for name in (choice if isinstance(choice, list) else [choice])
+        ):
+            typed_as = argument.removeprefix("probe@")
+            return f"{typed_as}: must be one of {', '.join(names)}"
+    return ""
+
+
+def _with_name(name: str, options: Plain, path: str = "") -> Iterator[str]:
+    """Yield the options whose last name is `name`, except those that refer to another option."""
+    for key, value in options.items():
+        if key == name and not str(value).startswith("${"):
+            yield f"{path}{key}"
+        if isinstance(value, dict) and key != "hydra":
+            yield from _with_name(name, value, f"{path}{key}.")
+
+
+def _reason(error: Exception, name: str, line: CommandLine, groups: Mapping[str, type[Options]]) -> str:
+    """What a Hydra or OmegaConf error means for the command line, in one line."""
+    cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
+    first = str(cause).partition("\n")[0]
+    if isinstance(error, OverrideParseException):
+        option, _, value = str(error.override).partition("=")
+        quoted = "['option=value']" if value.startswith("[") else f"'{value}'"
+        return f'{error.override}: texts with = or brackets need quotes, as "{option}={quoted}"'
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file:
+        group, _, choice = error.missing_cfg_file.rpartition("/")
+        for begins, package in _PLUGINS.items():
+            if f"{group}={choice}".startswith(begins):
+                return f"{group}={choice}: needs {package}: pip install {package}"
+        if known := error.options or line.names(group):
+            return f"{group}={choice}: must be one of {', '.join(known)}"
+    if merged := re.match(r"Error merging override \+*(.*)", str(error)):
+        option = merged[1].partition("=")[0]
+        is_group = first == "Cannot merge DictConfig with ListConfig"
+        right = f"is a group of options: give one of them, as {option}.OPTION=VALUE" if is_group else first
+        return f"{merged[1]}: {right}"
+    if override := re.match(r"Could not override '([\w/]+)'", first):
+        return _no_choice(override[1], name, line, groups)
+    if isinstance(cause, MissingMandatoryValue | InterpolationToMissingValueError):
+        missing = first.rpartition(": ")[2]
+        missing = missing if "." in missing else cause.full_key or missing
+        group, _, option = missing.rpartition(".")
+        options = groups.get(group)
+        field = options.model_fields.get(option) if options else None
+        values = "" if field is None else expected(field.annotation, field.metadata)
+        return f"{missing}: has no default and must be given{f', {values}' if values.startswith('one of') else ''}"
+    if isinstance(cause, ConfigKeyError | ConfigAttributeError) and cause.full_key and cause.parent_node is not None:
+        known = [str(key) for key in cause.parent_node if key not in ("_target_", "hydra")]
+        parent, _, key = cause.full_key.rpartition(".")
+        if not known:
+            return f"{cause.full_key}: {parent} is empty, so it must be given whole, as {parent}={{{key}: …}}"
+        root = cause.parent_node._get_root()
+        assert isinstance(root, DictConfig)
+        if same := sorted(_with_name(key, _container(root, resolve=False)), key=lambda option: option.count(".")):
+            return f"{cause.full_key}: there is no such option; did you mean {' or '.join(same[:_SUGGESTIONS])}?"
+        close = difflib.get_close_matches(key, known, n=1)
+        hint = f"did you mean {parent + '.' if parent else ''}{close[0]}?" if close else f"there are {', '.join(known)}"
+        return f"{cause.full_key}: there is no such option; {hint}"
+    return first
+
+
+def _no_choice(group: str, name: str, line: CommandLine, groups: Mapping[str, type[Options]]) -> str:
+    """The reason why a command has no choice of a group."""
+    typed_as = next((option for option in line.options if option.startswith(f"{group}=")), group)
+    texts = {path.stem: path.read_text() for path in sorted((CONFIGS / "objective").glob("*.yaml"))}
+    users = {file for file, text in texts.items() if f"/{group}:" in text}
+    users |= {file for file, text in texts.items() for user in users if f"\n  - {user}\n" in text}
+    if users:
+        return f"{typed_as}: is for objective={', '.join(sorted(users))}"
+    aliases = {option.rstrip("="): alias.rstrip("=") for alias, option in line.aliases.items()}
+    choices = sorted(aliases.get(choice, choice.partition("@")[0]) for choice in line.default_choices(name))
+    hint = f"{group}.NAME=VALUE sets one option" if group in groups else f"there are {', '.join(choices)}"
+    return f"{typed_as}: is no choice of this command; {hint}"

@@ -1,0 +1,64 @@
+"""Short forms of the options of images on the command line: data=PATH and data.normalization=FILE. No torch."""
+
+import json
+import os
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+import yaml
+
+from ssvit.config.command_line import CommandLine, unquoted
+from ssvit.data import shard_folder
+from ssvit.options import Failure
+from ssvit.options import command as command_name
+
+
+def expand(line: CommandLine, own_images: Sequence[str] = ()) -> None:
+    """Replace the short forms among the options of a command line by the options that they stand for.
+
+    Args:
+        line: The command line, which is changed.
+        own_images: Options that data=PATH adds, unless they are typed.
+
+    Raises:
+        Failure: There is no such folder, or the file of a normalisation cannot be read.
+    """
+    names = line.typed.keys()
+    expanded = [part for option in line.options for part in data_set(option, line)]
+    if len(expanded) > len(line.options):
+        expanded += [option for option in own_images if option.partition("=")[0] not in names]
+    line.options = [part for option in expanded for part in _normalization(option, names)]
+
+
+def data_set(option: str, line: CommandLine) -> list[str]:
+    """The options that data=PATH stands for, where no choice of the group data has that name; else the option itself.
+
+    PATH is a folder of images, a folder of shards (tar files) and no images, or a table of images (.csv, .tsv).
+    """
+    group, _, written = option.partition("=")
+    value = unquoted(written)
+    is_path = os.path.isabs(value) or value.startswith(".")
+    if group != "data" or (not is_path and value in line.names("data")):
+        return [option]
+    if os.path.isdir(value):
+        return [f"data={'shards' if shard_folder.is_one(value) else 'folder'}", f"data.root={written}"]
+    if value.lower().endswith((".csv", ".tsv")) and os.path.isfile(value):
+        return ["data=csv", f"data.table={written}"]
+    if "/" in value:
+        raise Failure(f"{option}: no such folder", 2)
+    return [option]
+
+
+def _normalization(option: str, typed: Collection[str]) -> list[str]:
+    """The options in the file that data.normalization=FILE names, except those that are typed."""
+    name, _, written = option.partition("=")
+    if name != "data.normalization":
+        return [option]
+    try:
+        found = yaml.safe_load(Path(unquoted(written)).read_text())
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise Failure(f"{option}: cannot be read: {getattr(error, 'strerror', None) or 'is no YAML file'}", 2) from None
+    if not isinstance(found, dict) or not found or not found.keys() <= {"channels", "range", "mean", "std"}:
+        raise Failure(f"{option}: must be a file that {command_name('normalization')} wrote", 2)
+    given = {f"data.{name}": json.dumps(value) for name, value in found.items()}
+    return [f"{name}={value}" for name, value in given.items() if name not in typed]

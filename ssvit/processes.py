@@ -1,0 +1,35 @@
+"""Which of a run's processes this is, as its launcher tells in the environment. Standard library only."""
+
+import functools
+import os
+import signal
+import threading
+import time
+
+_GRACE = 30  # seconds for a checkpoint, as many as torchrun gives between SIGTERM and SIGKILL
+
+
+def is_main_process() -> bool:
+    """Whether this process is the first of the run, as torchrun, SLURM and Fabric's own launcher tell it."""
+    # Within a job of SLURM, torchrun numbers the machines in an order of its own.
+    names = ("RANK",) if "RANK" in os.environ else ("LOCAL_RANK", "NODE_RANK", "SLURM_PROCID")
+    return all(os.environ.get(name, "0") == "0" for name in names)
+
+
+@functools.cache
+def end_with_launcher() -> None:
+    """End this process once its launcher has ended: torchrun, or the main process of Fabric.
+
+    torchrun stops its processes itself, unless it is killed.
+    """
+    launcher = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == launcher:
+            time.sleep(1)
+        os.kill(os.getpid(), signal.SIGTERM)  # a training run saves a checkpoint and stops
+        time.sleep(_GRACE)
+        os._exit(128 + signal.SIGTERM)
+
+    if "LOCAL_RANK" in os.environ:
+        threading.Thread(target=watch, daemon=True, name="launcher").start()

@@ -1,0 +1,27 @@
+"""Composed configurations whose options tests read as attributes."""
+
+from typing import Any
+
+from ssvit.cli.main import find
+from ssvit.config.composed import Config
+
+
+class Values(dict):
+    """Options by name and as attributes; `config` is the configuration that they belong to."""
+
+    def __init__(self, values: dict, config: Config) -> None:
+        super().__init__({name: Values(of, config) if isinstance(of, dict) else of for name, of in values.items()})
+        self.__dict__["config"] = config
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+
+def composed(*options: str, tool: str = "pretrain") -> Values:
+    """The options of a command, as a command line with these options makes them."""
+    command = find(tool)
+    config = command.compose(command.line(options))
+    return Values(config.values, config)
