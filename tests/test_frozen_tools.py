@@ -227,7 +227,7 @@ def test_test_images_are_measured_on_where_there_are_any(measured, tmp_path, cap
 
 
 def test_as_a_command(run, tool, tmp_path):
-    done = tool("knn", f"checkpoint={run}", "k=[1,3]", "floors=true", f"output={tmp_path}/knn.json")
+    done = tool("knn", f"checkpoint={run}", "k=[1,3]", "baselines=true", f"output={tmp_path}/knn.json")
     assert done.stderr == ""
     assert str(run / "step_00000006") in done.stdout
     assert list(json.loads((tmp_path / "knn.json").read_text())["numbers"]) == [ROWS[1], ROWS[3], ROWS[4]]

@@ -22,7 +22,7 @@ PROBES = [file.stem for file in sorted((ROOT / "configs" / "probe").glob("*.yaml
 def options(command: str, *given: str) -> dict[str, help.Option]:
     """All options of a command by name; where its `before` finds no checkpoint, a stand-in is described."""
     tool = find(command)
-    files, groups = help.describe(tool, tool.compose(help.stand_in(tool, given)))
+    files, groups = help.describe(tool, tool.compose(help.stand_in(tool, given), incomplete=True))
     return {one.name: one for group in (files, *groups) for one in group.options}
 
 

@@ -65,7 +65,7 @@ class Group:
 
 def text(tool: Tool, arguments: Sequence[str], *, everything: bool) -> str:
     """The help on a command with these options; everything: on all that it has, not on those most people need."""
-    files, groups = describe(tool, tool.compose(stand_in(tool, arguments)))
+    files, groups = describe(tool, tool.compose(stand_in(tool, arguments), incomplete=True))
     width = shutil.get_terminal_size().columns
     flags = dict(_FLAGS)
     if tool.dry_run is None:

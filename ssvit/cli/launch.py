@@ -92,18 +92,19 @@ class Tool:
             self.before(line)
         return line
 
-    def compose(self, line: CommandLine) -> Config:
-        """The configuration that a command line makes. Failure for a wrong option."""
+    def compose(self, line: CommandLine, *, incomplete: bool = False) -> Config:
+        """The configuration that a command line makes. Failure for a wrong option.
+
+        incomplete: whether options that have no default may be missing.
+        """
         with _configuration():
-            config = composition.compose(self.name, line, self.groups)
+            config = composition.compose(self.name, line, self.groups, incomplete=incomplete)
             if line.positional and self.positional:
                 named = config.value(self.positional)
                 config = config.changed({self.positional: [*named, *line.positional]})
             return config
 
     def _sweep(self, line: CommandLine) -> None:
-        from ssvit.cli import sweep
-
         jobs: list[sweep.Job] = []
 
         def job(config: Config) -> float | None:
@@ -111,12 +112,16 @@ class Tool:
                 left = self._start(config)
             if not isinstance(left, Path):
                 return None
+            from ssvit.cli import sweep
+
             parts = (option.lstrip("+").partition("=") for option in config.own)
             jobs.append(sweep.Job({name: value for name, _, value in parts}, left))
             return sweep.value(left, config)  # what a sweeper that searches goes by
 
         composition.sweep(self.name, line, self.groups, job)
         if jobs and is_main_process():
+            from ssvit.cli import sweep
+
             print_lines(*sweep.table(jobs).split("\n"))
 
     def _start(self, config: Config) -> Any:

@@ -43,13 +43,16 @@ _SWEEP = {
 _SUGGESTIONS = 3
 
 
-def compose(name: str, line: CommandLine, groups: Mapping[str, type[Options]] | None = None) -> Config:
+def compose(
+    name: str, line: CommandLine, groups: Mapping[str, type[Options]] | None = None, *, incomplete: bool = False
+) -> Config:
     """Compose configs/<name>.yaml with the options of a command line.
 
     Args:
         name: The command's name.
         line: The options, and the choices that exist for this command alone.
         groups: The classes of groups of options that have no `_target_`, by name; that of the command itself by "".
+        incomplete: Whether options that have no default may be missing, as in the description of a command.
 
     Raises:
         Failure: An option is unknown, or its value cannot be read.
@@ -57,7 +60,7 @@ def compose(name: str, line: CommandLine, groups: Mapping[str, type[Options]] | 
     with _failures(name, line, groups or {}), _hydra(line):
         composed = hydra.compose(name, [*_search_path(line), *line.overrides], return_hydra_config=True)
         HydraConfig.instance().set_config(composed)
-        config = _config(composed, line)
+        config = _config(composed, line, incomplete=incomplete)
         _check_kinds(composed, name, config)
         return config
 
@@ -159,12 +162,14 @@ def _search_path(line: CommandLine) -> list[str]:
     return [] if users is None else [f"hydra.searchpath=[{json.dumps(users.as_uri())}]"]
 
 
-def _config(composed: DictConfig, line: CommandLine, own: Sequence[str] = ()) -> Config:
+def _config(composed: DictConfig, line: CommandLine, own: Sequence[str] = (), *, incomplete: bool = False) -> Config:
     """A configuration as plain data. References to other options stay; what a resolver gives is kept as its value."""
     chosen = HydraConfig.get()
     with open_dict(composed):
         composed.pop("hydra", None)
-    written = _settled(*(_container(composed, resolve=resolve) for resolve in (False, True)))
+    if not incomplete:
+        _container(composed, resolve=True)
+    written = _settled(_container(composed, resolve=False), composed)
     choices = {group: file for group, file in chosen.runtime.choices.items() if not group.startswith("hydra/")}
     return Config(written, choices, list(chosen.overrides.task), line, own)
 
@@ -175,18 +180,21 @@ def _container(config: DictConfig, *, resolve: bool) -> Plain:
     return {str(name): value for name, value in found.items()}
 
 
-def _settled(written: object, resolved: object) -> Any:
-    if isinstance(written, dict) and isinstance(resolved, dict):
-        return {key: _settled(value, resolved[key]) for key, value in written.items()}
-    if isinstance(written, list) and isinstance(resolved, list):
-        return [_settled(*both) for both in zip(written, resolved, strict=True)]
-    return resolved if isinstance(written, str) and "${" in _REFERENCE.sub("", written) else written
+def _settled(written: object, composed: DictConfig, name: str = "") -> Any:
+    if isinstance(written, dict):
+        return {key: _settled(value, composed, f"{name}.{key}" if name else str(key)) for key, value in written.items()}
+    if isinstance(written, list):
+        return [_settled(value, composed, f"{name}[{place}]") for place, value in enumerate(written)]
+    resolves = isinstance(written, str) and "${" in _REFERENCE.sub("", written)
+    return OmegaConf.select(composed, name) if resolves else written
 
 
 def _check_kinds(composed: DictConfig, name: str, config: Config) -> None:
     """OptionError for a value in the place of a group of options, or of a list, which would silently be lost."""
     options = {option.lstrip("+").partition("=")[0]: option for option in config.overrides if "=" in option}
-    before = hydra.compose(name, [option for group, option in options.items() if group in config.choices])
+    before = hydra.compose(
+        name, [*_search_path(config.line), *(option for group, option in options.items() if group in config.choices)]
+    )
     for option in options.keys() - config.choices.keys():
         value, usual = (OmegaConf.select(node, option) for node in (composed, before))
         if isinstance(usual, DictConfig) and not isinstance(value, DictConfig):
