@@ -23,7 +23,7 @@ from ssvit.evaluation.options import Reading
 from ssvit.models import encoder as encoders
 from ssvit.models.options import PATCHES
 from ssvit.objectives.classify import Classify
-from ssvit.objectives.options import MULTI_LABEL
+from ssvit.objectives.classify_options import MULTI_LABEL
 from ssvit.options import OptionError, whole
 
 Picture = str | os.PathLike[str] | PILImage.Image | np.ndarray | Tensor

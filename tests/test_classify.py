@@ -13,7 +13,7 @@ from torchvision.transforms import v2
 
 from ssvit.data.batch import Batch
 from ssvit.models.vit import ViT
-from ssvit.objectives import options
+from ssvit.objectives import classify_options, distillation_options
 from ssvit.objectives.classify import Classify, balanced
 from ssvit.objectives.distillation import Distillation
 from ssvit.objectives.parameter_groups import parameter_groups
@@ -534,7 +534,7 @@ def test_it_learns_to_tell_colours_apart():
     ],
 )
 def test_refuses_options_that_cannot_be(given, message):
-    for refuse in (options.Classify, build):
+    for refuse in (classify_options.Classify, build):
         with pytest.raises(OptionError, match=f"^{re.escape(message)}"):
             refuse(**given)
 
@@ -571,7 +571,7 @@ def test_refuses_to_tell_less_than_two_classes_apart(classes):
     ],
 )
 def test_refuses_distillation_that_cannot_be(given, message):
-    for refuse in (options.Distillation, partial(Distillation, teacher=teacher())):
+    for refuse in (distillation_options.Distillation, partial(Distillation, teacher=teacher())):
         with pytest.raises(OptionError, match=f"^{re.escape(message)}"):
             refuse(**given)
 

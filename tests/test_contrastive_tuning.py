@@ -17,7 +17,7 @@ from test_training import final
 from ssvit.checkpoints import storage
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.data.batch import Batch
-from ssvit.objectives import options
+from ssvit.objectives import contrastive_tuning_options
 from ssvit.objectives.contrast import unit
 from ssvit.options import OptionError
 from ssvit.schedule import Progress
@@ -207,7 +207,7 @@ def test_the_panel_measures_it_too():
 )
 def test_an_option_that_cannot_be_is_named(given, told):
     with pytest.raises(OptionError) as error:
-        options.ContrastiveTuning(**given)
+        contrastive_tuning_options.ContrastiveTuning(**given)
     assert str(error.value).startswith(told)
 
 

@@ -21,7 +21,7 @@ from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.batch import Batch
 from ssvit.evaluation import collapse
 from ssvit.evaluation.collapse import Collapse
-from ssvit.objectives import options
+from ssvit.objectives import dino_options
 from ssvit.objectives.dino import Head, cross_entropy
 from ssvit.objectives.teacher import Teacher
 from ssvit.options import OptionError, UserError
@@ -370,12 +370,12 @@ def test_the_panel_draws_what_it_measured():
 )
 def test_an_option_that_cannot_be_is_named(given, told):
     with pytest.raises(OptionError) as error:
-        options.Dino(**given)
+        dino_options.Dino(**given)
     assert str(error.value).startswith(told)
 
 
 def test_a_schedule_may_be_any_function_of_the_progress():
-    own = options.Dino(teacher_momentum=lambda progress: progress.step / progress.steps)
+    own = dino_options.Dino(teacher_momentum=lambda progress: progress.step / progress.steps)
     assert own.schedules["teacher_momentum"](Progress(1, 4)) == 0.25
 
 

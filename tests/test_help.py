@@ -11,7 +11,7 @@ import pytest
 from ssvit.cli import help
 from ssvit.cli.main import COMMANDS, find
 from ssvit.config.declaration import Options, meanings
-from ssvit.objectives.options import MAE
+from ssvit.objectives.mae_options import MAE
 
 ROOT = Path(__file__).parent.parent
 GROUPS = ("objective", "data", "target", "encoder", "augment@data.augment")

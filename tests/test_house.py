@@ -36,7 +36,6 @@ WITHOUT_TORCH = (
     "checkpoints.run_folder",
     "checkpoints.manifest",
     "training.comparison",
-    "objectives.options",
     "retrieval.options",
     "evaluation.options",
     "evaluation.probes.options",

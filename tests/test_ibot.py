@@ -19,7 +19,7 @@ from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.batch import Batch
 from ssvit.evaluation.collapse import PatchCollapse, around
-from ssvit.objectives import options
+from ssvit.objectives import ibot_options
 from ssvit.objectives.dino import Dino
 from ssvit.objectives.ibot import IBot, Masks, chosen, patch_cross_entropy
 from ssvit.options import OptionError, UserError
@@ -358,7 +358,7 @@ def test_a_window_shows_a_patch_and_its_neighbours():
 )
 def test_an_option_that_cannot_be_is_named(given, told):
     with pytest.raises(OptionError) as error:
-        options.IBot(**given)
+        ibot_options.IBot(**given)
     assert str(error.value).startswith(told)
 
 

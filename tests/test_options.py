@@ -27,7 +27,7 @@ from ssvit.training.recipe import Recipe
 
 ROOT = Path(__file__).resolve().parent.parent
 CONFIGS = ROOT / "configs"
-MODULES = sorted(path for path in (ROOT / "ssvit").rglob("options.py") if path.parent.name != "ssvit")
+MODULES = sorted([*(ROOT / "ssvit").rglob("*_options.py"), *(ROOT / "ssvit").rglob("*/options.py")])
 CLASSIFIER = ROOT / "tests" / "fixtures" / "first_edition" / "outputs" / "finetune_masked_patch_synthetic"
 WRONG = "wrong"  # what no option can be
 # Choices that between them have every part that pre-training can be made of.
@@ -238,11 +238,23 @@ def test_every_option_of_every_part_is_checked_without_torch(told, choice):
         assert "\n" not in line
 
 
-@pytest.mark.parametrize("module", MODULES, ids=lambda path: path.parent.name)
-def test_options_load_no_torch(module):
-    name = ".".join(module.relative_to(ROOT).with_suffix("").parts)
-    check = f"import {name}, sys; sys.exit(any(n in sys.modules for n in ('torch', 'numpy', 'hydra')))"
-    assert subprocess.run([sys.executable, "-c", check], cwd=ROOT, timeout=LIMIT).returncode == 0
+def test_options_load_no_torch():
+    names = [".".join(module.relative_to(ROOT).with_suffix("").parts) for module in MODULES]
+    check = (
+        "import importlib, sys\n"
+        f"for name in {names}:\n"
+        "    importlib.import_module(name)\n"
+        "    for heavy in ('torch', 'numpy', 'hydra'):\n"
+        "        assert heavy not in sys.modules, f'{name} loads {heavy}'\n"
+    )
+    done = subprocess.run([sys.executable, "-c", check], cwd=ROOT, timeout=LIMIT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_options_lie_next_to_the_part_that_uses_them():
+    for module in MODULES:
+        part = module.with_name(module.name.replace("_options.py", ".py"))
+        assert part.is_file(), f"{module} belongs to no {part.name}"
 
 
 @pytest.mark.parametrize("choice", CHOICES)
@@ -290,10 +302,11 @@ def test_views_of_another_size_are_taken_where_no_patches_are_sampled(folder):
 def test_a_part_of_a_users_own_is_found_by_its_name(tmp_path, monkeypatch):
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "__init__.py").write_text("")
-    (tmp_path / "own" / "options.py").write_text(
-        "from ssvit.config.declaration import Count, Options\n"
-        "class Edges(Options):\n    count: Count\n"
-        "class ASet(Options):\n    pass\n"
+    (tmp_path / "own" / "targets_options.py").write_text(
+        "from ssvit.config.declaration import Count, Options\nclass Edges(Options):\n    count: Count\n"
+    )
+    (tmp_path / "own" / "datasets_options.py").write_text(
+        "from ssvit.config.declaration import Options\nclass ASet(Options):\n    pass\n"
     )
     (tmp_path / "single.py").write_text("class Edges:\n    pass\n")
     monkeypatch.syspath_prepend(tmp_path)
@@ -308,7 +321,15 @@ def test_a_part_of_a_users_own_is_found_by_its_name(tmp_path, monkeypatch):
             make(kind, values)
     assert select(kind, {"count": 3, "colour": "red"}) == kind(count=3)
     assert find("own.datasets.a_set").__name__ == "ASet"
-    for name in ("own.targets.Corners", "single.Edges", "nowhere.targets.Edges", "single.Edges.Inner", "print", ""):
+    for name in (
+        "own.targets.Corners",
+        "own.others.Edges",
+        "single.Edges",
+        "nowhere.targets.Edges",
+        "single.Edges.Inner",
+        "print",
+        "",
+    ):
         assert find(name) is None
 
 

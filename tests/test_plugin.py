@@ -81,7 +81,7 @@ def test_a_wrong_option_is_told_in_one_line(path, no_torch, tool):
     trapped = os.pathsep.join((no_torch, path))
     line = one_line(tool("pretrain", *METHOD, "objective.hidden=2", status=2, PYTHONPATH=trapped))
     assert line == "pretrain.py: objective.hidden=2: must be a number, above 0 and at most 1"
-    # The target has no options.py, so this is told when it is built.
+    # The target has no target_options.py, so this is told when it is built.
     line = one_line(tool("pretrain", *METHOD, "target.contrast=0", status=2, PYTHONPATH=path))
     assert line == "pretrain.py: target.contrast=0: must be a number, above 0"
 

@@ -20,7 +20,7 @@ from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.batch import Batch
 from ssvit.evaluation import contrast
 from ssvit.evaluation.contrast import Contrast
-from ssvit.objectives import options
+from ssvit.objectives import simclr_options
 from ssvit.objectives.contrast import similarities, unit
 from ssvit.options import OptionError, UserError
 
@@ -266,7 +266,7 @@ def test_words_say_whether_it_has_learned_or_collapsed():
 )
 def test_an_option_that_cannot_be_is_named(given, told):
     with pytest.raises(OptionError) as error:
-        options.SimCLR(**given)
+        simclr_options.SimCLR(**given)
     assert str(error.value).startswith(told)
 
 

@@ -27,8 +27,8 @@ from ssvit.evaluation.options import AUTO, interval
 from ssvit.figures.style import use_bands
 from ssvit.objectives.base import Objective
 from ssvit.objectives.classify import balanced
+from ssvit.objectives.classify_options import BALANCED, MULTI_LABEL
 from ssvit.objectives.contrast import Contrastive
-from ssvit.objectives.options import BALANCED, MULTI_LABEL
 from ssvit.options import OptionError, UserError, print_lines
 from ssvit.processes import is_main_process
 from ssvit.randomness import key

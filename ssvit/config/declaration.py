@@ -1,8 +1,8 @@
 """The declaration of options, from which their checks, error messages and help follow. No torch.
 
-A class of options is a pydantic model in the package of the part that uses it: the options of `package.module.Part` are
-`package.options.Part`. Each option is declared once, with its type, its range or its choices, its default and a
-sentence under it.
+A class of options is a pydantic model next to the part that uses it: the options of `package.module.Part` are
+`package.module_options.Part`, in a module that imports no torch. Each option is declared once, with its type, its range
+or its choices, its default and a sentence under it.
 """
 
 import ast
@@ -85,16 +85,20 @@ class OneOf:
 
 
 def find(builder: str) -> type[Options] | None:
-    """Return the options of `package.module.Part` or of a function, `package.module.a_part`; None if it has none."""
+    """Return the options of `module.Part`, which are `module_options.Part`; None if there are none.
+
+    The options of a function, `module.a_part`, are `module_options.APart`.
+    """
     module, _, name = builder.rpartition(".")
-    package = module.rpartition(".")[0]
-    try:
-        if not package or find_spec(f"{package}.options") is None:
-            return None
-    except ModuleNotFoundError:  # the package itself
-        return None
     known = name if name[:1].isupper() else name.title().replace("_", "")
-    return getattr(importlib.import_module(f"{package}.options"), known, None)
+    for place in (f"{module}_options", f"{module.rpartition('.')[0]}.options"):
+        try:
+            if not module or find_spec(place) is None:
+                continue
+        except ImportError:  # of the package
+            return None
+        return getattr(importlib.import_module(place), known, None)
+    return None
 
 
 def make(options: type[T], values: Mapping[str, Any]) -> T:

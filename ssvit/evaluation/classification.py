@@ -30,7 +30,7 @@ from ssvit.evaluation.processes import gather, rank_and_world
 from ssvit.evaluation.significance import NOTHING_YET, above_chance, chance
 from ssvit.figures import classes as figures
 from ssvit.objectives.classify import Classify
-from ssvit.objectives.options import MULTI_LABEL, SIGMOID
+from ssvit.objectives.classify_options import MULTI_LABEL, SIGMOID
 from ssvit.options import OptionError, UserError, one_line
 
 _SHOWN = 24  # mistakes in the picture

@@ -31,7 +31,7 @@ from ssvit.exchange.options import (
 from ssvit.exchange.preprocessing import Preprocessing
 from ssvit.models.vit import ViT
 from ssvit.objectives.classify import Classify
-from ssvit.objectives.options import MULTI_LABEL
+from ssvit.objectives.classify_options import MULTI_LABEL
 from ssvit.options import UserError
 
 

@@ -21,7 +21,7 @@ from ssvit.models import lora
 from ssvit.models.encoder import Encoder
 from ssvit.models.options import kind
 from ssvit.models.vit import ViT, lecun_normal_
-from ssvit.objectives import options
+from ssvit.objectives import classify_options
 from ssvit.objectives.base import NOTHING, Objective, at_least_float32
 from ssvit.options import OptionError, UserError
 
@@ -39,21 +39,21 @@ def balanced(labels: Tensor, classes: int) -> list[float]:
 class Classify(Objective):
     """Cross-entropy with the labels, and with a teacher's predictions where there is one.
 
-    The options are those of `options.Classify`; classes must be given. The head's last layer starts at zero, as in the
-    authors' code. UserError says why a teacher cannot teach this.
+    The options are those of `classify_options.Classify`; classes must be given. The head's last layer starts at zero,
+    as in the authors' code. UserError says why a teacher cannot teach this.
     """
 
     class_weights: Tensor | None
 
     def __init__(self, *, encoder: Encoder, **given: object) -> None:
         super().__init__()
-        self.options = own = make(options.Classify, given)
+        self.options = own = make(classify_options.Classify, given)
         assert own.classes is not None
         self.encoder, self.classes = encoder, tuple(own.classes)
         if own.distillation is not None:
             own.distillation.check(encoder, self.classes)
         own.fits(make(kind(encoder.arguments), encoder.arguments))
-        if own.class_weights == options.BALANCED:
+        if own.class_weights == classify_options.BALANCED:
             raise OptionError("class_weights", own.class_weights, "is for training alone: give what `balanced` returns")
         weights = None if own.class_weights is None else torch.tensor(own.class_weights, dtype=torch.float64)
         self.register_buffer("class_weights", weights, persistent=False)
@@ -66,7 +66,7 @@ class Classify(Objective):
 
     @property
     def facts(self) -> dict[str, object]:
-        """The base's, as "classifier" the options of the heads, and as "lora" those of `options.Lora`, if any."""
+        """The base's, as "classifier" the options of the heads, and as "lora" those of `lora_options.Lora`, if any."""
         own = {"classes": list(self.classes), "hidden": self.options.hidden, "loss": self.options.loss}
         adapted = {} if self.options.lora is None else {"lora": dict(self.options.lora)}
         return super().facts | {"classifier": own} | adapted
@@ -86,7 +86,7 @@ class Classify(Objective):
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """Of the classes, from logits: (b, k) -> (b, k). Those of sigmoid need not sum to 1."""
-        return logits.softmax(-1) if self.options.loss == options.SOFTMAX else logits.sigmoid()
+        return logits.softmax(-1) if self.options.loss == classify_options.SOFTMAX else logits.sigmoid()
 
     @overload
     def forward(
@@ -125,14 +125,14 @@ class Classify(Objective):
             loss = (1 - weight) * self._loss(logits[0], labels) + weight * taught
         with torch.no_grad():
             mean = torch.stack(logits).mean(0)
-            if self.options.loss == options.MULTI_LABEL:
+            if self.options.loss == classify_options.MULTI_LABEL:
                 return {"loss": loss, "exact_match": ((mean > 0) == (labels > 0.5)).all(1).float().mean()}
             truth = labels if labels.ndim == 1 else labels.argmax(1)
             accuracy = (mean.argmax(1) == truth).float().mean()
         return {"loss": loss, "accuracy": accuracy}
 
     def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        if self.options.loss != options.SOFTMAX:
+        if self.options.loss != classify_options.SOFTMAX:
             shares = labels if labels.ndim == 2 else F.one_hot(labels, logits.shape[1])
             weights = None if self.class_weights is None else self.class_weights.to(logits.dtype)
             loss = F.binary_cross_entropy_with_logits(

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from ssvit.config.declaration import make
 from ssvit.data.batch import Batch
 from ssvit.models.vit import ViT, gather
-from ssvit.objectives import options
+from ssvit.objectives import codebook_options
 from ssvit.objectives.base import at_least_float32
 from ssvit.objectives.targets import Classes
 from ssvit.objectives.teacher import Teacher
@@ -104,14 +104,17 @@ class Features(nn.Module):
 
 
 class Codebook(nn.Module, Classes):
-    """The options are those of `options.Codebook`. encoder: of the second stage, up to the layer; None in the first."""
+    """The clusters of patches as classes; the options are those of `codebook_options.Codebook`.
+
+    encoder: of the second stage, up to the layer; None in the first.
+    """
 
     centroids: Tensor
     colors: Tensor
 
     def __init__(self, *, encoder: ViT | None = None, **given: object) -> None:
         super().__init__()
-        self.options = own = make(options.Codebook, given)
+        self.options = own = make(codebook_options.Codebook, given)
         self.patch_size = own.patch_size
         self.classes = self.width = own.clusters
         self.vectors: Windows | Features

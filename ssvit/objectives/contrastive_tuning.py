@@ -19,14 +19,14 @@ from ssvit.config.declaration import make
 from ssvit.data.batch import Batch
 from ssvit.models.options import ViT as ViTOptions
 from ssvit.models.vit import ViT
-from ssvit.objectives import options
+from ssvit.objectives import contrastive_tuning_options
 from ssvit.objectives.base import NOTHING
 from ssvit.objectives.contrast import VIEWS, Contrastive, cosines, gathered, two_views, unit
 from ssvit.options import OptionError
 
 
 class ContrastiveTuning(Contrastive):
-    """The options are those of `options.ContrastiveTuning`. Batches have two "global" views.
+    """The options are those of `contrastive_tuning_options.ContrastiveTuning`. Batches have two "global" views.
 
     queue (q, e): projections of the newest images. An image's place is that of its slot, so that the queue is the same
     however a batch is divided.
@@ -37,7 +37,7 @@ class ContrastiveTuning(Contrastive):
 
     def __init__(self, *, encoder: ViT, **given: object) -> None:
         super().__init__()
-        self.options = own = make(options.ContrastiveTuning, given)
+        self.options = own = make(contrastive_tuning_options.ContrastiveTuning, given)
         own.fits(make(ViTOptions, encoder.arguments))
         self.schedules = own.schedules
         self.encoder = encoder.requires_grad_(False)

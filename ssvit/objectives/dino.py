@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ssvit.config.declaration import make
 from ssvit.data.batch import Batch
 from ssvit.models.vit import ViT
-from ssvit.objectives import options
+from ssvit.objectives import dino_options
 from ssvit.objectives.base import NOTHING, Objective, at_least_float32
 from ssvit.objectives.teacher import Teacher
 from ssvit.options import UserError
@@ -67,7 +67,7 @@ class Student(nn.Module):
 
 
 class Dino(Objective):
-    """The options are those of `options.Dino`. Batches have "global" views and may have "local" ones.
+    """The options are those of `dino_options.Dino`. Batches have "global" views and may have "local" ones.
 
     The teacher's encoder is probed and exported, as by the authors.
     """
@@ -78,7 +78,7 @@ class Dino(Objective):
 
     def __init__(self, *, encoder: ViT, **given: object) -> None:
         super().__init__()
-        self.options = own = make(options.Dino, given)
+        self.options = own = make(dino_options.Dino, given)
         self.schedules = own.schedules
         self.encoder = encoder
         self.head = Head(width=encoder.width, hidden=own.hidden, bottleneck=own.bottleneck, prototypes=own.prototypes)

@@ -15,16 +15,16 @@ from torch import Tensor
 
 from ssvit.config.declaration import make
 from ssvit.models.encoder import Encoder
-from ssvit.objectives import options
+from ssvit.objectives import classify_options, distillation_options
 from ssvit.objectives.classify import Classify
 from ssvit.options import OptionError, UserError
 
 
 class Distillation:
-    """The options of `options.Distillation` and the teacher, a trained `ssvit.objectives.classify.Classify`."""
+    """The options of `distillation_options.Distillation` and the teacher, a trained `Classify`."""
 
     def __init__(self, *, teacher: Classify, **given: Any) -> None:
-        self.options = make(options.Distillation, given)
+        self.options = make(distillation_options.Distillation, given)
         self.teacher = teacher.eval()
 
     def check(self, encoder: Encoder, classes: Sequence[str]) -> None:
@@ -32,7 +32,7 @@ class Distillation:
 
         And unless its probabilities are those of a softmax, if they are the target.
         """
-        if self.options.kind == "soft" and self.teacher.options.loss != options.SOFTMAX:
+        if self.options.kind == "soft" and self.teacher.options.loss != classify_options.SOFTMAX:
             loss = self.teacher.options.loss
             right = f"must be hard with this teacher, whose probabilities are no softmax: its loss is {loss}"
             raise OptionError("objective.distillation.kind", self.options.kind, right)

@@ -12,13 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ssvit.objectives import options
+from ssvit.objectives import hog_options
 from ssvit.objectives.targets import Regression
 
 BINS = 9
 
 
-class Hog(options.Hog, Regression):
+class Hog(hog_options.Hog, Regression):
     """Regression of the histograms of a window's cells, with L2. A cell without gradient is zero."""
 
     @property

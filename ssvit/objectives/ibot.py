@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ssvit.config.declaration import make, select
 from ssvit.data.batch import Batch
 from ssvit.models.vit import ViT, gather
-from ssvit.objectives import options
+from ssvit.objectives import dino_options, ibot_options
 from ssvit.objectives.base import NOTHING
 from ssvit.objectives.dino import Dino, Head, Student, entropy, follow, groups, logits
 from ssvit.objectives.masking import rectangle_order
@@ -39,7 +39,7 @@ class Masks(NamedTuple):
 
 
 class IBot(Dino):
-    """The options are those of `options.IBot`.
+    """The options are those of `ibot_options.IBot`.
 
     It differs from the authors' code in the shape of blocks (`rectangle_order`), and own_head makes a head of its own
     and not only prototypes of its own.
@@ -48,8 +48,8 @@ class IBot(Dino):
     patch_center: Tensor
 
     def __init__(self, *, encoder: ViT, **given: object) -> None:
-        own = make(options.IBot, given)
-        super().__init__(encoder=encoder, **vars(select(options.Dino, vars(own))))
+        own = make(ibot_options.IBot, given)
+        super().__init__(encoder=encoder, **vars(select(dino_options.Dino, vars(own))))
         self.masking, self.schedules = own, own.schedules
         self.patch_head: Head | None = None
         if own.own_head:

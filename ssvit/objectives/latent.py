@@ -22,7 +22,7 @@ from ssvit.data.batch import Batch
 from ssvit.models.options import ViT as ViTOptions
 from ssvit.models.positions import Grid
 from ssvit.models.vit import ViT, gather
-from ssvit.objectives import options
+from ssvit.objectives import latent_options
 from ssvit.objectives.base import NOTHING, Objective, at_least_float32
 from ssvit.objectives.masking import visible_blocks
 from ssvit.objectives.teacher import Teacher
@@ -40,12 +40,13 @@ class Masks(NamedTuple):
 class Convolutions(nn.Module):
     """The decoder: grouped convolutions over the grid of patches, each with a layer norm, GELU and its input added.
 
-    Its options are those of `options.Convolutions`; input_width: d (fairseq: data2vec/models/modalities/modules.py).
+    Its options are those of `latent_options.Convolutions`; input_width: d (fairseq:
+    data2vec/models/modalities/modules.py).
     """
 
     def __init__(self, *, grid: Grid, input_width: int, **given: object) -> None:
         super().__init__()
-        own = make(options.Convolutions, given)
+        own = make(latent_options.Convolutions, given)
         self.grid = grid
         self.layers = nn.ModuleList(
             nn.Conv2d(own.width if layer else input_width, own.width, own.kernel, padding="same", groups=own.groups)
@@ -64,18 +65,20 @@ class Convolutions(nn.Module):
 
 
 class Latent(Objective):
-    """The options are those of `options.Latent`. The student's encoder is probed and exported, as by the authors.
+    """The options are those of `latent_options.Latent`.
+
+    The student's encoder is probed and exported, as by the authors.
 
     Of the authors' code it differs in three points. The encoder is pre-norm, so the targets are its layers' outputs
     and not those of their MLPs. The decoder has 0 for masked patches, not noise of deviation 0.01. The class token's
-    loss is a mean (see `options.Latent.class_token_weight`).
+    loss is a mean (see `latent_options.Latent.class_token_weight`).
     """
 
     encoder: ViT
 
     def __init__(self, *, encoder: ViT, **given: object) -> None:
         super().__init__()
-        self.options = own = make(options.Latent, given)
+        self.options = own = make(latent_options.Latent, given)
         own.fits(make(ViTOptions, encoder.arguments))
         self.schedules = {"teacher_momentum": own.teacher_momentum}
         self.encoder = encoder

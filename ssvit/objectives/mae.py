@@ -20,7 +20,7 @@ from ssvit.data.batch import Batch
 from ssvit.models.decoder import Decoder
 from ssvit.models.options import ViT as ViTOptions
 from ssvit.models.vit import ViT
-from ssvit.objectives import options
+from ssvit.objectives import mae_options
 from ssvit.objectives.base import NOTHING, Objective
 from ssvit.randomness import uniform
 
@@ -35,7 +35,7 @@ class Masks(NamedTuple):
 
 
 class MAE(Objective):
-    """A masked autoencoder; its options are those of `options.MAE`.
+    """A masked autoencoder; its options are those of `mae_options.MAE`.
 
     The class token goes through encoder and decoder as in the authors' code: it is trained through the patches alone.
     """
@@ -44,7 +44,7 @@ class MAE(Objective):
 
     def __init__(self, *, encoder: ViT, **given: object) -> None:
         super().__init__()
-        self.options = make(options.MAE, given)
+        self.options = make(mae_options.MAE, given)
         self.options.fits(make(ViTOptions, encoder.arguments))
         self.encoder = encoder
         self.decoder = Decoder(

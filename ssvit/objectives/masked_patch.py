@@ -16,7 +16,7 @@ from ssvit.data.batch import Batch
 from ssvit.models.decoder import Decoder
 from ssvit.models.options import ViT as ViTOptions
 from ssvit.models.vit import ViT, gather
-from ssvit.objectives import options
+from ssvit.objectives import masked_patch_options
 from ssvit.objectives.base import NOTHING, Objective
 from ssvit.objectives.masking import Corruption, Masking, corrupt, uncorrupted
 from ssvit.objectives.targets import Target
@@ -25,7 +25,7 @@ from ssvit.objectives.targets import Target
 class MaskedPatch(Objective):
     """The paper's self-supervised objective: a [mask] embedding and a linear head beside the encoder, or a decoder.
 
-    The head starts at zero, as all the authors' output layers do. decoder: see `options.MaskedPatch`.
+    The head starts at zero, as all the authors' output layers do. decoder: see `masked_patch_options.MaskedPatch`.
     """
 
     encoder: ViT
@@ -34,7 +34,7 @@ class MaskedPatch(Objective):
         self, *, encoder: ViT, masking: Masking, target: Target, decoder: Mapping[str, object] | None = None
     ) -> None:
         super().__init__()
-        own = make(options.MaskedPatch, {"masking": masking, "decoder": decoder})
+        own = make(masked_patch_options.MaskedPatch, {"masking": masking, "decoder": decoder})
         self.encoder, self.masking, self.target = encoder, masking, target
         self.decoder: Decoder | None = None
         if own.decoder is not None:

@@ -13,7 +13,7 @@ from einops import rearrange
 from torch import Tensor
 
 from ssvit.models.vit import gather
-from ssvit.objectives import options
+from ssvit.objectives import masking_options
 from ssvit.randomness import uniform
 
 MASKED, REPLACED, UNCHANGED = range(3)
@@ -31,8 +31,8 @@ class Corruption(NamedTuple):
     replacement: Tensor
 
 
-class Masking(options.Masking):
-    """Samples corruptions by the options of `options.Masking`."""
+class Masking(masking_options.Masking):
+    """Samples corruptions by the options of `masking_options.Masking`."""
 
     def sample(self, slots: Tensor, *, seed: int, grid: tuple[int, int]) -> Corruption:
         """Choose for the images of slots (b,): a function of (seed, slot, grid) alone."""

@@ -17,7 +17,7 @@ from ssvit.config.declaration import make
 from ssvit.data.batch import Batch
 from ssvit.models.options import ViT as ViTOptions
 from ssvit.models.vit import ViT
-from ssvit.objectives import options
+from ssvit.objectives import simclr_options
 from ssvit.objectives.base import NOTHING
 from ssvit.objectives.contrast import VIEWS, Contrastive, gathered, similarities, two_views, unit
 from ssvit.randomness import uniform
@@ -30,7 +30,7 @@ class Kept(NamedTuple):
 
 
 class SimCLR(Contrastive):
-    """The options are those of `options.SimCLR`. Batches have two "global" views.
+    """The options are those of `simclr_options.SimCLR`. Batches have two "global" views.
 
     The head is lightly's without batch norm, whose statistics would differ from process to process.
     """
@@ -39,7 +39,7 @@ class SimCLR(Contrastive):
 
     def __init__(self, *, encoder: ViT, **given: object) -> None:
         super().__init__()
-        self.options = own = make(options.SimCLR, given)
+        self.options = own = make(simclr_options.SimCLR, given)
         own.fits(make(ViTOptions, encoder.arguments))
         self.encoder = encoder
         self.head = SimCLRProjectionHead(encoder.width, own.hidden, own.projection, own.layers, batch_norm=False)

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from einops import rearrange, repeat
 from torch import Tensor
 
-from ssvit.objectives import options
+from ssvit.objectives import targets_options
 from ssvit.objectives.base import at_least_float32
 
 
@@ -76,7 +76,7 @@ class Classes:
         return -torch.xlogy(share, share).sum(1).mean().item(), counts.argmax(1)
 
 
-class MeanColor(options.MeanColor, Classes):
+class MeanColor(targets_options.MeanColor, Classes):
     """The mean colours of a grid of cells, each channel in 2^bits levels, one class a cell; here the grid is one cell.
 
     level = min(floor(levels * mean), levels - 1) and class = levels^2 R + levels G + B (for three channels).
@@ -124,7 +124,7 @@ class MeanColor(options.MeanColor, Classes):
         return repeat(cells, "... y x c -> ... c (y p) (x q)", p=p, q=q)
 
 
-class ColorGrid(options.ColorGrid, MeanColor):
+class ColorGrid(targets_options.ColorGrid, MeanColor):
     """The same of a larger grid: the paper's 4x4 downsized patch has 16 predictions of 512 classes."""
 
 
@@ -163,7 +163,7 @@ class Regression:
         return (distance.square() if self.loss == "l2" else distance.abs()).mean().item(), middle.float()
 
 
-class Pixels(options.Pixels, Regression):
+class Pixels(targets_options.Pixels, Regression):
     """Regression of every pixel, in the range [-1, 1] that the authors' images have."""
 
     @property

@@ -29,7 +29,8 @@ from ssvit.data.options import (
 )
 from ssvit.evaluation.options import Probing
 from ssvit.models.options import Timm, ViT
-from ssvit.objectives.options import MULTI_LABEL, Classify, ContrastiveTuning
+from ssvit.objectives.classify_options import MULTI_LABEL, Classify
+from ssvit.objectives.contrastive_tuning_options import ContrastiveTuning
 from ssvit.options import OptionError, UserError, number, one_of, pair, whole, within
 from ssvit.training.recipe import Recipe
 

@@ -1,0 +1,105 @@
+"""The options of classification."""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Final, Literal, Self
+
+from annotated_types import Ge, Le, MinLen
+from pydantic import model_validator
+
+from ssvit.config.declaration import Count, Expect, NotNegative, Options
+from ssvit.models.lora_options import Lora
+from ssvit.models.options import Timm, ViT
+from ssvit.options import OptionError
+
+BALANCED: Final = "balanced"
+ClassWeights = Annotated[
+    Literal["balanced"] | Sequence[NotNegative], Expect("balanced, or a list with a number of 0 or more for each class")
+]
+_SEVERAL = "where an image may have several classes"
+SOFTMAX: Final = "softmax"
+SIGMOID: Final = "sigmoid"
+MULTI_LABEL: Final = "multi_label"
+
+
+class Classify(Options):
+    """A classification head and its loss."""
+
+    classes: Annotated[Sequence[str], MinLen(2), Expect("a list of two or more")] | None = None
+    """Names of the classes, in the order of the labels; None: those of the data set."""
+    hidden: Count | None = None
+    """Width of the head's hidden layer; None: a linear head, as in the paper's fine-tuning."""
+    loss: Literal["softmax", "sigmoid", "multi_label"] = SOFTMAX
+    """softmax (the paper); sigmoid: a binary loss for each class, summed over the classes (big_vision: utils.py);
+    multi_label: the same where an image may have several classes or none, as data with such labels choose."""
+    head_bias: Annotated[float, Ge(-100), Le(100)] = 0.0
+    """Initial value of the biases of the head's last layer. With sigmoid, big_vision has -6.9 for ImageNet and -10 for
+    ImageNet-21k (vit_i1k.py, vit_i21k.py)."""
+    label_smoothing: Annotated[float, Ge(0), Le(0.999999)] = 0.0
+    """Fraction of a label that is spread over all classes; only with softmax."""
+    mixup: NotNegative = 0.0
+    """alpha of MixUp (Zhang et al. 2018); 0: no MixUp. With CutMix too, each micro-batch gets one of them at random."""
+    cutmix: NotNegative = 0.0
+    """alpha of CutMix (Yun et al. 2019); 0: no CutMix."""
+    distillation: Any = None
+    """The options of `Distillation`; None: labels only."""
+    trained: Literal["all", "head", "norms_and_biases"] | Annotated[Count, Expect("a number of last layers")] = "all"
+    """Which weights are trained besides the head. all; head: none; a number: the last norm and this number of last
+    layers; norms_and_biases: those of the encoder (BitFit, Zaken et al. 2022). The other weights stay as in the
+    checkpoint."""
+    lora: Lora | None = None
+    """Low-rank updates, with trained=head; None: no LoRA."""
+    class_weights: ClassWeights | None = None
+    """Factors of the images' losses by their labels, in the order of the classes. balanced: images / (classes * images
+    of the class), 0 for a class without images; None: all 1. With several labels: factors of a class's loss on the
+    images that have it (torch's pos_weight); balanced: images without the class / images with it."""
+
+    @model_validator(mode="after")
+    def _check_loss(self) -> Self:
+        if self.loss == SIGMOID and self.label_smoothing > 0:
+            raise OptionError("label_smoothing", self.label_smoothing, "must be 0 with loss=sigmoid")
+        if isinstance(self.distillation, str | int | float):
+            raise OptionError("distillation", self.distillation, "must be null, or chosen: distillation=deit")
+        if self.loss == SIGMOID and self.distillation is not None:
+            raise OptionError("loss", self.loss, "must be softmax with a teacher, whose opinion is a softmax")
+        if self.loss == MULTI_LABEL:
+            self.check_multi_label()
+        return self
+
+    def check_multi_label(self) -> None:
+        """OptionError unless these options go with images of several classes."""
+        if self.label_smoothing > 0:
+            raise OptionError("label_smoothing", self.label_smoothing, f"must be 0 {_SEVERAL}")
+        if self.distillation is not None:
+            raise OptionError("distillation", "given", f"must be null {_SEVERAL}: a teacher's opinion is a softmax")
+
+    @model_validator(mode="after")
+    def _check_lora(self) -> Self:
+        if self.lora is not None and self.trained != "head":
+            raise OptionError("trained", self.trained, "must be head with lora, which freezes the encoder's weights")
+        return self
+
+    @model_validator(mode="after")
+    def _check_class_weights(self) -> Self:
+        weights = self.class_weights
+        if weights is not None and self.loss == SIGMOID:
+            raise OptionError("class_weights", weights, "must be null with loss=sigmoid")
+        if weights is None or isinstance(weights, str):
+            return self
+        if not any(weights):
+            raise OptionError("class_weights", weights, "one of them must be above 0")
+        if self.classes is not None and len(weights) != len(self.classes):
+            right = f"must be {len(self.classes)} numbers, one for each class, not {len(weights)}"
+            raise OptionError("class_weights", weights, right)
+        return self
+
+    def fits(self, encoder: ViT | Timm) -> None:
+        """OptionError unless the encoder has as many layers as are to be trained, and is wide enough for LoRA."""
+        if isinstance(encoder, Timm):
+            if self.trained != "all":
+                raise OptionError("trained", self.trained, f"must be all with timm's {encoder.model}")
+            return
+        if isinstance(self.trained, int) and self.trained > encoder.depth:
+            raise OptionError("trained", self.trained, f"must be at most {encoder.depth}, the layers of the encoder")
+        if self.lora is not None and self.lora.rank > encoder.width:
+            right = f"must be at most {encoder.width}, the width of the encoder"
+            raise OptionError("lora.rank", self.lora.rank, right)

@@ -1,0 +1,72 @@
+"""The options of a codebook of patches."""
+
+import math
+import os
+from typing import Annotated, Self
+
+from annotated_types import Ge
+from pydantic import model_validator
+
+from ssvit.config.declaration import Count, Name, Size
+from ssvit.models.options import ViT
+from ssvit.objectives.targets_options import Patches
+from ssvit.options import OptionError, pair
+
+POINTS = 39  # vectors for each cluster, below which faiss warns of poor ones
+
+
+class Codebook(Patches):
+    """The cluster of the patch, by its pixels or by the features of an earlier run."""
+
+    clusters: Annotated[int, Ge(2)] = 512
+    """Number of clusters; 512 to 8,192 are usual."""
+    images: Count = 2048
+    """Number of the run's first images, as augmented for training, whose patches are clustered."""
+    window: Size | None = None
+    """Side in pixels of the window around a patch, or [height, width]; None: three times the patch's side."""
+    components: Count = 32
+    """Number of principal components of the window's pixels."""
+    checkpoint: Name | None = None
+    """The run or checkpoint whose encoder's features are clustered, as a second stage; None: pixels are clustered."""
+    layer: Count | None = None
+    """The layer of that encoder whose features are taken; 1 for the first."""
+
+    @property
+    def window_size(self) -> tuple[int, int]:
+        """Height and width of the window."""
+        if self.window is not None:
+            return pair("window", self.window)
+        height, width = self.patch_size
+        return 3 * height, 3 * width
+
+    @model_validator(mode="after")
+    def _check_window(self) -> Self:
+        patch = self.patch_size
+        if any(window < side for window, side in zip(self.window_size, patch, strict=True)):
+            raise OptionError("window", self.window, "must be at least the patch")
+        return self
+
+    @model_validator(mode="after")
+    def _check_checkpoint(self) -> Self:
+        if self.checkpoint is None:
+            if self.layer is not None:
+                raise OptionError("layer", self.layer, "needs the checkpoint of an earlier run, as target.checkpoint=…")
+            return self
+        if not os.path.exists(self.checkpoint):
+            raise OptionError("checkpoint", self.checkpoint, "no such folder or file")
+        if self.layer is None:
+            raise OptionError("layer", None, "must be given with a checkpoint; a middle one is usual")
+        return self
+
+    def fits(self, encoder: ViT) -> None:
+        """OptionError unless images are larger than a window and have enough patches for the clusters."""
+        super().fits(encoder)
+        size, patch = pair("image_size", encoder.image_size), pair("patch_size", encoder.patch_size)
+        if self.checkpoint is None and any(
+            (window - part + 1) // 2 >= side for window, part, side in zip(self.window_size, patch, size, strict=True)
+        ):
+            raise OptionError("window", self.window, f"reaches too far beyond the borders of images of {size} pixels")
+        fewest = math.ceil(POINTS * self.clusters / math.prod(encoder.grid))
+        if self.images < fewest:
+            right = f"must be at least {fewest}, which have {POINTS} patches for each of {self.clusters} clusters"
+            raise OptionError("images", self.images, right)

@@ -1,0 +1,42 @@
+"""The options of contrastive tuning."""
+
+from typing import ClassVar
+
+from ssvit.config.declaration import Count, Fraction, Options, Positive
+from ssvit.models.options import ViT
+from ssvit.options import OptionError
+from ssvit.schedule import Schedule, ScheduleFunction
+
+
+class ContrastiveTuning(Options):
+    """Contrastive tuning of a finished run; the defaults are MAE-CT's for ViT-L (ml-jku/MAE-CT: yamls)."""
+
+    views: ClassVar[tuple[str, ...]] = ("global",)
+    takes_local: ClassVar[bool] = False
+    goes_on: ClassVar[bool] = True  # from trained weights
+
+    temperature: Positive = 0.2
+    """Divides the cosines."""
+    hidden: Count = 2048
+    """Width of the hidden layers of the projector, which has two, and of the predictor, which has one."""
+    projection: Count = 256
+    """Width of the vectors that are compared."""
+    queue: Count = 65536
+    """Images among which the nearest neighbour is searched; at least those of a step. With more than the training set
+    has, an image finds itself."""
+    trained: Count | None = None
+    """Number of the encoder's last layers that are trained, besides its last norm; null: half of them."""
+    heads_only: Fraction = 0.5
+    """Fraction of the run in which only the heads are trained."""
+
+    def fits(self, encoder: ViT) -> None:
+        """OptionError unless the encoder has as many layers as are to be trained."""
+        if self.trained is not None and self.trained > encoder.depth:
+            raise OptionError("trained", self.trained, f"must be at most {encoder.depth}, the layers of the encoder")
+
+    @property
+    def schedules(self) -> dict[str, ScheduleFunction]:
+        """The schedules by name. encoder_gradient: a factor of the encoder's gradient."""
+        if self.heads_only in (0, 1):
+            return {"encoder_gradient": Schedule(start=1.0 - self.heads_only, shape="constant")}
+        return {"encoder_gradient": Schedule(start=0.0, end=1.0, shape="step", over=self.heads_only)}

@@ -1,0 +1,39 @@
+"""The options of DINO."""
+
+from typing import Annotated, ClassVar
+
+from annotated_types import Ge
+
+from ssvit.config.declaration import Count, Fraction, Options, Positive
+from ssvit.schedule import Between, Schedule, ScheduleFunction
+
+
+class Dino(Options):
+    """Self-distillation with no labels; the defaults are the authors' for ViT-S (main_dino.py)."""
+
+    views: ClassVar[tuple[str, ...]] = ("global",)
+    is_averaged: ClassVar[bool] = True  # what is probed and exported, by itself: the teacher
+
+    prototypes: Annotated[int, Ge(2)] = 65536
+    """Number of prototypes; 1,024 to 4,096 for small data sets."""
+    hidden: Count = 2048
+    """Width of the head's two hidden layers."""
+    bottleneck: Count = 256
+    """Width of the vectors that are compared with prototypes."""
+    student_temperature: Positive = 0.1
+    """Divides the student's logits."""
+    teacher_temperature: Annotated[ScheduleFunction, Between(0, above=True)] = Schedule(
+        start=0.04, end=0.04, shape="linear", over=0.3
+    )
+    """`Schedule` of the divisor of the teacher's logits; lower values give sharper targets."""
+    teacher_momentum: Annotated[ScheduleFunction, Between(0, 1)] = Schedule(start=0.996, end=1.0)
+    """`Schedule` of the share of its own weights that the teacher keeps at each step."""
+    center_momentum: Fraction = 0.9
+    """Share that the centre, the running mean of the teacher's logits, keeps of itself at each step."""
+    last_layer: Annotated[ScheduleFunction, Between(0)] = Schedule(start=0.0, end=1.0, shape="step", over=0.01)
+    """`Schedule` of a factor of the prototypes' gradient; 0 freezes them, also for weight decay."""
+
+    @property
+    def schedules(self) -> dict[str, ScheduleFunction]:
+        """The schedules by name."""
+        return {name: getattr(self, name) for name in ("teacher_temperature", "teacher_momentum", "last_layer")}

@@ -1,0 +1,54 @@
+"""The options of iBOT."""
+
+from typing import Annotated, ClassVar, Self
+
+from annotated_types import Ge
+from pydantic import model_validator
+
+from ssvit.config.declaration import NotNegative, Share
+from ssvit.objectives.dino_options import Dino
+from ssvit.options import OptionError
+from ssvit.schedule import Between, Schedule, ScheduleFunction
+
+
+class IBot(Dino):
+    """DINO with masked patches; the defaults that stand here are the authors' for ViT-S (bytedance/ibot: README.md).
+
+    The others are those of `Dino`. In the authors' 800 epochs teacher_temperature goes from 0.04 to 0.07 over 0.0375 of
+    the run, last_layer is 0 for 0.00125 of it, and the lengths of prototypes are trained, for which there is no option.
+    """
+
+    samples_patches: ClassVar[bool] = True  # of images of the encoder's size
+
+    prototypes: Annotated[int, Ge(2)] = 8192
+    """Number of prototypes."""
+    masked: Share = 0.3
+    """Mean fraction of a masked view's patches that are masked."""
+    spread: NotNegative = 0.2
+    """Largest deviation of this fraction from its mean."""
+    probability: Share = 0.5
+    """Probability that a global view has masked patches."""
+    patch_weight: NotNegative = 1.0
+    """Weight of the patches' loss; DINO's loss has weight 1."""
+    own_head: bool = False
+    """Whether patches have a separate head, as in DINOv2."""
+    patch_temperature: Annotated[ScheduleFunction, Between(0, above=True)] = Schedule(
+        start=0.04, end=0.07, shape="linear", over=0.04
+    )
+    """`Schedule` of the divisor of the teacher's logits of patches."""
+
+    @model_validator(mode="after")
+    def _check_spread(self) -> Self:
+        most = min(self.masked, 1 - self.masked)
+        if self.spread > most:
+            raise OptionError("spread", self.spread, f"must be a number, 0 or more and at most {most:g}")
+        return self
+
+    @property
+    def schedules(self) -> dict[str, ScheduleFunction]:
+        """The schedules by name."""
+        return {**super().schedules, "patch_temperature": self.patch_temperature}
+
+    def most(self, patches: int) -> int:
+        """The largest number of a view's patches that are masked."""
+        return max(1, round((self.masked + self.spread) * patches))

@@ -1,0 +1,44 @@
+"""The options of masked patch prediction."""
+
+import math
+from typing import ClassVar, Self
+
+from pydantic import model_validator
+
+from ssvit.config.declaration import Options
+from ssvit.models.options import Decoder, ViT
+from ssvit.objectives.masking_options import Masking
+from ssvit.options import OptionError
+
+
+class MaskedPatch(Options):
+    """Masked patch prediction."""
+
+    samples_patches: ClassVar[bool] = True  # of images of the encoder's size
+
+    masking: Masking
+    """Which patches are corrupted, and how."""
+    decoder: Decoder | None = None
+    """The decoder that predicts the corrupted patches; the encoder then sees only the others. None: the encoder sees
+    all patches, and a linear head predicts."""
+
+    @model_validator(mode="after")
+    def _check_masking(self) -> Self:
+        if self.decoder is None:
+            return self
+        for name, share in (("mask", 1), ("replace", 0), ("keep", 0)):
+            if getattr(self.masking, name) != share:
+                right = f"must be {share} with a decoder, as the encoder sees nothing of corrupted patches"
+                raise OptionError(f"masking.{name}", getattr(self.masking, name), right)
+        return self
+
+    def fits(self, encoder: ViT) -> None:
+        """OptionError if there is a decoder and the encoder would see no patch, or through its stem all patches."""
+        if self.decoder is None:
+            return
+        if encoder.stem is not None:
+            raise OptionError("decoder", "{…}", "needs an encoder without a stem, which would see corrupted patches")
+        patches = math.prod(encoder.grid)
+        if self.masking.count(patches) == patches:
+            right = "must leave patches to see for the encoder"
+            raise OptionError("masking.corrupted", self.masking.corrupted, right)

@@ -1,0 +1,71 @@
+"""The options of which patches are corrupted or masked."""
+
+from typing import ClassVar, Literal, Self
+
+from pydantic import model_validator
+
+from ssvit.config.declaration import Count, Fraction, Options, Share
+from ssvit.models.options import ViT
+from ssvit.options import OptionError
+
+
+class Masking(Options):
+    """Which patches are corrupted, and how (section 4.6, Appendix B.1.2)."""
+
+    corrupted: Share = 0.5
+    """Fraction of an image's patches that are corrupted and predicted."""
+    mask: Fraction = 0.8
+    """Fraction of the corrupted patches that become the [mask] embedding."""
+    replace: Fraction = 0.1
+    """Fraction of the corrupted patches that become another patch of the same image."""
+    keep: Fraction = 0.1
+    """Fraction of the corrupted patches that stay unchanged. The three fractions sum to 1."""
+    shape: Literal["random", "block"] = "random"
+    """random: patches are chosen independently; block: rectangles are chosen until the count is reached (Bao et al.
+    2022)."""
+    unit: Count = 1
+    """Side in patches of the squares that are corrupted together (Xie et al. 2022, section 3.2)."""
+
+    @model_validator(mode="after")
+    def _check_sum(self) -> Self:
+        total = self.mask + self.replace + self.keep
+        if abs(total - 1) > 1e-6:
+            raise OptionError("mask + replace + keep", f"{total:g}", "the three fractions must sum to 1")
+        return self
+
+    def count(self, patches: int) -> int:
+        """The number of corrupted patches of an image: the fraction of its units, rounded, at least one unit."""
+        return max(1, round(self.corrupted * patches / self.unit**2)) * self.unit**2
+
+    def fits(self, encoder: ViT) -> None:
+        """OptionError unless images have enough patches."""
+        self.divide(encoder.grid)
+
+    def divide(self, grid: tuple[int, int]) -> tuple[int, int]:
+        """Rows and columns of units on a grid of patches. OptionError unless the units tile the grid."""
+        if self.replace > 0 and grid == (1, 1):
+            raise OptionError("replace", self.replace, "needs images of at least two patches")
+        if any(side % self.unit for side in grid):
+            right = f"must divide the grid of {grid[0]}x{grid[1]} patches"
+            raise OptionError("unit", self.unit, right)
+        return grid[0] // self.unit, grid[1] // self.unit
+
+
+class Masked(Options):
+    """An objective whose encoder sees a part of the patches, and whose decoder predicts the others."""
+
+    samples_patches: ClassVar[bool] = True  # of images of the encoder's size
+
+    masked: Share
+    """Fraction of an image's patches that the encoder does not see and that are predicted."""
+
+    def fits(self, encoder: ViT) -> None:
+        """OptionError unless an image has patches to mask and others to see."""
+        if encoder.grid == (1, 1):
+            raise OptionError("masked", self.masked, "needs images of at least two patches")
+        if encoder.stem is not None:
+            raise OptionError("masked", self.masked, "needs an encoder without a stem, which would see masked patches")
+
+    def count(self, patches: int) -> int:
+        """The number of an image's patches that are masked: the fraction, rounded, at least one, and not all."""
+        return min(max(1, round(self.masked * patches)), patches - 1)

@@ -1,0 +1,41 @@
+"""The options of SimCLR."""
+
+from typing import Annotated, ClassVar
+
+from annotated_types import Ge
+
+from ssvit.config.declaration import Count, Options, Positive, Share
+from ssvit.models.options import ViT
+from ssvit.options import OptionError
+
+
+class SimCLR(Options):
+    """Contrastive learning of two views (Chen et al. 2020)."""
+
+    views: ClassVar[tuple[str, ...]] = ("global",)
+    takes_local: ClassVar[bool] = False
+
+    temperature: Positive = 0.5
+    """Divides the cosines; with lower values the nearest negatives count more."""
+    hidden: Count = 2048
+    """Width of the projection head's hidden layers."""
+    projection: Count = 128
+    """Width of the vectors that are compared."""
+    layers: Annotated[int, Ge(2)] = 2
+    """Layers of the projection head."""
+    keep: Share = 1.0
+    """Fraction of a view's patches that the encoder sees in training, sampled for each view; 1: all."""
+
+    def fits(self, encoder: ViT) -> None:
+        """OptionError if patches are to be left out and the encoder cannot do that."""
+        if self.keep < 1 and encoder.stem is not None:
+            raise OptionError("keep", self.keep, "must be 1 for an encoder with a stem, which would see all patches")
+
+    @property
+    def samples_patches(self) -> bool:
+        """Whether patches are sampled, of images of the encoder's size."""
+        return self.keep < 1
+
+    def count(self, patches: int) -> int:
+        """The number of a view's patches that the encoder sees: the fraction, rounded, at least one."""
+        return max(1, round(self.keep * patches))
