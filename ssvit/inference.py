@@ -21,7 +21,7 @@ from ssvit.data.options import RGB, PixelFormat
 from ssvit.evaluation.features import Frozen
 from ssvit.evaluation.options import Reading
 from ssvit.models import encoder as encoders
-from ssvit.models.options import PATCHES
+from ssvit.models.encoder_options import PATCHES
 from ssvit.objectives.classify import Classify
 from ssvit.objectives.classify_options import MULTI_LABEL
 from ssvit.options import OptionError, whole

@@ -15,7 +15,7 @@ from ssvit.data.augment.crop import InceptionCrop, RandomCrop, ResizeCrop, Shift
 from ssvit.data.augment.randaugment import OPERATIONS, RandAugment
 from ssvit.data.augment.turn import QuarterTurns, Rotation, VerticalFlip, rotate
 from ssvit.data.augment.views import MultiCrop
-from ssvit.models.options import ViT
+from ssvit.models.vit_options import ViT
 from ssvit.options import OptionError
 
 COUNT = 4000

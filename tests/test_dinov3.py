@@ -21,7 +21,7 @@ from ssvit.exchange.files import ForeignError
 from ssvit.exchange.options import Export
 from ssvit.exchange.program import Program, write_onnx, write_torch
 from ssvit.kernels import accelerate
-from ssvit.models import options
+from ssvit.models import vit_options
 from ssvit.models.positions import Rotary, rotate
 from ssvit.models.vit import ViT
 from ssvit.options import OptionError, UserError
@@ -349,7 +349,7 @@ def test_timm_opens_a_classifier_and_an_encoder_with_swiglu(tmp_path):
 )
 def test_exports_that_a_peer_has_no_model_for_are_refused(format, changes, said):
     with pytest.raises(OptionError, match=f"has no model with {said}"):
-        Export(format=format).check_model(options.ViT(**{**exported.SHAPE, **changes}), None)
+        Export(format=format).check_model(vit_options.ViT(**{**exported.SHAPE, **changes}), None)
 
 
 @pytest.mark.parametrize("name", ["dinov3", "huggingface_dinov3_swiglu"])

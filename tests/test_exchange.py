@@ -18,7 +18,7 @@ from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.exchange import files, reading, writing
 from ssvit.exchange.files import ForeignError
 from ssvit.exchange.timm import TIMM
-from ssvit.models.options import EPSILONS
+from ssvit.models.hybrid_options import EPSILONS
 from ssvit.models.vit import ViT
 from ssvit.options import OptionError, UserError
 

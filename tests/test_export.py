@@ -19,7 +19,7 @@ from ssvit.data.augment.crop import CenterCrop
 from ssvit.exchange import card
 from ssvit.exchange.export import export
 from ssvit.exchange.options import FORMATS, Export
-from ssvit.models import options as models
+from ssvit.models import vit_options
 from ssvit.models.vit import ViT
 from ssvit.options import OptionError, UserError
 
@@ -253,7 +253,7 @@ def test_what_a_peers_preprocessing_does_not_do_is_said(tmp_path):
     ],
 )
 def test_what_a_peer_lacks_is_refused(format, changes, hidden, said):
-    own = models.ViT(**encoder(**changes).arguments)
+    own = vit_options.ViT(**encoder(**changes).arguments)
     head = None if hidden is None else {"classes": CLASSES, "hidden": hidden or None}
     with pytest.raises(OptionError, match=said):
         Export(format=format).check_model(own, head)

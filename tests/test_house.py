@@ -30,7 +30,6 @@ WITHOUT_TORCH = (
     "options",
     "atomic_io",
     "schedule",
-    "models.options",
     "training.recipe",
     "training.loggers.options",
     "checkpoints.run_folder",

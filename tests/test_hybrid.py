@@ -17,7 +17,7 @@ from ssvit.config.composed import build as built
 from ssvit.data.batch import Batch
 from ssvit.kernels.accelerate import accelerate
 from ssvit.models.hybrid import Bottleneck, Convolution, ResNet
-from ssvit.models.options import EPSILONS
+from ssvit.models.hybrid_options import EPSILONS
 from ssvit.models.vit import ViT
 from ssvit.objectives.masked_patch import MaskedPatch
 from ssvit.objectives.masking import Masking

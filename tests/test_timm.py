@@ -17,8 +17,9 @@ from ssvit.checkpoints import storage
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.data.loader import Loader
 from ssvit.kernels.accelerate import accelerate
-from ssvit.models.options import PATCHES, timm_models
+from ssvit.models.encoder_options import PATCHES
 from ssvit.models.timm import Timm
+from ssvit.models.timm_options import timm_models
 from ssvit.objectives.classify import Classify
 from ssvit.options import OptionError, UserError
 from ssvit.training import loop, runtime
@@ -255,7 +256,7 @@ def test_what_cannot_be_is_told_in_one_line(command, options, said, tmp_path):
 
 def test_without_timm_the_extra_is_named(monkeypatch):
     timm_models.cache_clear()
-    monkeypatch.setattr("ssvit.models.options.find_spec", lambda name: None)
+    monkeypatch.setattr("ssvit.models.timm_options.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"^encoder=timm needs timm: pip install 'ssvit\[timm\]'$"):
         build()
 

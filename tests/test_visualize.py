@@ -20,7 +20,7 @@ from ssvit.checkpoints.configuration import Configuration
 from ssvit.cli import visualize
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.decode import load
-from ssvit.models import options
+from ssvit.models import vit_options
 from ssvit.models.vit import ViT
 from ssvit.options import OptionError, UserError
 from ssvit.randomness import key
@@ -234,7 +234,7 @@ def test_a_file_is_there_whole_or_not_at_all(tmp_path, monkeypatch):
 
 
 def test_whose_attention_and_which_layer():
-    encoder = options.ViT(image_size=16, patch_size=4, width=16, depth=3, heads=2)
+    encoder = vit_options.ViT(image_size=16, patch_size=4, width=16, depth=3, heads=2)
     assert plotted(encoder, layer="last", pooling=None) == (3, "class_token")
     assert plotted(encoder, layer=2, pooling="patch_mean") == (2, "patch_mean")
     without = encoder.changed(class_token=False, pooling="patch_mean")

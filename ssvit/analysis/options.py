@@ -6,7 +6,7 @@ from annotated_types import Ge
 from pydantic import model_validator
 
 from ssvit.config.declaration import Count, Name, NotNegative, Options, Whole
-from ssvit.models.options import ViT
+from ssvit.models.vit_options import ViT
 from ssvit.options import OptionError, folder_to_write, one_of, whole
 
 

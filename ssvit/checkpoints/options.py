@@ -12,7 +12,9 @@ from ssvit.checkpoints.manifest import CheckpointError
 from ssvit.config.declaration import Count, Options, make
 from ssvit.data.augment.options import CenterCrop
 from ssvit.data.options import PixelFormat
-from ssvit.models.options import CHANGEABLE, Resize, Timm, ViT, kind, vit
+from ssvit.models.build_options import kind, vit
+from ssvit.models.timm_options import Timm
+from ssvit.models.vit_options import CHANGEABLE, Resize, ViT
 from ssvit.options import OptionError, command, pair
 
 
@@ -30,7 +32,7 @@ class LoadEncoder(Options):
     pooling: str | None = None
     """What an image's vector is: class_token or patch_mean."""
     dropout: float | None = None
-    """Dropout in training: see `ssvit.models.options.ViT`, as for the next three."""
+    """Dropout in training: see `ssvit.models.vit_options.ViT`, as for the next three."""
     attention_dropout: float | None = None
     """Dropout of the attention weights."""
     stochastic_depth: float | None = None

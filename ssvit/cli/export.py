@@ -8,7 +8,7 @@ from ssvit.config.composed import Config
 from ssvit.config.declaration import select
 from ssvit.exchange import hub
 from ssvit.exchange.options import Export
-from ssvit.models.options import vit as vit_options
+from ssvit.models import build_options
 from ssvit.options import print_lines
 
 
@@ -20,7 +20,9 @@ def run(config: Config) -> None:
         plain["checkpoint"], outputs=plain["outputs"], stage=PRETRAIN, options=plain["encoder"], say=config.line.say
     )
     size = checkpoint.encoder["image_size"] if options.image_size is None else options.image_size
-    options.check_model(vit_options(checkpoint.encoder | {"image_size": size}), checkpoint.facts.get("classifier"))
+    options.check_model(
+        build_options.vit(checkpoint.encoder | {"image_size": size}), checkpoint.facts.get("classifier")
+    )
     run = checkpoint.home(plain["outputs"])
     folder = Path(plain["output"] or run / "export" / options.format)
     options.check_folder(folder, checkpoint=checkpoint.path)

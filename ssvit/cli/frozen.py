@@ -29,7 +29,7 @@ from ssvit.evaluation.scores import Split
 from ssvit.figures.style import use_bands
 from ssvit.kernels.accelerate import accelerate
 from ssvit.models.encoder import Encoder
-from ssvit.models.options import PATCHES
+from ssvit.models.encoder_options import PATCHES
 from ssvit.options import UserError, pair, within
 from ssvit.randomness import key
 from ssvit.training import runtime

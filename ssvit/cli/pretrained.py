@@ -22,7 +22,9 @@ from ssvit.config.composed import Config
 from ssvit.config.declaration import find as find_options
 from ssvit.data.options import RGB
 from ssvit.exchange import reading
-from ssvit.models.options import CHANGEABLE, Timm, ViT, kind
+from ssvit.models.build_options import kind
+from ssvit.models.timm_options import Timm
+from ssvit.models.vit_options import CHANGEABLE, ViT
 from ssvit.options import Failure, OptionError, UserError
 
 SCRATCH = "scratch"

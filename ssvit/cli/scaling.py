@@ -16,7 +16,7 @@ from ssvit.cli.launch import Tool
 from ssvit.cli.trials import Trials, schedule
 from ssvit.config.composed import Config
 from ssvit.evaluation import methods, scaling
-from ssvit.models.options import Timm
+from ssvit.models.timm_options import Timm
 from ssvit.options import OptionError, print_lines, whole
 from ssvit.training import preflight
 

@@ -12,7 +12,7 @@ from ssvit.cli.pretrained import SCRATCH, from_scratch, offer
 from ssvit.config.composed import Config
 from ssvit.config.declaration import select
 from ssvit.data import folder
-from ssvit.models.options import vit
+from ssvit.models.build_options import vit
 from ssvit.options import OptionError, print_lines
 from ssvit.training import preflight
 

@@ -28,8 +28,8 @@ from ssvit.data.loader import Loading, evaluation_batches
 from ssvit.data.source import Source, is_multi_label
 from ssvit.evaluation.options import Reading
 from ssvit.evaluation.processes import gather, rank_and_world
+from ssvit.models.build_options import kind
 from ssvit.models.encoder import Encoder
-from ssvit.models.options import kind
 from ssvit.options import UserError
 
 _LARGEST = 32  # pixels a side of an image as its own features

@@ -22,7 +22,7 @@ from ssvit.evaluation.features import Extractor, Features, FeatureSets, Frozen, 
 from ssvit.evaluation.scores import chance_of
 from ssvit.evaluation.significance import NOTHING_YET, above_chance, last_rise, standard_error
 from ssvit.figures import probes as figures
-from ssvit.models.options import PATCHES
+from ssvit.models.encoder_options import PATCHES
 from ssvit.objectives.base import Objective
 from ssvit.options import UserError, command
 

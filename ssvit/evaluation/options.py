@@ -11,7 +11,10 @@ from pydantic import model_validator
 
 from ssvit.config.declaration import Count, Expect, NotNegative, Options, Whole, make
 from ssvit.data.augment.options import Areas
-from ssvit.models.options import PATCHES, TOKENS, Timm, ViT, kind
+from ssvit.models.build_options import kind
+from ssvit.models.encoder_options import PATCHES, TOKENS
+from ssvit.models.timm_options import Timm
+from ssvit.models.vit_options import ViT
 from ssvit.options import OptionError, one_of, whole
 
 POOLINGS = (*TOKENS, Timm.pooling)

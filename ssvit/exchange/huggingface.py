@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ssvit.exchange.layout import HALF, IMAGENET, Layout, Place, both, described, per_channel
-from ssvit.models.options import grid
+from ssvit.models.encoder_options import grid
 from ssvit.options import UserError
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from pydantic import model_validator
 
 from ssvit.config.declaration import Name, OneOf, Options, Size
 from ssvit.exchange import dinov3, hub, huggingface, timm
-from ssvit.models.options import Resize, ViT
+from ssvit.models.vit_options import Resize, ViT
 from ssvit.options import OptionError, UserError
 
 ONNX, PROGRAM, OURS, TIMM, HUGGINGFACE = FORMATS = ("onnx", "torch_export", "safetensors", "timm", "huggingface")

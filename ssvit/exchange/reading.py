@@ -22,7 +22,7 @@ from ssvit.exchange.huggingface import DINOV2, HUGGINGFACE
 from ssvit.exchange.layout import IMAGENET, LAYER_SCALE, OPTIONAL, QKV_BIAS, Layout, Place, Shapes, described
 from ssvit.exchange.timm import FACEBOOK, TIMM
 from ssvit.exchange.torchvision import TORCHVISION
-from ssvit.models import options
+from ssvit.models import encoder_options, hybrid_options, vit_options
 from ssvit.options import OptionError, UserError, pair
 
 if TYPE_CHECKING:
@@ -78,7 +78,9 @@ class Foreign:
             rows, wanted = state["positions.0.embedding"], len(expected["positions.0.embedding"])
             if (registers := self.arguments.get("registers")) and len(rows) == wanted + registers:
                 # Ours have no positions: what is added to them is the same each time.
-                first = wanted - math.prod(options.grid(self.arguments["image_size"], self.arguments["patch_size"]))
+                first = wanted - math.prod(
+                    encoder_options.grid(self.arguments["image_size"], self.arguments["patch_size"])
+                )
                 state["register_tokens"] = state["register_tokens"] + rows[first : first + registers]
                 rows = torch.cat([rows[:first], rows[first + registers :]])
             # Special tokens that have no positions in the file get zeros.
@@ -116,7 +118,7 @@ def _own(path: Path, shapes: Shapes, given: Mapping[str, Any]) -> Own | None:
     if "norm.weight" not in names or not isinstance(arguments, Mapping):
         return None
     try:
-        encoder = make(options.ViT, arguments)
+        encoder = make(vit_options.ViT, arguments)
     except (TypeError, ValueError) as error:
         raise UserError(f"{path.parent / 'config.json'}: describes no encoder ({error})") from None
     if encoder.depth > len(names):  # nothing is built of what the file cannot hold
@@ -172,7 +174,7 @@ def read(path: Path, given: Mapping[str, Any]) -> Foreign:
         raise OptionError("heads", None, f"an encoder of width {letters['d']} may have any; how many has {path.name}?")
     if letters.get("h") not in (None, chosen["heads"]):
         raise OptionError("heads", chosen["heads"], f"{path.name} has {letters['h']}")
-    step = 1 if units is None else options.stride(units)
+    step = 1 if units is None else hybrid_options.stride(units)
     patch = letters["p"] * step, letters["q"] * step
     registers, tokens = letters.get("registers", 0), sum(special.values())
     if layout.rotary:
@@ -206,12 +208,12 @@ def read(path: Path, given: Mapping[str, Any]) -> Foreign:
         "std": chosen["std"],
         **({} if units is None else {"stem": {"layers": units, "width": letters["w"], "epsilons": layout.epsilons}}),
     }
-    options.ViT(**arguments)
+    vit_options.ViT(**arguments)
     outside = {_first_part(name, prefix) for name in shapes if not name.startswith(prefix)}
     kept = {_first_part(name) for name in wanted}  # of a part that is read, the name of what is not
     within = {(_first_part(name), name.rpartition(".")[2]) for name in usual if name not in wanted}
     behind = sorted(outside | {last if part in kept else part for part, last in within})
-    patches = math.prod(options.grid(size, patch))
+    patches = math.prod(encoder_options.grid(size, patch))
     notes = [
         f"{layout.peer}'s layout, images of {size[0]}x{size[1]}",
         *(f"{name} {chosen[name]} {sources[name]}" for name in ("heads", "mean", "std")),
@@ -272,7 +274,7 @@ def _size(path: Path, rows: int, patch: tuple[int, int], special: Sequence[int],
                 return side * patch[0], side * patch[1]
         raise OptionError("trained_size", None, f"{path.name} has {rows} positions, no square; give [height, width]")
     size = pair("trained_size", given)
-    grid = options.grid(size, patch)
+    grid = encoder_options.grid(size, patch)
     if rows - math.prod(grid) not in special:
         right = f"is {grid[0]}x{grid[1]} patches, and {path.name} has {rows} positions"
         raise OptionError("trained_size", given, right)

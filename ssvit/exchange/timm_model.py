@@ -11,7 +11,7 @@ from ssvit.exchange import files
 from ssvit.exchange.files import ForeignError
 from ssvit.exchange.layout import IMAGENET, described
 from ssvit.exchange.reading import Foreign, first_of
-from ssvit.models import options
+from ssvit.models import timm_options
 from ssvit.options import OptionError, UserError
 
 if TYPE_CHECKING:
@@ -87,6 +87,6 @@ def read(path: Path, given: Mapping[str, Any]) -> TimmFile:
         "mean": chosen["mean"],
         "std": chosen["std"],
     }
-    make(options.Timm, arguments)
+    make(timm_options.Timm, arguments)
     notes.insert(0, f"timm's {given['model']}, {len(shapes)} tensors")
     return TimmFile(path, {}, (), arguments, tuple(notes), masks_keys=False)

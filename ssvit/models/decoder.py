@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ssvit.config.declaration import make
-from ssvit.models import options
+from ssvit.models import decoder_options
 from ssvit.models.positions import Grid, SineCosine2D
 from ssvit.models.vit import Block, Layers
 
@@ -15,15 +15,15 @@ from ssvit.models.vit import Block, Layers
 class Decoder(nn.Module):
     """Plain layers over the encoder's outputs for the visible patches and a [mask] token for each of the others.
 
-    Its options are those of `options.Decoder`; grid, num_prefix_tokens, input_width: of the encoder; output_width:
-    numbers to predict of a patch. Positions are fixed sines and cosines; linear layers start Xavier-uniform with biases
-    of zero (facebookresearch/mae: models_mae.py).
+    Its options are those of `decoder_options.Decoder`; grid, num_prefix_tokens, input_width: of the encoder;
+    output_width: numbers to predict of a patch. Positions are fixed sines and cosines; linear layers start
+    Xavier-uniform with biases of zero (facebookresearch/mae: models_mae.py).
     """
 
     def __init__(
         self, *, grid: Grid, num_prefix_tokens: int, input_width: int, output_width: int, **given: object
     ) -> None:
-        own = make(options.Decoder, given)
+        own = make(decoder_options.Decoder, given)
         width = own.width
         super().__init__()
         self.embed = nn.Linear(input_width, width)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ssvit.config.declaration import make
-from ssvit.models import options
+from ssvit.models import hybrid_options
 
 
 class Convolution(nn.Conv2d):
@@ -43,7 +43,7 @@ class Convolution(nn.Conv2d):
 
 def normed(inputs: int, outputs: int, size: int, stride: int = 1, *, epsilons: str) -> tuple[Convolution, nn.GroupNorm]:
     """A convolution, and the normalisation of an image's channels in groups that follows it (Wu and He 2018)."""
-    norm = nn.GroupNorm(options.GROUPS, outputs, eps=1e-6 if epsilons == "authors" else 1e-5)
+    norm = nn.GroupNorm(hybrid_options.GROUPS, outputs, eps=1e-6 if epsilons == "authors" else 1e-5)
     return Convolution(inputs, outputs, size, stride, epsilons=epsilons), norm
 
 
@@ -74,10 +74,10 @@ class ResNet(nn.Module):
 
     def __init__(self, *, channels: int, **given: object) -> None:
         super().__init__()
-        own = make(options.Stem, given)
+        own = make(hybrid_options.Stem, given)
         width, epsilons = own.width, own.epsilons
         self.layers = own.layers
-        self.stride, self.epsilons = options.stride(own.layers), epsilons
+        self.stride, self.epsilons = hybrid_options.stride(own.layers), epsilons
         self.root, self.norm = normed(channels, width, 7, 2, epsilons=epsilons)
         self.stages, self.outputs = nn.Sequential(), width
         for stage, units in enumerate(own.layers):

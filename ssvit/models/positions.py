@@ -25,7 +25,7 @@ class Interpolation(TypedDict):
     antialias: bool
 
 
-# By the names in `options.RESIZE`; the authors' are those of scipy's zoom of order 1.
+# By the names in `vit_options.RESIZE`; the authors' are those of scipy's zoom of order 1.
 RESIZE: dict[str, Interpolation] = {
     "paper": {"mode": "bilinear", "align_corners": True, "antialias": False},
     "timm": {"mode": "bicubic", "align_corners": False, "antialias": True},

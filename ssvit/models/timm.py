@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ssvit.config.declaration import make
-from ssvit.models import options
+from ssvit.models import encoder_options, timm_options
 from ssvit.models.encoder import Encoder
 from ssvit.options import OptionError, UserError, pair, typed
 
@@ -25,10 +25,10 @@ _HEAD = "ssvit's classifier"  # a parameter's name that no layer of a model has
 
 
 class Timm(Encoder):
-    """The options are those of `options.Timm`. OptionError if timm refuses them."""
+    """The options are those of `timm_options.Timm`. OptionError if timm refuses them."""
 
     def __init__(self, **arguments: object) -> None:
-        own = make(options.Timm, arguments)
+        own = make(timm_options.Timm, arguments)
         super().__init__()
         self.arguments = dict(vars(own))
         self.image_size = pair("image_size", own.image_size)
@@ -72,13 +72,13 @@ class Timm(Encoder):
     @property
     def patch_size(self) -> tuple[int, int]:  # type: ignore[override]  # a ViT's is among its arguments
         """Pixels of an image, (height, width), for each feature of its map. UserError if the model has none."""
-        _, rows, columns, _ = self._of_one_image(options.PATCHES).shape
+        _, rows, columns, _ = self._of_one_image(encoder_options.PATCHES).shape
         return self.image_size[0] // rows, self.image_size[1] // columns
 
     @property
     def depth(self) -> int:
         """One."""
-        return options.Timm.depth
+        return timm_options.Timm.depth
 
     def layers(self, images: Tensor) -> Iterator[Tensor]:
         """timm's `forward_features`, (b, c, h, w), uint8 or in [0, 1] -> (b, d, y, x), (b, y, x, d) or (b, n, d)."""
@@ -94,7 +94,7 @@ class Timm(Encoder):
 
     def pooled(self, outputs: Tensor, pooling: str, images: Tensor) -> Tensor:
         """What timm's classifier takes, (b, d), or for pooling=patches the map, (b, y, x, d)."""
-        if pooling != options.PATCHES:
+        if pooling != encoder_options.PATCHES:
             return self.model.forward_head(outputs, pre_logits=True)
         if outputs.ndim == 4:
             return outputs if getattr(self.model, "output_fmt", "NCHW") == "NHWC" else outputs.movedim(1, -1)

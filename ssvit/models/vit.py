@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from ssvit.config.declaration import make
-from ssvit.models import options, positions
+from ssvit.models import encoder_options, positions, vit_options
 from ssvit.models.encoder import Encoder
 from ssvit.models.hybrid import Convolution, ResNet
 from ssvit.models.positions import Grid
@@ -229,16 +229,16 @@ class Layers(nn.ModuleList):
 
 
 class ViT(Encoder):
-    """A Vision Transformer without a head, with the options of `options.ViT`.
+    """A Vision Transformer without a head, with the options of `vit_options.ViT`.
 
     It takes images of any size that its patches divide: positions are resampled to the size of the images, as `resize`
-    says (one of `options.RESIZE`).
+    says (one of `vit_options.RESIZE`).
     """
 
     resize = "paper"
 
     def __init__(self, **arguments: object) -> None:
-        own = make(options.ViT, arguments)
+        own = make(vit_options.ViT, arguments)
         super().__init__()
         self.arguments = own.values()
         self.image_size = pair("image_size", own.image_size)
@@ -437,7 +437,7 @@ class ViT(Encoder):
     def pooled(self, outputs: Tensor, pooling: str, images: Tensor) -> Tensor:
         """The tokens of a layer, (b, s + n, d), as class_token or patch_mean (b, d), both (b, 2 d), or each patch."""
         patches = outputs[:, self.num_prefix_tokens :]
-        if pooling == options.PATCHES:
+        if pooling == encoder_options.PATCHES:
             return patches.unflatten(1, self.grid_of(images))
         parts = {"class_token": outputs[:, 0], "patch_mean": patches.mean(1)}
         return torch.cat(list(parts.values()), dim=1) if pooling == "both" else parts[pooling]
@@ -451,7 +451,7 @@ class ViT(Encoder):
     @property
     def architecture(self) -> dict[str, object]:
         """The arguments that encoders must share for one to take the weights of the other."""
-        free = (*options.CHANGEABLE, "mean", "std")
+        free = (*vit_options.CHANGEABLE, "mean", "std")
         fixed = {name: value for name, value in self.arguments.items() if name not in free}
         if self.stem is not None:
             layers = list(self.stem.layers)
@@ -462,9 +462,9 @@ class ViT(Encoder):
     def take(self, other: "ViT", *, how: str = "paper") -> None:
         """Take the weights, mean and std of an encoder whose images may have another size: positions keep their place.
 
-        how: one of `options.RESIZE`. OptionError for an argument in which the two may not differ.
+        how: one of `vit_options.RESIZE`. OptionError for an argument in which the two may not differ.
         """
-        one_of("resize", how, options.RESIZE)
+        one_of("resize", how, vit_options.RESIZE)
         for name, expected in other.architecture.items():
             if self.architecture[name] != expected:
                 raise OptionError(name, self.architecture[name], f"must be {typed(expected)}, as in the other encoder")

@@ -18,8 +18,8 @@ from ssvit.config.declaration import make
 from ssvit.data.batch import Batch
 from ssvit.data.source import is_multi_label
 from ssvit.models import lora
+from ssvit.models.build_options import kind
 from ssvit.models.encoder import Encoder
-from ssvit.models.options import kind
 from ssvit.models.vit import ViT, lecun_normal_
 from ssvit.objectives import classify_options
 from ssvit.objectives.base import NOTHING, Objective, at_least_float32

@@ -8,7 +8,8 @@ from pydantic import model_validator
 
 from ssvit.config.declaration import Count, Expect, NotNegative, Options
 from ssvit.models.lora_options import Lora
-from ssvit.models.options import Timm, ViT
+from ssvit.models.timm_options import Timm
+from ssvit.models.vit_options import ViT
 from ssvit.options import OptionError
 
 BALANCED: Final = "balanced"

@@ -8,7 +8,7 @@ from annotated_types import Ge
 from pydantic import model_validator
 
 from ssvit.config.declaration import Count, Name, Size
-from ssvit.models.options import ViT
+from ssvit.models.vit_options import ViT
 from ssvit.objectives.targets_options import Patches
 from ssvit.options import OptionError, pair
 

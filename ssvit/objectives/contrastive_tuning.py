@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from ssvit.config.declaration import make
 from ssvit.data.batch import Batch
-from ssvit.models.options import ViT as ViTOptions
 from ssvit.models.vit import ViT
+from ssvit.models.vit_options import ViT as ViTOptions
 from ssvit.objectives import contrastive_tuning_options
 from ssvit.objectives.base import NOTHING
 from ssvit.objectives.contrast import VIEWS, Contrastive, cosines, gathered, two_views, unit

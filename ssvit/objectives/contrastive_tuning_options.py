@@ -3,7 +3,7 @@
 from typing import ClassVar
 
 from ssvit.config.declaration import Count, Fraction, Options, Positive
-from ssvit.models.options import ViT
+from ssvit.models.vit_options import ViT
 from ssvit.options import OptionError
 from ssvit.schedule import Schedule, ScheduleFunction
 

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 
 from ssvit.config.declaration import make
 from ssvit.data.batch import Batch
-from ssvit.models.options import ViT as ViTOptions
 from ssvit.models.positions import Grid
 from ssvit.models.vit import ViT, gather
+from ssvit.models.vit_options import ViT as ViTOptions
 from ssvit.objectives import latent_options
 from ssvit.objectives.base import NOTHING, Objective, at_least_float32
 from ssvit.objectives.masking import visible_blocks

@@ -5,7 +5,7 @@ from typing import Annotated, Self
 from pydantic import model_validator
 
 from ssvit.config.declaration import Count, Fraction, NotNegative, Options, Share
-from ssvit.models.options import ViT
+from ssvit.models.vit_options import ViT
 from ssvit.objectives.masking_options import Masked
 from ssvit.options import OptionError
 from ssvit.schedule import Between, Schedule, ScheduleFunction

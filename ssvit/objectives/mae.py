@@ -18,8 +18,8 @@ from torch import Tensor
 from ssvit.config.declaration import make
 from ssvit.data.batch import Batch
 from ssvit.models.decoder import Decoder
-from ssvit.models.options import ViT as ViTOptions
 from ssvit.models.vit import ViT
+from ssvit.models.vit_options import ViT as ViTOptions
 from ssvit.objectives import mae_options
 from ssvit.objectives.base import NOTHING, Objective
 from ssvit.randomness import uniform

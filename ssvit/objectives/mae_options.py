@@ -3,7 +3,8 @@
 import math
 
 from ssvit.config.declaration import Share
-from ssvit.models.options import Decoder, ViT
+from ssvit.models.decoder_options import Decoder
+from ssvit.models.vit_options import ViT
 from ssvit.objectives.masking_options import Masked
 from ssvit.options import OptionError, pair
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from ssvit.config.declaration import make
 from ssvit.data.batch import Batch
 from ssvit.models.decoder import Decoder
-from ssvit.models.options import ViT as ViTOptions
 from ssvit.models.vit import ViT, gather
+from ssvit.models.vit_options import ViT as ViTOptions
 from ssvit.objectives import masked_patch_options
 from ssvit.objectives.base import NOTHING, Objective
 from ssvit.objectives.masking import Corruption, Masking, corrupt, uncorrupted

@@ -6,7 +6,8 @@ from typing import ClassVar, Self
 from pydantic import model_validator
 
 from ssvit.config.declaration import Options
-from ssvit.models.options import Decoder, ViT
+from ssvit.models.decoder_options import Decoder
+from ssvit.models.vit_options import ViT
 from ssvit.objectives.masking_options import Masking
 from ssvit.options import OptionError
 

@@ -5,7 +5,7 @@ from typing import ClassVar, Literal, Self
 from pydantic import model_validator
 
 from ssvit.config.declaration import Count, Fraction, Options, Share
-from ssvit.models.options import ViT
+from ssvit.models.vit_options import ViT
 from ssvit.options import OptionError
 
 

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from ssvit.config.declaration import make
 from ssvit.data.batch import Batch
-from ssvit.models.options import ViT as ViTOptions
 from ssvit.models.vit import ViT
+from ssvit.models.vit_options import ViT as ViTOptions
 from ssvit.objectives import simclr_options
 from ssvit.objectives.base import NOTHING
 from ssvit.objectives.contrast import VIEWS, Contrastive, gathered, similarities, two_views, unit

@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar
 from annotated_types import Ge
 
 from ssvit.config.declaration import Count, Options, Positive, Share
-from ssvit.models.options import ViT
+from ssvit.models.vit_options import ViT
 from ssvit.options import OptionError
 
 

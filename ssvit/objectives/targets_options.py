@@ -5,7 +5,7 @@ from typing import Literal, Self
 from pydantic import model_validator
 
 from ssvit.config.declaration import Count, Options, Pair
-from ssvit.models.options import ViT
+from ssvit.models.vit_options import ViT
 from ssvit.options import OptionError, pair
 
 

@@ -28,7 +28,8 @@ from ssvit.data.options import (
     development,
 )
 from ssvit.evaluation.options import Probing
-from ssvit.models.options import Timm, ViT
+from ssvit.models.timm_options import Timm
+from ssvit.models.vit_options import ViT
 from ssvit.objectives.classify_options import MULTI_LABEL, Classify
 from ssvit.objectives.contrastive_tuning_options import ContrastiveTuning
 from ssvit.options import OptionError, UserError, number, one_of, pair, whole, within

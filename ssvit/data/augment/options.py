@@ -8,7 +8,8 @@ from annotated_types import Ge, Le, Len
 from pydantic import AfterValidator, model_validator
 
 from ssvit.config.declaration import Count, Expect, Fraction, NotNegative, Options, Pair, Positive, Share, Whole
-from ssvit.models.options import ViT, grid
+from ssvit.models.encoder_options import grid
+from ssvit.models.vit_options import ViT
 from ssvit.options import OptionError
 
 Fit = Literal["cover", "squash"]

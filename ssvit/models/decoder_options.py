@@ -1,0 +1,27 @@
+"""The options of a masked autoencoder's decoder."""
+
+from typing import Self
+
+from pydantic import model_validator
+
+from ssvit.config.declaration import Count, Options
+from ssvit.options import OptionError
+
+
+class Decoder(Options):
+    """The light Transformer of a masked autoencoder (He et al. 2022, section 3 and Table 1)."""
+
+    depth: Count
+    """Layers."""
+    width: Count
+    """Width of a token's embedding; a multiple of 4, since positions are sines and cosines of rows and columns."""
+    heads: Count
+    """Heads of attention."""
+
+    @model_validator(mode="after")
+    def _check_width(self) -> Self:
+        if self.width % 4:
+            raise OptionError("width", self.width, "must be a multiple of 4, for sines and cosines of rows and columns")
+        if self.width % self.heads:
+            raise OptionError("heads", self.heads, f"must divide width={self.width}")
+        return self
