@@ -32,7 +32,7 @@ from ssvit.cli.pretrain import tool as pretrain
 from ssvit.cli.retrieve import tool as retrieve
 from ssvit.data import datasets, decode, folder, normalization
 from ssvit.data.augment import color, crop, turn
-from ssvit.data.augment.options import InceptionCrop as InceptionCropOptions
+from ssvit.data.augment.crop_options import InceptionCrop as InceptionCropOptions
 from ssvit.data.decode import Unreadable, load
 from ssvit.data.memory import Memory
 from ssvit.data.options import RGB, PixelFormat

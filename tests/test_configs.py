@@ -18,7 +18,7 @@ from ssvit.cli import compare
 from ssvit.config.command_line import CommandLine
 from ssvit.config.composed import build as built
 from ssvit.config.declaration import make
-from ssvit.data.augment.options import ResizeCrop
+from ssvit.data.augment.crop_options import ResizeCrop
 from ssvit.data.source import Data
 from ssvit.options import Failure, OptionError
 from ssvit.training import comparison, preflight

@@ -46,7 +46,6 @@ WITHOUT_TORCH = (
     "data.robustness",
     "data.vtab",
     "evaluation.vtab",
-    "data.augment.options",
     "benchmark.options",
     "exchange.reading",
     "exchange.options",

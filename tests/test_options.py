@@ -19,7 +19,7 @@ from ssvit.checkpoints import manifest
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.checkpoints.options import eval_transform
 from ssvit.config.declaration import find, make, select
-from ssvit.data.augment.options import CenterCrop
+from ssvit.data.augment.crop_options import CenterCrop
 from ssvit.data.options import Subset
 from ssvit.exchange.options import Export
 from ssvit.options import OptionError, file_to_write, folder_to_write

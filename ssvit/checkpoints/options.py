@@ -10,7 +10,7 @@ from pydantic import model_validator
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.checkpoints.manifest import CheckpointError
 from ssvit.config.declaration import Count, Options, make
-from ssvit.data.augment.options import CenterCrop
+from ssvit.data.augment.crop_options import CenterCrop
 from ssvit.data.options import PixelFormat
 from ssvit.models.build_options import kind, vit
 from ssvit.models.timm_options import Timm

@@ -20,7 +20,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar, Union, get_args, get_origin
 
-from annotated_types import Ge, Gt, Le, MinLen
+from annotated_types import Ge, Gt, Le, Len, MinLen
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 from ssvit.options import OptionError, pair, typed
@@ -258,3 +258,6 @@ Pair = Annotated[
 ]
 """As `Size`, kept as (height, width)."""
 Different = Annotated[Sequence[Positive], AfterValidator(_different), MinLen(1), Expect("a list of different numbers")]
+_LIMITS = Len(2, 2), AfterValidator(_rising)
+Limits = Annotated[Sequence[Positive], *_LIMITS, Expect("two numbers above 0, [least, most]")]
+ShareLimits = Annotated[Sequence[Share], *_LIMITS, Expect("two numbers above 0 and at most 1, [least, most]")]

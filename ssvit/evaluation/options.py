@@ -9,8 +9,7 @@ from typing import Annotated, Any, Final, Literal, Self
 from annotated_types import Ge
 from pydantic import model_validator
 
-from ssvit.config.declaration import Count, Expect, NotNegative, Options, Whole, make
-from ssvit.data.augment.options import Areas
+from ssvit.config.declaration import Count, Expect, NotNegative, Options, ShareLimits, Whole, make
 from ssvit.models.build_options import kind
 from ssvit.models.encoder_options import PATCHES, TOKENS
 from ssvit.models.timm_options import Timm
@@ -162,7 +161,7 @@ class LabelFree(HeldOut):
     the probes (see `interval`)."""
     views: Annotated[Literal[0] | AtLeastTwo, Expect("0, or a whole number, 2 or more")] = 3
     """Crops of each image for LiDAR, 2 or more; 0: without LiDAR."""
-    scale: Areas = (0.4, 1.0)
+    scale: ShareLimits = (0.4, 1.0)
     """Least and greatest part of the image's area that a crop has."""
     seed: Whole = 0
     """Seed of the crops."""

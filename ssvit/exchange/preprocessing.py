@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ssvit.data.augment.options import FITS
+from ssvit.data.augment.crop_options import FITS
 from ssvit.options import one_of, whole
 
 

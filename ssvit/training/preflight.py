@@ -11,7 +11,8 @@ from typing import Any
 
 from ssvit.checkpoints.options import LoadEncoder
 from ssvit.config.declaration import Options, find, make
-from ssvit.data.augment.options import Crop, MultiCrop, RandomCrop
+from ssvit.data.augment.crop_options import Crop, RandomCrop
+from ssvit.data.augment.views_options import MultiCrop
 from ssvit.data.options import (
     DECODINGS,
     FULL,

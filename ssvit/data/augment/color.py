@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ssvit.data.augment import options
+from ssvit.data.augment import color_options
 from ssvit.randomness import uniform
 
 _RED, _GREEN, _BLUE = 0.2989, 0.587, 0.114  # of a grey, as torchvision has them
@@ -20,7 +20,7 @@ _LEVELS = 256 - 1e-3  # of a colour in [0, 1], cut off below
 _CHUNK = 1 << 19  # values that are filtered at a time: they stay in a CPU's cache
 
 
-class ColorJitter(options.ColorJitter):
+class ColorJitter(color_options.ColorJitter):
     """Brightness, contrast, saturation and hue, changed one after the other in a random order, as torchvision's.
 
     The factors of the first three lie in [max(0, 1 - x), 1 + x], the turn of the hue in [-x, x]; x = 0 leaves it out.
@@ -50,7 +50,7 @@ class ColorJitter(options.ColorJitter):
         return images
 
 
-class Grayscale(options.Grayscale):
+class Grayscale(color_options.Grayscale):
     """All three channels become the image's brightness."""
 
     def __call__(self, images: Tensor, slots: Tensor, seed: int, view: int = 0) -> Tensor:
@@ -58,7 +58,7 @@ class Grayscale(options.Grayscale):
         return images.index_copy(0, rows, _gray(images[rows]).to(torch.uint8).expand_as(images[rows]))
 
 
-class GaussianBlur(options.GaussianBlur):
+class GaussianBlur(color_options.GaussianBlur):
     """A Gaussian filter of random width `sigma`, cut off at twice the greatest, over reflected edges."""
 
     def sample(self, seed: int, slots: Tensor, view: int = 0) -> tuple[Tensor, Tensor]:
@@ -75,7 +75,7 @@ class GaussianBlur(options.GaussianBlur):
         return images
 
 
-class Solarize(options.Solarize):
+class Solarize(color_options.Solarize):
     """Values of `threshold` and more are inverted."""
 
     def __call__(self, images: Tensor, slots: Tensor, seed: int, view: int = 0) -> Tensor:

@@ -19,7 +19,7 @@ from torch import Tensor
 from torchvision.transforms.v2.functional import center_crop_image
 
 from ssvit.config.declaration import select
-from ssvit.data.augment import options
+from ssvit.data.augment import crop_options
 from ssvit.data.augment.color import ColorJitter, GaussianBlur, Grayscale, Solarize
 from ssvit.data.augment.randaugment import RandAugment
 from ssvit.data.augment.turn import QuarterTurns, Rotation, VerticalFlip
@@ -38,7 +38,7 @@ class Change(Protocol):
     def __call__(self, images: Tensor, slots: Tensor, seed: int, view: int = 0) -> Tensor: ...
 
 
-class RandomCrop(options.RandomCrop):
+class RandomCrop(crop_options.RandomCrop):
     """A crop for training, and the changes that its options ask for, one after the other."""
 
     def crop(self, images: Tensor | Sequence[Tensor], slots: Tensor, seed: int, view: int = 0) -> Tensor:
@@ -67,7 +67,7 @@ class RandomCrop(options.RandomCrop):
         return tuple(change for wanted, change in every if wanted)
 
 
-class InceptionCrop(options.InceptionCrop, RandomCrop):
+class InceptionCrop(crop_options.InceptionCrop, RandomCrop):
     """A crop of random area and aspect ratio, resized and flipped: torchvision's RandomResizedCrop within a grey level.
 
     The authors' code takes TensorFlow's crop (vit_jax: input_pipeline.py): it samples a side and the ratio evenly, and
@@ -120,7 +120,7 @@ class InceptionCrop(options.InceptionCrop, RandomCrop):
         return torch.stack(cropped)
 
 
-class ShiftCrop(options.ShiftCrop, RandomCrop):
+class ShiftCrop(crop_options.ShiftCrop, RandomCrop):
     """A random crop of the image widened by `padding` reflected pixels on each side, and a flip: usual for CIFAR."""
 
     def crop(self, images: Tensor | Sequence[Tensor], slots: Tensor, seed: int, view: int = 0) -> Tensor:
@@ -146,7 +146,7 @@ class ShiftCrop(options.ShiftCrop, RandomCrop):
         return (n - 1) - ((n - 1) - place.abs()).abs()
 
 
-class ResizeCrop(options.ResizeCrop, RandomCrop):
+class ResizeCrop(crop_options.ResizeCrop, RandomCrop):
     """A random crop of the image resized to a square, and a flip: as for VTAB in Kolesnikov et al. 2020 (BiT), 2.2."""
 
     def crop(self, images: Tensor | Sequence[Tensor], slots: Tensor, seed: int, view: int = 0) -> Tensor:
@@ -158,7 +158,7 @@ class ResizeCrop(options.ResizeCrop, RandomCrop):
         return ShiftCrop(size=self.size, padding=0, flip=self.flip).crop(images, slots, seed, view)
 
 
-class CenterCrop(options.CenterCrop):
+class CenterCrop(crop_options.CenterCrop):
     """What evaluation sees of an image: no randomness."""
 
     def __call__(

@@ -14,7 +14,7 @@ import torch
 import torchvision.transforms.v2.functional as tvf
 from torch import Tensor
 
-from ssvit.data.augment import options
+from ssvit.data.augment import randaugment_options
 from ssvit.data.augment.color import adjust_contrast
 from ssvit.randomness import uniform
 
@@ -57,7 +57,7 @@ OPERATIONS: Mapping[str, Callable[[Tensor, float], Tensor]] = {
 _SIGNED = 9
 
 
-class RandAugment(options.RandAugment):
+class RandAugment(randaugment_options.RandAugment):
     """Random operations, one after the other. What a turned or shifted image leaves free is black."""
 
     def sample(self, seed: int, slots: Tensor, view: int = 0) -> tuple[Tensor, Tensor]:
@@ -65,7 +65,9 @@ class RandAugment(options.RandAugment):
         numbers = uniform(seed, "randaugment", slots, 2 * self.operations, view)
         which = (len(OPERATIONS) * numbers[:, : self.operations]).long()
         negative = (which < _SIGNED) & (numbers[:, self.operations :] < 0.5)
-        strength = torch.tensor(self.magnitude / options.MAGNITUDES, dtype=torch.float64, device=slots.device)
+        strength = torch.tensor(
+            self.magnitude / randaugment_options.MAGNITUDES, dtype=torch.float64, device=slots.device
+        )
         return which, (-strength).where(negative, strength)
 
     def __call__(self, images: Tensor, slots: Tensor, seed: int, view: int = 0) -> Tensor:

@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ssvit.data.augment import options
+from ssvit.data.augment import turn_options
 from ssvit.randomness import uniform
 
 
-class VerticalFlip(options.VerticalFlip):
+class VerticalFlip(turn_options.VerticalFlip):
     """Top and bottom change places."""
 
     def __call__(self, images: Tensor, slots: Tensor, seed: int, view: int = 0) -> Tensor:
@@ -38,7 +38,7 @@ class QuarterTurns:
         return turned
 
 
-class Rotation(options.Rotation):
+class Rotation(turn_options.Rotation):
     """A turn by an angle from -degrees to degrees."""
 
     def sample(self, seed: int, slots: Tensor, view: int = 0) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ssvit.config.declaration import make, select
-from ssvit.data.augment import options
+from ssvit.data.augment import views_options
 from ssvit.data.augment.crop import InceptionCrop
 
 
@@ -51,10 +51,13 @@ class Views:
 
 
 class MultiCrop(Views):
-    """DINO's views (Caron et al. 2021, main_dino.py), by `options.MultiCrop`, but bilinear where DINO's are bicubic."""
+    """DINO's views (Caron et al. 2021, main_dino.py), but bilinear where DINO's are bicubic.
+
+    The options are those of `views_options.MultiCrop`.
+    """
 
     def __init__(self, **given: object) -> None:
-        self.options = chosen = make(options.MultiCrop, given)
+        self.options = chosen = make(views_options.MultiCrop, given)
         values = vars(chosen)
         local = {"size": chosen.local_size, "scale": chosen.local_scale}
         first, second, small = (
