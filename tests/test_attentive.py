@@ -7,10 +7,10 @@ import pytest
 import torch
 from sklearn.metrics import average_precision_score
 
-from ssvit.evaluation.base import check_labels
 from ssvit.evaluation.features import Features, Half
 from ssvit.evaluation.probes import attentive
 from ssvit.evaluation.probes.attentive import Attentive, Heads, Scaled, losses, share
+from ssvit.evaluation.probes.base import check_labels
 from ssvit.evaluation.probes.logistic import Logistic
 from ssvit.options import OptionError, UserError
 

@@ -25,8 +25,8 @@ from ssvit.config.composed import build
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.memory import Memory
 from ssvit.evaluation import report
-from ssvit.evaluation.base import Probe, Result
 from ssvit.evaluation.features import Pixels, copies, extract
+from ssvit.evaluation.probes.base import Probe, Result
 from ssvit.evaluation.probes.knn import Knn
 from ssvit.evaluation.probes.logistic import Logistic
 from ssvit.evaluation.probes.retrieval import Retrieval
@@ -274,7 +274,7 @@ mine:
 """
 CENTROID = """
 import torch
-from ssvit.evaluation.base import Probe, Result
+from ssvit.evaluation.probes.base import Probe, Result
 
 
 class Centroid(Probe):

@@ -22,7 +22,6 @@ from ssvit.data.options import Pack
 from ssvit.data.packing import pack
 from ssvit.data.source import Joined, class_text, subset
 from ssvit.evaluation import multi_label
-from ssvit.evaluation.base import check_labels
 from ssvit.evaluation.classification import Classification
 from ssvit.evaluation.features import Features
 from ssvit.evaluation.neighbours import search
@@ -30,6 +29,7 @@ from ssvit.evaluation.precision import average_precisions, mean_average_precisio
 from ssvit.evaluation.probes import knn as knn_module
 from ssvit.evaluation.probes import logistic, ridge, sgd
 from ssvit.evaluation.probes import retrieval as retrieval_module
+from ssvit.evaluation.probes.base import check_labels
 from ssvit.evaluation.probes.knn import Knn
 from ssvit.evaluation.probes.logistic import Logistic
 from ssvit.evaluation.probes.retrieval import Retrieval

@@ -24,9 +24,10 @@ from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.files import Files
 from ssvit.data.memory import Memory
 from ssvit.evaluation import options as rules
-from ssvit.evaluation.base import Evaluation, Evaluator, Probe, Result
+from ssvit.evaluation.base import Evaluation, Evaluator
 from ssvit.evaluation.features import Frozen, Pixels, extract
 from ssvit.evaluation.online import Probing, describe, start_of
+from ssvit.evaluation.probes.base import Probe, Result
 from ssvit.evaluation.probes.knn import Knn
 from ssvit.evaluation.probes.ridge import FewShot, sample, whiten
 from ssvit.figures import probes as figures

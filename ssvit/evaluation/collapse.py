@@ -21,7 +21,8 @@ from ssvit.config.declaration import make
 from ssvit.data.batch import EvalTransform
 from ssvit.data.source import Source
 from ssvit.evaluation import options
-from ssvit.evaluation.base import Evaluation, HeldOut, History, with_metrics
+from ssvit.evaluation.base import Evaluation, History, with_metrics
+from ssvit.evaluation.held_out import HeldOut
 from ssvit.figures import collapse as figures
 from ssvit.models.vit import gather
 from ssvit.objectives.dino import Dino, entropy

@@ -15,8 +15,9 @@ from ssvit.data.augment.views import Views
 from ssvit.data.batch import EvalTransform
 from ssvit.data.source import Source
 from ssvit.evaluation import options
-from ssvit.evaluation.base import Evaluation, HeldOut, History, with_metrics
+from ssvit.evaluation.base import Evaluation, History, with_metrics
 from ssvit.evaluation.collapse import describe_spread, one_way, spread_of
+from ssvit.evaluation.held_out import HeldOut
 from ssvit.figures import contrast as figures
 from ssvit.figures.style import evenly_spaced
 from ssvit.objectives.contrast import Contrastive, cosines, similarities, unit

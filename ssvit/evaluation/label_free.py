@@ -24,9 +24,10 @@ from ssvit.data.augment.crop import InceptionCrop
 from ssvit.data.batch import EvalTransform
 from ssvit.data.source import Source
 from ssvit.evaluation import options
-from ssvit.evaluation.base import Evaluation, HeldOut, History, with_metrics
+from ssvit.evaluation.base import Evaluation, History, with_metrics
 from ssvit.evaluation.collapse import describe_spread, spread_of
 from ssvit.evaluation.features import Frozen
+from ssvit.evaluation.held_out import HeldOut
 from ssvit.figures import label_free as figures
 from ssvit.objectives.base import Objective
 

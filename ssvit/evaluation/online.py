@@ -17,8 +17,9 @@ from ssvit.data.loader import evaluation_batches
 from ssvit.data.memory import Memory
 from ssvit.data.source import Source, is_multi_label, subset
 from ssvit.evaluation import options
-from ssvit.evaluation.base import Evaluation, Evaluator, History, Probe, check_labels, with_metrics
+from ssvit.evaluation.base import Evaluation, Evaluator, History, with_metrics
 from ssvit.evaluation.features import Extractor, Features, FeatureSets, Frozen, Pixels, extract
+from ssvit.evaluation.probes.base import Probe, check_labels
 from ssvit.evaluation.scores import chance_of
 from ssvit.evaluation.significance import NOTHING_YET, above_chance, last_rise, standard_error
 from ssvit.figures import probes as figures

@@ -18,9 +18,9 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from ssvit.data.source import is_multi_label
-from ssvit.evaluation.base import Result
 from ssvit.evaluation.features import Features
 from ssvit.evaluation.probes import options
+from ssvit.evaluation.probes.base import Result
 from ssvit.evaluation.probes.linear import Linear, best, is_right, score_several
 from ssvit.evaluation.probes.sgd import batches
 from ssvit.options import UserError

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from ssvit.data.source import is_multi_label
-from ssvit.evaluation.base import Probe, Result, check_others
 from ssvit.evaluation.features import Features, check
 from ssvit.evaluation.neighbours import Neighbours, search_together
 from ssvit.evaluation.precision import mean_average_precision
 from ssvit.evaluation.probes import options
+from ssvit.evaluation.probes.base import Probe, Result, check_others
 from ssvit.evaluation.probes.linear import standardized
 
 _VOTES = 1 << 22  # votes held at a time

@@ -16,10 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ssvit.data.source import is_multi_label
-from ssvit.evaluation.base import Probe
 from ssvit.evaluation.features import Features, check
 from ssvit.evaluation.precision import mean_average_precision
 from ssvit.evaluation.probes import options
+from ssvit.evaluation.probes.base import Probe
 from ssvit.options import OptionError, UserError
 from ssvit.randomness import permutation
 

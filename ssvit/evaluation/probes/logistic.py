@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ssvit.data.source import is_multi_label
-from ssvit.evaluation.base import Result
 from ssvit.evaluation.features import Features
 from ssvit.evaluation.probes import options
+from ssvit.evaluation.probes.base import Result
 from ssvit.evaluation.probes.linear import CHUNK, Linear, Standard, best, reported, score
 
 _GRADIENT = 1e-6  # L-BFGS has converged where no element of the gradient is larger,

@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ssvit.data.source import is_multi_label
-from ssvit.evaluation.base import Probe, Result, check_others
 from ssvit.evaluation.features import Features, check
 from ssvit.evaluation.neighbours import Neighbours, search
 from ssvit.evaluation.probes import options
+from ssvit.evaluation.probes.base import Probe, Result, check_others
 from ssvit.evaluation.probes.linear import standardized
 from ssvit.options import OptionError, UserError, whole
 from ssvit.randomness import permutation

@@ -16,10 +16,10 @@ from torch import Tensor
 from torchmetrics.classification import MulticlassJaccardIndex
 
 from ssvit.data.source import IGNORED
-from ssvit.evaluation.base import Probe, Result
 from ssvit.evaluation.features import Features
 from ssvit.evaluation.neighbours import search
 from ssvit.evaluation.probes import options
+from ssvit.evaluation.probes.base import Probe, Result
 from ssvit.evaluation.probes.linear import Standard
 from ssvit.evaluation.probes.logistic import fit, moment
 from ssvit.options import UserError

@@ -10,9 +10,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ssvit.evaluation.base import Result
 from ssvit.evaluation.features import Features
 from ssvit.evaluation.probes import options
+from ssvit.evaluation.probes.base import Result
 from ssvit.evaluation.probes.linear import Linear, Standard, best, reported, score
 from ssvit.options import UserError
 from ssvit.randomness import permutation
