@@ -36,7 +36,7 @@ from ssvit.data.augment.crop_options import InceptionCrop as InceptionCropOption
 from ssvit.data.decode import Unreadable, load
 from ssvit.data.memory import Memory
 from ssvit.data.options import RGB, PixelFormat
-from ssvit.figures import style
+from ssvit.figures import display
 from ssvit.options import Failure, OptionError, UserError
 from ssvit.retrieval import gallery
 
@@ -376,21 +376,21 @@ def test_changes_of_bytes_are_refused_for_floats() -> None:
 def test_pictures_show_three_of_many_channels() -> None:
     images = torch.rand(2, 6, 4, 5)
     mean, std = [0.1 * i for i in range(1, 7)], [0.05] * 6
-    style.use_bands({"channels": 6, "range": [0, 1], "shown": [3, 2, 5], "mean": mean, "std": std})
+    display.use_bands({"channels": 6, "range": [0, 1], "shown": [3, 2, 5], "mean": mean, "std": std})
     try:
-        shown = style.rgb(images)
+        shown = display.rgb(images)
         for place, band in enumerate((3, 2, 5)):
             expected = ((images[:, band] - (mean[band] - 0.1)) / 0.2).clamp(0, 1)
             assert torch.allclose(torch.from_numpy(shown[..., place]), expected, atol=1e-5)
         colors = torch.rand(2, 3, 4, 5)
-        assert torch.equal(torch.from_numpy(style.rgb(colors)), colors.movedim(1, -1))  # painted, or a photograph
-        style.use_bands({"channels": 1, "range": None, "mean": 0.5, "std": 0.1})
+        assert torch.equal(torch.from_numpy(display.rgb(colors)), colors.movedim(1, -1))  # painted, or a photograph
+        display.use_bands({"channels": 1, "range": None, "mean": 0.5, "std": 0.1})
         grey = torch.randint(256, (1, 4, 5), dtype=torch.uint8)
-        assert torch.allclose(torch.from_numpy(style.rgb(grey)), (grey / 255).movedim(0, -1).expand(4, 5, 3))
-        style.use_bands({"channels": 1, "range": [0, 9], "mean": 0.5, "std": 0.1})
-        assert torch.allclose(torch.from_numpy(style.rgb(torch.full((1, 2, 2), 0.6))), torch.tensor(0.75))
+        assert torch.allclose(torch.from_numpy(display.rgb(grey)), (grey / 255).movedim(0, -1).expand(4, 5, 3))
+        display.use_bands({"channels": 1, "range": [0, 9], "mean": 0.5, "std": 0.1})
+        assert torch.allclose(torch.from_numpy(display.rgb(torch.full((1, 2, 2), 0.6))), torch.tensor(0.75))
     finally:
-        style.use_bands({})
+        display.use_bands({})
 
 
 def test_wrong_options_are_refused_before_torch_is_loaded(tool, tmp_path: Path, no_torch: str) -> None:
@@ -527,7 +527,7 @@ def test_sheets_of_similar_pictures_show_the_run_s_channels(
     """Or those of the data set that is named with the query."""
     facts = manifest.read(newest(bands))["encoder"]
     seen = []
-    monkeypatch.setattr(gallery, "contact_sheet", lambda rows: seen.append(style.rgb(rows[0].query)) or Figure())
+    monkeypatch.setattr(gallery, "contact_sheet", lambda rows: seen.append(display.rgb(rows[0].query)) or Figure())
     file = str(next((bands / "set/a").glob("*.tif")))
     of_set = [f"data={bands}/set", f"data.normalization={bands}/bands.yaml", *given] if given else []
     common = [f"checkpoint={newest(bands)}", f"store={tmp_path}/store", "workers=1", *of_set]
@@ -535,7 +535,7 @@ def test_sheets_of_similar_pictures_show_the_run_s_channels(
         retrieve.call(["action=index", *common, str(bands / "set")])
         retrieve.call(["action=query", *common, f"sheet={tmp_path}/sheet.png", "k=2", file])
     finally:
-        style.use_bands({})
+        display.use_bands({})
     pixels = load(file, None, PixelFormat(channels=5, range=manifest.read(newest(bands))["range"]))
     for place, band in enumerate(shown):
         mean, std = facts["mean"][band], facts["std"][band]

@@ -545,7 +545,7 @@ def test_refuses_options_that_cannot_be(given, message):
         ({"trained": 3}, "trained=3: must be at most 2, the layers of the encoder"),
         ({"trained": "head", "lora": {"rank": 17, "alpha": 1}}, "lora.rank=17: must be at most 16, the width of the"),
         ({"class_weights": [1, 2]}, "class_weights=[1, 2]: must be 5 numbers, one for each class, not 2"),
-        ({"class_weights": "balanced"}, "class_weights=balanced: is for training alone"),
+        ({"class_weights": "balanced"}, "class_weights=balanced: needs the labels"),
     ],
 )
 def test_refuses_what_the_encoder_or_the_classes_do_not_have(given, message):

@@ -9,8 +9,8 @@ from matplotlib.colors import to_rgb
 from PIL import Image
 
 from ssvit.figures import comparison, maps, methods
+from ssvit.figures.png import png
 from ssvit.figures.probes import probes
-from ssvit.figures.style import png
 
 CHANCE = "chance (most frequent class)"
 

@@ -21,7 +21,8 @@ from ssvit.evaluation.side_by_side import SideBySide
 from ssvit.exchange import card
 from ssvit.exchange.options import Export
 from ssvit.figures import classes, contact_sheet, feature_map, maps, robustness
-from ssvit.figures.style import fitted, png
+from ssvit.figures.png import png
+from ssvit.figures.style import fitted
 from ssvit.models.vit import ViT
 from ssvit.options import UserError, markdown, one_line
 from ssvit.retrieval import embedding

@@ -14,7 +14,7 @@ from ssvit.cli import robustness as command
 from ssvit.data import robustness as layouts
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.evaluation.robustness import Robustness, by_corruption, facts, table
-from ssvit.figures.style import png
+from ssvit.figures.png import png
 from ssvit.options import OptionError
 
 WNIDS = [f"n{number:08d}" for number in range(6)]

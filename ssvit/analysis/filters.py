@@ -11,7 +11,8 @@ from matplotlib import colormaps
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from ssvit.figures.style import DPI, INK, canvas, rgb, scale_bar, show
+from ssvit.figures.display import rgb
+from ssvit.figures.style import DPI, INK, canvas, scale_bar, show
 from ssvit.models.vit import ViT
 from ssvit.options import UserError
 

@@ -28,7 +28,8 @@ from ssvit.data.loader import Loading, evaluation_batches
 from ssvit.data.options import RGB, PixelFormat
 from ssvit.data.source import Source, class_text
 from ssvit.figures import maps
-from ssvit.figures.style import evenly_spaced, png
+from ssvit.figures.png import png
+from ssvit.figures.style import evenly_spaced
 from ssvit.models.vit import ViT
 from ssvit.options import UserError
 

@@ -61,7 +61,7 @@ def run(config: Config) -> Path:
     written = [table / "table.md"]
     if curves := methods.curves(rows):
         from ssvit.figures.methods import accuracy
-        from ssvit.figures.style import png
+        from ssvit.figures.png import png
 
         written.append(table / "accuracy.png")
         atomic_io.replace(written[-1], png(accuracy(curves, methods.probes_in(curves))))

@@ -38,7 +38,7 @@ def check(config: Config, features: Mapping[str, Any]) -> "tuple[Callable[..., D
         from ssvit.checkpoints.storage import load_encoder
         from ssvit.data.augment.crop import CenterCrop
         from ssvit.evaluation.features import Frozen
-        from ssvit.figures.style import use_bands
+        from ssvit.figures.display import use_bands
         from ssvit.retrieval.gallery import Describer
 
         use_bands({**checkpoint.encoder, "range": pixels.range, "shown": shown})

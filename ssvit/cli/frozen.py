@@ -26,7 +26,7 @@ from ssvit.evaluation.features import Cache, Extractor, FeatureSets, Frozen, Hal
 from ssvit.evaluation.options import OWN, PIXELS, RANDOM, RANDOM_PREFIX, Reading
 from ssvit.evaluation.probes.base import Probe, check_labels
 from ssvit.evaluation.scores import Split
-from ssvit.figures.style import use_bands
+from ssvit.figures.display import use_bands
 from ssvit.kernels.accelerate import accelerate
 from ssvit.models.encoder import Encoder
 from ssvit.models.encoder_options import PATCHES

@@ -105,7 +105,7 @@ class Tool:
             return config
 
     def _sweep(self, line: CommandLine) -> None:
-        jobs: list[sweep.Job] = []
+        jobs = []
 
         def job(config: Config) -> float | None:
             with in_one_line():  # Hydra would print a failure in its own way

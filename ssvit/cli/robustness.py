@@ -30,7 +30,7 @@ def run(config: Config) -> Path:
 
     from ssvit import inference
     from ssvit.evaluation import robustness
-    from ssvit.figures.style import png
+    from ssvit.figures.png import png
 
     model = inference.classifier(checkpoint)
     if model.is_multi_label:

@@ -49,8 +49,8 @@ def run(config: Config) -> Path:
     text, found = scaling.table(rows), scaling.points(rows)
     atomic_io.replace(study.table / "table.md", text.encode())
 
+    from ssvit.figures.png import png
     from ssvit.figures.scaling import scaling as figure
-    from ssvit.figures.style import png
 
     picture = study.table / "scaling.png"
     atomic_io.replace(picture, png(figure(found, scaling.curves(found, "images"), scaling.curves(found, "flops"))))

@@ -20,16 +20,11 @@ from ssvit.config.composed import Config
 from ssvit.data.batch import EvalTransform
 from ssvit.data.loader import Loader
 from ssvit.data.options import FULL, NO_LABELS, PERMUTATION
-from ssvit.data.source import Data, is_multi_label, subset
-from ssvit.evaluation.base import Evaluator
-from ssvit.evaluation.online import GIVEN, RANDOM, Probing
-from ssvit.evaluation.options import AUTO, interval
-from ssvit.figures.style import use_bands
+from ssvit.data.source import Data, subset
+from ssvit.evaluation.base import Evaluator, interval
+from ssvit.figures.display import use_bands
 from ssvit.objectives.base import Objective
-from ssvit.objectives.classify import balanced
-from ssvit.objectives.classify_options import BALANCED, MULTI_LABEL
-from ssvit.objectives.contrast import Contrastive
-from ssvit.options import OptionError, UserError, print_lines
+from ssvit.options import UserError, print_lines
 from ssvit.processes import is_main_process
 from ssvit.randomness import key
 from ssvit.training import loop, metrics_log, runtime, sharding
@@ -151,22 +146,14 @@ class Session:
         if "classes" in values["objective"]:
             if any(part is not None and part.labels is None for part in (data.train, data.validation, data.test)):
                 raise UserError(NO_LABELS)
-            given["classes"] = list(data.classes)
-            assert data.train.labels is not None
-            if is_multi_label(data.train.labels):
-                given["loss"] = MULTI_LABEL
-            elif values["objective"].get("loss") == MULTI_LABEL:
-                right = "must be softmax or sigmoid: each of these images has one class"
-                raise OptionError("objective.loss", MULTI_LABEL, right)
-            if values["objective"].get("class_weights") == BALANCED:
-                given["class_weights"] = balanced(data.train.labels, len(data.classes))
+            given = {"classes": list(data.classes), "labels": data.train.labels}
         # What is read from a checkpoint is needed at once.
         options = flatten(values["objective"], "objective")
         reads = any(value is not None for name, value in options if name.endswith((".checkpoint", ".path")))
         with nullcontext() if reads else sharding.building(self.fabric):
             objective = config.build("objective", **given)
         before = None if folder is None else _micro_batch(folder)
-        if before is not None and not isinstance(objective, Contrastive):  # which compares the images of a micro-batch
+        if before is not None and not objective.compares_images:
             recipe = recipe.shared(self.fabric.world_size, before)
         loader = Loader(
             source=data.train,
@@ -199,11 +186,15 @@ def _all_evaluators(config: Config, data: Data) -> dict[str, Evaluator]:
     evaluators, probes = _evaluators(config, data, eval_transform), _probes(config, data, eval_transform)
     automatic = {name: one for name, one in evaluators.items() if one.automatic}
     run = {name: config.values["recipe"][name] for name in ("steps", "batch_size", "evaluate_every")}
+    for probe in probes.values():
+        if probe.automatic:
+            probe.every = interval(images=probe.images, **run)
     for one in automatic.values():
-        one.every = interval(AUTO, images=one.images, **run)
+        every = interval(images=one.images, **run)
         for probe in probes.values():
             of_probe = probe.every or run["evaluate_every"]
-            one.every = -(-one.every // of_probe) * of_probe
+            every = -(-every // of_probe) * of_probe
+        one.every = every
     return {name: one for name, one in evaluators.items() if name not in automatic} | probes | automatic
 
 
@@ -243,20 +234,13 @@ def _probes(config: Config, data: Data, eval_transform: EvalTransform) -> dict[s
     """The probes of a pre-training run, as far as its images suffice for them."""
     if not config.value("probe"):
         return {}
-    options = dict(config.values["probing"])
-    options["every"] = interval(
-        options["every"],
-        images=min(options["train_images"], len(data.train)) + min(options["test_images"], len(data.watched)),
-        **{name: config.values["recipe"][name] for name in ("steps", "batch_size", "evaluate_every")},
-    )
-    probes = {name: config.build(f"probe.{name}") for name in config.values["probe"]}
-    probing = Probing(
-        probes=probes,
+    probing = config.build(
+        "probing",
+        probes={name: config.build(f"probe.{name}") for name in config.values["probe"]},
         train=data.train,
         test=data.watched,
         transform=eval_transform,
-        start=GIVEN if "path" in config.values["encoder"] else RANDOM,
-        **options,
+        pretrained="path" in config.values["encoder"],
     )
     if is_main_process():
         for line in probing.refused:

@@ -36,7 +36,7 @@ def run(config: Config) -> None:
 
     from ssvit.analysis import inside
     from ssvit.checkpoints.storage import load_encoder
-    from ssvit.figures.style import use_bands
+    from ssvit.figures.display import use_bands
     from ssvit.randomness import key
 
     device = "cuda" if own.device == "auto" and torch.cuda.is_available() else "cpu"

@@ -10,6 +10,8 @@ from matplotlib.figure import Figure
 # Rows of metrics, each with its "step": the evaluator's own by their names, others as "train/…" or "validation/…".
 # None stands for a number that was not finite.
 History = Sequence[Mapping[str, float | None]]
+COST = 0.5  # of a training image: a third for the pass forward, the rest for neighbours, fits and the figure
+SHARE = 0.05  # of the work of training, the most that evaluations at automatic steps may cost
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,8 +33,8 @@ class Evaluation:
 class Evaluator:
     """Evaluates a model on held-out images, the same ones each time; one call changes nothing for the next.
 
-    every: steps from one evaluation to the next; None for the recipe's evaluate_every. automatic: as often as takes
-    less than 5 % of the training time instead, at steps of the probes. at_end: only after all steps.
+    every: steps from one evaluation to the next; None for the recipe's evaluate_every. automatic: at the steps of
+    `interval` instead, which the run sets. at_end: only after all steps.
     images: that an evaluation sees, for the estimate of a run's time; 0 where that is nothing beside the training.
     """
 
@@ -60,3 +62,16 @@ def with_metrics(history: History, metrics: Mapping[str, float]) -> History:
     """The same rows, the last of them with these metrics too."""
     numbers = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
     return [*history[:-1], {**history[-1], **numbers}]
+
+
+def interval(*, images: int, steps: int, batch_size: int, evaluate_every: int) -> int:
+    """Return the steps between two evaluations of `images` images; the first is at step 0, the last at the end.
+
+    It is the smallest multiple of evaluate_every for which all evaluations take less than SHARE of the run, where an
+    image of an evaluation counts as COST of a training image; in a run too short for that, all steps.
+    """
+    affordable = SHARE * steps * batch_size / (COST * images)
+    for candidate in range(evaluate_every, steps, evaluate_every):
+        if 1 + -(-steps // candidate) < affordable:
+            return candidate
+    return steps

@@ -36,8 +36,8 @@ class Probing(Evaluator):
     """Probes of the features after each layer and the encoder's last norm, pooled as the encoder pools.
 
     Images are sampled from train and test, as many of each class, and read here, once. The attribute `probes` has those
-    that they suffice for; `refused` says of each other one why it is left out. start: which weights those of step 0
-    are, in words. The options are those of `options.Probing`, with a number of steps as `every`.
+    that they suffice for; `refused` has a line on each other one. pretrained: whether training begins with trained
+    weights. The options are those of `options.Probing`.
     """
 
     def __init__(
@@ -47,12 +47,12 @@ class Probing(Evaluator):
         train: Source,
         test: Source,
         transform: EvalTransform,
-        start: str = RANDOM,
+        pretrained: bool = False,
         **given: object,
     ) -> None:
-        self.start = start
+        self.start = GIVEN if pretrained else RANDOM
         self.options = own = make(options.Probing, given)
-        self.every = own.every if isinstance(own.every, int) else None
+        self.every, self.automatic = (None, True) if own.every == options.AUTO else (int(own.every), False)
         self.probes: list[Probe] = []
         self.refused: list[str] = []
         if train.labels is None or test.labels is None:

@@ -22,9 +22,7 @@ RANDOM, PIXELS = "random weights", "pixels"
 RANDOM_PREFIX = "random_"  # of the names of the feature sets of random weights
 AUTO: Final = "auto"
 Every = Annotated[Literal["auto"] | Count, Expect("a whole number of steps, 1 or more, or auto")]
-SHARE = 0.05  # of the work of training, the most that probes may cost by default
 AtLeastTwo = Annotated[int, Ge(2)]
-COST = 0.5  # of a training image: a third for the pass forward, the rest for neighbours, fits and the figure
 
 
 @dataclass(frozen=True)
@@ -158,7 +156,7 @@ class LabelFree(HeldOut):
     """The most held-out images; ranks are at most their number, so there should be more than the encoder's width."""
     every: Every = AUTO
     """Steps from one evaluation to the next; auto: as often as takes less than 5 % of the training time, at steps of
-    the probes (see `interval`)."""
+    the probes (see `evaluation.base.interval`)."""
     views: Annotated[Literal[0] | AtLeastTwo, Expect("0, or a whole number, 2 or more")] = 3
     """Crops of each image for LiDAR, 2 or more; 0: without LiDAR."""
     scale: ShareLimits = (0.4, 1.0)
@@ -172,25 +170,10 @@ class Probing(Options):
 
     every: Every = AUTO
     """Steps from one evaluation to the next; auto: as often as takes less than 5 % of the training time, in multiples
-    of recipe.evaluate_every (see `interval`)."""
+    of recipe.evaluate_every (see `evaluation.base.interval`)."""
     train_images: Count = 500
     """Labelled training images of the probes, balanced over the classes."""
     test_images: Count = 750
     """Held-out images on which the probes are measured."""
     batch_size: Count = 128
     """Images encoded at a time."""
-
-
-def interval(every: int | str, *, images: int, steps: int, batch_size: int, evaluate_every: int) -> int:
-    """Steps from one evaluation of `images` images to the next; the first is at step 0, the last at the end.
-
-    auto: the smallest multiple of evaluate_every for which all evaluations take less than SHARE of the run, where an
-    image of an evaluation counts as COST of a training image; in a run too short for that, all steps.
-    """
-    if isinstance(every, int):
-        return every
-    affordable = SHARE * steps * batch_size / (COST * images)
-    for candidate in range(evaluate_every, steps, evaluate_every):
-        if 1 + -(-steps // candidate) < affordable:
-            return candidate
-    return steps

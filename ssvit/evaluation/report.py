@@ -30,9 +30,9 @@ from ssvit.figures import classes
 from ssvit.figures.contact_sheet import NEIGHBOURS, PAIRS, QUERIES, Neighbour, Row, contact_sheet, pair_sheet
 from ssvit.figures.feature_map import feature_map
 from ssvit.figures.intervals import intervals
+from ssvit.figures.png import png
 from ssvit.figures.probes import by_column, by_layer
 from ssvit.figures.segmentation import patches, segmentation
-from ssvit.figures.style import png
 from ssvit.options import UserError, markdown, one_line
 
 _CAPTIONS = {

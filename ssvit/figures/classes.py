@@ -13,6 +13,7 @@ from matplotlib.ticker import PercentFormatter
 from torch import Tensor
 
 from ssvit.figures import style
+from ssvit.figures.display import rgb
 from ssvit.figures.style import COLORS, DPI, INK, PALE, History, Line, fitted, width_of
 
 _SIDE, _CELL = 900, 200  # dots: of the confusion matrix, and of one class at most
@@ -78,7 +79,7 @@ def mistakes(chosen: Sequence[tuple[Tensor, str, str, float]], *, wrong: int, im
     caption = partial(axis.text, ha="center", va="top", fontsize=7)
     for number, (image, truth, guess, confidence) in enumerate(chosen):
         middle, upper = _GAP + number % across * column + _TILE / 2, top + number // across * row
-        axis.imshow(style.rgb(image), extent=(middle - wide / 2, middle + wide / 2, upper + tall, upper))
+        axis.imshow(rgb(image), extent=(middle - wide / 2, middle + wide / 2, upper + tall, upper))
         sure = f", {100 * confidence:.0f} %"
         guess = f"→ {fitted(guess, 7, _TILE - width_of('→ ' + sure, 7))}{sure}"
         caption(middle, upper + tall + 4, fitted(truth, 7, _TILE), color=INK)

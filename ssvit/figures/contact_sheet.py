@@ -11,7 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from torch import Tensor
 
-from ssvit.figures.style import COLORS, DPI, INK, canvas, fitted, rgb, show
+from ssvit.figures.display import rgb
+from ssvit.figures.style import COLORS, DPI, INK, canvas, fitted, show
 
 QUERIES, NEIGHBOURS = 8, 10  # in a sheet at most
 PAIRS, _ACROSS = 20, 5  # in a sheet of pairs, and in a row of it

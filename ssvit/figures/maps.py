@@ -13,7 +13,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
-from ssvit.figures.style import COLORS, INK, baseline, canvas, displayed, fitted, panels, rgb, scale_bar, show, tidy
+from ssvit.figures.display import displayed, rgb
+from ssvit.figures.style import COLORS, INK, baseline, canvas, fitted, panels, scale_bar, show, tidy
 
 _TILE, _GAP, _LINE, _SIZE = 180, 10, 26, 7  # dots: a picture's longer side, between two, a line; points of its text
 

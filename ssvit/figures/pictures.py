@@ -10,7 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from ssvit.figures.style import DPI, INK, framed, rgb
+from ssvit.figures.display import rgb
+from ssvit.figures.style import DPI, INK, framed
 
 _LABEL, _TOP, _SIDE = 1.15 * DPI, 0.4 * DPI, 0.1 * DPI  # dots: beside a row, above and around the images
 

@@ -14,21 +14,9 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 from torch import Tensor
 
+from ssvit.figures.display import displayed, rgb
 from ssvit.figures.pictures import collage
-from ssvit.figures.style import (
-    COLORS,
-    DPI,
-    INK,
-    History,
-    Line,
-    baseline,
-    displayed,
-    latest,
-    over_steps,
-    panels,
-    rgb,
-    tidy,
-)
+from ssvit.figures.style import COLORS, DPI, INK, History, Line, baseline, latest, over_steps, panels, tidy
 from ssvit.objectives.masking import KINDS, MASKED, REPLACED, UNCHANGED, Corruption
 
 # By the score: the least loss of a constant prediction, and the constant guess that scores best.

@@ -28,11 +28,16 @@ class Objective(nn.Module):
     """A way of training an encoder; fine-tuning is one too. A method is one module and one YAML file.
 
     schedules: the numbers that change with the step, by name, such as a teacher's momentum. backbone_name: of the
-    module that is probed and exported, also in a checkpoint.
+    module that is probed and exported, also in a checkpoint. compares_images: whether the loss of an image depends on
+    the others of its micro-batch, so that the size of a micro-batch changes the loss.
+
+    An objective that learns classes has an option `classes`. It is built with their names, and with the argument
+    `labels`, those of the training images.
     """
 
     encoder: Encoder
     backbone_name: str = "encoder"
+    compares_images: bool = False
     schedules: Mapping[str, ScheduleFunction] = MappingProxyType({})
 
     def backbone(self) -> Encoder:

@@ -36,25 +36,43 @@ def balanced(labels: Tensor, classes: int) -> list[float]:
     return [len(labels) / (classes * count) if count else 0.0 for count in labels.bincount(minlength=classes).tolist()]
 
 
+def _for_labels(own: classify_options.Classify, labels: Tensor | None) -> classify_options.Classify:
+    """Return the options with what the labels of the training images determine."""
+    if labels is None:
+        return own
+    assert own.classes is not None
+    if is_multi_label(labels):
+        own = own.changed(loss=classify_options.MULTI_LABEL)
+    elif own.loss == classify_options.MULTI_LABEL:
+        right = "must be softmax or sigmoid: each of these images has one class"
+        raise OptionError("loss", own.loss, right)
+    if own.class_weights == classify_options.BALANCED:
+        own = own.changed(class_weights=balanced(labels, len(own.classes)))
+    return own
+
+
 class Classify(Objective):
     """Cross-entropy with the labels, and with a teacher's predictions where there is one.
 
-    The options are those of `classify_options.Classify`; classes must be given. The head's last layer starts at zero,
-    as in the authors' code. UserError says why a teacher cannot teach this.
+    The options are those of `classify_options.Classify`; classes must be given. The head's last layer starts at zero, as in the
+    authors' code. UserError for a teacher that cannot teach this.
+
+    labels: of the training images, as a `Source` has them; they determine class_weights=balanced, and the loss where
+    an image may have several classes. None for a classifier that is not trained.
     """
 
     class_weights: Tensor | None
 
-    def __init__(self, *, encoder: Encoder, **given: object) -> None:
+    def __init__(self, *, encoder: Encoder, labels: Tensor | None = None, **given: object) -> None:
         super().__init__()
-        self.options = own = make(classify_options.Classify, given)
+        self.options = own = _for_labels(make(classify_options.Classify, given), labels)
         assert own.classes is not None
         self.encoder, self.classes = encoder, tuple(own.classes)
         if own.distillation is not None:
             own.distillation.check(encoder, self.classes)
         own.fits(make(kind(encoder.arguments), encoder.arguments))
         if own.class_weights == classify_options.BALANCED:
-            raise OptionError("class_weights", own.class_weights, "is for training alone: give what `balanced` returns")
+            raise OptionError("class_weights", own.class_weights, "needs the labels of the training images")
         weights = None if own.class_weights is None else torch.tensor(own.class_weights, dtype=torch.float64)
         self.register_buffer("class_weights", weights, persistent=False)
         self.head = self._head()

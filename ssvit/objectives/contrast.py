@@ -20,6 +20,8 @@ VIEWS = 2
 class Contrastive(Objective):
     """An objective whose projections of two views are compared; the methods are those that its evaluation needs."""
 
+    compares_images = True
+
     def project(self, views: Tensor) -> Tensor:
         """What is compared: (b, v, c, h, w) -> (v b, e)."""
         raise NotImplementedError

@@ -32,7 +32,8 @@ from ssvit.evaluation.features import Extractor
 from ssvit.evaluation.neighbours import Neighbours, check_k
 from ssvit.evaluation.probes.retrieval import average_precisions, measure
 from ssvit.figures.contact_sheet import QUERIES, Neighbour, Row, contact_sheet
-from ssvit.figures.style import evenly_spaced, png
+from ssvit.figures.png import png
+from ssvit.figures.style import evenly_spaced
 from ssvit.options import UserError, one_of, printable, whole, within
 from ssvit.retrieval import index as indexes
 from ssvit.retrieval.store import UNKNOWN, Store, check_vacant

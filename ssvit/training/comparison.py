@@ -88,7 +88,7 @@ def compare(run: Run, sides: Sides, *, seed: int, seeds: int, folder: Path) -> N
     atomic_io.replace(folder / "comparison.json", (json.dumps(report, indent=1) + "\n").encode())
 
     from ssvit.figures.comparison import comparison
-    from ssvit.figures.style import png
+    from ssvit.figures.png import png
 
     parts = watched.part, last.part
     names = {side: SIDES[side] for side in sides}

@@ -17,7 +17,7 @@ from PIL import Image
 from tqdm import tqdm
 
 from ssvit import atomic_io
-from ssvit.figures.style import png
+from ssvit.figures.png import png
 from ssvit.options import UserError, printable
 from ssvit.training.loggers.base import Logger, Unreachable
 from ssvit.training.recipe import Recipe
