@@ -11,7 +11,7 @@ from torchvision.models.detection import FasterRCNN
 from torchvision.models.detection.rpn import AnchorGenerator
 from torchvision.ops import masks_to_boxes
 
-from ssvit.checkpoints.storage import load_encoder
+from ssvit.checkpoints.loading import load_encoder
 from ssvit.data.datasets import synthetic
 from ssvit.models.backbone import FeaturePyramid
 

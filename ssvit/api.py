@@ -151,7 +151,8 @@ def load(checkpoint: "str | Path | Run" = "newest", *, outputs: str | Path = "ou
     device, batch_size, and those of the encoder (image_size, resize, …).
     """
     from ssvit import inference
-    from ssvit.checkpoints.checkpoint import PRETRAIN, find
+    from ssvit.checkpoints.checkpoint import PRETRAIN
+    from ssvit.checkpoints.finding import find
 
     asked = _checkpoint(checkpoint, outputs)
     return inference.encoder(find(asked, outputs=str(outputs), stage=PRETRAIN, say=_quiet), **options)
@@ -162,7 +163,8 @@ def load_classifier(
 ) -> "Classifier":
     """A fine-tuned classifier that takes pictures; arguments as in `load`."""
     from ssvit import inference
-    from ssvit.checkpoints.checkpoint import FINETUNE, find
+    from ssvit.checkpoints.checkpoint import FINETUNE
+    from ssvit.checkpoints.finding import find
 
     asked = _checkpoint(checkpoint, outputs)
     return inference.classifier(find(asked, outputs=str(outputs), stage=FINETUNE, say=_quiet), **options)

@@ -13,8 +13,8 @@ from PIL import Image as PILImage
 from torch import Tensor
 
 from ssvit.checkpoints.checkpoint import Checkpoint
+from ssvit.checkpoints.loading import load_classifier, load_encoder
 from ssvit.checkpoints.options import eval_transform, pixel_format
-from ssvit.checkpoints.storage import load_classifier, load_encoder
 from ssvit.data import decode, folder, rasters
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.options import RGB, PixelFormat

@@ -20,7 +20,7 @@ from PIL import Image
 
 import ssvit
 from ssvit.checkpoints import manifest
-from ssvit.checkpoints.storage import load_encoder
+from ssvit.checkpoints.loading import load_encoder
 from ssvit.cli import preset
 from ssvit.cli.embed import tool as embed
 from ssvit.cli.evaluate import tool as evaluate

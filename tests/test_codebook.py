@@ -12,7 +12,7 @@ from command import TINY, one_line
 from PIL import Image
 from test_training import final, rows, spread
 
-from ssvit.checkpoints import storage
+from ssvit.checkpoints import loading, storage
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.batch import Batch
@@ -232,7 +232,7 @@ def test_a_run_interrupted_anywhere_ends_with_the_same_bits_and_fits_once(tmp_pa
         assert state["target.centroids"].any()
     assert not any("target" in name for name in states["optimizer"])
     images = tiny.pictures(3)
-    assert storage.load_encoder(tmp_path / "whole")(images).shape == (3, 17, 16)
+    assert loading.load_encoder(tmp_path / "whole")(images).shape == (3, 17, 16)
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
@@ -298,7 +298,7 @@ def test_from_the_command_line_a_second_stage_clusters_the_features_of_the_first
         assert min(image.size) > 200
     manifest = json.loads((tmp_path / "outputs" / "second" / "step_00000004" / "manifest.json").read_text())
     kept = storage.load(Checkpoint.open(tmp_path / "outputs" / "second"))["model"]
-    for name, value in storage.load_encoder(tmp_path / "outputs" / "first").state_dict().items():
+    for name, value in loading.load_encoder(tmp_path / "outputs" / "first").state_dict().items():
         if not name.startswith("blocks.1."):
             assert kept[f"target.vectors.teacher.module.{name}"].equal(value)
     assert len(manifest["target_weights"]) == 64

@@ -67,7 +67,7 @@ SOURCES = {
     "nested in an argument": call("builtins.dict", root=call()),
     "in a list": call("builtins.dict", roots=[[1, call()]]),
     "behind a known builder": call("ssvit.data.datasets.os.mkdir", path=CANARY),
-    "in an argument of a known builder": call("ssvit.checkpoints.storage.load_classifier", path=call()),
+    "in an argument of a known builder": call("ssvit.checkpoints.loading.load_classifier", path=call()),
     "by hydra itself": {"_target_": "hydra.utils.instantiate", "_recursive_": False, "config": call()},
     "a command of a shell": call("torch.utils.collect_env.run", command=f"mkdir {CANARY}"),
     "a copy of files": call("shutil.copytree", src="outputs", dst=CANARY),
@@ -107,7 +107,7 @@ def attacked(config: dict) -> dict[str, dict | str]:
         "first: an augmentation": {**config, "data": {**config["data"], "augment": call()}},
         "first: a known builder in a wrong place": {
             **config,
-            "data": {**config["data"], "source": call("ssvit.checkpoints.storage.load_encoder", path=".")},
+            "data": {**config["data"], "source": call("ssvit.checkpoints.loading.load_encoder", path=".")},
         },
         "first: a value": {**config, "data": {**config["data"], "mean": [call(), 0, 0]}},
         "first: partial": {

@@ -15,7 +15,7 @@ from lightly.models.modules.heads import DINOProjectionHead
 from PIL import Image
 from test_training import final, rows
 
-from ssvit.checkpoints import storage
+from ssvit.checkpoints import loading, storage
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.batch import Batch
@@ -410,7 +410,7 @@ def test_from_the_command_line_the_teachers_encoder_is_what_is_kept(tool, tmp_pa
     kept = Checkpoint.open(run)
     assert kept.backbone == "teacher.module.encoder"
     states = storage.load(kept)
-    for name, value in storage.load_encoder(run).state_dict().items():
+    for name, value in loading.load_encoder(run).state_dict().items():
         assert value.equal(states["model"][f"teacher.module.encoder.{name}"])
     assert "is finished" in tool("pretrain", *TINY_DINO).stdout
     tuned = [option for option in TINY if option.startswith(("recipe", "fabric"))]

@@ -9,7 +9,7 @@ from exported import images
 from safetensors.torch import save_file
 from torch import nn
 
-from ssvit.checkpoints import manifest, storage
+from ssvit.checkpoints import loading, manifest
 from ssvit.exchange.options import Export
 from ssvit.exchange.program import Program, write_onnx
 from ssvit.kernels import accelerate, operators
@@ -136,7 +136,7 @@ def test_positions_of_another_image_size_are_timms(tmp_path):
     model = peers.of_timm(init_values=1e-5, reg_tokens=3, no_embed_class=True, dynamic_img_size=True)
     save_file(model.state_dict(), tmp_path / "timm.safetensors")
     size = (48, 40)
-    encoder = storage.load_encoder(tmp_path / "timm.safetensors", **peers.TOLD, image_size=size, resize="timm")
+    encoder = loading.load_encoder(tmp_path / "timm.safetensors", **peers.TOLD, image_size=size, resize="timm")
     x = torch.rand(2, 3, *size, generator=torch.Generator().manual_seed(0))
     mean, std = (torch.tensor(value)[:, None, None] for value in peers.IMAGENET)
     assert (encoder(x) - model.forward_features((x - mean) / std)).abs().max() < 1e-5

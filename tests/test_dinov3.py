@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from ssvit.analysis.attention import watched
-from ssvit.checkpoints import manifest, storage
+from ssvit.checkpoints import loading, manifest
 from ssvit.exchange import reading
 from ssvit.exchange.files import ForeignError
 from ssvit.exchange.options import Export
@@ -214,8 +214,8 @@ NAMES = [name for name in peers.PEERS if "dinov3" in name]
 @torch.no_grad()
 def test_files_are_of_images_of_any_size(name, tmp_path, capsys):
     peer = peers.PEERS[name](tmp_path)
-    encoder = storage.load_encoder(peer.path, **peer.told, announce=True)
-    other = storage.load_encoder(peer.path, **peer.told, image_size=[48, 40])
+    encoder = loading.load_encoder(peer.path, **peer.told, announce=True)
+    other = loading.load_encoder(peer.path, **peer.told, image_size=[48, 40])
     mean, std = (torch.tensor(value)[:, None, None] for value in peers.IMAGENET)
     for size in (peer.size, (48, 40), (16, 64)):
         x = images(size)
@@ -314,7 +314,7 @@ def test_timm_and_transformers_open_it(mlp, tmp_path):
         tokens = open_(folder)(ours.normalise(x))
         tokens = tokens if isinstance(tokens, torch.Tensor) else tokens.last_hidden_state
         assert (tokens - ours(x)).abs().max() < 1e-5
-        back = storage.load_encoder(folder / "model.safetensors")
+        back = loading.load_encoder(folder / "model.safetensors")
         assert (back(x) - ours(x)).abs().max() < 1e-5
     ours.rotary.periods.copy_(ours.rotary.periods.bfloat16())
     _, said = exported.written(ours, tmp_path, "timm", overwrite=True)
@@ -332,7 +332,7 @@ def test_timm_opens_a_classifier_and_an_encoder_with_swiglu(tmp_path):
         folder, _ = exported.written(encoder, tmp_path / f"{len(changes)}", "timm")
         model = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
         assert (model.forward_features(encoder.normalise(images())) - encoder(images())).abs().max() < 1e-5
-        back = storage.load_encoder(folder / "model.safetensors")
+        back = loading.load_encoder(folder / "model.safetensors")
         assert (back(images()) - encoder(images())).abs().max() < 1e-5
 
 
@@ -358,8 +358,8 @@ def test_pretraining_goes_on_from_it(name, tool, tmp_path):
     given = (*TINY[:3], "data.image_size=[32,32]", *SHORT, "objective=mae", "probe=[]")
     done = tool("pretrain", *given, f"checkpoint={peer.path}", "name=further", "recipe.steps=2", "recipe.warmup=1")
     assert "DINOv3's layout" in done.stdout
-    begun = storage.load_encoder(peer.path, image_size=[32, 32])
-    trained = storage.load_encoder(tmp_path / "outputs" / "further", image_size=[32, 32])
+    begun = loading.load_encoder(peer.path, image_size=[32, 32])
+    trained = loading.load_encoder(tmp_path / "outputs" / "further", image_size=[32, 32])
     assert trained.arguments["positions"] == "rotary"
     assert torch.equal(trained.rotary.periods, begun.rotary.periods)
     assert not torch.equal(trained.blocks[0].expand.weight, begun.blocks[0].expand.weight)

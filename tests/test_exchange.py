@@ -13,8 +13,8 @@ import torch
 from command import one_line
 from safetensors.torch import load_file, save_file
 
-from ssvit.checkpoints import manifest, storage
-from ssvit.checkpoints.checkpoint import Checkpoint
+from ssvit.checkpoints import loading, manifest
+from ssvit.checkpoints.finding import open_checkpoint
 from ssvit.exchange import files, reading, writing
 from ssvit.exchange.files import ForeignError
 from ssvit.exchange.timm import TIMM
@@ -48,7 +48,7 @@ def images(peer, seed=0):
 @torch.no_grad()
 def test_outputs_are_the_peers(name, tmp_path):
     peer = peers.PEERS[name](tmp_path)
-    encoder = storage.load_encoder(peer.path, **peer.told)
+    encoder = loading.load_encoder(peer.path, **peer.told)
     x, normalised = images(peer)
     expected = peer.tokens(normalised)
     assert encoder(x).shape == expected.shape
@@ -75,7 +75,7 @@ def test_timms_hybrids_are_exact_both_ways(name, patch, tmp_path):
     model = peers.random(timm.create_model(name, img_size=size, num_classes=0))
     save_file(model.state_dict(), tmp_path / "hybrid.safetensors")
     peer = peers.Peer(tmp_path / "hybrid.safetensors", model.forward_features, {"trained_size": list(size)}, size=size)
-    encoder = storage.load_encoder(peer.path, **peer.told)
+    encoder = loading.load_encoder(peer.path, **peer.told)
     x, normalised = images(peer)
     expected = peer.tokens(normalised)
     assert (encoder(x) - expected).abs().max() < LIMIT
@@ -108,7 +108,7 @@ def test_only_the_authors_stem_is_said_to_differ_in_timm(epsilons, tmp_path):
 def test_torchvisions_older_names_are_the_same(tmp_path):
     (tmp_path / "old").mkdir()
     new, old = peers.torchvision_plain(tmp_path), peers.torchvision_plain(tmp_path / "old", old=True)
-    states = [storage.load_encoder(peer.path, **peer.told).state_dict() for peer in (new, old)]
+    states = [loading.load_encoder(peer.path, **peer.told).state_dict() for peer in (new, old)]
     assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
 
 
@@ -144,7 +144,7 @@ def test_headers_tell_the_shapes(plain, tmp_path):
 def test_half_precision_becomes_single(plain, tmp_path):
     tensors = {name: value.bfloat16() for name, value in load_file(plain.path).items()}
     save_file(tensors, tmp_path / "half.safetensors")
-    encoder = storage.load_encoder(tmp_path / "half.safetensors", **plain.told)
+    encoder = loading.load_encoder(tmp_path / "half.safetensors", **plain.told)
     assert encoder.patch.weight.dtype == torch.float32
     assert torch.equal(encoder.norm.weight.detach(), tensors["norm.weight"].float())
 
@@ -152,7 +152,7 @@ def test_half_precision_becomes_single(plain, tmp_path):
 def test_what_is_usual_is_taken_and_said(tmp_path, capsys):
     model = peers.of_timm(img_size=64, patch_size=16, embed_dim=192, num_heads=3)
     save_file(model.state_dict(), tmp_path / "tiny.safetensors")
-    encoder = storage.load_encoder(tmp_path / "tiny.safetensors", announce=True, image_size=[32, 48])
+    encoder = loading.load_encoder(tmp_path / "tiny.safetensors", announce=True, image_size=[32, 48])
     assert (encoder.arguments["heads"], encoder.image_size) == (3, (32, 48))
     said = capsys.readouterr().out
     for part in ("loaded 32 of 32", "from 4x4 to 2x3", "timm's layout", "64x64", "heads 3 as usual",
@@ -161,11 +161,11 @@ def test_what_is_usual_is_taken_and_said(tmp_path, capsys):
 
 
 def test_positions_are_resized_as_between_encoders_of_ours(plain):
-    trained = storage.load_encoder(plain.path, **plain.told)
+    trained = loading.load_encoder(plain.path, **plain.told)
     for how in ("paper", "timm"):
         right = ViT(**{**trained.arguments, "image_size": [48, 64]})
         right.take(trained, how=how)
-        found = storage.load_encoder(plain.path, resize=how, image_size=[48, 64], **plain.told)
+        found = loading.load_encoder(plain.path, resize=how, image_size=[48, 64], **plain.told)
         assert torch.equal(found.positions[0].embedding, right.positions[0].embedding)
 
 
@@ -187,7 +187,7 @@ def test_what_is_told_comes_before_what_the_files_beside_tell(tmp_path):
 
 
 def test_another_told_value_is_another_checkpoint(plain):
-    seals = {Checkpoint.open(plain.path, plain.told | {"mean": mean}).checksum for mean in (None, 0.3, 0.4)}
+    seals = {open_checkpoint(plain.path, plain.told | {"mean": mean}).checksum for mean in (None, 0.3, 0.4)}
     assert len(seals) == 3
 
 
@@ -195,14 +195,14 @@ def test_a_foreign_file_is_read_once_as_long_as_it_does_not_change(plain, tmp_pa
     path, digests = rewritten(plain, tmp_path), []
     digest = files.digest
     monkeypatch.setattr(files, "digest", lambda path: digests.append(path) or digest(path))
-    first = Checkpoint.open(path, plain.told)
-    assert Checkpoint.open(str(path), plain.told) == first
-    assert len(storage.load_encoder(path, **plain.told).blocks) == first.encoder["depth"]
+    first = open_checkpoint(path, plain.told)
+    assert open_checkpoint(str(path), plain.told) == first
+    assert len(loading.load_encoder(path, **plain.told).blocks) == first.encoder["depth"]
     assert digests == [path]
     tensors = load_file(path)
     save_file({**tensors, "cls_token": tensors["cls_token"] + 1}, path)
     os.utime(path, ns=(0, 0))
-    assert Checkpoint.open(path, plain.told).checksum != first.checksum
+    assert open_checkpoint(path, plain.told).checksum != first.checksum
 
 
 @pytest.mark.parametrize(
@@ -224,7 +224,7 @@ def test_a_foreign_file_is_read_once_as_long_as_it_does_not_change(plain, tmp_pa
 )  # fmt: skip
 def test_what_has_no_place_is_refused_in_one_line(changes, said, plain, tmp_path):
     with pytest.raises(UserError, match=said) as caught:
-        storage.load_encoder(rewritten(plain, tmp_path, **changes), **plain.told)
+        loading.load_encoder(rewritten(plain, tmp_path, **changes), **plain.told)
     assert "\n" not in str(caught.value)
 
 
@@ -335,8 +335,8 @@ def test_big_visions_plain_vits_are_read(place, tmp_path):
     arrays = {linen(name): value for name, value in first.items()} | {f"{place}pos_embedding": positions[:, 1:]}
     numpy.savez(tmp_path / "first.npz", **first, **{"Transformer/posembed_input/pos_embedding": positions})
     numpy.savez(tmp_path / "big_vision.npz", **{f"params/{name}": value for name, value in arrays.items()})
-    whole = storage.load_encoder(tmp_path / "first.npz", **peers.TOLD)
-    found = storage.load_encoder(tmp_path / "big_vision.npz", **peers.TOLD)
+    whole = loading.load_encoder(tmp_path / "first.npz", **peers.TOLD)
+    found = loading.load_encoder(tmp_path / "big_vision.npz", **peers.TOLD)
     whole.positions[0].embedding[0] = 0
     x, _ = images(peers.Peer(tmp_path, whole))
     assert torch.equal(found(x), whole(x))

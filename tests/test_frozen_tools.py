@@ -10,7 +10,7 @@ import torch
 from command import TINY, one_line
 from PIL import Image
 
-from ssvit.checkpoints import manifest, storage
+from ssvit.checkpoints import loading, manifest, storage
 from ssvit.cli.main import find
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.datasets import synthetic
@@ -52,7 +52,7 @@ def measured(run, tmp_path):
 def expected(run):
     """The features that the tools must measure, read in one go: (train, test), each with labels."""
     path = run / "step_00000006"
-    trained = storage.load_encoder(path).train()  # as training has it
+    trained = loading.load_encoder(path).train()  # as training has it
     torch.manual_seed(key(0, "weights"))
     untrained = ViT(**manifest.read(path)["encoder"])
     assert not torch.equal(trained.patch.weight, untrained.patch.weight)

@@ -14,9 +14,9 @@ import yaml
 from safetensors.torch import save_file
 from scipy.special import erf
 
-from ssvit.checkpoints import manifest, storage
-from ssvit.checkpoints.checkpoint import Checkpoint
+from ssvit.checkpoints import loading, manifest
 from ssvit.checkpoints.configuration import Configuration
+from ssvit.checkpoints.finding import open_checkpoint
 from ssvit.exchange import reading
 from ssvit.kernels import accelerate
 from ssvit.models import vit
@@ -72,7 +72,7 @@ def test_the_authors_files_give_their_codes_tokens(tmp_path):
     arrays = {name: 4 * value if "MlpBlock" in name else value for name, value in peers.arrays().items()}
     numpy.savez(tmp_path / "authors.npz", **arrays)
     images = torch.rand(2, 3, *peers.SIZE, generator=torch.Generator().manual_seed(0))
-    encoder = storage.load_encoder(tmp_path / "authors.npz", **peers.TOLD)
+    encoder = loading.load_encoder(tmp_path / "authors.npz", **peers.TOLD)
     assert encoder.arguments["gelu"] == "tanh"
     found = encoder(images).double().numpy()
     normalised = (images.double().numpy().transpose(0, 2, 3, 1) - 0.5) / 0.5
@@ -87,7 +87,7 @@ def test_it_is_said_of_the_authors_files_alone(tmp_path):
     found = reading.read(plain.path, plain.told)
     assert not any("gelu" in note for note in found.notes)
     assert (
-        "gelu" not in Checkpoint.open(plain.path, plain.told).encoder
+        "gelu" not in open_checkpoint(plain.path, plain.told).encoder
     )  # as in checkpoints from before there was a choice
 
 
@@ -155,7 +155,7 @@ def test_timm_reads_it_and_writes_it_back(changes, tmp_path):
     folder, _ = exported.written(ours, tmp_path, "timm")
     model = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
     assert (model.forward_features(ours.normalise(x)) - ours(x)).abs().max() < exported.LIMIT
-    back = storage.load_encoder(folder / "model.safetensors", heads=4, trained_size=[32, 48])
+    back = loading.load_encoder(folder / "model.safetensors", heads=4, trained_size=[32, 48])
     assert back.arguments["gelu"] == "tanh"
 
 
@@ -165,11 +165,11 @@ def test_hugging_face_reads_it_and_writes_it_back(tmp_path):
     folder, _ = exported.written(ours, tmp_path, "huggingface")
     model = transformers.ViTModel.from_pretrained(folder, add_pooling_layer=False).eval()
     assert (model(ours.normalise(x)).last_hidden_state - ours(x)).abs().max() < exported.LIMIT
-    assert storage.load_encoder(folder / "model.safetensors").arguments["gelu"] == "tanh"
+    assert loading.load_encoder(folder / "model.safetensors").arguments["gelu"] == "tanh"
     config = json.loads((folder / "config.json").read_text())
     for name, gelu in (("gelu", "exact"), ("gelu_new", "tanh"), ("gelu_pytorch_tanh", "tanh")):
         (folder / "config.json").write_text(json.dumps(config | {"hidden_act": name}))
-        assert storage.load_encoder(folder / "model.safetensors").arguments["gelu"] == gelu
+        assert loading.load_encoder(folder / "model.safetensors").arguments["gelu"] == gelu
     (folder / "config.json").write_text(json.dumps(config | {"hidden_act": "quick_gelu"}))
     with pytest.raises(UserError, match="hidden_act 'quick_gelu' is no GELU"):
         reading.read(folder / "model.safetensors", {})

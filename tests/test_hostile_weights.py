@@ -16,7 +16,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from ssvit.checkpoints import storage
+from ssvit.checkpoints import loading
 from ssvit.exchange import files, reading
 from ssvit.exchange.files import ForeignError
 from ssvit.options import UserError
@@ -223,14 +223,14 @@ def test_what_is_infinite_in_float32_is_refused(suffix, tmp_path):
     with pytest.raises(
         ForeignError, match=r"(norm.weight|encoder_norm/scale) is not made of finite numbers in float32"
     ):
-        storage.load_encoder(path, **peers.TOLD)
+        loading.load_encoder(path, **peers.TOLD)
 
 
 @pytest.mark.parametrize("kind", [torch.complex64, torch.int32, torch.bool])
 def test_what_is_no_real_number_is_refused(kind, tmp_path):
     pth(tmp_path / "kind.pth", **{"norm.weight": torch.ones(48, dtype=kind)})
     with pytest.raises(ForeignError, match="is not made of finite numbers"):
-        storage.load_encoder(tmp_path / "kind.pth", **peers.TOLD)
+        loading.load_encoder(tmp_path / "kind.pth", **peers.TOLD)
 
 
 def test_nothing_larger_than_the_file_is_built(tmp_path):
@@ -243,11 +243,11 @@ def test_nothing_larger_than_the_file_is_built(tmp_path):
     save_file(wide, tmp_path / "wide.safetensors")
     code = """import resource, sys
 from pathlib import Path
-from ssvit.checkpoints import storage
+from ssvit.checkpoints import loading, storage
 from ssvit.options import UserError
 resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
 try:
-    storage.load_encoder(sys.argv[1], heads=4)
+    loading.load_encoder(sys.argv[1], heads=4)
 except UserError as error:
     print(error)"""
     child = [sys.executable, "-c", code, str(tmp_path / "wide.safetensors")]
@@ -259,7 +259,7 @@ def test_parts_that_do_not_fit_together_are_refused(tmp_path):
     name = "Transformer/encoderblock_0/MultiHeadDotProductAttention_1/key/kernel"
     npz(tmp_path / "parts.npz", **{name: numpy.ones((48, 4, 13), numpy.float32)})
     with pytest.raises(ForeignError, match="48, 4, 13"):
-        storage.load_encoder(tmp_path / "parts.npz", **peers.TOLD)
+        loading.load_encoder(tmp_path / "parts.npz", **peers.TOLD)
 
 
 def test_a_dictionary_that_holds_itself_is_entered_once(tmp_path):

@@ -51,6 +51,8 @@ WITHOUT_TORCH = (
     "exchange.options",
     "analysis.options",
     "checkpoints.options",
+    "checkpoints.checkpoint",
+    "checkpoints.finding",
 )
 MODULES = sorted((ROOT / "ssvit").rglob("*.py"))
 TOOLS = [path for path in sorted((ROOT / "tools").glob("*.py")) if "__main__" in path.read_text()]

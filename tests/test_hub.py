@@ -9,8 +9,8 @@ import torch
 from command import one_line
 from exported import LIMIT, classifier, encoder, images, written
 
-from ssvit.checkpoints import storage
-from ssvit.checkpoints.checkpoint import Checkpoint
+from ssvit.checkpoints import loading, storage
+from ssvit.checkpoints.finding import open_checkpoint
 from ssvit.cli.export import tool as export
 from ssvit.exchange import hub
 from ssvit.exchange.options import Export
@@ -54,11 +54,11 @@ def cache(tmp_path, monkeypatch):
 @torch.no_grad()
 def test_a_repository_is_the_checkpoint_that_its_file_is(cache):
     _, ours, folder = cache
-    found = Checkpoint.open("hf://me/tiny")
+    found = open_checkpoint("hf://me/tiny")
     assert found.name == "tiny"
-    assert found.checksum == Checkpoint.open(folder / "model.safetensors").checksum
+    assert found.checksum == open_checkpoint(folder / "model.safetensors").checksum
     x = images()
-    assert (storage.load_encoder(found.path)(x) - ours(x)).abs().max() < LIMIT
+    assert (loading.load_encoder(found.path)(x) - ours(x)).abs().max() < LIMIT
 
 
 @pytest.mark.parametrize("changes", [{}, {"positions": "relative"}, {"positions": "rotary", "registers": 2}])
@@ -68,14 +68,14 @@ def test_what_was_exported_as_it_is_comes_back(changes, cache, tmp_path):
     ours = classifier(**changes)
     folder, _ = written(ours, tmp_path, "safetensors")
     lay_out(cache[0], "me/own", {file.name: file for file in folder.iterdir()})
-    found = Checkpoint.open("hf://me/own")
+    found = open_checkpoint("hf://me/own")
     assert found.encoder == json.loads((folder / "config.json").read_text())["encoder"]
-    back, right = storage.load_encoder(found.path), ours.encoder.state_dict()
+    back, right = loading.load_encoder(found.path), ours.encoder.state_dict()
     assert back.state_dict().keys() == right.keys()
     assert all(torch.equal(value, right[name]) for name, value in back.state_dict().items())
     assert (back(images()) - ours.encoder(images())).abs().max() < LIMIT
     with pytest.raises(OptionError, match=r"heads=2: is told by the config.json"):
-        Checkpoint.open("hf://me/own", {"heads": 2})
+        open_checkpoint("hf://me/own", {"heads": 2})
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_a_configuration_that_does_not_fit_its_weights_is_refused(change, said, 
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({"encoder": config["encoder"] | change}))
     with pytest.raises(UserError, match=said):
-        storage.load_encoder(folder / "model.safetensors")
+        loading.load_encoder(folder / "model.safetensors")
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_a_hub_that_does_not_answer_is_one_line(monkeypatch):
 
 def test_only_files_of_the_cache_have_a_repositorys_name(cache, tmp_path):
     assert hub.name(hub.fetch("hf://me/tiny/large/model.safetensors")) == "tiny"
-    assert hub.name(tmp_path / "models" / "model.safetensors") is None
+    assert hub.name(tmp_path / "models" / "model.safetensors") == "model"
 
 
 def test_the_tools_take_an_address_before_torch_is_loaded(tool, cache, no_torch):

@@ -12,7 +12,7 @@ from composing import composed
 from timm.layers import StdConv2dSame
 from timm.models.resnetv2 import ResNetV2
 
-from ssvit.checkpoints import storage
+from ssvit.checkpoints import loading, storage
 from ssvit.config.composed import build as built
 from ssvit.data.batch import Batch
 from ssvit.kernels.accelerate import accelerate
@@ -273,8 +273,8 @@ def test_a_checkpoint_brings_the_stem_to_images_of_another_size(epsilons, tmp_pa
     trained = MaskedPatch(encoder=encoder, masking=Masking(), target=MeanColor(patch_size=8))
     path = storage.save(tmp_path, 1, {"model": trained.state_dict()}, trained.facts)
     accelerate(trained)
-    assert torch.equal(storage.load_encoder(path)(random_images()), trained.encoder(random_images()))
-    wide = storage.load_encoder(path, image_size=[24, 40])
+    assert torch.equal(loading.load_encoder(path)(random_images()), trained.encoder(random_images()))
+    wide = loading.load_encoder(path, image_size=[24, 40])
     assert wide.grid == (3, 5)
     assert wide(random_images(1, 24, 40)).shape == (1, 16, 24)
     for name, value in trained.encoder.stem.state_dict().items():

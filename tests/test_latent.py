@@ -13,7 +13,7 @@ from command import TINY, one_line
 from PIL import Image
 from test_training import final, rows
 
-from ssvit.checkpoints import storage
+from ssvit.checkpoints import loading, storage
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.batch import Batch
@@ -384,5 +384,5 @@ def test_from_the_command_line_the_students_encoder_is_what_is_kept(tool, tmp_pa
     assert [row["step"] for row in found if "held_out/target_std" in row] == [0, 3, 6]
     assert {"train/patch_loss", "train/teacher_momentum"} <= found[1].keys()
     states = storage.load(Checkpoint.open(run))
-    for name, value in storage.load_encoder(run).state_dict().items():
+    for name, value in loading.load_encoder(run).state_dict().items():
         assert value.equal(states["model"][f"encoder.{name}"])

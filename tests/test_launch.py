@@ -209,9 +209,9 @@ def test_a_folder_without_permission_is_one_line(tmp_path):
     script = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
         "from ssvit.options import OptionError\n"
-        "from ssvit.checkpoints import checkpoint\n"
+        "from ssvit.checkpoints import finding\n"
         "import os; os.setuid(65534)\n"
-        "try: checkpoint.find(sys.argv[2], outputs='outputs', stage='pretrain', say=print)\n"
+        "try: finding.find(sys.argv[2], outputs='outputs', stage='pretrain', say=print)\n"
         "except OptionError as error: print(error)\n"
     )
     done = subprocess.run(

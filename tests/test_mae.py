@@ -12,7 +12,7 @@ from command import TINY, one_line
 from PIL import Image
 from transformers import ViTMAEConfig, ViTMAEForPreTraining
 
-from ssvit.checkpoints import manifest, storage
+from ssvit.checkpoints import loading, manifest, storage
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.batch import Batch
@@ -340,7 +340,7 @@ def test_the_checkpoint_keeps_the_decoder_and_an_encoder_leaves_it_behind(tmp_pa
     _, objective = tiny.train(tmp_path, objective=tiny.mae(), ema=0.0, steps=4)
     states = storage.load(Checkpoint.open(tmp_path / "step_00000004"))
     assert {"decoder.mask_token", "decoder.head.weight"} <= states["model"].keys()
-    encoder = storage.load_encoder(tmp_path / "step_00000004")
+    encoder = loading.load_encoder(tmp_path / "step_00000004")
     images = tiny.pictures(3)
     assert not any("decoder" in name for name in encoder.state_dict())
     assert objective.backbone() is objective.encoder
@@ -485,5 +485,5 @@ def test_the_tool_trains_and_its_encoder_is_loaded_without_the_decoder(tool, tmp
     for picture in ("mosaic.png", "learning.png", "probes.png"):
         with Image.open(run / picture) as image:
             assert min(image.size) > 300
-    assert storage.load_encoder(run, announce=True).width == 16
+    assert loading.load_encoder(run, announce=True).width == 16
     assert "left behind: decoder" in capsys.readouterr().out

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from command import TINY, one_line
 
-from ssvit.checkpoints import manifest, storage
+from ssvit.checkpoints import loading, manifest
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.batch import Batch
 from ssvit.data.memory import Memory
@@ -198,5 +198,5 @@ def test_the_tool_trains_and_its_encoder_is_loaded_without_the_decoder(tool, tmp
     run = Path(tmp_path / "outputs" / "masked_patch_decoder_synthetic")
     assert "copying the nearest uncorrupted patch" in done.stdout
     assert {path.name for path in run.glob("*.png")} == {"mosaic.png", "learning.png", "probes.png", "label_free.png"}
-    assert storage.load_encoder(run, announce=True).width == 16
+    assert loading.load_encoder(run, announce=True).width == 16
     assert "left behind: decoder" in capsys.readouterr().out

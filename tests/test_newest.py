@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from ssvit.atomic_io import seal
-from ssvit.checkpoints import checkpoint
+from ssvit.checkpoints import finding
 from ssvit.checkpoints.checkpoint import FINETUNE, PRETRAIN
 from ssvit.checkpoints.manifest import SCHEMA
 from ssvit.cli import pretrained
@@ -45,7 +45,7 @@ def run(folder: Path, name: str, *, written: int, stage: str = PRETRAIN, step: i
 
 def newest(folder: Path, stage: str) -> tuple[str, str]:
     said = []
-    found = checkpoint.find("newest", outputs=str(folder / "outputs"), stage=stage, say=said.append)
+    found = finding.find("newest", outputs=str(folder / "outputs"), stage=stage, say=said.append)
     (line,) = said
     return found.path.parent.name, line.replace(f"{folder}/", "")
 

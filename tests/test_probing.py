@@ -16,7 +16,7 @@ from composing import composed
 from PIL import Image
 from ranks import own_rank, start
 
-from ssvit.checkpoints import storage
+from ssvit.checkpoints import loading
 from ssvit.checkpoints.checkpoint import PRETRAIN
 from ssvit.checkpoints.configuration import Configuration
 from ssvit.cli.session import Session
@@ -245,7 +245,7 @@ def test_the_features_are_those_of_the_checkpoint(tmp_path, precision, pooling):
     assert [row.get("probe/class_token") for row in rows(tmp_path).values()] == 4 * [
         1 if pooling == "class_token" else None
     ]
-    encoder = storage.load_encoder(tmp_path / "step_00000012")
+    encoder = loading.load_encoder(tmp_path / "step_00000012")
     function = Frozen(encoder, rules.readings(encoder.arguments, layer="all"), identity="")
     evaluator = probing({})
     with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16-mixed"):

@@ -13,7 +13,7 @@ from command import TINY, one_line
 from composing import composed
 from PIL import Image
 
-from ssvit.checkpoints import manifest, storage
+from ssvit.checkpoints import loading, manifest, storage
 from ssvit.cli import retrieve as retrieve_tool
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.decode import load
@@ -63,7 +63,7 @@ def work(made, tmp_path):
 
 def described(folder: Path, paths: list[str], *, unit: bool = True) -> np.ndarray:
     """The features as one would write them down, a picture at a time, in float64."""
-    encoder = storage.load_encoder(folder / "outputs" / RUN / "step_00000006").double()
+    encoder = loading.load_encoder(folder / "outputs" / RUN / "step_00000006").double()
     rows = []
     for path in paths:
         image = CenterCrop(size=16)([load(path)])

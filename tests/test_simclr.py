@@ -15,7 +15,7 @@ from PIL import Image
 from ranks import child, together
 from test_training import final, rows
 
-from ssvit.checkpoints import storage
+from ssvit.checkpoints import loading
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.batch import Batch
 from ssvit.evaluation import contrast
@@ -295,7 +295,7 @@ def test_from_the_command_line(tool, tmp_path):
     found = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in found if "held_out/top1" in row] == [0, 3, 6]
     assert "train/accuracy" in found[1]
-    assert storage.load_encoder(run).pooling == "patch_mean"
+    assert loading.load_encoder(run).pooling == "patch_mean"
     assert "is finished" in tool("pretrain", *TINY_SIMCLR).stdout
     tuned = [option for option in TINY if option.startswith(("recipe", "fabric"))]
     assert "accuracy" in tool("finetune", *tuned).stdout

@@ -10,8 +10,9 @@ import yaml
 from command import TINY, one_line, start
 from peers import HEADS, timm_plain
 
-from ssvit.checkpoints import manifest, storage
+from ssvit.checkpoints import loading, manifest, storage
 from ssvit.checkpoints.checkpoint import Checkpoint
+from ssvit.checkpoints.finding import open_checkpoint
 
 RUN = "masked_patch_synthetic"
 FIRST_EDITION = Path(__file__).parent / "fixtures" / "first_edition" / "outputs" / RUN
@@ -62,7 +63,7 @@ def test_a_teacher_starts_from_the_same_weights_and_views_are_the_objectives(out
 def test_a_foreign_file_at_another_image_size(tool, tmp_path):
     peer = timm_plain(tmp_path)
     told = (f"encoder.heads={HEADS}", f"encoder.trained_size={list(peer.size)}".replace(" ", ""))
-    patch = Checkpoint.open(peer.path, {"heads": HEADS, "trained_size": list(peer.size)}).encoder["patch_size"]
+    patch = open_checkpoint(peer.path, {"heads": HEADS, "trained_size": list(peer.size)}).encoder["patch_size"]
     size = [4 * side for side in patch]
     images = (*IMAGES[:2], f"data.image_size={size}".replace(" ", ""))
     done = tool("pretrain", *images, *SHORT, *UNMOVED, f"checkpoint={peer.path}", *told, "data=synthetic", "probe=[]")
@@ -70,7 +71,7 @@ def test_a_foreign_file_at_another_image_size(tool, tmp_path):
     assert "positions resized from" in done.stdout
     run = tmp_path / "outputs" / f"masked_patch_synthetic_from_{peer.path.stem}"
     given = {"heads": HEADS, "trained_size": list(peer.size), "image_size": size}
-    assert_same(storage.load_encoder(peer.path, **given).state_dict(), encoder_of(state(run)))
+    assert_same(loading.load_encoder(peer.path, **given).state_dict(), encoder_of(state(run)))
 
 
 def test_killed_it_ends_with_the_same_bits_and_keeps_to_its_checkpoint(outputs, tool, tmp_path):

@@ -13,8 +13,9 @@ from timm.optim import param_groups_layer_decay
 from torch import nn
 
 import ssvit
-from ssvit.checkpoints import storage
+from ssvit.checkpoints import loading, storage
 from ssvit.checkpoints.checkpoint import Checkpoint
+from ssvit.checkpoints.finding import open_checkpoint
 from ssvit.data.loader import Loader
 from ssvit.kernels.accelerate import accelerate
 from ssvit.models.encoder_options import PATCHES
@@ -165,7 +166,7 @@ def file(tmp_path):
 @torch.no_grad()
 def test_a_file_of_timms_gives_timms_features(file, name):
     model, folder = file
-    encoder = storage.load_encoder(folder / name, model="resnet10t", image_size=48)
+    encoder = loading.load_encoder(folder / name, model="resnet10t", image_size=48)
     images = torch.rand(2, 3, 48, 48)
     mean, std = (torch.tensor(values)[:, None, None] for values in ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]))
     expected = model.eval().forward_head(model.forward_features((images - mean) / std), pre_logits=True)
@@ -176,11 +177,11 @@ def test_what_stands_beside_a_file_is_heeded(file):
     _, folder = file
     trained = {"mean": [0.1, 0.2, 0.3], "std": [0.4, 0.5, 0.6], "input_size": [3, 64, 96]}
     (folder / "config.json").write_text(json.dumps({"architecture": "resnet10t", "pretrained_cfg": trained}))
-    found = Checkpoint.open(folder / "weights.pth", {"model": "resnet10t"}).encoder
+    found = open_checkpoint(folder / "weights.pth", {"model": "resnet10t"}).encoder
     assert found["mean"] == trained["mean"]
     assert found["std"] == trained["std"]
     assert found["image_size"] == [64, 96]
-    told = Checkpoint.open(folder / "weights.pth", {"model": "resnet10t", "mean": 0.5, "trained_size": 32}).encoder
+    told = open_checkpoint(folder / "weights.pth", {"model": "resnet10t", "mean": 0.5, "trained_size": 32}).encoder
     assert told["mean"] == 0.5
     assert told["std"] == trained["std"]
     assert told["image_size"] == 32
@@ -189,7 +190,7 @@ def test_what_stands_beside_a_file_is_heeded(file):
 def test_a_wrong_file_is_told_by_its_tensors(file, tmp_path):
     model, folder = file
     with pytest.raises(UserError) as refused:
-        storage.load_encoder(folder / "weights.pth", model="resnet18d", image_size=32)
+        loading.load_encoder(folder / "weights.pth", model="resnet18d", image_size=32)
     line = str(refused.value)
     assert "weights.pth: is not timm's resnet18d for images of 224x224: missing: layer1.1.conv1.weight" in line
     assert "\n" not in line
@@ -197,10 +198,10 @@ def test_a_wrong_file_is_told_by_its_tensors(file, tmp_path):
     state = {name: one for name, one in model.state_dict().items() if name != "layer1.0.bn1.weight"}
     save_file({**state, "other": torch.zeros(2)}, tmp_path / "damaged.safetensors")
     with pytest.raises(UserError, match=r"missing: layer1\.0\.bn1\.weight; unexpected: other$"):
-        storage.load_encoder(tmp_path / "damaged.safetensors", model="resnet10t", image_size=32)
+        loading.load_encoder(tmp_path / "damaged.safetensors", model="resnet10t", image_size=32)
     torch.save({"model": model.state_dict()["fc.weight"].to(torch.complex64)}, tmp_path / "odd.pth")
     with pytest.raises(UserError):
-        storage.load_encoder(tmp_path / "odd.pth", model="resnet10t", image_size=32)
+        loading.load_encoder(tmp_path / "odd.pth", model="resnet10t", image_size=32)
 
 
 def test_a_file_is_fine_tuned_and_every_command_reads_what_it_left(file):
@@ -210,7 +211,7 @@ def test_a_file_is_fine_tuned_and_every_command_reads_what_it_left(file):
     run = ssvit.finetune(folder / "weights.pth", **SHORT, **model, **own, ema=0.9)
     assert run.folder.name == "finetune_weights_synthetic"
     assert "test/accuracy" in run.metrics
-    assert Checkpoint.open(run.folder).encoder["model"] == "resnet10t"
+    assert open_checkpoint(run.folder).encoder["model"] == "resnet10t"
     pictures = torch.randint(0, 256, (3, 3, 32, 32), dtype=torch.uint8)
     classifier = run.classifier()
     assert classifier.probabilities(pictures).shape == (3, 10)

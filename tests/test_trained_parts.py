@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ssvit.checkpoints import storage
+from ssvit.checkpoints import loading, storage
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.data.batch import Batch
 from ssvit.kernels.accelerate import Linear, accelerate
@@ -203,7 +203,7 @@ def test_a_checkpoint_is_loaded_with_lora_merged(tmp_path, ema):
     assert "encoder.blocks.0.attention.qkv.parametrizations.weight.0.b" in weights
     again = tiny.classify(seed=5, **LORA).eval()
     again.load_state_dict(weights)
-    classifier, encoder = storage.load_classifier(tmp_path), storage.load_encoder(tmp_path)
+    classifier, encoder = loading.load_classifier(tmp_path), loading.load_encoder(tmp_path)
     for loaded in (classifier.encoder, encoder):
         accelerate(loaded, False)
         names = {name for name, _ in loaded.named_parameters()}
@@ -211,7 +211,7 @@ def test_a_checkpoint_is_loaded_with_lora_merged(tmp_path, ema):
         assert torch.equal(loaded.represent(images()), again.encoder.represent(images()))
     assert torch.equal(classifier.logits(images()), again.logits(images()))
     assert torch.equal(encoder.blocks[1].attention.out.weight, again.encoder.blocks[1].attention.out.weight)
-    larger = storage.load_encoder(tmp_path, image_size=32)
+    larger = loading.load_encoder(tmp_path, image_size=32)
     assert larger(images().repeat(1, 1, 2, 2)).shape == (6, 1 + 64, 16)
 
 

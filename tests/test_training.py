@@ -17,7 +17,7 @@ from lightly.utils.scheduler import cosine_schedule
 from ranks import child, own_rank, start
 from torchvision.io import write_png
 
-from ssvit.checkpoints import manifest, storage
+from ssvit.checkpoints import loading, manifest, storage
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.data.augment.crop import CenterCrop, InceptionCrop
 from ssvit.data.loader import Loader
@@ -303,7 +303,7 @@ def test_compiled_a_run_trains_alike_and_goes_on_exactly(tmp_path):
     shutil.rmtree(tmp_path / "compiled" / "step_00000012")
     tiny.train(tmp_path / "compiled", ema=0.0, backend="compile")
     assert final(tmp_path / "compiled") == before
-    assert storage.load_encoder(tmp_path / "compiled" / "step_00000012").width == 16
+    assert loading.load_encoder(tmp_path / "compiled" / "step_00000012").width == 16
 
 
 def killed_at_random(tmp_path: Path, files: Path, kills: int, seed: int) -> None:

@@ -15,7 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from ssvit import atomic_io
 from ssvit.analysis import attention, inside, similarity
 from ssvit.analysis.options import plotted
-from ssvit.checkpoints import storage
+from ssvit.checkpoints import loading, storage
 from ssvit.checkpoints.configuration import Configuration
 from ssvit.cli import visualize
 from ssvit.data.augment.crop import CenterCrop
@@ -83,7 +83,7 @@ def seen(encoder, images):
 def test_numbers_are_those_of_the_pictures_whatever_the_batch(look, run, pictures):
     other = make_run(run.parent.parent / "other", seed=1, stage="finetune", options=("encoder.depth=3",))
     numbers, out = look(f"checkpoint={run}", f"other={other}", "batch_size=8", "shown=2", "layer=1", images=[pictures])
-    encoder, second = storage.load_encoder(run), storage.load_encoder(other)
+    encoder, second = loading.load_encoder(run), loading.load_encoder(other)
     images = CenterCrop(size=16)([load(str(pictures / f"{number}.png")) for number in range(6)])
     weights, tokens = seen(encoder, images)
     apart = attention.between_patches(encoder)
@@ -107,7 +107,7 @@ def test_numbers_are_those_of_the_pictures_whatever_the_batch(look, run, picture
 
 
 def test_statistics_do_not_depend_on_how_images_are_parted(run):
-    encoder = storage.load_encoder(run)
+    encoder = loading.load_encoder(run)
     images = torch.rand(33, 3, 16, 16, generator=torch.Generator().manual_seed(0))
     whole, _ = inside.measure([encoder], images, 64)
     told = []
@@ -138,7 +138,7 @@ def test_held_out_images_are_looked_at_and_everything_is_written(look, run):
     assert len(numbers["positions"]["cosine"]) == 16
     assert "16 held-out images of 16x16 pixels" in out
     torch.manual_seed(key(0, "weights"))
-    encoder = ViT(**storage.load_encoder(run).arguments).eval()
+    encoder = ViT(**loading.load_encoder(run).arguments).eval()
     random = numbers["attention_distance"]["layers_by_heads"]["random weights"]
     assert random != numbers["attention_distance"]["layers_by_heads"]["the encoder"]
     assert len(random) == len(encoder.blocks)
@@ -152,7 +152,7 @@ def test_newest_is_the_newest_fine_tuning(run, look, tmp_path):
     sizes = {"resize": "paper", "image_size": [16, 32]}
     found = visualize.find_other({"other": "newest", "outputs": str(tmp_path / "outputs")}, sizes, channels=3)
     assert found.path == tuned
-    second = storage.load_encoder(found.path, **sizes)
+    second = loading.load_encoder(found.path, **sizes)
     assert (found.name, second.image_size, second.training) == ("tuned", (16, 32), False)
     for other, path, named in (("newest", str(tuned), ["the encoder", "tuned"]), ("null", None, ["the encoder"])):
         numbers, _ = look(f"checkpoint={run}", f"other={other}", "count=8", "batch_size=8", "shown=1")

@@ -95,8 +95,8 @@ BUILDERS: Mapping[str, str] = {
     "ssvit.targets.ColorGrid": "ssvit.objectives.targets.ColorGrid",
     "ssvit.targets.MeanColor": "ssvit.objectives.targets.MeanColor",
     "ssvit.targets.Pixels": "ssvit.objectives.targets.Pixels",
-    "ssvit.training.checkpoint.load_classifier": "ssvit.checkpoints.storage.load_classifier",
-    "ssvit.training.checkpoint.load_encoder": "ssvit.checkpoints.storage.load_encoder",
+    "ssvit.training.checkpoint.load_classifier": "ssvit.checkpoints.loading.load_classifier",
+    "ssvit.training.checkpoint.load_encoder": "ssvit.checkpoints.loading.load_encoder",
 }
 # The files of configs/ for its data sets (None where the set's own name is the file's) and augmentations.
 _FILES = {

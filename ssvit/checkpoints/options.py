@@ -8,6 +8,7 @@ from typing import Any, Self
 from pydantic import model_validator
 
 from ssvit.checkpoints.checkpoint import Checkpoint
+from ssvit.checkpoints.finding import open_checkpoint
 from ssvit.checkpoints.manifest import CheckpointError
 from ssvit.config.declaration import Count, Options, make
 from ssvit.data.augment.crop_options import CenterCrop
@@ -65,7 +66,7 @@ class LoadEncoder(Options):
 
     def checkpoint(self) -> Checkpoint:
         """The checkpoint. OptionError, CheckpointError or ForeignError if there is none."""
-        return Checkpoint.open(self.path, vars(self))
+        return open_checkpoint(self.path, vars(self))
 
     def encoder(self) -> ViT | Timm:
         """The options of the encoder. OptionError or CheckpointError unless they go together."""
@@ -97,7 +98,7 @@ class LoadLayers(Options):
     def checkpoint(self) -> Checkpoint | None:
         """The checkpoint, if there is to be one."""
         try:
-            return None if self.path is None else Checkpoint.open(self.path)
+            return None if self.path is None else open_checkpoint(self.path)
         except OptionError as error:
             raise OptionError("path", self.path, error.right) from None
 
@@ -128,7 +129,7 @@ class LoadClassifier(Options):
     def checkpoint(self) -> Checkpoint:
         """The checkpoint."""
         try:
-            return Checkpoint.open(self.path)
+            return open_checkpoint(self.path)
         except OptionError as error:
             raise OptionError("path", self.path, error.right) from None
 

@@ -4,8 +4,9 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from ssvit.checkpoints.checkpoint import PRETRAIN, Checkpoint, find
+from ssvit.checkpoints.checkpoint import PRETRAIN, Checkpoint
 from ssvit.checkpoints.configuration import Configuration
+from ssvit.checkpoints.finding import find
 from ssvit.checkpoints.options import eval_transform, pixel_format
 from ssvit.config.composed import Config
 from ssvit.data.options import PixelFormat, bands
@@ -35,7 +36,7 @@ def check(config: Config, features: Mapping[str, Any]) -> "tuple[Callable[..., D
     bands("data.shown", shown, pixels.channels)
 
     def make(**options: Any) -> "Describer":
-        from ssvit.checkpoints.storage import load_encoder
+        from ssvit.checkpoints.loading import load_encoder
         from ssvit.data.augment.crop import CenterCrop
         from ssvit.evaluation.features import Frozen
         from ssvit.figures.display import use_bands

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ssvit import atomic_io
 from ssvit.checkpoints.checkpoint import Checkpoint
+from ssvit.checkpoints.finding import open_checkpoint
 from ssvit.cli import against
 from ssvit.cli.against import Other
 from ssvit.cli.launch import TIMM_ARGUMENTS, Tool, progress
@@ -151,7 +152,7 @@ def check(config: Config) -> tuple[Checkpoint, list[options.Reading], list[Other
     if not chosen(plain):
         raise OptionError("probes", "", "name at least one")
     preflight.encoder(preflight.parts(plain))
-    checkpoint = Checkpoint.open(plain["encoder"]["path"], plain["encoder"])
+    checkpoint = open_checkpoint(plain["encoder"]["path"], plain["encoder"])
     with within("features"):
         readings = options.readings(checkpoint.encoder, **plain["features"])
     return checkpoint, readings, against.others(plain, checkpoint)

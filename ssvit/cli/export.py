@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from ssvit.checkpoints.checkpoint import PRETRAIN, find
+from ssvit.checkpoints.checkpoint import PRETRAIN
+from ssvit.checkpoints.finding import find
 from ssvit.cli.launch import Tool
 from ssvit.config.composed import Config
 from ssvit.config.declaration import select
@@ -28,7 +29,7 @@ def run(config: Config) -> None:
     options.check_folder(folder, checkpoint=checkpoint.path)
     config.line.announce()
 
-    from ssvit.checkpoints.storage import load_classifier, load_encoder
+    from ssvit.checkpoints.loading import load_classifier, load_encoder
     from ssvit.exchange.export import export
     from ssvit.models import vit
     from ssvit.objectives.classify import Classify

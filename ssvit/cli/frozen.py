@@ -13,7 +13,7 @@ import torch
 from lightning_fabric import Fabric
 
 from ssvit.checkpoints.checkpoint import Checkpoint
-from ssvit.checkpoints.storage import load_encoder
+from ssvit.checkpoints.loading import load_encoder
 from ssvit.cli.against import Other
 from ssvit.cli.launch import progress
 from ssvit.cli.pretrained import from_scratch

@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from ssvit.checkpoints.checkpoint import PRETRAIN, find
+from ssvit.checkpoints.checkpoint import PRETRAIN
+from ssvit.checkpoints.finding import find
 from ssvit.cli.launch import Tool
 from ssvit.config.composed import Config
 from ssvit.options import OptionError, print_lines

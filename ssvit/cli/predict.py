@@ -4,7 +4,8 @@ import json
 from pathlib import Path
 
 from ssvit.atomic_io import replace
-from ssvit.checkpoints.checkpoint import FINETUNE, find
+from ssvit.checkpoints.checkpoint import FINETUNE
+from ssvit.checkpoints.finding import find
 from ssvit.cli.launch import Tool
 from ssvit.config.composed import Config
 from ssvit.data import folder, pseudo_labels

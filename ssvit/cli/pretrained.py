@@ -13,8 +13,9 @@ from typing import Any
 import yaml
 
 from ssvit.checkpoints import manifest
-from ssvit.checkpoints.checkpoint import NEWEST, PRETRAIN, Checkpoint, find, name_of
+from ssvit.checkpoints.checkpoint import PRETRAIN, Checkpoint
 from ssvit.checkpoints.configuration import Configuration, ConfigurationError
+from ssvit.checkpoints.finding import NEWEST, find, name_of, open_checkpoint
 from ssvit.checkpoints.options import pixel_format
 from ssvit.config import composition
 from ssvit.config.command_line import CONFIGS, CommandLine
@@ -119,7 +120,7 @@ def keep_weights(config: Config) -> Config:
     OptionError if the file adds a distillation token and the checkpoint has none.
     """
     given = config.values["encoder"]
-    if given.get("distillation_token") and not Checkpoint.open(given["path"], given).encoder.get("distillation_token"):
+    if given.get("distillation_token") and not open_checkpoint(given["path"], given).encoder.get("distillation_token"):
         right = "has no distillation token, which distillation=… needs: give one that has, or null for random weights"
         raise OptionError("checkpoint", config.value("checkpoint"), right)
     return config.without(*(f"encoder.{name}" for name in _FIXED.intersection(given) - {*_REFERRED}))
@@ -134,7 +135,7 @@ def _offer(wanted: str, line: CommandLine, arguments: Mapping[str, str], refer: 
     found = find(wanted, outputs=arguments.get("outputs", "outputs"), stage=PRETRAIN, say=line.say, options=foreign)
     trained = found.encoder
     line.nodes["encoder", "pretrained"] = {
-        "_target_": "ssvit.checkpoints.storage.load_encoder",
+        "_target_": "ssvit.checkpoints.loading.load_encoder",
         "path": str(found.path),
         "resize": "paper",
         "announce": True,
@@ -165,7 +166,7 @@ def _offer(wanted: str, line: CommandLine, arguments: Mapping[str, str], refer: 
 def stand_in(line: CommandLine) -> None:
     """Add choices in the place of a checkpoint's, for who asks about options and has no checkpoint yet."""
     free = {**dict.fromkeys(CHANGEABLE), "image_size": "${data.image_size}"}
-    node = {"_target_": "ssvit.checkpoints.storage.load_encoder", "path": "???", "resize": "paper", **free}
+    node = {"_target_": "ssvit.checkpoints.loading.load_encoder", "path": "???", "resize": "paper", **free}
     line.nodes["encoder", "pretrained"] = node
     line.brought = {"data": "synthetic"}
     line.nodes["data", "pretrained"] = {"defaults": ["synthetic"]}
@@ -293,7 +294,7 @@ def from_scratch(config: Config) -> Config:
     given = config.values["encoder"]
     if "path" not in given:
         return config
-    trained = Checkpoint.open(given["path"], given).encoder
+    trained = open_checkpoint(given["path"], given).encoder
     changes = {name: config.written["encoder"][name] for name in CHANGEABLE if name in given}
     encoder = {"_target_": _TARGETS[kind(trained)], **trained, **changes}
     return config.changed({"encoder": encoder, "checkpoint": SCRATCH})

@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ssvit import atomic_io
-from ssvit.checkpoints.checkpoint import FINETUNE, find
+from ssvit.checkpoints.checkpoint import FINETUNE
+from ssvit.checkpoints.finding import find
 from ssvit.cli.launch import Tool
 from ssvit.config.command_line import Plain
 from ssvit.config.composed import Config

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from ssvit.checkpoints import manifest
-from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.checkpoints.configuration import flatten, is_free
 from ssvit.checkpoints.manifest import CheckpointError
 from ssvit.checkpoints.run_folder import RunFolder
@@ -99,12 +98,10 @@ class Session:
         """Build what a configuration describes and train it in an open folder, going on from what is there."""
         recipe, data, objective, loader = self._built(config, folder)
         evaluators = _all_evaluators(config, data)
-        start, encoder, images = SCRATCH, config.values["encoder"], config.values["data"]
-        if "path" in encoder:
-            start = Checkpoint.open(encoder["path"], encoder).checksum
+        images = config.values["data"]
         run_identity = objective.facts | {
             "stage": self.stage,
-            "start": start,
+            "start": objective.encoder.origin,
             "data": data.train.fingerprint,
             **({} if loader.order == PERMUTATION else {"order": loader.order}),
             **({} if loader.decoding == FULL else {"decoding": loader.decoding}),

@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from ssvit.analysis.options import Visualize, plotted
-from ssvit.checkpoints.checkpoint import FINETUNE, Checkpoint, find
+from ssvit.checkpoints.checkpoint import FINETUNE, Checkpoint
+from ssvit.checkpoints.finding import find, open_checkpoint
 from ssvit.checkpoints.options import LoadEncoder, pixel_format
 from ssvit.cli.launch import Tool, progress
 from ssvit.cli.pretrained import SCRATCH, from_scratch, offer
@@ -24,7 +25,7 @@ def run(config: Config) -> None:
     paths = [path for image in plain["images"] for path in folder.pictures(str(image))]
     seen = {"view": plain["data"]["view"]} if paths else plain["data"]
     preflight.encoder(preflight.parts({"encoder": plain["encoder"], "data": seen}))
-    checkpoint = Checkpoint.open(plain["encoder"]["path"], plain["encoder"])
+    checkpoint = open_checkpoint(plain["encoder"]["path"], plain["encoder"])
     layer, pooling = plotted(vit(checkpoint.encoder), layer=own.layer, pooling=own.pooling)
     sizes = {name: plain["encoder"][name] for name in ("resize", "image_size")}
     other = None
@@ -35,7 +36,7 @@ def run(config: Config) -> None:
     import torch
 
     from ssvit.analysis import inside
-    from ssvit.checkpoints.storage import load_encoder
+    from ssvit.checkpoints.loading import load_encoder
     from ssvit.figures.display import use_bands
     from ssvit.randomness import key
 

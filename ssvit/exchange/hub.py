@@ -63,10 +63,10 @@ def _get(address: str, repository: str, revision: str | None, file: str) -> Path
     return None
 
 
-def name(path: Path) -> str | None:
-    """The name of the repository that a file in the cache is of; None for any other file."""
+def name(path: Path) -> str:
+    """The name of the repository that a file in the cache is of, or of any other file without its suffix."""
     folders = [found[1] for folder in path.parents if (found := _CACHED.fullmatch(folder.name))]
-    return folders[0] if folders and "snapshots" in path.parts else None
+    return folders[0] if folders and "snapshots" in path.parts else path.stem
 
 
 def push(folder: Path, repository: str, *, private: bool) -> str:

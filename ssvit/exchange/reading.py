@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ssvit.config.declaration import make
-from ssvit.exchange import files
+from ssvit.exchange import files, hub
 from ssvit.exchange.dinov3 import DINOV3
 from ssvit.exchange.files import ForeignError
 from ssvit.exchange.google import GOOGLE
@@ -47,6 +47,11 @@ class Foreign:
     arguments: Mapping[str, Any]
     notes: tuple[str, ...]
     masks_keys: bool
+
+    @property
+    def name(self) -> str:
+        """The name of its repository, or of the file without its suffix."""
+        return hub.name(self.path)
 
     def weights(self) -> dict[str, "Tensor"]:
         """The state of the encoder, by our names. ForeignError if a tensor cannot be read."""

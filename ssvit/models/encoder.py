@@ -19,7 +19,8 @@ _BEYOND = 0.25  # how far outside of [0, 1] cubic filters reach in resizing
 class Encoder(nn.Module):
     """The base of the encoders. arguments: those that build it again. pooling: what an image's vector is.
 
-    undecayed: parts of the names of its matrices without weight decay.
+    undecayed: parts of the names of its matrices without weight decay. origin: the checksum of the checkpoint whose
+    weights it began with, "scratch" for random ones.
     """
 
     arguments: dict[str, Any]
@@ -29,6 +30,7 @@ class Encoder(nn.Module):
     width: int
     pooling: str
     undecayed: Sequence[str] = UNDECAYED
+    origin: str = "scratch"
     class_token: nn.Parameter | None
     distillation_token: nn.Parameter | None
     norm: nn.Module

@@ -40,14 +40,15 @@ def _for_labels(own: classify_options.Classify, labels: Tensor | None) -> classi
     """Return the options with what the labels of the training images determine."""
     if labels is None:
         return own
-    assert own.classes is not None
+    classes = own.classes
+    assert classes is not None
     if is_multi_label(labels):
         own = own.changed(loss=classify_options.MULTI_LABEL)
     elif own.loss == classify_options.MULTI_LABEL:
         right = "must be softmax or sigmoid: each of these images has one class"
         raise OptionError("loss", own.loss, right)
     if own.class_weights == classify_options.BALANCED:
-        own = own.changed(class_weights=balanced(labels, len(own.classes)))
+        own = own.changed(class_weights=balanced(labels, len(classes)))
     return own
 
 

@@ -39,7 +39,7 @@ from ssvit.training.recipe import Recipe
 # The classes of options of groups that have no `_target_`.
 GROUPS: Mapping[str, type[Options]] = {"recipe": Recipe, "subset": Subset, "probing": Probing}
 # What may build an encoder: a checkpoint holds its options and not its class.
-ENCODERS = ("ssvit.models.vit.ViT", "ssvit.models.timm.Timm", "ssvit.checkpoints.storage.load_encoder")
+ENCODERS = ("ssvit.models.vit.ViT", "ssvit.models.timm.Timm", "ssvit.checkpoints.loading.load_encoder")
 
 # What Lightning Fabric takes as devices, written as text.
 _DEVICES = re.compile(r"auto|-1|[1-9]\d*|\[\d+(, \d+)*\]|\d+(, ?\d+)+")
