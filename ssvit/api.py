@@ -21,7 +21,6 @@ from ssvit.options import OptionError, UserError
 from ssvit.training.recipe import Recipe
 
 if TYPE_CHECKING:
-    from ssvit.cli.launch import Tool
     from ssvit.inference import Classifier, Encoder
 
 # Names that may stand alone for a command that trains.
@@ -108,9 +107,7 @@ def pretrain(
     without data, the images are the run's. verbose: whether anything is printed. config_dir: a folder with your own
     configurations.
     """
-    from ssvit.cli.pretrain import tool
-
-    return Run(_call(tool, {"data": data, "checkpoint": checkpoint} | options, verbose, config_dir))
+    return Run(_call("pretrain", {"data": data, "checkpoint": checkpoint} | options, verbose, config_dir))
 
 
 def finetune(
@@ -125,9 +122,7 @@ def finetune(
 
     checkpoint: a run, its name, or a file of another project's weights; None: the newest run.
     """
-    from ssvit.cli.finetune import tool
-
-    return Run(_call(tool, {"checkpoint": checkpoint, "data": data} | options, verbose, config_dir))
+    return Run(_call("finetune", {"checkpoint": checkpoint, "data": data} | options, verbose, config_dir))
 
 
 def evaluate(
@@ -139,9 +134,7 @@ def evaluate(
     **options: object,
 ) -> Evaluation:
     """Measure frozen features: the command `ssvit evaluate`. checkpoint: as in `finetune`."""
-    from ssvit.cli.evaluate import tool
-
-    return Evaluation(_call(tool, {"checkpoint": checkpoint, "data": data} | options, verbose, config_dir))
+    return Evaluation(_call("evaluate", {"checkpoint": checkpoint, "data": data} | options, verbose, config_dir))
 
 
 def load(checkpoint: "str | Path | Run" = "newest", *, outputs: str | Path = "outputs", **options: Any) -> "Encoder":
@@ -184,11 +177,13 @@ def _checkpoint(given: "str | Path | Run", outputs: Any) -> str:
     return str(named if not Path(given).exists() and named.exists() else given)
 
 
-def _call(tool: "Tool", options: dict[str, Any], verbose: bool, config_dir: str | Path | None) -> Path:
-    """Run a tool and return the folder that it leaves."""
+def _call(command: str, options: dict[str, Any], verbose: bool, config_dir: str | Path | None) -> Path:
+    """Run a command and return the folder that it leaves."""
+    from ssvit.cli.commands import find
+
     if options.get("checkpoint") is not None:
         options["checkpoint"] = _checkpoint(options["checkpoint"], options.get("outputs", "outputs"))
-    if tool.name in ("pretrain", "finetune"):
+    if command in ("pretrain", "finetune"):
         options = {_SHORT.get(name, name): value for name, value in options.items()}
     arguments = [f"{name}={_written(value)}" for name, value in _flat(options) if value is not None or "." in name]
     with contextlib.ExitStack() as stack:
@@ -197,7 +192,7 @@ def _call(tool: "Tool", options: dict[str, Any], verbose: bool, config_dir: str 
             nowhere = stack.enter_context(open(os.devnull, "w"))
             stack.enter_context(contextlib.redirect_stdout(nowhere))
             stack.enter_context(contextlib.redirect_stderr(nowhere))
-        return tool.call(arguments, config_dir=config_dir)
+        return find(command).call(arguments, config_dir=config_dir)
 
 
 def _flat(options: Mapping[str, object]) -> Iterator[tuple[str, Any]]:

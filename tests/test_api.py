@@ -18,7 +18,7 @@ import ssvit
 from ssvit import api
 from ssvit.api import _written
 from ssvit.checkpoints import manifest
-from ssvit.cli.main import COMMANDS, find
+from ssvit.cli.commands import COMMANDS, find
 from ssvit.config.command_line import unquoted
 from ssvit.data.decode import Unreadable
 from ssvit.inference import pictures

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from safetensors.numpy import load_file
 
-from ssvit.cli.main import COMMANDS, find
+from ssvit.cli.commands import COMMANDS, find
 from ssvit.exchange import hub
 
 ROOT = Path(__file__).parent.parent

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ssvit.cli import help
-from ssvit.cli.main import COMMANDS, find
+from ssvit.cli.commands import COMMANDS, find
 from ssvit.config.declaration import Options, meanings
 from ssvit.objectives.mae_options import MAE
 

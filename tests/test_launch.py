@@ -15,7 +15,7 @@ import pytest
 from command import TINY, one_line
 
 from ssvit.cli import sweep
-from ssvit.cli.main import find
+from ssvit.cli.commands import find
 from ssvit.config.command_line import CommandLine
 from ssvit.config.composed import Config
 from ssvit.options import Failure, UserError

@@ -1,7 +1,6 @@
 """ssvit COMMAND …: the commands that tools/ has in a checkout, from anywhere."""
 
 import difflib
-import importlib
 import os
 import signal
 import sys
@@ -9,35 +8,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from ssvit.cli.launch import Tool, in_one_line
+from ssvit.cli.commands import COMMANDS, find
+from ssvit.cli.launch import in_one_line
 from ssvit.config import composition
 from ssvit.config.composed import Config
 from ssvit.options import Failure, spell_commands
 from ssvit.processes import is_main_process
-
-COMMANDS = {
-    "pretrain": "pretrain:tool",
-    "finetune": "finetune:tool",
-    "evaluate": "evaluate:tool",
-    "few-shot": "evaluate:few_shot",
-    "linear-probe": "evaluate:linear",
-    "knn": "evaluate:knn",
-    "retrieve": "retrieve:tool",
-    "embed": "embed:tool",
-    "visualize": "visualize:tool",
-    "export": "export:tool",
-    "merge": "merge:tool",
-    "predict": "predict:tool",
-    "robustness": "robustness:tool",
-    "vtab": "vtab:tool",
-    "compare": "compare:tool",
-    "scaling": "scaling:tool",
-    "cost": "cost:tool",
-    "pack": "pack:tool",
-    "normalization": "normalization:tool",
-    "benchmark": "benchmark:tool",
-}
-
 
 _DRY_RUN = "--dry-run"
 _SHOW_CONFIG = "--show-config"  # a dry run that also prints the composed configuration
@@ -100,12 +76,6 @@ def _with_configuration(dry_run: Callable[[Config], Config]) -> Callable[[Config
             print(composition.as_yaml(completed), end="")
 
     return run
-
-
-def find(name: str) -> Tool:
-    """The tool of a command."""
-    module, _, tool = COMMANDS[name].partition(":")
-    return getattr(importlib.import_module(f"ssvit.cli.{module}"), tool)
 
 
 def usage() -> str:
