@@ -1,6 +1,22 @@
 """Self-supervised pre-training of Vision Transformers by masked patch prediction."""
 
-from ssvit.api import Evaluation, Run, evaluate, finetune, load, load_classifier, pretrain
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from ssvit.options import UserError
 
+if TYPE_CHECKING:
+    from ssvit.api import Evaluation, Run, evaluate, finetune, load, load_classifier, pretrain
+
 __all__ = ["Evaluation", "Run", "UserError", "evaluate", "finetune", "load", "load_classifier", "pretrain"]
+
+
+def __getattr__(name: str) -> Any:
+    """Load the Python API with the first use of one of its names (PEP 562): neither commands nor modules need it."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__} has no attribute {name}")
+    return getattr(importlib.import_module("ssvit.api"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__
