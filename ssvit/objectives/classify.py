@@ -55,8 +55,8 @@ def _for_labels(own: classify_options.Classify, labels: Tensor | None) -> classi
 class Classify(Objective):
     """Cross-entropy with the labels, and with a teacher's predictions where there is one.
 
-    The options are those of `classify_options.Classify`; classes must be given. The head's last layer starts at zero, as in the
-    authors' code. UserError for a teacher that cannot teach this.
+    The options are those of `classify_options.Classify`; classes must be given. The head's last layer starts at zero,
+    as in the authors' code. UserError for a teacher that cannot teach this.
 
     labels: of the training images, as a `Source` has them; they determine class_weights=balanced, and the loss where
     an image may have several classes. None for a classifier that is not trained.
