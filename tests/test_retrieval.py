@@ -9,6 +9,7 @@ import torch
 from PIL import Image
 
 from ssvit.data.synthetic import render
+from ssvit.evaluation.neighbours import relative_distances
 from ssvit.evaluation.probes.retrieval import average_precisions, measure
 from ssvit.figures.contact_sheet import Neighbour, Row, contact_sheet
 from ssvit.options import OptionError, UserError
@@ -218,6 +219,38 @@ def test_nothing_to_measure_is_said():
         measure(nearest, torch.tensor([3, 4]), torch.zeros(5, dtype=torch.int64), ks=(1,))
     with pytest.raises(OptionError, match="k=4: must be at most 3"):
         measure(nearest, torch.tensor([0, 0]), torch.zeros(5, dtype=torch.int64), ks=(4,))
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 5000])
+def test_distances_are_relative_to_the_median_of_the_gallery(count):
+    queries, bank = clustered(5, seed=8), clustered(count, seed=9)
+    nearest = search(build(bank), queries, min(count, 3))
+    distances = 1 - queries.double() @ bank[:: -(-count // 4096)].double().T  # of 5,000 every second
+    typical = distances.sort(1, descending=True).values[:, (distances.shape[1] - 1) // 2]
+    expected = (1 - nearest.similarities.double()) / typical[:, None]
+    assert np.allclose(relative_distances(nearest, 3 * queries, 2 * bank), expected, atol=1e-4)
+
+
+def test_copies_in_a_gallery_of_copies_have_no_distance():
+    nearest = search(build(BANK[[4, 4, 4]]), BANK[[4]], 3)
+    assert relative_distances(nearest, BANK[[4]], BANK[[4, 4, 4]]).abs().max() < 1e-6
+
+
+def test_captions_tell_neighbours_apart_whose_cosines_are_all_the_same_to_three_digits():
+    shared = torch.zeros(16)
+    shared[0] = 60.0
+    bank, queries = BANK[:200] + shared, QUERIES[:2] + shared
+    nearest = search(build(unit(bank)), unit(queries), 5)
+    assert len({f"{cosine:.3f}" for cosine in nearest.similarities.flatten().tolist()}) == 1
+    image = torch.zeros(3, 8, 8, dtype=torch.uint8)
+    rows = [
+        Row(image, "query", [Neighbour(image, distance) for distance in row])
+        for row in relative_distances(nearest, queries, bank).tolist()
+    ]
+    (axis,) = contact_sheet(rows).axes
+    captions = [text.get_text() for text in axis.texts if text.get_text().endswith(" %")]
+    assert len(captions) == len(set(captions)) == 10
+    assert all(0 < float(text.removesuffix(" %")) < 100 for text in captions)
 
 
 def pixels(figure) -> np.ndarray:

@@ -134,7 +134,9 @@ def test_a_query_is_answered_in_words_as_json_and_as_a_sheet(made, work, tool):
         assert np.allclose([neighbour["similarity"] for neighbour in one["neighbours"]], row[order], atol=1e-5)
         first = one["neighbours"][0]
         assert first["class"] == Path(first["image"]).parent.name
-        assert f"{one['image']}: {first['image']} ({first['class']}) {first['similarity']:.3f}\n" in done.stdout
+        assert first["relative_distance"] == pytest.approx((1 - max(row[order])) / (1 - np.sort(row)[5]), abs=1e-3)
+        nearest = f"{one['image']}: {first['image']} ({first['class']}), {100 * first['relative_distance']:.1f} %"
+        assert nearest in done.stdout
     assert found[3]["neighbours"][0]["image"].endswith("/bee/3.png")
     assert "asked/bee/bad.png: no image" in done.stdout
     assert "100.00 % of the neighbours that the exact index finds" in done.stdout

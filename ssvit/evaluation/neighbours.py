@@ -17,6 +17,7 @@ from ssvit.options import OptionError, UserError, whole
 _FINEST = 2.0**26  # a product of two of length one stays below float64's 2^53
 _ROWS = 4096  # in float64 at a time
 _BLOCK, _SIMILARITIES = 256, 1 << 26  # most queries at a time, and most similarities
+_SAMPLED = 4096  # images by which a median distance is measured, at most
 
 
 class Neighbours(NamedTuple):
@@ -43,6 +44,25 @@ def search_together(queries: Tensor, train: Tensor, k: int, *, own: Tensor | Non
     own = None if own is None else own.tensor_split(world)[rank]
     parts = gather(lambda: tuple(column.cpu() for column in _nearest(part, train, k, own)))
     return Neighbours(*map(torch.cat, zip(*parts, strict=True)))
+
+
+def relative_distances(neighbours: Neighbours, queries: Tensor, train: Tensor) -> Tensor:
+    """Return the cosine distances of neighbours relative to the query's median distance to all training images.
+
+    The cosines of some encoders are all close to 1, and only their distances relative to each other differ visibly.
+
+    Args:
+        neighbours: The neighbours (m, k) of the queries.
+        queries: Features (m, d).
+        train: Features (n, d), of which at most 4,096, evenly spaced, determine the median.
+
+    Returns:
+        (m, k) float32: 0 for features of the same direction, 1 for the median distance.
+    """
+    sample = _unit(train[:: -(-len(train) // _SAMPLED)].to(queries.device), "training")
+    medians = [(block @ sample.T).median(1, keepdim=True).values for block in _unit(queries, "query").split(_BLOCK)]
+    least = torch.finfo(torch.float32).eps
+    return (1 - neighbours.similarities).clamp_min(0) / (1 - torch.cat(medians)).clamp_min(least)
 
 
 def check_k(k: int, images: int, *, own: bool) -> None:

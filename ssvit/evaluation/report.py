@@ -22,7 +22,7 @@ from ssvit.evaluation import side_by_side
 from ssvit.evaluation.components import components
 from ssvit.evaluation.conclusion import conclude, higher_baseline
 from ssvit.evaluation.duplicates import Pair
-from ssvit.evaluation.neighbours import search
+from ssvit.evaluation.neighbours import relative_distances, search
 from ssvit.evaluation.scores import Scores, Split
 from ssvit.evaluation.side_by_side import SideBySide
 from ssvit.evaluation.significance import standard_error
@@ -40,7 +40,8 @@ _CAPTIONS = {
     "by_layer": "The last column of each table, over the encoder's layers",
     "by_column": "The chosen features and their baselines, in every column of each table",
     "confusion": "Which class is taken for which by one classifier; the title names it",
-    "contact_sheet": "Images measured on, and the training images that are most like them",
+    "contact_sheet": "Images measured on, and the training images that are most like them; the cosine distance in "
+    "percent of its median over the training images",
     "duplicates": "Images measured on (left) that are nearly the same as a training image (right); the cosine of both",
     "feature_map": "Images with like features lie together; the axes have no unit",
     "patches": "Images measured on, and the first three principal components of their patches' features as colours",
@@ -176,21 +177,21 @@ def neighbours(split: Split, name: str) -> Figure:
     several, rows = split.is_multi_label, _spaced(len(test), QUERIES)
     if not several:
         rows = test.known_labels.argsort(stable=True)[rows]
-    nearest = search(test.values[name][rows], train.values[name], min(NEIGHBOURS, len(train)))
+    features = test.values[name][rows], train.values[name]
+    nearest = search(*features, min(NEIGHBOURS, len(train)))
     sheet = []
     queries = (test.images(rows, split.eval_transform), test.known_labels[rows])
-    for image, label, similarities, places in zip(
-        *queries, nearest.similarities.tolist(), nearest.indices, strict=True
-    ):
-        columns = (train.images(places, split.eval_transform), similarities, train.known_labels[places])
+    distances = relative_distances(nearest, *features).tolist()
+    for image, label, from_query, places in zip(*queries, distances, nearest.indices, strict=True):
+        columns = (train.images(places, split.eval_transform), from_query, train.known_labels[places])
         alike = [
             Neighbour(
                 picture,
-                similarity,
+                distance,
                 class_text(other, split.classes),
                 bool((other & label).any() if several else other == label),
             )
-            for picture, similarity, other in zip(*columns, strict=True)
+            for picture, distance, other in zip(*columns, strict=True)
         ]
         sheet.append(Row(image, class_text(label, split.classes), alike))
     return contact_sheet(sheet)

@@ -25,10 +25,14 @@ _MARKS = {None: ("", None), True: ("✓ ", COLORS["unchanged"]), False: ("✗ ",
 
 
 class Neighbour(NamedTuple):
-    """An image (c, h, w) uint8, its cosine with the query, its class ("" if unknown), whether that is the query's."""
+    """An image of a sheet.
+
+    image: (c, h, w) uint8. distance: from the query, relative to the median over the gallery
+    (`evaluation.neighbours.relative_distances`). name: its class, "" if unknown. right: whether that is the query's.
+    """
 
     image: Tensor
-    similarity: float
+    distance: float
     name: str = ""
     right: bool | None = None
 
@@ -57,7 +61,7 @@ def contact_sheet(rows: Sequence[Row]) -> Figure:
         axis.text(x, y, text, va="center", **style)
 
     caption(_GAP, top / 2, "query", ha="left", fontsize=9)
-    caption(left, top / 2, "most alike (cosine)", ha="left", fontsize=9)
+    caption(left, top / 2, "most alike (distance in % of the median of the gallery)", ha="left", fontsize=9)
     for number, row in enumerate(rows):
         y = top + number * height
         _place(axis, row.query, _GAP, y, INK)
@@ -66,7 +70,7 @@ def contact_sheet(rows: Sequence[Row]) -> Figure:
             x = left + place * (_TILE + _GAP)
             mark, color = _MARKS[one.right]
             _place(axis, one.image, x, y, color)
-            caption(x + _TILE / 2, y + _TILE + 0.8 * _LINE, f"{mark}{one.similarity:.3f}", color=color or INK)
+            caption(x + _TILE / 2, y + _TILE + 0.8 * _LINE, f"{mark}{100 * one.distance:.1f} %", color=color or INK)
             caption(x + _TILE / 2, y + _TILE + 1.6 * _LINE, fitted(one.name, _SIZE, _TILE))
     return figure
 

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from ssvit.data.batch import EvalTransform
 from ssvit.data.decode import Unreadable, load
 from ssvit.data.source import Data, class_text
 from ssvit.evaluation.features import Extractor
-from ssvit.evaluation.neighbours import Neighbours, check_k
+from ssvit.evaluation.neighbours import Neighbours, check_k, relative_distances
 from ssvit.evaluation.probes.retrieval import average_precisions, measure
 from ssvit.figures.contact_sheet import QUERIES, Neighbour, Row, contact_sheet
 from ssvit.figures.png import png
@@ -156,7 +157,8 @@ def index(folder: str, pictures: Mapping[str, str | None], describe: Describer, 
     names, vectors = describe(list(pictures))
     labels, encoder = _labels(names, pictures), describe.extractor.identity
     store = Store.create(folder, vectors, names, *labels, encoder=encoder, standardize=standardize)
-    return f"{folder}: holds {len(store)} pictures of {len(store.classes)} classes"
+    standardized = "; each feature is standardised" if standardize else ""
+    return f"{folder}: holds {len(store)} pictures of {len(store.classes)} classes{standardized}"
 
 
 def add(folder: str, pictures: Mapping[str, str | None], describe: Describer) -> str:
@@ -200,13 +202,23 @@ class Answer:
     exactness: float | None
     load: Load
 
+    @cached_property
+    def distances(self) -> Tensor:
+        """(m, k) of `relative_distances`."""
+        return relative_distances(self.neighbours, self.vectors, self.store.vectors)
+
     def record(self, row: int) -> dict[str, Any]:
         """A query and its neighbours, best first; an approximate index may have found fewer than k."""
-        places, similarities = self.neighbours.indices[row].tolist(), self.neighbours.similarities[row].tolist()
+        columns = (self.neighbours.indices, self.neighbours.similarities, self.distances)
         classes = (*self.store.classes, None)  # the last is that of UNKNOWN
         neighbours = [
-            {"image": self.store.names[place], "class": classes[self.store.labels[place]], "similarity": similarity}
-            for place, similarity in zip(places, similarities, strict=True)
+            {
+                "image": self.store.names[place],
+                "class": classes[self.store.labels[place]],
+                "similarity": similarity,
+                "relative_distance": distance,
+            }
+            for place, similarity, distance in zip(*(column[row].tolist() for column in columns), strict=True)
             if place >= 0
         ]
         return {"image": self.names[row], "class": self.classes[row], "neighbours": neighbours}
@@ -236,9 +248,12 @@ class Answer:
         """For the console: the nearest of the first queries, the share of the true neighbours found, the measures."""
         lines = []
         for record in map(self.record, range(min(_LINES, len(self.names)))):
-            best = next(iter(record["neighbours"]), {"image": "nothing", "class": None, "similarity": -math.inf})
-            of_class = f" ({best['class']})" if best["class"] else ""
-            lines.append(printable(f"{record['image']}: {best['image']}{of_class} {best['similarity']:.3f}"))
+            nearest = "nothing"
+            for best in record["neighbours"][:1]:
+                of_class = f" ({best['class']})" if best["class"] else ""
+                distance = f"{100 * best['relative_distance']:.1f} % of the median distance"
+                nearest = f"{best['image']}{of_class}, {distance}"
+            lines.append(printable(f"{record['image']}: {nearest}"))
         if len(self.names) > _LINES:
             lines.append(f"… and {len(self.names) - _LINES} more; output=FILE has all")
         if self.exactness is not None:
@@ -266,7 +281,7 @@ class Answer:
             for one in query["neighbours"]:
                 right = None if None in (query["class"], one["class"]) else query["class"] == one["class"]
                 name = one["class"] or Path(one["image"]).name
-                neighbours.append(Neighbour(self._small(one["image"]), one["similarity"], name, right))
+                neighbours.append(Neighbour(self._small(one["image"]), one["relative_distance"], name, right))
             rows.append(Row(self._small(query["image"]), query["class"] or Path(query["image"]).name, neighbours))
         return contact_sheet(rows)
 
