@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
+from weakref import WeakSet
 
 MANIFEST_BYTES = 1 << 25  # of the longest manifest read: parsed, hostile JSON takes some 20 times the memory
 
@@ -86,9 +87,20 @@ def lock(path: Path, refusal: Callable[[str], Exception]) -> TextIO:
     file.truncate(0)
     file.write(f"process {os.getpid()} on {socket.gethostname()}")
     file.flush()
-    # A worker process that outlives this one for a moment must not hold the lock.
-    os.register_at_fork(after_in_child=file.close)
+    _locks.add(file)
     return file
+
+
+_locks: WeakSet[TextIO] = WeakSet()  # the files that `lock` has returned
+
+
+def _close_locks() -> None:
+    """Close the locked files in a forked process: a worker that outlives its parent must not hold the lock."""
+    for file in _locks:
+        file.close()
+
+
+os.register_at_fork(after_in_child=_close_locks)
 
 
 @contextmanager

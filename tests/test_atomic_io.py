@@ -1,0 +1,32 @@
+"""Locks of files between processes."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from ssvit import atomic_io
+
+
+def test_a_forked_process_holds_no_lock(tmp_path: Path) -> None:
+    (from_parent, to_child), (from_child, to_parent) = os.pipe(), os.pipe()
+    with atomic_io.lock(tmp_path / "lock", ValueError):
+        child = os.fork()
+        if not child:
+            os.close(to_child)
+            os.write(to_parent, b"started")
+            os.read(from_parent, 1)  # until the parent has closed its end
+            os._exit(0)
+        os.read(from_child, 1)
+        with pytest.raises(ValueError, match=f"process {os.getpid()} on "):
+            atomic_io.lock(tmp_path / "lock", ValueError)
+    try:
+        atomic_io.lock(tmp_path / "lock", ValueError).close()
+    finally:
+        os.close(to_child)
+        os.waitpid(child, 0)
+
+
+def test_a_lock_registers_no_handler_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("os.register_at_fork")
+    atomic_io.lock(tmp_path / "lock", ValueError).close()
