@@ -38,8 +38,13 @@ _LONGEST = 200  # characters of a value in a message
 
 
 def typed(value: object) -> str:
-    """A value as a user types it, cut short where it is long: null, true, abc."""
-    text = json.dumps(value) if value is None or isinstance(value, bool) else str(value)
+    """A value as a user types it, cut short where it is long: null, true, abc, [1,2], {a:1}."""
+    if isinstance(value, list | tuple):
+        text = f"[{','.join(map(typed, value))}]"
+    elif isinstance(value, dict):
+        text = f"{{{','.join(f'{name}:{typed(of)}' for name, of in value.items())}}}"
+    else:
+        text = json.dumps(value) if value is None or isinstance(value, bool) else str(value)
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
 

@@ -46,4 +46,4 @@ def run(config: Config) -> None:
             figure.savefig(file.with_stem(f"{file.stem}_{place + 1}") if place else file)
 
 
-tool = Tool("benchmark", "measure rates beside other libraries", run, groups={"": Benchmark, "step": Step, "gpu": Gpu})
+tool = Tool("benchmark", "measure rates beside other libraries", run, options=Benchmark)

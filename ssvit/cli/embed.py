@@ -59,4 +59,4 @@ def run(config: Config) -> Path:
     return output
 
 
-tool = Tool("embed", "write the features of pictures into a file", run, positional="images", groups={"": Embed})
+tool = Tool("embed", "write the features of pictures into a file", run, positional="images", options=Embed)

@@ -48,4 +48,4 @@ def run(config: Config) -> None:
         print(f"uploaded to {hub.push(folder, options.push, private=options.private)}")
 
 
-tool = Tool("export", "write weights as others read them", run, groups={"": Export})
+tool = Tool("export", "write weights as others read them", run, options=Export)

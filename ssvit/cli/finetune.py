@@ -22,6 +22,7 @@ from ssvit.options import print_lines
 from ssvit.processes import is_main_process
 from ssvit.training import comparison, preflight
 from ssvit.training.recipe import Recipe
+from ssvit.training.run_options import Finetune
 
 FIRST = "finetune_shapes"  # the experiment that follows a pre-training on the embedded images
 
@@ -30,7 +31,6 @@ def check(config: Config) -> tuple[Config, Recipe]:
     """Check and complete the configuration; returns it with its recipe."""
     values = config.values
     recipe = preflight.check(values)
-    comparison.check(values)
     name = default_name(config) if values["name"] is None else values["name"]
     config = config.changed({"name": job_name(config, str(name))})
     return from_scratch(config) if values["checkpoint"] == SCRATCH else config, recipe
@@ -93,7 +93,7 @@ tool = Tool(
     run,
     before=before,
     aliases=ALIASES,
-    groups=preflight.GROUPS,
+    options=Finetune,
     dry_run=dry_run,
     common=(
         "checkpoint",

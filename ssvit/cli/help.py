@@ -131,7 +131,7 @@ def describe(tool: Tool, config: Config) -> tuple[Group, list[Group]]:
         )
         for group, file in sorted(choices.items(), key=lambda item: _place(item[0].partition("@")[0], _ORDER))
     ]
-    found = list(_options(written, "", tool.groups, said))
+    found = list(_options(written, "", {"": tool.options}, said))
     # What an option that refers to another says goes for that one.
     elsewhere = {target[1]: one for one in found if (target := _REFERENCE.fullmatch(one.default))}
     groups: dict[str, Group] = {"": Group("Options of the command", [])}
@@ -284,6 +284,4 @@ def _default(config: Config, option: Option) -> str:
 
 def _typed(value: Any) -> str:
     """A value as a command line takes it."""
-    if isinstance(value, list):
-        return f"[{','.join(map(_typed, value))}]"
     return "…" if value == "???" else typed(value)

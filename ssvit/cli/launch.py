@@ -39,8 +39,7 @@ class Tool:
         before: Called with the command line before composition; it may add options and choices.
         positional: The option, a list, that takes the arguments which are not written as option=value.
         aliases: What beginnings of options stand for.
-        groups: The classes of groups of options that have no `_target_`, by their names, that of the command itself
-            by "".
+        options: The class of its options. Those of the parts that it builds are declared by the parts.
         common: Beginnings of the options that --help shows, all if empty.
         dry_run: What --dry-run calls in the place of `run`; it returns the completed configuration.
         own_images: Options that data=PATH adds, unless they are typed.
@@ -52,7 +51,7 @@ class Tool:
     before: Callable[[CommandLine], None] | None = None
     positional: str | None = None
     aliases: Mapping[str, str] = field(default_factory=dict)
-    groups: Mapping[str, type[Options]] = field(default_factory=dict)
+    options: type[Options] = Options
     common: Sequence[str] = ()
     dry_run: Callable[[Config], Config] | None = None
     own_images: Sequence[str] = ()
@@ -98,7 +97,7 @@ class Tool:
         incomplete: whether options that have no default may be missing.
         """
         with _configuration():
-            config = composition.compose(self.name, line, self.groups, incomplete=incomplete)
+            config = composition.compose(self.name, line, self.options, incomplete=incomplete)
             if line.positional and self.positional:
                 named = config.value(self.positional)
                 config = config.changed({self.positional: [*named, *line.positional]})
@@ -118,7 +117,7 @@ class Tool:
             jobs.append(sweep.Job({name: value for name, _, value in parts}, left))
             return sweep.value(left, config)  # what a sweeper that searches goes by
 
-        composition.sweep(self.name, line, self.groups, job)
+        composition.sweep(self.name, line, self.options, job)
         if jobs and is_main_process():
             from ssvit.cli import sweep
 

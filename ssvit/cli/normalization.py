@@ -37,4 +37,4 @@ def run(config: Config) -> dict[str, Any]:
     return options
 
 
-tool = Tool("normalization", "measure mean, deviation and range of the channels", run, groups={"": Normalization})
+tool = Tool("normalization", "measure mean, deviation and range of the channels", run, options=Normalization)

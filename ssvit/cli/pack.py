@@ -34,4 +34,4 @@ def run(config: Config) -> Path:
     return output
 
 
-tool = Tool("pack", "make shards (tar files) of a data set, or verify them", run, groups={"": Pack})
+tool = Tool("pack", "make shards (tar files) of a data set, or verify them", run, options=Pack)

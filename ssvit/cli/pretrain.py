@@ -16,6 +16,7 @@ from ssvit.config.composed import Config
 from ssvit.options import command, print_lines
 from ssvit.processes import is_main_process
 from ssvit.training import preflight
+from ssvit.training.run_options import Pretrain
 
 
 def check(config: Config) -> Config:
@@ -85,7 +86,7 @@ tool = Tool(
     run,
     before=before,
     aliases=ALIASES,
-    groups=preflight.GROUPS,
+    options=Pretrain,
     dry_run=dry_run,
     common=(
         "name",

@@ -43,4 +43,4 @@ def run(config: Config) -> None:
     print_lines(*report.split("\n"), describe.report)
 
 
-tool = Tool("retrieve", "find pictures that look alike", run, positional="images", groups={"": Retrieve})
+tool = Tool("retrieve", "find pictures that look alike", run, positional="images", options=Retrieve)

@@ -93,5 +93,5 @@ tool = Tool(
     run,
     before=offer,
     positional="images",
-    groups={"": Visualize},
+    options=Visualize,
 )

@@ -1,10 +1,11 @@
 """The arguments of one command: the options as typed, and what the command adds to them. No Hydra."""
 
+import copy
 import hashlib
 import os
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,12 @@ class CommandLine:
                 self.positional.append(argument)
             else:
                 self.options.append(_checked(argument, next_to=arguments[arguments.index(argument) + 1 :]))
+
+    def changed(self, options: Iterable[str]) -> "CommandLine":
+        """Return a copy with other options, of which those that the command adds are none."""
+        other = copy.copy(self)
+        other.options, other.added, other.sweep = list(options), [], False
+        return other
 
     @property
     def typed(self) -> dict[str, str]:

@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from ssvit.config.command_line import CommandLine, Plain
+from ssvit.config.declaration import Options, select
 from ssvit.options import UserError, within
 
 _REFERENCE = re.compile(r"\$\{([\w.]+)\}")
@@ -25,6 +26,7 @@ class Config:
         overrides: The options that were typed or added, as option=value.
         line: The command line.
         own: The options that a job of a sweep does not share with the other jobs.
+        kind: The class of the command's options.
     """
 
     written: Plain
@@ -32,6 +34,12 @@ class Config:
     overrides: Sequence[str]
     line: CommandLine
     own: Sequence[str] = ()
+    kind: type[Options] = Options
+
+    @cached_property
+    def options(self) -> Any:
+        """The options of the command as an object of its class. OptionError if one has a wrong value."""
+        return select(self.kind, self.values)
 
     @cached_property
     def values(self) -> Plain:

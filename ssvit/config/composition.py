@@ -5,9 +5,10 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import replace
+from typing import Any, NoReturn
 
 import hydra
 from hydra.core.config_store import ConfigStore
@@ -16,10 +17,8 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
-from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import (
-    ConfigAttributeError,
-    ConfigKeyError,
     InterpolationToMissingValueError,
     MissingMandatoryValue,
     OmegaConfBaseException,
@@ -27,7 +26,7 @@ from omegaconf.errors import (
 
 from ssvit.config.command_line import CONFIGS, CommandLine, Plain
 from ssvit.config.composed import Config
-from ssvit.config.declaration import Options, expected
+from ssvit.config.declaration import Options, completed, expected
 from ssvit.options import Failure, OptionError
 
 _PLUGINS = {"hydra/launcher=submitit": "hydra-submitit-launcher", "hydra/sweeper=optuna": "hydra-optuna-sweeper"}
@@ -43,32 +42,112 @@ _SWEEP = {
 _SUGGESTIONS = 3
 
 
-def compose(
-    name: str, line: CommandLine, groups: Mapping[str, type[Options]] | None = None, *, incomplete: bool = False
-) -> Config:
+def compose(name: str, line: CommandLine, kind: type[Options] = Options, *, incomplete: bool = False) -> Config:
     """Compose configs/<name>.yaml with the options of a command line.
 
     Args:
         name: The command's name.
         line: The options, and the choices that exist for this command alone.
-        groups: The classes of groups of options that have no `_target_`, by name; that of the command itself by "".
+        kind: The class of the command's options.
         incomplete: Whether options that have no default may be missing, as in the description of a command.
 
     Raises:
         Failure: An option is unknown, or its value cannot be read.
     """
-    with _failures(name, line, groups or {}), _hydra(line):
-        composed = hydra.compose(name, [*_search_path(line), *line.overrides], return_hydra_config=True)
+    with _failures(name, line, kind), _hydra(line):
+        choices, values = _divided(line)
+        composed = hydra.compose(name, [*_search_path(line), *choices], return_hydra_config=True)
         HydraConfig.instance().set_config(composed)
-        config = _config(composed, line, incomplete=incomplete)
-        _check_kinds(composed, name, config)
+        with open_dict(composed):
+            del composed["hydra"]
+        options = completed(_container(composed, resolve=False), {"": kind})
+        for override in OverridesParser.create().parse_overrides(values):
+            set_option(options, override.key_or_group, override.value(), force=override.is_force_add())
+        options = completed(options, {"": kind})
+        tree = OmegaConf.create(options)
+        if not incomplete:
+            _container(tree, resolve=True)
+        chosen = HydraConfig.get().runtime.choices.items()
+        files = {group: file for group, file in chosen if not group.startswith("hydra/")}
+        config = Config(_settled(options, tree), files, line.overrides, line, kind=kind)
+        if not incomplete:
+            _ = config.options
         return config
+
+
+def _divided(line: CommandLine) -> tuple[list[str], list[str]]:
+    """The options of a command line that choose files, or are Hydra's own, and those that set values."""
+    choices: list[str] = []
+    values: list[str] = []
+    groups = {group for group, _ in line.nodes}
+    for option in line.overrides:
+        name = option.lstrip("+").partition("=")[0]
+        group = name.partition("@")[0]
+        is_choice = "@" in name or group in groups or group.startswith("hydra") or bool(line.names(group))
+        (choices if is_choice else values).append(option)
+    return choices, values
+
+
+def set_option(options: Plain, name: str, value: object, *, force: bool = False) -> None:
+    """Set an option among those of a command.
+
+    Args:
+        options: All options, which are changed.
+        name: The option, such as recipe.lr.
+        value: Its value; a dictionary changes the options in a group that it names.
+        force: Whether the option may be new.
+
+    Raises:
+        OptionError: There is no such option, or it is a group of options or a list, and the value is none.
+    """
+    *groups, key = name.split(".")
+    node = options
+    for place, group in enumerate(groups):
+        if group not in node and force:
+            node[group] = {}
+        inner = node.get(group) if group in node else _unknown(options, name, ".".join(groups[: place + 1]), node)
+        if not inner or not isinstance(inner, dict):
+            path = ".".join(groups[: place + 1])
+            if inner in (None, {}) and force:
+                inner = node[group] = {}
+            elif inner in (None, {}):
+                raise OptionError(name, value, f"{path} is empty, so it must be given whole, as {path}={{{key}: …}}")
+            else:
+                raise OptionError(name, value, f"{path} is a value, and holds no options")
+        node = inner
+    if key not in node and not force:
+        _unknown(options, name, name, node)
+    usual = node.get(key)
+    if isinstance(usual, dict) and isinstance(value, dict):
+        for inner, of in value.items():
+            usual[inner] = of
+        return
+    if isinstance(usual, dict) and usual and not isinstance(value, dict):
+        leaves_out = value is None and groups and (groups[0] in ("probes", "probe") or "_target_" not in usual)
+        if not leaves_out:  # one of several probes, or the stem of an encoder
+            first = next((option for option in usual if not option.startswith("_")), "option")
+            raise OptionError(name, value, f"is a group of options: give one of them, as {name}.{first}=…")
+    if isinstance(usual, list) and not isinstance(value, list | str) and not groups:
+        raise OptionError(name, value, "must be a list")
+    node[key] = value
+
+
+def _unknown(options: Plain, name: str, missing: str, beside: Plain) -> NoReturn:
+    """Raise the error for an option that does not exist, with the nearest ones."""
+    key = name.rpartition(".")[2]
+    if same := sorted(_with_name(key, options), key=lambda option: option.count(".")):
+        raise Failure(f"{name}: there is no such option; did you mean {' or '.join(same[:_SUGGESTIONS])}?", 2)
+    known = [option for option in beside if option != "_target_"]
+    parent, _, key = missing.rpartition(".")
+    close = difflib.get_close_matches(key, known, n=1)
+    hint = f"did you mean {parent + '.' if parent else ''}{close[0]}?" if close else f"there are {', '.join(known)}"
+    raise Failure(f"{name}: there is no such option; {hint}", 2)
 
 
 def sweep(
     name: str,
     line: CommandLine,
-    groups: Mapping[str, type[Options]],
+    kind: type[Options],
     job: Callable[[Config], float | None],
 ) -> None:
     """Call `job` with the configuration of each combination of values (-m), through Hydra's launcher and sweeper."""
@@ -76,17 +155,18 @@ def sweep(
 
     def task(composed: DictConfig) -> float | None:
         sys.argv[1:] = command_line  # Fabric starts further processes with it
-        with _failures(name, line, groups):
-            shared = {option.lstrip("+") for option in line.overrides}
-            own = [option for option in HydraConfig.get().overrides.task if option.lstrip("+") not in shared]
-            config = _config(composed, line, own)
-        return job(config)
+        shared = {option.lstrip("+") for option in line.overrides}
+        job_line = line.changed(option.removeprefix("++") for option in HydraConfig.get().overrides.task)
+        own = [option for option in job_line.overrides if option not in shared]
+        return job(replace(compose(name, job_line, kind), own=own))
 
     # Hydra then raises its errors instead of printing them with advice for its developers.
     os.environ["HYDRA_FULL_ERROR"] = "1"
-    with _failures(name, line, groups), _stored(line.nodes):
+    with _failures(name, line, kind), _stored(line.nodes):
         written = [f"{option}={value}" for option, value in _SWEEP.items() if option not in line.typed]
-        sys.argv[1:] = ["--multirun", *line.flags, *line.overrides, *written]
+        choices, values = _divided(line)
+        added = [option if option.startswith("++") else f"++{option.lstrip('+')}" for option in values]
+        sys.argv[1:] = ["--multirun", *line.flags, *choices, *added, *written]
         hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name=name)(task)()
 
 
@@ -100,7 +180,7 @@ def jobs(line: CommandLine) -> list[list[str]]:
 
 def launcher(name: str, line: CommandLine) -> Plain:
     """The options of Hydra's launcher for the jobs of a sweep."""
-    with _failures(name, line, {}), _hydra(line):
+    with _failures(name, line, Options), _hydra(line):
         composed = hydra.compose(name, [*_search_path(line), *line.overrides], return_hydra_config=True)
         own = {part: composed.hydra[part] for part in ("launcher", "sweep")} | {"job": {"name": name}}
         root = OmegaConf.create({"outputs": composed.outputs, "hydra": own})
@@ -113,8 +193,9 @@ def launcher(name: str, line: CommandLine) -> Plain:
 def group(line: CommandLine, name: str, choices: Mapping[str, str | None]) -> Plain:
     """A group of options as the files of some choices have it, with references as written. Failure if none is there."""
     options = [f"{'+' * (choice == name)}{choice}={file or 'null'}" for choice, file in choices.items()]
-    with _failures("", line, {}), _hydra(line):
-        return _container(hydra.compose(overrides=[*_search_path(line), *options])[name], resolve=False)
+    with _failures("", line, Options), _hydra(line):
+        composed = hydra.compose(overrides=[*_search_path(line), *options])
+        return completed(_container(composed[name], resolve=False), {})
 
 
 def as_yaml(config: Config) -> str:
@@ -162,18 +243,6 @@ def _search_path(line: CommandLine) -> list[str]:
     return [] if users is None else [f"hydra.searchpath=[{json.dumps(users.as_uri())}]"]
 
 
-def _config(composed: DictConfig, line: CommandLine, own: Sequence[str] = (), *, incomplete: bool = False) -> Config:
-    """A configuration as plain data. References to other options stay; what a resolver gives is kept as its value."""
-    chosen = HydraConfig.get()
-    with open_dict(composed):
-        composed.pop("hydra", None)
-    if not incomplete:
-        _container(composed, resolve=True)
-    written = _settled(_container(composed, resolve=False), composed)
-    choices = {group: file for group, file in chosen.runtime.choices.items() if not group.startswith("hydra/")}
-    return Config(written, choices, list(chosen.overrides.task), line, own)
-
-
 def _container(config: DictConfig, *, resolve: bool) -> Plain:
     found = OmegaConf.to_container(config, resolve=resolve, throw_on_missing=resolve)
     assert isinstance(found, dict)
@@ -189,30 +258,13 @@ def _settled(written: object, composed: DictConfig, name: str = "") -> Any:
     return OmegaConf.select(composed, name) if resolves else written
 
 
-def _check_kinds(composed: DictConfig, name: str, config: Config) -> None:
-    """OptionError for a value in the place of a group of options, or of a list, which would silently be lost."""
-    options = {option.lstrip("+").partition("=")[0]: option for option in config.overrides if "=" in option}
-    before = hydra.compose(
-        name, [*_search_path(config.line), *(option for group, option in options.items() if group in config.choices)]
-    )
-    for option in options.keys() - config.choices.keys():
-        value, usual = (OmegaConf.select(node, option) for node in (composed, before))
-        if isinstance(usual, DictConfig) and not isinstance(value, DictConfig):
-            if value is None and "." in option and (option.startswith("probes.") or "_target_" not in usual):
-                continue  # one of several probes, or the stem of an encoder, may be left out
-            first = next((name for name in map(str, usual) if not name.startswith("_")), "option")
-            raise OptionError(option, value, f"is a group of options: give one of them, as {option}.{first}=…")
-        if isinstance(usual, ListConfig) and not isinstance(value, ListConfig | str) and "." not in option:
-            raise OptionError(option, value, "must be a list")
-
-
 @contextmanager
-def _failures(name: str, line: CommandLine, groups: Mapping[str, type[Options]]) -> Iterator[None]:
+def _failures(name: str, line: CommandLine, kind: type[Options]) -> Iterator[None]:
     """Translate errors of Hydra and OmegaConf into one line."""
     try:
         yield
     except (HydraException, OmegaConfBaseException) as error:
-        raise Failure(_reason(error, name, line, groups), 2) from None
+        raise Failure(_reason(error, name, line, kind), 2) from None
     except (TypeError, ValueError):  # Hydra's for a choice that is no name
         if not (reason := _misplaced(line)):
             raise
@@ -244,7 +296,7 @@ def _with_name(name: str, options: Plain, path: str = "") -> Iterator[str]:
             yield from _with_name(name, value, f"{path}{key}.")
 
 
-def _reason(error: Exception, name: str, line: CommandLine, groups: Mapping[str, type[Options]]) -> str:
+def _reason(error: Exception, name: str, line: CommandLine, kind: type[Options]) -> str:
     """What a Hydra or OmegaConf error means for the command line, in one line."""
     cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
     first = str(cause).partition("\n")[0]
@@ -265,31 +317,17 @@ def _reason(error: Exception, name: str, line: CommandLine, groups: Mapping[str,
         right = f"is a group of options: give one of them, as {option}.OPTION=VALUE" if is_group else first
         return f"{merged[1]}: {right}"
     if override := re.match(r"Could not override '([\w/]+)'", first):
-        return _no_choice(override[1], name, line, groups)
+        return _no_choice(override[1], name, line, kind)
     if isinstance(cause, MissingMandatoryValue | InterpolationToMissingValueError):
         missing = first.rpartition(": ")[2]
         missing = missing if "." in missing else cause.full_key or missing
-        group, _, option = missing.rpartition(".")
-        options = groups.get(group)
-        field = options.model_fields.get(option) if options else None
+        field = kind.model_fields.get(missing)
         values = "" if field is None else expected(field.annotation, field.metadata)
         return f"{missing}: has no default and must be given{f', {values}' if values.startswith('one of') else ''}"
-    if isinstance(cause, ConfigKeyError | ConfigAttributeError) and cause.full_key and cause.parent_node is not None:
-        known = [str(key) for key in cause.parent_node if key not in ("_target_", "hydra")]
-        parent, _, key = cause.full_key.rpartition(".")
-        if not known:
-            return f"{cause.full_key}: {parent} is empty, so it must be given whole, as {parent}={{{key}: …}}"
-        root = cause.parent_node._get_root()
-        assert isinstance(root, DictConfig)
-        if same := sorted(_with_name(key, _container(root, resolve=False)), key=lambda option: option.count(".")):
-            return f"{cause.full_key}: there is no such option; did you mean {' or '.join(same[:_SUGGESTIONS])}?"
-        close = difflib.get_close_matches(key, known, n=1)
-        hint = f"did you mean {parent + '.' if parent else ''}{close[0]}?" if close else f"there are {', '.join(known)}"
-        return f"{cause.full_key}: there is no such option; {hint}"
     return first
 
 
-def _no_choice(group: str, name: str, line: CommandLine, groups: Mapping[str, type[Options]]) -> str:
+def _no_choice(group: str, name: str, line: CommandLine, kind: type[Options]) -> str:
     """The reason why a command has no choice of a group."""
     typed_as = next((option for option in line.options if option.startswith(f"{group}=")), group)
     texts = {path.stem: path.read_text() for path in sorted((CONFIGS / "objective").glob("*.yaml"))}
@@ -299,5 +337,5 @@ def _no_choice(group: str, name: str, line: CommandLine, groups: Mapping[str, ty
         return f"{typed_as}: is for objective={', '.join(sorted(users))}"
     aliases = {option.rstrip("="): alias.rstrip("=") for alias, option in line.aliases.items()}
     choices = sorted(aliases.get(choice, choice.partition("@")[0]) for choice in line.default_choices(name))
-    hint = f"{group}.NAME=VALUE sets one option" if group in groups else f"there are {', '.join(choices)}"
+    hint = f"{group}.NAME=VALUE sets one option" if group in kind.model_fields else f"there are {', '.join(choices)}"
     return f"{typed_as}: is no choice of this command; {hint}"

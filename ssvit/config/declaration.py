@@ -111,6 +111,42 @@ def select(options: type[T], values: Mapping[str, Any]) -> T:
     return options(**{name: value for name, value in values.items() if name in options.model_fields})
 
 
+def completed(node: Mapping[str, Any], groups: Mapping[str, type[Options]], name: str = "") -> dict[str, Any]:
+    """Add the defaults of the options that are missing from nested groups of options.
+
+    Args:
+        node: Options as plain data. A group's class is that of its `_target_`.
+        groups: The classes of the groups that have no `_target_`, by name; that of the whole by "".
+        name: The name of `node` within the whole.
+    """
+    options = find(node.get("_target_", "")) or groups.get(name)
+    fields = options.model_fields if options else {}
+    full = {
+        **node,
+        **{
+            key: _plain(field.get_default(call_default_factory=True))
+            for key, field in fields.items()
+            if key not in node and not field.is_required()
+        },
+    }
+    inner = {
+        f"{name}.{key}" if name else key: nested_options(field.annotation, field.metadata)
+        for key, field in fields.items()
+    }
+    known = {**groups, **{key: kind for key, kind in inner.items() if kind}}
+    return {
+        key: completed(value, known, f"{name}.{key}" if name else key) if isinstance(value, Mapping) else value
+        for key, value in full.items()
+    }
+
+
+def _plain(value: object) -> object:
+    """A default as a YAML file would hold it."""
+    if isinstance(value, Options):
+        return value.values()
+    return list(value) if isinstance(value, tuple) else str(value) if isinstance(value, Path) else value
+
+
 def _option_error(options: type[Options], error: ValidationError, values: Mapping[str, object]) -> OptionError:
     """Translate pydantic's errors into one line: an unknown option before all others, then the first."""
     errors = error.errors(include_url=False)

@@ -13,11 +13,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ssvit import atomic_io
-from ssvit.config.declaration import make
 from ssvit.evaluation.significance import NOTHING_YET, above_chance, standard_error
-from ssvit.options import OptionError, number, one_of, whole, within
 from ssvit.processes import is_main_process
-from ssvit.training.recipe import Recipe
 
 Rows = list[dict[str, Any]]
 Run = Callable[[str, Mapping[str, Any]], Rows]
@@ -27,32 +24,6 @@ _MEASURES = {"accuracy": "top-1", "map": "mAP"}
 PRETRAINED, SCRATCH = "pretrained", "scratch"
 SIDES = {PRETRAINED: "pre-trained", SCRATCH: "from scratch"}
 Sides = Mapping[str, Mapping[str, Any]]  # the options that each side of a comparison changes
-
-
-def check(config: Mapping[str, Any]) -> None:
-    """OptionError unless the options of a comparison or sweep are valid, also together."""
-    for name, allowed in (("compare", "scratch"), ("sweep", "table4")):
-        if config[name] is not None:
-            one_of(name, config[name], (allowed,))
-    whole("seeds", config["seeds"])
-    scratch = config["scratch"]
-    if not isinstance(scratch, dict):
-        raise OptionError("scratch", scratch, "must be options of the recipe, as {steps: 600}")
-    with within("scratch"):
-        make(Recipe, {**config["recipe"], **scratch})
-    rates = config["table4"]["learning_rates"]
-    if not isinstance(rates, list) or not rates:
-        raise OptionError("table4.learning_rates", rates, "must be a list of numbers")
-    with within("table4"):
-        for rate in rates:
-            number("learning_rates", rate, 0, above=True)
-        number("development", config["table4"]["development"], 0, 0.9, above=True)
-    if config["compare"] and config["sweep"]:
-        raise OptionError("sweep", config["sweep"], "goes without compare: choose the rate first, then compare")
-    if config["compare"] and config["checkpoint"] == "scratch":
-        raise OptionError("checkpoint", "scratch", "compare=scratch needs a pre-trained side: give checkpoint=PATH")
-    if config["sweep"] and config["development"] is not None:
-        raise OptionError("development", config["development"], "sweep=table4 sets it: see table4.development")
 
 
 def sides(config: Mapping[str, Any]) -> Sides:

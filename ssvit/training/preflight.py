@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ssvit.checkpoints.options import LoadEncoder
-from ssvit.config.declaration import Options, find, make
+from ssvit.config.declaration import find, make
 from ssvit.data.augment.crop_options import Crop, RandomCrop
 from ssvit.data.augment.views_options import MultiCrop
 from ssvit.data.options import (
@@ -36,8 +36,6 @@ from ssvit.objectives.contrastive_tuning_options import ContrastiveTuning
 from ssvit.options import OptionError, UserError, number, one_of, pair, whole, within
 from ssvit.training.recipe import Recipe
 
-# The classes of options of groups that have no `_target_`.
-GROUPS: Mapping[str, type[Options]] = {"recipe": Recipe, "subset": Subset, "probing": Probing}
 # What may build an encoder: a checkpoint holds its options and not its class.
 ENCODERS = ("ssvit.models.vit.ViT", "ssvit.models.timm.Timm", "ssvit.checkpoints.loading.load_encoder")
 
