@@ -20,7 +20,7 @@ from ssvit.checkpoints.manifest import CheckpointError, complete, read
 from ssvit.data.batch import Batch
 from ssvit.options import OptionError, UserError
 
-FIRST_EDITION = Path(__file__).parent / "fixtures" / "first_edition" / "outputs"
+STORED = Path(__file__).parent / "fixtures" / "outputs"
 STATES = {"model": {"weight": torch.arange(6.0).view(2, 3)}, "optimizer": {"weight/step": torch.tensor(3.0)}}
 
 
@@ -365,7 +365,7 @@ def test_a_run_stands_for_its_newest_checkpoint(tmp_path):
 
 @torch.no_grad()
 def test_a_loaded_classifier_answers_images_alone():
-    classifier = loading.load_classifier(FIRST_EDITION / "finetune_masked_patch_synthetic")
+    classifier = loading.load_classifier(STORED / "finetune_masked_patch_synthetic")
     images = tiny.pictures(3)
     assert classifier(images).shape == (3, 10)
     assert torch.equal(classifier(images), classifier.logits(images))

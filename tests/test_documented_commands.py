@@ -22,7 +22,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").g
 CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))
 # On a page, and in the comment of a configuration.
 WRITTEN = re.compile(r"^(?:    |# )(?:\w+=\S+ )*(?:ssvit |(?:python|torchrun .*) tools/)(.+)$", re.MULTILINE)
-FIRST_EDITION = Path(__file__).parent / "fixtures" / "first_edition" / "outputs"
+STORED = Path(__file__).parent / "fixtures" / "outputs"
 FLAGS = {"--help", "--help-all", "--dry-run", "--show-config"}
 # What a word of the pages stands for, where the folder below has nothing of its name.
 MEANT = {"checkpoint=PATH": "checkpoint=RUN", "checkpoint=FILE": "checkpoint=scratch"}
@@ -69,8 +69,8 @@ def test_bash_passes_every_command_as_it_is_written():
 def folder(tmp_path_factory):
     """A folder in which everything lies that the pages name."""
     place = tmp_path_factory.mktemp("reader")
-    run = FIRST_EDITION / "masked_patch_synthetic"
-    shutil.copytree(FIRST_EDITION, place / "outputs")
+    run = STORED / "masked_patch_synthetic"
+    shutil.copytree(STORED, place / "outputs")
     for name in ("RUN", "OTHER_RUN", "outputs/RUN", "outputs/masked_patch_folder", "outputs/mae/best"):
         shutil.copytree(run, place / name)
     for label in ("cat", "dog"):

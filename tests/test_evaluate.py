@@ -303,7 +303,7 @@ def test_a_probe_of_ones_own_is_a_module_and_a_file(run, tool, tmp_path):
     own = ("--config-dir", str(tmp_path / "configs"))
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     options = (f"checkpoint={run}", "fabric.accelerator=cpu", f"output={tmp_path}/report")
-    done = tool("evaluate", *own, *options, "probes=[mine,knn]", "probes.knn.k=[3]", "floors=false", PYTHONPATH=path)
+    done = tool("evaluate", *own, *options, "probes=[mine,knn]", "probes.knn.k=[3]", "baselines=false", PYTHONPATH=path)
     written = json.loads((tmp_path / "report" / "report.json").read_text())
     assert [found["measure"] for found in written["measured"]] == ["mine", "knn"]
     assert written["measured"][0]["best"] in OWN

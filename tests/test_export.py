@@ -23,7 +23,7 @@ from ssvit.models import vit_options
 from ssvit.models.vit import ViT
 from ssvit.options import OptionError, UserError
 
-FIRST_EDITION = Path(__file__).parent / "fixtures" / "first_edition" / "outputs"
+STORED = Path(__file__).parent / "fixtures" / "outputs"
 
 
 def normalised(x):
@@ -352,10 +352,10 @@ data: {image_size: 32, root: at_home, augment: {scale: [0.4, 1]}, source: {size:
 
 
 def test_the_card_tells_what_was_chosen_and_the_values_that_references_mean(tmp_path):
-    old = card.trained(FIRST_EDITION / "masked_patch_synthetic")
-    assert (old["objective"], old["target"], old["data"]) == ("MaskedPatch", "MeanColor", "synthetic")
-    assert (old["target.bits"], old["target.channels"], old["data.size"], old["recipe.lr"]) == (1, 3, 16, 0.002)
-    assert card.trained(FIRST_EDITION / "finetune_masked_patch_synthetic")["objective"] == "Classify"
+    run = card.trained(STORED / "masked_patch_synthetic")
+    assert (run["objective"], run["target"], run["data"]) == ("masked_patch", "mean_color", "synthetic")
+    assert (run["target.bits"], run["target.channels"], run["data.size"], run["recipe.lr"]) == (1, 3, 16, 0.003)
+    assert card.trained(STORED / "finetune_masked_patch_synthetic")["objective"] == "classify"
     (tmp_path / "config.yaml").write_text(CHOSEN)
     assert card.trained(tmp_path) == {
         "objective": "masked_patch",

@@ -14,7 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from ssvit.analysis.inside import Report
 
-FIRST_EDITION = Path(__file__).parent / "fixtures" / "first_edition"
+STORED = Path(__file__).parent / "fixtures"
 # In blocks of 512 bytes; an import may want to write a few bytes.
 LIMITED = ("sh", "-c", 'ulimit -f "$0" && exec "$@"')
 
@@ -81,8 +81,8 @@ def test_tensorboard_reads_the_figures(tmp_path):
 
 def test_the_answers_of_predict_are_there_whole_or_not_at_all(tmp_path, tool):
     (tmp_path / "answers.json").write_text("[]\n")
-    run = FIRST_EDITION / "outputs" / "finetune_masked_patch_synthetic"
-    options = (f"checkpoint={run}", f"output={tmp_path}/answers.json", str(FIRST_EDITION / "pictures"))
+    run = STORED / "outputs" / "finetune_masked_patch_synthetic"
+    options = (f"checkpoint={run}", f"output={tmp_path}/answers.json", str(STORED / "pictures"))
     done = tool("predict", *options, status=1, prefix=(*LIMITED, "1"), PYTHONDONTWRITEBYTECODE="1")
     done.stdout = ""
     assert one_line(done) == f"predict.py: {tmp_path}/answers.json: File too large"

@@ -313,7 +313,7 @@ def test_activation_checkpointing_keeps_less_for_the_backward():
 def test_a_run_may_go_on_with_activation_checkpointing_or_without():
     assert objective(activation_checkpointing=True).facts == objective().facts
     old, new = ({"encoder": {"width": 8, "activation_checkpointing": value}} for value in (False, True))
-    assert Configuration.of(new, {}).difference(Configuration.of(old, {})) is None
+    assert Configuration(new, {}).difference(Configuration(old, {})) is None
 
 
 def test_activation_checkpointing_is_a_flag():

@@ -1,7 +1,6 @@
 """GELU by tanh: the authors' checkpoints by a plain float64 reference of their code, and where the option goes."""
 
 import json
-from pathlib import Path
 
 import exported
 import numpy
@@ -10,12 +9,10 @@ import pytest
 import timm
 import torch
 import transformers
-import yaml
 from safetensors.torch import save_file
 from scipy.special import erf
 
-from ssvit.checkpoints import loading, manifest
-from ssvit.checkpoints.configuration import Configuration
+from ssvit.checkpoints import loading
 from ssvit.checkpoints.finding import open_checkpoint
 from ssvit.exchange import reading
 from ssvit.kernels import accelerate
@@ -86,9 +83,7 @@ def test_it_is_said_of_the_authors_files_alone(tmp_path):
     assert "gelu tanh, as Google's" in reading.read(google.path, google.told).notes
     found = reading.read(plain.path, plain.told)
     assert not any("gelu" in note for note in found.notes)
-    assert (
-        "gelu" not in open_checkpoint(plain.path, plain.told).encoder
-    )  # as in checkpoints from before there was a choice
+    assert open_checkpoint(plain.path, plain.told).encoder["gelu"] == "exact"
 
 
 def test_both_ways_are_torchs():
@@ -124,24 +119,12 @@ def test_weights_move_between_encoders_of_one_gelu_alone():
         ViT(**{**exported.SHAPE, "gelu": "relu"})
 
 
-def test_checkpoints_from_before_the_choice_are_exact():
-    before = {name: value for name, value in exported.encoder().arguments.items() if name != "gelu"}
-    assert ViT(**before).arguments["gelu"] == "exact"
+def test_a_checkpoint_has_the_choice():
     for gelu in ("exact", "tanh"):
         objective = Objective()
         objective.encoder = exported.encoder(gelu=gelu)
         facts = objective.facts["encoder"]
         assert ViT(**facts).arguments["gelu"] == gelu
-
-
-def test_runs_from_before_the_choice_go_on_with_the_exact_one_alone():
-    folder = Path(__file__).parent / "fixtures" / "first_edition" / "outputs" / "masked_patch_synthetic"
-    before = yaml.safe_load((folder / "config.yaml").read_text())
-    for gelu, difference in (("exact", None), ("tanh", ("encoder.gelu", "tanh", "exact"))):
-        now = {**before, "encoder": {**before["encoder"], "gelu": gelu}}
-        assert Configuration.of(now, {}).difference(Configuration.of(before, {})) == difference
-    stored = manifest.completed(manifest.read(folder / "step_00000006"))["encoder"]
-    assert stored["gelu"] == "exact"
 
 
 @pytest.mark.parametrize(

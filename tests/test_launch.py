@@ -22,7 +22,7 @@ from ssvit.options import Failure, UserError
 from ssvit.training import preflight
 
 ROOT = Path(__file__).parent.parent
-RUN = ROOT / "tests" / "fixtures" / "first_edition" / "outputs" / "masked_patch_synthetic"
+RUN = ROOT / "tests" / "fixtures" / "outputs" / "masked_patch_synthetic"
 LONG = "a" * 5000
 
 

@@ -112,15 +112,6 @@ def test_a_run_that_goes_on_with_fewer_or_more_rows_of_a_step_loses_and_repeats_
     assert [step for step, name in sent if name == "held_out/loss"] == [1, 2, 3, 4, 5, 7, 8, 9]
 
 
-def test_a_run_of_an_earlier_version_goes_on_in_its_service(tmp_path):
-    kept: dict = {}
-    run(tmp_path, Service(kept, folder=tmp_path, **RUN), 0, 6)
-    file = tmp_path / Service.file
-    file.write_text(json.dumps({"id": "run0", "rows": len(rows(tmp_path))}))  # of all steps
-    run(tmp_path, Service(kept, folder=tmp_path, **RUN), 6, 9)
-    assert sorted(one for one in kept["run0"] if one[1] != "mosaic") == EXPECTED
-
-
 def test_a_service_that_comes_later_gets_the_rows_before(tmp_path):
     kept: dict = {}
     run(tmp_path, Csv(folder=tmp_path, **RUN), 0, 4)

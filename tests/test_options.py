@@ -28,7 +28,7 @@ from ssvit.training.recipe import Recipe
 ROOT = Path(__file__).resolve().parent.parent
 CONFIGS = ROOT / "configs"
 MODULES = sorted([*(ROOT / "ssvit").rglob("*_options.py"), *(ROOT / "ssvit").rglob("*/options.py")])
-CLASSIFIER = ROOT / "tests" / "fixtures" / "first_edition" / "outputs" / "finetune_masked_patch_synthetic"
+CLASSIFIER = ROOT / "tests" / "fixtures" / "outputs" / "finetune_masked_patch_synthetic"
 WRONG = "wrong"  # what no option can be
 # Choices that between them have every part that pre-training can be made of.
 CHOICES = {

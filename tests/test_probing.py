@@ -144,7 +144,7 @@ def test_probes_are_chosen_by_name(choice, names):
     assert list(config.probe) == names
 
 
-def test_a_run_from_before_there_were_probes_goes_on():
+def test_a_run_continues_with_probes_or_without():
     new = composed("encoder.depth=2").config.written
     old = {name: value for name, value in new.items() if name not in ("probe", "probing")}
     deeper = new | {"encoder": new["encoder"] | {"depth": 3}}

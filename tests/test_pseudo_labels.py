@@ -90,14 +90,14 @@ def test_wrong_options_are_told_at_once(tool, options, said):
     assert said in one_line(tool("predict", "a.png", *options, status=2))
 
 
-FIRST_EDITION = Path(__file__).parent / "fixtures" / "first_edition"
+STORED = Path(__file__).parent / "fixtures"
 
 
 @pytest.mark.parametrize("output", ["all.csv", "answers.json"])
 def test_answers_are_written_over_former_answers_alone(tmp_path, monkeypatch, output):
     monkeypatch.chdir(tmp_path)
-    run = FIRST_EDITION / "outputs" / "finetune_masked_patch_synthetic"
-    command = [f"checkpoint={run}", f"output={output}", str(FIRST_EDITION / "pictures")]
+    run = STORED / "outputs" / "finetune_masked_patch_synthetic"
+    command = [f"checkpoint={run}", f"output={output}", str(STORED / "pictures")]
     for mine in ('["mine"]\n', "path,label\n1.png,cat\n"):
         Path(output).write_text(mine)
         with pytest.raises(Failure) as refused:

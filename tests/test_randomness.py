@@ -77,7 +77,7 @@ def test_every_bit_is_fair():
     assert ((ones - len(numbers) / 2).abs() < 5 * (len(numbers) / 4) ** 0.5).all()
 
 
-def test_the_first_view_has_the_numbers_of_the_first_edition():
+def test_the_first_view_has_the_numbers_of_no_view():
     expected = [
         "0x1.0badf8ea434c9p-1", "0x1.327a8eaf8ec3ep-1", "0x1.164c8a6d59296p-2",
         "0x1.b04e0e6220c87p-1", "0x1.e5f38940516c0p-4", "0x1.1083f74ec6488p-1",

@@ -171,7 +171,7 @@ def test_a_store_is_pooled_as_the_checkpoint_was_trained_and_asked_as_it_was_mad
         assert "recall@1" in retrieve("action=query", store)
     with pytest.raises(UserError, match=r"layer2_patch_mean, not with .* layer2_class_token"):
         retrieve("action=query", f"store={tmp_path}/old", "features.pooling=class_token")
-    assert options.pooling(TOOLS.parent / "tests" / "fixtures" / "first_edition" / "store") == "patch_mean"
+    assert options.pooling(tmp_path / "old") == "patch_mean"
     assert options.pooling(tmp_path) is None
 
 
@@ -224,7 +224,7 @@ def test_a_data_set_is_stored_and_asked_as_pictures_are(work, tool):
     asked = ["action=query", "store=set", "k=3", "output=out.json", "sheet=sheet.png"]
     told = tool("retrieve", "outputs=outputs", *asked, *own, "split=held_out").stdout
     answers = json.loads((work / "out.json").read_text())
-    assert [one["image"] for one in answers] == [f"synthetic/held_out/{place}" for place in range(12)]
+    assert [one["image"] for one in answers] == [f"synthetic/test/{place}" for place in range(12)]
     names = {one["image"] for answer in answers for one in answer["neighbours"]}
     assert names <= {f"synthetic/train/{place}" for place in range(40)}
     assert "precision@3" in told
@@ -241,12 +241,12 @@ def test_a_set_in_memory_is_opened_by_name_and_any_other_name_is_a_file(tmp_path
     train, opened = gallery.of_data_set("own", data, "train")
     assert train == {f"own/train/{place}": ("ant", "bee")[label] for place, label in enumerate(held.labels)}
     assert gallery.of_data_set("own", data, "validation")[0] == {"own/validation/0": "ant"}
-    assert gallery.of_data_set("own", data, "test")[0] == {"own/held_out/0": "bee"}  # its name in older stores
-    assert gallery.of_data_set("own", data, "held_out")[0] == {"own/held_out/0": "bee"}
+    assert gallery.of_data_set("own", data, "test")[0] == {"own/test/0": "bee"}
+    assert gallery.of_data_set("own", data, "held_out")[0] == {"own/test/0": "bee"}
     with pytest.raises(OptionError, match="split=test: must be one of train, validation, held_out"):
         gallery.of_data_set("own", replace(data, test=None), "test")
     assert torch.equal(opened("own/validation/0"), images[2])
-    assert torch.equal(opened("own/held_out/0"), images[3])
+    assert torch.equal(opened("own/test/0"), images[3])
     paint(tmp_path / "one.png", 1)
     assert torch.equal(opened(str(tmp_path / "one.png")), load(str(tmp_path / "one.png")))
 

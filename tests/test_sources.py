@@ -72,7 +72,6 @@ def test_the_fingerprint_covers_contents_where_asked(tmp_path: Path) -> None:
         return Files(paths).fingerprint, Files(paths, verify="content").take(torch.tensor([0, 1])).fingerprint
 
     size, content = fingerprints()
-    # As the first edition has it, so that its runs go on.
     assert size == hashlib.sha256(b"a.jpg\x003\0b.jpg\x003\0").hexdigest()
     one, two = (hashlib.sha256(body).hexdigest().encode() for body in (b"one", b"two"))
     assert content == hashlib.sha256(b"a.jpg\0" + one + b"\0b.jpg\0" + two + b"\0").hexdigest()

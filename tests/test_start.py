@@ -15,7 +15,7 @@ from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.checkpoints.finding import open_checkpoint
 
 RUN = "masked_patch_synthetic"
-FIRST_EDITION = Path(__file__).parent / "fixtures" / "first_edition" / "outputs" / RUN
+STORED = Path(__file__).parent / "fixtures" / "outputs" / RUN
 IMAGES = TINY[:4]
 SHORT = TINY[TINY.index("recipe.batch_size=8") :]
 UNMOVED = ("recipe.steps=1", "recipe.warmup=0", "recipe.lr=1e-30", "recipe.weight_decay=0")
@@ -121,8 +121,8 @@ def test_a_mistake_is_told_in_one_line_before_torch_loads(outputs, tool, no_torc
 
 
 def test_distillation_without_a_distillation_token_is_an_error(tool, no_torch, tmp_path):
-    options = ("recipe.batch_size=8", "objective=supervised", "distillation=deit", f"teacher={FIRST_EDITION}")
-    line = one_line(tool("pretrain", f"checkpoint={FIRST_EDITION}", *options, status=2, PYTHONPATH=no_torch))
-    assert line.startswith(f"pretrain.py: checkpoint={FIRST_EDITION}: ")
+    options = ("recipe.batch_size=8", "objective=supervised", "distillation=deit", f"teacher={STORED}")
+    line = one_line(tool("pretrain", f"checkpoint={STORED}", *options, status=2, PYTHONPATH=no_torch))
+    assert line.startswith(f"pretrain.py: checkpoint={STORED}: ")
     assert "distillation token" in line
     assert not (tmp_path / "outputs").exists()

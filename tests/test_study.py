@@ -141,18 +141,6 @@ def test_without_a_true_difference_a_gain_or_loss_is_told_in_at_most_one_of_20_c
     assert told <= 0.05 * 400
 
 
-def test_rows_of_both_names_are_one_curve(tmp_path):
-    """A run of the first edition measured on validation images as test/…; it goes on as validation/…."""
-
-    def mixed(name, changes):
-        return [{"step": 0, "test/accuracy": 0.1}, {"step": 4, "validation/accuracy": 0.5}]
-
-    comparison.compare(mixed, BOTH, seed=0, seeds=1, folder=tmp_path)
-    report = json.loads((tmp_path / "comparison.json").read_text())
-    assert report["curves"]["scratch"]["step"] == [0, 4]
-    assert (report["measured_on"], report["accuracy"]["scratch"]["mean"]) == ("validation", 0.5)
-
-
 def test_runs_that_end_early_have_a_curve_over_the_steps_of_all(tmp_path):
     """As with recipe.patience: each run ends at its own step, where the test images have a row of their own."""
     ends = {"pretrained_seed0": 4, "pretrained_seed1": 8, "scratch_seed0": 6, "scratch_seed1": 6}

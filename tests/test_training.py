@@ -17,18 +17,13 @@ from lightly.utils.scheduler import cosine_schedule
 from ranks import child, own_rank, start
 from torchvision.io import write_png
 
-from ssvit.checkpoints import loading, manifest, storage
+from ssvit.checkpoints import loading, storage
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.data.augment.crop import CenterCrop, InceptionCrop
 from ssvit.data.loader import Loader
 from ssvit.evaluation.reconstruction import Prediction
 from ssvit.kernels.accelerate import accelerate
-from ssvit.models.vit import ViT
-from ssvit.objectives.classify import Classify
-from ssvit.objectives.masked_patch import MaskedPatch
-from ssvit.objectives.masking import Masking
 from ssvit.objectives.parameter_groups import parameter_groups
-from ssvit.objectives.targets import MeanColor
 from ssvit.options import OptionError, UserError
 from ssvit.training import loop, runtime
 from ssvit.training.muon import RMS, orthogonalize
@@ -91,35 +86,12 @@ def test_an_end_that_cannot_be_is_refused(options, message):
         Recipe(**options)
 
 
-FIRST_EDITION = Path(__file__).parent / "fixtures" / "first_edition" / "outputs"
-
-
-@pytest.mark.parametrize("run", ["masked_patch_synthetic", "finetune_masked_patch_synthetic"])
-def test_checkpoints_of_the_first_edition_tell_what_todays_do(run):
-    old = manifest.read(manifest.complete(FIRST_EDITION / run)[-1])
-    assert "attention_dropout" not in old["encoder"]
-    encoder, whole = ViT(**old["encoder"]), manifest.completed(old)
-    if "classifier" in old:
-        objective = Classify(encoder=encoder, **old["classifier"])
-    else:
-        target = MeanColor(patch_size=encoder.patch_size)
-        objective = MaskedPatch(encoder=encoder, masking=Masking(), target=target)
-    today = json.loads(json.dumps(objective.facts))
-    assert {name: whole[name] for name in today if name in ("encoder", "classifier")} == {
-        name: today[name] for name in today if name in ("encoder", "classifier")
-    }
-    assert whole["view"] == old["view"] | {"fit": "cover"}
-
-
-def test_a_run_that_dropped_attention_weights_goes_on_only_if_it_still_does(tmp_path):
-    first = {name: value for name, value in tiny.model(0.2).encoder.arguments.items() if name != "attention_dropout"}
-    tiny.train(tmp_path, dropout=0.2, steps=4, facts={"encoder": first})
+def test_a_run_continues_only_with_the_same_encoder(tmp_path):
+    encoder = tiny.model(0.2).encoder.arguments
+    tiny.train(tmp_path, dropout=0.2, steps=4, facts={"encoder": encoder})
     with pytest.raises(UserError, match=r"^encoder: is not what the run in .* was started with"):
-        tiny.train(tmp_path, dropout=0.2, steps=8)
-    same = tiny.model(0.2)
-    same.encoder.arguments["attention_dropout"] = 0.2
-    went_on, _ = tiny.train(tmp_path, steps=8, objective=same)
-    assert went_on
+        tiny.train(tmp_path, dropout=0.2, steps=8, facts={"encoder": encoder | {"attention_dropout": 0.2}})
+    assert tiny.train(tmp_path, dropout=0.2, steps=8, facts={"encoder": encoder})
 
 
 @pytest.mark.parametrize(

@@ -2,19 +2,19 @@
 
 A builder (`_target_`) is code to run, and a run's folder may come from anybody. So its config.yaml holds the names of
 the files chosen in configs/ (`choices`) and the values; a reader takes the builders from its own files of those names.
-Files of the first edition do name builders: one that is not in `BUILDERS` is refused. No torch.
+No torch.
 """
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from ssvit.options import UserError, typed
+from ssvit.options import UserError
 
 # What may differ between a run and its continuation: it changes where and how fast, not what is computed, or the
 # checkpoint itself tells it (the images' fingerprint, the precision used, the weights that a fine-tuning started from).
@@ -26,87 +26,6 @@ FREE = (
 )  # fmt: skip
 # Groups whose files hold only values, which are compared, and options in `FREE`.
 FREE_CHOICES = ("experiment", "recipe", "data", "probe", "evaluator@evaluators", "logger")
-# Options that later versions added, with the values that stand for the behaviour before.
-ADDED: Mapping[str, object] = {
-    "data.augment.blur": 0.0,
-    "data.augment.brightness": 0.4,
-    "data.augment.contrast": 0.4,
-    "data.augment.grayscale": 0.0,
-    "data.augment.hue": 0.1,
-    "data.augment.jitter": 0.0,
-    "data.augment.magnitude": 9,
-    "data.augment.quarter_turns": False,
-    "data.augment.randaugment": 0,
-    "data.augment.rotation": 0.0,
-    "data.augment.saturation": 0.2,
-    "data.augment.sigma": [0.1, 2.0],
-    "data.augment.solarize": 0.0,
-    "data.augment.vertical_flip": 0.0,
-    "data.channels": 3,
-    "data.decoding": "full",
-    "data.order": "permutation",
-    "data.range": None,
-    "data.train": "auto",
-    "data.validation": "auto",
-    "data.test": "auto",
-    "data.view.fit": "cover",
-    "encoder.gelu": "exact",
-    "encoder.layer_scale": None,
-    "encoder.mlp": "gelu",
-    "encoder.norm_epsilon": 1e-6,
-    "encoder.registers": 0,
-    "objective.class_weights": None,
-    "objective.decoder": None,
-    "objective.distillation.reduction": "batch",
-    "objective.head_bias": 0.0,
-    "objective.loss": "softmax",
-    "objective.lora": None,
-    "objective.masking.unit": 1,
-    "objective.trained": "all",
-    "recipe.lr_end": 0.0,
-    "recipe.sam": 0.0,
-    "recipe.weight_decay_end": None,
-    "target.loss": "l2",
-}
-
-# The new names of options, and of their values as they are typed.
-RENAMED: Mapping[str, tuple[str, Mapping[str, str]]] = {
-    "recipe.compile": ("recipe.backend", {"auto": "auto", "true": "compile", "false": "kernels"}),
-}
-
-# The builders that the first edition's config.yaml names, and their names today.
-BUILDERS: Mapping[str, str] = {
-    "ssvit.data.sources.folder": "ssvit.data.datasets.folder",
-    "ssvit.data.sources.imagenet": "ssvit.data.datasets.imagenet",
-    "ssvit.data.sources.synthetic": "ssvit.data.datasets.synthetic",
-    "ssvit.data.sources.torchvision_set": "ssvit.data.datasets.torchvision_set",
-    "ssvit.data.transforms.CenterCrop": "ssvit.data.augment.crop.CenterCrop",
-    "ssvit.data.transforms.InceptionCrop": "ssvit.data.augment.crop.InceptionCrop",
-    "ssvit.data.transforms.ShiftCrop": "ssvit.data.augment.crop.ShiftCrop",
-    "ssvit.encoder.vit.ViT": "ssvit.models.vit.ViT",
-    "ssvit.evaluation.classification.Classification": "ssvit.evaluation.classification.Classification",
-    "ssvit.evaluation.few_shot_probe.FewShotProbe": "ssvit.evaluation.probes.ridge.FewShot",
-    "ssvit.evaluation.knn_probe.KnnProbe": "ssvit.evaluation.probes.knn.Knn",
-    "ssvit.evaluation.prediction.Prediction": "ssvit.evaluation.reconstruction.Prediction",
-    "ssvit.masking.Masking": "ssvit.objectives.masking.Masking",
-    "ssvit.objectives.classify.Classify": "ssvit.objectives.classify.Classify",
-    "ssvit.objectives.distillation.Distillation": "ssvit.objectives.distillation.Distillation",
-    "ssvit.objectives.masked_patch.MaskedPatch": "ssvit.objectives.masked_patch.MaskedPatch",
-    "ssvit.targets.ColorGrid": "ssvit.objectives.targets.ColorGrid",
-    "ssvit.targets.MeanColor": "ssvit.objectives.targets.MeanColor",
-    "ssvit.targets.Pixels": "ssvit.objectives.targets.Pixels",
-    "ssvit.training.checkpoint.load_classifier": "ssvit.checkpoints.loading.load_classifier",
-    "ssvit.training.checkpoint.load_encoder": "ssvit.checkpoints.loading.load_encoder",
-}
-# The files of configs/ for its data sets (None where the set's own name is the file's) and augmentations.
-_FILES = {
-    "ssvit.data.sources.synthetic": "synthetic",
-    "ssvit.data.sources.folder": "folder",
-    "ssvit.data.sources.imagenet": "imagenet",
-    "ssvit.data.sources.torchvision_set": None,
-    "ssvit.data.transforms.InceptionCrop": "inception_crop",
-    "ssvit.data.transforms.ShiftCrop": "shift_crop",
-}
 
 _LARGEST = 1 << 20  # bytes of a config.yaml; ours have some thousand
 _REFERENCE = re.compile(r"\$\{\.*[A-Za-z_][\w.]*\}")  # to another option; a resolver has a colon
@@ -142,15 +61,6 @@ def refers(text: str) -> bool:
     return "${" not in _REFERENCE.sub("", text)
 
 
-def is_of_a_run(path: Path) -> bool:
-    """Whether a run of any edition wrote a file: it names files of configs/, or builders of ssvit."""
-    try:
-        config = Configuration.read(path)
-    except (FileNotFoundError, ConfigurationError):
-        return False
-    return bool(config.choices or config.builders)
-
-
 def foreign(node: object) -> str:
     """The name of the first thing in nested options that is neither a value nor a reference to one, "" if all are."""
     for name, key, value in _walk(node):
@@ -161,77 +71,67 @@ def foreign(node: object) -> str:
 
 @dataclass(frozen=True)
 class Configuration:
-    """values: nested options without builders. choices: by group, the file chosen in configs/, None for none.
-    builders: by option, as "data.source", what is called there; only the first edition kept them.
+    """The options of a run.
+
+    Args:
+        values: Nested options without builders.
+        choices: The file chosen in configs/ by group, such as {"objective": "mae"}; None where none is chosen.
     """
 
     values: dict[str, Any]
     choices: dict[str, str | None]
-    builders: dict[str, str]
 
     @classmethod
     def of(cls, config: Mapping[str, object], choices: Mapping[str, str | None]) -> "Configuration":
-        """From a composed configuration, as plain data that still has its builders."""
-        return cls(_values(config), dict(choices), _builders(config))
+        """Return the configuration of a composed one, which is plain data that still has its builders."""
+        return cls(_without_builders(config), dict(choices))
 
     @classmethod
     def read(cls, path: Path) -> "Configuration":
-        """From a run's config.yaml. FileNotFoundError; ConfigurationError unless it holds names and values alone."""
-        config = _load(path)
-        builders = {} if "choices" in config else _builders(config)
-        for name, builder in builders.items():
-            if not isinstance(builder, str) or builder not in BUILDERS:
-                right = "is none of the builders of ssvit; nothing of it was run"
-                raise ConfigurationError(f"{path}: {name}._target_={builder}: {right}")
-        if name := foreign(_values(config) if builders else config):
+        """Read a run's config.yaml. Nothing in it is run.
+
+        Raises:
+            FileNotFoundError: There is no such file.
+            ConfigurationError: It is no configuration of a run, or holds more than names of files and values.
+        """
+        values = _load(path)
+        if name := foreign(values):
             raise ConfigurationError(f"{path}: {name}: a run's configuration may hold values only; nothing was run")
-        choices = config.pop("choices", {})
-        named = isinstance(choices, Mapping) and all(
-            _GROUP.fullmatch(group) and (file is None or (isinstance(file, str) and _FILE_NAME.fullmatch(file)))
-            for group, file in choices.items()
-        )
-        if not named:
+        if not (choices := values.pop("choices", None)):
+            raise ConfigurationError(f"{path}: is no configuration of a run (it has no `choices`)")
+        if not (
+            isinstance(choices, dict)
+            and all(map(_GROUP.fullmatch, choices))
+            and all(file is None or (isinstance(file, str) and _FILE_NAME.fullmatch(file)) for file in choices.values())
+        ):
             raise ConfigurationError(f"{path}: choices={choices}: must name files of configs/, each by its group")
-        return cls(_values(config), dict(choices), builders)
+        return cls(values, choices)
 
     def write(self) -> bytes:
-        """The text of a config.yaml."""
+        """Return the text of a config.yaml."""
         return yaml.safe_dump({"choices": self.choices, **self.values}, sort_keys=False, allow_unicode=True).encode()
 
     def data(self) -> tuple[dict[str, str | None], dict[str, Any]]:
-        """The choices of the group data, such as {"data": "cifar10"}, and its values. KeyError if there are none."""
-        values = self.values["data"]
-        if self.choices:
-            parts = {group: file for group, file in self.choices.items() if group.partition("@")[2].startswith("data.")}
-            return {"data": self.choices["data"], **parts}, values
-        name = _FILES[self.builders["data.source"]] or values["source"]["name"]
-        if not _FILE_NAME.fullmatch(str(name)):
-            raise KeyError(name)
-        return {"data": name, "augment@data.augment": _FILES[self.builders["data.augment"]]}, values
+        """Return the choices of the group data, such as {"data": "cifar10"}, and its values.
+
+        Raises:
+            KeyError: There are none.
+        """
+        parts = {group: file for group, file in self.choices.items() if group.partition("@")[2].startswith("data.")}
+        return {"data": self.choices["data"], **parts}, self.values["data"]
 
     def difference(self, old: "Configuration") -> tuple[str, Any, Any] | None:
-        """The first option that matters and differs from an old run's, with its value now and then; None if none."""
-        sides = [dict(map(_renamed, flatten(side.values))) for side in (old, self)]
-        # The first edition's dropout was of attention weights too.
-        added = {"encoder.attention_dropout": sides[0].get("encoder.dropout", 0.0), **ADDED}
-        kinds: Sequence[Mapping[str, str | None]] = [old.choices, self.choices]
-        free: Sequence[str] = FREE_CHOICES
-        if not old.choices:  # of the first edition
-            kinds = [{name: BUILDERS.get(one, one) for name, one in side.builders.items()} for side in (old, self)]
-            free = FREE
-        for (before, now), names in ((kinds, free), (sides, FREE)):
-            for key in [*now, *before]:
-                then, value = (side.get(key, added.get(key, "(absent)")) for side in (before, now))
-                if then != value and not is_free(key, names):
-                    return key, value, then
+        """Return the first option that matters and differs from an old run's, with its value now and then, or None."""
+        sides = (
+            (self.choices, old.choices, FREE_CHOICES),
+            (dict(flatten(self.values)), dict(flatten(old.values)), FREE),
+        )
+        for now, then, free in sides:
+            for name in [*now, *then]:
+                value, before = (side.get(name, "(absent)") for side in (now, then))
+                if value != before and not is_free(name, free):
+                    return name, value, before
         return None
-
-
-def _renamed(leaf: tuple[str, object]) -> tuple[str, Any]:
-    """An option and its value by their names today."""
-    name, value = leaf
-    today, values = RENAMED.get(name, (name, {}))
-    return today, values.get(typed(value), value)
 
 
 def _load(path: Path) -> dict[str, Any]:
@@ -273,12 +173,7 @@ def _walk(node: object, name: str = "") -> Iterator[tuple[str, Any, Any]]:
         yield from _walk(value, full)
 
 
-def _builders(node: object) -> dict[str, Any]:
-    return {name.removesuffix("._target_"): value for name, key, value in _walk(node) if key == "_target_"}
-
-
-def _values(node: object) -> Any:
-    """A copy without builders."""
+def _without_builders(node: object) -> Any:
     if isinstance(node, Mapping):
-        return {key: _values(value) for key, value in node.items() if key != "_target_"}
-    return [_values(value) for value in node] if isinstance(node, list) else node
+        return {key: _without_builders(value) for key, value in node.items() if key != "_target_"}
+    return [_without_builders(value) for value in node] if isinstance(node, list) else node

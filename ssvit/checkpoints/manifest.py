@@ -2,7 +2,6 @@
 
 import os
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -55,18 +54,6 @@ def steps(run: Path) -> dict[Path, tuple[int, int]]:
             except CheckpointError:
                 found[run / name] = named, named
     return found
-
-
-def completed(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """A manifest with the options that older ones lack; the first edition's dropout was of attention weights too."""
-    dropout = manifest.get("encoder", {}).get("dropout")
-    added = {"gelu": "exact", "layer_scale": None, "mlp": "gelu", "norm_epsilon": 1e-6, "registers": 0}
-    defaults = {
-        "encoder": {"attention_dropout": dropout, **added},
-        "classifier": {"loss": "softmax"},
-        "view": {"fit": "cover"},
-    }
-    return {**manifest, **{name: part | manifest[name] for name, part in defaults.items() if name in manifest}}
 
 
 def complete(run: Path) -> list[Path]:

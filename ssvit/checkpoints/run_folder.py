@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Self, TextIO
 
 from ssvit import atomic_io
-from ssvit.checkpoints.configuration import Configuration, ConfigurationError, is_of_a_run
+from ssvit.checkpoints.configuration import Configuration, ConfigurationError
 from ssvit.options import OptionError, UserError, flag
 
 # Files in the folder of a run that has not begun.
@@ -68,7 +68,7 @@ class RunFolder:
         flag("overwrite", overwrite)
         try:
             # Others' programs have files of the name config.yaml too.
-            is_run = self._holds("step_*/manifest.json", "*/step_*/manifest.json") or is_of_a_run(self._stored)
+            is_run = self._holds("step_*/manifest.json", "*/step_*/manifest.json") or self._is_configured()
             # A run that ended before it stored its configuration leaves only these.
             unfinished = _UNBEGUN - {"config.yaml"}
             if self.path.exists() and not is_run and {entry.name for entry in self.path.iterdir()} - unfinished:
@@ -86,6 +86,13 @@ class RunFolder:
             self._refuse_difference(config)
         else:
             self._store(config)
+
+    def _is_configured(self) -> bool:
+        try:
+            Configuration.read(self._stored)
+        except (FileNotFoundError, ConfigurationError):
+            return False
+        return True
 
     def _refusal(self, holder: str) -> RunError:
         right = "wait until it has ended, or use another name"

@@ -34,7 +34,6 @@ EMBEDDED = "shapes"  # the data set of the first run
 _FIXED = set(ViT.model_fields) - {*CHANGEABLE, *reading.FOREIGN_OPTIONS}
 _REFERRED = ("patch_size", "width", "channels")
 _TARGETS = {ViT: "ssvit.models.vit.ViT", Timm: "ssvit.models.timm.Timm"}
-_LATER = {"attention_dropout": 0.0, "activation_checkpointing": False}  # which older checkpoints lack
 
 
 def offer(line: CommandLine, own: str | None = None) -> None:
@@ -139,7 +138,8 @@ def _offer(wanted: str, line: CommandLine, arguments: Mapping[str, str], refer: 
         "path": str(found.path),
         "resize": "paper",
         "announce": True,
-        **(_LATER if kind(trained) is ViT else {}),
+        # How gradients are computed is no property of the weights, so no checkpoint has this option.
+        **({"activation_checkpointing": False} if kind(trained) is ViT else {}),
         **{name: trained[name] for name in (*refer, *CHANGEABLE) if name in trained},
         "image_size": "${data.image_size}",
         **(foreign if found.foreign else {}),

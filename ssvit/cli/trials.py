@@ -87,13 +87,12 @@ class Trials:
     def cost(self, name: str, options: Sequence[str], alike: Sequence[str] | None = None) -> dict[str, Any]:
         """What a step of a pre-training costs: measured once, then read, until options or threads change.
 
-        name: of its file. alike: the options that all runs of it share, if they are not `options`. A file that does not
-        say of which options it is was written by an earlier version, and stays.
+        name: of its file. alike: the options that all runs of it share, if they are not `options`.
         """
         file = self.table / "costs" / f"{name}.json"
         of = {"options": _of_figures(options if alike is None else alike), "threads": self.plain["threads"]}
         found = json.loads(file.read_text()) if file.is_file() else None
-        if found is None or found.get("measured_with", of) != of:
+        if found is None or found.get("measured_with") != of:
             print(f"measuring a step of {' '.join(options)}", flush=True)
             found = json.loads(self.call("cost", options, capture=True).splitlines()[-1]) | {"measured_with": of}
             file.parent.mkdir(exist_ok=True)

@@ -24,7 +24,7 @@ def title(name: str, column: str = "") -> str:
     count, _, variant = name.removeprefix(method).partition("_")
     if count:
         column = f"{count}-NN" if method == "knn" else labels(count)
-    column = re.sub(r"^(\w+) shot\b", lambda found: labels(found[1]), column)  # files of the first two editions
+    column = re.sub(r"^(\w+) shot\b", lambda found: labels(found[1]), column)  # as the rows of docs/methods have it
     parts = _METHODS.get(method, method.replace("_", " ")), column.removeprefix("test").strip()
     return ", ".join(filter(None, (*parts, _VARIANTS.get(variant, variant.replace("_", " "))))) or name
 

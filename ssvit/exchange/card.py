@@ -132,10 +132,7 @@ def measured(run: Path, step: int) -> dict[str, Any]:
 
 
 def trained(run: Path) -> dict[str, Any]:
-    """The options that say what a run learned and from which images, by their full names; {} if it keeps none.
-
-    The objective, its target and the images have the names that were chosen, or of their builders in older files.
-    """
+    """The options that say what a run learned and from which images, by their full names; {} if it keeps none."""
     try:
         stored = yaml.safe_load((run / "config.yaml").read_text())
     except (OSError, ValueError, RecursionError, yaml.YAMLError):
@@ -148,11 +145,8 @@ def trained(run: Path) -> dict[str, Any]:
     choices = options.pop("choices")
     options["target"] = options["objective"].pop("target", None) or options["target"]
     options["data"] = options["data"].get("source", options["data"])
-    named = {}
-    for name in ("objective", "target", "data"):
-        builder = options[name].get("_target_", "") if isinstance(options[name], dict) else ""
-        named[name] = choices.get(name) or str(builder).rpartition(".")[2]
-    return {name: str(value) for name, value in named.items() if value} | dict(_options(options, ""))
+    named = {name: str(choices[name]) for name in ("objective", "target", "data") if choices.get(name)}
+    return named | dict(_options(options, ""))
 
 
 def _resolved(value: object, root: Mapping[str, object], depth: int = 0) -> Any:
@@ -178,7 +172,7 @@ def _options(value: object, name: str) -> Iterator[tuple[str, Any]]:
     """Leaves of the configuration, but for the encoder's and those that name a path."""
     if isinstance(value, Mapping):
         for key, part in value.items():
-            if key not in ("encoder", "root", "path", "download", "_target_"):
+            if key not in ("encoder", "root", "path", "download"):
                 yield from _options(part, f"{name}.{key}" if name else str(key))
     elif value is not None and "/" not in str(value) and "\\" not in str(value):
         yield name, value

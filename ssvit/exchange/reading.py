@@ -199,15 +199,16 @@ def read(path: Path, given: Mapping[str, Any]) -> Foreign:
         "mlp_width": letters["m"],
         "channels": letters["c" if units is None else "r"],
         **special,
-        # Stores know a file by a checksum of its arguments, which once lacked these.
-        **({"mlp": "swiglu"} if gated else {} if gelu == "exact" else {"gelu": gelu}),
-        **({} if epsilon == 1e-6 else {"norm_epsilon": epsilon}),
-        **({"layer_scale": 1e-5} if scaled else {}),  # where it began, as in DINOv2
-        **({"registers": registers} if registers else {}),
+        "mlp": "swiglu" if gated else "gelu",
+        "gelu": "exact" if gated else gelu,
+        "norm_epsilon": epsilon,
+        "layer_scale": 1e-5 if scaled else None,  # where it began, as in DINOv2
+        "registers": registers,
         "pooling": known.get("pooling") or ("class_token" if special["class_token"] else "patch_mean"),
         "positions": "rotary" if layout.rotary else "learned_1d",
         "positions_at": "stem",
         "dropout": 0.0,
+        "attention_dropout": 0.0,
         "stochastic_depth": 0.0,
         "mean": chosen["mean"],
         "std": chosen["std"],

@@ -51,25 +51,23 @@ def of_data_set(called: str, data: Data, split: str, load: Load = load) -> tuple
     """The pictures {name: class} of a split of a data set, and what opens a picture of any split by its name.
 
     split: train, validation, test, or held_out for what is reported on. Files have their path for a name. Other
-    pictures are named like cifar10/train/17, those reported on like cifar10/held_out/17, and read from their source;
-    any other name is taken for a file's, which `load` opens. An image of several classes has their names, joined by |,
-    for its class. OptionError if the data set has no such split.
+    pictures are named like cifar10/train/17 and read from their source; any other name is taken for a file's, which
+    `load` opens. An image of several classes has their names, joined by |, for its class. OptionError if the data set
+    has no such split.
     """
     splits: dict[str, dict[str, str | None]] = {}
     places = {}
-    reported, _ = data.reported
     for own, source in (("train", data.train), ("validation", data.validation), ("test", data.test)):
         if source is None:
             continue
         splits[own] = {}
-        stored = "held_out" if own == reported else own  # the name that stores of the first edition have
         for index in range(len(source)):
             name = source.name(index)
-            name = os.path.abspath(name) if os.path.isfile(name) else f"{called}/{stored}/{index}"
+            name = os.path.abspath(name) if os.path.isfile(name) else f"{called}/{own}/{index}"
             places[name] = source, index
             label = None if source.labels is None else class_text(source.labels[index], source.classes)
             splits[own][name] = label or None
-    splits["held_out"] = splits[reported]
+    splits["held_out"] = splits[data.reported[0]]
     one_of("split", split, splits)
 
     def opened(name: str) -> Tensor:

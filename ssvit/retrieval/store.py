@@ -27,7 +27,7 @@ from ssvit.data.source import Labels
 from ssvit.evaluation.probes.linear import Standard
 from ssvit.options import UserError
 
-KIND, SCHEMAS = "image vectors", (1, 2)  # 2: of standardised features
+KIND, SCHEMA = "image vectors", 1
 UNKNOWN = -1  # the label of an image whose class is not known
 _SHARD = 1 << 30  # bytes of vectors in a shard at most: they are in memory twice while they are written
 _BLOCK = 1 << 16  # vectors normalised at a time
@@ -103,7 +103,7 @@ class Store:
         if not len(vectors):
             raise UserError(f"{folder}: there are no vectors to make a store of")
         labels = _checked(len(vectors), names, labels, classes)
-        manifest: dict[str, Any] = {"kind": KIND, "schema": SCHEMAS[standardize], "encoder": encoder}
+        manifest: dict[str, Any] = {"kind": KIND, "schema": SCHEMA, "encoder": encoder}
         manifest |= {"width": vectors.shape[1], "classes": list(classes), "shards": []}
         if standardize:
             standard = Standard.of(vectors[vectors.isfinite().all(1)].float(), standardize=True)
@@ -305,8 +305,8 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
         # Byte by byte, so that any damage is noticed.
         if data != sealed(manifest):
             raise ValueError
-        if manifest["schema"] not in SCHEMAS:
-            raise StoreError(f"{folder}: has schema {manifest['schema']}, this version reads {SCHEMAS[-1]}")
+        if manifest["schema"] != SCHEMA:
+            raise StoreError(f"{folder}: has schema {manifest['schema']}, this version reads {SCHEMA}")
         if not _has(manifest, encoder=str, width=int, classes=list, shards=list) or not manifest["shards"]:
             raise ValueError
         for entry in manifest["shards"]:

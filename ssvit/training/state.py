@@ -27,7 +27,7 @@ from torch.distributed.checkpoint.state_dict import (
 
 from ssvit.checkpoints import parts, storage
 from ssvit.checkpoints.checkpoint import Checkpoint
-from ssvit.checkpoints.manifest import CheckpointError, completed
+from ssvit.checkpoints.manifest import CheckpointError
 from ssvit.data.loader import Loader
 from ssvit.kernels.accelerate import accelerate
 from ssvit.models.vit import Block
@@ -308,11 +308,10 @@ class State:
         identity.
         """
         found = storage.newest(folder, say) if self.fabric.is_global_zero else None
-        facts: Mapping[str, Any] | None = self.fabric.broadcast(found and dict(found[0].facts))
-        if facts is None:
+        manifest: Mapping[str, Any] | None = self.fabric.broadcast(found and dict(found[0].facts))
+        if manifest is None:
             return 0
-        manifest = completed(facts)
-        for name, value in completed(run_identity).items():
+        for name, value in run_identity.items():
             if manifest.get(name) != json.loads(json.dumps(value)):
                 raise UserError(
                     f"{name}: is not what the run in {folder} was started with, which is {manifest.get(name)}; "

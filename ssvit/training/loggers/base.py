@@ -67,13 +67,7 @@ class Follower(Logger):
         self._history = history
         try:
             kept = json.loads((self.folder / self.file).read_text())
-            identity, rows = str(kept["id"]), int(kept["rows"])
-            if "step" in kept:
-                self._step, self._rows = int(kept["step"]), rows
-            else:  # of an earlier version: how many rows of all
-                sent = [_step(row) for row in history[:rows]]
-                self._step = max(sent, default=-1)
-                self._rows = sent.count(self._step)
+            identity, self._step, self._rows = str(kept["id"]), int(kept["step"]), int(kept["rows"])
         except (OSError, ValueError, LookupError, TypeError):
             identity, self._step, self._rows = None, -1, 0
         self._id = self.start(identity)
