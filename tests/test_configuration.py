@@ -17,13 +17,13 @@ from ssvit.atomic_io import seal
 from ssvit.checkpoints.configuration import (
     Configuration,
     ConfigurationError,
-    command,
     flatten,
     foreign,
     refers,
 )
 from ssvit.checkpoints.run_folder import RunError, RunFolder
 from ssvit.cli.pretrained import _data
+from ssvit.config.command_line import CommandLine
 
 STORED = Path(__file__).parent / "fixtures"
 RUN = "masked_patch_synthetic"
@@ -191,22 +191,21 @@ def test_what_is_written_is_read_again(tmp_path, config):
 def test_a_set_value_comes_with_the_data_set(folder, config):
     config["data"]["augment"]["flip"], config["data"]["images"] = 0.25, 99
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
-    node, _ = _data(folder / "config.yaml")
+    node, _ = _data(folder / "config.yaml", CommandLine([]))
     assert node["augment"]["flip"] == 0.25
     assert node["images"] == 99
     assert node["source"]["_target_"] == "ssvit.data.datasets.synthetic"
 
 
-def test_a_data_set_of_ones_own_comes_from_ones_own_folder(folder, config, monkeypatch):
+def test_a_data_set_of_ones_own_comes_from_ones_own_folder(folder, config):
     (folder / "own" / "data").mkdir(parents=True)
     (folder / "own" / "data" / "mine.yaml").write_text("defaults:\n  - synthetic\n  - _self_\nimages: 7\n")
     (folder / "config.yaml").write_text(yaml.safe_dump(chosen(config, data="mine")))
     right = r"data=mine, .*: there is no such file here; give the folder that has it \(--config-dir"
     with pytest.raises(ConfigurationError, match=right):
-        _data(folder / "config.yaml")
+        _data(folder / "config.yaml", CommandLine([]))
     for words in (["--config-dir", "own"], ["--config-dir=own"], ["-cd", "own"]):
-        monkeypatch.setattr("ssvit.cli.launch._options", [*words, "recipe.steps=3"])
-        node, choices = _data(folder / "config.yaml")
+        node, choices = _data(folder / "config.yaml", CommandLine([*words, "recipe.steps=3"]))
         assert choices["data"] == "mine"
         assert node["images"] == 64  # as the run was, not as its file says today
         assert node["source"]["_target_"] == "ssvit.data.datasets.synthetic"
@@ -246,7 +245,8 @@ def test_a_difference_that_matters_is_named(config):
 
 
 def test_a_command_is_the_same_in_any_order():
-    assert command(["a=1", "b=2"]) == command(["b=2", "a=1"]) != command(["a=1"])
+    first, again, other = (CommandLine(options).identity for options in (["a=1", "b=2"], ["b=2", "a=1"], ["a=1"]))
+    assert first == again != other
 
 
 def test_a_configuration_that_cannot_be_written_is_one_line(tmp_path, config):

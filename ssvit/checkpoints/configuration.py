@@ -5,7 +5,6 @@ the files chosen in configs/ (`choices`) and the values; a reader takes the buil
 No torch.
 """
 
-import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -44,11 +43,6 @@ def flatten(config: object, name: str = "") -> Iterator[tuple[str, Any]]:
             yield from flatten(value, f"{name}.{key}" if name else str(key))
     else:
         yield name, config
-
-
-def command(arguments: Iterable[str]) -> str:
-    """What identifies a command by its options in any order: a sha256, since they may be private."""
-    return hashlib.sha256("\n".join(sorted(arguments)).encode(errors="surrogateescape")).hexdigest()
 
 
 def is_free(option: str, names: Iterable[str] = FREE) -> bool:
