@@ -19,7 +19,7 @@ from ssvit.data import decode, folder, rasters
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.options import RGB, PixelFormat
 from ssvit.evaluation.features import Frozen
-from ssvit.evaluation.options import Reading
+from ssvit.evaluation.features_options import Reading
 from ssvit.models import encoder as encoders
 from ssvit.models.encoder_options import PATCHES
 from ssvit.objectives.classify import Classify

@@ -16,8 +16,8 @@ from ssvit.checkpoints.configuration import Configuration
 from ssvit.cli import against, evaluate
 from ssvit.config.composed import build
 from ssvit.evaluation import paired, side_by_side
+from ssvit.evaluation.baselines import OWN, RANDOM
 from ssvit.evaluation.features import Features
-from ssvit.evaluation.options import OWN, RANDOM
 from ssvit.evaluation.probes.knn import Knn
 from ssvit.evaluation.probes.logistic import Logistic
 from ssvit.evaluation.probes.retrieval import Retrieval

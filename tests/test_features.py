@@ -14,8 +14,8 @@ from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.memory import Memory
 from ssvit.evaluation import features
 from ssvit.evaluation.features import Cache, Frozen, Pixels, extract
-from ssvit.evaluation.options import Reading, pooling_of
-from ssvit.evaluation.options import readings as readings_of
+from ssvit.evaluation.features_options import Reading, pooling_of
+from ssvit.evaluation.features_options import readings as readings_of
 from ssvit.models.vit import ViT
 from ssvit.options import OptionError, UserError
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from ssvit.evaluation.features import Features
-from ssvit.evaluation.probes import options
-from ssvit.evaluation.probes.options import FEW_SHOT_PROTOCOLS as PROTOCOLS
+from ssvit.evaluation.probes import ridge_options
 from ssvit.evaluation.probes.ridge import FewShot, RidgePath, Score, sample, signs, whiten
+from ssvit.evaluation.probes.ridge_options import FEW_SHOT_PROTOCOLS as PROTOCOLS
 from ssvit.options import OptionError, UserError
 from ssvit.randomness import permutation
 
@@ -271,10 +271,13 @@ def test_options_that_cannot_be_are_refused(options, message):
 
 
 def test_what_is_not_given_is_the_protocols_own():
-    assert vars(options.FewShot(protocol="big_vision")) == {"protocol": "big_vision", **vars(PROTOCOLS["big_vision"])}
-    assert options.FewShot(seeds=7).seeds == 7
-    assert options.FewShot(seeds=7).l2 == PROTOCOLS["paper"].l2
-    assert options.FewShot(shots=3) == options.FewShot(shots=[3])
+    assert vars(ridge_options.FewShot(protocol="big_vision")) == {
+        "protocol": "big_vision",
+        **vars(PROTOCOLS["big_vision"]),
+    }
+    assert ridge_options.FewShot(seeds=7).seeds == 7
+    assert ridge_options.FewShot(seeds=7).l2 == PROTOCOLS["paper"].l2
+    assert ridge_options.FewShot(shots=3) == ridge_options.FewShot(shots=[3])
 
 
 @pytest.mark.parametrize(

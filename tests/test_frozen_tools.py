@@ -15,7 +15,7 @@ from ssvit.cli.commands import find
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.datasets import synthetic
 from ssvit.evaluation.features import Features, Frozen, Pixels, extract
-from ssvit.evaluation.options import Reading
+from ssvit.evaluation.features_options import Reading
 from ssvit.evaluation.probes.knn import Knn
 from ssvit.evaluation.probes.ridge import FewShot
 from ssvit.evaluation.probes.sgd import Sgd

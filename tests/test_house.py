@@ -36,8 +36,6 @@ WITHOUT_TORCH = (
     "checkpoints.manifest",
     "training.comparison",
     "retrieval.options",
-    "evaluation.options",
-    "evaluation.probes.options",
     "evaluation.significance",
     "training.preflight",
     "data.folder",

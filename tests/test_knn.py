@@ -13,7 +13,7 @@ from ssvit.evaluation.features import Features
 from ssvit.evaluation.neighbours import Neighbours
 from ssvit.evaluation.probes import knn as module
 from ssvit.evaluation.probes.knn import Knn, vote
-from ssvit.evaluation.probes.options import KNN_PROTOCOLS
+from ssvit.evaluation.probes.knn_options import KNN_PROTOCOLS
 from ssvit.options import OptionError, UserError
 
 

@@ -13,8 +13,8 @@ from scipy.stats import kendalltau
 
 from ssvit.data.augment.crop import CenterCrop, InceptionCrop
 from ssvit.evaluation.features import Frozen
+from ssvit.evaluation.features_options import readings
 from ssvit.evaluation.label_free import LabelFree, alpha, describe, lidar, measure, rankme, warn
-from ssvit.evaluation.options import readings
 from ssvit.evaluation.significance import chance_of_rise, last_rise
 from ssvit.figures.collapse import plot_spread
 

@@ -23,8 +23,7 @@ from ssvit.cli.session import Session
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.files import Files
 from ssvit.data.memory import Memory
-from ssvit.evaluation import base
-from ssvit.evaluation import options as rules
+from ssvit.evaluation import base, features_options
 from ssvit.evaluation.base import Evaluation, Evaluator
 from ssvit.evaluation.features import Frozen, Pixels, extract
 from ssvit.evaluation.online import Probing, describe, start_of
@@ -246,7 +245,7 @@ def test_the_features_are_those_of_the_checkpoint(tmp_path, precision, pooling):
         1 if pooling == "class_token" else None
     ]
     encoder = loading.load_encoder(tmp_path / "step_00000012")
-    function = Frozen(encoder, rules.readings(encoder.arguments, layer="all"), identity="")
+    function = Frozen(encoder, features_options.readings(encoder.arguments, layer="all"), identity="")
     evaluator = probing({})
     with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16-mixed"):
         train, test = (extract(function, source, VIEW, batch_size=16) for source in (evaluator._train, evaluator._test))

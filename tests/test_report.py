@@ -15,9 +15,9 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from ssvit.evaluation import report
+from ssvit.evaluation.baselines import PIXELS, RANDOM
 from ssvit.evaluation.conclusion import advice, conclude
 from ssvit.evaluation.features import Features
-from ssvit.evaluation.options import PIXELS, RANDOM
 from ssvit.evaluation.probes.knn import Knn
 from ssvit.evaluation.probes.ridge import FewShot
 from ssvit.evaluation.scores import Scores

@@ -13,7 +13,7 @@ from PIL import Image
 
 from ssvit.data import datasets
 from ssvit.evaluation.features import Features, Frozen, PatchPixels
-from ssvit.evaluation.options import Reading
+from ssvit.evaluation.features_options import Reading
 from ssvit.evaluation.probes.segmentation import Segmentation, class_shares, label, mean_iou
 from ssvit.models.vit import ViT
 from ssvit.options import OptionError, UserError

@@ -10,8 +10,8 @@ from sklearn.linear_model import Ridge
 from threadpoolctl import threadpool_limits
 
 from ssvit.benchmark.timing import Rate, compare, threads
-from ssvit.evaluation.probes.options import FEW_SHOT_PROTOCOLS
 from ssvit.evaluation.probes.ridge import RidgePath, signs, whiten
+from ssvit.evaluation.probes.ridge_options import FEW_SHOT_PROTOCOLS
 
 _IMAGES, _TEST, _WIDTH, _CLASSES = 50_000, 10_000, 768, 10
 _PENALTIES = FEW_SHOT_PROTOCOLS["paper"].l2

@@ -11,7 +11,8 @@ from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.checkpoints.configuration import Configuration, flatten, is_free
 from ssvit.checkpoints.options import LoadEncoder
 from ssvit.config.command_line import Plain
-from ssvit.evaluation.options import OWN, PIXELS, RANDOM, Reading, readings
+from ssvit.evaluation.baselines import OWN, PIXELS, RANDOM
+from ssvit.evaluation.features_options import Reading, readings
 from ssvit.exchange.reading import FOREIGN_OPTIONS
 from ssvit.options import OptionError, UserError, pair, within
 

@@ -10,7 +10,7 @@ from ssvit.checkpoints.finding import find
 from ssvit.checkpoints.options import eval_transform, pixel_format
 from ssvit.config.composed import Config
 from ssvit.data.options import PixelFormat, bands
-from ssvit.evaluation.options import readings
+from ssvit.evaluation.features_options import readings
 from ssvit.options import OptionError, within
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from ssvit.cli.launch import TIMM_ARGUMENTS, Tool, progress
 from ssvit.cli.pretrained import SCRATCH, offer
 from ssvit.config.command_line import Plain
 from ssvit.config.composed import Config
-from ssvit.evaluation import options
+from ssvit.evaluation import baselines, features_options
 from ssvit.evaluation.significance import NOTHING_YET
 from ssvit.options import (
     OptionError,
@@ -106,7 +106,7 @@ def run(config: Config) -> Path | None:
     return output and Path(output)
 
 
-def commands_of(reading: options.Reading, checkpoint: str) -> list[str]:
+def commands_of(reading: features_options.Reading, checkpoint: str) -> list[str]:
     """Return the commands that write these features, store them for retrieval, and fine-tune their encoder."""
     encoder = f"checkpoint={shlex.quote(checkpoint)}"
     before = " features.norm=before" if reading.norm == "before" else ""
@@ -125,7 +125,7 @@ def linear_probe(config: Config) -> Path | None:
     return run(config.changed({f"probes.{'logistic' if method == 'sgd' else 'sgd'}": None}))
 
 
-def check(config: Config) -> tuple[Checkpoint, list[options.Reading], list[Other]]:
+def check(config: Config) -> tuple[Checkpoint, list[features_options.Reading], list[Other]]:
     """The checkpoint, which of its features are evaluated, and what it is compared with.
 
     OptionError or UserError for a wrong configuration.
@@ -154,7 +154,7 @@ def check(config: Config) -> tuple[Checkpoint, list[options.Reading], list[Other
     preflight.encoder(preflight.parts(plain))
     checkpoint = open_checkpoint(plain["encoder"]["path"], plain["encoder"])
     with within("features"):
-        readings = options.readings(checkpoint.encoder, **plain["features"])
+        readings = features_options.readings(checkpoint.encoder, **plain["features"])
     return checkpoint, readings, against.others(plain, checkpoint)
 
 
@@ -200,7 +200,7 @@ def near_duplicates(split: "Split", scores: "Sequence[Scores]") -> dict[str, Any
         {"test": split.test.picture(pair.test), "train": split.train.picture(pair.train), "cosine": pair.cosine}
         for pair in pairs[:_PAIRS]
     ]
-    per_image = {one.title: one.per_image[options.OWN] for one in scores[:1] if options.OWN in one.per_image}
+    per_image = {one.title: one.per_image[baselines.OWN] for one in scores[:1] if baselines.OWN in one.per_image}
     kept = {probe: without(values, pairs) for probe, values in per_image.items() if len(values) == len(split.test)}
     return {"test_images": len(pairs), "without": kept if pairs else {}, "pairs": named}
 

@@ -21,9 +21,10 @@ from ssvit.config.command_line import Plain
 from ssvit.config.composed import Config, build
 from ssvit.data.batch import EvalTransform
 from ssvit.data.source import Data, Source, masks, subset
+from ssvit.evaluation.baselines import OWN, PIXELS, RANDOM, RANDOM_PREFIX
 from ssvit.evaluation.duplicates import Thumbnails, duplicates
 from ssvit.evaluation.features import Cache, Extractor, FeatureSets, Frozen, Half, PatchPixels, Pixels, extract
-from ssvit.evaluation.options import OWN, PIXELS, RANDOM, RANDOM_PREFIX, Reading
+from ssvit.evaluation.features_options import Reading
 from ssvit.evaluation.probes.base import Probe, check_labels
 from ssvit.evaluation.scores import Split
 from ssvit.figures.display import use_bands

@@ -257,6 +257,10 @@ def meanings(options: type[Options]) -> dict[str, str]:
     return found
 
 
+def _listed(value: object) -> tuple[object, ...]:
+    return tuple(value) if isinstance(value, list | tuple) else (value,)
+
+
 def _pair(value: object, at_least: int = 1) -> object:
     pair("", value, at_least)
     return value
@@ -276,6 +280,7 @@ def _rising(values: Sequence[float]) -> Sequence[float]:
 
 # Types of options.
 Count = Annotated[int, Ge(1)]
+AtLeastTwo = Annotated[int, Ge(2)]
 Whole = Annotated[int, Ge(0)]
 Positive = Annotated[float, Gt(0)]
 NotNegative = Annotated[float, Ge(0)]
@@ -294,6 +299,14 @@ Pair = Annotated[
 ]
 """As `Size`, kept as (height, width)."""
 Different = Annotated[Sequence[Positive], AfterValidator(_different), MinLen(1), Expect("a list of different numbers")]
+ONE_OR_SEVERAL = BeforeValidator(_listed), MinLen(1)
+"""Of a tuple, which may be given as a single value."""
+Counts = Annotated[
+    tuple[Count, ...],
+    *ONE_OR_SEVERAL,
+    AfterValidator(lambda counts: tuple(sorted(set(counts)))),
+    Expect("a whole number, 1 or more, or a list of them"),
+]
 _LIMITS = Len(2, 2), AfterValidator(_rising)
 Limits = Annotated[Sequence[Positive], *_LIMITS, Expect("two numbers above 0, [least, most]")]
 ShareLimits = Annotated[Sequence[Share], *_LIMITS, Expect("two numbers above 0 and at most 1, [least, most]")]

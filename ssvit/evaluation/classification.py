@@ -23,7 +23,7 @@ from ssvit.data.batch import Batch, EvalTransform
 from ssvit.data.loader import TOLERATED, evaluation_batches
 from ssvit.data.robustness import are_imagenets
 from ssvit.data.source import Source, class_text, is_multi_label
-from ssvit.evaluation import multi_label, options
+from ssvit.evaluation import classification_options, multi_label
 from ssvit.evaluation.base import Evaluation, Evaluator, History, with_metrics
 from ssvit.evaluation.class_table import percent, shares, written
 from ssvit.evaluation.processes import gather, rank_and_world
@@ -157,7 +157,7 @@ class Classification(Evaluator):
     """Accuracy of a classifier on every image of a source; part: test or validation, in words and figures."""
 
     def __init__(self, *, source: Source, transform: EvalTransform, part: str = "test", **given: object) -> None:
-        self.options = make(options.Classification, given)
+        self.options = make(classification_options.Classification, given)
         self.source, self.transform, self.part = source, transform, part
         self.images = len(source)
         if self.options.real is not None and source.labels is not None and is_multi_label(source.labels):

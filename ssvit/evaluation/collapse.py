@@ -20,7 +20,7 @@ from torch import Tensor
 from ssvit.config.declaration import make
 from ssvit.data.batch import EvalTransform
 from ssvit.data.source import Source
-from ssvit.evaluation import options
+from ssvit.evaluation import collapse_options
 from ssvit.evaluation.base import Evaluation, History, with_metrics
 from ssvit.evaluation.held_out import HeldOut
 from ssvit.figures import collapse as figures
@@ -51,7 +51,7 @@ class Collapse(HeldOut):
     fewest = 2
 
     def __init__(self, *, source: Source, transform: EvalTransform, **given: object) -> None:
-        super().__init__(source, transform, make(options.Collapse, given))
+        super().__init__(source, transform, make(collapse_options.Collapse, given))
 
     def __call__(self, objective: Dino, history: History | None = None) -> Evaluation:
         """Entropies of the assignments in nats, spread of the features, agreement of student and teacher.

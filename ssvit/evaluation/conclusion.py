@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from ssvit.evaluation.options import PIXELS, RANDOM
+from ssvit.evaluation.baselines import PIXELS, RANDOM
 from ssvit.evaluation.scores import Scores
 from ssvit.evaluation.side_by_side import SideBySide, points
 from ssvit.evaluation.significance import NOTHING_YET

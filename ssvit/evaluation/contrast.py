@@ -14,7 +14,7 @@ from ssvit.config.declaration import make
 from ssvit.data.augment.views import Views
 from ssvit.data.batch import EvalTransform
 from ssvit.data.source import Source
-from ssvit.evaluation import options
+from ssvit.evaluation import contrast_options
 from ssvit.evaluation.base import Evaluation, History, with_metrics
 from ssvit.evaluation.collapse import describe_spread, one_way, spread_of
 from ssvit.evaluation.held_out import HeldOut
@@ -32,7 +32,7 @@ class Contrast(HeldOut):
     fewest = 2
 
     def __init__(self, *, source: Source, transform: EvalTransform, augment: Views, **given: object) -> None:
-        own = make(options.Contrast, given)
+        own = make(contrast_options.Contrast, given)
         super().__init__(source, transform, own)
         self.augment, self.seed = augment, own.seed
 

@@ -26,7 +26,7 @@ from ssvit.config.declaration import make
 from ssvit.data.batch import Transform
 from ssvit.data.loader import Loading, evaluation_batches
 from ssvit.data.source import Source, is_multi_label
-from ssvit.evaluation.options import Reading
+from ssvit.evaluation.features_options import Reading
 from ssvit.evaluation.processes import gather, rank_and_world
 from ssvit.models.build_options import kind
 from ssvit.models.encoder import Encoder

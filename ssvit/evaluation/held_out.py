@@ -10,7 +10,7 @@ from torch import Tensor
 from ssvit.data.batch import EvalTransform
 from ssvit.data.loader import evaluation_batches
 from ssvit.data.source import Source
-from ssvit.evaluation import options
+from ssvit.evaluation import held_out_options
 from ssvit.evaluation.base import Evaluator
 from ssvit.options import UserError
 
@@ -20,7 +20,7 @@ class HeldOut(Evaluator):
 
     fewest = 1  # images on which it can be measured
 
-    def __init__(self, source: Source, transform: EvalTransform, options: options.HeldOut) -> None:
+    def __init__(self, source: Source, transform: EvalTransform, options: held_out_options.HeldOut) -> None:
         self.source, self.transform, self.options = source, transform, options
         self.images = min(options.images, len(source))
 

@@ -23,7 +23,7 @@ from ssvit.config.declaration import make
 from ssvit.data.augment.crop import InceptionCrop
 from ssvit.data.batch import EvalTransform
 from ssvit.data.source import Source
-from ssvit.evaluation import options
+from ssvit.evaluation import base_options, features_options, label_free_options
 from ssvit.evaluation.base import Evaluation, History, with_metrics
 from ssvit.evaluation.collapse import describe_spread, spread_of
 from ssvit.evaluation.features import Frozen
@@ -48,9 +48,9 @@ class LabelFree(HeldOut):
     """The evaluation of any objective's backbone, pooled as it pools, after each layer and the last norm."""
 
     def __init__(self, *, source: Source, transform: EvalTransform, **given: object) -> None:
-        self.own = own = make(options.LabelFree, given)
+        self.own = own = make(label_free_options.LabelFree, given)
         super().__init__(source, transform, own)
-        self.every, self.automatic = (None, True) if own.every == options.AUTO else (int(own.every), False)
+        self.every, self.automatic = (None, True) if own.every == base_options.AUTO else (int(own.every), False)
         self.images *= 1 + own.views
 
     def __call__(self, objective: Objective, history: History | None = None) -> Evaluation:
@@ -62,7 +62,7 @@ class LabelFree(HeldOut):
         if sum(len(slots) for _, slots in self.batches) < 2:
             return Evaluation(metrics={}, lines=["not measured, which needs two held-out images or more"])
         encoder = objective.backbone()
-        readings = options.readings(encoder.arguments, layer="all")
+        readings = features_options.readings(encoder.arguments, layer="all")
         frozen, device = Frozen(encoder, readings, identity=""), next(encoder.parameters()).device
         crops: InceptionCrop | None = None
         found: dict[str, list[Tensor]] = {reading.name: [] for reading in readings}

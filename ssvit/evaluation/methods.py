@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from ssvit.evaluation.options import PIXELS, RANDOM, RANDOM_PREFIX
+from ssvit.evaluation.baselines import PIXELS, RANDOM, RANDOM_PREFIX
 from ssvit.evaluation.titles import title
 
 Row = Mapping[str, Any]

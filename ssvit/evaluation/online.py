@@ -16,7 +16,7 @@ from ssvit.data.batch import EvalTransform
 from ssvit.data.loader import evaluation_batches
 from ssvit.data.memory import Memory
 from ssvit.data.source import Source, is_multi_label, subset
-from ssvit.evaluation import options
+from ssvit.evaluation import base_options, features_options, online_options
 from ssvit.evaluation.base import Evaluation, Evaluator, History, with_metrics
 from ssvit.evaluation.features import Extractor, Features, FeatureSets, Frozen, Pixels, extract
 from ssvit.evaluation.probes.base import Probe, check_labels
@@ -37,7 +37,7 @@ class Probing(Evaluator):
 
     Images are sampled from train and test, as many of each class, and read here, once. The attribute `probes` has those
     that they suffice for; `refused` has a line on each other one. pretrained: whether training begins with trained
-    weights. The options are those of `options.Probing`.
+    weights. The options are those of `online_options.Probing`.
     """
 
     def __init__(
@@ -51,8 +51,8 @@ class Probing(Evaluator):
         **given: object,
     ) -> None:
         self.start = GIVEN if pretrained else RANDOM
-        self.options = own = make(options.Probing, given)
-        self.every, self.automatic = (None, True) if own.every == options.AUTO else (int(own.every), False)
+        self.options = own = make(online_options.Probing, given)
+        self.every, self.automatic = (None, True) if own.every == base_options.AUTO else (int(own.every), False)
         self.probes: list[Probe] = []
         self.refused: list[str] = []
         if train.labels is None or test.labels is None:
@@ -121,7 +121,7 @@ class Probing(Evaluator):
 
     def _metrics(self, objective: Objective) -> dict[str, float]:
         encoder = objective.backbone()
-        layers = options.readings(encoder.arguments, layer="all")
+        layers = features_options.readings(encoder.arguments, layer="all")
         metrics: dict[str, float] = {"train_images": len(self._train), "test_images": len(self._test)}
         if encoder.pooling == "class_token":  # numbers of other features are not to be compared with these
             metrics["class_token"] = 1

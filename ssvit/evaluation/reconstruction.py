@@ -16,7 +16,7 @@ from torch import Tensor
 from ssvit.config.declaration import make
 from ssvit.data.batch import EvalTransform
 from ssvit.data.source import Source
-from ssvit.evaluation import options
+from ssvit.evaluation import reconstruction_options
 from ssvit.evaluation.base import Evaluation, History, with_metrics
 from ssvit.evaluation.held_out import HeldOut
 from ssvit.figures import reconstruction
@@ -46,7 +46,7 @@ class Reconstruction(HeldOut):
     """The evaluation of an objective that predicts patches, with the same random choices each time."""
 
     def __init__(self, *, source: Source, transform: EvalTransform, **given: object) -> None:
-        own = make(options.Reconstruction, given)
+        own = make(reconstruction_options.Reconstruction, given)
         super().__init__(source, transform, own)
         self.seed = own.seed
 

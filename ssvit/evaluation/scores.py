@@ -8,9 +8,9 @@ from torch import Tensor
 from ssvit.config.declaration import Options
 from ssvit.data.batch import EvalTransform
 from ssvit.data.source import is_multi_label
+from ssvit.evaluation.baselines import OWN
 from ssvit.evaluation.duplicates import Pair
 from ssvit.evaluation.features import FeatureSets
-from ssvit.evaluation.options import OWN
 from ssvit.evaluation.precision import share_of_class
 from ssvit.evaluation.probes.base import Probe, Result
 from ssvit.evaluation.significance import above_chance, chance

@@ -11,7 +11,7 @@ from functools import cached_property
 import numpy as np
 
 from ssvit.evaluation import paired
-from ssvit.evaluation.options import RANDOM
+from ssvit.evaluation.baselines import RANDOM
 from ssvit.evaluation.paired import Interval
 from ssvit.evaluation.scores import Scores
 

@@ -12,7 +12,7 @@ from pydantic import model_validator
 
 from ssvit.config.declaration import Count, Name, Options, Whole
 from ssvit.data import folder
-from ssvit.evaluation.options import pooling_of
+from ssvit.evaluation.features_options import pooling_of
 from ssvit.options import OptionError, file_to_write
 
 PARTS, ALL = ("train", "validation", "test"), "all"

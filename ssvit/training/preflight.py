@@ -28,7 +28,7 @@ from ssvit.data.options import (
     check_shares,
     development,
 )
-from ssvit.evaluation.options import Probing
+from ssvit.evaluation.online_options import Probing
 from ssvit.models.timm_options import Timm
 from ssvit.models.vit_options import ViT
 from ssvit.objectives.classify_options import MULTI_LABEL, Classify

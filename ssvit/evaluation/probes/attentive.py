@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ssvit.data.source import is_multi_label
 from ssvit.evaluation.features import Features
-from ssvit.evaluation.probes import options
+from ssvit.evaluation.probes import attentive_options
 from ssvit.evaluation.probes.base import Result
 from ssvit.evaluation.probes.linear import Linear, best, is_right, score_several
 from ssvit.evaluation.probes.sgd import batches
@@ -32,7 +32,7 @@ _WARMUP = 0.1  # of the steps
 _IMAGES = 256  # at a time, where nothing is trained
 
 
-class Attentive(options.Attentive, Linear):
+class Attentive(attentive_options.Attentive, Linear):
     """A pooling and a classifier for each learning rate and weight decay, trained by AdamW on the same batches."""
 
     name: ClassVar[str] = "attentive"

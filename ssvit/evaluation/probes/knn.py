@@ -13,7 +13,7 @@ from ssvit.data.source import is_multi_label
 from ssvit.evaluation.features import Features, check
 from ssvit.evaluation.neighbours import Neighbours, search_together
 from ssvit.evaluation.precision import mean_average_precision
-from ssvit.evaluation.probes import options
+from ssvit.evaluation.probes import knn_options
 from ssvit.evaluation.probes.base import Probe, Result, check_others
 from ssvit.evaluation.probes.linear import standardized
 
@@ -21,7 +21,7 @@ _VOTES = 1 << 22  # votes held at a time
 _NEVER = 1 << 30  # the rank of a class without a vote
 
 
-class Knn(options.Knn, Probe):
+class Knn(knn_options.Knn, Probe):
     """The vote of the k nearest training images by cosine. One search, shared by processes, serves every k.
 
     The vote on the training images, of which none votes for itself, chooses among feature sets, by the best k.
@@ -76,7 +76,7 @@ class Knn(options.Knn, Probe):
     def _scores(self, train: Features, test: Features, own: Tensor | None = None) -> dict[int, "Score"]:
         """The score of each k."""
         nearest = self._nearest(train, test, own)
-        temperature, classes = options.KNN_PROTOCOLS[self.protocol].temperature, len(train.classes)
+        temperature, classes = knn_options.KNN_PROTOCOLS[self.protocol].temperature, len(train.classes)
         labels = (train.known_labels.cpu(), test.known_labels.cpu())
         return dict(
             zip(self.k, vote(nearest, *labels, classes=classes, temperature=temperature, k=self.k), strict=True)
@@ -86,7 +86,7 @@ class Knn(options.Knn, Probe):
         """By k, the mAP of images that may have several classes."""
         nearest = self._nearest(train, test, own)
         truth, labels = test.known_labels.cpu(), train.known_labels.cpu()
-        temperature = options.KNN_PROTOCOLS[self.protocol].temperature
+        temperature = knn_options.KNN_PROTOCOLS[self.protocol].temperature
         shares = class_shares(nearest, labels, temperature=temperature, k=self.k)
         return {k: mean_average_precision(of_k, truth) for k, of_k in zip(self.k, shares, strict=True)}
 

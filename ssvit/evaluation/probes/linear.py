@@ -18,7 +18,7 @@ from torch import Tensor
 from ssvit.data.source import is_multi_label
 from ssvit.evaluation.features import Features, check
 from ssvit.evaluation.precision import mean_average_precision
-from ssvit.evaluation.probes import options
+from ssvit.evaluation.probes import linear_options
 from ssvit.evaluation.probes.base import Probe
 from ssvit.options import OptionError, UserError
 from ssvit.randomness import permutation
@@ -26,7 +26,7 @@ from ssvit.randomness import permutation
 CHUNK = 1024  # rows at a time, few enough that what comes of them stays in a processor's cache
 
 
-class Linear(options.Linear, Probe):
+class Linear(linear_options.Linear, Probe):
     """A linear layer, chosen by its accuracy on the held-out images, as feature sets are; of equals, by its loss."""
 
     chosen_by: ClassVar[str] = "validation accuracy"  # or mAP, where an image may have several classes

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ssvit.data.source import is_multi_label
 from ssvit.evaluation.features import Features
-from ssvit.evaluation.probes import options
+from ssvit.evaluation.probes import logistic_options
 from ssvit.evaluation.probes.base import Result
 from ssvit.evaluation.probes.linear import CHUNK, Linear, Standard, best, reported, score
 
@@ -20,7 +20,7 @@ _GRADIENT = 1e-6  # L-BFGS has converged where no element of the gradient is lar
 _CHANGE = 1e-10  # or where the loss falls by less in one iteration
 
 
-class Logistic(options.Logistic, Linear):
+class Logistic(logistic_options.Logistic, Linear):
     """Multinomial logistic regression by L-BFGS on all images at once: mean cross-entropy + l2 / 2 |weights|^2.
 
     Each fit starts from that of the next stronger penalty, and the chosen one is fitted again to all training images.

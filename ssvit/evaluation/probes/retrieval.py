@@ -14,7 +14,7 @@ from torch import Tensor
 from ssvit.data.source import is_multi_label
 from ssvit.evaluation.features import Features, check
 from ssvit.evaluation.neighbours import Neighbours, search
-from ssvit.evaluation.probes import options
+from ssvit.evaluation.probes import retrieval_options
 from ssvit.evaluation.probes.base import Probe, Result, check_others
 from ssvit.evaluation.probes.linear import standardized
 from ssvit.options import OptionError, UserError, whole
@@ -24,7 +24,7 @@ _NONE = -1  # the label of no class, the place of no image
 _BLOCK = 1 << 25  # similarities held at a time
 
 
-class Retrieval(options.Retrieval, Probe):
+class Retrieval(retrieval_options.Retrieval, Probe):
     """Whether the training images most like a test image are of its class, over the whole ranking too.
 
     Where an image may have several classes, those are right that share one of them with it.

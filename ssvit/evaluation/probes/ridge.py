@@ -18,7 +18,7 @@ from torch import Tensor
 from ssvit.data.source import is_multi_label
 from ssvit.evaluation.features import Features, check
 from ssvit.evaluation.precision import mean_average_precision
-from ssvit.evaluation.probes import options
+from ssvit.evaluation.probes import ridge_options
 from ssvit.evaluation.probes.base import Probe, Result
 from ssvit.evaluation.titles import labels
 from ssvit.options import OptionError
@@ -60,7 +60,7 @@ class Score:
     per_image: Tensor | None = field(repr=False, compare=False)
 
 
-class FewShot(options.FewShot, Probe):
+class FewShot(ridge_options.FewShot, Probe):
     """Ridge regression on a few images of each class, sampled anew for each seed: fewer shots are a part of more."""
 
     chosen_by: ClassVar[str] = "leave-one-out on the most shots"

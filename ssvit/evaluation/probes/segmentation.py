@@ -18,7 +18,7 @@ from torchmetrics.classification import MulticlassJaccardIndex
 from ssvit.data.source import IGNORED
 from ssvit.evaluation.features import Features
 from ssvit.evaluation.neighbours import search
-from ssvit.evaluation.probes import options
+from ssvit.evaluation.probes import segmentation_options
 from ssvit.evaluation.probes.base import Probe, Result
 from ssvit.evaluation.probes.linear import Standard
 from ssvit.evaluation.probes.logistic import fit, moment
@@ -29,7 +29,7 @@ _ROWS = 4096  # patches whose votes are counted at a time
 _SCORES = 1 << 24  # enlarged at a time
 
 
-class Segmentation(options.Segmentation, Probe):
+class Segmentation(segmentation_options.Segmentation, Probe):
     """The class of each pixel; held-out training images choose the penalty of the linear layer."""
 
     name: ClassVar[str] = "segmentation"

@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 
 from ssvit.evaluation.features import Features
-from ssvit.evaluation.probes import options
+from ssvit.evaluation.probes import sgd_options
 from ssvit.evaluation.probes.base import Result
 from ssvit.evaluation.probes.linear import Linear, Standard, best, reported, score
 from ssvit.options import UserError
 from ssvit.randomness import permutation
 
 
-class Sgd(options.Sgd, Linear):
-    """A linear layer for each learning rate, trained by SGD on the same batches, from zero: see `options.Sgd`."""
+class Sgd(sgd_options.Sgd, Linear):
+    """A linear layer for each learning rate, trained by SGD on the same batches, from zero: see `sgd_options.Sgd`."""
 
     name: ClassVar[str] = "sgd"
 

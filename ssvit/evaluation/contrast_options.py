@@ -1,0 +1,13 @@
+"""The options of the evaluation of contrastive methods."""
+
+from ssvit.config.declaration import AtLeastTwo, Whole
+from ssvit.evaluation.held_out_options import HeldOut
+
+
+class Contrast(HeldOut):
+    """The evaluation of contrastive methods."""
+
+    images: AtLeastTwo = 1024
+    """The most held-out images."""
+    seed: Whole = 0
+    """Seed of the views."""

@@ -1,0 +1,81 @@
+"""The options of an encoder's features: which of its outputs they are."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ssvit.config.declaration import make
+from ssvit.models.build_options import kind
+from ssvit.models.encoder_options import PATCHES, TOKENS
+from ssvit.models.timm_options import Timm
+from ssvit.models.vit_options import ViT
+from ssvit.options import OptionError, one_of, whole
+
+POOLINGS = (*TOKENS, Timm.pooling)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Which outputs of an encoder are its features."""
+
+    layer: int
+    """The layer whose outputs are taken, 1 for the first."""
+    pooling: str = "patch_mean"
+    """patch_mean; class_token; both: concatenated, the class token first; pooled, of timm's models: what their
+    classifier takes; patches: each patch separately."""
+    norm: str = "after"
+    """after: with the encoder's last norm; before: without it."""
+
+    def __post_init__(self) -> None:
+        whole("layer", self.layer)
+        one_of("pooling", self.pooling, (*POOLINGS, PATCHES))
+        one_of("norm", self.norm, ("after", "before"))
+
+    @property
+    def name(self) -> str:
+        """The name for tables and files: layer6_patch_mean."""
+        return f"layer{self.layer}_{self.pooling}" + ("_before_norm" if self.norm == "before" else "")
+
+    def check(self, encoder: ViT | Timm) -> None:
+        """OptionError unless an encoder with these options has it."""
+        if self.layer > encoder.depth:
+            raise OptionError("layer", self.layer, f"must be at most {encoder.depth}, the encoder's layers")
+        if self.pooling == PATCHES or self.pooling in encoder.poolings:
+            return
+        if isinstance(encoder, Timm):
+            right = f"must be {Timm.pooling}: timm's {encoder.model} has no tokens to choose from"
+        elif self.pooling == Timm.pooling:
+            right = f"is of timm's models alone; there are {', '.join(encoder.poolings)}"
+        else:
+            right = "must be patch_mean: the encoder has no class token"
+        raise OptionError("pooling", self.pooling, right)
+
+
+def pooling_of(name: str) -> str | None:
+    """The pooling in the name of a reading; None for other names."""
+    found = re.search(rf"layer\d+_({'|'.join(POOLINGS)})(_before_norm)?$", name)
+    return found and found[1]
+
+
+def readings(
+    encoder: Mapping[str, Any], *, layer: Any = "last", pooling: Any = None, norm: Any = "after"
+) -> list[Reading]:
+    """The readings that options choose for an encoder (its arguments). OptionError for one that it does not have.
+
+    layer: its number, a list of numbers, last, or all. pooling: None for the encoder's own, with which it was trained.
+    """
+    options = make(kind(encoder), encoder)
+    pooling = options.pooling if pooling is None else pooling
+    one_of("pooling", pooling, POOLINGS)
+    if isinstance(layer, str):
+        one_of("layer", layer, ("last", "all", "a layer's number", "a list of numbers"))
+        numbers = [options.depth] if layer == "last" else list(range(1, options.depth + 1))
+    else:
+        numbers = layer if isinstance(layer, list) else [layer]
+    if not numbers or len(set(map(str, numbers))) < len(numbers):
+        raise OptionError("layer", layer, "must be a list of different layers, one or more")
+    found = [Reading(number, pooling, norm) for number in numbers]
+    for reading in found:
+        reading.check(options)
+    return found

@@ -1,0 +1,18 @@
+"""The options of the probes of a run."""
+
+from ssvit.config.declaration import Count, Options
+from ssvit.evaluation.base_options import AUTO, Every
+
+
+class Probing(Options):
+    """The options of all probes of a run."""
+
+    every: Every = AUTO
+    """Steps from one evaluation to the next; auto: as often as takes less than 5 % of the training time, in multiples
+    of recipe.evaluate_every (see `evaluation.base.interval`)."""
+    train_images: Count = 500
+    """Labelled training images of the probes, balanced over the classes."""
+    test_images: Count = 750
+    """Held-out images on which the probes are measured."""
+    batch_size: Count = 128
+    """Images encoded at a time."""

@@ -1,0 +1,52 @@
+"""The options of ridge regression on a few images of each class."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from annotated_types import MinLen
+from pydantic import model_validator
+
+from ssvit.config.declaration import ONE_OR_SEVERAL, Count, Expect, OneOf, Options, Positive
+
+Shots = Annotated[
+    tuple[Count | Literal["all"], ...], *ONE_OR_SEVERAL, Expect("one of all, a whole number, or a list of them")
+]
+
+
+@dataclass(frozen=True)
+class FewShotProtocol:
+    """See `FewShot`."""
+
+    shots: tuple[int | Literal["all"], ...]
+    seeds: int
+    l2: tuple[float, ...]
+
+
+FEW_SHOT_PROTOCOLS = {
+    # The paper names the regression and ImageNet's 5 shots. The penalties are those of the authors' older public
+    # evaluator (uncertainty-baselines: jft/experiments/common_fewshot.py), whose "leave-self-out" chooses among them.
+    "paper": FewShotProtocol(shots=(5,), seeds=3, l2=tuple(2.0**i for i in range(-10, 20))),
+    # google-research/big_vision, evaluators/fewshot_lsr.py and the configurations that use it.
+    "big_vision": FewShotProtocol(shots=(1, 5, 10, 25), seeds=3, l2=(2.0**10,)),
+}
+
+
+class FewShot(Options):
+    """Ridge regression on a few images of each class. None stands for the protocol's value."""
+
+    protocol: Annotated[str, OneOf(FEW_SHOT_PROTOCOLS)] = "paper"
+    """The protocol, which has values for the other options."""
+    shots: Shots = FEW_SHOT_PROTOCOLS["paper"].shots
+    """Training images of each class, or all; or a list of numbers."""
+    seeds: Count = FEW_SHOT_PROTOCOLS["paper"].seeds
+    """Samples for each number of shots."""
+    l2: Annotated[Sequence[Positive], MinLen(1), Expect("a list of numbers above 0")] = FEW_SHOT_PROTOCOLS["paper"].l2
+    """Penalties, from which leave-one-out accuracy on the sampled images chooses one."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_from_protocol(cls, values: dict[str, Any]) -> dict[str, Any]:
+        protocol = FEW_SHOT_PROTOCOLS.get(values.get("protocol", "paper"))
+        usual = vars(protocol) if protocol else {}
+        return values | {name: value for name, value in usual.items() if values.get(name) is None}
