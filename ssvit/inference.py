@@ -17,7 +17,7 @@ from ssvit.checkpoints.loading import load_classifier, load_encoder
 from ssvit.checkpoints.options import eval_transform, pixel_format
 from ssvit.data import decode, folder, rasters
 from ssvit.data.augment.crop import CenterCrop
-from ssvit.data.options import RGB, PixelFormat
+from ssvit.data.decode_options import RGB, PixelFormat
 from ssvit.evaluation.features import Frozen
 from ssvit.evaluation.features_options import Reading
 from ssvit.models import encoder as encoders

@@ -40,7 +40,6 @@ WITHOUT_TORCH = (
     "training.preflight",
     "data.folder",
     "data.shard_folder",
-    "data.options",
     "data.robustness",
     "data.vtab",
     "evaluation.vtab",

@@ -18,8 +18,8 @@ from ssvit.data.augment.crop import InceptionCrop
 from ssvit.data.decode import Unreadable
 from ssvit.data.files import Files
 from ssvit.data.huggingface import HuggingFace, hugging_face
+from ssvit.data.huggingface_options import HuggingFace as HuggingFaceOptions
 from ssvit.data.loader import Loader
-from ssvit.data.options import HuggingFace as HuggingFaceOptions
 from ssvit.data.source import Source
 from ssvit.options import UserError
 

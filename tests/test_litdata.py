@@ -12,9 +12,10 @@ from PIL import Image
 from ssvit.data import datasets
 from ssvit.data.augment.crop import InceptionCrop
 from ssvit.data.chunks import Chunks
+from ssvit.data.datasets_options import LitData
 from ssvit.data.loader import Loader
-from ssvit.data.options import LitData, Pack
 from ssvit.data.packing import pack
+from ssvit.data.packing_options import Pack
 from ssvit.options import OptionError, UserError
 
 

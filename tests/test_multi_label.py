@@ -18,8 +18,8 @@ from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.batch import Batch
 from ssvit.data.loader import Loader
 from ssvit.data.memory import Memory
-from ssvit.data.options import Pack
 from ssvit.data.packing import pack
+from ssvit.data.packing_options import Pack
 from ssvit.data.source import Joined, class_text, subset
 from ssvit.evaluation import multi_label
 from ssvit.evaluation.classification import Classification

@@ -20,7 +20,7 @@ from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.checkpoints.options import eval_transform
 from ssvit.config.declaration import find, make, select
 from ssvit.data.augment.crop_options import CenterCrop
-from ssvit.data.options import Subset
+from ssvit.data.source_options import Subset
 from ssvit.exchange.options import Export
 from ssvit.options import OptionError, file_to_write, folder_to_write
 from ssvit.training.recipe import Recipe

@@ -22,7 +22,7 @@ from ssvit.data import datasets, decode, packing, remote, shards
 from ssvit.data.augment.crop import InceptionCrop
 from ssvit.data.loader import Loader
 from ssvit.data.memory import Memory
-from ssvit.data.options import Pack
+from ssvit.data.packing_options import Pack
 from ssvit.data.source import Data
 from ssvit.options import Failure, OptionError, UserError
 

@@ -24,7 +24,7 @@ from ssvit.config.declaration import make
 from ssvit.data import datasets
 from ssvit.data.arguments import data_set
 from ssvit.data.decode import load
-from ssvit.data.options import GREY
+from ssvit.data.decode_options import GREY
 from ssvit.models.vit_options import ViT
 from ssvit.options import OptionError
 from ssvit.training.recipe import Recipe

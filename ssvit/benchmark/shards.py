@@ -25,7 +25,7 @@ from ssvit.benchmark.timing import Rate, compare, threads
 from ssvit.data import datasets, decode, packing
 from ssvit.data.augment.crop import InceptionCrop
 from ssvit.data.loader import Loader
-from ssvit.data.options import Pack
+from ssvit.data.packing_options import Pack
 from ssvit.data.shards import Shards
 from ssvit.data.source import Source
 

@@ -12,7 +12,7 @@ from ssvit.checkpoints.finding import open_checkpoint
 from ssvit.checkpoints.manifest import CheckpointError
 from ssvit.config.declaration import Count, Options, make
 from ssvit.data.augment.crop_options import CenterCrop
-from ssvit.data.options import PixelFormat
+from ssvit.data.decode_options import PixelFormat
 from ssvit.models.build_options import kind, vit
 from ssvit.models.timm_options import Timm
 from ssvit.models.vit_options import CHANGEABLE, Resize, ViT

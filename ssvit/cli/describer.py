@@ -9,7 +9,7 @@ from ssvit.checkpoints.configuration import Configuration
 from ssvit.checkpoints.finding import find
 from ssvit.checkpoints.options import eval_transform, pixel_format
 from ssvit.config.composed import Config
-from ssvit.data.options import PixelFormat, bands
+from ssvit.data.decode_options import PixelFormat, bands
 from ssvit.evaluation.features_options import readings
 from ssvit.options import OptionError, within
 

@@ -9,7 +9,7 @@ from ssvit.cli.launch import Tool, progress
 from ssvit.config.composed import Config
 from ssvit.config.declaration import select
 from ssvit.data import folder
-from ssvit.data.options import Csv, Folder
+from ssvit.data.datasets_options import Csv, Folder
 from ssvit.options import print_lines
 from ssvit.retrieval.options import ALL, PARTS, Embed
 from ssvit.retrieval.options import pictures as named_pictures

@@ -9,7 +9,9 @@ from ssvit.atomic_io import replace
 from ssvit.cli.launch import Tool, progress
 from ssvit.config.composed import Config
 from ssvit.config.declaration import select
-from ssvit.data.options import MEASURED, RGB, ImageFiles, Normalization
+from ssvit.data.decode_options import RGB
+from ssvit.data.files_options import ImageFiles
+from ssvit.data.normalization_options import MEASURED, Normalization
 from ssvit.options import OptionError, command, print_lines
 from ssvit.training import preflight
 

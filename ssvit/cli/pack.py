@@ -5,7 +5,9 @@ from pathlib import Path
 from ssvit.cli.launch import Tool, progress
 from ssvit.config.composed import Config
 from ssvit.config.declaration import select
-from ssvit.data.options import RGB, ImageFiles, Pack
+from ssvit.data.decode_options import RGB
+from ssvit.data.files_options import ImageFiles
+from ssvit.data.packing_options import Pack
 from ssvit.options import OptionError, print_lines
 from ssvit.training import preflight
 

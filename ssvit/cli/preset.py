@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 from ssvit.checkpoints.configuration import Configuration
 from ssvit.config.command_line import CommandLine
 from ssvit.data import folder, shard_folder
+from ssvit.data.datasets_options import Csv
 from ssvit.data.folder import IMAGE_SUFFIXES, NPY
-from ssvit.data.options import Csv
 from ssvit.options import OptionError, UserError, within
 from ssvit.training import preflight
 

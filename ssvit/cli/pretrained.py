@@ -21,7 +21,7 @@ from ssvit.config import composition
 from ssvit.config.command_line import CONFIGS, CommandLine
 from ssvit.config.composed import Config
 from ssvit.config.declaration import find as find_options
-from ssvit.data.options import RGB
+from ssvit.data.decode_options import RGB
 from ssvit.exchange import reading
 from ssvit.models.build_options import kind
 from ssvit.models.timm_options import Timm

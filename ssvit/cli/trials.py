@@ -13,7 +13,7 @@ from typing import Any
 from ssvit import atomic_io
 from ssvit.config.command_line import Plain
 from ssvit.config.composed import Config
-from ssvit.data.options import NO_LABELS
+from ssvit.data.source_options import NO_LABELS
 from ssvit.evaluation import methods
 from ssvit.options import Failure, OptionError, UserError, whole
 from ssvit.training import preflight

@@ -19,8 +19,8 @@ from tqdm import tqdm
 
 from ssvit.data.chunk_folder import PIXELS, Described
 from ssvit.data.decode import Bytes, Unreadable
+from ssvit.data.decode_options import RGB, PixelFormat
 from ssvit.data.index import Index, Row, kept
-from ssvit.data.options import RGB, PixelFormat
 from ssvit.data.shard_folder import PLACE
 from ssvit.data.shards import Shards
 from ssvit.options import UserError, printable

@@ -1,4 +1,7 @@
-"""The builders of data sets: they find the images to train on, to choose by and to report on."""
+"""The builders of data sets: they find the images to train on, to choose by and to report on.
+
+The options of `torchvision_set` are those of `datasets_options.TorchvisionSet`, and so on.
+"""
 
 import json
 import os
@@ -10,8 +13,8 @@ import torch
 from tqdm import tqdm
 
 from ssvit.config.declaration import make
+from ssvit.data import datasets_options
 from ssvit.data import folder as folders
-from ssvit.data import options
 from ssvit.data.chunks import find_chunks
 from ssvit.data.files import Files, Listing, listing
 from ssvit.data.index import KEPT_FROM, Index, Row, kept
@@ -22,10 +25,10 @@ from ssvit.options import OptionError, UserError, printable
 
 
 def synthetic(**given: object) -> Data:
-    """The embedded set, `options.Synthetic`, rendered at each start: nothing to download."""
+    """The embedded set, rendered at each start: nothing to download."""
     from ssvit.data.synthetic import CLASSES, masks, render
 
-    chosen = make(options.Synthetic, given)
+    chosen = make(datasets_options.Synthetic, given)
     seed, size, version = chosen.seed, chosen.size, chosen.version
     counts = chosen.images, chosen.held_out_images
     train, test = (
@@ -40,12 +43,12 @@ def synthetic(**given: object) -> Data:
 
 
 def folder(**given: object) -> Data:
-    """Image files in a folder, or in several, `options.Folder`.
+    """Image files in a folder, or in several.
 
     Beside validation images, test=auto skips test images that have no labels of the training set's classes. UserError
     if validation or test images have a class that training lacks.
     """
-    chosen = make(options.Folder, given)
+    chosen = make(datasets_options.Folder, given)
     splits = [[path for path in paths if path] for paths in zip(*chosen.splits, strict=True)]
     of_masks = (chosen.roots[0], chosen.masks) if chosen.masks else None
 
@@ -75,11 +78,11 @@ def _short(path: str) -> str:
 
 
 def shards(**given: object) -> Data:
-    """Uncompressed tar files in the layout of WebDataset, `options.Shards`.
+    """Uncompressed tar files in the layout of WebDataset.
 
     UserError if a shard cannot be read, or if validation or test images have a class that training lacks.
     """
-    chosen = make(options.Shards, given)
+    chosen = make(datasets_options.Shards, given)
     splits = chosen.splits
     read = partial(find, chosen.root, cache=chosen.cache, pixels=chosen.pixels)
     train = read(splits.train)
@@ -89,11 +92,11 @@ def shards(**given: object) -> Data:
 
 
 def lit_data(**given: object) -> Data:
-    """Chunks that LitData wrote, `options.LitData`.
+    """Chunks that LitData wrote.
 
     UserError if a chunk cannot be read, or if validation or test images have a class that training lacks.
     """
-    chosen = make(options.LitData, given)
+    chosen = make(datasets_options.LitData, given)
 
     def read(path: str, classes: Sequence[str] = ()) -> Source:
         return find_chunks(path, chosen.described[path], classes, pixels=chosen.pixels)
@@ -106,11 +109,11 @@ def lit_data(**given: object) -> Data:
 
 
 def csv(**given: object) -> Data:
-    """Image files that a table names, `options.Csv`.
+    """Image files that a table names.
 
     UserError if a file is not there, or if validation or test images have a class that training lacks.
     """
-    chosen = make(options.Csv, given)
+    chosen = make(datasets_options.Csv, given)
     splits = chosen.splits
     train = _of_table(chosen, "train")
     others = (
@@ -121,7 +124,7 @@ def csv(**given: object) -> Data:
     return parted(called, train, *others, held_out=chosen.held_out, seed=chosen.seed)
 
 
-def _of_table(chosen: options.Csv, part: str, classes: Sequence[str] = ()) -> Files:
+def _of_table(chosen: datasets_options.Csv, part: str, classes: Sequence[str] = ()) -> Files:
     """The images of a part of a table, labelled by `classes` where given, else by the names in the table."""
     status = os.stat(chosen.table)
     stamp = [status.st_size, status.st_mtime_ns]
@@ -152,8 +155,8 @@ def _of_table(chosen: options.Csv, part: str, classes: Sequence[str] = ()) -> Fi
 
 
 def imagenet(**given: object) -> Data:
-    """ImageNet in its usual layout, `options.Imagenet`."""
-    chosen = make(options.Imagenet, given)
+    """ImageNet in its usual layout."""
+    chosen = make(datasets_options.Imagenet, given)
     root = chosen.root
     data = folder(root=root, train="train", validation="val", test=None, verify=chosen.verify)
     if not data.classes:
@@ -164,10 +167,10 @@ def imagenet(**given: object) -> Data:
 
 
 def vtab(**given: object) -> Data:
-    """A task of VTAB-1k, `options.Vtab`; its classes are called by their numbers. UserError for a damaged list."""
+    """A task of VTAB-1k; its classes are called by their numbers. UserError for a damaged list."""
     from ssvit.data.vtab import read
 
-    chosen = make(options.Vtab, given)
+    chosen = make(datasets_options.Vtab, given)
     lists = [read(os.path.join(chosen.top, name)) if name else None for name in chosen.lists]
     classes = [str(number) for number in range(1 + max(max(one[1]) for one in lists if one))]
     train, validation, test = (one and Files(*one, classes, named=False, verify=chosen.verify) for one in lists)
@@ -177,8 +180,8 @@ def vtab(**given: object) -> Data:
 
 
 def voc(**given: object) -> Data:
-    """Pascal VOC's images with masks, `options.Voc`; border pixels are 255. UserError for a file that is not there."""
-    chosen = make(options.Voc, given)
+    """Pascal VOC's images with masks; border pixels are 255. UserError for a file that is not there."""
+    chosen = make(datasets_options.Voc, given)
 
     def read(part: str) -> Files:
         with open(chosen.names(part), encoding="utf-8", errors="replace") as file:
@@ -198,8 +201,8 @@ def voc(**given: object) -> Data:
 
 
 def torchvision_set(**given: object) -> Data:
-    """A public data set, `options.TorchvisionSet`, tested on its test images. UserError for absent or damaged files."""
-    chosen = make(options.TorchvisionSet, given)
+    """A public data set, tested on its test images. UserError for absent or damaged files."""
+    chosen = make(datasets_options.TorchvisionSet, given)
     name, root, download = chosen.name, chosen.root, chosen.download
     parts = (chosen.split,) if chosen.split else _TORCHVISION[name][1]
     try:
@@ -215,7 +218,7 @@ def torchvision_set(**given: object) -> Data:
     return Data(train, None, test, train.classes)
 
 
-def _files(root: str, classes: Sequence[str], chosen: options.Folder, masks: tuple[str, str] | None) -> Files:
+def _files(root: str, classes: Sequence[str], chosen: datasets_options.Folder, masks: tuple[str, str] | None) -> Files:
     """The images of a folder, labelled by `classes` where given, else by the names that it holds.
 
     masks: the folder of all images and that of all masks.

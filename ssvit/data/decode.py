@@ -29,7 +29,7 @@ from torch import Tensor
 from torchvision.io import ImageReadMode, decode_jpeg
 
 from ssvit.data import rasters
-from ssvit.data.options import GREY, RGB, PixelFormat
+from ssvit.data.decode_options import GREY, RGB, PixelFormat
 from ssvit.options import UserError, printable
 
 PIXEL_LIMIT = 1 << 27  # 134 million pixels: 400 MB decoded

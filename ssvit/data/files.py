@@ -15,8 +15,9 @@ from torch import Tensor
 from tqdm import tqdm
 
 from ssvit.data import decode, folder
+from ssvit.data.decode_options import RGB, PixelFormat
+from ssvit.data.files_options import Verify
 from ssvit.data.index import KEPT_FROM, Index, Row, kept
-from ssvit.data.options import RGB, PixelFormat, Verify
 from ssvit.data.source import Labels, Source, checked_labels
 from ssvit.options import UserError, one_of, printable
 

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from ssvit.config.declaration import make
-from ssvit.data import decode, options
+from ssvit.data import decode, huggingface_options
 from ssvit.data.decode import Unreadable
+from ssvit.data.decode_options import RGB, PixelFormat
 from ssvit.data.folder import AUTO
-from ssvit.data.options import RGB, PixelFormat
 from ssvit.data.saved_set import element
 from ssvit.data.source import Data, Labels, Source, checked_labels, class_numbers, parted
 from ssvit.options import UserError, printable
@@ -98,12 +98,12 @@ class HuggingFace(Source):
 
 
 def hugging_face(**given: object) -> Data:
-    """A data set of the library `datasets`, `options.HuggingFace`.
+    """A data set of the library `datasets`, `huggingface_options.HuggingFace`.
 
     UserError if it cannot be read, or if validation or test images have a class that training lacks. As in a folder,
     test=auto skips test images without labels where there are validation images.
     """
-    chosen = make(options.HuggingFace, given)
+    chosen = make(huggingface_options.HuggingFace, given)
     found = _loaded(chosen)
     names = chosen.splits_of(found)
     image, label = chosen.columns_of(found[names.train].features.to_dict())
@@ -127,7 +127,7 @@ def hugging_face(**given: object) -> Data:
     return parted(shown, train, validation, test, held_out=chosen.held_out, seed=chosen.seed)
 
 
-def _loaded(chosen: options.HuggingFace) -> dict[str, Any]:
+def _loaded(chosen: huggingface_options.HuggingFace) -> dict[str, Any]:
     """The sets by their splits. UserError if there are none."""
     import datasets
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from ssvit.data import rasters
 from ssvit.data.decode import Unreadable
-from ssvit.data.options import GREY, PixelFormat
+from ssvit.data.decode_options import GREY, PixelFormat
 from ssvit.data.rasters import Moments
 from ssvit.data.source import Source
 from ssvit.options import UserError

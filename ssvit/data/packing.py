@@ -26,7 +26,7 @@ from PIL import Image
 from torch import Tensor
 
 from ssvit import atomic_io
-from ssvit.data import decode, options
+from ssvit.data import decode, packing_options
 from ssvit.data.decode import Unreadable
 from ssvit.data.files import Files, Listing
 from ssvit.data.index import Index, Row
@@ -49,7 +49,7 @@ class Packed(NamedTuple):
     data: bytes
 
 
-def pack(data: Data, output: Path, own: options.Pack, progress: Progress) -> list[str]:
+def pack(data: Data, output: Path, own: packing_options.Pack, progress: Progress) -> list[str]:
     """Write the splits of a data set below a folder, going on from what is there; returns what they hold, in lines.
 
     OptionError if the folder holds shards of other images or by other options, or those that the images are read from;
@@ -79,7 +79,7 @@ def pack(data: Data, output: Path, own: options.Pack, progress: Progress) -> lis
 class _Packer:
     """One split."""
 
-    def __init__(self, source: Source, folder: Path, own: options.Pack) -> None:
+    def __init__(self, source: Source, folder: Path, own: packing_options.Pack) -> None:
         self.source, self.folder, self.own = source, folder, own
         self.plan = json.dumps([source.fingerprint, list(source.classes), own.size, own.quality, own.shard_size])
 

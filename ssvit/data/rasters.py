@@ -13,7 +13,7 @@ from typing import IO, Any
 import numpy as np
 from PIL import Image
 
-from ssvit.data.options import RGB, PixelFormat
+from ssvit.data.decode_options import RGB, PixelFormat
 from ssvit.options import UserError, command
 
 NPY = b"\x93NUMPY"

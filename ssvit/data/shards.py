@@ -23,9 +23,9 @@ from torch import Tensor
 from tqdm import tqdm
 
 from ssvit.data import decode
+from ssvit.data.decode_options import RGB, PixelFormat
 from ssvit.data.folder import IMAGE_SUFFIXES, NPY
 from ssvit.data.index import Index, Row, caches, kept, locked
-from ssvit.data.options import RGB, PixelFormat
 from ssvit.data.remote import Mirror, download
 from ssvit.data.shard_folder import CHECKSUM, INDEX, PLACE, ending, is_remote
 from ssvit.data.source import Labels, Source, checked_labels

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ssvit.config.declaration import make
-from ssvit.data import options
+from ssvit.data import source_options
 from ssvit.data.batch import EvalTransform
 from ssvit.data.decode import Reduce, Unreadable
 from ssvit.options import OptionError, UserError, number, printable
@@ -198,10 +198,10 @@ class Data:
         If the validation images are what is reported on, the fraction `development` of the training images takes their
         place; development=validation uses them all the same. OptionError if there are none.
         """
-        if self.validation is not None and (self.test is not None or development == options.VALIDATION):
+        if self.validation is not None and (self.test is not None or development == source_options.VALIDATION):
             return replace(self, test=None)
         if isinstance(development, str):
-            raise OptionError("development", development, options.NO_VALIDATION)
+            raise OptionError("development", development, source_options.NO_VALIDATION)
         train, validation = hold_out(self.train, fraction=development, seed=0)
         return replace(self, train=train, validation=validation, test=None)
 
@@ -247,8 +247,11 @@ def parted(
 
 
 def subset(source: Source, *, seed: int = 0, **given: object) -> Source:
-    """Fewer images of a source, in its order, by `options.Subset`. OptionError if there are not so many, or none."""
-    subset = make(options.Subset, given)
+    """Fewer images of a source, in its order: see `source_options.Subset`.
+
+    OptionError if there are not so many, or none.
+    """
+    subset = make(source_options.Subset, given)
     (low, high), images = subset.part, subset.images
     if (low, high) == (0, 1) and images is None:
         return source

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from ssvit.data.batch import EvalTransform
+from ssvit.data.decode_options import RGB, PixelFormat
 from ssvit.data.files import Files
 from ssvit.data.loader import evaluation_batches
-from ssvit.data.options import RGB, PixelFormat
 from ssvit.data.robustness import CLASSES, CUE_CONFLICT, Part, cues, entry_level, parts
 from ssvit.data.source import Source
 from ssvit.evaluation.significance import above_chance, chance, standard_error

@@ -1,78 +1,19 @@
-"""The options of the data sets, which are checked as far as names and numbers tell. No torch."""
+"""The options of the data sets, which are checked as far as names and numbers tell."""
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
-from importlib.util import find_spec
 from itertools import combinations, islice
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
-from annotated_types import Ge, Gt, Le, Len
 from pydantic import model_validator
 
-from ssvit.config.declaration import Count, Expect, Fraction, Name, OneOf, Options, Pair, Positive, Whole
-from ssvit.data import chunk_folder, folder, saved_set, shard_folder, vtab
+from ssvit.config.declaration import Count, Name, OneOf, Pair, Whole
+from ssvit.data import chunk_folder, folder, shard_folder, vtab
 from ssvit.data import table as tables
-from ssvit.options import OptionError, file_to_write, folder_to_write, number, whole
-
-VALIDATION = "validation"
-NO_LABELS = "the images have no labels to learn: give each class a folder of its own, or another data set (data=…)"
-NO_VALIDATION = "there are no validation images; 0.1 for that fraction of the training images"
-Verify = Literal["size", "content"]
-MOST_CHANNELS = 16
-MEASURED = "# Measured by ssvit normalization."  # how the file of that command begins
-FULL, SCALED = DECODINGS = "full", "scaled"  # how much of a JPEG is decoded
-PERMUTATION, BIJECTION = ORDERS = "permutation", "bijection"  # how the order of an epoch is made
-
-
-HeldOutPart = Annotated[float, Gt(0), Le(0.9)]
-
-
-def check_shares(*, batch_size: int, accumulate: int, processes: int) -> None:
-    """OptionError if so many processes cannot share a batch evenly."""
-    if batch_size % (processes * accumulate):
-        right = f"must be divisible by processes * accumulate = {processes} * {accumulate}"
-        fewer = [count for count in range(1, processes) if batch_size % (count * accumulate) == 0]
-        hint = f"; {fewer[-1]} of these processes can share it" if fewer else ""
-        raise OptionError("batch_size", batch_size, right + hint)
-
-
-def bands(name: str, value: object, channels: int) -> None:
-    """OptionError unless these are the places of three channels, of which pictures show them where there are more."""
-    if not isinstance(value, list | tuple) or len(value) != 3:
-        raise OptionError(name, value, "must be three channels, [red, green, blue], 0 for the first")
-    for place in value:
-        whole(name, place, at_least=0)
-        if place >= max(channels, 3):
-            raise OptionError(name, value, f"must be three of the {channels} channels, from 0 to {channels - 1}")
-
-
-class DataSet(Options):
-    """A data set, and what is known of it before its images are read; None for what is not."""
-
-    @property
-    def image_channels(self) -> int | None:
-        """Channels of the images."""
-        return None
-
-    @property
-    def labelled(self) -> bool | None:
-        """Whether the images to train on have labels."""
-        return None
-
-    @property
-    def multi_label(self) -> bool | None:
-        """Whether an image may have several classes."""
-        return None
-
-    @property
-    def validated(self) -> bool | None:
-        """Whether there are validation images."""
-        return None
-
-    def count(self, at_most: int) -> int | None:
-        """How many images there are to train on, as far as `at_most`."""
-        return None
+from ssvit.data.files_options import ImageFiles, Verify
+from ssvit.data.source_options import DataSet
+from ssvit.options import OptionError
 
 
 class Synthetic(DataSet):
@@ -95,66 +36,6 @@ class Synthetic(DataSet):
 
     def count(self, at_most: int) -> int:
         return min(self.images, at_most)
-
-
-class HeldOut(DataSet):
-    """A data set that may have training images alone, some of which are then kept to measure on."""
-
-    held_out: HeldOutPart = 0.1
-    """Part of the images that is kept from training to test on, where there are neither validation nor test images."""
-    seed: Whole = 0
-    """Seed of which images are held out: the same for every run."""
-
-
-class PixelFormat(Options):
-    """What a run takes of image files."""
-
-    channels: Annotated[int, Ge(1), Le(MOST_CHANNELS)] = 3
-    """Channels of every image. Without a range, 3 converts images to RGB of 8 bits, and 1 those with colours to their
-    luminance."""
-    range: Annotated[Sequence[Any], Expect("[least, most], the values that become 0 and 1")] | None = None
-    """[least, most]: the values that become 0 and 1, one number or one for each channel; others are cut off. None:
-    images of bytes, which stay bytes."""
-
-    @model_validator(mode="after")
-    def _check_range(self) -> Self:
-        if self.range is None:
-            return self
-        if len(self.range) != 2:
-            raise OptionError("range", self.range, "must be [least, most], the values that become 0 and 1, or null")
-        ends = [list(end) if isinstance(end, list | tuple) else [end] for end in self.range]
-        for end in ends:
-            if len(end) not in (1, self.channels):
-                right = f"must have one number, or one for each of the {self.channels} channels, for least and for most"
-                raise OptionError("range", self.range, right)
-            for value in end:
-                number("range", value, float("-inf"))
-        least, most = (end * (self.channels // len(end)) for end in ends)
-        if any(low >= high for low, high in zip(least, most, strict=True)):
-            raise OptionError("range", self.range, "must be [least, most], and a least value is not below the most")
-        object.__setattr__(self, "range", (tuple(least), tuple(most)))
-        return self
-
-    @property
-    def bytes_per_pixel(self) -> int:
-        """Of an image as it is read."""
-        return self.channels * (1 if self.range is None else 4)
-
-
-RGB, GREY = PixelFormat(), PixelFormat(channels=1)
-
-
-class ImageFiles(HeldOut, PixelFormat):
-    """A data set of image files of any kind."""
-
-    @property
-    def image_channels(self) -> int:
-        return self.channels
-
-    @property
-    def pixels(self) -> PixelFormat:
-        """What is taken of them."""
-        return PixelFormat(channels=self.channels, range=self.range)
 
 
 class Folder(ImageFiles):
@@ -284,78 +165,6 @@ class Csv(ImageFiles):
 
     def count(self, at_most: int) -> int:
         return sum(1 for _ in islice(self.rows("train"), at_most))
-
-
-class HuggingFace(ImageFiles):
-    """A data set of the library `datasets`: see `ssvit.data.saved_set`."""
-
-    root: Name
-    """A folder that save_to_disk wrote, or one with files of Parquet, or the name of a set in the cache."""
-    config: Name | None = None
-    """The configuration of a set that has several."""
-    image: Name = folder.AUTO
-    """The name of the column of images; auto: the only one."""
-    label: Name | None = folder.AUTO
-    """The name of the column of labels; auto: label, or the only column of classes; None: none. A column of lists must
-    be named: images have several classes, or none."""
-    train: Name = folder.AUTO
-    """The split to train on; auto: train, or the only other one."""
-    validation: Name | None = folder.AUTO
-    """The split for choices and curves; auto: val, validation or valid; None: none."""
-    test: Name | None = folder.AUTO
-    """The split for the reported figure; auto: test; None: none."""
-    verify: Verify = "size"
-    """What a run is bound to: its images' labels and sizes (size), or their bytes too (content)."""
-    download: bool = False
-    """Whether a set that is not in the cache is fetched from the Hugging Face Hub."""
-
-    @model_validator(mode="after")
-    def _check_set(self) -> Self:
-        if not self.root:
-            raise OptionError("root", self.root, "must name a folder, or a data set in the cache")
-        if find_spec("datasets") is None:
-            raise OptionError("root", self.root, "needs datasets: pip install 'ssvit[huggingface]'")
-        if not (self.download or os.path.isdir(self.root) or saved_set.is_cached(self.root)):
-            right = "no such folder, nor a data set in the cache; data.download=true fetches one from the Hub"
-            raise OptionError("root", self.root, right)
-        if self.described is not None:
-            if self.config is not None:
-                raise OptionError("config", self.config, "must be null: save_to_disk wrote one configuration")
-            self.columns_of(self.described[self.splits_of(self.described).train])
-        return self
-
-    @cached_property
-    def described(self) -> dict[str, saved_set.Features] | None:
-        """The splits of a folder and their columns; None if save_to_disk did not write it."""
-        return saved_set.described(self.root)
-
-    def splits_of(self, there: Iterable[str]) -> saved_set.Splits:
-        """The splits, of those that are there, by what their images are for."""
-        names = {"validation": self.validation, "test": self.test}
-        return saved_set.splits(self.root, there, train=self.train, **names)
-
-    def columns_of(self, features: saved_set.Features) -> tuple[str, str | None]:
-        """The names of the columns of images and of labels, of those that are there."""
-        return saved_set.columns(self.root, features, image=self.image, label=self.label)
-
-    @property
-    def labelled(self) -> bool | None:
-        if self.described is None:
-            return None
-        label = self.columns_of(self.described[self.splits_of(self.described).train])[1]
-        return None if label is not None else False  # a row of the column may have none
-
-    @property
-    def multi_label(self) -> bool | None:
-        if self.described is None:
-            return None
-        features = self.described[self.splits_of(self.described).train]
-        label = self.columns_of(features)[1]
-        return label is not None and saved_set.element(features[label]) is not None
-
-    @property
-    def validated(self) -> bool | None:
-        return None if self.described is None else self.splits_of(self.described).validation is not None
 
 
 class Shards(ImageFiles):
@@ -553,73 +362,3 @@ class TorchvisionSet(DataSet):
     @property
     def labelled(self) -> bool:
         return self.split is None
-
-
-class Pack(Options):
-    """Shards made of a data set."""
-
-    output: Name
-    """The folder; each split gets a subfolder of it."""
-    size: Count | None
-    """Pixels of the shorter side to which larger images are made smaller; None: files as they are."""
-    quality: Annotated[int, Ge(1), Le(100)]
-    """Of the JPEGs that are written then, up to 100."""
-    shard_size: Positive
-    """Megabytes after which the next shard begins."""
-    workers: Count
-    """Threads that read and resize."""
-    verify: bool
-    """Whether to compare the checksums of what is there, instead of writing."""
-    overwrite: bool
-    """Whether shards that are there may be thrown away."""
-
-    @model_validator(mode="after")
-    def _check_output(self) -> Self:
-        output = self.output
-        if self.verify:
-            if not os.path.isdir(output):
-                raise OptionError("output", self.output, "no such folder")
-            return self
-        if not os.path.isdir(os.path.dirname(os.path.abspath(output))):
-            raise OptionError("output", self.output, "there is no such folder to write it into")
-        folder_to_write("output", output)
-        return self
-
-
-class Normalization(Options):
-    """What is measured of a data set's channels."""
-
-    output: Name | None
-    """A file for the options, which data.normalization=FILE gives to a run; None: they are only printed."""
-    workers: Count
-    """Threads that read images."""
-
-    @model_validator(mode="after")
-    def _check_output(self) -> Self:
-        if self.output is not None:
-            file_to_write("output", self.output, begins=[MEASURED])
-        return self
-
-
-class Subset(Options):
-    """Fewer images of a source."""
-
-    part: Annotated[Sequence[Fraction], Len(2, 2), Expect("two numbers, [from, to]")] = (0, 1)
-    """Those whose hash lies in [from, to): parts that do not overlap share no image."""
-    images: Count | None = None
-    """Only so many of them, as many of each class as of any other as far as there are; None for all."""
-
-    @model_validator(mode="after")
-    def _check_part(self) -> Self:
-        if self.part[0] >= self.part[1]:
-            raise OptionError("part", self.part, "must be [from, to], and the first is not less than the second")
-        return self
-
-
-def development(value: float | str | None) -> None:
-    """OptionError unless this can be what is measured on in place of the test images: None for the test images."""
-    if value not in (None, VALIDATION):
-        try:
-            number("development", value, 0, 0.9, above=True)
-        except OptionError as error:
-            raise OptionError("development", value, f"{error.right}, or {VALIDATION}") from None

@@ -1,0 +1,3 @@
+"""The options of the loader."""
+
+FULL, SCALED = DECODINGS = "full", "scaled"  # how much of a JPEG is decoded

@@ -1,0 +1,78 @@
+"""The options that every data set has, and those of a part of one."""
+
+from collections.abc import Sequence
+from typing import Annotated, Self
+
+from annotated_types import Gt, Le, Len
+from pydantic import model_validator
+
+from ssvit.config.declaration import Count, Expect, Fraction, Options, Whole
+from ssvit.options import OptionError, number
+
+VALIDATION = "validation"
+NO_LABELS = "the images have no labels to learn: give each class a folder of its own, or another data set (data=…)"
+NO_VALIDATION = "there are no validation images; 0.1 for that fraction of the training images"
+
+
+HeldOutPart = Annotated[float, Gt(0), Le(0.9)]
+
+
+class DataSet(Options):
+    """A data set, and what is known of it before its images are read; None for what is not."""
+
+    @property
+    def image_channels(self) -> int | None:
+        """Channels of the images."""
+        return None
+
+    @property
+    def labelled(self) -> bool | None:
+        """Whether the images to train on have labels."""
+        return None
+
+    @property
+    def multi_label(self) -> bool | None:
+        """Whether an image may have several classes."""
+        return None
+
+    @property
+    def validated(self) -> bool | None:
+        """Whether there are validation images."""
+        return None
+
+    def count(self, at_most: int) -> int | None:
+        """How many images there are to train on, as far as `at_most`."""
+        return None
+
+
+class HeldOut(DataSet):
+    """A data set that may have training images alone, some of which are then kept to measure on."""
+
+    held_out: HeldOutPart = 0.1
+    """Part of the images that is kept from training to test on, where there are neither validation nor test images."""
+    seed: Whole = 0
+    """Seed of which images are held out: the same for every run."""
+
+
+class Subset(Options):
+    """Fewer images of a source."""
+
+    part: Annotated[Sequence[Fraction], Len(2, 2), Expect("two numbers, [from, to]")] = (0, 1)
+    """Those whose hash lies in [from, to): parts that do not overlap share no image."""
+    images: Count | None = None
+    """Only so many of them, as many of each class as of any other as far as there are; None for all."""
+
+    @model_validator(mode="after")
+    def _check_part(self) -> Self:
+        if self.part[0] >= self.part[1]:
+            raise OptionError("part", self.part, "must be [from, to], and the first is not less than the second")
+        return self
+
+
+def development(value: float | str | None) -> None:
+    """OptionError unless this can be what is measured on in place of the test images: None for the test images."""
+    if value not in (None, VALIDATION):
+        try:
+            number("development", value, 0, 0.9, above=True)
+        except OptionError as error:
+            raise OptionError("development", value, f"{error.right}, or {VALIDATION}") from None
