@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.checkpoints.loading import load_classifier, load_encoder
-from ssvit.checkpoints.options import eval_transform, pixel_format
+from ssvit.checkpoints.loading_options import eval_transform, pixel_format
 from ssvit.data import decode, folder, rasters
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.decode_options import RGB, PixelFormat
@@ -215,7 +215,7 @@ class Classifier(_Model):
 def encoder(checkpoint: Checkpoint, *, device: str = "cpu", batch_size: int = 64, **given: object) -> Encoder:
     """The encoder of a checkpoint, with the preprocessing of its evaluation.
 
-    given: options of `checkpoints.options.LoadEncoder`, as image_size=[96, 96].
+    given: options of `checkpoints.loading_options.LoadEncoder`, as image_size=[96, 96].
     """
     module = load_encoder(checkpoint.path, **given)
     reading = _transform(checkpoint, module), pixel_format(checkpoint)

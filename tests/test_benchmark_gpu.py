@@ -10,8 +10,9 @@ import torch
 from command import LIMIT, one_line
 from conftest import ROOT
 
-from ssvit.benchmark import gpu, options
-from ssvit.benchmark.options import OBJECTIVES, PARTS, Size
+from ssvit.benchmark import gpu, gpu_options, step_options
+from ssvit.benchmark.gpu_options import PARTS
+from ssvit.benchmark.step_options import OBJECTIVES, Size
 
 TINY = Size(
     image_size=16, patch_size=4, width=32, depth=2, heads=2, batch={"cpu": 2, "cuda": 2}, decoder=(2, 32, 2),
@@ -28,7 +29,7 @@ def tool(folder, *given, **environment):
 @pytest.fixture
 def here(monkeypatch):
     """Parts work in this process, on a tiny model."""
-    monkeypatch.setitem(options.SIZES, "small", TINY)
+    monkeypatch.setitem(step_options.SIZES, "small", TINY)
     monkeypatch.setattr(gpu, "apart", gpu._told)
 
 
@@ -65,7 +66,7 @@ def test_a_part_that_fails_leaves_its_reason_and_the_others_work(here, tmp_path,
 
 @pytest.mark.parametrize(("on", "name"), [("", ""), ("float32", ""), ("hybrid", "channels_last")])
 def test_a_change_is_timed(here, on, name):
-    setting = gpu.Setting(1, options.Step(), options.Gpu())
+    setting = gpu.Setting(1, step_options.Step(), gpu_options.Gpu())
     assert gpu._changed(setting, on, name)["images/s"] > 0
 
 
@@ -78,7 +79,7 @@ def test_what_the_host_would_wait_for_is_counted_by_place():
 
 def test_every_part_and_change_has_its_option():
     assert tuple(gpu.PARTS) == PARTS
-    assert {name for name, change in gpu.CHANGES.items() if change.on != "hybrid"} == set(options.CHANGES)
+    assert {name for name, change in gpu.CHANGES.items() if change.on != "hybrid"} == set(gpu_options.CHANGES)
 
 
 @pytest.mark.parametrize(

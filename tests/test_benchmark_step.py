@@ -12,9 +12,9 @@ from command import LIMIT, one_line
 from conftest import ROOT
 from torch.utils.flop_counter import FlopCounterMode
 
-from ssvit.benchmark import options, step
-from ssvit.benchmark.options import OBJECTIVES, Size
+from ssvit.benchmark import step, step_options
 from ssvit.benchmark.peers import PEERS
+from ssvit.benchmark.step_options import OBJECTIVES, Size
 from ssvit.benchmark.timing import as_json, table
 from ssvit.data.batch import Batch
 from ssvit.figures.speed import speed
@@ -35,7 +35,7 @@ def tool(folder, *options, **environment):
 
 @pytest.fixture(autouse=True)
 def tiny(monkeypatch):
-    monkeypatch.setitem(options.SIZES, "small", TINY)
+    monkeypatch.setitem(step_options.SIZES, "small", TINY)
 
 
 # What is in a peer's model and not in its method, and weights that are fixed.

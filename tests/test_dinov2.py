@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from ssvit.checkpoints import loading
-from ssvit.exchange.options import Export
+from ssvit.exchange.export_options import Export
 from ssvit.exchange.program import Program, write_onnx
 from ssvit.kernels import accelerate, operators
 from ssvit.kernels.fused import branches

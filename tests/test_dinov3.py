@@ -17,8 +17,8 @@ from torch import nn
 from ssvit.analysis.attention import watched
 from ssvit.checkpoints import loading
 from ssvit.exchange import reading
+from ssvit.exchange.export_options import Export
 from ssvit.exchange.files import ForeignError
-from ssvit.exchange.options import Export
 from ssvit.exchange.program import Program, write_onnx, write_torch
 from ssvit.kernels import accelerate
 from ssvit.models import vit_options

@@ -18,7 +18,7 @@ from ssvit.checkpoints import loading, storage
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.exchange import card
 from ssvit.exchange.export import export
-from ssvit.exchange.options import FORMATS, Export
+from ssvit.exchange.export_options import FORMATS, Export
 from ssvit.models import vit_options
 from ssvit.models.vit import ViT
 from ssvit.options import OptionError, UserError

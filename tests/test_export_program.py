@@ -10,7 +10,7 @@ import pytest
 import torch
 from exported import CLASSES, LIMIT, SHAPE, classifier, encoder, images, written
 
-from ssvit.exchange.options import Export
+from ssvit.exchange.export_options import Export
 from ssvit.models.vit import ViT
 from ssvit.options import OptionError
 

@@ -19,7 +19,7 @@ from ssvit.data.pseudo_labels import PseudoLabel
 from ssvit.evaluation import report
 from ssvit.evaluation.side_by_side import SideBySide
 from ssvit.exchange import card
-from ssvit.exchange.options import Export
+from ssvit.exchange.export_options import Export
 from ssvit.figures import classes, contact_sheet, feature_map, maps, robustness
 from ssvit.figures.png import png
 from ssvit.figures.style import fitted

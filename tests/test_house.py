@@ -31,7 +31,6 @@ WITHOUT_TORCH = (
     "atomic_io",
     "schedule",
     "training.recipe",
-    "training.loggers.options",
     "checkpoints.run_folder",
     "checkpoints.manifest",
     "training.comparison",
@@ -45,9 +44,7 @@ WITHOUT_TORCH = (
     "evaluation.vtab",
     "benchmark.options",
     "exchange.reading",
-    "exchange.options",
     "analysis.options",
-    "checkpoints.options",
     "checkpoints.checkpoint",
     "checkpoints.finding",
 )

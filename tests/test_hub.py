@@ -13,7 +13,7 @@ from ssvit.checkpoints import loading, storage
 from ssvit.checkpoints.finding import open_checkpoint
 from ssvit.cli.export import tool as export
 from ssvit.exchange import hub
-from ssvit.exchange.options import Export
+from ssvit.exchange.export_options import Export
 from ssvit.options import Failure, OptionError, UserError
 
 huggingface_hub = pytest.importorskip("huggingface_hub", reason="huggingface_hub is not installed")

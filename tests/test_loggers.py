@@ -11,7 +11,7 @@ from command import TINY, one_line
 from PIL import Image
 
 from ssvit.options import OptionError, UserError
-from ssvit.training.loggers import options
+from ssvit.training.loggers import base_options, mlflow_options, wandb_options
 from ssvit.training.loggers.base import Follower, Unreachable
 from ssvit.training.loggers.csv import Csv
 from ssvit.training.metrics_log import MetricsLog, rows
@@ -187,16 +187,20 @@ def test_mlflow_has_each_point_once(tmp_path, monkeypatch):
     assert sorted(int(name.split("step")[1].split("timestamp")[0].strip("+%")) for name in pictures) == [0, 3, 6, 9]
 
 
-@pytest.mark.parametrize(("name", "wanted"), [("wandb", options.Wandb), ("mlflow", options.Mlflow)])
+@pytest.mark.parametrize(("name", "wanted"), [("wandb", wandb_options.Wandb), ("mlflow", mlflow_options.Mlflow)])
 def test_a_missing_package_is_one_line_that_names_the_extra(name, wanted, monkeypatch):
-    monkeypatch.setattr(options, "find_spec", lambda package: None)
+    monkeypatch.setattr(base_options, "find_spec", lambda package: None)
     with pytest.raises(UserError, match=rf"^logger={name} needs {name}: pip install ssvit\[{name}\]$"):
         wanted()
 
 
 @pytest.mark.parametrize(
     ("wanted", "given"),
-    [(options.Wandb, {"project": 3}), (options.Wandb, {"entity": ""}), (options.Mlflow, {"tracking_uri": 5})],
+    [
+        (wandb_options.Wandb, {"project": 3}),
+        (wandb_options.Wandb, {"entity": ""}),
+        (mlflow_options.Mlflow, {"tracking_uri": 5}),
+    ],
 )
 def test_an_option_that_cannot_be_is_refused(wanted, given):
     with pytest.raises(OptionError, match=f"^{next(iter(given))}="):

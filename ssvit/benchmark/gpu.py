@@ -35,7 +35,8 @@ from torchvision.io import decode_jpeg, read_file
 from ssvit.benchmark import step as whole_step
 from ssvit.benchmark import timing
 from ssvit.benchmark.data import scenes
-from ssvit.benchmark.options import OBJECTIVES, SIZES, Gpu, Size, Step
+from ssvit.benchmark.gpu_options import Gpu
+from ssvit.benchmark.step_options import OBJECTIVES, SIZES, Size, Step
 from ssvit.checkpoints import manifest
 from ssvit.config.declaration import make
 from ssvit.data.augment.crop import InceptionCrop

@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 
 from ssvit.benchmark.data import scenes
-from ssvit.benchmark.options import Size
+from ssvit.benchmark.step_options import Size
 from ssvit.data.batch import Batch
 from ssvit.models.vit import ViT
 from ssvit.objectives.base import Objective

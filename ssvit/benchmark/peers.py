@@ -20,7 +20,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from ssvit.benchmark.methods import DINO, MASKED, SIMCLR, SIMMIM, TEMPERATURE, masked_patch
-from ssvit.benchmark.options import Size
+from ssvit.benchmark.step_options import Size
 from ssvit.data.batch import Batch
 from ssvit.models.encoder import Encoder
 from ssvit.models.vit import ViT, gather

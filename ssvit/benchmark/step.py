@@ -20,8 +20,8 @@ from pathlib import Path
 import torch
 
 from ssvit.benchmark.methods import batch_of, ours
-from ssvit.benchmark.options import LIBRARIES, SIZES, Size, Step
 from ssvit.benchmark.peers import PEERS
+from ssvit.benchmark.step_options import LIBRARIES, SIZES, Size, Step
 from ssvit.benchmark.timing import Rate, compare, threads
 from ssvit.config.declaration import make
 from ssvit.kernels import fused

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ssvit.checkpoints import options, storage
+from ssvit.checkpoints import loading_options, storage
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.checkpoints.manifest import CheckpointError
 from ssvit.config.declaration import make
@@ -24,9 +24,10 @@ def load_encoder(path: str | Path, **given: Any) -> Encoder:
     """The encoder of a checkpoint (with averaged weights, if there are any) in eval mode.
 
     path: the folder of a checkpoint, or of its run for the newest in it, or a file of another framework's weights. The
-    options are those of `options.LoadEncoder`. CheckpointError unless the tensors are exactly those of the encoder.
+    options are those of `loading_options.LoadEncoder`. CheckpointError unless the tensors are exactly those of the
+    encoder.
     """
-    loading = make(options.LoadEncoder, {"path": path, **given})
+    loading = make(loading_options.LoadEncoder, {"path": path, **given})
     checkpoint = loading.checkpoint()
     states = storage.load(checkpoint, without="optimizer")
     try:
@@ -54,7 +55,7 @@ def load_encoder(path: str | Path, **given: Any) -> Encoder:
 
 def load_layers(path: str | Path | None, layer: int | None) -> ViT | None:
     """The encoder of a checkpoint up to a layer, and its last norm; None without a path. Errors: see `load_encoder`."""
-    loading = options.LoadLayers(path=path, layer=layer)
+    loading = loading_options.LoadLayers(path=path, layer=layer)
     if loading.path is None:
         return None
     encoder = load_encoder(loading.path, announce=True)
@@ -68,7 +69,7 @@ def load_classifier(path: str | Path, **given: Any) -> Classify:
 
     The options are those of `load_encoder`. Called on images (b, c, h, w) it gives logits (b, k).
     """
-    loading = make(options.LoadEncoder, {"path": path, **given})
+    loading = make(loading_options.LoadEncoder, {"path": path, **given})
     checkpoint = loading.checkpoint()
     states = storage.load(checkpoint, without="optimizer")
     if not checkpoint.has_classifier:
@@ -91,7 +92,7 @@ def _trained(checkpoint: Checkpoint, states: Mapping[str, Mapping[str, Tensor]])
     return lora.merged(weights, **checkpoint.facts["lora"]) if "lora" in checkpoint.facts else weights
 
 
-def _changed(trained: Encoder, loading: options.LoadEncoder) -> Encoder:
+def _changed(trained: Encoder, loading: loading_options.LoadEncoder) -> Encoder:
     """An encoder with the same weights and other options, itself if none differs."""
     if all(trained.arguments.get(name) == value for name, value in loading.changes.items()):
         return trained

@@ -9,7 +9,7 @@ from typing import Any
 
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.checkpoints.configuration import Configuration, flatten, is_free
-from ssvit.checkpoints.options import LoadEncoder
+from ssvit.checkpoints.loading_options import LoadEncoder
 from ssvit.config.command_line import Plain
 from ssvit.evaluation.baselines import OWN, PIXELS, RANDOM
 from ssvit.evaluation.features_options import Reading, readings

@@ -4,7 +4,9 @@ import importlib
 import json
 from pathlib import Path
 
-from ssvit.benchmark.options import Benchmark, Gpu, Step
+from ssvit.benchmark.gpu_options import Gpu
+from ssvit.benchmark.options import Benchmark
+from ssvit.benchmark.step_options import Step
 from ssvit.cli.launch import Tool
 from ssvit.config.composed import Config
 from ssvit.config.declaration import make, select

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from ssvit.checkpoints.checkpoint import PRETRAIN, Checkpoint
 from ssvit.checkpoints.configuration import Configuration
 from ssvit.checkpoints.finding import find
-from ssvit.checkpoints.options import eval_transform, pixel_format
+from ssvit.checkpoints.loading_options import eval_transform, pixel_format
 from ssvit.config.composed import Config
 from ssvit.data.decode_options import PixelFormat, bands
 from ssvit.evaluation.features_options import readings

@@ -8,7 +8,7 @@ from ssvit.cli.launch import Tool
 from ssvit.config.composed import Config
 from ssvit.config.declaration import select
 from ssvit.exchange import hub
-from ssvit.exchange.options import Export
+from ssvit.exchange.export_options import Export
 from ssvit.models import build_options
 from ssvit.options import print_lines
 

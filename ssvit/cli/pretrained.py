@@ -16,7 +16,7 @@ from ssvit.checkpoints import manifest
 from ssvit.checkpoints.checkpoint import PRETRAIN, Checkpoint
 from ssvit.checkpoints.configuration import Configuration, ConfigurationError
 from ssvit.checkpoints.finding import NEWEST, find, name_of, open_checkpoint
-from ssvit.checkpoints.options import pixel_format
+from ssvit.checkpoints.loading_options import pixel_format
 from ssvit.config import composition
 from ssvit.config.command_line import CONFIGS, CommandLine
 from ssvit.config.composed import Config

@@ -7,7 +7,7 @@ from typing import Any
 from ssvit.analysis.options import Visualize, plotted
 from ssvit.checkpoints.checkpoint import FINETUNE, Checkpoint
 from ssvit.checkpoints.finding import find, open_checkpoint
-from ssvit.checkpoints.options import LoadEncoder, pixel_format
+from ssvit.checkpoints.loading_options import LoadEncoder, pixel_format
 from ssvit.cli.launch import Tool, progress
 from ssvit.cli.pretrained import SCRATCH, from_scratch, offer
 from ssvit.config.composed import Config

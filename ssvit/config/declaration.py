@@ -90,15 +90,13 @@ def find(builder: str) -> type[Options] | None:
     The options of a function, `module.a_part`, are `module_options.APart`.
     """
     module, _, name = builder.rpartition(".")
-    known = name if name[:1].isupper() else name.title().replace("_", "")
-    for place in (f"{module}_options", f"{module.rpartition('.')[0]}.options"):
-        try:
-            if not module or find_spec(place) is None:
-                continue
-        except ImportError:  # of the package
+    try:
+        if not module or find_spec(f"{module}_options") is None:
             return None
-        return getattr(importlib.import_module(place), known, None)
-    return None
+    except ImportError:  # of the package
+        return None
+    known = name if name[:1].isupper() else name.title().replace("_", "")
+    return getattr(importlib.import_module(f"{module}_options"), known, None)
 
 
 def make(options: type[T], values: Mapping[str, Any]) -> T:

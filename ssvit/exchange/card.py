@@ -12,8 +12,8 @@ from typing import Any
 import yaml
 
 from ssvit.exchange import front_matter, huggingface
+from ssvit.exchange.export_options import GRAPHS, INPUTS, Export
 from ssvit.exchange.layout import per_channel
-from ssvit.exchange.options import GRAPHS, INPUTS, Export
 from ssvit.options import markdown, pair
 
 _REFERENCE = re.compile(r"\$\{([\w.]+)\}")  # one that names an option and calls nothing

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from ssvit.atomic_io import synchronise, write
 from ssvit.exchange import card, dinov3, huggingface, timm, writing
-from ssvit.exchange.layout import per_channel
-from ssvit.exchange.options import (
+from ssvit.exchange.export_options import (
     CARD,
     CONFIG,
     GRAPH_FILES,
@@ -28,6 +27,7 @@ from ssvit.exchange.options import (
     WEIGHTS,
     Export,
 )
+from ssvit.exchange.layout import per_channel
 from ssvit.exchange.preprocessing import Preprocessing
 from ssvit.models.vit import ViT
 from ssvit.objectives.classify import Classify

@@ -17,7 +17,7 @@ from torch.export import Dim, ExportedProgram
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ssvit.atomic_io import write
-from ssvit.exchange.options import FLOAT, Export
+from ssvit.exchange.export_options import FLOAT, Export
 from ssvit.models.vit import ViT
 from ssvit.objectives.classify import Classify
 from ssvit.options import UserError

@@ -17,12 +17,12 @@ from torch import Tensor
 from ssvit.evaluation.neighbours import Neighbours, check_k
 from ssvit.options import OptionError
 from ssvit.randomness import key
-from ssvit.retrieval import options
+from ssvit.retrieval import index_options
 
 _TIE = 1e-6  # of similarities: what float32 sums in another order differ by, at most
 
 
-class Flat(options.Flat):
+class Flat(index_options.Flat):
     """Exact: every image of the store is compared."""
 
     def build(self, vectors: Tensor) -> faiss.Index:
@@ -31,8 +31,8 @@ class Flat(options.Flat):
         return index
 
 
-class IVF(options.IVF):
-    """Compare with the images of the `nprobe` nearest of `nlist` cells: see `options.IVF`."""
+class IVF(index_options.IVF):
+    """Compare with the images of the `nprobe` nearest of `nlist` cells: see `index_options.IVF`."""
 
     def build(self, vectors: Tensor) -> faiss.Index:
         n, d = vectors.shape
@@ -51,8 +51,8 @@ class IVF(options.IVF):
         return index
 
 
-class HNSW(options.HNSW):
-    """Walk a graph in which each image has `links` neighbours: see `options.HNSW`.
+class HNSW(index_options.HNSW):
+    """Walk a graph in which each image has `links` neighbours: see `index_options.HNSW`.
 
     Built on one thread: with more, faiss 1.9 makes another graph each time.
     """

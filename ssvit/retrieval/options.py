@@ -1,16 +1,15 @@
-"""The options of a store of pictures and of its indexes, and the pictures in arguments. Standard library only."""
+"""The options of a store of pictures, and the pictures in arguments. Standard library only."""
 
 import json
 import os
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Any, Literal, Self, get_args
 
-from annotated_types import Ge
 from pydantic import model_validator
 
-from ssvit.config.declaration import Count, Name, Options, Whole
+from ssvit.config.declaration import Count, Name, Options
 from ssvit.data import folder
 from ssvit.evaluation.features_options import pooling_of
 from ssvit.options import OptionError, file_to_write
@@ -20,38 +19,6 @@ Split = Literal["train", "validation", "test", "held_out"]
 SPLITS = get_args(Split)
 INDEX, ADD, QUERY = "index", "add", "query"
 EMBEDDINGS = (".npz", ".safetensors", ".parquet")
-
-
-class Flat(Options):
-    """Exact search: a query is compared with every image of the store."""
-
-
-class IVF(Options):
-    """Search in the nearest cells of a spherical k-means on 64 images a cell."""
-
-    nlist: Count | None = None
-    """Number of cells; null: 4 sqrt(n), as faiss advises for up to a million images."""
-    nprobe: Count | None = None
-    """Number of cells that are searched; null: sqrt(nlist)."""
-    seed: Whole = 0
-    """Seed of the images from which the cells are made."""
-
-    @model_validator(mode="after")
-    def _check_cells(self) -> Self:
-        if self.nlist is not None and self.nprobe is not None and self.nprobe > self.nlist:
-            raise OptionError("nprobe", self.nprobe, f"must be at most nlist={self.nlist}")
-        return self
-
-
-class HNSW(Options):
-    """Search in a graph of neighbours (Malkov and Yashunin 2018). Larger values are slower and more exact."""
-
-    links: Annotated[int, Ge(2)] = 32
-    """Neighbours of an image (the paper's M; the lowest layer has twice as many)."""
-    ef_construction: Count = 80
-    """Candidates kept while the graph is built."""
-    ef_search: Count = 64
-    """Candidates kept while it is searched."""
 
 
 class Retrieve(Options):

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ssvit.checkpoints.options import LoadEncoder
+from ssvit.checkpoints.loading_options import LoadEncoder
 from ssvit.config.declaration import find, make
 from ssvit.data.augment.crop_options import Crop, RandomCrop
 from ssvit.data.augment.views_options import MultiCrop

@@ -12,7 +12,7 @@ from PIL.Image import Image
 
 from ssvit.options import UserError
 from ssvit.training.loggers.base import Follower, Unreachable
-from ssvit.training.loggers.options import Mlflow as Options
+from ssvit.training.loggers.mlflow_options import Mlflow as Options
 
 _MOST = 100  # parameters that a call takes
 

@@ -8,7 +8,7 @@ from PIL.Image import Image
 
 from ssvit.options import UserError
 from ssvit.training.loggers.base import Follower
-from ssvit.training.loggers.options import Wandb as Options
+from ssvit.training.loggers.wandb_options import Wandb as Options
 
 
 class Wandb(Follower):

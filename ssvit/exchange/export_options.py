@@ -1,4 +1,4 @@
-"""The options of an export, No torch."""
+"""The options of an export."""
 
 import importlib.util
 import re

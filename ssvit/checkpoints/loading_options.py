@@ -1,4 +1,4 @@
-"""The options of what is loaded from a checkpoint, No torch."""
+"""The options of what is loaded from a checkpoint."""
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
