@@ -7,8 +7,8 @@ from annotated_types import Gt, Le, MinLen
 from pydantic import Field, model_validator
 
 from ssvit.config.declaration import Count, Expect, Name, NotNegative, Options, Positive, Whole
-from ssvit.data.options import Subset
-from ssvit.evaluation.options import Probing
+from ssvit.data.source_options import Subset
+from ssvit.evaluation.online_options import Probing
 from ssvit.options import OptionError, within
 from ssvit.training.recipe import Recipe
 from ssvit.training.runtime_options import Fabric
