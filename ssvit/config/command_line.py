@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from ssvit.config.choices import declared
 from ssvit.options import Failure, print_lines
 from ssvit.processes import is_main_process
 
@@ -102,7 +103,8 @@ class CommandLine:
 
     def names(self, group: str) -> list[str]:
         """The choices of a group, in alphabetical order."""
-        return sorted({file.stem for folder in self.folders() for file in (folder / group).glob("*.yaml")})
+        files = {file.stem for folder in self.folders() for file in (folder / group).glob("*.yaml")}
+        return sorted({*files, *(choice.name for choice in declared([group]))})
 
     def with_bases(self, name: str) -> Iterator[Path]:
         """A file of configurations, after those beside it that its list of defaults names."""

@@ -5,7 +5,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NoReturn
@@ -24,6 +24,7 @@ from omegaconf.errors import (
     OmegaConfBaseException,
 )
 
+from ssvit.config.choices import Choice, declared
 from ssvit.config.command_line import CONFIGS, CommandLine, Plain
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Options, completed, expected
@@ -54,7 +55,7 @@ def compose(name: str, line: CommandLine, kind: type[Options] = Options, *, inco
     Raises:
         Failure: An option is unknown, or its value cannot be read.
     """
-    with _failures(name, line, kind), _hydra(line):
+    with _failures(name, line, kind), _hydra(line, name):
         choices, values = _divided(line)
         composed = hydra.compose(name, [*_search_path(line), *choices], return_hydra_config=True)
         HydraConfig.instance().set_config(composed)
@@ -162,7 +163,7 @@ def sweep(
 
     # Hydra then raises its errors instead of printing them with advice for its developers.
     os.environ["HYDRA_FULL_ERROR"] = "1"
-    with _failures(name, line, kind), _stored(line.nodes):
+    with _failures(name, line, kind), _stored(_choices(line, name), line.nodes):
         written = [f"{option}={value}" for option, value in _SWEEP.items() if option not in line.typed]
         choices, values = _divided(line)
         added = [option if option.startswith("++") else f"++{option.lstrip('+')}" for option in values]
@@ -180,7 +181,7 @@ def jobs(line: CommandLine) -> list[list[str]]:
 
 def launcher(name: str, line: CommandLine) -> Plain:
     """The options of Hydra's launcher for the jobs of a sweep."""
-    with _failures(name, line, Options), _hydra(line):
+    with _failures(name, line, Options), _hydra(line, name):
         composed = hydra.compose(name, [*_search_path(line), *line.overrides], return_hydra_config=True)
         own = {part: composed.hydra[part] for part in ("launcher", "sweep")} | {"job": {"name": name}}
         root = OmegaConf.create({"outputs": composed.outputs, "hydra": own})
@@ -193,7 +194,7 @@ def launcher(name: str, line: CommandLine) -> Plain:
 def group(line: CommandLine, name: str, choices: Mapping[str, str | None]) -> Plain:
     """A group of options as the files of some choices have it, with references as written. Failure if none is there."""
     options = [f"{'+' * (choice == name)}{choice}={file or 'null'}" for choice, file in choices.items()]
-    with _failures("", line, Options), _hydra(line):
+    with _failures("", line, Options), _hydra(line, groups=[choice.partition("@")[0] for choice in choices]):
         composed = hydra.compose(overrides=[*_search_path(line), *options])
         return completed(_container(composed[name], resolve=False), {})
 
@@ -205,36 +206,51 @@ def as_yaml(config: Config) -> str:
 
 def complete(action: str, name: str, line: CommandLine) -> None:
     """Print the words that a shell may complete (-sc query=…), or a script for the shell (install=…, uninstall=…)."""
-    with _stored(line.nodes):
+    with _stored(_choices(line, name), line.nodes):
         sys.argv[1:] = ["-sc", action]
         hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name=name)(lambda config: None)()
 
 
 @contextmanager
-def _hydra(line: CommandLine) -> Iterator[None]:
-    """Initialise Hydra for one composition; an application that calls this one keeps its own state."""
+def _hydra(line: CommandLine, name: str = "", groups: Sequence[str] = ()) -> Iterator[None]:
+    """Initialise Hydra for one composition; an application that calls this one keeps its own state.
+
+    The declared choices are those of a command's groups, or of the groups that are given.
+    """
     Plugins.instance()  # fills the store with configurations of Hydra's own
     hydra_config, callers = HydraConfig.instance(), GlobalHydra.instance().hydra
     former = hydra_config.cfg
     GlobalHydra.instance().clear()
     try:
-        with _stored(line.nodes), hydra.initialize_config_dir(str(CONFIGS), version_base="1.3"):
+        with (
+            _stored(_choices(line, name, groups), line.nodes),
+            hydra.initialize_config_dir(str(CONFIGS), version_base="1.3"),
+        ):
             yield
     finally:
         hydra_config.cfg = former
         GlobalHydra.instance().hydra = callers
 
 
+def _choices(line: CommandLine, name: str, groups: Sequence[str] = ()) -> list[Choice]:
+    """The declared choices of the groups of a command, of those typed, and of those that the choices choose from."""
+    named = [*groups, *(line.default_choices(name) if name else ()), *line.typed]
+    choices = list(declared([group.partition("@")[0].lstrip("/") for group in named]))
+    return [*choices, *declared([group.lstrip("/") for choice in choices for group in choice.also])]
+
+
 @contextmanager
-def _stored(nodes: Mapping[tuple[str, str], Plain]) -> Iterator[None]:
-    """Add choices to Hydra's, for the block."""
+def _stored(choices: Sequence[Choice], nodes: Mapping[tuple[str, str], Plain]) -> Iterator[None]:
+    """Add choices to Hydra's, for the block: declared ones, and those of one command."""
     store = ConfigStore.instance()
+    for choice in choices:
+        store.store(group=choice.group, name=choice.name, node=choice.node, package=choice.package)
     for (group, name), node in nodes.items():
         store.store(group=group, name=name, node=node)
     try:
         yield
     finally:
-        for group, name in nodes:
+        for group, name in [*((choice.group, choice.name) for choice in choices), *nodes]:
             store.repo[group].pop(f"{name}.yaml", None)
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Len, MinLen
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError
@@ -47,6 +47,9 @@ class Options(BaseModel):
         except ValidationError as error:
             raise _option_error(type(self), error, values) from None
 
+    built_from: ClassVar[Mapping[str, str]] = {}
+    """Parts that the constructor takes besides the options, each with the group that describes it."""
+
     def values(self) -> dict[str, Any]:
         """Return the options as plain data, options within options as dictionaries."""
         return self.model_dump()
@@ -64,6 +67,13 @@ class Expect:
     """The description of the permitted values of a type whose annotation does not tell them."""
 
     text: str
+
+
+@dataclass(frozen=True)
+class From:
+    """The option of the configuration whose value an option has, unless it is given."""
+
+    option: str
 
 
 @dataclass(frozen=True)
@@ -110,7 +120,7 @@ def select(options: type[T], values: Mapping[str, Any]) -> T:
 
 
 def completed(node: Mapping[str, Any], groups: Mapping[str, type[Options]], name: str = "") -> dict[str, Any]:
-    """Add the defaults of the options that are missing from nested groups of options.
+    """Add the defaults of the options that are missing from nested groups of options, or references to other options.
 
     Args:
         node: Options as plain data. A group's class is that of its `_target_`.
@@ -119,14 +129,12 @@ def completed(node: Mapping[str, Any], groups: Mapping[str, type[Options]], name
     """
     options = find(node.get("_target_", "")) or groups.get(name)
     fields = options.model_fields if options else {}
-    full = {
-        **node,
-        **{
-            key: _plain(field.get_default(call_default_factory=True))
-            for key, field in fields.items()
-            if key not in node and not field.is_required()
-        },
-    }
+    full = {**({part: f"${{{group}}}" for part, group in options.built_from.items()} if options else {}), **node}
+    for key, field in fields.items():
+        if source := next((item for item in field.metadata if isinstance(item, From)), None):
+            full.setdefault(key, f"${{{source.option}}}")
+        elif not field.is_required():
+            full.setdefault(key, _plain(field.get_default(call_default_factory=True)))
     inner = {
         f"{name}.{key}" if name else key: nested_options(field.annotation, field.metadata)
         for key, field in fields.items()

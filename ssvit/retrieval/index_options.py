@@ -5,14 +5,17 @@ from typing import Annotated, Self
 from annotated_types import Ge
 from pydantic import model_validator
 
+from ssvit.config.choices import choice
 from ssvit.config.declaration import Count, Options, Whole
 from ssvit.options import OptionError
 
 
+@choice("index", "flat")
 class Flat(Options):
     """Exact search: a query is compared with every image of the store."""
 
 
+@choice("index", "ivf")
 class IVF(Options):
     """Search in the nearest cells of a spherical k-means on 64 images a cell."""
 
@@ -30,6 +33,7 @@ class IVF(Options):
         return self
 
 
+@choice("index", "hnsw")
 class HNSW(Options):
     """Search in a graph of neighbours (Malkov and Yashunin 2018). Larger values are slower and more exact."""
 

@@ -4,10 +4,12 @@ from typing import Self
 
 from pydantic import model_validator
 
+from ssvit.config.choices import choice
 from ssvit.config.declaration import Options, Text
 from ssvit.training.loggers.base_options import check_installed
 
 
+@choice("logger", "mlflow")
 class Mlflow(Options):
     """MLflow: a server, or a file of SQLite."""
 

@@ -4,10 +4,12 @@ from typing import Self
 
 from pydantic import model_validator
 
+from ssvit.config.choices import choice
 from ssvit.config.declaration import Options, Text
 from ssvit.training.loggers.base_options import check_installed
 
 
+@choice("logger", "wandb")
 class Wandb(Options):
     """Weights & Biases; WANDB_MODE=offline keeps the run in its folder, to be sent by `wandb sync`."""
 

@@ -1,0 +1,97 @@
+"""The choices of groups of options that are declared in Python, each next to the options that it has. No Hydra.
+
+A choice such as objective=mae is the name of a class of options. A YAML file of that name is needed only for settings
+that the class cannot declare: other values of the same class, or values of many groups.
+"""
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from ssvit.config.declaration import Options
+
+# Where the choices of a group are declared, in modules named *_options.
+_PACKAGES = {
+    "index": "ssvit.retrieval",
+    "logger": "ssvit.training.loggers",
+    "objective": "ssvit.objectives",
+    "target": "ssvit.objectives",
+}
+_NAMED = ("probe", "evaluator", "logger")  # groups of which several are chosen, each with its options under its name
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A choice of a group of options.
+
+    Attributes:
+        options: The class of its options. It describes the part of the same name in the module next to its own.
+        also: What it chooses in other groups, such as {"/target": "mean_color"}.
+        sets: Options of other groups that it sets, such as {"encoder": {"pooling": "patch_mean"}}.
+    """
+
+    group: str
+    name: str
+    options: type[Options]
+    also: Mapping[str, str]
+    sets: Mapping[str, Any]
+
+    @property
+    def part(self) -> str:
+        """The part that is built, by its dotted name: a.b.C for the class C of a.b_options."""
+        return f"{self.options.__module__.removesuffix('_options')}.{self.options.__name__}"
+
+    @property
+    def node(self) -> dict[str, Any]:
+        """The node that Hydra composes."""
+        options: dict[str, Any] = {"_target_": self.part}
+        if self.group in _NAMED:
+            options = {self.name: options}
+        if not (self.sets or self.also):
+            return options
+        whole = {self.group: options, **self.sets}
+        return {"defaults": [*({group: name} for group, name in self.also.items()), "_self_"], **whole}
+
+    @property
+    def package(self) -> str | None:
+        """Where the node is placed: at the root if it sets options of other groups, or else at its group."""
+        return "_global_" if self.sets or self.also else None
+
+
+_CHOICES: dict[tuple[str, str], Choice] = {}
+Class = TypeVar("Class", bound=type[Options])
+
+
+def choice(
+    group: str, name: str, *, also: Mapping[str, str] | None = None, sets: Mapping[str, Any] | None = None
+) -> Callable[[Class], Class]:
+    """Declare a class of options as a choice of a group.
+
+    Args:
+        group: The group, such as objective.
+        name: The name by which it is chosen, such as mae.
+        also: What it chooses in other groups.
+        sets: Options of other groups that it sets.
+    """
+
+    def declare(options: Class) -> Class:
+        _CHOICES[group, name] = Choice(group, name, options, also or {}, sets or {})
+        return options
+
+    return declare
+
+
+def declared(groups: Sequence[str]) -> Iterator[Choice]:
+    """The declared choices of some groups: those of ssvit, and those in modules that were imported."""
+    for package in dict.fromkeys(_PACKAGES[group] for group in groups if group in _PACKAGES):
+        _import_options(package)
+    return (one for one in _CHOICES.values() if one.group in groups)
+
+
+def _import_options(package: str) -> None:
+    folder = importlib.import_module(package)
+    for module in pkgutil.iter_modules(folder.__path__):
+        if module.name.endswith("_options"):
+            importlib.import_module(f"{package}.{module.name}")
