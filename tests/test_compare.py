@@ -127,16 +127,6 @@ def test_a_step_is_measured_again_where_its_options_have_changed_before_there_is
     assert (row["stages"][0]["cpu_seconds"], row["stages"][0]["options"]) == (0.3, ["objective=mae"])
 
 
-def test_a_cost_that_an_earlier_version_measured_stays(commands, tmp_path):
-    cost = {"images": 64, "cpu_seconds": 0.5, "seconds": 0.5, "preparation": 0, "flops": 10**9, "backend": "kernels"}
-    file = tmp_path / "outputs/c/table/costs/mae_1.json"
-    file.parent.mkdir(parents=True)
-    file.write_text(json.dumps(cost | {"augmentation": {"size": 8}}))
-    compare.tool.call(["objectives=[mae]", "budget=60", "name=c", "finetune=[]"])
-    assert [command for command, _ in commands.asked] == ["pretrain", "evaluate"]
-    assert commands.asked[0][1]["recipe.steps"] == "120"
-
-
 def test_rows_may_have_been_measured_by_other_probes_but_not_by_the_same_ones_otherwise(commands, tmp_path):
     protocol = "finetune=[]", "budget=60", "name=c"
     compare.tool.call(["objectives=[mae]", "evaluate=['probes=[few_shot,knn]','train_images=5']", *protocol])
