@@ -88,7 +88,7 @@ class Setting:
 
 
 def run(*, rounds: int, gpu: dict[str, object], **given: object) -> None:
-    """All parts; the options are those of `options.Gpu` and of `options.Step`."""
+    """All parts; the options are those of `gpu_options.Gpu` and of `step_options.Step`."""
     setting = Setting(rounds, make(Step, given), make(Gpu, gpu))
     if setting.cuda and not torch.cuda.is_available():
         raise OptionError("step.device", "cuda", "torch finds no GPU here; step.device=cpu runs all parts small")

@@ -39,7 +39,7 @@ _PEAK = {"cpu": 2048, "cuda": 8192}  # rows and columns of the matrices that the
 def run(*, rounds: int = 7, **given: object) -> dict[str, list[Rate]]:
     """The rates in images a second, and of the machine's matrix products in GFLOP a second, by title.
 
-    The options are those of `options.Step`.
+    The options are those of `step_options.Step`.
     """
     own = make(Step, given)
     size, precision, device = SIZES[own.model], own.precision, own.device

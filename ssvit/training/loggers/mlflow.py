@@ -18,7 +18,7 @@ _MOST = 100  # parameters that a call takes
 
 
 class Mlflow(Follower):
-    """The options are those of `options.Mlflow`. A server that does not answer gets the rows once it does."""
+    """The options are those of `mlflow_options.Mlflow`. A server that does not answer gets the rows once it does."""
 
     file = "mlflow.json"
 

@@ -12,7 +12,7 @@ from ssvit.training.loggers.wandb_options import Wandb as Options
 
 
 class Wandb(Follower):
-    """The options are those of `options.Wandb`. Its library sends in the background and waits for the network."""
+    """The options are those of `wandb_options.Wandb`. Its library sends in the background and waits for the network."""
 
     file = "wandb.json"
 
