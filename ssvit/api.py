@@ -21,6 +21,7 @@ from ssvit.options import OptionError, UserError
 from ssvit.training.recipe import Recipe
 
 if TYPE_CHECKING:
+    from ssvit.cli.launch import Tool
     from ssvit.inference import Classifier, Encoder
 
 # Names that may stand alone for a command that trains.
@@ -107,7 +108,9 @@ def pretrain(
     without data, the images are the run's. verbose: whether anything is printed. config_dir: a folder with your own
     configurations.
     """
-    return Run(_call("pretrain", {"data": data, "checkpoint": checkpoint} | options, verbose, config_dir))
+    from ssvit.cli.commands import find
+
+    return Run(_call(find("pretrain"), {"data": data, "checkpoint": checkpoint} | options, verbose, config_dir))
 
 
 def finetune(
@@ -122,7 +125,9 @@ def finetune(
 
     checkpoint: a run, its name, or a file of another project's weights; None: the newest run.
     """
-    return Run(_call("finetune", {"checkpoint": checkpoint, "data": data} | options, verbose, config_dir))
+    from ssvit.cli.commands import find
+
+    return Run(_call(find("finetune"), {"checkpoint": checkpoint, "data": data} | options, verbose, config_dir))
 
 
 def evaluate(
@@ -134,7 +139,9 @@ def evaluate(
     **options: object,
 ) -> Evaluation:
     """Measure frozen features: the command `ssvit evaluate`. checkpoint: as in `finetune`."""
-    return Evaluation(_call("evaluate", {"checkpoint": checkpoint, "data": data} | options, verbose, config_dir))
+    from ssvit.cli.commands import find
+
+    return Evaluation(_call(find("evaluate"), {"checkpoint": checkpoint, "data": data} | options, verbose, config_dir))
 
 
 def load(checkpoint: "str | Path | Run" = "newest", *, outputs: str | Path = "outputs", **options: Any) -> "Encoder":
@@ -177,13 +184,11 @@ def _checkpoint(given: "str | Path | Run", outputs: Any) -> str:
     return str(named if not Path(given).exists() and named.exists() else given)
 
 
-def _call(command: str, options: dict[str, Any], verbose: bool, config_dir: str | Path | None) -> Path:
+def _call(tool: "Tool", options: dict[str, Any], verbose: bool, config_dir: str | Path | None) -> Path:
     """Run a command and return the folder that it leaves."""
-    from ssvit.cli.commands import find
-
     if options.get("checkpoint") is not None:
         options["checkpoint"] = _checkpoint(options["checkpoint"], options.get("outputs", "outputs"))
-    if command in ("pretrain", "finetune"):
+    if tool.name in ("pretrain", "finetune"):
         options = {_SHORT.get(name, name): value for name, value in options.items()}
     arguments = [f"{name}={_written(value)}" for name, value in _flat(options) if value is not None or "." in name]
     with contextlib.ExitStack() as stack:
@@ -192,7 +197,7 @@ def _call(command: str, options: dict[str, Any], verbose: bool, config_dir: str 
             nowhere = stack.enter_context(open(os.devnull, "w"))
             stack.enter_context(contextlib.redirect_stdout(nowhere))
             stack.enter_context(contextlib.redirect_stderr(nowhere))
-        return find(command).call(arguments, config_dir=config_dir)
+        return tool.call(arguments, config_dir=config_dir)
 
 
 def _flat(options: Mapping[str, object]) -> Iterator[tuple[str, Any]]:
