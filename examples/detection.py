@@ -12,7 +12,7 @@ from torchvision.models.detection.rpn import AnchorGenerator
 from torchvision.ops import masks_to_boxes
 
 from ssvit.checkpoints.loading import load_encoder
-from ssvit.data.datasets import synthetic
+from ssvit.data.synthetic import synthetic
 from ssvit.models.backbone import FeaturePyramid
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])

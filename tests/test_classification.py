@@ -21,7 +21,7 @@ from ssvit.data.files import Files
 from ssvit.data.memory import Memory
 from ssvit.evaluation.base import Evaluation, Evaluator, with_metrics
 from ssvit.evaluation.classification import Classification
-from ssvit.evaluation.reconstruction import Prediction
+from ssvit.evaluation.prediction import Prediction
 from ssvit.models.vit import ViT
 from ssvit.objectives.classify import Classify
 from ssvit.options import OptionError, UserError

@@ -18,7 +18,7 @@ from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.batch import Batch
 from ssvit.data.loader import Loader
 from ssvit.data.memory import Memory
-from ssvit.evaluation.reconstruction import Prediction
+from ssvit.evaluation.prediction import Prediction
 from ssvit.models.vit import gather
 from ssvit.objectives import codebook
 from ssvit.objectives.codebook import Codebook, Windows, k_means

@@ -5,7 +5,7 @@ import tiny
 import torch
 
 from ssvit.data.augment.crop import CenterCrop
-from ssvit.evaluation.reconstruction import Prediction
+from ssvit.evaluation.prediction import Prediction
 from ssvit.models.vit import Block
 from ssvit.randomness import uniform
 

@@ -194,7 +194,7 @@ def test_a_set_value_comes_with_the_data_set(folder, config):
     node, _ = _data(folder / "config.yaml", CommandLine([]))
     assert node["augment"]["flip"] == 0.25
     assert node["images"] == 99
-    assert node["source"]["_target_"] == "ssvit.data.datasets.synthetic"
+    assert node["source"]["_target_"] == "ssvit.data.synthetic.synthetic"
 
 
 def test_a_data_set_of_ones_own_comes_from_ones_own_folder(folder, config):
@@ -208,7 +208,7 @@ def test_a_data_set_of_ones_own_comes_from_ones_own_folder(folder, config):
         node, choices = _data(folder / "config.yaml", CommandLine([*words, "recipe.steps=3"]))
         assert choices["data"] == "mine"
         assert node["images"] == 64  # as the run was, not as its file says today
-        assert node["source"]["_target_"] == "ssvit.data.datasets.synthetic"
+        assert node["source"]["_target_"] == "ssvit.data.synthetic.synthetic"
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from PIL import Image
 from ssvit.checkpoints import loading, manifest, storage
 from ssvit.cli.commands import find
 from ssvit.data.augment.crop import CenterCrop
-from ssvit.data.datasets import synthetic
+from ssvit.data.synthetic import synthetic
 from ssvit.evaluation.features import Features, Frozen, Pixels, extract
 from ssvit.evaluation.features_options import Reading
 from ssvit.evaluation.probes.knn import Knn

@@ -13,7 +13,7 @@ from ssvit.checkpoints import loading, manifest
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.batch import Batch
 from ssvit.data.memory import Memory
-from ssvit.evaluation.reconstruction import Prediction
+from ssvit.evaluation.prediction import Prediction
 from ssvit.models.vit import ViT
 from ssvit.objectives.mae import MAE, Masks
 from ssvit.objectives.masked_patch import MaskedPatch

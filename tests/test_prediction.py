@@ -10,7 +10,8 @@ import torch
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.batch import Batch
 from ssvit.data.memory import Memory
-from ssvit.evaluation.reconstruction import Prediction, describe, nearest_uncorrupted
+from ssvit.evaluation.prediction import Prediction, describe
+from ssvit.evaluation.reconstruction import nearest_uncorrupted
 from ssvit.models.vit import ViT
 from ssvit.objectives.masked_patch import MaskedPatch
 from ssvit.objectives.masking import KINDS, Masking

@@ -10,8 +10,8 @@ from scipy.stats import linregress
 
 from ssvit.cli import scaling
 from ssvit.cli.trials import Trials
-from ssvit.data.datasets_options import Synthetic
 from ssvit.data.source_options import DataSet
+from ssvit.data.synthetic_options import Synthetic
 from ssvit.evaluation import methods
 from ssvit.evaluation.scaling import curves, fit, points, series, table
 from ssvit.figures.scaling import FINETUNED

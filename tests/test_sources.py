@@ -232,7 +232,7 @@ def test_imagenet_layout(tmp_path: Path) -> None:
 
 
 def test_synthetic_parts_share_no_image() -> None:
-    data = datasets.synthetic(size=(16, 24), images=20, held_out_images=12, seed=3)
+    data = synthetic.synthetic(size=(16, 24), images=20, held_out_images=12, seed=3)
     assert data.train.in_memory.shape == (20, 3, 16, 24)
     assert data.test.in_memory.shape == (12, 3, 16, 24)
     every = torch.cat((data.train.in_memory, data.test.in_memory)).flatten(1)
@@ -391,7 +391,7 @@ def test_masks_go_with_their_images(tmp_path: Path) -> None:
 
 
 def test_the_embedded_set_has_masks() -> None:
-    data = datasets.synthetic(size=16, images=20, held_out_images=12, seed=3)
+    data = synthetic.synthetic(size=16, images=20, held_out_images=12, seed=3)
     for source in (data.train, data.test, data.train.take(torch.tensor([7, 3]))):
         found = masks(source, CenterCrop(size=16), torch.arange(len(source)))
         assert (found.flatten(1).amax(1) == source.labels + 1).all()

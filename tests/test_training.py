@@ -21,7 +21,7 @@ from ssvit.checkpoints import loading, storage
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.data.augment.crop import CenterCrop, InceptionCrop
 from ssvit.data.loader import Loader
-from ssvit.evaluation.reconstruction import Prediction
+from ssvit.evaluation.prediction import Prediction
 from ssvit.kernels.accelerate import accelerate
 from ssvit.objectives.parameter_groups import parameter_groups
 from ssvit.options import OptionError, UserError

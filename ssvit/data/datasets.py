@@ -24,24 +24,6 @@ from ssvit.data.source import Data, Source, joined, parted
 from ssvit.options import OptionError, UserError, printable
 
 
-def synthetic(**given: object) -> Data:
-    """The embedded set, rendered at each start: nothing to download."""
-    from ssvit.data.synthetic import CLASSES, masks, render
-
-    chosen = make(datasets_options.Synthetic, given)
-    seed, size, version = chosen.seed, chosen.size, chosen.version
-    counts = chosen.images, chosen.held_out_images
-    train, test = (
-        Memory(
-            *render(part, seed=seed, size=size, version=version),
-            CLASSES,
-            masks=masks(part, seed=seed, size=size, version=version),
-        )
-        for part in torch.arange(sum(counts)).split(counts)
-    )
-    return Data(train, None, test, CLASSES)
-
-
 def folder(**given: object) -> Data:
     """Image files in a folder, or in several.
 

@@ -8,34 +8,12 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
-from ssvit.config.declaration import Count, Name, OneOf, Pair, Whole
+from ssvit.config.declaration import Name, OneOf
 from ssvit.data import chunk_folder, folder, shard_folder, vtab
 from ssvit.data import table as tables
 from ssvit.data.files_options import ImageFiles, Verify
 from ssvit.data.source_options import DataSet
 from ssvit.options import OptionError
-
-
-class Synthetic(DataSet):
-    """The embedded set."""
-
-    image_channels: ClassVar[int] = 3
-    labelled: ClassVar[bool] = True
-    validated: ClassVar[bool] = False
-
-    size: Pair = (32, 32)
-    """Pixels of an image's side, or [height, width]; kept as the pair."""
-    images: Count = 8192
-    """Images to train on."""
-    held_out_images: Count = 2048
-    """Images to measure on."""
-    seed: Whole = 0
-    """Seed of all scenes."""
-    version: Literal[1, 2] = 1
-    """1: small shapes at any angle; 2: large ones, nearly upright."""
-
-    def count(self, at_most: int) -> int:
-        return min(self.images, at_most)
 
 
 class Folder(ImageFiles):

@@ -18,6 +18,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ssvit.config.declaration import make
+from ssvit.data import synthetic_options
+from ssvit.data.memory import Memory
+from ssvit.data.source import Data
 from ssvit.options import one_of, pair, whole
 from ssvit.randomness import uniform
 
@@ -100,6 +104,22 @@ _POSES = {
     1: _Pose(radius=(0.17, 0.07), turn=(0.0, 1.0), shift=0.0),
     2: _Pose(radius=(0.26, 0.12), turn=(-0.075, 0.15), shift=0.2),
 }
+
+
+def synthetic(**given: object) -> Data:
+    """Render the embedded set, as at each start: nothing is downloaded. The options are those of `Synthetic`."""
+    chosen = make(synthetic_options.Synthetic, given)
+    seed, size, version = chosen.seed, chosen.size, chosen.version
+    counts = chosen.images, chosen.held_out_images
+    train, test = (
+        Memory(
+            *render(part, seed=seed, size=size, version=version),
+            CLASSES,
+            masks=masks(part, seed=seed, size=size, version=version),
+        )
+        for part in torch.arange(sum(counts)).split(counts)
+    )
+    return Data(train, None, test, CLASSES)
 
 
 def render(indices: Tensor, *, seed: int, size: int | tuple[int, int], version: int = 1) -> tuple[Tensor, Tensor]:

@@ -23,6 +23,7 @@ from ssvit.data.source import Source
 from ssvit.evaluation import collapse_options
 from ssvit.evaluation.base import Evaluation, History, with_metrics
 from ssvit.evaluation.held_out import HeldOut
+from ssvit.evaluation.spread import describe_spread, one_way, spread_of
 from ssvit.figures import collapse as figures
 from ssvit.models.vit import gather
 from ssvit.objectives.dino import Dino, entropy
@@ -30,7 +31,6 @@ from ssvit.objectives.ibot import IBot
 from ssvit.schedule import Progress
 
 _LEAST_TOLD = 0.05  # of what assignments could tell of their images: less is a collapse
-_LEAST_DEVIATION = 0.1  # of the features: less is a collapse, where the mean cosine of two images is above 0.99
 
 
 class Answers(NamedTuple):
@@ -172,30 +172,6 @@ def measure(answers: Answers) -> dict[str, float]:
         "agreement": (answers.choices == answers.student_choices).float().mean().item(),
         "agreement_by_chance": (answers.mean * answers.student_mean).sum().item(),
     }
-
-
-def spread_of(features: Tensor) -> dict[str, float]:
-    """How far features of length 1, (n, d), differ from image to image."""
-    n, center = len(features), features.double().mean(0)
-    deviation = (features.double() - center).square().mean(0).sum().sqrt()
-    # Of each number of a feature, times the square root of d: 1 where features go in all directions alike.
-    cosine = (n * center.square().sum() - 1) / (n - 1)
-    return {"feature_std": deviation.item(), "feature_cosine": cosine.item()}
-
-
-def describe_spread(metrics: Mapping[str, float], what: str = "image") -> str:
-    """The numbers of `spread_of` in words."""
-    return (
-        f"features: standard deviation {metrics['feature_std']:.2f} (1: in all directions alike), mean cosine of two "
-        f"{figures.plural(what)} {metrics['feature_cosine']:.2f}"
-    )
-
-
-def one_way(metrics: Mapping[str, float]) -> list[str]:
-    """The sign that features have collapsed, if they have."""
-    if metrics["feature_std"] >= _LEAST_DEVIATION:
-        return []
-    return [f"all features point one way (standard deviation below {_LEAST_DEVIATION})"]
 
 
 def describe(metrics: Mapping[str, float], what: str = "image") -> list[str]:

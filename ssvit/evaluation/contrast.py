@@ -16,8 +16,8 @@ from ssvit.data.batch import EvalTransform
 from ssvit.data.source import Source
 from ssvit.evaluation import contrast_options
 from ssvit.evaluation.base import Evaluation, History, with_metrics
-from ssvit.evaluation.collapse import describe_spread, one_way, spread_of
 from ssvit.evaluation.held_out import HeldOut
+from ssvit.evaluation.spread import describe_spread, one_way, spread_of
 from ssvit.figures import contrast as figures
 from ssvit.figures.style import evenly_spaced
 from ssvit.objectives.contrast import Contrastive, cosines, similarities, unit

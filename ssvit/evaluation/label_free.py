@@ -25,9 +25,9 @@ from ssvit.data.batch import EvalTransform
 from ssvit.data.source import Source
 from ssvit.evaluation import base_options, features_options, label_free_options
 from ssvit.evaluation.base import Evaluation, History, with_metrics
-from ssvit.evaluation.collapse import describe_spread, spread_of
 from ssvit.evaluation.features import Frozen
 from ssvit.evaluation.held_out import HeldOut
+from ssvit.evaluation.spread import describe_spread, spread_of
 from ssvit.figures import label_free as figures
 from ssvit.objectives.base import Objective
 

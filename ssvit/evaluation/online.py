@@ -19,8 +19,8 @@ from ssvit.data.source import Source, is_multi_label, subset
 from ssvit.evaluation import base_options, features_options, online_options
 from ssvit.evaluation.base import Evaluation, Evaluator, History, with_metrics
 from ssvit.evaluation.features import Extractor, Features, FeatureSets, Frozen, Pixels, extract
+from ssvit.evaluation.precision import chance_of
 from ssvit.evaluation.probes.base import Probe, check_labels
-from ssvit.evaluation.scores import chance_of
 from ssvit.evaluation.significance import NOTHING_YET, above_chance, last_rise, standard_error
 from ssvit.figures import probes as figures
 from ssvit.models.encoder_options import PATCHES

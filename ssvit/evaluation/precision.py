@@ -6,6 +6,9 @@ Letters: n images, k classes.
 import torch
 from torch import Tensor
 
+from ssvit.data.source import is_multi_label
+from ssvit.evaluation.significance import chance
+
 _HELD = 1 << 24  # numbers sorted at a time
 
 
@@ -41,3 +44,8 @@ def share_of_class(truth: Tensor) -> float:
     """The mAP of a constant score: the mean share of the classes that have images. (n, k) bool; NaN if none has."""
     shares = truth.double().mean(0)
     return shares[shares > 0].mean().item()
+
+
+def chance_of(labels: Tensor) -> float:
+    """The accuracy of always the most frequent class, (n,), or the mAP of a random order, (n, k)."""
+    return share_of_class(labels) if is_multi_label(labels) else chance(labels.tolist())

@@ -9,7 +9,3 @@ class Reconstruction(HeldOut):
 
     seed: Whole = 0
     """Seed of the objective's random choices about the images."""
-
-
-class Prediction(Reconstruction):
-    """The evaluation of masked patch prediction."""

@@ -11,9 +11,9 @@ from ssvit.data.source import is_multi_label
 from ssvit.evaluation.baselines import OWN
 from ssvit.evaluation.duplicates import Pair
 from ssvit.evaluation.features import FeatureSets
-from ssvit.evaluation.precision import share_of_class
+from ssvit.evaluation.precision import chance_of
 from ssvit.evaluation.probes.base import Probe, Result
-from ssvit.evaluation.significance import above_chance, chance
+from ssvit.evaluation.significance import above_chance
 from ssvit.evaluation.titles import title
 
 
@@ -47,11 +47,6 @@ class Split:
     def is_multi_label(self) -> bool:
         """Whether an image may have several classes: accuracies are mAPs then, whose error is not known."""
         return self.test.labels is not None and is_multi_label(self.test.labels)
-
-
-def chance_of(labels: Tensor) -> float:
-    """The accuracy of always the most frequent class, (n,), or the mAP of a random order, (n, k)."""
-    return share_of_class(labels) if is_multi_label(labels) else chance(labels.tolist())
 
 
 @dataclass(frozen=True, kw_only=True)
