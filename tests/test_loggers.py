@@ -12,8 +12,9 @@ from PIL import Image
 
 from ssvit.options import OptionError, UserError
 from ssvit.training.loggers import base_options, mlflow_options, wandb_options
-from ssvit.training.loggers.base import Follower, Unreachable
+from ssvit.training.loggers.base import Unreachable
 from ssvit.training.loggers.csv import Csv
+from ssvit.training.loggers.follower import Follower
 from ssvit.training.metrics_log import MetricsLog, rows
 from ssvit.training.recipe import Recipe
 

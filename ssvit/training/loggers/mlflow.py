@@ -11,7 +11,8 @@ from mlflow.exceptions import MlflowException
 from PIL.Image import Image
 
 from ssvit.options import UserError
-from ssvit.training.loggers.base import Follower, Unreachable
+from ssvit.training.loggers.base import Unreachable
+from ssvit.training.loggers.follower import Follower
 from ssvit.training.loggers.mlflow_options import Mlflow as Options
 
 _MOST = 100  # parameters that a call takes

@@ -7,7 +7,7 @@ import wandb
 from PIL.Image import Image
 
 from ssvit.options import UserError
-from ssvit.training.loggers.base import Follower
+from ssvit.training.loggers.follower import Follower
 from ssvit.training.loggers.wandb_options import Wandb as Options
 
 

@@ -1,0 +1,76 @@
+"""The common part of loggers that fill the run of a service, such as MLflow."""
+
+import json
+from abc import abstractmethod
+from collections.abc import Mapping
+from itertools import takewhile
+from typing import Any
+
+from PIL.Image import Image
+
+from ssvit import atomic_io
+from ssvit.training.loggers.base import Logger, Rows
+
+
+def _step(row: Mapping[str, float | None]) -> int:
+    return int(row["step"] or 0)
+
+
+class Follower(Logger):
+    """A service that has a run of its own, which gets each row once, however often training is resumed.
+
+    A run that goes on from a checkpoint gives some rows again, or others in their place if its evaluators changed. The
+    file `<service>.json` in the run's folder says which run of the service is this one, the last step of which it has a
+    row, and how many of that step; the next ones follow. `complete`: the run has ended well.
+    """
+
+    complete = False
+
+    def open(self, first_step: int, history: Rows) -> None:
+        self._history = history
+        try:
+            kept = json.loads((self.folder / self.file).read_text())
+            identity, self._step, self._rows = str(kept["id"]), int(kept["step"]), int(kept["rows"])
+        except (OSError, ValueError, LookupError, TypeError):
+            identity, self._step, self._rows = None, -1, 0
+        self._id = self.start(identity)
+        self._follow()
+
+    def record(self, step: int, row: Mapping[str, float]) -> None:
+        self._new = bool(self._lacking())
+        self._follow()
+
+    def show(self, step: int, name: str, picture: Image) -> None:
+        if self._new:
+            self.send_picture(step, name, picture)
+
+    def finish(self, metrics: Mapping[str, float]) -> None:
+        self.complete = True
+
+    def _follow(self) -> None:
+        """Send the rows that the service lacks."""
+        for row in self._lacking():
+            finite: dict[str, Any] = {name: value for name, value in row.items() if value is not None}
+            step = finite.pop("step")
+            self.send(step, finite)
+            self._step, self._rows = step, self._rows + 1 if step == self._step else 1
+        kept = {"id": self._id, "step": self._step, "rows": self._rows}
+        atomic_io.replace(self.folder / self.file, json.dumps(kept).encode())
+
+    def _lacking(self) -> Rows:
+        """The rows after the last one that was sent."""
+        recent = [*takewhile(lambda row: _step(row) >= self._step, reversed(self._history))][::-1]
+        same = sum(_step(row) == self._step for row in recent)
+        return recent[min(same, self._rows) :]
+
+    @abstractmethod
+    def start(self, identity: str | None) -> str:
+        """Go on with the service's run of that identity, or begin one; returns its identity."""
+
+    @abstractmethod
+    def send(self, step: int, row: Mapping[str, float]) -> None:
+        """Send a row of finite numbers. Unreachable if the service does not take it."""
+
+    @abstractmethod
+    def send_picture(self, step: int, name: str, picture: Image) -> None:
+        """Send a picture. Unreachable if the service does not take it."""
