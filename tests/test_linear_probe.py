@@ -8,9 +8,10 @@ import torch
 import torch.nn.functional as F
 
 from ssvit.evaluation.features import Features
-from ssvit.evaluation.probes.linear import Standard, hold_out_by_class, score
+from ssvit.evaluation.probes.linear import hold_out_by_class, score
 from ssvit.evaluation.probes.logistic import Logistic, fit, moment
 from ssvit.evaluation.probes.sgd import Sgd, batches, descend
+from ssvit.evaluation.probes.standard import Standard
 from ssvit.options import OptionError, UserError
 
 CLASSES = 4

@@ -18,8 +18,7 @@ from ssvit.cli.pretrained import SCRATCH, configuration, from_scratch
 from ssvit.config.composed import Config
 from ssvit.data.batch import EvalTransform
 from ssvit.data.loader import Loader
-from ssvit.data.loader_options import FULL
-from ssvit.data.sampler_options import PERMUTATION
+from ssvit.data.loader_options import FULL, PERMUTATION
 from ssvit.data.source import Data, subset
 from ssvit.data.source_options import NO_LABELS
 from ssvit.evaluation.base import Evaluator, interval

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from ssvit.atomic_io import check_regular, locked, read_json, sealed, synchronise, write
 from ssvit.data.source import Labels
-from ssvit.evaluation.probes.linear import Standard
+from ssvit.evaluation.probes.standard import Standard
 from ssvit.options import UserError
 
 KIND, SCHEMA = "image vectors", 1

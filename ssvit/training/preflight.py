@@ -14,8 +14,7 @@ from ssvit.config.declaration import find, make
 from ssvit.data.augment.crop_options import Crop, RandomCrop
 from ssvit.data.augment.views_options import MultiCrop
 from ssvit.data.decode_options import PixelFormat, bands
-from ssvit.data.loader_options import DECODINGS, FULL
-from ssvit.data.sampler_options import ORDERS, PERMUTATION, check_shares
+from ssvit.data.loader_options import DECODINGS, FULL, ORDERS, PERMUTATION, check_shares
 from ssvit.data.source_options import NO_LABELS, NO_VALIDATION, VALIDATION, DataSet, Subset, development
 from ssvit.evaluation.online_options import Probing
 from ssvit.models.timm_options import Timm

@@ -15,7 +15,7 @@ from ssvit.evaluation.neighbours import Neighbours, search_together
 from ssvit.evaluation.precision import mean_average_precision
 from ssvit.evaluation.probes import knn_options
 from ssvit.evaluation.probes.base import Probe, Result, check_others
-from ssvit.evaluation.probes.linear import standardized
+from ssvit.evaluation.probes.standard import standardized
 
 _VOTES = 1 << 22  # votes held at a time
 _NEVER = 1 << 30  # the rank of a class without a vote

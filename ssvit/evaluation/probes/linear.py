@@ -9,7 +9,7 @@ Letters: n images, d width, k classes, r layers.
 
 import math
 from collections.abc import Sequence
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -72,38 +72,6 @@ def hold_out_by_class(labels: Tensor, *, fraction: float, seed: int) -> tuple[Te
         right = "no class has two training images, so none can be held out to choose the best probe by"
         raise OptionError("held_out", fraction, right)
     return order[~is_held_out].sort().values, order[is_held_out].sort().values
-
-
-class Standard(NamedTuple):
-    """How features become rows: (features - mean) * scale and a last 1."""
-
-    mean: Tensor
-    scale: Tensor
-
-    @classmethod
-    def of(cls, features: Tensor, standardize: bool) -> "Standard":
-        """By the features' own mean and deviation (d,), or as they are. What varies by rounding alone gets 0."""
-        if not standardize:
-            return cls(features.new_zeros(features.shape[1]), features.new_ones(features.shape[1]))
-        deviation, mean = torch.std_mean(features, dim=0, correction=0)
-        varies = deviation > 8 * torch.finfo(features.dtype).eps * mean.abs()
-        return cls(mean, torch.where(varies, 1 / deviation, 0))
-
-    def scaled(self, features: Tensor) -> Tensor:
-        """(features - mean) * scale, (n, d) -> (n, d)."""
-        return (features - self.mean) * self.scale
-
-    def __call__(self, features: Tensor) -> Tensor:
-        """(n, d) -> (n, d + 1)."""
-        rows = features.new_ones(len(features), features.shape[1] + 1)
-        torch.sub(features, self.mean, out=rows[:, :-1]).mul_(self.scale)
-        return rows
-
-
-def standardized(queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
-    """Both (m, d) and (n, d) by the mean and deviation of the keys."""
-    standard = Standard.of(keys, standardize=True)
-    return standard.scaled(queries), standard.scaled(keys)
 
 
 def is_right(logits: Tensor, labels: Tensor) -> Tensor:

@@ -14,7 +14,8 @@ from ssvit.data.source import is_multi_label
 from ssvit.evaluation.features import Features
 from ssvit.evaluation.probes import logistic_options
 from ssvit.evaluation.probes.base import Result
-from ssvit.evaluation.probes.linear import CHUNK, Linear, Standard, best, reported, score
+from ssvit.evaluation.probes.linear import CHUNK, Linear, best, reported, score
+from ssvit.evaluation.probes.standard import Standard
 
 _GRADIENT = 1e-6  # L-BFGS has converged where no element of the gradient is larger,
 _CHANGE = 1e-10  # or where the loss falls by less in one iteration

@@ -16,7 +16,7 @@ from ssvit.evaluation.features import Features, check
 from ssvit.evaluation.neighbours import Neighbours, search
 from ssvit.evaluation.probes import retrieval_options
 from ssvit.evaluation.probes.base import Probe, Result, check_others
-from ssvit.evaluation.probes.linear import standardized
+from ssvit.evaluation.probes.standard import standardized
 from ssvit.options import OptionError, UserError, whole
 from ssvit.randomness import permutation
 

@@ -20,8 +20,8 @@ from ssvit.evaluation.features import Features
 from ssvit.evaluation.neighbours import search
 from ssvit.evaluation.probes import segmentation_options
 from ssvit.evaluation.probes.base import Probe, Result
-from ssvit.evaluation.probes.linear import Standard
 from ssvit.evaluation.probes.logistic import fit, moment
+from ssvit.evaluation.probes.standard import Standard
 from ssvit.options import UserError
 from ssvit.randomness import permutation
 

@@ -13,7 +13,8 @@ from torch import Tensor
 from ssvit.evaluation.features import Features
 from ssvit.evaluation.probes import sgd_options
 from ssvit.evaluation.probes.base import Result
-from ssvit.evaluation.probes.linear import Linear, Standard, best, reported, score
+from ssvit.evaluation.probes.linear import Linear, best, reported, score
+from ssvit.evaluation.probes.standard import Standard
 from ssvit.options import UserError
 from ssvit.randomness import permutation
 
