@@ -34,7 +34,7 @@ _PLUGINS = {"hydra/launcher=submitit": "hydra-submitit-launcher", "hydra/sweeper
 _REFERENCE = re.compile(r"\$\{\.*[A-Za-z_][\w.]*\}")  # to another option; a resolver has a colon
 # The jobs of a sweep lie beside multirun.yaml in the folder of all runs; Hydra writes and logs nothing else.
 _SWEEP = {
-    "hydra.sweep.dir": "${oc.select:outputs,.}",
+    "hydra.sweep.dir": "${oc.select:outputs,outputs}",
     "hydra.sweep.subdir": ".",
     "hydra.output_subdir": "null",
     "hydra/job_logging": "none",
@@ -87,6 +87,12 @@ def _divided(line: CommandLine) -> tuple[list[str], list[str]]:
         is_choice = "@" in name or group in groups or group.startswith("hydra") or bool(line.names(group))
         (choices if is_choice else values).append(option)
     return choices, values
+
+
+def _for_hydra(line: CommandLine) -> list[str]:
+    """The options of a command line as Hydra takes them, also those that no file names."""
+    choices, values = _divided(line)
+    return [*choices, *(f"++{option.lstrip('+')}" for option in values)]
 
 
 def set_option(options: Plain, name: str, value: object, *, force: bool = False) -> None:
@@ -165,9 +171,7 @@ def sweep(
     os.environ["HYDRA_FULL_ERROR"] = "1"
     with _failures(name, line, kind), _stored(_choices(line, name), line.nodes):
         written = [f"{option}={value}" for option, value in _SWEEP.items() if option not in line.typed]
-        choices, values = _divided(line)
-        added = [option if option.startswith("++") else f"++{option.lstrip('+')}" for option in values]
-        sys.argv[1:] = ["--multirun", *line.flags, *choices, *added, *written]
+        sys.argv[1:] = ["--multirun", *line.flags, *_for_hydra(line), *written]
         hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name=name)(task)()
 
 
@@ -182,10 +186,10 @@ def jobs(line: CommandLine) -> list[list[str]]:
 def launcher(name: str, line: CommandLine) -> Plain:
     """The options of Hydra's launcher for the jobs of a sweep."""
     with _failures(name, line, Options), _hydra(line, name):
-        composed = hydra.compose(name, [*_search_path(line), *line.overrides], return_hydra_config=True)
+        composed = hydra.compose(name, [*_search_path(line), *_for_hydra(line)], return_hydra_config=True)
         own = {part: composed.hydra[part] for part in ("launcher", "sweep")} | {"job": {"name": name}}
-        root = OmegaConf.create({"outputs": composed.outputs, "hydra": own})
-        root.hydra.sweep.dir = root.outputs
+        root = OmegaConf.create({"hydra": own})
+        root.hydra.sweep.dir = composed.get("outputs", "outputs")
         found = OmegaConf.to_container(root.hydra.launcher, resolve=True)
         assert isinstance(found, dict)
         return {str(key): value for key, value in found.items()}
