@@ -218,7 +218,7 @@ def test_the_picture_and_the_numbers_have_all_sets(files):
 
 
 @pytest.mark.parametrize(("options", "message"), [
-    ({"sets": None}, "sets=null: must name sets"),
+    ({"sets": None}, "sets=null: must be names of sets"),
     ({"sets": {"a": "nowhere"}}, "sets.a=nowhere: no such folder"),
     ({"mappings": {"b": "x.json"}}, "must name files of sets"),
     ({"mappings": {"a": "x.json"}}, "mappings.a=x.json: cannot be read"),
@@ -226,9 +226,8 @@ def test_the_picture_and_the_numbers_have_all_sets(files):
 ])  # fmt: skip
 def test_what_cannot_be_is_refused(files, options, message):
     files.write("a", WNIDS[0], "0.png")
-    plain = {"sets": {"a": files.path("a")}, "mappings": None, "batch_size": 1, "workers": 0} | options
     with pytest.raises(OptionError, match=message):
-        command.check(plain)
+        command.check(command.Robustness(**{"sets": {"a": files.path("a")}} | options))
 
 
 def test_folders_of_other_classes_are_refused(files):

@@ -30,7 +30,7 @@ ALIASES = {"evaluator=": "evaluator@evaluators=", **TIMM_ARGUMENTS}  # of the to
 
 @dataclass(frozen=True)
 class Tool:
-    """A command: it composes configs/<name>.yaml with options and calls run(config).
+    """A command: it composes its options, with configs/<name>.yaml if there is one, and calls run(config).
 
     Attributes:
         name: The name of the command and of its file in configs/.
@@ -85,7 +85,7 @@ class Tool:
 
     def line(self, arguments: Sequence[str]) -> CommandLine:
         """The command line of these arguments, with what the tool adds to it. UserError for a wrong one."""
-        line = CommandLine(arguments, aliases=self.aliases, takes_positional=self.positional is not None)
+        line = CommandLine(arguments, aliases=self.aliases, positional=self.positional)
         images.expand(line, self.own_images)
         if self.before:
             self.before(line)
@@ -97,11 +97,7 @@ class Tool:
         incomplete: whether options that have no default may be missing.
         """
         with _configuration():
-            config = composition.compose(self.name, line, self.options, incomplete=incomplete)
-            if line.positional and self.positional:
-                named = config.value(self.positional)
-                config = config.changed({self.positional: [*named, *line.positional]})
-            return config
+            return composition.compose(self.name, line, self.options, incomplete=incomplete)
 
     def _sweep(self, line: CommandLine) -> None:
         jobs = []

@@ -4,19 +4,30 @@ from pathlib import Path
 
 from ssvit.checkpoints.checkpoint import PRETRAIN
 from ssvit.checkpoints.finding import find
+from ssvit.checkpoints.finding_options import Pretrained
 from ssvit.cli.launch import Tool
 from ssvit.config.composed import Config
+from ssvit.config.declaration import Name
 from ssvit.options import OptionError, print_lines
+
+
+class Merge(Pretrained):
+    """The checkpoint of a sharded run, whose processes wrote a part each, as complete files.
+
+    Every command of ssvit reads the parts; other programs need complete files, which are also fewer to copy.
+    """
+
+    checkpoint: Name = "newest"
+    """The folder of a checkpoint or of its run; newest: the pre-training run that finished last."""
 
 
 def run(config: Config) -> Path:
     """Check that it is a checkpoint of ours; then load torch, verify the parts and write the whole files."""
-    plain = config.values
-    checkpoint = find(plain["checkpoint"], outputs=plain["outputs"], stage=PRETRAIN, say=config.line.say)
+    options: Merge = config.options
+    checkpoint = find(options.checkpoint, outputs=options.outputs, stage=PRETRAIN, say=config.line.say)
     if checkpoint.foreign:
-        raise OptionError(
-            "checkpoint", plain["checkpoint"], "must be a checkpoint of a run, not a file of foreign weights"
-        )
+        right = "must be a checkpoint of a run, not a file of foreign weights"
+        raise OptionError("checkpoint", options.checkpoint, right)
     config.line.announce()
 
     from ssvit.checkpoints import storage
@@ -26,4 +37,4 @@ def run(config: Config) -> Path:
     return whole.path
 
 
-tool = Tool("merge", "make whole files of a sharded run's checkpoint", run)
+tool = Tool("merge", "make whole files of a sharded run's checkpoint", run, options=Merge)

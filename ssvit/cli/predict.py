@@ -1,18 +1,60 @@
 """Predict the classes of pictures: ssvit predict checkpoint=PATH PICTURES…"""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Self
+
+from pydantic import model_validator
 
 from ssvit.atomic_io import replace
 from ssvit.checkpoints.checkpoint import FINETUNE
 from ssvit.checkpoints.finding import find
+from ssvit.checkpoints.finding_options import Finetuned
 from ssvit.cli.launch import Tool
 from ssvit.config.composed import Config
+from ssvit.config.declaration import Count, Fraction, Name
 from ssvit.data import folder, pseudo_labels
 from ssvit.data.pseudo_labels import PseudoLabel
-from ssvit.options import OptionError, UserError, file_to_write, number, print_lines, whole
+from ssvit.options import OptionError, UserError, file_to_write, print_lines
 
 _ANSWERS = ('[\n {\n  "image": ', "[]\n")  # how their JSON begins
+
+
+class Predict(Finetuned):
+    """The pictures and their predicted classes."""
+
+    images: Sequence[Name] = ()
+    """The pictures: files, or folders of files."""
+    top: Count = 3
+    """The classes to print for each picture, where each has one class."""
+    threshold: Fraction = 0.5
+    """The lowest probability of the classes printed, where a picture may have several classes."""
+    output: Name | None = None
+    """A file for the predictions as JSON; NAME.csv: a table of pseudo-labels, for data=csv data.table=NAME.csv."""
+    confidence: Fraction = 0.0
+    """The lowest probability of a pseudo-label."""
+    per_class: Count | None = None
+    """The most pseudo-labels of a class, in order of probability; null: all."""
+    labelled: Name | None = None
+    """A table of labelled images, whose rows come first in the table of pseudo-labels."""
+
+    @property
+    def as_table(self) -> bool:
+        """Whether the output is a table of pseudo-labels."""
+        return self.output is not None and self.output.endswith(".csv")
+
+    @model_validator(mode="after")
+    def _check_files(self) -> Self:
+        if self.labelled is not None:
+            pseudo_labels.check(self.labelled)
+            if not self.as_table:
+                raise OptionError("labelled", self.labelled, "goes into a table: output=NAME.csv")
+        if self.output is not None:
+            file_to_write("output", self.output, begins=[pseudo_labels.HEADING] if self.as_table else _ANSWERS)
+        if not self.images:
+            raise OptionError("images", "", "name pictures, or folders of them, after the options")
+        return self
 
 
 def run(config: Config) -> None:
@@ -20,23 +62,9 @@ def run(config: Config) -> None:
 
     Pictures that cannot be read are named, and the status is 1.
     """
-    plain = config.values
-    whole("top", plain["top"])
-    number("threshold", plain["threshold"], 0, 1)
-    number("confidence", plain["confidence"], 0, 1)
-    if plain["per_class"] is not None:
-        whole("per_class", plain["per_class"])
-    as_table = str(plain["output"] or "").endswith(".csv")
-    if plain["labelled"] is not None:
-        pseudo_labels.check(str(plain["labelled"]))
-        if not as_table:
-            raise OptionError("labelled", plain["labelled"], "goes into a table: output=NAME.csv")
-    if plain["output"] is not None:
-        file_to_write("output", plain["output"], begins=[pseudo_labels.HEADING] if as_table else _ANSWERS)
-    if not plain["images"]:
-        raise OptionError("images", "", "name pictures, or folders of them, after the options")
-    paths = [path for image in plain["images"] for path in folder.pictures(str(image))]
-    checkpoint = find(plain["checkpoint"], outputs=plain["outputs"], stage=FINETUNE, say=config.line.say)
+    options: Predict = config.options
+    paths = [path for image in options.images for path in folder.pictures(image)]
+    checkpoint = find(options.checkpoint, outputs=options.outputs, stage=FINETUNE, say=config.line.say)
     config.line.announce()
 
     from ssvit import inference
@@ -44,18 +72,18 @@ def run(config: Config) -> None:
     classifier = inference.classifier(checkpoint)
     names = classifier.classes
     print_lines(f"{checkpoint.path}: {len(names)} classes")
-    if as_table and classifier.is_multi_label:
-        raise OptionError("output", plain["output"], "must be a JSON file: a table has one class for each picture")
+    if options.as_table and classifier.is_multi_label:
+        raise OptionError("output", options.output, "must be a JSON file: a table has one class for each picture")
     answers, labels, unreadable = [], [], 0
     for path, answer in classifier.name_files(paths):
         if isinstance(answer, UserError):
             unreadable += 1
             print_lines(answer)
             continue
-        best = answer.topk(len(answer) if classifier.is_multi_label else min(plain["top"], len(answer)))
+        best = answer.topk(len(answer) if classifier.is_multi_label else min(options.top, len(answer)))
         named = [(names[i], p) for p, i in zip(best.values.tolist(), best.indices.tolist(), strict=True)]
         labels.append(PseudoLabel(path, *named[0]))
-        several, least = classifier.is_multi_label, plain["threshold"]
+        several, least = classifier.is_multi_label, options.threshold
         answers.append(
             {
                 "image": path,
@@ -68,14 +96,14 @@ def run(config: Config) -> None:
         if several:
             named = [(name, p) for name, p in named if p >= least]
         print_lines(f"{path}: {', '.join(f'{name} {100 * p:.1f} %' for name, p in named) or 'none of the classes'}")
-    if as_table:
-        kept = pseudo_labels.chosen(labels, confidence=plain["confidence"], per_class=plain["per_class"])
-        replace(Path(plain["output"]), pseudo_labels.written(kept, plain["labelled"]))
-        print_lines(f"{plain['output']}: {len(kept)} of {len(labels)} pictures have a pseudo-label")
-    elif plain["output"] is not None:
-        replace(Path(plain["output"]), (json.dumps(answers, indent=1) + "\n").encode())
+    if options.output is not None and options.as_table:
+        kept = pseudo_labels.chosen(labels, confidence=options.confidence, per_class=options.per_class)
+        replace(Path(options.output), pseudo_labels.written(kept, options.labelled))
+        print_lines(f"{options.output}: {len(kept)} of {len(labels)} pictures have a pseudo-label")
+    elif options.output is not None:
+        replace(Path(options.output), (json.dumps(answers, indent=1) + "\n").encode())
     if unreadable:
         raise UserError(f"{unreadable} of {len(paths)} pictures could not be read")
 
 
-tool = Tool("predict", "name the classes of pictures", run, positional="images")
+tool = Tool("predict", "name the classes of pictures", run, positional="images", options=Predict)

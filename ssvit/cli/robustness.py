@@ -1,17 +1,22 @@
 """A fine-tuned classifier on images of another kind: ssvit robustness checkpoint=PATH 'sets={a:PATH,c:PATH}'"""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Self
+
+from annotated_types import MinLen
+from pydantic import Field, model_validator
 
 from ssvit import atomic_io
 from ssvit.checkpoints.checkpoint import FINETUNE
 from ssvit.checkpoints.finding import find
+from ssvit.checkpoints.finding_options import Finetuned
 from ssvit.cli.launch import Tool
-from ssvit.config.command_line import Plain
 from ssvit.config.composed import Config
+from ssvit.config.declaration import Count, Expect, Name, Whole
 from ssvit.data import robustness as layouts
-from ssvit.options import OptionError, print_lines, whole
+from ssvit.options import OptionError, print_lines
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -21,12 +26,40 @@ if TYPE_CHECKING:
 CLEAN = "clean"
 
 
+class Robustness(Finetuned):
+    """A fine-tuned classifier and the sets of images on which its accuracy is measured.
+
+    The layout of a set follows from its names: class/image (ImageNet-A, -R, -Sketch, ObjectNet),
+    corruption/severity/class/image (ImageNet-C), or cat7-elephant3.png (cue conflict: shape of a cat, texture of an
+    elephant). Folders have the names of the classes.
+    """
+
+    sets: Annotated[Mapping[Name, Name], MinLen(1), Expect("names of sets and their folders, as '{clean:PATH,a:PATH}'")]
+    """The folder of each set, by name. The set called clean holds usual test images, for comparison with the others."""
+    mappings: Mapping[Name, Name] = Field(default_factory=dict)
+    """For sets such as ObjectNet, by name: a JSON or CSV file of the classes that the images of each folder may be
+    called."""
+    batch_size: Count = 64
+    """Images classified at a time."""
+    workers: Whole = 0
+    """Processes that decode image files; 0: the main process."""
+    output: Name | None = None
+    """The folder for robustness.md, robustness.json and robustness.png; null: robustness/ in the run's folder."""
+
+    @model_validator(mode="after")
+    def _check_mappings(self) -> Self:
+        if not self.mappings.keys() <= self.sets.keys() - {CLEAN}:
+            right = "must name files of sets other than clean, as {objectnet:FILE}"
+            raise OptionError("mappings", dict(self.mappings), right)
+        return self
+
+
 def run(config: Config) -> Path:
     """Print the table; write it with the numbers and the figure into a folder. Returns the folder."""
-    plain = config.values
-    kinds, mappings = check(plain)
-    checkpoint = find(plain["checkpoint"], outputs=plain["outputs"], stage=FINETUNE, say=config.line.say)
-    folder = Path(plain["output"] or checkpoint.home(plain["outputs"]) / "robustness")
+    options: Robustness = config.options
+    kinds, mappings = check(options)
+    checkpoint = find(options.checkpoint, outputs=options.outputs, stage=FINETUNE, say=config.line.say)
+    folder = Path(options.output or checkpoint.home(options.outputs) / "robustness")
     config.line.announce()
 
     from ssvit import inference
@@ -36,10 +69,10 @@ def run(config: Config) -> Path:
     model = inference.classifier(checkpoint)
     if model.is_multi_label:
         raise OptionError("checkpoint", checkpoint.path, "must be a classifier whose images have one class each")
-    loading = {"batch_size": plain["batch_size"], "workers": plain["workers"]}
+    loading = {"batch_size": options.batch_size, "workers": options.workers}
     measure = robustness.Robustness(model.module, model.transform, model.pixels, **loading)
     first = sorted(kinds, key=lambda name: name != CLEAN)
-    rows = [measure(name, str(plain["sets"][name]), kinds[name], mappings.get(name)) for name in first]
+    rows = [measure(name, options.sets[name], kinds[name], mappings.get(name)) for name in first]
     text = robustness.table(rows)
     found = {"checkpoint": str(checkpoint.path), "classes": len(model.classes), "sets": robustness.facts(rows)}
     folder.mkdir(parents=True, exist_ok=True)
@@ -51,19 +84,12 @@ def run(config: Config) -> Path:
     return folder
 
 
-def check(plain: Plain) -> tuple[dict[str, str], dict[str, dict[str, list[str]]]]:
-    """The layout of each set, and the mappings. OptionError for a wrong configuration."""
-    whole("batch_size", plain["batch_size"])
-    whole("workers", plain["workers"], at_least=0)
-    sets, mappings = plain["sets"], plain["mappings"] or {}
-    if not isinstance(sets, dict) or not sets:
-        raise OptionError("sets", sets, "must name sets and their folders, as 'sets={clean:PATH,a:PATH}'")
-    if not isinstance(mappings, dict) or not mappings.keys() <= sets.keys() - {CLEAN}:
-        raise OptionError("mappings", mappings, "must name files of sets other than clean, as {objectnet:FILE}")
-    kinds = {str(name): layouts.layout(f"sets.{name}", root) for name, root in sets.items()}
+def check(options: Robustness) -> tuple[dict[str, str], dict[str, dict[str, list[str]]]]:
+    """Read the layout of each set, and the mappings. OptionError if a folder or a file has none."""
+    kinds = {name: layouts.layout(f"sets.{name}", root) for name, root in options.sets.items()}
     if kinds.get(CLEAN, layouts.CLASSES) != layouts.CLASSES:
-        raise OptionError("sets.clean", sets[CLEAN], "must hold a folder for each class")
-    return kinds, {str(name): layouts.read_mapping(f"mappings.{name}", path) for name, path in mappings.items()}
+        raise OptionError("sets.clean", options.sets[CLEAN], "must hold a folder for each class")
+    return kinds, {name: layouts.read_mapping(f"mappings.{name}", path) for name, path in options.mappings.items()}
 
 
 def figure(rows: "list[Row]") -> "Figure":
@@ -79,4 +105,9 @@ def figure(rows: "list[Row]") -> "Figure":
     return robustness(bars, errors, shapes)
 
 
-tool = Tool("robustness", "test a classifier on robustness sets, and whether it goes by shape or texture", run)
+tool = Tool(
+    "robustness",
+    "test a classifier on robustness sets, and whether it goes by shape or texture",
+    run,
+    options=Robustness,
+)

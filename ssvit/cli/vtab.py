@@ -1,15 +1,19 @@
 """The table of VTAB-1k from the runs that are there: ssvit vtab [RUNS…]"""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Self
+
+from pydantic import model_validator
 
 from ssvit import atomic_io
 from ssvit.checkpoints import manifest
 from ssvit.checkpoints.configuration import Configuration
 from ssvit.cli.launch import Tool
 from ssvit.config.composed import Config
+from ssvit.config.declaration import Name, Options, Runs
 from ssvit.data.vtab import NAMES
 from ssvit.evaluation import vtab
 from ssvit.evaluation.vtab import Run
@@ -19,25 +23,39 @@ _TEST = "test/accuracy"
 _MEASURED = (_TEST, "validation/accuracy")
 
 
+class Vtab(Options):
+    """The runs in the table, which are those of ssvit finetune data=vtab data.task=…"""
+
+    runs: Sequence[Name] = ()
+    """Folders of runs; none: all in outputs."""
+    outputs: Runs = "outputs"
+    """The folder of all runs."""
+    output: Name | None = None
+    """A file for the table: JSON if its name ends in .json, otherwise Markdown."""
+
+    @model_validator(mode="after")
+    def _check_files(self) -> Self:
+        for folder in self.runs:
+            if not Path(folder, "config.yaml").is_file():
+                raise OptionError("runs", folder, "must be the folder of a run")
+        if self.output is not None:
+            file_to_write("output", self.output)
+        return self
+
+
 def run(config: Config) -> str:
     """Print the table, and write it where output= names a file: as JSON if that ends so. Returns the table."""
-    plain = config.values
-    named = [Path(str(one)) for one in plain["runs"]]
-    for folder in named:
-        if not (folder / "config.yaml").is_file():
-            raise OptionError("runs", folder, "must be the folder of a run")
-    output = None if plain["output"] is None else Path(plain["output"])
-    if output is not None:
-        file_to_write("output", output)
-    runs, unfinished = found(named or sorted(Path(plain["outputs"]).glob("*/")))
+    options: Vtab = config.options
+    runs, unfinished = found([Path(one) for one in options.runs] or sorted(Path(options.outputs).glob("*/")))
     left_out = f"not finished, so left out: {', '.join(unfinished)}" if unfinished else ""
     if not runs:
-        where = ", ".join(map(str, named)) or plain["outputs"]
+        where = ", ".join(options.runs) or options.outputs
         none = f"{where}: no run has a test accuracy on a task of VTAB-1k: ssvit finetune data=vtab makes one"
         raise UserError(f"{none}; {left_out}" if left_out else none)
     text = vtab.table(runs) + (f"\n{left_out}\n" if left_out else "")
     print_lines(*text.split("\n"))
-    if output is not None:
+    if options.output is not None:
+        output = Path(options.output)
         as_json = output.suffix == ".json"
         atomic_io.replace(output, (json.dumps(vtab.facts(runs), indent=1) + "\n" if as_json else text).encode())
     return text
@@ -76,4 +94,6 @@ def _ended_early(folder: Path) -> int | None:
     return next((facts["step"] for facts in newest if facts.get("ended")), None)
 
 
-tool = Tool("vtab", "make the table of VTAB-1k's 19 tasks from the runs that are there", run, positional="runs")
+tool = Tool(
+    "vtab", "make the table of VTAB-1k's 19 tasks from the runs that are there", run, positional="runs", options=Vtab
+)

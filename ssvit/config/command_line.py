@@ -31,7 +31,8 @@ class CommandLine:
     Attributes:
         aliases: What beginnings of options stand for, such as {"probes=": "probe@probes="}.
         options: The options as typed, with aliases replaced.
-        positional: The arguments that are neither options nor flags.
+        positional: The option, a list, that takes the arguments which are neither options nor flags, or None.
+        arguments: Those arguments.
         config_dir: The user's own folder of configurations, which --config-dir names.
         sweep: Whether there is one run for each combination of values (-m).
         added: Options that the command adds to those typed.
@@ -40,11 +41,12 @@ class CommandLine:
     """
 
     def __init__(
-        self, arguments: Sequence[str], *, aliases: Mapping[str, str] | None = None, takes_positional: bool = False
+        self, arguments: Sequence[str], *, aliases: Mapping[str, str] | None = None, positional: str | None = None
     ) -> None:
         self.aliases = dict(aliases or {})
         self.options: list[str] = []
-        self.positional: list[str] = []
+        self.positional = positional
+        self.arguments: list[str] = []
         self.config_dir: Path | None = None
         self.sweep = False
         self.added: list[str] = []
@@ -61,8 +63,8 @@ class CommandLine:
                 self.config_dir = Path(value or next(waiting, "")).absolute()
             elif argument in _SWEEP:
                 self.sweep = True
-            elif takes_positional and (os.path.exists(argument) or not (argument.startswith("-") or "=" in argument)):
-                self.positional.append(argument)
+            elif positional and (os.path.exists(argument) or not (argument.startswith("-") or "=" in argument)):
+                self.arguments.append(argument)
             else:
                 self.options.append(_checked(argument, next_to=arguments[arguments.index(argument) + 1 :]))
 
@@ -92,6 +94,10 @@ class CommandLine:
     def flags(self) -> list[str]:
         """The arguments by which another command finds the same configurations."""
         return [] if self.config_dir is None else [_CONFIG_DIR[0], str(self.config_dir)]
+
+    def has_file(self, name: str) -> bool:
+        """Whether there is a file of configurations of that name."""
+        return any((folder / f"{name}.yaml").is_file() for folder in self.folders())
 
     def folders(self) -> list[Path]:
         """The folders of configurations, the user's own first."""

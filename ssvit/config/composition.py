@@ -41,10 +41,11 @@ _SWEEP = {
     "hydra/hydra_logging": "none",
 }
 _SUGGESTIONS = 3
+_MISSING = "???"  # OmegaConf's mark of an option that has no default
 
 
 def compose(name: str, line: CommandLine, kind: type[Options] = Options, *, incomplete: bool = False) -> Config:
-    """Compose configs/<name>.yaml with the options of a command line.
+    """Compose the options of a command, with those of configs/<name>.yaml if there is such a file.
 
     Args:
         name: The command's name.
@@ -57,13 +58,16 @@ def compose(name: str, line: CommandLine, kind: type[Options] = Options, *, inco
     """
     with _failures(name, line, kind), _hydra(line, name):
         choices, values = _divided(line)
-        composed = hydra.compose(name, [*_search_path(line), *choices], return_hydra_config=True)
+        composed = hydra.compose(_file(name, line), [*_search_path(line), *choices], return_hydra_config=True)
         HydraConfig.instance().set_config(composed)
         with open_dict(composed):
             del composed["hydra"]
-        options = completed(_container(composed, resolve=False), {"": kind})
+        required = {option: _MISSING for option, field in kind.model_fields.items() if field.is_required()}
+        options = completed(required | _container(composed, resolve=False), {"": kind})
         for override in OverridesParser.create().parse_overrides(values):
             set_option(options, override.key_or_group, override.value(), force=override.is_force_add())
+        if line.positional and isinstance(options[line.positional], list):
+            options[line.positional] += line.arguments
         options = completed(options, {"": kind})
         tree = OmegaConf.create(options)
         if not incomplete:
@@ -74,6 +78,10 @@ def compose(name: str, line: CommandLine, kind: type[Options] = Options, *, inco
         if not incomplete:
             _ = config.options
         return config
+
+
+def _file(name: str, line: CommandLine) -> str | None:
+    return name if line.has_file(name) else None
 
 
 def _divided(line: CommandLine) -> tuple[list[str], list[str]]:
@@ -115,9 +123,10 @@ def set_option(options: Plain, name: str, value: object, *, force: bool = False)
         inner = node.get(group) if group in node else _unknown(options, name, ".".join(groups[: place + 1]), node)
         if not inner or not isinstance(inner, dict):
             path = ".".join(groups[: place + 1])
-            if inner in (None, {}) and force:
+            is_empty = inner in (None, {}, _MISSING)
+            if is_empty and force:
                 inner = node[group] = {}
-            elif inner in (None, {}):
+            elif is_empty:
                 raise OptionError(name, value, f"{path} is empty, so it must be given whole, as {path}={{{key}: …}}")
             else:
                 raise OptionError(name, value, f"{path} is a value, and holds no options")
@@ -172,7 +181,7 @@ def sweep(
     with _failures(name, line, kind), _stored(_choices(line, name), line.nodes):
         written = [f"{option}={value}" for option, value in _SWEEP.items() if option not in line.typed]
         sys.argv[1:] = ["--multirun", *line.flags, *_for_hydra(line), *written]
-        hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name=name)(task)()
+        hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name=_file(name, line))(task)()
 
 
 def jobs(line: CommandLine) -> list[list[str]]:
@@ -186,7 +195,7 @@ def jobs(line: CommandLine) -> list[list[str]]:
 def launcher(name: str, line: CommandLine) -> Plain:
     """The options of Hydra's launcher for the jobs of a sweep."""
     with _failures(name, line, Options), _hydra(line, name):
-        composed = hydra.compose(name, [*_search_path(line), *_for_hydra(line)], return_hydra_config=True)
+        composed = hydra.compose(_file(name, line), [*_search_path(line), *_for_hydra(line)], return_hydra_config=True)
         own = {part: composed.hydra[part] for part in ("launcher", "sweep")} | {"job": {"name": name}}
         root = OmegaConf.create({"hydra": own})
         root.hydra.sweep.dir = composed.get("outputs", "outputs")
@@ -212,7 +221,7 @@ def complete(action: str, name: str, line: CommandLine) -> None:
     """Print the words that a shell may complete (-sc query=…), or a script for the shell (install=…, uninstall=…)."""
     with _stored(_choices(line, name), line.nodes):
         sys.argv[1:] = ["-sc", action]
-        hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name=name)(lambda config: None)()
+        hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name=_file(name, line))(lambda config: None)()
 
 
 @contextmanager
@@ -343,7 +352,7 @@ def _reason(error: Exception, name: str, line: CommandLine, kind: type[Options])
         missing = missing if "." in missing else cause.full_key or missing
         field = kind.model_fields.get(missing)
         values = "" if field is None else expected(field.annotation, field.metadata)
-        return f"{missing}: has no default and must be given{f', {values}' if values.startswith('one of') else ''}"
+        return f"{missing}: has no default and must be given{f', {values}' if values not in ('', 'a text') else ''}"
     return first
 
 

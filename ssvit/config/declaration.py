@@ -294,6 +294,11 @@ Fraction = Annotated[float, Ge(0), Le(1)]
 Share = Annotated[float, Gt(0), Le(1)]  # a fraction that is not 0
 Name = Annotated[str, BeforeValidator(lambda value: str(value) if type(value) is int else value)]
 """A name or a path, which may consist of digits: YAML reads those as a number."""
+Runs = Annotated[str, Expect("the folder of all runs")]
+Part = Any
+"""The options of a part, which its own class declares."""
+Parts = Mapping[str, Any]
+"""The options of several parts, by name."""
 Text = Annotated[str, MinLen(1), Expect("a text")]
 Size = Annotated[
     int | Sequence[int], AfterValidator(_pair), Expect("a whole number of pixels, 1 or more, or [height, width]")

@@ -6,22 +6,20 @@ from typing import Annotated, Any, Literal, Self
 from annotated_types import Gt, Le, MinLen
 from pydantic import Field, model_validator
 
-from ssvit.config.declaration import Count, Expect, Name, NotNegative, Options, Positive, Whole
+from ssvit.config.declaration import Count, Name, NotNegative, Options, Part, Parts, Positive, Runs, Whole
 from ssvit.data.source_options import Subset
 from ssvit.evaluation.online_options import Probing
 from ssvit.options import OptionError, within
 from ssvit.training.recipe import Recipe
 from ssvit.training.runtime_options import Fabric
 
-Part = Any  # the options of a part, which its own class declares
-Parts = Mapping[str, Any]  # those of several parts, by name
 HeldOut = Annotated[float, Gt(0), Le(0.9)]
 
 
 class Training(Options):
     """A training run."""
 
-    outputs: Annotated[str, Expect("the folder of all runs")] = "outputs"
+    outputs: Runs = "outputs"
     """The folder of all runs."""
     overwrite: bool = False
     """Whether the contents of the run's folder are deleted and the run starts anew."""

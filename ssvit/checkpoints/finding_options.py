@@ -1,0 +1,22 @@
+"""The options by which a command finds a checkpoint."""
+
+from ssvit.config.declaration import Name, Options, Runs
+
+
+class Pretrained(Options):
+    """The checkpoint of a pre-training run, or another project's weights."""
+
+    checkpoint: Name = "newest"
+    """The folder of a checkpoint or of its run, a file of another project's weights, or hf://OWNER/NAME; newest: the
+    pre-training run that finished last."""
+    outputs: Runs = "outputs"
+    """The folder of all runs."""
+
+
+class Finetuned(Options):
+    """The checkpoint of a fine-tuned classifier."""
+
+    checkpoint: Name = "newest"
+    """The folder of a checkpoint or of its run; newest: the fine-tuning run that finished last."""
+    outputs: Runs = "outputs"
+    """The folder of all runs."""
