@@ -41,7 +41,7 @@ class Session:
     def __init__(self, config: Config, folder: Path, *, stage: str) -> None:
         self.config, self.folder, self.stage = config, folder, stage
         use_bands(config.values["data"])
-        self.fabric = runtime.start(Recipe(**config.values["recipe"]), **config.values["fabric"])
+        self.fabric = runtime.start(config.options.recipe, **config.options.fabric.values())
         with runtime.together():
             self._data: Data = config.build("data.source")
         self._estimated = False  # the runs of a comparison differ little
@@ -57,11 +57,11 @@ class Session:
     def run(self, name: str, changes: Mapping[str, object]) -> list[dict[str, Any]]:
         """Train in a subfolder with some (dotted) options changed; returns the rows of metrics."""
         config = self.config.changed(changes)
-        if config.values["checkpoint"] == SCRATCH:
+        if config.options.checkpoint == SCRATCH:
             config = from_scratch(config)
         with RunFolder(str(self.folder), name) as folder:
             if is_main_process():
-                folder.open(configuration(config), overwrite=config.values["overwrite"])
+                folder.open(configuration(config), overwrite=config.options.overwrite)
             self.fabric.barrier()  # no process looks for checkpoints in a folder that is being cleared
             self.train(config, folder.path)
         return metrics_log.rows(folder.path)
@@ -134,20 +134,20 @@ class Session:
 
         folder: of a run that may go on; if fewer processes do, they accumulate more micro-batches of the same size.
         """
-        values = config.values
-        recipe = Recipe(**values["recipe"])
-        data = replace(self._data, train=subset(self._data.train, **values["subset"]))
-        if values["development"] is not None:
-            data = data.without_test(values["development"])
+        options, images = config.options, config.values["data"]
+        recipe = options.recipe
+        data = replace(self._data, train=subset(self._data.train, **options.subset.values()))
+        if options.development is not None:
+            data = data.without_test(options.development)
         torch.manual_seed(key(recipe.seed, "weights"))
         given: dict[str, object] = {}
-        if "classes" in values["objective"]:
+        if "classes" in options.objective:
             if any(part is not None and part.labels is None for part in (data.train, data.validation, data.test)):
                 raise UserError(NO_LABELS)
             given = {"classes": list(data.classes), "labels": data.train.labels}
         # What is read from a checkpoint is needed at once.
-        options = flatten(values["objective"], "objective")
-        reads = any(value is not None for name, value in options if name.endswith((".checkpoint", ".path")))
+        leaves = flatten(options.objective, "objective")
+        reads = any(value is not None for name, value in leaves if name.endswith((".checkpoint", ".path")))
         with nullcontext() if reads else sharding.building(self.fabric):
             objective = config.build("objective", **given)
         before = None if folder is None else _micro_batch(folder)
@@ -161,10 +161,10 @@ class Session:
             accumulate=recipe.accumulate,
             rank=self.fabric.global_rank,
             world=self.fabric.world_size,
-            order=values["data"].get("order", PERMUTATION),
-            decoding=values["data"].get("decoding", FULL),
-            workers=values["workers"],
-            timeout=values["loader_timeout"],
+            order=images.get("order", PERMUTATION),
+            decoding=images.get("decoding", FULL),
+            workers=options.workers,
+            timeout=options.loader_timeout,
             device=self.fabric.device,
         )
         return recipe, data, objective, loader
@@ -183,14 +183,15 @@ def _all_evaluators(config: Config, data: Data) -> dict[str, Evaluator]:
     eval_transform = config.build("data.view")
     evaluators, probes = _evaluators(config, data, eval_transform), _probes(config, data, eval_transform)
     automatic = {name: one for name, one in evaluators.items() if one.automatic}
-    run = {name: config.values["recipe"][name] for name in ("steps", "batch_size", "evaluate_every")}
+    recipe = config.options.recipe
+    run = {name: getattr(recipe, name) for name in ("steps", "batch_size", "evaluate_every")}
     for probe in probes.values():
         if probe.automatic:
             probe.every = interval(images=probe.images, **run)
     for one in automatic.values():
         every = interval(images=one.images, **run)
         for probe in probes.values():
-            of_probe = probe.every or run["evaluate_every"]
+            of_probe = probe.every or recipe.evaluate_every
             every = -(-every // of_probe) * of_probe
         one.every = every
     return {name: one for name, one in evaluators.items() if name not in automatic} | probes | automatic
