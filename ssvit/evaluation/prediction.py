@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from ssvit.evaluation.base import Evaluation, History, with_metrics
 from ssvit.evaluation.reconstruction import Reconstruction, conclude, nearest_uncorrupted
-from ssvit.figures import reconstruction
+from ssvit.figures import prediction as figures
 from ssvit.models.vit import gather
 from ssvit.objectives.masked_patch import MaskedPatch
 from ssvit.objectives.masking import KINDS, MASKED
@@ -28,9 +28,9 @@ class Prediction(Reconstruction):
         metrics = self._metrics(objective)
         if history is None:
             return Evaluation(metrics=metrics)
-        learning = reconstruction.learning(with_metrics(history, metrics), objective.target.score_name)
-        figures = {"mosaic": self._mosaic(objective), "learning": learning}
-        return Evaluation(metrics=metrics, lines=describe(metrics), figures=figures)
+        learning = figures.learning(with_metrics(history, metrics), objective.target.score_name)
+        pictures = {"mosaic": self._mosaic(objective), "learning": learning}
+        return Evaluation(metrics=metrics, lines=describe(metrics), figures=pictures)
 
     def _metrics(self, objective: MaskedPatch) -> dict[str, float]:
         target, grid = objective.target, objective.encoder.grid
@@ -63,14 +63,14 @@ class Prediction(Reconstruction):
         guess = target.guess(objective.predict(images, noise).float())
         predicted = labels.scatter(1, noise.ids[:, :, None].expand_as(guess), guess.to(labels.dtype))
         answer, truth = target.paint(predicted), target.paint(labels)
-        return reconstruction.mosaic(images=images, noise=noise, answer=answer, truth=truth, grid=grid)
+        return figures.mosaic(images=images, noise=noise, answer=answer, truth=truth, grid=grid)
 
 
 def describe(metrics: Mapping[str, float]) -> list[str]:
     """Above or below each baseline, in words."""
     name = next(key.removesuffix("_constant") for key in metrics if key.endswith("_constant") and "loss" not in key)
     words, is_share = name.replace("_", " "), name == "accuracy"
-    ignorant, constant_guess = reconstruction.CONSTANTS.get(name, reconstruction.CONSTANTS["squared_error"])
+    ignorant, constant_guess = figures.CONSTANTS.get(name, figures.CONSTANTS["squared_error"])
 
     def show(value: float) -> str:
         return f"{100 * value:.1f} %" if is_share else f"{value:.4f}"

@@ -1,6 +1,6 @@
-"""Pictures of a model that predicts corrupted or masked patches.
+"""Pictures of a model that predicts masked patches.
 
-Letters: b images, c channels, n patches of p x q pixels, m masked patches of an image.
+Letters: b images, c channels, m masked patches of an image.
 """
 
 from collections.abc import Mapping
@@ -9,24 +9,15 @@ import numpy as np
 import torch
 from einops import rearrange
 from matplotlib.axes import Axes
-from matplotlib.collections import PatchCollection
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch, Rectangle
+from matplotlib.patches import Patch
 from torch import Tensor
 
 from ssvit.figures.display import displayed, rgb
 from ssvit.figures.pictures import collage
-from ssvit.figures.style import COLORS, DPI, INK, History, Line, baseline, latest, over_steps, panels, tidy
-from ssvit.objectives.masking import KINDS, MASKED, REPLACED, UNCHANGED, Corruption
+from ssvit.figures.style import COLORS, DPI, INK, History, baseline, latest, over_steps, panels, tidy
 
-# By the score: the least loss of a constant prediction, and the constant guess that scores best.
-CONSTANTS = {
-    "accuracy": ("entropy", "most frequent class"),
-    "squared_error": ("variance", "mean patch"),
-    "absolute_error": ("mean deviation", "median patch"),
-}
-GREY = 0.5
-FRAME = 1.4  # points
+GREY = 0.5  # of masked patches
 
 
 def tiles(images: Mapping[str, Tensor]) -> tuple[Figure, dict[str, list[tuple[int, int]]]]:
@@ -57,59 +48,12 @@ def tiles(images: Mapping[str, Tensor]) -> tuple[Figure, dict[str, list[tuple[in
     return figure, corners
 
 
-def _legend(figure: Figure, *handles: Patch) -> None:
+def legend(figure: Figure, *handles: Patch) -> None:
     """Below the images."""
     figure.legend(
         handles=handles, loc="lower center", ncols=len(handles), frameon=False, fontsize=9, labelcolor=INK,
         borderaxespad=0.3, columnspacing=1.5,
     )  # fmt: skip
-
-
-def _frame(kind: str, label: str) -> Patch:
-    return Patch(facecolor="none", edgecolor=COLORS[kind], linewidth=FRAME, label=label)
-
-
-def mosaic(*, images: Tensor, noise: Corruption, answer: Tensor, truth: Tensor, grid: tuple[int, int]) -> Figure:
-    """Each image (b, c, h, w) beside its corrupted form, the answer and the truth, both (b, n, c, p, q).
-
-    Masked patches are grey; replaced and unchanged ones have a frame in the legend's colour.
-    """
-    images, answer, truth = displayed(images), displayed(answer), displayed(truth)
-    noise = Corruption(*(part.cpu() for part in noise))
-    p, q = answer.shape[-2:]
-    patches = rearrange(images, "b c (y p) (x q) -> b (y x) c p q", p=p, q=q)
-    kinds = torch.full(patches.shape[:2], -1, device=images.device).scatter(1, noise.ids, noise.kind)
-    source = torch.arange(patches.shape[1], device=images.device).expand(len(images), -1)
-    source = source.scatter(1, noise.ids, torch.where(noise.kind == REPLACED, noise.replacement, noise.ids))
-    corrupted = patches.gather(1, source[:, :, None, None, None].expand_as(patches))
-    corrupted = torch.where((kinds == MASKED)[:, :, None, None, None], GREY, corrupted)
-    corrupted, predicted, true = (
-        rearrange(part, "b (y x) c p q -> b c (y p) (x q)", y=grid[0]) for part in (corrupted, answer, truth)
-    )
-    figure, corners = tiles({"image": images, "corrupted": corrupted, "predicted": predicted, "true": true})
-
-    (axis,) = figure.axes
-    shown = axis.images[0].get_array()
-    assert shown is not None
-    dots = axis.bbox.width / shown.shape[1]
-    inset = FRAME * DPI / 72 / dots / 2  # half of a frame's line, in pixels, so that neighbours do not overlap
-    for kind in (REPLACED, UNCHANGED):
-        rectangles = []
-        for image, patch in (kinds == kind).nonzero().tolist():
-            y, x = corners["corrupted"][image]
-            corner = (x + patch % grid[1] * q - 0.5 + inset, y + patch // grid[1] * p - 0.5 + inset)
-            rectangles.append(Rectangle(corner, q - 2 * inset, p - 2 * inset))
-        frames = PatchCollection(
-            rectangles, joinstyle="miter", facecolor="none", edgecolor=COLORS[KINDS[kind]], linewidth=FRAME
-        )
-        axis.add_collection(frames)
-    handles = {
-        MASKED: Patch(facecolor=str(GREY), label="masked"),
-        REPLACED: _frame("replaced", "replaced by another"),
-        UNCHANGED: _frame("unchanged", "unchanged, to be predicted"),
-    }
-    _legend(figure, *(handle for kind, handle in handles.items() if (kinds == kind).any()))
-    return figure
 
 
 def masked_mosaic(panels: Mapping[str, Tensor], *, masked_ids: Tensor, grid: tuple[int, int], note: str) -> Figure:
@@ -124,24 +68,7 @@ def masked_mosaic(panels: Mapping[str, Tensor], *, masked_ids: Tensor, grid: tup
     p, q = true.shape[2] // grid[0], true.shape[3] // grid[1]
     hidden = masked.repeat_interleave(p, 2).repeat_interleave(q, 3)
     figure, _ = tiles({"visible": torch.where(hidden, GREY, true), **panels})
-    _legend(figure, Patch(facecolor=str(GREY), label=note))
-    return figure
-
-
-def learning(history: History, score_name: str) -> Figure:
-    """Loss and score over the steps, the baselines as dashed lines."""
-    is_share = score_name == "accuracy"
-    scale = 100 if is_share else 1
-    figure, (left, right) = panels(2, 10, 3.8)
-    ignorant, constant = CONSTANTS.get(score_name, CONSTANTS["squared_error"])
-    baselines = {"loss_constant": f"{ignorant} of the labels"}
-    plot_losses(left, history, baselines, "loss (nats)" if is_share else "loss")
-    for kind in ("masked", "replaced", "unchanged"):
-        style = Line(color=COLORS[kind], linewidth=2, marker=".")
-        over_steps(right, history, f"{score_name}_{kind}", f"{kind} patches", scale, **style)
-    baseline(right, latest(history, f"{score_name}_copying", scale), "copying the nearest", "--")
-    baseline(right, latest(history, f"{score_name}_constant", scale), constant, ":")
-    tidy(right, "step", score_name.replace("_", " ") + (" (%)" if is_share else ""))
+    legend(figure, Patch(facecolor=str(GREY), label=note))
     return figure
 
 
