@@ -21,8 +21,8 @@ from ssvit.config.composed import Config
 from ssvit.options import print_lines
 from ssvit.processes import is_main_process
 from ssvit.training import comparison, preflight
+from ssvit.training.options import Finetune
 from ssvit.training.recipe import Recipe
-from ssvit.training.run_options import Finetune
 
 FIRST = "finetune_shapes"  # the experiment that follows a pre-training on the embedded images
 

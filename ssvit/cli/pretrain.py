@@ -16,7 +16,7 @@ from ssvit.config.composed import Config
 from ssvit.options import command, print_lines
 from ssvit.processes import is_main_process
 from ssvit.training import preflight
-from ssvit.training.run_options import Pretrain
+from ssvit.training.options import Pretrain
 
 
 def check(config: Config) -> Config:
