@@ -34,7 +34,8 @@ def here(monkeypatch):
 
 
 def run(folder, *parts, **step):
-    gpu.run(rounds=1, gpu={"parts": parts, "folder": str(folder)}, memory=False, **step)
+    options = gpu_options.Gpu(parts=parts, folder=str(folder))
+    gpu.run(options, step_options.Step(memory=False, **step), rounds=1)
     return json.loads((folder / "tables.json").read_text())
 
 

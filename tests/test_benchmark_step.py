@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from ssvit.benchmark import step, step_options
 from ssvit.benchmark.peers import PEERS
-from ssvit.benchmark.step_options import OBJECTIVES, Size
+from ssvit.benchmark.step_options import OBJECTIVES, Size, Step
 from ssvit.benchmark.timing import as_json, table
 from ssvit.data.batch import Batch
 from ssvit.figures.speed import speed
@@ -84,7 +84,7 @@ def test_useful_work_is_no_more_than_a_peer_does():
 
 
 def test_the_measures_are_told_and_drawn():
-    ((title, rates),) = step.run(rounds=2, model="small", peers=False, memory=True, threads=2).items()
+    ((title, rates),) = step.run(Step(model="small", peers=False, memory=True, threads=2), rounds=2).items()
     assert title.startswith("masked_patch, small, 16 px, 4 images a step")
     ours, alone, product = rates
     assert (ours.name, alone.name, product.name) == ("ssvit", "ssvit, 1 thread", "torch product of 2048")
@@ -105,7 +105,7 @@ def test_the_measures_are_told_and_drawn():
 
 def test_threads_are_put_back():
     before = torch.get_num_threads()
-    step.run(rounds=1, model="small", peers=False, memory=False, threads=before + 1)
+    step.run(Step(model="small", peers=False, memory=False, threads=before + 1), rounds=1)
     assert torch.get_num_threads() == before
 
 
@@ -122,11 +122,11 @@ def test_peers_are_chosen_by_their_library_or_name(monkeypatch):
     for objective, peers in (("masked_patch", ["timm"]), ("mae", ["lightly"]), ("mae", ("vit-pytorch MAE",))):
         built.clear()
         with pytest.raises(InterruptedError):
-            step.run(model="small", objective=objective, peers=peers)
+            step.run(Step(model="small", objective=objective, peers=peers))
         expected = [name for name in PEERS[objective] if peers[0] in name]
         assert [name for name in built if "product" not in name] == ["ssvit", *expected]
     with pytest.raises(OptionError, match="peers"):
-        step.run(model="small", objective="mae", peers=["torchvision"])
+        step.run(Step(model="small", objective="mae", peers=["torchvision"]))
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_peers_are_chosen_by_their_library_or_name(monkeypatch):
 )
 def test_wrong_options_are_named(name, value):
     with pytest.raises(OptionError, match=f"^{name}={value}: must be"):
-        step.run(**{name: value})
+        Step(**{name: value})
 
 
 def test_the_tool_tells_them_in_one_line_before_torch_is_loaded(tmp_path, no_torch):

@@ -150,7 +150,8 @@ def test_held_out_images_are_looked_at_and_everything_is_written(look, run):
 def test_newest_is_the_newest_fine_tuning(run, look, tmp_path):
     tuned = make_run(tmp_path / "outputs" / "tuned", stage="finetune")
     sizes = {"resize": "paper", "image_size": [16, 32]}
-    found = visualize.find_other({"other": "newest", "outputs": str(tmp_path / "outputs")}, sizes, channels=3)
+    options = visualize.Visualize(other="newest", outputs=str(tmp_path / "outputs"))
+    found = visualize.find_other(options, sizes, 3, print)
     assert found.path == tuned
     second = loading.load_encoder(found.path, **sizes)
     assert (found.name, second.image_size, second.training) == ("tuned", (16, 32), False)

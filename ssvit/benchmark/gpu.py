@@ -38,7 +38,6 @@ from ssvit.benchmark.data import scenes
 from ssvit.benchmark.gpu_options import Gpu
 from ssvit.benchmark.step_options import OBJECTIVES, SIZES, Size, Step
 from ssvit.checkpoints import manifest
-from ssvit.config.declaration import make
 from ssvit.data.augment.crop import InceptionCrop
 from ssvit.data.files import Files
 from ssvit.data.loader import Loader
@@ -87,9 +86,9 @@ class Setting:
         return whole_step.Steps(whole_step.OURS, size, **given)
 
 
-def run(*, rounds: int, gpu: dict[str, object], **given: object) -> None:
-    """All parts; the options are those of `gpu_options.Gpu` and of `step_options.Step`."""
-    setting = Setting(rounds, make(Step, given), make(Gpu, gpu))
+def run(gpu: Gpu, step: Step, *, rounds: int) -> None:
+    """Measure all parts."""
+    setting = Setting(rounds, step, gpu)
     if setting.cuda and not torch.cuda.is_available():
         raise OptionError("step.device", "cuda", "torch finds no GPU here; step.device=cpu runs all parts small")
     folder = Path(setting.gpu.folder)
@@ -264,9 +263,8 @@ def rates(setting: Setting) -> Tables:
 def _beside(setting: Setting, model: str) -> dict[str, list[timing.Rate]]:
     for name in setting.gpu.changes:
         CHANGES[name].before()
-    given = setting.step.values() | {"model": model, "peers": setting.step.peers and (_PEER,)}
-    given["compile"] |= setting.cuda
-    return whole_step.run(rounds=setting.rounds, **given)
+    peers, compile = setting.step.peers and (_PEER,), setting.step.compile or setting.cuda
+    return whole_step.run(setting.step.changed(model=model, peers=peers, compile=compile), rounds=setting.rounds)
 
 
 def profile(setting: Setting) -> Tables:

@@ -1,14 +1,24 @@
-"""The options that all benchmarks share."""
+"""The options of all benchmarks."""
 
 from typing import Literal
 
-from ssvit.config.declaration import Count, Options
+from ssvit.benchmark.gpu_options import Gpu
+from ssvit.benchmark.step_options import Step
+from ssvit.config.declaration import Count, Name, Options
 
 
 class Benchmark(Options):
-    """Which part is measured, and how often."""
+    """The part of ssvit whose speed is compared with other libraries."""
 
-    part: Literal["step", "data", "shards", "probe", "knn", "gpu"]
-    """The part of ssvit that is measured; a module of this package."""
-    rounds: Count
+    part: Literal["step", "data", "shards", "probe", "knn", "gpu"] = "data"
+    """The part that is measured; a module in ssvit/benchmark."""
+    rounds: Count = 7
     """Number of rounds; each contender runs once in each round."""
+    output: Name | None = None
+    """A file for the rates as JSON."""
+    plot: Name | None = None
+    """A file for the rates as a picture."""
+    step: Step = Step()
+    """Options of part=step."""
+    gpu: Gpu = Gpu()
+    """Options of part=gpu, in addition to those of step."""

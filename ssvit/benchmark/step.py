@@ -36,40 +36,42 @@ OURS = "ssvit"
 _PEAK = {"cpu": 2048, "cuda": 8192}  # rows and columns of the matrices that the machine's peak is measured on
 
 
-def run(*, rounds: int = 7, **given: object) -> dict[str, list[Rate]]:
-    """The rates in images a second, and of the machine's matrix products in GFLOP a second, by title.
-
-    The options are those of `step_options.Step`.
-    """
-    own = make(Step, given)
-    size, precision, device = SIZES[own.model], own.precision, own.device
-    b = own.batch or size.batch[device]
+def run(options: Step, *, rounds: int = 7) -> dict[str, list[Rate]]:
+    """The rates in images a second, and of the machine's matrix products in GFLOP a second, by title."""
+    size, precision, device = SIZES[options.model], options.precision, options.device
+    b = options.batch or size.batch[device]
     build = partial(
-        Steps, size=size, objective=own.objective, precision=precision, compile=own.compile, device=device, batch=b
+        Steps,
+        size=size,
+        objective=options.objective,
+        precision=precision,
+        compile=options.compile,
+        device=device,
+        batch=b,
     )
-    every = PEERS[own.objective]
-    wanted = (*every, *LIBRARIES) if own.peers is True else own.peers or ()
+    every = PEERS[options.objective]
+    wanted = (*every, *LIBRARIES) if options.peers is True else options.peers or ()
     peers = [name for name in every if name in wanted or any(one in name for one in LIBRARIES if one in wanted)]
     if wanted and every and not peers:
-        raise OptionError("peers", wanted, f"must be among the peers of {own.objective}: {', '.join(every)}")
+        raise OptionError("peers", wanted, f"must be among the peers of {options.objective}: {', '.join(every)}")
     missing = sorted({name.split()[0] for name in peers if not installed(name)})
     names = [OURS, *filter(installed, peers)]
-    with threads(own.threads):
+    with threads(options.threads):
         contenders: dict[str, Callable[[], float]] = {name: build(name) for name in names}
-        if own.threads > 1:
+        if options.threads > 1:
             contenders[f"{OURS}, 1 thread"] = threads(1)(contenders[OURS])
         products = _products(precision, device)
         rates = compare(contenders | products, reference=OURS, rounds=rounds, device=device)
     peak = max(rate.per_work_second for rate in rates if rate.name in products)
-    gflop = useful(size, own.objective) / 1e9
+    gflop = useful(size, options.objective) / 1e9
     for place, rate in enumerate(rates):
         if rate.name not in products:
             rates[place] = rate = replace(rate, share=rate.per_work_second * gflop / peak)
-        if rate.name in names and own.memory:
+        if rate.name in names and options.memory:
             with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
                 rates[place] = replace(rate, memory=pool.submit(_memory, partial(build, rate.name), device).result())
-    way, cores = "compiled" if own.compile else "eager", f"{own.threads} thread{'s' * (own.threads > 1)}"
-    what = f"{own.objective}, {own.model}, {size.image_size} px, {b} images a step, {gflop:.2f} GFLOP an image"
+    way, cores = "compiled" if options.compile else "eager", f"{options.threads} thread{'s' * (options.threads > 1)}"
+    what = f"{options.objective}, {options.model}, {size.image_size} px, {b} images a step, {gflop:.2f} GFLOP an image"
     without = f"; not installed: {', '.join(missing)}" if missing else ""
     return {f"{what}, {precision}, {way}, {device}, {cores}{without}": rates}
 

@@ -13,13 +13,14 @@ from ssvit.checkpoints.manifest import CheckpointError
 from ssvit.config.declaration import Count, Options, make
 from ssvit.data.augment.crop_options import CenterCrop
 from ssvit.data.decode_options import PixelFormat
+from ssvit.exchange.reading_options import ForeignEncoder
 from ssvit.models.build_options import kind, vit
 from ssvit.models.timm_options import Timm
 from ssvit.models.vit_options import CHANGEABLE, Resize, ViT
 from ssvit.options import OptionError, command, pair
 
 
-class LoadEncoder(Options):
+class LoadEncoder(ForeignEncoder):
     """The encoder of a checkpoint; options that do not change its weights may have other values. None: its own."""
 
     path: str | Path
@@ -40,14 +41,6 @@ class LoadEncoder(Options):
     """Rate at which the last layer is left out in training."""
     activation_checkpointing: bool | None = None
     """In training compute each layer once more for its gradients: less memory, more time."""
-    heads: int | None = None
-    """Heads of attention of a foreign file, which its weights do not tell. None: the usual value."""
-    mean: float | Sequence[float] | None = None
-    """Mean of the channels in [0, 1], of the images of a foreign file. None: the usual value."""
-    std: float | Sequence[float] | None = None
-    """Standard deviation of the channels in [0, 1], of the images of a foreign file. None: the usual value."""
-    trained_size: int | Sequence[int] | None = None
-    """Pixels, or [height, width], of the images that a foreign file was trained on."""
     model: str | None = None
     """The name in timm of the model of which a foreign file is. None: a ViT, known by its tensors."""
     arguments: Mapping[str, object] | None = None

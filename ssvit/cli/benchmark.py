@@ -4,42 +4,34 @@ import importlib
 import json
 from pathlib import Path
 
-from ssvit.benchmark.gpu_options import Gpu
 from ssvit.benchmark.options import Benchmark
-from ssvit.benchmark.step_options import Step
 from ssvit.cli.launch import Tool
 from ssvit.config.composed import Config
-from ssvit.config.declaration import make, select
 from ssvit.options import within
 
 
 def run(config: Config) -> None:
     """Check the options, measure, print the tables, and write rates and pictures if asked to."""
-    plain = config.values
-    benchmark = select(Benchmark, plain)
-    with within("step"):
-        make(Step, plain["step"])
-    with within("gpu"):
-        make(Gpu, plain["gpu"])
-    options = plain["step"] if benchmark.part in ("step", "gpu") else {}
-    if benchmark.part == "gpu":
+    options: Benchmark = config.options
+    if options.part == "gpu":
         from ssvit.benchmark import gpu
 
-        gpu.run(rounds=benchmark.rounds, gpu=plain["gpu"], **options)
+        gpu.run(options.gpu, options.step, rounds=options.rounds)
         return
 
     from ssvit.benchmark.timing import as_json, table
 
     with within("step"):
-        results = importlib.import_module(f"ssvit.benchmark.{benchmark.part}").run(rounds=benchmark.rounds, **options)
+        given = {"options": options.step} if options.part == "step" else {}
+        results = importlib.import_module(f"ssvit.benchmark.{options.part}").run(rounds=options.rounds, **given)
     for title, rates in results.items():
         print(table(title, rates))
-    if plain["output"] is not None:
-        Path(plain["output"]).write_text(json.dumps(as_json(results), indent=2) + "\n")
-    if plain["plot"] is not None:
+    if options.output is not None:
+        Path(options.output).write_text(json.dumps(as_json(results), indent=2) + "\n")
+    if options.plot is not None:
         from ssvit.figures.speed import speed
 
-        file = Path(plain["plot"])
+        file = Path(options.plot)
         for place, (title, rates) in enumerate(results.items()):
             # The machine's own rates have another unit.
             shown = [rate for rate in rates if "product of" not in rate.name]

@@ -4,28 +4,36 @@ from pathlib import Path
 
 from ssvit.checkpoints.checkpoint import PRETRAIN
 from ssvit.checkpoints.finding import find
+from ssvit.checkpoints.finding_options import Pretrained
 from ssvit.cli.launch import Tool
 from ssvit.config.composed import Config
-from ssvit.config.declaration import select
-from ssvit.exchange import hub
-from ssvit.exchange.export_options import Export
+from ssvit.config.declaration import Name
+from ssvit.exchange import export_options, hub
+from ssvit.exchange.reading_options import ForeignEncoder
 from ssvit.models import build_options
 from ssvit.options import print_lines
 
 
+class Export(export_options.Export, Pretrained):
+    """A checkpoint and the format in which it is written: a folder of weights, their configuration and a card."""
+
+    output: Name | None = None
+    """The folder for the export; null: export/FORMAT in the run's folder."""
+    encoder: ForeignEncoder = ForeignEncoder()
+    """What another project's file may not contain; null: what the files next to it have, or the usual value."""
+
+
 def run(config: Config) -> None:
     """Check that the encoder can be written in the format; then load torch, build and write it."""
-    plain = config.values
-    options = select(Export, plain)
-    checkpoint = find(
-        plain["checkpoint"], outputs=plain["outputs"], stage=PRETRAIN, options=plain["encoder"], say=config.line.say
-    )
+    options: Export = config.options
+    encoder = options.encoder.values()
+    checkpoint = find(options.checkpoint, outputs=options.outputs, stage=PRETRAIN, options=encoder, say=config.line.say)
     size = checkpoint.encoder["image_size"] if options.image_size is None else options.image_size
     options.check_model(
         build_options.vit(checkpoint.encoder | {"image_size": size}), checkpoint.facts.get("classifier")
     )
-    run = checkpoint.home(plain["outputs"])
-    folder = Path(plain["output"] or run / "export" / options.format)
+    run = checkpoint.home(options.outputs)
+    folder = Path(options.output or run / "export" / options.format)
     options.check_folder(folder, checkpoint=checkpoint.path)
     config.line.announce()
 
@@ -38,10 +46,10 @@ def run(config: Config) -> None:
     if checkpoint.has_classifier:
         model = load_classifier(checkpoint.path, image_size=size, resize=options.resize)
     else:
-        changes = {"image_size": size, "resize": options.resize, **plain["encoder"]}
-        encoder = load_encoder(checkpoint.path, announce=True, **changes)
-        assert isinstance(encoder, vit.ViT)
-        model = encoder
+        changes = {"image_size": size, "resize": options.resize, **encoder}
+        loaded = load_encoder(checkpoint.path, announce=True, **changes)
+        assert isinstance(loaded, vit.ViT)
+        model = loaded
     remarks = export(model, folder, options, facts=checkpoint.facts, run=run)
     print_lines(f"{folder}: {', '.join(file.name for file in sorted(folder.iterdir()))}", *remarks)
     if options.push is not None:

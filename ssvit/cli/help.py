@@ -120,13 +120,13 @@ def describe(tool: Tool, config: Config) -> tuple[Group, list[Group]]:
     """The files that can be chosen, and the options of those that are."""
     choices = _choices(tool, config)
     said = _said(tool.name, choices, config.line)
-    written = config.written
+    fields, written = meanings(tool.options), config.written
     named = {option.rstrip("="): alias.rstrip("=") for alias, option in tool.aliases.items()}
     files = [
         Option(
             named.get(group, group),
             _typed(file),
-            said.get(f"/{group.partition('@')[0]}", ""),
+            said.get(f"/{group.partition('@')[0]}") or fields.get(group.rpartition("@")[2], ""),
             f"one of {', '.join(config.line.names(group.partition('@')[0]))}",
         )
         for group, file in sorted(choices.items(), key=lambda item: _place(item[0].partition("@")[0], _ORDER))

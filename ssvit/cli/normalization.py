@@ -8,35 +8,33 @@ from typing import Any
 from ssvit.atomic_io import replace
 from ssvit.cli.launch import Tool, progress
 from ssvit.config.composed import Config
-from ssvit.config.declaration import select
 from ssvit.data.decode_options import RGB
 from ssvit.data.files_options import ImageFiles
 from ssvit.data.normalization_options import MEASURED, Normalization
-from ssvit.options import OptionError, command, print_lines
+from ssvit.options import command, print_lines
 from ssvit.training import preflight
 
 
 def run(config: Config) -> dict[str, Any]:
     """Measure, print the options that say it, and write them where that is asked for. Returns them by name."""
-    plain = config.values
-    own = select(Normalization, plain)
-    if plain["data"] is None:
-        raise OptionError("data", None, "must name a data set, or the path of a folder")
-    chosen = preflight.parts({"data": {"source": plain["data"]["source"]}}).get("data.source")
+    options: Normalization = config.options
+    chosen = preflight.parts({"data": {"source": options.data["source"]}}).get("data.source")
     config.line.announce()
 
     from ssvit.data import normalization
 
     source = config.build("data.source").train
     pixels = chosen.pixels if isinstance(chosen, ImageFiles) else RGB
-    options, lines = normalization.measure(source, pixels, workers=own.workers, progress=progress("images", " images"))
+    measured, lines = normalization.measure(
+        source, pixels, workers=options.workers, progress=progress("images", " images")
+    )
     print_lines(*lines)
-    print(" ".join(f"data.{name}={json.dumps(value, separators=(',', ':'))}" for name, value in options.items()))
-    if own.output is not None:
-        text = "".join(f"{name}: {json.dumps(value)}\n" for name, value in options.items())
-        replace(Path(own.output), f"{MEASURED} {'; '.join(lines)}\n{text}".encode())
-        print(f"next: {command('pretrain')} data=… data.normalization={shlex.quote(own.output)}")
-    return options
+    print(" ".join(f"data.{name}={json.dumps(value, separators=(',', ':'))}" for name, value in measured.items()))
+    if options.output is not None:
+        text = "".join(f"{name}: {json.dumps(value)}\n" for name, value in measured.items())
+        replace(Path(options.output), f"{MEASURED} {'; '.join(lines)}\n{text}".encode())
+        print(f"next: {command('pretrain')} data=… data.normalization={shlex.quote(options.output)}")
+    return measured
 
 
 tool = Tool("normalization", "measure mean, deviation and range of the channels", run, options=Normalization)

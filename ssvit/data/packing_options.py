@@ -6,7 +6,7 @@ from typing import Annotated, Self
 from annotated_types import Ge, Le
 from pydantic import model_validator
 
-from ssvit.config.declaration import Count, Name, Options, Positive
+from ssvit.config.declaration import Count, Name, Options, Part, Positive
 from ssvit.options import OptionError, folder_to_write
 
 
@@ -14,19 +14,22 @@ class Pack(Options):
     """Shards made of a data set."""
 
     output: Name
-    """The folder; each split gets a subfolder of it."""
-    size: Count | None
-    """Pixels of the shorter side to which larger images are made smaller; None: files as they are."""
-    quality: Annotated[int, Ge(1), Le(100)]
-    """Of the JPEGs that are written then, up to 100."""
-    shard_size: Positive
-    """Megabytes after which the next shard begins."""
-    workers: Count
-    """Threads that read and resize."""
-    verify: bool
-    """Whether to compare the checksums of what is there, instead of writing."""
-    overwrite: bool
-    """Whether shards that are there may be thrown away."""
+    """The folder for the shards, which has a subfolder for each split: train, val, test."""
+    data: Part = None
+    """The images: a data set, or the path of a folder."""
+    size: Count | None = None
+    """Pixels of the shorter side to which larger images are resized, which are stored as JPEG; null: all files are
+    copied unchanged."""
+    quality: Annotated[int, Ge(1), Le(100)] = 95
+    """Quality of these JPEGs."""
+    shard_size: Positive = 512
+    """The size of a shard in megabytes."""
+    workers: Count = 4
+    """Threads that read and resize images."""
+    verify: bool = False
+    """Whether to compare the checksums of every shard and image in output, instead of writing."""
+    overwrite: bool = False
+    """Whether existing shards may be deleted."""
 
     @model_validator(mode="after")
     def _check_output(self) -> Self:

@@ -30,22 +30,23 @@ class Export(Options):
     """The format of an export."""
 
     format: Annotated[str, OneOf(FORMATS)]
-    """The format; safetensors is ssvit's own."""
+    """The format: onnx, torch_export, safetensors (ssvit's own), timm, or huggingface."""
     image_size: Size | None = None
-    """Pixels of the images, or [height, width], to which positions are resized; None: the checkpoint's."""
+    """Pixels of the images, or [height, width], to which positions are resized; null: the checkpoint's."""
     resize: Resize = "paper"
-    """How positions are resized: paper, as in the authors' code, or timm."""
+    """How positions are resized: as in the authors' code (paper) or as in timm."""
     any_size: bool = False
-    """Whether an exported program takes images of any size that the patches divide."""
+    """Whether an exported program (onnx, torch_export) takes images of any size that the patches divide."""
     input: Literal["float", "uint8"] = FLOAT
-    """The images that an exported program takes: float, float32 in [0, 1]; uint8, 0 to 255."""
+    """The images that an exported program (onnx, torch_export) takes: float32 in [0, 1] (float), or uint8, 0 to 255."""
     overwrite: bool = False
     """Whether to replace an existing export."""
     license: Name | None = None
     """The licence of the weights in the model card, by its identifier on the Hugging Face Hub, for instance
-    apache-2.0; None: none."""
+    apache-2.0; null: none."""
     push: Name | None = None
-    """The repository of the Hugging Face Hub to which the folder is uploaded, OWNER/NAME."""
+    """The repository of the Hugging Face Hub to which the folder is uploaded, OWNER/NAME. It needs ssvit[hub] and
+    `hf auth login`."""
     private: bool = True
     """Whether a repository that push creates is private."""
 

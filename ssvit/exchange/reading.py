@@ -20,6 +20,7 @@ from ssvit.exchange.files import ForeignError
 from ssvit.exchange.google import GOOGLE
 from ssvit.exchange.huggingface import DINOV2, HUGGINGFACE
 from ssvit.exchange.layout import IMAGENET, LAYER_SCALE, OPTIONAL, QKV_BIAS, Layout, Place, Shapes, described
+from ssvit.exchange.reading_options import ForeignEncoder
 from ssvit.exchange.timm import FACEBOOK, TIMM
 from ssvit.exchange.torchvision import TORCHVISION
 from ssvit.models import encoder_options, hybrid_options, vit_options
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 LAYOUTS = (GOOGLE, *DINOV3, DINOV2, HUGGINGFACE, TORCHVISION, FACEBOOK, TIMM)
 # Options that a user may give for a foreign file: of a ViT, and of a model of timm.
-_TOLD = ("heads", "mean", "std", "trained_size")
+_TOLD = tuple(ForeignEncoder.model_fields)
 FOREIGN_OPTIONS = (*_TOLD, "model", "arguments")
 HEADS = {192: 3, 384: 6, 768: 12, 1024: 16, 1280: 16, 1536: 24}  # by width: Ti, S, B, L, H and DINOv2's giant
 _SIZE = 224  # of images for an encoder that has no positions of its own
