@@ -528,9 +528,9 @@ def test_it_learns_to_tell_colours_apart():
         ({"trained": 1, "lora": {"rank": 2, "alpha": 2}}, "trained=1: must be head with lora"),
         ({"class_weights": "fair"}, "class_weights=fair: must be balanced, or a list with a number"),
         ({"class_weights": 2}, "class_weights=2: must be balanced, or a list"),
-        ({"class_weights": [1, 1, 1, 1, -1]}, "class_weights=[1, 1, 1, 1, -1]: must be balanced, or a list"),
-        ({"class_weights": [0.0] * 5}, "class_weights=[0.0, 0.0, 0.0, 0.0, 0.0]: one of them must be above 0"),
-        ({"class_weights": [1, 2, 3, 4, 5], "loss": "sigmoid"}, "class_weights=[1, 2, 3, 4, 5]: must be null with"),
+        ({"class_weights": [1, 1, 1, 1, -1]}, "class_weights=[1,1,1,1,-1]: must be balanced, or a list"),
+        ({"class_weights": [0.0] * 5}, "class_weights=[0.0,0.0,0.0,0.0,0.0]: one of them must be above 0"),
+        ({"class_weights": [1, 2, 3, 4, 5], "loss": "sigmoid"}, "class_weights=[1,2,3,4,5]: must be null with"),
     ],
 )
 def test_refuses_options_that_cannot_be(given, message):
@@ -544,7 +544,7 @@ def test_refuses_options_that_cannot_be(given, message):
     [
         ({"trained": 3}, "trained=3: must be at most 2, the layers of the encoder"),
         ({"trained": "head", "lora": {"rank": 17, "alpha": 1}}, "lora.rank=17: must be at most 16, the width of the"),
-        ({"class_weights": [1, 2]}, "class_weights=[1, 2]: must be 5 numbers, one for each class, not 2"),
+        ({"class_weights": [1, 2]}, "class_weights=[1,2]: must be 5 numbers, one for each class, not 2"),
         ({"class_weights": "balanced"}, "class_weights=balanced: needs the labels"),
     ],
 )

@@ -102,7 +102,7 @@ def test_blurs_and_choices_have_their_probabilities() -> None:
         (lambda: ColorJitter(hue=0.6), "hue=0.6: must be a number, 0 or more and at most 0.5"),
         (lambda: ColorJitter(brightness=-1), "brightness=-1: must be a number, 0 or more"),
         (lambda: Grayscale(probability=1.1), "probability=1.1: must be a number, 0 or more and at most 1"),
-        (lambda: GaussianBlur(sigma=[0, 1]), r"sigma=\[0, 1\]|sigma=0: must be a number, above 0"),
+        (lambda: GaussianBlur(sigma=[0, 1]), r"sigma=\[0,1\]|sigma=0: must be a number, above 0"),
         (lambda: GaussianBlur(sigma=[2, 1]), "the first is larger"),
         (lambda: Solarize(threshold=300), "threshold=300: must be a whole number, 0 or more and at most 255"),
     ],

@@ -365,7 +365,7 @@ def test_parts_are_trained_and_every_tool_reads_what_they_left(outputs, tool, tm
         ("finetune", ["compare=scratch", "seeds=0"], "seeds=0: must be a whole number", 2),
         ("finetune", ["compare=scratch", "sweep=table4"], "sweep=table4: goes without compare", 2),
         ("finetune", ["table4.learning_rates=[0.1,-1]"], "table4.learning_rates=-1: must be a number, above 0", 2),
-        ("finetune", ["subset.part=[0.5,0.2]"], "subset.part=[0.5, 0.2]: must be [from, to]", 2),
+        ("finetune", ["subset.part=[0.5,0.2]"], "subset.part=[0.5,0.2]: must be [from, to]", 2),
         ("finetune", ["subset.images=4"], "recipe.batch_size=8: must be no more than the 4 images", 2),
         ("finetune", ["development=1.5"], "development=1.5: must be a number", 2),
         ("finetune", ["recipe=lion"], "recipe=lion: must be one of adamw, sgd", 2),

@@ -24,7 +24,7 @@ from ssvit.config.declaration import find, make, select
 from ssvit.data.augment.crop_options import CenterCrop
 from ssvit.data.source_options import Subset
 from ssvit.exchange.export_options import Export
-from ssvit.options import OptionError, file_to_write, folder_to_write
+from ssvit.options import Failure, OptionError, file_to_write, folder_to_write
 from ssvit.training.recipe import Recipe
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -225,8 +225,14 @@ def told(folder):
 @pytest.fixture(scope="module")
 def told_together(folder):
     """The line by which each case of TOGETHER is refused; None if it is not."""
-    found = refusals(composed(overrides, folder) for overrides, _ in TOGETHER.values())
-    return {case: refusal and refusal[1] for case, refusal in zip(TOGETHER, found, strict=True)}
+    lines, plain = {}, {}
+    for case, (overrides, _) in TOGETHER.items():
+        try:
+            plain[case] = composed(overrides, folder)
+        except Failure as failure:
+            lines[case] = str(failure)
+    found = refusals(plain.values())
+    return lines | {case: refusal and refusal[1] for case, refusal in zip(plain, found, strict=True)}
 
 
 @pytest.mark.parametrize("choice", CHOICES)

@@ -274,7 +274,7 @@ def test_an_option_that_cannot_be_is_named(given, told):
     ("given", "told"),
     [
         (["augment@data.augment=inception_crop"], "data.augment=InceptionCrop: gives image views, and the objective "),
-        (["data.augment.sigma=[1,90]"], "data.augment.sigma=[1, 90]: its filter needs images of more than 180 pixels"),
+        (["data.augment.sigma=[1,90]"], "data.augment.sigma=[1,90]: its filter needs images of more than 180 pixels"),
         (["encoder=r_vit_ti16", "objective.keep=0.5"], "objective.keep=0.5: must be 1 for an encoder with a stem"),
         (["evaluators.held_out.seed=-1"], "evaluators.held_out.seed=-1: must be a whole number"),
     ],

@@ -91,16 +91,16 @@ def test_the_bytes_of_all_views_are_counted() -> None:
     ("given", "words"),
     [
         ({"local_size": 0}, "local_size=0: must be a whole number of pixels"),
-        ({"local_scale": [0.5, 2]}, r"local_scale=\[0.5, 2\]: must be two numbers above 0 and at most 1"),
+        ({"local_scale": [0.5, 2]}, r"local_scale=\[0.5,2\]: must be two numbers above 0 and at most 1"),
         ({"scale": [0.5, 0.2]}, "scale=.*the first is larger"),
         ({"local_views": -1}, "local_views=-1: must be a whole number, 0 or more"),
         ({"jitter": 2}, "jitter=2: must be a number, 0 or more and at most 1"),
         ({"hue": 1}, "hue=1: must be a number, 0 or more and at most 0.5"),
         ({"grayscale": -1}, "grayscale=-1: must be a number"),
         ({"blur": 0.5}, "blur=0.5: must be three probabilities"),
-        ({"solarize": [0, 0, 2]}, r"solarize=\[0, 0, 2\]: must be three probabilities"),
+        ({"solarize": [0, 0, 2]}, r"solarize=\[0,0,2\]: must be three probabilities"),
         ({"quarter_turns": True}, "quarter_turns=true: needs square crops; rotation=180 turns others"),
-        ({"sigma": [0.1, 4.0]}, r"sigma=\[0.1, 4.0\]: its filter needs images of more than 8 pixels, not 8"),
+        ({"sigma": [0.1, 4.0]}, r"sigma=\[0.1,4.0\]: its filter needs images of more than 8 pixels, not 8"),
     ],
 )
 def test_wrong_options_are_named(given: dict[str, Any], words: str) -> None:
