@@ -20,8 +20,8 @@ class Values(dict):
             raise AttributeError(name) from None
 
 
-def composed(*options: str, tool: str = "pretrain") -> Values:
+def composed(*options: str, tool: str = "pretrain", incomplete: bool = False) -> Values:
     """The options of a command, as a command line with these options makes them."""
     command = find(tool)
-    config = command.compose(command.line(options))
+    config = command.compose(command.line(options), incomplete=incomplete)
     return Values(config.values, config)

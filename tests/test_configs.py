@@ -21,7 +21,7 @@ from ssvit.config.declaration import make
 from ssvit.data.augment.crop_options import ResizeCrop
 from ssvit.data.source import Data
 from ssvit.options import Failure, OptionError
-from ssvit.training import comparison, preflight
+from ssvit.training import preflight
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 EMBEDDED = ("synthetic", "shapes")  # data sets that need no files
@@ -126,8 +126,7 @@ def test_every_augmentation_builds(name, images):
 
 @pytest.mark.parametrize("data", names("data"))
 def test_a_data_set_adds_nothing_to_the_augmentation_that_is_chosen(data):
-    root = [f"data.{name}=." for name in ("root", "table") if name in (CONFIGS / "data" / f"{data}.yaml").read_text()]
-    config = composed(f"data={data}", *root, "augment@data.augment=shift_crop")
+    config = composed(f"data={data}", "augment@data.augment=shift_crop", incomplete=True)
     own = yaml.safe_load((CONFIGS / "augment" / "shift_crop.yaml").read_text())
     assert own.pop("defaults") == ["changes/none@_here_"]
     own |= yaml.safe_load((CONFIGS / "augment" / "changes" / "none.yaml").read_text())
@@ -164,8 +163,6 @@ def test_every_experiment_composes_and_has_its_command_on_top(name, images, monk
     preflight.check(config)
     if tool == "pretrain":
         build(config)
-    else:
-        comparison.check(config)
 
 
 def is_the_authors_way(config) -> None:

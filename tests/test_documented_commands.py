@@ -15,6 +15,7 @@ from PIL import Image
 from safetensors.numpy import load_file
 
 from ssvit.cli.commands import COMMANDS, find
+from ssvit.data.normalization_options import MEASURED
 from ssvit.exchange import hub
 
 ROOT = Path(__file__).parent.parent
@@ -82,7 +83,10 @@ def folder(tmp_path_factory):
     numpy.savez(place / "vit_b16.npz", **weights)
     for name in ("dinov2_vits14_reg4_pretrain.pth", "dinov2_vits14.pth", "mae.pth"):
         torch.save({name: torch.from_numpy(value) for name, value in weights.items()}, place / name)
-    (place / "bands.yaml").write_text("mean: [0.4, 0.5, 0.6]\nstd: [0.2, 0.2, 0.2]\n")
+    for name in ("FOLDER", "STORE", "SHARDS"):
+        (place / name).mkdir()
+    (place / "labels.csv").write_text("path,label\n")
+    (place / "bands.yaml").write_text(f"{MEASURED}\nmean: [0.4, 0.5, 0.6]\nstd: [0.2, 0.2, 0.2]\n")
     return place
 
 

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from ssvit.config.declaration import select
 from ssvit.options import OptionError
 from ssvit.training import comparison
+from ssvit.training.options import Finetune
 
 CONFIG = {
     "compare": None, "sweep": None, "seeds": 3, "checkpoint": "newest", "development": None,
@@ -114,7 +116,7 @@ def test_a_gain_that_tells_nothing_is_said_to(tmp_path, capsys, pretrained, scra
 
 def test_training_from_random_weights_has_its_own_recipe(tmp_path):
     config = CONFIG | {"scratch": {"steps": 40, "lr": 1e-3}}
-    comparison.check(config)
+    select(Finetune, config)
     sides = comparison.sides(config)
     assert sides == {
         "pretrained": {},
@@ -194,13 +196,13 @@ def test_a_choice_at_chance_is_said_to_be_one(tmp_path, capsys):
         ({"compare": "scratch", "checkpoint": "scratch"}, "checkpoint=scratch"),
         ({"sweep": "table4", "development": 0.1}, "development=0.1"),
         ({"table4": {"learning_rates": [], "development": 0.1}}, "table4.learning_rates="),
-        ({"scratch": ["steps=3"]}, r"scratch=\['steps=3'\]"),
+        ({"scratch": ["steps=3"]}, r"scratch=\[steps=3\]"),
         ({"scratch": {"step": 3}}, "scratch.step=3"),
         ({"scratch": {"steps": 2}}, "scratch.warmup=2"),
         ({"table4": {"learning_rates": [0.1], "development": 0}}, "table4.development=0"),
     ],
 )
 def test_what_cannot_go_together_is_refused(change, told):
-    comparison.check(CONFIG)
+    select(Finetune, CONFIG)
     with pytest.raises(OptionError, match=told):
-        comparison.check(CONFIG | change)
+        select(Finetune, CONFIG | change)
