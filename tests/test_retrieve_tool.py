@@ -14,7 +14,10 @@ from composing import composed
 from PIL import Image
 
 from ssvit.checkpoints import loading, manifest, storage
+from ssvit.checkpoints.finding import open_checkpoint
+from ssvit.cli import describer
 from ssvit.cli import retrieve as retrieve_tool
+from ssvit.config.command_line import CommandLine
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.decode import load
 from ssvit.data.memory import Memory
@@ -48,7 +51,8 @@ def made(tmp_path_factory):
     done = prefork.run("pretrain", "outputs=outputs", *TINY, folder=folder)
     assert done.returncode == 0, done.stderr
     (album(folder / "album", first=0, count=12) / "bee" / "bad.jpg").write_text("no image")
-    done = prefork.run("retrieve", "outputs=outputs", "action=index", "store=store", "album", folder=folder)
+    done = prefork.run("retrieve", "outputs=outputs", "action=index", "store=store", "standardize=false", "album",
+                       folder=folder)  # fmt: skip
     assert done.returncode == 0, done.stderr
     return folder, done
 
@@ -89,7 +93,9 @@ def test_a_store_holds_the_features_of_the_pictures_that_can_be_read(made):
 
 
 def test_a_store_of_standardised_features(made, work, tool):
-    tool("retrieve", "action=index", "store=standard", "standardize=true", f"{made[0]}/album", "batch_size=5")
+    album = f"{made[0]}/album"
+    done = tool("retrieve", "action=index", "store=standard", album, "batch_size=5")  # of a masked model
+    assert "standardised" in done.stdout
     names = Store.open(work / "standard").names
     mean, deviation = (of(described(work, names, unit=False), axis=0) for of in (np.mean, np.std))
     known = str(made[0] / "album" / "bee" / "5.png")
@@ -101,6 +107,28 @@ def test_a_store_of_standardised_features(made, work, tool):
     (found,) = json.loads((work / "found.json").read_text())
     assert [one["image"] for one in found["neighbours"]] == [names[place] for place in order]
     assert np.allclose([one["similarity"] for one in found["neighbours"]], similar[order], atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("objective", "needs"),
+    [("mae", True), ("simmim", True), ("latent", True), ("masked_patch_decoder", True), ("contrastive_tuning", True),
+     ("simclr", False), ("dino", False), ("ibot", False), ("supervised", False), ("of_somebody_else", False)],
+)  # fmt: skip
+def test_the_objective_of_a_run_declares_whether_features_need_to_be_standardised(work, objective, needs):
+    checkpoint, line = open_checkpoint(work / "outputs" / RUN), CommandLine([])
+    assert describer.needs_standardizing(checkpoint, line)
+    config = work / "outputs" / RUN / "config.yaml"
+    config.write_text(config.read_text().replace("objective: masked_patch\n", f"objective: {objective}\n"))
+    assert describer.needs_standardizing(checkpoint, line) is needs
+    config.unlink()
+    assert not describer.needs_standardizing(checkpoint, line)
+
+
+def test_too_few_pictures_are_not_standardised_unless_that_is_chosen(work, tool):
+    album(work / "few", first=0, count=4)
+    for store, chosen in ("auto", []), ("chosen", ["standardize=true"]):
+        tool("retrieve", "action=index", f"store={store}", "few", *chosen)
+        assert ("standard" in json.loads((work / store / "manifest.json").read_text())) is bool(chosen)
 
 
 def test_only_new_pictures_are_added(made, work, tool):

@@ -4,11 +4,15 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+import yaml
+
 from ssvit.checkpoints.checkpoint import PRETRAIN, Checkpoint
-from ssvit.checkpoints.configuration import Configuration
+from ssvit.checkpoints.configuration import Configuration, ConfigurationError
 from ssvit.checkpoints.finding import find
 from ssvit.checkpoints.loading_options import eval_transform, pixel_format
+from ssvit.config.command_line import CommandLine
 from ssvit.config.composed import Config
+from ssvit.config.declaration import find as find_options
 from ssvit.data.decode_options import PixelFormat, bands
 from ssvit.evaluation.features_options import readings
 from ssvit.options import OptionError, within
@@ -18,11 +22,11 @@ if TYPE_CHECKING:
     from ssvit.retrieval.gallery import Describer
 
 
-def check(config: Config, features: Mapping[str, Any]) -> "tuple[Callable[..., Describer], PixelFormat]":
+def check(config: Config, features: Mapping[str, Any]) -> "tuple[Checkpoint, Callable[..., Describer], PixelFormat]":
     """Find the checkpoint and check which features of it are asked for, of one layer alone.
 
-    Returns what loads the encoder and makes its `Describer`, with the options of that, and what the encoder takes of
-    image files.
+    Returns the checkpoint, what loads its encoder and makes its `Describer`, with the options of that, and what the
+    encoder takes of image files.
     """
     plain, say = config.values, config.line.say
     checkpoint = find(plain["checkpoint"], outputs=plain["outputs"], stage=PRETRAIN, options=plain["encoder"], say=say)
@@ -46,7 +50,19 @@ def check(config: Config, features: Mapping[str, Any]) -> "tuple[Callable[..., D
         frozen = Frozen(load_encoder(checkpoint.path, **plain["encoder"]), found, identity=checkpoint.checksum[:16])
         return Describer(frozen, CenterCrop(**vars(transform)), **options)
 
-    return make, pixels
+    return checkpoint, make, pixels
+
+
+def needs_standardizing(checkpoint: Checkpoint, line: CommandLine) -> bool:
+    """Return whether the objective of a checkpoint's run declares so; false for weights without their run."""
+    try:
+        run = Configuration.read(checkpoint.path.parent / "config.yaml")
+    except (FileNotFoundError, ConfigurationError):
+        return False
+    builder = ""
+    for file in line.with_bases(f"objective/{run.choices.get('objective')}"):
+        builder = (yaml.safe_load(file.read_text()) or {}).get("objective", {}).get("_target_", builder)
+    return getattr(find_options(builder), "needs_standardizing", False)
 
 
 def data_set(config: Config, pixels: PixelFormat) -> "Data":

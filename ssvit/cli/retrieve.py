@@ -6,8 +6,9 @@ from ssvit.cli import describer
 from ssvit.cli.launch import Tool
 from ssvit.config.composed import Config
 from ssvit.config.declaration import select
+from ssvit.evaluation.base_options import AUTO
 from ssvit.options import print_lines
-from ssvit.retrieval.options import ADD, INDEX, Retrieve
+from ssvit.retrieval.options import ADD, FEWEST, INDEX, Retrieve
 from ssvit.retrieval.options import pictures as named_pictures
 from ssvit.training import preflight
 
@@ -19,7 +20,7 @@ def run(config: Config) -> None:
     preflight.parts(plain)
     of_a_set = plain["data"] is not None
     pictures = named_pictures(plain["images"]) if plain["images"] or not of_a_set else {}
-    of_checkpoint, pixels = describer.check(config, own.features(plain["features"]))
+    checkpoint, of_checkpoint, pixels = describer.check(config, own.features(plain["features"]))
 
     from ssvit.data.decode import load
     from ssvit.retrieval import gallery
@@ -33,7 +34,10 @@ def run(config: Config) -> None:
         pictures = pictures or split
     describe = of_checkpoint(load=read, batch_size=own.batch_size, workers=own.workers)
     if own.action in (INDEX, ADD):
-        write = partial(gallery.index, standardize=own.standardize) if own.action == INDEX else gallery.add
+        standardize = own.standardize
+        if standardize == AUTO:
+            standardize = len(pictures) >= FEWEST and describer.needs_standardizing(checkpoint, config.line)
+        write = partial(gallery.index, standardize=standardize) if own.action == INDEX else gallery.add
         report = write(own.store, pictures, describe)
     else:
         answer = gallery.query(own.store, pictures, describe, kind, own.k)

@@ -14,6 +14,7 @@ class ContrastiveTuning(Options):
     views: ClassVar[tuple[str, ...]] = ("global",)
     takes_local: ClassVar[bool] = False
     goes_on: ClassVar[bool] = True  # from trained weights
+    needs_standardizing: ClassVar[bool] = True  # before cosines: a few features outweigh all others
 
     temperature: Positive = 0.2
     """Divides the cosines."""

@@ -16,6 +16,7 @@ class MaskedPatch(Options):
     """Masked patch prediction."""
 
     samples_patches: ClassVar[bool] = True  # of images of the encoder's size
+    needs_standardizing: ClassVar[bool] = True  # before cosines: a few features outweigh all others
 
     masking: Masking
     """Which patches are corrupted, and how."""

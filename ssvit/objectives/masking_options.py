@@ -55,6 +55,7 @@ class Masked(Options):
     """An objective whose encoder sees a part of the patches, and whose decoder predicts the others."""
 
     samples_patches: ClassVar[bool] = True  # of images of the encoder's size
+    needs_standardizing: ClassVar[bool] = True  # before cosines: a few features outweigh all others
 
     masked: Share
     """Fraction of an image's patches that the encoder does not see and that are predicted."""

@@ -18,6 +18,7 @@ PARTS, ALL = ("train", "validation", "test"), "all"
 Split = Literal["train", "validation", "test", "held_out"]
 SPLITS = get_args(Split)
 INDEX, ADD, QUERY = "index", "add", "query"
+FEWEST = 5  # pictures whose deviations are good enough to standardise by: with two or three, neighbours get worse
 EMBEDDINGS = (".npz", ".safetensors", ".parquet")
 
 
@@ -34,8 +35,10 @@ class Retrieve(Options):
     """Pictures encoded at a time."""
     workers: Count
     """Threads that read pictures."""
-    standardize: bool
-    """Whether a new store scales each feature to mean 0 and standard deviation 1 over its pictures."""
+    standardize: Literal["auto"] | bool
+    """Whether a new store scales each feature to mean 0 and standard deviation 1 over its pictures. auto: if the
+    objective of the checkpoint's run declares `needs_standardizing`, as those of masked models do, and the store begins
+    with 5 pictures or more."""
     k: Count
     """Neighbours of a query."""
     sheet: Name | None

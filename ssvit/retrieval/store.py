@@ -108,7 +108,7 @@ class Store:
         if standardize:
             standard = Standard.of(vectors[vectors.isfinite().all(1)].float(), standardize=True)
             if not standard.scale.any():
-                raise UserError(f"{folder}: only images that differ can be standardised")
+                raise UserError(f"{folder}: only images that differ can be standardised; others need standardize=false")
             manifest["standard"] = {name: values.tolist() for name, values in standard._asdict().items()}
         vectors = unit(vectors, names, _standard(manifest))
         part = folder.with_name(f".{folder.name}.part")
