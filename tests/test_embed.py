@@ -69,6 +69,16 @@ def test_a_folder_becomes_a_file_of_features(tool, tmp_path, photos):
     assert "name pictures" in one_line(tool("embed", "output=g.npz", status=2))
 
 
+def test_the_layer_is_the_one_that_the_last_evaluation_chose(tool, tmp_path, photos):
+    tool("pretrain", *TINY)
+    tool("evaluate", "probes=[few_shot_paper]", "features.layer=1", "baselines=false", "duplicates=false")
+    earlier = "checkpoint=outputs/masked_patch_synthetic/step_00000004"
+    for layer, options in (1, []), (2, [earlier]), (2, ["features.layer=last"]):
+        tool("embed", f"data={photos}", "output=features.safetensors", "overwrite=true", *options)
+        with safe_open(tmp_path / "features.safetensors", "np") as found:
+            assert f" layer{layer}_patch_mean" in found.metadata()["encoder"]
+
+
 def test_a_data_set_is_written_with_its_splits_and_what_is_left_out_is_counted(tool, tmp_path, photos):
     tool("pretrain", *TINY)
     rows = [f"{place}.png,{split}" for place, split in enumerate(["train", "val", "test", "train"])]

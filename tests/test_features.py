@@ -14,7 +14,7 @@ from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.memory import Memory
 from ssvit.evaluation import features
 from ssvit.evaluation.features import Cache, Frozen, Pixels, extract
-from ssvit.evaluation.features_options import Reading, pooling_of
+from ssvit.evaluation.features_options import Reading, reading_of
 from ssvit.evaluation.features_options import readings as readings_of
 from ssvit.models.vit import ViT
 from ssvit.options import OptionError, UserError
@@ -130,11 +130,11 @@ def test_what_options_mean():
     assert readings(encoder, pooling="patch_mean") == [Reading(3, "patch_mean", "after")]
     assert readings(encoder, layer="all", pooling="both") == [Reading(layer, "both") for layer in (1, 2, 3)]
     assert readings(encoder, layer=[3, 1], norm="before") == [Reading(n, "class_token", "before") for n in (3, 1)]
-    names = {Reading(layer, pooling, norm).name: pooling for layer in (1, 12) for norm in ("after", "before")
-             for pooling in ("patch_mean", "class_token", "both")}  # fmt: skip
-    assert len(names) == 12
-    assert {name: pooling_of(f"seal {name}") for name in names} == names
-    assert pooling_of("pixels") is None
+    named = [Reading(layer, pooling, norm) for layer in (1, 12) for norm in ("after", "before")
+             for pooling in ("patch_mean", "class_token", "both")]  # fmt: skip
+    assert len({one.name for one in named}) == 12
+    assert [reading_of(f"seal {one.name}") for one in named] == named
+    assert reading_of("pixels") is reading_of("layer2_patches") is reading_of("layer0_both") is None
     for options, name in (
         ({"layer": 4}, "layer=4"), ({"layer": 0}, "layer=0"), ({"layer": "first"}, "layer=first"),
         ({"layer": []}, "layer="), ({"layer": [1, 1]}, "layer="), ({"layer": True}, "layer=true"),

@@ -199,8 +199,79 @@ def test_a_store_is_pooled_as_the_checkpoint_was_trained_and_asked_as_it_was_mad
         assert "recall@1" in retrieve("action=query", store)
     with pytest.raises(UserError, match=r"layer2_patch_mean, not with .* layer2_class_token"):
         retrieve("action=query", f"store={tmp_path}/old", "features.pooling=class_token")
-    assert options.pooling(tmp_path / "old") == "patch_mean"
-    assert options.pooling(tmp_path) is None
+    assert options.encoder_of(tmp_path / "old").endswith(" layer2_patch_mean")
+    assert options.encoder_of(tmp_path) == ""
+
+
+def evaluated(work: Path, best: str, step: int = 6, **facts: object) -> Path:
+    """A report of an evaluation of the checkpoint of a step, whose probe chose some features."""
+    file = work / "outputs" / RUN / "evaluation" / "report.json"
+    file.parent.mkdir(exist_ok=True)
+    seal = manifest.read(work / "outputs" / RUN / f"step_{step:08}")["seal"]
+    patches = {"measure": "segmentation", "best": "layer2_patches"}
+    measured = [patches, {"measure": "knn", "best": best}]
+    file.write_text(json.dumps({"facts": {"checksum": seal, **facts}, "measured": measured}))
+    return file
+
+
+def test_a_store_has_the_layer_that_the_evaluation_chose_and_a_query_that_of_the_store(made, work, tool):
+    pictures = f"{made[0]}/album"
+    report = evaluated(work, "layer1_patch_mean")
+    done = tool("retrieve", "action=index", "store=chosen", pictures)
+    assert f"features: layer 1 of 2, patch_mean (chosen by {report})" in done.stdout
+    assert Store.open(work / "chosen").encoder.endswith(" layer1_patch_mean")
+    evaluated(work, "layer2_patch_mean")
+    assert "layer 1 of 2" in tool("retrieve", "action=query", "store=chosen", "k=2", pictures).stdout
+    album(work / "more", first=50, count=3)
+    assert "3 pictures added" in tool("retrieve", "action=add", "store=chosen", "more").stdout
+    last = tool("retrieve", "action=index", "store=last", "features.layer=last", pictures)
+    assert "features: layer 2 of 2, patch_mean\n" in last.stdout
+    line = one_line(tool("retrieve", "action=query", "store=chosen", "features.layer=2", pictures, status=1))
+    assert "layer1_patch_mean, not with" in line
+
+
+@pytest.mark.parametrize(
+    ("best", "step", "options", "features"),
+    [
+        ("layer1_patch_mean", 6, [], "1 of 2, patch_mean"),
+        ("layer1_patch_mean", 6, ["features.layer=last"], "2 of 2, patch_mean"),
+        ("layer1_patch_mean", 6, ["features.layer=2"], "2 of 2, patch_mean"),
+        ("layer1_patch_mean", 6, ["features.norm=before"], "2 of 2, patch_mean"),
+        ("layer1_patch_mean_before_norm", 6, [], "2 of 2, patch_mean"),
+        ("layer1_patch_mean_before_norm", 6, ["features.norm=before"], "1 of 2, patch_mean"),
+        ("layer1_class_token", 6, ["features.pooling=patch_mean"], "2 of 2, patch_mean"),
+        ("layer1_class_token", 6, [], "1 of 2, class_token"),
+        ("layer1_patch_mean", 4, [], "2 of 2, patch_mean"),
+        ("layer1_patch_mean", 4, [f"checkpoint=outputs/{RUN}/step_00000004"], "1 of 2, patch_mean"),
+        ("pixels", 6, [], "2 of 2, patch_mean"),
+        (7, 6, [], "2 of 2, patch_mean"),
+    ],
+)
+def test_only_a_choice_among_the_same_features_of_the_same_checkpoint_counts(
+    work, monkeypatch, capsys, best, step, options, features
+):
+    monkeypatch.chdir(work)
+    evaluated(work, best, step)
+    config = composed("output=out.npz", *options, tool="embed").config
+    describer.check(config)
+    config.line.announce()
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("features: ")]
+    assert line.startswith(f"features: layer {features}")
+    assert ("report.json" in line) is (not any("layer" in option for option in options))
+
+
+@pytest.mark.parametrize("content", [None, "", "[]", "{}", '{"facts": 3}'])
+def test_without_a_report_it_is_the_last_layer(work, monkeypatch, capsys, content):
+    monkeypatch.chdir(work)
+    report = evaluated(work, "layer1_patch_mean")
+    if content is None:
+        report.unlink()
+    else:
+        report.write_text(content)
+    config = composed("output=out.npz", tool="embed").config
+    describer.check(config)
+    config.line.announce()
+    assert "features: layer 2 of 2, patch_mean (the last: " in capsys.readouterr().out
 
 
 def test_what_is_wrong_with_a_store_is_told_in_one_line(made, work, tool):

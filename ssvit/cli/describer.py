@@ -6,24 +6,29 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from ssvit.atomic_io import read_json
 from ssvit.checkpoints.checkpoint import PRETRAIN, Checkpoint
 from ssvit.checkpoints.configuration import Configuration, ConfigurationError
 from ssvit.checkpoints.finding import find
 from ssvit.checkpoints.loading_options import eval_transform, pixel_format
-from ssvit.config.command_line import CommandLine
+from ssvit.config.command_line import CommandLine, Plain
 from ssvit.config.composed import Config
 from ssvit.config.declaration import find as find_options
 from ssvit.data.decode_options import PixelFormat, bands
-from ssvit.evaluation.features_options import readings
-from ssvit.options import OptionError, within
+from ssvit.evaluation.base_options import AUTO
+from ssvit.evaluation.features_options import FOLDER, Reading, reading_of, readings
+from ssvit.options import OptionError, command, one_of, within
+from ssvit.retrieval.options import encoder_of
 
 if TYPE_CHECKING:
     from ssvit.data.source import Data
     from ssvit.retrieval.gallery import Describer
 
 
-def check(config: Config, features: Mapping[str, Any]) -> "tuple[Checkpoint, Callable[..., Describer], PixelFormat]":
+def check(config: Config, *, store: str | None = None) -> "tuple[Checkpoint, Callable[..., Describer], PixelFormat]":
     """Find the checkpoint and check which features of it are asked for, of one layer alone.
+
+    store: the folder of a store whose features they have to be.
 
     Returns the checkpoint, what loads its encoder and makes its `Describer`, with the options of that, and what the
     encoder takes of image files.
@@ -31,10 +36,11 @@ def check(config: Config, features: Mapping[str, Any]) -> "tuple[Checkpoint, Cal
     plain, say = config.values, config.line.say
     checkpoint = find(plain["checkpoint"], outputs=plain["outputs"], stage=PRETRAIN, options=plain["encoder"], say=say)
     with within("features"):
+        features, origin = _features(plain, checkpoint, store)
         found = readings(checkpoint.encoder, **features)
     if len(found) > 1:
         raise OptionError("features.layer", features["layer"], "must be one")
-    say(f"features: layer {found[0].layer} of {checkpoint.encoder.get('depth', 1)}, {found[0].pooling}")
+    say(f"features: layer {found[0].layer} of {checkpoint.encoder.get('depth', 1)}, {found[0].pooling}{origin}")
     transform, pixels = eval_transform(checkpoint), pixel_format(checkpoint)
     shown = _shown(plain["data"], checkpoint)
     bands("data.shown", shown, pixels.channels)
@@ -51,6 +57,47 @@ def check(config: Config, features: Mapping[str, Any]) -> "tuple[Checkpoint, Cal
         return Describer(frozen, CenterCrop(**vars(transform)), **options)
 
     return checkpoint, make, pixels
+
+
+def _features(plain: Plain, checkpoint: Checkpoint, store: str | None) -> tuple[Plain, str]:
+    """The options of the features, with the layer and the pooling that are left open, and where the layer comes from.
+
+    They are those of the store, or what an evaluation of the checkpoint chose; else they are the last layer and the
+    encoder's own pooling.
+    """
+    features = dict(plain["features"])
+    if isinstance(features["layer"], str):
+        one_of("layer", features["layer"], (AUTO, "last", "a layer's number"))
+    is_auto = features["layer"] == AUTO
+    reading, origin = None, ""
+    if store is not None and (encoder := encoder_of(store)).startswith(checkpoint.checksum[:16]):
+        reading, origin = reading_of(encoder), f"as in {store}"
+    elif is_auto:
+        reading, origin = _evaluated(plain, checkpoint)
+    if reading is not None and features["pooling"] is None:
+        features["pooling"] = reading.pooling
+    if not is_auto:
+        return features, ""
+    return features | {"layer": "last" if reading is None else reading.layer}, f" ({origin})"
+
+
+def _evaluated(plain: Plain, checkpoint: Checkpoint) -> tuple[Reading | None, str]:
+    """The features that the first probe of the last evaluation chose, None if it cannot be used; and why."""
+    file, features = checkpoint.home(plain["outputs"]) / FOLDER / "report.json", plain["features"]
+    try:
+        report, _ = read_json(file)
+        if report["facts"].get("checksum") != checkpoint.checksum:
+            return None, f"the last: {file} is of another checkpoint"
+        reading = next(filter(None, (reading_of(probe["best"]) for probe in report["measured"])), None)
+    except FileNotFoundError:
+        return None, f"the last: {command('evaluate')} has chosen none"
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return None, f"the last: {file} cannot be read"
+    if reading is None:
+        return None, f"the last: {file} is of patches"
+    if reading.norm != features["norm"] or features["pooling"] not in (None, reading.pooling):
+        return None, f"the last: {file} chose {reading.name}"
+    return reading, f"chosen by {file}"
 
 
 def needs_standardizing(checkpoint: Checkpoint, line: CommandLine) -> bool:

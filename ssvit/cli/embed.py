@@ -36,7 +36,7 @@ def run(config: Config) -> Path:
     if by_name:
         files = {os.path.abspath(path) for root in by_name.roots for path in folder.pictures(root)}
         left_out = len(files.difference(*splits.values()))
-    _, of_checkpoint, pixels = describer.check(config, plain["features"])
+    _, of_checkpoint, pixels = describer.check(config)
     config.line.announce()
 
     from ssvit.data.decode import load

@@ -52,7 +52,7 @@ def run(config: Config) -> Path | None:
     checkpoint, readings, others = check(config)
     output = plain["output"]
     if plain["report"]:
-        folder = Path(output or checkpoint.home(plain["outputs"]) / "evaluation")
+        folder = Path(output or checkpoint.home(plain["outputs"]) / features_options.FOLDER)
         folder_to_write("output", folder)
     config.line.announce()
 
@@ -72,7 +72,7 @@ def run(config: Config) -> Path | None:
     split = next(iter(splits.values()))
     encoders = tuple(dict.fromkeys(name for split in splits.values() for name in split.own))
     compared = SideBySide(scores, against.groups(checkpoint, others, baselines=plain["baselines"]))
-    measured = facts(plain, split, readings[0].pooling, others)
+    measured = facts(plain, checkpoint, split, readings[0].pooling, others)
     if split.duplicates is not None:
         measured["near_duplicates"] = near_duplicates(split, scores)
     first, *more = report.data(measured)
@@ -163,7 +163,9 @@ def chosen(plain: Plain) -> list[str]:
     return [name for name, node in plain["probes"].items() if node and "_target_" in node]
 
 
-def facts(plain: Plain, split: "Split", pooling: str, others: Sequence[Other]) -> dict[str, Any]:
+def facts(
+    plain: Plain, checkpoint: Checkpoint, split: "Split", pooling: str, others: Sequence[Other]
+) -> dict[str, Any]:
     """What was measured, for a file, and what the checkpoint is compared with.
 
     copies: test images that are training images too, and the first of them.
@@ -175,6 +177,7 @@ def facts(plain: Plain, split: "Split", pooling: str, others: Sequence[Other]) -
     examples = [{"test": test.picture(one), "train": train.picture(other)} for one, other in found[:_EXAMPLES]]
     return {
         "checkpoint": plain["encoder"]["path"],
+        "checksum": checkpoint.checksum,
         "data": named(plain["data"]),
         "train_images": len(train),
         "test_images": len(test),

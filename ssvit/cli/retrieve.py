@@ -20,7 +20,7 @@ def run(config: Config) -> None:
     preflight.parts(plain)
     of_a_set = plain["data"] is not None
     pictures = named_pictures(plain["images"]) if plain["images"] or not of_a_set else {}
-    checkpoint, of_checkpoint, pixels = describer.check(config, own.features(plain["features"]))
+    checkpoint, of_checkpoint, pixels = describer.check(config, store=None if own.action == INDEX else own.store)
 
     from ssvit.data.decode import load
     from ssvit.retrieval import gallery

@@ -13,6 +13,7 @@ from ssvit.models.vit_options import ViT
 from ssvit.options import OptionError, one_of, whole
 
 POOLINGS = (*TOKENS, Timm.pooling)
+FOLDER = "evaluation"  # of the report that names the chosen features, in the run's folder
 
 
 @dataclass(frozen=True)
@@ -52,10 +53,10 @@ class Reading:
         raise OptionError("pooling", self.pooling, right)
 
 
-def pooling_of(name: str) -> str | None:
-    """The pooling in the name of a reading; None for other names."""
-    found = re.search(rf"layer\d+_({'|'.join(POOLINGS)})(_before_norm)?$", name)
-    return found and found[1]
+def reading_of(name: str) -> Reading | None:
+    """The reading of whole images whose name a text ends with; None if there is none."""
+    found = re.search(rf"layer([1-9]\d*)_({'|'.join(POOLINGS)})(_before_norm)?$", name)
+    return found and Reading(int(found[1]), found[2], "before" if found[3] else "after")
 
 
 def readings(

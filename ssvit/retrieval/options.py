@@ -2,16 +2,15 @@
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, Self, get_args
+from typing import Literal, Self, get_args
 
 from pydantic import model_validator
 
 from ssvit.config.declaration import Count, Name, Options
 from ssvit.data import folder
-from ssvit.evaluation.features_options import pooling_of
 from ssvit.options import OptionError, file_to_write
 
 PARTS, ALL = ("train", "validation", "test"), "all"
@@ -57,11 +56,6 @@ class Retrieve(Options):
                 file_to_write(name, getattr(self, name))
         return self
 
-    def features(self, options: Mapping[str, object]) -> dict[str, Any]:
-        """The options of the features; a pooling that they leave open is that of an existing store."""
-        is_open = options["pooling"] is None and self.action != INDEX
-        return {**options, "pooling": pooling(self.store) if is_open else options["pooling"]}
-
 
 class Embed(Options):
     """The features of pictures in one file."""
@@ -91,12 +85,12 @@ class Embed(Options):
         return self
 
 
-def pooling(store: object) -> str | None:
-    """The pooling of a store's features; None if its manifest cannot be read, which opening the store reports."""
+def encoder_of(store: str | Path) -> str:
+    """The identity of a store's features; "" if its manifest cannot be read, which opening the store reports."""
     try:
-        return pooling_of(json.loads((Path(str(store)) / "manifest.json").read_bytes())["encoder"])
+        return str(json.loads((Path(store) / "manifest.json").read_bytes())["encoder"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return None
+        return ""
 
 
 def pictures(images: Sequence[object]) -> dict[str, str | None]:
