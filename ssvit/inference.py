@@ -18,6 +18,7 @@ from ssvit.checkpoints.loading_options import eval_transform, pixel_format
 from ssvit.data import decode, folder, rasters
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.decode_options import RGB, PixelFormat
+from ssvit.data.source import Unreadable
 from ssvit.evaluation.features import Frozen
 from ssvit.evaluation.features_options import Reading
 from ssvit.models import encoder as encoders
@@ -187,16 +188,16 @@ class Classifier(_Model):
     def _probabilities(self, batch: Tensor) -> Tensor:
         return self.module.probabilities(self.module.logits(batch.to(self.device)).float()).cpu()
 
-    def name_files(self, paths: Sequence[str]) -> Iterator[tuple[str, Tensor | decode.Unreadable]]:
+    def name_files(self, paths: Sequence[str]) -> Iterator[tuple[str, Tensor | Unreadable]]:
         """For each file in turn its path and the probabilities of the classes, (k,), or why it cannot be read."""
         for start in range(0, len(paths), self.batch_size):
             part = paths[start : start + self.batch_size]
             read: dict[int, Tensor] = {}
-            answers: dict[int, Tensor | decode.Unreadable] = {}
+            answers: dict[int, Tensor | Unreadable] = {}
             for place, path in enumerate(part):
                 try:
                     read[place] = decode.load(path, None, self.pixels)
-                except decode.Unreadable as failure:
+                except Unreadable as failure:
                     answers[place] = failure
             if read:
                 answers |= zip(read, self._probabilities(self.transform(list(read.values()))), strict=True)

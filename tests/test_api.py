@@ -20,7 +20,7 @@ from ssvit.api import _written
 from ssvit.checkpoints import manifest
 from ssvit.cli.commands import COMMANDS, find
 from ssvit.config.command_line import unquoted
-from ssvit.data.decode import Unreadable
+from ssvit.data.source import Unreadable
 from ssvit.inference import pictures
 from ssvit.options import OptionError, UserError
 

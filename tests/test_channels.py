@@ -33,9 +33,10 @@ from ssvit.cli.retrieve import tool as retrieve
 from ssvit.data import datasets, decode, folder, normalization
 from ssvit.data.augment import color, crop, turn
 from ssvit.data.augment.crop_options import InceptionCrop as InceptionCropOptions
-from ssvit.data.decode import Unreadable, load
+from ssvit.data.decode import load
 from ssvit.data.decode_options import RGB, PixelFormat
 from ssvit.data.memory import Memory
+from ssvit.data.source import Unreadable
 from ssvit.figures import display
 from ssvit.options import Failure, OptionError, UserError
 from ssvit.retrieval import gallery

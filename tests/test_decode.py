@@ -16,7 +16,8 @@ import torch
 from PIL import Image
 
 from ssvit.data import decode
-from ssvit.data.decode import Unreadable, load, load_mask
+from ssvit.data.decode import load, load_mask
+from ssvit.data.source import Unreadable
 from ssvit.options import UserError
 
 RNG = np.random.default_rng(0)
@@ -252,7 +253,8 @@ def test_pixels_do_not_depend_on_the_parts_that_are_converted(
 
 MEMORY = """
 import resource, sys
-from ssvit.data.decode import Unreadable, load
+from ssvit.data.decode import load
+from ssvit.data.source import Unreadable
 
 def used():  # the most so far, in bytes
     return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -307,7 +309,8 @@ def test_want_of_open_files_is_not_the_images_fault(tmp_path: Path) -> None:
 MUTANTS = """
 import random, sys
 import torch
-from ssvit.data.decode import Unreadable, load
+from ssvit.data.decode import load
+from ssvit.data.source import Unreadable
 
 torch.set_num_threads(1)
 target, sources = sys.argv[1], [open(path, "rb").read() for path in sys.argv[2:]]

@@ -15,7 +15,7 @@ from ssvit.data.augment.crop import InceptionCrop
 from ssvit.data.augment.views import MultiCrop
 from ssvit.data.files import Files
 from ssvit.data.loader import Loader
-from ssvit.data.source import Part
+from ssvit.data.source import Part, Unreadable
 from ssvit.options import OptionError
 
 
@@ -51,7 +51,7 @@ def test_other_formats_and_damaged_files_are_as_before(tmp_path: Path) -> None:
     file = io.BytesIO()
     picture(0, 40, 40).save(file, "JPEG")
     (tmp_path / "cut.jpg").write_bytes(file.getvalue()[:300])
-    with pytest.raises(decode.Unreadable, match=r"cut\.jpg"):
+    with pytest.raises(Unreadable, match=r"cut\.jpg"):
         decode.load(str(tmp_path / "cut.jpg"), lambda *size: 8)
 
 

@@ -15,12 +15,11 @@ from PIL import Image
 
 from ssvit.data import saved_set
 from ssvit.data.augment.crop import InceptionCrop
-from ssvit.data.decode import Unreadable
 from ssvit.data.files import Files
 from ssvit.data.huggingface import HuggingFace, hugging_face
 from ssvit.data.huggingface_options import HuggingFace as HuggingFaceOptions
 from ssvit.data.loader import Loader
-from ssvit.data.source import Source
+from ssvit.data.source import Source, Unreadable
 from ssvit.options import UserError
 
 CLASSES = hub.ClassLabel(names=["ant", "bee", "cat"])

@@ -20,11 +20,10 @@ from torch import Tensor
 from ssvit.data import sampler
 from ssvit.data.augment.crop import CenterCrop, InceptionCrop, ShiftCrop
 from ssvit.data.augment.views import MultiCrop
-from ssvit.data.decode import Unreadable
 from ssvit.data.files import Files
 from ssvit.data.loader import Batch, Loader, _Tally, evaluation_batches
 from ssvit.data.memory import Memory
-from ssvit.data.source import Source
+from ssvit.data.source import Source, Unreadable
 from ssvit.options import OptionError, UserError
 
 TAG = CenterCrop(size=1)  # leaves one pixel, by which each image is known

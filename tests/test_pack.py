@@ -23,7 +23,7 @@ from ssvit.data.augment.crop import InceptionCrop
 from ssvit.data.loader import Loader
 from ssvit.data.memory import Memory
 from ssvit.data.packing_options import Pack
-from ssvit.data.source import Data
+from ssvit.data.source import Data, Unreadable
 from ssvit.options import Failure, OptionError, UserError
 
 ODD = ("a/x.y.jpg", "a/x.jpg", "a/x.png", "a/x%2Ejpg.jpg", "a/2.JPG", "b/ü\udcff.png", "b/c.d/1.webp", "b/ .gif")
@@ -383,7 +383,7 @@ def test_a_wrong_option_is_told_before_torch_loads(tmp_path: Path, no_torch: str
 
 
 def test_bytes_that_are_no_image_are_unreadable() -> None:
-    with pytest.raises(decode.Unreadable, match="there: no image of a known format"):
+    with pytest.raises(Unreadable, match="there: no image of a known format"):
         decode.load_bytes(np.frombuffer(b"text", np.uint8).copy(), "there")
     file = io.BytesIO()
     Image.new("RGB", (3, 2), (1, 2, 3)).save(file, "PNG")

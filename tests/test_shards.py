@@ -16,11 +16,10 @@ from PIL import Image
 
 from ssvit.data import datasets, remote, shards
 from ssvit.data.augment.crop import InceptionCrop
-from ssvit.data.decode import Unreadable
 from ssvit.data.files import Files
 from ssvit.data.loader import Loader
 from ssvit.data.shard_folder import ending, splits
-from ssvit.data.source import Data
+from ssvit.data.source import Data, Unreadable
 from ssvit.options import OptionError, UserError
 
 

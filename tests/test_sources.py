@@ -15,11 +15,10 @@ from PIL import Image
 
 from ssvit.data import datasets, synthetic
 from ssvit.data.augment.crop import CenterCrop
-from ssvit.data.decode import Unreadable
 from ssvit.data.files import Files
 from ssvit.data.loader import Loader, evaluation_batches
 from ssvit.data.memory import Memory
-from ssvit.data.source import Part, Source, hold_out, masks, subset
+from ssvit.data.source import Part, Source, Unreadable, hold_out, masks, subset
 from ssvit.evaluation.features import Pixels, extract
 from ssvit.options import OptionError, UserError
 

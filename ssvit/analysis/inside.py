@@ -23,10 +23,10 @@ from torch import Tensor
 from ssvit import atomic_io
 from ssvit.analysis import attention, filters, positions, similarity
 from ssvit.data.batch import EvalTransform
-from ssvit.data.decode import Unreadable, load
+from ssvit.data.decode import load
 from ssvit.data.decode_options import RGB, PixelFormat
 from ssvit.data.loader import Loading, evaluation_batches
-from ssvit.data.source import Source, class_text
+from ssvit.data.source import Source, Unreadable, class_text
 from ssvit.figures import maps
 from ssvit.figures.png import png
 from ssvit.figures.style import evenly_spaced

@@ -18,11 +18,12 @@ from PIL import Image
 from tqdm import tqdm
 
 from ssvit.data.chunk_folder import PIXELS, Described
-from ssvit.data.decode import Bytes, Unreadable
+from ssvit.data.decode import Bytes
 from ssvit.data.decode_options import RGB, PixelFormat
 from ssvit.data.index import Index, Row, kept
 from ssvit.data.shard_folder import PLACE
 from ssvit.data.shards import Shards
+from ssvit.data.source import Unreadable
 from ssvit.options import UserError, printable
 
 _FRAMED = b"LDFZ01\0\0"  # with which a chunk of compressed frames begins

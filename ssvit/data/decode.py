@@ -30,6 +30,7 @@ from torchvision.io import ImageReadMode, decode_jpeg
 
 from ssvit.data import rasters
 from ssvit.data.decode_options import GREY, RGB, PixelFormat
+from ssvit.data.source import Reduce, Unreadable
 from ssvit.options import UserError, printable
 
 PIXEL_LIMIT = 1 << 27  # 134 million pixels: 400 MB decoded
@@ -49,18 +50,6 @@ _MARKER = re.compile(rb"\xff([^\x00\x01\xd0-\xd7\xff])", re.DOTALL)
 
 
 Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
-Reduce = Callable[[int, int], int]  # height, width -> by what their JPEG may be smaller when it is decoded: 1, 2, 4, 8
-
-
-class Unreadable(UserError):
-    """A file that is no image, or a damaged one."""
-
-    def __init__(self, path: str, reason: str) -> None:
-        super().__init__(path, reason)
-        self.path, self.reason = path, reason
-
-    def __str__(self) -> str:
-        return f"{printable(self.path)}: {printable(self.reason)}"
 
 
 def load(path: str, reduce: Reduce | None = None, pixels: PixelFormat = RGB) -> Tensor:

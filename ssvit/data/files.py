@@ -18,7 +18,7 @@ from ssvit.data import decode, folder
 from ssvit.data.decode_options import RGB, PixelFormat
 from ssvit.data.files_options import Verify
 from ssvit.data.index import KEPT_FROM, Index, Row, kept
-from ssvit.data.source import Labels, Source, checked_labels
+from ssvit.data.source import Labels, Reduce, Source, checked_labels
 from ssvit.options import UserError, one_of, printable
 
 _COARSE = 2 * 10**9  # nanoseconds: a folder that was changed since may change again without another time
@@ -143,7 +143,7 @@ class Files(Source):
     def read(self, index: int) -> Tensor:
         return decode.load(self.paths[index], None, self.pixels)
 
-    def read_smaller(self, index: int, reduce: decode.Reduce) -> Tensor:
+    def read_smaller(self, index: int, reduce: Reduce) -> Tensor:
         return decode.load(self.paths[index], reduce, self.pixels)
 
     def values(self, index: int) -> np.ndarray:

@@ -17,11 +17,10 @@ from torch import Tensor
 
 from ssvit.config.declaration import make
 from ssvit.data import decode, huggingface_options
-from ssvit.data.decode import Unreadable
 from ssvit.data.decode_options import RGB, PixelFormat
 from ssvit.data.folder import AUTO
 from ssvit.data.saved_set import element
-from ssvit.data.source import Data, Labels, Source, checked_labels, class_numbers, parted
+from ssvit.data.source import Data, Labels, Reduce, Source, Unreadable, checked_labels, class_numbers, parted
 from ssvit.options import UserError, printable
 
 
@@ -57,7 +56,7 @@ class HuggingFace(Source):
     def read(self, index: int) -> Tensor:
         return decode.load_bytes(self._file(index), self.name(index), None, self.pixels)
 
-    def read_smaller(self, index: int, reduce: decode.Reduce) -> Tensor:
+    def read_smaller(self, index: int, reduce: Reduce) -> Tensor:
         return decode.load_bytes(self._file(index), self.name(index), reduce, self.pixels)
 
     def values(self, index: int) -> np.ndarray:

@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 
 from ssvit.data import rasters
-from ssvit.data.decode import Unreadable
 from ssvit.data.decode_options import GREY, PixelFormat
 from ssvit.data.rasters import Moments
-from ssvit.data.source import Source
+from ssvit.data.source import Source, Unreadable
 from ssvit.options import UserError
 
 _SAMPLED = 64  # images by which the kind of all is told

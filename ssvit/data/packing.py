@@ -27,12 +27,11 @@ from torch import Tensor
 
 from ssvit import atomic_io
 from ssvit.data import decode, packing_options
-from ssvit.data.decode import Unreadable
 from ssvit.data.files import Files, Listing
 from ssvit.data.index import Index, Row
 from ssvit.data.shard_folder import CHECKSUM, INDEX, PLACE, SUFFIX, ending
 from ssvit.data.shards import Shards
-from ssvit.data.source import Data, Source
+from ssvit.data.source import Data, Source, Unreadable
 from ssvit.options import OptionError, UserError
 
 _AHEAD = 16  # images for each thread that are read together

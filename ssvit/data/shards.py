@@ -28,7 +28,7 @@ from ssvit.data.folder import IMAGE_SUFFIXES, NPY
 from ssvit.data.index import Index, Row, caches, kept, locked
 from ssvit.data.remote import Mirror, download
 from ssvit.data.shard_folder import CHECKSUM, INDEX, PLACE, ending, is_remote
-from ssvit.data.source import Labels, Source, checked_labels
+from ssvit.data.source import Labels, Reduce, Source, checked_labels
 from ssvit.options import UserError, printable
 
 _OF_CLASS = ("cls", "label", "class", "class_name")
@@ -67,7 +67,7 @@ class Shards(Source):
     def read(self, index: int) -> Tensor:
         return decode.load_bytes(self.file(index), self.name(index), None, self.pixels)
 
-    def read_smaller(self, index: int, reduce: decode.Reduce) -> Tensor:
+    def read_smaller(self, index: int, reduce: Reduce) -> Tensor:
         return decode.load_bytes(self.file(index), self.name(index), reduce, self.pixels)
 
     def values(self, index: int) -> np.ndarray:

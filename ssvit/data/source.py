@@ -2,7 +2,7 @@
 
 import hashlib
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, chain
@@ -15,12 +15,23 @@ from torch import Tensor
 from ssvit.config.declaration import make
 from ssvit.data import source_options
 from ssvit.data.batch import EvalTransform
-from ssvit.data.decode import Reduce, Unreadable
 from ssvit.options import OptionError, UserError, number, printable
 from ssvit.randomness import uniform
 
 IGNORED = 255  # the class of a mask's pixels that do not count
+Reduce = Callable[[int, int], int]  # height, width -> by what their JPEG may be smaller when it is decoded: 1, 2, 4, 8
 Labels = Tensor | np.ndarray | Sequence[int] | None  # as they are given
+
+
+class Unreadable(UserError):
+    """A file that is no image, or a damaged one."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(path, reason)
+        self.path, self.reason = path, reason
+
+    def __str__(self) -> str:
+        return f"{printable(self.path)}: {printable(self.reason)}"
 
 
 class Source(Protocol):

@@ -27,8 +27,8 @@ from tqdm import tqdm
 
 from ssvit import atomic_io
 from ssvit.data.batch import EvalTransform
-from ssvit.data.decode import Unreadable, load
-from ssvit.data.source import Data, class_text
+from ssvit.data.decode import load
+from ssvit.data.source import Data, Unreadable, class_text
 from ssvit.evaluation.features import Extractor
 from ssvit.evaluation.neighbours import Neighbours, check_k, relative_distances
 from ssvit.evaluation.probes.retrieval import average_precisions, measure
