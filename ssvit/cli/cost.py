@@ -16,8 +16,13 @@ def run(config: Config) -> None:
     preflight.check(plain)
 
     from ssvit.cli.session import Session
+    from ssvit.training import runtime
+    from ssvit.training.cost import measure
 
-    cost = Session(config, Path(plain["outputs"]), stage=PRETRAIN).cost(config)
+    session = Session(config, Path(plain["outputs"]), stage=PRETRAIN)
+    with runtime.together():
+        recipe, _, objective, loader = session.build(config)
+        cost = measure(session.fabric, objective, loader, recipe)
     print(json.dumps(asdict(cost) | {"augmentation": plain["data"]["augment"]}))
 
 

@@ -28,7 +28,6 @@ from ssvit.options import UserError, print_lines
 from ssvit.processes import is_main_process
 from ssvit.randomness import key
 from ssvit.training import loop, metrics_log, runtime, sharding
-from ssvit.training.cost import Cost, measure
 from ssvit.training.estimate import estimate
 from ssvit.training.loggers.base import Logger
 from ssvit.training.recipe import Recipe
@@ -67,15 +66,9 @@ class Session:
         return metrics_log.rows(folder.path)
 
     @runtime.together()
-    def cost(self, config: Config) -> Cost:
-        """What a step of the run that a configuration describes costs here."""
-        recipe, _, objective, loader = self._built(config)
-        return measure(self.fabric, objective, loader, recipe)
-
-    @runtime.together()
     def preview(self, config: Config) -> None:
         """Print the sizes, time and memory of the run that a configuration describes. Nothing is trained or written."""
-        recipe, data, objective, loader = self._built(config)
+        recipe, data, objective, loader = self.build(config)
         found = estimate(State(self.fabric, objective, recipe), loader, _all_evaluators(config, data))
         count = {
             "encoder": objective.encoder.parameters(),
@@ -97,7 +90,7 @@ class Session:
     @runtime.together()
     def train(self, config: Config, folder: Path) -> None:
         """Build what a configuration describes and train it in an open folder, going on from what is there."""
-        recipe, data, objective, loader = self._built(config, folder)
+        recipe, data, objective, loader = self.build(config, folder)
         evaluators = _all_evaluators(config, data)
         images = config.values["data"]
         run_identity = objective.facts | {
@@ -129,8 +122,8 @@ class Session:
         given = {"folder": folder, "name": name, "options": _hyperparameters(config)}
         return [config.build(f"logger.{name}", **given) for name in config.values["logger"]]
 
-    def _built(self, config: Config, folder: Path | None = None) -> tuple[Recipe, Data, Objective, Loader]:
-        """The recipe of a configuration, the images, the objective with its first weights, and the batches.
+    def build(self, config: Config, folder: Path | None = None) -> tuple[Recipe, Data, Objective, Loader]:
+        """Build the recipe of a configuration, the images, the objective with its first weights, and the batches.
 
         folder: of a run that may go on; if fewer processes do, they accumulate more micro-batches of the same size.
         """
