@@ -26,6 +26,13 @@ class OptionError(UserError, ValueError):
         return type(self), (self.name, self.value, self.right)
 
 
+class RootOptionError(OptionError):
+    """An option has a value that it cannot have, and is named from the root of the configuration, as recipe.ema.
+
+    `within` leaves its name unchanged.
+    """
+
+
 class Failure(UserError):
     """A failure in one line, with the status that the process ends with."""
 
@@ -53,6 +60,8 @@ def within(group: str) -> Iterator[None]:
     """Name the options of errors raised in the block from the root of the configuration, as the user typed them."""
     try:
         yield
+    except RootOptionError:
+        raise
     except OptionError as error:
         raise OptionError(f"{group}.{error.name}", error.value, error.right) from None
 

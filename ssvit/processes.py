@@ -16,6 +16,19 @@ def is_main_process() -> bool:
     return all(os.environ.get(name, "0") == "0" for name in names)
 
 
+def count(devices: object, num_nodes: int) -> int | None:
+    """The number of processes of a run, as torchrun, SLURM or the options tell; None if the machine decides.
+
+    Args:
+        devices: Of a machine, as a number; anything else is left to the machine.
+        num_nodes: The number of machines.
+    """
+    for name, mark in (("WORLD_SIZE", "RANK"), ("SLURM_NTASKS", "SLURM_PROCID")):
+        if mark in os.environ and name in os.environ:
+            return int(os.environ[name])
+    return devices * num_nodes if isinstance(devices, int) and devices > 0 else None
+
+
 @functools.cache
 def end_with_launcher() -> None:
     """End this process once its launcher has ended: torchrun, or the main process of Fabric.

@@ -9,6 +9,7 @@ import torchvision.transforms.v2.functional as tvf
 from scipy.stats import chisquare, kstest
 from torchvision.transforms import v2
 
+from ssvit.config.declaration import Run
 from ssvit.data.augment import crop as crops
 from ssvit.data.augment.color import ColorJitter, GaussianBlur, Grayscale, Solarize
 from ssvit.data.augment.crop import InceptionCrop, RandomCrop, ResizeCrop, ShiftCrop
@@ -209,10 +210,10 @@ def test_wrong_options_are_named(given: dict[str, Any], words: str) -> None:
 def test_colours_of_other_channels_are_not_changed(change: dict[str, float]) -> None:
     name, value = next(iter(change.items()))
     crop = InceptionCrop(size=32, **change)
-    crop.fits(ViT(image_size=32, patch_size=4, width=64, depth=1, heads=1))
+    crop.check(Run({"encoder": ViT(image_size=32, patch_size=4, width=64, depth=1, heads=1)}))
     words = f"^{name}={value}: must be 0 for images of 5 channels: it changes red, green and blue$"
     with pytest.raises(OptionError, match=words):
-        crop.fits(ViT(image_size=32, patch_size=4, width=64, depth=1, heads=1, channels=5))
+        crop.check(Run({"encoder": ViT(image_size=32, patch_size=4, width=64, depth=1, heads=1, channels=5)}))
 
 
 @pytest.mark.parametrize("crop", [InceptionCrop, ShiftCrop])

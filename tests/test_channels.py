@@ -30,6 +30,7 @@ from ssvit.cli.normalization import tool as measure
 from ssvit.cli.pack import tool as pack
 from ssvit.cli.pretrain import tool as pretrain
 from ssvit.cli.retrieve import tool as retrieve
+from ssvit.config.declaration import Run
 from ssvit.data import datasets, decode, folder, normalization
 from ssvit.data.augment import color, crop, turn
 from ssvit.data.augment.crop_options import InceptionCrop as InceptionCropOptions
@@ -368,10 +369,11 @@ def test_what_changes_images_does_the_same_to_floats(channels: int) -> None:
 
 
 def test_changes_of_bytes_are_refused_for_floats() -> None:
-    InceptionCropOptions(size=16, blur=0.5, solarize=0.2).check_floats()
+    run = Run({"data.source": PixelFormat(range=[0, 1])})
+    InceptionCropOptions(size=16, blur=0.5, solarize=0.2).check(run)
     for change in ({"jitter": 0.5}, {"grayscale": 0.5}, {"randaugment": 2}):
         with pytest.raises(OptionError, match=r"must be 0 with data.range: it changes bytes"):
-            InceptionCropOptions(size=16, **change).check_floats()
+            InceptionCropOptions(size=16, **change).check(run)
 
 
 def test_pictures_show_three_of_many_channels() -> None:

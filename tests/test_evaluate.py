@@ -124,7 +124,7 @@ def test_predictions_are_what_the_accuracy_is_of(split):
 )
 def test_says_in_a_line_what_cannot_be(split, make, message):
     with pytest.raises(OptionError, match=message):
-        make().check(split.train.labels, split.test.labels, split.classes)
+        make().check_classes(split.train.labels, split.test.labels, split.classes)
 
 
 class Fixed(Probe):

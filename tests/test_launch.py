@@ -19,7 +19,7 @@ from ssvit.cli.commands import find
 from ssvit.config.command_line import CommandLine
 from ssvit.config.composed import Config
 from ssvit.options import Failure, UserError
-from ssvit.training import preflight
+from ssvit.training.runtime_options import Fabric
 
 ROOT = Path(__file__).parent.parent
 RUN = ROOT / "tests" / "fixtures" / "outputs" / "masked_patch_synthetic"
@@ -166,7 +166,7 @@ def test_devices_that_do_not_exist_are_named_before_torch_loads(command, devices
 
 @pytest.mark.parametrize("devices", ["auto", -1, 1, 12, [0], [0, 3], "0,3"])
 def test_devices_of_lightning_are_permitted(devices):
-    preflight.check_fabric({"timeout": 30, "devices": devices})
+    assert Fabric(timeout=30, devices=devices).devices == devices
 
 
 @pytest.mark.parametrize(

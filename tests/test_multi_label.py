@@ -320,7 +320,7 @@ def test_least_squares_on_several_classes() -> None:
     samples = ridge.sample(train.labels, 4, 0)
     assert [train.labels[places, k].all().item() for k, places in enumerate(samples)] == [True] * 4
     with pytest.raises(OptionError, match="shots=99: class 3"):
-        FewShot(shots=99).check(train.labels * torch.tensor([True, True, True, False]), test.labels, CLASSES)
+        FewShot(shots=99).check_classes(train.labels * torch.tensor([True, True, True, False]), test.labels, CLASSES)
 
 
 def test_linear_layers_by_sigmoids() -> None:

@@ -10,7 +10,7 @@ from pydantic import model_validator
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.checkpoints.finding import open_checkpoint
 from ssvit.checkpoints.manifest import CheckpointError
-from ssvit.config.declaration import Count, Options, make
+from ssvit.config.declaration import Count, Options, Run, make
 from ssvit.data.augment.crop_options import CenterCrop
 from ssvit.data.decode_options import PixelFormat
 from ssvit.exchange.reading_options import ForeignEncoder
@@ -61,8 +61,8 @@ class LoadEncoder(ForeignEncoder):
         """The checkpoint. OptionError, CheckpointError or ForeignError if there is none."""
         return open_checkpoint(self.path, vars(self))
 
-    def encoder(self) -> ViT | Timm:
-        """The options of the encoder. OptionError or CheckpointError unless they go together."""
+    def loaded(self) -> ViT | Timm:
+        """Return the options of the encoder. OptionError or CheckpointError unless they fit the checkpoint."""
         trained = self.checkpoint().encoder
         for name in ("patch_size", "width", "channels"):
             if (value := getattr(self, name)) not in (None, trained.get(name, value)):
@@ -95,11 +95,11 @@ class LoadLayers(Options):
         except OptionError as error:
             raise OptionError("path", self.path, error.right) from None
 
-    def fits(self, encoder: ViT) -> None:
-        """OptionError unless it has patches of the same size."""
-        if self.checkpoint is None:
+    def check(self, run: Run) -> None:
+        """Check that the encoder has patches of the same size."""
+        if self.checkpoint is None or not isinstance(run.encoder, ViT | Timm):
             return
-        vits = encoder, vit(self.checkpoint.encoder)
+        vits = run.encoder, vit(self.checkpoint.encoder)
         patch, theirs = ("x".join(map(str, (one.channels, *pair("patch_size", one.patch_size)))) for one in vits)
         if patch != theirs:
             raise OptionError("path", self.path, f"has patches of {theirs}, and the encoder has patches of {patch}")
@@ -126,9 +126,11 @@ class LoadClassifier(Options):
         except OptionError as error:
             raise OptionError("path", self.path, error.right) from None
 
-    def fits(self, encoder: ViT | Timm) -> None:
-        """OptionError unless it takes the images of this encoder, as a teacher must."""
-        vits = encoder, make(kind(self.checkpoint.encoder), self.checkpoint.encoder)
+    def check(self, run: Run) -> None:
+        """Check that it takes the images of the encoder, as a teacher must."""
+        if not isinstance(run.encoder, ViT | Timm):
+            return
+        vits = run.encoder, make(kind(self.checkpoint.encoder), self.checkpoint.encoder)
         size, teachers = ("x".join(map(str, (one.channels, *pair("image_size", one.image_size)))) for one in vits)
         if size != teachers:
             raise OptionError("path", self.path, f"takes images of {teachers}, and the encoder takes {size}")

@@ -35,7 +35,7 @@ class Other:
     @property
     def image_size(self) -> tuple[int, int]:
         """Height and width of the images that it sees: those that it was trained on, unless others are asked for."""
-        return pair("image_size", self.loading.encoder().image_size)
+        return pair("image_size", self.loading.loaded().image_size)
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def others(plain: Plain, own: Checkpoint) -> list[Other]:
         try:
             loading = LoadEncoder(**entry)
             found = loading.checkpoint()
-            loading.encoder()
+            loading.loaded()
         except OptionError as error:
             raise OptionError(f"against.{error.name}".replace(".checkpoint", ""), error.value, error.right) from None
         if found.path in [one.path for _, one in opened] + [own.path]:

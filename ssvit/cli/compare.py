@@ -19,9 +19,9 @@ from ssvit.cli.launch import Tool
 from ssvit.cli.trials import Trials, schedule
 from ssvit.config.command_line import CommandLine, Plain
 from ssvit.config.composed import Config
+from ssvit.config.declaration import Run
 from ssvit.evaluation import methods
 from ssvit.options import OptionError, number, print_lines
-from ssvit.training import preflight
 
 _UNITS = {"": 1, "s": 1, "min": 60, "h": 3600}
 # Of the comparison itself; every other option goes to pre-training.
@@ -71,7 +71,7 @@ def run(config: Config) -> Path:
 
 def check(plain: Plain) -> float:
     """The budget in CPU seconds. OptionError or UserError for a wrong configuration."""
-    preflight.encoder(preflight.parts(plain))
+    Run.of(plain).check()
     names = plain["objectives"]
     if not isinstance(names, list) or not names or len(set(names)) < len(names):
         raise OptionError("objectives", names, "must be a list of one or more different names")

@@ -7,20 +7,19 @@ from pathlib import Path
 from ssvit.cli import describer
 from ssvit.cli.launch import Tool, progress
 from ssvit.config.composed import Config
-from ssvit.config.declaration import select
+from ssvit.config.declaration import Run, select
 from ssvit.data import folder
 from ssvit.data.datasets_options import Csv, Folder
 from ssvit.options import print_lines
 from ssvit.retrieval.options import ALL, PARTS, Embed
 from ssvit.retrieval.options import pictures as named_pictures
-from ssvit.training import preflight
 
 
 def run(config: Config) -> Path:
     """Read each picture once and write names, classes and vectors; the same command continues where it stopped."""
     plain = config.values
     own = select(Embed, plain)
-    chosen = preflight.parts(plain).get("data.source")
+    chosen = Run.of(plain).source
     # Images of test/ may have classes that those of train/ lack, or none, so a folder is read by names alone.
     by_name = chosen if isinstance(chosen, Folder) and own.split == ALL else None
     splits: dict[str, dict[str, str | None]] = {}

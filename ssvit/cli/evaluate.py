@@ -17,6 +17,7 @@ from ssvit.cli.launch import TIMM_ARGUMENTS, Tool, progress
 from ssvit.cli.pretrained import SCRATCH, offer
 from ssvit.config.command_line import Plain
 from ssvit.config.composed import Config
+from ssvit.config.declaration import Run, make
 from ssvit.evaluation import baselines, features_options
 from ssvit.evaluation.significance import NOTHING_YET
 from ssvit.options import (
@@ -32,7 +33,7 @@ from ssvit.options import (
     whole,
     within,
 )
-from ssvit.training import preflight
+from ssvit.training.runtime_options import Fabric
 
 if TYPE_CHECKING:
     from ssvit.evaluation.scores import Scores, Split
@@ -139,7 +140,8 @@ def check(config: Config) -> tuple[Checkpoint, list[features_options.Reading], l
     whole("batch_size", plain["batch_size"])
     whole("workers", plain["workers"], at_least=0)
     number("loader_timeout", plain["loader_timeout"], 0)
-    preflight.check_fabric(plain["fabric"])
+    with within("fabric"):
+        make(Fabric, plain["fabric"])
     flag("baselines", plain["baselines"])
     flag("report", plain["report"])
     flag("duplicates", plain["duplicates"])
@@ -151,7 +153,7 @@ def check(config: Config) -> tuple[Checkpoint, list[features_options.Reading], l
             file_to_write("output", plain["output"])
     if not chosen(plain):
         raise OptionError("probes", "", "name at least one")
-    preflight.encoder(preflight.parts(plain))
+    Run.of(plain).check()
     checkpoint = open_checkpoint(plain["encoder"]["path"], plain["encoder"])
     with within("features"):
         readings = features_options.readings(checkpoint.encoder, **plain["features"])

@@ -8,17 +8,17 @@ from typing import Any
 from ssvit.atomic_io import replace
 from ssvit.cli.launch import Tool, progress
 from ssvit.config.composed import Config
+from ssvit.config.declaration import Run
 from ssvit.data.decode_options import RGB
 from ssvit.data.files_options import ImageFiles
 from ssvit.data.normalization_options import MEASURED, Normalization
 from ssvit.options import command, print_lines
-from ssvit.training import preflight
 
 
 def run(config: Config) -> dict[str, Any]:
     """Measure, print the options that say it, and write them where that is asked for. Returns them by name."""
     options: Normalization = config.options
-    chosen = preflight.parts({"data": {"source": options.data["source"]}}).get("data.source")
+    chosen = Run.of({"data": {"source": options.data["source"]}}).source
     config.line.announce()
 
     from ssvit.data import normalization

@@ -15,13 +15,13 @@ from operator import add
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ssvit import processes
 from ssvit.checkpoints.configuration import Configuration
 from ssvit.config.command_line import CommandLine
 from ssvit.data import folder, shard_folder
 from ssvit.data.datasets_options import Csv
 from ssvit.data.folder import IMAGE_SUFFIXES, NPY
 from ssvit.options import OptionError, UserError, within
-from ssvit.training import preflight
 
 AUTO = "auto"
 _DEFAULT = "masked_patch"  # of the command
@@ -42,9 +42,9 @@ class Machine:
     @classmethod
     def here(cls, typed: Mapping[str, str]) -> "Machine":
         """This one, asked without torch. Processes that no option or launcher tells count as one."""
-        values = {name: typed.get(f"fabric.{name}", "") for name in ("devices", "num_nodes")}
-        told = preflight.processes({name: int(value) if value.isdecimal() else 1 for name, value in values.items()})
-        return cls(len(os.sched_getaffinity(0)), os.path.exists("/proc/driver/nvidia/version"), told or 1)
+        values = (typed.get(f"fabric.{name}", "") for name in ("devices", "num_nodes"))
+        count = processes.count(*(int(value) if value.isdecimal() else 1 for value in values))
+        return cls(len(os.sched_getaffinity(0)), os.path.exists("/proc/driver/nvidia/version"), count or 1)
 
 
 def choose(images: int, side: int, machine: Machine, given: Mapping[str, int] | None = None) -> Mapping[str, object]:

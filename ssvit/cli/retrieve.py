@@ -5,19 +5,18 @@ from functools import partial
 from ssvit.cli import describer
 from ssvit.cli.launch import Tool
 from ssvit.config.composed import Config
-from ssvit.config.declaration import select
+from ssvit.config.declaration import Run, select
 from ssvit.evaluation.base_options import AUTO
 from ssvit.options import print_lines
 from ssvit.retrieval.options import ADD, FEWEST, INDEX, Retrieve
 from ssvit.retrieval.options import pictures as named_pictures
-from ssvit.training import preflight
 
 
 def run(config: Config) -> None:
     """Make a store of pictures, add to it, or query it; files that cannot be read are named and left out."""
     plain = config.values
     own = select(Retrieve, plain)
-    preflight.parts(plain)
+    Run.of(plain)
     of_a_set = plain["data"] is not None
     pictures = named_pictures(plain["images"]) if plain["images"] or not of_a_set else {}
     checkpoint, of_checkpoint, pixels = describer.check(config, store=None if own.action == INDEX else own.store)

@@ -15,10 +15,10 @@ from ssvit.cli.compare import stages
 from ssvit.cli.launch import Tool
 from ssvit.cli.trials import Trials, schedule
 from ssvit.config.composed import Config
+from ssvit.config.declaration import Run
 from ssvit.evaluation import methods, scaling
 from ssvit.models.timm_options import Timm
 from ssvit.options import OptionError, print_lines, whole
-from ssvit.training import preflight
 
 _HEAD = 64  # numbers of a token for each head of attention, as in the paper's models
 _GRID = ("images", "depth", "width", "patch", "steps")
@@ -89,7 +89,7 @@ def check(config: Config) -> list[dict[str, Any]]:
     for point in points:
         own = {"depth": point["depth"], "width": point["width"], "patch_size": point["patch"]}
         changed = plain["encoder"] | own | {"heads": heads(point["width"]), "mlp_width": None}
-        preflight.encoder(preflight.parts({**plain, "encoder": changed}))
+        Run.of({**plain, "encoder": changed}).check()
     return points
 
 

@@ -13,10 +13,10 @@ from typing import Any
 from ssvit import atomic_io
 from ssvit.config.command_line import Plain
 from ssvit.config.composed import Config
-from ssvit.data.source_options import NO_LABELS
+from ssvit.config.declaration import Run
+from ssvit.data.source_options import NO_LABELS, DataSet
 from ssvit.evaluation import methods
 from ssvit.options import Failure, OptionError, UserError, whole
-from ssvit.training import preflight
 
 _ELSEWHERE = ("data.root", "workers", "loader_timeout", "fabric")  # options that change no figure
 _SUBSET = "subset.images="
@@ -40,7 +40,8 @@ def check_images(config: Config, *, most: int = 0) -> None:
     most: images of a pre-training, as the option "images" says; those of fine-tuning are in its own options.
     """
     plain = config.values
-    known = preflight.images_of(preflight.parts(plain))
+    source = Run.of(plain).source
+    known = source if isinstance(source, DataSet) else DataSet()
     option = next((option for option in reversed(plain["finetune"]) if str(option).startswith(_SUBSET)), _SUBSET)
     tuned = option.removeprefix(_SUBSET)
     wanted = {("images", most): most, ("finetune", option): int(tuned) if tuned.isdigit() else 0}

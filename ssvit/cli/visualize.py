@@ -11,10 +11,10 @@ from ssvit.checkpoints.loading_options import LoadEncoder, pixel_format
 from ssvit.cli.launch import Tool, progress
 from ssvit.cli.pretrained import SCRATCH, from_scratch, offer
 from ssvit.config.composed import Config
+from ssvit.config.declaration import Run
 from ssvit.data import folder
 from ssvit.models.build_options import vit
 from ssvit.options import OptionError, print_lines
-from ssvit.training import preflight
 
 
 def run(config: Config) -> None:
@@ -22,7 +22,7 @@ def run(config: Config) -> None:
     options: Visualize = config.options
     paths = [path for image in options.images for path in folder.pictures(image)]
     seen = {"view": options.data["view"]} if paths else options.data
-    preflight.encoder(preflight.parts({"encoder": options.encoder, "data": seen}))
+    Run.of({"encoder": options.encoder, "data": seen}).check()
     checkpoint = open_checkpoint(options.encoder["path"], options.encoder)
     layer, pooling = plotted(vit(checkpoint.encoder), layer=options.layer, pooling=options.pooling)
     sizes = {name: options.encoder[name] for name in ("resize", "image_size")}
@@ -73,7 +73,7 @@ def find_other(options: Visualize, sizes: Mapping[str, Any], channels: int, say:
     other = str(options.other)
     try:
         found = find(other, outputs=options.outputs, stage=FINETUNE, say=say)
-        LoadEncoder(path=found.path, **sizes).encoder()
+        LoadEncoder(path=found.path, **sizes).loaded()
         theirs = vit(found.encoder).channels
     except OptionError as error:
         where = "" if error.name == "checkpoint" else f"{error.name}={error.value}: "

@@ -15,7 +15,7 @@ import types
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, Union, get_args, get_origin
@@ -23,7 +23,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, Union, get_
 from annotated_types import Ge, Gt, Le, Len, MinLen
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError
 
-from ssvit.options import OptionError, pair, typed
+from ssvit.options import OptionError, pair, typed, within
 
 _NULL = type(None)
 
@@ -57,6 +57,122 @@ class Options(BaseModel):
     def changed(self, **changes: Any) -> Self:
         """Return a copy with other values, which are checked."""
         return type(self)(**{**{name: getattr(self, name) for name in type(self).model_fields}, **changes})
+
+    def loaded(self) -> "Options | None":
+        """Return the options of the part that a checkpoint holds, if these load one; None otherwise."""
+        return None
+
+    def check(self, run: "Run") -> None:
+        """Check what this part requires of the other parts of a run, before torch is loaded.
+
+        Args:
+            run: The options of all parts of the run, which have been checked by themselves. One that is None is not
+                known, and nothing is required of it.
+
+        Raises:
+            OptionError: An option of this part does not fit the others; its name begins at this part.
+            RootOptionError: An option of another part does not fit this one; its name begins at the root.
+        """
+
+
+@dataclass(frozen=True)
+class Run:
+    """The options of the parts of a run, by which each part checks what it requires of the others.
+
+    Attributes:
+        parts: The options of parts and groups by name, such as data.source or recipe. A part of a user's own whose
+            options are not declared is missing.
+        development: The part of the data that takes the place of the test images; None: they are used.
+    """
+
+    parts: Mapping[str, Options]
+    development: float | str | None = None
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any], options: Options | None = None) -> Self:
+        """Check the options of each part by itself.
+
+        Args:
+            values: All options of a command, as plain data.
+            options: Those that the command itself declares, among them groups such as recipe.
+        """
+        own = {} if options is None else vars(options)
+        groups = {name: value for name, value in own.items() if isinstance(value, Options)}
+        return cls(_parts(values) | groups, own.get("development"))
+
+    def check(self) -> None:
+        """Check what the parts require of each other. OptionError or UserError if they do not fit."""
+        _ = self.encoder
+        for name, part in self.parts.items():
+            with within(name):
+                part.check(self)
+
+    @cached_property
+    def encoder(self) -> Options | None:
+        """The encoder; that of the checkpoint, if it is loaded from one."""
+        options = self.parts.get("encoder")
+        with within("encoder"):
+            return options and (options.loaded() or options)
+
+    @property
+    def from_checkpoint(self) -> bool:
+        """Whether training starts from the weights of a checkpoint."""
+        return self.encoder is not self.parts.get("encoder")
+
+    @property
+    def objective(self) -> Options | None:
+        """What is trained."""
+        return self.parts.get("objective")
+
+    @property
+    def source(self) -> Options | None:
+        """The images."""
+        return self.parts.get("data.source")
+
+    @property
+    def augment(self) -> Options | None:
+        """The augmentation of training images."""
+        return self.parts.get("data.augment")
+
+    @property
+    def recipe(self) -> Any:
+        """The numbers of training, a `ssvit.training.recipe.Recipe`."""
+        return self.parts.get("recipe")
+
+    @property
+    def subset(self) -> Options | None:
+        """Which of the images are used."""
+        return self.parts.get("subset")
+
+    @property
+    def fabric(self) -> Options | None:
+        """Where it runs."""
+        return self.parts.get("fabric")
+
+
+def _parts(node: object, name: str = "") -> dict[str, Options]:
+    """Make the options of every part of nested dictionaries and lists, by their names.
+
+    A part within a part is checked by itself, and is an option only where the class has it.
+    """
+    parts: dict[str, Options] = {}
+    if isinstance(node, Mapping):
+        # Evaluators last: they refer to options of other parts, under whose names these were typed.
+        for key, value in sorted(node.items(), key=lambda item: item[0] == "evaluators"):
+            parts |= _parts(value, f"{name}.{key}" if name else str(key))
+        if options := find(node.get("_target_", "")):
+            values = {
+                key: value
+                for key, value in node.items()
+                if key in options.model_fields
+                or not (key.startswith("_") or (isinstance(value, Mapping) and "_target_" in value))
+            }
+            with within(name):
+                parts[name] = make(options, values)
+    elif isinstance(node, list):
+        for place, value in enumerate(node):
+            parts |= _parts(value, f"{name}[{place}]")
+    return parts
 
 
 T = TypeVar("T", bound=Options)

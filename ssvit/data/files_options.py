@@ -4,6 +4,7 @@ from typing import Literal
 
 from ssvit.data.decode_options import PixelFormat
 from ssvit.data.source_options import HeldOut
+from ssvit.options import OptionError
 
 Verify = Literal["size", "content"]
 
@@ -14,6 +15,9 @@ class ImageFiles(HeldOut, PixelFormat):
     @property
     def image_channels(self) -> int:
         return self.channels
+
+    def refuse_channels(self, channels: int) -> None:
+        raise OptionError("channels", self.channels, f"must be {channels}, as of the encoder")
 
     @property
     def pixels(self) -> PixelFormat:

@@ -6,8 +6,9 @@ from typing import Annotated, Self
 from annotated_types import Gt, Le, Len
 from pydantic import model_validator
 
-from ssvit.config.declaration import Count, Expect, Fraction, Options, Whole
-from ssvit.options import OptionError, number
+from ssvit.config.declaration import Count, Expect, Fraction, Options, Run, Whole
+from ssvit.models.encoder_options import Normalized
+from ssvit.options import OptionError, RootOptionError
 
 VALIDATION = "validation"
 NO_LABELS = "the images have no labels to learn: give each class a folder of its own, or another data set (data=…)"
@@ -44,6 +45,17 @@ class DataSet(Options):
         """How many images there are to train on, as far as `at_most`."""
         return None
 
+    def check(self, run: Run) -> None:
+        """Check the channels of the encoder, and that there are the images that are to be measured on."""
+        if isinstance(run.encoder, Normalized) and self.image_channels not in (None, run.encoder.channels):
+            self.refuse_channels(run.encoder.channels)
+        if self.validated is False and run.development == VALIDATION:
+            raise RootOptionError("development", VALIDATION, NO_VALIDATION)
+
+    def refuse_channels(self, channels: int) -> None:
+        """Raise the error for an encoder of images with another number of channels."""
+        raise RootOptionError("encoder.channels", channels, f"must be {self.image_channels}, as of the images")
+
 
 class HeldOut(DataSet):
     """A data set that may have training images alone, some of which are then kept to measure on."""
@@ -68,11 +80,9 @@ class Subset(Options):
             raise OptionError("part", self.part, "must be [from, to], and the first is not less than the second")
         return self
 
-
-def development(value: float | str | None) -> None:
-    """OptionError unless this can be what is measured on in place of the test images: None for the test images."""
-    if value not in (None, VALIDATION):
-        try:
-            number("development", value, 0, 0.9, above=True)
-        except OptionError as error:
-            raise OptionError("development", value, f"{error.right}, or {VALIDATION}") from None
+    def check(self, run: Run) -> None:
+        """Check that there are as many images."""
+        if self.images is not None and isinstance(run.source, DataSet):
+            images = run.source.count(at_most=self.images)
+            if images is not None and self.images > images:
+                raise OptionError("images", self.images, f"there are {images} images to choose from")

@@ -1,16 +1,18 @@
 """The options of classification."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 from annotated_types import Ge, Le, MinLen
 from pydantic import model_validator
 
-from ssvit.config.declaration import Count, Expect, NotNegative, Options
+from ssvit.config.declaration import Count, Expect, NotNegative, Run
+from ssvit.data.source_options import NO_LABELS, DataSet
 from ssvit.models.lora_options import Lora
 from ssvit.models.timm_options import Timm
 from ssvit.models.vit_options import ViT
-from ssvit.options import OptionError
+from ssvit.objectives.base_options import Objective
+from ssvit.options import OptionError, UserError
 
 BALANCED: Final = "balanced"
 ClassWeights = Annotated[
@@ -22,8 +24,10 @@ SIGMOID: Final = "sigmoid"
 MULTI_LABEL: Final = "multi_label"
 
 
-class Classify(Options):
+class Classify(Objective):
     """A classification head and its loss."""
+
+    needs_patches: ClassVar[bool] = False
 
     classes: Annotated[Sequence[str], MinLen(2), Expect("a list of two or more")] | None = None
     """Names of the classes, in the order of the labels; None: those of the data set."""
@@ -63,10 +67,10 @@ class Classify(Options):
         if self.loss == SIGMOID and self.distillation is not None:
             raise OptionError("loss", self.loss, "must be softmax with a teacher, whose opinion is a softmax")
         if self.loss == MULTI_LABEL:
-            self.check_multi_label()
+            self._check_multi_label()
         return self
 
-    def check_multi_label(self) -> None:
+    def _check_multi_label(self) -> None:
         """OptionError unless these options go with images of several classes."""
         if self.label_smoothing > 0:
             raise OptionError("label_smoothing", self.label_smoothing, f"must be 0 {_SEVERAL}")
@@ -104,3 +108,17 @@ class Classify(Options):
         if self.lora is not None and self.lora.rank > encoder.width:
             right = f"must be at most {encoder.width}, the width of the encoder"
             raise OptionError("lora.rank", self.lora.rank, right)
+
+    def check(self, run: Run) -> None:
+        """Check also a model of timm, and that the images have labels of which these options learn."""
+        super().check(run)
+        if isinstance(run.encoder, Timm):
+            self.fits(run.encoder)
+        if not isinstance(run.source, DataSet):
+            return
+        if run.source.labelled is False:
+            raise UserError(NO_LABELS)
+        if run.source.multi_label:
+            self._check_multi_label()
+        elif run.source.multi_label is False and self.loss == MULTI_LABEL:
+            raise OptionError("loss", MULTI_LABEL, "must be softmax or sigmoid: each of these images has one class")

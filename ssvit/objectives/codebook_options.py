@@ -7,7 +7,7 @@ from typing import Annotated, Self
 from annotated_types import Ge
 from pydantic import model_validator
 
-from ssvit.config.declaration import Count, Name, Size
+from ssvit.config.declaration import Count, Name, Run, Size
 from ssvit.models.vit_options import ViT
 from ssvit.objectives.targets_options import Patches
 from ssvit.options import OptionError, pair
@@ -58,15 +58,17 @@ class Codebook(Patches):
             raise OptionError("layer", None, "must be given with a checkpoint; a middle one is usual")
         return self
 
-    def fits(self, encoder: ViT) -> None:
-        """OptionError unless images are larger than a window and have enough patches for the clusters."""
-        super().fits(encoder)
-        size, patch = pair("image_size", encoder.image_size), pair("patch_size", encoder.patch_size)
+    def check(self, run: Run) -> None:
+        """Check also that images are larger than a window and have enough patches for the clusters."""
+        super().check(run)
+        if not isinstance(run.encoder, ViT):
+            return
+        size, patch = pair("image_size", run.encoder.image_size), pair("patch_size", run.encoder.patch_size)
         if self.checkpoint is None and any(
             (window - part + 1) // 2 >= side for window, part, side in zip(self.window_size, patch, size, strict=True)
         ):
             raise OptionError("window", self.window, f"reaches too far beyond the borders of images of {size} pixels")
-        fewest = math.ceil(POINTS * self.clusters / math.prod(encoder.grid))
+        fewest = math.ceil(POINTS * self.clusters / math.prod(run.encoder.grid))
         if self.images < fewest:
             right = f"must be at least {fewest}, which have {POINTS} patches for each of {self.clusters} clusters"
             raise OptionError("images", self.images, right)

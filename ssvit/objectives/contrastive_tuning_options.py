@@ -2,18 +2,17 @@
 
 from typing import ClassVar
 
-from ssvit.config.declaration import Count, Fraction, Options, Positive
+from ssvit.config.declaration import Count, Fraction, Positive, Run
 from ssvit.models.vit_options import ViT
-from ssvit.options import OptionError
+from ssvit.objectives.base_options import Objective
+from ssvit.options import OptionError, RootOptionError
 from ssvit.schedule import Schedule, ScheduleFunction
 
 
-class ContrastiveTuning(Options):
+class ContrastiveTuning(Objective):
     """Contrastive tuning of a finished run; the defaults are MAE-CT's for ViT-L (ml-jku/MAE-CT: yamls)."""
 
     views: ClassVar[tuple[str, ...]] = ("global",)
-    takes_local: ClassVar[bool] = False
-    goes_on: ClassVar[bool] = True  # from trained weights
     needs_standardizing: ClassVar[bool] = True  # before cosines: a few features outweigh all others
 
     temperature: Positive = 0.2
@@ -34,6 +33,16 @@ class ContrastiveTuning(Options):
         """OptionError unless the encoder has as many layers as are to be trained."""
         if self.trained is not None and self.trained > encoder.depth:
             raise OptionError("trained", self.trained, f"must be at most {encoder.depth}, the layers of the encoder")
+
+    def check(self, run: Run) -> None:
+        """Check also that it starts from trained weights, and that the queue holds the images of a step."""
+        super().check(run)
+        if run.encoder is not None and not run.from_checkpoint:
+            right = "the objective goes on from trained weights: give the path of a run, or of other projects' weights"
+            raise RootOptionError("checkpoint", None, right)
+        if run.recipe and self.queue < run.recipe.batch_size:
+            right = f"must hold the images of a step, recipe.batch_size={run.recipe.batch_size}"
+            raise OptionError("queue", self.queue, right)
 
     @property
     def schedules(self) -> dict[str, ScheduleFunction]:

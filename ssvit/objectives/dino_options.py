@@ -4,15 +4,17 @@ from typing import Annotated, ClassVar
 
 from annotated_types import Ge
 
-from ssvit.config.declaration import Count, Fraction, Options, Positive
+from ssvit.config.declaration import Count, Fraction, Positive, Run
+from ssvit.objectives.base_options import Objective
+from ssvit.options import RootOptionError
 from ssvit.schedule import Between, Schedule, ScheduleFunction
 
 
-class Dino(Options):
+class Dino(Objective):
     """Self-distillation with no labels; the defaults are the authors' for ViT-S (main_dino.py)."""
 
     views: ClassVar[tuple[str, ...]] = ("global",)
-    is_averaged: ClassVar[bool] = True  # what is probed and exported, by itself: the teacher
+    takes_local: ClassVar[bool] = True
 
     prototypes: Annotated[int, Ge(2)] = 65536
     """Number of prototypes; 1,024 to 4,096 for small data sets."""
@@ -32,6 +34,13 @@ class Dino(Options):
     """Share that the centre, the running mean of the teacher's logits, keeps of itself at each step."""
     last_layer: Annotated[ScheduleFunction, Between(0)] = Schedule(start=0.0, end=1.0, shape="step", over=0.01)
     """`Schedule` of a factor of the prototypes' gradient; 0 freezes them, also for weight decay."""
+
+    def check(self, run: Run) -> None:
+        """Check also that no average of the weights is kept besides the teacher."""
+        super().check(run)
+        if run.recipe and run.recipe.ema:
+            right = "must be 0: the teacher, which is probed, is an average already: objective.teacher_momentum"
+            raise RootOptionError("recipe.ema", run.recipe.ema, right)
 
     @property
     def schedules(self) -> dict[str, ScheduleFunction]:

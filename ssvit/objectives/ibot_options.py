@@ -18,7 +18,7 @@ class IBot(Dino):
     the run, last_layer is 0 for 0.00125 of it, and the lengths of prototypes are trained, for which there is no option.
     """
 
-    samples_patches: ClassVar[bool] = True  # of images of the encoder's size
+    samples_patches: ClassVar[bool] = True
 
     prototypes: Annotated[int, Ge(2)] = 8192
     """Number of prototypes."""

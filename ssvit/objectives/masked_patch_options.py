@@ -5,17 +5,17 @@ from typing import ClassVar, Self
 
 from pydantic import model_validator
 
-from ssvit.config.declaration import Options
 from ssvit.models.decoder_options import Decoder
 from ssvit.models.vit_options import ViT
+from ssvit.objectives.base_options import Objective
 from ssvit.objectives.masking_options import Masking
 from ssvit.options import OptionError
 
 
-class MaskedPatch(Options):
+class MaskedPatch(Objective):
     """Masked patch prediction."""
 
-    samples_patches: ClassVar[bool] = True  # of images of the encoder's size
+    samples_patches: ClassVar[bool] = True
     needs_standardizing: ClassVar[bool] = True  # before cosines: a few features outweigh all others
 
     masking: Masking

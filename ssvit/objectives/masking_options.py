@@ -4,8 +4,9 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import model_validator
 
-from ssvit.config.declaration import Count, Fraction, Options, Share
+from ssvit.config.declaration import Count, Fraction, Options, Run, Share
 from ssvit.models.vit_options import ViT
+from ssvit.objectives.base_options import Objective
 from ssvit.options import OptionError
 
 
@@ -37,9 +38,10 @@ class Masking(Options):
         """The number of corrupted patches of an image: the fraction of its units, rounded, at least one unit."""
         return max(1, round(self.corrupted * patches / self.unit**2)) * self.unit**2
 
-    def fits(self, encoder: ViT) -> None:
-        """OptionError unless images have enough patches."""
-        self.divide(encoder.grid)
+    def check(self, run: Run) -> None:
+        """Check that the images of the encoder have enough patches."""
+        if isinstance(run.encoder, ViT):
+            self.divide(run.encoder.grid)
 
     def divide(self, grid: tuple[int, int]) -> tuple[int, int]:
         """Rows and columns of units on a grid of patches. OptionError unless the units tile the grid."""
@@ -51,10 +53,10 @@ class Masking(Options):
         return grid[0] // self.unit, grid[1] // self.unit
 
 
-class Masked(Options):
+class Masked(Objective):
     """An objective whose encoder sees a part of the patches, and whose decoder predicts the others."""
 
-    samples_patches: ClassVar[bool] = True  # of images of the encoder's size
+    samples_patches: ClassVar[bool] = True
     needs_standardizing: ClassVar[bool] = True  # before cosines: a few features outweigh all others
 
     masked: Share

@@ -4,16 +4,16 @@ from typing import Annotated, ClassVar
 
 from annotated_types import Ge
 
-from ssvit.config.declaration import Count, Options, Positive, Share
+from ssvit.config.declaration import Count, Positive, Run, Share
 from ssvit.models.vit_options import ViT
+from ssvit.objectives.base_options import Objective
 from ssvit.options import OptionError
 
 
-class SimCLR(Options):
+class SimCLR(Objective):
     """Contrastive learning of two views (Chen et al. 2020)."""
 
     views: ClassVar[tuple[str, ...]] = ("global",)
-    takes_local: ClassVar[bool] = False
 
     temperature: Positive = 0.5
     """Divides the cosines; with lower values the nearest negatives count more."""
@@ -31,10 +31,11 @@ class SimCLR(Options):
         if self.keep < 1 and encoder.stem is not None:
             raise OptionError("keep", self.keep, "must be 1 for an encoder with a stem, which would see all patches")
 
-    @property
-    def samples_patches(self) -> bool:
-        """Whether patches are sampled, of images of the encoder's size."""
-        return self.keep < 1
+    def check(self, run: Run) -> None:
+        """Check also the size of images whose patches are sampled."""
+        super().check(run)
+        if self.keep < 1:
+            self.check_size(run)
 
     def count(self, patches: int) -> int:
         """The number of a view's patches that the encoder sees: the fraction, rounded, at least one."""

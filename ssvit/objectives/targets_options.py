@@ -4,9 +4,9 @@ from typing import Literal, Self
 
 from pydantic import model_validator
 
-from ssvit.config.declaration import Count, Options, Pair
+from ssvit.config.declaration import Count, Options, Pair, Run
 from ssvit.models.vit_options import ViT
-from ssvit.options import OptionError, pair
+from ssvit.options import OptionError, pair, typed
 
 
 class Patches(Options):
@@ -17,12 +17,14 @@ class Patches(Options):
     channels: Count = 3
     """Channels of the images."""
 
-    def fits(self, encoder: ViT) -> None:
-        """OptionError unless the encoder has patches of this size."""
-        expected = {"patch_size": pair("patch_size", encoder.patch_size), "channels": encoder.channels}
+    def check(self, run: Run) -> None:
+        """Check that the encoder has patches of this size."""
+        if not isinstance(run.encoder, ViT):
+            return
+        expected = {"patch_size": pair("patch_size", run.encoder.patch_size), "channels": run.encoder.channels}
         for name, value in expected.items():
             if getattr(self, name) != value:
-                raise OptionError(name, getattr(self, name), f"must be {value}, as of the encoder")
+                raise OptionError(name, getattr(self, name), f"must be {typed(value)}, as of the encoder")
 
 
 class Pixels(Patches):

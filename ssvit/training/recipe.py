@@ -11,8 +11,12 @@ from typing import Annotated, Literal, Self
 from annotated_types import Ge, Le, Len
 from pydantic import model_validator
 
-from ssvit.config.declaration import Count, Expect, NotNegative, Options, Positive, Share, Whole
+from ssvit.config.declaration import Count, Expect, NotNegative, Options, Positive, Run, Share, Whole
+from ssvit.data.loader_options import check_shares
+from ssvit.data.source_options import DataSet, Subset
+from ssvit.models.timm_options import Timm
 from ssvit.options import OptionError
+from ssvit.training.runtime_options import Fabric
 
 Decay = Annotated[float, Ge(0), Le(0.999999)]  # of a running mean
 
@@ -98,6 +102,21 @@ class Recipe(Options):
         if self.patience is not None and self.best is None:
             raise OptionError("patience", self.patience, "needs a metric: recipe.best=auto, or its name")
         return self
+
+    def check(self, run: Run) -> None:
+        """Check that the processes can share a batch, and the encoder and the number of images."""
+        count = run.fabric.processes if isinstance(run.fabric, Fabric) else None
+        if count is not None:
+            check_shares(batch_size=self.batch_size, accumulate=self.accumulate, processes=count)
+        if isinstance(run.encoder, Timm) and self.backend == "kernels":
+            right = f"is for a ViT, and the encoder is timm's {run.encoder.model}"
+            raise OptionError("backend", self.backend, right)
+        images = run.subset.images if isinstance(run.subset, Subset) else None
+        if images is None and isinstance(run.source, DataSet):
+            images = run.source.count(at_most=self.batch_size)
+        if images is not None and self.batch_size > images:
+            right = f"must be no more than the {images} images to train on"
+            raise OptionError("batch_size", self.batch_size, right)
 
     @property
     def decay_of_momentum(self) -> float:

@@ -6,7 +6,10 @@ from typing import Annotated, Any
 from annotated_types import Ge
 from pydantic import AfterValidator
 
-from ssvit.config.declaration import Count, Expect, Options, Text
+from ssvit import processes
+from ssvit.config.declaration import Count, Expect, Options, Run, Text
+from ssvit.models.timm_options import Timm
+from ssvit.options import OptionError
 
 _DEVICES = re.compile(r"auto|-1|[1-9]\d*|\[\d+(, \d+)*\]|\d+(, ?\d+)+")  # what Lightning Fabric takes, as text
 
@@ -36,3 +39,13 @@ class Fabric(Options):
     are several processes."""
     timeout: Annotated[float, Ge(1)] = 600
     """Seconds that a process waits for another one that hangs. A process that died is noticed at once."""
+
+    @property
+    def processes(self) -> int | None:
+        """The number of processes that train; None if the machine decides."""
+        return processes.count(self.devices, self.num_nodes)
+
+    def check(self, run: Run) -> None:
+        """Check that the encoder can be divided among processes."""
+        if isinstance(run.encoder, Timm) and self.strategy == "fsdp":
+            raise OptionError("strategy", "fsdp", f"shares out a ViT, and the encoder is timm's {run.encoder.model}")

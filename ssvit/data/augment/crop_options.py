@@ -1,15 +1,17 @@
 """The options of crops, and of what changes a crop for training afterwards."""
 
 import math
-from typing import Literal, Self, get_args
+from typing import ClassVar, Literal, Self, get_args
 
 from pydantic import model_validator
 
-from ssvit.config.declaration import Count, Fraction, Limits, Options, Pair, ShareLimits, Whole
+from ssvit.config.declaration import Count, Fraction, Limits, Options, Pair, Run, ShareLimits, Whole
 from ssvit.data.augment.color_options import SIGMA, ColorChange, GaussianBlur
 from ssvit.data.augment.randaugment_options import MAGNITUDE, Magnitude
 from ssvit.data.augment.turn_options import Angle
-from ssvit.models.encoder_options import grid
+from ssvit.data.decode_options import PixelFormat
+from ssvit.models.encoder_options import Normalized, grid
+from ssvit.models.timm_options import Timm
 from ssvit.models.vit_options import ViT
 from ssvit.options import OptionError
 
@@ -18,19 +20,29 @@ FITS = get_args(Fit)
 
 
 class Crop(Options):
-    """What every crop has."""
+    """What every crop has.
+
+    Attributes:
+        views: The names of the views that it gives of an image. A single view is called "image".
+    """
+
+    views: ClassVar[tuple[str, ...]] = ("image",)
 
     size: Pair
     """Pixels of an image's side, or [height, width]."""
 
-    def fits(self, encoder: ViT, name: str = "size") -> None:
-        """OptionError unless the encoder's patches divide such an image."""
-        size = getattr(self, name)
-        try:
-            grid(size, encoder.patch_size)
-        except OptionError:
-            right = f"must be divided by encoder.patch_size={encoder.patch_size}"
-            raise OptionError(name, size, right) from None
+    def check(self, run: Run) -> None:
+        """Check that the encoder's patches divide such an image."""
+        self.check_patches(run, "size")
+
+    def check_patches(self, run: Run, name: str) -> None:
+        """Check that the encoder's patches divide an image whose size is the option `name`."""
+        if isinstance(run.encoder, ViT | Timm):
+            size, patch_size = getattr(self, name), run.encoder.patch_size
+            try:
+                grid(size, patch_size)
+            except OptionError:
+                raise OptionError(name, size, f"must be divided by encoder.patch_size={patch_size}") from None
 
     @property
     def bytes_per_image(self) -> int:
@@ -78,18 +90,19 @@ class RandomCrop(ColorChange, Crop):
         """Height and width of each kind of view."""
         return (self.size,)
 
-    def fits(self, encoder: ViT, name: str = "size") -> None:
-        super().fits(encoder, name)
+    def check(self, run: Run) -> None:
+        """Check also that the images have the colours, and the type, that the changes are defined for."""
+        super().check(run)
+        channels = run.encoder.channels if isinstance(run.encoder, Normalized) else 3
+        of_floats = isinstance(run.source, PixelFormat) and run.source.range is not None
         for change in ("randaugment", "jitter", "grayscale"):
-            if getattr(self, change) and encoder.channels not in (1, 3):
-                right = f"must be 0 for images of {encoder.channels} channels: it changes red, green and blue"
-                raise OptionError(change, getattr(self, change), right)
-
-    def check_floats(self) -> None:
-        """OptionError if a change is defined for bytes alone, not for images with a range of values."""
-        for change in ("randaugment", "jitter", "grayscale"):
-            if getattr(self, change):
-                raise OptionError(change, getattr(self, change), "must be 0 with data.range: it changes bytes")
+            if not (value := getattr(self, change)):
+                continue
+            if channels not in (1, 3):
+                right = f"must be 0 for images of {channels} channels: it changes red, green and blue"
+                raise OptionError(change, value, right)
+            if of_floats:
+                raise OptionError(change, value, "must be 0 with data.range: it changes bytes")
 
 
 class InceptionCrop(RandomCrop):

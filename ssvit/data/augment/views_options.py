@@ -5,9 +5,8 @@ from typing import Annotated, ClassVar
 
 from annotated_types import Len
 
-from ssvit.config.declaration import Expect, Fraction, Pair, ShareLimits, Whole
+from ssvit.config.declaration import Expect, Fraction, Pair, Run, ShareLimits, Whole
 from ssvit.data.augment.crop_options import InceptionCrop
-from ssvit.models.vit_options import ViT
 
 ByView = Annotated[Sequence[Fraction], Len(3, 3), Expect("three probabilities: first global view, second, local views")]
 
@@ -42,7 +41,8 @@ class MultiCrop(InceptionCrop):
     def sizes(self) -> tuple[tuple[int, int], ...]:
         return self.size, self.local_size
 
-    def fits(self, encoder: ViT, name: str = "size") -> None:
-        super().fits(encoder, name)
+    def check(self, run: Run) -> None:
+        """Check also that the encoder's patches divide local views."""
+        super().check(run)
         if self.local_views:
-            super().fits(encoder, "local_size")
+            self.check_patches(run, "local_size")

@@ -67,7 +67,7 @@ class Probe:
     def title(self) -> str:
         return title(self.name)
 
-    def check(self, train_labels: Tensor, test_labels: Tensor, classes: Sequence[str]) -> None:
+    def check_classes(self, train_labels: Tensor, test_labels: Tensor, classes: Sequence[str]) -> None:
         """OptionError or UserError unless images with these labels, of n and m images as of a source, suffice."""
 
     def __call__(self, train: Features, test: Features, *, choose: bool = False) -> Result:
@@ -82,7 +82,7 @@ def check_labels(probe: Probe, train: Tensor, test: Tensor, classes: Sequence[st
     """OptionError or UserError unless images with these labels suffice for a probe, and are of a kind that it takes."""
     if is_multi_label(train) and not probe.multi_label and probe.truth == "labels":
         raise UserError(f"{probe.title} takes images of one class each, and these may have several")
-    probe.check(train, test, classes)
+    probe.check_classes(train, test, classes)
 
 
 def check_others(k: int, images: int) -> None:

@@ -36,7 +36,7 @@ class Knn(knn_options.Knn, Probe):
         parts = (f"knn{self.k[-1]}", self.protocol * (self.protocol != "dino"), "standardized" * self.standardize)
         return "_".join(filter(None, parts))
 
-    def check(self, train_labels: Tensor, test_labels: Tensor, classes: Sequence[str]) -> None:
+    def check_classes(self, train_labels: Tensor, test_labels: Tensor, classes: Sequence[str]) -> None:
         """OptionError unless each training image has so many others."""
         check_others(self.k[-1], len(train_labels))
 

@@ -32,7 +32,7 @@ class Linear(linear_options.Linear, Probe):
     chosen_by: ClassVar[str] = "validation accuracy"  # or mAP, where an image may have several classes
     multi_label: ClassVar[bool] = True
 
-    def check(self, train_labels: Tensor, test_labels: Tensor, classes: Sequence[str]) -> None:
+    def check_classes(self, train_labels: Tensor, test_labels: Tensor, classes: Sequence[str]) -> None:
         """OptionError or UserError if no image can be held out, or a class is tested that is not trained.
 
         A class that an image may have beside others counts, trained or not: its average precision is that of no order.
@@ -49,7 +49,7 @@ class Linear(linear_options.Linear, Probe):
     def split(self, train: Features, test: Features) -> tuple[Tensor, Tensor]:
         """The places of the images to train on and of those held out. UserError unless features and labels suffice."""
         check(train, test, "a linear probe")
-        self.check(train.known_labels, test.known_labels, train.classes)
+        self.check_classes(train.known_labels, test.known_labels, train.classes)
         return hold_out_by_class(train.known_labels, fraction=self.held_out, seed=self.seed)
 
 

@@ -41,7 +41,7 @@ class Retrieval(retrieval_options.Retrieval, Probe):
         """retrieval, or retrieval_standardized."""
         return "retrieval" + "_standardized" * self.standardize
 
-    def check(self, train_labels: Tensor, test_labels: Tensor, classes: Sequence[str]) -> None:
+    def check_classes(self, train_labels: Tensor, test_labels: Tensor, classes: Sequence[str]) -> None:
         """OptionError unless each training image has so many others."""
         check_others(self.k[-1], len(train_labels))
 

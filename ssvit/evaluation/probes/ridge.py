@@ -71,7 +71,7 @@ class FewShot(ridge_options.FewShot, Probe):
         """few_shot5; with the protocol's name where it is not the paper's."""
         return f"few_shot{self.shots[-1]}" + (f"_{self.protocol}" if self.protocol != "paper" else "")
 
-    def check(self, train_labels: Tensor, test_labels: Tensor, classes: Sequence[str]) -> None:
+    def check_classes(self, train_labels: Tensor, test_labels: Tensor, classes: Sequence[str]) -> None:
         """OptionError unless every class has as many training images as the shots, and one at least."""
         several = is_multi_label(train_labels)
         images = train_labels.sum(0) if several else torch.bincount(train_labels, minlength=len(classes))
@@ -100,7 +100,7 @@ class FewShot(ridge_options.FewShot, Probe):
     def fit(self, train: Features, test: Features) -> list[Score]:
         """The score of each of the shots. UserError if features or labels do not suffice."""
         check(train, test, "few-shot accuracy")
-        self.check(train.known_labels, test.known_labels, train.classes)
+        self.check_classes(train.known_labels, test.known_labels, train.classes)
         values, classes, several = train.values, len(train.classes), is_multi_label(train.known_labels)
         labels, truth = train.known_labels.to(values.device), test.known_labels.to(test.values.device)
 
