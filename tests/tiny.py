@@ -37,8 +37,8 @@ from ssvit.training.recipe import Recipe
 
 CLASSES = ("ant", "bee", "cat")
 RECIPE = {
-    "steps": 12, "batch_size": 8, "lr": 1e-2, "warmup": 3, "ema": 0.9, "precision": "32-true", "log_every": 1,
-    "save_every": 3, "evaluate_every": 6,
+    "steps": 12, "batch_size": 8, "optimizer": "adamw", "lr": 1e-2, "warmup": 3, "ema": 0.9, "precision": "32-true",
+    "log_every": 1, "save_every": 3, "evaluate_every": 6,
 }  # fmt: skip
 
 DINO = {

@@ -24,6 +24,7 @@ from ssvit.data.files import Files
 from ssvit.data.loader import Loader
 from ssvit.data.memory import Memory
 
+SCALE = (0.08, 1.0)  # of the crops, as is usual for ImageNet and torchvision's default
 _FILES, _FILE_SIZE, _CROP = 64, (375, 500), 224
 _SMALL, _SMALL_SIZE, _BATCH = 8192, 32, 256
 _FEW = 1024  # small images that the slow contenders do in a round
@@ -60,16 +61,16 @@ def _files(folder: Path, rounds: int) -> list[Rate]:
             with open(path, "rb") as file:
                 yield Image.open(file).convert("RGB")
 
-    loader = Loader(source=Files(paths), transform=InceptionCrop(size=(_CROP, _CROP)), seed=0, batch_size=_FILES)
+    crop = InceptionCrop(size=(_CROP, _CROP), scale=SCALE)
+    loader = Loader(source=Files(paths), transform=crop, seed=0, batch_size=_FILES)
     return _compare(loader, images, _CROP, steps=1, rounds=rounds)
 
 
 def _memory(rounds: int) -> list[Rate]:
     images = scenes(_SMALL, (_SMALL_SIZE, _SMALL_SIZE), seed=1)
     arrays = images[:_FEW].permute(0, 2, 3, 1).contiguous().numpy()
-    loader = Loader(
-        source=Memory(images), transform=InceptionCrop(size=(_SMALL_SIZE, _SMALL_SIZE)), seed=0, batch_size=_BATCH
-    )
+    crop = InceptionCrop(size=(_SMALL_SIZE, _SMALL_SIZE), scale=SCALE)
+    loader = Loader(source=Memory(images), transform=crop, seed=0, batch_size=_BATCH)
     return _compare(loader, lambda: map(Image.fromarray, arrays), _SMALL_SIZE, steps=_SMALL // _BATCH, rounds=rounds)
 
 

@@ -34,7 +34,7 @@ from torchvision.io import decode_jpeg, read_file
 
 from ssvit.benchmark import step as whole_step
 from ssvit.benchmark import timing
-from ssvit.benchmark.data import scenes
+from ssvit.benchmark.data import SCALE, scenes
 from ssvit.benchmark.gpu_options import Gpu
 from ssvit.benchmark.step_options import OBJECTIVES, SIZES, Size, Step
 from ssvit.checkpoints import manifest
@@ -406,8 +406,8 @@ def data(setting: Setting) -> Tables:
             what = f"JPEG of {side[1]} x {side[0]}"
             for workers in (4, 8, 14) if cuda else (1,):
                 loader = Loader(
-                    source=Files(paths), transform=InceptionCrop(size=(224, 224)), seed=0, batch_size=count // 4,
-                    accumulate=8, workers=workers, timeout=0, device=setting.step.device,
+                    source=Files(paths), transform=InceptionCrop(size=(224, 224), scale=SCALE), seed=0,
+                    batch_size=count // 4, accumulate=8, workers=workers, timeout=0, device=setting.step.device,
                 )  # fmt: skip
                 rate = _by_clock(loader)
                 lines.append({"what": f"{what}, {workers} workers", RATE: rate, "quartiles": (rate, rate)})

@@ -20,7 +20,7 @@ from torch import Tensor
 from torchvision.io import ImageReadMode, decode_jpeg
 from torchvision.transforms import v2
 
-from ssvit.benchmark.data import scenes
+from ssvit.benchmark.data import SCALE, scenes
 from ssvit.benchmark.timing import Rate, compare, threads
 from ssvit.data import datasets, decode, packing
 from ssvit.data.augment.crop import InceptionCrop
@@ -88,9 +88,8 @@ def _counted(files: Callable[[], Iterable[Any]]) -> Callable[[], int]:
 
 def _batches(source: Source) -> Callable[[], int]:
     size = len(source)
-    loader = Loader(
-        source=source, transform=InceptionCrop(size=(_CROP, _CROP)), seed=0, batch_size=size, order="bijection"
-    )
+    crop = InceptionCrop(size=(_CROP, _CROP), scale=SCALE)
+    loader = Loader(source=source, transform=crop, seed=0, batch_size=size, order="bijection")
     return lambda: sum(len(batch.images) for batch in loader.batches(0, 1))
 
 

@@ -20,7 +20,7 @@ from ssvit.cli.launch import Tool
 from ssvit.cli.pretrained import origin
 from ssvit.config.command_line import CommandLine, Plain
 from ssvit.config.composed import Config
-from ssvit.config.declaration import Options, expected, find, meanings, nested_options
+from ssvit.config.declaration import Options, expected, find, group_of, meanings, nested_options
 from ssvit.options import UserError, command, typed
 
 _REFERENCE = re.compile(r"\$\{([\w.]+)\}")
@@ -131,6 +131,7 @@ def describe(tool: Tool, config: Config) -> tuple[Group, list[Group]]:
         )
         for group, file in sorted(choices.items(), key=lambda item: _place(item[0].partition("@")[0], _ORDER))
     ]
+    told = said | meanings(tool.options)
     found = list(_options(written, "", {"": tool.options}, said))
     # What an option that refers to another says goes for that one.
     elsewhere = {target[1]: one for one in found if (target := _REFERENCE.fullmatch(one.default))}
@@ -143,7 +144,7 @@ def describe(tool: Tool, config: Config) -> tuple[Group, list[Group]]:
         top = one.name.partition(".")[0] if "." in one.name else ""
         file = choices.get(top)
         here = f", here {origin(config.line, top, file)}" if origin(config.line, top, file) != file else ""
-        title = f"{top}={_typed(file)}{here}: {said.get(f'={top}', '')}" if file else f"{top}: {said.get(top, '')}"
+        title = f"{top}={_typed(file)}{here}: {said.get(f'={top}', '')}" if file else f"{top}: {told.get(top, '')}"
         groups.setdefault(top, Group(title.rstrip(": "), [])).options.append(
             replace(one, default=_default(config, one))
         )
@@ -180,7 +181,7 @@ def _options(node: Plain, path: str, known: Mapping[str, type[Options]], said: M
 
     known: the classes of groups that have no `_target_`.
     """
-    options = find(str(node.get("_target_", ""))) or known.get(path)
+    options = find(str(node.get("_target_", ""))) or known.get(path) or group_of(node)
     told = meanings(options) if options else {}
     for key, value in node.items():
         if key.startswith("_"):

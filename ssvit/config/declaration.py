@@ -22,6 +22,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, Union, get_
 
 from annotated_types import Ge, Gt, Le, Len, MinLen
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic.fields import FieldInfo
 
 from ssvit.options import OptionError, pair, typed, within
 
@@ -49,6 +50,9 @@ class Options(BaseModel):
 
     built_from: ClassVar[Mapping[str, str]] = {}
     """Parts that the constructor takes besides the options, each with the group that describes it."""
+    around: ClassVar[type["Options"] | None] = None
+    """The class of the group in which a part lies, such as data for data.source, if the part's options are options of
+    that group: data.root, to which data.source.root refers."""
 
     def values(self) -> dict[str, Any]:
         """Return the options as plain data, options within options as dictionaries."""
@@ -238,35 +242,65 @@ def select(options: type[T], values: Mapping[str, Any]) -> T:
 def completed(node: Mapping[str, Any], groups: Mapping[str, type[Options]], name: str = "") -> dict[str, Any]:
     """Add the defaults of the options that are missing from nested groups of options, or references to other options.
 
+    The options of a part whose class names the group around it become options of that group (see `Options.around`).
+    Options within an option that has a default are completed by that default, others by those of their class.
+
     Args:
         node: Options as plain data. A group's class is that of its `_target_`.
         groups: The classes of the groups that have no `_target_`, by name; that of the whole by "".
         name: The name of `node` within the whole.
     """
-    options = find(node.get("_target_", "")) or groups.get(name)
+    path = f"{name}." if name else ""
+    full = dict(node)
+    for key, part in node.items():
+        if kind := _shared(part):
+            shared = [option for option in kind.model_fields if option not in part]
+            full[key] = {**part, **{option: f"${{{path}{option}}}" for option in shared}}
+            full = {**{option: _default(kind.model_fields[option]) for option in shared}, **full}
+    options = find(node.get("_target_", "")) or groups.get(name) or group_of(node)
     fields = options.model_fields if options else {}
-    full = {**({part: f"${{{group}}}" for part, group in options.built_from.items()} if options else {}), **node}
+    full = {**({part: f"${{{group}}}" for part, group in options.built_from.items()} if options else {}), **full}
     for key, field in fields.items():
         if source := next((item for item in field.metadata if isinstance(item, From)), None):
             full.setdefault(key, f"${{{source.option}}}")
         elif not field.is_required():
-            full.setdefault(key, _plain(field.get_default(call_default_factory=True)))
-    inner = {
-        f"{name}.{key}" if name else key: nested_options(field.annotation, field.metadata)
-        for key, field in fields.items()
-    }
+            default = _default(field)
+            given = full.setdefault(key, default)
+            if isinstance(default, Mapping) and isinstance(given, Mapping) and "_target_" not in given:
+                full[key] = {**default, **given}
+    inner = {f"{path}{key}": nested_options(field.annotation, field.metadata) for key, field in fields.items()}
     known = {**groups, **{key: kind for key, kind in inner.items() if kind}}
     return {
-        key: completed(value, known, f"{name}.{key}" if name else key) if isinstance(value, Mapping) else value
+        key: completed(value, known, f"{path}{key}") if isinstance(value, Mapping) else value
         for key, value in full.items()
     }
 
 
+def group_of(node: Mapping[str, Any]) -> type[Options] | None:
+    """Return the class of a group that one of its parts names (see `Options.around`); None if none does."""
+    return next((kind.around for part in node.values() if (kind := _shared(part))), None)
+
+
+def _shared(part: object) -> type[Options] | None:
+    """The class of a part whose options are options of the group around it."""
+    kind = find(str(part.get("_target_", ""))) if isinstance(part, Mapping) else None
+    return kind if kind and kind.around else None
+
+
+def _default(field: FieldInfo) -> object:
+    """The default of an option as a YAML file would hold it; ??? if it must be given."""
+    return "???" if field.is_required() else _plain(field.get_default(call_default_factory=True))
+
+
 def _plain(value: object) -> object:
-    """A default as a YAML file would hold it."""
+    """A value as a YAML file would hold it."""
     if isinstance(value, Options):
-        return value.values()
-    return list(value) if isinstance(value, tuple) else str(value) if isinstance(value, Path) else value
+        value = value.values()
+    if isinstance(value, Mapping):
+        return {name: _plain(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return str(value) if isinstance(value, Path) else value
 
 
 def _option_error(options: type[Options], error: ValidationError, values: Mapping[str, object]) -> OptionError:

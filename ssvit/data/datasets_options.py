@@ -8,11 +8,11 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
-from ssvit.config.declaration import Name, OneOf
+from ssvit.config.declaration import Name, OneOf, Options
 from ssvit.data import chunk_folder, folder, shard_folder, vtab
 from ssvit.data import table as tables
 from ssvit.data.files_options import ImageFiles, Verify
-from ssvit.data.source_options import DataSet
+from ssvit.data.source_options import DataSet, FileImages
 from ssvit.options import OptionError
 
 
@@ -26,11 +26,13 @@ class Folder(ImageFiles):
     validation: Name | None = folder.AUTO
     """The subfolder for choices and curves; auto: val/, validation/ or valid/; None: none."""
     test: Name | None = folder.AUTO
-    """The subfolder for the reported figure; auto: test/; None: none."""
+    """The subfolder for the reported figure; auto: test/; None: none. If there is only one of validation and test, it
+    is used for both."""
     verify: Verify = "size"
     """What a run is bound to: its images' names and sizes (size), or their bytes too, read at each start (content)."""
     masks: Name | None = None
-    """For segmentation, a folder that holds for each image root/a/b.jpg its mask, masks/a/b.png."""
+    """For segmentation, a folder that holds for each image root/a/b.jpg its mask, masks/a/b.png, of which pixels of 255
+    are ignored."""
 
     @model_validator(mode="after")
     def _check_folders(self) -> Self:
@@ -71,7 +73,7 @@ class Csv(ImageFiles):
     """Image files that a table names: see `ssvit.data.table`."""
 
     table: Name
-    """The CSV file."""
+    """The CSV file, or a TSV file (.tsv), whose first line names the columns."""
     root: Name | None = None
     """The folder that paths begin at; None: that of the table."""
     path: Name = "path"
@@ -88,7 +90,8 @@ class Csv(ImageFiles):
     validation: Name | None = folder.AUTO
     """The split for choices and curves; auto: val, validation or valid; None: none."""
     test: Name | None = folder.AUTO
-    """The split for the reported figure; auto: test; None: none."""
+    """The split for the reported figure; auto: test; None: none. If there is only one of validation and test, it is
+    used for both."""
     verify: Verify = "size"
     """What a run is bound to: its images' names, labels and sizes (size), or their bytes too (content)."""
 
@@ -149,15 +152,17 @@ class Shards(ImageFiles):
     """Uncompressed tar files in the layout of WebDataset, in a folder or an object store: see `shard_folder.splits`."""
 
     root: Name
-    """The folder, or an address, as s3://BUCKET/FOLDER."""
+    """The folder, or an address such as s3://BUCKET/FOLDER, which needs a package of fsspec (s3fs, gcsfs, …)."""
     train: Name | None = folder.AUTO
-    """The shards to train on, a subfolder or a pattern; auto: those of train/, or with train in their names, or all."""
+    """The shards to train on, a subfolder or a pattern such as imagenet-train-*; auto: those of train/, or with train
+    in their names, or all."""
     validation: Name | None = folder.AUTO
     """The shards for choices and curves; auto: of val/, or with val in their names; None: none."""
     test: Name | None = folder.AUTO
-    """The shards for the reported figure; auto: of test/, or with test in their names; None: none."""
+    """The shards for the reported figure; auto: of test/, or with test in their names; None: none. If there are only
+    those of validation or of test, they are used for both."""
     cache: Name | None = None
-    """The folder for copies of what an address has; None: the user's folder for caches."""
+    """The folder for copies of what an address has; None: ~/.cache/ssvit."""
 
     @model_validator(mode="after")
     def _check_shards(self) -> Self:
@@ -192,7 +197,8 @@ class LitData(ImageFiles):
     validation: Name | None = folder.AUTO
     """The subfolder for choices and curves; auto: val, validation or valid; None: none."""
     test: Name | None = folder.AUTO
-    """The subfolder for the reported figure; auto: test; None: none."""
+    """The subfolder for the reported figure; auto: test; None: none. If there is only one of validation and test, it is
+    used for both."""
 
     @model_validator(mode="after")
     def _check_chunks(self) -> Self:
@@ -229,6 +235,7 @@ class LitData(ImageFiles):
 class Imagenet(DataSet):
     """ImageNet in its usual layout: train/ and val/, in each a folder for every class, named by its wnid."""
 
+    around: ClassVar[type[Options] | None] = FileImages
     image_channels: ClassVar[int] = 3
     labelled: ClassVar[bool] = True
     validated: ClassVar[bool] = True
@@ -251,6 +258,7 @@ class Imagenet(DataSet):
 class Vtab(DataSet):
     """A task of VTAB-1k (Zhai et al. 2019) as lists of image files: see `ssvit.data.vtab`."""
 
+    around: ClassVar[type[Options] | None] = FileImages
     image_channels: ClassVar[int] = 3
     labelled: ClassVar[bool] = True
 
@@ -290,6 +298,7 @@ class Vtab(DataSet):
 class Voc(DataSet):
     """Pascal VOC's images with a mask for segmentation, in its usual layout."""
 
+    around: ClassVar[type[Options] | None] = FileImages
     image_channels: ClassVar[int] = 3
     labelled: ClassVar[bool] = False
     validated: ClassVar[bool] = True

@@ -27,7 +27,7 @@ class PixelFormat(Options):
 
     channels: Annotated[int, Ge(1), Le(MOST_CHANNELS)] = 3
     """Channels of every image. Without a range, 3 converts images to RGB of 8 bits, and 1 those with colours to their
-    luminance."""
+    luminance. data.normalization=FILE sets this, range, mean and std as ssvit normalization measured them."""
     range: Annotated[Sequence[Any], Expect("[least, most], the values that become 0 and 1")] | None = None
     """[least, most]: the values that become 0 and 1, one number or one for each channel; others are cut off. None:
     images of bytes, which stay bytes."""

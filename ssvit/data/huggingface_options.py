@@ -31,7 +31,8 @@ class HuggingFace(ImageFiles):
     validation: Name | None = folder.AUTO
     """The split for choices and curves; auto: val, validation or valid; None: none."""
     test: Name | None = folder.AUTO
-    """The split for the reported figure; auto: test; None: none."""
+    """The split for the reported figure; auto: test; None: none. If there is only one of validation and test, it is
+    used for both."""
     verify: Verify = "size"
     """What a run is bound to: its images' labels and sizes (size), or their bytes too (content)."""
     download: bool = False

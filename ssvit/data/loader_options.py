@@ -1,9 +1,5 @@
 """The options of the loader: decoding, the order of images, and the division of a batch among processes."""
 
-from typing import Annotated, Any
-
-from ssvit.config.declaration import OneOf, Options, Run
-from ssvit.data.decode_options import PixelFormat, bands
 from ssvit.options import OptionError
 
 FULL, SCALED = DECODINGS = "full", "scaled"  # how much of a JPEG is decoded
@@ -17,19 +13,3 @@ def check_shares(*, batch_size: int, accumulate: int, processes: int) -> None:
         fewer = [count for count in range(1, processes) if batch_size % (count * accumulate) == 0]
         hint = f"; {fewer[-1]} of these processes can share it" if fewer else ""
         raise OptionError("batch_size", batch_size, right + hint)
-
-
-class Images(Options):
-    """How the images of any data set are read and shown."""
-
-    order: Annotated[str, OneOf(ORDERS)] = PERMUTATION
-    """How the order of an epoch is made."""
-    decoding: Annotated[str, OneOf(DECODINGS)] = FULL
-    """How much of a JPEG is decoded."""
-    shown: Any = (0, 1, 2)
-    """Of more than three channels, those that pictures show as red, green and blue; 0 is the first."""
-
-    def check(self, run: Run) -> None:
-        """Check that the images have the channels that are shown."""
-        if isinstance(run.source, PixelFormat):
-            bands("shown", self.shown, run.source.channels)

@@ -1,12 +1,13 @@
 """The options that every data set has, and those of a part of one."""
 
-from collections.abc import Sequence
-from typing import Annotated, Self
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Self
 
 from annotated_types import Gt, Le, Len
 from pydantic import model_validator
 
-from ssvit.config.declaration import Count, Expect, Fraction, Options, Run, Whole
+from ssvit.config.declaration import Count, Expect, Fraction, OneOf, Options, Run, Size, Whole
+from ssvit.data.loader_options import DECODINGS, FULL, ORDERS, PERMUTATION
 from ssvit.models.encoder_options import Normalized
 from ssvit.options import OptionError, RootOptionError
 
@@ -18,8 +19,34 @@ NO_VALIDATION = "there are no validation images; 0.1 for that fraction of the tr
 HeldOutPart = Annotated[float, Gt(0), Le(0.9)]
 
 
+class Images(Options):
+    """The group data, next to the options of its source."""
+
+    image_size: Size = 224
+    """Pixels of an image's side, or [height, width]."""
+    mean: float | Sequence[float] = (0.485, 0.456, 0.406)
+    """Mean of the channels, in [0, 1]: one number, or one for each; the default is that of ImageNet."""
+    std: float | Sequence[float] = (0.229, 0.224, 0.225)
+    """Standard deviation of the channels, in [0, 1]: one number, or one for each; the default is that of ImageNet."""
+    view: Mapping[str, Any] = {"_target_": "ssvit.data.augment.crop.CenterCrop", "size": "${data.image_size}"}
+    """The transform of the images that are evaluated."""
+
+
+class FileImages(Images):
+    """The group data for images in files."""
+
+    order: Annotated[str, OneOf(ORDERS)] = PERMUTATION
+    """How the images of an epoch are ordered. permutation: by a table of all images; bijection: another order, which
+    needs no table."""
+    decoding: Annotated[str, OneOf(DECODINGS)] = FULL
+    """scaled: JPEGs of 1024x768 pixels or more are decoded at a quarter or an eighth of their sides, as far as the
+    random crop stays as large as image_size; full: all at full size."""
+
+
 class DataSet(Options):
     """A data set, and what is known of it before its images are read; None for what is not."""
+
+    around: ClassVar[type[Options] | None] = Images
 
     @property
     def image_channels(self) -> int | None:

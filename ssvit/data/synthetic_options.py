@@ -21,7 +21,7 @@ class Synthetic(DataSet):
     """Images to measure on."""
     seed: Whole = 0
     """Seed of all scenes."""
-    version: Literal[1, 2] = 1
+    version: Literal[1, 2] = 2
     """1: small shapes at any angle; 2: large ones, nearly upright."""
 
     def count(self, at_most: int) -> int:

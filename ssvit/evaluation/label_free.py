@@ -67,7 +67,8 @@ class LabelFree(HeldOut):
         crops: InceptionCrop | None = None
         found: dict[str, list[Tensor]] = {reading.name: [] for reading in readings}
         for images, slots in self.batches:
-            crops = crops or InceptionCrop(size=(images.shape[2], images.shape[3]), scale=self.own.scale, flip=0.5)
+            size = (images.shape[2], images.shape[3])
+            crops = crops or InceptionCrop(size=size, scale=self.own.scale, ratio=(3 / 4, 4 / 3))
             views = [images, *(crops(images, slots, self.own.seed, view) for view in range(self.own.views))]
             for name, values in frozen(torch.cat(views).to(device)).items():
                 found[name].append(values.cpu().unflatten(0, (len(views), -1)))

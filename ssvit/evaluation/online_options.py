@@ -10,9 +10,9 @@ class Probing(Options):
     every: Every = AUTO
     """Steps from one evaluation to the next; auto: as often as takes less than 5 % of the training time, in multiples
     of recipe.evaluate_every (see `evaluation.base.interval`)."""
-    train_images: Count = 500
+    train_images: Count = 2000
     """Labelled training images of the probes, balanced over the classes."""
-    test_images: Count = 750
+    test_images: Count = 2000
     """Held-out images on which the probes are measured."""
     batch_size: Count = 128
     """Images encoded at a time."""

@@ -36,7 +36,7 @@ class ViT(Normalized):
     """Heads of attention."""
     mlp: Literal["gelu", "swiglu"] = "gelu"
     """gelu: two linear layers with a GELU between them (the paper); swiglu (Shazeer 2020): a third linear layer and a
-    SiLU give factors of the hidden layer, as in DINOv2's giant."""
+    SiLU give factors of the hidden layer, as in DINOv2's giant and some models of DINOv3."""
     mlp_width: Count | None = None
     """Width of the MLP's hidden layer; None: 4 * width, or with swiglu two thirds of that, rounded up to a multiple of
     8 (facebookresearch/dinov2: swiglu_ffn.py)."""
@@ -61,17 +61,18 @@ class ViT(Normalized):
     """Whether there is a second prefix token, trained on a teacher's predictions (Touvron et al. 2021)."""
     activation_checkpointing: bool = False
     """Whether training stores only the activations between the layers, and computes each layer again for its
-    gradients."""
+    gradients: a third more computation, for a fraction of the memory."""
     stem: Stem | None = None
     """The ResNet of a hybrid; None: patches of pixels."""
     gelu: Literal["exact", "tanh"] = "exact"
-    """The MLP's GELU: exact, x * Phi(x); or tanh, its approximation, which JAX computes (Hendrycks and Gimpel 2016)."""
+    """The MLP's GELU: exact, x * Phi(x); or tanh, its approximation, which the authors' code has
+    (Hendrycks and Gimpel 2016) and for which there is no fused kernel on CPUs."""
     layer_scale: Positive | None = None
     """Initial value of learned factors of the outputs of attention and MLP (LayerScale, Touvron et al. 2021: CaiT);
     None: no factors; 1e-5 in DINOv2 (facebookresearch/dinov2: ssl_default_config.yaml)."""
     registers: Whole = 0
-    """Number of additional tokens before the patches, without a position, whose outputs are not used (Darcet et al.
-    2024)."""
+    """Number of additional tokens before the patches, without a position, whose outputs are not used; large
+    encoders store global information in them (Darcet et al. 2024)."""
     norm_epsilon: Positive = 1e-6
     """Added to the variance in layer norms; 1e-5 in DINOv3."""
 

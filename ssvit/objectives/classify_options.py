@@ -42,9 +42,10 @@ class Classify(Objective):
     label_smoothing: Annotated[float, Ge(0), Le(0.999999)] = 0.0
     """Fraction of a label that is spread over all classes; only with softmax."""
     mixup: NotNegative = 0.0
-    """alpha of MixUp (Zhang et al. 2018); 0: no MixUp. With CutMix too, each micro-batch gets one of them at random."""
+    """alpha of MixUp (Zhang et al. 2018), 0.8 is common; 0: no MixUp. With CutMix too, each micro-batch gets one of
+    them at random."""
     cutmix: NotNegative = 0.0
-    """alpha of CutMix (Yun et al. 2019); 0: no CutMix."""
+    """alpha of CutMix (Yun et al. 2019), 1.0 is common; 0: no CutMix."""
     distillation: Any = None
     """The options of `Distillation`; None: labels only."""
     trained: Literal["all", "head", "norms_and_biases"] | Annotated[Count, Expect("a number of last layers")] = "all"
@@ -52,7 +53,7 @@ class Classify(Objective):
     layers; norms_and_biases: those of the encoder (BitFit, Zaken et al. 2022). The other weights stay as in the
     checkpoint."""
     lora: Lora | None = None
-    """Low-rank updates, with trained=head; None: no LoRA."""
+    """Low-rank updates of attention's matrices, with trained=head, such as {rank: 8, alpha: 16}; None: no LoRA."""
     class_weights: ClassWeights | None = None
     """Factors of the images' losses by their labels, in the order of the classes. balanced: images / (classes * images
     of the class), 0 for a class without images; None: all 1. With several labels: factors of a class's loss on the

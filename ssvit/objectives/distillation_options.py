@@ -18,7 +18,7 @@ class Distillation(Options):
     """Divides the logits of student and teacher, with soft (Hinton et al. 2015); the default of DeiT's code is 1.0
     (deit: main.py)."""
     weight: Fraction = 0.5
-    """Weight of this loss; the labels' loss has the rest."""
+    """Weight of this loss, as in DeiT's code (deit: main.py); the labels' loss has the rest."""
     reduction: Literal["batch", "elements"] = "batch"
     """How the soft loss is averaged. batch: summed over the classes, averaged over the images; elements: averaged
     over both, k times less, as in DeiT's code (deit: losses.py)."""

@@ -2,7 +2,7 @@
 
 from typing import Self
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from ssvit.config.declaration import Pair
 from ssvit.objectives.targets_options import Patches
@@ -12,12 +12,12 @@ from ssvit.options import OptionError
 class Hog(Patches):
     """Histograms of oriented gradients (Wei et al. 2022)."""
 
-    cell: Pair = (8, 8)
+    cell: Pair = Field(4, validate_default=True)
     """Side in pixels of a cell, which has one histogram, or [height, width]; stored as a pair. The paper has 8, for
     patches of 16."""
-    window: Pair | None = None
+    window: Pair | None = Field(12, validate_default=True)
     """Side in pixels of the square around the patch whose cells are predicted, or [height, width]; stored as a pair.
-    None: only the patch itself."""
+    None: only the patch itself, as in the paper. The default has 9 cells for patches of 4."""
 
     @property
     def window_size(self) -> tuple[int, int]:

@@ -16,8 +16,9 @@ class MAE(Masked):
     """Fraction of an image's patches that the encoder does not see and that are reconstructed (section 4.1)."""
     norm_pixels: bool = True
     """Whether a patch's pixels are normalised by their mean and standard deviation (section 3)."""
-    decoder: Decoder
-    """The decoder, which predicts the masked patches."""
+    decoder: Decoder = Decoder(depth=2, width=128, heads=4)
+    """The decoder, which predicts the masked patches; the default is for small images, and the authors' has depth 8,
+    width 512 and 16 heads."""
 
     def fits(self, encoder: ViT) -> None:
         """OptionError unless an image has patches to mask and others to see, and the patches can be normalised."""

@@ -7,8 +7,7 @@ their methods `check`. A part without a class of options checks itself when it i
 from collections.abc import Mapping
 from typing import Any
 
-from ssvit.config.declaration import Run, select
-from ssvit.data.loader_options import Images
+from ssvit.config.declaration import Run, group_of, select
 from ssvit.options import OptionError, within
 from ssvit.training.options import Training
 from ssvit.training.recipe import Recipe
@@ -25,6 +24,7 @@ def check(config: Mapping[str, Any]) -> Recipe:
         raise OptionError("encoder", builder, right)
     run = Run.of(config, options)
     run.check()
-    with within("data"):
-        select(Images, config["data"]).check(run)
+    if images := group_of(config["data"]):
+        with within("data"):
+            select(images, config["data"]).check(run)
     return options.recipe

@@ -24,18 +24,18 @@ Decay = Annotated[float, Ge(0), Le(0.999999)]  # of a running mean
 class Recipe(Options):
     """How to train."""
 
-    steps: Count = 1000
+    steps: Count = 600
     """Optimiser updates."""
-    batch_size: Count = 256
+    batch_size: Count = 64
     """Images of one update, over all processes."""
     accumulate: Count = 1
     """Micro-batches that a process splits its part of an update into: less memory, the same update."""
-    optimizer: Literal["adamw", "sgd", "muon"] = "adamw"
+    optimizer: Literal["adamw", "sgd", "muon"] = "muon"
     """adamw, sgd, or muon (Jordan et al. 2024): Muon for the weight matrices of Transformer blocks, AdamW for the
-    rest."""
-    lr: Positive = 1e-3
+    rest. docs/optimizers.md compares them."""
+    lr: Positive = 3e-3
     """The peak learning rate, reached after `warmup` steps."""
-    warmup: Whole = 100
+    warmup: Whole = 30
     """Steps in which the learning rate rises from 0."""
     decay: Literal["cosine", "linear", "constant"] = "cosine"
     """How the learning rate goes on: cosine to zero, linear to lr_end, or constant."""
@@ -65,9 +65,9 @@ class Recipe(Options):
     (ssvit's own, for a CPU), or auto (compile on CUDA, kernels on a CPU)."""
     seed: Whole = 0
     """Seed of everything random."""
-    evaluate_every: Count = 100
+    evaluate_every: Count = 150
     """Steps from one evaluation to the next."""
-    save_every: Count = 100
+    save_every: Count = 150
     """Steps from one checkpoint to the next."""
     log_every: Count = 10
     """Steps from one line of metrics to the next."""

@@ -108,9 +108,10 @@ class RandomCrop(ColorChange, Crop):
 class InceptionCrop(RandomCrop):
     """A crop of random area and shape (Szegedy et al. 2015), resized."""
 
-    scale: ShareLimits = (0.08, 1.0)
-    """Least and greatest part of the image's area; the authors have 0.05 (vit_jax: input_pipeline.py)."""
-    ratio: Limits = (3 / 4, 4 / 3)
+    scale: ShareLimits = (0.2, 1.0)
+    """Least and greatest fraction of the image's area; usual for ImageNet is [0.08, 1], and [0.05, 1] in the authors'
+    code (vit_jax: input_pipeline.py)."""
+    ratio: Limits = (0.75, 1.3333)
     """Least and greatest width / height."""
 
 
@@ -124,8 +125,8 @@ class ShiftCrop(RandomCrop):
 class ResizeCrop(RandomCrop):
     """A crop at a random place of the image resized to a square."""
 
-    resize: Count
-    """Pixels of the square's side."""
+    resize: Count = 448
+    """Pixels of the square's side; 448 in VTAB's runs at 384 px."""
 
     @model_validator(mode="after")
     def _check_resize(self) -> Self:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Annotated, ClassVar
 
 from annotated_types import Len
+from pydantic import Field
 
 from ssvit.config.declaration import Expect, Fraction, Pair, Run, ShareLimits, Whole
 from ssvit.data.augment.crop_options import InceptionCrop
@@ -22,7 +23,7 @@ class MultiCrop(InceptionCrop):
 
     scale: ShareLimits = (0.4, 1.0)
     """Least and greatest part of the image's area that a global view shows."""
-    local_size: Pair
+    local_size: Pair = Field(96, validate_default=True)
     """Pixels of a local view's side, or [height, width]."""
     local_scale: ShareLimits = (0.05, 0.4)
     """Least and greatest part of the image's area that a local view shows."""

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Annotated
 
+from pydantic import Field
+
 from ssvit.config.declaration import Counts, OneOf, Options
 
 
@@ -30,7 +32,7 @@ class Knn(Options):
 
     protocol: Annotated[str, OneOf(KNN_PROTOCOLS)] = "dino"
     """The protocol of the vote."""
-    k: Counts = (20,)
+    k: Counts = Field(20, validate_default=True)
     """Number of neighbours that vote, or a list of numbers."""
     standardize: bool = False
     """Give every feature mean 0 and deviation 1 over the training images, so that none outweighs the others."""

@@ -8,7 +8,7 @@ class Retrieval(Options):
 
     k: Counts = (1, 5, 10)
     """Number of neighbours, or a list of numbers."""
-    queries: Count | None = None
+    queries: Count | None = 1000
     """The most test images, always the same ones, since each sorts all training images; None: all."""
     standardize: bool = False
     """Whether each feature is scaled to mean 0 and standard deviation 1 over the training images."""

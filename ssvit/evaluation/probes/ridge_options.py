@@ -32,17 +32,20 @@ FEW_SHOT_PROTOCOLS = {
 }
 
 
+_OF_PROTOCOL: Any = None  # the protocol's value takes its place before the options are checked
+
+
 class FewShot(Options):
-    """Ridge regression on a few images of each class. None stands for the protocol's value."""
+    """Ridge regression on a few images of each class."""
 
     protocol: Annotated[str, OneOf(FEW_SHOT_PROTOCOLS)] = "paper"
     """The protocol, which has values for the other options."""
-    shots: Shots = FEW_SHOT_PROTOCOLS["paper"].shots
-    """Training images of each class, or all; or a list of numbers."""
-    seeds: Count = FEW_SHOT_PROTOCOLS["paper"].seeds
-    """Samples for each number of shots."""
-    l2: Annotated[Sequence[Positive], MinLen(1), Expect("a list of numbers above 0")] = FEW_SHOT_PROTOCOLS["paper"].l2
-    """Penalties, from which leave-one-out accuracy on the sampled images chooses one."""
+    shots: Shots = _OF_PROTOCOL
+    """Training images of each class, or all; or a list of numbers. None: the protocol's."""
+    seeds: Count = _OF_PROTOCOL
+    """Samples for each number of shots. None: the protocol's."""
+    l2: Annotated[Sequence[Positive], MinLen(1), Expect("a list of numbers above 0")] = _OF_PROTOCOL
+    """Penalties, from which leave-one-out accuracy on the sampled images chooses one. None: the protocol's."""
 
     @model_validator(mode="before")
     @classmethod

@@ -1,0 +1,107 @@
+"""YAML holds what a default cannot: a value that a file could leave out without effect is not in it."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import DictConfig, OmegaConf
+
+from ssvit.cli.commands import COMMANDS, find
+from ssvit.config.command_line import CONFIGS, CommandLine
+from ssvit.config.declaration import Count, Options, completed
+from ssvit.models.vit_options import ViT
+from ssvit.objectives.dino_options import Dino
+from ssvit.training.options import Pretrain
+
+RECORDS = ("experiment", "comparison")  # which state values whether or not they are defaults
+GROUPS = [path for path in sorted(CONFIGS.glob("*/**/*.yaml")) if path.relative_to(CONFIGS).parts[0] not in RECORDS]
+TOOLS = {name: path for name in COMMANDS if (path := CONFIGS / f"{name.replace('-', '_')}.yaml").is_file()}
+
+
+def content(file: Path) -> DictConfig:
+    """The values of a file under the name of its group, or at the top if its package is _global_."""
+    values = OmegaConf.load(file)
+    assert isinstance(values, DictConfig)
+    values.pop("defaults", None)
+    group = file.relative_to(CONFIGS).parts[0]
+    at_the_top = file.parent == CONFIGS or "# @package _global_" in file.read_text()
+    return values if at_the_top else OmegaConf.create({group: values})
+
+
+def plain(tree: DictConfig) -> dict[str, Any]:
+    values = OmegaConf.to_container(tree)
+    assert isinstance(values, dict)
+    return {str(name): value for name, value in values.items()}
+
+
+def leaves(node: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The paths of the values within groups; an empty group is one too."""
+    if not isinstance(node, dict) or (path and not node):
+        yield path
+        return
+    for name, value in node.items():
+        yield from leaves(value, (*path, name))
+
+
+def without(node: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
+    name, *rest = path
+    others = {key: value for key, value in node.items() if key != name}
+    return {**others, name: without(node[name], tuple(rest))} if rest else others
+
+
+def restated(file: Path, options: type[Options]) -> list[str]:
+    """The options of a file that have the same value if the file leaves them out."""
+    *bases, own = CommandLine([]).with_bases(str(file.relative_to(CONFIGS).with_suffix("")))
+    below = OmegaConf.merge(*map(content, bases)) if bases else OmegaConf.create({})
+    values, found = plain(content(own)), []
+    for path in leaves(values):
+        rest = OmegaConf.merge(below, OmegaConf.create(without(values, path)))
+        assert isinstance(rest, DictConfig)
+        node: Any = completed(plain(rest), {"": options, "encoder": ViT})
+        value: Any = values
+        for name in path:
+            node, value = node.get(name, KeyError) if isinstance(node, dict) else KeyError, value[name]
+        if node == value and isinstance(node, bool) == isinstance(value, bool):
+            found.append(".".join(path))
+    return found
+
+
+@pytest.mark.parametrize("file", GROUPS, ids=lambda file: str(file.relative_to(CONFIGS)))
+def test_no_value_of_a_group_file_restates_a_default(file):
+    assert restated(file, Pretrain) == []
+
+
+@pytest.mark.parametrize("name", [name for name in TOOLS if name in ("pretrain", "finetune")])
+def test_no_value_of_a_commands_file_restates_a_default(name):
+    assert restated(TOOLS[name], find(name).options) == []
+
+
+class Holder(Options):
+    """A group of which a part's options are options too."""
+
+    size: Count = 3
+    momentum: Dino = Dino()
+
+
+class Part(Options):
+    """The part."""
+
+    around = Holder
+    count: Count = 5
+    path: str
+
+
+def test_options_within_others_keep_the_defaults_of_these(monkeypatch):
+    whole = completed({"objective": {"_target_": "ssvit.objectives.dino.Dino", "teacher_momentum": {"start": 0.5}}}, {})
+    assert whole["objective"]["teacher_momentum"] == {"start": 0.5, "end": 1.0, "shape": "cosine", "over": 1.0}
+
+
+def test_the_options_of_a_part_are_options_of_the_group_around_it(monkeypatch):
+    monkeypatch.setattr("ssvit.config.declaration.find", {"part": Part}.get)
+    whole = completed({"data": {"source": {"_target_": "part"}, "count": 6}}, {})["data"]
+    assert whole["source"] == {"_target_": "part", "count": "${data.count}", "path": "${data.path}"}
+    assert (whole["count"], whole["path"], whole["size"]) == (6, "???", 3)
+    assert completed(whole, {}, "data") == whole
+    own = completed({"data": {"source": {"_target_": "part", "count": 7, "path": "a"}}}, {})["data"]
+    assert own == {"size": 3, "momentum": own["momentum"], "source": {"_target_": "part", "count": 7, "path": "a"}}
