@@ -86,9 +86,9 @@ def test_every_part_and_change_has_its_option():
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ("gpu.parts=[step,fire]", "gpu.parts=['step', 'fire']: must be a list, each one of resume, waits,"),
-        ("gpu.models=[huge]", "gpu.models=['huge']: must be a list, each one of ti, s, b, l, h, small"),
-        ("gpu.changes=[fp8]", "gpu.changes=['fp8']: must be a list, each one of fa3,"),
+        ("gpu.parts=[step,fire]", "gpu.parts=[step,fire]: must be a list, each one of resume, waits,"),
+        ("gpu.models=[huge]", "gpu.models=[huge]: must be a list, each one of ti, s, b, l, h, small"),
+        ("gpu.changes=[fp8]", "gpu.changes=[fp8]: must be a list, each one of fa3,"),
     ],
 )
 def test_wrong_options_are_told_in_one_line_before_torch_is_loaded(tmp_path, no_torch, given, told):

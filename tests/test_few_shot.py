@@ -256,11 +256,11 @@ def test_the_result_is_plain_data():
     [
         ({"protocol": "timm"}, "protocol=timm: must be one of paper, big_vision"),
         ({"shots": [0]}, r"shots=\[0\]: must be one of all, a whole number, or a list of them"),
-        ({"shots": ["none"]}, r"shots=\['none'\]: must be one of all, a whole number, or a list of them"),
+        ({"shots": ["none"]}, r"shots=\[none\]: must be one of all, a whole number, or a list of them"),
         ({"shots": 1.5}, "shots=1.5: must be one of all, a whole number, or a list of them"),
         ({"shots": []}, r"shots=\[\]: must be one of all, a whole number, or a list of them"),
         ({"seeds": 0}, "seeds=0: must be a whole number, 1 or more"),
-        ({"l2": [1.0, 0.0]}, r"l2=\[1.0, 0.0\]: must be a list of numbers above 0"),
+        ({"l2": [1.0, 0.0]}, r"l2=\[1.0,0.0\]: must be a list of numbers above 0"),
         ({"l2": []}, r"l2=\[\]: must be a list of numbers above 0"),
     ],
 )
