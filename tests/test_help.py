@@ -10,13 +10,14 @@ import pytest
 
 from ssvit.cli import help
 from ssvit.cli.commands import COMMANDS, find
+from ssvit.config.command_line import CommandLine
 from ssvit.config.declaration import Options, meanings
 from ssvit.objectives.mae_options import MAE
 
 ROOT = Path(__file__).parent.parent
 GROUPS = ("objective", "data", "target", "encoder", "augment@data.augment")
-FILES = {group: sorted((ROOT / "configs" / group.partition("@")[0]).glob("*.yaml")) for group in GROUPS}
-PROBES = [file.stem for file in sorted((ROOT / "configs" / "probe").glob("*.yaml"))]
+FILES = {group: CommandLine([]).names(group.partition("@")[0]) for group in GROUPS}
+PROBES = CommandLine([]).names("probe")
 
 
 def options(command: str, *given: str) -> dict[str, help.Option]:
@@ -30,7 +31,7 @@ def options(command: str, *given: str) -> dict[str, help.Option]:
     ("command", "given"),
     [
         *((command, ()) for command in COMMANDS),
-        *(("pretrain", (f"{group}={file.stem}",)) for group, files in FILES.items() for file in files),
+        *(("pretrain", (f"{group}={file}",)) for group, files in FILES.items() for file in files),
         ("pretrain", (f"probe=[{','.join(PROBES)}]",)),
         ("pretrain", ("objective=supervised", "distillation=deit", "teacher=x")),
         ("finetune", ("recipe=sgd",)),

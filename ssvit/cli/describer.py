@@ -4,8 +4,6 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 from ssvit.atomic_io import read_json
 from ssvit.checkpoints.checkpoint import PRETRAIN, Checkpoint
 from ssvit.checkpoints.configuration import Configuration, ConfigurationError
@@ -106,10 +104,8 @@ def needs_standardizing(checkpoint: Checkpoint, line: CommandLine) -> bool:
         run = Configuration.read(checkpoint.path.parent / "config.yaml")
     except (FileNotFoundError, ConfigurationError):
         return False
-    builder = ""
-    for file in line.with_bases(f"objective/{run.choices.get('objective')}"):
-        builder = (yaml.safe_load(file.read_text()) or {}).get("objective", {}).get("_target_", builder)
-    return getattr(find_options(builder), "needs_standardizing", False)
+    objective = find_options(line.part("objective", str(run.choices.get("objective"))) or "")
+    return getattr(objective, "needs_standardizing", False)
 
 
 def data_set(config: Config, pixels: PixelFormat) -> "Data":

@@ -18,6 +18,7 @@ import yaml
 from ssvit.cli import pretrained
 from ssvit.cli.launch import Tool
 from ssvit.cli.pretrained import origin
+from ssvit.config.choices import declared
 from ssvit.config.command_line import CommandLine, Plain
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Options, expected, find, group_of, meanings, nested_options
@@ -223,6 +224,9 @@ def _said(tool: str, choices: Mapping[str, Any], line: CommandLine) -> dict[str,
         folder, _, package = group.partition("@")
         names = origin(line, group, names)
         for name in names if isinstance(names, list) else [names]:
+            for choice in declared([folder]):
+                if choice.name == name:
+                    said[f"={package or folder}"] = (choice.options.__doc__ or "").split("\n")[0].rstrip(".")
             for file in line.with_bases(f"{folder}/{name}"):
                 lines = file.read_text().splitlines()
                 is_global = lines[0].startswith("# @package _global_")

@@ -18,7 +18,7 @@ from ssvit.checkpoints.configuration import Configuration, ConfigurationError
 from ssvit.checkpoints.finding import NEWEST, find, name_of, open_checkpoint
 from ssvit.checkpoints.loading_options import pixel_format
 from ssvit.config import composition
-from ssvit.config.command_line import CONFIGS, CommandLine
+from ssvit.config.command_line import CommandLine
 from ssvit.config.composed import Config
 from ssvit.config.declaration import find as find_options
 from ssvit.data.decode_options import RGB
@@ -72,7 +72,7 @@ def offer_start(line: CommandLine, added: Mapping[str, str]) -> None:
     arguments = {**added, **line.typed}
     wanted = arguments.get("checkpoint", "null")
     objective = arguments.get("objective", "masked_patch")
-    built_in = (CONFIGS / "objective" / f"{objective}.yaml").is_file() and "experiment" not in arguments
+    built_in = objective in CommandLine([]).names("objective") and "experiment" not in arguments
     if arguments.get("encoder") == "timm" and built_in and objective != "supervised":
         raise OptionError("objective", objective, "must be supervised with encoder=timm, which has no patches")
     if wanted in ("null", ""):

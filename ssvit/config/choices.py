@@ -14,9 +14,12 @@ from ssvit.config.declaration import Options
 
 # Where the choices of a group are declared, in modules named *_options.
 _PACKAGES = {
+    "augment": "ssvit.data.augment",
+    "evaluator": "ssvit.evaluation",
     "index": "ssvit.retrieval",
     "logger": "ssvit.training.loggers",
     "objective": "ssvit.objectives",
+    "probe": "ssvit.evaluation.probes",
     "target": "ssvit.objectives",
 }
 _NAMED = ("probe", "evaluator", "logger")  # groups of which several are chosen, each with its options under its name
@@ -51,7 +54,8 @@ class Choice:
             options = {self.name: options}
         if not (self.sets or self.also):
             return options
-        whole = {self.group: options, **self.sets}
+        own = {self.group: {**options, **self.sets.get(self.group, {})}}
+        whole = {**self.sets, **own}
         return {"defaults": [*({group: name} for group, name in self.also.items()), "_self_"], **whole}
 
     @property

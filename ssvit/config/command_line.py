@@ -112,6 +112,15 @@ class CommandLine:
         files = {file.stem for folder in self.folders() for file in (folder / group).glob("*.yaml")}
         return sorted({*files, *(choice.name for choice in declared([group]))})
 
+    def part(self, group: str, name: str) -> str | None:
+        """The dotted name of the part that a choice describes: in its file, in a base of the file, or as declared."""
+        for file in self.files(group, name)[:1]:
+            content = yaml.safe_load(file.read_text()) or {}
+            options = content.get(group) or content
+            bases = [base for base in content.get("defaults", []) if isinstance(base, str) and base != "_self_"]
+            return options.get("_target_") or next((self.part(group, base) for base in bases), None)
+        return next((choice.part for choice in declared([group]) if choice.name == name), None)
+
     def with_bases(self, name: str) -> Iterator[Path]:
         """A file of configurations, after those beside it that its list of defaults names."""
         file = next((path for folder in self.folders() if (path := folder / f"{name}.yaml").is_file()), None)

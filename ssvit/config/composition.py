@@ -248,7 +248,8 @@ def _hydra(line: CommandLine, name: str = "", groups: Sequence[str] = ()) -> Ite
 def _choices(line: CommandLine, name: str, groups: Sequence[str] = ()) -> list[Choice]:
     """The declared choices of the groups of a command, of those typed, and of those that the choices choose from."""
     named = [*groups, *(line.default_choices(name) if name else ()), *line.typed]
-    choices = list(declared([group.partition("@")[0].lstrip("/") for group in named]))
+    groups = {group.partition("@")[0].lstrip("/") for group in named}
+    choices = list(declared([*groups, *(["augment"] if "data" in groups else [])]))  # a data set chooses one
     return [*choices, *declared([group.lstrip("/") for choice in choices for group in choice.also])]
 
 
@@ -360,7 +361,8 @@ def _no_choice(group: str, name: str, line: CommandLine, kind: type[Options]) ->
     """The reason why a command has no choice of a group."""
     typed_as = next((option for option in line.options if option.startswith(f"{group}=")), group)
     texts = {path.stem: path.read_text() for path in sorted((CONFIGS / "objective").glob("*.yaml"))}
-    users = {file for file, text in texts.items() if f"/{group}:" in text}
+    users = {choice.name for choice in declared(["objective"]) if f"/{group}" in choice.also}
+    users |= {file for file, text in texts.items() if f"/{group}:" in text}
     users |= {file for file, text in texts.items() for user in users if f"\n  - {user}\n" in text}
     if users:
         return f"{typed_as}: is for objective={', '.join(sorted(users))}"

@@ -2,11 +2,13 @@
 
 from typing import Annotated, Literal
 
+from ssvit.config.choices import choice
 from ssvit.config.declaration import AtLeastTwo, Count, Expect, ShareLimits, Whole
 from ssvit.evaluation.base_options import AUTO, Every
 from ssvit.evaluation.held_out_options import HeldOut
 
 
+@choice("evaluator", "label_free")
 class LabelFree(HeldOut):
     """The measures of features without labels."""
 

@@ -1,5 +1,6 @@
 """The options that every objective has, and what it requires of the other parts of a run."""
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 from ssvit.config.declaration import Options, Run
@@ -21,6 +22,7 @@ class Objective(Options):
         needs_patches: Whether it needs the outputs of patches, which a model of timm does not have.
     """
 
+    built_from: ClassVar[Mapping[str, str]] = {"encoder": "encoder"}
     views: ClassVar[tuple[str, ...]] = ("image",)
     takes_local: ClassVar[bool] = False
     samples_patches: ClassVar[bool] = False

@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal, Self
 from annotated_types import Ge, Le, MinLen
 from pydantic import model_validator
 
+from ssvit.config.choices import choice
 from ssvit.config.declaration import Count, Expect, NotNegative, Run
 from ssvit.data.source_options import NO_LABELS, DataSet
 from ssvit.models.lora_options import Lora
@@ -24,6 +25,19 @@ SIGMOID: Final = "sigmoid"
 MULTI_LABEL: Final = "multi_label"
 
 
+@choice(
+    "objective",
+    "classify",
+    sets={
+        "evaluators": {
+            "test": {
+                "_target_": "ssvit.evaluation.classification.Classification",
+                "workers": "${workers}",
+                "timeout": "${loader_timeout}",
+            }
+        }
+    },
+)
 class Classify(Objective):
     """A classification head and its loss."""
 

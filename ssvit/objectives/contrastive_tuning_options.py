@@ -2,6 +2,7 @@
 
 from typing import ClassVar
 
+from ssvit.config.choices import choice
 from ssvit.config.declaration import Count, Fraction, Positive, Run
 from ssvit.models.vit_options import ViT
 from ssvit.objectives.base_options import Objective
@@ -9,6 +10,17 @@ from ssvit.options import OptionError, RootOptionError
 from ssvit.schedule import Schedule, ScheduleFunction
 
 
+@choice(
+    "objective",
+    "contrastive_tuning",
+    also={"override /augment@data.augment": "two_crops_small"},
+    sets={
+        "data": {"augment": {"jitter": 0.0, "grayscale": 0.0}},  # only crops and flips
+        "recipe": {"optimizer": "adamw", "lr": 2e-3},  # muon has not been measured with this objective
+        # The other images of a micro-batch are the negatives: recipe.accumulate above 1 leaves fewer of them.
+        "evaluators": {"held_out": {"_target_": "ssvit.evaluation.contrast.Contrast", "augment": "${data.augment}"}},
+    },
+)
 class ContrastiveTuning(Objective):
     """Contrastive tuning of a finished run (MAE-CT, Lehner et al. 2023); the defaults are for small images.
 

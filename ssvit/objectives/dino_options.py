@@ -4,12 +4,22 @@ from typing import Annotated, ClassVar
 
 from annotated_types import Ge
 
+from ssvit.config.choices import choice
 from ssvit.config.declaration import Count, Fraction, Positive, Run
 from ssvit.objectives.base_options import Objective
 from ssvit.options import RootOptionError
 from ssvit.schedule import Between, Schedule, ScheduleFunction
 
 
+@choice(
+    "objective",
+    "dino",
+    also={"override /augment@data.augment": "multi_crop_small"},  # two global views and smaller local ones
+    sets={
+        "recipe": {"optimizer": "adamw", "lr": 2e-3},  # muon has not been measured with this objective
+        "evaluators": {"held_out": {"_target_": "ssvit.evaluation.collapse.Collapse"}},
+    },
+)
 class Dino(Objective):
     """Self-distillation with no labels (Caron et al. 2021); the defaults are for small sets of small images.
 

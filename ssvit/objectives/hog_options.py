@@ -4,11 +4,13 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
+from ssvit.config.choices import choice
 from ssvit.config.declaration import Pair
 from ssvit.objectives.targets_options import Patches
 from ssvit.options import OptionError
 
 
+@choice("target", "hog")
 class Hog(Patches):
     """Histograms of oriented gradients (Wei et al. 2022)."""
 

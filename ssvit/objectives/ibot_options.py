@@ -5,12 +5,22 @@ from typing import Annotated, ClassVar, Self
 from annotated_types import Ge
 from pydantic import model_validator
 
+from ssvit.config.choices import choice
 from ssvit.config.declaration import NotNegative, Share
 from ssvit.objectives.dino_options import Dino
 from ssvit.options import OptionError
 from ssvit.schedule import Between, Schedule, ScheduleFunction
 
 
+@choice(
+    "objective",
+    "ibot",
+    also={"override /augment@data.augment": "multi_crop_small"},
+    sets={
+        "recipe": {"optimizer": "adamw", "lr": 2e-3},  # muon has not been measured with this objective
+        "evaluators": {"held_out": {"_target_": "ssvit.evaluation.collapse.PatchCollapse"}},
+    },
+)
 class IBot(Dino):
     """DINO with masked patches (Zhou et al. 2022); the defaults are for small sets of small images.
 

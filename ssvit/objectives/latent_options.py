@@ -4,6 +4,7 @@ from typing import Annotated, Self
 
 from pydantic import model_validator
 
+from ssvit.config.choices import choice
 from ssvit.config.declaration import Count, Fraction, NotNegative, Options, Share
 from ssvit.models.vit_options import ViT
 from ssvit.objectives.masking_options import Masked
@@ -30,6 +31,15 @@ class Convolutions(Options):
         return self
 
 
+@choice(
+    "objective",
+    "latent",
+    sets={
+        "encoder": {"pooling": "patch_mean"},  # the student's encoder is probed and exported, as by the authors
+        "recipe": {"optimizer": "adamw", "lr": 2e-3},  # muon has not been measured with this objective
+        "evaluators": {"held_out": {"_target_": "ssvit.evaluation.latent.LatentPrediction"}},
+    },
+)
 class Latent(Masked):
     """Latent prediction (data2vec 2.0, Baevski et al. 2022); the defaults are for small sets of small images.
 

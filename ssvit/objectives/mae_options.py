@@ -2,6 +2,7 @@
 
 import math
 
+from ssvit.config.choices import choice
 from ssvit.config.declaration import Share
 from ssvit.models.decoder_options import Decoder
 from ssvit.models.vit_options import ViT
@@ -9,6 +10,15 @@ from ssvit.objectives.masking_options import Masked
 from ssvit.options import OptionError, pair
 
 
+@choice(
+    "objective",
+    "mae",
+    sets={
+        # The class token is trained only through the decoder, which reads it (Appendix A.1).
+        "encoder": {"pooling": "patch_mean"},
+        "evaluators": {"held_out": {"_target_": "ssvit.evaluation.autoencoding.Autoencoding"}},
+    },
+)
 class MAE(Masked):
     """A masked autoencoder (He et al. 2022)."""
 

@@ -1,10 +1,12 @@
 """The options of masked patch prediction."""
 
 import math
+from collections.abc import Mapping
 from typing import ClassVar, Self
 
 from pydantic import model_validator
 
+from ssvit.config.choices import choice
 from ssvit.models.decoder_options import Decoder
 from ssvit.models.vit_options import ViT
 from ssvit.objectives.base_options import Objective
@@ -12,9 +14,20 @@ from ssvit.objectives.masking_options import Masking
 from ssvit.options import OptionError
 
 
+@choice(
+    "objective",
+    "masked_patch",
+    also={"/target": "mean_color"},
+    sets={
+        "encoder": {"pooling": "patch_mean"},  # the class token's output is not trained
+        "objective": {"masking": {"_target_": "ssvit.objectives.masking.Masking"}},
+        "evaluators": {"held_out": {"_target_": "ssvit.evaluation.prediction.Prediction"}},
+    },
+)
 class MaskedPatch(Objective):
     """Masked patch prediction."""
 
+    built_from: ClassVar[Mapping[str, str]] = {"encoder": "encoder", "target": "target"}
     samples_patches: ClassVar[bool] = True
     needs_standardizing: ClassVar[bool] = True  # before cosines: a few features outweigh all others
 

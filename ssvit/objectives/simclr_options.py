@@ -4,12 +4,25 @@ from typing import Annotated, ClassVar
 
 from annotated_types import Ge
 
+from ssvit.config.choices import choice
 from ssvit.config.declaration import Count, Positive, Run, Share
 from ssvit.models.vit_options import ViT
 from ssvit.objectives.base_options import Objective
 from ssvit.options import OptionError
 
 
+@choice(
+    "objective",
+    "simclr",
+    also={"override /augment@data.augment": "two_crops_small"},
+    sets={
+        # The authors' network also averages its last feature map, and the loss then trains each patch.
+        "encoder": {"pooling": "patch_mean"},
+        "recipe": {"optimizer": "adamw", "lr": 2e-3},  # muon has not been measured with this objective
+        # The other views of a micro-batch are the negatives: recipe.accumulate above 1 leaves fewer of them.
+        "evaluators": {"held_out": {"_target_": "ssvit.evaluation.contrast.Contrast", "augment": "${data.augment}"}},
+    },
+)
 class SimCLR(Objective):
     """Contrastive learning of two views (Chen et al. 2020); the defaults are for small images.
 

@@ -1,10 +1,11 @@
 """The options of the targets that are computed from a patch's pixels."""
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import model_validator
 
-from ssvit.config.declaration import Count, Options, Pair, Run
+from ssvit.config.choices import choice
+from ssvit.config.declaration import Count, From, Options, Pair, Run
 from ssvit.models.vit_options import ViT
 from ssvit.options import OptionError, pair, typed
 
@@ -12,9 +13,9 @@ from ssvit.options import OptionError, pair, typed
 class Patches(Options):
     """A target that is computed for each patch."""
 
-    patch_size: Pair
+    patch_size: Annotated[Pair, From("encoder.patch_size")]
     """Pixels of a patch's side, or [height, width]; stored as a pair."""
-    channels: Count = 3
+    channels: Annotated[Count, From("encoder.channels")] = 3
     """Channels of the images."""
 
     def check(self, run: Run) -> None:
@@ -27,6 +28,7 @@ class Patches(Options):
                 raise OptionError(name, getattr(self, name), f"must be {typed(value)}, as of the encoder")
 
 
+@choice("target", "pixels")
 class Pixels(Patches):
     """The pixels of the patch (Appendix B.1.2)."""
 
@@ -34,6 +36,7 @@ class Pixels(Patches):
     """l2: the squared error, as in the paper; l1: the absolute error, as in SimMIM (Xie et al. 2022, section 3.4)."""
 
 
+@choice("target", "mean_color")
 class MeanColor(Patches):
     """The mean colour of the patch as one class: the paper's best target."""
 
@@ -54,6 +57,7 @@ class MeanColor(Patches):
         return self
 
 
+@choice("target", "color_grid")
 class ColorGrid(MeanColor):
     """The mean colours of a grid of cells, one class for each cell: the paper's 4x4 downsized patch."""
 

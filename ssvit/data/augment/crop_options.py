@@ -1,11 +1,12 @@
 """The options of crops, and of what changes a crop for training afterwards."""
 
 import math
-from typing import ClassVar, Literal, Self, get_args
+from typing import Annotated, ClassVar, Literal, Self, get_args
 
 from pydantic import model_validator
 
-from ssvit.config.declaration import Count, Fraction, Limits, Options, Pair, Run, ShareLimits, Whole
+from ssvit.config.choices import choice
+from ssvit.config.declaration import Count, Fraction, From, Limits, Options, Pair, Run, ShareLimits, Whole
 from ssvit.data.augment.color_options import SIGMA, ColorChange, GaussianBlur
 from ssvit.data.augment.randaugment_options import MAGNITUDE, Magnitude
 from ssvit.data.augment.turn_options import Angle
@@ -28,7 +29,7 @@ class Crop(Options):
 
     views: ClassVar[tuple[str, ...]] = ("image",)
 
-    size: Pair
+    size: Annotated[Pair, From("data.image_size")]
     """Pixels of an image's side, or [height, width]."""
 
     def check(self, run: Run) -> None:
@@ -105,6 +106,7 @@ class RandomCrop(ColorChange, Crop):
                 raise OptionError(change, value, "must be 0 with data.range: it changes bytes")
 
 
+@choice("augment", "inception_crop")
 class InceptionCrop(RandomCrop):
     """A crop of random area and shape (Szegedy et al. 2015), resized."""
 
@@ -115,6 +117,7 @@ class InceptionCrop(RandomCrop):
     """Least and greatest width / height."""
 
 
+@choice("augment", "shift_crop")
 class ShiftCrop(RandomCrop):
     """A crop at a random place of the widened image."""
 
@@ -122,6 +125,7 @@ class ShiftCrop(RandomCrop):
     """Reflected pixels that each side of the image is widened by."""
 
 
+@choice("augment", "resize_crop")
 class ResizeCrop(RandomCrop):
     """A crop at a random place of the image resized to a square."""
 

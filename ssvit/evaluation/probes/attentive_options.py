@@ -1,9 +1,11 @@
 """The options of the attentive probe."""
 
+from ssvit.config.choices import choice
 from ssvit.config.declaration import AtLeastTwo, Count, Different
 from ssvit.evaluation.probes.linear_options import Linear
 
 
+@choice("probe", "attentive")
 class Attentive(Linear):
     """Attention pooling of the patches and a linear classifier, trained by AdamW on frozen features."""
 

@@ -5,6 +5,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from ssvit.config.choices import choice
 from ssvit.config.declaration import Counts, OneOf, Options
 
 
@@ -27,6 +28,7 @@ KNN_PROTOCOLS = {
 }
 
 
+@choice("probe", "knn")
 class Knn(Options):
     """The vote of the nearest training images by cosine."""
 

@@ -1,9 +1,11 @@
 """The options of logistic regression."""
 
+from ssvit.config.choices import choice
 from ssvit.config.declaration import Count, Different
 from ssvit.evaluation.probes.linear_options import Linear
 
 
+@choice("probe", "logistic")
 class Logistic(Linear):
     """Multinomial logistic regression by L-BFGS on all images at once."""
 

@@ -1,8 +1,10 @@
 """The options of the retrieval probe."""
 
+from ssvit.config.choices import choice
 from ssvit.config.declaration import Count, Counts, Options
 
 
+@choice("probe", "retrieval")
 class Retrieval(Options):
     """Whether the training images nearest to a test image are of its class."""
 

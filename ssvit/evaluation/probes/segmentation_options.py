@@ -1,9 +1,11 @@
 """The options of the segmentation probe."""
 
+from ssvit.config.choices import choice
 from ssvit.config.declaration import AtLeastTwo, Count, Different, Positive
 from ssvit.evaluation.probes.logistic_options import Logistic
 
 
+@choice("probe", "segmentation")
 class Segmentation(Logistic):
     """The class of each pixel from the features of patches, by a linear layer and by nearest neighbours."""
 

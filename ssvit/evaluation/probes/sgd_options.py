@@ -4,10 +4,12 @@ from typing import Annotated
 
 from annotated_types import Ge, Le
 
+from ssvit.config.choices import choice
 from ssvit.config.declaration import Count, Different, NotNegative
 from ssvit.evaluation.probes.linear_options import Linear
 
 
+@choice("probe", "sgd")
 class Sgd(Linear):
     """Linear layers trained by SGD on the same batches, one for each learning rate, starting at zero."""
 
