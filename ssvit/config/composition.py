@@ -248,8 +248,8 @@ def _hydra(line: CommandLine, name: str = "", groups: Sequence[str] = ()) -> Ite
 def _choices(line: CommandLine, name: str, groups: Sequence[str] = ()) -> list[Choice]:
     """The declared choices of the groups of a command, of those typed, and of those that the choices choose from."""
     named = [*groups, *(line.default_choices(name) if name else ()), *line.typed]
-    groups = {group.partition("@")[0].lstrip("/") for group in named}
-    choices = list(declared([*groups, *(["augment"] if "data" in groups else [])]))  # a data set chooses one
+    chosen = {group.partition("@")[0].lstrip("/") for group in named}
+    choices = list(declared([*chosen, *(["augment"] if "data" in chosen else [])]))  # a data set chooses one
     return [*choices, *declared([group.lstrip("/") for choice in choices for group in choice.also])]
 
 
