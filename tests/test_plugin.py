@@ -86,6 +86,22 @@ def test_a_wrong_option_is_told_in_one_line(path, no_torch, tool):
     assert line == "pretrain.py: target.contrast=0: must be a number, above 0"
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["objective.hidden=1.0"], "objective.hidden=1.0: must leave patches of an image"),
+        (["augment@data.augment=multi_crop_small"], "data.augment=MultiCrop: gives global and local views"),
+        (["augment@data.augment=shift_crop", "data.augment.size=32"], "data.augment.size=[32,32]: must be encoder.ima"),
+    ],
+)
+def test_what_an_objective_requires_of_other_parts_is_checked_before_torch_is_loaded(
+    path, no_torch, tool, options, words
+):
+    trapped = os.pathsep.join((no_torch, path))
+    line = one_line(tool("pretrain", *METHOD, *options, status=2, PYTHONPATH=trapped))
+    assert line.startswith(f"pretrain.py: {words}")
+
+
 @pytest.mark.parametrize("command", [("pretrain",), ("finetune", "checkpoint=scratch", "data=synthetic")])
 def test_an_encoder_class_of_ones_own_is_refused_before_torch_is_loaded(path, no_torch, tool, tmp_path, command):
     folder = tmp_path / "configs" / "encoder"
