@@ -55,7 +55,7 @@ def test_meanings_defaults_and_choices_are_those_of_the_dataclass_and_the_file()
     assert found["objective.decoder.depth"].meaning == "Layers."
     assert found["recipe.steps"].default == "77"
     assert found["data.image_size"].meaning == "Pixels of an image's side, or [height, width]."  # of what refers to it
-    assert found["workers"].meaning.startswith("processes that decode image files")  # a comment of run.yaml
+    assert found["workers"].meaning.startswith("Processes that decode image files")
     assert set(found["objective"].right.removeprefix("one of ").split(", ")) == {
         file.stem for file in FILES["objective"]
     }

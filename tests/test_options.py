@@ -9,23 +9,15 @@ from pathlib import Path
 
 import composing
 import pytest
-import yaml
 from command import LIMIT, TINY, one_line
 from PIL import Image
 
-from ssvit.analysis.options import Visualize
-from ssvit.benchmark.gpu_options import Gpu
-from ssvit.benchmark.options import Benchmark
-from ssvit.benchmark.step_options import Step
 from ssvit.checkpoints import manifest
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.checkpoints.loading_options import eval_transform
 from ssvit.config.declaration import find, make, select
 from ssvit.data.augment.crop_options import CenterCrop
-from ssvit.data.source_options import Subset
-from ssvit.exchange.export_options import Export
 from ssvit.options import Failure, OptionError, file_to_write, folder_to_write
-from ssvit.training.recipe import Recipe
 
 ROOT = Path(__file__).resolve().parent.parent
 CONFIGS = ROOT / "configs"
@@ -273,20 +265,6 @@ def test_a_parts_class_has_the_options_of_its_file_and_no_others(choice, folder)
             assert all(is_part(value) for key, value in node.items() if key != "_target_"), f"{name} has options"
         else:
             assert known.model_fields.keys() == own(known, node).keys(), name
-
-
-def test_the_classes_of_tools_have_options_of_their_files():
-    named = lambda kind: kind.model_fields.keys()  # noqa: E731
-    files = {path.stem: yaml.safe_load(path.read_text()) for path in CONFIGS.glob("*.yaml")}
-    assert named(Recipe) == files["pretrain"]["recipe"].keys()
-    for path in (CONFIGS / "recipe").glob("*.yaml"):
-        assert yaml.safe_load(path.read_text()).keys() - {"defaults"} <= named(Recipe)
-    assert named(Subset) == files["run"]["subset"].keys()
-    assert named(Step) == files["benchmark"]["step"].keys()
-    assert named(Gpu) == files["benchmark"]["gpu"].keys()
-    assert named(Benchmark) <= files["benchmark"].keys()
-    assert named(Visualize) <= files["visualize"].keys()
-    assert named(Export) <= files["export"].keys()
 
 
 @pytest.mark.parametrize("case", TOGETHER)
