@@ -14,8 +14,7 @@ from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.memory import Memory
 from ssvit.evaluation import features
 from ssvit.evaluation.features import Cache, Frozen, Pixels, extract
-from ssvit.evaluation.features_options import Reading, reading_of
-from ssvit.evaluation.features_options import readings as readings_of
+from ssvit.evaluation.features_options import Features, Reading, reading_of
 from ssvit.models.vit import ViT
 from ssvit.options import OptionError, UserError
 
@@ -33,7 +32,7 @@ def vit(seed=0, **changes):
 
 
 def readings(encoder, **options):
-    return readings_of(encoder.arguments, **options)
+    return Features(**options).readings(encoder.arguments)
 
 
 def images(count=10, seed=0, labels=True):

@@ -13,7 +13,7 @@ from scipy.stats import kendalltau
 
 from ssvit.data.augment.crop import CenterCrop, InceptionCrop
 from ssvit.evaluation.features import Frozen
-from ssvit.evaluation.features_options import readings
+from ssvit.evaluation.features_options import Features
 from ssvit.evaluation.label_free import LabelFree, alpha, describe, lidar, measure, rankme, warn
 from ssvit.evaluation.significance import chance_of_rise, last_rise
 from ssvit.figures.collapse import plot_spread
@@ -98,7 +98,7 @@ def test_an_evaluation_measures_each_layer_of_the_backbone():
     assert evaluator.images == 24 * 3
     found = evaluator(objective, [{"step": 0}])
     encoder = objective.backbone()
-    layers = readings(encoder.arguments, layer="all")
+    layers = Features(layer="all").readings(encoder.arguments)
     images = torch.stack([source.read(place) for place in range(24)])
     crop = InceptionCrop(size=(16, 16), scale=(0.4, 1.0), flip=0.5)
     views = [images, *(crop(images, torch.arange(24), 3, view) for view in range(2))]

@@ -10,9 +10,9 @@ from typing import Any
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.checkpoints.configuration import Configuration, flatten, is_free
 from ssvit.checkpoints.loading_options import LoadEncoder
-from ssvit.config.command_line import Plain
 from ssvit.evaluation.baselines import OWN, PIXELS, RANDOM
-from ssvit.evaluation.features_options import Reading, readings
+from ssvit.evaluation.features_options import Reading
+from ssvit.evaluation.options import Evaluate
 from ssvit.exchange.reading import FOREIGN_OPTIONS
 from ssvit.options import OptionError, UserError, pair, within
 
@@ -50,14 +50,12 @@ class Other:
         }
 
 
-def others(plain: Plain, own: Checkpoint) -> list[Other]:
+def others(options: Evaluate, own: Checkpoint) -> list[Other]:
     """The encoders of the option `against`, whose names are those of their runs or files, or else their paths.
 
     OptionError for an entry that is none, or is there twice, or lacks a layer that is asked for.
     """
-    if not isinstance(plain["against"], list):
-        raise OptionError("against", plain["against"], "must be a list of runs and files of weights")
-    entries = [entry if isinstance(entry, dict) else {"path": entry} for entry in plain["against"]]
+    entries = [{"path": entry} if isinstance(entry, str) else entry for entry in options.against]
     opened: list[tuple[LoadEncoder, Checkpoint]] = []
     for entry in entries:
         if unknown := [name for name in entry if name not in _OPTIONS] or ["path"][: "path" not in entry]:
@@ -78,7 +76,7 @@ def others(plain: Plain, own: Checkpoint) -> list[Other]:
         name = found.name if count[found.name] == 1 else str(found.path)
         try:
             with within("features"):
-                asked = readings(found.encoder | loading.changes, **plain["features"])
+                asked = options.features.readings(found.encoder | loading.changes)
         except OptionError as error:
             raise OptionError(error.name, error.value, f"{error.right}; that is of {name}") from None
         compared.append(Other(name, loading, asked))

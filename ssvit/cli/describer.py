@@ -14,7 +14,7 @@ from ssvit.config.composed import Config
 from ssvit.config.declaration import find as find_options
 from ssvit.data.decode_options import PixelFormat, bands
 from ssvit.evaluation.base_options import AUTO
-from ssvit.evaluation.features_options import FOLDER, Reading, reading_of, readings
+from ssvit.evaluation.features_options import FOLDER, Features, Reading, reading_of
 from ssvit.options import OptionError, command, one_of, within
 from ssvit.retrieval.options import encoder_of
 
@@ -35,7 +35,7 @@ def check(config: Config, *, store: str | None = None) -> "tuple[Checkpoint, Cal
     checkpoint = find(plain["checkpoint"], outputs=plain["outputs"], stage=PRETRAIN, options=plain["encoder"], say=say)
     with within("features"):
         features, origin = _features(plain, checkpoint, store)
-        found = readings(checkpoint.encoder, **features)
+        found = Features(**features).readings(checkpoint.encoder)
     if len(found) > 1:
         raise OptionError("features.layer", features["layer"], "must be one")
     say(f"features: layer {found[0].layer} of {checkpoint.encoder.get('depth', 1)}, {found[0].pooling}{origin}")

@@ -14,26 +14,13 @@ from ssvit.checkpoints.finding import open_checkpoint
 from ssvit.cli import against
 from ssvit.cli.against import Other
 from ssvit.cli.launch import TIMM_ARGUMENTS, Tool, progress
-from ssvit.cli.pretrained import SCRATCH, offer
-from ssvit.config.command_line import Plain
+from ssvit.cli.pretrained import offer
 from ssvit.config.composed import Config
-from ssvit.config.declaration import Run, make
+from ssvit.config.declaration import Run
 from ssvit.evaluation import baselines, features_options
+from ssvit.evaluation.options import Evaluate, FewShot, Knn, LinearProbe
 from ssvit.evaluation.significance import NOTHING_YET
-from ssvit.options import (
-    OptionError,
-    command,
-    file_to_write,
-    flag,
-    folder_to_write,
-    number,
-    one_of,
-    pair,
-    print_lines,
-    whole,
-    within,
-)
-from ssvit.training.runtime_options import Fabric
+from ssvit.options import command, folder_to_write, pair, print_lines, within
 
 if TYPE_CHECKING:
     from ssvit.evaluation.scores import Scores, Split
@@ -49,11 +36,10 @@ def run(config: Config) -> Path | None:
 
     Returns what was written, None where that is nothing.
     """
-    plain = config.values
-    checkpoint, readings, others = check(config)
-    output = plain["output"]
-    if plain["report"]:
-        folder = Path(output or checkpoint.home(plain["outputs"]) / features_options.FOLDER)
+    options: Evaluate = config.options
+    checkpoint, readings, others = check(options)
+    if options.report:
+        folder = Path(options.output or checkpoint.home(options.outputs) / features_options.FOLDER)
         folder_to_write("output", folder)
     config.line.announce()
 
@@ -63,7 +49,7 @@ def run(config: Config) -> Path | None:
     from ssvit.evaluation.scores import score
     from ssvit.evaluation.side_by_side import SideBySide
 
-    probes = {name: config.build(f"probes.{name}") for name in chosen(plain)}
+    probes = {name: config.build(f"probes.{name}") for name in options.chosen}
     splits = frozen.read(config, checkpoint, readings, probes, others)
     if splits is None:
         return None
@@ -72,15 +58,15 @@ def run(config: Config) -> Path | None:
     ]
     split = next(iter(splits.values()))
     encoders = tuple(dict.fromkeys(name for split in splits.values() for name in split.own))
-    compared = SideBySide(scores, against.groups(checkpoint, others, baselines=plain["baselines"]))
-    measured = facts(plain, checkpoint, split, readings[0].pooling, others)
+    compared = SideBySide(scores, against.groups(checkpoint, others, baselines=options.baselines))
+    measured = facts(options, checkpoint, split, readings[0].pooling, others)
     if split.duplicates is not None:
         measured["near_duplicates"] = near_duplicates(split, scores)
     first, *more = report.data(measured)
     print_lines(f"{measured['checkpoint']}: {first}", *more)
     if len(scores) == 1:
         print_lines(*describe(scores[0], split).split("\n"))
-    if plain["report"]:
+    if options.report:
         figures = report.figures(splits, scores, compared)
         by_name = {reading.name: reading for reading in readings}  # features of patches have no such command
         best = next((by_name[one.best] for one in scores if one.best in by_name), None)
@@ -101,10 +87,11 @@ def run(config: Config) -> Path | None:
         if best is not None:
             print_lines(f"{best.name} in other commands:", *(f"  {line}" for line in commands))
         return folder
-    if output is not None:
-        numbers = {name: getattr(scores[0], name) for name in ("options", "best", "chosen_by", "numbers")}
-        atomic_io.replace(Path(output), (json.dumps(measured | numbers, indent=1) + "\n").encode())
-    return output and Path(output)
+    if options.output is None:
+        return None
+    numbers = {name: getattr(scores[0], name) for name in ("options", "best", "chosen_by", "numbers")}
+    atomic_io.replace(Path(options.output), (json.dumps(measured | numbers, indent=1) + "\n").encode())
+    return Path(options.output)
 
 
 def commands_of(reading: features_options.Reading, checkpoint: str) -> list[str]:
@@ -121,52 +108,25 @@ def commands_of(reading: features_options.Reading, checkpoint: str) -> list[str]
 
 def linear_probe(config: Config) -> Path | None:
     """Evaluate by the probe that is the method alone."""
-    method = config.values["method"]
-    one_of("method", method, ("sgd", "logistic"))
-    return run(config.changed({f"probes.{'logistic' if method == 'sgd' else 'sgd'}": None}))
+    return run(config.changed({f"probes.{'logistic' if config.options.method == 'sgd' else 'sgd'}": None}))
 
 
-def check(config: Config) -> tuple[Checkpoint, list[features_options.Reading], list[Other]]:
-    """The checkpoint, which of its features are evaluated, and what it is compared with.
+def check(options: Evaluate) -> tuple[Checkpoint, list[features_options.Reading], list[Other]]:
+    """Return the checkpoint, which of its features are evaluated, and what it is compared with.
 
-    OptionError or UserError for a wrong configuration.
+    Raises:
+        OptionError: The encoder, the images and the features do not fit each other.
+        UserError: A checkpoint cannot be read.
     """
-    plain = config.values
-    if plain["checkpoint"] == SCRATCH:
-        raise OptionError("checkpoint", SCRATCH, "measured beside a checkpoint by baselines=true; give that")
-    for name in ("train_images", "test_images"):
-        if plain[name] is not None:
-            whole(name, plain[name])
-    whole("batch_size", plain["batch_size"])
-    whole("workers", plain["workers"], at_least=0)
-    number("loader_timeout", plain["loader_timeout"], 0)
-    with within("fabric"):
-        make(Fabric, plain["fabric"])
-    flag("baselines", plain["baselines"])
-    flag("report", plain["report"])
-    flag("duplicates", plain["duplicates"])
-    one_of("precision", plain["precision"], ("32-true", "bf16-mixed", "auto"))
-    if plain["output"] is not None:
-        if not Path(plain["output"]).absolute().parent.is_dir():
-            raise OptionError("output", plain["output"], "there is no such folder to write it into")
-        if not plain["report"]:
-            file_to_write("output", plain["output"])
-    if not chosen(plain):
-        raise OptionError("probes", "", "name at least one")
-    Run.of(plain).check()
-    checkpoint = open_checkpoint(plain["encoder"]["path"], plain["encoder"])
+    Run.of({name: getattr(options, name) for name in ("encoder", "data", "probes")}).check()
+    checkpoint = open_checkpoint(options.encoder["path"], options.encoder)
     with within("features"):
-        readings = features_options.readings(checkpoint.encoder, **plain["features"])
-    return checkpoint, readings, against.others(plain, checkpoint)
-
-
-def chosen(plain: Plain) -> list[str]:
-    """The names of the probes to evaluate; a configuration may have options of others."""
-    return [name for name, node in plain["probes"].items() if node and "_target_" in node]
+        readings = options.features.readings(checkpoint.encoder)
+    return checkpoint, readings, against.others(options, checkpoint)
 
 
 def facts(
-    plain: Plain, checkpoint: Checkpoint, split: "Split", pooling: str, others: Sequence[Other]
+    options: Evaluate, checkpoint: Checkpoint, split: "Split", pooling: str, others: Sequence[Other]
 ) -> dict[str, Any]:
     """What was measured, for a file, and what the checkpoint is compared with.
 
@@ -178,18 +138,18 @@ def facts(
     found = copies(train, test)
     examples = [{"test": test.picture(one), "train": train.picture(other)} for one, other in found[:_EXAMPLES]]
     return {
-        "checkpoint": plain["encoder"]["path"],
+        "checkpoint": options.encoder["path"],
         "checksum": checkpoint.checksum,
-        "data": named(plain["data"]),
+        "data": named(options.data),
         "train_images": len(train),
         "test_images": len(test),
         "measured_on": split.part,
         "chance": split.chance,
         "classes": list(split.classes),
         **({"multi_label": True} if split.is_multi_label else {}),
-        "features": {**plain["features"], "pooling": pooling},
-        "precision": plain["precision"],
-        "image_size": list(pair("data.view.size", plain["data"]["view"].get("size"))),
+        "features": {**options.features.values(), "pooling": pooling},
+        "precision": options.precision,
+        "image_size": list(pair("data.view.size", options.data["view"].get("size"))),
         "against": {other.name: other.facts for other in others},
         "versions": {name: version(name) for name in ("ssvit", "torch")},
         "copies": {"test_images_in_train": len(found), "examples": examples},
@@ -249,6 +209,7 @@ tool = Tool(
     "measure frozen features by any probes: one report",
     run,
     before=offer,
+    options=Evaluate,
     aliases=_ALIASES,
     common=(
         "checkpoint",
@@ -274,6 +235,17 @@ tool = Tool(
     ),
 )
 # These differ in their configuration alone.
-knn = replace(tool, name="knn", purpose="classify by the nearest training images")
-few_shot = replace(tool, name="few_shot", purpose="ridge regression on a few images of each class, in closed form")
-linear = replace(tool, name="linear_probe", purpose="train linear layers on frozen features", run=linear_probe)
+knn = replace(tool, name="knn", options=Knn, purpose="classify by the nearest training images")
+few_shot = replace(
+    tool,
+    name="few_shot",
+    options=FewShot,
+    purpose="ridge regression on a few images of each class, in closed form",
+)
+linear = replace(
+    tool,
+    name="linear_probe",
+    options=LinearProbe,
+    purpose="train linear layers on frozen features",
+    run=linear_probe,
+)

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from lightning_fabric import Fabric
@@ -25,6 +25,7 @@ from ssvit.evaluation.baselines import OWN, PIXELS, RANDOM, RANDOM_PREFIX
 from ssvit.evaluation.duplicates import Thumbnails, duplicates
 from ssvit.evaluation.features import Cache, Extractor, FeatureSets, Frozen, Half, PatchPixels, Pixels, extract
 from ssvit.evaluation.features_options import Reading
+from ssvit.evaluation.options import Evaluate
 from ssvit.evaluation.probes.base import Probe, check_labels
 from ssvit.evaluation.scores import Split
 from ssvit.figures.display import use_bands
@@ -51,9 +52,9 @@ def read(
     but the main one, which goes on alone. UserError if the images do not suffice for the probes, before a feature is
     read where the labels show it.
     """
-    plain = config.values
+    options: Evaluate = config.options
     of_images = [name for name, probe in probes.items() if probe.features != PATCHES]
-    use_bands(plain["data"])
+    use_bands(options.data)
     data = config.build("data.source")
     part, test = data.reported
     labelled = any(probe.truth == "labels" for probe in probes.values())
@@ -61,7 +62,7 @@ def read(
         raise UserError("the images have no labels: give each class a folder of its own, or another data set (data=…)")
     if test.classes != data.train.classes:
         raise UserError(f"the {part} images are of other classes than the training images")
-    data = _fewer(data, plain["train_images"], plain["test_images"])
+    data = _fewer(data, options.train_images, options.test_images)
     eval_transform = config.build("data.view")
     _, test = data.reported
     for name, probe in probes.items():
@@ -73,12 +74,12 @@ def read(
                 masks(source, eval_transform, torch.tensor([0]))
     encoders = _encoders(config, checkpoint, readings, others)
     threads = torch.get_num_threads()
-    fabric = runtime.start(Recipe(precision=plain["precision"]), **plain["fabric"])
+    fabric = runtime.start(Recipe(precision=options.precision), **options.fabric.values())
     try:
         with runtime.together():
-            shared = (plain, eval_transform, fabric)
+            shared = (options, eval_transform, fabric)
             # Of one split are they told: that of the first probe.
-            paired = plain["duplicates"] and plain["report"]
+            paired = options.duplicates and options.report
             splits = dict.fromkeys(of_images, _split(data, encoders, *shared, paired=paired)) if of_images else {}
             for name, probe in probes.items():
                 if probe.features == PATCHES:
@@ -141,12 +142,12 @@ def _encoders(
         encoder: Encoder = config.build("encoder")
         return encoder
 
-    plain = config.values
-    view = plain["data"]["view"]
+    options: Evaluate = config.options
+    view = options.data["view"]
     transform = config.build("data.view")
-    weights = f"{checkpoint.checksum}, resized as {plain['encoder']['resize']}"
+    weights = f"{checkpoint.checksum}, resized as {options.encoder['resize']}"
     found = [_Encoder(OWN, "", frozen(built(config), readings, weights), transform, view)]
-    if plain["baselines"]:
+    if options.baselines:
         weights = f"random weights of torch {torch.__version__}"
         untrained = frozen(built(from_scratch(config)), readings, weights)
         found.append(_Encoder(RANDOM, RANDOM_PREFIX, untrained, transform, view))
@@ -188,7 +189,7 @@ def _resized(view: Plain, size: tuple[int, int]) -> Plain:
 def _split(
     data: Data,
     encoders: Sequence[_Encoder],
-    plain: Plain,
+    options: Evaluate,
     eval_transform: EvalTransform,
     fabric: Fabric,
     *,
@@ -199,21 +200,24 @@ def _split(
 
     masked: with the images' masks. paired: with the near-duplicates among them.
     """
-    options = {name: plain[name] for name in ("batch_size", "workers")}
-    options |= {"timeout": plain["loader_timeout"], "device": fabric.device}
-
-    read_as = {name: plain["data"].get(name) for name in ("channels", "range")}
+    loading: dict[str, Any] = {
+        "batch_size": options.batch_size,
+        "workers": options.workers,
+        "timeout": options.loader_timeout,
+        "device": fabric.device,
+    }
+    read_as = {name: options.data.get(name) for name in ("channels", "range")}
 
     def extracted(
         function: Extractor, source: Source, transform: EvalTransform, view: Plain, what: str, *, anew: bool
     ) -> FeatureSets:
         if fabric.is_global_zero:
-            options["progress"] = progress(what, " images")
+            loading["progress"] = progress(what, " images")
         with fabric.autocast():
-            if plain["cache"] is None:
-                return extract(function, source, transform, **options)
-            cache, made_of = Cache(Path(plain["cache"])), view | read_as
-            return cache.extract(function, source, transform, transform_options=made_of, anew=anew, **options)
+            if options.cache is None:
+                return extract(function, source, transform, **loading)
+            cache, made_of = Cache(Path(options.cache)), view | read_as
+            return cache.extract(function, source, transform, transform_options=made_of, anew=anew, **loading)
 
     seen = [*encoders]
     if paired:

@@ -145,8 +145,12 @@ def describe(tool: Tool, config: Config) -> tuple[Group, list[Group]]:
         top = one.name.partition(".")[0] if "." in one.name else ""
         file = choices.get(top)
         here = f", here {origin(config.line, top, file)}" if origin(config.line, top, file) != file else ""
-        title = f"{top}={_typed(file)}{here}: {said.get(f'={top}', '')}" if file else f"{top}: {told.get(top, '')}"
-        groups.setdefault(top, Group(title.rstrip(": "), [])).options.append(
+        title = (
+            f"{top}={_typed(file)}{here}: {said.get(f'={top}', '')}"
+            if file
+            else f"{top}: {said.get(top) or fields.get(top, '')}"
+        )
+        groups.setdefault(top, Group(title.rstrip(": ."), [])).options.append(
             replace(one, default=_default(config, one))
         )
     for group in groups.values():
@@ -190,7 +194,7 @@ def _options(node: Plain, path: str, known: Mapping[str, type[Options]], said: M
         name = f"{path}.{key}" if path else key
         meaning = told.get(key) or said.get(name, "")
         if isinstance(value, dict) and value:
-            if key in told and "_target_" not in value:
+            if path and key in told and "_target_" not in value:  # at the root it is the title of its section
                 yield Option(name, "", meaning)
             yield from _options(value, name, {**known, **_within(options, key, name)}, said)
         else:

@@ -1,11 +1,13 @@
 """The options of an encoder's features: which of its outputs they are."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from ssvit.config.declaration import make
+from pydantic import AfterValidator
+
+from ssvit.config.declaration import Count, Expect, OneOf, Options, make
 from ssvit.models.build_options import kind
 from ssvit.models.encoder_options import PATCHES, TOKENS
 from ssvit.models.timm_options import Timm
@@ -59,24 +61,35 @@ def reading_of(name: str) -> Reading | None:
     return found and Reading(int(found[1]), found[2], "before" if found[3] else "after")
 
 
-def readings(
-    encoder: Mapping[str, Any], *, layer: Any = "last", pooling: Any = None, norm: Any = "after"
-) -> list[Reading]:
-    """The readings that options choose for an encoder (its arguments). OptionError for one that it does not have.
+def _layers(value: object) -> object:
+    if isinstance(value, list | tuple) and (not value or len(set(value)) < len(value)):
+        raise ValueError
+    return value
 
-    layer: its number, a list of numbers, last, or all. pooling: None for the encoder's own, with which it was trained.
-    """
-    options = make(kind(encoder), encoder)
-    pooling = options.pooling if pooling is None else pooling
-    one_of("pooling", pooling, POOLINGS)
-    if isinstance(layer, str):
-        one_of("layer", layer, ("last", "all", "a layer's number", "a list of numbers"))
-        numbers = [options.depth] if layer == "last" else list(range(1, options.depth + 1))
-    else:
-        numbers = layer if isinstance(layer, list) else [layer]
-    if not numbers or len(set(map(str, numbers))) < len(numbers):
-        raise OptionError("layer", layer, "must be a list of different layers, one or more")
-    found = [Reading(number, pooling, norm) for number in numbers]
-    for reading in found:
-        reading.check(options)
-    return found
+
+class Features(Options):
+    """Which outputs of an encoder are its features."""
+
+    layer: Annotated[
+        Literal["last", "all"] | Count | Sequence[Count],
+        AfterValidator(_layers),
+        Expect("last, all, a layer's number, or a list of different numbers"),
+    ] = "last"
+    """The layer: last; its number, 1 for the first; a list of numbers; or all."""
+    pooling: Annotated[str, OneOf(POOLINGS)] | None = None
+    """patch_mean; class_token; both: concatenated; pooled, of timm's models; null: the checkpoint's encoder.pooling."""
+    norm: Literal["after", "before"] = "after"
+    """after: with the encoder's last norm, at any layer; before: without it."""
+
+    def readings(self, encoder: Mapping[str, Any]) -> list[Reading]:
+        """Return the readings of an encoder (its arguments). OptionError for one that it does not have."""
+        options = make(kind(encoder), encoder)
+        last = options.depth
+        if isinstance(self.layer, str):
+            numbers = [last] if self.layer == "last" else list(range(1, last + 1))
+        else:
+            numbers = [self.layer] if isinstance(self.layer, int) else list(self.layer)
+        found = [Reading(number, self.pooling or options.pooling, self.norm) for number in numbers]
+        for reading in found:
+            reading.check(options)
+        return found

@@ -62,7 +62,7 @@ class LabelFree(HeldOut):
         if sum(len(slots) for _, slots in self.batches) < 2:
             return Evaluation(metrics={}, lines=["not measured, which needs two held-out images or more"])
         encoder = objective.backbone()
-        readings = features_options.readings(encoder.arguments, layer="all")
+        readings = features_options.Features(layer="all").readings(encoder.arguments)
         frozen, device = Frozen(encoder, readings, identity=""), next(encoder.parameters()).device
         crops: InceptionCrop | None = None
         found: dict[str, list[Tensor]] = {reading.name: [] for reading in readings}

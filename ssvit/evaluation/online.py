@@ -121,7 +121,7 @@ class Probing(Evaluator):
 
     def _metrics(self, objective: Objective) -> dict[str, float]:
         encoder = objective.backbone()
-        layers = features_options.readings(encoder.arguments, layer="all")
+        layers = features_options.Features(layer="all").readings(encoder.arguments)
         metrics: dict[str, float] = {"train_images": len(self._train), "test_images": len(self._test)}
         if encoder.pooling == "class_token":  # numbers of other features are not to be compared with these
             metrics["class_token"] = 1
