@@ -174,8 +174,8 @@ def test_a_method_of_two_stages_shares_the_budget(commands, tmp_path):
 @pytest.mark.parametrize(
     ("option", "told"),
     [
-        ("budget=soon", "budget=soon: must be a number of seconds, or as 90s, 6min, 1h"),
-        ("budget=0min", "budget=0.0: must be a number, above 0"),
+        ("budget=soon", "budget=soon: must be a number of seconds above 0, or as 90s, 6min, 1h"),
+        ("budget=0min", "budget=0min: must be a number of seconds above 0"),
         ("objectives=[]", "objectives=[]: must be a list of one or more different names"),
         ("objectives=[mae,mae]", "objectives=[mae,mae]: must be a list of one or more different names"),
         ("objectives=[nothing]", "objectives=nothing: must be of "),

@@ -84,9 +84,9 @@ def test_each_point_of_the_grid_is_a_run_and_what_is_there_is_not_made_again(com
     ("option", "said"),
     [
         ("width=[65]", "encoder.width=65: must be"),
-        ("images=[0]", "images=0: must be"),
+        ("images=[0]", r"images=\[0\]: must be"),
         ("images=[500,8193,null]", "images=8193: there are 8192 images to choose from"),
-        ("images=[5,5]", r"images=\[5,5\]: must be a list of one or more different values"),
+        ("images=[5,5]", r"images=\[5,5\]: must be a list of one or more different"),
         ("depth=6", "depth=6: must be a list"),
         ("patch=[5]", "patch_size=5: must"),
         ("objectives=[codebook]", "objectives=codebook: has two stages"),

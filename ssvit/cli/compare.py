@@ -9,26 +9,48 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import yaml
+from pydantic import BeforeValidator, Field
 
 from ssvit import atomic_io
 from ssvit.cli import trials
 from ssvit.cli.launch import Tool
-from ssvit.cli.trials import Trials, schedule
-from ssvit.config.command_line import CommandLine, Plain
+from ssvit.cli.trials import Names, Study, Trials, Typed, schedule
+from ssvit.config.command_line import CommandLine
 from ssvit.config.composed import Config
-from ssvit.config.declaration import Run
+from ssvit.config.declaration import Expect, Positive, Run
 from ssvit.evaluation import methods
-from ssvit.options import OptionError, number, print_lines
+from ssvit.options import OptionError, print_lines
 
 _UNITS = {"": 1, "s": 1, "min": 60, "h": 3600}
-# Of the comparison itself; every other option goes to pre-training.
-_OWN = (
-    "objectives", "budget", "seeds", "seed", "threads", "name", "table", "outputs", "pretrain", "evaluate", "finetune",
-)  # fmt: skip
 _BEFORE = "{before}"  # in a stage's options: the run of the stage before
+
+
+def _seconds(value: object) -> object:
+    if (found := re.fullmatch(r"([\d.]+)\s*(s|min|h|)", str(value))) is None:
+        raise ValueError
+    return float(found[1]) * _UNITS[found[2]]
+
+
+class Compare(Study):
+    """Objectives that are trained for equal CPU time and evaluated alike."""
+
+    objectives: Names = ("masked_patch", "mae", "dino")
+    budget: Annotated[
+        Positive, BeforeValidator(_seconds), Expect("a number of seconds above 0, or as 90s, 6min, 1h")
+    ] = Field("6min", validate_default=True)
+    """CPU time of the pre-training of each objective: seconds, or 90s, 6min, 1h."""
+    pretrain: Typed = ("probing.train_images=2000", "probing.test_images=2000")
+    evaluate: Typed = (
+        "probes=[few_shot_paper,few_shot,few_shot_big_vision,logistic,knn,knn_standardized]",
+        "probes.few_shot.shots=100",
+        "probes.knn.k=20",
+        "train_images=20000",
+        "test_images=null",
+    )
+    finetune: Typed = ("subset.images=5000", "recipe.steps=600", "recipe.evaluate_every=200")
 
 
 @dataclass(frozen=True)
@@ -41,16 +63,16 @@ class Stage:
 
 def run(config: Config) -> Path:
     """Make the rows that are not there yet, then the table and the figure. Returns their folder."""
-    plain = config.values
-    budget = check(plain)
+    options: Compare = config.options
+    Run.of({"encoder": options.encoder, "data": options.data}).check()
     trials.check_images(config)
-    chosen = {name: stages(name, config.line) for name in plain["objectives"]}
-    comparison = Comparison(config, _OWN, {"budget": budget})
+    chosen = {name: stages(name, config.line) for name in options.objectives}
+    comparison = Comparison(config, {"budget": options.budget})
     for name, parts in chosen.items():
         for place, stage in enumerate(parts):
             if not any(_BEFORE in option for option in stage.options):
                 comparison.stage_cost(name, place, stage)
-    for seed in range(plain["seed"], plain["seed"] + plain["seeds"]):
+    for seed in range(options.seed, options.seed + options.seeds):
         for name, parts in chosen.items():
             comparison.row(name, seed, parts)
     table = comparison.table
@@ -67,21 +89,6 @@ def run(config: Config) -> Path:
         atomic_io.replace(written[-1], png(accuracy(curves, methods.probes_in(curves))))
     print_lines("", *text.split("\n"), ", ".join(map(str, written)))
     return table
-
-
-def check(plain: Plain) -> float:
-    """The budget in CPU seconds. OptionError or UserError for a wrong configuration."""
-    Run.of(plain).check()
-    names = plain["objectives"]
-    if not isinstance(names, list) or not names or len(set(names)) < len(names):
-        raise OptionError("objectives", names, "must be a list of one or more different names")
-    trials.check(plain)
-    found = re.fullmatch(r"([\d.]+)\s*(s|min|h|)", str(plain["budget"]))
-    if found is None:
-        raise OptionError("budget", plain["budget"], "must be a number of seconds, or as 90s, 6min, 1h")
-    budget = float(found[1]) * _UNITS[found[2]]
-    number("budget", budget, 0, above=True)
-    return budget
 
 
 def stages(name: str, line: CommandLine) -> list[Stage]:
@@ -139,6 +146,7 @@ tool = Tool(
     "compare",
     "train objectives for equal CPU time and evaluate them alike",
     run,
+    options=Compare,
     common=(
         "objectives",
         "budget",

@@ -8,22 +8,23 @@ from ssvit.checkpoints.checkpoint import PRETRAIN
 from ssvit.cli import pretrain
 from ssvit.config.composed import Config
 from ssvit.training import preflight
+from ssvit.training.options import Pretrain
 
 
 def run(config: Config) -> None:
     """Print a line of JSON: see `ssvit.training.cost.Cost`, and the augmentation that makes the views."""
-    plain = config.values
-    preflight.check(plain)
+    options: Pretrain = config.options
+    preflight.check(config.values)
 
     from ssvit.cli.session import Session
     from ssvit.training import runtime
     from ssvit.training.cost import measure
 
-    session = Session(config, Path(plain["outputs"]), stage=PRETRAIN)
+    session = Session(config, Path(options.outputs), stage=PRETRAIN)
     with runtime.together():
         recipe, _, objective, loader = session.build(config)
         cost = measure(session.fabric, objective, loader, recipe)
-    print(json.dumps(asdict(cost) | {"augmentation": plain["data"]["augment"]}))
+    print(json.dumps(asdict(cost) | {"augmentation": options.data["augment"]}))
 
 
 tool = replace(

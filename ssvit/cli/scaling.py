@@ -7,18 +7,20 @@ The table and the figure (the paper's Figures 3, 4, 5 and 8 in their own terms) 
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from annotated_types import MinLen
 
 from ssvit import atomic_io
 from ssvit.cli import trials
 from ssvit.cli.compare import stages
 from ssvit.cli.launch import Tool
-from ssvit.cli.trials import Trials, schedule
+from ssvit.cli.trials import Names, Trials, Typed, schedule
 from ssvit.config.composed import Config
-from ssvit.config.declaration import Run
+from ssvit.config.declaration import Count, Distinct, Expect, Name, Run
 from ssvit.evaluation import methods, scaling
 from ssvit.models.timm_options import Timm
-from ssvit.options import OptionError, print_lines, whole
+from ssvit.options import OptionError, print_lines, typed
 
 _HEAD = 64  # numbers of a token for each head of attention, as in the paper's models
 _GRID = ("images", "depth", "width", "patch", "steps")
@@ -28,22 +30,41 @@ _SET_BY = {
     "encoder.depth": "depth", "encoder.width": "width", "encoder.heads": "width", "encoder.mlp_width": "width",
     "encoder.patch_size": "patch", "recipe.steps": "steps", "subset.images": "images", "recipe.seed": "seed",
 }  # fmt: skip
-# Of the study itself; every other option goes to pre-training.
-_OWN = (
-    "objectives", *_GRID, "encoders", "seeds", "seed", "threads", "name", "table", "outputs", "pretrain", "evaluate",
-    "finetune",
-)  # fmt: skip
+_VALUES = "a list of one or more different whole numbers, 1 or more"
+Axis = Annotated[Sequence[Count], Distinct, MinLen(1), Expect(_VALUES)]
+
+
+class Scaling(trials.Study):
+    """A grid of runs: each combination of the values of its axes is pre-trained, evaluated and fine-tuned."""
+
+    objectives: Names = ("masked_patch", "mae")
+    """Names of files in configs/comparison/ (of one stage) or configs/objective/."""
+    images: Annotated[Sequence[Count | None], Distinct, MinLen(1), Expect(f"{_VALUES}, or null")] = (None,)
+    """Training images of each run; null: all."""
+    depth: Axis = (6,)
+    """Layers."""
+    width: Axis = (192,)
+    """Components of a token; there is a head for each 64 of them."""
+    patch: Axis = (4,)
+    """Pixels of a patch's side."""
+    steps: Axis = (500,)
+    """Optimiser updates."""
+    encoders: Annotated[Sequence[Name], Expect("a list of names")] = ()
+    """Encoders for comparison, trained by objective=supervised on as many images: files in configs/encoder/
+    (small_hybrid) and models of timm (resnetv2_50x1_bit)."""
+    pretrain: Typed = ("probe=[]", "evaluator=[]")
 
 
 def run(config: Config) -> Path:
     """Make the rows that are not there yet, then the table and the figure. Returns their folder."""
-    plain, grid = config.values, check(config)
-    trials.check_images(config, most=max(images or 0 for images in plain["images"]))
-    study = Study(config, _OWN, {})
-    for seed in range(plain["seed"], plain["seed"] + plain["seeds"]):
-        for objective, point in itertools.product(plain["objectives"], grid):
+    options: Scaling = config.options
+    grid = check(config)
+    trials.check_images(config, most=max(images or 0 for images in options.images))
+    study = Study(config, {})
+    for seed in range(options.seed, options.seed + options.seeds):
+        for objective, point in itertools.product(options.objectives, grid):
             study.row(objective, point, seed)
-        for encoder, images, steps in itertools.product(plain["encoders"], plain["images"], plain["steps"]):
+        for encoder, images, steps in itertools.product(options.encoders, options.images, options.steps):
             study.compared(encoder, {**dict.fromkeys(_GRID), "images": images, "steps": steps}, seed)
     rows = methods.read(study.table)
     text, found = scaling.table(rows), scaling.points(rows)
@@ -60,36 +81,29 @@ def run(config: Config) -> Path:
 
 def check(config: Config) -> list[dict[str, Any]]:
     """The points of the grid, by the names of their axes. OptionError or UserError for a wrong configuration."""
-    plain = config.values
-    for name in ("objectives", *_GRID):
-        values = plain[name]
-        if not isinstance(values, list) or not values or len({str(value) for value in values}) < len(values):
-            raise OptionError(name, values, "must be a list of one or more different values")
-    for name in plain["objectives"]:
+    options: Scaling = config.options
+    for name in options.objectives:
         if len(stages(name, config.line)) > 1:
             raise OptionError("objectives", name, "has two stages, and a point of the grid has one run")
-    for name in _GRID:
-        for value in plain[name]:
-            if not (name == "images" and value is None):
-                whole(name, value)
-    trials.check(plain)
-    for option in [*config.overrides, *plain["pretrain"]]:
-        name, _, value = str(option).lstrip("+").partition("=")
+    for option in [*config.overrides, *options.pretrain]:
+        name, _, value = option.lstrip("+").partition("=")
         if axis := _SET_BY.get(name):
-            raise OptionError(name, value, f"follows from the grid, whose option is {axis}={plain[axis]}")
-    if not isinstance(plain["encoders"], list):
-        raise OptionError("encoders", plain["encoders"], "must be a list of names")
-    for name in plain["encoders"]:
+            right = f"follows from the grid, whose option is {axis}={typed(getattr(options, axis, None))}"
+            raise OptionError(name, value, right)
+    for name in options.encoders:
         if name not in config.line.names("encoder"):
             try:
                 Timm(model=name, image_size=1)
             except OptionError as error:
                 raise OptionError("encoders", name, f"is no file in configs/encoder/, and {error.right}") from None
-    points = [dict(zip(_GRID, values, strict=True)) for values in itertools.product(*(plain[name] for name in _GRID))]
+    points = [
+        dict(zip(_GRID, values, strict=True))
+        for values in itertools.product(*(getattr(options, name) for name in _GRID))
+    ]
     for point in points:
         own = {"depth": point["depth"], "width": point["width"], "patch_size": point["patch"]}
-        changed = plain["encoder"] | own | {"heads": heads(point["width"]), "mlp_width": None}
-        Run.of({**plain, "encoder": changed}).check()
+        changed = options.encoder | own | {"heads": heads(point["width"]), "mlp_width": None}
+        Run.of({"encoder": changed, "data": options.data}).check()
     return points
 
 
@@ -140,6 +154,7 @@ tool = Tool(
     "scaling",
     "train a grid of runs and draw accuracy against images, model size and compute",
     run,
+    options=Scaling,
     common=(
         "objectives",
         *_GRID,

@@ -8,15 +8,17 @@ import sys
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from annotated_types import MinLen
 
 from ssvit import atomic_io
-from ssvit.config.command_line import Plain
 from ssvit.config.composed import Config
-from ssvit.config.declaration import Run
+from ssvit.config.declaration import Count, Distinct, Expect, Name, Run, Whole
 from ssvit.data.source_options import NO_LABELS, DataSet
 from ssvit.evaluation import methods
-from ssvit.options import Failure, OptionError, UserError, whole
+from ssvit.options import Failure, OptionError, UserError
+from ssvit.training.options import RunOptions
 
 _ELSEWHERE = ("data.root", "workers", "loader_timeout", "fabric")  # options that change no figure
 _SUBSET = "subset.images="
@@ -24,14 +26,42 @@ _PROBES = "probes="  # which of them there are: none changes another's figures
 _REPORTED = ("test/accuracy", "validation/accuracy", "test/map", "validation/map")
 
 
-def check(plain: Plain, names: Sequence[str] = ()) -> None:
-    """OptionError unless the options that every study has are right; names: further lists of options."""
-    for name in ("seeds", "threads"):
-        whole(name, plain[name])
-    whole("seed", plain["seed"], at_least=0)
-    for name in ("pretrain", "evaluate", "finetune", *names):
-        if not isinstance(plain[name], list):
-            raise OptionError(name, plain[name], "must be a list of options")
+Names = Annotated[Sequence[Name], Distinct, MinLen(1), Expect("a list of one or more different names")]
+Typed = Annotated[Sequence[Name], Expect("a list of options")]
+
+
+class Study(RunOptions):
+    """A study of many runs. The images, the model and the options of a run are the same in all of them."""
+
+    objectives: Names
+    """Names of files in configs/comparison/ (settings for small images) or configs/objective/."""
+    seeds: Count = 1
+    """Runs of each point of the study, which differ only in the seed."""
+    seed: Whole = 0
+    """The first seed."""
+    threads: Count = 1
+    """Threads of each run."""
+    name: Name
+    """The study's folder in outputs, which holds the runs."""
+    table: Name | None = None
+    """The folder for the rows, the table and the figures; null: table/ in the study's folder."""
+    pretrain: Typed = ()
+    """Options of ssvit pretrain, as on the command line."""
+    evaluate: Typed = (
+        "probes=[few_shot_paper,few_shot,knn]",
+        "probes.few_shot.shots=5",
+        "probes.knn.k=20",
+        "train_images=20000",
+        "test_images=null",
+    )
+    """Options of ssvit evaluate."""
+    finetune: Typed = ("subset.images=5000", "recipe.steps=600", "recipe.evaluate_every=600")
+    """Options of ssvit finetune; []: no fine-tuning."""
+
+    @property
+    def own(self) -> set[str]:
+        """The names of the options of the study itself; every other one is an option of its runs."""
+        return type(self).model_fields.keys() - RunOptions.model_fields.keys() | {"outputs"}
 
 
 def check_images(config: Config, *, most: int = 0) -> None:
@@ -39,10 +69,10 @@ def check_images(config: Config, *, most: int = 0) -> None:
 
     most: images of a pre-training, as the option "images" says; those of fine-tuning are in its own options.
     """
-    plain = config.values
-    source = Run.of(plain).source
+    options: Study = config.options
+    source = Run.of({"data": options.data}).source
     known = source if isinstance(source, DataSet) else DataSet()
-    option = next((option for option in reversed(plain["finetune"]) if str(option).startswith(_SUBSET)), _SUBSET)
+    option = next((option for option in reversed(options.finetune) if option.startswith(_SUBSET)), _SUBSET)
     tuned = option.removeprefix(_SUBSET)
     wanted = {("images", most): most, ("finetune", option): int(tuned) if tuned.isdigit() else 0}
     labelled, there = known.labelled, known.count(at_most=max(wanted.values()))
@@ -57,25 +87,26 @@ def check_images(config: Config, *, most: int = 0) -> None:
 
 
 class Trials:
-    """The runs of a study and its table. own: options of the study itself; every other typed one goes to pre-training.
+    """The runs of a study and its table. Typed options that are not the study's own are those of pre-training.
 
     protocol: what is alike in all rows. OptionError if the table has rows of another one; they may have other probes.
     """
 
-    def __init__(self, config: Config, own: Sequence[str], protocol: Mapping[str, Any]) -> None:
-        self.plain = plain = config.values
+    def __init__(self, config: Config, protocol: Mapping[str, Any]) -> None:
+        self.options: Study = config.options
         self.line = config.line
-        self.folder = Path(plain["outputs"], str(plain["name"]))
-        self.table = Path(plain["table"] or self.folder / "table")
+        self.folder = Path(self.options.outputs, self.options.name)
+        self.table = Path(self.options.table or self.folder / "table")
+        own = self.options.own
         forwarded = [option for option in config.overrides if re.split(r"[=.@]", option.lstrip("+"))[0] not in own]
-        self.pretraining = [*plain["pretrain"], *forwarded]
+        self.pretraining = [*self.options.pretrain, *forwarded]
         self.protocol = {
             "data": config.choices["data"],
             **protocol,
             "options": _of_figures(self.pretraining),
-            "evaluate": plain["evaluate"],
-            "finetune": plain["finetune"],
-            "threads": plain["threads"],
+            "evaluate": [*self.options.evaluate],
+            "finetune": [*self.options.finetune],
+            "threads": self.options.threads,
         }
         for name, row in methods.read(self.table).items():
             theirs, ours = _without_probes(row["protocol"]), _without_probes(self.protocol)
@@ -91,7 +122,7 @@ class Trials:
         name: of its file. alike: the options that all runs of it share, if they are not `options`.
         """
         file = self.table / "costs" / f"{name}.json"
-        of = {"options": _of_figures(options if alike is None else alike), "threads": self.plain["threads"]}
+        of = {"options": _of_figures(options if alike is None else alike), "threads": self.options.threads}
         found = json.loads(file.read_text()) if file.is_file() else None
         if found is None or found.get("measured_with") != of:
             print(f"measuring a step of {' '.join(options)}", flush=True)
@@ -104,16 +135,16 @@ class Trials:
         """The report of an evaluation of a run."""
         output = self.folder / f"{name}_evaluation"
         own = [f"checkpoint={run}", f"output={output}", f"baselines={str(baselines).lower()}", "cache=null"]
-        self.call("evaluate", [*self.plain["evaluate"], *own])
+        self.call("evaluate", [*self.options.evaluate, *own])
         return json.loads((output / "report.json").read_text())
 
     def finetuned(self, checkpoint: str, name: str, seed: int) -> dict[str, float]:
         """The accuracy after fine-tuning, unless there is to be none."""
-        if not self.plain["finetune"]:
+        if not self.options.finetune:
             return {}
         name = f"{name}_finetuned"
         own = [f"checkpoint={checkpoint}", f"name={name}", f"recipe.seed={seed}"]
-        self.call("finetune", [*self.plain["finetune"], *own])
+        self.call("finetune", [*self.options.finetune, *own])
         return {"finetuned": self.tested(name)}
 
     def tested(self, name: str) -> float:
@@ -136,7 +167,7 @@ class Trials:
 
         Ctrl-C reaches it too, and it may take its time to save.
         """
-        threads = {"OMP_NUM_THREADS": str(self.plain["threads"]), "OMP_WAIT_POLICY": "PASSIVE"}
+        threads = {"OMP_NUM_THREADS": str(self.options.threads), "OMP_WAIT_POLICY": "PASSIVE"}
         process = subprocess.Popen(
             [sys.executable, "-m", "ssvit", command, *self.line.flags, *options, f"outputs={self.folder}"],
             env={**os.environ, **threads},

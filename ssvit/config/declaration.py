@@ -459,7 +459,9 @@ Pair = Annotated[
     Expect("a whole number of pixels, 1 or more, or [height, width]"),
 ]
 """As `Size`, kept as (height, width)."""
-Different = Annotated[Sequence[Positive], AfterValidator(_different), MinLen(1), Expect("a list of different numbers")]
+Distinct = AfterValidator(_different)
+"""For a list whose values all differ."""
+Different = Annotated[Sequence[Positive], Distinct, MinLen(1), Expect("a list of different numbers")]
 ONE_OR_SEVERAL = BeforeValidator(_listed), MinLen(1)
 """Of a tuple, which may be given as a single value."""
 Counts = Annotated[

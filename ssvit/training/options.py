@@ -16,8 +16,8 @@ from ssvit.training.runtime_options import Fabric
 HeldOut = Annotated[float, Gt(0), Le(0.9)]
 
 
-class Training(Options):
-    """A training run."""
+class RunOptions(Options):
+    """The images, the model and the processes of a run."""
 
     outputs: Runs = "outputs"
     """The folder of all runs."""
@@ -31,10 +31,6 @@ class Training(Options):
     """The model."""
     data: Part = None
     """The images. The path of a folder stands for data=folder data.root=PATH."""
-    objective: Part = None
-    """The method. It may set options of other groups."""
-    recipe: Recipe = Recipe()
-    """The hyperparameters of the optimisation."""
     subset: Subset = Subset()
     """Fewer of the training images."""
     development: HeldOut | Literal["validation"] | None = None
@@ -46,6 +42,15 @@ class Training(Options):
     """Options of the loggers that logger=[…] names: where metrics go besides metrics.jsonl."""
     fabric: Fabric = Fabric()
     """Where the run is trained."""
+
+
+class Training(RunOptions):
+    """A training run."""
+
+    objective: Part = None
+    """The method. It may set options of other groups."""
+    recipe: Recipe = Recipe()
+    """The hyperparameters of the optimisation."""
 
 
 class Pretrain(Training):
