@@ -20,7 +20,7 @@ from ssvit.evaluation.probes.knn import Knn
 from ssvit.evaluation.probes.ridge import FewShot
 from ssvit.evaluation.probes.sgd import Sgd
 from ssvit.models.vit import ViT
-from ssvit.options import OptionError, UserError
+from ssvit.options import UserError
 from ssvit.randomness import key
 
 ROOT = Path(__file__).parent.parent
@@ -183,14 +183,14 @@ def test_images_that_cannot_be_measured_are_told_before_features_are_read(measur
     same = folder_of(tmp_path / "same", train="ab", val="ab")
     with pytest.raises(UserError, match=r"shots=4: class 0 \(a\) has 3 training images, and at least 4 are needed"):
         measured("few_shot", *same, "shots=[4]")
-    with pytest.raises(OptionError, match="k=6: must be below 6, the training images"):
+    with pytest.raises(UserError, match="k=6: must be below 6, the training images"):
         measured("knn", *same, "k=[6]")
     one = folder_of(tmp_path / "one", count=1, train="ab", val="ab")
     with pytest.raises(
-        OptionError, match=r"sgd\.held_out=0\.1: no class has two training images, so none can be held out"
+        UserError, match=r"sgd\.held_out=0\.1: no class has two training images, so none can be held out"
     ):
         measured("linear_probe", *one)
-    with pytest.raises(OptionError, match=r"sgd\.epochs=0: must be a whole number"):
+    with pytest.raises(UserError, match=r"sgd\.epochs=0: must be a whole number"):
         measured("linear_probe", "sgd.epochs=0")
 
 

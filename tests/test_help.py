@@ -134,6 +134,8 @@ def test_a_mistake_in_what_is_asked_about_is_one_line(tool, no_torch):
         ("ssvit pretrain target=", {f"target={file.stem}" for file in FILES["target"]}),
         ("ssvit pretrain objective=dino objective.stu", {"objective.student_temperature="}),
         ("ssvit finetune recipe.lr", {"recipe.lr=", "recipe.lr_end="}),
+        ("ssvit predict th", {"threshold="}),
+        ("ssvit evaluate probes=kn", {"probes=knn", "probes=knn_standardized"}),
     ],
 )
 def test_bash_completes_commands_files_and_options(tmp_path, no_torch, line, expected):

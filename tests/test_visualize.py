@@ -277,7 +277,7 @@ def test_a_mistake_names_the_option_and_what_is_right(run, look, options, told):
         make_run(Path(places["COARSE"]), options=("encoder.patch_size=8",))
     for name, place in (places | {"CONFIG": str(run.parent / "config.yaml")}).items():
         options, told = [option.replace(name, place) for option in options], told.replace(name, place)
-    with pytest.raises(OptionError) as raised:
+    with pytest.raises(UserError) as raised:
         look(f"checkpoint={run}", *options)
     assert str(raised.value).startswith(told)
 

@@ -1,29 +1,64 @@
 """Completion in a shell: eval "$(ssvit -sc install=bash)", or zsh, or ssvit -sc install=fish | source.
 
-Hydra's own, which knows one command without subcommands: the subcommand is completed here, the rest by Hydra.
+The scripts for the shells are Hydra's. What they complete are the groups and options of a command as it is composed, so
+that an option needs no line in a YAML file.
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from glob import glob
 
 from ssvit.cli.help import stand_in
 from ssvit.cli.launch import Tool
 from ssvit.config import composition
+from ssvit.config.command_line import Plain
+from ssvit.options import UserError, typed
 
 
 def complete(action: str, commands: Sequence[str], find: Callable[[str], Tool]) -> None:
-    """Do what -sc asks for: install=SHELL and uninstall=SHELL print a script, query=SHELL the words that fit.
+    """Print the words that complete COMP_LINE (query=SHELL), or a script for a shell (install=…, uninstall=…).
 
-    find: the tool of a command.
+    Args:
+        action: What -sc asks for.
+        commands: The names of all commands.
+        find: The tool of a command.
     """
+    if not action.startswith("query"):
+        composition.completion_script(action)
+        return
     line = os.environ.get("COMP_LINE", "")
-    typed = line.split()[1:]
-    if action.startswith("query") and (not typed or (len(typed) == 1 and not line.endswith(" "))):
-        print(" ".join(name for name in commands if name.startswith("".join(typed))))
+    words = line.split()[1:]
+    word = words.pop() if words and not line.endswith(" ") else ""
+    matches: Iterable[str] = (name for name in commands if name.startswith(word))
+    if words:
+        matches = _options(find(words[0]), words[1:], word) if words[0] in commands else ()
+    print("\n".join(sorted(set(matches))))
+
+
+def _options(tool: Tool, words: Sequence[str], word: str) -> Iterator[str]:
+    """The groups and options of a command that begin with a word, each with its files or its value behind =."""
+    try:
+        config = tool.compose(stand_in(tool, words), incomplete=True)
+    except UserError:  # of the words before
         return
-    name = typed[0] if typed else commands[0]
-    if name not in commands:
-        return
-    if typed:  # Hydra takes the first word for the program
-        os.environ["COMP_LINE"] = line[line.index(typed[0]) :]
-    composition.complete(action, name, stand_in(find(name), []))
+    name, equals, begin = word.partition("=")
+    if not equals:
+        groups = [*(f"{group}=" for group in config.choices), *tool.aliases]
+        yield from (group for group in groups if group.startswith(word) and group.endswith("="))
+        yield from (option for option in _names(config.written, word) if option.startswith(word))
+    elif begin.startswith((".", "/", "~")):
+        yield from (f"{name}={file}" for file in glob(f"{os.path.expanduser(begin)}*"))
+    elif files := config.line.names(tool.aliases.get(f"{name}=", name).partition("@")[0].rstrip("=")):
+        yield from (f"{name}={file}" for file in files if file.startswith(begin))
+    elif typed(value := config.value(name)).startswith(begin) and value is not None:
+        yield f"{name}={typed(value)}"
+
+
+def _names(node: Plain, word: str, path: str = "") -> Iterator[str]:
+    """The options of the group that a word names, as far as its last dot; groups end in a dot."""
+    for key, value in node.items():
+        name = f"{path}{key}"
+        if isinstance(value, dict) and word.startswith(f"{name}."):
+            yield from _names(value, word, f"{name}.")
+        elif not key.startswith("_"):
+            yield f"{name}." if isinstance(value, dict) else f"{name}="

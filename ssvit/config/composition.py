@@ -217,11 +217,10 @@ def as_yaml(config: Config) -> str:
     return OmegaConf.to_yaml(OmegaConf.create(config.values))
 
 
-def complete(action: str, name: str, line: CommandLine) -> None:
-    """Print the words that a shell may complete (-sc query=…), or a script for the shell (install=…, uninstall=…)."""
-    with _stored(_choices(line, name), line.nodes):
-        sys.argv[1:] = ["-sc", action]
-        hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name=_file(name, line))(lambda config: None)()
+def completion_script(action: str) -> None:
+    """Print Hydra's script by which a shell completes the options of a command (install=SHELL, uninstall=SHELL)."""
+    sys.argv[1:] = ["-sc", action]
+    hydra.main(version_base="1.3", config_path=str(CONFIGS))(lambda config: None)()
 
 
 @contextmanager
