@@ -9,14 +9,14 @@ from ssvit.checkpoints.checkpoint import PRETRAIN, Checkpoint
 from ssvit.checkpoints.configuration import Configuration, ConfigurationError
 from ssvit.checkpoints.finding import find
 from ssvit.checkpoints.loading_options import eval_transform, pixel_format
-from ssvit.config.command_line import CommandLine, Plain
+from ssvit.config.command_line import CommandLine
 from ssvit.config.composed import Config
 from ssvit.config.declaration import find as find_options
 from ssvit.data.decode_options import PixelFormat, bands
 from ssvit.evaluation.base_options import AUTO
 from ssvit.evaluation.features_options import FOLDER, Features, Reading, reading_of
-from ssvit.options import OptionError, command, one_of, within
-from ssvit.retrieval.options import encoder_of
+from ssvit.options import command, within
+from ssvit.retrieval.options import Pictures, encoder_of
 
 if TYPE_CHECKING:
     from ssvit.data.source import Data
@@ -31,19 +31,18 @@ def check(config: Config, *, store: str | None = None) -> "tuple[Checkpoint, Cal
     Returns the checkpoint, what loads its encoder and makes its `Describer`, with the options of that, and what the
     encoder takes of image files.
     """
-    plain, say = config.values, config.line.say
-    checkpoint = find(plain["checkpoint"], outputs=plain["outputs"], stage=PRETRAIN, options=plain["encoder"], say=say)
+    options: Pictures = config.options
+    encoder, say = options.encoder.values(), config.line.say
+    checkpoint = find(options.checkpoint, outputs=options.outputs, stage=PRETRAIN, options=encoder, say=say)
     with within("features"):
-        features, origin = _features(plain, checkpoint, store)
-        found = Features(**features).readings(checkpoint.encoder)
-    if len(found) > 1:
-        raise OptionError("features.layer", features["layer"], "must be one")
+        features, origin = _features(options, checkpoint, store)
+        found = features.readings(checkpoint.encoder)
     say(f"features: layer {found[0].layer} of {checkpoint.encoder.get('depth', 1)}, {found[0].pooling}{origin}")
     transform, pixels = eval_transform(checkpoint), pixel_format(checkpoint)
-    shown = _shown(plain["data"], checkpoint)
+    shown = _shown(options.data, checkpoint)
     bands("data.shown", shown, pixels.channels)
 
-    def make(**options: Any) -> "Describer":
+    def make(**describing: Any) -> "Describer":
         from ssvit.checkpoints.loading import load_encoder
         from ssvit.data.augment.crop import CenterCrop
         from ssvit.evaluation.features import Frozen
@@ -51,37 +50,34 @@ def check(config: Config, *, store: str | None = None) -> "tuple[Checkpoint, Cal
         from ssvit.retrieval.gallery import Describer
 
         use_bands({**checkpoint.encoder, "range": pixels.range, "shown": shown})
-        frozen = Frozen(load_encoder(checkpoint.path, **plain["encoder"]), found, identity=checkpoint.checksum[:16])
-        return Describer(frozen, CenterCrop(**vars(transform)), **options)
+        frozen = Frozen(load_encoder(checkpoint.path, **encoder), found, identity=checkpoint.checksum[:16])
+        return Describer(frozen, CenterCrop(**vars(transform)), **describing)
 
     return checkpoint, make, pixels
 
 
-def _features(plain: Plain, checkpoint: Checkpoint, store: str | None) -> tuple[Plain, str]:
+def _features(options: Pictures, checkpoint: Checkpoint, store: str | None) -> tuple[Features, str]:
     """The options of the features, with the layer and the pooling that are left open, and where the layer comes from.
 
     They are those of the store, or what an evaluation of the checkpoint chose; else they are the last layer and the
     encoder's own pooling.
     """
-    features = dict(plain["features"])
-    if isinstance(features["layer"], str):
-        one_of("layer", features["layer"], (AUTO, "last", "a layer's number"))
-    is_auto = features["layer"] == AUTO
+    layer, pooling, norm = options.features.layer, options.features.pooling, options.features.norm
     reading, origin = None, ""
     if store is not None and (encoder := encoder_of(store)).startswith(checkpoint.checksum[:16]):
         reading, origin = reading_of(encoder), f"as in {store}"
-    elif is_auto:
-        reading, origin = _evaluated(plain, checkpoint)
-    if reading is not None and features["pooling"] is None:
-        features["pooling"] = reading.pooling
-    if not is_auto:
-        return features, ""
-    return features | {"layer": "last" if reading is None else reading.layer}, f" ({origin})"
+    elif layer == AUTO:
+        reading, origin = _evaluated(options, checkpoint)
+    if reading is not None and pooling is None:
+        pooling = reading.pooling
+    if layer != AUTO:
+        return Features(layer=layer, pooling=pooling, norm=norm), ""
+    return Features(layer=reading.layer if reading else "last", pooling=pooling, norm=norm), f" ({origin})"
 
 
-def _evaluated(plain: Plain, checkpoint: Checkpoint) -> tuple[Reading | None, str]:
+def _evaluated(options: Pictures, checkpoint: Checkpoint) -> tuple[Reading | None, str]:
     """The features that the first probe of the last evaluation chose, None if it cannot be used; and why."""
-    file, features = checkpoint.home(plain["outputs"]) / FOLDER / "report.json", plain["features"]
+    file, features = checkpoint.home(options.outputs) / FOLDER / "report.json", options.features
     try:
         report, _ = read_json(file)
         if report["facts"].get("checksum") != checkpoint.checksum:
@@ -93,7 +89,7 @@ def _evaluated(plain: Plain, checkpoint: Checkpoint) -> tuple[Reading | None, st
         return None, f"the last: {file} cannot be read"
     if reading is None:
         return None, f"the last: {file} is of patches"
-    if reading.norm != features["norm"] or features["pooling"] not in (None, reading.pooling):
+    if reading.norm != features.norm or features.pooling not in (None, reading.pooling):
         return None, f"the last: {file} chose {reading.name}"
     return reading, f"chosen by {file}"
 

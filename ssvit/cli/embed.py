@@ -7,7 +7,7 @@ from pathlib import Path
 from ssvit.cli import describer
 from ssvit.cli.launch import Tool, progress
 from ssvit.config.composed import Config
-from ssvit.config.declaration import Run, select
+from ssvit.config.declaration import Run
 from ssvit.data import folder
 from ssvit.data.datasets_options import Csv, Folder
 from ssvit.options import print_lines
@@ -17,20 +17,19 @@ from ssvit.retrieval.options import pictures as named_pictures
 
 def run(config: Config) -> Path:
     """Read each picture once and write names, classes and vectors; the same command continues where it stopped."""
-    plain = config.values
-    own = select(Embed, plain)
-    chosen = Run.of(plain).source
+    options: Embed = config.options
+    chosen = Run.of({"data": options.data}).source
     # Images of test/ may have classes that those of train/ lack, or none, so a folder is read by names alone.
-    by_name = chosen if isinstance(chosen, Folder) and own.split == ALL else None
+    by_name = chosen if isinstance(chosen, Folder) and options.split == ALL else None
     splits: dict[str, dict[str, str | None]] = {}
-    loose, left_out = [*plain["images"]], 0
+    loose, left_out = [*options.images], 0
     if by_name:
         for part, paths in zip(PARTS, zip(*by_name.splits, strict=True), strict=True):
             if (folders := [path for path in paths if path]) == [*by_name.roots]:
                 loose += folders
             elif folders:
                 splits[part] = named_pictures(folders)
-    if loose or plain["data"] is None:
+    if loose or options.data is None:
         splits[""] = named_pictures(loose)
     if by_name:
         files = {os.path.abspath(path) for root in by_name.roots for path in folder.pictures(root)}
@@ -42,17 +41,17 @@ def run(config: Config) -> Path:
     from ssvit.retrieval import embedding, gallery
 
     read: gallery.Load = partial(load, pixels=pixels)
-    if plain["data"] is not None and by_name is None:
+    if options.data is not None and by_name is None:
         called = str(config.choices.get("data"))
         data = describer.data_set(config, pixels)
         sizes = {part: len(source) for part in PARTS if (source := getattr(data, part)) is not None}
-        written = [*sizes] if own.split == ALL else [own.split]
+        written = [*sizes] if options.split == ALL else [options.split]
         for part in written:
             splits[part], read = gallery.of_data_set(called, data, part, read)
         of_none = sum(1 for _ in chosen.rows(None)) if isinstance(chosen, Csv) else 0
         left_out = sum(sizes.values()) - sum(len(splits[part]) for part in written) + of_none
-    describe = of_checkpoint(load=read, batch_size=own.batch_size, workers=own.workers, bar=False)
-    output, identity = Path(own.output), f"{describe.extractor.identity} {describe.transform}"
+    describe = of_checkpoint(load=read, batch_size=options.batch_size, workers=options.workers, bar=False)
+    output, identity = Path(options.output), f"{describe.extractor.identity} {describe.transform}"
     bar = progress("pictures", " pictures")
     print_lines(embedding.embed(splits, describe, output, identity=identity, progress=bar, left_out=left_out))
     return output

@@ -5,7 +5,7 @@ from functools import partial
 from ssvit.cli import describer
 from ssvit.cli.launch import Tool
 from ssvit.config.composed import Config
-from ssvit.config.declaration import Run, select
+from ssvit.config.declaration import Run
 from ssvit.evaluation.base_options import AUTO
 from ssvit.options import print_lines
 from ssvit.retrieval.options import ADD, FEWEST, INDEX, Retrieve
@@ -14,12 +14,13 @@ from ssvit.retrieval.options import pictures as named_pictures
 
 def run(config: Config) -> None:
     """Make a store of pictures, add to it, or query it; files that cannot be read are named and left out."""
-    plain = config.values
-    own = select(Retrieve, plain)
-    Run.of(plain)
-    of_a_set = plain["data"] is not None
-    pictures = named_pictures(plain["images"]) if plain["images"] or not of_a_set else {}
-    checkpoint, of_checkpoint, pixels = describer.check(config, store=None if own.action == INDEX else own.store)
+    options: Retrieve = config.options
+    Run.of({"data": options.data, "index": options.index})
+    of_a_set = options.data is not None
+    pictures = named_pictures(options.images) if options.images or not of_a_set else {}
+    checkpoint, of_checkpoint, pixels = describer.check(
+        config, store=None if options.action == INDEX else options.store
+    )
 
     from ssvit.data.decode import load
     from ssvit.retrieval import gallery
@@ -29,19 +30,19 @@ def run(config: Config) -> None:
     if of_a_set:
         called = config.choices["data"]
         data = describer.data_set(config, pixels)
-        split, read = gallery.of_data_set(called, data, own.split, read)
+        split, read = gallery.of_data_set(called, data, options.split, read)
         pictures = pictures or split
-    describe = of_checkpoint(load=read, batch_size=own.batch_size, workers=own.workers)
-    if own.action in (INDEX, ADD):
-        standardize = own.standardize
+    describe = of_checkpoint(load=read, batch_size=options.batch_size, workers=options.workers)
+    if options.action in (INDEX, ADD):
+        standardize = options.standardize
         if standardize == AUTO:
             standardize = len(pictures) >= FEWEST and describer.needs_standardizing(checkpoint, config.line)
-        write = partial(gallery.index, standardize=standardize) if own.action == INDEX else gallery.add
-        report = write(own.store, pictures, describe)
+        write = partial(gallery.index, standardize=standardize) if options.action == INDEX else gallery.add
+        report = write(options.store, pictures, describe)
     else:
-        answer = gallery.query(own.store, pictures, describe, kind, own.k)
-        answer.write(sheet=own.sheet, output=own.output)
-        report = answer.report(ranking=own.ranking)
+        answer = gallery.query(options.store, pictures, describe, kind, options.k)
+        answer.write(sheet=options.sheet, output=options.output)
+        report = answer.report(ranking=options.ranking)
     config.line.announce()
     print_lines(*report.split("\n"), describe.report)
 

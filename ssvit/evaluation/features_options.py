@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator
 
 from ssvit.config.declaration import Count, Expect, OneOf, Options, make
+from ssvit.evaluation.base_options import AUTO
 from ssvit.models.build_options import kind
 from ssvit.models.encoder_options import PATCHES, TOKENS
 from ssvit.models.timm_options import Timm
@@ -67,7 +68,24 @@ def _layers(value: object) -> object:
     return value
 
 
-class Features(Options):
+class Outputs(Options):
+    """The outputs of a layer that are features."""
+
+    pooling: Annotated[str, OneOf(POOLINGS)] | None = None
+    """patch_mean; class_token; both: concatenated; pooled, of timm's models; null: the checkpoint's encoder.pooling."""
+    norm: Literal["after", "before"] = "after"
+    """after: with the encoder's last norm, at any layer; before: without it."""
+
+
+class OneLayer(Outputs):
+    """Which outputs of one layer of an encoder are its features."""
+
+    layer: Annotated[Literal["auto", "last"] | Count, Expect("one of auto, last, a layer's number")] = AUTO
+    """The layer: its number, 1 for the first, or last. auto: that of the existing store; without one, the layer that
+    the last evaluation of the checkpoint chose, or else the last."""
+
+
+class Features(Outputs):
     """Which outputs of an encoder are its features."""
 
     layer: Annotated[
@@ -76,10 +94,6 @@ class Features(Options):
         Expect("last, all, a layer's number, or a list of different numbers"),
     ] = "last"
     """The layer: last; its number, 1 for the first; a list of numbers; or all."""
-    pooling: Annotated[str, OneOf(POOLINGS)] | None = None
-    """patch_mean; class_token; both: concatenated; pooled, of timm's models; null: the checkpoint's encoder.pooling."""
-    norm: Literal["after", "before"] = "after"
-    """after: with the encoder's last norm, at any layer; before: without it."""
 
     def readings(self, encoder: Mapping[str, Any]) -> list[Reading]:
         """Return the readings of an encoder (its arguments). OptionError for one that it does not have."""

@@ -9,8 +9,11 @@ from typing import Literal, Self, get_args
 
 from pydantic import model_validator
 
-from ssvit.config.declaration import Count, Name, Options
+from ssvit.checkpoints.finding_options import Pretrained
+from ssvit.config.declaration import Count, Name, Part
 from ssvit.data import folder
+from ssvit.evaluation.features_options import OneLayer
+from ssvit.exchange.reading_options import ForeignEncoder
 from ssvit.options import OptionError, file_to_write
 
 PARTS, ALL = ("train", "validation", "test"), "all"
@@ -21,30 +24,45 @@ FEWEST = 5  # pictures whose deviations are good enough to standardise by: with 
 EMBEDDINGS = (".npz", ".safetensors", ".parquet")
 
 
-class Retrieve(Options):
-    """An action on a store of pictures."""
+class Pictures(Pretrained):
+    """Pictures, and the features that an encoder computes of them."""
+
+    data: Part = None
+    """A data set whose images are used if no pictures are named: its name, or the path of a folder."""
+    images: Sequence[Name] = ()
+    """Pictures, or folders of them."""
+    encoder: ForeignEncoder = ForeignEncoder()
+    """What another project's file may not contain; null: what the files next to it have, or the usual value."""
+    features: OneLayer = OneLayer()
+    """Which outputs of the encoder are the features."""
+    batch_size: Count = 64
+    """Pictures encoded at a time."""
+    workers: Count = 4
+    """Threads that read pictures."""
+
+
+class Retrieve(Pictures):
+    """An action on a store of pictures. All features of a store are of one checkpoint and one layer."""
 
     action: Literal["index", "add", "query"]
     """index: make a store; add: add pictures to it; query: find the pictures that are most similar."""
     store: Name
     """The folder of the store."""
-    split: Split
+    index: Part = None
+    """How a query searches."""
+    split: Split = "train"
     """Which images of a data set; held_out: test images if there are any, else validation images."""
-    batch_size: Count
-    """Pictures encoded at a time."""
-    workers: Count
-    """Threads that read pictures."""
-    standardize: Literal["auto"] | bool
+    standardize: Literal["auto"] | bool = "auto"
     """Whether a new store scales each feature to mean 0 and standard deviation 1 over its pictures. auto: if the
     objective of the checkpoint's run declares `needs_standardizing`, as those of masked models do, and the store begins
     with 5 pictures or more."""
-    k: Count
+    k: Count = 10
     """Neighbours of a query."""
-    sheet: Name | None
+    sheet: Name | None = None
     """A file for the contact sheet as PNG."""
-    output: Name | None
+    output: Name | None = None
     """A file for the neighbours as JSON."""
-    ranking: bool
+    ranking: bool = True
     """Whether to compute mAP over the complete ranking too, which sorts the store for each query."""
 
     @model_validator(mode="after")
@@ -57,19 +75,15 @@ class Retrieve(Options):
         return self
 
 
-class Embed(Options):
+class Embed(Pictures):
     """The features of pictures in one file."""
 
     output: Name
     """The file; its suffix is its format: .npz, .safetensors or .parquet."""
-    split: Literal["all", "train", "validation", "test", "held_out"]
+    split: Literal["all", "train", "validation", "test", "held_out"] = "all"
     """Which images of a data set; all: those of every split; held_out: test images if there are any, else validation
     images."""
-    batch_size: Count
-    """Pictures encoded at a time."""
-    workers: Count
-    """Threads that read pictures."""
-    overwrite: bool
+    overwrite: bool = False
     """Whether an existing file may be replaced."""
 
     @model_validator(mode="after")
