@@ -98,6 +98,7 @@ _FLAGS = {
     "--dry-run": "print the sizes and the estimated time and memory; start nothing",
     "--show-config": "the same, followed by the composed configuration as YAML",
     "-m": "one run for each combination of values: -m recipe.lr=1e-3,2e-3",
+    "--plugin PACKAGE": "import a package whose *_options modules declare choices",
     "--config-dir PATH": "look for files of options in this folder too",
     "--help-all": "",
 }
@@ -132,7 +133,6 @@ def describe(tool: Tool, config: Config) -> tuple[Group, list[Group]]:
         )
         for group, file in sorted(choices.items(), key=lambda item: _place(item[0].partition("@")[0], _ORDER))
     ]
-    told = said | meanings(tool.options)
     found = list(_options(written, "", {"": tool.options}, said))
     # What an option that refers to another says goes for that one.
     elsewhere = {target[1]: one for one in found if (target := _REFERENCE.fullmatch(one.default))}

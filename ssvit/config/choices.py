@@ -6,6 +6,7 @@ that the class cannot declare: other values of the same class, or values of many
 
 import importlib
 import pkgutil
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -43,8 +44,14 @@ class Choice:
 
     @property
     def part(self) -> str:
-        """The part that is built, by its dotted name: a.b.C for the class C of a.b_options."""
-        return f"{self.options.__module__.removesuffix('_options')}.{self.options.__name__}"
+        """The part that is built, by its dotted name: a.b.C for the class C of a.b_options.
+
+        A data set is a function, a.b.my_images for MyImages.
+        """
+        name = self.options.__name__
+        if self.group == "data":
+            name = re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
+        return f"{self.options.__module__.removesuffix('_options')}.{name}"
 
     @property
     def node(self) -> dict[str, Any]:
@@ -52,6 +59,8 @@ class Choice:
         options: dict[str, Any] = {"_target_": self.part}
         if self.group in _NAMED:
             options = {self.name: options}
+        elif self.group == "data":
+            options = {"source": options}
         if not (self.sets or self.also):
             return options
         own = {self.group: {**options, **self.sets.get(self.group, {})}}
@@ -90,11 +99,12 @@ def choice(
 def declared(groups: Sequence[str]) -> Iterator[Choice]:
     """The declared choices of some groups: those of ssvit, and those in modules that were imported."""
     for package in dict.fromkeys(_PACKAGES[group] for group in groups if group in _PACKAGES):
-        _import_options(package)
+        import_options(package)
     return (one for one in _CHOICES.values() if one.group in groups)
 
 
-def _import_options(package: str) -> None:
+def import_options(package: str) -> None:
+    """Import the modules of a package that declare options, which are named *_options. ImportError if there is none."""
     folder = importlib.import_module(package)
     for module in pkgutil.iter_modules(folder.__path__):
         if module.name.endswith("_options"):

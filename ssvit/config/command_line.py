@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from ssvit.config.choices import declared
+from ssvit.config.choices import declared, import_options
 from ssvit.options import Failure, print_lines
 from ssvit.processes import is_main_process
 
@@ -20,6 +20,7 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 # Within the package where it is installed, beside it in a checkout.
 CONFIGS = _PACKAGE / "configs" if (_PACKAGE / "configs").is_dir() else _PACKAGE.parent / "configs"
 _CONFIG_DIR = ("--config-dir", "-cd")
+_PLUGIN = "--plugin"
 _SWEEP = ("--multirun", "-m")
 _HOME = re.compile(r"^([\w.@/+-]+=['\"]?)~/")  # shells do not expand it behind option=
 _CALLED_WITHIN = re.compile(r"[{,]\s*['\"]?_\w*_['\"]?\s*:")  # as the name of a dictionary's value
@@ -33,6 +34,7 @@ class CommandLine:
         options: The options as typed, with aliases replaced.
         positional: The option, a list, that takes the arguments which are neither options nor flags, or None.
         arguments: Those arguments.
+        plugins: The packages that --plugin names; what their *_options modules declare can be chosen.
         config_dir: The user's own folder of configurations, which --config-dir names.
         sweep: Whether there is one run for each combination of values (-m).
         added: Options that the command adds to those typed.
@@ -48,6 +50,7 @@ class CommandLine:
         self.positional = positional
         self.arguments: list[str] = []
         self.config_dir: Path | None = None
+        self.plugins: list[str] = []
         self.sweep = False
         self.added: list[str] = []
         self.nodes: dict[tuple[str, str], Plain] = {}
@@ -61,6 +64,9 @@ class CommandLine:
             flag, _, value = argument.partition("=")
             if flag in _CONFIG_DIR:
                 self.config_dir = Path(value or next(waiting, "")).absolute()
+            elif flag == _PLUGIN:
+                self.plugins.append(value or next(waiting, ""))
+                _import_plugin(self.plugins[-1])
             elif argument in _SWEEP:
                 self.sweep = True
             elif positional and (os.path.exists(argument) or not (argument.startswith("-") or "=" in argument)):
@@ -93,7 +99,8 @@ class CommandLine:
     @property
     def flags(self) -> list[str]:
         """The arguments by which another command finds the same configurations."""
-        return [] if self.config_dir is None else [_CONFIG_DIR[0], str(self.config_dir)]
+        folder = [] if self.config_dir is None else [_CONFIG_DIR[0], str(self.config_dir)]
+        return [*folder, *(part for plugin in self.plugins for part in (_PLUGIN, plugin))]
 
     def has_file(self, name: str) -> bool:
         """Whether there is a file of configurations of that name."""
@@ -154,6 +161,13 @@ def unquoted(value: str) -> str:
     return re.sub(
         r"(\\*)\\(['\"])|(\\+)$", lambda found: (found[1] or "")[::2] + (found[2] or found[3][::2]), value[1:-1]
     )
+
+
+def _import_plugin(package: str) -> None:
+    try:
+        import_options(package)
+    except ImportError as error:
+        raise Failure(f"{_PLUGIN} {package}: must be a package that Python finds: {error}", 2) from None
 
 
 def _checked(argument: str, next_to: Sequence[str]) -> str:

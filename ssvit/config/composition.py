@@ -180,7 +180,8 @@ def sweep(
     os.environ["HYDRA_FULL_ERROR"] = "1"
     with _failures(name, line, kind), _stored(_choices(line, name), line.nodes):
         written = [f"{option}={value}" for option, value in _SWEEP.items() if option not in line.typed]
-        sys.argv[1:] = ["--multirun", *line.flags, *_for_hydra(line), *written]
+        folder = [] if line.config_dir is None else ["--config-dir", str(line.config_dir)]
+        sys.argv[1:] = ["--multirun", *folder, *_for_hydra(line), *written]
         hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name=_file(name, line))(task)()
 
 
