@@ -8,8 +8,10 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from ssvit.cli.commands import COMMANDS, find
+from ssvit.cli.help import stand_in
 from ssvit.config.command_line import CONFIGS, CommandLine
 from ssvit.config.declaration import Count, Options, completed
+from ssvit.config.declaration import find as find_options
 from ssvit.models.vit_options import ViT
 from ssvit.objectives.dino_options import Dino
 from ssvit.training.options import Pretrain
@@ -75,6 +77,22 @@ def test_no_value_of_a_group_file_restates_a_default(file):
 @pytest.mark.parametrize("name", [name for name in TOOLS if name in ("pretrain", "finetune")])
 def test_no_value_of_a_commands_file_restates_a_default(name):
     assert restated(TOOLS[name], find(name).options) == []
+
+
+@pytest.mark.parametrize("file", sorted((CONFIGS / "experiment").glob("*.yaml")), ids=lambda file: file.stem)
+def test_an_experiment_states_its_recipe_and_the_options_of_its_method(file):
+    files = CommandLine([]).with_bases(f"experiment/{file.stem}")
+    stated = plain(OmegaConf.merge(*map(content, files)))  # type: ignore[arg-type]
+    assert stated["recipe"].keys() >= {
+        "optimizer", "steps", "batch_size", "lr", "warmup", "decay", "weight_decay", "clip", "ema"
+    }  # fmt: skip
+    tool = find("finetune" if "compare" in stated or "table4" in stated or "finetune" in file.stem else "pretrain")
+    data = ["data=shapes"] if file.stem in ("table4_vtab", "finetune_shapes") else []
+    written = tool.compose(stand_in(tool, [f"experiment={file.stem}", *data]), incomplete=True).written
+    method = find_options(written["objective"]["_target_"])
+    assert method is not None
+    chosen = {name for name, field in method.model_fields.items() if not field.is_required() and field.default}
+    assert stated["objective"].keys() >= chosen
 
 
 class Holder(Options):
