@@ -74,9 +74,10 @@ def test_no_value_of_a_group_file_restates_a_default(file):
     assert restated(file, Pretrain) == []
 
 
-@pytest.mark.parametrize("name", [name for name in TOOLS if name in ("pretrain", "finetune")])
+@pytest.mark.parametrize("name", TOOLS)
 def test_no_value_of_a_commands_file_restates_a_default(name):
-    assert restated(TOOLS[name], find(name).options) == []
+    for file in CommandLine([]).with_bases(TOOLS[name].stem):
+        assert restated(file, find(name).options) == []
 
 
 @pytest.mark.parametrize("file", sorted((CONFIGS / "experiment").glob("*.yaml")), ids=lambda file: file.stem)
