@@ -38,7 +38,7 @@ from ssvit.data.decode import load
 from ssvit.data.decode_options import RGB, PixelFormat
 from ssvit.data.memory import Memory
 from ssvit.data.source import Unreadable
-from ssvit.figures import display
+from ssvit.figures.display import PLAIN, Display
 from ssvit.options import Failure, OptionError, UserError
 from ssvit.retrieval import gallery
 
@@ -379,21 +379,24 @@ def test_changes_of_bytes_are_refused_for_floats() -> None:
 def test_pictures_show_three_of_many_channels() -> None:
     images = torch.rand(2, 6, 4, 5)
     mean, std = [0.1 * i for i in range(1, 7)], [0.05] * 6
-    display.use_bands({"channels": 6, "range": [0, 1], "shown": [3, 2, 5], "mean": mean, "std": std})
-    try:
-        shown = display.rgb(images)
-        for place, band in enumerate((3, 2, 5)):
-            expected = ((images[:, band] - (mean[band] - 0.1)) / 0.2).clamp(0, 1)
-            assert torch.allclose(torch.from_numpy(shown[..., place]), expected, atol=1e-5)
-        colors = torch.rand(2, 3, 4, 5)
-        assert torch.equal(torch.from_numpy(display.rgb(colors)), colors.movedim(1, -1))  # painted, or a photograph
-        display.use_bands({"channels": 1, "range": None, "mean": 0.5, "std": 0.1})
-        grey = torch.randint(256, (1, 4, 5), dtype=torch.uint8)
-        assert torch.allclose(torch.from_numpy(display.rgb(grey)), (grey / 255).movedim(0, -1).expand(4, 5, 3))
-        display.use_bands({"channels": 1, "range": [0, 9], "mean": 0.5, "std": 0.1})
-        assert torch.allclose(torch.from_numpy(display.rgb(torch.full((1, 2, 2), 0.6))), torch.tensor(0.75))
-    finally:
-        display.use_bands({})
+    display = Display.of({"channels": 6, "range": [0, 1], "shown": [3, 2, 5], "mean": mean, "std": std})
+    shown = display(images)
+    for place, band in enumerate((3, 2, 5)):
+        expected = ((images[:, band] - (mean[band] - 0.1)) / 0.2).clamp(0, 1)
+        assert torch.allclose(shown[:, place], expected, atol=1e-5)
+    assert torch.equal(display.rgb(images), images[:, [3, 2, 5]])
+    colors = torch.rand(2, 3, 4, 5)
+    assert torch.equal(display(colors), colors)  # painted, or a photograph
+    bytes_alone = Display.of({"channels": 1, "range": None, "mean": 0.5, "std": 0.1})
+    grey = torch.randint(256, (1, 4, 5), dtype=torch.uint8)
+    assert torch.allclose(bytes_alone(grey), (grey / 255).expand(3, 4, 5))
+    one = Display.of({"channels": 1, "range": [0, 9], "mean": 0.5, "std": 0.1})
+    assert torch.allclose(one(torch.full((1, 2, 2), 0.6)), torch.tensor(0.75))
+    # None of them changes how another shows the same images.
+    other = Display.of({"channels": 6, "range": [0, 1], "shown": [0, 1, 4], "mean": mean, "std": std})
+    assert torch.equal(display(images), shown)
+    assert torch.equal(other(images)[:, 0], ((images[:, 0] / 0.2).clamp(0, 1)))
+    assert torch.allclose(PLAIN(images), images.mean(1, keepdim=True).expand(-1, 3, -1, -1))
 
 
 def test_wrong_options_are_refused_before_torch_is_loaded(tool, tmp_path: Path, no_torch: str) -> None:
@@ -467,7 +470,8 @@ def test_a_run_has_what_was_measured_and_goes_on_with_the_same_bits(
     pretrain.call(options(bands))
     assert weights == {path.name: path.read_bytes() for path in last.glob("*.safetensors")}
     assert weights
-    assert Image.open(bands / "outputs/bands/mosaic.png").size[0] > 100
+    mosaic = np.asarray(Image.open(bands / "outputs/bands/mosaic.png").convert("RGB")).astype(int)
+    assert (np.ptp(mosaic, axis=-1) > 20).mean() > 0.1  # coloured by `data.shown`, and not the mean of all channels
     with pytest.raises(Failure, match=r"data\.range"):
         pretrain.call([*options(bands), "data.range=[0,4000]"])
     capsys.readouterr()
@@ -530,20 +534,17 @@ def test_sheets_of_similar_pictures_show_the_run_s_channels(
     """Or those of the data set that is named with the query."""
     facts = manifest.read(newest(bands))["encoder"]
     seen = []
-    monkeypatch.setattr(gallery, "contact_sheet", lambda rows: seen.append(display.rgb(rows[0].query)) or Figure())
+    monkeypatch.setattr(gallery, "contact_sheet", lambda rows: seen.append(rows[0].query) or Figure())
     file = str(next((bands / "set/a").glob("*.tif")))
     of_set = [f"data={bands}/set", f"data.normalization={bands}/bands.yaml", *given] if given else []
     common = [f"checkpoint={newest(bands)}", f"store={tmp_path}/store", "workers=1", *of_set]
-    try:
-        retrieve.call(["action=index", *common, str(bands / "set")])
-        retrieve.call(["action=query", *common, f"sheet={tmp_path}/sheet.png", "k=2", file])
-    finally:
-        display.use_bands({})
+    retrieve.call(["action=index", *common, str(bands / "set")])
+    retrieve.call(["action=query", *common, f"sheet={tmp_path}/sheet.png", "k=2", file])
     pixels = load(file, None, PixelFormat(channels=5, range=manifest.read(newest(bands))["range"]))
     for place, band in enumerate(shown):
         mean, std = facts["mean"][band], facts["std"][band]
         expected = ((pixels[band] - mean) / (4 * std) + 0.5).clamp(0, 1)
-        assert np.allclose(seen[0][..., place], expected.numpy(), atol=1e-5)
+        assert torch.allclose(seen[0][place], expected, atol=1e-5)
 
 
 def test_shards_and_tables_hold_the_same_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

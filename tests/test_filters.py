@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from ssvit.analysis import filters
+from ssvit.figures.display import PLAIN
 from ssvit.models.vit import ViT
 from ssvit.options import UserError
 
@@ -57,7 +58,7 @@ def test_there_are_as_many_components_as_there_can_be(options, count):
 @pytest.mark.parametrize("channels", [1, 2, 3])
 def test_every_component_is_drawn(channels):
     found = filters.components(filters.filters(encoder(channels=channels, std=0.5)))
-    figure = filters.plot(found)
+    figure = filters.plot(found, PLAIN)
     *pictures, _ = [image.get_array() for image in figure.axes[0].images]  # and the scale of the colours
     assert len(pictures) == len(found.filters)
     for picture, one in zip(pictures, found.filters, strict=True):

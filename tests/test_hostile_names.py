@@ -31,7 +31,7 @@ NAMES = (
     "<img src=x onerror=alert(1)>", r"$\frac{$", "$x^2$", "red\x1b[31m\x1b]0;title\x07", "right\u202egpj.exe",
     "\u200f\u2066marks", "two\nlines", "_hidden[a](b)|*", "${oc.env:HOME}", "\udcff\udcfebytes", '=1+1,"q"',
 )  # fmt: skip
-IMAGE = torch.zeros(3, 8, 8, dtype=torch.uint8)
+IMAGE = torch.zeros(3, 8, 8)
 named = pytest.mark.parametrize("name", NAMES, ids=ascii)
 
 

@@ -12,6 +12,7 @@ from ssvit.data.synthetic import render
 from ssvit.evaluation.neighbours import relative_distances
 from ssvit.evaluation.probes.retrieval import average_precisions, measure
 from ssvit.figures.contact_sheet import Neighbour, Row, contact_sheet
+from ssvit.figures.display import PLAIN
 from ssvit.options import OptionError, UserError
 from ssvit.retrieval.index import HNSW, IVF, Flat, Neighbours, found, search
 from ssvit.retrieval.store import unit
@@ -294,5 +295,5 @@ def test_a_sheet_has_its_limits():
     some = contact_sheet([Row(images[0], "a", [Neighbour(images[1], 1.0)] * 10)] * 8)
     more = contact_sheet([Row(images[0], "a", [Neighbour(images[1], 1.0)] * 12)] * 9)
     assert pixels(some).shape == pixels(more).shape
-    grey = contact_sheet([Row(images[0, :1], "grey", [])])
+    grey = contact_sheet([Row(PLAIN(images[0, :1]), "grey", [])])
     assert pixels(grey).shape[0] < pixels(some).shape[0]

@@ -20,6 +20,7 @@ from ssvit.checkpoints.configuration import Configuration
 from ssvit.cli import visualize
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.decode import load
+from ssvit.figures.display import PLAIN
 from ssvit.models import vit_options
 from ssvit.models.vit import ViT
 from ssvit.options import OptionError, UserError
@@ -169,7 +170,7 @@ def test_what_an_encoder_lacks_is_told_and_the_rest_is_drawn(pictures):
     paths = [str(pictures / "1.png"), str(pictures / "bad.png")]
     seen = inside.from_files(paths, CenterCrop(size=16), 5, told.append)
     assert told == [f"{pictures / 'bad.png'}: no image of a known format; left out"]
-    found = inside.look(bare, seen, layer=1, pooling="patch_mean", shown=8, batch_size=8)
+    found = inside.look(bare, seen, layer=1, pooling="patch_mean", shown=8, batch_size=8, display=PLAIN)
     assert set(found.figures) == FIGURES - {"positions", "similarity"}
     assert any(line.startswith("positions: not available, since positions=relative") for line in found.lines)
     assert "similarity: not available of fewer than 4 images" in found.lines
@@ -184,7 +185,7 @@ def test_a_hybrid_is_looked_into_but_for_its_filters():
     hybrid = ViT(image_size=[16, 24], patch_size=8, width=16, depth=2, heads=2, stem=stem).eval()
     images = torch.randint(256, (5, 3, 16, 24), dtype=torch.uint8)
     found = inside.look(hybrid, inside.Pictures(images, ("",) * 5, "5 images"),
-                        layer=2, pooling="class_token", shown=5, batch_size=8)  # fmt: skip
+                        layer=2, pooling="class_token", shown=5, batch_size=8, display=PLAIN)  # fmt: skip
     assert set(found.figures) == FIGURES - {"filters"}
     assert "filters: not available, since a hybrid embeds its patches by convolutions" in found.lines
     centres = [(8 * row, 8 * column) for row in range(2) for column in range(3)]

@@ -11,7 +11,7 @@ from matplotlib import colormaps
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from ssvit.figures.display import rgb
+from ssvit.figures.display import Display
 from ssvit.figures.style import DPI, INK, canvas, scale_bar, show
 from ssvit.models.vit import ViT
 from ssvit.options import UserError
@@ -53,10 +53,10 @@ def components(filters: Tensor, count: int = COMPONENTS) -> Components:
     return Components(rows.unflatten(1, filters.shape[1:]), variance[:count] / variance.sum())
 
 
-def plot(found: Components) -> Figure:
+def plot(found: Components, display: Display) -> Figure:
     """Each component as a picture, its least entry black and its largest white, with its share of the variance."""
     low, high = (end((1, 2, 3), keepdim=True) for end in (found.filters.amin, found.filters.amax))
-    pictures = rgb((found.filters - low) / (high - low).clamp(min=1e-12))
+    pictures = display.rgb((found.filters - low) / (high - low).clamp(min=1e-12)).movedim(1, -1).numpy()
     h, w = pictures.shape[1:3]
     scale = max(1, _TILE // max(h, w))
     h, w, top = scale * h, scale * w, 0.42 * DPI

@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -28,6 +29,7 @@ from ssvit.data.decode_options import RGB, PixelFormat
 from ssvit.data.loader import Loading, evaluation_batches
 from ssvit.data.source import Source, Unreadable, class_text
 from ssvit.figures import maps
+from ssvit.figures.display import Display
 from ssvit.figures.png import png
 from ssvit.figures.style import evenly_spaced
 from ssvit.models.vit import ViT
@@ -140,6 +142,7 @@ def look(
     pooling: str,
     shown: int,
     batch_size: int,
+    display: Display,
     other: tuple[str, ViT] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Report:
@@ -152,7 +155,7 @@ def look(
     numbers = {"images": len(pictures.images), "image_size": encoder.image_size, "patch_size": encoder.patch_size}
     report = Report(numbers=numbers | {"grid": grid, "filters": None, "positions": None})
     report.lines.append(f"{pictures.description} of {sides} pixels, {grid[0]}x{grid[1]} patches")
-    for add in (_add_filters, _add_positions):
+    for add in (partial(_add_filters, display=display), _add_positions):
         try:
             add(report, encoder)
         except UserError as reason:
@@ -161,14 +164,14 @@ def look(
     distances, alignment = measure(list(encoders.values()), pictures.images, batch_size, progress)
     _add_distances(report, encoder, dict(zip(encoders, distances, strict=True)))
     _add_similarity(report, alignment, len(encoder.blocks), other[0] if other else "")
-    _add_maps(report, encoder, pictures.some(shown), layer, pooling)
+    _add_maps(report, encoder, pictures.some(shown), layer, pooling, display)
     return report
 
 
-def _add_filters(report: Report, encoder: ViT) -> None:
+def _add_filters(report: Report, encoder: ViT, display: Display) -> None:
     found = filters.components(filters.filters(encoder))
     count, share = len(found.shares), f"{100 * found.shares.sum():.1f} % of their variance"
-    report.figures["filters"] = filters.plot(found)
+    report.figures["filters"] = filters.plot(found, display)
     report.numbers["filters"] = {"components": count, "shares_of_variance": _plain(found.shares)}
     report.lines.append(f"filters: the first {count} principal components have {share}")
 
@@ -250,7 +253,7 @@ def _add_similarity(report: Report, alignment: Tensor | None, layers: int, other
 
 
 @torch.no_grad()
-def _add_maps(report: Report, encoder: ViT, pictures: Pictures, layer: int, pooling: str) -> None:
+def _add_maps(report: Report, encoder: ViT, pictures: Pictures, layer: int, pooling: str, display: Display) -> None:
     rollout: Tensor | None = None
     heads: Tensor | None = None
 
@@ -265,8 +268,9 @@ def _add_maps(report: Report, encoder: ViT, pictures: Pictures, layer: int, pool
     assert rollout is not None
     assert heads is not None  # `layer` is one of the layers
     whole = attention.over_patches(rollout, encoder.num_prefix_tokens, pooling).cpu()
-    report.figures["rollout"] = maps.plot_rollout(pictures.images, whole, encoder.grid, pictures.names)
-    report.figures["heads"] = maps.plot_heads(pictures.images, heads, encoder.grid, pictures.names, layer)
+    images = display(pictures.images)
+    report.figures["rollout"] = maps.plot_rollout(images, whole, encoder.grid, pictures.names)
+    report.figures["heads"] = maps.plot_heads(images, heads, encoder.grid, pictures.names, layer)
     shared = {"pooling": pooling, "images": pictures.names}
     report.numbers["rollout"] = {**shared, "attention": _plain(whole)}
     report.numbers["heads"] = {**shared, "layer": layer, "attention": _plain(heads)}

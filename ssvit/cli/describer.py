@@ -46,12 +46,12 @@ def check(config: Config, *, store: str | None = None) -> "tuple[Checkpoint, Cal
         from ssvit.checkpoints.loading import load_encoder
         from ssvit.data.augment.crop import CenterCrop
         from ssvit.evaluation.features import Frozen
-        from ssvit.figures.display import use_bands
+        from ssvit.figures.display import Display
         from ssvit.retrieval.gallery import Describer
 
-        use_bands({**checkpoint.encoder, "range": pixels.range, "shown": shown})
+        display = Display.of({**checkpoint.encoder, "range": pixels.range, "shown": shown})
         frozen = Frozen(load_encoder(checkpoint.path, **encoder), found, identity=checkpoint.checksum[:16])
-        return Describer(frozen, CenterCrop(**vars(transform)), **describing)
+        return Describer(frozen, CenterCrop(**vars(transform)), display=display, **describing)
 
     return checkpoint, make, pixels
 

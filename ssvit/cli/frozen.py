@@ -28,7 +28,7 @@ from ssvit.evaluation.features_options import Reading
 from ssvit.evaluation.options import Evaluate
 from ssvit.evaluation.probes.base import Probe, check_labels
 from ssvit.evaluation.scores import Split
-from ssvit.figures.display import use_bands
+from ssvit.figures.display import Display
 from ssvit.kernels.accelerate import accelerate
 from ssvit.models.encoder import Encoder
 from ssvit.models.encoder_options import PATCHES
@@ -54,7 +54,6 @@ def read(
     """
     options: Evaluate = config.options
     of_images = [name for name, probe in probes.items() if probe.features != PATCHES]
-    use_bands(options.data)
     data = config.build("data.source")
     part, test = data.reported
     labelled = any(probe.truth == "labels" for probe in probes.values())
@@ -256,7 +255,8 @@ def _split(
     own, *others = encoders
     pairs = duplicates(*thumbnails) if paired and fabric.is_global_zero else None
     names = {one.name: tuple(_named(one.prefix, name) for name in one.function.identities) for one in others}
-    return Split(tuple(own.function.identities), train, test, eval_transform, part, names, pairs)
+    display = Display.of(options.data)
+    return Split(tuple(own.function.identities), train, test, eval_transform, part, names, pairs, display)
 
 
 def _named(prefix: str, features: str) -> str:

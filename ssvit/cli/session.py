@@ -22,7 +22,7 @@ from ssvit.data.loader_options import FULL, PERMUTATION
 from ssvit.data.source import Data, subset
 from ssvit.data.source_options import NO_LABELS
 from ssvit.evaluation.base import Evaluator, interval
-from ssvit.figures.display import use_bands
+from ssvit.figures.display import Display
 from ssvit.objectives.base import Objective
 from ssvit.options import UserError, print_lines
 from ssvit.processes import is_main_process
@@ -39,7 +39,6 @@ class Session:
 
     def __init__(self, config: Config, folder: Path, *, stage: str) -> None:
         self.config, self.folder, self.stage = config, folder, stage
-        use_bands(config.values["data"])
         self.fabric = runtime.start(config.options.recipe, **config.options.fabric.values())
         with runtime.together():
             self._data: Data = config.build("data.source")
@@ -175,12 +174,15 @@ def _all_evaluators(config: Config, data: Data) -> dict[str, Evaluator]:
     """The evaluators and probes of a configuration; last those at automatic steps, which are steps of the probes."""
     eval_transform = config.build("data.view")
     evaluators, probes = _evaluators(config, data, eval_transform), _probes(config, data, eval_transform)
+    display = Display.of(config.values["data"])
     automatic = {name: one for name, one in evaluators.items() if one.automatic}
     recipe = config.options.recipe
     run = {name: getattr(recipe, name) for name in ("steps", "batch_size", "evaluate_every")}
     for probe in probes.values():
         if probe.automatic:
             probe.every = interval(images=probe.images, **run)
+    for one in (*evaluators.values(), *probes.values()):
+        one.display = display
     for one in automatic.values():
         every = interval(images=one.images, **run)
         for probe in probes.values():

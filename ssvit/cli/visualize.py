@@ -35,11 +35,10 @@ def run(config: Config) -> None:
 
     from ssvit.analysis import inside
     from ssvit.checkpoints.loading import load_encoder
-    from ssvit.figures.display import use_bands
+    from ssvit.figures.display import Display
     from ssvit.randomness import key
 
     device = "cuda" if options.device == "auto" and torch.cuda.is_available() else "cpu"
-    use_bands(options.data)
     view, batch = config.build("data.view"), options.batch_size
     if paths:
         pictures = inside.from_files(paths, view, options.count, print_lines, pixel_format(checkpoint))
@@ -57,7 +56,7 @@ def run(config: Config) -> None:
         second = other.name, load_encoder(other.path, announce=True, **sizes).to(device)
     found = inside.look(
         encoder, pictures, other=second, layer=layer, pooling=pooling, shown=options.shown, batch_size=batch,
-        progress=progress("images", " images"),
+        display=Display.of(options.data), progress=progress("images", " images"),
     )  # fmt: skip
     found.numbers |= {
         "checkpoint": str(checkpoint.path),

@@ -54,12 +54,12 @@ class Autoencoding(Reconstruction):
 
         def painted(guess: Tensor) -> Tensor:
             at = noise.masked_ids[:, :, None].expand_as(guess)
-            return objective.paint(labels.scatter(1, at, guess.to(labels.dtype)), images)
+            return self.display(objective.paint(labels.scatter(1, at, guess.to(labels.dtype)), images))
 
         panels = {
             "nearest copied": painted(gather(labels, nearest_uncorrupted(noise.masked_ids, grid))),
             "reconstructed": painted(objective.predict(images, noise)),
-            "true": objective.paint(labels, images),
+            "true": self.display(objective.paint(labels, images)),
         }
         how = "with the true patch's mean and contrast" if objective.options.norm_pixels else "as they are"
         note = f"masked; in the other columns the guesses, {how}"

@@ -7,6 +7,8 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from ssvit.figures.display import PLAIN, Display
+
 # Rows of metrics, each with its "step": the evaluator's own by their names, others as "train/…" or "validation/…".
 # None stands for a number that was not finite.
 History = Sequence[Mapping[str, float | None]]
@@ -36,12 +38,14 @@ class Evaluator:
     every: steps from one evaluation to the next; None for the recipe's evaluate_every. automatic: at the steps of
     `interval` instead, which the run sets. at_end: only after all steps.
     images: that an evaluation sees, for the estimate of a run's time; 0 where that is nothing beside the training.
+    display: makes the RGB images of figures, which the run sets by the options of its data set.
     """
 
     every: int | None = None
     automatic: bool = False
     at_end: bool = False
     images: int = 0
+    display: Display = PLAIN
 
     def due(self, step: int, steps: int, evaluate_every: int) -> bool:
         """Whether there is an evaluation once `step` of `steps` updates are complete."""

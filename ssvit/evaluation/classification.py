@@ -224,7 +224,7 @@ class Classification(Evaluator):
         names, truth, part = self.source.classes, answers.truth, self.part
         worst = answers.worst(_SHOWN)
         wrong = self._batches(self.source.take(answers.place[[row for row, *_ in worst]])) if worst else ()
-        images = (image for batch in wrong for image in batch.images)
+        images = (self.display(image) for batch in wrong for image in batch.images)
         mistakes = [
             (image, class_text(truth[row], names) or "none", names[k] if not truth[row, k] else f"no {names[k]}", sure)
             for image, (row, k, sure) in zip(images, worst, strict=True)
@@ -288,7 +288,7 @@ class Classification(Evaluator):
         names, part, total = self.source.classes, self.part, len(answers.place)
         worst = answers.worst(_SHOWN)
         wrong = self._batches(self.source.take(answers.place[worst])) if len(worst) else ()
-        images = (image for batch in wrong for image in batch.images)
+        images = (self.display(image) for batch in wrong for image in batch.images)
         columns = (column[worst].tolist() for column in (answers.truth, answers.guess, answers.confidence))
         mistakes = [
             (image, names[truth], names[guess], confidence)

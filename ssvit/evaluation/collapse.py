@@ -65,7 +65,7 @@ class Collapse(HeldOut):
         images = torch.cat([images for images, _ in self.batches])
         pictures = {
             "collapse": figures.learning(with_metrics(history, metrics)),
-            "prototypes": figures.prototypes(images, answers.choices, answers.confidence),
+            "prototypes": figures.prototypes(images, answers.choices, answers.confidence, self.display),
         }
         return Evaluation(metrics=metrics, lines=describe(metrics), figures=pictures)
 
@@ -102,7 +102,9 @@ class PatchCollapse(Collapse):
         pictures = {
             **found.figures,
             "patch_collapse": figures.learning(with_metrics(of_patches, own), "masked patch"),
-            "patch_prototypes": figures.prototypes(windows, answers.choices, answers.confidence, "masked patch"),
+            "patch_prototypes": figures.prototypes(
+                windows, answers.choices, answers.confidence, self.display, "masked patch"
+            ),
         }
         return Evaluation(metrics=metrics, lines=[*found.lines, *describe(own, "masked patch")], figures=pictures)
 

@@ -60,7 +60,7 @@ class Contrast(HeldOut):
         nearest = near.topk(min(_ACROSS, len(every)))
         pictures = {
             "learning": figures.learning(with_metrics(history, metrics)),
-            "neighbours": figures.neighbours(every, nearest.indices.cpu(), nearest.values.cpu()),
+            "neighbours": figures.neighbours(every, nearest.indices.cpu(), nearest.values.cpu(), self.display),
         }
         return Evaluation(metrics=metrics, lines=describe(metrics, history[0]), figures=pictures)
 

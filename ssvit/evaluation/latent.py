@@ -86,6 +86,7 @@ class LatentPrediction(Reconstruction):
         at = masked_ids[:, :, None].expand_as(prediction)
         painted = figures.colors(targets, targets.scatter(1, at, prediction), encoder.grid, encoder.patch_size)
         panels = dict(zip(("targets", "predicted"), painted, strict=True)) | {"image": images}
+        panels = {title: self.display(panel) for title, panel in panels.items()}
         note = "masked; the colours are the targets' first three principal components, at visible places the true ones"
         return masked_mosaic(panels, masked_ids=masked_ids, grid=encoder.grid, note=note)
 

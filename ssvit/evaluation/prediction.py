@@ -62,7 +62,7 @@ class Prediction(Reconstruction):
         labels = target.labels(images)
         guess = target.guess(objective.predict(images, noise).float())
         predicted = labels.scatter(1, noise.ids[:, :, None].expand_as(guess), guess.to(labels.dtype))
-        answer, truth = target.paint(predicted), target.paint(labels)
+        images, answer, truth = map(self.display, (images, target.paint(predicted), target.paint(labels)))
         return figures.mosaic(images=images, noise=noise, answer=answer, truth=truth, grid=grid)
 
 

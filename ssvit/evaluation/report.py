@@ -148,7 +148,7 @@ def figures(splits: Mapping[str, Split], scores: Sequence[Scores], compared: Sid
         split, test = splits[one.probe], splits[one.probe].test
         if (values := test.values[one.best]).ndim == 4:
             rows = _spaced(len(test), _SEGMENTED)
-            shown = test.images(rows, split.eval_transform), components(values)[rows]
+            shown = split.pictures(test, rows), components(values)[rows]
             if test.masks is not None and one.predictions is not None:
                 images, colors = shown
                 made["segmentation"] = segmentation(images, test.masks[rows], one.predictions[rows], colors)
@@ -180,10 +180,10 @@ def neighbours(split: Split, name: str) -> Figure:
     features = test.values[name][rows], train.values[name]
     nearest = search(*features, min(NEIGHBOURS, len(train)))
     sheet = []
-    queries = (test.images(rows, split.eval_transform), test.known_labels[rows])
+    queries = (split.pictures(test, rows), test.known_labels[rows])
     distances = relative_distances(nearest, *features).tolist()
     for image, label, from_query, places in zip(*queries, distances, nearest.indices, strict=True):
-        columns = (train.images(places, split.eval_transform), from_query, train.known_labels[places])
+        columns = (split.pictures(train, places), from_query, train.known_labels[places])
         alike = [
             Neighbour(
                 picture,
@@ -201,7 +201,7 @@ def near_duplicates(split: Split, pairs: Sequence[Pair]) -> Figure:
     """Test images beside the training images that they are nearly the same as, evenly from all pairs."""
     shown = [pairs[place] for place in _spaced(len(pairs), PAIRS).tolist()]
     rows = torch.tensor([[pair.test, pair.train] for pair in shown]).T
-    ours, theirs = split.test.images(rows[0], split.eval_transform), split.train.images(rows[1], split.eval_transform)
+    ours, theirs = split.pictures(split.test, rows[0]), split.pictures(split.train, rows[1])
     return pair_sheet([(one, other, pair.cosine) for one, other, pair in zip(ours, theirs, shown, strict=True)])
 
 

@@ -15,6 +15,7 @@ from ssvit.evaluation.precision import chance_of
 from ssvit.evaluation.probes.base import Probe, Result
 from ssvit.evaluation.significance import above_chance
 from ssvit.evaluation.titles import title
+from ssvit.figures.display import PLAIN, Display
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class Split:
 
     own: those of the encoder, by layers. part: of the images measured on, test or validation. others: those of each
     encoder and baseline measured beside it, by its name, by layers. duplicates: test images that are nearly the same as
-    a training image; None where they were not looked for.
+    a training image; None where they were not looked for. display: makes the RGB images of pictures.
     """
 
     own: tuple[str, ...]
@@ -33,6 +34,11 @@ class Split:
     part: str = "test"
     others: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     duplicates: Sequence[Pair] | None = None
+    display: Display = PLAIN
+
+    def pictures(self, of: FeatureSets, rows: Tensor) -> Tensor:
+        """RGB images in [0, 1] at some rows of the training or test images: (b,) -> (b, 3, h, w)."""
+        return self.display(of.images(rows, self.eval_transform))
 
     @property
     def classes(self) -> tuple[str, ...]:

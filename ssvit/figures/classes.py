@@ -1,6 +1,6 @@
 """Pictures of a classifier: its confusion matrix, its most confident mistakes, and its learning curves.
 
-Letters: c channels, h, w pixels, k classes.
+Letters: h, w pixels, k classes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,6 @@ from matplotlib.ticker import PercentFormatter
 from torch import Tensor
 
 from ssvit.figures import style
-from ssvit.figures.display import rgb
 from ssvit.figures.style import COLORS, DPI, INK, PALE, History, Line, fitted, width_of
 
 _SIDE, _CELL = 900, 200  # dots: of the confusion matrix, and of one class at most
@@ -66,7 +65,7 @@ def confusion(counts: Tensor, classes: Sequence[str], *, accuracy: float, part: 
 
 
 def mistakes(chosen: Sequence[tuple[Tensor, str, str, float]], *, wrong: int, images: int, part: str) -> Figure:
-    """chosen: images (c, h, w) uint8, their class, the class each was taken for, and the probability of that one.
+    """chosen: images (3, h, w) in [0, 1], their class, the class each was taken for, and the probability of that one.
 
     wrong: all mistakes in so many `images` of `part`, test or validation.
     """
@@ -79,7 +78,7 @@ def mistakes(chosen: Sequence[tuple[Tensor, str, str, float]], *, wrong: int, im
     caption = partial(axis.text, ha="center", va="top", fontsize=7)
     for number, (image, truth, guess, confidence) in enumerate(chosen):
         middle, upper = _GAP + number % across * column + _TILE / 2, top + number // across * row
-        axis.imshow(rgb(image), extent=(middle - wide / 2, middle + wide / 2, upper + tall, upper))
+        axis.imshow(image.movedim(0, -1).numpy(), extent=(middle - wide / 2, middle + wide / 2, upper + tall, upper))
         sure = f", {100 * confidence:.0f} %"
         guess = f"→ {fitted(guess, 7, _TILE - width_of('→ ' + sure, 7))}{sure}"
         caption(middle, upper + tall + 4, fitted(truth, 7, _TILE), color=INK)

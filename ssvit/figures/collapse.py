@@ -7,6 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from ssvit.figures.display import Display
 from ssvit.figures.pictures import rows
 from ssvit.figures.style import COLORS, INK, History, Line, baseline, latest, over_steps, panels, tidy
 
@@ -45,17 +46,19 @@ def plot_spread(axis: Axes, history: History, what: str = "image") -> None:
     tidy(axis, "step", "features of length 1")
 
 
-def prototypes(images: Tensor, choices: Tensor, confidence: Tensor, what: str = "image") -> Figure:
+def prototypes(images: Tensor, choices: Tensor, confidence: Tensor, display: Display, what: str = "image") -> Figure:
     """A row for each of the prototypes that are chosen most, the most confident images first.
 
-    images (n, c, h, w) uint8, their first choices (n,) and the confidence in these (n,). what: they show.
+    images (n, c, h, w) uint8, their first choices (n,) and the confidence in these (n,). what: `images` show.
     """
     numbers, counts = choices.unique(return_counts=True)
     labelled = []
     for place in counts.argsort(descending=True, stable=True)[:ROWS]:
         members = (choices == numbers[place]).nonzero()[:, 0]
         best = members[confidence[members].argsort(descending=True, stable=True)][:ACROSS]
-        labelled.append((f"prototype {numbers[place]}\n{counts[place]} {plural(what.split()[-1])}", images[best]))
+        labelled.append(
+            (f"prototype {numbers[place]}\n{counts[place]} {plural(what.split()[-1])}", display(images[best]))
+        )
     title = f"{len(numbers)} prototypes are a first choice of {len(images)} held-out {plural(what)}"
     title = f"{title}; the most confident first"
     return rows(labelled, title, across=ACROSS)

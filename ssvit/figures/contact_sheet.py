@@ -1,6 +1,6 @@
 """The contact sheet of a retrieval: in each row a query and, best first, the images that are most similar to it.
 
-Letters: c channels, h, w pixels.
+Images are (3, h, w) in [0, 1]. Letters: h, w pixels.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,6 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from torch import Tensor
 
-from ssvit.figures.display import rgb
 from ssvit.figures.style import COLORS, DPI, INK, canvas, fitted, show
 
 QUERIES, NEIGHBOURS = 8, 10  # in a sheet at most
@@ -27,7 +26,7 @@ _MARKS = {None: ("", None), True: ("✓ ", COLORS["unchanged"]), False: ("✗ ",
 class Neighbour(NamedTuple):
     """An image of a sheet.
 
-    image: (c, h, w) uint8. distance: from the query, relative to the median over the gallery
+    distance: from the query, relative to the median over the gallery
     (`evaluation.neighbours.relative_distances`). name: its class, "" if unknown. right: whether that is the query's.
     """
 
@@ -38,7 +37,7 @@ class Neighbour(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A query (c, h, w) uint8, its class or another name, and its neighbours, best first."""
+    """A query, its class or another name, and its neighbours, best first."""
 
     query: Tensor
     name: str
@@ -76,7 +75,7 @@ def contact_sheet(rows: Sequence[Row]) -> Figure:
 
 
 def pair_sheet(pairs: Sequence[tuple[Tensor, Tensor, float]]) -> Figure:
-    """Pairs of images (c, h, w) uint8 side by side, with the cosine of both; as many as a sheet holds."""
+    """Pairs of images side by side, with the cosine of both; as many as a sheet holds."""
     pairs = pairs[:PAIRS]
     across = min(_ACROSS, len(pairs))
     wide, high = 2 * _TILE + _APART, _TILE + _LINE + _GAP
@@ -92,7 +91,7 @@ def pair_sheet(pairs: Sequence[tuple[Tensor, Tensor, float]]) -> Figure:
 
 def _place(axis: Axes, image: Tensor, x: float, y: float, color: str | None) -> None:
     """An image in the middle of its square, which has a frame if there is a colour for it."""
-    pixels = rgb(image)
+    pixels = image.movedim(0, -1).numpy()
     h, w = (_TILE * side / max(pixels.shape[:2]) for side in pixels.shape[:2])
     axis.add_patch(Rectangle((x, y), _TILE, _TILE, facecolor=_MAT, edgecolor="none", zorder=0))
     show(axis, pixels, x + (_TILE - w) / 2, y + (_TILE - h) / 2, w, h)

@@ -7,6 +7,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from ssvit.figures.collapse import plot_spread
+from ssvit.figures.display import Display
 from ssvit.figures.pictures import rows
 from ssvit.figures.reconstruction import plot_losses
 from ssvit.figures.style import COLORS, INK, History, Line, over_steps, panels, tidy
@@ -28,13 +29,14 @@ def learning(history: History) -> Figure:
     return figure
 
 
-def neighbours(images: Tensor, nearest: Tensor, cosines: Tensor) -> Figure:
+def neighbours(images: Tensor, nearest: Tensor, cosines: Tensor, display: Display) -> Figure:
     """Rows of an image and those nearest to it: images (n, c, h, w) uint8, nearest (rows, k) and their cosines.
 
     The first of `nearest` is the image itself.
     """
     labelled = [
-        (f"cosine {row[1]:.2f}\nto {row[-1]:.2f}", images[ids]) for ids, row in zip(nearest, cosines, strict=True)
+        (f"cosine {row[1]:.2f}\nto {row[-1]:.2f}", display(images[ids]))
+        for ids, row in zip(nearest, cosines, strict=True)
     ]
     title = f"held-out images, each beside those of {len(images)} whose features are nearest"
     return rows(labelled, title, across=nearest.shape[1])

@@ -1,6 +1,6 @@
 """Pictures of attention: the mean distance of each head, and the attention maps (paper, Figures 6, 7, 11, 14).
 
-Letters: b images, c channels, h, w pixels, or h heads of l layers, n patches of a grid.
+Letters: b images, h, w pixels, or h heads of l layers, n patches of a grid.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,6 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
-from ssvit.figures.display import displayed, rgb
 from ssvit.figures.style import COLORS, INK, baseline, canvas, fitted, panels, scale_bar, show, tidy
 
 _TILE, _GAP, _LINE, _SIZE = 180, 10, 26, 7  # dots: a picture's longer side, between two, a line; points of its text
@@ -46,24 +45,27 @@ def plot_distances(distances: Mapping[str, Tensor], uniform: float) -> Figure:
 
 
 def plot_rollout(images: Tensor, attention: Tensor, grid: tuple[int, int], names: Sequence[str]) -> Figure:
-    """Each image (b, c, h, w) uint8, the same as bright as it is attended to, (b, n), and the attention alone."""
+    """Each image (b, 3, h, w) in [0, 1], the same as bright as it is attended to, (b, n), and the attention alone."""
     height, width = images.shape[2:]
     size = height, width
     smooth = F.interpolate(attention.float().unflatten(1, grid)[:, None], size, mode="bilinear", align_corners=False)
-    pixels = displayed(images)
-    lit = pixels * (smooth / smooth.amax((2, 3), keepdim=True))
-    columns = {"image": rgb(pixels), "attended to": rgb(lit), "attention": _colored(attention, grid, size)}
+    lit = images * (smooth / smooth.amax((2, 3), keepdim=True))
+    columns = {"image": _pixels(images), "attended to": _pixels(lit), "attention": _colored(attention, grid, size)}
     return _sheet(columns, names, {"attention": _range(attention)}, blocks=2 if len(images) > 3 else 1)
 
 
 def plot_heads(images: Tensor, attention: Tensor, grid: tuple[int, int], names: Sequence[str], layer: int) -> Figure:
-    """Each image (b, c, h, w) uint8 beside what the heads of a layer attend to in it, (b, h, n)."""
+    """Each image (b, 3, h, w) in [0, 1] beside what the heads of a layer attend to in it, (b, h, n)."""
     height, width = images.shape[2:]
     size = height, width
     maps = {f"head {head}": _colored(one, grid, size) for head, one in enumerate(attention.unbind(1), start=1)}
     ranges = dict(zip(maps, map(_range, attention.unbind(1)), strict=True))
     blocks = 2 if len(images) > 3 and len(maps) < 6 else 1
-    return _sheet({f"layer {layer}": rgb(images), **maps}, names, ranges, blocks=blocks)
+    return _sheet({f"layer {layer}": _pixels(images), **maps}, names, ranges, blocks=blocks)
+
+
+def _pixels(images: Tensor) -> np.ndarray:
+    return images.movedim(1, -1).numpy()
 
 
 def _colored(attention: Tensor, grid: tuple[int, int], size: tuple[int, int]) -> np.ndarray:

@@ -1,6 +1,6 @@
 """Many images as one picture, since plotting an axis for each would take a second.
 
-Letters: n images, c channels, h, w pixels.
+Letters: n images, h, w pixels.
 """
 
 from collections.abc import Iterable, Sequence
@@ -10,7 +10,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from ssvit.figures.display import rgb
 from ssvit.figures.style import DPI, INK, framed
 
 _LABEL, _TOP, _SIDE = 1.15 * DPI, 0.4 * DPI, 0.1 * DPI  # dots: beside a row, above and around the images
@@ -38,14 +37,14 @@ def collage(
 
 
 def rows(labelled: Sequence[tuple[str, Tensor]], title: str, *, across: int) -> Figure:
-    """Rows of up to `across` images (n, c, h, w) uint8 of one size, each beside its label."""
+    """Rows of up to `across` images (n, 3, h, w) in [0, 1] of one size, each beside its label."""
     h, w = labelled[0][1].shape[2:]
     gap = max(1, w // 16)
     dots = max(1, round(110 / w))
     placed = [
         (row * (h + gap), column * (w + gap), image)
         for row, (_, images) in enumerate(labelled)
-        for column, image in enumerate(rgb(images))
+        for column, image in enumerate(images.movedim(1, -1).numpy())
     ]
     size = len(labelled) * (h + gap) - gap, across * (w + gap) - gap
     figure, axis = collage(placed, size, dots, (_LABEL + _SIDE, _SIDE, _SIDE, _TOP))

@@ -1,6 +1,6 @@
 """Pictures of masked patch prediction, whose patches are masked, replaced or unchanged.
 
-Letters: b images, c channels, n patches of p x q pixels.
+Letters: b images, n patches of p x q pixels.
 """
 
 import torch
@@ -10,7 +10,6 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 from torch import Tensor
 
-from ssvit.figures.display import displayed
 from ssvit.figures.reconstruction import GREY, legend, plot_losses, tiles
 from ssvit.figures.style import COLORS, DPI, History, Line, baseline, latest, over_steps, panels, tidy
 from ssvit.objectives.masking import KINDS, MASKED, REPLACED, UNCHANGED, Corruption
@@ -29,11 +28,10 @@ def _frame(kind: str, label: str) -> Patch:
 
 
 def mosaic(*, images: Tensor, noise: Corruption, answer: Tensor, truth: Tensor, grid: tuple[int, int]) -> Figure:
-    """Each image (b, c, h, w) beside its corrupted form, the answer and the truth, both (b, n, c, p, q).
+    """Each image (b, 3, h, w) beside its corrupted form, the answer and the truth, both (b, n, 3, p, q), in [0, 1].
 
     Masked patches are grey; replaced and unchanged ones have a frame in the legend's colour.
     """
-    images, answer, truth = displayed(images), displayed(answer), displayed(truth)
     noise = Corruption(*(part.cpu() for part in noise))
     p, q = answer.shape[-2:]
     patches = rearrange(images, "b c (y p) (x q) -> b (y x) c p q", p=p, q=q)

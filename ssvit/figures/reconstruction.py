@@ -1,6 +1,6 @@
 """Pictures of a model that predicts masked patches.
 
-Letters: b images, c channels, m masked patches of an image.
+Letters: b images, m masked patches of an image.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,6 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from torch import Tensor
 
-from ssvit.figures.display import displayed, rgb
 from ssvit.figures.pictures import collage
 from ssvit.figures.style import COLORS, DPI, INK, History, baseline, latest, over_steps, panels, tidy
 
@@ -21,7 +20,7 @@ GREY = 0.5  # of masked patches
 
 
 def tiles(images: Mapping[str, Tensor]) -> tuple[Figure, dict[str, list[tuple[int, int]]]]:
-    """Images (b, c, h, w), in [0, 1] or uint8, of several kinds side by side, each kind under its title; with room for
+    """Images (b, 3, h, w) in [0, 1] of several kinds side by side, each kind under its title; with room for
     a legend.
 
     Returns the figure and, by title, the row and column of each image's first pixel.
@@ -39,7 +38,9 @@ def tiles(images: Mapping[str, Tensor]) -> tuple[Figure, dict[str, list[tuple[in
         for column, title in enumerate(images)
     }
     placed = [
-        (y, x, image) for title, kind in images.items() for (y, x), image in zip(corners[title], rgb(kind), strict=True)
+        (y, x, image)
+        for title, kind in images.items()
+        for (y, x), image in zip(corners[title], kind.movedim(1, -1).numpy(), strict=True)
     ]
     figure, axis = collage(placed, size, dots, (0.1 * DPI, 0.45 * DPI, 0.1 * DPI, 0.3 * DPI))
     for title, places in corners.items():
@@ -57,11 +58,11 @@ def legend(figure: Figure, *handles: Patch) -> None:
 
 
 def masked_mosaic(panels: Mapping[str, Tensor], *, masked_ids: Tensor, grid: tuple[int, int], note: str) -> Figure:
-    """The visible patches of the last images, the masked_ids (b, m) grey, beside all images (b, c, h, w) by title.
+    """The visible patches of the last images, the masked_ids (b, m) grey, beside all images (b, 3, h, w) by title.
 
     note: the legend of the masked patches.
     """
-    panels, masked_ids = {title: displayed(panel) for title, panel in panels.items()}, masked_ids.cpu()
+    masked_ids = masked_ids.cpu()
     *_, true = panels.values()
     masked = torch.zeros(len(true), grid[0] * grid[1], dtype=torch.bool, device=true.device)
     masked = rearrange(masked.scatter(1, masked_ids, True), "b (y x) -> b 1 y x", y=grid[0])

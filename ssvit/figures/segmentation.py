@@ -1,6 +1,6 @@
 """Images beside the components of their patches, their masks and the predicted class of each pixel.
 
-Letters: b images, c channels, h, w pixels, y, x rows and columns of patches.
+Letters: b images, h, w pixels, y, x rows and columns of patches.
 """
 
 import torch
@@ -20,7 +20,7 @@ _COLORS = [colormaps["tab20"](number)[:3] for number in range(20)]
 
 
 def patches(images: Tensor, components: Tensor) -> Figure:
-    """images (b, c, h, w) uint8 beside the components of their patches, (b, y, x, 3) in [0, 1], as colours."""
+    """images (b, 3, h, w) in [0, 1] beside the components of their patches, (b, y, x, 3) in [0, 1], as colours."""
     figure, _ = tiles({"image": images, "components": _enlarged(components, images)})
     return figure
 
@@ -31,11 +31,12 @@ def _enlarged(components: Tensor, images: Tensor) -> Tensor:
 
 
 def segmentation(images: Tensor, masks: Tensor, predictions: Tensor, components: Tensor) -> Figure:
-    """images (b, c, h, w), masks and predictions (b, h, w), uint8. Each class has a colour; ignored pixels are white.
+    """images (b, 3, h, w) in [0, 1], masks and predictions (b, h, w) uint8.
 
     components: of the patches, (b, y, x, 3) in [0, 1], which are shown as colours.
 
-    Class 0, often the background, is dark; the colours of more than twenty others repeat.
+    Each class has a colour; ignored pixels are white. Class 0, often the background, is dark; the colours of more than
+    twenty others repeat.
     """
     palette = torch.tensor([_BACKGROUND, *(_COLORS[number % len(_COLORS)] for number in range(_IGNORED - 1)), _WHITE])
     true, predicted = (palette[of.long()].movedim(-1, 1) for of in (masks, predictions))

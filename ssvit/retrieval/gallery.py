@@ -33,6 +33,7 @@ from ssvit.evaluation.features import Extractor
 from ssvit.evaluation.neighbours import Neighbours, check_k, relative_distances
 from ssvit.evaluation.probes.retrieval import average_precisions, measure
 from ssvit.figures.contact_sheet import QUERIES, Neighbour, Row, contact_sheet
+from ssvit.figures.display import PLAIN, Display
 from ssvit.figures.png import png
 from ssvit.figures.style import evenly_spaced
 from ssvit.options import UserError, one_of, printable, whole, within
@@ -87,7 +88,8 @@ class Describer:
     """Vectors of transformed pictures by an extractor of one feature.
 
     Files that cannot be read are named on the console and left out; `report` says how many, and how fast it went.
-    workers: threads that read files. load: what opens a picture. bar: whether a terminal shows the progress.
+    workers: threads that read files. load: what opens a picture. display: makes the RGB images of sheets. bar: whether
+    a terminal shows the progress.
     """
 
     def __init__(
@@ -98,11 +100,12 @@ class Describer:
         batch_size: int = 64,
         workers: int = 4,
         load: Load = load,
+        display: Display = PLAIN,
         bar: bool = True,
     ) -> None:
         whole("batch_size", batch_size)
         whole("workers", workers)
-        self.extractor, self.transform, self.load, self.bar = extractor, transform, load, bar
+        self.extractor, self.transform, self.load, self.display, self.bar = extractor, transform, load, display, bar
         self.batch_size, self.workers = batch_size, workers
         self.opened, self.left_out, self.seconds = 0, 0, 0.0
 
@@ -187,8 +190,8 @@ class Answer:
     """The pictures of a store that are most like each of m queries.
 
     names, classes, vectors (m, d): of the queries. own (m,): their places in the store, -1 for none, or None if none
-    has one. exactness: the share of the true neighbours that an approximate index has found, or None. load: opens a
-    picture.
+    has one. exactness: the share of the true neighbours that an approximate index has found, or None. load, display: as
+    of `Describer`.
     """
 
     store: Store
@@ -199,6 +202,7 @@ class Answer:
     neighbours: Neighbours
     exactness: float | None
     load: Load
+    display: Display
 
     @cached_property
     def distances(self) -> Tensor:
@@ -284,14 +288,14 @@ class Answer:
         return contact_sheet(rows)
 
     def _small(self, path: str) -> Tensor:
-        """A picture of a sheet, (c, h, w) uint8."""
+        """A picture of a sheet, (3, h, w) in [0, 1]."""
         try:
             image = self.load(path)
         except Unreadable:
-            return _BLANK
+            return self.display(_BLANK)
         h, w = image.shape[1:]
         scale = min(1, _LONGER / max(h, w))
-        return resize(image, (math.ceil(scale * h), math.ceil(scale * w)))
+        return self.display(resize(image, (math.ceil(scale * h), math.ceil(scale * w))))
 
 
 def query(folder: str, pictures: Mapping[str, str | None], describe: Describer, kind: Kind, k: int) -> Answer:
@@ -312,7 +316,7 @@ def query(folder: str, pictures: Mapping[str, str | None], describe: Describer, 
         exact = indexes.search(indexes.Flat().build(store.vectors), vectors, k, own=own)
         exactness = indexes.found(neighbours, exact)
     classes = [pictures[name] for name in names]
-    return Answer(store, names, classes, vectors, own, neighbours, exactness, describe.load)
+    return Answer(store, names, classes, vectors, own, neighbours, exactness, describe.load, describe.display)
 
 
 def _labels(names: Sequence[str], pictures: Mapping[str, str | None]) -> tuple[list[int], list[str]]:
