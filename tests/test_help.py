@@ -56,9 +56,7 @@ def test_meanings_defaults_and_choices_are_those_of_the_dataclass_and_the_file()
     assert found["recipe.steps"].default == "77"
     assert found["data.image_size"].meaning == "Pixels of an image's side, or [height, width]."  # of what refers to it
     assert found["workers"].meaning.startswith("Processes that decode image files")
-    assert set(found["objective"].right.removeprefix("one of ").split(", ")) == {
-        file.stem for file in FILES["objective"]
-    }
+    assert set(found["objective"].right.removeprefix("one of ").split(", ")) == set(FILES["objective"])
     assert found["encoder.gelu"].right == "one of exact, tanh"
     assert "objective.masking.corrupted" not in found
     assert not any(part.startswith("_") for name in found for part in name.split("."))
@@ -77,17 +75,6 @@ def test_fields_have_the_strings_under_them_and_those_they_inherit():
         """The third."""
 
     assert meanings(Derived) == {"one": "The first; null for none.", "three": "The third."}
-
-
-def test_comments_go_on_below_an_option(tmp_path):
-    file = tmp_path / "a.yaml"
-    file.write_text(
-        "defaults:\n  - /target: pixels # what is predicted\n  - _self_\n# a heading\na: 1 # first\n  # and more\n"
-        'b: # a group\n  c: "x#y"\n  d: [1, 2] # last # of all\n'
-    )
-    assert help.comments(file) == {
-        "/target": "what is predicted", "a": "first and more", "b": "a group", "b.d": "last # of all",
-    }  # fmt: skip
 
 
 @pytest.mark.parametrize("width", [48, 80])
@@ -131,7 +118,7 @@ def test_a_mistake_in_what_is_asked_about_is_one_line(tool, no_torch):
     ("line", "expected"),
     [
         ("ssvit pre", {"pretrain", "predict"}),
-        ("ssvit pretrain target=", {f"target={file.stem}" for file in FILES["target"]}),
+        ("ssvit pretrain target=", {f"target={name}" for name in FILES["target"]}),
         ("ssvit pretrain objective=dino objective.stu", {"objective.student_temperature="}),
         ("ssvit finetune recipe.lr", {"recipe.lr=", "recipe.lr_end="}),
         ("ssvit predict th", {"threshold="}),

@@ -1,8 +1,7 @@
 """`ssvit COMMAND --help`: each option with its meaning, its default and its choices. Loads no torch.
 
 The options are those of the composed configuration: `objective=mae --help` shows those of mae. Meanings and permitted
-values come from the declaration of an option (`ssvit.config.declaration`); where there is none, the meaning is the
-comment in the YAML file.
+values come from the declaration of an option (`ssvit.config.declaration`).
 """
 
 import re
@@ -10,7 +9,6 @@ import shutil
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -121,21 +119,22 @@ def _starts(name: str, beginnings: Sequence[str]) -> bool:
 def describe(tool: Tool, config: Config) -> tuple[Group, list[Group]]:
     """The files that can be chosen, and the options of those that are."""
     choices = _choices(tool, config)
-    said = _said(tool.name, choices, config.line)
-    fields, written = meanings(tool.options), config.written
     named = {option.rstrip("="): alias.rstrip("=") for alias, option in tool.aliases.items()}
+    found = list(_options(config.written, "", {"": tool.options}))
+    # What an option that refers to another means goes for that one.
+    elsewhere = {target[1]: one for one in found if (target := _REFERENCE.fullmatch(one.default))}
+    of_command = meanings(tool.options)
     files = [
         Option(
             named.get(group, group),
             _typed(file),
-            said.get(f"/{group.partition('@')[0]}") or fields.get(group.rpartition("@")[2], ""),
-            f"one of {', '.join(config.line.names(group.partition('@')[0]))}",
+            of_command.get(package) or _GROUPS.get(folder, ""),
+            f"one of {', '.join(config.line.names(folder))}",
         )
         for group, file in sorted(choices.items(), key=lambda item: _place(item[0].partition("@")[0], _ORDER))
+        for folder, package in [(group.partition("@")[0], group.rpartition("@")[2])]
+        if package != "_here_"
     ]
-    found = list(_options(written, "", {"": tool.options}, said))
-    # What an option that refers to another says goes for that one.
-    elsewhere = {target[1]: one for one in found if (target := _REFERENCE.fullmatch(one.default))}
     groups: dict[str, Group] = {"": Group("Options of the command", [])}
     for one in found:
         if _REFERENCE.fullmatch(one.default) or one.name in choices:
@@ -143,13 +142,12 @@ def describe(tool: Tool, config: Config) -> tuple[Group, list[Group]]:
         if twin := elsewhere.get(one.name):
             one = replace(one, meaning=one.meaning or twin.meaning, right=one.right or twin.right)
         top = one.name.partition(".")[0] if "." in one.name else ""
-        file = choices.get(top)
-        here = f", here {origin(config.line, top, file)}" if origin(config.line, top, file) != file else ""
-        title = (
-            f"{top}={_typed(file)}{here}: {said.get(f'={top}', '')}"
-            if file
-            else f"{top}: {said.get(top) or fields.get(top, '')}"
-        )
+        if file := choices.get(top):
+            of = origin(config.line, top, file)
+            here = "" if of == file else f", here {of}"
+            title = f"{top}={_typed(file)}{here}: {_title(config.line, top, of) or of_command.get(top, '')}"
+        else:
+            title = f"{top}: {of_command.get(top, '')}"
         groups.setdefault(top, Group(title.rstrip(": ."), [])).options.append(
             replace(one, default=_default(config, one))
         )
@@ -161,6 +159,13 @@ def describe(tool: Tool, config: Config) -> tuple[Group, list[Group]]:
     ]
 
 
+# Groups whose files set options of other groups, or that are parts of a part.
+_GROUPS = {
+    "experiment": "A complete run in one file.",
+    "augment": "Augmentation of the training images.",
+    "target": "What is predicted of a patch.",
+    "distillation": "Learning from a teacher besides the labels.",
+}
 _ORDER = ("objective", "data", "encoder", "target", "recipe", "probe", "augment")
 
 
@@ -181,7 +186,7 @@ def _choices(tool: Tool, config: Config) -> dict[str, Any]:
     return found
 
 
-def _options(node: Plain, path: str, known: Mapping[str, type[Options]], said: Mapping[str, str]) -> Iterator[Option]:
+def _options(node: Plain, path: str, known: Mapping[str, type[Options]]) -> Iterator[Option]:
     """The options within a node as they are written, with references to others as their defaults.
 
     known: the classes of groups that have no `_target_`.
@@ -192,14 +197,12 @@ def _options(node: Plain, path: str, known: Mapping[str, type[Options]], said: M
         if key.startswith("_"):
             continue
         name = f"{path}.{key}" if path else key
-        meaning = told.get(key) or said.get(name, "")
         if isinstance(value, dict) and value:
             if path and key in told and "_target_" not in value:  # at the root it is the title of its section
-                yield Option(name, "", meaning)
-            yield from _options(value, name, {**known, **_within(options, key, name)}, said)
-        else:
-            right = _right(options, key) if options else ""
-            yield Option(name, _typed(value), meaning, right)
+                yield Option(name, "", told[key])
+            yield from _options(value, name, {**known, **_within(options, key, name)})
+        elif not ("_target_" in node and options) or key in options.model_fields:
+            yield Option(name, _typed(value), told.get(key, ""), _right(options, key) if options else "")
 
 
 def _within(options: type[Options] | None, key: str, name: str) -> dict[str, type[Options]]:
@@ -216,72 +219,13 @@ def _right(options: type[Options], name: str) -> str:
     return found if re.match(r"one of|a (whole )?number\b|true or false|two numbers", found) else ""
 
 
-def _said(tool: str, choices: Mapping[str, Any], line: CommandLine) -> dict[str, str]:
-    """The comments in the files of a configuration, by option.
-
-    Those of a group in a list of defaults by "/group", those of a file by "=group".
-    """
-    said: dict[str, str] = {}
-    for file in line.with_bases(tool):
-        said |= comments(file)
-    for group, names in choices.items():
-        folder, _, package = group.partition("@")
-        names = origin(line, group, names)
-        for name in names if isinstance(names, list) else [names]:
-            for choice in declared([folder]):
-                if choice.name == name:
-                    said[f"={package or folder}"] = (choice.options.__doc__ or "").split("\n")[0].rstrip(".")
-            for file in line.with_bases(f"{folder}/{name}"):
-                lines = file.read_text().splitlines()
-                is_global = lines[0].startswith("# @package _global_")
-                at = "" if is_global or package == "_here_" else f"{package or folder}."
-                found = {key if key[0] == "/" else f"{at}{key}": comment for key, comment in comments(file).items()}
-                said |= found
-                title = next((line[2:] for line in lines if re.match("# (?!@)", line)), "")
-                said[f"={package or folder}"] = re.sub(r":? ssvit .*", "", title)
-    return said
-
-
-def comments(file: Path) -> dict[str, str]:
-    """The comment behind each option of a YAML file, by its path.
-
-    That behind a group in the list of defaults by "/group".
-    """
-    lines = file.read_text().splitlines()
-    found: dict[str, str] = {}
-
-    def behind(line: int, column: int) -> str:
-        comment = re.search(r"\s#\s*(.*)", lines[line])
-        parts = [comment[1]] if comment else []
-        for below in lines[line + 1 :]:
-            more = re.fullmatch(rf"\s{{{column + 1},}}#\s*(.*)", below)
-            if not (comment and more):
-                break
-            parts.append(more[1])
-        return " ".join(parts)
-
-    def walk(node: yaml.Node, path: str) -> None:
-        if isinstance(node, yaml.MappingNode):
-            for key, value in node.value:
-                if path == "" and key.value == "defaults":
-                    for one in (
-                        one for item in value.value if isinstance(item, yaml.MappingNode) for one in item.value
-                    ):
-                        group = one[0].value.removeprefix("override ").lstrip("/").partition("@")[0]
-                        if comment := behind(one[0].start_mark.line, one[0].start_mark.column):
-                            found[f"/{group}"] = comment
-                    continue
-                if comment := behind(key.start_mark.line, key.start_mark.column):
-                    found[f"{path}{key.value}"] = comment
-                walk(value, f"{path}{key.value}.")
-
-    if tree := yaml.compose(file.read_text()):
-        walk(tree, "")
-    return found
-
-
-def _one_of(line: CommandLine, group: str) -> str:
-    return f"one of {', '.join(line.names(group.partition('@')[0]))}"
+def _title(line: CommandLine, group: str, name: Any) -> str:
+    """The first line of the comment at the top of the file of a choice, or of the docstring of its class."""
+    for file in reversed(list(line.with_bases(f"{group}/{name}"))):
+        comments = re.findall("^# (?!@)(.*)", file.read_text(), re.M)
+        return re.sub(r":? ssvit .*", "", comments[0]) if comments else ""
+    docstrings = (choice.options.__doc__ or "" for choice in declared([group]) if choice.name == name)
+    return next(docstrings, "").partition("\n")[0]
 
 
 def _default(config: Config, option: Option) -> str:

@@ -62,7 +62,8 @@ class Prediction(Reconstruction):
         labels = target.labels(images)
         guess = target.guess(objective.predict(images, noise).float())
         predicted = labels.scatter(1, noise.ids[:, :, None].expand_as(guess), guess.to(labels.dtype))
-        images, answer, truth = map(self.display, (images, target.paint(predicted), target.paint(labels)))
+        painted = (target.paint(values) for values in (predicted, labels))
+        images, answer, truth = (self.display(shown) for shown in (images, *painted))
         return figures.mosaic(images=images, noise=noise, answer=answer, truth=truth, grid=grid)
 
 

@@ -37,9 +37,9 @@ class RunOptions(Options):
     """For choosing options without test images. validation: measure on the validation images. A number: the same if
     there are test images too; otherwise measure on this fraction of the training images and do not train on them."""
     evaluators: Parts = Field(default_factory=dict)
-    """Options of the evaluators, by name: the objective's, and your own."""
+    """The evaluators, by name: the objective's, and those that evaluator=[…] adds; label_free needs no labels."""
     logger: Parts = Field(default_factory=dict)
-    """Options of the loggers that logger=[…] names: where metrics go besides metrics.jsonl."""
+    """Where metrics go besides metrics.jsonl, by the names of the loggers; [] for nowhere else."""
     fabric: Fabric = Fabric()
     """Where the run is trained."""
 
@@ -64,7 +64,7 @@ class Pretrain(Training):
     preset: Any = None
     """auto: choose model, image size and schedule by the number and size of the images, which data=PATH sets."""
     probe: Parts = Field(default_factory=dict)
-    """Options of the probes that probe=[…] names."""
+    """Probes of the frozen features during training, by name; [] for none."""
     probing: Probing = Probing()
     """Options of all probes."""
 
