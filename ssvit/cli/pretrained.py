@@ -245,9 +245,7 @@ def _composed(choices: Mapping[str, str | None], file: Path, line: CommandLine) 
         return composition.group(line, "data", choices)
     except Failure:
         named = ", ".join(f"{group}={name or 'null'}" for group, name in choices.items())
-        right = (
-            "is not here; give the package (--plugin) or the folder (--config-dir) that has it"
-        )
+        right = "is not here; give the package (--plugin) or the folder (--config-dir) that has it"
         raise ConfigurationError(f"{file}: {named}: {right}") from None
 
 
