@@ -31,7 +31,7 @@ from ssvit.evaluation.probes.base import Probe, Result
 from ssvit.evaluation.probes.knn import Knn
 from ssvit.evaluation.probes.ridge import FewShot, sample, whiten
 from ssvit.figures import probes as figures
-from ssvit.options import OptionError
+from ssvit.options import UserError
 from ssvit.training import loop, preflight
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
@@ -132,7 +132,7 @@ def test_by_default_a_run_is_measured_on_its_way_too(options, evaluations):
     ],
 )
 def test_a_mistake_names_its_option_before_torch_loads(option, told):
-    with pytest.raises(OptionError, match=f"^{told}"):
+    with pytest.raises(UserError, match=f"^{told}"):
         preflight.check(composed(option))
 
 
