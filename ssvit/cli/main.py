@@ -53,12 +53,10 @@ def main(name: str | None = None) -> None:
     elif flags := {_DRY_RUN, _SHOW_CONFIG}.intersection(arguments):
         tool = find(name)
         arguments = [argument for argument in arguments if argument not in flags]
-        if tool.dry_run is not None and any(one.startswith("hydra/launcher=submitit_slurm") for one in arguments):
-            with in_one_line():
-                from ssvit.cli import submission
-
-                print(submission.text(tool, arguments))
-            return
+        # The jobs of a sweep are previewed here: nothing is submitted.
+        arguments = [
+            argument for argument in arguments if not argument.startswith(("hydra/launcher", "hydra.launcher"))
+        ]
         if tool.dry_run is None:
             with in_one_line():
                 raise Failure(f"{min(flags)}: is for the commands that train, pretrain and finetune", 2)

@@ -185,26 +185,6 @@ def sweep(
         hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name=_file(name, line))(task)()
 
 
-def jobs(line: CommandLine) -> list[list[str]]:
-    """The options of the jobs of a sweep, as Hydra's own sweeper makes them."""
-    from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
-
-    overrides = OverridesParser.create().parse_overrides(line.options)
-    return [list(job) for job in BasicSweeper.split_arguments(overrides, max_batch_size=None)[0]]
-
-
-def launcher(name: str, line: CommandLine) -> Plain:
-    """The options of Hydra's launcher for the jobs of a sweep."""
-    with _failures(name, line, Options), _hydra(line, name):
-        composed = hydra.compose(_file(name, line), [*_search_path(line), *_for_hydra(line)], return_hydra_config=True)
-        own = {part: composed.hydra[part] for part in ("launcher", "sweep")} | {"job": {"name": name}}
-        root = OmegaConf.create({"hydra": own})
-        root.hydra.sweep.dir = composed.get("outputs", "outputs")
-        found = OmegaConf.to_container(root.hydra.launcher, resolve=True)
-        assert isinstance(found, dict)
-        return {str(key): value for key, value in found.items()}
-
-
 def group(line: CommandLine, name: str, choices: Mapping[str, str | None]) -> Plain:
     """A group of options as the files of some choices have it, with references as written. Failure if none is there."""
     options = [f"{'+' * (choice == name)}{choice}={file or 'null'}" for choice, file in choices.items()]
@@ -257,6 +237,8 @@ def _choices(line: CommandLine, name: str, groups: Sequence[str] = ()) -> list[C
 def _stored(choices: Sequence[Choice], nodes: Mapping[tuple[str, str], Plain]) -> Iterator[None]:
     """Add choices to Hydra's, for the block: declared ones, and those of one command."""
     store = ConfigStore.instance()
+    stored = [*((choice.group, choice.name) for choice in choices), *nodes]
+    former = [(group, f"{name}.yaml", store.repo.get(group, {}).get(f"{name}.yaml")) for group, name in stored]
     for choice in choices:
         store.store(group=choice.group, name=choice.name, node=choice.node, package=choice.package)
     for (group, name), node in nodes.items():
@@ -264,8 +246,11 @@ def _stored(choices: Sequence[Choice], nodes: Mapping[tuple[str, str], Plain]) -
     try:
         yield
     finally:
-        for group, name in [*((choice.group, choice.name) for choice in choices), *nodes]:
-            store.repo[group].pop(f"{name}.yaml", None)
+        for group, file, before in former:  # a job of a sweep is composed while Hydra composes the sweep
+            if before is None:
+                store.repo[group].pop(file, None)
+            else:
+                store.repo[group][file] = before
 
 
 def _search_path(line: CommandLine) -> list[str]:
