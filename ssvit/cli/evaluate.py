@@ -13,12 +13,12 @@ from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.checkpoints.finding import open_checkpoint
 from ssvit.cli import against
 from ssvit.cli.against import Other
+from ssvit.cli.evaluate_options import Evaluate, FewShot, Knn, LinearProbe
 from ssvit.cli.launch import TIMM_ARGUMENTS, Tool, progress
 from ssvit.cli.pretrained import offer
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Run
 from ssvit.evaluation import baselines, features_options
-from ssvit.evaluation.options import Evaluate, FewShot, Knn, LinearProbe
 from ssvit.evaluation.significance import NOTHING_YET
 from ssvit.options import command, folder_to_write, pair, print_lines, within
 

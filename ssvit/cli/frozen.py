@@ -15,6 +15,7 @@ from lightning_fabric import Fabric
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.checkpoints.loading import load_encoder
 from ssvit.cli.against import Other
+from ssvit.cli.evaluate_options import Evaluate
 from ssvit.cli.launch import progress
 from ssvit.cli.pretrained import from_scratch
 from ssvit.config.command_line import Plain
@@ -25,7 +26,6 @@ from ssvit.evaluation.baselines import OWN, PIXELS, RANDOM, RANDOM_PREFIX
 from ssvit.evaluation.duplicates import Thumbnails, duplicates
 from ssvit.evaluation.features import Cache, Extractor, FeatureSets, Frozen, Half, PatchPixels, Pixels, extract
 from ssvit.evaluation.features_options import Reading
-from ssvit.evaluation.options import Evaluate
 from ssvit.evaluation.probes.base import Probe, check_labels
 from ssvit.evaluation.scores import Split
 from ssvit.figures.display import Display
