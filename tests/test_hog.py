@@ -17,12 +17,12 @@ from ssvit.objectives.masking import Masking
 from ssvit.options import OptionError
 
 KINDS = [
-    {"patch_size": 8, "cell": 4},
+    {"patch_size": 8, "cell": 4, "window": None},
     {"patch_size": 4, "cell": 4, "window": 12},
     {"patch_size": 4, "cell": 4, "window": 8},
     {"patch_size": 4, "cell": 3, "window": 6},
     {"patch_size": (8, 4), "cell": (4, 2), "window": (12, 8)},
-    {"patch_size": 8, "cell": 8, "channels": 1},
+    {"patch_size": 8, "cell": 8, "window": None, "channels": 1},
 ]
 
 
@@ -93,7 +93,7 @@ def authors(x: torch.Tensor, cell: int) -> torch.Tensor:
 
 def test_the_papers_target_is_that_of_the_authors_code():
     images = images_of(h=32, w=48)
-    labels = Hog(patch_size=16, cell=8).labels(images)
+    labels = Hog(patch_size=16, cell=8, window=None).labels(images)
     found = authors(images.float(), 8).flatten(1, 2)
     expected = found.unfold(2, 2, 2).unfold(3, 2, 2).permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(1, 2)
     assert labels.shape == (2, 6, 108)
@@ -169,7 +169,7 @@ def test_the_loss_is_the_squared_error_in_one_graph(decoder):
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"cell": 8}, "cell=8: must divide the window of 4x4 pixels"),
+        ({"cell": 8, "window": None}, "cell=8: must divide the window of 4x4 pixels"),
         ({"cell": 5, "window": 12}, "cell=5: must divide the window of 12x12 pixels"),
         ({"cell": 1, "window": 3}, "window=3: must be the patch's 4x4 pixels, or larger by an even number"),
         ({"cell": 1, "window": 7}, "window=7: must be the patch's 4x4 pixels, or larger by an even number"),
