@@ -306,3 +306,13 @@ def test_jobs_with_nothing_but_test_images_have_no_best_one(tmp_path, monkeypatc
         UserError, match=r"hydra/sweeper=optuna: .*/0 has no metric to search by: development=0.1 keeps images"
     ):
         sweep.value(tmp_path / "0", searched)
+
+
+def test_a_command_without_a_file_has_the_options_of_its_class(tmp_path):
+    predict = find("predict")
+    line = predict.line([str(tmp_path), "top=2"])
+    one, job = (predict.compose(each).options for each in (line, line.changed(["top=3"])))
+    assert (one.top, job.top, one.threshold) == (2, 3, 0.5)
+    assert [*one.images] == [*job.images] == [str(tmp_path)]
+    with pytest.raises(Failure, match=r"sets: .*must be given"):
+        find("robustness").compose(find("robustness").line([]))
