@@ -66,20 +66,6 @@ def within(group: str) -> Iterator[None]:
         raise OptionError(f"{group}.{error.name}", error.value, error.right) from None
 
 
-_around = "ssvit.", ""  # what stands before and after a command's name
-
-
-def spell_commands(before: str, after: str = "") -> None:
-    """Set what `command` puts around a name: that of a function of Python, if nothing else was set."""
-    global _around
-    _around = before, after
-
-
-def command(name: str) -> str:
-    """What a user types for another command, in the way that started this one: ssvit finetune."""
-    return name.join(_around)
-
-
 def printable(text: object) -> str:
     r"""Text that a terminal shows as it is: control characters, which a file's name may hold, as \x1b and the like."""
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in str(text))

@@ -18,6 +18,7 @@ import ssvit
 from ssvit import api
 from ssvit.api import _written
 from ssvit.checkpoints import manifest
+from ssvit.cli import help, normalization
 from ssvit.cli.commands import COMMANDS, find
 from ssvit.config.command_line import unquoted
 from ssvit.data.source import Unreadable
@@ -307,13 +308,24 @@ def test_the_console_names_its_commands_and_refuses_others(tmp_path):
     assert "recipe.lr=-1: must be a number, above 0" in done.stderr
 
 
-def test_another_command_is_named_as_the_user_calls_it(run, tmp_path):
+def test_a_mistake_names_the_command_that_helps(run, tmp_path):
     done = console("finetune", folder=tmp_path)
-    assert "run ssvit pretrain first, or give checkpoint=PATH" in done.stderr
-    with pytest.raises(UserError, match=r"run ssvit\.pretrain first, or give checkpoint=PATH"):
+    assert "run the command pretrain first, or give checkpoint=PATH" in done.stderr
+    with pytest.raises(UserError, match=r"run the command pretrain first, or give checkpoint=PATH"):
         ssvit.finetune(outputs=tmp_path, verbose=False)
-    with pytest.raises(UserError, match=r"ssvit\.finetune makes one of it"):
+    with pytest.raises(UserError, match=r"the command finetune trains one"):
         ssvit.load_classifier(run)
+
+
+def test_each_command_line_spells_other_commands_in_the_way_that_it_was_started():
+    console_command, script = (
+        replace(normalization.tool, spelling=spelling) for spelling in (("ssvit ", ""), ("python tools/", ".py"))
+    )
+    lines = [tool.line([]) for tool in (console_command, script, normalization.tool)]
+    spelled = ["ssvit finetune", "python tools/finetune.py", "ssvit.finetune"]
+    assert [line.changed([]).command("finetune") for line in lines] == spelled
+    for tool, before in ((script, "python tools/"), (console_command, "ssvit "), (normalization.tool, "ssvit.")):
+        assert help.text(tool, [], everything=False).startswith(f"{before}normalization")
 
 
 def test_a_folder_is_a_data_set(tmp_path):

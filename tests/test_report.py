@@ -16,7 +16,7 @@ from PIL import Image
 
 from ssvit.evaluation import report
 from ssvit.evaluation.baselines import PIXELS, RANDOM
-from ssvit.evaluation.conclusion import advice, conclude
+from ssvit.evaluation.conclusion import ADVICE, conclude
 from ssvit.evaluation.features import Features
 from ssvit.evaluation.probes.knn import Knn
 from ssvit.evaluation.probes.ridge import FewShot
@@ -26,7 +26,7 @@ from ssvit.evaluation.titles import title
 from ssvit.figures import feature_map
 from ssvit.figures.feature_map import IMAGES
 from ssvit.figures.probes import by_column, by_layer
-from ssvit.options import UserError, command
+from ssvit.options import UserError
 
 OWN = tuple(f"layer{layer}_patch_mean" for layer in (1, 2, 3))
 NAMES = (*OWN, *(f"random_{name}" for name in OWN), "pixels")
@@ -212,7 +212,7 @@ def test_a_baseline_that_wins_comes_first(probes, baseline, tmp_path):
     first, *_, last = concluded(*probes)
     assert first.lower().startswith(baseline)
     assert f"{probes[-1].title} \N{MINUS SIGN}40.0" in first
-    assert last == advice()
+    assert last == ADVICE
     page, _, numbers, _ = write(tmp_path, scores=probes)
     assert numbers["headline"] == " ".join(concluded(*probes))
     assert numbers["headline"] in page.text
@@ -221,9 +221,9 @@ def test_a_baseline_that_wins_comes_first(probes, baseline, tmp_path):
 def test_without_a_significant_gain_there_is_advice():
     first, *_, last = concluded(NEAR)
     assert "significantly better" not in first
-    assert last == advice()
-    tries = ("checkpoint=", "data.image_size", "recipe.steps", "standard", f"{command('finetune')} compare=scratch")
-    places = [advice().index(words) for words in tries]
+    assert last == ADVICE
+    tries = ("checkpoint=", "data.image_size", "recipe.steps", "standard", "finetune with compare=scratch")
+    places = [ADVICE.index(words) for words in tries]
     assert places == sorted(places)
 
 
@@ -231,8 +231,8 @@ def test_what_was_not_tested_is_not_significant():
     (sentence,) = concluded(SHOTS)
     assert f"{SHOTS.title} +40.0" in sentence
     assert "significantly" not in sentence
-    assert concluded(PROBE)[-1] == advice()  # 1 point below pixels
-    assert concluded(PROBE, SHOTS)[-1] != advice()
+    assert concluded(PROBE)[-1] == ADVICE  # 1 point below pixels
+    assert concluded(PROBE, SHOTS)[-1] != ADVICE
     assert "No baseline" in " ".join(conclude([SHOTS], SideBySide([SHOTS], {"mine": [""]})))
 
 
@@ -241,7 +241,7 @@ def test_what_is_not_above_chance_is_no_gain():
     *_, silent, last = concluded(near)
     assert "1-NN 14.0 %" in silent
     assert "not above chance" in silent
-    assert last == advice()
+    assert last == ADVICE
     assert f"{near.title} +4.0" not in " ".join(concluded(CLEAR, near))
     assert report.summary([near])[1][1:5] == ["14.0 ± 2.5", "10.0", "10.0", "+4.0"]
     far = scored("knn", ["1-NN"], [0.5, 0.15, *[0.1] * 5], chance=0.1, images=200)

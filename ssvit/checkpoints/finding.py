@@ -11,7 +11,7 @@ from ssvit.checkpoints import manifest
 from ssvit.checkpoints.checkpoint import FINETUNE, PRETRAIN, Checkpoint, folder_of
 from ssvit.checkpoints.configuration import Configuration
 from ssvit.exchange import files, hub, reading, timm_model
-from ssvit.options import OptionError, UserError, command, within
+from ssvit.options import OptionError, UserError, within
 
 NEWEST = "newest"
 _SHOWN = 3  # runs that are named beside the newest
@@ -135,7 +135,7 @@ def _newest(outputs: Path, stage: str, say: Callable[[str], None]) -> Path:
     kind = "pre-training" if stage == PRETRAIN else "fine-tuning"
     runs = sorted(sorted(_runs(outputs, stage), reverse=True), key=lambda run: run.rank)
     if not runs:
-        right = f"run {command(stage)} first, or give checkpoint=PATH"
+        right = f"run the command {stage} first, or give checkpoint=PATH"
         raise UserError(f"there is no {kind} run under {outputs}: {right}")
     best, *others = runs
     if best.rank == 2:

@@ -16,7 +16,7 @@ from ssvit.models.build import build
 from ssvit.models.encoder import Encoder
 from ssvit.models.vit import ViT
 from ssvit.objectives.classify import Classify
-from ssvit.options import UserError, command, print_lines
+from ssvit.options import UserError, print_lines
 from ssvit.processes import is_main_process
 
 
@@ -73,7 +73,7 @@ def load_classifier(path: str | Path, **given: Any) -> Classify:
     checkpoint = loading.checkpoint()
     states = storage.load(checkpoint, without="optimizer")
     if not checkpoint.has_classifier:
-        right = f"holds no classifier, only an encoder: {command('finetune')} makes one of it"
+        right = "holds no classifier, only an encoder: the command finetune trains one"
         raise CheckpointError(f"{checkpoint.path}: {right}")
     try:
         classifier = Classify(encoder=build(checkpoint.encoder), **checkpoint.facts["classifier"])

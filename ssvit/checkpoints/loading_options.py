@@ -17,7 +17,7 @@ from ssvit.exchange.reading_options import ForeignEncoder
 from ssvit.models.build_options import kind, vit
 from ssvit.models.timm_options import Timm
 from ssvit.models.vit_options import CHANGEABLE, Resize, ViT
-from ssvit.options import OptionError, command, pair
+from ssvit.options import OptionError, pair
 
 
 class LoadEncoder(ForeignEncoder):
@@ -114,7 +114,7 @@ class LoadClassifier(Options):
     @model_validator(mode="after")
     def _check_head(self) -> Self:
         if not self.checkpoint.has_classifier:
-            right = f"holds no classifier, only an encoder: {command('finetune')} makes one of it"
+            right = "holds no classifier, only an encoder: the command finetune trains one"
             raise OptionError("path", self.path, right)
         return self
 

@@ -15,7 +15,7 @@ from ssvit.config.declaration import find as find_options
 from ssvit.data.decode_options import PixelFormat, bands
 from ssvit.evaluation.base_options import AUTO
 from ssvit.evaluation.features_options import FOLDER, Features, Reading, reading_of
-from ssvit.options import command, within
+from ssvit.options import within
 from ssvit.retrieval.options import Pictures, encoder_of
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def _evaluated(options: Pictures, checkpoint: Checkpoint) -> tuple[Reading | Non
             return None, f"the last: {file} is of another checkpoint"
         reading = next(filter(None, (reading_of(probe["best"]) for probe in report["measured"])), None)
     except FileNotFoundError:
-        return None, f"the last: {command('evaluate')} has chosen none"
+        return None, "the last: the command evaluate has chosen none"
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return None, f"the last: {file} cannot be read"
     if reading is None:

@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -20,7 +20,7 @@ from ssvit.config.composed import Config
 from ssvit.config.declaration import Run
 from ssvit.evaluation import baselines, features_options
 from ssvit.evaluation.significance import NOTHING_YET
-from ssvit.options import command, folder_to_write, pair, print_lines, within
+from ssvit.options import folder_to_write, pair, print_lines, within
 
 if TYPE_CHECKING:
     from ssvit.evaluation.scores import Scores, Split
@@ -70,7 +70,7 @@ def run(config: Config) -> Path | None:
         figures = report.figures(splits, scores, compared)
         by_name = {reading.name: reading for reading in readings}  # features of patches have no such command
         best = next((by_name[one.best] for one in scores if one.best in by_name), None)
-        commands = [] if best is None else commands_of(best, str(checkpoint.path))
+        commands = [] if best is None else commands_of(best, str(checkpoint.path), config.line.command)
         written = report.write(
             folder,
             facts=measured,
@@ -94,8 +94,11 @@ def run(config: Config) -> Path | None:
     return Path(options.output)
 
 
-def commands_of(reading: features_options.Reading, checkpoint: str) -> list[str]:
-    """Return the commands that write these features, store them for retrieval, and fine-tune their encoder."""
+def commands_of(reading: features_options.Reading, checkpoint: str, command: Callable[[str], str]) -> list[str]:
+    """Return the commands that write these features, store them for retrieval, and fine-tune their encoder.
+
+    command: spells a command by its name.
+    """
     encoder = f"checkpoint={shlex.quote(checkpoint)}"
     before = " features.norm=before" if reading.norm == "before" else ""
     features = f"{encoder} features.layer={reading.layer} features.pooling={reading.pooling}{before} data=PATH"

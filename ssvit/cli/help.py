@@ -20,7 +20,7 @@ from ssvit.config.choices import declared
 from ssvit.config.command_line import CommandLine, Plain
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Options, expected, find, group_of, meanings, nested_options
-from ssvit.options import UserError, command, typed
+from ssvit.options import UserError, typed
 
 _REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 _INDENT = 6  # of a meaning, under its option
@@ -79,7 +79,7 @@ def text(tool: Tool, arguments: Sequence[str], *, everything: bool) -> str:
     shown.append(Group("Flags", [Option(flag, meaning=meaning) for flag, meaning in flags.items()]))
     arguments_too = f" [{tool.positional.upper()} …]" if tool.positional else ""
     lines = [
-        f"{command(tool.name)} [OPTION=VALUE …]{arguments_too}",
+        f"{tool.name.join(tool.spelling)} [OPTION=VALUE …]{arguments_too}",
         *textwrap.wrap(f"{tool.purpose[0].upper()}{tool.purpose[1:]}.", width),
     ]
     for group in shown:

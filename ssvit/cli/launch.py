@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 from tqdm import tqdm
 
 from ssvit.config import composition
-from ssvit.config.command_line import CommandLine
+from ssvit.config.command_line import PYTHON, CommandLine
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Options
 from ssvit.data import arguments as images
@@ -43,6 +43,7 @@ class Tool:
         common: Beginnings of the options that --help shows, all if empty.
         dry_run: What --dry-run calls in the place of `run`; it returns the completed configuration.
         own_images: Options that data=PATH adds, unless they are typed.
+        spelling: As of `CommandLine`.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Tool:
     common: Sequence[str] = ()
     dry_run: Callable[[Config], Config] | None = None
     own_images: Sequence[str] = ()
+    spelling: tuple[str, str] = PYTHON
 
     def main(self, arguments: Sequence[str]) -> None:
         """Run with these arguments of the command line. A failure is one line, and ends the process."""
@@ -85,7 +87,7 @@ class Tool:
 
     def line(self, arguments: Sequence[str]) -> CommandLine:
         """The command line of these arguments, with what the tool adds to it. UserError for a wrong one."""
-        line = CommandLine(arguments, aliases=self.aliases, positional=self.positional)
+        line = CommandLine(arguments, aliases=self.aliases, positional=self.positional, spelling=self.spelling)
         images.expand(line, self.own_images)
         if self.before:
             self.before(line)

@@ -12,7 +12,7 @@ from ssvit.cli.commands import COMMANDS, find
 from ssvit.cli.launch import in_one_line
 from ssvit.config import composition
 from ssvit.config.composed import Config
-from ssvit.options import Failure, spell_commands
+from ssvit.options import Failure
 from ssvit.processes import is_main_process
 
 _DRY_RUN = "--dry-run"
@@ -24,9 +24,9 @@ def main(name: str | None = None) -> None:
     """Run a command. name: that of a file of tools/; None: the first argument names it."""
     arguments = sys.argv[1:]
     if name is not None:
-        spell_commands(f"python {Path(sys.argv[0]).parent}{os.sep}", ".py")
+        spelling = f"python {Path(sys.argv[0]).parent}{os.sep}", ".py"
     else:
-        spell_commands("ssvit ")
+        spelling = "ssvit ", ""
         name, *arguments = arguments or ["--help"]
     if name in ("--help", "-h"):
         print(usage())
@@ -49,9 +49,9 @@ def main(name: str | None = None) -> None:
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # head may read a part of it
         given = [argument for argument in arguments if argument not in _HELP]
         with in_one_line():
-            print(help.text(find(name), given, everything="--help-all" in asked))
+            print(help.text(replace(find(name), spelling=spelling), given, everything="--help-all" in asked))
     elif flags := {_DRY_RUN, _SHOW_CONFIG}.intersection(arguments):
-        tool = find(name)
+        tool = replace(find(name), spelling=spelling)
         arguments = [argument for argument in arguments if argument not in flags]
         # The jobs of a sweep are previewed here: nothing is submitted.
         arguments = [
@@ -62,7 +62,7 @@ def main(name: str | None = None) -> None:
                 raise Failure(f"{min(flags)}: is for the commands that train, pretrain and finetune", 2)
         replace(tool, run=_with_configuration(tool.dry_run) if _SHOW_CONFIG in flags else tool.dry_run).main(arguments)
     else:
-        find(name).main(arguments)
+        replace(find(name), spelling=spelling).main(arguments)
 
 
 def _with_configuration(dry_run: Callable[[Config], Config]) -> Callable[[Config], None]:

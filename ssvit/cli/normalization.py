@@ -12,7 +12,7 @@ from ssvit.config.declaration import Run
 from ssvit.data.decode_options import RGB
 from ssvit.data.files_options import ImageFiles
 from ssvit.data.normalization_options import MEASURED, Normalization
-from ssvit.options import command, print_lines
+from ssvit.options import print_lines
 
 
 def run(config: Config) -> dict[str, Any]:
@@ -33,7 +33,7 @@ def run(config: Config) -> dict[str, Any]:
     if options.output is not None:
         text = "".join(f"{name}: {json.dumps(value)}\n" for name, value in measured.items())
         replace(Path(options.output), f"{MEASURED} {'; '.join(lines)}\n{text}".encode())
-        print(f"next: {command('pretrain')} data=… data.normalization={shlex.quote(options.output)}")
+        print(f"next: {config.line.command('pretrain')} data=… data.normalization={shlex.quote(options.output)}")
     return measured
 
 

@@ -13,7 +13,7 @@ from ssvit.cli.launch import ALIASES, Tool, job_name
 from ssvit.cli.pretrained import EMBEDDED, configuration, keep_weights, offer_start
 from ssvit.config.command_line import CONFIGS, CommandLine
 from ssvit.config.composed import Config
-from ssvit.options import command, print_lines
+from ssvit.options import print_lines
 from ssvit.processes import is_main_process
 from ssvit.training import preflight
 from ssvit.training.options import Pretrain
@@ -60,7 +60,7 @@ def run(config: Config) -> Path:
 
 def _next(config: Config, *, labelled: bool) -> str:
     """The command that shows whether it helped: that of the experiment, or else of any images."""
-    choices = config.choices
+    choices, command = config.choices, config.line.command
     if choices["data"] == EMBEDDED:
         return command("finetune")
     experiment = f"finetune_{choices.get('experiment')}"

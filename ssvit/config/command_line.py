@@ -16,6 +16,7 @@ from ssvit.options import Failure, print_lines
 from ssvit.processes import is_main_process
 
 Plain = dict[str, Any]  # options as a YAML file holds them: dictionaries, lists, text and numbers
+PYTHON = "ssvit.", ""  # the spelling of a command as a function of Python
 _PACKAGE = Path(__file__).resolve().parents[1]
 # Within the package where it is installed, beside it in a checkout.
 CONFIGS = _PACKAGE / "configs" if (_PACKAGE / "configs").is_dir() else _PACKAGE.parent / "configs"
@@ -40,10 +41,16 @@ class CommandLine:
         added: Options that the command adds to those typed.
         nodes: Choices that exist for this command alone: groups of options by (group, name).
         brought: The choices that data=pretrained stands for, by group.
+        spelling: What stands before and after the name of a command, such as ("ssvit ", "").
     """
 
     def __init__(
-        self, arguments: Sequence[str], *, aliases: Mapping[str, str] | None = None, positional: str | None = None
+        self,
+        arguments: Sequence[str],
+        *,
+        aliases: Mapping[str, str] | None = None,
+        positional: str | None = None,
+        spelling: tuple[str, str] = PYTHON,
     ) -> None:
         self.aliases = dict(aliases or {})
         self.options: list[str] = []
@@ -55,6 +62,7 @@ class CommandLine:
         self.added: list[str] = []
         self.nodes: dict[tuple[str, str], Plain] = {}
         self.brought: dict[str, str | None] = {}
+        self.spelling = spelling
         self._lines: list[str] = []
         arguments = [_HOME.sub(lambda home: home[1] + os.path.expanduser("~/"), argument) for argument in arguments]
         for alias, option in self.aliases.items():
@@ -142,6 +150,10 @@ class CommandLine:
         lists = [one for file in self.with_bases(name) for one in yaml.safe_load(file.read_text()).get("defaults", [])]
         items = (item for one in lists if isinstance(one, dict) for item in one.items())
         return {group.removeprefix("override "): choice for group, choice in items}
+
+    def command(self, name: str) -> str:
+        """What a user types for another command, in the way that started this one: ssvit finetune."""
+        return name.join(self.spelling)
 
     def say(self, line: str) -> None:
         """Keep a line for `announce`: a mistake in the command is reported alone."""

@@ -10,7 +10,6 @@ import yaml
 from ssvit.config.command_line import CommandLine, unquoted
 from ssvit.data import shard_folder
 from ssvit.options import Failure
-from ssvit.options import command as command_name
 
 
 def expand(line: CommandLine, own_images: Sequence[str] = ()) -> None:
@@ -59,6 +58,6 @@ def _normalization(option: str, typed: Collection[str]) -> list[str]:
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise Failure(f"{option}: cannot be read: {getattr(error, 'strerror', None) or 'is no YAML file'}", 2) from None
     if not isinstance(found, dict) or not found or not found.keys() <= {"channels", "range", "mean", "std"}:
-        raise Failure(f"{option}: must be a file that {command_name('normalization')} wrote", 2)
+        raise Failure(f"{option}: must be a file that the command normalization wrote", 2)
     given = {f"data.{name}": json.dumps(value) for name, value in found.items()}
     return [f"{name}={value}" for name, value in given.items() if name not in typed]

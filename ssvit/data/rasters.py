@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image
 
 from ssvit.data.decode_options import RGB, PixelFormat
-from ssvit.options import UserError, command
+from ssvit.options import UserError
 
 NPY = b"\x93NUMPY"
 TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # the last two of files above 4 GB
@@ -152,11 +152,11 @@ def grey(file: IO[bytes]) -> tuple[Moments, bool] | None:
 def taken(array: np.ndarray, pixels: PixelFormat) -> np.ndarray:
     """An image as a run takes it: (c, h, w) of any numbers -> uint8, or float32 in [0, 1] by the range. ValueError."""
     if len(array) != pixels.channels:
-        measured = f" ({command('normalization')} measures images of other channels)" if pixels == RGB else ""
+        measured = " (the command normalization measures images of other channels)" if pixels == RGB else ""
         raise ValueError(f"has {len(array)} channels, and data.channels={pixels.channels}{measured}")
     if pixels.range is None:
         if array.dtype != np.uint8:
-            measured = f"{command('normalization')} measures it"
+            measured = "the command normalization measures it"
             raise ValueError(f"holds {array.dtype} values, which need data.range=[least, most] ({measured})")
         return np.require(array, requirements=["C", "W"])
     # Numbers of 32 bits and more lose digits as float32 before the least one is subtracted.

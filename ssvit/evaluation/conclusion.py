@@ -7,16 +7,13 @@ from ssvit.evaluation.baselines import PIXELS, RANDOM
 from ssvit.evaluation.scores import Scores
 from ssvit.evaluation.side_by_side import SideBySide, points
 from ssvit.evaluation.significance import NOTHING_YET
-from ssvit.options import command
 
-
-def advice() -> str:
-    """Return what to try where frozen features gain nothing, and the command that measures fine-tuning."""
-    return (
-        f"To try, in this order: existing weights ({command('pretrain')} checkpoint=PATH), a larger data.image_size if "
-        "the images have more detail than the run used, more recipe.steps, standardised features "
-        f"(probes=[knn_standardized]). The gain after fine-tuning is measured by: {command('finetune')} compare=scratch"
-    )
+# What to try where frozen features gain nothing, and the command that measures fine-tuning.
+ADVICE = (
+    "To try, in this order: existing weights (the command pretrain with checkpoint=PATH), a larger data.image_size if "
+    "the images have more detail than the run used, more recipe.steps, standardised features "
+    "(probes=[knn_standardized]). The gain after fine-tuning is measured by the command finetune with compare=scratch"
+)
 
 
 def conclude(scores: Sequence[Scores], compared: SideBySide) -> list[str]:
@@ -76,7 +73,7 @@ def conclude(scores: Sequence[Scores], compared: SideBySide) -> list[str]:
     if silent:
         sentences.append(f"{', '.join(silent)}: not {NOTHING_YET}.")
     promising = gains or any(above > 0 for _, above in untested)
-    return [*sentences, advice()] if baselines and (any(losses.values()) or not promising) else sentences
+    return [*sentences, ADVICE] if baselines and (any(losses.values()) or not promising) else sentences
 
 
 def higher_baseline(one: Scores) -> tuple[str | None, float | None]:

@@ -25,7 +25,7 @@ from ssvit.evaluation.significance import NOTHING_YET, above_chance, last_rise, 
 from ssvit.figures import probes as figures
 from ssvit.models.encoder_options import PATCHES
 from ssvit.objectives.base import Objective
-from ssvit.options import UserError, command
+from ssvit.options import UserError
 
 RANDOM, GIVEN = "random weights", "the weights that it began with"
 _PERHAPS = "perhaps: by less than two standard errors"
@@ -68,8 +68,8 @@ class Probing(Evaluator):
         self.images = len(self._train) + len(self._test)
         for name, probe in probes.items():
             if probe.features == PATCHES:
-                later = f"{command('evaluate')} probes=[{name}]"
-                self.refused.append(f"{probe.title}: not in training, but afterwards by {later}")
+                later = f"by the command evaluate with probes=[{name}]"
+                self.refused.append(f"{probe.title}: not in training, but afterwards {later}")
                 continue
             try:
                 check_labels(probe, train_labels, test_labels, train.classes)
