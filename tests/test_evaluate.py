@@ -263,7 +263,7 @@ def test_mistakes_name_the_option_of_the_probe(run):
     with pytest.raises(OptionError, match=r"probes\.few_shot_big_vision\.shots=10: class 0 \(disc\) has 6 training"):
         measured(run)
     names = ("few_shot_paper", "few_shot_big_vision", "sgd", "logistic", "knn", "retrieval")
-    with pytest.raises(OptionError, match="probes=: name at least one"):
+    with pytest.raises(UserError, match="name at least one"):
         measured(run, *(f"probes.{name}=null" for name in names))
 
 
