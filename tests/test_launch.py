@@ -51,7 +51,7 @@ LONG = "a" * 5000
         (
             "pretrain",
             ["encoder.stem.width=8"],
-            "encoder.stem.width: encoder.stem is empty, so it must be given whole",
+            "encoder.stem.width=8: encoder.stem is empty, so it must be given whole",
         ),
         ("pretrain", ["data=~/no such"], f"data={Path.home() / 'no such'}: no such folder"),
         ("evaluate", [f"checkpoint={RUN}", "features=null"], "features=null: is a group of options: give one of them"),

@@ -43,8 +43,15 @@ class Config:
 
     @cached_property
     def values(self) -> Plain:
-        """The values, with those of the options that others refer to."""
-        return self._resolved(self.written)
+        """The values, with those of the options that others refer to.
+
+        A name among the arguments of the command line is text, and refers to nothing.
+        """
+        values = self._resolved(self.written)
+        name = self.line.positional
+        if name and isinstance(values.get(name), list):
+            values[name] += self.line.arguments
+        return values
 
     def value(self, name: str, default: object = None) -> Any:
         """The value of an option such as recipe.lr; the default if there is no such option."""

@@ -66,8 +66,6 @@ def compose(name: str, line: CommandLine, kind: type[Options] = Options, *, inco
         options = completed(required | _container(composed, resolve=False), {"": kind})
         for override in OverridesParser.create().parse_overrides(values):
             set_option(options, override.key_or_group, override.value(), force=override.is_force_add())
-        if line.positional and isinstance(options[line.positional], list):
-            options[line.positional] += line.arguments
         options = completed(options, {"": kind})
         tree = OmegaConf.create(options)
         if not incomplete:
