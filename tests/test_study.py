@@ -203,6 +203,6 @@ def test_a_choice_at_chance_is_said_to_be_one(tmp_path, capsys):
     ],
 )
 def test_what_cannot_go_together_is_refused(change, told):
-    select(Finetune, CONFIG)
+    select(Finetune, CONFIG).check_study()
     with pytest.raises(OptionError, match=told):
-        select(Finetune, CONFIG | change)
+        select(Finetune, CONFIG | change).check_study()

@@ -30,6 +30,7 @@ FIRST = "finetune_shapes"  # the experiment that follows a pre-training on the e
 def check(config: Config) -> tuple[Config, Recipe]:
     """Check and complete the configuration; returns it with its recipe."""
     values = config.values
+    config.options.check_study()
     recipe = preflight.check(values)
     name = default_name(config) if values["name"] is None else values["name"]
     config = config.changed({"name": job_name(config, str(name))})

@@ -134,6 +134,8 @@ def set_option(options: Plain, name: str, value: object, *, force: bool = False)
     usual = node.get(key)
     if isinstance(usual, dict) and isinstance(value, dict):
         for inner, of in value.items():
+            if inner not in usual and "_target_" in usual and not force:
+                _unknown(options, f"{name}.{inner}", f"{name}.{inner}", usual)
             usual[inner] = of
         return
     if isinstance(usual, dict) and usual and not isinstance(value, dict):

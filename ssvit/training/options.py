@@ -104,12 +104,15 @@ class Finetune(Training):
             self.recipe.changed(**self.scratch)
         return self
 
-    @model_validator(mode="after")
-    def _check_comparison(self) -> Self:
+    def check_study(self) -> None:
+        """Check the options of several runs together. Those of one of the runs may be different.
+
+        Raises:
+            OptionError: The options of a comparison and of a sweep contradict each other.
+        """
         if self.compare and self.sweep:
             raise OptionError("sweep", self.sweep, "goes without compare: choose the rate first, then compare")
         if self.compare and self.checkpoint == "scratch":
             raise OptionError("checkpoint", "scratch", "compare=scratch needs a pre-trained side: give checkpoint=PATH")
         if self.sweep and self.development is not None:
             raise OptionError("development", self.development, "sweep=table4 sets it: see table4.development")
-        return self
