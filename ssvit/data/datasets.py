@@ -15,7 +15,6 @@ from tqdm import tqdm
 from ssvit.config.declaration import make
 from ssvit.data import datasets_options
 from ssvit.data import folder as folders
-from ssvit.data.chunks import find_chunks
 from ssvit.data.files import Files, Listing, listing
 from ssvit.data.index import KEPT_FROM, Index, Row, kept
 from ssvit.data.memory import Memory
@@ -70,23 +69,6 @@ def shards(**given: object) -> Data:
     train = read(splits.train)
     others = (read(names, train.classes) if names else None for names in splits[1:])
     called = [f"{len(names)} shards:" for names in splits]
-    return parted(called, train, *others, held_out=chosen.held_out, seed=chosen.seed)
-
-
-def lit_data(**given: object) -> Data:
-    """Chunks that LitData wrote.
-
-    UserError if a chunk cannot be read, or if validation or test images have a class that training lacks.
-    """
-    chosen = make(datasets_options.LitData, given)
-
-    def read(path: str, classes: Sequence[str] = ()) -> Source:
-        return find_chunks(path, chosen.described[path], classes, pixels=chosen.pixels)
-
-    splits = chosen.splits
-    train = read(splits.train)
-    others = (None if path is None else read(path, train.classes) for path in splits[1:])
-    called = ["" if path is None else f"{os.path.basename(os.path.abspath(path))}:" for path in splits]
     return parted(called, train, *others, held_out=chosen.held_out, seed=chosen.seed)
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import model_validator
 
 from ssvit.config.declaration import Name, OneOf, Options
-from ssvit.data import chunk_folder, folder, shard_folder, vtab
+from ssvit.data import folder, shard_folder, vtab
 from ssvit.data import table as tables
 from ssvit.data.files_options import ImageFiles, Verify
 from ssvit.data.source_options import DataSet, FileImages
@@ -181,55 +181,6 @@ class Shards(ImageFiles):
     @property
     def validated(self) -> bool:
         return bool(self.splits.validation)
-
-
-class LitData(ImageFiles):
-    """Chunks that LitData wrote: see `ssvit.data.chunk_folder`."""
-
-    root: Name
-    """The folder of index.json and the chunks, or of such a folder for each split."""
-    image: Name = folder.AUTO
-    """The key of the images in an item; auto: the only one."""
-    label: Name | None = folder.AUTO
-    """The key of the labels; auto: label, class or target, or in a tuple the only whole number or text; None: none."""
-    train: Name = folder.AUTO
-    """The subfolder to train on; auto: train where there is one, else the folder itself."""
-    validation: Name | None = folder.AUTO
-    """The subfolder for choices and curves; auto: val, validation or valid; None: none."""
-    test: Name | None = folder.AUTO
-    """The subfolder for the reported figure; auto: test; None: none. If there is only one of validation and test, it is
-    used for both."""
-
-    @model_validator(mode="after")
-    def _check_chunks(self) -> Self:
-        _ = self.described
-        return self
-
-    @cached_property
-    def splits(self) -> chunk_folder.Splits:
-        """The folders of chunks by what their images are for."""
-        return chunk_folder.splits(self.root, train=self.train, validation=self.validation, test=self.test)
-
-    @cached_property
-    def described(self) -> dict[str, chunk_folder.Described]:
-        """What each of the folders holds."""
-        names = {"image": self.image, "label": self.label}
-        return {path: chunk_folder.described(path, **names) for path in self.splits if path is not None}
-
-    @property
-    def labelled(self) -> bool:
-        return self.described[self.splits.train].label is not None
-
-    @property
-    def multi_label(self) -> bool:
-        return False
-
-    @property
-    def validated(self) -> bool:
-        return self.splits.validation is not None
-
-    def count(self, at_most: int) -> int:
-        return min(at_most, sum(chunk.items for chunk in self.described[self.splits.train].chunks))
 
 
 class Imagenet(DataSet):

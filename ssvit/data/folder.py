@@ -19,7 +19,6 @@ AUTO = "auto"
 # The names that auto finds, the first before the others.
 KNOWN = {"train": ("train",), "validation": ("val", "validation", "valid"), "test": ("test",)}
 _SHARDS = "holds shards, which data=shards data.root=PATH reads"
-_CHUNKS = "holds no image; chunks of LitData are read by data=litdata data.root=PATH"
 _NO_IMAGE = f"holds no image (a file ending in {', '.join(IMAGE_SUFFIXES + NPY)})"
 
 
@@ -33,9 +32,8 @@ def check(root: object, name: str = "root") -> None:
         raise OptionError(name, root, "must be a folder, and this is a file")
     try:
         if not any(_images(os.fspath(root))):
-            others = {_SHARDS: ("*.tar", "*/*.tar"), _CHUNKS: ("index.json", "*/index.json")}
-            held = (words for words, patterns in others.items() if any(glob(one, root_dir=root) for one in patterns))
-            raise OptionError(name, root, next(held, _NO_IMAGE))
+            holds_shards = any(glob(pattern, root_dir=root) for pattern in ("*.tar", "*/*.tar"))
+            raise OptionError(name, root, _SHARDS if holds_shards else _NO_IMAGE)
     except OSError as error:
         raise OptionError(name, root, f"cannot be read: {error.strerror}") from None
 
