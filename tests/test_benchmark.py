@@ -8,7 +8,10 @@ import pytest
 from command import LIMIT
 from conftest import ROOT
 
+from ssvit.benchmark.options import Benchmark
 from ssvit.benchmark.timing import compare
+from ssvit.config.declaration import make
+from ssvit.options import OptionError
 
 
 def test_every_contender_works_once_a_round_in_turning_order():
@@ -23,6 +26,14 @@ def test_every_contender_works_once_a_round_in_turning_order():
     assert rates[0].ratio == 1
     assert rates[0].ratio_quartiles == (1, 1)
     assert rates[1].ratio_quartiles[0] <= rates[1].ratio <= rates[1].ratio_quartiles[1]
+
+
+def test_the_benchmark_of_the_probe_needs_its_peer(monkeypatch):
+    assert make(Benchmark, {"part": "probe"}).part == "probe"
+    monkeypatch.setattr("ssvit.benchmark.options.find_spec", lambda name: None)
+    assert make(Benchmark, {"part": "data"}).part == "data"
+    with pytest.raises(OptionError, match="part=probe: needs scikit-learn"):
+        make(Benchmark, {"part": "probe"})
 
 
 @pytest.mark.slow

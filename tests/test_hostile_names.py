@@ -20,7 +20,7 @@ from ssvit.evaluation import report
 from ssvit.evaluation.side_by_side import SideBySide
 from ssvit.exchange import card
 from ssvit.exchange.export_options import Export
-from ssvit.figures import classes, contact_sheet, feature_map, maps, robustness
+from ssvit.figures import classes, contact_sheet, maps, robustness
 from ssvit.figures.png import png
 from ssvit.figures.style import fitted
 from ssvit.models.vit import ViT
@@ -58,9 +58,6 @@ def figures(name: str) -> list[Figure]:
         classes.mistakes([(IMAGE, name, name, 0.5)], wrong=1, images=2, part="test"),
         classes.precisions(dict.fromkeys(pair, (0.5, 0.1)), mean=0.5, part="test"),
         contact_sheet.contact_sheet([contact_sheet.Row(IMAGE, name, [neighbour])]),
-        feature_map.feature_map(
-            torch.randn(6, 4, generator=torch.Generator().manual_seed(0)), torch.arange(6) % 2, pair
-        ),
         maps.plot_distances({one: torch.ones(2, 2) for one in pair}, 1.0),
         maps.plot_rollout(images, attention, (2, 2), pair),
         robustness.robustness(

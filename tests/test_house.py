@@ -146,7 +146,7 @@ def test_frameworks_stay_where_they_belong(module):
         "vit_pytorch": ("benchmark",),
         "wandb": ("training",),
         "mlflow": ("training",),
-        "sklearn": ("benchmark", "figures"),
+        "sklearn": ("benchmark",),
     }
     astray = {package for package in outside(module) if package in homes and part not in homes[package]}
     assert not astray

@@ -8,7 +8,6 @@ import re
 from dataclasses import replace
 from html.parser import HTMLParser
 
-import numpy as np
 import pytest
 import torch
 from matplotlib.figure import Figure
@@ -23,8 +22,6 @@ from ssvit.evaluation.probes.ridge import FewShot
 from ssvit.evaluation.scores import Scores
 from ssvit.evaluation.side_by_side import SideBySide
 from ssvit.evaluation.titles import title
-from ssvit.figures import feature_map
-from ssvit.figures.feature_map import IMAGES
 from ssvit.figures.probes import by_column, by_layer
 from ssvit.options import UserError
 
@@ -368,95 +365,3 @@ def test_columns_that_count_are_joined_with_their_deviations():
     mixed = scored("retrieval", ["recall@1", "recall@10", "precision@10", "mAP"], [0.5] * 7)
     assert [len(line.get_xdata()) for line in by_column([mixed]).axes[0].lines] == [2, 1, 1] * 3
     assert [text.get_text() for text in by_column([mixed]).axes[0].get_xticklabels()] == list(mixed.columns)
-
-
-def blobs(n: int, d: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Classes that are far apart."""
-    generator = torch.Generator().manual_seed(0)
-    labels = torch.arange(n) % k
-    return 6 * torch.randn(k, d, generator=generator)[labels] + torch.randn(n, d, generator=generator), labels
-
-
-def places(figure) -> np.ndarray:
-    return np.asarray(figure.axes[0].collections[0].get_offsets())
-
-
-def texts(figure) -> list[str]:
-    return [text.get_text() for text in figure.axes[0].texts]
-
-
-def test_a_map_keeps_neighbours_together_and_names_each_class():
-    features, labels = blobs(120, 80, 4)
-    classes = ["$a_", EVIL, "c", "d"]
-    figure = feature_map.feature_map(features, labels, classes)
-    figure.savefig(io.BytesIO(), format="png")
-    at = torch.from_numpy(places(figure)).float()
-    order = feature_map.permutation(0, "feature map", 120)
-    nearest = torch.cdist(at, at).fill_diagonal_(math.inf).argmin(1)
-    assert (labels[order][nearest] == labels[order]).double().mean() > 0.95
-    *names, title = texts(figure)
-    assert {"$a_", "c", "d"} < set(names)
-    assert any(name.startswith("<script>") and "\n" not in name for name in names)
-    assert title == "120 images, by t-SNE of their cosines"
-    again = feature_map.feature_map(features, labels, classes)
-    assert np.array_equal(places(again), places(figure))
-
-
-def test_a_map_knows_cosines_alone():
-    features, _ = blobs(20, 6, 2)
-    lengths = 2.0 ** torch.arange(20)[:, None]
-    assert torch.equal(feature_map.project(features * lengths), feature_map.project(features))
-
-
-@pytest.mark.parametrize(
-    ("n", "d", "k"), [(0, 3, 2), (1, 3, 2), (2, 1, 2), (3, 2, 3), (4, 1, 1), (7, 60, 2), (60, 5, 1000)]
-)
-def test_a_map_of_any_shape(n, d, k):
-    features, labels = blobs(n, d, k)
-    figure = feature_map.feature_map(features, labels, [f"class {label}" for label in range(k)])
-    figure.savefig(io.BytesIO(), format="png")
-    assert places(figure).shape == (n, 2)
-    width, height = figure.get_size_inches() * figure.dpi
-    assert np.isfinite(places(figure)).all()
-    assert (places(figure) > 0).all()
-    assert (places(figure) < (width, height)).all()
-
-
-def test_images_that_are_alike_lie_in_one_place():
-    figure = feature_map.feature_map(torch.ones(12, 4), torch.arange(12) % 3, "abc")
-    assert len(np.unique(places(figure), axis=0)) == 1
-    assert texts(figure) == ["a", "b", "12 images, by t-SNE of their cosines; 2 of 3 classes have room for their names"]
-
-
-def test_names_of_few_images_hide_none():
-    features, labels = blobs(40, 32, 10)
-    features += 2 * torch.randn(40, 32, generator=torch.Generator().manual_seed(0))
-    figure = feature_map.feature_map(features, labels, [f"a long name {label}" for label in range(10)])
-    figure.draw_without_rendering()
-    axis = figure.axes[0]
-    points = axis.transData.transform(places(figure))
-    radius = axis.collections[0].get_sizes()[0] ** 0.5 / 2 * figure.dpi / 72
-    assert len(axis.texts) == 11
-    for text in axis.texts:
-        box = text.get_window_extent()
-        nearest = np.clip(points, (box.x0, box.y0), (box.x1, box.y1))
-        assert (np.linalg.norm(points - nearest, axis=1) > radius).all(), text.get_text()
-
-
-def test_names_do_not_overlap(monkeypatch):
-    at = torch.rand(400, 2, generator=torch.Generator().manual_seed(0))
-    monkeypatch.setattr(feature_map, "project", lambda features: at[: len(features)])
-    figure = feature_map.feature_map(at, torch.arange(400) % 200, [f"class {label}" for label in range(200)])
-    figure.draw_without_rendering()
-    boxes = [text.get_window_extent() for text in figure.axes[0].texts[:-1]]
-    assert 20 < len(boxes) < 200
-    assert not any(one.overlaps(other) for place, one in enumerate(boxes) for other in boxes[:place])
-
-
-def test_a_map_has_a_limit_and_draws_from_all(monkeypatch):
-    monkeypatch.setattr(feature_map, "project", lambda features: features[:, :2])
-    count = 2 * IMAGES
-    figure = feature_map.feature_map(torch.arange(count)[:, None].expand(-1, 2) / 1.0, torch.zeros(count).long(), ["a"])
-    assert places(figure).shape == (IMAGES, 2)
-    assert texts(figure)[-1].startswith("2,000 of 4,000 images")
-    assert (places(figure)[:, 0] > 525).mean() == pytest.approx(0.5, abs=0.05)

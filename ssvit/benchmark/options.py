@@ -1,10 +1,14 @@
 """The options of all benchmarks."""
 
-from typing import Literal
+from importlib.util import find_spec
+from typing import Literal, Self
+
+from pydantic import model_validator
 
 from ssvit.benchmark.gpu_options import Gpu
 from ssvit.benchmark.step_options import Step
 from ssvit.config.declaration import Count, Name, Options
+from ssvit.options import OptionError
 
 
 class Benchmark(Options):
@@ -22,3 +26,9 @@ class Benchmark(Options):
     """Options of part=step."""
     gpu: Gpu = Gpu()
     """Options of part=gpu, in addition to those of step."""
+
+    @model_validator(mode="after")
+    def _check_peer(self) -> Self:
+        if self.part == "probe" and find_spec("sklearn") is None:
+            raise OptionError("part", self.part, "needs scikit-learn: pip install 'ssvit[bench]'")
+        return self

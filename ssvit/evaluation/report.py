@@ -28,7 +28,6 @@ from ssvit.evaluation.side_by_side import SideBySide
 from ssvit.evaluation.significance import standard_error
 from ssvit.figures import classes
 from ssvit.figures.contact_sheet import NEIGHBOURS, PAIRS, QUERIES, Neighbour, Row, contact_sheet, pair_sheet
-from ssvit.figures.feature_map import feature_map
 from ssvit.figures.intervals import intervals
 from ssvit.figures.png import png
 from ssvit.figures.probes import by_column, by_layer
@@ -43,7 +42,6 @@ _CAPTIONS = {
     "contact_sheet": "Images measured on, and the training images that are most like them; the cosine distance in "
     "percent of its median over the training images",
     "duplicates": "Images measured on (left) that are nearly the same as a training image (right); the cosine of both",
-    "feature_map": "Images with like features lie together; the axes have no unit",
     "patches": "Images measured on, and the first three principal components of their patches' features as colours",
     "segmentation": "Images measured on, components of patches, masks, and the class that each pixel is taken for",
 }
@@ -139,8 +137,6 @@ def figures(splits: Mapping[str, Split], scores: Sequence[Scores], compared: Sid
             if one.predictions is not None and not split.is_multi_label:
                 made["confusion"] = confusion(split, one.predictions, f"{one.title} on {one.best}")
         made["contact_sheet"] = neighbours(split, chosen)
-        if not split.is_multi_label:  # colours are those of one class
-            made["feature_map"] = feature_map(split.test.values[chosen], split.test.known_labels, split.classes)
     first = next(iter(splits.values()))
     if first.duplicates:
         made["duplicates"] = near_duplicates(first, first.duplicates)
