@@ -1,7 +1,6 @@
-"""preset=auto: model, image size and schedule for a folder of photographs, from their number and size and the machine.
+"""preset=auto: model, image size and schedule for a folder of photographs, from their number and size.
 
-Objective and steps on CPUs follow what was measured on small images (docs/methods.md); the numbers for GPUs follow the
-papers' recipes, scaled to small sets, and have not been measured.
+They follow what was measured on CPUs with small images (docs/methods.md, docs/optimizers.md), and are the same on GPUs.
 """
 
 import json
@@ -9,7 +8,6 @@ import os
 import tarfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial, reduce
 from operator import add
 from pathlib import Path
@@ -27,61 +25,44 @@ AUTO = "auto"
 _DEFAULT = "masked_patch"  # of the command
 OBJECTIVE = "mae"  # the first by most measures of docs/methods.md
 _SAMPLED = 64  # images that are read
+_GPU_DRIVER = "/proc/driver/nvidia/version"  # present with an NVIDIA GPU; torch would take seconds to load
 _PIXELS = ("data.channels", "data.range", "data.mean", "data.std")
 _OF_ENCODER = ("encoder", "encoder.patch_size", "data.image_size", *_PIXELS)  # which a checkpoint brings
 
 
-@dataclass(frozen=True)
-class Machine:
-    """What a run has: CPU cores, whether there is an NVIDIA GPU, and processes that train."""
+def choose(
+    images: int, side: int, *, cores: int, processes: int = 1, given: Mapping[str, int] | None = None
+) -> Mapping[str, object]:
+    """Return the options for a set of images.
 
-    cores: int
-    gpu: bool
-    processes: int = 1
-
-    @classmethod
-    def here(cls, typed: Mapping[str, str]) -> "Machine":
-        """This one, asked without torch. Processes that no option or launcher tells count as one."""
-        values = (typed.get(f"fabric.{name}", "") for name in ("devices", "num_nodes"))
-        count = processes.count(*(int(value) if value.isdecimal() else 1 for value in values))
-        return cls(len(os.sched_getaffinity(0)), os.path.exists("/proc/driver/nvidia/version"), count or 1)
-
-
-def choose(images: int, side: int, machine: Machine, given: Mapping[str, int] | None = None) -> Mapping[str, object]:
-    """Options for so many images whose shorter sides have `side` pixels in the median.
-
-    given: the user's own numbers, by their options' names, by which others go.
+    Args:
+        images: Number of training images.
+        side: Median of their shorter sides in pixels.
+        cores: CPU cores of this machine.
+        processes: Processes that train.
+        given: The numbers of the command line, by the names of their options. Others are adapted to them.
     """
     given = given or {}
-    if machine.gpu:
-        size, grid = (32, 8) if side < 48 else (96, 12) if side < 160 else (224, 14)
-        model = "ti" if images < 20_000 else "s" if images < 300_000 else "b"
-        batch_size, lr = (256, 1e-3) if images < 20_000 else (1024, 1e-3 if model == "s" else 6e-4)
-        optimizer = "adamw"
-        seen = min(max(400 * images, 10_000_000), 400_000_000)
-    else:
-        size, grid, model = 32 if side < 48 else 64, 8, "small"
-        batch_size, lr, optimizer = 64, 2e-3, "muon"
-        seen = min(max(100 * images, 256_000), 1_280_000)
-    size = given.get("data.image_size", size)
-    share = max(1, min(batch_size, images // 4) // machine.processes)  # of each process
-    batch_size = given.get("recipe.batch_size", share * machine.processes)
-    # A multiple of what is told, evaluated and saved by the tenth and hundredth.
+    size = given.get("data.image_size", 32 if side < 48 else 64)
+    share = max(1, min(64, images // 4) // processes)  # of each process
+    batch_size = given.get("recipe.batch_size", share * processes)
+    seen = min(max(100 * images, 256_000), 1_280_000)
+    # A multiple of 100, so that logging, evaluation and checkpoints divide it.
     steps = given.get("recipe.steps", max(100, int(round(seen / batch_size, -2))))
     return {
         "objective": OBJECTIVE,
-        "encoder": model,
+        "encoder": "small",
         "data.image_size": size,
-        "encoder.patch_size": max(1, size // grid),
+        "encoder.patch_size": max(1, size // 8),
         "recipe.steps": steps,
         "recipe.batch_size": batch_size,
-        "recipe.optimizer": optimizer,
-        "recipe.lr": lr,
+        "recipe.optimizer": "muon",
+        "recipe.lr": 2e-3,
         "recipe.warmup": steps // 20,
         "recipe.evaluate_every": max(1, steps // 10),
         "recipe.save_every": max(1, steps // 10),
         "recipe.log_every": max(1, steps // 100),
-        "workers": min(16, machine.cores - 1),
+        "workers": min(16, cores - 1),
     }
 
 
@@ -103,9 +84,11 @@ def options(line: CommandLine) -> Sequence[str]:
     chosen = _as_it_began(typed)
     if chosen is None:
         images, side, grey = read(typed)
-        machine = Machine.here(typed)
+        cores = len(os.sched_getaffinity(0))
         given = {name: int(value) for name, value in typed.items() if value.isdecimal() and int(value)}
-        chosen = {**choose(images, side, machine, given)}
+        # Without an option or a launcher, one process is assumed.
+        count = processes.count(given.get("fabric.devices", 1), given.get("fabric.num_nodes", 1)) or 1
+        chosen = {**choose(images, side, cores=cores, processes=count, given=given)}
         if typed.get("data.channels", "1") == "1" and "data.range" not in typed:
             chosen |= grey
         kind = "grey images" if grey else "images"
@@ -113,8 +96,9 @@ def options(line: CommandLine) -> Sequence[str]:
         larger, reduced = min(2 * size, side - side % (size // patch)), ""
         if "data.image_size" not in (*typed, *brought) and larger > size:
             reduced = f" reduced to {size} (data.image_size={larger} keeps more detail),"
-        where = f"{machine.cores} CPU cores" + (" and a GPU" if machine.gpu else "")
-        line.say(f"preset=auto: {images:,} {kind} of {side} pixels in the median,{reduced} {where}:")
+        if os.path.exists(_GPU_DRIVER) and typed.get("fabric.accelerator") != "cpu":
+            line.say("preset=auto: its settings were measured on CPUs, not on GPUs")
+        line.say(f"preset=auto: {images:,} {kind} of {side} pixels in the median,{reduced} {cores} CPU cores:")
     else:
         line.say("preset=auto: as the run began:")
     method = ("objective",) if _names_method(typed) else ()
