@@ -196,7 +196,7 @@ def test_one_report_of_all(run, capsys):
         assert list(found["values"]) == [*OWN, *(f"random_{name}" for name in OWN), "pixels"]
         assert found["best"] in OWN
     assert (written["facts"]["train_images"], written["facts"]["test_images"]) == (64, 32)
-    assert Page((folder / "report.html").read_text()).pictures == 6
+    assert Page((folder / "report.html").read_text()).pictures == 5
     printed = capsys.readouterr().out
     assert f"report: {folder / 'report.html'}" in printed
     assert written["headline"] in printed.replace("\n", " ")
