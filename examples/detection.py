@@ -36,7 +36,7 @@ detector = FasterRCNN(
 optimizer = torch.optim.AdamW(detector.parameters(), lr=1e-4)
 
 batch = 8
-train = synthetic(size=size, images=batch * arguments.steps, held_out_images=1, seed=0).train
+train = synthetic(size=size, images=batch * arguments.steps, held_out_images=1, seed=0, version=1).train
 for step in range(arguments.steps):
     indices = range(step * batch, (step + 1) * batch)
     images = [train.read(i) / 255 for i in indices]

@@ -386,7 +386,7 @@ def test_a_schedule_may_be_any_function_of_the_progress():
             ["augment@data.augment=inception_crop"],
             "data.augment=InceptionCrop: gives image views, and the objective takes global ones: add ",
         ),
-        (["data.augment.local_size=10"], "data.augment.local_size=(10, 10): must be divided by encoder.patch_size=4"),
+        (["data.augment.local_size=10"], "data.augment.local_size=[10,10]: must be divided by encoder.patch_size=4"),
         (["objective.last_layer.start=-1"], "objective.last_layer.start=-1: must be a number"),
         (["objective.prototypes=0"], "objective.prototypes=0: must be a whole number"),
     ],
