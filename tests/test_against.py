@@ -14,6 +14,7 @@ from ssvit.checkpoints import storage
 from ssvit.checkpoints.checkpoint import PRETRAIN, Checkpoint
 from ssvit.checkpoints.configuration import Configuration
 from ssvit.cli import against, evaluate
+from ssvit.cli.evaluate_options import Evaluate
 from ssvit.config.composed import build
 from ssvit.evaluation import paired, side_by_side
 from ssvit.evaluation.baselines import OWN, RANDOM
@@ -282,12 +283,12 @@ def test_a_wrong_entry_is_refused(outputs, entries, message):
             return entry.replace("OUT", str(outputs))
         return {name: placed(value) if isinstance(value, str) else value for name, value in entry.items()}
 
-    plain = {"against": entries if isinstance(entries, str) else [placed(entry) for entry in entries], "features": {}}
+    given = entries if isinstance(entries, str) else [placed(entry) for entry in entries]
     with pytest.raises(OptionError, match=f"^{message}"):
-        against.others(plain, Checkpoint.open(outputs / "mae_seed0"))
+        against.others(Evaluate(against=given), Checkpoint.open(outputs / "mae_seed0"))
 
 
 def test_a_layer_that_another_lacks_is_refused(outputs):
-    plain = {"against": [str(outputs / "other")], "features": {"layer": 3}}
+    options = Evaluate(against=[str(outputs / "other")], features={"layer": 3})
     with pytest.raises(OptionError, match=r"^features\.layer=3: .*; that is of other$"):
-        against.others(plain, Checkpoint.open(outputs / "mae_seed0"))
+        against.others(options, Checkpoint.open(outputs / "mae_seed0"))
