@@ -262,6 +262,9 @@ def test_images_of_another_size_are_asked_for_in_the_entry(outputs, foreign):
         assert {f"public {name}": own["values"][name] for name in alone["own"]}.items() <= one["values"].items()
 
 
+PROBES = {"knn": {"_target_": "ssvit.evaluation.probes.knn.Knn"}}
+
+
 @pytest.mark.parametrize(
     ("entries", "message"),
     [
@@ -285,10 +288,10 @@ def test_a_wrong_entry_is_refused(outputs, entries, message):
 
     given = entries if isinstance(entries, str) else [placed(entry) for entry in entries]
     with pytest.raises(OptionError, match=f"^{message}"):
-        against.others(Evaluate(against=given), Checkpoint.open(outputs / "mae_seed0"))
+        against.others(Evaluate(against=given, probes=PROBES), Checkpoint.open(outputs / "mae_seed0"))
 
 
 def test_a_layer_that_another_lacks_is_refused(outputs):
-    options = Evaluate(against=[str(outputs / "other")], features={"layer": 3})
+    options = Evaluate(against=[str(outputs / "other")], features={"layer": 3}, probes=PROBES)
     with pytest.raises(OptionError, match=r"^features\.layer=3: .*; that is of other$"):
         against.others(options, Checkpoint.open(outputs / "mae_seed0"))

@@ -187,7 +187,7 @@ def test_images_that_cannot_be_measured_are_told_before_features_are_read(measur
         measured("knn", *same, "k=[6]")
     one = folder_of(tmp_path / "one", count=1, train="ab", val="ab")
     with pytest.raises(
-        UserError, match=r"sgd\.held_out=0\.1: no class has two training images, so none can be held out"
+        UserError, match=r"held_out=0\.1: no class has two training images, so none can be held out"
     ):
         measured("linear_probe", *one)
     with pytest.raises(UserError, match=r"sgd\.epochs=0: must be a whole number"):
