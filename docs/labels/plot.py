@@ -8,7 +8,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import NullLocator
 
-from ssvit.figures.style import COLORS, Line, panels, png, tidy
+from ssvit.figures.png import png
+from ssvit.figures.style import COLORS, Line, panels, tidy
 
 FOLDER = Path(__file__).parent
 TITLES = {"shapes": "embedded images", "cifar10": "CIFAR-10"}
