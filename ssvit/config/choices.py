@@ -9,6 +9,7 @@ import pkgutil
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, TypeVar
 
 from ssvit.config.declaration import Options
@@ -103,6 +104,7 @@ def declared(groups: Sequence[str]) -> Iterator[Choice]:
     return (one for one in _CHOICES.values() if one.group in groups)
 
 
+@cache
 def import_options(package: str) -> None:
     """Import the modules of a package that declare options, which are named *_options. ImportError if there is none."""
     folder = importlib.import_module(package)
