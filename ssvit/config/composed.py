@@ -64,25 +64,27 @@ class Config:
 
     def changed(self, changes: Mapping[str, object]) -> "Config":
         """Return a configuration with other values of some options, such as {"recipe.lr": 0.1}."""
-        written = copy.deepcopy(self.written)
+        config = replace(self, written=copy.deepcopy(self.written))
         for name, value in changes.items():
-            *groups, key = name.split(".")
-            node = written
-            for group in groups:
-                node = node[group]
-            node[key] = value
-        return replace(self, written=written)
+            group, key = config._place(name)
+            group[key] = value
+        return config
 
     def without(self, *names: str) -> "Config":
         """Return a configuration without some options."""
         config = self.changed({})
         for name in names:
-            *groups, key = name.split(".")
-            node = config.written
-            for group in groups:
-                node = node[group]
-            del node[key]
+            group, key = config._place(name)
+            del group[key]
         return config
+
+    def _place(self, name: str) -> tuple[Plain, str]:
+        """The group that holds an option, as it is written, and the option's name within it."""
+        *groups, key = name.split(".")
+        node = self.written
+        for group in groups:
+            node = node[group]
+        return node, key
 
     def option(self, name: str) -> str:
         """The option to type for one that refers to it: target.bits for objective.target.bits, which is ${target}."""
