@@ -72,8 +72,9 @@ def offer_start(line: CommandLine, added: Mapping[str, str]) -> None:
     arguments = {**added, **line.typed}
     wanted = arguments.get("checkpoint", "null")
     objective = arguments.get("objective", "masked_patch")
-    built_in = objective in CommandLine([]).names("objective") and "experiment" not in arguments
-    if arguments.get("encoder") == "timm" and built_in and objective != "supervised":
+    method = find_options(line.part("objective", objective) or "")
+    needs_patches = getattr(method, "needs_patches", False) and "experiment" not in arguments
+    if arguments.get("encoder") == "timm" and needs_patches:
         raise OptionError("objective", objective, "must be supervised with encoder=timm, which has no patches")
     if wanted in ("null", ""):
         return
