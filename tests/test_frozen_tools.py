@@ -186,9 +186,7 @@ def test_images_that_cannot_be_measured_are_told_before_features_are_read(measur
     with pytest.raises(UserError, match="k=6: must be below 6, the training images"):
         measured("knn", *same, "k=[6]")
     one = folder_of(tmp_path / "one", count=1, train="ab", val="ab")
-    with pytest.raises(
-        UserError, match=r"held_out=0\.1: no class has two training images, so none can be held out"
-    ):
+    with pytest.raises(UserError, match=r"held_out=0\.1: no class has two training images, so none can be held out"):
         measured("linear_probe", *one)
     with pytest.raises(UserError, match=r"sgd\.epochs=0: must be a whole number"):
         measured("linear_probe", "sgd.epochs=0")
