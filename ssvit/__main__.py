@@ -1,8 +1,104 @@
-"""python -m ssvit COMMAND …"""
+"""ssvit COMMAND …: the commands that tools/ has in a checkout, from anywhere. Each imports what it needs."""
 
+import difflib
+import os
+import signal
 import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from ssvit.cli.main import main
+from ssvit.cli import COMMANDS, find
 
-sys.argv[0] = "ssvit"  # as messages have it
-main()
+if TYPE_CHECKING:
+    from ssvit.config.composed import Config
+
+_DRY_RUN = "--dry-run"
+_SHOW_CONFIG = "--show-config"  # a dry run that also prints the composed configuration
+_HELP = {"--help", "-h", "--help-all"}
+
+
+def main(name: str | None = None) -> None:
+    """Run a command. name: that of a file of tools/; None: the first argument names it."""
+    arguments = sys.argv[1:]
+    if name is not None:
+        spelling = f"python {Path(sys.argv[0]).parent}{os.sep}", ".py"
+    else:
+        spelling = "ssvit ", ""
+        name, *arguments = arguments or ["--help"]
+    if name in ("--help", "-h"):
+        print(usage())
+    elif name == "--version":
+        from importlib.metadata import version
+
+        print(version("ssvit"))
+    elif name in ("-sc", "--shell-completion"):
+        from ssvit.config import completion
+
+        completion.complete("".join(arguments[:1]), list(COMMANDS), find)
+    elif name not in COMMANDS:
+        close = difflib.get_close_matches(name, COMMANDS, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"must be one of {', '.join(COMMANDS)}"
+        print(f"ssvit: {name}: {hint}", file=sys.stderr)
+        sys.exit(2)
+    else:
+        _run(name, arguments, spelling)
+
+
+def _run(name: str, arguments: list[str], spelling: tuple[str, str]) -> None:
+    from ssvit.config.command import in_one_line
+    from ssvit.options import Failure
+
+    command = replace(find(name), spelling=spelling)
+    asked = {_DRY_RUN, _SHOW_CONFIG, *_HELP}.intersection(arguments)
+    arguments = [argument for argument in arguments if argument not in asked]
+    if _HELP & asked:
+        from ssvit.config import help
+
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # head may read a part of it
+        with in_one_line():
+            print(help.text(command, COMMANDS[name], arguments, everything="--help-all" in asked))
+        return
+    if asked:
+        # The jobs of a sweep are previewed here: nothing is submitted.
+        launcher = ("hydra/launcher", "hydra.launcher")
+        arguments = [argument for argument in arguments if not argument.startswith(launcher)]
+        if command.dry_run is None:
+            with in_one_line():
+                raise Failure(f"{min(asked)}: is for the commands that train, pretrain and finetune", 2)
+        preview = _with_configuration(command.dry_run) if _SHOW_CONFIG in asked else command.dry_run
+        command = replace(command, run=preview, results=None)
+    command.main(arguments)
+
+
+def _with_configuration(dry_run: "Callable[[Config], Config]") -> "Callable[[Config], None]":
+    """A dry run that then prints the configuration that it returns, as YAML."""
+
+    def run(config: "Config") -> None:
+        from ssvit.config import composition
+        from ssvit.processes import is_main_process
+
+        completed = dry_run(config)
+        if is_main_process():
+            print(composition.as_yaml(completed), end="")
+
+    return run
+
+
+def usage() -> str:
+    """Return the list of the commands and their purposes."""
+    return "\n".join(
+        [
+            "ssvit COMMAND group=file group.option=value …",
+            "",
+            *(f"  {name:<13} {purpose}" for name, purpose in COMMANDS.items()),
+            "",
+            'ssvit COMMAND --help explains a command\'s options; eval "$(ssvit -sc install=bash)" completes them.',
+        ]
+    )
+
+
+if __name__ == "__main__":
+    sys.argv[0] = "ssvit"  # as messages have it
+    main()

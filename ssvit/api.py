@@ -17,11 +17,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ssvit.checkpoints.run_folder import reported_run, rows
 from ssvit.options import OptionError, UserError
 from ssvit.training.recipe import Recipe
 
 if TYPE_CHECKING:
-    from ssvit.cli.launch import Tool
+    from ssvit.config.command import Command
     from ssvit.inference import Classifier, Encoder
 
 # Names that may stand alone for a command that trains.
@@ -40,10 +41,7 @@ class Run:
     @cached_property
     def history(self) -> list[dict[str, Any]]:
         """The rows of metrics.jsonl, each with its "step"; of a comparison those of its first pre-trained run."""
-        from ssvit.checkpoints.run_folder import reported_run
-        from ssvit.training import metrics_log
-
-        return metrics_log.rows(reported_run(self.folder))
+        return rows(reported_run(self.folder))
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -108,7 +106,7 @@ def pretrain(
     without data, the images are the run's. verbose: whether anything is printed. config_dir: a folder with your own
     configurations.
     """
-    from ssvit.cli.commands import find
+    from ssvit.cli import find
 
     return Run(_call(find("pretrain"), {"data": data, "checkpoint": checkpoint} | options, verbose, config_dir))
 
@@ -125,7 +123,7 @@ def finetune(
 
     checkpoint: a run, its name, or a file of another project's weights; None: the newest run.
     """
-    from ssvit.cli.commands import find
+    from ssvit.cli import find
 
     return Run(_call(find("finetune"), {"checkpoint": checkpoint, "data": data} | options, verbose, config_dir))
 
@@ -139,7 +137,7 @@ def evaluate(
     **options: object,
 ) -> Evaluation:
     """Measure frozen features: the command `ssvit evaluate`. checkpoint: as in `finetune`."""
-    from ssvit.cli.commands import find
+    from ssvit.cli import find
 
     return Evaluation(_call(find("evaluate"), {"checkpoint": checkpoint, "data": data} | options, verbose, config_dir))
 
@@ -184,11 +182,11 @@ def _checkpoint(given: "str | Path | Run", outputs: Any) -> str:
     return str(named if not Path(given).exists() and named.exists() else given)
 
 
-def _call(tool: "Tool", options: dict[str, Any], verbose: bool, config_dir: str | Path | None) -> Path:
+def _call(command: "Command", options: dict[str, Any], verbose: bool, config_dir: str | Path | None) -> Path:
     """Run a command and return the folder that it leaves."""
     if options.get("checkpoint") is not None:
         options["checkpoint"] = _checkpoint(options["checkpoint"], options.get("outputs", "outputs"))
-    if tool.name in ("pretrain", "finetune"):
+    if command.name in ("pretrain", "finetune"):
         options = {_SHORT.get(name, name): value for name, value in options.items()}
     arguments = [f"{name}={_written(value)}" for name, value in _flat(options) if value is not None or "." in name]
     with contextlib.ExitStack() as stack:
@@ -197,7 +195,7 @@ def _call(tool: "Tool", options: dict[str, Any], verbose: bool, config_dir: str 
             nowhere = stack.enter_context(open(os.devnull, "w"))
             stack.enter_context(contextlib.redirect_stdout(nowhere))
             stack.enter_context(contextlib.redirect_stderr(nowhere))
-        return tool.call(arguments, config_dir=config_dir)
+        return command.call(arguments, config_dir=config_dir)
 
 
 def _flat(options: Mapping[str, object]) -> Iterator[tuple[str, Any]]:

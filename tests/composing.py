@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ssvit.cli.commands import find
+from ssvit.cli import find
 from ssvit.config.composed import Config
 
 

@@ -13,12 +13,12 @@ from composing import composed
 from ssvit.checkpoints import storage
 from ssvit.checkpoints.checkpoint import PRETRAIN, Checkpoint
 from ssvit.checkpoints.configuration import Configuration
-from ssvit.cli import against, evaluate
-from ssvit.cli.evaluate_options import Evaluate
+from ssvit.cli import evaluate
 from ssvit.config.composed import build
-from ssvit.evaluation import paired, side_by_side
+from ssvit.evaluation import against, paired, side_by_side
 from ssvit.evaluation.baselines import OWN, RANDOM
 from ssvit.evaluation.features import Features
+from ssvit.evaluation.options import Evaluate
 from ssvit.evaluation.probes.knn import Knn
 from ssvit.evaluation.probes.logistic import Logistic
 from ssvit.evaluation.probes.retrieval import Retrieval

@@ -18,8 +18,8 @@ import ssvit
 from ssvit import api
 from ssvit.api import _written
 from ssvit.checkpoints import manifest
-from ssvit.cli import help, normalization
-from ssvit.cli.commands import COMMANDS, find
+from ssvit.cli import COMMANDS, find, normalization
+from ssvit.config import help
 from ssvit.config.command_line import unquoted
 from ssvit.data.source import Unreadable
 from ssvit.inference import pictures
@@ -285,12 +285,11 @@ def test_a_dictionary_in_a_group_changes_a_part_or_is_the_whole_value(run, outpu
 def test_each_command_is_a_tool_of_its_name(name):
     found = find(name)
     assert found.name == name.replace("-", "_")
-    assert found.purpose
     assert (Path(__file__).parent.parent / "tools" / f"{found.name}.py").is_file()
 
 
 def console(*words: str, folder: Path) -> subprocess.CompletedProcess:
-    code = "from ssvit.cli.main import main; main()"
+    code = "from ssvit.__main__ import main; main()"
     return subprocess.run(
         [sys.executable, "-c", code, *words], cwd=folder, capture_output=True, text=True, timeout=LIMIT, env=os.environ
     )
@@ -319,13 +318,13 @@ def test_a_mistake_names_the_command_that_helps(run, tmp_path):
 
 def test_each_command_line_spells_other_commands_in_the_way_that_it_was_started():
     console_command, script = (
-        replace(normalization.tool, spelling=spelling) for spelling in (("ssvit ", ""), ("python tools/", ".py"))
+        replace(normalization.command, spelling=spelling) for spelling in (("ssvit ", ""), ("python tools/", ".py"))
     )
-    lines = [tool.line([]) for tool in (console_command, script, normalization.tool)]
+    lines = [tool.line([]) for tool in (console_command, script, normalization.command)]
     spelled = ["ssvit finetune", "python tools/finetune.py", "ssvit.finetune"]
     assert [line.changed([]).command("finetune") for line in lines] == spelled
-    for tool, before in ((script, "python tools/"), (console_command, "ssvit "), (normalization.tool, "ssvit.")):
-        assert help.text(tool, [], everything=False).startswith(f"{before}normalization")
+    for tool, before in ((script, "python tools/"), (console_command, "ssvit "), (normalization.command, "ssvit.")):
+        assert help.text(tool, "a purpose", [], everything=False).startswith(f"{before}normalization")
 
 
 def test_a_folder_is_a_data_set(tmp_path):

@@ -21,15 +21,14 @@ from PIL import Image
 import ssvit
 from ssvit.checkpoints import manifest
 from ssvit.checkpoints.loading import load_encoder
-from ssvit.cli import preset
-from ssvit.cli.embed import tool as embed
-from ssvit.cli.evaluate import tool as evaluate
-from ssvit.cli.export import tool as export
-from ssvit.cli.finetune import tool as finetune
-from ssvit.cli.normalization import tool as measure
-from ssvit.cli.pack import tool as pack
-from ssvit.cli.pretrain import tool as pretrain
-from ssvit.cli.retrieve import tool as retrieve
+from ssvit.cli.embed import command as embed
+from ssvit.cli.evaluate import command as evaluate
+from ssvit.cli.export import command as export
+from ssvit.cli.finetune import command as finetune
+from ssvit.cli.normalization import command as measure
+from ssvit.cli.pack import command as pack
+from ssvit.cli.pretrain import command as pretrain
+from ssvit.cli.retrieve import command as retrieve
 from ssvit.config.declaration import Run
 from ssvit.data import datasets, decode, folder, normalization
 from ssvit.data.augment import color, crop, turn
@@ -41,6 +40,7 @@ from ssvit.data.source import Unreadable
 from ssvit.figures.display import PLAIN, Display
 from ssvit.options import Failure, OptionError, UserError
 from ssvit.retrieval import gallery
+from ssvit.training import preset
 
 SIDE = 16
 RUN = (

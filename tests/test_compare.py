@@ -71,7 +71,7 @@ def commands(monkeypatch, tmp_path):
 
 
 def test_each_objective_has_as_many_steps_as_the_budget_is_worth(commands, tmp_path):
-    compare.tool.call(["objectives=[masked_patch,mae]", "budget=2min", "seeds=2", "name=c", "encoder.depth=2"])
+    compare.command.call(["objectives=[masked_patch,mae]", "budget=2min", "seeds=2", "name=c", "encoder.depth=2"])
     trained = [given for command, given in commands.asked if command == "pretrain"]
     assert [(given["name"], int(given["recipe.steps"])) for given in trained] == [
         ("masked_patch_seed0", 600), ("mae_seed0", 1200), ("masked_patch_seed1", 600), ("mae_seed1", 1200),
@@ -97,17 +97,17 @@ def test_each_objective_has_as_many_steps_as_the_budget_is_worth(commands, tmp_p
 
 def test_what_is_there_is_not_made_again(commands, tmp_path):
     options = ["objectives=[mae]", "budget=60", "name=c"]
-    compare.tool.call(options)
+    compare.command.call(options)
     before = len(commands.asked)
-    compare.tool.call(options)
+    compare.command.call(options)
     assert len(commands.asked) == before
-    compare.tool.call(["objectives=[mae,masked_patch]", "budget=1min", "name=c"])
+    compare.command.call(["objectives=[mae,masked_patch]", "budget=1min", "name=c"])
     assert [command for command, _ in commands.asked[before:]] == ["cost", "pretrain", "evaluate", "finetune"]
     assert {row["objective"] for row in methods.read(tmp_path / "outputs/c/table").values() if "objective" in row} == {
         "mae", "masked_patch",
     }  # fmt: skip
     with pytest.raises(UserError, match=r"has baselines.json of another protocol: budget 60"):
-        compare.tool.call(["objectives=[dino]", "budget=61", "name=c"])
+        compare.command.call(["objectives=[dino]", "budget=61", "name=c"])
     assert len(commands.asked) == before + 4
 
 
@@ -116,11 +116,11 @@ def test_a_step_is_measured_again_where_its_options_have_changed_before_there_is
     options = ["objectives=[mae]", "budget=60", "name=c", "finetune=[]"]
     with monkeypatch.context() as stopped:
         stopped.setattr(compare.Comparison, "row", lambda *args: None)  # after the measurement
-        compare.tool.call(options)
-        compare.tool.call([*options, "workers=3"])  # which changes no figure
+        compare.command.call(options)
+        compare.command.call([*options, "workers=3"])  # which changes no figure
     assert [command for command, _ in commands.asked] == ["cost"]
     monkeypatch.setitem(COST, "mae", 0.3)
-    compare.tool.call([*options, changed])
+    compare.command.call([*options, changed])
     assert [command for command, _ in commands.asked] == ["cost", "cost", "pretrain", "evaluate"]
     assert commands.asked[2][1]["recipe.steps"] == "200"
     (row,) = (row for name, row in methods.read(Path("outputs/c/table")).items() if name != "baselines")
@@ -129,13 +129,13 @@ def test_a_step_is_measured_again_where_its_options_have_changed_before_there_is
 
 def test_rows_may_have_been_measured_by_other_probes_but_not_by_the_same_ones_otherwise(commands, tmp_path):
     protocol = "finetune=[]", "budget=60", "name=c"
-    compare.tool.call(["objectives=[mae]", "evaluate=['probes=[few_shot,knn]','train_images=5']", *protocol])
+    compare.command.call(["objectives=[mae]", "evaluate=['probes=[few_shot,knn]','train_images=5']", *protocol])
     table = tmp_path / "outputs/c/table"
     row = json.loads((table / "mae_seed0.json").read_text())
     row["probes"]["few_shot"] = {"column": "5 shot", "chosen": 0.7, "layer": 2, "last": 0.7}
     (table / "mae_seed0.json").write_text(json.dumps(row))
     now = "evaluate=['probes=[knn]','train_images=5']"
-    compare.tool.call(["objectives=[mae,dino]", "seeds=2", now, *protocol])
+    compare.command.call(["objectives=[mae,dino]", "seeds=2", now, *protocol])
     text = (table / "table.md").read_text()
     none, both = "\N{EN DASH}", "50.0 ± 0.0 (layer 1/1; last 40.0 ± 0.0)"
     assert f"| dino | 2 | {both} | {none} | {none} |" in text
@@ -147,7 +147,7 @@ def test_rows_may_have_been_measured_by_other_probes_but_not_by_the_same_ones_ot
         ordered.splitlines()[0] == "| objective | seeds | ridge regression, 5 labels per class | 20-NN | fine-tuned |"
     )
     with pytest.raises(UserError, match="of another protocol: evaluate"):
-        compare.tool.call(["objectives=[mae]", "evaluate=['probes=[knn]','train_images=6']", *protocol])
+        compare.command.call(["objectives=[mae]", "evaluate=['probes=[knn]','train_images=6']", *protocol])
 
 
 def test_a_method_of_two_stages_shares_the_budget(commands, tmp_path):
@@ -156,12 +156,12 @@ def test_a_method_of_two_stages_shares_the_budget(commands, tmp_path):
         "stages:\n- share: 0.25\n  options: [objective=mae]\n"
         "- share: 0.75\n  options: [objective=mae, 'extra.path={before}']\n"
     )
-    compare.tool.call(["objectives=[two]", "budget=40s", "name=c", "finetune=[]"], config_dir=tmp_path / "own")
+    compare.command.call(["objectives=[two]", "budget=40s", "name=c", "finetune=[]"], config_dir=tmp_path / "own")
     first, second = (given for command, given in commands.asked if command == "pretrain")
     assert (first["recipe.steps"], second["recipe.steps"]) == ("100", "540")
     assert second["extra.path"] == "outputs/c/two_seed0_stage1"
     assert [command for command, _ in commands.asked] == ["cost", "pretrain", "cost", "pretrain", "evaluate"]
-    compare.tool.call(
+    compare.command.call(
         ["objectives=[two]", "budget=40s", "name=c", "finetune=[]", "seeds=2"], config_dir=tmp_path / "own"
     )
     assert [command for command, _ in commands.asked[5:]] == ["pretrain", "pretrain", "evaluate"]
@@ -187,7 +187,7 @@ def test_a_method_of_two_stages_shares_the_budget(commands, tmp_path):
 )
 def test_a_mistake_is_told_before_anything_is_run(commands, option, told):
     with pytest.raises(UserError) as failure:
-        compare.tool.call([option])
+        compare.command.call([option])
     assert str(failure.value).startswith(told)
     assert not commands.asked
 
@@ -197,7 +197,7 @@ def test_images_without_labels_are_refused_before_anything_is_run(commands, tmp_
     for number in range(64):
         Image.new("RGB", (8, 8)).save(tmp_path / "pictures" / f"{number}.png")
     with pytest.raises(UserError, match="have no labels to learn"):
-        compare.tool.call(["data=folder", f"data.root={tmp_path / 'pictures'}", "finetune=[]"])
+        compare.command.call(["data=folder", f"data.root={tmp_path / 'pictures'}", "finetune=[]"])
     assert not commands.asked
 
 
@@ -290,12 +290,12 @@ def test_stopped_before_the_baselines_are_there_it_makes_them_when_it_goes_on(co
 
     monkeypatch.setattr(compare.Comparison, "finetuned", stopped)
     with pytest.raises(KeyboardInterrupt):
-        compare.tool.call(options)
+        compare.command.call(options)
     monkeypatch.setattr(compare.Comparison, "finetuned", finetuned)
     shutil.rmtree(tmp_path / "outputs" / "c" / "mae_seed0")  # made-up commands refuse what is there
     shutil.rmtree(tmp_path / "outputs" / "c" / "mae_seed0_evaluation")
     shutil.rmtree(tmp_path / "outputs" / "c" / "mae_seed0_finetuned")
-    compare.tool.call(options)
+    compare.command.call(options)
     assert set(methods.read(tmp_path / "outputs" / "c" / "table")) == {"baselines", "mae_seed0"}
 
 

@@ -21,8 +21,8 @@ from ssvit.checkpoints.configuration import (
     foreign,
     refers,
 )
+from ssvit.checkpoints.pretrained import _data
 from ssvit.checkpoints.run_folder import RunError, RunFolder
-from ssvit.cli.pretrained import _data
 from ssvit.config.command_line import CommandLine
 
 STORED = Path(__file__).parent / "fixtures"

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from ssvit.cli.commands import COMMANDS, find
-from ssvit.cli.help import stand_in
+from ssvit.cli import COMMANDS, find
 from ssvit.config.command_line import CONFIGS, CommandLine
 from ssvit.config.declaration import Count, Options, completed
 from ssvit.config.declaration import find as find_options
+from ssvit.config.help import stand_in
 from ssvit.models.vit_options import ViT
 from ssvit.objectives.dino_options import Dino
 from ssvit.training.options import Pretrain

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from safetensors.numpy import load_file
 
-from ssvit.cli.commands import COMMANDS, find
+from ssvit.cli import COMMANDS, find
 from ssvit.data.normalization_options import MEASURED
 from ssvit.exchange import hub
 

@@ -20,7 +20,7 @@ from ssvit.checkpoints import storage
 from ssvit.checkpoints.checkpoint import PRETRAIN
 from ssvit.checkpoints.configuration import Configuration
 from ssvit.cli import evaluate
-from ssvit.cli.pretrain import tool as pretrain
+from ssvit.cli.pretrain import command as pretrain
 from ssvit.config.composed import build
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.memory import Memory
@@ -246,7 +246,7 @@ def test_features_kept_of_other_pixels_are_left_aside(tmp_path):
     def reported(run, *options):
         folder = tmp_path / "report"
         probe = ["probes=[knn]", "probes.knn.k=[1]", "duplicates=false", "features.layer=last"]
-        evaluate.tool.call([f"checkpoint={run}", *places, *probe, f"output={folder}", *options])
+        evaluate.command.call([f"checkpoint={run}", *places, *probe, f"output={folder}", *options])
         return json.loads((folder / "report.json").read_text())["measured"]
 
     reported(runs[0])

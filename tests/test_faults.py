@@ -25,8 +25,8 @@ from faults import ERROR, FULL, KILL, MAIN, SHORT, TORN
 from ssvit.checkpoints import storage
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.checkpoints.manifest import complete, read
+from ssvit.checkpoints.run_folder import rows
 from ssvit.retrieval.store import Store
-from ssvit.training.metrics_log import rows
 
 STEPS, BEGUN, DAMAGED = 6, 4, 5  # the newest whole checkpoint of the folder that a run goes on from, and a damaged one
 WRITES = {"write", "pwrite", "pwrite64", "writev"}

@@ -11,7 +11,7 @@ from command import TINY, one_line
 from PIL import Image
 
 from ssvit.checkpoints import loading, manifest, storage
-from ssvit.cli.commands import find
+from ssvit.cli import find
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.synthetic import synthetic
 from ssvit.evaluation.features import Features, Frozen, Pixels, extract

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ssvit.cli import help
-from ssvit.cli.commands import COMMANDS, find
+from ssvit.cli import COMMANDS, find
+from ssvit.config import help
 from ssvit.config.command_line import CommandLine
 from ssvit.config.declaration import Options, meanings
 from ssvit.objectives.mae_options import MAE
@@ -23,7 +23,7 @@ PROBES = CommandLine([]).names("probe")
 def options(command: str, *given: str) -> dict[str, help.Option]:
     """All options of a command by name; where its `before` finds no checkpoint, a stand-in is described."""
     tool = find(command)
-    files, groups = help.describe(tool, tool.compose(help.stand_in(tool, given), incomplete=True))
+    files, groups = help.describe(tool, tool.described(given))
     return {one.name: one for group in (files, *groups) for one in group.options}
 
 

@@ -9,14 +9,16 @@ from pathlib import Path
 import pytest
 from command import LIMIT
 
+from ssvit.cli import COMMANDS
+
 ROOT = Path(__file__).resolve().parent.parent
 LEVELS = (
     ("options", "randomness", "atomic_io", "processes"),
     ("config",),
     ("schedule",),
     ("models",),
-    ("kernels",),
-    ("objectives", "data", "exchange", "checkpoints"),
+    ("kernels", "devices"),
+    ("objectives", "data", "exchange", "checkpoints", "progress"),
     ("figures",),
     ("evaluation", "retrieval", "analysis"),
     ("training",),
@@ -33,8 +35,18 @@ WITHOUT_TORCH = (
     "training.recipe",
     "checkpoints.run_folder",
     "checkpoints.manifest",
+    "checkpoints.pretrained",
+    "config.command",
+    "config.completion",
+    "config.help",
     "training.comparison",
+    "training.preset",
+    "training.sweep",
+    "training.trials",
+    "retrieval.describer",
     "retrieval.options",
+    "evaluation.against",
+    "evaluation.options",
     "evaluation.significance",
     "training.preflight",
     "data.folder",
@@ -136,7 +148,7 @@ def test_the_lowest_levels_know_torch_einops_and_pydantic_alone(module):
 def test_frameworks_stay_where_they_belong(module):
     part = package_of(module)
     homes = {
-        "lightning_fabric": ("training", "cli"),
+        "lightning_fabric": ("evaluation", "training"),
         "hydra": ("config",),
         "omegaconf": ("config",),
         "pytorch_lightning": (),
@@ -158,6 +170,21 @@ def test_loads_without_torch(module):
         f"import ssvit.{module}, sys; sys.exit(any(n in sys.modules for n in ('torch', 'numpy', 'lightning_fabric')))"
     )
     assert subprocess.run([sys.executable, "-c", check], cwd=ROOT, timeout=LIMIT).returncode == 0
+
+
+def test_cli_holds_a_module_for_each_command_and_nothing_else():
+    commands = {module.rpartition(".")[2] for module in KNOWN if package_of(module) == "cli" and module != "ssvit.cli"}
+    assert commands == {name.replace("-", "_") for name in COMMANDS}
+
+
+def test_the_list_of_commands_imports_no_command():
+    check = (
+        "import sys; from ssvit.__main__ import main; sys.argv[1:] = ['--help']; main(); "
+        "sys.exit(any(name in sys.modules for name in ('hydra', 'pydantic', 'yaml', 'ssvit.cli.pretrain')))"
+    )
+    done = subprocess.run([sys.executable, "-c", check], cwd=ROOT, timeout=LIMIT, capture_output=True, text=True)
+    assert done.returncode == 0
+    assert all(f"  {name} " in done.stdout for name in COMMANDS)
 
 
 def test_there_are_tools():

@@ -11,7 +11,7 @@ from exported import LIMIT, classifier, encoder, images, written
 
 from ssvit.checkpoints import loading, storage
 from ssvit.checkpoints.finding import open_checkpoint
-from ssvit.cli.export import tool as export
+from ssvit.cli.export import command as export
 from ssvit.exchange import hub
 from ssvit.exchange.export_options import Export
 from ssvit.options import Failure, OptionError, UserError

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from ssvit.checkpoints.run_folder import rows
 from ssvit.options import UserError
 from ssvit.training.loggers.tensorboard import TensorBoard
-from ssvit.training.metrics_log import MetricsLog, rows
+from ssvit.training.metrics_log import MetricsLog
 from ssvit.training.recipe import Recipe
 
 ROW = {"train/loss": 1.0}

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 from command import TINY, one_line
 
-from ssvit.cli import sweep
-from ssvit.cli.commands import find
+from ssvit.cli import find
 from ssvit.config.command_line import CommandLine
 from ssvit.config.composed import Config
+from ssvit.devices import Fabric
 from ssvit.options import Failure, UserError
-from ssvit.training.runtime_options import Fabric
+from ssvit.training import sweep
 
 ROOT = Path(__file__).parent.parent
 RUN = ROOT / "tests" / "fixtures" / "outputs" / "masked_patch_synthetic"

@@ -10,12 +10,13 @@ import pytest
 from command import TINY, one_line
 from PIL import Image
 
+from ssvit.checkpoints.run_folder import rows
 from ssvit.options import OptionError, UserError
 from ssvit.training.loggers import base_options, mlflow_options, wandb_options
 from ssvit.training.loggers.base import Unreachable
 from ssvit.training.loggers.csv import Csv
 from ssvit.training.loggers.follower import Follower
-from ssvit.training.metrics_log import MetricsLog, rows
+from ssvit.training.metrics_log import MetricsLog
 from ssvit.training.recipe import Recipe
 
 PICTURE = Image.new("RGB", (8, 8))

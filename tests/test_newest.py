@@ -8,10 +8,9 @@ import pytest
 import yaml
 
 from ssvit.atomic_io import seal
-from ssvit.checkpoints import finding
+from ssvit.checkpoints import finding, pretrained
 from ssvit.checkpoints.checkpoint import FINETUNE, PRETRAIN
 from ssvit.checkpoints.manifest import SCHEMA
-from ssvit.cli import pretrained
 from ssvit.config.command_line import CommandLine
 from ssvit.options import UserError
 

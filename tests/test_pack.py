@@ -17,7 +17,7 @@ from PIL import Image
 from test_pretrain import kill_after, sums
 from test_shards import in_memory, picture, pixels
 
-from ssvit.cli.pack import tool as pack_tool
+from ssvit.cli.pack import command as pack_tool
 from ssvit.data import datasets, decode, packing, remote, shards
 from ssvit.data.augment.crop import InceptionCrop
 from ssvit.data.loader import Loader

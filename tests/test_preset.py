@@ -12,13 +12,12 @@ from command import one_line
 from PIL import Image
 
 from ssvit.checkpoints import manifest
-from ssvit.cli.embed import tool as embed
-from ssvit.cli.evaluate import tool as evaluate
-from ssvit.cli.finetune import tool as finetune
-from ssvit.cli.pack import tool as pack
-from ssvit.cli.preset import OBJECTIVE, choose, options
-from ssvit.cli.pretrain import tool as pretrain
-from ssvit.cli.retrieve import tool as retrieve
+from ssvit.cli.embed import command as embed
+from ssvit.cli.evaluate import command as evaluate
+from ssvit.cli.finetune import command as finetune
+from ssvit.cli.pack import command as pack
+from ssvit.cli.pretrain import command as pretrain
+from ssvit.cli.retrieve import command as retrieve
 from ssvit.config.command_line import CommandLine
 from ssvit.config.declaration import make
 from ssvit.data import datasets
@@ -27,6 +26,7 @@ from ssvit.data.decode import load
 from ssvit.data.decode_options import GREY
 from ssvit.models.vit_options import ViT
 from ssvit.options import OptionError
+from ssvit.training.preset import OBJECTIVE, choose, options
 from ssvit.training.recipe import Recipe
 
 TINY = (
@@ -98,7 +98,7 @@ def test_a_gpu_changes_no_setting_and_adds_a_line(photographs, monkeypatch, tmp_
     typed = {"preset": "auto", "data": "folder", "data.root": str(photographs)}
 
     def chosen(driver, **more):
-        monkeypatch.setattr("ssvit.cli.preset._GPU_DRIVER", str(driver))
+        monkeypatch.setattr("ssvit.training.preset._GPU_DRIVER", str(driver))
         line = CommandLine([f"{name}={value}" for name, value in (typed | more).items()])
         said = []
         monkeypatch.setattr(line, "say", said.append)

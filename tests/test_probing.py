@@ -19,7 +19,6 @@ from ranks import own_rank, start
 from ssvit.checkpoints import loading
 from ssvit.checkpoints.checkpoint import PRETRAIN
 from ssvit.checkpoints.configuration import Configuration
-from ssvit.cli.session import Session
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.files import Files
 from ssvit.data.memory import Memory
@@ -33,6 +32,7 @@ from ssvit.evaluation.probes.ridge import FewShot, sample, whiten
 from ssvit.figures import probes as figures
 from ssvit.options import UserError
 from ssvit.training import loop, preflight
+from ssvit.training.session import Session
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 CLASSES = ("dark", "pale", "red")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from command import TINY, one_line
 
-from ssvit.cli.predict import tool as predict
+from ssvit.cli.predict import command as predict
 from ssvit.data.pseudo_labels import PseudoLabel, chosen, written
 from ssvit.data.table import Columns, rows
 from ssvit.options import Failure, OptionError

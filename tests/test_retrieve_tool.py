@@ -15,7 +15,6 @@ from PIL import Image
 
 from ssvit.checkpoints import loading, manifest, storage
 from ssvit.checkpoints.finding import open_checkpoint
-from ssvit.cli import describer
 from ssvit.cli import retrieve as retrieve_tool
 from ssvit.config.command_line import CommandLine
 from ssvit.data.augment.crop import CenterCrop
@@ -24,7 +23,7 @@ from ssvit.data.memory import Memory
 from ssvit.data.source import Data
 from ssvit.models.vit import ViT
 from ssvit.options import OptionError, UserError
-from ssvit.retrieval import gallery, index, options
+from ssvit.retrieval import describer, gallery, index, options
 from ssvit.retrieval.store import Store
 
 TOOLS = Path(__file__).parent.parent / "tools"

@@ -9,7 +9,6 @@ import pytest
 from scipy.stats import linregress
 
 from ssvit.cli import scaling
-from ssvit.cli.trials import Trials
 from ssvit.data.source_options import DataSet
 from ssvit.data.synthetic_options import Synthetic
 from ssvit.evaluation import methods
@@ -17,6 +16,7 @@ from ssvit.evaluation.scaling import curves, fit, points, series, table
 from ssvit.figures.scaling import FINETUNED
 from ssvit.figures.scaling import scaling as picture
 from ssvit.options import UserError
+from ssvit.training.trials import Trials
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ GRID = ["objectives=[mae,simmim]", "images=[500,1000,2000]", "width=[64,128]", "
 
 
 def test_each_point_of_the_grid_is_a_run_and_what_is_there_is_not_made_again(commands, tmp_path):
-    scaling.tool.call(GRID)
+    scaling.command.call(GRID)
     trained = [given for command, given in commands if command == "pretrain"]
     assert len(trained) == 2 * 3 * 2
     assert len([command for command, _ in commands if command == "cost"]) == 2 * 2  # of an objective and a model
@@ -67,9 +67,9 @@ def test_each_point_of_the_grid_is_a_run_and_what_is_there_is_not_made_again(com
     assert [one["encoder.heads"] for one in trained[:2]] == ["1", "2"]
     assert first["name"] == "mae_500_d6_w64_p4_s20_seed0"
     before = len(commands)
-    scaling.tool.call(GRID)
+    scaling.command.call(GRID)
     assert len(commands) == before
-    scaling.tool.call([*GRID, "seeds=2", "images=[500]"])
+    scaling.command.call([*GRID, "seeds=2", "images=[500]"])
     assert [given["recipe.seed"] for command, given in commands[before:] if command == "pretrain"] == ["1"] * 4
     folder = tmp_path / "outputs" / "s" / "table"
     text = (folder / "table.md").read_text()
@@ -77,7 +77,7 @@ def test_each_point_of_the_grid_is_a_run_and_what_is_there_is_not_made_again(com
     assert "| images | mae, 6 x 64 / 4, 20 | 20-NN | 0.200 ± 0.000 | 0.0 | 3 |" in text
     assert (folder / "scaling.png").stat().st_size > 10_000
     with pytest.raises(UserError, match=r"has .* of another protocol: finetune"):
-        scaling.tool.call([*GRID, "finetune=[]"])
+        scaling.command.call([*GRID, "finetune=[]"])
 
 
 @pytest.mark.parametrize(
@@ -106,20 +106,20 @@ def test_each_point_of_the_grid_is_a_run_and_what_is_there_is_not_made_again(com
 )
 def test_wrong_grids_are_refused_before_anything_runs(commands, option, said):
     with pytest.raises(UserError, match=said):
-        scaling.tool.call([*GRID, option])
+        scaling.command.call([*GRID, option])
     assert not commands
 
 
 def test_images_that_only_the_data_set_itself_can_count_are_counted_first(commands, monkeypatch):
     monkeypatch.setattr(Synthetic, "count", DataSet.count)
     with pytest.raises(UserError, match="images=601: there are 600 images to choose from"):
-        scaling.tool.call([*GRID, "data.images=600", "images=[500,601]"])
+        scaling.command.call([*GRID, "data.images=600", "images=[500,601]"])
     assert not commands
 
 
 def test_encoders_to_compare_with_learn_from_labels_on_as_many_images(commands, tmp_path):
     study = ["objectives=[mae]", "images=[500,1000]", "width=[64]", "steps=[20]", "name=s", "encoder.positions=rotary"]
-    scaling.tool.call([*study, "encoders=[resnet10t,small_hybrid]"])
+    scaling.command.call([*study, "encoders=[resnet10t,small_hybrid]"])
     trained = {given["name"]: given for command, given in commands if command == "pretrain"}
     assert len(trained) == 2 * (1 + 2)
     resnet, hybrid = (trained[f"supervised_1000_{name}_s20_seed0"] for name in ("resnet10t", "small_hybrid"))
@@ -218,7 +218,7 @@ def test_encoders_to_compare_with_stand_beside_vit():
 
 
 def test_rows_are_read_back_as_they_were_written(commands, tmp_path):
-    scaling.tool.call([*GRID, "images=[500]", "width=[64]", "objectives=[mae]"])
+    scaling.command.call([*GRID, "images=[500]", "width=[64]", "objectives=[mae]"])
     rows = methods.read(tmp_path / "outputs" / "s" / "table")
     (found,) = points(rows)
     assert found["scores"]["20-NN"] == pytest.approx(1 - 2 * 500**-0.2 / 64**0.1)

@@ -225,7 +225,7 @@ def test_a_file_is_fine_tuned_and_every_command_reads_what_it_left(file):
 
 
 def run_tool(name: str, *options: str) -> object:
-    from ssvit.cli.commands import find
+    from ssvit.cli import find
 
     return find(name).call(list(options))
 

@@ -10,7 +10,7 @@ from PIL import Image
 
 from ssvit.atomic_io import seal
 from ssvit.checkpoints import manifest
-from ssvit.cli.vtab import tool
+from ssvit.cli.vtab import command
 from ssvit.data import datasets, vtab
 from ssvit.options import OptionError, UserError
 
@@ -111,7 +111,7 @@ def test_the_table_has_all_runs_their_means_and_what_is_absent(tmp_path, capsys)
     (outputs / "other").mkdir()
     (outputs / "other" / "config.yaml").write_text("choices: {data: cifar10}\ndata: {root: x}\n")
     (outputs / "other" / "metrics.jsonl").write_text('{"test/accuracy": 1.0}\n')
-    tool.call([f"outputs={outputs}", f"output={tmp_path}/table.json"])
+    command.call([f"outputs={outputs}", f"output={tmp_path}/table.json"])
     text = capsys.readouterr().out
     assert "| test accuracy (%) | chance | outputs/run | random weights (800 images) |" in text
     assert f"| cifar | 10.0 | 55.0 ± {100 * np.std([0.5, 0.6], ddof=1):.1f} (2 runs) | absent |" in text
@@ -125,7 +125,7 @@ def test_the_table_has_all_runs_their_means_and_what_is_absent(tmp_path, capsys)
     written = json.loads((tmp_path / "table.json").read_text())["outputs/run"]
     assert written["means"]["all"]["value"] == pytest.approx(every / 100)
     assert set(written["absent"]) == set(vtab.NAMES) - set(accuracies)
-    tool.call([str(outputs / "svhn"), f"output={tmp_path}/table.md"])
+    command.call([str(outputs / "svhn"), f"output={tmp_path}/table.md"])
     assert "18 of 19 tasks are absent" in (tmp_path / "table.md").read_text()
 
 
@@ -140,17 +140,17 @@ def test_runs_that_are_not_finished_are_named_and_left_out(tmp_path, capsys):
     (checkpoint / "manifest.json").write_text(json.dumps(weights | {"seal": seal(weights)}))
     finished(outputs / "d", "eurosat", 0.9, all_images=False, steps=4)  # whose test images are measured at the end
     (outputs / "d" / "metrics.jsonl").write_text(json.dumps({"step": 2, "validation/accuracy": 0.9}) + "\n")
-    tool.call([f"outputs={outputs}"])
+    command.call([f"outputs={outputs}"])
     text = capsys.readouterr().out
     assert "| **all 19**, mean | | **55.0** (2 of 19) |" in text
     left_out = f"svhn ({outputs}/b, step 2 of 3), eurosat ({outputs}/d, step 2 of 4)"
     assert text.rstrip().endswith(f"not finished, so left out: {left_out}")
     with pytest.raises(UserError, match=r"finetune data=vtab makes one; not finished, so left out: svhn \("):
-        tool.call([str(outputs / "b")])
+        command.call([str(outputs / "b")])
 
 
 def test_without_runs_there_is_no_table(tmp_path):
     with pytest.raises(UserError, match="no run has a test accuracy on a task of VTAB-1k"):
-        tool.call([f"outputs={tmp_path}"])
+        command.call([f"outputs={tmp_path}"])
     with pytest.raises(UserError, match="must be the folder of a run"):
-        tool.call([str(tmp_path)])
+        command.call([str(tmp_path)])

@@ -1,4 +1,4 @@
-from ssvit.cli.main import main
+from ssvit.__main__ import main
 
 if __name__ == "__main__":
     main("predict")

@@ -38,12 +38,12 @@ from ssvit.benchmark.data import SCALE, scenes
 from ssvit.benchmark.gpu_options import Gpu
 from ssvit.benchmark.step_options import OBJECTIVES, SIZES, Size, Step
 from ssvit.checkpoints import manifest
+from ssvit.checkpoints.run_folder import rows
 from ssvit.data.augment.crop import InceptionCrop
 from ssvit.data.files import Files
 from ssvit.data.loader import Loader
 from ssvit.figures.speed import speed
 from ssvit.options import OptionError
-from ssvit.training.metrics_log import rows
 
 Row = dict[str, Any]
 Tables = dict[str, list[Row]]

@@ -4,10 +4,11 @@ outputs/<name>/ holds config.yaml, metrics.jsonl, TensorBoard's event files, the
 """
 
 import contextlib
+import json
 import os
 import shutil
 from pathlib import Path
-from typing import Self, TextIO
+from typing import Any, Self, TextIO
 
 from ssvit import atomic_io
 from ssvit.checkpoints.configuration import Configuration, ConfigurationError
@@ -26,6 +27,28 @@ def reported_run(folder: Path) -> Path:
     """Return the folder of the run that a comparison reports first, or the folder of a single run itself."""
     runs = folder.glob("pretrained_seed*")
     return min(runs, key=lambda run: (len(run.name), run.name), default=folder)  # seed 9 before seed 10
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    """The rows of a run's metrics.jsonl, each with its "step"; none where there is no file.
+
+    A line that a killed process left incomplete is passed over. UserError if the file cannot be read.
+    """
+    found = []
+    path = folder / "metrics.jsonl"
+    try:
+        atomic_io.check_regular(path)
+        text = path.read_text(errors="replace")
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+    for line in text.splitlines():
+        with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):
+            row = json.loads(line)
+            row["step"] + 0  # a number, or it is no row
+            found.append(row)
+    return found
 
 
 class RunFolder:

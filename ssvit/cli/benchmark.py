@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 from ssvit.benchmark.options import Benchmark
-from ssvit.cli.launch import Tool
+from ssvit.config.command import Command
 from ssvit.config.composed import Config
 from ssvit.options import within
 
@@ -40,4 +40,4 @@ def run(config: Config) -> None:
             figure.savefig(file.with_stem(f"{file.stem}_{place + 1}") if place else file)
 
 
-tool = Tool("benchmark", "measure rates beside other libraries", run, options=Benchmark)
+command = Command("benchmark", run, options=Benchmark)

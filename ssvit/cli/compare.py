@@ -15,14 +15,15 @@ import yaml
 from pydantic import BeforeValidator, Field
 
 from ssvit import atomic_io
-from ssvit.cli import trials
-from ssvit.cli.launch import Tool
-from ssvit.cli.trials import Names, Study, Trials, Typed, schedule
+from ssvit.config.command import Command
 from ssvit.config.command_line import CommandLine
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Expect, Positive, Run
+from ssvit.data import arguments
 from ssvit.evaluation import methods
 from ssvit.options import OptionError, print_lines
+from ssvit.training import trials
+from ssvit.training.trials import Names, Study, Trials, Typed, schedule
 
 _UNITS = {"": 1, "s": 1, "min": 60, "h": 3600}
 _BEFORE = "{before}"  # in a stage's options: the run of the stage before
@@ -142,10 +143,10 @@ class Comparison(Trials):
         return [*self.pretraining, *options]
 
 
-tool = Tool(
+command = Command(
     "compare",
-    "train objectives for equal CPU time and evaluate them alike",
     run,
+    expand=arguments.expand,
     options=Compare,
     common=(
         "objectives",

@@ -16,9 +16,9 @@ def run(config: Config) -> None:
     options: Pretrain = config.options
     preflight.check(config.values)
 
-    from ssvit.cli.session import Session
     from ssvit.training import runtime
     from ssvit.training.cost import measure
+    from ssvit.training.session import Session
 
     session = Session(config, Path(options.outputs), stage=PRETRAIN)
     with runtime.together():
@@ -27,10 +27,4 @@ def run(config: Config) -> None:
     print(json.dumps(asdict(cost) | {"augmentation": options.data["augment"]}))
 
 
-tool = replace(
-    pretrain.tool,
-    name="cost",
-    purpose="what a step of a pre-training run costs: CPU time, operations",
-    run=run,
-    dry_run=None,
-)
+command = replace(pretrain.command, name="cost", run=run, dry_run=None, results=None)

@@ -4,13 +4,14 @@ import os
 from functools import partial
 from pathlib import Path
 
-from ssvit.cli import describer
-from ssvit.cli.launch import Tool, progress
+from ssvit.config.command import Command
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Run
-from ssvit.data import folder
+from ssvit.data import arguments, folder
 from ssvit.data.datasets_options import Csv, Folder
 from ssvit.options import print_lines
+from ssvit.progress import progress
+from ssvit.retrieval import describer
 from ssvit.retrieval.options import ALL, PARTS, Embed
 from ssvit.retrieval.options import pictures as named_pictures
 
@@ -57,4 +58,4 @@ def run(config: Config) -> Path:
     return output
 
 
-tool = Tool("embed", "write the features of pictures into a file", run, positional="images", options=Embed)
+command = Command("embed", run, expand=arguments.expand, positional="images", options=Embed)

@@ -3,7 +3,6 @@
 import json
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,16 +10,18 @@ from typing import TYPE_CHECKING, Any
 from ssvit import atomic_io
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.checkpoints.finding import open_checkpoint
-from ssvit.cli import against
-from ssvit.cli.against import Other
-from ssvit.cli.evaluate_options import Evaluate, FewShot, Knn, LinearProbe
-from ssvit.cli.launch import TIMM_ARGUMENTS, Tool, progress
-from ssvit.cli.pretrained import offer
+from ssvit.checkpoints.pretrained import offer, stand_in
+from ssvit.config.command import Command
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Run
-from ssvit.evaluation import baselines, features_options
+from ssvit.data import arguments
+from ssvit.evaluation import against, baselines, features_options
+from ssvit.evaluation.against import Other
+from ssvit.evaluation.options import Evaluate
 from ssvit.evaluation.significance import NOTHING_YET
+from ssvit.models.timm_options import ALIASES as TIMM_ALIASES
 from ssvit.options import folder_to_write, pair, print_lines, within
+from ssvit.progress import progress
 
 if TYPE_CHECKING:
     from ssvit.evaluation.scores import Scores, Split
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 _PAIRS = 1000  # of near-duplicates that are named in a file
 _EXAMPLES = 3  # images in both sets that are named
 # What may be typed for an option: a short form of its group.
-_ALIASES = {"probes=": "probe@probes=", **TIMM_ARGUMENTS}
+_ALIASES = {"probes=": "probe@probes=", **TIMM_ALIASES}
 
 
 def run(config: Config) -> Path | None:
@@ -43,21 +44,28 @@ def run(config: Config) -> Path | None:
         folder_to_write("output", folder)
     config.line.announce()
 
-    from ssvit.cli import frozen
-    from ssvit.evaluation import report
+    from ssvit.evaluation import frozen, report
     from ssvit.evaluation.conclusion import conclude
     from ssvit.evaluation.scores import score
     from ssvit.evaluation.side_by_side import SideBySide
+    from ssvit.training import runtime
+    from ssvit.training.recipe import Recipe
 
     probes = {name: config.build(f"probes.{name}") for name in options.chosen}
-    splits = frozen.read(config, checkpoint, readings, probes, others)
+    data = frozen.images(config, probes)
+    encoders = frozen.encoders_of(config, checkpoint, readings, others)
+    splits = runtime.in_all_processes(
+        Recipe(precision=options.precision),
+        options.fabric,
+        lambda fabric: frozen.read(options, data, encoders, probes, fabric),
+    )
     if splits is None:
         return None
     scores = [
         score(name, probe, splits[name], progress(probe.title, " feature sets")) for name, probe in probes.items()
     ]
     split = next(iter(splits.values()))
-    encoders = tuple(dict.fromkeys(name for split in splits.values() for name in split.own))
+    feature_sets = tuple(dict.fromkeys(name for split in splits.values() for name in split.own))
     compared = SideBySide(scores, against.groups(checkpoint, others, baselines=options.baselines))
     measured = facts(options, checkpoint, split, readings[0].pooling, others)
     if split.duplicates is not None:
@@ -75,7 +83,7 @@ def run(config: Config) -> Path | None:
             folder,
             facts=measured,
             scores=scores,
-            own=encoders,
+            own=feature_sets,
             compared=compared,
             figures=figures,
             commands=commands,
@@ -107,11 +115,6 @@ def commands_of(reading: features_options.Reading, checkpoint: str, command: Cal
         f"{command('retrieve')} action=index store=STORE {features}",
         f"{command('finetune')} {encoder}",
     ]
-
-
-def linear_probe(config: Config) -> Path | None:
-    """Evaluate by the probe that is the method alone."""
-    return run(config.changed({f"probes.{'logistic' if config.options.method == 'sgd' else 'sgd'}": None}))
 
 
 def check(options: Evaluate) -> tuple[Checkpoint, list[features_options.Reading], list[Other]]:
@@ -207,11 +210,12 @@ def _percent(share: float, deviation: float | None = None) -> str:
     return f"{100 * share:.1f} %" + (f" ± {100 * deviation:.1f}" if deviation is not None else "")
 
 
-tool = Tool(
+command = Command(
     "evaluate",
-    "measure frozen features by any probes: one report",
     run,
+    expand=arguments.expand,
     before=offer,
+    stand_in=stand_in,
     options=Evaluate,
     aliases=_ALIASES,
     common=(
@@ -236,19 +240,4 @@ tool = Tool(
         "seed",
         "workers",
     ),
-)
-# These differ in their configuration alone.
-knn = replace(tool, name="knn", options=Knn, purpose="classify by the nearest training images")
-few_shot = replace(
-    tool,
-    name="few_shot",
-    options=FewShot,
-    purpose="ridge regression on a few images of each class, in closed form",
-)
-linear = replace(
-    tool,
-    name="linear_probe",
-    options=LinearProbe,
-    purpose="train linear layers on frozen features",
-    run=linear_probe,
 )

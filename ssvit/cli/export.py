@@ -5,7 +5,7 @@ from pathlib import Path
 from ssvit.checkpoints.checkpoint import PRETRAIN
 from ssvit.checkpoints.finding import find
 from ssvit.checkpoints.finding_options import Pretrained
-from ssvit.cli.launch import Tool
+from ssvit.config.command import Command
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Name
 from ssvit.exchange import export_options, hub
@@ -56,4 +56,4 @@ def run(config: Config) -> None:
         print(f"uploaded to {hub.push(folder, options.push, private=options.private)}")
 
 
-tool = Tool("export", "write weights as others read them", run, options=Export)
+command = Command("export", run, options=Export)

@@ -6,23 +6,26 @@ By default the newest finished run under outputs/, on its images. The same comma
 from pathlib import Path
 
 from ssvit.checkpoints.checkpoint import FINETUNE
-from ssvit.checkpoints.run_folder import RunFolder
-from ssvit.cli.launch import ALIASES, Tool, job_name
-from ssvit.cli.pretrained import (
+from ssvit.checkpoints.pretrained import (
     EMBEDDED,
     SCRATCH,
     configuration,
     default_name,
     from_scratch,
     offer_again,
+    stand_in,
 )
+from ssvit.checkpoints.run_folder import RunFolder
+from ssvit.config.command import Command
 from ssvit.config.command_line import CommandLine
 from ssvit.config.composed import Config
+from ssvit.data import arguments
 from ssvit.options import print_lines
 from ssvit.processes import is_main_process
 from ssvit.training import comparison, preflight
-from ssvit.training.options import Finetune
+from ssvit.training.options import ALIASES, Finetune
 from ssvit.training.recipe import Recipe
+from ssvit.training.sweep import Sweep, job_name
 
 FIRST = "finetune_shapes"  # the experiment that follows a pre-training on the embedded images
 
@@ -42,7 +45,7 @@ def dry_run(config: Config) -> Config:
     config, _ = check(config)
     values = config.values
 
-    from ssvit.cli.session import Session
+    from ssvit.training.session import Session
 
     config.line.announce()
     Session(config, Path(values["outputs"], values["name"]), stage=FINETUNE).preview(config)
@@ -65,7 +68,7 @@ def run(config: Config) -> Path:
             config.line.announce()
             print_lines(f"{values['name']}: starts from {values['encoder'].get('path', 'random weights')}")
 
-        from ssvit.cli.session import Session
+        from ssvit.training.session import Session
 
         session = Session(config, folder.path, stage=FINETUNE)
         if values["compare"]:
@@ -88,14 +91,16 @@ def before(line: CommandLine) -> None:
         line.added.append(f"experiment={FIRST}")
 
 
-tool = Tool(
+command = Command(
     "finetune",
-    "turn what a pre-training run left into a classifier",
     run,
+    expand=arguments.expand,
     before=before,
+    stand_in=stand_in,
     aliases=ALIASES,
     options=Finetune,
     dry_run=dry_run,
+    results=Sweep,
     common=(
         "checkpoint",
         "name",

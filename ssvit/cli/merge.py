@@ -5,7 +5,7 @@ from pathlib import Path
 from ssvit.checkpoints.checkpoint import PRETRAIN
 from ssvit.checkpoints.finding import find
 from ssvit.checkpoints.finding_options import Pretrained
-from ssvit.cli.launch import Tool
+from ssvit.config.command import Command
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Name
 from ssvit.options import OptionError, print_lines
@@ -37,4 +37,4 @@ def run(config: Config) -> Path:
     return whole.path
 
 
-tool = Tool("merge", "make whole files of a sharded run's checkpoint", run, options=Merge)
+command = Command("merge", run, options=Merge)

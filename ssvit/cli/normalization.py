@@ -6,13 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from ssvit.atomic_io import replace
-from ssvit.cli.launch import Tool, progress
+from ssvit.config.command import Command
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Run
+from ssvit.data import arguments
 from ssvit.data.decode_options import RGB
 from ssvit.data.files_options import ImageFiles
 from ssvit.data.normalization_options import MEASURED, Normalization
 from ssvit.options import print_lines
+from ssvit.progress import progress
 
 
 def run(config: Config) -> dict[str, Any]:
@@ -37,4 +39,4 @@ def run(config: Config) -> dict[str, Any]:
     return measured
 
 
-tool = Tool("normalization", "measure mean, deviation and range of the channels", run, options=Normalization)
+command = Command("normalization", run, expand=arguments.expand, options=Normalization)

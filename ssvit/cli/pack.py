@@ -2,13 +2,15 @@
 
 from pathlib import Path
 
-from ssvit.cli.launch import Tool, progress
+from ssvit.config.command import Command
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Run
+from ssvit.data import arguments
 from ssvit.data.decode_options import RGB
 from ssvit.data.files_options import ImageFiles
 from ssvit.data.packing_options import Pack
 from ssvit.options import OptionError, print_lines
+from ssvit.progress import progress
 
 
 def run(config: Config) -> Path:
@@ -34,4 +36,4 @@ def run(config: Config) -> Path:
     return output
 
 
-tool = Tool("pack", "make shards (tar files) of a data set, or verify them", run, options=Pack)
+command = Command("pack", run, expand=arguments.expand, options=Pack)

@@ -11,7 +11,7 @@ from ssvit.atomic_io import replace
 from ssvit.checkpoints.checkpoint import FINETUNE
 from ssvit.checkpoints.finding import find
 from ssvit.checkpoints.finding_options import Finetuned
-from ssvit.cli.launch import Tool
+from ssvit.config.command import Command
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Count, Fraction, Name
 from ssvit.data import folder, pseudo_labels
@@ -106,4 +106,4 @@ def run(config: Config) -> None:
         raise UserError(f"{unreadable} of {len(paths)} pictures could not be read")
 
 
-tool = Tool("predict", "name the classes of pictures", run, positional="images", options=Predict)
+command = Command("predict", run, positional="images", options=Predict)

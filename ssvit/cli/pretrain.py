@@ -4,19 +4,21 @@ checkpoint=PATH starts from weights that exist, a run's or another project's.
 """
 
 import shlex
+from functools import partial
 from pathlib import Path
 
 from ssvit.checkpoints.checkpoint import PRETRAIN
+from ssvit.checkpoints.pretrained import EMBEDDED, configuration, keep_weights, offer_start, stand_in
 from ssvit.checkpoints.run_folder import RunFolder
-from ssvit.cli import preset
-from ssvit.cli.launch import ALIASES, Tool, job_name
-from ssvit.cli.pretrained import EMBEDDED, configuration, keep_weights, offer_start
+from ssvit.config.command import Command
 from ssvit.config.command_line import CONFIGS, CommandLine
 from ssvit.config.composed import Config
+from ssvit.data import arguments
 from ssvit.options import print_lines
 from ssvit.processes import is_main_process
-from ssvit.training import preflight
-from ssvit.training.options import Pretrain
+from ssvit.training import preflight, preset
+from ssvit.training.options import ALIASES, Pretrain
+from ssvit.training.sweep import Sweep, job_name
 
 
 def check(config: Config) -> Config:
@@ -33,7 +35,7 @@ def dry_run(config: Config) -> Config:
     """Print the sizes, time and memory of the run, write nothing, and return the completed configuration."""
     config = check(config)
 
-    from ssvit.cli.session import Session
+    from ssvit.training.session import Session
 
     Session(config, Path(config.values["outputs"], config.values["name"]), stage=PRETRAIN).preview(config)
     return config
@@ -49,7 +51,7 @@ def run(config: Config) -> Path:
             if "path" in values["encoder"]:
                 print_lines(f"{values['name']}: starts from {values['encoder']['path']}")
 
-        from ssvit.cli.session import Session
+        from ssvit.training.session import Session
 
         session = Session(config, folder.path, stage=PRETRAIN)
         session.train(config, folder.path)
@@ -80,14 +82,16 @@ def before(line: CommandLine) -> None:
     offer_start(line, dict(option.split("=", 1) for option in chosen if option.partition("=")[0] != "preset"))
 
 
-tool = Tool(
+command = Command(
     "pretrain",
-    "pre-train a Vision Transformer",
     run,
+    expand=partial(arguments.expand, own_images=("preset=auto",)),
     before=before,
+    stand_in=stand_in,
     aliases=ALIASES,
     options=Pretrain,
     dry_run=dry_run,
+    results=Sweep,
     common=(
         "name",
         "checkpoint",
@@ -112,5 +116,4 @@ tool = Tool(
         "fabric.devices",
         "workers",
     ),
-    own_images=("preset=auto",),
 )

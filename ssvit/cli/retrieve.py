@@ -2,12 +2,13 @@
 
 from functools import partial
 
-from ssvit.cli import describer
-from ssvit.cli.launch import Tool
+from ssvit.config.command import Command
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Run
+from ssvit.data import arguments
 from ssvit.evaluation.base_options import AUTO
 from ssvit.options import print_lines
+from ssvit.retrieval import describer
 from ssvit.retrieval.options import ADD, FEWEST, INDEX, Retrieve
 from ssvit.retrieval.options import pictures as named_pictures
 
@@ -47,4 +48,4 @@ def run(config: Config) -> None:
     print_lines(*report.split("\n"), describe.report)
 
 
-tool = Tool("retrieve", "find pictures that look alike", run, positional="images", options=Retrieve)
+command = Command("retrieve", run, expand=arguments.expand, positional="images", options=Retrieve)

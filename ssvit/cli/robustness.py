@@ -12,7 +12,7 @@ from ssvit import atomic_io
 from ssvit.checkpoints.checkpoint import FINETUNE
 from ssvit.checkpoints.finding import find
 from ssvit.checkpoints.finding_options import Finetuned
-from ssvit.cli.launch import Tool
+from ssvit.config.command import Command
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Count, Expect, Name, Whole
 from ssvit.data import robustness as layouts
@@ -105,9 +105,8 @@ def figure(rows: "list[Row]") -> "Figure":
     return robustness(bars, errors, shapes)
 
 
-tool = Tool(
+command = Command(
     "robustness",
-    "test a classifier on robustness sets, and whether it goes by shape or texture",
     run,
     options=Robustness,
 )

@@ -12,15 +12,16 @@ from typing import Annotated, Any
 from annotated_types import MinLen
 
 from ssvit import atomic_io
-from ssvit.cli import trials
 from ssvit.cli.compare import stages
-from ssvit.cli.launch import Tool
-from ssvit.cli.trials import Names, Trials, Typed, schedule
+from ssvit.config.command import Command
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Count, Distinct, Expect, Name, Run
+from ssvit.data import arguments
 from ssvit.evaluation import methods, scaling
 from ssvit.models.timm_options import Timm
 from ssvit.options import OptionError, print_lines, typed
+from ssvit.training import trials
+from ssvit.training.trials import Names, Trials, Typed, schedule
 
 _HEAD = 64  # numbers of a token for each head of attention, as in the paper's models
 _GRID = ("images", "depth", "width", "patch", "steps")
@@ -150,10 +151,10 @@ class Study(Trials):
         self.write(name, {"objective": objective, "seed": seed, **point, "cost": cost, **found})
 
 
-tool = Tool(
+command = Command(
     "scaling",
-    "train a grid of runs and draw accuracy against images, model size and compute",
     run,
+    expand=arguments.expand,
     options=Scaling,
     common=(
         "objectives",

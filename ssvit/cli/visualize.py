@@ -8,13 +8,14 @@ from ssvit.analysis.options import Visualize, plotted
 from ssvit.checkpoints.checkpoint import FINETUNE, Checkpoint
 from ssvit.checkpoints.finding import find, open_checkpoint
 from ssvit.checkpoints.loading_options import LoadEncoder, pixel_format
-from ssvit.cli.launch import Tool, progress
-from ssvit.cli.pretrained import SCRATCH, from_scratch, offer
+from ssvit.checkpoints.pretrained import SCRATCH, from_scratch, offer, stand_in
+from ssvit.config.command import Command
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Run
-from ssvit.data import folder
+from ssvit.data import arguments, folder
 from ssvit.models.build_options import vit
 from ssvit.options import OptionError, print_lines
+from ssvit.progress import progress
 
 
 def run(config: Config) -> None:
@@ -83,11 +84,12 @@ def find_other(options: Visualize, sizes: Mapping[str, Any], channels: int, say:
     return found
 
 
-tool = Tool(
+command = Command(
     "visualize",
-    "plot filters, positions, attention and the similarity of layers",
     run,
+    expand=arguments.expand,
     before=offer,
+    stand_in=stand_in,
     positional="images",
     options=Visualize,
 )

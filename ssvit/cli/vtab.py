@@ -11,7 +11,8 @@ from pydantic import model_validator
 from ssvit import atomic_io
 from ssvit.checkpoints import manifest
 from ssvit.checkpoints.configuration import Configuration
-from ssvit.cli.launch import Tool
+from ssvit.checkpoints.run_folder import rows
+from ssvit.config.command import Command
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Name, Options, Runs
 from ssvit.data.vtab import NAMES
@@ -65,8 +66,6 @@ def found(folders: Iterable[Path]) -> tuple[list[Run], list[str]]:
     """The finished runs on a task among folders, and the others in words; what is damaged, or no run of ours, is passed
     over.
     """
-    from ssvit.training import metrics_log
-
     runs, unfinished = [], []
     for folder in folders:
         with suppress(UserError, OSError):
@@ -74,10 +73,10 @@ def found(folders: Iterable[Path]) -> tuple[list[Run], list[str]]:
             data = config.values.get("data") or {}
             if config.choices.get("data") != "vtab" or data.get("task") not in NAMES:
                 continue
-            rows = [row for row in metrics_log.rows(folder) if not row.keys().isdisjoint(_MEASURED)]
-            if not rows:
+            tested = [row for row in rows(folder) if not row.keys().isdisjoint(_MEASURED)]
+            if not tested:
                 continue
-            last, steps = rows[-1], (config.values.get("recipe") or {}).get("steps")
+            last, steps = tested[-1], (config.values.get("recipe") or {}).get("steps")
             if _TEST not in last or (last["step"] != steps and last["step"] != _ended_early(folder)):
                 unfinished.append(f"{data['task']} ({folder}, step {last['step']} of {steps})")
                 continue
@@ -94,6 +93,4 @@ def _ended_early(folder: Path) -> int | None:
     return next((facts["step"] for facts in newest if facts.get("ended")), None)
 
 
-tool = Tool(
-    "vtab", "make the table of VTAB-1k's 19 tasks from the runs that are there", run, positional="runs", options=Vtab
-)
+command = Command("vtab", run, positional="runs", options=Vtab)

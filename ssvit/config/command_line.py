@@ -151,6 +151,10 @@ class CommandLine:
         items = (item for one in lists if isinstance(one, dict) for item in one.items())
         return {group.removeprefix("override "): choice for group, choice in items}
 
+    def origin(self, group: str, choice: Any) -> Any:
+        """The choice of a group; for `pretrained` the choice of the checkpoint's run."""
+        return self.brought.get(group, choice) if choice == "pretrained" else choice
+
     def command(self, name: str) -> str:
         """What a user types for another command, in the way that started this one: ssvit finetune."""
         return name.join(self.spelling)

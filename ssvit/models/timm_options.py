@@ -14,6 +14,9 @@ from ssvit.config.declaration import Expect, Size
 from ssvit.models.encoder_options import Normalized
 from ssvit.options import OptionError, UserError
 
+# Short forms of options: timm's models may have any arguments.
+ALIASES = {f"encoder.arguments{mark}": f"++encoder.arguments{mark}" for mark in ".="}
+
 
 class Timm(Normalized):
     """A model of timm without its classifier, as an encoder of one layer, to compare with."""

@@ -20,6 +20,7 @@ from torch import Tensor
 from ssvit import atomic_io
 from ssvit.checkpoints import storage
 from ssvit.checkpoints.checkpoint import Checkpoint
+from ssvit.checkpoints.run_folder import rows
 from ssvit.data.batch import Batch
 from ssvit.data.loader import Loader
 from ssvit.evaluation.base import Evaluation, Evaluator, with_metrics
@@ -30,7 +31,7 @@ from ssvit.randomness import key
 from ssvit.training import best, runtime
 from ssvit.training.estimate import estimate
 from ssvit.training.loggers.base import Logger
-from ssvit.training.metrics_log import MetricsLog, rows
+from ssvit.training.metrics_log import MetricsLog
 from ssvit.training.peers import Shared
 from ssvit.training.readings import Numbers, Readings
 from ssvit.training.recipe import Recipe

@@ -10,41 +10,19 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from matplotlib.figure import Figure
 from PIL import Image
 from tqdm import tqdm
 
 from ssvit import atomic_io
+from ssvit.checkpoints.run_folder import rows
 from ssvit.figures.png import png
 from ssvit.options import UserError, printable
 from ssvit.training.loggers.base import Logger, Unreachable
 from ssvit.training.recipe import Recipe
 
 _TICK = 0.5  # seconds from one look of the bar to the next while nothing else moves it
-
-
-def rows(folder: Path) -> list[dict[str, Any]]:
-    """The rows of a run's metrics.jsonl, each with its "step"; none where there is no file.
-
-    A line that a killed process left incomplete is passed over. UserError if the file cannot be read.
-    """
-    found = []
-    path = folder / "metrics.jsonl"
-    try:
-        atomic_io.check_regular(path)
-        text = path.read_text(errors="replace")
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
-    for line in text.splitlines():
-        with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):
-            row = json.loads(line)
-            row["step"] + 0  # a number, or it is no row
-            found.append(row)
-    return found
 
 
 class MetricsLog:

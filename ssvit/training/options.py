@@ -8,11 +8,14 @@ from pydantic import Field, model_validator
 
 from ssvit.config.declaration import Count, Name, NotNegative, Options, Part, Parts, Positive, Runs, Whole
 from ssvit.data.source_options import Subset
+from ssvit.devices import Fabric
 from ssvit.evaluation.online_options import Probing
+from ssvit.models import timm_options
 from ssvit.options import OptionError, within
 from ssvit.training.recipe import Recipe
-from ssvit.training.runtime_options import Fabric
 
+# Short forms of options.
+ALIASES = {"evaluator=": "evaluator@evaluators=", **timm_options.ALIASES}
 HeldOut = Annotated[float, Gt(0), Le(0.9)]
 
 

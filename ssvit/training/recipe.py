@@ -14,9 +14,9 @@ from pydantic import model_validator
 from ssvit.config.declaration import Count, Expect, NotNegative, Options, Positive, Run, Share, Whole
 from ssvit.data.loader_options import check_shares
 from ssvit.data.source_options import DataSet, Subset
+from ssvit.devices import Fabric
 from ssvit.models.timm_options import Timm
 from ssvit.options import OptionError
-from ssvit.training.runtime_options import Fabric
 
 Decay = Annotated[float, Ge(0), Le(0.999999)]  # of a running mean
 

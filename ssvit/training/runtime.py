@@ -10,10 +10,10 @@ import os
 import secrets
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from datetime import timedelta
-from typing import Any, Literal, cast
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 from lightning_fabric import Fabric
@@ -30,11 +30,12 @@ from torch.distributed import (  # type: ignore[attr-defined]  # the two stores 
 )
 from torch.nn.parallel import DistributedDataParallel
 
+from ssvit import devices
 from ssvit.kernels import operators
 from ssvit.options import UserError
 from ssvit.randomness import key
 from ssvit.training import sharding
-from ssvit.training.peers import Peers
+from ssvit.training.peers import PeerGone, Peers
 from ssvit.training.recipe import Recipe
 
 TIMEOUT = 600.0  # seconds that a process waits for another
@@ -43,6 +44,7 @@ _peers: Peers | None = None
 _gloo: ProcessGroup | None = None
 
 
+T = TypeVar("T")
 Precision = Literal["bf16-mixed", "32-true", "64-true"]
 
 
@@ -103,6 +105,28 @@ def start(recipe: Recipe, *, timeout: float = TIMEOUT, **options: Any) -> Fabric
         keep_memory()
     torch.manual_seed(key(recipe.seed, "weights"))
     return fabric
+
+
+def in_all_processes(recipe: Recipe, options: devices.Fabric, function: Callable[[Fabric], T]) -> T | None:
+    """Call a function in all processes, of which the main one then continues alone.
+
+    Returns:
+        The result in the main process; None in the others, also where all of them have failed alike.
+    """
+    threads = torch.get_num_threads()
+    fabric = start(recipe, **options.values())
+    try:
+        with together():
+            result = function(fabric)
+    except PeerGone:
+        raise
+    except UserError:
+        if fabric.is_global_zero:
+            raise
+        return None
+    part()
+    torch.set_num_threads(threads)
+    return result if fabric.is_global_zero else None
 
 
 def keep_memory() -> None:

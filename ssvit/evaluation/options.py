@@ -8,10 +8,10 @@ from pydantic import Field, model_validator
 
 from ssvit.checkpoints.finding_options import Pretrained
 from ssvit.config.declaration import Count, Counts, Expect, Name, NotNegative, Part, Parts, Whole
+from ssvit.devices import Fabric
 from ssvit.evaluation.features_options import Features
 from ssvit.evaluation.probes import knn_options, linear_options, ridge_options
 from ssvit.options import OptionError, file_to_write
-from ssvit.training.runtime_options import Fabric
 
 
 class Evaluate(Pretrained):

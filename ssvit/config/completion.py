@@ -8,20 +8,19 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from glob import glob
 
-from ssvit.cli.help import stand_in
-from ssvit.cli.launch import Tool
 from ssvit.config import composition
+from ssvit.config.command import Command
 from ssvit.config.command_line import Plain
 from ssvit.options import UserError, typed
 
 
-def complete(action: str, commands: Sequence[str], find: Callable[[str], Tool]) -> None:
+def complete(action: str, commands: Sequence[str], find: Callable[[str], Command]) -> None:
     """Print the words that complete COMP_LINE (query=SHELL), or a script for a shell (install=…, uninstall=…).
 
     Args:
         action: What -sc asks for.
         commands: The names of all commands.
-        find: The tool of a command.
+        find: Imports a command.
     """
     if not action.startswith("query"):
         composition.completion_script(action)
@@ -35,20 +34,20 @@ def complete(action: str, commands: Sequence[str], find: Callable[[str], Tool]) 
     print("\n".join(sorted(set(matches))))
 
 
-def _options(tool: Tool, words: Sequence[str], word: str) -> Iterator[str]:
+def _options(command: Command, words: Sequence[str], word: str) -> Iterator[str]:
     """The groups and options of a command that begin with a word, each with its files or its value behind =."""
     try:
-        config = tool.compose(stand_in(tool, words), incomplete=True)
+        config = command.described(words)
     except UserError:  # of the words before
         return
     name, equals, begin = word.partition("=")
     if not equals:
-        groups = [*(f"{group}=" for group in config.choices), *tool.aliases]
+        groups = [*(f"{group}=" for group in config.choices), *command.aliases]
         yield from (group for group in groups if group.startswith(word) and group.endswith("="))
         yield from (option for option in _names(config.written, word) if option.startswith(word))
     elif begin.startswith((".", "/", "~")):
         yield from (f"{name}={file}" for file in glob(f"{os.path.expanduser(begin)}*"))
-    elif files := config.line.names(tool.aliases.get(f"{name}=", name).partition("@")[0].rstrip("=")):
+    elif files := config.line.names(command.aliases.get(f"{name}=", name).partition("@")[0].rstrip("=")):
         yield from (f"{name}={file}" for file in files if file.startswith(begin))
     elif typed(value := config.value(name)).startswith(begin) and value is not None:
         yield f"{name}={typed(value)}"

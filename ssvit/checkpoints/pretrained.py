@@ -173,13 +173,8 @@ def stand_in(line: CommandLine) -> None:
     line.nodes["data", "pretrained"] = {"defaults": ["synthetic"]}
 
 
-def origin(line: CommandLine, group: str, file: Any) -> Any:
-    """The file of a group that is chosen: the checkpoint's where that is `pretrained`."""
-    return line.brought.get(group, file) if file == "pretrained" else file
-
-
 def offer_again(line: CommandLine) -> None:
-    """`offer` for a tool that trains: a run that is named, or that the same command began, keeps its checkpoint."""
+    """`offer` for fine-tuning: a run that is named, or that the same command began, keeps its checkpoint."""
     own, arguments = None, line.typed
     if arguments.get("overwrite") != "true":
         outputs = Path(arguments.get("outputs", "outputs"))

@@ -10,9 +10,9 @@ from typing import Any
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.checkpoints.configuration import Configuration, flatten, is_free
 from ssvit.checkpoints.loading_options import LoadEncoder
-from ssvit.cli.evaluate_options import Evaluate
 from ssvit.evaluation.baselines import OWN, PIXELS, RANDOM
 from ssvit.evaluation.features_options import Reading
+from ssvit.evaluation.options import Evaluate
 from ssvit.exchange.reading import FOREIGN_OPTIONS
 from ssvit.options import OptionError, UserError, pair, within
 

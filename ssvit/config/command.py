@@ -1,61 +1,66 @@
-"""How every tool starts, from the command line or from Python: its options are composed, and failures are one line.
+"""How every command starts, from the command line or from Python: its options are composed, and failures are one line.
 
 Status: 0 done, 1 failed, 2 the configuration is wrong, 130 and 143 stopped by Ctrl-C and SIGTERM.
 """
 
 import io
 import os
-import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NoReturn
-
-from tqdm import tqdm
+from typing import Any, NoReturn, Protocol
 
 from ssvit.config import composition
 from ssvit.config.command_line import PYTHON, CommandLine
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Options
-from ssvit.data import arguments as images
 from ssvit.options import Failure, OptionError, UserError, print_lines, printable, typed
 from ssvit.processes import end_with_launcher, is_main_process
 
-# Whatever names timm's model has for them.
-TIMM_ARGUMENTS = {f"encoder.arguments{mark}": f"++encoder.arguments{mark}" for mark in ".="}
-ALIASES = {"evaluator=": "evaluator@evaluators=", **TIMM_ARGUMENTS}  # of the tools that train, see `Tool`
+
+class Results(Protocol):
+    """The results of the jobs of a sweep (-m)."""
+
+    def add(self, config: Config, folder: Path) -> float | None:
+        """Add the job of a configuration by the folder that it left; return its value for a sweeper that searches."""
+
+    def table(self) -> str:
+        """Return the table of all jobs, "" if there are none."""
 
 
 @dataclass(frozen=True)
-class Tool:
+class Command:
     """A command: it composes its options, with configs/<name>.yaml if there is one, and calls run(config).
 
     Attributes:
         name: The name of the command and of its file in configs/.
-        purpose: What it is for, in a few words.
         run: The command itself.
+        options: The class of its options. Those of the parts that it builds are declared by the parts.
+        expand: Called with the command line first, to replace short forms of options.
         before: Called with the command line before composition; it may add options and choices.
+        stand_in: Called in place of a `before` that fails, such as one that finds no checkpoint, where the options are
+            only described.
         positional: The option, a list, that takes the arguments which are not written as option=value.
         aliases: What beginnings of options stand for.
-        options: The class of its options. Those of the parts that it builds are declared by the parts.
         common: Beginnings of the options that --help shows, all if empty.
         dry_run: What --dry-run calls in the place of `run`; it returns the completed configuration.
-        own_images: Options that data=PATH adds, unless they are typed.
+        results: Makes the collection of the results of a sweep, if `run` returns the folder of a run.
         spelling: As of `CommandLine`.
     """
 
     name: str
-    purpose: str
     run: Callable[[Config], Any]
+    options: type[Options]
+    expand: Callable[[CommandLine], None] | None = None
     before: Callable[[CommandLine], None] | None = None
+    stand_in: Callable[[CommandLine], None] | None = None
     positional: str | None = None
     aliases: Mapping[str, str] = field(default_factory=dict)
-    options: type[Options] = Options
     common: Sequence[str] = ()
     dry_run: Callable[[Config], Config] | None = None
-    own_images: Sequence[str] = ()
+    results: Callable[[], Results] | None = None
     spelling: tuple[str, str] = PYTHON
 
     def main(self, arguments: Sequence[str]) -> None:
@@ -86,12 +91,20 @@ class Tool:
         return self._start(self.compose(line))
 
     def line(self, arguments: Sequence[str]) -> CommandLine:
-        """The command line of these arguments, with what the tool adds to it. UserError for a wrong one."""
+        """The command line of these arguments, with what the command adds to it. UserError for a wrong one."""
         line = CommandLine(arguments, aliases=self.aliases, positional=self.positional, spelling=self.spelling)
-        images.expand(line, self.own_images)
-        if self.before:
-            self.before(line)
+        for change in (self.expand, self.before):
+            if change:
+                change(line)
         return line
+
+    def described(self, arguments: Sequence[str]) -> Config:
+        """The configuration that these arguments make, for --help and completion, which need no checkpoint."""
+        try:
+            line = self.line(arguments)
+        except UserError:
+            line = replace(self, before=self.stand_in).line(arguments)
+        return self.compose(line, incomplete=True)
 
     def compose(self, line: CommandLine, *, incomplete: bool = False) -> Config:
         """The configuration that a command line makes. Failure for a wrong option.
@@ -102,24 +115,16 @@ class Tool:
             return composition.compose(self.name, line, self.options, incomplete=incomplete)
 
     def _sweep(self, line: CommandLine) -> None:
-        jobs = []
+        results = self.results and self.results()
 
         def job(config: Config) -> float | None:
             with in_one_line():  # Hydra would print a failure in its own way
-                left = self._start(config)
-            if not isinstance(left, Path):
-                return None
-            from ssvit.cli import sweep
-
-            parts = (option.lstrip("+").partition("=") for option in config.own)
-            jobs.append(sweep.Job({name: value for name, _, value in parts}, left))
-            return sweep.value(left, config)  # what a sweeper that searches goes by
+                folder = self._start(config)
+            return results.add(config, folder) if results else None
 
         composition.sweep(self.name, line, self.options, job)
-        if jobs and is_main_process():
-            from ssvit.cli import sweep
-
-            print_lines(*sweep.table(jobs).split("\n"))
+        if results and is_main_process() and (table := results.table()):
+            print_lines(*table.split("\n"))
 
     def _start(self, config: Config) -> Any:
         """Call `run` with a composed configuration; Failure for what a user can cause."""
@@ -134,16 +139,6 @@ class Tool:
             raise Failure(f"{error.filename or 'system'}: {error.strerror or error}", 1) from None
 
 
-def job_name(config: Config, name: str) -> str:
-    """The name of a run; a job of a sweep (-m) has its own values in it."""
-    if not config.own or any(option.startswith("name=") for option in config.own):
-        return name
-    return "_".join([name, *(_NOT_IN_NAMES.sub("-", option) for option in config.own)])
-
-
-_NOT_IN_NAMES = re.compile(r"[^\w.=,+-]+")
-
-
 @contextmanager
 def _configuration() -> Iterator[None]:
     """Make every error of a user that the block raises a Failure with the status of a wrong configuration."""
@@ -155,20 +150,6 @@ def _configuration() -> Iterator[None]:
         raise Failure(str(error), 2) from None
     except OSError as error:
         raise Failure(f"{error.filename or 'system'}: {error.strerror or error}", 1) from None
-
-
-def progress(what: str, unit: str) -> Callable[[int, int], None]:
-    """A function of (done, all) that shows the progress, its rate and the time left, unless it is soon done."""
-    rarely = 0.5 if sys.stdout.isatty() else 10
-    bar = tqdm(desc=what, unit=unit, mininterval=rarely, delay=rarely, dynamic_ncols=True, file=sys.stdout)
-
-    def show(done: int, total: int) -> None:
-        bar.total = total
-        bar.update(done - bar.n)
-        if done == total:
-            bar.close()
-
-    return show
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 from annotated_types import MinLen
 
 from ssvit import atomic_io
+from ssvit.checkpoints.run_folder import rows
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Count, Distinct, Expect, Name, Run, Whole
 from ssvit.data.source_options import NO_LABELS, DataSet
@@ -153,9 +154,7 @@ class Trials:
 
     def history(self, name: str) -> list[dict[str, Any]]:
         """The rows of metrics of a run."""
-        from ssvit.training import metrics_log
-
-        return metrics_log.rows(self.folder / name)
+        return rows(self.folder / name)
 
     def write(self, name: str, row: Mapping[str, Any]) -> None:
         """Write a row of the table, with the protocol and the versions."""

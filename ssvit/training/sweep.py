@@ -8,14 +8,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ssvit.checkpoints.run_folder import rows
 from ssvit.config.composed import Config
 from ssvit.options import UserError
-from ssvit.training.metrics_log import rows
 
 _VALIDATION, _TEST = (tuple(f"{part}/{name}" for name in ("accuracy", "map")) for part in ("validation", "test"))
 _TRAIN = "train/loss"
 _LOSSES = ("held_out/loss", _TRAIN)
 _CHOICE = "_choice"  # at the end of the name of a probe's accuracy on training images
+_NOT_IN_NAMES = re.compile(r"[^\w.=,+-]+")
 _NO_METRIC = "development=0.1 keeps images to choose by"
 
 
@@ -30,6 +31,30 @@ class Job:
     def metrics(self) -> dict[str, float]:
         """The last value of each metric."""
         return {name: value for row in rows(self.folder) for name, value in row.items() if value is not None}
+
+
+class Sweep:
+    """The results of the jobs of a sweep."""
+
+    def __init__(self) -> None:
+        self.jobs: list[Job] = []
+
+    def add(self, config: Config, folder: Path) -> float | None:
+        """Add the job of a configuration by its folder; return the metric of `value`."""
+        parts = (option.lstrip("+").partition("=") for option in config.own)
+        self.jobs.append(Job({name: value for name, _, value in parts}, folder))
+        return value(folder, config)
+
+    def table(self) -> str:
+        """Return the table of all jobs, "" if there are none."""
+        return table(self.jobs) if self.jobs else ""
+
+
+def job_name(config: Config, name: str) -> str:
+    """The name of a run; a job of a sweep (-m) has its own values in it."""
+    if not config.own or any(option.startswith("name=") for option in config.own):
+        return name
+    return "_".join([name, *(_NOT_IN_NAMES.sub("-", option) for option in config.own)])
 
 
 def metric(metrics: Mapping[str, float]) -> str | None:

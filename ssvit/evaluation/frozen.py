@@ -14,18 +14,17 @@ from lightning_fabric import Fabric
 
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.checkpoints.loading import load_encoder
-from ssvit.cli.against import Other
-from ssvit.cli.evaluate_options import Evaluate
-from ssvit.cli.launch import progress
-from ssvit.cli.pretrained import from_scratch
+from ssvit.checkpoints.pretrained import from_scratch
 from ssvit.config.command_line import Plain
 from ssvit.config.composed import Config, build
 from ssvit.data.batch import EvalTransform
 from ssvit.data.source import Data, Source, masks, subset
+from ssvit.evaluation.against import Other
 from ssvit.evaluation.baselines import OWN, PIXELS, RANDOM, RANDOM_PREFIX
 from ssvit.evaluation.duplicates import Thumbnails, duplicates
 from ssvit.evaluation.features import Cache, Extractor, FeatureSets, Frozen, Half, PatchPixels, Pixels, extract
 from ssvit.evaluation.features_options import Reading
+from ssvit.evaluation.options import Evaluate
 from ssvit.evaluation.probes.base import Probe, check_labels
 from ssvit.evaluation.scores import Split
 from ssvit.figures.display import Display
@@ -33,28 +32,32 @@ from ssvit.kernels.accelerate import accelerate
 from ssvit.models.encoder import Encoder
 from ssvit.models.encoder_options import PATCHES
 from ssvit.options import UserError, pair, within
+from ssvit.progress import progress
 from ssvit.randomness import key
-from ssvit.training import runtime
-from ssvit.training.peers import PeerGone
-from ssvit.training.recipe import Recipe
 
 
-def read(
-    config: Config,
-    checkpoint: Checkpoint,
-    readings: Sequence[Reading],
-    probes: Mapping[str, Probe],
-    others: Sequence[Other],
-) -> dict[str, Split] | None:
-    """The feature sets for each probe: those of whole images first, the same for all their probes.
+class EncoderViews(NamedTuple):
+    """What gives features: its name, what their names begin with, and the images that it sees.
 
-    others: encoders to compare with. Features of patches are of the last of the readings alone. None in all processes
-    but the main one, which goes on alone. UserError if the images do not suffice for the probes, before a feature is
-    read where the labels show it.
+    view: the options of the transform; seen_alike: whether that is the one of the encoder in question.
+    """
+
+    name: str
+    prefix: str
+    function: Extractor
+    eval_transform: EvalTransform
+    view: Plain
+    seen_alike: bool = True
+
+
+def images(config: Config, probes: Mapping[str, Probe]) -> Data:
+    """Build the images of an evaluation.
+
+    Raises:
+        UserError: They do not suffice for the probes, as far as their labels show it.
     """
     options: Evaluate = config.options
-    of_images = [name for name, probe in probes.items() if probe.features != PATCHES]
-    data = config.build("data.source")
+    data: Data = config.build("data.source")
     part, test = data.reported
     labelled = any(probe.truth == "labels" for probe in probes.values())
     if labelled and (data.train.labels is None or test.labels is None):
@@ -71,34 +74,37 @@ def read(
         if probe.truth == "masks":
             for source in (data.train, test):
                 masks(source, eval_transform, torch.tensor([0]))
-    encoders = _encoders(config, checkpoint, readings, others)
-    threads = torch.get_num_threads()
-    fabric = runtime.start(Recipe(precision=options.precision), **options.fabric.values())
-    try:
-        with runtime.together():
-            shared = (options, eval_transform, fabric)
-            # Of one split are they told: that of the first probe.
-            paired = options.duplicates and options.report
-            splits = dict.fromkeys(of_images, _split(data, encoders, *shared, paired=paired)) if of_images else {}
-            for name, probe in probes.items():
-                if probe.features == PATCHES:
-                    fewer = _fewer(data, *probe.most_images)
-                    of_patches = [
-                        one._replace(function=_of_patches(one.function, encoders[0], half=probe.half))
-                        for one in encoders
-                    ]
-                    first = paired and not splits
-                    splits[name] = _split(fewer, of_patches, *shared, masked=probe.truth == "masks", paired=first)
-    except PeerGone:
-        raise
-    except UserError:
-        if fabric.is_global_zero:
-            raise
-        return None  # all have failed alike, or the main one reports that this one has
-    runtime.part()
-    if not fabric.is_global_zero:
-        return None
-    torch.set_num_threads(threads)
+    return data
+
+
+def read(
+    options: Evaluate, data: Data, encoders: Sequence[EncoderViews], probes: Mapping[str, Probe], fabric: Fabric
+) -> dict[str, Split]:
+    """Compute the features for each probe in all processes, or take them from the cache.
+
+    Args:
+        options: The options of the evaluation.
+        data: The images, as `images` returns them.
+        encoders: The encoders, as `encoders_of` returns them.
+        probes: The probes, by name.
+        fabric: The processes.
+
+    Returns:
+        The feature sets by the names of the probes: first those of whole images, which are the same for all their
+        probes. Features of patches are of the last reading alone.
+    """
+    of_images = [name for name, probe in probes.items() if probe.features != PATCHES]
+    paired = options.duplicates and options.report  # near-duplicates are reported once, for the first probe's split
+    splits = dict.fromkeys(of_images, _split(data, encoders, options, fabric, paired=paired)) if of_images else {}
+    for name, probe in probes.items():
+        if probe.features == PATCHES:
+            fewer = _fewer(data, *probe.most_images)
+            of_patches = [
+                encoder._replace(function=_of_patches(encoder.function, encoders[0], half=probe.half))
+                for encoder in encoders
+            ]
+            masked, first = probe.truth == "masks", paired and not splits
+            splits[name] = _split(fewer, of_patches, options, fabric, masked=masked, paired=first)
     return splits
 
 
@@ -113,23 +119,9 @@ def _fewer(data: Data, train_images: int | None, test_images: int | None) -> Dat
     return replace(data, train=train, validation=None if is_test else test, test=test if is_test else None)
 
 
-class _Encoder(NamedTuple):
-    """What gives features: its name, what their names begin with, and the images that it sees.
-
-    view: the options of the transform; seen_alike: whether that is the one of the encoder in question.
-    """
-
-    name: str
-    prefix: str
-    function: Extractor
-    eval_transform: EvalTransform
-    view: Plain
-    seen_alike: bool = True
-
-
-def _encoders(
+def encoders_of(
     config: Config, checkpoint: Checkpoint, readings: Sequence[Reading], others: Sequence[Other]
-) -> list[_Encoder]:
+) -> list[EncoderViews]:
     """The encoder of the checkpoint, the baselines, and the others."""
 
     def frozen(encoder: Encoder, readings: Sequence[Reading], weights: str) -> Frozen:
@@ -145,23 +137,23 @@ def _encoders(
     view = options.data["view"]
     transform = config.build("data.view")
     weights = f"{checkpoint.checksum}, resized as {options.encoder['resize']}"
-    found = [_Encoder(OWN, "", frozen(built(config), readings, weights), transform, view)]
+    found = [EncoderViews(OWN, "", frozen(built(config), readings, weights), transform, view)]
     if options.baselines:
         weights = f"random weights of torch {torch.__version__}"
         untrained = frozen(built(from_scratch(config)), readings, weights)
-        found.append(_Encoder(RANDOM, RANDOM_PREFIX, untrained, transform, view))
-        found.append(_Encoder(PIXELS, PIXELS, Pixels(), transform, view))
+        found.append(EncoderViews(RANDOM, RANDOM_PREFIX, untrained, transform, view))
+        found.append(EncoderViews(PIXELS, PIXELS, Pixels(), transform, view))
     for other in others:
         encoder = load_encoder(**vars(other.loading) | {"announce": True})
         weights = f"{other.loading.checkpoint().checksum}, resized as {other.loading.resize}"
         own = _resized(view, other.image_size)
         function = frozen(encoder, other.readings, weights)
         seen = transform if own == view else build(own)
-        found.append(_Encoder(other.name, f"{other.name} ", function, seen, own, own == view))
+        found.append(EncoderViews(other.name, f"{other.name} ", function, seen, own, own == view))
     return found
 
 
-def _of_patches(function: Extractor, own: _Encoder, *, half: bool) -> Extractor:
+def _of_patches(function: Extractor, own: EncoderViews, *, half: bool) -> Extractor:
     """The features of single patches: of an encoder at its last reading, or pixels of patches of the size of our own.
 
     half: in float16.
@@ -187,9 +179,8 @@ def _resized(view: Plain, size: tuple[int, int]) -> Plain:
 
 def _split(
     data: Data,
-    encoders: Sequence[_Encoder],
+    encoders: Sequence[EncoderViews],
     options: Evaluate,
-    eval_transform: EvalTransform,
     fabric: Fabric,
     *,
     masked: bool = False,
@@ -218,9 +209,10 @@ def _split(
             cache, made_of = Cache(Path(options.cache)), view | read_as
             return cache.extract(function, source, transform, transform_options=made_of, anew=anew, **loading)
 
+    own, *others = encoders
     seen = [*encoders]
     if paired:
-        seen.append(_Encoder("thumbnails", "", Thumbnails(), eval_transform, encoders[0].view))
+        seen.append(EncoderViews("thumbnails", "", Thumbnails(), own.eval_transform, own.view))
 
     def all_extracted(source: Source, which: str, *, anew: bool = False) -> FeatureSets:
         found: FeatureSets | None = None
@@ -249,14 +241,13 @@ def _split(
         if paired:
             thumbnails.append(found.values.pop("thumbnails"))
         if masked:
-            found = replace(found, masks=masks(source, eval_transform, found.places))
+            found = replace(found, masks=masks(source, own.eval_transform, found.places))
         parts.append(found)
     train, test = parts
-    own, *others = encoders
     pairs = duplicates(*thumbnails) if paired and fabric.is_global_zero else None
     names = {one.name: tuple(_named(one.prefix, name) for name in one.function.identities) for one in others}
     display = Display.of(options.data)
-    return Split(tuple(own.function.identities), train, test, eval_transform, part, names, pairs, display)
+    return Split(tuple(own.function.identities), train, test, own.eval_transform, part, names, pairs, display)
 
 
 def _named(prefix: str, features: str) -> str:

@@ -13,14 +13,12 @@ from typing import Any
 
 import yaml
 
-from ssvit.cli import pretrained
-from ssvit.cli.launch import Tool
-from ssvit.cli.pretrained import origin
 from ssvit.config.choices import declared
+from ssvit.config.command import Command
 from ssvit.config.command_line import CommandLine, Plain
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Options, expected, find, group_of, meanings, nested_options
-from ssvit.options import UserError, typed
+from ssvit.options import typed
 
 _REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 _INDENT = 6  # of a meaning, under its option
@@ -62,25 +60,25 @@ class Group:
     options: list[Option]
 
 
-def text(tool: Tool, arguments: Sequence[str], *, everything: bool) -> str:
+def text(command: Command, purpose: str, arguments: Sequence[str], *, everything: bool) -> str:
     """The help on a command with these options; everything: on all that it has, not on those most people need."""
-    files, groups = describe(tool, tool.compose(stand_in(tool, arguments), incomplete=True))
+    files, groups = describe(command, command.described(arguments))
     width = shutil.get_terminal_size().columns
     flags = dict(_FLAGS)
-    if tool.dry_run is None:
+    if command.dry_run is None:
         del flags["--dry-run"], flags["--show-config"], flags["-m"]
     hidden = 0
     shown = [files]
     for group in groups:
-        common = [one for one in group.options if everything or not tool.common or _starts(one.name, tool.common)]
+        common = [one for one in group.options if everything or not command.common or _starts(one.name, command.common)]
         hidden += len(group.options) - len(common)
         shown.append(Group(group.title, common))
     flags["--help-all"] = f"{hidden} more options" if hidden else "all options"
     shown.append(Group("Flags", [Option(flag, meaning=meaning) for flag, meaning in flags.items()]))
-    arguments_too = f" [{tool.positional.upper()} …]" if tool.positional else ""
+    arguments_too = f" [{command.positional.upper()} …]" if command.positional else ""
     lines = [
-        f"{tool.name.join(tool.spelling)} [OPTION=VALUE …]{arguments_too}",
-        *textwrap.wrap(f"{tool.purpose[0].upper()}{tool.purpose[1:]}.", width),
+        f"{command.name.join(command.spelling)} [OPTION=VALUE …]{arguments_too}",
+        *textwrap.wrap(f"{purpose[0].upper()}{purpose[1:]}.", width),
     ]
     for group in shown:
         if group.options:
@@ -102,28 +100,18 @@ _FLAGS = {
 }
 
 
-def stand_in(tool: Tool, arguments: Sequence[str]) -> CommandLine:
-    """The command line of a tool. Where it finds no checkpoint, something stands in the place of what one brings."""
-    try:
-        return tool.line(arguments)
-    except UserError:
-        line = replace(tool, before=None).line(arguments)
-        pretrained.stand_in(line)
-        return line
-
-
 def _starts(name: str, beginnings: Sequence[str]) -> bool:
     return any(f"{name}.".startswith(f"{beginning}.") for beginning in beginnings)
 
 
-def describe(tool: Tool, config: Config) -> tuple[Group, list[Group]]:
+def describe(command: Command, config: Config) -> tuple[Group, list[Group]]:
     """The files that can be chosen, and the options of those that are."""
-    choices = _choices(tool, config)
-    named = {option.rstrip("="): alias.rstrip("=") for alias, option in tool.aliases.items()}
-    found = list(_options(config.written, "", {"": tool.options}))
+    choices = _choices(command, config)
+    named = {option.rstrip("="): alias.rstrip("=") for alias, option in command.aliases.items()}
+    found = list(_options(config.written, "", {"": command.options}))
     # What an option that refers to another means goes for that one.
     elsewhere = {target[1]: one for one in found if (target := _REFERENCE.fullmatch(one.default))}
-    of_command = meanings(tool.options)
+    of_command = meanings(command.options)
     files = [
         Option(
             named.get(group, group),
@@ -143,7 +131,7 @@ def describe(tool: Tool, config: Config) -> tuple[Group, list[Group]]:
             one = replace(one, meaning=one.meaning or twin.meaning, right=one.right or twin.right)
         top = one.name.partition(".")[0] if "." in one.name else ""
         if file := choices.get(top):
-            of = origin(config.line, top, file)
+            of = config.line.origin(top, file)
             here = "" if of == file else f", here {of}"
             title = f"{top}={_typed(file)}{here}: {_title(config.line, top, of) or of_command.get(top, '')}"
         else:
@@ -152,8 +140,8 @@ def describe(tool: Tool, config: Config) -> tuple[Group, list[Group]]:
             replace(one, default=_default(config, one))
         )
     for group in groups.values():
-        group.options.sort(key=lambda one: _place(one.name, tool.common))
-    tops = ["", *(name.partition(".")[0] for name in tool.common)]
+        group.options.sort(key=lambda one: _place(one.name, command.common))
+    tops = ["", *(name.partition(".")[0] for name in command.common)]
     return Group("Files of options, chosen by their names", files), [
         groups[top] for top in sorted(groups, key=lambda top: _place(top, tops))
     ]
@@ -174,11 +162,11 @@ def _place(name: str, order: Sequence[str]) -> int:
     return order.index(name) if name in order else len(order)
 
 
-def _choices(tool: Tool, config: Config) -> dict[str, Any]:
+def _choices(command: Command, config: Config) -> dict[str, Any]:
     """The file chosen of each group, or the list of files, which Hydra does not tell."""
     found = dict(config.choices)
     found |= {
-        group: files for group, files in config.line.default_choices(tool.name).items() if isinstance(files, list)
+        group: files for group, files in config.line.default_choices(command.name).items() if isinstance(files, list)
     }
     for group, _, files in (option.partition("=") for option in config.overrides):
         if isinstance(found.get(group), list):

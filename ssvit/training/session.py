@@ -13,8 +13,8 @@ from torch import Tensor
 from ssvit.checkpoints import manifest
 from ssvit.checkpoints.configuration import flatten, is_free
 from ssvit.checkpoints.manifest import CheckpointError
-from ssvit.checkpoints.run_folder import RunFolder
-from ssvit.cli.pretrained import SCRATCH, configuration, from_scratch
+from ssvit.checkpoints.pretrained import SCRATCH, configuration, from_scratch
+from ssvit.checkpoints.run_folder import RunFolder, rows
 from ssvit.config.composed import Config
 from ssvit.data.batch import EvalTransform
 from ssvit.data.loader import Loader
@@ -27,7 +27,7 @@ from ssvit.objectives.base import Objective
 from ssvit.options import UserError, print_lines
 from ssvit.processes import is_main_process
 from ssvit.randomness import key
-from ssvit.training import loop, metrics_log, runtime, sharding
+from ssvit.training import loop, runtime, sharding
 from ssvit.training.estimate import estimate
 from ssvit.training.loggers.base import Logger
 from ssvit.training.recipe import Recipe
@@ -62,7 +62,7 @@ class Session:
                 folder.open(configuration(config), overwrite=config.options.overwrite)
             self.fabric.barrier()  # no process looks for checkpoints in a folder that is being cleared
             self.train(config, folder.path)
-        return metrics_log.rows(folder.path)
+        return rows(folder.path)
 
     @runtime.together()
     def preview(self, config: Config) -> None:

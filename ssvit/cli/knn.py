@@ -1,0 +1,8 @@
+"""Measure frozen features by their nearest training images: ssvit knn checkpoint=PATH"""
+
+from dataclasses import replace
+
+from ssvit.cli import evaluate
+from ssvit.evaluation.options import Knn
+
+command = replace(evaluate.command, name="knn", options=Knn)
