@@ -29,6 +29,7 @@ from ssvit.evaluation.online import Probing, describe, start_of
 from ssvit.evaluation.probes.base import Probe, Result
 from ssvit.evaluation.probes.knn import Knn
 from ssvit.evaluation.probes.ridge import FewShot, sample, whiten
+from ssvit.evaluation.processes import gather
 from ssvit.figures import probes as figures
 from ssvit.options import UserError
 from ssvit.training import loop, preflight
@@ -310,6 +311,62 @@ class SlowFeatures(Frozen):
             os.kill(os.getpid(), signal.SIGTERM)
         assert self.at < 0 or self.calls <= self.at
         return super().__call__(images)
+
+
+class Exchanging(Evaluator):
+    """Work of several processes; step `at` of this process asks it to stop and would then take long."""
+
+    every = 4
+
+    def __init__(self, at: int | None):
+        self.steps, self.at = 0, at
+
+    def work(self) -> int:
+        if self.steps == self.at:
+            os.kill(os.getpid(), signal.SIGTERM)
+            for _ in range(1000):
+                time.sleep(0.01)
+            raise AssertionError("the evaluation was not interrupted")
+        self.steps += 1
+        return self.steps
+
+    def __call__(self, objective, history=None):
+        for _ in range(3):
+            shared = gather(self.work)  # as batches are
+            assert shared == [self.steps] * 2
+            self.work()  # as a fit is
+        return Evaluation(metrics={"steps": self.steps % 6})
+
+
+def evaluate_together(folder: Path, strategy: str, at: dict[int, int]) -> None:
+    evaluator, status = Exchanging(at.get(own_rank())), 0
+    try:
+        tiny.train(folder, dropout=0.2, strategy=strategy, evaluators={"probe": evaluator}, log_every=5)
+    except loop.Stopped as stopped:
+        status = stopped.status
+    (folder / f"steps.{own_rank()}").write_text(str(evaluator.steps))
+    os._exit(status)
+
+
+# The second of four evaluations has the steps 6 to 11: those of even numbers are shared.
+@pytest.mark.parametrize(
+    ("strategy", "at"),
+    [("ddp", {0: 8, 1: 7}), ("ddp", {0: 7}), ("ddp", {1: 8}), ("fsdp", {1: 8})],
+    ids=str,
+)
+def test_a_signal_interrupts_an_evaluation_of_two_processes_which_end_together(tmp_path, strategy, at):
+    """And with the bits of a run that nothing interrupts, whether one process receives the signal or both."""
+    assert start(evaluate_together, 2, tmp_path / "whole", strategy, {}) == [0, 0]
+    broken = tmp_path / "broken"
+    assert start(evaluate_together, 2, broken, strategy, at) == [143, 143]
+    for rank in range(2):
+        steps = int((broken / f"steps.{rank}").read_text())
+        assert steps == at[rank] if rank in at else steps <= min(at.values()) + 2
+    assert list(rows(broken)) == [0]
+    assert max(path.name for path in broken.glob("step_*")) == "step_00000004"
+    assert start(evaluate_together, 2, broken, strategy, {}) == [0, 0]
+    assert sums(broken) == sums(tmp_path / "whole")
+    assert rows(broken) == rows(tmp_path / "whole")
 
 
 # An evaluation is three calls of the probe (pixels once more in the first) and five batches: 30 and 45 images.

@@ -5,7 +5,6 @@ and the step is therefore enough: a run that is killed anywhere and started agai
 """
 
 import contextlib
-import functools
 import os
 import signal
 import sys
@@ -24,8 +23,9 @@ from ssvit.checkpoints.run_folder import rows
 from ssvit.data.batch import Batch
 from ssvit.data.loader import Loader
 from ssvit.evaluation.base import Evaluation, Evaluator, with_metrics
+from ssvit.evaluation.processes import Interrupted, settle
 from ssvit.objectives.base import Objective
-from ssvit.options import UserError
+from ssvit.options import UserError, print_lines
 from ssvit.processes import is_main_process
 from ssvit.randomness import key
 from ssvit.training import best, runtime
@@ -48,22 +48,12 @@ class Stopped(Shared):
         self.status = 128 + signum
 
 
-class Interrupted(BaseException):
-    """A request to stop during the wait for data or an evaluation.
-
-    Not an Exception: a decoder or a probe that catches its own failures must not catch it.
-    """
-
-
 class Stop:
-    """Turns the first SIGTERM or Ctrl-C into a request that the loop reads between steps; a second one acts at once.
+    """Turns the first SIGTERM or Ctrl-C into a request that the loop reads between steps; a second one acts at once."""
 
-    alone: whether this is the only process. Several processes stop together, so none of them may be interrupted.
-    """
-
-    def __init__(self, *, alone: bool) -> None:
+    def __init__(self) -> None:
         self.signum = 0
-        self._process, self._alone, self._interruptible = os.getpid(), alone, False
+        self._process, self._interruptible = os.getpid(), False
 
     def _request(self, signum: int, frame: FrameType | None) -> None:
         self.signum = signum
@@ -74,18 +64,28 @@ class Stop:
                 os.write(sys.stdout.fileno(), f"{chr(10) * sys.stdout.isatty()}{line}".encode())
         signal.signal(signum, signal.SIG_DFL if signum == signal.SIGTERM else signal.default_int_handler)
         if self._interruptible and os.getpid() == self._process:  # not in a worker that is just being started
+            self._interruptible = False  # so that it is raised once
             raise Interrupted
 
     @contextlib.contextmanager
     def interruptible(self) -> Iterator[None]:
-        """Let a request raise Interrupted in the block, which must change nothing that is saved."""
+        """Let a request to any process raise Interrupted in all of them; the block must change nothing that is saved.
+
+        Within the block, processes exchange results by `evaluation.processes.gather` alone.
+        """
+        if settle(stops=bool(self.signum)):
+            raise Interrupted
         try:
-            self._interruptible = self._alone
-            if self._alone and self.signum:
-                raise Interrupted
-            yield
-        finally:
-            self._interruptible = False
+            try:
+                self._interruptible = True
+                if not self.signum:
+                    yield
+            finally:
+                self._interruptible = False
+        except Interrupted:
+            pass
+        if settle(stops=bool(self.signum)):
+            raise Interrupted
 
     def heeded(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """The batches; a request raises Interrupted instead of waiting for one that may never come."""
@@ -125,7 +125,7 @@ def train(
     alone uses them. Returns False if the run was finished already. Raises Stopped after SIGTERM or Ctrl-C, UserError
     where it cannot go on, PeerGone where another process cannot.
     """
-    say = functools.partial(print, flush=True) if fabric.is_global_zero else lambda text: None
+    say = print_lines if fabric.is_global_zero else lambda text: None
     state = State(fabric, objective, recipe)
     first = state.restore(folder, run_identity, say)
     history = [row for row in rows(folder) if row["step"] <= first] if first and fabric.is_global_zero else []
@@ -158,7 +158,7 @@ def train(
         say("recipe.optimizer=muon: no weight of a Transformer block is trained, so AdamW updates all weights")
     log = MetricsLog(folder, recipe, first_step=first, speaks=fabric.is_global_zero, loggers=loggers)
     readings = Readings(state, loader, log)
-    with Stop(alone=fabric.world_size == 1) as stop, contextlib.closing(log):
+    with Stop() as stop, contextlib.closing(log):
         if first == 0 and (prepared := state.prepare(loader)):
             log.say(prepared)
         if estimated:
@@ -269,8 +269,6 @@ def _evaluate(
     def measure(evaluators: Mapping[str, Evaluator]) -> dict[str, Evaluation]:
         evaluations: dict[str, Evaluation] = {}
         for name, evaluator in evaluators.items():
-            if any(runtime.agree(state.fabric, [float(stop.signum)])):
-                raise Interrupted
             history = with_metrics([*log.history_of(name), {"step": step}], row) if log.speaks else None
             with log.moving(f"evaluating: {name.replace('_', ' ')}"), stop.interruptible():
                 evaluations[name] = evaluator(objective, history)
