@@ -16,7 +16,8 @@ from pyarrow import parquet
 from ssvit.analysis import similarity
 from ssvit.data import pseudo_labels
 from ssvit.data.pseudo_labels import PseudoLabel
-from ssvit.evaluation import report
+from ssvit.evaluation import report, vtab
+from ssvit.evaluation import robustness as sets
 from ssvit.evaluation.side_by_side import SideBySide
 from ssvit.exchange import card
 from ssvit.exchange.export_options import Export
@@ -99,6 +100,19 @@ def test_pages_show_names_as_text(name, tmp_path):
     assert shown == markdown(name)
     assert shown.isprintable()
     assert not re.search(r"(?<!\\)[<\[|$*]", shown.replace(r"\\", ""))
+
+
+@named
+def test_markdown_tables_show_names_as_text(name):
+    half = sets.Share(0.5, 0.1)
+    row = sets.Row(
+        name=name, layout=sets.CUE_CONFLICT, images=8, classes=2, accuracy=half, chance=0.5, left_out=1, agreeing=1,
+        cells=[sets.Cell(corruption=name, severity=1, images=8, error=half)],
+    )  # fmt: skip
+    for table in (sets.table([row]), vtab.table([vtab.Run(name, vtab.NAMES[0], 0.5, 8, 0.5)])):
+        rows = [line for line in table.split("\n") if markdown(name) in line]
+        assert len(rows) == (6 if table.startswith("| set") else 2)
+        assert all(line.isprintable() for line in table.split("\n"))
 
 
 @named

@@ -22,7 +22,7 @@ from ssvit.data.robustness import CLASSES, CUE_CONFLICT, Part, cues, entry_level
 from ssvit.data.source import Source
 from ssvit.evaluation.significance import above_chance, chance, standard_error
 from ssvit.objectives.classify import Classify
-from ssvit.options import OptionError
+from ssvit.options import OptionError, markdown
 
 
 class Share(NamedTuple):
@@ -295,26 +295,28 @@ def table(rows: Sequence[Row]) -> str:
         clean = "" if row.clean is None else _text(row.clean)
         mark = "" if row.tells else " (not above chance)"
         lines.append(
-            f"| {row.name} | {row.images:,} | {row.classes} | {_text(row.accuracy)}{mark} | {100 * row.chance:.1f} "
-            f"| {clean} |"
+            f"| {markdown(row.name)} | {row.images:,} | {row.classes} | {_text(row.accuracy)}{mark} "
+            f"| {100 * row.chance:.1f} | {clean} |"
         )
     for row in rows:
+        of_set = markdown(row.name)
         if row.cells:
             levels = sorted({cell.severity for cell in row.cells})
-            lines += ["", f"| error on {row.name} (%) | mean | {' | '.join(f'severity {one}' for one in levels)} |"]
+            lines += ["", f"| error on {of_set} (%) | mean | {' | '.join(f'severity {one}' for one in levels)} |"]
             lines.append("|---|---|" + "---|" * len(levels))
             of = {(cell.corruption, cell.severity): f"{100 * cell.error.value:.1f}" for cell in row.cells}
             means = by_corruption(row.cells)
             for name, mean in means.items():
-                lines.append(f"| {name} | {100 * mean:.1f} | {' | '.join(of.get((name, one), '') for one in levels)} |")
+                cells = " | ".join(of.get((name, one), "") for one in levels)
+                lines.append(f"| {markdown(name)} | {100 * mean:.1f} | {cells} |")
             lines.append(f"| mean | {100 * fmean(means.values()):.1f} |{' |' * len(levels)}")
         if row.layout == CUE_CONFLICT:
             bias = "no decision for shape or texture" if row.shape_bias is None else _text(row.shape_bias) + " %"
-            lines += ["", f"{row.name}: shape bias {bias}; the accuracy above is that of the shapes"]
+            lines += ["", f"{of_set}: shape bias {bias}; the accuracy above is that of the shapes"]
         if row.agreeing:
-            lines += ["", f"{row.name}: {row.agreeing:,} images are left out: their shape and texture agree"]
+            lines += ["", f"{of_set}: {row.agreeing:,} images are left out: their shape and texture agree"]
         if row.left_out:
-            lines += ["", f"{row.name}: {row.left_out:,} images are left out: unreadable, or not of known classes"]
+            lines += ["", f"{of_set}: {row.left_out:,} images are left out: unreadable, or not of known classes"]
     return "\n".join([*lines, ""])
 
 

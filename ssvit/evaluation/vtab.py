@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from ssvit.data.vtab import GROUPS, NAMES
 from ssvit.evaluation.significance import standard_error
+from ssvit.options import markdown
 
 
 class Run(NamedTuple):
@@ -56,7 +57,10 @@ def facts(runs: Iterable[Run]) -> dict[str, Any]:
 def table(runs: Iterable[Run]) -> str:
     """Markdown: a line for each task and each mean, a column for each model, and which tasks are absent."""
     models = by_model(runs)
-    lines = [f"| test accuracy (%) | chance | {' | '.join(models)} |", "|---|---|" + "---|" * len(models)]
+    lines = [
+        f"| test accuracy (%) | chance | {' | '.join(map(markdown, models))} |",
+        "|---|---|" + "---|" * len(models),
+    ]
     for group, tasks in GROUPS.items():
         for task in tasks:
             chances = [run.chance for of_model in models.values() for run in of_model.get(task, ())]
@@ -66,7 +70,7 @@ def table(runs: Iterable[Run]) -> str:
     lines.append(_means("all 19", models, NAMES))
     for model, of_model in models.items():
         if absent := [task for task in NAMES if task not in of_model]:
-            lines += ["", f"{model}: {len(absent)} of {len(NAMES)} tasks are absent: {', '.join(absent)}"]
+            lines += ["", f"{markdown(model)}: {len(absent)} of {len(NAMES)} tasks are absent: {', '.join(absent)}"]
     return "\n".join([*lines, ""])
 
 
