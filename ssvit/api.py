@@ -17,12 +17,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ssvit import cli
 from ssvit.checkpoints.run_folder import reported_run, rows
 from ssvit.options import OptionError, UserError
 from ssvit.training.recipe import Recipe
 
 if TYPE_CHECKING:
-    from ssvit.config.command import Command
     from ssvit.inference import Classifier, Encoder
 
 # Names that may stand alone for a command that trains.
@@ -106,9 +106,7 @@ def pretrain(
     without data, the images are the run's. verbose: whether anything is printed. config_dir: a folder with your own
     configurations.
     """
-    from ssvit.cli import find
-
-    return Run(_call(find("pretrain"), {"data": data, "checkpoint": checkpoint} | options, verbose, config_dir))
+    return Run(_call("pretrain", {"data": data, "checkpoint": checkpoint} | options, verbose, config_dir))
 
 
 def finetune(
@@ -123,9 +121,7 @@ def finetune(
 
     checkpoint: a run, its name, or a file of another project's weights; None: the newest run.
     """
-    from ssvit.cli import find
-
-    return Run(_call(find("finetune"), {"checkpoint": checkpoint, "data": data} | options, verbose, config_dir))
+    return Run(_call("finetune", {"checkpoint": checkpoint, "data": data} | options, verbose, config_dir))
 
 
 def evaluate(
@@ -137,9 +133,7 @@ def evaluate(
     **options: object,
 ) -> Evaluation:
     """Measure frozen features: the command `ssvit evaluate`. checkpoint: as in `finetune`."""
-    from ssvit.cli import find
-
-    return Evaluation(_call(find("evaluate"), {"checkpoint": checkpoint, "data": data} | options, verbose, config_dir))
+    return Evaluation(_call("evaluate", {"checkpoint": checkpoint, "data": data} | options, verbose, config_dir))
 
 
 def load(checkpoint: "str | Path | Run" = "newest", *, outputs: str | Path = "outputs", **options: Any) -> "Encoder":
@@ -182,11 +176,11 @@ def _checkpoint(given: "str | Path | Run", outputs: Any) -> str:
     return str(named if not Path(given).exists() and named.exists() else given)
 
 
-def _call(command: "Command", options: dict[str, Any], verbose: bool, config_dir: str | Path | None) -> Path:
+def _call(command: str, options: dict[str, Any], verbose: bool, config_dir: str | Path | None) -> Path:
     """Run a command and return the folder that it leaves."""
     if options.get("checkpoint") is not None:
         options["checkpoint"] = _checkpoint(options["checkpoint"], options.get("outputs", "outputs"))
-    if command.name in ("pretrain", "finetune"):
+    if command in ("pretrain", "finetune"):
         options = {_SHORT.get(name, name): value for name, value in options.items()}
     arguments = [f"{name}={_written(value)}" for name, value in _flat(options) if value is not None or "." in name]
     with contextlib.ExitStack() as stack:
@@ -195,7 +189,7 @@ def _call(command: "Command", options: dict[str, Any], verbose: bool, config_dir
             nowhere = stack.enter_context(open(os.devnull, "w"))
             stack.enter_context(contextlib.redirect_stdout(nowhere))
             stack.enter_context(contextlib.redirect_stderr(nowhere))
-        return command.call(arguments, config_dir=config_dir)
+        return cli.find(command).call(arguments, config_dir=config_dir)
 
 
 def _flat(options: Mapping[str, object]) -> Iterator[tuple[str, Any]]:

@@ -117,7 +117,7 @@ def test_a_gain_that_tells_nothing_is_said_to(tmp_path, capsys, pretrained, scra
 def test_training_from_random_weights_has_its_own_recipe(tmp_path):
     config = CONFIG | {"scratch": {"steps": 40, "lr": 1e-3}}
     select(Finetune, config)
-    sides = comparison.sides(config)
+    sides = comparison.sides(config["scratch"])
     assert sides == {
         "pretrained": {},
         "scratch": {"checkpoint": "scratch", "recipe.steps": 40, "recipe.lr": 1e-3},

@@ -15,7 +15,7 @@ import yaml
 from ssvit.checkpoints import manifest
 from ssvit.checkpoints.checkpoint import PRETRAIN, Checkpoint
 from ssvit.checkpoints.configuration import Configuration, ConfigurationError
-from ssvit.checkpoints.finding import NEWEST, find, name_of, open_checkpoint
+from ssvit.checkpoints.finding import NEWEST, find, open_checkpoint
 from ssvit.checkpoints.loading_options import pixel_format
 from ssvit.config import composition
 from ssvit.config.command_line import CommandLine
@@ -272,17 +272,6 @@ def _foreign_options(arguments: Mapping[str, str]) -> dict[str, Any]:
     if not isinstance(found["arguments"], dict | None):
         raise OptionError("encoder.arguments", found["arguments"], "must be {name: value}")
     return found | {"arguments": {**(found["arguments"] or {}), **each} or None}
-
-
-def default_name(config: Config) -> str:
-    """The name of a run's folder: what it does, from which checkpoint, and on which images if not that run's."""
-    values, encoder = config.values, config.values["encoder"]
-    single = "scratch" if values["checkpoint"] == SCRATCH else "finetune"
-    what = "compare" if values["compare"] else values["sweep"] or single
-    path = Path(encoder.get("path", config.choices["encoder"]))
-    start = name_of(path) if "path" in encoder else encoder.get("model", path.name)
-    own = config.choices["data"]
-    return "_".join([what, start] if own == "pretrained" else [what, start, own])
 
 
 def from_scratch(config: Config) -> Config:

@@ -57,7 +57,7 @@ class RunFolder:
     A folder that `open` created is removed if the block fails before anything else is written there.
     """
 
-    def __init__(self, outputs: str, name: str | int) -> None:
+    def __init__(self, outputs: str, name: str | None) -> None:
         if not isinstance(outputs, str) or not outputs:
             raise OptionError("outputs", outputs, "must be the folder of all runs")
         if name is None or str(name) in ("", ".", "..") or "/" in str(name) or len(os.fsencode(str(name))) > _LONGEST:

@@ -6,11 +6,11 @@ By default the newest finished run under outputs/, on its images. The same comma
 from pathlib import Path
 
 from ssvit.checkpoints.checkpoint import FINETUNE
+from ssvit.checkpoints.finding import name_of
 from ssvit.checkpoints.pretrained import (
     EMBEDDED,
     SCRATCH,
     configuration,
-    default_name,
     from_scratch,
     offer_again,
     stand_in,
@@ -24,58 +24,69 @@ from ssvit.options import print_lines
 from ssvit.processes import is_main_process
 from ssvit.training import comparison, preflight
 from ssvit.training.options import ALIASES, Finetune
-from ssvit.training.recipe import Recipe
-from ssvit.training.sweep import Sweep, job_name
+from ssvit.training.sweep import Sweep, named
 
 FIRST = "finetune_shapes"  # the experiment that follows a pre-training on the embedded images
 
 
-def check(config: Config) -> tuple[Config, Recipe]:
-    """Check and complete the configuration; returns it with its recipe."""
-    values = config.values
-    config.options.check_study()
-    recipe = preflight.check(values)
-    name = default_name(config) if values["name"] is None else values["name"]
-    config = config.changed({"name": job_name(config, str(name))})
-    return from_scratch(config) if values["checkpoint"] == SCRATCH else config, recipe
+def complete(config: Config) -> Config:
+    """Check and complete the configuration."""
+    options: Finetune = config.options
+    options.check_study()
+    preflight.check(config.values)
+    config = named(config, _default_name(config) if options.name is None else options.name)
+    return from_scratch(config) if options.checkpoint == SCRATCH else config
+
+
+def _default_name(config: Config) -> str:
+    """Name a run by what it does, from which checkpoint, and on which images if they are not that run's."""
+    options: Finetune = config.options
+    kind = "scratch" if options.checkpoint == SCRATCH else "finetune"
+    kind = "compare" if options.compare else options.sweep or kind
+    if "path" in options.encoder:
+        start = name_of(Path(options.encoder["path"]))
+    else:
+        start = options.encoder.get("model", Path(config.choices["encoder"]).name)
+    data = config.choices["data"]
+    return "_".join([kind, start] if data == "pretrained" else [kind, start, data])
 
 
 def dry_run(config: Config) -> Config:
     """Print the sizes, time and memory of the run, write nothing, and return the completed configuration."""
-    config, _ = check(config)
-    values = config.values
+    config = complete(config)
+    options: Finetune = config.options
 
     from ssvit.training.session import Session
 
     config.line.announce()
-    Session(config, Path(values["outputs"], values["name"]), stage=FINETUNE).preview(config)
-    if values["compare"]:
-        for side, changes in comparison.sides(values).items():
+    Session(config, Path(options.outputs, str(options.name)), stage=FINETUNE).preview(config)
+    if options.compare:
+        for side, changes in comparison.sides(options.scratch).items():
             changed = "".join(f" {name}={value}" for name, value in changes.items())
-            print(f"compare: {values['seeds']} such runs {side}{changed}")
-    elif values["sweep"]:
-        print(f"sweep: {len(values['table4']['learning_rates']) + 1} such runs")
+            print(f"compare: {options.seeds} such runs {side}{changed}")
+    elif options.sweep:
+        print(f"sweep: {len(options.table4.learning_rates) + 1} such runs")
     return config
 
 
 def run(config: Config) -> Path:
     """Check the configuration and take the run folder; then load torch, build and train. Returns the folder."""
-    config, recipe = check(config)
-    values = config.values
-    with RunFolder(values["outputs"], values["name"]) as folder:
+    config = complete(config)
+    options: Finetune = config.options
+    with RunFolder(options.outputs, options.name) as folder:
         if is_main_process():
-            folder.open(configuration(config), overwrite=values["overwrite"])
+            folder.open(configuration(config), overwrite=options.overwrite)
             config.line.announce()
-            print_lines(f"{values['name']}: starts from {values['encoder'].get('path', 'random weights')}")
+            print_lines(f"{options.name}: starts from {options.encoder.get('path', 'random weights')}")
 
         from ssvit.training.session import Session
 
         session = Session(config, folder.path, stage=FINETUNE)
-        if values["compare"]:
-            sides = comparison.sides(values)
-            comparison.compare(session.run, sides, seed=recipe.seed, seeds=values["seeds"], folder=folder.path)
-        elif values["sweep"]:
-            comparison.choose(session.run, folder=folder.path, **values["table4"])
+        if options.compare:
+            sides = comparison.sides(options.scratch)
+            comparison.compare(session.run, sides, seed=options.recipe.seed, seeds=options.seeds, folder=folder.path)
+        elif options.sweep:
+            comparison.choose(session.run, folder=folder.path, **options.table4.values())
         else:
             session.train(config, folder.path)
     return folder.path

@@ -18,38 +18,39 @@ from ssvit.options import print_lines
 from ssvit.processes import is_main_process
 from ssvit.training import preflight, preset
 from ssvit.training.options import ALIASES, Pretrain
-from ssvit.training.sweep import Sweep, job_name
+from ssvit.training.sweep import Sweep, named
 
 
-def check(config: Config) -> Config:
+def complete(config: Config) -> Config:
     """Check and complete the configuration."""
-    if "path" in config.values["encoder"]:
+    options: Pretrain = config.options
+    if "path" in options.encoder:
         config = keep_weights(config)
     preflight.check(config.values)
     config.line.announce()
-    name = config.values["name"]
-    return config if name is None else config.changed({"name": job_name(config, str(name))})
+    return named(config, options.name)
 
 
 def dry_run(config: Config) -> Config:
     """Print the sizes, time and memory of the run, write nothing, and return the completed configuration."""
-    config = check(config)
+    config = complete(config)
+    options: Pretrain = config.options
 
     from ssvit.training.session import Session
 
-    Session(config, Path(config.values["outputs"], config.values["name"]), stage=PRETRAIN).preview(config)
+    Session(config, Path(options.outputs, str(options.name)), stage=PRETRAIN).preview(config)
     return config
 
 
 def run(config: Config) -> Path:
     """Check the configuration and take the run folder; then load torch, build and train. Returns the folder."""
-    config = check(config)
-    values = config.values
-    with RunFolder(values["outputs"], values["name"]) as folder:
+    config = complete(config)
+    options: Pretrain = config.options
+    with RunFolder(options.outputs, options.name) as folder:
         if is_main_process():
-            folder.open(configuration(config), overwrite=values["overwrite"])
-            if "path" in values["encoder"]:
-                print_lines(f"{values['name']}: starts from {values['encoder']['path']}")
+            folder.open(configuration(config), overwrite=options.overwrite)
+            if "path" in options.encoder:
+                print_lines(f"{options.name}: starts from {options.encoder['path']}")
 
         from ssvit.training.session import Session
 
@@ -67,7 +68,7 @@ def _next(config: Config, *, labelled: bool) -> str:
         return command("finetune")
     experiment = f"finetune_{choices.get('experiment')}"
     if (CONFIGS / "experiment" / f"{experiment}.yaml").is_file():
-        root = config.value("data.root")
+        root = config.options.data.get("root")
         root = "" if root is None else f" data.root={shlex.quote(str(root))}"
         return f"{command('finetune')} experiment={experiment}{root}"
     if labelled:

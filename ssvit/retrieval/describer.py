@@ -106,7 +106,7 @@ def needs_standardizing(checkpoint: Checkpoint, line: CommandLine) -> bool:
 
 def data_set(config: Config, pixels: PixelFormat) -> "Data":
     """Build a data set whose images are read as an encoder takes them."""
-    options = vars(pixels) if "channels" in config.value("data.source") else {}
+    options = vars(pixels) if "channels" in config.options.data["source"] else {}
     return config.build("data.source", **options)
 
 

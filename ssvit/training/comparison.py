@@ -26,13 +26,13 @@ SIDES = {PRETRAINED: "pre-trained", SCRATCH: "from scratch"}
 Sides = Mapping[str, Mapping[str, Any]]  # the options that each side of a comparison changes
 
 
-def sides(config: Mapping[str, Any]) -> Sides:
+def sides(scratch: Mapping[str, Any]) -> Sides:
     """Return the options that each side of compare=scratch changes, by its name.
 
     Args:
-        config: A valid configuration of fine-tuning.
+        scratch: The options of the recipe that training from random weights changes.
     """
-    recipe = {f"recipe.{name}": value for name, value in config["scratch"].items()}
+    recipe = {f"recipe.{name}": value for name, value in scratch.items()}
     return {PRETRAINED: {}, SCRATCH: {"checkpoint": "scratch", **recipe}}
 
 

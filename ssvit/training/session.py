@@ -30,6 +30,7 @@ from ssvit.randomness import key
 from ssvit.training import loop, runtime, sharding
 from ssvit.training.estimate import estimate
 from ssvit.training.loggers.base import Logger
+from ssvit.training.options import Pretrain, Training
 from ssvit.training.recipe import Recipe
 from ssvit.training.state import State
 
@@ -91,7 +92,7 @@ class Session:
         """Build what a configuration describes and train it in an open folder, going on from what is there."""
         recipe, data, objective, loader = self.build(config, folder)
         evaluators = _all_evaluators(config, data)
-        images = config.values["data"]
+        images = config.options.data
         run_identity = objective.facts | {
             "stage": self.stage,
             "start": objective.encoder.origin,
@@ -119,15 +120,15 @@ class Session:
         """The loggers of a run, which has the name of its folder, with that of the comparison if it is part of one."""
         name = str(folder.relative_to(self.folder.parent))
         given = {"folder": folder, "name": name, "options": _hyperparameters(config)}
-        return [config.build(f"logger.{name}", **given) for name in config.values["logger"]]
+        return [config.build(f"logger.{name}", **given) for name in config.options.logger]
 
     def build(self, config: Config, folder: Path | None = None) -> tuple[Recipe, Data, Objective, Loader]:
         """Build the recipe of a configuration, the images, the objective with its first weights, and the batches.
 
         folder: of a run that may go on; if fewer processes do, they accumulate more micro-batches of the same size.
         """
-        options, images = config.options, config.values["data"]
-        recipe = options.recipe
+        options: Training = config.options
+        images, recipe = options.data, options.recipe
         data = replace(self._data, train=subset(self._data.train, **options.subset.values()))
         if options.development is not None:
             data = data.without_test(options.development)
@@ -174,7 +175,7 @@ def _all_evaluators(config: Config, data: Data) -> dict[str, Evaluator]:
     """The evaluators and probes of a configuration; last those at automatic steps, which are steps of the probes."""
     eval_transform = config.build("data.view")
     evaluators, probes = _evaluators(config, data, eval_transform), _probes(config, data, eval_transform)
-    display = Display.of(config.values["data"])
+    display = Display.of(config.options.data)
     automatic = {name: one for name, one in evaluators.items() if one.automatic}
     recipe = config.options.recipe
     run = {name: getattr(recipe, name) for name in ("steps", "batch_size", "evaluate_every")}
@@ -199,7 +200,7 @@ def _evaluators(config: Config, data: Data, eval_transform: EvalTransform) -> di
     missing, on the other for both, under its name.
     """
     made: dict[str, Evaluator] = {}
-    for name in config.values["evaluators"]:
+    for name in config.options.evaluators:
         build = partial(config.build, f"evaluators.{name}", transform=eval_transform)
         if name != "test":
             made[name] = build(source=data.watched)
@@ -226,15 +227,16 @@ def _hyperparameters(config: Config) -> dict[str, Any]:
 
 def _probes(config: Config, data: Data, eval_transform: EvalTransform) -> dict[str, Evaluator]:
     """The probes of a pre-training run, as far as its images suffice for them."""
-    if not config.value("probe"):
+    options = config.options
+    if not isinstance(options, Pretrain) or not options.probe:
         return {}
     probing = config.build(
         "probing",
-        probes={name: config.build(f"probe.{name}") for name in config.values["probe"]},
+        probes={name: config.build(f"probe.{name}") for name in options.probe},
         train=data.train,
         test=data.watched,
         transform=eval_transform,
-        pretrained="path" in config.values["encoder"],
+        pretrained="path" in options.encoder,
     )
     if is_main_process():
         for line in probing.refused:

@@ -50,11 +50,11 @@ class Sweep:
         return table(self.jobs) if self.jobs else ""
 
 
-def job_name(config: Config, name: str) -> str:
-    """The name of a run; a job of a sweep (-m) has its own values in it."""
-    if not config.own or any(option.startswith("name=") for option in config.own):
-        return name
-    return "_".join([name, *(_NOT_IN_NAMES.sub("-", option) for option in config.own)])
+def named(config: Config, name: str | None) -> Config:
+    """Return a configuration with the name of its run, to which a job of a sweep (-m) adds the options of its own."""
+    if name is not None and not any(option.startswith("name=") for option in config.own):
+        name = "_".join([name, *(_NOT_IN_NAMES.sub("-", option) for option in config.own)])
+    return config.changed({"name": name})
 
 
 def metric(metrics: Mapping[str, float]) -> str | None:
