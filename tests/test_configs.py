@@ -12,14 +12,13 @@ from PIL import Image
 
 from ssvit.checkpoints import storage
 from ssvit.checkpoints.configuration import Configuration
-from ssvit.cli import compare
 from ssvit.config.command_line import CommandLine
 from ssvit.config.composed import build as built
 from ssvit.config.declaration import completed, make
 from ssvit.data.augment.crop_options import ResizeCrop
 from ssvit.data.source import Data
 from ssvit.options import Failure, OptionError
-from ssvit.training import preflight
+from ssvit.training import preflight, trials
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 EMBEDDED = ("synthetic", "shapes")  # data sets that need no files
@@ -290,7 +289,7 @@ def test_every_file_opens_with_a_comment_that_says_what_it_is():
 
 @pytest.mark.parametrize("name", names("comparison"))
 def test_every_stage_of_a_method_composes(name):
-    stages = compare.stages(name, CommandLine([]))
+    stages = trials.stages(name, CommandLine([]))
     assert sum(stage.share for stage in stages) == pytest.approx(1)
     for stage in stages:
         if not any("{before}" in option for option in stage.options):

@@ -7,23 +7,19 @@ each objective and stored beside the rows, so that schedules, which follow the s
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import yaml
 from pydantic import BeforeValidator, Field
 
 from ssvit import atomic_io
 from ssvit.config.command import Command
-from ssvit.config.command_line import CommandLine
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Expect, Positive, Run
 from ssvit.data import arguments
 from ssvit.evaluation import methods
-from ssvit.options import OptionError, print_lines
-from ssvit.training import trials
-from ssvit.training.trials import Names, Study, Trials, Typed, schedule
+from ssvit.options import print_lines
+from ssvit.training.trials import Names, Stage, Study, Trials, Typed, check_images, schedule, stages
 
 _UNITS = {"": 1, "s": 1, "min": 60, "h": 3600}
 _BEFORE = "{before}"  # in a stage's options: the run of the stage before
@@ -54,19 +50,11 @@ class Compare(Study):
     finetune: Typed = ("subset.images=5000", "recipe.steps=600", "recipe.evaluate_every=200")
 
 
-@dataclass(frozen=True)
-class Stage:
-    """A part of a method: its share of the budget, and the options of its pre-training."""
-
-    options: Sequence[str]
-    share: float = 1.0
-
-
 def run(config: Config) -> Path:
     """Make the rows that are not there yet, then the table and the figure. Returns their folder."""
     options: Compare = config.options
     Run.of({"encoder": options.encoder, "data": options.data}).check()
-    trials.check_images(config)
+    check_images(config)
     chosen = {name: stages(name, config.line) for name in options.objectives}
     comparison = Comparison(config, {"budget": options.budget})
     for name, parts in chosen.items():
@@ -90,16 +78,6 @@ def run(config: Config) -> Path:
         atomic_io.replace(written[-1], png(accuracy(curves, methods.probes_in(curves))))
     print_lines("", *text.split("\n"), ", ".join(map(str, written)))
     return table
-
-
-def stages(name: str, line: CommandLine) -> list[Stage]:
-    """The stages of a method: those of its file in configs/comparison/, or else one, of the objective of that name."""
-    for file in line.files("comparison", name):
-        return [Stage(**stage) for stage in yaml.safe_load(file.read_text())["stages"]]
-    if name in line.names("objective"):
-        return [Stage([f"objective={name}"])]
-    known = {*line.names("comparison"), *line.names("objective")}
-    raise OptionError("objectives", name, f"must be of {', '.join(sorted(known))}")
 
 
 class Comparison(Trials):
@@ -149,18 +127,7 @@ command = Command(
     expand=arguments.expand,
     options=Compare,
     common=(
-        "objectives",
-        "budget",
-        "seeds",
-        "seed",
-        "threads",
-        "name",
-        "table",
-        "data.root",
-        "data.image_size",
-        "encoder.patch_size",
-        "pretrain",
-        "evaluate",
-        "finetune",
+        "objectives", "budget", "seeds", "seed", "threads", "name", "table", "data.root", "data.image_size",
+        "encoder.patch_size", "pretrain", "evaluate", "finetune",
     ),
-)
+)  # fmt: skip

@@ -12,7 +12,6 @@ from typing import Annotated, Any
 from annotated_types import MinLen
 
 from ssvit import atomic_io
-from ssvit.cli.compare import stages
 from ssvit.config.command import Command
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Count, Distinct, Expect, Name, Run
@@ -20,8 +19,7 @@ from ssvit.data import arguments
 from ssvit.evaluation import methods, scaling
 from ssvit.models.timm_options import Timm
 from ssvit.options import OptionError, print_lines, typed
-from ssvit.training import trials
-from ssvit.training.trials import Names, Trials, Typed, schedule
+from ssvit.training.trials import Names, Study, Trials, Typed, check_images, schedule, stages
 
 _HEAD = 64  # numbers of a token for each head of attention, as in the paper's models
 _GRID = ("images", "depth", "width", "patch", "steps")
@@ -35,7 +33,7 @@ _VALUES = "a list of one or more different whole numbers, 1 or more"
 Axis = Annotated[Sequence[Count], Distinct, MinLen(1), Expect(_VALUES)]
 
 
-class Scaling(trials.Study):
+class Scaling(Study):
     """A grid of runs: each combination of the values of its axes is pre-trained, evaluated and fine-tuned."""
 
     objectives: Names = ("masked_patch", "mae")
@@ -59,25 +57,25 @@ class Scaling(trials.Study):
 def run(config: Config) -> Path:
     """Make the rows that are not there yet, then the table and the figure. Returns their folder."""
     options: Scaling = config.options
-    grid = check(config)
-    trials.check_images(config, most=max(images or 0 for images in options.images))
-    study = Study(config, {})
+    points = check(config)
+    check_images(config, most=max(images or 0 for images in options.images))
+    grid = Grid(config, {})
     for seed in range(options.seed, options.seed + options.seeds):
-        for objective, point in itertools.product(options.objectives, grid):
-            study.row(objective, point, seed)
+        for objective, point in itertools.product(options.objectives, points):
+            grid.row(objective, point, seed)
         for encoder, images, steps in itertools.product(options.encoders, options.images, options.steps):
-            study.compared(encoder, {**dict.fromkeys(_GRID), "images": images, "steps": steps}, seed)
-    rows = methods.read(study.table)
+            grid.compared(encoder, {**dict.fromkeys(_GRID), "images": images, "steps": steps}, seed)
+    rows = methods.read(grid.table)
     text, found = scaling.table(rows), scaling.points(rows)
-    atomic_io.replace(study.table / "table.md", text.encode())
+    atomic_io.replace(grid.table / "table.md", text.encode())
 
     from ssvit.figures.png import png
     from ssvit.figures.scaling import scaling as figure
 
-    picture = study.table / "scaling.png"
+    picture = grid.table / "scaling.png"
     atomic_io.replace(picture, png(figure(found, scaling.curves(found, "images"), scaling.curves(found, "flops"))))
-    print_lines("", *text.split("\n"), f"{study.table / 'table.md'}, {picture}")
-    return study.table
+    print_lines("", *text.split("\n"), f"{grid.table / 'table.md'}, {picture}")
+    return grid.table
 
 
 def check(config: Config) -> list[dict[str, Any]]:
@@ -113,8 +111,8 @@ def heads(width: int) -> int:
     return max(1, width // _HEAD)
 
 
-class Study(Trials):
-    """The commands of a study."""
+class Grid(Trials):
+    """The commands of a grid."""
 
     def row(self, objective: str, point: dict[str, Any], seed: int) -> None:
         """The row of a ViT of a point's depth, width and patch."""
@@ -157,15 +155,6 @@ command = Command(
     expand=arguments.expand,
     options=Scaling,
     common=(
-        "objectives",
-        *_GRID,
-        "encoders",
-        "seeds",
-        "name",
-        "table",
-        "data.root",
-        "pretrain",
-        "evaluate",
-        "finetune",
+        "objectives", *_GRID, "encoders", "seeds", "name", "table", "data.root", "pretrain", "evaluate", "finetune",
     ),
-)
+)  # fmt: skip

@@ -6,14 +6,17 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
+import yaml
 from annotated_types import MinLen
 
 from ssvit import atomic_io
 from ssvit.checkpoints.run_folder import rows
+from ssvit.config.command_line import CommandLine
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Count, Distinct, Expect, Name, Run, Whole
 from ssvit.data.source_options import NO_LABELS, DataSet
@@ -63,6 +66,24 @@ class Study(RunOptions):
     def own(self) -> set[str]:
         """The names of the options of the study itself; every other one is an option of its runs."""
         return type(self).model_fields.keys() - RunOptions.model_fields.keys() | {"outputs"}
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A part of a method: its share of the budget, and the options of its pre-training."""
+
+    options: Sequence[str]
+    share: float = 1.0
+
+
+def stages(name: str, line: CommandLine) -> list[Stage]:
+    """The stages of a method: those of its file in configs/comparison/, or else one, of the objective of that name."""
+    for file in line.files("comparison", name):
+        return [Stage(**stage) for stage in yaml.safe_load(file.read_text())["stages"]]
+    if name in line.names("objective"):
+        return [Stage([f"objective={name}"])]
+    known = {*line.names("comparison"), *line.names("objective")}
+    raise OptionError("objectives", name, f"must be of {', '.join(sorted(known))}")
 
 
 def check_images(config: Config, *, most: int = 0) -> None:
