@@ -94,8 +94,8 @@ command = Command(
     dry_run=dry_run,
     results=Sweep,
     common=(
-        "name", "checkpoint", "preset", "overwrite", "data.root", "data.download", "data.images", "data.image_size",
-        "encoder.patch_size", "objective", "recipe.steps", "recipe.batch_size", "recipe.lr", "recipe.warmup",
+        "name", "checkpoint", "preset", "overwrite", "objective", "data.root", "data.download", "data.images",
+        "data.image_size", "encoder.patch_size", "recipe.steps", "recipe.batch_size", "recipe.lr", "recipe.warmup",
         "recipe.weight_decay", "recipe.precision", "recipe.seed", "recipe.evaluate_every", "subset.images",
         "probing.every", "fabric.devices", "workers",
     ),

@@ -112,6 +112,7 @@ def describe(command: Command, config: Config) -> tuple[Group, list[Group]]:
     # What an option that refers to another means goes for that one.
     elsewhere = {target[1]: one for one in found if (target := _REFERENCE.fullmatch(one.default))}
     of_command = meanings(command.options)
+    tops = ["", *(name.partition(".")[0] for name in command.common)]
     files = [
         Option(
             named.get(group, group),
@@ -119,7 +120,7 @@ def describe(command: Command, config: Config) -> tuple[Group, list[Group]]:
             of_command.get(package) or _GROUPS.get(folder, ""),
             f"one of {', '.join(config.line.names(folder))}",
         )
-        for group, file in sorted(choices.items(), key=lambda item: _place(item[0].partition("@")[0], _ORDER))
+        for group, file in sorted(choices.items(), key=lambda item: _place(item[0].partition("@")[0], tops))
         for folder, package in [(group.partition("@")[0], group.rpartition("@")[2])]
         if package != "_here_"
     ]
@@ -141,7 +142,6 @@ def describe(command: Command, config: Config) -> tuple[Group, list[Group]]:
         )
     for group in groups.values():
         group.options.sort(key=lambda one: _place(one.name, command.common))
-    tops = ["", *(name.partition(".")[0] for name in command.common)]
     return Group("Files of options, chosen by their names", files), [
         groups[top] for top in sorted(groups, key=lambda top: _place(top, tops))
     ]
@@ -154,7 +154,6 @@ _GROUPS = {
     "target": "What is predicted of a patch.",
     "distillation": "Learning from a teacher besides the labels.",
 }
-_ORDER = ("objective", "data", "encoder", "target", "recipe", "probe", "augment")
 
 
 def _place(name: str, order: Sequence[str]) -> int:
