@@ -7,9 +7,10 @@ that the class cannot declare: other values of the same class, or values of many
 import importlib
 import pkgutil
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
+from importlib.util import find_spec
 from typing import Any, TypeVar
 
 from ssvit.config.declaration import Options
@@ -97,11 +98,30 @@ def choice(
     return declare
 
 
-def declared(groups: Sequence[str]) -> Iterator[Choice]:
-    """The declared choices of some groups: those of ssvit, and those in modules that were imported."""
-    for package in dict.fromkeys(_PACKAGES[group] for group in groups if group in _PACKAGES):
-        import_options(package)
-    return (one for one in _CHOICES.values() if one.group in groups)
+def is_group(name: str) -> bool:
+    """Whether choices of a group of this name are declared."""
+    return name in _PACKAGES or any(group == name for group, _ in _CHOICES)
+
+
+def declared(group: str) -> Iterator[Choice]:
+    """The declared choices of a group: those of ssvit, and those in modules that were imported."""
+    if group in _PACKAGES:
+        import_options(_PACKAGES[group])
+    return (choice for choice in _CHOICES.values() if choice.group == group)
+
+
+def lookup(group: str, name: str) -> Choice | None:
+    """Return the choice of a group that has a name, or None.
+
+    A choice in the module NAME_options is found without the import of the others that declare choices of the group.
+    """
+    if (group, name) not in _CHOICES and group in _PACKAGES and name.isidentifier():
+        module = f"{_PACKAGES[group]}.{name}_options"
+        if find_spec(module):
+            importlib.import_module(module)
+        if (group, name) not in _CHOICES:
+            import_options(_PACKAGES[group])
+    return _CHOICES.get((group, name))
 
 
 @cache

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from ssvit.config.choices import declared, import_options
+from ssvit.config.choices import declared, import_options, is_group, lookup
 from ssvit.options import Failure, print_lines
 from ssvit.processes import is_main_process
 
@@ -122,10 +122,18 @@ class CommandLine:
         """The files of a choice in a group of options, the user's own first."""
         return [file for folder in self.folders() if (file := folder / group / f"{name}.yaml").is_file()]
 
+    def is_group(self, name: str) -> bool:
+        """Whether there is a group of options of that name, of which a file or a declared choice is chosen."""
+        return is_group(name) or any((folder / name).is_dir() for folder in self.folders())
+
     def names(self, group: str) -> list[str]:
         """The choices of a group, in alphabetical order."""
         files = {file.stem for folder in self.folders() for file in (folder / group).glob("*.yaml")}
-        return sorted({*files, *(choice.name for choice in declared([group]))})
+        return sorted({*files, *(choice.name for choice in declared(group))})
+
+    def has_choice(self, group: str, name: str) -> bool:
+        """Whether a group has a choice of that name."""
+        return bool(self.files(group, name)) or lookup(group, name) is not None
 
     def part(self, group: str, name: str) -> str | None:
         """The dotted name of the part that a choice describes: in its file, in a base of the file, or as declared."""
@@ -134,7 +142,8 @@ class CommandLine:
             options = content.get(group) or content
             bases = [base for base in content.get("defaults", []) if isinstance(base, str) and base != "_self_"]
             return options.get("_target_") or next((self.part(group, base) for base in bases), None)
-        return next((choice.part for choice in declared([group]) if choice.name == name), None)
+        choice = lookup(group, name)
+        return choice and choice.part
 
     def with_bases(self, name: str) -> Iterator[Path]:
         """A file of configurations, after those beside it that its list of defaults names."""

@@ -5,7 +5,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NoReturn
@@ -14,9 +14,11 @@ import hydra
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from hydra.plugins.config_source import ConfigResult, ConfigSource
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import (
     InterpolationToMissingValueError,
@@ -24,7 +26,7 @@ from omegaconf.errors import (
     OmegaConfBaseException,
 )
 
-from ssvit.config.choices import Choice, declared
+from ssvit.config.choices import Choice, declared, is_group, lookup
 from ssvit.config.command_line import CONFIGS, CommandLine, Plain
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Options, completed, expected
@@ -56,7 +58,7 @@ def compose(name: str, line: CommandLine, kind: type[Options] = Options, *, inco
     Raises:
         Failure: An option is unknown, or its value cannot be read.
     """
-    with _failures(name, line, kind), _hydra(line, name):
+    with _failures(name, line, kind), _hydra(line):
         choices, values = _divided(line)
         composed = hydra.compose(_file(name, line), [*_search_path(line), *choices], return_hydra_config=True)
         HydraConfig.instance().set_config(composed)
@@ -90,7 +92,7 @@ def _divided(line: CommandLine) -> tuple[list[str], list[str]]:
     for option in line.overrides:
         name = option.lstrip("+").partition("=")[0]
         group = name.partition("@")[0]
-        is_choice = "@" in name or group in groups or group.startswith("hydra") or bool(line.names(group))
+        is_choice = "@" in name or group in groups or group.startswith("hydra") or line.is_group(group)
         (choices if is_choice else values).append(option)
     return choices, values
 
@@ -178,17 +180,16 @@ def sweep(
 
     # Hydra then raises its errors instead of printing them with advice for its developers.
     os.environ["HYDRA_FULL_ERROR"] = "1"
-    with _failures(name, line, kind), _stored(_choices(line, name), line.nodes):
+    with _failures(name, line, kind), _stored(line.nodes):
         written = [f"{option}={value}" for option, value in _SWEEP.items() if option not in line.typed]
-        folder = [] if line.config_dir is None else ["--config-dir", str(line.config_dir)]
-        sys.argv[1:] = ["--multirun", *folder, *_for_hydra(line), *written]
+        sys.argv[1:] = ["--multirun", *_search_path(line), *_for_hydra(line), *written]
         hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name=_file(name, line))(task)()
 
 
 def group(line: CommandLine, name: str, choices: Mapping[str, str | None]) -> Plain:
     """A group of options as the files of some choices have it, with references as written. Failure if none is there."""
     options = [f"{'+' * (choice == name)}{choice}={file or 'null'}" for choice, file in choices.items()]
-    with _failures("", line, Options), _hydra(line, groups=[choice.partition("@")[0] for choice in choices]):
+    with _failures("", line, Options), _hydra(line):
         composed = hydra.compose(overrides=[*_search_path(line), *options])
         return completed(_container(composed[name], resolve=False), {})
 
@@ -205,18 +206,14 @@ def completion_script(action: str) -> None:
 
 
 @contextmanager
-def _hydra(line: CommandLine, name: str = "", groups: Sequence[str] = ()) -> Iterator[None]:
-    """Initialise Hydra for one composition; an application that calls this one keeps its own state.
-
-    The declared choices are those of a command's groups, or of the groups that are given.
-    """
-    Plugins.instance()  # fills the store with configurations of Hydra's own
+def _hydra(line: CommandLine) -> Iterator[None]:
+    """Initialise Hydra for one composition; an application that calls this one keeps its own state."""
     hydra_config, callers = HydraConfig.instance(), GlobalHydra.instance().hydra
     former = hydra_config.cfg
     GlobalHydra.instance().clear()
     try:
         with (
-            _stored(_choices(line, name, groups), line.nodes),
+            _stored(line.nodes),
             hydra.initialize_config_dir(str(CONFIGS), version_base="1.3"),
         ):
             yield
@@ -225,22 +222,44 @@ def _hydra(line: CommandLine, name: str = "", groups: Sequence[str] = ()) -> Ite
         GlobalHydra.instance().hydra = callers
 
 
-def _choices(line: CommandLine, name: str, groups: Sequence[str] = ()) -> list[Choice]:
-    """The declared choices of the groups of a command, of those typed, and of those that the choices choose from."""
-    named = [*groups, *(line.default_choices(name) if name else ()), *line.typed]
-    chosen = {group.partition("@")[0].lstrip("/") for group in named}
-    choices = list(declared([*chosen, *(["augment"] if "data" in chosen else [])]))  # a data set chooses one
-    return [*choices, *declared([group.lstrip("/") for choice in choices for group in choice.also])]
+class DeclaredChoices(ConfigSource):
+    """The choices that are declared in Python, as a place of Hydra's search path. Only chosen ones are imported."""
+
+    @staticmethod
+    def scheme() -> str:
+        return "choices"
+
+    def available(self) -> bool:
+        return True
+
+    def is_group(self, config_path: str) -> bool:
+        return is_group(config_path)
+
+    def is_config(self, config_path: str) -> bool:
+        return self._choice(config_path) is not None
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        choice = self._choice(config_path)
+        assert choice is not None  # Hydra has asked is_config
+        header = {"package": choice.package}
+        return ConfigResult(self.provider, self.full_path(), OmegaConf.create(choice.node), header)
+
+    def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
+        return [] if results_filter is ObjectType.GROUP else sorted(choice.name for choice in declared(config_path))
+
+    def _choice(self, config_path: str) -> Choice | None:
+        group, _, name = config_path.rpartition("/")
+        return lookup(group, name)
+
+
+Plugins.instance().register(DeclaredChoices)
 
 
 @contextmanager
-def _stored(choices: Sequence[Choice], nodes: Mapping[tuple[str, str], Plain]) -> Iterator[None]:
-    """Add choices to Hydra's, for the block: declared ones, and those of one command."""
+def _stored(nodes: Mapping[tuple[str, str], Plain]) -> Iterator[None]:
+    """Add the choices of one command to Hydra's, for the block."""
     store = ConfigStore.instance()
-    stored = [*((choice.group, choice.name) for choice in choices), *nodes]
-    former = [(group, f"{name}.yaml", store.repo.get(group, {}).get(f"{name}.yaml")) for group, name in stored]
-    for choice in choices:
-        store.store(group=choice.group, name=choice.name, node=choice.node, package=choice.package)
+    former = [(group, f"{name}.yaml", store.repo.get(group, {}).get(f"{name}.yaml")) for group, name in nodes]
     for (group, name), node in nodes.items():
         store.store(group=group, name=name, node=node)
     try:
@@ -254,8 +273,8 @@ def _stored(choices: Sequence[Choice], nodes: Mapping[tuple[str, str], Plain]) -
 
 
 def _search_path(line: CommandLine) -> list[str]:
-    users = line.config_dir
-    return [] if users is None else [f"hydra.searchpath=[{json.dumps(users.as_uri())}]"]
+    folder = [] if line.config_dir is None else [line.config_dir.as_uri()]
+    return [f"hydra.searchpath={json.dumps([*folder, 'choices://'])}"]
 
 
 def _container(config: DictConfig, *, resolve: bool) -> Plain:
@@ -346,7 +365,7 @@ def _no_choice(group: str, name: str, line: CommandLine, kind: type[Options]) ->
     """The reason why a command has no choice of a group."""
     typed_as = next((option for option in line.options if option.startswith(f"{group}=")), group)
     texts = {path.stem: path.read_text() for path in sorted((CONFIGS / "objective").glob("*.yaml"))}
-    users = {choice.name for choice in declared(["objective"]) if f"/{group}" in choice.also}
+    users = {choice.name for choice in declared("objective") if f"/{group}" in choice.also}
     users |= {file for file, text in texts.items() if f"/{group}:" in text}
     users |= {file for file, text in texts.items() for user in users if f"\n  - {user}\n" in text}
     if users:

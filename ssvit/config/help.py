@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from ssvit.config.choices import declared
+from ssvit.config.choices import lookup
 from ssvit.config.command import Command
 from ssvit.config.command_line import CommandLine, Plain
 from ssvit.config.composed import Config
@@ -211,8 +211,8 @@ def _title(line: CommandLine, group: str, name: Any) -> str:
     for file in reversed(list(line.with_bases(f"{group}/{name}"))):
         comments = re.findall("^# (?!@)(.*)", file.read_text(), re.M)
         return re.sub(r":? ssvit .*", "", comments[0]) if comments else ""
-    docstrings = (choice.options.__doc__ or "" for choice in declared([group]) if choice.name == name)
-    return next(docstrings, "").partition("\n")[0]
+    choice = lookup(group, str(name))
+    return ((choice and choice.options.__doc__) or "").partition("\n")[0]
 
 
 def _default(config: Config, option: Option) -> str:

@@ -37,7 +37,7 @@ def data_set(option: str, line: CommandLine) -> list[str]:
     group, _, written = option.partition("=")
     value = unquoted(written)
     is_path = os.path.isabs(value) or value.startswith(".")
-    if group != "data" or (not is_path and value in line.names("data")):
+    if group != "data" or (not is_path and line.has_choice("data", value)):
         return [option]
     if os.path.isdir(value):
         return [f"data={'shards' if shard_folder.is_one(value) else 'folder'}", f"data.root={written}"]
