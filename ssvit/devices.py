@@ -8,7 +8,7 @@ from pydantic import AfterValidator
 
 from ssvit import processes
 from ssvit.config.declaration import Count, Expect, Options, Run, Text
-from ssvit.models.timm_options import Timm
+from ssvit.models.encoder_options import Normalized
 from ssvit.options import OptionError
 
 _DEVICES = re.compile(r"auto|-1|[1-9]\d*|\[\d+(, \d+)*\]|\d+(, ?\d+)+")  # what Lightning Fabric takes, as text
@@ -47,5 +47,5 @@ class Fabric(Options):
 
     def check(self, run: Run) -> None:
         """Check that the encoder can be divided among processes."""
-        if isinstance(run.encoder, Timm) and self.strategy == "fsdp":
-            raise OptionError("strategy", "fsdp", f"shares out a ViT, and the encoder is timm's {run.encoder.model}")
+        if isinstance(run.encoder, Normalized) and not run.encoder.has_patches and self.strategy == "fsdp":
+            raise OptionError("strategy", "fsdp", f"shares out a ViT, and the encoder is timm's {run.encoder.label}")

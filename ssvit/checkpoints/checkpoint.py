@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 PRETRAIN, FINETUNE = STAGES = ("pretrain", "finetune")
+SCRATCH = "scratch"  # in place of a checkpoint: random weights
 
 
 class Foreign(Protocol):

@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from ssvit.config.composed import Config
 from ssvit.options import UserError
 
 # What may differ between a run and its continuation: it changes where and how fast, not what is computed, or the
@@ -74,6 +75,16 @@ class Configuration:
 
     values: dict[str, Any]
     choices: dict[str, str | None]
+
+    @classmethod
+    def of_run(cls, config: Config) -> "Configuration":
+        """Return what a run's folder keeps of its configuration, with the choices that data=pretrained stands for."""
+        choices = dict(config.choices)
+        if choices.get("data") == "pretrained":
+            pretrained = {group for group, file in choices.items() if file == "pretrained" and group != "encoder"}
+            kept = {group: file for group, file in choices.items() if group not in pretrained}
+            choices = kept | {group: file for group, file in config.line.brought.items() if group not in kept}
+        return cls.of(config.written | {"command": config.line.identity}, choices)
 
     @classmethod
     def of(cls, config: Mapping[str, object], choices: Mapping[str, str | None]) -> "Configuration":

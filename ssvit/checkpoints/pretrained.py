@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from ssvit.checkpoints import manifest
-from ssvit.checkpoints.checkpoint import PRETRAIN, Checkpoint
+from ssvit.checkpoints.checkpoint import PRETRAIN, SCRATCH, Checkpoint
 from ssvit.checkpoints.configuration import Configuration, ConfigurationError
 from ssvit.checkpoints.finding import NEWEST, find, open_checkpoint
 from ssvit.checkpoints.loading_options import pixel_format
@@ -28,8 +28,6 @@ from ssvit.models.timm_options import Timm
 from ssvit.models.vit_options import CHANGEABLE, ViT
 from ssvit.options import Failure, OptionError, UserError
 
-SCRATCH = "scratch"
-EMBEDDED = "shapes"  # the data set of the first run
 # Options of an encoder that its weights decide, and those of them that other options refer to.
 _FIXED = set(ViT.model_fields) - {*CHANGEABLE, *reading.FOREIGN_OPTIONS}
 _REFERRED = ("patch_size", "width", "channels")
@@ -64,20 +62,13 @@ def offer(line: CommandLine, own: str | None = None) -> None:
     line.added += _own_images(_offer(wanted, line, arguments), arguments)
 
 
-def offer_start(line: CommandLine, added: Mapping[str, str]) -> None:
+def offer_start(line: CommandLine) -> None:
     """`offer` for pre-training, where the default is random weights.
 
-    added: options that are added to those typed. OptionError also for an option of the encoder that its weights decide.
+    OptionError also for an option of the encoder that its weights decide.
     """
-    arguments = {**added, **line.typed}
-    wanted = arguments.get("checkpoint", "null")
-    objective = arguments.get("objective", "masked_patch")
-    method = find_options(line.part("objective", objective) or "")
-    needs_patches = getattr(method, "needs_patches", False) and "experiment" not in arguments
-    if arguments.get("encoder") == "timm" and needs_patches:
-        raise OptionError("objective", objective, "must be supervised with encoder=timm, which has no patches")
-    if wanted in ("null", ""):
-        return
+    arguments = line.values
+    wanted = arguments["checkpoint"]
     if wanted in (NEWEST, SCRATCH):
         right = "must be the folder of a run or of a checkpoint, a file of foreign weights, or null for random weights"
         raise OptionError("checkpoint", wanted, right)
@@ -96,6 +87,7 @@ def offer_start(line: CommandLine, added: Mapping[str, str]) -> None:
         *([] if "name" in arguments else [f"name={'_'.join(parts)}"]),
         *_own_images(found, arguments),
     ]
+    line.finish = _keep_weights
 
 
 def _own_images(found: Checkpoint, arguments: Mapping[str, str]) -> Sequence[str]:
@@ -114,7 +106,7 @@ def _own_images(found: Checkpoint, arguments: Mapping[str, str]) -> Sequence[str
     return [f"++{name}={value}" for name, value in options.items() if name not in arguments]
 
 
-def keep_weights(config: Config) -> Config:
+def _keep_weights(config: Config) -> Config:
     """Remove the options of the encoder that another file sets and that a checkpoint's weights decide.
 
     OptionError if the file adds a distillation token and the checkpoint has none.
@@ -204,16 +196,6 @@ def _began_with(file: Path, command: str | None) -> str | None:
         return None if done and command is not None else values["encoder"]["path"]
     except (UserError, OSError, KeyError, TypeError):
         return None
-
-
-def configuration(config: Config) -> Configuration:
-    """What a run's folder keeps of its configuration, with the choices that data=pretrained stands for."""
-    choices = dict(config.choices)
-    if choices.get("data") == "pretrained":
-        pretrained = {group for group, file in choices.items() if file == "pretrained" and group != "encoder"}
-        own = {group: file for group, file in choices.items() if group not in pretrained}
-        choices = own | {group: file for group, file in config.line.brought.items() if group not in own}
-    return Configuration.of(config.written | {"command": config.line.identity}, choices)
 
 
 def _data(file: Path, line: CommandLine) -> tuple[dict[str, Any], dict[str, str | None]]:

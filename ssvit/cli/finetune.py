@@ -3,14 +3,14 @@
 By default the newest finished run under outputs/, on its images. The same command again goes on with the run.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from ssvit.checkpoints.checkpoint import FINETUNE
+from ssvit.checkpoints.checkpoint import FINETUNE, SCRATCH
+from ssvit.checkpoints.configuration import Configuration
 from ssvit.checkpoints.finding import name_of
 from ssvit.checkpoints.pretrained import (
-    EMBEDDED,
-    SCRATCH,
-    configuration,
     from_scratch,
     offer_again,
     stand_in,
@@ -23,7 +23,7 @@ from ssvit.data import arguments
 from ssvit.options import print_lines
 from ssvit.processes import is_main_process
 from ssvit.training import comparison, preflight
-from ssvit.training.options import ALIASES, Finetune
+from ssvit.training.options import ALIASES, EMBEDDED, Finetune
 from ssvit.training.sweep import Sweep, named
 
 FIRST = "finetune_shapes"  # the experiment that follows a pre-training on the embedded images
@@ -75,18 +75,23 @@ def run(config: Config) -> Path:
     options: Finetune = config.options
     with RunFolder(options.outputs, options.name) as folder:
         if is_main_process():
-            folder.open(configuration(config), overwrite=options.overwrite)
+            folder.open(Configuration.of_run(config), overwrite=options.overwrite)
             config.line.announce()
             print_lines(f"{options.name}: starts from {options.encoder.get('path', 'random weights')}")
 
         from ssvit.training.session import Session
 
         session = Session(config, folder.path, stage=FINETUNE)
+
+        def trained(name: str, changes: Mapping[str, object]) -> list[dict[str, Any]]:
+            changed = config.changed(changes)
+            return session.run(name, from_scratch(changed) if changed.options.checkpoint == SCRATCH else changed)
+
         if options.compare:
             sides = comparison.sides(options.scratch)
-            comparison.compare(session.run, sides, seed=options.recipe.seed, seeds=options.seeds, folder=folder.path)
+            comparison.compare(trained, sides, seed=options.recipe.seed, seeds=options.seeds, folder=folder.path)
         elif options.sweep:
-            comparison.choose(session.run, folder=folder.path, **options.table4.values())
+            comparison.choose(trained, folder=folder.path, **options.table4.values())
         else:
             session.train(config, folder.path)
     return folder.path

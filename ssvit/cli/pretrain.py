@@ -8,24 +8,24 @@ from functools import partial
 from pathlib import Path
 
 from ssvit.checkpoints.checkpoint import PRETRAIN
-from ssvit.checkpoints.pretrained import EMBEDDED, configuration, keep_weights, offer_start, stand_in
+from ssvit.checkpoints.configuration import Configuration
+from ssvit.checkpoints.pretrained import offer_start, stand_in
 from ssvit.checkpoints.run_folder import RunFolder
 from ssvit.config.command import Command
 from ssvit.config.command_line import CONFIGS, CommandLine
 from ssvit.config.composed import Config
+from ssvit.config.declaration import find
 from ssvit.data import arguments
-from ssvit.options import print_lines
+from ssvit.options import OptionError, print_lines
 from ssvit.processes import is_main_process
 from ssvit.training import preflight, preset
-from ssvit.training.options import ALIASES, Pretrain
+from ssvit.training.options import ALIASES, EMBEDDED, Pretrain
 from ssvit.training.sweep import Sweep, named
 
 
 def complete(config: Config) -> Config:
     """Check and complete the configuration."""
     options: Pretrain = config.options
-    if "path" in options.encoder:
-        config = keep_weights(config)
     preflight.check(config.values)
     config.line.announce()
     return named(config, options.name)
@@ -48,7 +48,7 @@ def run(config: Config) -> Path:
     options: Pretrain = config.options
     with RunFolder(options.outputs, options.name) as folder:
         if is_main_process():
-            folder.open(configuration(config), overwrite=options.overwrite)
+            folder.open(Configuration.of_run(config), overwrite=options.overwrite)
             if "path" in options.encoder:
                 print_lines(f"{options.name}: starts from {options.encoder['path']}")
 
@@ -78,9 +78,14 @@ def _next(config: Config, *, labelled: bool) -> str:
 
 def before(line: CommandLine) -> None:
     """Add the options that preset=auto chooses, and the choices of the weights to start from."""
-    chosen = preset.options(line)
-    line.added += chosen
-    offer_start(line, dict(option.split("=", 1) for option in chosen if option.partition("=")[0] != "preset"))
+    line.added += preset.options(line)
+    options = line.values
+    method = find(line.part("objective", options.get("objective", "masked_patch")) or "")
+    if options.get("encoder") == "timm" and "experiment" not in options and getattr(method, "needs_patches", False):
+        right = "must be supervised with encoder=timm, which has no patches"
+        raise OptionError("objective", options.get("objective", "masked_patch"), right)
+    if options.get("checkpoint", "null") not in ("null", ""):
+        offer_start(line)
 
 
 command = Command(

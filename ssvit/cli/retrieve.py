@@ -6,7 +6,7 @@ from ssvit.config.command import Command
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Run
 from ssvit.data import arguments
-from ssvit.evaluation.base_options import AUTO
+from ssvit.evaluation.online_options import AUTO
 from ssvit.options import print_lines
 from ssvit.retrieval import describer
 from ssvit.retrieval.options import ADD, FEWEST, INDEX, Retrieve

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from ssvit.analysis.options import Visualize, plotted
-from ssvit.checkpoints.checkpoint import FINETUNE, Checkpoint
+from ssvit.checkpoints.checkpoint import FINETUNE, SCRATCH, Checkpoint
 from ssvit.checkpoints.finding import find, open_checkpoint
 from ssvit.checkpoints.loading_options import LoadEncoder, pixel_format
-from ssvit.checkpoints.pretrained import SCRATCH, from_scratch, offer, stand_in
+from ssvit.checkpoints.pretrained import from_scratch, offer, stand_in
 from ssvit.config.command import Command
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Run

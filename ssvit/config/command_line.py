@@ -5,15 +5,18 @@ import hashlib
 import os
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from ssvit.config.choices import declared, import_options, is_group, lookup
 from ssvit.options import Failure, print_lines
 from ssvit.processes import is_main_process
+
+if TYPE_CHECKING:
+    from ssvit.config.composed import Config
 
 Plain = dict[str, Any]  # options as a YAML file holds them: dictionaries, lists, text and numbers
 PYTHON = "ssvit.", ""  # the spelling of a command as a function of Python
@@ -41,6 +44,7 @@ class CommandLine:
         added: Options that the command adds to those typed.
         nodes: Choices that exist for this command alone: groups of options by (group, name).
         brought: The choices that data=pretrained stands for, by group.
+        finish: Changes the configuration once it is composed, None: it stays as it is.
         spelling: What stands before and after the name of a command, such as ("ssvit ", "").
     """
 
@@ -62,6 +66,7 @@ class CommandLine:
         self.added: list[str] = []
         self.nodes: dict[tuple[str, str], Plain] = {}
         self.brought: dict[str, str | None] = {}
+        self.finish: Callable[[Config], Config] | None = None
         self.spelling = spelling
         self._lines: list[str] = []
         arguments = [_HOME.sub(lambda home: home[1] + os.path.expanduser("~/"), argument) for argument in arguments]
@@ -91,8 +96,12 @@ class CommandLine:
     @property
     def typed(self) -> dict[str, str]:
         """The values of the options as typed, by the options' names, without quotes."""
-        parts = (option.partition("=") for option in self.options)
-        return {name.lstrip("+"): unquoted(value) for name, _, value in parts}
+        return _by_name(self.options)
+
+    @property
+    def values(self) -> dict[str, str]:
+        """The values of all options, typed and added, by the options' names, without quotes."""
+        return _by_name([*self.added, *self.options])
 
     @property
     def overrides(self) -> list[str]:
@@ -177,6 +186,11 @@ class CommandLine:
         if is_main_process():
             print_lines(*self._lines)
         self._lines.clear()
+
+
+def _by_name(options: Iterable[str]) -> dict[str, str]:
+    parts = (option.partition("=") for option in options)
+    return {name.lstrip("+"): unquoted(value) for name, _, value in parts}
 
 
 def unquoted(value: str) -> str:

@@ -75,9 +75,10 @@ def compose(name: str, line: CommandLine, kind: type[Options] = Options, *, inco
         chosen = HydraConfig.get().runtime.choices.items()
         files = {group: file for group, file in chosen if not group.startswith("hydra/")}
         config = Config(_settled(options, tree), files, line.overrides, line, kind=kind)
-        if not incomplete:
-            _ = config.options
-        return config
+        if incomplete:
+            return config
+        _ = config.options
+        return line.finish(config) if line.finish else config
 
 
 def _file(name: str, line: CommandLine) -> str | None:

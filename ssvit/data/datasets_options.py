@@ -1,10 +1,12 @@
 """The options of the data sets, which are checked as far as names and numbers tell."""
 
+import io
 import os
+import tarfile
 from collections.abc import Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import combinations, islice
-from typing import Annotated, ClassVar, Literal, Self
+from typing import IO, Annotated, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
@@ -12,8 +14,9 @@ from ssvit.config.declaration import Name, OneOf, Options
 from ssvit.data import folder, shard_folder, vtab
 from ssvit.data import table as tables
 from ssvit.data.files_options import ImageFiles, Verify
-from ssvit.data.source_options import DataSet, FileImages
-from ssvit.options import OptionError
+from ssvit.data.folder import IMAGE_SUFFIXES, NPY
+from ssvit.data.source_options import DataSet, FileImages, Sample
+from ssvit.options import OptionError, UserError
 
 
 class Folder(ImageFiles):
@@ -67,6 +70,9 @@ class Folder(ImageFiles):
 
     def count(self, at_most: int) -> int:
         return min(at_most, sum(folder.count(split.train, at_most=at_most) for split in self.splits))
+
+    def sample(self, most: int) -> Sample:
+        return _sample([path for split in self.splits for path in folder.pictures(split.train)], most)
 
 
 class Csv(ImageFiles):
@@ -147,6 +153,9 @@ class Csv(ImageFiles):
     def count(self, at_most: int) -> int:
         return sum(1 for _ in islice(self.rows("train"), at_most))
 
+    def sample(self, most: int) -> Sample:
+        return _sample([os.path.join(self.top, row.path) for row in self.rows("train")], most)
+
 
 class Shards(ImageFiles):
     """Uncompressed tar files in the layout of WebDataset, in a folder or an object store: see `shard_folder.splits`."""
@@ -181,6 +190,31 @@ class Shards(ImageFiles):
     @property
     def validated(self) -> bool:
         return bool(self.splits.validation)
+
+    def sample(self, most: int) -> Sample | None:
+        """Return images of the first shard. Their number in all is estimated from the sizes of the shards."""
+        if shard_folder.is_remote(self.root):
+            return None
+        first, *_ = paths = [os.path.join(self.root, name) for name in self.splits.train]
+        try:
+            with tarfile.open(first, "r:") as shard:
+                members = [member for member in shard if member.isreg()]
+        except (OSError, tarfile.TarError) as error:
+            raise UserError(f"{first}: cannot be read: {error}") from None
+        kinds = ([member for member in members if member.name.lower().endswith(kind)] for kind in (IMAGE_SUFFIXES, NPY))
+        images = next(filter(None, kinds), [])
+        count = round(len(images) * sum(map(os.path.getsize, paths)) / os.path.getsize(first))
+        return Sample(count, first, [partial(_member, first, member) for member in images[:most]])
+
+
+def _sample(files: Sequence[str], most: int) -> Sample:
+    return Sample(len(files), files[0], [partial(open, file, "rb") for file in files[:: max(1, len(files) // most)]])
+
+
+def _member(shard: str, member: tarfile.TarInfo) -> IO[bytes]:
+    with open(shard, "rb") as file:
+        file.seek(member.offset_data)
+        return io.BytesIO(file.read(member.size))
 
 
 class Imagenet(DataSet):

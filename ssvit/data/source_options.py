@@ -1,16 +1,17 @@
 """The options that every data set has, and those of a part of one."""
 
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Self
+from collections.abc import Callable, Mapping, Sequence
+from typing import IO, Annotated, Any, ClassVar, NamedTuple, Self
 
 from annotated_types import Gt, Le, Len
 from pydantic import model_validator
 
-from ssvit.config.declaration import Count, Expect, Fraction, OneOf, Options, Run, Size, Whole
-from ssvit.data.loader_options import DECODINGS, FULL, ORDERS, PERMUTATION
+from ssvit.config.declaration import Count, Expect, Fraction, From, OneOf, Options, Pair, Run, Size, Whole
 from ssvit.models.encoder_options import Normalized
 from ssvit.options import OptionError, RootOptionError
 
+FULL, SCALED = DECODINGS = "full", "scaled"  # how much of a JPEG is decoded
+PERMUTATION, BIJECTION = ORDERS = "permutation", "bijection"  # how the order of an epoch is made
 VALIDATION = "validation"
 NO_LABELS = "the images have no labels to learn: give each class a folder of its own, or another data set (data=…)"
 NO_VALIDATION = "there are no validation images; 0.1 for that fraction of the training images"
@@ -32,6 +33,24 @@ class Images(Options):
     """The transform of the images that are evaluated."""
 
 
+class Augmentation(Options):
+    """The augmentation of training images.
+
+    Attributes:
+        views: The names of the views that it gives of an image. A single view is called "image".
+    """
+
+    views: ClassVar[tuple[str, ...]] = ("image",)
+
+    size: Annotated[Pair, From("data.image_size")]
+    """Pixels of an image's side, or [height, width]."""
+
+    @property
+    def number_of_local_views(self) -> int:
+        """Local views of an image."""
+        return 0
+
+
 class FileImages(Images):
     """The group data for images in files."""
 
@@ -41,6 +60,20 @@ class FileImages(Images):
     decoding: Annotated[str, OneOf(DECODINGS)] = FULL
     """scaled: JPEGs of 1024x768 pixels or more are decoded at a quarter or an eighth of their sides, as far as the
     random crop stays as large as image_size; full: all at full size."""
+
+
+class Sample(NamedTuple):
+    """Some of the training images of a data set, evenly spaced.
+
+    Attributes:
+        images: Number of all training images.
+        first: Name of the first file, for messages.
+        files: Functions that open the file of an image.
+    """
+
+    images: int
+    first: str
+    files: Sequence[Callable[[], IO[bytes]]]
 
 
 class DataSet(Options):
@@ -70,6 +103,10 @@ class DataSet(Options):
 
     def count(self, at_most: int) -> int | None:
         """How many images there are to train on, as far as `at_most`."""
+        return None
+
+    def sample(self, most: int) -> Sample | None:
+        """Return up to about `most` of the training images; None for a data set that is not files."""
         return None
 
     def check(self, run: Run) -> None:
@@ -113,3 +150,12 @@ class Subset(Options):
             images = run.source.count(at_most=self.images)
             if images is not None and self.images > images:
                 raise OptionError("images", self.images, f"there are {images} images to choose from")
+
+
+def check_shares(*, batch_size: int, accumulate: int, processes: int) -> None:
+    """OptionError if so many processes cannot share a batch evenly."""
+    if batch_size % (processes * accumulate):
+        right = f"must be divisible by processes * accumulate = {processes} * {accumulate}"
+        fewer = [count for count in range(1, processes) if batch_size % (count * accumulate) == 0]
+        hint = f"; {fewer[-1]} of these processes can share it" if fewer else ""
+        raise OptionError("batch_size", batch_size, right + hint)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator
 
 from ssvit.config.declaration import Count, Expect, OneOf, Options, make
-from ssvit.evaluation.base_options import AUTO
+from ssvit.evaluation.online_options import AUTO
 from ssvit.models.build_options import kind
 from ssvit.models.encoder_options import PATCHES, TOKENS
 from ssvit.models.timm_options import Timm

@@ -23,7 +23,7 @@ from ssvit.config.declaration import make
 from ssvit.data.augment.crop import InceptionCrop
 from ssvit.data.batch import EvalTransform
 from ssvit.data.source import Source
-from ssvit.evaluation import base_options, features_options, label_free_options
+from ssvit.evaluation import features_options, label_free_options, online_options
 from ssvit.evaluation.base import Evaluation, History, with_metrics
 from ssvit.evaluation.features import Frozen
 from ssvit.evaluation.held_out import HeldOut
@@ -50,7 +50,7 @@ class LabelFree(HeldOut):
     def __init__(self, *, source: Source, transform: EvalTransform, **given: object) -> None:
         self.own = own = make(label_free_options.LabelFree, given)
         super().__init__(source, transform, own)
-        self.every, self.automatic = (None, True) if own.every == base_options.AUTO else (int(own.every), False)
+        self.every, self.automatic = (None, True) if own.every == online_options.AUTO else (int(own.every), False)
         self.images *= 1 + own.views
 
     def __call__(self, objective: Objective, history: History | None = None) -> Evaluation:

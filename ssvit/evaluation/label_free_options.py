@@ -4,8 +4,8 @@ from typing import Annotated, Literal
 
 from ssvit.config.choices import choice
 from ssvit.config.declaration import AtLeastTwo, Count, Expect, ShareLimits, Whole
-from ssvit.evaluation.base_options import AUTO, Every
 from ssvit.evaluation.held_out_options import HeldOut
+from ssvit.evaluation.online_options import AUTO, Every
 
 
 @choice("evaluator", "label_free")

@@ -16,7 +16,7 @@ from ssvit.data.batch import EvalTransform
 from ssvit.data.loader import evaluation_batches
 from ssvit.data.memory import Memory
 from ssvit.data.source import Source, is_multi_label, subset
-from ssvit.evaluation import base_options, features_options, online_options
+from ssvit.evaluation import features_options, online_options
 from ssvit.evaluation.base import Evaluation, Evaluator, History, with_metrics
 from ssvit.evaluation.features import Extractor, Features, FeatureSets, Frozen, Pixels, extract
 from ssvit.evaluation.precision import chance_of
@@ -52,7 +52,7 @@ class Probing(Evaluator):
     ) -> None:
         self.start = GIVEN if pretrained else RANDOM
         self.options = own = make(online_options.Probing, given)
-        self.every, self.automatic = (None, True) if own.every == base_options.AUTO else (int(own.every), False)
+        self.every, self.automatic = (None, True) if own.every == online_options.AUTO else (int(own.every), False)
         self.probes: list[Probe] = []
         self.refused: list[str] = []
         if train.labels is None or test.labels is None:

@@ -1,7 +1,12 @@
 """The options of the probes of a run."""
 
-from ssvit.config.declaration import Count, Options
-from ssvit.evaluation.base_options import AUTO, Every
+from typing import Annotated, Final, Literal
+
+from ssvit.config.declaration import Count, Expect, Options
+
+AUTO: Final = "auto"
+Every = Annotated[Literal["auto"] | Count, Expect("a whole number of steps, 1 or more, or auto")]
+"""How often an evaluator evaluates."""
 
 
 class Probing(Options):

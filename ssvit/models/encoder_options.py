@@ -1,7 +1,7 @@
 """The options that every encoder has."""
 
 from collections.abc import Sequence
-from typing import Self
+from typing import ClassVar, Self
 
 from pydantic import model_validator
 
@@ -27,7 +27,13 @@ def grid(image_size: object, patch_size: object) -> tuple[int, int]:
 
 
 class Normalized(Options):
-    """An encoder normalises the channels of its images."""
+    """An encoder, which normalises the channels of its images.
+
+    Attributes:
+        has_patches: Whether it has outputs of patches and layers of its own, as a ViT of ssvit has.
+    """
+
+    has_patches: ClassVar[bool] = True
 
     channels: Count = 3
     """Channels of the images."""
@@ -35,6 +41,11 @@ class Normalized(Options):
     """Mean of the images' channels, in [0, 1]: one number, or one for each."""
     std: ByChannel = 0.5
     """Standard deviation of the images' channels, in [0, 1]: one number, or one for each."""
+
+    @property
+    def label(self) -> str:
+        """The name of the model in messages."""
+        return "ViT"
 
     @model_validator(mode="after")
     def _check_normalisation(self) -> Self:

@@ -28,10 +28,15 @@ class Timm(Normalized):
     arguments: Annotated[Mapping[str, Any], Expect("{name: value}, arguments of timm's model")] = {}
     """Further keyword arguments of the model, such as {drop_path_rate: 0.1}."""
 
+    has_patches: ClassVar[bool] = False
     patch_size: ClassVar[tuple[int, int]] = (1, 1)  # the model itself refuses an image size
     depth: ClassVar[int] = 1
     pooling: ClassVar[str] = "pooled"
     poolings: ClassVar[tuple[str, ...]] = ("pooled",)
+
+    @property
+    def label(self) -> str:
+        return self.model
 
     @model_validator(mode="after")
     def _check_model(self) -> Self:

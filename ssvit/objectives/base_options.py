@@ -4,9 +4,8 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from ssvit.config.declaration import Options, Run
-from ssvit.data.augment.crop_options import Crop
-from ssvit.data.augment.views_options import MultiCrop
-from ssvit.models.timm_options import Timm
+from ssvit.data.source_options import Augmentation
+from ssvit.models.encoder_options import Normalized
 from ssvit.models.vit_options import ViT
 from ssvit.options import RootOptionError, pair, typed
 
@@ -37,31 +36,31 @@ class Objective(Options):
 
     def check(self, run: Run) -> None:
         """Check the encoder, the views of the augmentation and their size."""
-        if isinstance(run.encoder, Timm) and self.needs_patches:
+        if isinstance(run.encoder, Normalized) and not run.encoder.has_patches and self.needs_patches:
             right = "can learn from labels alone: objective=supervised"
-            raise RootOptionError("encoder.model", run.encoder.model, right)
+            raise RootOptionError("encoder.model", run.encoder.label, right)
         if isinstance(run.encoder, ViT):
             self.fits(run.encoder)
-        if isinstance(run.augment, Crop):
+        if isinstance(run.augment, Augmentation):
             self._check_views(run.augment)
         if self.samples_patches:
             self.check_size(run)
 
     def check_size(self, run: Run) -> None:
         """Check that training images have the size of the encoder's images."""
-        if isinstance(run.augment, Crop) and isinstance(run.encoder, ViT):
+        if isinstance(run.augment, Augmentation) and isinstance(run.encoder, ViT):
             size = pair("image_size", run.encoder.image_size)
             if run.augment.size != size:
                 right = f"must be encoder.image_size={typed(size)}: the objective samples patches of such images"
                 raise RootOptionError("data.augment.size", run.augment.size, right)
 
-    def _check_views(self, augment: Crop) -> None:
+    def _check_views(self, augment: Augmentation) -> None:
         if not set(self.views) <= set(augment.views):
             right = (
                 f"gives {' and '.join(augment.views)} views, and the objective takes {' and '.join(self.views)} ones: "
                 "add augment@data.augment=…, of which multi_crop and multi_crop_small give global and local ones"
             )
             raise RootOptionError("data.augment", type(augment).__name__, right)
-        if isinstance(augment, MultiCrop) and augment.local_views and not self.takes_local:
+        if augment.number_of_local_views and not self.takes_local:
             right = "must be 0: the objective takes global views alone, as of augment@data.augment=two_crops"
-            raise RootOptionError("data.augment.local_views", augment.local_views, right)
+            raise RootOptionError("data.augment.local_views", augment.number_of_local_views, right)

@@ -13,8 +13,8 @@ from ssvit.config.command_line import CommandLine
 from ssvit.config.composed import Config
 from ssvit.config.declaration import find as find_options
 from ssvit.data.decode_options import PixelFormat, bands
-from ssvit.evaluation.base_options import AUTO
 from ssvit.evaluation.features_options import FOLDER, Features, Reading, reading_of
+from ssvit.evaluation.online_options import AUTO
 from ssvit.options import within
 from ssvit.retrieval.options import Pictures, encoder_of
 

@@ -16,6 +16,7 @@ from ssvit.training.recipe import Recipe
 
 # Short forms of options.
 ALIASES = {"evaluator=": "evaluator@evaluators=", **timm_options.ALIASES}
+EMBEDDED = "shapes"  # the data set of the first run
 HeldOut = Annotated[float, Gt(0), Le(0.9)]
 
 

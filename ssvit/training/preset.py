@@ -5,27 +5,28 @@ They follow what was measured on CPUs with small images (docs/methods.md, docs/o
 
 import json
 import os
-import tarfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import partial, reduce
+from functools import reduce
 from operator import add
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ssvit import processes
 from ssvit.checkpoints.configuration import Configuration
+from ssvit.config import composition
 from ssvit.config.command_line import CommandLine
-from ssvit.data import folder, shard_folder
-from ssvit.data.datasets_options import Csv
-from ssvit.data.folder import IMAGE_SUFFIXES, NPY
-from ssvit.options import OptionError, UserError, within
+from ssvit.config.declaration import Run
+from ssvit.data.source_options import DataSet
+from ssvit.options import OptionError, UserError
+from ssvit.training.options import Pretrain
 
 AUTO = "auto"
 _DEFAULT = "masked_patch"  # of the command
 OBJECTIVE = "mae"  # the first by most measures of docs/methods.md
 _SAMPLED = 64  # images that are read
 _GPU_DRIVER = "/proc/driver/nvidia/version"  # present with an NVIDIA GPU; torch would take seconds to load
+_NEEDED = "needs a folder of images or of shards, or a table: data=PATH; null for other images"
 _PIXELS = ("data.channels", "data.range", "data.mean", "data.std")
 _OF_ENCODER = ("encoder", "encoder.patch_size", "data.image_size", *_PIXELS)  # which a checkpoint brings
 
@@ -77,13 +78,12 @@ def options(line: CommandLine) -> Sequence[str]:
         return ()
     if wanted != AUTO:
         raise OptionError("preset", wanted, "must be auto or null")
-    read = _SETS.get(typed.get("data", ""))
-    if read is None or not {"data.root", "data.table"} & typed.keys():
-        raise OptionError("preset", wanted, "needs a folder of images or of shards, or a table: data=PATH")
+    if "data" not in typed:
+        raise OptionError("preset", wanted, _NEEDED)
     brought = _OF_ENCODER if typed.get("checkpoint", "null") != "null" else ()
     chosen = _as_it_began(typed)
     if chosen is None:
-        images, side, grey = read(typed)
+        images, side, grey = _summary(line)
         cores = len(os.sched_getaffinity(0))
         given = {name: int(value) for name, value in typed.items() if value.isdecimal() and int(value)}
         # Without an option or a launcher, one process is assumed.
@@ -128,17 +128,13 @@ def _as_it_began(typed: dict[str, str]) -> Mapping[str, object] | None:
     return dict(str(option).split("=", 1) for option in kept)
 
 
-def _named(typed: dict[str, str], *names: str) -> dict[str, Any]:
-    """The options of the data set that are typed, of these."""
-    given = {name: typed[f"data.{name}"] for name in names if f"data.{name}" in typed}
-    return {name: None if value == "null" else value for name, value in given.items()}
+class _Summary(NamedTuple):
+    """The properties of a data set by which options are chosen.
 
-
-class _Sample(NamedTuple):
-    """What is known of a data set from some of its images, evenly spaced.
-
-    images: how many there are to train on. side: the median of the shorter sides. grey: if all are grey, the options
-    of `_PIXELS` that they need.
+    Attributes:
+        images: Number of training images.
+        side: Median of the shorter sides of some of them.
+        grey: The options of `_PIXELS` that they need if all of these are grey.
     """
 
     images: int
@@ -146,67 +142,31 @@ class _Sample(NamedTuple):
     grey: Mapping[str, object]
 
 
-def _of_folder(typed: dict[str, str]) -> _Sample:
-    root = typed["data.root"]
-    folder.check(root, "data.root")
-    return _of_files(folder.pictures(folder.splits(root, **_named(typed, *folder.Splits._fields)).train))
+def _summary(line: CommandLine) -> _Summary:
+    """Read some training images: the headers of all, and the pixels until one has colours.
 
-
-def _of_table(typed: dict[str, str]) -> _Sample:
-    with within("data"):
-        found = Csv(label=None, **_named(typed, "table", "root", "path", "split", *folder.Splits._fields))
-    return _of_files([os.path.join(found.top, row.path) for row in found.rows("train")])
-
-
-def _of_files(files: Sequence[str]) -> _Sample:
-    sampled = files[:: max(1, len(files) // _SAMPLED)]
-    return _sample(len(files), files[0], [partial(open, file, "rb") for file in sampled])
-
-
-def _of_shards(typed: dict[str, str]) -> _Sample:
-    """As many images a byte as the first shard has."""
-    root, named = typed["data.root"], _named(typed, *shard_folder.Splits._fields)
-    if shard_folder.is_remote(root):
-        raise OptionError("preset", AUTO, "needs shards in a folder: set preset=null for those at an address")
-    with within("data"):
-        paths = [os.path.join(root, name) for name in shard_folder.splits(root, **named).train]
-    try:
-        with tarfile.open(paths[0], "r:") as shard:
-            there = [member for member in shard if member.isreg()]
-            kinds = ([one for one in there if one.name.lower().endswith(kind)] for kind in (IMAGE_SUFFIXES, NPY))
-            images = next(filter(None, kinds), [])
-            count = round(len(images) * sum(map(os.path.getsize, paths)) / os.path.getsize(paths[0]))
-            return _sample(count, paths[0], [partial(shard.extractfile, one) for one in images[:_SAMPLED]])
-    except (OSError, tarfile.TarError) as error:
-        raise UserError(f"{paths[0]}: cannot be read: {error}") from None
-
-
-_SETS: Mapping[str, Callable[[dict[str, str]], _Sample]] = {
-    "folder": _of_folder,
-    "csv": _of_table,
-    "shards": _of_shards,
-}
-
-
-def _sample(images: int, first: str, files: Sequence[Callable[[], Any]]) -> _Sample:
-    """Read some images: the headers of all, and the pixels until one has colours.
-
-    first: the name of the first. UserError if none can be read.
+    OptionError if the data set cannot be sampled, UserError if no image can be read.
     """
     from ssvit.data import rasters
 
+    data = [option for option in line.options if option.partition("=")[0].partition(".")[0] == "data"]
+    config = composition.compose("pretrain", line.changed(data), Pretrain)
+    source = Run.of({"data": config.value("data")}).source
+    sample = source.sample(_SAMPLED) if isinstance(source, DataSet) else None
+    if sample is None:
+        raise OptionError("preset", AUTO, _NEEDED)
     sides: list[int] = []
     values: list[tuple[rasters.Moments, bool] | None] = []
-    for opened in files:
+    for opened in sample.files:
         with suppress(Exception), opened() as file:  # the loader replaces and counts what cannot be read
             sides.append(min(rasters.size(file)))
             file.seek(0)
             values.append(None if None in values else rasters.grey(file))
     if not sides:
-        raise UserError(f"{first}: cannot be read as an image, nor can others beside it")
+        raise UserError(f"{sample.first}: cannot be read as an image, nor can others beside it")
     grey = {}
     if values and None not in values:
         moments, is_bytes = zip(*filter(None, values), strict=True)
         grey = reduce(add, moments).options(is_bytes=all(is_bytes))
-    median = sorted(sides)[len(sides) // 2]
-    return _Sample(images, median, {f"data.{name}": str(value).replace(" ", "") for name, value in grey.items()})
+    pixels = {f"data.{name}": str(value).replace(" ", "") for name, value in grey.items()}
+    return _Summary(sample.images, sorted(sides)[len(sides) // 2], pixels)

@@ -12,10 +12,9 @@ from annotated_types import Ge, Le, Len
 from pydantic import model_validator
 
 from ssvit.config.declaration import Count, Expect, NotNegative, Options, Positive, Run, Share, Whole
-from ssvit.data.loader_options import check_shares
-from ssvit.data.source_options import DataSet, Subset
+from ssvit.data.source_options import DataSet, Subset, check_shares
 from ssvit.devices import Fabric
-from ssvit.models.timm_options import Timm
+from ssvit.models.encoder_options import Normalized
 from ssvit.options import OptionError
 
 Decay = Annotated[float, Ge(0), Le(0.999999)]  # of a running mean
@@ -108,8 +107,8 @@ class Recipe(Options):
         count = run.fabric.processes if isinstance(run.fabric, Fabric) else None
         if count is not None:
             check_shares(batch_size=self.batch_size, accumulate=self.accumulate, processes=count)
-        if isinstance(run.encoder, Timm) and self.backend == "kernels":
-            right = f"is for a ViT, and the encoder is timm's {run.encoder.model}"
+        if isinstance(run.encoder, Normalized) and not run.encoder.has_patches and self.backend == "kernels":
+            right = f"is for a ViT, and the encoder is timm's {run.encoder.label}"
             raise OptionError("backend", self.backend, right)
         images = run.subset.images if isinstance(run.subset, Subset) else None
         if images is None and isinstance(run.source, DataSet):

@@ -1,6 +1,5 @@
 """A training run built from its configuration, for the tools that train. Loading this module loads torch."""
 
-from collections.abc import Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
@@ -11,16 +10,14 @@ import torch
 from torch import Tensor
 
 from ssvit.checkpoints import manifest
-from ssvit.checkpoints.configuration import flatten, is_free
+from ssvit.checkpoints.configuration import Configuration, flatten, is_free
 from ssvit.checkpoints.manifest import CheckpointError
-from ssvit.checkpoints.pretrained import SCRATCH, configuration, from_scratch
 from ssvit.checkpoints.run_folder import RunFolder, rows
 from ssvit.config.composed import Config
 from ssvit.data.batch import EvalTransform
 from ssvit.data.loader import Loader
-from ssvit.data.loader_options import FULL, PERMUTATION
 from ssvit.data.source import Data, subset
-from ssvit.data.source_options import NO_LABELS
+from ssvit.data.source_options import FULL, NO_LABELS, PERMUTATION
 from ssvit.evaluation.base import Evaluator, interval
 from ssvit.figures.display import Display
 from ssvit.objectives.base import Objective
@@ -39,7 +36,7 @@ class Session:
     """The runs of one command and stage, which share the processes and the images."""
 
     def __init__(self, config: Config, folder: Path, *, stage: str) -> None:
-        self.config, self.folder, self.stage = config, folder, stage
+        self.folder, self.stage = folder, stage
         self.fabric = runtime.start(config.options.recipe, **config.options.fabric.values())
         with runtime.together():
             self._data: Data = config.build("data.source")
@@ -53,14 +50,11 @@ class Session:
         return self._data.train.labels is not None
 
     @runtime.together()
-    def run(self, name: str, changes: Mapping[str, object]) -> list[dict[str, Any]]:
-        """Train in a subfolder with some (dotted) options changed; returns the rows of metrics."""
-        config = self.config.changed(changes)
-        if config.options.checkpoint == SCRATCH:
-            config = from_scratch(config)
+    def run(self, name: str, config: Config) -> list[dict[str, Any]]:
+        """Train what a configuration describes in a subfolder; returns the rows of metrics."""
         with RunFolder(str(self.folder), name) as folder:
             if is_main_process():
-                folder.open(configuration(config), overwrite=config.options.overwrite)
+                folder.open(Configuration.of_run(config), overwrite=config.options.overwrite)
             self.fabric.barrier()  # no process looks for checkpoints in a folder that is being cleared
             self.train(config, folder.path)
         return rows(folder.path)

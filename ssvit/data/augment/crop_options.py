@@ -1,16 +1,17 @@
 """The options of crops, and of what changes a crop for training afterwards."""
 
 import math
-from typing import Annotated, ClassVar, Literal, Self, get_args
+from typing import Literal, Self, get_args
 
 from pydantic import model_validator
 
 from ssvit.config.choices import choice
-from ssvit.config.declaration import Count, Fraction, From, Limits, Options, Pair, Run, ShareLimits, Whole
+from ssvit.config.declaration import Count, Fraction, Limits, Run, ShareLimits, Whole
 from ssvit.data.augment.color_options import SIGMA, ColorChange, GaussianBlur
 from ssvit.data.augment.randaugment_options import MAGNITUDE, Magnitude
 from ssvit.data.augment.turn_options import Angle
 from ssvit.data.decode_options import PixelFormat
+from ssvit.data.source_options import Augmentation
 from ssvit.models.encoder_options import Normalized, grid
 from ssvit.models.timm_options import Timm
 from ssvit.models.vit_options import ViT
@@ -20,17 +21,8 @@ Fit = Literal["cover", "squash"]
 FITS = get_args(Fit)
 
 
-class Crop(Options):
-    """What every crop has.
-
-    Attributes:
-        views: The names of the views that it gives of an image. A single view is called "image".
-    """
-
-    views: ClassVar[tuple[str, ...]] = ("image",)
-
-    size: Annotated[Pair, From("data.image_size")]
-    """Pixels of an image's side, or [height, width]."""
+class Crop(Augmentation):
+    """What every crop has."""
 
     def check(self, run: Run) -> None:
         """Check that the encoder's patches divide such an image."""

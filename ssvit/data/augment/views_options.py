@@ -41,6 +41,10 @@ class MultiCrop(InceptionCrop):
     """Probabilities of inverted bright values: of the first global view, the second, each local one."""
 
     @property
+    def number_of_local_views(self) -> int:
+        return self.local_views
+
+    @property
     def sizes(self) -> tuple[tuple[int, int], ...]:
         return self.size, self.local_size
 
