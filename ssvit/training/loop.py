@@ -32,13 +32,12 @@ from ssvit.training import best, runtime
 from ssvit.training.estimate import estimate
 from ssvit.training.loggers.base import Logger
 from ssvit.training.metrics_log import MetricsLog
-from ssvit.training.peers import Shared
 from ssvit.training.readings import Numbers, Readings
 from ssvit.training.recipe import Recipe
 from ssvit.training.state import State
 
 
-class Stopped(Shared):
+class Stopped(UserError):
     """The run was asked to stop by a signal; everything is saved. `status` is the shell's for that signal."""
 
     def __init__(self, signum: int, step: int) -> None:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from ssvit.data.loader import Loader
+from ssvit.options import UserError
 from ssvit.training.metrics_log import MetricsLog
-from ssvit.training.peers import Shared
 from ssvit.training.state import State
 
 AHEAD = 3  # updates that the host may have started beyond the newest one whose numbers it has read
@@ -56,7 +56,7 @@ class Readings:
     def read(self, *, every: bool) -> bool:
         """Log all but the newest updates, or every one; returns whether a process was asked to stop.
 
-        The processes read alike, so they decide alike. Shared if too many updates in a row were not finite.
+        The processes read alike, so they decide alike. UserError if too many updates in a row were not finite.
         """
         stopping = False
         while len(self._copies) > (0 if every else AHEAD):
@@ -76,7 +76,7 @@ class Readings:
         logged |= {"lr": recipe.learning_rate(step), "gradient_norm": norm, **self._state.scheduled(step)}
         self._log.train(step + 1, logged, waited=self._loader.waited, unreadable=self._loader.unreadable)
         if self._bad == BAD_STEPS:
-            raise Shared(
+            raise UserError(
                 f"the loss or gradient was not finite {BAD_STEPS} steps in a row, up to step {step + 1}: the run "
                 f"stops; a lower recipe.lr than {recipe.lr:g} or recipe.precision=32-true may help"
             )

@@ -7,11 +7,11 @@ import inspect
 import logging
 import math
 import os
+import re
 import secrets
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, Literal, TypeVar, cast
 
@@ -35,12 +35,13 @@ from ssvit.kernels import operators
 from ssvit.options import UserError
 from ssvit.randomness import key
 from ssvit.training import sharding
-from ssvit.training.peers import PeerGone, Peers
 from ssvit.training.recipe import Recipe
 
 TIMEOUT = 600.0  # seconds that a process waits for another
 
-_peers: Peers | None = None
+_CONNECTION_LOST = re.compile(
+    r"connection (closed|reset|refused)|broken pipe|time(d )?out|timing out|remote process|aborted", re.IGNORECASE
+)
 _gloo: ProcessGroup | None = None
 
 
@@ -77,7 +78,6 @@ def start(recipe: Recipe, *, timeout: float = TIMEOUT, **options: Any) -> Fabric
 
     UserError where Fabric refuses, or if another process does not come within `timeout` seconds.
     """
-    global _peers
     if options.get("accelerator", "auto") == "auto":
         # Not Apple's: it has no float64, which random numbers and labels are made in.
         options["accelerator"] = "cuda" if torch.cuda.is_available() else "cpu"
@@ -94,8 +94,6 @@ def start(recipe: Recipe, *, timeout: float = TIMEOUT, **options: Any) -> Fabric
             fabric.strategy._timeout = timedelta(seconds=timeout)
         with _own_store(timeout):
             fabric.launch()
-        if fabric.world_size > 1 and _peers is None:
-            _peers = Peers(fabric, timeout)
     except (ValueError, RuntimeError, TypeError, OSError, MisconfigurationException) as error:
         given = ", ".join(f"fabric.{name}={value}" for name, value in options.items())
         raise UserError(f"{given}: {' '.join(str(error).split())}") from None
@@ -217,22 +215,32 @@ def _common(store: Store, rank: int, world: int, value: str, timeout: float) -> 
     return value
 
 
+class PeerGone(UserError):
+    """Another process of the run has ended or does not answer."""
+
+
 @contextmanager
 def together() -> Iterator[None]:
-    """While the block runs, this process needs all others: PeerGone if one of them ends. See `Peers.together`."""
-    with nullcontext() if _peers is None else _peers.together():
+    """Raise PeerGone in place of the backend's error if another process ends or does not answer during the block.
+
+    gloo raises as soon as a connection is closed, NCCL after `fabric.timeout`. torchrun and Fabric end the processes
+    that wait for something else.
+    """
+    try:
         yield
+    except RuntimeError as error:
+        of_backend = isinstance(error, torch.distributed.DistError) or "gloo" in str(error).lower()
+        if not (of_backend and _CONNECTION_LOST.search(str(error))):
+            raise
+        raise PeerGone("another process of the run has ended or does not answer within fabric.timeout") from None
 
 
 def part() -> None:
     """Leave the process group: each process goes on alone."""
-    global _peers, _gloo
+    global _gloo
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
     _gloo = None
-    if _peers is not None:
-        _peers.close()
-        _peers = None
 
 
 def _end() -> None:
@@ -240,11 +248,6 @@ def _end() -> None:
 
     A sharded model keeps them running, and a reference cycle keeps the model.
     """
-    if _peers is not None and _peers.missing():
-        # NCCL may wait for the one that is gone; cleaning up takes seconds in which torchrun cannot restart.
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
-        os._exit(1)
     part()
     gc.collect()
 
