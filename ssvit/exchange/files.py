@@ -1,4 +1,4 @@
-"""Files of weights: names and shapes of their tensors, which are read before torch is loaded, and the tensors.
+"""Files of weights: names and shapes of their tensors, and the tensors. Only torch's files need torch for the shapes.
 
 Shapes are compared with the size of the file before memory is allocated, and no code in a file is run.
 """
@@ -103,7 +103,7 @@ def _npz(path: Path) -> Shapes:
 
 
 def _torch(path: Path) -> Shapes:
-    return {name: window.shape for name, window in torch_format.read(path)[0].items()}
+    return {name: tuple(tensor.shape) for name, tensor in torch_format.read(path).items()}
 
 
 def tensors(path: Path, names: Collection[str]) -> dict[str, "Tensor"]:
@@ -144,19 +144,8 @@ def _npz_tensors(path: Path, names: Collection[str]) -> Iterator[tuple[str, "Ten
 
 
 def _torch_tensors(path: Path, names: Collection[str]) -> Iterator[tuple[str, "Tensor"]]:
-    import torch
-
-    windows, places = torch_format.read(path)
-    storages: dict[torch_format.Storage, Tensor] = {}
-    with open(path, "rb") as file:
-        for name in names:
-            storage = windows[name].storage
-            if storage not in storages:
-                kind, size = torch_format.KINDS[storage.kind]
-                file.seek(places[storage])
-                data = bytearray(file.read(storage.count * size))
-                storages[storage] = torch.frombuffer(data, dtype=getattr(torch, kind))
-            yield name, storages[storage].as_strided(windows[name].shape, windows[name].stride, windows[name].offset)
+    tensors = torch_format.read(path)
+    return ((name, tensors[name].clone()) for name in names)  # the file may change while it is mapped
 
 
 def digest(path: Path) -> str:
