@@ -1,9 +1,13 @@
 """Composed configurations whose options tests read as attributes."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from ssvit.cli import find
 from ssvit.config.composed import Config
+from ssvit.config.declaration import select
+from ssvit.training.options import Training
+from ssvit.training.recipe import Recipe
 
 
 class Values(dict):
@@ -18,6 +22,13 @@ class Values(dict):
             return self[name]
         except KeyError:
             raise AttributeError(name) from None
+
+
+def checked(values: Mapping[str, Any]) -> Recipe:
+    """Check the parts of a training run, as the commands do before torch is loaded; returns the recipe."""
+    options = select(Training, values)
+    options.check_parts(values)
+    return options.recipe
 
 
 def composed(*options: str, tool: str = "pretrain", incomplete: bool = False) -> Values:

@@ -48,7 +48,7 @@ WITHOUT_TORCH = (
     "evaluation.against",
     "evaluation.options",
     "evaluation.significance",
-    "training.preflight",
+    "training.options",
     "data.folder",
     "data.shard_folder",
     "data.robustness",

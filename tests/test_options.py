@@ -167,10 +167,12 @@ class Trap:
             raise SystemExit(f"{name} was imported")
 sys.meta_path.insert(0, Trap())
 from ssvit.options import OptionError, UserError
-from ssvit.training import preflight
+from ssvit.config.declaration import select
+from ssvit.training.options import Training
 for line in sys.stdin:
     try:
-        preflight.check(json.loads(line))
+        values = json.loads(line)
+        select(Training, values).check_parts(values)
         print("null")
     except UserError as error:
         print(json.dumps([getattr(error, "name", None), str(error)]))

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tiny
 import torch
-from composing import composed
+from composing import checked, composed
 from PIL import Image
 from ranks import own_rank, start
 
@@ -32,7 +32,7 @@ from ssvit.evaluation.probes.ridge import FewShot, sample, whiten
 from ssvit.evaluation.processes import gather
 from ssvit.figures import probes as figures
 from ssvit.options import UserError
-from ssvit.training import loop, preflight
+from ssvit.training import loop
 from ssvit.training.session import Session
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
@@ -134,13 +134,13 @@ def test_by_default_a_run_is_measured_on_its_way_too(options, evaluations):
 )
 def test_a_mistake_names_its_option_before_torch_loads(option, told):
     with pytest.raises(UserError, match=f"^{told}"):
-        preflight.check(composed(option))
+        checked(composed(option))
 
 
 @pytest.mark.parametrize(("choice", "names"), [("[]", []), ("knn", ["knn"]), ("[few_shot]", ["few_shot"])])
 def test_probes_are_chosen_by_name(choice, names):
     config = composed(f"probe={choice}")
-    preflight.check(config)
+    checked(config)
     assert list(config.probe) == names
 
 

@@ -16,7 +16,7 @@ from ssvit import atomic_io
 from ssvit.config.command import Command
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Expect, Positive, Run
-from ssvit.data import arguments
+from ssvit.data.source_options import SHORT_FORMS
 from ssvit.evaluation import methods
 from ssvit.options import print_lines
 from ssvit.training.trials import Names, Stage, Study, Trials, Typed, check_images, schedule, stages
@@ -124,7 +124,7 @@ class Comparison(Trials):
 command = Command(
     "compare",
     run,
-    expand=arguments.expand,
+    expansions=SHORT_FORMS,
     options=Compare,
     common=(
         "objectives", "budget", "seeds", "seed", "threads", "name", "table", "data.root", "data.image_size",

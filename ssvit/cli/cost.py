@@ -7,14 +7,13 @@ from pathlib import Path
 from ssvit.checkpoints.checkpoint import PRETRAIN
 from ssvit.cli import pretrain
 from ssvit.config.composed import Config
-from ssvit.training import preflight
 from ssvit.training.options import Pretrain
 
 
 def run(config: Config) -> None:
     """Print a line of JSON: see `ssvit.training.cost.Cost`, and the augmentation that makes the views."""
     options: Pretrain = config.options
-    preflight.check(config.values)
+    options.check_parts(config.values)
 
     from ssvit.training import runtime
     from ssvit.training.cost import measure

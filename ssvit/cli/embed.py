@@ -7,8 +7,9 @@ from pathlib import Path
 from ssvit.config.command import Command
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Run
-from ssvit.data import arguments, folder
+from ssvit.data import folder
 from ssvit.data.datasets_options import Csv, Folder
+from ssvit.data.source_options import SHORT_FORMS
 from ssvit.options import print_lines
 from ssvit.progress import progress
 from ssvit.retrieval import describer
@@ -58,4 +59,4 @@ def run(config: Config) -> Path:
     return output
 
 
-command = Command("embed", run, expand=arguments.expand, positional="images", options=Embed)
+command = Command("embed", run, expansions=SHORT_FORMS, positional="images", options=Embed)

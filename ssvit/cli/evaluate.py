@@ -12,11 +12,11 @@ from ssvit.checkpoints.pretrained import offer, stand_in
 from ssvit.config.command import Command
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Run
-from ssvit.data import arguments
+from ssvit.data.source_options import SHORT_FORMS
 from ssvit.evaluation import against, features_options
 from ssvit.evaluation.against import Other
 from ssvit.evaluation.options import Evaluate
-from ssvit.models.timm_options import ALIASES as TIMM_ALIASES
+from ssvit.models.encoder_options import ALIASES as TIMM_ALIASES
 from ssvit.options import folder_to_write, print_lines, within
 from ssvit.progress import progress
 
@@ -125,7 +125,7 @@ def check(options: Evaluate) -> tuple[Checkpoint, list[features_options.Reading]
 command = Command(
     "evaluate",
     run,
-    expand=arguments.expand,
+    expansions=SHORT_FORMS,
     before=offer,
     stand_in=stand_in,
     options=Evaluate,

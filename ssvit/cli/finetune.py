@@ -16,15 +16,14 @@ from ssvit.checkpoints.pretrained import (
     stand_in,
 )
 from ssvit.checkpoints.run_folder import RunFolder
-from ssvit.config.command import Command
+from ssvit.config.command import Command, named
 from ssvit.config.command_line import CommandLine
 from ssvit.config.composed import Config
-from ssvit.data import arguments
+from ssvit.data.source_options import SHORT_FORMS
 from ssvit.options import print_lines
 from ssvit.processes import is_main_process
-from ssvit.training import comparison, preflight
+from ssvit.training import comparison
 from ssvit.training.options import ALIASES, EMBEDDED, Finetune
-from ssvit.training.sweep import Sweep, named
 
 FIRST = "finetune_shapes"  # the experiment that follows a pre-training on the embedded images
 
@@ -33,7 +32,7 @@ def complete(config: Config) -> Config:
     """Check and complete the configuration."""
     options: Finetune = config.options
     options.check_study()
-    preflight.check(config.values)
+    options.check_parts(config.values)
     config = named(config, _default_name(config) if options.name is None else options.name)
     return from_scratch(config) if options.checkpoint == SCRATCH else config
 
@@ -110,13 +109,13 @@ def before(line: CommandLine) -> None:
 command = Command(
     "finetune",
     run,
-    expand=arguments.expand,
+    expansions=SHORT_FORMS,
     before=before,
     stand_in=stand_in,
     aliases=ALIASES,
     options=Finetune,
     dry_run=dry_run,
-    results=Sweep,
+    results="ssvit.training.sweep.Sweep",
     common=(
         "checkpoint", "name", "overwrite", "compare", "seeds", "sweep", "data.root", "data.image_size",
         "objective.trained", "objective.lora", "objective.mixup", "recipe.steps", "recipe.batch_size", "recipe.lr",

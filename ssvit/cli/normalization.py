@@ -9,10 +9,10 @@ from ssvit.atomic_io import replace
 from ssvit.config.command import Command
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Run
-from ssvit.data import arguments
 from ssvit.data.decode_options import RGB
 from ssvit.data.files_options import ImageFiles
 from ssvit.data.normalization_options import MEASURED, Normalization
+from ssvit.data.source_options import SHORT_FORMS
 from ssvit.options import print_lines
 from ssvit.progress import progress
 
@@ -39,4 +39,4 @@ def run(config: Config) -> dict[str, Any]:
     return measured
 
 
-command = Command("normalization", run, expand=arguments.expand, options=Normalization)
+command = Command("normalization", run, expansions=SHORT_FORMS, options=Normalization)

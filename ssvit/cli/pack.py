@@ -5,10 +5,10 @@ from pathlib import Path
 from ssvit.config.command import Command
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Run
-from ssvit.data import arguments
 from ssvit.data.decode_options import RGB
 from ssvit.data.files_options import ImageFiles
 from ssvit.data.packing_options import Pack
+from ssvit.data.source_options import SHORT_FORMS
 from ssvit.options import OptionError, print_lines
 from ssvit.progress import progress
 
@@ -36,4 +36,4 @@ def run(config: Config) -> Path:
     return output
 
 
-command = Command("pack", run, expand=arguments.expand, options=Pack)
+command = Command("pack", run, expansions=SHORT_FORMS, options=Pack)

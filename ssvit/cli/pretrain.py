@@ -4,29 +4,24 @@ checkpoint=PATH starts from weights that exist, a run's or another project's.
 """
 
 import shlex
-from functools import partial
 from pathlib import Path
 
 from ssvit.checkpoints.checkpoint import PRETRAIN
 from ssvit.checkpoints.configuration import Configuration
-from ssvit.checkpoints.pretrained import offer_start, stand_in
 from ssvit.checkpoints.run_folder import RunFolder
-from ssvit.config.command import Command
-from ssvit.config.command_line import CONFIGS, CommandLine
+from ssvit.config.command import Command, named
+from ssvit.config.command_line import CONFIGS
 from ssvit.config.composed import Config
-from ssvit.config.declaration import find
-from ssvit.data import arguments
-from ssvit.options import OptionError, print_lines
+from ssvit.data.source_options import SHORT_FORMS
+from ssvit.options import print_lines
 from ssvit.processes import is_main_process
-from ssvit.training import preflight, preset
 from ssvit.training.options import ALIASES, EMBEDDED, Pretrain
-from ssvit.training.sweep import Sweep, named
 
 
 def complete(config: Config) -> Config:
     """Check and complete the configuration."""
     options: Pretrain = config.options
-    preflight.check(config.values)
+    options.check_parts(config.values)
     config.line.announce()
     return named(config, options.name)
 
@@ -76,28 +71,20 @@ def _next(config: Config, *, labelled: bool) -> str:
     return f"{command('visualize')}, or {command('finetune')} data=PATH with labelled images"
 
 
-def before(line: CommandLine) -> None:
-    """Add the options that preset=auto chooses, and the choices of the weights to start from."""
-    line.added += preset.options(line)
-    options = line.values
-    method = find(line.part("objective", options.get("objective", "masked_patch")) or "")
-    if options.get("encoder") == "timm" and "experiment" not in options and getattr(method, "needs_patches", False):
-        right = "must be supervised with encoder=timm, which has no patches"
-        raise OptionError("objective", options.get("objective", "masked_patch"), right)
-    if options.get("checkpoint", "null") not in ("null", ""):
-        offer_start(line)
-
-
 command = Command(
     "pretrain",
     run,
-    expand=partial(arguments.expand, own_images=("preset=auto",)),
-    before=before,
-    stand_in=stand_in,
+    expansions={
+        **SHORT_FORMS,
+        "data": "ssvit.training.preset.expand_images",
+        "preset": "ssvit.training.preset.expand",
+        "encoder": "ssvit.models.timm_options.check_objective",
+        "checkpoint": "ssvit.checkpoints.pretrained.offer_start",
+    },
     aliases=ALIASES,
     options=Pretrain,
     dry_run=dry_run,
-    results=Sweep,
+    results="ssvit.training.sweep.Sweep",
     common=(
         "name", "checkpoint", "preset", "overwrite", "objective", "data.root", "data.download", "data.images",
         "data.image_size", "encoder.patch_size", "recipe.steps", "recipe.batch_size", "recipe.lr", "recipe.warmup",

@@ -5,7 +5,7 @@ from functools import partial
 from ssvit.config.command import Command
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Run
-from ssvit.data import arguments
+from ssvit.data.source_options import SHORT_FORMS
 from ssvit.evaluation.online_options import AUTO
 from ssvit.options import print_lines
 from ssvit.retrieval import describer
@@ -48,4 +48,4 @@ def run(config: Config) -> None:
     print_lines(*report.split("\n"), describe.report)
 
 
-command = Command("retrieve", run, expand=arguments.expand, positional="images", options=Retrieve)
+command = Command("retrieve", run, expansions=SHORT_FORMS, positional="images", options=Retrieve)

@@ -15,7 +15,7 @@ from ssvit import atomic_io
 from ssvit.config.command import Command
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Count, Distinct, Expect, Name, Run
-from ssvit.data import arguments
+from ssvit.data.source_options import SHORT_FORMS
 from ssvit.evaluation import methods, scaling
 from ssvit.models.timm_options import Timm
 from ssvit.options import OptionError, print_lines, typed
@@ -152,7 +152,7 @@ class Grid(Trials):
 command = Command(
     "scaling",
     run,
-    expand=arguments.expand,
+    expansions=SHORT_FORMS,
     options=Scaling,
     common=(
         "objectives", *_GRID, "encoders", "seeds", "name", "table", "data.root", "pretrain", "evaluate", "finetune",

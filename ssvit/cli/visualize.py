@@ -12,7 +12,8 @@ from ssvit.checkpoints.pretrained import from_scratch, offer, stand_in
 from ssvit.config.command import Command
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Run
-from ssvit.data import arguments, folder
+from ssvit.data import folder
+from ssvit.data.source_options import SHORT_FORMS
 from ssvit.models.build_options import vit
 from ssvit.options import OptionError, print_lines
 from ssvit.progress import progress
@@ -87,7 +88,7 @@ def find_other(options: Visualize, sizes: Mapping[str, Any], channels: int, say:
 command = Command(
     "visualize",
     run,
-    expand=arguments.expand,
+    expansions=SHORT_FORMS,
     before=offer,
     stand_in=stand_in,
     positional="images",

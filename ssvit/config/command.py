@@ -5,19 +5,22 @@ Status: 0 done, 1 failed, 2 the configuration is wrong, 130 and 143 stopped by C
 
 import io
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
 from ssvit.config import composition
 from ssvit.config.command_line import PYTHON, CommandLine
-from ssvit.config.composed import Config
+from ssvit.config.composed import Config, locate
 from ssvit.config.declaration import Options
 from ssvit.options import Failure, OptionError, UserError, print_lines, printable, typed
 from ssvit.processes import end_with_launcher, is_main_process
+
+_NOT_IN_NAMES = re.compile(r"[^\w.=,+-]+")
 
 
 class Results(Protocol):
@@ -38,7 +41,8 @@ class Command:
         name: The name of the command and of its file in configs/.
         run: The command itself.
         options: The class of its options. Those of the parts that it builds are declared by the parts.
-        expand: Called with the command line first, to replace short forms of options.
+        expansions: For options that stand for others, the dotted names of functions that change the command line. Each
+            is imported and called, in this order, if its option is typed and is not null.
         before: Called with the command line before composition; it may add options and choices.
         stand_in: Called in place of a `before` that fails, such as one that finds no checkpoint, where the options are
             only described.
@@ -46,21 +50,21 @@ class Command:
         aliases: What beginnings of options stand for.
         common: Beginnings of the options that --help shows, all if empty.
         dry_run: What --dry-run calls in the place of `run`; it returns the completed configuration.
-        results: Makes the collection of the results of a sweep, if `run` returns the folder of a run.
+        results: The dotted name of the class that collects the results of a sweep, if `run` returns a run's folder.
         spelling: As of `CommandLine`.
     """
 
     name: str
     run: Callable[[Config], Any]
     options: type[Options]
-    expand: Callable[[CommandLine], None] | None = None
+    expansions: Mapping[str, str] = field(default_factory=dict)
     before: Callable[[CommandLine], None] | None = None
     stand_in: Callable[[CommandLine], None] | None = None
     positional: str | None = None
     aliases: Mapping[str, str] = field(default_factory=dict)
     common: Sequence[str] = ()
     dry_run: Callable[[Config], Config] | None = None
-    results: Callable[[], Results] | None = None
+    results: str | None = None
     spelling: tuple[str, str] = PYTHON
 
     def main(self, arguments: Sequence[str]) -> None:
@@ -90,12 +94,18 @@ class Command:
             line = self.line([*users, *arguments])
         return self._start(self.compose(line))
 
-    def line(self, arguments: Sequence[str]) -> CommandLine:
-        """The command line of these arguments, with what the command adds to it. UserError for a wrong one."""
+    def line(self, arguments: Sequence[str], *, incomplete: bool = False) -> CommandLine:
+        """The command line of these arguments, with what the command adds to it. UserError for a wrong one.
+
+        incomplete: whether options that stand for others may be wrong.
+        """
         line = CommandLine(arguments, aliases=self.aliases, positional=self.positional, spelling=self.spelling)
-        for change in (self.expand, self.before):
-            if change:
-                change(line)
+        for option, function in self.expansions.items():
+            if line.typed.get(option, "null") not in ("null", ""):
+                with suppress(UserError) if incomplete else nullcontext():
+                    locate(function)(line)
+        if self.before:
+            self.before(line)
         return line
 
     def described(self, arguments: Sequence[str]) -> Config:
@@ -103,7 +113,7 @@ class Command:
         try:
             line = self.line(arguments)
         except UserError:
-            line = replace(self, before=self.stand_in).line(arguments)
+            line = replace(self, before=self.stand_in).line(arguments, incomplete=True)
         return self.compose(line, incomplete=True)
 
     def compose(self, line: CommandLine, *, incomplete: bool = False) -> Config:
@@ -115,7 +125,7 @@ class Command:
             return composition.compose(self.name, line, self.options, incomplete=incomplete)
 
     def _sweep(self, line: CommandLine) -> None:
-        results = self.results and self.results()
+        results: Results | None = self.results and locate(self.results)()
 
         def job(config: Config) -> float | None:
             with in_one_line():  # Hydra would print a failure in its own way
@@ -137,6 +147,13 @@ class Command:
             raise Failure(str(error), getattr(error, "status", 1)) from None
         except OSError as error:
             raise Failure(f"{error.filename or 'system'}: {error.strerror or error}", 1) from None
+
+
+def named(config: Config, name: str | None) -> Config:
+    """Return a configuration with the name of its run, to which a job of a sweep (-m) adds the options of its own."""
+    if name is not None and not any(option.startswith("name=") for option in config.own):
+        name = "_".join([name, *(_NOT_IN_NAMES.sub("-", option) for option in config.own)])
+    return config.changed({"name": name})
 
 
 @contextmanager

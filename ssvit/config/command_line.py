@@ -7,16 +7,13 @@ import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
 from ssvit.config.choices import declared, import_options, is_group, lookup
 from ssvit.options import Failure, print_lines
 from ssvit.processes import is_main_process
-
-if TYPE_CHECKING:
-    from ssvit.config.composed import Config
 
 Plain = dict[str, Any]  # options as a YAML file holds them: dictionaries, lists, text and numbers
 PYTHON = "ssvit.", ""  # the spelling of a command as a function of Python
@@ -44,7 +41,7 @@ class CommandLine:
         added: Options that the command adds to those typed.
         nodes: Choices that exist for this command alone: groups of options by (group, name).
         brought: The choices that data=pretrained stands for, by group.
-        finish: Changes the configuration once it is composed, None: it stays as it is.
+        finish: Returns another `Config` for the composed one; None: it stays as it is.
         spelling: What stands before and after the name of a command, such as ("ssvit ", "").
     """
 
@@ -66,7 +63,7 @@ class CommandLine:
         self.added: list[str] = []
         self.nodes: dict[tuple[str, str], Plain] = {}
         self.brought: dict[str, str | None] = {}
-        self.finish: Callable[[Config], Config] | None = None
+        self.finish: Callable[[Any], Any] | None = None
         self.spelling = spelling
         self._lines: list[str] = []
         arguments = [_HOME.sub(lambda home: home[1] + os.path.expanduser("~/"), argument) for argument in arguments]

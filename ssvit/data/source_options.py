@@ -12,6 +12,8 @@ from ssvit.options import OptionError, RootOptionError
 
 FULL, SCALED = DECODINGS = "full", "scaled"  # how much of a JPEG is decoded
 PERMUTATION, BIJECTION = ORDERS = "permutation", "bijection"  # how the order of an epoch is made
+# Short forms of options, as of `Command.expansions`: data=PATH and data.normalization=FILE.
+SHORT_FORMS = dict.fromkeys(("data", "data.normalization"), "ssvit.data.arguments.expand")
 VALIDATION = "validation"
 NO_LABELS = "the images have no labels to learn: give each class a folder of its own, or another data set (data=…)"
 NO_VALIDATION = "there are no validation images; 0.1 for that fraction of the training images"

@@ -10,6 +10,8 @@ from ssvit.options import OptionError, number, pair
 
 TOKENS = ("patch_mean", "class_token", "both")  # ways to make one vector of tokens
 PATCHES = "patches"  # no pooling: the features of each patch
+# Short forms of options: a model of timm may have any arguments.
+ALIASES = {f"encoder.arguments{mark}": f"++encoder.arguments{mark}" for mark in ".="}
 ByChannel = float | Sequence[float]  # a number, or one for each channel
 
 

@@ -10,12 +10,10 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import model_validator
 
-from ssvit.config.declaration import Expect, Size
+from ssvit.config.command_line import CommandLine
+from ssvit.config.declaration import Expect, Size, find
 from ssvit.models.encoder_options import Normalized
 from ssvit.options import OptionError, UserError
-
-# Short forms of options: timm's models may have any arguments.
-ALIASES = {f"encoder.arguments{mark}": f"++encoder.arguments{mark}" for mark in ".="}
 
 
 class Timm(Normalized):
@@ -48,6 +46,19 @@ class Timm(Normalized):
             if taken in self.arguments:
                 raise OptionError(f"arguments.{taken}", self.arguments[taken], "is set by other options")
         return self
+
+
+def check_objective(line: CommandLine) -> None:
+    """OptionError if a command line has encoder=timm with an objective that needs patches.
+
+    Composition would fail first: the options of such objectives refer to options of a ViT.
+    """
+    options = line.values
+    if options["encoder"] == "timm" and "experiment" not in options:
+        name = options.get("objective", "masked_patch")
+        part = find(line.part("objective", name) or "")
+        if getattr(part, "needs_patches", False):
+            raise OptionError("objective", name, "must be supervised with encoder=timm, which has no patches")
 
 
 @cache

@@ -6,17 +6,32 @@ from typing import Annotated, Any, Literal, Self
 from annotated_types import Gt, Le, MinLen
 from pydantic import Field, model_validator
 
-from ssvit.config.declaration import Count, Name, NotNegative, Options, Part, Parts, Positive, Runs, Whole
+from ssvit.config.declaration import (
+    Count,
+    Name,
+    NotNegative,
+    Options,
+    Part,
+    Parts,
+    Positive,
+    Run,
+    Runs,
+    Whole,
+    group_of,
+    select,
+)
 from ssvit.data.source_options import Subset
 from ssvit.devices import Fabric
 from ssvit.evaluation.online_options import Probing
-from ssvit.models import timm_options
+from ssvit.models import encoder_options
 from ssvit.options import OptionError, within
 from ssvit.training.recipe import Recipe
 
 # Short forms of options.
-ALIASES = {"evaluator=": "evaluator@evaluators=", **timm_options.ALIASES}
+ALIASES = {"evaluator=": "evaluator@evaluators=", **encoder_options.ALIASES}
 EMBEDDED = "shapes"  # the data set of the first run
+# What may build an encoder: a checkpoint holds its options and not its class.
+ENCODERS = ("ssvit.models.vit.ViT", "ssvit.models.timm.Timm", "ssvit.checkpoints.loading.load_encoder")
 HeldOut = Annotated[float, Gt(0), Le(0.9)]
 
 
@@ -46,6 +61,26 @@ class RunOptions(Options):
     """Where metrics go besides metrics.jsonl, by the names of the loggers; [] for nowhere else."""
     fabric: Fabric = Fabric()
     """Where the run is trained."""
+
+    def check_parts(self, values: Mapping[str, Any]) -> None:
+        """Check the options of each part by its class, and the parts against each other, before torch is loaded.
+
+        A part without a class of options checks itself when it is built, a few seconds later.
+
+        Args:
+            values: All options of the command, as plain data.
+
+        Raises:
+            OptionError or another UserError: A part has a wrong value, or does not fit the others.
+        """
+        if (builder := values["encoder"]["_target_"]) not in ENCODERS:
+            right = "must be ssvit's ViT or a model of timm: a checkpoint keeps the encoder's options, not its class"
+            raise OptionError("encoder", builder, right)
+        run = Run.of(values, self)
+        run.check()
+        if images := group_of(values["data"]):
+            with within("data"):
+                select(images, values["data"]).check(run)
 
 
 class Training(RunOptions):

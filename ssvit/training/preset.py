@@ -17,6 +17,7 @@ from ssvit.checkpoints.configuration import Configuration
 from ssvit.config import composition
 from ssvit.config.command_line import CommandLine
 from ssvit.config.declaration import Run
+from ssvit.data import arguments
 from ssvit.data.source_options import DataSet
 from ssvit.options import OptionError, UserError
 from ssvit.training.options import Pretrain
@@ -65,6 +66,16 @@ def choose(
         "recipe.log_every": max(1, steps // 100),
         "workers": min(16, cores - 1),
     }
+
+
+def expand_images(line: CommandLine) -> None:
+    """Replace data=PATH by the options that it stands for, with preset=auto for images of the user's own."""
+    arguments.expand(line, own_images=("preset=auto",))
+
+
+def expand(line: CommandLine) -> None:
+    """Add the options that preset=auto chooses."""
+    line.added += options(line)
 
 
 def options(line: CommandLine) -> Sequence[str]:

@@ -16,7 +16,6 @@ _VALIDATION, _TEST = (tuple(f"{part}/{name}" for name in ("accuracy", "map")) fo
 _TRAIN = "train/loss"
 _LOSSES = ("held_out/loss", _TRAIN)
 _CHOICE = "_choice"  # at the end of the name of a probe's accuracy on training images
-_NOT_IN_NAMES = re.compile(r"[^\w.=,+-]+")
 _NO_METRIC = "development=0.1 keeps images to choose by"
 
 
@@ -48,13 +47,6 @@ class Sweep:
     def table(self) -> str:
         """Return the table of all jobs, "" if there are none."""
         return table(self.jobs) if self.jobs else ""
-
-
-def named(config: Config, name: str | None) -> Config:
-    """Return a configuration with the name of its run, to which a job of a sweep (-m) adds the options of its own."""
-    if name is not None and not any(option.startswith("name=") for option in config.own):
-        name = "_".join([name, *(_NOT_IN_NAMES.sub("-", option) for option in config.own)])
-    return config.changed({"name": name})
 
 
 def metric(metrics: Mapping[str, float]) -> str | None:
