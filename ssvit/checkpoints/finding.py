@@ -1,16 +1,13 @@
 """Which checkpoint a user means: one of ours, or a file of another project's weights. No torch."""
 
-import json
 from collections.abc import Callable, Iterator, Mapping
-from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from ssvit.atomic_io import seal
 from ssvit.checkpoints import manifest
 from ssvit.checkpoints.checkpoint import FINETUNE, PRETRAIN, Checkpoint, folder_of
 from ssvit.checkpoints.configuration import Configuration
-from ssvit.exchange import files, hub, reading, timm_model
+from ssvit.exchange.reading_options import FOREIGN_OPTIONS, FORMATS, HUB
 from ssvit.options import OptionError, UserError, within
 
 NEWEST = "newest"
@@ -30,9 +27,11 @@ def open_checkpoint(path: str | Path, options: Mapping[str, object] | None = Non
         ForeignError: The layout of the file is not known.
     """
     path = _locate(path)
-    given = {name: options[name] for name in reading.FOREIGN_OPTIONS if options and options.get(name) is not None}
+    given = {name: options[name] for name in FOREIGN_OPTIONS if options and options.get(name) is not None}
     if path.is_file():
-        return _open_foreign(path, _version(path), json.dumps(given, default=list))
+        from ssvit.checkpoints import foreign
+
+        return foreign.open_file(path, given)
     for name, value in given.items():
         raise OptionError(name, value, "is told of foreign files alone; a checkpoint of ours has its own")
     return Checkpoint(path, manifest.read(path))
@@ -40,23 +39,12 @@ def open_checkpoint(path: str | Path, options: Mapping[str, object] | None = Non
 
 def name_of(path: Path) -> str:
     """The name of the run of a checkpoint's folder; of a foreign file that of its repository, or its own."""
-    return path.parent.name if path.is_dir() else hub.name(path)
+    if path.is_dir():
+        return path.parent.name
 
+    from ssvit.exchange import hub
 
-@lru_cache(maxsize=4)
-def _open_foreign(path: Path, version: tuple[object, ...], options: str) -> Checkpoint:
-    """A foreign file with the facts that a manifest of ours would have, read once for each version of it."""
-    given = json.loads(options)
-    of_timm = "model" in given or "arguments" in given
-    foreign = timm_model.read(path, given) if of_timm else reading.read(path, given)
-    facts = {"step": 0, "encoder": dict(foreign.arguments), "notes": list(foreign.notes)}
-    return Checkpoint(path, facts | {"seal": seal({**facts, "file": files.digest(path)})}, foreign)
-
-
-def _version(path: Path) -> tuple[Any, ...]:
-    """What changes with a file, or with those beside it that describe it."""
-    described = [(file.name, file.stat()) for file in (path, *sorted(path.parent.glob("*.json")))]
-    return tuple((name, status.st_size, status.st_mtime_ns) for name, status in described)
+    return hub.name(path)
 
 
 def find(
@@ -79,18 +67,22 @@ def _locate(given: str | Path) -> Path:
 
     OptionError if there is no checkpoint.
     """
-    path = hub.fetch(str(given)) if str(given).startswith(hub.PREFIX) else Path(str(given))
+    path = Path(str(given))
+    if str(given).startswith(HUB):
+        from ssvit.exchange import hub
+
+        path = hub.fetch(str(given))
     try:
         if (folder := folder_of(path)) is not None:
             return folder
         if path.is_file():
-            if path.suffix not in files.FORMATS:
-                raise OptionError("checkpoint", path, f"a file of weights ends in {', '.join(files.FORMATS)}")
+            if path.suffix not in FORMATS:
+                raise OptionError("checkpoint", path, f"a file of weights ends in {', '.join(FORMATS)}")
             return path
         if not path.is_dir():
             right = "no such folder; give that of a checkpoint (step_…) or of its run, or a file of foreign weights"
             raise OptionError("checkpoint", given, right)
-        weights = sorted(file.name for file in path.iterdir() if file.suffix in files.FORMATS)
+        weights = sorted(file.name for file in path.iterdir() if file.suffix in FORMATS)
         instead = f"; give its file {weights[0]}" if weights else ""
         raise OptionError("checkpoint", given, f"holds no checkpoint (a folder step_…){instead}")
     except OSError as error:

@@ -22,14 +22,14 @@ from ssvit.config.command_line import CommandLine
 from ssvit.config.composed import Config
 from ssvit.config.declaration import find as find_options
 from ssvit.data.decode_options import RGB
-from ssvit.exchange import reading
+from ssvit.exchange.reading_options import FOREIGN_OPTIONS
 from ssvit.models.build_options import kind
 from ssvit.models.timm_options import Timm
 from ssvit.models.vit_options import CHANGEABLE, ViT
 from ssvit.options import Failure, OptionError, UserError
 
 # Options of an encoder that its weights decide, and those of them that other options refer to.
-_FIXED = set(ViT.model_fields) - {*CHANGEABLE, *reading.FOREIGN_OPTIONS}
+_FIXED = set(ViT.model_fields) - {*CHANGEABLE, *FOREIGN_OPTIONS}
 _REFERRED = ("patch_size", "width", "channels")
 _TARGETS = {ViT: "ssvit.models.vit.ViT", Timm: "ssvit.models.timm.Timm"}
 
@@ -243,14 +243,14 @@ def _fill(node: dict[str, Any], values: Any, name: str) -> None:
 def _foreign_options(arguments: Mapping[str, str]) -> dict[str, Any]:
     """The options for another project's file on the command line, None for each that is not given."""
     try:
-        found = {name: yaml.safe_load(arguments.get(f"encoder.{name}", "null")) for name in reading.FOREIGN_OPTIONS}
+        found = {name: yaml.safe_load(arguments.get(f"encoder.{name}", "null")) for name in FOREIGN_OPTIONS}
         each = {
             name.partition(".arguments.")[2]: yaml.safe_load(value)
             for name, value in arguments.items()
             if name.startswith("encoder.arguments.")
         }
     except yaml.YAMLError:
-        raise UserError(f"one of encoder.{', '.join(reading.FOREIGN_OPTIONS)} cannot be read") from None
+        raise UserError(f"one of encoder.{', '.join(FOREIGN_OPTIONS)} cannot be read") from None
     if not isinstance(found["arguments"], dict | None):
         raise OptionError("encoder.arguments", found["arguments"], "must be {name: value}")
     return found | {"arguments": {**(found["arguments"] or {}), **each} or None}

@@ -10,7 +10,6 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib.util import find_spec
 from typing import Any, TypeVar
 
 from ssvit.config.declaration import Options
@@ -113,21 +112,25 @@ def declared(group: str) -> Iterator[Choice]:
 def lookup(group: str, name: str) -> Choice | None:
     """Return the choice of a group that has a name, or None.
 
-    A choice in the module NAME_options is found without the import of the others that declare choices of the group.
+    Modules that declare options are imported until one declares it, that of the name NAME_options first.
     """
-    if (group, name) not in _CHOICES and group in _PACKAGES and name.isidentifier():
-        module = f"{_PACKAGES[group]}.{name}_options"
-        if find_spec(module):
+    if (group, name) not in _CHOICES and group in _PACKAGES:
+        for module in sorted(_modules(_PACKAGES[group]), key=lambda module: not module.endswith(f".{name}_options")):
             importlib.import_module(module)
-        if (group, name) not in _CHOICES:
-            import_options(_PACKAGES[group])
+            if (group, name) in _CHOICES:
+                break
     return _CHOICES.get((group, name))
 
 
 @cache
 def import_options(package: str) -> None:
     """Import the modules of a package that declare options, which are named *_options. ImportError if there is none."""
+    for module in _modules(package):
+        importlib.import_module(module)
+
+
+@cache
+def _modules(package: str) -> list[str]:
     folder = importlib.import_module(package)
-    for module in pkgutil.iter_modules(folder.__path__):
-        if module.name.endswith("_options"):
-            importlib.import_module(f"{package}.{module.name}")
+    names = (module.name for module in pkgutil.iter_modules(folder.__path__))
+    return [f"{package}.{name}" for name in names if name.endswith("_options")]

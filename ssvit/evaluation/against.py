@@ -13,7 +13,7 @@ from ssvit.checkpoints.loading_options import LoadEncoder
 from ssvit.evaluation.baselines import OWN, PIXELS, RANDOM
 from ssvit.evaluation.features_options import Reading
 from ssvit.evaluation.options import Evaluate
-from ssvit.exchange.reading import FOREIGN_OPTIONS
+from ssvit.exchange.reading_options import FOREIGN_OPTIONS
 from ssvit.options import OptionError, UserError, pair, within
 
 _OPTIONS = ("path", "image_size", "resize", "pooling", *FOREIGN_OPTIONS)

@@ -20,7 +20,6 @@ from ssvit.options import UserError
 if TYPE_CHECKING:
     from torch import Tensor
 
-FORMATS = (".safetensors", ".npz", ".pth", ".pt", ".bin")  # the last three are torch's
 _LONGEST_HEADER = 10_000_000  # bytes of JSON, for some 100,000 tensors
 _MOST_MEMBERS = 20_000  # arrays of an .npz file
 

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from ssvit.options import OptionError, UserError
 
-PREFIX = "hf://"
 _ADDRESS = re.compile(r"hf://(?P<repository>[\w.-]+/[\w.-]+)(@(?P<revision>[\w.-]+))?(/(?P<file>\S+))?", re.ASCII)
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # of a repository without a file, the first that it has

@@ -100,7 +100,7 @@ class Layout:
     head: tuple[Place, ...] = ()  # of a classifier
     aliases: tuple[tuple[str, str], ...] = ()  # of older versions, as (pattern, replacement)
     marks: tuple[str, ...] = ()  # of which a file must have one, where the signature is not the peer's alone
-    # From the files in a folder: some of `reading.FOREIGN_OPTIONS`, "gelu", and "remark", a sentence to print.
+    # From the files in a folder: some of `reading_options.FOREIGN_OPTIONS`, "gelu", and "remark", a sentence to print.
     beside: Callable[[Path], dict[str, object]] = lambda folder: {}
     bare: tuple[str, str] = ("", "")  # names to write if a hybrid's stem has no stages, as (pattern, replacement)
     epsilons: str = "authors"

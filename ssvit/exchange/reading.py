@@ -30,9 +30,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 LAYOUTS = (GOOGLE, *DINOV3, DINOV2, HUGGINGFACE, TORCHVISION, FACEBOOK, TIMM)
-# Options that a user may give for a foreign file: of a ViT, and of a model of timm.
 _TOLD = tuple(ForeignEncoder.model_fields)
-FOREIGN_OPTIONS = (*_TOLD, "model", "arguments")
 HEADS = {192: 3, 384: 6, 768: 12, 1024: 16, 1280: 16, 1536: 24}  # by width: Ti, S, B, L, H and DINOv2's giant
 _SIZE = 224  # of images for an encoder that has no positions of its own
 _SHOWN = 3  # names in an error

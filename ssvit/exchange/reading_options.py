@@ -4,6 +4,9 @@ from collections.abc import Sequence
 
 from ssvit.config.declaration import Count, Options, Size
 
+FORMATS = (".safetensors", ".npz", ".pth", ".pt", ".bin")  # suffixes of files of weights; the last three are torch's
+HUB = "hf://"  # at the beginning of an address in the Hugging Face Hub
+
 
 class ForeignEncoder(Options):
     """What a file of another project's weights may not contain; null: what the files next to it have, or the usual."""
@@ -17,3 +20,7 @@ class ForeignEncoder(Options):
     trained_size: Size | None = None
     """Pixels, or [height, width], of the images that such an encoder was trained on; null: those that its positions
     fit."""
+
+
+# Options that a user may give for a foreign file: of a ViT, and of a model of timm.
+FOREIGN_OPTIONS = (*ForeignEncoder.model_fields, "model", "arguments")
