@@ -68,6 +68,29 @@ def test_a_mistake_is_told_in_one_line_before_torch_loads(tool, no_torch, name, 
     assert one_line(tool(name, *options, status=2, PYTHONPATH=no_torch)).startswith(f"{name}.py: {told}")
 
 
+COMPOSED = """
+import sys
+from ssvit.cli import find
+command = find("pretrain")
+config = command.compose(command.line(["objective=mae"]))
+config.options.check_parts(config.values)
+print(*(name for name in sys.modules if name.startswith("ssvit.")))
+"""
+
+
+def test_a_run_from_random_weights_imports_only_what_it_chose(no_torch):
+    done = subprocess.run(
+        [sys.executable, "-c", COMPOSED], capture_output=True, text=True, check=True,
+        env={**os.environ, "PYTHONPATH": no_torch},
+    )  # fmt: skip
+    modules = set(done.stdout.split())
+    assert {"ssvit.objectives.mae_options", "ssvit.evaluation.probes.knn_options"} <= modules
+    assert not [name for name in modules if name.startswith("ssvit.exchange")]
+    others = ("checkpoints.pretrained", "checkpoints.finding", "training.preset", "data.datasets_options",
+              "objectives.dino_options", "evaluation.probes.sgd_options", "retrieval.options")  # fmt: skip
+    assert modules.isdisjoint(f"ssvit.{name}" for name in others)
+
+
 def failure(command, *options):
     """The line that ends a command in this process."""
     with pytest.raises(Failure) as caught:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from lightning_fabric import Fabric
@@ -25,7 +25,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
-from ssvit.checkpoints import parts, storage
+from ssvit.checkpoints import storage
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.checkpoints.manifest import CheckpointError
 from ssvit.data.loader import Loader
@@ -39,6 +39,9 @@ from ssvit.training import runtime, sharding
 from ssvit.training.muon import Muon, block_matrices
 from ssvit.training.recipe import Recipe
 from ssvit.training.statistics import RunningStatistics
+
+if TYPE_CHECKING:
+    from ssvit.checkpoints import parts
 
 Moments = dict[str, dict[str, Tensor]]  # of the optimiser, by parameter and name
 
@@ -262,6 +265,8 @@ class State:
             facts["ended"] = True
         ended = ended or step == recipe.steps
         if self._saves is not None:
+            from ssvit.checkpoints import parts
+
             self._saving = parts.save(folder, step, self._states(), facts, self._saves)
             if wait or ended:
                 self._finish_saving()
