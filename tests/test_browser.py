@@ -75,7 +75,9 @@ def test_the_report_fits_a_phone_and_says_where_it_goes_on(tmp_path: Path) -> No
         "measured_on": "test", "chance": 0.1, "classes": ["a"], "copies": {"test_images_in_train": 0, "examples": []},
     }  # fmt: skip
     compared = SideBySide(scores, {"mine": [""]})
-    (page, *_) = report.write(tmp_path, facts=facts, scores=scores, own=OWN, figures=figures, compared=compared)
+    (page, *_) = report.write(
+        tmp_path, facts=facts, scores=scores, own=OWN, figures=figures, compared=compared, conclusion=[]
+    )
     text = html.escape(page.read_text(encoding="utf-8"))
     frames = "".join(f'<iframe srcdoc="{text}" width="{width}" height="900"></iframe>' for width in WIDTHS)
     seen, errors = browse(tmp_path, f"<!DOCTYPE html><body>{frames}<script>{LOOK}</script>")

@@ -4,10 +4,12 @@ import html
 import json
 import os
 import re
+import shlex
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
+import numpy as np
 import prefork
 import pytest
 import torch
@@ -209,6 +211,33 @@ def test_one_report_of_all(run, capsys):
         assert command in printed
         assert command in (folder / "report.md").read_text()
         assert command in html.unescape((folder / "report.html").read_text())
+
+
+def test_the_commands_of_a_report_are_complete(tmp_path, tool):
+    """They write, store and fine-tune the chosen features of the images measured on, of the run or as typed."""
+    for name, side in (("it's {a}, b", 20), ("other", 16)):
+        for place in range(24):
+            path = tmp_path / name / "ab"[place % 2] / f"{place}.ppm"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("L", (side, side), 10 * place).save(path)
+    small = [option for option in TINY if not option.startswith(("data=", "data.images", "data.held", "target"))]
+    images = f"data='{tmp_path}/it\\'s {{a}}, b'"
+    tool("pretrain", images, *small, "name=run", "probe=[]")
+    probes = ["probes=[knn]", "probes.knn.k=[1]", "duplicates=false", "features.layer=1"]
+    for number, own in enumerate(((), ("data=other",))):
+        tool("evaluate", "checkpoint=outputs/run", *own, *probes)
+        written = json.loads((tmp_path / "outputs" / "run" / "evaluation" / "report.json").read_text())
+        for name, command in zip(("embed", "retrieve", "finetune"), written["commands"], strict=True):
+            options = [option for option in shlex.split(command) if "=" in option]
+            more = [f"{'name' if name == 'finetune' else 'output'}={number}.npz"] * (name != "retrieve")
+            more += [option for option in TINY if option.startswith("recipe")] * (name == "finetune")
+            printed = tool(name, *options, *more, *["store=again"] * (name == "retrieve" and number)).stdout
+            assert name == "finetune" or "layer 1 of 2" in printed
+        names = np.load(tmp_path / f"{number}.npz")["names"]
+        assert len(names) == 24
+        assert all(f"/{('it' + chr(39) + 's {a}, b', 'other')[number]}/" in name for name in names.tolist())
+        root = Configuration.read(tmp_path / "outputs" / f"{number}.npz" / "config.yaml").values["data"]["root"]
+        assert Path(tmp_path, root).name in names[0]
 
 
 def test_two_processes_measure_what_one_does(run, tmp_path, capsys):

@@ -83,7 +83,13 @@ def test_figures_show_names_without_mathematics(name):
 def test_pages_show_names_as_text(name, tmp_path):
     facts = {"checkpoint": name, "classes": [name], name: name}
     page, text, numbers = report.write(
-        tmp_path, facts=facts, scores=[], own=[], figures={name: Figure()}, compared=SideBySide([], {name: [""]})
+        tmp_path,
+        facts=facts,
+        scores=[],
+        own=[],
+        figures={name: Figure()},
+        compared=SideBySide([], {name: [""]}),
+        conclusion=[name],
     )
     assert not {"script", "a"}.intersection(Tags(page.read_text()).found)
     assert Tags(page.read_text()).found.count("img") == 1

@@ -15,7 +15,7 @@ from PIL import Image
 
 from ssvit.evaluation import report
 from ssvit.evaluation.baselines import PIXELS, RANDOM
-from ssvit.evaluation.conclusion import ADVICE, conclude
+from ssvit.evaluation.conclusion import conclude
 from ssvit.evaluation.features import Features
 from ssvit.evaluation.probes.knn import Knn
 from ssvit.evaluation.probes.ridge import FewShot
@@ -88,7 +88,7 @@ class Page(HTMLParser):
 def write(folder, facts=None, scores=BOTH, own=OWN, figures=None):
     files = report.write(
         folder, facts=facts or {"checkpoint": "a/b"}, scores=scores, own=own, figures=figures or {},
-        compared=SideBySide(scores, GROUPS),
+        compared=SideBySide(scores, GROUPS), conclusion=concluded(*scores),
     )  # fmt: skip
     page, markdown, numbers = (path.read_text(encoding="utf-8") for path in files)
     return Page(page), markdown, json.loads(numbers, parse_constant=pytest.fail), page
@@ -162,8 +162,12 @@ def test_a_single_reading_was_not_chosen(tmp_path):
     assert "Chosen" not in page.text + markdown
 
 
-def concluded(*probes: Scores) -> list[str]:
-    return conclude(probes, SideBySide(probes, GROUPS))
+def concluded(*probes: Scores, side: int = 64) -> list[str]:
+    """Of images with so many pixels a side, which the encoder sees with 64."""
+    return conclude(probes, SideBySide(probes, GROUPS), side=side, size=64)
+
+
+ADVICE = concluded(PROBE)[-1]  # 1 point below pixels
 
 
 def test_a_summary_compares_with_the_higher_baseline():
@@ -219,18 +223,24 @@ def test_without_a_significant_gain_there_is_advice():
     first, *_, last = concluded(NEAR)
     assert "significantly better" not in first
     assert last == ADVICE
-    tries = ("checkpoint=", "data.image_size", "recipe.steps", "standard", "finetune with compare=scratch")
+    tries = ("checkpoint=", "recipe.steps", "standard", "finetune with compare=scratch")
     places = [ADVICE.index(words) for words in tries]
     assert places == sorted(places)
+
+
+def test_larger_images_are_advised_where_they_have_more_detail():
+    assert "data.image_size" not in ADVICE
+    advice = concluded(PROBE, side=300)[-1]
+    assert advice.index("checkpoint=") < advice.index("larger data.image_size") < advice.index("recipe.steps")
+    assert re.search(r"\b300\b.*\b64\b", advice)
 
 
 def test_what_was_not_tested_is_not_significant():
     (sentence,) = concluded(SHOTS)
     assert f"{SHOTS.title} +40.0" in sentence
     assert "significantly" not in sentence
-    assert concluded(PROBE)[-1] == ADVICE  # 1 point below pixels
     assert concluded(PROBE, SHOTS)[-1] != ADVICE
-    assert "No baseline" in " ".join(conclude([SHOTS], SideBySide([SHOTS], {"mine": [""]})))
+    assert "No baseline" in " ".join(conclude([SHOTS], SideBySide([SHOTS], {"mine": [""]}), side=64, size=64))
 
 
 def test_what_is_not_above_chance_is_no_gain():

@@ -1,15 +1,17 @@
 """Measure frozen features by probes: ssvit evaluate checkpoint=PATH probes=[knn]"""
 
 import json
+import re
 import shlex
-from collections.abc import Callable
 from pathlib import Path
 
 from ssvit import atomic_io
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.checkpoints.finding import open_checkpoint
 from ssvit.checkpoints.pretrained import offer, stand_in
+from ssvit.config import composition
 from ssvit.config.command import Command
+from ssvit.config.command_line import quoted
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Run
 from ssvit.data.source_options import SHORT_FORMS
@@ -20,6 +22,7 @@ from ssvit.models.encoder_options import ALIASES as TIMM_ALIASES
 from ssvit.options import folder_to_write, print_lines, within
 from ssvit.progress import progress
 
+_OF_ENCODER = ("image_size", "channels", "range", "mean", "std")  # options of a data set that a checkpoint brings
 # What may be typed for an option: a short form of its group.
 _ALIASES = {"probes=": "probe@probes=", **TIMM_ALIASES}
 
@@ -36,6 +39,7 @@ def run(config: Config) -> Path | None:
         folder_to_write("output", folder)
     config.line.announce()
 
+    from ssvit.data.source import median_side
     from ssvit.evaluation import frozen, report
     from ssvit.evaluation.conclusion import conclude
     from ssvit.evaluation.measured import describe, facts, table
@@ -69,19 +73,21 @@ def run(config: Config) -> Path | None:
         figures = report.figures(splits, scores, compared)
         by_name = {reading.name: reading for reading in readings}  # features of patches have no such command
         best = next((by_name[one.best] for one in scores if one.best in by_name), None)
-        commands = [] if best is None else commands_of(best, str(checkpoint.path), config.line.command)
+        commands = [] if best is None else commands_of(best, checkpoint, config)
+        conclusion = conclude(scores, compared, side=median_side(split.test.source), size=min(measured["image_size"]))
         written = report.write(
             folder,
             facts=measured,
             scores=scores,
             own=feature_sets,
             compared=compared,
+            conclusion=conclusion,
             figures=figures,
             commands=commands,
         )
         if len(scores) > 1:
             print_lines(*table(report.summary(scores)).split("\n"))
-        print_lines(*conclude(scores, compared), *compared.sentences())
+        print_lines(*conclusion, *compared.sentences())
         print_lines(f"report: {', '.join(map(str, written))}")
         if best is not None:
             print_lines(f"{best.name} in other commands:", *(f"  {line}" for line in commands))
@@ -93,19 +99,37 @@ def run(config: Config) -> Path | None:
     return Path(options.output)
 
 
-def commands_of(reading: features_options.Reading, checkpoint: str, command: Callable[[str], str]) -> list[str]:
+def commands_of(reading: features_options.Reading, checkpoint: Checkpoint, config: Config) -> list[str]:
     """Return the commands that write these features, store them for retrieval, and fine-tune their encoder.
 
-    command: spells a command by its name.
+    Each of them reads the images that the command of `config` has read.
     """
-    encoder = f"checkpoint={shlex.quote(checkpoint)}"
-    before = " features.norm=before" if reading.norm == "before" else ""
-    features = f"{encoder} features.layer={reading.layer} features.pooling={reading.pooling}{before} data=PATH"
+    line, images = config.line, data_options(config)
+    encoder = [f"checkpoint={checkpoint.path}"]
+    norm = ["features.norm=before"] if reading.norm == "before" else []
+    features = [*encoder, f"features.layer={reading.layer}", f"features.pooling={reading.pooling}", *norm, *images]
+    commands = {
+        "embed": [*features, "output=features.npz"],
+        "retrieve": ["action=index", "store=store", *features],
+        "finetune": [*encoder, *(images if "data" in line.typed else [])],
+    }
     return [
-        f"{command('embed')} {features} output=features.npz",
-        f"{command('retrieve')} action=index store=STORE {features}",
-        f"{command('finetune')} {encoder}",
+        " ".join([line.command(name), *map(shlex.quote, [*line.flags, *options])]) for name, options in commands.items()
     ]
+
+
+def data_options(config: Config) -> list[str]:
+    """Return the options of the data set as typed, or else those that choose the images of the checkpoint's run."""
+    line, values = config.line, config.values["data"]
+    if "data" in line.typed or "data" not in line.brought:
+        return [option for option in line.options if re.match(r"\+*data[.=]", option)]
+    defaults = composition.group(line, "data", {"data": line.brought["data"]})
+    changed = {
+        f"data.{name}": value
+        for name, value in values.items()
+        if not isinstance(value, dict) and value != defaults.get(name) and name not in _OF_ENCODER
+    }
+    return [f"data={line.brought['data']}", *(f"{name}={quoted(value)}" for name, value in changed.items())]
 
 
 def check(options: Evaluate) -> tuple[Checkpoint, list[features_options.Reading], list[Other]]:

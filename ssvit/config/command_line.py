@@ -2,6 +2,7 @@
 
 import copy
 import hashlib
+import json
 import os
 import re
 import shlex
@@ -188,6 +189,17 @@ class CommandLine:
 def _by_name(options: Iterable[str]) -> dict[str, str]:
     parts = (option.partition("=") for option in options)
     return {name.lstrip("+"): unquoted(value) for name, _, value in parts}
+
+
+def quoted(value: object) -> str:
+    """Write a value as it is typed, with quotes around text that Hydra would take apart."""
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(quoted, value))}]"
+    if not isinstance(value, str):
+        return json.dumps(value)
+    if re.fullmatch(r"[\w./@%:+-]+", value):
+        return value
+    return "'{}'".format(re.sub(r"(\\*)('|$)", lambda end: end[1] * 2 + "\\'" * bool(end[2]), value))
 
 
 def unquoted(value: str) -> str:

@@ -3,6 +3,7 @@
 import hashlib
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, chain
@@ -89,6 +90,18 @@ class Source(Protocol):
             except Unreadable:
                 digest.update(b"unreadable")
         return digest.hexdigest()
+
+
+def median_side(source: Source, images: int = 9) -> int:
+    """Return the median of the shorter sides, in pixels, of some images that are evenly spaced in a source.
+
+    Unreadable images do not count. The result is 0 if all are.
+    """
+    sides, count = [], min(images, len(source))
+    for place in range(count):
+        with suppress(Unreadable):
+            sides.append(min(source.read(place * len(source) // count).shape[-2:]))
+    return sorted(sides)[len(sides) // 2] if sides else 0
 
 
 class Part(Source):

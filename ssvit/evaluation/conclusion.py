@@ -8,15 +8,8 @@ from ssvit.evaluation.scores import Scores
 from ssvit.evaluation.side_by_side import SideBySide, points
 from ssvit.evaluation.significance import NOTHING_YET
 
-# What to try where frozen features gain nothing, and the command that measures fine-tuning.
-ADVICE = (
-    "To try, in this order: existing weights (the command pretrain with checkpoint=PATH), a larger data.image_size if "
-    "the images have more detail than the run used, more recipe.steps, standardised features "
-    "(probes=[knn_standardized]). The gain after fine-tuning is measured by the command finetune with compare=scratch"
-)
 
-
-def conclude(scores: Sequence[Scores], compared: SideBySide) -> list[str]:
+def conclude(scores: Sequence[Scores], compared: SideBySide, *, side: int, size: int) -> list[str]:
     """Return sentences: the probes by which a baseline is better, then the gains, then advice where it is needed.
 
     A gain is significant if the intervals of the differences from all baselines exclude zero (`Difference.sign`).
@@ -25,6 +18,8 @@ def conclude(scores: Sequence[Scores], compared: SideBySide) -> list[str]:
     Args:
         scores: The results of all probes.
         compared: The same probes, with the checkpoint as the first entry.
+        side: The shorter side of the images in pixels (median).
+        size: The shorter side, in pixels, at which the encoder sees them.
     """
     baselines = [name for name in (RANDOM, PIXELS) if name in compared.groups]
     losses: dict[str, list[str]] = {name: [] for name in baselines}
@@ -73,7 +68,19 @@ def conclude(scores: Sequence[Scores], compared: SideBySide) -> list[str]:
     if silent:
         sentences.append(f"{', '.join(silent)}: not {NOTHING_YET}.")
     promising = gains or any(above > 0 for _, above in untested)
-    return [*sentences, ADVICE] if baselines and (any(losses.values()) or not promising) else sentences
+    return [*sentences, _advice(side, size)] if baselines and (any(losses.values()) or not promising) else sentences
+
+
+def _advice(side: int, size: int) -> str:
+    """Return what to try where frozen features gain nothing, and the command that measures fine-tuning."""
+    tries = ["existing weights (the command pretrain with checkpoint=PATH)"]
+    if side > size:
+        tries.append(
+            f"a larger data.image_size (the images have {side} pixels in the median, this encoder sees {size})"
+        )
+    tries += ["more recipe.steps", "standardised features (probes=[knn_standardized])"]
+    measured = "The gain after fine-tuning is measured by the command finetune with compare=scratch"
+    return f"To try, in this order: {', '.join(tries)}. {measured}"
 
 
 def higher_baseline(one: Scores) -> tuple[str | None, float | None]:

@@ -20,7 +20,7 @@ from ssvit import atomic_io
 from ssvit.data.source import class_text
 from ssvit.evaluation import side_by_side
 from ssvit.evaluation.components import components
-from ssvit.evaluation.conclusion import conclude, higher_baseline
+from ssvit.evaluation.conclusion import higher_baseline
 from ssvit.evaluation.duplicates import Pair
 from ssvit.evaluation.neighbours import relative_distances, search
 from ssvit.evaluation.scores import Scores, Split
@@ -65,20 +65,21 @@ def write(
     own: Sequence[str],
     figures: Mapping[str, Figure],
     compared: SideBySide,
+    conclusion: Sequence[str],
     commands: Sequence[str] = (),
 ) -> list[Path]:
     """Write report.html, report.md and report.json, each whole or not at all: their paths.
 
     facts: what was measured, how, by which versions, as plain data; checkpoint stands on top. own: the feature sets of
-    the encoder. compared: the encoder beside others. commands: those that use the chosen features.
-    UserError if the disk refuses.
+    the encoder. compared: the encoder beside others. conclusion: its sentences. commands: those that use the
+    chosen features. UserError if the disk refuses.
     """
     standings = compared.standings
     facts = _plain(facts)
     values = {
         "checkpoint": str(facts.get("checkpoint", "")),
         "data": data(facts),
-        "headline": " ".join(conclude(scores, compared)),
+        "headline": " ".join(conclusion),
         "summary": summary(scores),
         "baselines": _BASELINES,
         "sentences": compared.sentences(),
