@@ -14,11 +14,14 @@ class UserError(Exception):
     """A failure that the user can correct: the commands print its message as one line, without a traceback."""
 
 
+MISSING = "???"  # the value of an option without a default that is not typed, as in YAML
+
+
 class OptionError(UserError, ValueError):
-    """An option has a value that it cannot have."""
+    """An option has a value that it cannot have, or is `MISSING`."""
 
     def __init__(self, name: str, value: object, right: str) -> None:
-        super().__init__(f"{name}={typed(value)}: {right}")
+        super().__init__(f"{name}: {right}" if value == MISSING else f"{name}={typed(value)}: {right}")
         self.name, self.value, self.right = name, value, right
 
     def __reduce__(self) -> tuple[type, tuple[str, object, str]]:

@@ -521,7 +521,7 @@ def test_it_learns_to_tell_colours_apart():
         ({"trained": 0}, "trained=0: must be one of all, head"),
         ({"trained": True}, "trained=true: must be one of all, head"),
         ({"trained": "head", "lora": 8}, "lora=8: must be {rank: …, alpha: …}, or null"),
-        ({"trained": "head", "lora": {"rank": 8}}, "lora.alpha=null: must be given"),
+        ({"trained": "head", "lora": {"rank": 8}}, "lora.alpha: has no default and must be given"),
         ({"trained": "head", "lora": {"rank": 0, "alpha": 1}}, "lora.rank=0: must be a whole number, 1 or more"),
         ({"trained": "head", "lora": {"rank": 2, "alpha": 0}}, "lora.alpha=0: must be a number, above 0"),
         ({"lora": {"rank": 2, "alpha": 2}}, "trained=all: must be head with lora, which freezes"),

@@ -331,7 +331,7 @@ def test_features_that_ignore_the_image_are_a_collapse():
         ({"decoder": 3}, "decoder=3: is a group of options"),
         ({"decoder": {**DECODER, "groups": 5}}, "decoder.groups=5: must divide width=12"),
         ({"decoder": {**DECODER, "width": 35, "groups": 5}}, "decoder.groups=5: must divide encoder.width=24"),
-        ({"decoder": {"width": 8}}, "decoder.depth=null: must be given"),
+        ({"decoder": {"width": 8}}, "decoder.depth: has no default and must be given"),
         ({"class_token": False, "pooling": "patch_mean"}, "class_token_weight=0.3: must be 0 without encoder.class_t"),
         ({"patch_size": (12, 16)}, "masked=0.75: needs images of at least two patches"),
     ],

@@ -437,7 +437,7 @@ def test_a_tiny_model_learns_to_use_the_context():
         ({"decoder": {"depth": 2, "width": 18, "heads": 2}}, "decoder.width=18: must be a multiple of 4"),
         ({"decoder": {"depth": 2, "width": 16, "heads": 3}}, "decoder.heads=3: must divide width=16"),
         ({"decoder": {"depth": 0, "width": 16, "heads": 2}}, "decoder.depth=0: must be a whole number"),
-        ({"decoder": {"depth": 1, "width": 16}}, "decoder.heads=null: must be given"),
+        ({"decoder": {"depth": 1, "width": 16}}, "decoder.heads: has no default and must be given"),
         ({"patch_size": (12, 16)}, "masked=0.75: needs images of at least two patches"),
         (
             {"patch_size": 1, "channels": 1, "mean": 0, "std": 1},

@@ -166,7 +166,7 @@ def test_the_mosaic_hides_what_the_encoder_does_not_see_and_names_no_other_corru
         ({"patch_size": (12, 16)}, "masking.corrupted=0.75: must leave patches"),
         ({"decoder": 3}, "decoder=3: must be {depth: …, width: …, heads: …}, or null"),
         ({"decoder": {"depth": 2, "width": 16, "heads": 3}}, "decoder.heads=3: must divide width=16"),
-        ({"decoder": {"depth": 1, "width": 16}}, "decoder.heads=null: must be given"),
+        ({"decoder": {"depth": 1, "width": 16}}, "decoder.heads: has no default and must be given"),
         ({"hidden": 0.5}, "masking=0.5: is a group of options"),
     ],
 )

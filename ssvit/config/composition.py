@@ -30,7 +30,7 @@ from ssvit.config.choices import Choice, declared, is_group, lookup
 from ssvit.config.command_line import CONFIGS, CommandLine, Plain
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Options, completed, expected
-from ssvit.options import Failure, OptionError
+from ssvit.options import MISSING, Failure, OptionError
 
 _PLUGINS = {"hydra/launcher=submitit": "hydra-submitit-launcher", "hydra/sweeper=optuna": "hydra-optuna-sweeper"}
 _REFERENCE = re.compile(r"\$\{\.*[A-Za-z_][\w.]*\}")  # to another option; a resolver has a colon
@@ -43,7 +43,6 @@ _SWEEP = {
     "hydra/hydra_logging": "none",
 }
 _SUGGESTIONS = 3
-_MISSING = "???"  # OmegaConf's mark of an option that has no default
 
 
 def compose(name: str, line: CommandLine, kind: type[Options] = Options, *, incomplete: bool = False) -> Config:
@@ -64,7 +63,7 @@ def compose(name: str, line: CommandLine, kind: type[Options] = Options, *, inco
         HydraConfig.instance().set_config(composed)
         with open_dict(composed):
             del composed["hydra"]
-        required = {option: _MISSING for option, field in kind.model_fields.items() if field.is_required()}
+        required = {option: MISSING for option, field in kind.model_fields.items() if field.is_required()}
         options = completed(required | _container(composed, resolve=False), {"": kind})
         for override in OverridesParser.create().parse_overrides(values):
             set_option(options, override.key_or_group, override.value(), force=override.is_force_add())
@@ -124,7 +123,7 @@ def set_option(options: Plain, name: str, value: object, *, force: bool = False)
         inner = node.get(group) if group in node else _unknown(options, name, ".".join(groups[: place + 1]), node)
         if not inner or not isinstance(inner, dict):
             path = ".".join(groups[: place + 1])
-            is_empty = inner in (None, {}, _MISSING)
+            is_empty = inner in (None, {}, MISSING)
             if is_empty and force:
                 inner = node[group] = {}
             elif is_empty:

@@ -24,7 +24,7 @@ from annotated_types import Ge, Gt, Le, Len, MinLen
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
 
-from ssvit.options import OptionError, pair, typed, within
+from ssvit.options import MISSING, OptionError, pair, typed, within
 
 _NULL = type(None)
 
@@ -289,7 +289,7 @@ def _shared(part: object) -> type[Options] | None:
 
 def _default(field: FieldInfo) -> object:
     """The default of an option as a YAML file would hold it; ??? if it must be given."""
-    return "???" if field.is_required() else _plain(field.get_default(call_default_factory=True))
+    return MISSING if field.is_required() else _plain(field.get_default(call_default_factory=True))
 
 
 def _plain(value: object) -> object:
@@ -325,9 +325,11 @@ def _option_error(options: type[Options], error: ValidationError, values: Mappin
 
 def _first(options: type[Options], error: Mapping[str, Any], values: Mapping[str, object]) -> OptionError:
     name = str(error["loc"][0])
+    field = options.model_fields[name]
     if error["type"] == "missing" and len(error["loc"]) == 1:
-        return OptionError(name, None, "must be given")
-    field, value = options.model_fields[name], values[name]
+        kind = expected(field.annotation, field.metadata)
+        return OptionError(name, MISSING, f"has no default and must be given, {kind}")
+    value = values[name]
     if (nested := nested_options(field.annotation)) and not _is_optional(field.annotation):
         first = next(iter(nested.model_fields), "option")
         return OptionError(name, value, f"is a group of options: give one of them, as {name}.{first}=…")

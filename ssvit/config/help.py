@@ -18,7 +18,7 @@ from ssvit.config.command import Command
 from ssvit.config.command_line import CommandLine, Plain
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Options, expected, find, group_of, meanings, nested_options
-from ssvit.options import typed
+from ssvit.options import MISSING, typed
 
 _REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 _INDENT = 6  # of a meaning, under its option
@@ -224,4 +224,4 @@ def _default(config: Config, option: Option) -> str:
 
 def _typed(value: Any) -> str:
     """A value as a command line takes it."""
-    return "…" if value == "???" else typed(value)
+    return "…" if value == MISSING else typed(value)
