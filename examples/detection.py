@@ -11,7 +11,9 @@ from torchvision.models.detection import FasterRCNN
 from torchvision.models.detection.rpn import AnchorGenerator
 from torchvision.ops import masks_to_boxes
 
+from ssvit.checkpoints import loading_options
 from ssvit.checkpoints.loading import load_encoder
+from ssvit.data import synthetic_options
 from ssvit.data.synthetic import synthetic
 from ssvit.models.backbone import FeaturePyramid
 
@@ -23,7 +25,7 @@ arguments = parser.parse_args()
 
 torch.manual_seed(0)
 size = arguments.image_size
-encoder = load_encoder(arguments.checkpoint).train()
+encoder = load_encoder(loading_options.LoadEncoder(path=arguments.checkpoint)).train()
 detector = FasterRCNN(
     FeaturePyramid(encoder, out_channels=64),
     num_classes=11,  # ten shapes, and the background
@@ -36,7 +38,9 @@ detector = FasterRCNN(
 optimizer = torch.optim.AdamW(detector.parameters(), lr=1e-4)
 
 batch = 8
-train = synthetic(size=size, images=batch * arguments.steps, held_out_images=1, seed=0, version=1).train
+train = synthetic(
+    synthetic_options.Synthetic(size=size, images=batch * arguments.steps, held_out_images=1, seed=0, version=1)
+).train
 for step in range(arguments.steps):
     indices = range(step * batch, (step + 1) * batch)
     images = [train.read(i) / 255 for i in indices]

@@ -5,7 +5,7 @@ Letters: b images, c channels, h, w pixels, y, x rows and columns of patches, d 
 
 import os
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.checkpoints.loading import load_classifier, load_encoder
-from ssvit.checkpoints.loading_options import eval_transform, pixel_format
+from ssvit.checkpoints.loading_options import LoadEncoder, eval_transform, pixel_format
 from ssvit.data import decode, folder, rasters
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.decode_options import RGB, PixelFormat
@@ -213,19 +213,19 @@ class Classifier(_Model):
         return answers
 
 
-def encoder(checkpoint: Checkpoint, *, device: str = "cpu", batch_size: int = 64, **given: object) -> Encoder:
+def encoder(checkpoint: Checkpoint, *, device: str = "cpu", batch_size: int = 64, **given: Any) -> Encoder:
     """The encoder of a checkpoint, with the preprocessing of its evaluation.
 
     given: options of `checkpoints.loading_options.LoadEncoder`, as image_size=[96, 96].
     """
-    module = load_encoder(checkpoint.path, **given)
+    module = load_encoder(LoadEncoder(path=checkpoint.path, **given))
     reading = _transform(checkpoint, module), pixel_format(checkpoint)
     return Encoder(module, *reading, device=device, batch_size=batch_size)
 
 
-def classifier(checkpoint: Checkpoint, *, device: str = "cpu", batch_size: int = 64, **given: object) -> Classifier:
+def classifier(checkpoint: Checkpoint, *, device: str = "cpu", batch_size: int = 64, **given: Any) -> Classifier:
     """The classifier of a fine-tuned checkpoint, with the preprocessing of its evaluation; given: as in `encoder`."""
-    module = load_classifier(checkpoint.path, **given)
+    module = load_classifier(LoadEncoder(path=checkpoint.path, **given))
     reading = _transform(checkpoint, module.encoder), pixel_format(checkpoint)
     return Classifier(module, *reading, device=device, batch_size=batch_size)
 

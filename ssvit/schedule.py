@@ -50,7 +50,7 @@ class Schedule(Options):
 
 @dataclass(frozen=True)
 class Between:
-    """Limits of a schedule's values. The option is a `Schedule`, any function, or `{_target_: …}`, which builds one."""
+    """Limits of a schedule's values. The option is a `Schedule`, or any function of the progress."""
 
     low: float
     high: float = math.inf
@@ -63,11 +63,11 @@ class Between:
 
     def _schedule(self, value: object) -> object:
         given = value if isinstance(value, dict) else {}
-        if isinstance(value, dict) and "_target_" not in value:
+        if isinstance(value, dict):
             value = Schedule(**value)
         if isinstance(value, Schedule):
             for end in ("start", "end") if value.end is not None else ("start",):
                 number(end, given.get(end, getattr(value, end)), self.low, self.high, above=self.above)
-        elif not callable(value) and not isinstance(value, dict):
+        elif not callable(value):
             raise OptionError("", value, "must be a schedule: {start: …, end: …, shape: …, over: …}")
         return value

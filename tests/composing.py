@@ -1,13 +1,10 @@
 """Composed configurations whose options tests read as attributes."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from ssvit.cli import find
 from ssvit.config.composed import Config
-from ssvit.config.declaration import select
-from ssvit.training.options import Training
-from ssvit.training.recipe import Recipe
+from ssvit.config.declaration import Run
 
 
 class Values(dict):
@@ -23,12 +20,14 @@ class Values(dict):
         except KeyError:
             raise AttributeError(name) from None
 
+    def check(self) -> Any:
+        """Check what the parts require of each other. Returns the recipe."""
+        Run(self.config.options).check()
+        return self.config.options.recipe
 
-def checked(values: Mapping[str, Any]) -> Recipe:
-    """Check the parts of a training run, as the commands do before torch is loaded; returns the recipe."""
-    options = select(Training, values)
-    options.check_parts(values)
-    return options.recipe
+    def build(self, name: str, **objects: object) -> Any:
+        """Build a part, such as data.augment."""
+        return self.config.build(name, **objects)
 
 
 def composed(*options: str, tool: str = "pretrain", incomplete: bool = False) -> Values:

@@ -4,7 +4,9 @@ import torch
 
 from ssvit.exchange.export import export
 from ssvit.exchange.export_options import Export
+from ssvit.models import vit_options
 from ssvit.models.vit import ViT
+from ssvit.objectives import classify_options
 from ssvit.objectives.classify import Classify
 
 LIMIT = 1e-5
@@ -23,7 +25,7 @@ CLASSES = ("cat", "dog", "emu")
 
 def encoder(**changes):
     torch.manual_seed(0)
-    made = ViT(**{**SHAPE, **changes})
+    made = ViT(vit_options.ViT(**{**SHAPE, **changes}))
     with torch.no_grad():
         for weight in made.parameters():  # none of them zero, so that what is left out shows
             weight += 0.05 * torch.randn_like(weight)
@@ -31,7 +33,7 @@ def encoder(**changes):
 
 
 def classifier(**changes):
-    made = Classify(encoder=encoder(**changes), classes=CLASSES)
+    made = Classify(classify_options.Classify(classes=CLASSES), encoder=encoder(**changes))
     for weight in (*made.head.parameters(), *(made.distilled_head.parameters() if made.distilled_head else ())):
         torch.nn.init.normal_(weight, std=0.1)
     return made.eval()

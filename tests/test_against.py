@@ -14,7 +14,6 @@ from ssvit.checkpoints import storage
 from ssvit.checkpoints.checkpoint import PRETRAIN, Checkpoint
 from ssvit.checkpoints.configuration import Configuration
 from ssvit.cli import evaluate
-from ssvit.config.composed import build
 from ssvit.evaluation import against, paired, side_by_side
 from ssvit.evaluation.baselines import OWN, RANDOM
 from ssvit.evaluation.features import Features
@@ -194,7 +193,7 @@ def outputs(tmp_path_factory):
         run = folder / name
         run.mkdir()
         torch.manual_seed(seed + width)
-        encoder = build(config.encoder)
+        encoder = config.build("encoder")
         weights = {f"encoder.{name}": value for name, value in encoder.state_dict().items()}
         storage.save(run, 6, {"model": weights}, {"encoder": encoder.arguments, "stage": PRETRAIN})
         choices = {"data": "synthetic", "augment@data.augment": "inception_crop"}

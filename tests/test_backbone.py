@@ -5,6 +5,7 @@ import torch
 from torchvision.models.convnext import LayerNorm2d
 from torchvision.models.detection import FasterRCNN
 
+from ssvit.models import vit_options
 from ssvit.models.backbone import ChannelNorm, FeatureMaps, FeaturePyramid
 from ssvit.models.vit import ViT
 from ssvit.options import OptionError
@@ -13,7 +14,10 @@ from ssvit.options import OptionError
 def encoder(**changes) -> ViT:
     torch.manual_seed(0)
     return ViT(
-        **{"image_size": 32, "patch_size": 8, "width": 16, "depth": 3, "heads": 2, "mean": 0.5, "std": 0.25} | changes
+        vit_options.ViT(
+            **{"image_size": 32, "patch_size": 8, "width": 16, "depth": 3, "heads": 2, "mean": 0.5, "std": 0.25}
+            | changes
+        )
     )
 
 

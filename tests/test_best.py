@@ -9,7 +9,7 @@ import tiny
 import torch
 from test_training import spread
 
-from ssvit.checkpoints import loading, storage
+from ssvit.checkpoints import loading, loading_options, storage
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.checkpoints.manifest import read
 from ssvit.evaluation.base import Evaluation, Evaluator
@@ -144,7 +144,7 @@ def test_the_best_checkpoint_outlives_the_newer_ones(tmp_path, capsys):
     tiny.train(tmp_path / "short", evaluators={"scripted": Scripted([0.0] * 7)}, **EACH | {"steps": 12})
     own = Checkpoint.open(tmp_path / "best")
     assert (own.step, own.name) == (4, tmp_path.name)
-    assert loading.load_encoder(tmp_path / "best").arguments == own.encoder
+    assert loading.load_encoder(loading_options.LoadEncoder(path=tmp_path / "best")).arguments == own.encoder
     assert not list(tmp_path.glob(".best*"))
 
 

@@ -11,6 +11,7 @@ from torchvision.transforms import v2
 
 from ssvit.config.declaration import Run
 from ssvit.data.augment import crop as crops
+from ssvit.data.augment import views_options
 from ssvit.data.augment.color import ColorJitter, GaussianBlur, Grayscale, Solarize
 from ssvit.data.augment.crop import InceptionCrop, RandomCrop, ResizeCrop, ShiftCrop
 from ssvit.data.augment.randaugment import OPERATIONS, RandAugment
@@ -178,8 +179,8 @@ def test_views_of_several_sizes_have_them_too() -> None:
     pictures, slots = images(30), torch.arange(30)
     small = {"size": 16, "local_size": 8, "local_views": 2, "sigma": [0.1, 0.5]}
     plain = {**small, "jitter": 0, "grayscale": 0, "blur": [0, 0, 0], "solarize": [0, 0, 0]}
-    upright = MultiCrop(**plain)(pictures, slots, 0)
-    turned = MultiCrop(**plain, vertical_flip=1.0)(pictures, slots, 0)
+    upright = MultiCrop(views_options.MultiCrop(**plain))(pictures, slots, 0)
+    turned = MultiCrop(views_options.MultiCrop(**plain, vertical_flip=1.0))(pictures, slots, 0)
     assert all(torch.equal(turned[name], views.flip(3)) for name, views in upright.items())
 
 

@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 import ssvit
-from ssvit.checkpoints import manifest
+from ssvit.checkpoints import loading_options, manifest
 from ssvit.checkpoints.loading import load_encoder
 from ssvit.cli.embed import command as embed
 from ssvit.cli.evaluate import command as evaluate
@@ -30,7 +30,7 @@ from ssvit.cli.pack import command as pack
 from ssvit.cli.pretrain import command as pretrain
 from ssvit.cli.retrieve import command as retrieve
 from ssvit.config.declaration import Run
-from ssvit.data import datasets, decode, folder, normalization
+from ssvit.data import datasets, datasets_options, decode, folder, normalization
 from ssvit.data.augment import color, crop, turn
 from ssvit.data.augment.crop_options import InceptionCrop as InceptionCropOptions
 from ssvit.data.decode import load
@@ -259,7 +259,7 @@ def test_arrays_are_images_only_where_there_are_no_others(tmp_path: Path) -> Non
     assert [name for _, name in before] == ["a", "b"]
     for part in ("train", "val"):
         write(tmp_path / "arrays" / part / "x" / "1.npy", values(4, "uint8"))
-    data = datasets.folder(root=str(tmp_path / "arrays"), channels=4)
+    data = datasets.folder(datasets_options.Folder(root=str(tmp_path / "arrays"), channels=4))
     assert (len(data.train), data.classes, len(data.watched)) == (1, ("x",), 1)
     assert data.train.read(0).equal(torch.from_numpy(values(4, "uint8")))
 
@@ -272,7 +272,7 @@ def test_normalization_is_exact(tmp_path: Path) -> None:
     write(tmp_path / "nan.npy", np.full((3, 4, 4), np.nan))
     (tmp_path / "broken.npy").write_bytes(b"nothing")
     done = []
-    source = datasets.folder(root=str(tmp_path), held_out=0.01).train
+    source = datasets.folder(datasets_options.Folder(root=str(tmp_path), held_out=0.01)).train
     names = {Path(source.name(i)).name for i in range(len(source))}
     kept = [array for i, array in enumerate(arrays) if f"{i:02d}.npy" in names]
     options, lines = normalization.measure(
@@ -289,7 +289,7 @@ def test_normalization_is_exact(tmp_path: Path) -> None:
     assert lines[1].startswith(f"{len(source) - len(kept)} images could not be read; the first: {left_out[0]}: ")
     given = PixelFormat(range=[1e8, 1e8 + 2])
     of_range, _ = normalization.measure(
-        datasets.folder(root=str(tmp_path), held_out=0.01, range=given.range).train,
+        datasets.folder(datasets_options.Folder(root=str(tmp_path), held_out=0.01, range=given.range)).train,
         given,
         workers=1,
         progress=lambda *_: None,
@@ -304,7 +304,7 @@ def test_values_that_are_no_numbers_never_reach_a_run(tmp_path: Path) -> None:
         array[1, 3:5] = np.nan if i % 2 else array[1, 3:5]
         write(tmp_path / f"set/{i:02d}.tif", array)
     said = r"set/\d\d\.tif: holds values that are no numbers \(NaN\): store a number in their place"
-    source = datasets.folder(root=str(tmp_path / "set"), channels=4).train
+    source = datasets.folder(datasets_options.Folder(root=str(tmp_path / "set"), channels=4)).train
     assert re.search(said, "".join(normalization.measure(source, RGB, workers=1, progress=lambda *_: None)[1]))
     only = source.take(torch.tensor([i for i in range(len(source)) if int(Path(source.name(i)).stem) % 2]))
     with pytest.raises(UserError, match=rf"none of the \d images can be read; the first: .*{said}"):
@@ -322,7 +322,7 @@ def test_photographs_are_measured_as_they_are_read(tmp_path: Path) -> None:
         write(tmp_path / "other" / f"{i}.npy", values(4 + (i == 5), "uint8", i))
     found = {}
     for name in ("mixed", "grey"):
-        source = datasets.folder(root=str(tmp_path / name), held_out=0.1).train
+        source = datasets.folder(datasets_options.Folder(root=str(tmp_path / name), held_out=0.1)).train
         found[name], _ = normalization.measure(source, RGB, workers=2, progress=lambda *_: None)
         every = [load(source.name(i)).double().flatten(1) for i in range(len(source))]
         pixels = torch.cat(every, 1) / 255
@@ -331,7 +331,7 @@ def test_photographs_are_measured_as_they_are_read(tmp_path: Path) -> None:
         assert np.allclose(found[name]["std"], pixels.std(1, correction=0)[:count], atol=1e-8)
     assert "channels" not in found["mixed"]
     assert (found["grey"]["channels"], "range" in found["grey"]) == (1, False)
-    source = datasets.folder(root=str(tmp_path / "other"), held_out=0.01, seed=3).train
+    source = datasets.folder(datasets_options.Folder(root=str(tmp_path / "other"), held_out=0.01, seed=3)).train
     with pytest.raises(UserError, match=r"5\.npy: has 5 channels, and those before it 4"):
         normalization.measure(source, RGB, workers=1, progress=lambda *_: None)
 
@@ -341,7 +341,7 @@ def test_a_constant_channel_is_told(tmp_path: Path) -> None:
     array[1] = 7
     for i in range(3):
         write(tmp_path / f"{i}.tif", array)
-    source = datasets.folder(root=str(tmp_path)).train
+    source = datasets.folder(datasets_options.Folder(root=str(tmp_path))).train
     options, lines = normalization.measure(source, RGB, workers=1, progress=lambda *_: None)
     assert lines[-1] == "the same value everywhere: channels 2"
     PixelFormat(channels=3, range=options["range"])
@@ -493,7 +493,7 @@ def test_files_and_arrays_of_a_run_s_kind_have_the_same_features(bands: Path, tm
     )
     export.call([f"checkpoint={newest(bands)}", "format=safetensors", f"output={tmp_path}/exported"])
     assert "become 0" in (tmp_path / "exported/README.md").read_text()
-    weights = load_encoder(tmp_path / "exported/model.safetensors").eval()
+    weights = load_encoder(loading_options.LoadEncoder(path=tmp_path / "exported/model.safetensors")).eval()
     with torch.no_grad():
         assert torch.allclose(weights.represent(encoder.prepare(files)), features, atol=1e-6)
     embed.call([f"checkpoint={newest(bands)}", f"data={bands}/set/a", f"output={tmp_path}/f.npz"])
@@ -560,9 +560,9 @@ def test_shards_and_tables_hold_the_same_images(tmp_path: Path, monkeypatch: pyt
         (tmp_path / "t.csv").write_text(f"path,label\n{rows}")
         images = {}
         for data in (
-            datasets.folder(root=str(root), **given),
-            datasets.shards(root=str(packed), **given),
-            datasets.csv(table=str(tmp_path / "t.csv"), root=str(root), **given),
+            datasets.folder(datasets_options.Folder(root=str(root), **given)),
+            datasets.shards(datasets_options.Shards(root=str(packed), **given)),
+            datasets.csv(datasets_options.Csv(table=str(tmp_path / "t.csv"), root=str(root), **given)),
         ):
             assert data.test is not None
             for source in (data.train, data.test):
@@ -598,7 +598,7 @@ def test_every_kind_of_method_takes_many_channels(bands: Path, tmp_path: Path, o
         small += ["data.augment.jitter=0", "data.augment.grayscale=0", "data.augment.blur=[0.5,0.5,0.5]"]
     data = [f"data={bands}/set", f"data.normalization={bands}/bands.yaml", "workers=0"]
     run = pretrain.call([*data, f"objective={objective}", f"outputs={tmp_path}", "data.image_size=16", *small])
-    weights = load_encoder(manifest.complete(run)[-1]).state_dict()
+    weights = load_encoder(loading_options.LoadEncoder(path=manifest.complete(run)[-1])).state_dict()
     assert weights["patch.weight"].shape[1] % 5 == 0
     assert all(weight.isfinite().all() for weight in weights.values())
     assert Image.open(next(run.glob("*.png"))).size[0] > 100

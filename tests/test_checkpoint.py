@@ -14,7 +14,7 @@ import tiny
 import torch
 
 from ssvit import atomic_io
-from ssvit.checkpoints import loading, storage
+from ssvit.checkpoints import loading, loading_options, storage
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.checkpoints.manifest import CheckpointError, complete, read
 from ssvit.data.batch import Batch
@@ -315,14 +315,14 @@ def test_damaged_checkpoints_are_set_aside_not_overwritten(tmp_path, capsys):
 def test_an_encoder_is_loaded_whole_or_not_at_all(tmp_path):
     _, objective = tiny.train(tmp_path, steps=4, warmup=1, ema=0.0)
     path = tmp_path / "step_00000004"
-    encoder = loading.load_encoder(path)
+    encoder = loading.load_encoder(loading_options.LoadEncoder(path=path))
     for name, tensor in objective.encoder.state_dict().items():
         assert torch.equal(encoder.state_dict()[name], tensor)
     manifest, states = read(path), storage.load(Checkpoint.open(path))
     del states["model"]["encoder.patch.bias"]
     other = storage.save(tmp_path, 5, states, {"encoder": manifest["encoder"]})
     with pytest.raises(CheckpointError, match=r"patch\.bias"):
-        loading.load_encoder(other)
+        loading.load_encoder(loading_options.LoadEncoder(path=other))
 
 
 def test_the_encoder_is_the_module_that_the_manifest_names(tmp_path):
@@ -334,19 +334,22 @@ def test_the_encoder_is_the_module_that_the_manifest_names(tmp_path):
     }
     for step, (told, right) in enumerate([({}, student), ({"backbone": "teacher.module.encoder"}, teacher)]):
         path = storage.save(tmp_path, step, {"model": weights}, {"encoder": student.arguments, **told})
-        for name, value in loading.load_encoder(path).state_dict().items():
+        for name, value in loading.load_encoder(loading_options.LoadEncoder(path=path)).state_dict().items():
             assert value.equal(right.state_dict()[name])
     for wrong in ("head", "", None, 3):
         path = storage.save(tmp_path, 9, {"model": weights}, {"encoder": student.arguments, "backbone": wrong})
         with pytest.raises(CheckpointError, match="its encoder cannot be built"):
-            loading.load_encoder(path)
+            loading.load_encoder(loading_options.LoadEncoder(path=path))
 
 
 def test_a_run_stands_for_its_newest_checkpoint(tmp_path):
     tiny.train(tmp_path, steps=4, warmup=1, save_every=2, ema=0.0)
-    newest, older = (loading.load_encoder(tmp_path / f"step_0000000{step}").state_dict() for step in (4, 2))
+    newest, older = (
+        loading.load_encoder(loading_options.LoadEncoder(path=tmp_path / f"step_0000000{step}")).state_dict()
+        for step in (4, 2)
+    )
     for path in (tmp_path, str(tmp_path)):
-        found = loading.load_encoder(path).state_dict()
+        found = loading.load_encoder(loading_options.LoadEncoder(path=path)).state_dict()
         assert all(torch.equal(found[name], newest[name]) for name in newest)
     assert not torch.equal(found["patch.weight"], older["patch.weight"])
     (tmp_path / "empty").mkdir()
@@ -365,7 +368,7 @@ def test_a_run_stands_for_its_newest_checkpoint(tmp_path):
 
 @torch.no_grad()
 def test_a_loaded_classifier_answers_images_alone():
-    classifier = loading.load_classifier(STORED / "finetune_masked_patch_synthetic")
+    classifier = loading.load_classifier(loading_options.LoadEncoder(path=STORED / "finetune_masked_patch_synthetic"))
     images = tiny.pictures(3)
     assert classifier(images).shape == (3, 10)
     assert torch.equal(classifier(images), classifier.logits(images))

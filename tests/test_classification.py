@@ -19,10 +19,13 @@ from sklearn.metrics import f1_score, precision_recall_fscore_support, recall_sc
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.files import Files
 from ssvit.data.memory import Memory
+from ssvit.evaluation import classification_options
 from ssvit.evaluation.base import Evaluation, Evaluator, with_metrics
 from ssvit.evaluation.classification import Classification
 from ssvit.evaluation.prediction import Prediction
+from ssvit.models import vit_options
 from ssvit.models.vit import ViT
+from ssvit.objectives import classify_options
 from ssvit.objectives.classify import Classify
 from ssvit.options import OptionError, UserError
 
@@ -69,7 +72,11 @@ def case(count: int, k: int, seed: int = 0) -> tuple[Table, Memory]:
 
 
 def evaluation(source, side: int = 4, **options) -> Classification:
-    return Classification(source=source, transform=CenterCrop(size=side), **{"batch_size": 16} | options)
+    return Classification(
+        classification_options.Classification(**{"batch_size": 16} | options),
+        source=source,
+        transform=CenterCrop(size=side),
+    )
 
 
 def f1_of(matrix: list[list[int]]) -> dict[int, float]:
@@ -154,7 +161,10 @@ def test_a_model_trained_with_sigmoid_is_measured_by_it():
 @torch.no_grad()
 def test_a_real_model_is_asked_for_its_logits():
     torch.manual_seed(0)
-    model = Classify(encoder=ViT(image_size=8, patch_size=4, width=16, depth=1, heads=2), classes=names(7)).eval()
+    model = Classify(
+        classify_options.Classify(classes=names(7)),
+        encoder=ViT(vit_options.ViT(image_size=8, patch_size=4, width=16, depth=1, heads=2)),
+    ).eval()
     for parameter in model.head.parameters():  # which start at zero
         torch.nn.init.normal_(parameter)
     images = torch.randint(0, 256, (30, 3, 8, 8), dtype=torch.uint8)

@@ -12,15 +12,16 @@ from command import TINY, one_line
 from PIL import Image
 from test_training import final, rows, spread
 
-from ssvit.checkpoints import loading, storage
+from ssvit.checkpoints import loading, loading_options, storage
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.batch import Batch
 from ssvit.data.loader import Loader
 from ssvit.data.memory import Memory
+from ssvit.evaluation import prediction_options
 from ssvit.evaluation.prediction import Prediction
 from ssvit.models.vit import gather
-from ssvit.objectives import codebook
+from ssvit.objectives import codebook, codebook_options, masked_patch_options
 from ssvit.objectives.codebook import Codebook, Windows, k_means
 from ssvit.objectives.masked_patch import MaskedPatch
 from ssvit.objectives.masking import Masking
@@ -46,7 +47,9 @@ def endless(images: torch.Tensor, size: int = 5):
 
 
 def fitted(images: torch.Tensor, **options) -> Codebook:
-    target = Codebook(**{"patch_size": 4, "clusters": 7, "images": 24, "components": 10} | options)
+    target = Codebook(
+        codebook_options.Codebook(**{"patch_size": 4, "clusters": 7, "images": 24, "components": 10} | options)
+    )
     target.prepare(endless(images))
     return target
 
@@ -118,13 +121,13 @@ def test_k_means_finds_clusters_that_lie_apart_and_the_same_ones_again():
 
 def test_the_fit_takes_the_first_images_and_says_what_it_found():
     images = images_of()
-    target = Codebook(patch_size=4, clusters=7, images=18, components=10)
+    target = Codebook(codebook_options.Codebook(patch_size=4, clusters=7, images=18, components=10))
     assert not any(buffer.any() for buffer in target.buffers())
     batches = endless(images)
     line = target.prepare(batches)
     assert next(batches).slots[0] == 20  # 4 batches of 5 are enough
     other = images_of(seed=1)
-    again = Codebook(patch_size=4, clusters=7, images=18, components=10)
+    again = Codebook(codebook_options.Codebook(patch_size=4, clusters=7, images=18, components=10))
     again.prepare(endless(torch.cat([images[:18], other])))
     assert all(torch.equal(one, two) for one, two in zip(target.buffers(), again.buffers(), strict=True))
     counts = target.labels(images[:18]).flatten().bincount(minlength=7).double() / (18 * 12)
@@ -186,7 +189,9 @@ def test_a_decoder_predicts_clusters_as_the_head_does():
     target, images = tiny.codebook().target, tiny.pictures(20)
     masking = Masking(mask=1.0, replace=0.0, keep=0.0)
     decoder = {"depth": 1, "width": 8, "heads": 2}
-    objective = MaskedPatch(encoder=tiny.encoder(0.0), masking=masking, target=target, decoder=decoder)
+    objective = MaskedPatch(
+        masked_patch_options.MaskedPatch(masking=masking, decoder=decoder), encoder=tiny.encoder(0.0), target=target
+    )
     objective.prepare(endless(images))
     noise = objective.sample(torch.arange(20), seed=0)
     prediction = objective.predict(images, noise)
@@ -232,14 +237,16 @@ def test_a_run_interrupted_anywhere_ends_with_the_same_bits_and_fits_once(tmp_pa
         assert state["target.centroids"].any()
     assert not any("target" in name for name in states["optimizer"])
     images = tiny.pictures(3)
-    assert loading.load_encoder(tmp_path / "whole")(images).shape == (3, 17, 16)
+    assert loading.load_encoder(loading_options.LoadEncoder(path=tmp_path / "whole"))(images).shape == (3, 17, 16)
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 @STAGES
 def test_two_processes_train_as_one_does(tmp_path, strategy, features):
     """And have the main process's bits, though each alone might find others."""
-    evaluators = {"held_out": Prediction(source=tiny.source(), transform=CenterCrop(size=16))}
+    evaluators = {
+        "held_out": Prediction(prediction_options.Prediction(), source=tiny.source(), transform=CenterCrop(size=16))
+    }
     recipe = {"steps": 5, "ema": 0.5, "double": True, "evaluators": evaluators}
     tiny.train(tmp_path / "one", **recipe, objective=tiny.codebook(features=features))
     recipe["objective"] = tiny.codebook(features=features)
@@ -269,7 +276,9 @@ def test_the_panel_measures_copying_and_the_entropy_of_the_clusters():
     objective = tiny.codebook()
     objective.encoder = tiny.ViT(image_size=SIZE, patch_size=4, width=16, depth=1, heads=2)
     objective.prepare(endless(source.in_memory))
-    panel = Prediction(source=source, transform=CenterCrop(size=SIZE), images=40, batch_size=16)
+    panel = Prediction(
+        prediction_options.Prediction(images=40, batch_size=16), source=source, transform=CenterCrop(size=SIZE)
+    )
     with torch.no_grad():
         evaluation = panel(objective.eval(), [{"step": 0}])
     assert set(evaluation.figures) == {"mosaic", "learning"}
@@ -298,7 +307,9 @@ def test_from_the_command_line_a_second_stage_clusters_the_features_of_the_first
         assert min(image.size) > 200
     manifest = json.loads((tmp_path / "outputs" / "second" / "step_00000004" / "manifest.json").read_text())
     kept = storage.load(Checkpoint.open(tmp_path / "outputs" / "second"))["model"]
-    for name, value in loading.load_encoder(tmp_path / "outputs" / "first").state_dict().items():
+    for name, value in (
+        loading.load_encoder(loading_options.LoadEncoder(path=tmp_path / "outputs" / "first")).state_dict().items()
+    ):
         if not name.startswith("blocks.1."):
             assert kept[f"target.vectors.teacher.module.{name}"].equal(value)
     assert len(manifest["target_weights"]) == 64
@@ -330,6 +341,6 @@ def test_from_the_command_line_a_second_stage_clusters_the_features_of_the_first
 )
 def test_options_that_cannot_be_are_named(options, name):
     with pytest.raises(OptionError) as raised:
-        Codebook(patch_size=4, **options)
+        Codebook(codebook_options.Codebook(patch_size=4, **options))
     assert raised.value.name == name
     assert isinstance(raised.value, UserError)

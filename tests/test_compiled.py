@@ -5,6 +5,7 @@ import tiny
 import torch
 
 from ssvit.data.augment.crop import CenterCrop
+from ssvit.evaluation import prediction_options
 from ssvit.evaluation.prediction import Prediction
 from ssvit.models.vit import Block
 from ssvit.randomness import uniform
@@ -37,7 +38,9 @@ def test_a_run_is_one_graph_and_one_that_samples(tmp_path, graphs, method):
 
 def test_evaluations_use_compiled_layers_and_compile_once(tmp_path, graphs):
     """Their last batch is smaller, so the first evaluation may compile a layer anew; the later ones do not."""
-    evaluator = Prediction(source=tiny.source(), transform=CenterCrop(size=16), batch_size=10)
+    evaluator = Prediction(
+        prediction_options.Prediction(batch_size=10), source=tiny.source(), transform=CenterCrop(size=16)
+    )
     counts, plain = [], evaluator.__class__.__call__
 
     class Counting(Prediction):

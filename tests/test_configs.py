@@ -7,13 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from composing import checked, composed
+from composing import composed
 from PIL import Image
 
 from ssvit.checkpoints import storage
 from ssvit.checkpoints.configuration import Configuration
 from ssvit.config.command_line import CommandLine
-from ssvit.config.composed import build as built
 from ssvit.config.declaration import completed, make
 from ssvit.data.augment.crop_options import ResizeCrop
 from ssvit.data.source import Data
@@ -75,18 +74,18 @@ def build(config) -> None:
     """Everything but the data, on the meta device: a ViT-H has its shapes and takes no memory."""
     with torch.device("meta"):
         own = {"classes": ["a", "b"]} if "classes" in config.objective else {}
-        objective = built(config.objective, **own)
+        objective = config.build("objective", **own)
         outputs = objective.encoder.encode(torch.zeros(1, objective.encoder.patches, objective.encoder.width))
     assert outputs.shape == (
         1,
         objective.encoder.num_prefix_tokens + objective.encoder.patches,
         objective.encoder.width,
     )
-    for transform in (config.data.augment, config.data.view):
-        made = built(transform)
+    for transform in ("data.augment", "data.view"):
+        made = config.build(transform)
         assert getattr(made, "options", made).size == objective.encoder.image_size
-    for evaluator in config.evaluators.values():
-        built(evaluator, source=[], transform=None)
+    for name in config.evaluators:
+        config.build(f"evaluators.{name}", source=[], transform=None)
 
 
 @pytest.mark.parametrize("group", ["encoder", "target", "objective"])
@@ -98,10 +97,10 @@ def test_every_choice_builds(group):
         config = composed(f"{group}={name}", *size)
         if name == "contrastive_tuning":
             with pytest.raises(OptionError, match=r"^checkpoint=null: the objective goes on from trained weights"):
-                checked(config)
+                config.check()
             build(config)
             continue
-        checked(config)
+        config.check()
         build(config)
 
 
@@ -111,11 +110,10 @@ def test_every_augmentation_builds(name, images):
     options = ["data=folder", f"data.root={images}", "recipe.batch_size=8", f"objective={objective}"]
     options.append(f"augment@data.augment={name}")
     config = composed(*options)
-    checked(config)
-    built(config.data.augment)
-    wrong = composed(*options, "data.augment.flip=2")
-    with pytest.raises(OptionError, match=r"^data\.augment\.flip=2: must be a number"):
-        checked(wrong)
+    config.check()
+    config.build("data.augment")
+    with pytest.raises(Failure, match=r"^data\.augment\.flip=2: must be a number"):
+        composed(*options, "data.augment.flip=2")
 
 
 @pytest.mark.parametrize("data", names("data"))
@@ -130,15 +128,17 @@ def test_every_data_set_composes_and_those_of_files_build(name, images):
     root = [] if name in EMBEDDED else [f"data.root={images / 'voc' if name == 'voc' else images}"]
     root += [f"data.table={images}/table.csv"] if name == "csv" else []
     root += ["data.task=cifar"] if name == "vtab" else []
-    rectangle = composed(f"data={name}", *root, "data.image_size=[64,96]", "encoder.patch_size=16")
-    checked(rectangle | {"recipe": {"batch_size": 8}})
+    rectangle = composed(
+        f"data={name}", *root, "data.image_size=[64,96]", "encoder.patch_size=16", "recipe.batch_size=8"
+    )
+    rectangle.check()
     build(rectangle)
     small = ["data.images=16", "data.held_out_images=8"] if name in EMBEDDED else []
     config = composed(f"data={name}", *root, *small, "encoder.patch_size=16", "recipe.batch_size=8")
-    checked(config)
+    config.check()
     build(config)
     if name in (*EMBEDDED, "csv", "folder", "imagenet", "shards", "voc", "vtab"):
-        data = built(config.data.source)
+        data = config.build("data.source")
         assert isinstance(data, Data)
         assert (len(data.train), len(data.watched)) == ((16, 8) if name in EMBEDDED else (8, 8))
 
@@ -152,7 +152,7 @@ def test_every_experiment_composes_and_has_its_command_on_top(name, images, monk
     assert not others
     options = [option.replace("PATH", str(images)) for option in rest.split()]
     config = composed(f"experiment={name}", *options, tool=tool)
-    checked(config)
+    config.check()
     if tool == "pretrain":
         build(config)
 
@@ -167,7 +167,7 @@ def is_the_authors_way(config) -> None:
 def test_the_papers_run_has_the_papers_numbers(images, monkeypatch):
     monkeypatch.setattr("ssvit.data.folder.count", lambda root, at_most: at_most)
     config = composed("experiment=paper_jft", f"data.root={images}")
-    recipe = checked(config)
+    recipe = config.check()
     assert (recipe.steps, recipe.batch_size, recipe.lr, recipe.warmup) == (1_000_000, 4096, 2e-4, 10_000)
     assert (config.encoder.width, config.encoder.depth, config.encoder.patch_size) == (768, 12, 16)
     masking = config.objective.masking
@@ -186,7 +186,7 @@ def test_dino_brings_its_views_and_imagenet_has_the_authors_numbers(images, monk
     assert (small._target_, small.local_size) == ("ssvit.data.augment.views.MultiCrop", 16)
     assert composed("objective=dino", "augment@data.augment=shift_crop").data.augment.padding == 4
     config = composed("experiment=dino_imagenet", f"data.root={images}")
-    recipe = checked(config)
+    recipe = config.check()
     augment, objective = config.data.augment, config["objective"]
     assert (augment.size, list(augment.scale), augment.local_size, augment.local_views) == (224, [0.4, 1.0], 96, 8)
     assert (list(augment.local_scale), list(augment.blur)) == ([0.05, 0.4], [1.0, 0.1, 0.5])
@@ -218,7 +218,7 @@ def test_dino_brings_its_views_and_imagenet_has_the_authors_numbers(images, monk
 def test_table_3(images, monkeypatch, name, encoder, epochs, images_, lr, decay, weight_decay, dropout, clip):
     monkeypatch.setattr("ssvit.data.folder.count", lambda root, at_most: at_most)
     config = composed(f"experiment=table3_{name}", f"data.root={images}")
-    recipe = checked(config)
+    recipe = config.check()
     assert (config.encoder.width, config.encoder.patch_size) == encoder
     layers = {16: [3, 4, 9], 32: [3, 4, 6, 3]}[encoder[1]] if "r50" in name else None
     assert config.encoder["stem"] == (layers and {"layers": layers, "width": 64, "epsilons": "authors"})
@@ -248,7 +248,7 @@ def test_table_3(images, monkeypatch, name, encoder, epochs, images_, lr, decay,
 def test_table_4(images, pretrained_run, name, steps, rates, development):
     task = ["data=flowers102"] if name == "vtab" else []
     config = composed(f"experiment=table4_{name}", f"data.root={images}", *task, tool="finetune")
-    recipe = checked(config)
+    recipe = config.check()
     assert (recipe.steps, recipe.batch_size, recipe.optimizer, recipe.decay_of_momentum) == (steps, 512, "sgd", 0.9)
     assert (recipe.decay, recipe.weight_decay, recipe.clip, recipe.layer_decay) == ("cosine", 0, 1, 1)
     assert config.table4 == {"learning_rates": rates, "development": development}
@@ -270,8 +270,8 @@ def test_dropout_of_the_larger_models_and_big_visions_evaluation_can_be_said(ima
     ways = ["encoder.dropout=0.1", "data.view.fit=cover", "data.view.resize=448"]
     for name in ("cifar10", "imagenet", "pets"):
         config = composed(f"experiment=table4_{name}", f"data.root={images}", *ways, tool="finetune")
-        checked(config)
-        view = built(config.data.view)
+        config.check()
+        view = config.build("data.view")
         assert (view.size, view.resize, view.fit, config.encoder.dropout) == ((384, 384), 448, "cover", 0.1)
 
 
@@ -294,5 +294,5 @@ def test_every_stage_of_a_method_composes(name):
     for stage in stages:
         if not any("{before}" in option for option in stage.options):
             config = composed("encoder=small", *stage.options, "recipe.steps=200", "recipe.warmup=10")
-            checked(config)
+            config.check()
             build(config)

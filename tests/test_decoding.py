@@ -11,6 +11,7 @@ from PIL import Image
 
 from ssvit.data import decode
 from ssvit.data.augment import crop as crops
+from ssvit.data.augment import views_options
 from ssvit.data.augment.crop import InceptionCrop
 from ssvit.data.augment.views import MultiCrop
 from ssvit.data.files import Files
@@ -95,7 +96,7 @@ def test_crops_are_the_same_within_some_grey_levels_and_functions_of_the_step(
 
 
 def test_it_needs_an_augmentation_of_one_crop(files: Files) -> None:
-    transform = MultiCrop(size=32, local_size=16)
+    transform = MultiCrop(views_options.MultiCrop(size=32, local_size=16))
     with pytest.raises(OptionError, match="decoding=scaled: needs an augmentation with one random crop"):
         Loader(source=files, transform=transform, seed=0, batch_size=10, decoding="scaled")
     with pytest.raises(OptionError, match="decoding=half: must be one of full, scaled"):

@@ -11,7 +11,6 @@ from ssvit.cli import COMMANDS, find
 from ssvit.config.command_line import CONFIGS, CommandLine
 from ssvit.config.declaration import Count, Options, completed
 from ssvit.config.declaration import find as find_options
-from ssvit.config.help import stand_in
 from ssvit.models.vit_options import ViT
 from ssvit.objectives.dino_options import Dino
 from ssvit.training.options import Pretrain
@@ -89,7 +88,7 @@ def test_an_experiment_states_its_recipe_and_the_options_of_its_method(file):
     }  # fmt: skip
     tool = find("finetune" if "compare" in stated or "table4" in stated or "finetune" in file.stem else "pretrain")
     data = ["data=shapes"] if file.stem in ("table4_vtab", "finetune_shapes") else []
-    written = tool.compose(stand_in(tool, [f"experiment={file.stem}", *data]), incomplete=True).written
+    written = tool.described([f"experiment={file.stem}", *data]).written
     method = find_options(written["objective"]["_target_"])
     assert method is not None
     chosen = {name for name, field in method.model_fields.items() if not field.is_required() and field.default}

@@ -15,11 +15,11 @@ from lightly.models.modules.heads import DINOProjectionHead
 from PIL import Image
 from test_training import final, rows
 
-from ssvit.checkpoints import loading, storage
+from ssvit.checkpoints import loading, loading_options, storage
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.batch import Batch
-from ssvit.evaluation import collapse
+from ssvit.evaluation import collapse, collapse_options
 from ssvit.evaluation.collapse import Collapse
 from ssvit.objectives import dino_options
 from ssvit.objectives.dino import Head, cross_entropy
@@ -274,7 +274,11 @@ def test_single_views_are_refused_in_one_line():
 
 
 def panel(**given) -> Collapse:
-    return Collapse(source=tiny.source(), transform=CenterCrop(size=16), **{"images": 20, "batch_size": 8, **given})
+    return Collapse(
+        collapse_options.Collapse(**{"images": 20, "batch_size": 8, **given}),
+        source=tiny.source(),
+        transform=CenterCrop(size=16),
+    )
 
 
 @torch.no_grad()
@@ -410,7 +414,7 @@ def test_from_the_command_line_the_teachers_encoder_is_what_is_kept(tool, tmp_pa
     kept = Checkpoint.open(run)
     assert kept.backbone == "teacher.module.encoder"
     states = storage.load(kept)
-    for name, value in loading.load_encoder(run).state_dict().items():
+    for name, value in loading.load_encoder(loading_options.LoadEncoder(path=run)).state_dict().items():
         assert value.equal(states["model"][f"teacher.module.encoder.{name}"])
     assert "is finished" in tool("pretrain", *TINY_DINO).stdout
     tuned = [option for option in TINY if option.startswith(("recipe", "fabric"))]

@@ -9,11 +9,12 @@ from exported import images
 from safetensors.torch import save_file
 from torch import nn
 
-from ssvit.checkpoints import loading
+from ssvit.checkpoints import loading, loading_options
 from ssvit.exchange.export_options import Export
 from ssvit.exchange.program import Program, write_onnx
 from ssvit.kernels import accelerate, operators
 from ssvit.kernels.fused import branches
+from ssvit.models import vit_options
 from ssvit.models.vit import LayerScale, ViT
 from ssvit.objectives.parameter_groups import parameter_groups
 from ssvit.options import OptionError
@@ -136,7 +137,9 @@ def test_positions_of_another_image_size_are_timms(tmp_path):
     model = peers.of_timm(init_values=1e-5, reg_tokens=3, no_embed_class=True, dynamic_img_size=True)
     save_file(model.state_dict(), tmp_path / "timm.safetensors")
     size = (48, 40)
-    encoder = loading.load_encoder(tmp_path / "timm.safetensors", **peers.TOLD, image_size=size, resize="timm")
+    encoder = loading.load_encoder(
+        loading_options.LoadEncoder(path=tmp_path / "timm.safetensors", **peers.TOLD, image_size=size, resize="timm")
+    )
     x = torch.rand(2, 3, *size, generator=torch.Generator().manual_seed(0))
     mean, std = (torch.tensor(value)[:, None, None] for value in peers.IMAGENET)
     assert (encoder(x) - model.forward_features((x - mean) / std)).abs().max() < 1e-5
@@ -149,7 +152,7 @@ def test_without_them_nothing_has_changed():
 
 
 def test_factors_and_registers_do_not_decay():
-    encoder = ViT(image_size=8, patch_size=4, width=8, depth=1, heads=1, **BOTH)
+    encoder = ViT(vit_options.ViT(image_size=8, patch_size=4, width=8, depth=1, heads=1, **BOTH))
     named = [(name, value) for name, value in encoder.named_parameters() if "scale" in name or "register" in name]
     assert len(named) == 3
     assert [group["decays"] for group in parameter_groups(named, 0.1)] == [False]
@@ -159,4 +162,4 @@ def test_factors_and_registers_do_not_decay():
 @pytest.mark.parametrize(("name", "value"), [("layer_scale", 0), ("layer_scale", "a"), ("registers", -1)])
 def test_wrong_values_are_refused(name, value):
     with pytest.raises(OptionError, match=name):
-        ViT(image_size=8, patch_size=4, width=8, depth=1, heads=1, **{name: value})
+        ViT(vit_options.ViT(image_size=8, patch_size=4, width=8, depth=1, heads=1, **{name: value}))

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from ssvit.analysis.attention import watched
-from ssvit.checkpoints import loading
+from ssvit.checkpoints import loading, loading_options
 from ssvit.exchange import reading
 from ssvit.exchange.export_options import Export
 from ssvit.exchange.files import ForeignError
@@ -214,8 +214,8 @@ NAMES = [name for name in peers.PEERS if "dinov3" in name]
 @torch.no_grad()
 def test_files_are_of_images_of_any_size(name, tmp_path, capsys):
     peer = peers.PEERS[name](tmp_path)
-    encoder = loading.load_encoder(peer.path, **peer.told, announce=True)
-    other = loading.load_encoder(peer.path, **peer.told, image_size=[48, 40])
+    encoder = loading.load_encoder(loading_options.LoadEncoder(path=peer.path, **peer.told, announce=True))
+    other = loading.load_encoder(loading_options.LoadEncoder(path=peer.path, **peer.told, image_size=[48, 40]))
     mean, std = (torch.tensor(value)[:, None, None] for value in peers.IMAGENET)
     for size in (peer.size, (48, 40), (16, 64)):
         x = images(size)
@@ -272,10 +272,10 @@ def test_without_them_nothing_has_changed():
 def test_swiglu_has_as_many_weights_by_default_and_begins_as_three_matrices():
     for width, hidden in ((384, 1024), (1536, 4096), (192, 512), (60, 160)):
         with torch.device("meta"):
-            encoder = ViT(image_size=8, patch_size=4, width=width, depth=1, heads=1, mlp="swiglu")
+            encoder = ViT(vit_options.ViT(image_size=8, patch_size=4, width=width, depth=1, heads=1, mlp="swiglu"))
         assert encoder.blocks[0].contract.in_features == hidden
         assert encoder.architecture["mlp_width"] == hidden
-    encoder = ViT(image_size=8, patch_size=4, width=96, depth=1, heads=1, mlp="swiglu")
+    encoder = ViT(vit_options.ViT(image_size=8, patch_size=4, width=96, depth=1, heads=1, mlp="swiglu"))
     limit = (6 / (96 + 256)) ** 0.5  # Xavier's, of one matrix
     for matrix in encoder.blocks[0].expand.weight.chunk(2):
         assert 0.98 * limit < matrix.abs().max() <= limit
@@ -293,7 +293,7 @@ def test_swiglu_has_as_many_weights_by_default_and_begins_as_three_matrices():
 )
 def test_wrong_values_are_refused(name, changes):
     with pytest.raises(OptionError, match=name):
-        ViT(**{"image_size": 8, "patch_size": 4, "width": 8, "depth": 1, "heads": 1, **changes})
+        ViT(vit_options.ViT(**{"image_size": 8, "patch_size": 4, "width": 8, "depth": 1, "heads": 1, **changes}))
 
 
 @pytest.mark.parametrize("mlp", ["gelu", "swiglu"])
@@ -311,7 +311,7 @@ def test_timm_and_transformers_open_it(mlp, tmp_path):
         tokens = open_(folder)(ours.normalise(x))
         tokens = tokens if isinstance(tokens, torch.Tensor) else tokens.last_hidden_state
         assert (tokens - ours(x)).abs().max() < 1e-5
-        back = loading.load_encoder(folder / "model.safetensors")
+        back = loading.load_encoder(loading_options.LoadEncoder(path=folder / "model.safetensors"))
         assert (back(x) - ours(x)).abs().max() < 1e-5
     ours.rotary.periods.copy_(ours.rotary.periods.bfloat16())
     _, said = exported.written(ours, tmp_path, "timm", overwrite=True)
@@ -329,7 +329,7 @@ def test_timm_opens_a_classifier_and_an_encoder_with_swiglu(tmp_path):
         folder, _ = exported.written(encoder, tmp_path / f"{len(changes)}", "timm")
         model = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
         assert (model.forward_features(encoder.normalise(images())) - encoder(images())).abs().max() < 1e-5
-        back = loading.load_encoder(folder / "model.safetensors")
+        back = loading.load_encoder(loading_options.LoadEncoder(path=folder / "model.safetensors"))
         assert (back(images()) - encoder(images())).abs().max() < 1e-5
 
 
@@ -355,8 +355,10 @@ def test_pretraining_goes_on_from_it(name, tool, tmp_path):
     given = (*TINY[:3], "data.image_size=[32,32]", *SHORT, "objective=mae", "probe=[]")
     done = tool("pretrain", *given, f"checkpoint={peer.path}", "name=further", "recipe.steps=2", "recipe.warmup=1")
     assert "DINOv3's layout" in done.stdout
-    begun = loading.load_encoder(peer.path, image_size=[32, 32])
-    trained = loading.load_encoder(tmp_path / "outputs" / "further", image_size=[32, 32])
+    begun = loading.load_encoder(loading_options.LoadEncoder(path=peer.path, image_size=[32, 32]))
+    trained = loading.load_encoder(
+        loading_options.LoadEncoder(path=tmp_path / "outputs" / "further", image_size=[32, 32])
+    )
     assert trained.arguments["positions"] == "rotary"
     assert torch.equal(trained.rotary.periods, begun.rotary.periods)
     assert not torch.equal(trained.blocks[0].expand.weight, begun.blocks[0].expand.weight)

@@ -23,7 +23,6 @@ from ssvit.checkpoints.checkpoint import PRETRAIN
 from ssvit.checkpoints.configuration import Configuration
 from ssvit.cli import evaluate
 from ssvit.cli.pretrain import command as pretrain
-from ssvit.config.composed import build
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.memory import Memory
 from ssvit.evaluation import report
@@ -161,7 +160,7 @@ def run(tmp_path_factory):
     config = composed(*TINY, "name=run")
     folder = tmp_path_factory.mktemp("outputs") / "run"
     folder.mkdir()
-    encoder = build(config.encoder)
+    encoder = config.build("encoder")
     weights = {f"encoder.{name}": value for name, value in encoder.state_dict().items()}
     storage.save(folder, 6, {"model": weights}, {"encoder": encoder.arguments, "stage": PRETRAIN})
     choices = {"data": "synthetic", "augment@data.augment": "inception_crop"}

@@ -13,11 +13,12 @@ import torch
 from command import one_line
 from safetensors.torch import load_file, save_file
 
-from ssvit.checkpoints import loading, manifest
+from ssvit.checkpoints import loading, loading_options, manifest
 from ssvit.checkpoints.finding import open_checkpoint
 from ssvit.exchange import files, reading, writing
 from ssvit.exchange.files import ForeignError
 from ssvit.exchange.timm import TIMM
+from ssvit.models import vit_options
 from ssvit.models.hybrid_options import EPSILONS
 from ssvit.models.vit import ViT
 from ssvit.options import OptionError, UserError
@@ -48,7 +49,7 @@ def images(peer, seed=0):
 @torch.no_grad()
 def test_outputs_are_the_peers(name, tmp_path):
     peer = peers.PEERS[name](tmp_path)
-    encoder = loading.load_encoder(peer.path, **peer.told)
+    encoder = loading.load_encoder(loading_options.LoadEncoder(path=peer.path, **peer.told))
     x, normalised = images(peer)
     expected = peer.tokens(normalised)
     assert encoder(x).shape == expected.shape
@@ -75,7 +76,7 @@ def test_timms_hybrids_are_exact_both_ways(name, patch, tmp_path):
     model = peers.random(timm.create_model(name, img_size=size, num_classes=0))
     save_file(model.state_dict(), tmp_path / "hybrid.safetensors")
     peer = peers.Peer(tmp_path / "hybrid.safetensors", model.forward_features, {"trained_size": list(size)}, size=size)
-    encoder = loading.load_encoder(peer.path, **peer.told)
+    encoder = loading.load_encoder(loading_options.LoadEncoder(path=peer.path, **peer.told))
     x, normalised = images(peer)
     expected = peer.tokens(normalised)
     assert (encoder(x) - expected).abs().max() < LIMIT
@@ -93,7 +94,7 @@ def test_a_hybrid_of_ours_is_timms(tmp_path):
     x = exported.images(peers.SIZE)
     expected = theirs.forward_features(ours.normalise(x))
     assert (ours(x) - expected).abs().max() < LIMIT
-    other = ViT(**{**ours.arguments, "stem": {**stem, "epsilons": "authors"}})
+    other = ViT(vit_options.ViT(**{**ours.arguments, "stem": {**stem, "epsilons": "authors"}}))
     other.load_state_dict(ours.state_dict())
     assert (other(x) - expected).abs().max() > LIMIT
 
@@ -108,7 +109,10 @@ def test_only_the_authors_stem_is_said_to_differ_in_timm(epsilons, tmp_path):
 def test_torchvisions_older_names_are_the_same(tmp_path):
     (tmp_path / "old").mkdir()
     new, old = peers.torchvision_plain(tmp_path), peers.torchvision_plain(tmp_path / "old", old=True)
-    states = [loading.load_encoder(peer.path, **peer.told).state_dict() for peer in (new, old)]
+    states = [
+        loading.load_encoder(loading_options.LoadEncoder(path=peer.path, **peer.told)).state_dict()
+        for peer in (new, old)
+    ]
     assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
 
 
@@ -144,7 +148,7 @@ def test_headers_tell_the_shapes(plain, tmp_path):
 def test_half_precision_becomes_single(plain, tmp_path):
     tensors = {name: value.bfloat16() for name, value in load_file(plain.path).items()}
     save_file(tensors, tmp_path / "half.safetensors")
-    encoder = loading.load_encoder(tmp_path / "half.safetensors", **plain.told)
+    encoder = loading.load_encoder(loading_options.LoadEncoder(path=tmp_path / "half.safetensors", **plain.told))
     assert encoder.patch.weight.dtype == torch.float32
     assert torch.equal(encoder.norm.weight.detach(), tensors["norm.weight"].float())
 
@@ -152,7 +156,9 @@ def test_half_precision_becomes_single(plain, tmp_path):
 def test_what_is_usual_is_taken_and_said(tmp_path, capsys):
     model = peers.of_timm(img_size=64, patch_size=16, embed_dim=192, num_heads=3)
     save_file(model.state_dict(), tmp_path / "tiny.safetensors")
-    encoder = loading.load_encoder(tmp_path / "tiny.safetensors", announce=True, image_size=[32, 48])
+    encoder = loading.load_encoder(
+        loading_options.LoadEncoder(path=tmp_path / "tiny.safetensors", announce=True, image_size=[32, 48])
+    )
     assert (encoder.arguments["heads"], encoder.image_size) == (3, (32, 48))
     said = capsys.readouterr().out
     for part in ("loaded 32 of 32", "from 4x4 to 2x3", "timm's layout", "64x64", "heads 3 as usual",
@@ -161,11 +167,13 @@ def test_what_is_usual_is_taken_and_said(tmp_path, capsys):
 
 
 def test_positions_are_resized_as_between_encoders_of_ours(plain):
-    trained = loading.load_encoder(plain.path, **plain.told)
+    trained = loading.load_encoder(loading_options.LoadEncoder(path=plain.path, **plain.told))
     for how in ("paper", "timm"):
-        right = ViT(**{**trained.arguments, "image_size": [48, 64]})
+        right = ViT(vit_options.ViT(**{**trained.arguments, "image_size": [48, 64]}))
         right.take(trained, how=how)
-        found = loading.load_encoder(plain.path, resize=how, image_size=[48, 64], **plain.told)
+        found = loading.load_encoder(
+            loading_options.LoadEncoder(path=plain.path, resize=how, image_size=[48, 64], **plain.told)
+        )
         assert torch.equal(found.positions[0].embedding, right.positions[0].embedding)
 
 
@@ -197,7 +205,9 @@ def test_a_foreign_file_is_read_once_as_long_as_it_does_not_change(plain, tmp_pa
     monkeypatch.setattr(files, "digest", lambda path: digests.append(path) or digest(path))
     first = open_checkpoint(path, plain.told)
     assert open_checkpoint(str(path), plain.told) == first
-    assert len(loading.load_encoder(path, **plain.told).blocks) == first.encoder["depth"]
+    assert (
+        len(loading.load_encoder(loading_options.LoadEncoder(path=path, **plain.told)).blocks) == first.encoder["depth"]
+    )
     assert digests == [path]
     tensors = load_file(path)
     save_file({**tensors, "cls_token": tensors["cls_token"] + 1}, path)
@@ -224,7 +234,7 @@ def test_a_foreign_file_is_read_once_as_long_as_it_does_not_change(plain, tmp_pa
 )  # fmt: skip
 def test_what_has_no_place_is_refused_in_one_line(changes, said, plain, tmp_path):
     with pytest.raises(UserError, match=said) as caught:
-        loading.load_encoder(rewritten(plain, tmp_path, **changes), **plain.told)
+        loading.load_encoder(loading_options.LoadEncoder(path=rewritten(plain, tmp_path, **changes), **plain.told))
     assert "\n" not in str(caught.value)
 
 
@@ -335,8 +345,8 @@ def test_big_visions_plain_vits_are_read(place, tmp_path):
     arrays = {linen(name): value for name, value in first.items()} | {f"{place}pos_embedding": positions[:, 1:]}
     numpy.savez(tmp_path / "first.npz", **first, **{"Transformer/posembed_input/pos_embedding": positions})
     numpy.savez(tmp_path / "big_vision.npz", **{f"params/{name}": value for name, value in arrays.items()})
-    whole = loading.load_encoder(tmp_path / "first.npz", **peers.TOLD)
-    found = loading.load_encoder(tmp_path / "big_vision.npz", **peers.TOLD)
+    whole = loading.load_encoder(loading_options.LoadEncoder(path=tmp_path / "first.npz", **peers.TOLD))
+    found = loading.load_encoder(loading_options.LoadEncoder(path=tmp_path / "big_vision.npz", **peers.TOLD))
     whole.positions[0].embedding[0] = 0
     x, _ = images(peers.Peer(tmp_path, whole))
     assert torch.equal(found(x), whole(x))

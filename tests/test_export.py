@@ -14,7 +14,7 @@ from exported import CLASSES, LIMIT, SHAPE, classifier, encoder, images, written
 from PIL import Image
 from safetensors.torch import load_file
 
-from ssvit.checkpoints import loading, storage
+from ssvit.checkpoints import loading, loading_options, storage
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.exchange import card
 from ssvit.exchange.export import export
@@ -57,7 +57,7 @@ def test_timm_opens_an_encoder(changes, tmp_path):
     if "distillation_token" not in changes:
         assert (model(normalised(x)) - ours.represent(x)).abs().max() < LIMIT
     assert numpy.allclose(model.pretrained_cfg["mean"], SHAPE["mean"])
-    back = loading.load_encoder(folder / "model.safetensors")
+    back = loading.load_encoder(loading_options.LoadEncoder(path=folder / "model.safetensors"))
     assert (back.represent(x) - ours.represent(x)).abs().max() < LIMIT
     assert (back(x) - ours(x)).abs().max() < LIMIT
 
@@ -95,7 +95,7 @@ def test_transformers_opens_an_encoder(changes, tmp_path):
     assert not report["unexpected_keys"]
     x = images()
     assert (model.eval()(normalised(x)).last_hidden_state - ours(x)).abs().max() < LIMIT
-    back = loading.load_encoder(folder / "model.safetensors")
+    back = loading.load_encoder(loading_options.LoadEncoder(path=folder / "model.safetensors"))
     assert (back(x) - ours(x)).abs().max() < LIMIT
 
 
@@ -109,7 +109,7 @@ def test_transformers_opens_an_encoder_with_layer_scale(kind, registers, tmp_pat
     assert not report["unexpected_keys"]
     x = images((32, 32))
     assert (model.eval()(normalised(x)).last_hidden_state - ours(x)).abs().max() < LIMIT
-    back = loading.load_encoder(folder / "model.safetensors")
+    back = loading.load_encoder(loading_options.LoadEncoder(path=folder / "model.safetensors"))
     assert (back(x) - ours(x)).abs().max() < LIMIT
 
 
@@ -337,7 +337,7 @@ def test_the_card_tells_what_was_measured_and_no_places(tmp_path):
     assert "place" not in text
     state = load_file(folder / "model.safetensors")
     arguments = json.loads((folder / "config.json").read_text())["encoder"]
-    back = ViT(**arguments)
+    back = ViT(vit_options.ViT(**arguments))
     back.load_state_dict({name.removeprefix("encoder."): value for name, value in state.items()})
     assert torch.equal(back.eval()(images()), encoder()(images()))
 
@@ -433,7 +433,7 @@ def test_the_tool_exports_a_run_and_what_it_wrote_is_a_checkpoint(tool, tmp_path
     folder = run / "export" / "timm"
     assert f"{Path('outputs/cats/export/timm')}: README.md, config.json, model.safetensors" in done.stdout
     assert "| test/top1 | 0.5 |" in (folder / "README.md").read_text()
-    right = loading.load_classifier(run / "step_00000006", image_size=[48, 48])
+    right = loading.load_classifier(loading_options.LoadEncoder(path=run / "step_00000006", image_size=[48, 48]))
     model = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
     with torch.no_grad():
         expected = right.logits(images((48, 48)))

@@ -11,6 +11,7 @@ import torch
 from exported import CLASSES, LIMIT, SHAPE, classifier, encoder, images, written
 
 from ssvit.exchange.export_options import Export
+from ssvit.models import vit_options
 from ssvit.models.vit import ViT
 from ssvit.options import OptionError
 
@@ -35,7 +36,7 @@ def test_onnx_says_the_same_on_any_number_of_images(how, tmp_path):
     session = onnxruntime.InferenceSession(str(folder / "model.onnx"), providers=["CPUExecutionProvider"])
     assert [output.name for output in session.get_outputs()] == ["tokens", "features"]
     for size in [(32, 48), *([(40, 32), (96, 64)] if how else [])]:
-        right = ViT(**{**ours.arguments, "image_size": list(size)}).eval()
+        right = ViT(vit_options.ViT(**{**ours.arguments, "image_size": list(size)})).eval()
         right.take(ours)
         for count in (1, 5):
             x = images(size, count)
@@ -62,7 +63,7 @@ def test_a_program_is_the_model(how, changes, tmp_path):
     folder, _ = written(ours, tmp_path, "torch_export", any_size=how)
     model = torch.export.load(folder / "model.pt2").module()
     for size in [(32, 48), *([(48, 40), (80, 16)] if how else [])]:
-        right = ViT(**{**ours.arguments, "image_size": list(size)}).eval()
+        right = ViT(vit_options.ViT(**{**ours.arguments, "image_size": list(size)})).eval()
         right.take(ours, how=how or "paper")
         x = images(size, 3)
         assert (model(x)[0] - right(x)).abs().max() < LIMIT

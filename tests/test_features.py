@@ -15,6 +15,7 @@ from ssvit.data.memory import Memory
 from ssvit.evaluation import features
 from ssvit.evaluation.features import Cache, Frozen, Pixels, extract
 from ssvit.evaluation.features_options import Features, Reading, reading_of
+from ssvit.models import vit_options
 from ssvit.models.vit import ViT
 from ssvit.options import OptionError, UserError
 
@@ -26,7 +27,7 @@ def vit(seed=0, **changes):
     torch.manual_seed(seed)
     options = {"image_size": 8, "patch_size": 4, "width": 8, "depth": 3, "heads": 2, "dropout": 0.5,
                "stochastic_depth": 0.5, "mean": [0.1, 0.2, 0.3], "std": 0.25, **changes}  # fmt: skip
-    encoder = ViT(**options)
+    encoder = ViT(vit_options.ViT(**options))
     torch.nn.init.normal_(encoder.norm.weight)
     return encoder
 

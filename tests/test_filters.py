@@ -6,6 +6,7 @@ import torch
 
 from ssvit.analysis import filters
 from ssvit.figures.display import PLAIN
+from ssvit.models import vit_options
 from ssvit.models.vit import ViT
 from ssvit.options import UserError
 
@@ -20,7 +21,7 @@ def encoder(**options) -> ViT:
         "heads": 2,
         "std": [0.2, 0.3, 0.4],
     }
-    return ViT(**arguments | options)
+    return ViT(vit_options.ViT(**arguments | options))
 
 
 def test_filters_are_what_pixels_are_multiplied_by():

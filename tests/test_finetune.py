@@ -16,7 +16,7 @@ from PIL import Image
 from torchvision.io import write_png
 from torchvision.transforms.v2 import functional as tvf
 
-from ssvit.checkpoints import loading, manifest, storage
+from ssvit.checkpoints import loading, loading_options, manifest, storage
 from ssvit.checkpoints.checkpoint import Checkpoint
 
 RUN = "masked_patch_synthetic"
@@ -80,7 +80,7 @@ def test_a_higher_resolution_resizes_the_positions_and_says_so(outputs, tool):
     assert "positions resized from 4x4 to 6x8 patches (paper)" in done.stdout
     final = outputs / f"finetune_{RUN}" / "step_00000006"
     assert state(final)["encoder.positions.0.embedding"].shape == (1 + 6 * 8, 16)
-    assert loading.load_classifier(final).encoder.image_size == (24, 32)
+    assert loading.load_classifier(loading_options.LoadEncoder(path=final)).encoder.image_size == (24, 32)
 
 
 @pytest.mark.parametrize(
@@ -274,7 +274,9 @@ def test_predict_names_the_classes_of_pictures(outputs, tool, tmp_path):
     done = tool("predict", "album", "one = 1.png", "output=answers.json", "top=2")
     answers = json.loads((tmp_path / "answers.json").read_text())
     assert [Path(answer["image"]).name for answer in answers] == ["red.png", "one = 1.png"]
-    classifier = loading.load_classifier(outputs / f"finetune_{RUN}" / "step_00000006")
+    classifier = loading.load_classifier(
+        loading_options.LoadEncoder(path=outputs / f"finetune_{RUN}" / "step_00000006")
+    )
     for answer in answers:
         assert len(answer["classes"]) == 2
         assert answer["classes"][0]["class"] in classifier.classes
@@ -296,7 +298,7 @@ def test_how_evaluation_fits_images_travels_with_the_checkpoint(outputs, tool, t
     write_png(wide, str(tmp_path / "wide.png"))
     tool("predict", "wide.png", "output=answers.json", "top=10")
     (answer,) = json.loads((tmp_path / "answers.json").read_text())
-    classifier = loading.load_classifier(path)
+    classifier = loading.load_classifier(loading_options.LoadEncoder(path=path))
     with torch.no_grad():
         whole = classifier.logits(tvf.resize(wide, [16, 16], antialias=True)[None]).softmax(-1)[0]
         middle = classifier.logits(tvf.center_crop(wide, [16, 16])[None]).softmax(-1)[0]
@@ -328,18 +330,27 @@ def test_parts_are_trained_and_every_tool_reads_what_they_left(outputs, tool, tm
     assert "objective." in line
     assert "the run in" in line
 
-    merged, plain = loading.load_encoder(run), loading.load_encoder(outputs / RUN)
+    merged, plain = (
+        loading.load_encoder(loading_options.LoadEncoder(path=run)),
+        loading.load_encoder(loading_options.LoadEncoder(path=outputs / RUN)),
+    )
     weights = [encoder.blocks[0].attention.qkv.weight for encoder in (merged, plain)]
     assert not torch.equal(*weights)
     assert torch.linalg.matrix_rank((weights[0] - weights[1]).double(), rtol=1e-3) == 2
     tool("export", f"checkpoint={run}", "format=timm", "output=exported")
-    exported = loading.load_encoder(tmp_path / "exported" / "model.safetensors", heads=2)
+    exported = loading.load_encoder(
+        loading_options.LoadEncoder(path=tmp_path / "exported" / "model.safetensors", heads=2)
+    )
     torch.testing.assert_close(exported.blocks[0].attention.qkv.weight, weights[0])
     write_png(torch.zeros(3, 20, 20, dtype=torch.uint8), str(tmp_path / "black.png"))
     tool("predict", "black.png", "output=answers.json", f"checkpoint={run}", "top=10")
     (answer,) = json.loads((tmp_path / "answers.json").read_text())
     with torch.no_grad():
-        expected = loading.load_classifier(run).logits(torch.zeros(1, 3, 16, 16, dtype=torch.uint8)).softmax(-1)[0]
+        expected = (
+            loading.load_classifier(loading_options.LoadEncoder(path=run))
+            .logits(torch.zeros(1, 3, 16, 16, dtype=torch.uint8))
+            .softmax(-1)[0]
+        )
     found = torch.tensor([one["probability"] for one in answer["classes"]])
     torch.testing.assert_close(found, expected.topk(len(found)).values, atol=1e-6, rtol=0)
     tool("evaluate", f"checkpoint={run}", "probes=[knn]", "probes.knn.k=3", "features.layer=last", "baselines=false")

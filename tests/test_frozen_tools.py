@@ -10,8 +10,9 @@ import torch
 from command import TINY, one_line
 from PIL import Image
 
-from ssvit.checkpoints import loading, manifest, storage
+from ssvit.checkpoints import loading, loading_options, manifest, storage
 from ssvit.cli import find
+from ssvit.data import synthetic_options
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.synthetic import synthetic
 from ssvit.evaluation.features import Features, Frozen, Pixels, extract
@@ -19,6 +20,7 @@ from ssvit.evaluation.features_options import Reading
 from ssvit.evaluation.probes.knn import Knn
 from ssvit.evaluation.probes.ridge import FewShot
 from ssvit.evaluation.probes.sgd import Sgd
+from ssvit.models import vit_options
 from ssvit.models.vit import ViT
 from ssvit.options import UserError
 from ssvit.randomness import key
@@ -52,11 +54,11 @@ def measured(run, tmp_path):
 def expected(run):
     """The features that the tools must measure, read in one go: (train, test), each with labels."""
     path = run / "step_00000006"
-    trained = loading.load_encoder(path).train()  # as training has it
+    trained = loading.load_encoder(loading_options.LoadEncoder(path=path)).train()  # as training has it
     torch.manual_seed(key(0, "weights"))
-    untrained = ViT(**manifest.read(path)["encoder"])
+    untrained = ViT(vit_options.ViT(**manifest.read(path)["encoder"]))
     assert not torch.equal(trained.patch.weight, untrained.patch.weight)
-    data = synthetic(size=16, images=64, held_out_images=32, version=1)
+    data = synthetic(synthetic_options.Synthetic(size=16, images=64, held_out_images=32, version=1))
     asked = [Reading(1), Reading(2)]
     found = []
     for source in (data.train, data.test):
@@ -141,7 +143,7 @@ def test_linear_probe_by_either_method(measured, expected, tmp_path):
 
 
 def test_features_are_pooled_as_the_checkpoint_was_trained(measured, tmp_path):
-    encoder = ViT(image_size=16, patch_size=4, width=16, depth=2, heads=2)
+    encoder = ViT(vit_options.ViT(image_size=16, patch_size=4, width=16, depth=2, heads=2))
     state = {f"encoder.{name}": tensor for name, tensor in encoder.state_dict().items()}
     path = storage.save(tmp_path, 3, {"model": state}, {"encoder": encoder.arguments})
     images = ("data=synthetic", "data.image_size=16", "data.images=32", "data.held_out_images=32")

@@ -11,7 +11,9 @@ from ssvit.data.batch import Batch
 from ssvit.kernels import fused
 from ssvit.kernels.accelerate import Linear, accelerate
 from ssvit.kernels.attention import attend, attend_packed
+from ssvit.models import vit_options
 from ssvit.models.vit import ViT
+from ssvit.objectives import masked_patch_options
 from ssvit.objectives.masked_patch import MaskedPatch
 from ssvit.objectives.masking import Masking
 from ssvit.objectives.targets import MeanColor
@@ -40,8 +42,10 @@ def apart(found: torch.Tensor, right: torch.Tensor) -> float:
 def objective(**options) -> MaskedPatch:
     """A small objective in which no weight is zero or one, so that each of them shows in the gradients."""
     torch.manual_seed(0)
-    encoder = ViT(**SMALL | options)
-    built = MaskedPatch(encoder=encoder, masking=Masking(), target=MeanColor(patch_size=4, bits=1))
+    encoder = ViT(vit_options.ViT(**SMALL | options))
+    built = MaskedPatch(
+        masked_patch_options.MaskedPatch(masking=Masking()), encoder=encoder, target=MeanColor(patch_size=4, bits=1)
+    )
     with torch.no_grad():
         for parameter in built.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)

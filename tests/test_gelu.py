@@ -12,11 +12,11 @@ import transformers
 from safetensors.torch import save_file
 from scipy.special import erf
 
-from ssvit.checkpoints import loading
+from ssvit.checkpoints import loading, loading_options
 from ssvit.checkpoints.finding import open_checkpoint
 from ssvit.exchange import reading
 from ssvit.kernels import accelerate
-from ssvit.models import vit
+from ssvit.models import vit, vit_options
 from ssvit.models.vit import ViT
 from ssvit.objectives.base import Objective
 from ssvit.options import OptionError, UserError
@@ -69,7 +69,7 @@ def test_the_authors_files_give_their_codes_tokens(tmp_path):
     arrays = {name: 4 * value if "MlpBlock" in name else value for name, value in peers.arrays().items()}
     numpy.savez(tmp_path / "authors.npz", **arrays)
     images = torch.rand(2, 3, *peers.SIZE, generator=torch.Generator().manual_seed(0))
-    encoder = loading.load_encoder(tmp_path / "authors.npz", **peers.TOLD)
+    encoder = loading.load_encoder(loading_options.LoadEncoder(path=tmp_path / "authors.npz", **peers.TOLD))
     assert encoder.arguments["gelu"] == "tanh"
     found = encoder(images).double().numpy()
     normalised = (images.double().numpy().transpose(0, 2, 3, 1) - 0.5) / 0.5
@@ -116,7 +116,7 @@ def test_weights_move_between_encoders_of_one_gelu_alone():
     with pytest.raises(OptionError, match="gelu=tanh: must be exact"):
         tanh.take(exact)
     with pytest.raises(OptionError, match="gelu=relu: must be one of exact, tanh"):
-        ViT(**{**exported.SHAPE, "gelu": "relu"})
+        ViT(vit_options.ViT(**{**exported.SHAPE, "gelu": "relu"}))
 
 
 def test_a_checkpoint_has_the_choice():
@@ -124,7 +124,7 @@ def test_a_checkpoint_has_the_choice():
         objective = Objective()
         objective.encoder = exported.encoder(gelu=gelu)
         facts = objective.facts["encoder"]
-        assert ViT(**facts).arguments["gelu"] == gelu
+        assert ViT(vit_options.ViT(**facts)).arguments["gelu"] == gelu
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,9 @@ def test_timm_reads_it_and_writes_it_back(changes, tmp_path):
     folder, _ = exported.written(ours, tmp_path, "timm")
     model = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
     assert (model.forward_features(ours.normalise(x)) - ours(x)).abs().max() < exported.LIMIT
-    back = loading.load_encoder(folder / "model.safetensors", heads=4, trained_size=[32, 48])
+    back = loading.load_encoder(
+        loading_options.LoadEncoder(path=folder / "model.safetensors", heads=4, trained_size=[32, 48])
+    )
     assert back.arguments["gelu"] == "tanh"
 
 
@@ -148,11 +150,16 @@ def test_hugging_face_reads_it_and_writes_it_back(tmp_path):
     folder, _ = exported.written(ours, tmp_path, "huggingface")
     model = transformers.ViTModel.from_pretrained(folder, add_pooling_layer=False).eval()
     assert (model(ours.normalise(x)).last_hidden_state - ours(x)).abs().max() < exported.LIMIT
-    assert loading.load_encoder(folder / "model.safetensors").arguments["gelu"] == "tanh"
+    assert (
+        loading.load_encoder(loading_options.LoadEncoder(path=folder / "model.safetensors")).arguments["gelu"] == "tanh"
+    )
     config = json.loads((folder / "config.json").read_text())
     for name, gelu in (("gelu", "exact"), ("gelu_new", "tanh"), ("gelu_pytorch_tanh", "tanh")):
         (folder / "config.json").write_text(json.dumps(config | {"hidden_act": name}))
-        assert loading.load_encoder(folder / "model.safetensors").arguments["gelu"] == gelu
+        assert (
+            loading.load_encoder(loading_options.LoadEncoder(path=folder / "model.safetensors")).arguments["gelu"]
+            == gelu
+        )
     (folder / "config.json").write_text(json.dumps(config | {"hidden_act": "quick_gelu"}))
     with pytest.raises(UserError, match="hidden_act 'quick_gelu' is no GELU"):
         reading.read(folder / "model.safetensors", {})

@@ -10,7 +10,9 @@ import torch.nn.functional as F
 from command import TINY, one_line
 
 from ssvit.data.batch import Batch
+from ssvit.models import vit_options
 from ssvit.models.vit import ViT
+from ssvit.objectives import masked_patch_options
 from ssvit.objectives.hog import Hog
 from ssvit.objectives.masked_patch import MaskedPatch
 from ssvit.objectives.masking import Masking
@@ -147,8 +149,12 @@ def test_painted_strokes_lie_along_the_edges(kind):
 def build(decoder=None) -> MaskedPatch:
     torch.manual_seed(0)
     masking = Masking(corrupted=0.5, mask=1, replace=0, keep=0)
-    encoder = ViT(image_size=(16, 24), patch_size=4, width=24, depth=2, heads=3)
-    return MaskedPatch(encoder=encoder, masking=masking, target=Hog(patch_size=4, cell=4, window=12), decoder=decoder)
+    encoder = ViT(vit_options.ViT(image_size=(16, 24), patch_size=4, width=24, depth=2, heads=3))
+    return MaskedPatch(
+        masked_patch_options.MaskedPatch(masking=masking, decoder=decoder),
+        encoder=encoder,
+        target=Hog(patch_size=4, cell=4, window=12),
+    )
 
 
 @pytest.mark.parametrize("decoder", [None, {"depth": 1, "width": 16, "heads": 2}], ids=["head", "decoder"])

@@ -24,6 +24,7 @@ from ssvit.exchange.export_options import Export
 from ssvit.figures import classes, contact_sheet, maps, robustness
 from ssvit.figures.png import png
 from ssvit.figures.style import fitted
+from ssvit.models import vit_options
 from ssvit.models.vit import ViT
 from ssvit.options import UserError, markdown, one_line
 from ssvit.retrieval import embedding
@@ -97,7 +98,7 @@ def test_pages_show_names_as_text(name, tmp_path):
         assert all(line.isprintable() for line in file.read_text().split("\n"))
     assert json.loads(numbers.read_text())["facts"]["classes"] == [name]
     (tmp_path / "config.yaml").write_text(json.dumps({"choices": {"objective": name}}))
-    encoder = ViT(image_size=8, patch_size=4, width=8, depth=1, heads=1).arguments
+    encoder = ViT(vit_options.ViT(image_size=8, patch_size=4, width=8, depth=1, heads=1)).arguments
     own = Export(format="safetensors")
     of_model = card.write(
         run=tmp_path, step=1, encoder=encoder, options=own, preprocessing="", classes=[name], remarks=[]

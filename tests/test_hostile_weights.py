@@ -19,7 +19,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from ssvit.checkpoints import loading
+from ssvit.checkpoints import loading, loading_options
 from ssvit.exchange import files, reading
 from ssvit.exchange.files import ForeignError
 from ssvit.options import UserError
@@ -231,14 +231,14 @@ def test_what_is_infinite_in_float32_is_refused(suffix, tmp_path):
     with pytest.raises(
         ForeignError, match=r"(norm.weight|encoder_norm/scale) is not made of finite numbers in float32"
     ):
-        loading.load_encoder(path, **peers.TOLD)
+        loading.load_encoder(loading_options.LoadEncoder(path=path, **peers.TOLD))
 
 
 @pytest.mark.parametrize("kind", [torch.complex64, torch.int32, torch.bool])
 def test_what_is_no_real_number_is_refused(kind, tmp_path):
     pth(tmp_path / "kind.pth", **{"norm.weight": torch.ones(48, dtype=kind)})
     with pytest.raises(ForeignError, match="is not made of finite numbers"):
-        loading.load_encoder(tmp_path / "kind.pth", **peers.TOLD)
+        loading.load_encoder(loading_options.LoadEncoder(path=tmp_path / "kind.pth", **peers.TOLD))
 
 
 def test_nothing_larger_than_the_file_is_built(tmp_path):
@@ -267,7 +267,7 @@ def test_parts_that_do_not_fit_together_are_refused(tmp_path):
     name = "Transformer/encoderblock_0/MultiHeadDotProductAttention_1/key/kernel"
     npz(tmp_path / "parts.npz", **{name: numpy.ones((48, 4, 13), numpy.float32)})
     with pytest.raises(ForeignError, match="48, 4, 13"):
-        loading.load_encoder(tmp_path / "parts.npz", **peers.TOLD)
+        loading.load_encoder(loading_options.LoadEncoder(path=tmp_path / "parts.npz", **peers.TOLD))
 
 
 def test_a_dictionary_that_holds_itself_is_entered_once(tmp_path):

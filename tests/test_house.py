@@ -48,7 +48,6 @@ WITHOUT_TORCH = (
     "evaluation.against",
     "evaluation.options",
     "evaluation.significance",
-    "training.options",
     "data.folder",
     "data.shard_folder",
     "data.robustness",

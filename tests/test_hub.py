@@ -9,7 +9,7 @@ import torch
 from command import one_line
 from exported import LIMIT, classifier, encoder, images, written
 
-from ssvit.checkpoints import loading, storage
+from ssvit.checkpoints import loading, loading_options, storage
 from ssvit.checkpoints.finding import open_checkpoint
 from ssvit.cli.export import command as export
 from ssvit.exchange import hub
@@ -58,7 +58,7 @@ def test_a_repository_is_the_checkpoint_that_its_file_is(cache):
     assert found.name == "tiny"
     assert found.checksum == open_checkpoint(folder / "model.safetensors").checksum
     x = images()
-    assert (loading.load_encoder(found.path)(x) - ours(x)).abs().max() < LIMIT
+    assert (loading.load_encoder(loading_options.LoadEncoder(path=found.path))(x) - ours(x)).abs().max() < LIMIT
 
 
 @pytest.mark.parametrize("changes", [{}, {"positions": "relative"}, {"positions": "rotary", "registers": 2}])
@@ -70,7 +70,7 @@ def test_what_was_exported_as_it_is_comes_back(changes, cache, tmp_path):
     lay_out(cache[0], "me/own", {file.name: file for file in folder.iterdir()})
     found = open_checkpoint("hf://me/own")
     assert found.encoder == json.loads((folder / "config.json").read_text())["encoder"]
-    back, right = loading.load_encoder(found.path), ours.encoder.state_dict()
+    back, right = loading.load_encoder(loading_options.LoadEncoder(path=found.path)), ours.encoder.state_dict()
     assert back.state_dict().keys() == right.keys()
     assert all(torch.equal(value, right[name]) for name, value in back.state_dict().items())
     assert (back(images()) - ours.encoder(images())).abs().max() < LIMIT
@@ -92,7 +92,7 @@ def test_a_configuration_that_does_not_fit_its_weights_is_refused(change, said, 
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({"encoder": config["encoder"] | change}))
     with pytest.raises(UserError, match=said):
-        loading.load_encoder(folder / "model.safetensors")
+        loading.load_encoder(loading_options.LoadEncoder(path=folder / "model.safetensors"))
 
 
 @pytest.mark.parametrize(

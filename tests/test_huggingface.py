@@ -13,10 +13,10 @@ import torch
 from command import TINY
 from PIL import Image
 
-from ssvit.data import saved_set
+from ssvit.data import huggingface_options, saved_set
 from ssvit.data.augment.crop import InceptionCrop
 from ssvit.data.files import Files
-from ssvit.data.huggingface import HuggingFace, hugging_face
+from ssvit.data.huggingface import HubImages, hugging_face
 from ssvit.data.huggingface_options import HuggingFace as HuggingFaceOptions
 from ssvit.data.loader import Loader
 from ssvit.data.source import Source, Unreadable
@@ -66,20 +66,22 @@ def numbers(source: Source | None, of: range) -> bool:
 def test_splits_are_those_that_were_saved(tmp_path: Path) -> None:
     kinds = {"train": made(range(9)), "validation": made(range(9, 12)), "test": made(range(12, 17))}
     hub.DatasetDict(kinds).save_to_disk(tmp_path / "saved", num_shards={"train": 3, "validation": 1, "test": 1})
-    data = hugging_face(root=str(tmp_path / "saved"))
+    data = hugging_face(huggingface_options.HuggingFace(root=str(tmp_path / "saved")))
     assert numbers(data.train, range(9))
     assert numbers(data.validation, range(9, 12))
     assert numbers(data.test, range(12, 17))
     assert data.told == "train: 9 images to train on; validation: 3 for choices; test: 5 for the reported figure"
     assert (data.classes, data.train.name(4)) == (("ant", "bee", "cat"), f"{tmp_path}/saved/train/4")
-    other = hugging_face(root=str(tmp_path / "saved"), train="validation", validation=None, label=None)
+    other = hugging_face(
+        huggingface_options.HuggingFace(root=str(tmp_path / "saved"), train="validation", validation=None, label=None)
+    )
     assert (len(other.train), other.validation, other.train.labels) == (3, None, None)
     assert other.train.fingerprint != data.train.fingerprint
 
 
 def test_of_one_set_a_part_is_held_out(tmp_path: Path) -> None:
     made(range(20)).save_to_disk(tmp_path / "one")
-    data = hugging_face(root=str(tmp_path / "one"), held_out=0.25)
+    data = hugging_face(huggingface_options.HuggingFace(root=str(tmp_path / "one"), held_out=0.25))
     assert (len(data.train), data.validation, len(data.watched)) == (15, None, 5)
     assert data.told == "one: 15 images to train on, 5 others to measure on (data.held_out=0.25)"
 
@@ -88,10 +90,10 @@ def test_sets_of_the_cache_and_folders_of_parquet(tmp_path: Path, own_cache: Pat
     (tmp_path / "Pictures").mkdir()
     for name, of in (("train", range(6)), ("test", range(6, 9))):
         made(of).to_parquet(tmp_path / "Pictures" / f"{name}-00000-of-00001.parquet")
-    data = hugging_face(root=str(tmp_path / "Pictures"))
+    data = hugging_face(huggingface_options.HuggingFace(root=str(tmp_path / "Pictures")))
     assert numbers(data.train, range(6))
     os.rename(own_cache / "pictures", own_cache / "somebody___pictures")  # as what came from the Hub lies there
-    cached = hugging_face(root="somebody/Pictures")
+    cached = hugging_face(huggingface_options.HuggingFace(root="somebody/Pictures"))
     assert numbers(cached.train, range(6))
     assert numbers(cached.test, range(6, 9))
     assert cached.train.fingerprint == data.train.fingerprint
@@ -104,7 +106,7 @@ def test_sets_of_the_cache_and_folders_of_parquet(tmp_path: Path, own_cache: Pat
 def test_labels_are_classes_names_or_numbers(tmp_path: Path, label: object, classes: tuple[str, ...]) -> None:
     parts = hub.DatasetDict(train=made(range(7), label), test=made(range(5, 6), label))
     parts.save_to_disk(tmp_path / "saved")
-    data = hugging_face(root=str(tmp_path / "saved"))
+    data = hugging_face(huggingface_options.HuggingFace(root=str(tmp_path / "saved")))
     assert data.classes == classes
     assert numbers(data.train, range(7))
     assert numbers(data.test, range(5, 6))
@@ -133,23 +135,27 @@ def test_lists_are_several_classes_or_none(tmp_path: Path, kind: object, classes
     hub.DatasetDict(train=part(range(9)), test=part(range(5, 8))).save_to_disk(tmp_path / "saved")
     options = HuggingFaceOptions(root=str(tmp_path / "saved"), label="label")
     assert options.multi_label
-    data = hugging_face(root=str(tmp_path / "saved"), label="label")
+    data = hugging_face(huggingface_options.HuggingFace(root=str(tmp_path / "saved"), label="label"))
     assert data.classes == classes
     for source, of in ((data.train, range(9)), (data.test, range(5, 8))):
         assert source is not None
         assert source.labels is not None
         assert source.labels.dtype == torch.bool
         assert source.labels.tolist() == [[i % 2 == 0, i % 3 == 0, i % 4 == 0] for i in of]
-    assert hugging_face(root=str(tmp_path / "saved")).train.labels is None  # a run that did not name it keeps its set
+    assert (
+        hugging_face(huggingface_options.HuggingFace(root=str(tmp_path / "saved"))).train.labels is None
+    )  # a run that did not name it keeps its set
     assert HuggingFaceOptions(root=str(tmp_path / "saved")).multi_label is False
     few = [None, *lists(range(1, 3), kind)]
     hub.DatasetDict(train=part(range(9)), test=part(range(3), few)).save_to_disk(tmp_path / "few")
-    assert hugging_face(root=str(tmp_path / "few"), label="label").watched.labels is None
+    assert (
+        hugging_face(huggingface_options.HuggingFace(root=str(tmp_path / "few"), label="label")).watched.labels is None
+    )
     if not isinstance(kind, hub.ClassLabel):
         other = [[7 if kind.dtype == "int64" else "wasp"]]
         hub.DatasetDict(train=part(range(9)), test=part(range(1), other)).save_to_disk(tmp_path / "other")
         with pytest.raises(UserError, match=r"other/test: the class (7|wasp) is not among the 3 that are trained on"):
-            hugging_face(root=str(tmp_path / "other"), label="label")
+            hugging_face(huggingface_options.HuggingFace(root=str(tmp_path / "other"), label="label"))
 
 
 def test_lists_as_older_versions_of_the_library_describe_them() -> None:
@@ -165,9 +171,9 @@ def test_test_images_without_labels_serve_only_where_nothing_else_does(tmp_path:
     bare = made(range(3)).remove_columns("label").add_column("label", [-1] * 3).cast_column("label", CLASSES)
     parts = {"train": made(range(6)), "test": bare, "validation": made(range(6, 9))}
     hub.DatasetDict(parts).save_to_disk(tmp_path / "saved")
-    data = hugging_face(root=str(tmp_path / "saved"))
+    data = hugging_face(huggingface_options.HuggingFace(root=str(tmp_path / "saved")))
     assert (data.test, data.validation and len(data.validation)) == (None, 3)
-    data = hugging_face(root=str(tmp_path / "saved"), validation=None)
+    data = hugging_face(huggingface_options.HuggingFace(root=str(tmp_path / "saved"), validation=None))
     assert (data.test and len(data.test), data.watched.labels) == (3, None)
 
 
@@ -178,14 +184,16 @@ def test_the_fingerprint_covers_labels_and_sizes_or_contents(tmp_path: Path) -> 
     def fingerprint(dataset, verify: str = "size", **given: object) -> str:
         found.append(tmp_path / str(len(found)))
         dataset.save_to_disk(found[-1], **given)
-        return hugging_face(root=str(found[-1]), held_out=0.5, verify=verify).train.whole.fingerprint
+        return hugging_face(
+            huggingface_options.HuggingFace(root=str(found[-1]), held_out=0.5, verify=verify)
+        ).train.whole.fingerprint
 
     several, beside = made(range(6)), []
     for i in range(6):
         (tmp_path / f"{i}.png").write_bytes(picture(i))
         beside.append({"bytes": None, "path": f"{tmp_path}/{i}.png"})
     for verify in ("size", "content"):
-        pointing = HuggingFace(
+        pointing = HubImages(
             made(range(6), images=beside),
             "image",
             [i % 3 for i in range(6)],
@@ -211,7 +219,9 @@ def test_a_batch_is_that_of_the_same_files(tmp_path: Path) -> None:
     for i in range(12):
         (tmp_path / f"{i:02d}.png").write_bytes(picture(i))
     files = Files([str(tmp_path / f"{i:02d}.png") for i in range(12)])
-    found = pickle.loads(pickle.dumps(hugging_face(root=str(tmp_path / "saved")).train))
+    found = pickle.loads(
+        pickle.dumps(hugging_face(huggingface_options.HuggingFace(root=str(tmp_path / "saved"))).train)
+    )
 
     def batches(source: Source, first: int, workers: int = 0) -> list[torch.Tensor]:
         loader = Loader(source=source, transform=InceptionCrop(size=6), seed=1, batch_size=4, workers=workers)
@@ -224,7 +234,7 @@ def test_a_batch_is_that_of_the_same_files(tmp_path: Path) -> None:
 
 def test_an_unreadable_row_is_named() -> None:
     rows = [{"bytes": b"no image", "path": None}, None, {"bytes": None, "path": "/no/where.png"}]
-    source = HuggingFace(made(range(3), images=rows), "image", called="set", verify="size")
+    source = HubImages(made(range(3), images=rows), "image", called="set", verify="size")
     for row, reason in enumerate(("no image of a known format", "the row has no image", "there is no file /no/where")):
         with pytest.raises(Unreadable, match=rf"^set/{row}: {reason}"):
             source.read(row)
@@ -258,7 +268,7 @@ def test_what_is_wrong_is_one_line(
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken/dataset_dict.json").write_text("{")
     with pytest.raises(UserError) as caught:
-        hugging_face(**{"root": "saved"} | given)
+        hugging_face(huggingface_options.HuggingFace(**{"root": "saved"} | given))
     assert str(caught.value).startswith(line)
     assert "\n" not in str(caught.value)
 
@@ -266,7 +276,7 @@ def test_what_is_wrong_is_one_line(
 def test_a_missing_package_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(UserError, match=r"^root=.*: needs datasets: pip install 'ssvit\[huggingface\]'$"):
-        hugging_face(root=str(tmp_path))
+        hugging_face(huggingface_options.HuggingFace(root=str(tmp_path)))
 
 
 def test_a_finished_run_is_known_again(tmp_path: Path, tool) -> None:

@@ -12,13 +12,14 @@ from composing import composed
 from timm.layers import StdConv2dSame
 from timm.models.resnetv2 import ResNetV2
 
-from ssvit.checkpoints import loading, storage
-from ssvit.config.composed import build as built
+from ssvit.checkpoints import loading, loading_options, storage
 from ssvit.data.batch import Batch
 from ssvit.kernels.accelerate import accelerate
+from ssvit.models import hybrid_options, vit_options
 from ssvit.models.hybrid import Bottleneck, Convolution, ResNet
 from ssvit.models.hybrid_options import EPSILONS
 from ssvit.models.vit import ViT
+from ssvit.objectives import masked_patch_options
 from ssvit.objectives.masked_patch import MaskedPatch
 from ssvit.objectives.masking import Masking
 from ssvit.objectives.parameter_groups import parameter_groups
@@ -50,7 +51,7 @@ def shaken(module: torch.nn.Module) -> torch.nn.Module:
 
 def build(layers=(1, 1), **options) -> ViT:
     torch.manual_seed(0)
-    return shaken(ViT(**SMALL | {"stem": {"layers": list(layers), "width": 32}} | options))
+    return shaken(ViT(vit_options.ViT(**SMALL | {"stem": {"layers": list(layers), "width": 32}} | options)))
 
 
 def random_images(b: int = 2, h: int = 16, w: int = 16, c: int = 3) -> torch.Tensor:
@@ -138,7 +139,7 @@ def test_equals_the_equations_of_the_authors(layers, options):
 
 
 def test_equals_timm():
-    stem = shaken(ResNet(channels=3, layers=(1, 2, 1), width=32, epsilons="timm"))
+    stem = shaken(ResNet(hybrid_options.Stem(layers=(1, 2, 1), width=32, epsilons="timm"), channels=3))
     peer = ResNetV2(
         layers=(1, 2, 1), channels=(128, 256, 512), stem_chs=32, num_classes=0, global_pool="", preact=False,
         stem_type="same", conv_layer=partial(StdConv2dSame, eps=1e-8),
@@ -162,7 +163,7 @@ def test_configurations_have_the_published_parameters(name):
     peer, tokens = HYBRIDS[name]
     config = composed(f"encoder={name}", "data.image_size=224")
     with torch.device("meta"):
-        vit = built(config.encoder)
+        vit = config.build("encoder")
         assert vit(torch.zeros(1, 3, 224, 224)).shape == (1, 1 + tokens, vit.width)
         count = sum(parameter.numel() for parameter in vit.parameters())
         if peer:
@@ -193,7 +194,7 @@ def test_a_unit_starts_as_its_shortcut():
 
 
 def test_initialisation_is_the_authors():
-    stem = ViT(**SMALL | {"patch_size": 16}, stem={"layers": [1, 2, 1], "width": 64}).stem
+    stem = ViT(vit_options.ViT(**SMALL | {"patch_size": 16}, stem={"layers": [1, 2, 1], "width": 64})).stem
     for name, parameter in stem.named_parameters():
         if parameter.ndim == 4:
             std = parameter[0].numel() ** -0.5
@@ -236,8 +237,10 @@ def test_an_image_is_represented_by_its_class_token():
 
 def objective(**options) -> MaskedPatch:
     torch.manual_seed(0)
-    encoder = ViT(**SMALL | {"patch_size": 4} | options, stem={"layers": [1], "width": 32})
-    return MaskedPatch(encoder=encoder, masking=Masking(), target=MeanColor(patch_size=4, bits=1))
+    encoder = ViT(vit_options.ViT(**SMALL | {"patch_size": 4} | options, stem={"layers": [1], "width": 32}))
+    return MaskedPatch(
+        masked_patch_options.MaskedPatch(masking=Masking()), encoder=encoder, target=MeanColor(patch_size=4, bits=1)
+    )
 
 
 def test_masked_patch_prediction_learns_and_moves_every_parameter():
@@ -270,11 +273,15 @@ def test_the_stem_lies_at_the_bottom_and_its_filters_decay():
 @pytest.mark.parametrize("epsilons", EPSILONS)
 def test_a_checkpoint_brings_the_stem_to_images_of_another_size(epsilons, tmp_path):
     encoder = build(stem={"layers": [1, 1], "width": 32, "epsilons": epsilons})
-    trained = MaskedPatch(encoder=encoder, masking=Masking(), target=MeanColor(patch_size=8))
+    trained = MaskedPatch(
+        masked_patch_options.MaskedPatch(masking=Masking()), encoder=encoder, target=MeanColor(patch_size=8)
+    )
     path = storage.save(tmp_path, 1, {"model": trained.state_dict()}, trained.facts)
     accelerate(trained)
-    assert torch.equal(loading.load_encoder(path)(random_images()), trained.encoder(random_images()))
-    wide = loading.load_encoder(path, image_size=[24, 40])
+    assert torch.equal(
+        loading.load_encoder(loading_options.LoadEncoder(path=path))(random_images()), trained.encoder(random_images())
+    )
+    wide = loading.load_encoder(loading_options.LoadEncoder(path=path, image_size=[24, 40]))
     assert wide.grid == (3, 5)
     assert wide(random_images(1, 24, 40)).shape == (1, 16, 24)
     for name, value in trained.encoder.stem.state_dict().items():
@@ -296,12 +303,12 @@ def test_the_same_stem_may_be_written_in_other_words():
 )
 def test_another_stem_is_refused(stem):
     with pytest.raises(OptionError, match=r"^stem=.*must be \{layers:\[1,1\],width:32,epsilons:authors"):
-        ViT(**SMALL, stem=stem).take(build())
+        ViT(vit_options.ViT(**SMALL, stem=stem)).take(build())
 
 
 def test_without_a_stem_nothing_of_it_is_there():
-    assert ViT(**SMALL).stem is None
-    assert not any(name.startswith("stem") for name in ViT(**SMALL).state_dict())
+    assert ViT(vit_options.ViT(**SMALL)).stem is None
+    assert not any(name.startswith("stem") for name in ViT(vit_options.ViT(**SMALL)).state_dict())
 
 
 WRONG = [
@@ -327,7 +334,7 @@ WRONG = [
 @pytest.mark.parametrize(("name", "options"), WRONG)
 def test_options_that_cannot_be_are_named(name, options):
     with pytest.raises(OptionError) as raised:
-        ViT(**SMALL | options)
+        ViT(vit_options.ViT(**SMALL | options))
     assert raised.value.name == name
     assert str(raised.value).startswith(f"{name}=")
     assert "\n" not in str(raised.value)

@@ -14,10 +14,11 @@ from lightly.loss import DINOLoss, IBOTPatchLoss
 from PIL import Image
 from test_training import final, rows
 
-from ssvit.checkpoints import loading, storage
+from ssvit.checkpoints import loading, loading_options, storage
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.batch import Batch
+from ssvit.evaluation import collapse_options
 from ssvit.evaluation.collapse import PatchCollapse, around
 from ssvit.objectives import ibot_options
 from ssvit.objectives.dino import Dino
@@ -272,7 +273,9 @@ def test_views_that_do_not_fit_are_refused_in_one_line():
 
 def panel(**given) -> PatchCollapse:
     return PatchCollapse(
-        source=tiny.source(), transform=CenterCrop(size=16), **{"images": 20, "batch_size": 8, **given}
+        collapse_options.PatchCollapse(**{"images": 20, "batch_size": 8, **given}),
+        source=tiny.source(),
+        transform=CenterCrop(size=16),
     )
 
 
@@ -380,5 +383,5 @@ def test_from_the_command_line_the_teachers_encoder_is_what_is_kept(tool, tmp_pa
     kept = Checkpoint.open(run)
     assert kept.backbone == "teacher.module.encoder"
     states = storage.load(kept)
-    for name, value in loading.load_encoder(run).state_dict().items():
+    for name, value in loading.load_encoder(loading_options.LoadEncoder(path=run)).state_dict().items():
         assert value.equal(states["model"][f"teacher.module.encoder.{name}"])

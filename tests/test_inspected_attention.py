@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from ssvit.analysis import attention
+from ssvit.models import vit_options
 from ssvit.models.vit import ViT
 
 KINDS = [
@@ -20,7 +21,7 @@ def build(**options) -> ViT:
     """An encoder of rectangles cut into rectangles, with no weight zero and attention that is far from uniform."""
     torch.manual_seed(0)
     shape = {"image_size": [12, 16], "patch_size": [6, 4], "width": 16, "depth": 2, "heads": 2, "channels": 2}
-    vit = ViT(**shape | options)
+    vit = ViT(vit_options.ViT(**shape | options))
     with torch.no_grad():
         for parameter in vit.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.3)
@@ -146,7 +147,7 @@ def test_mean_distance_is_that_of_a_loop_over_pairs_of_patches(special):
 
 
 def test_distance_of_a_lone_patch_is_zero():
-    vit = ViT(image_size=4, patch_size=4, width=8, depth=1, heads=2)
+    vit = ViT(vit_options.ViT(image_size=4, patch_size=4, width=8, depth=1, heads=2))
     (found,) = seen(vit, lambda: vit(torch.rand(2, 3, 4, 4)))
     assert attention.mean_distance(found, attention.between_patches(vit)).tolist() == [[0, 0], [0, 0]]
 

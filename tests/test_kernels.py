@@ -14,7 +14,9 @@ from ssvit.data.batch import Batch
 from ssvit.kernels import accelerate, fused, operators
 from ssvit.kernels.accelerate import LayerNorm, Linear
 from ssvit.kernels.attention import attend_packed
+from ssvit.models import vit_options
 from ssvit.models.vit import Block, Layers, ViT
+from ssvit.objectives import masked_patch_options
 from ssvit.objectives.masked_patch import MaskedPatch
 from ssvit.objectives.masking import Masking
 from ssvit.objectives.targets import MeanColor
@@ -262,8 +264,10 @@ def test_kernels_are_operators_as_compiled_graphs_take_them(kernel, arguments):
 @pytest.mark.parametrize("options", [{}, {"positions": "relative"}])
 def test_a_compiled_step_calls_the_kernels_and_computes_the_same(options):
     """As one graph, which a backend that counts runs as it is; without the layer norms that are no branch's."""
-    encoder = ViT(image_size=8, patch_size=4, width=48, depth=2, heads=3, **options)
-    model = MaskedPatch(encoder=encoder, masking=Masking(), target=MeanColor(patch_size=4, bits=1)).eval()
+    encoder = ViT(vit_options.ViT(image_size=8, patch_size=4, width=48, depth=2, heads=3, **options))
+    model = MaskedPatch(
+        masked_patch_options.MaskedPatch(masking=Masking()), encoder=encoder, target=MeanColor(patch_size=4, bits=1)
+    ).eval()
     torch.nn.init.trunc_normal_(model.head.weight, std=0.1)
     accelerate.accelerate(model)
     images = torch.randint(0, 256, (3, 3, 8, 8), dtype=torch.uint8)
@@ -417,7 +421,7 @@ def block(**sizes) -> Block:
 
 def encoder(**options) -> ViT:
     torch.manual_seed(3)
-    built = ViT(**{"image_size": 8, "patch_size": 4, "width": 32, "depth": 3, "heads": 2, **options})
+    built = ViT(vit_options.ViT(**{"image_size": 8, "patch_size": 4, "width": 32, "depth": 3, "heads": 2, **options}))
     accelerate.accelerate(built)
     return built
 
@@ -572,7 +576,9 @@ def test_a_run_that_would_use_the_kernels_knows_that_it_lacks_them(options, devi
 
 
 def test_accelerating_changes_neither_names_nor_weights_and_can_be_taken_back():
-    model = MaskedPatch(encoder=encoder(), masking=Masking(), target=MeanColor(patch_size=4, bits=1))
+    model = MaskedPatch(
+        masked_patch_options.MaskedPatch(masking=Masking()), encoder=encoder(), target=MeanColor(patch_size=4, bits=1)
+    )
     model.own = torch.nn.Linear(2, 2, bias=False)
     accelerate.accelerate(model)
     kinds, before = [type(module) for module in model.modules()], copy.deepcopy(model.state_dict())

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from scipy.stats import kendalltau
 
 from ssvit.data.augment.crop import CenterCrop, InceptionCrop
+from ssvit.evaluation import label_free_options
 from ssvit.evaluation.features import Frozen
 from ssvit.evaluation.features_options import Features
 from ssvit.evaluation.label_free import LabelFree, alpha, describe, lidar, measure, rankme, warn
@@ -94,7 +95,9 @@ def test_features_that_are_not_finite_have_no_measures():
 def test_an_evaluation_measures_each_layer_of_the_backbone():
     objective = tiny.model()
     source = tiny.labelled()
-    evaluator = LabelFree(source=source, transform=VIEW, images=24, batch_size=10, views=2, seed=3)
+    evaluator = LabelFree(
+        label_free_options.LabelFree(images=24, batch_size=10, views=2, seed=3), source=source, transform=VIEW
+    )
     assert evaluator.images == 24 * 3
     found = evaluator(objective, [{"step": 0}])
     encoder = objective.backbone()
@@ -115,7 +118,9 @@ def test_an_evaluation_measures_each_layer_of_the_backbone():
 @pytest.mark.parametrize(("images", "enough"), [(14, False), (15, True)])
 def test_alpha_needs_fifteen_images(images, enough):
     source = tiny.labelled().take(torch.arange(images))
-    found = LabelFree(source=source, transform=VIEW, images=images)(tiny.model(), [{"step": 0}])
+    found = LabelFree(label_free_options.LabelFree(images=images), source=source, transform=VIEW)(
+        tiny.model(), [{"step": 0}]
+    )
     assert ("alpha" in found.metrics, "alpha-ReQ" in found.tables["label_free.md"]) == (enough, enough)
     (powers,) = [panel for panel in found.figures["label_free"].axes if "alpha-ReQ" in panel.get_ylabel()]
     assert [text.get_text() for text in powers.texts] == ["needs 15 held-out images"] * (not enough)
@@ -124,13 +129,13 @@ def test_alpha_needs_fifteen_images(images, enough):
 
 def test_a_single_held_out_image_is_told():
     source = tiny.labelled().take(torch.tensor([0]))
-    found = LabelFree(source=source, transform=VIEW)(tiny.model(), [{"step": 0}])
+    found = LabelFree(label_free_options.LabelFree(), source=source, transform=VIEW)(tiny.model(), [{"step": 0}])
     assert (found.metrics, found.lines) == ({}, ["not measured, which needs two held-out images or more"])
 
 
 def test_collapsed_features_are_told_at_once():
     objective = tiny.model()
-    evaluator = LabelFree(source=tiny.labelled(), transform=VIEW, images=24, views=0)
+    evaluator = LabelFree(label_free_options.LabelFree(images=24, views=0), source=tiny.labelled(), transform=VIEW)
     healthy = {"step": 0, **evaluator(objective).metrics}
     with torch.no_grad():
         objective.backbone().norm.weight.fill_(0.0)
@@ -144,7 +149,7 @@ def test_collapsed_features_are_told_at_once():
 
 
 def test_the_console_has_one_verdict_and_the_file_has_the_numbers():
-    evaluator = LabelFree(source=tiny.labelled(), transform=VIEW, images=24)
+    evaluator = LabelFree(label_free_options.LabelFree(images=24), source=tiny.labelled(), transform=VIEW)
     found = evaluator(tiny.model(), [{"step": 0}])
     (line,) = found.lines
     assert line.startswith("no collapse: ")

@@ -13,14 +13,17 @@ from command import TINY, one_line
 from PIL import Image
 from test_training import final, rows
 
-from ssvit.checkpoints import loading, storage
+from ssvit.checkpoints import loading, loading_options, storage
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.batch import Batch
 from ssvit.data.memory import Memory
+from ssvit.evaluation import latent_options as evaluation_options
 from ssvit.evaluation.latent import BASELINES, LatentPrediction, describe
 from ssvit.kernels.accelerate import accelerate
+from ssvit.models import vit_options
 from ssvit.models.vit import ViT
+from ssvit.objectives import latent_options
 from ssvit.objectives.latent import Latent, Masks
 from ssvit.objectives.masking import visible_blocks
 from ssvit.options import OptionError
@@ -35,7 +38,7 @@ def build(decoder=DECODER, masks=3, layers=2, class_token_weight=0.3, masked=0.7
     torch.manual_seed(0)
     encoder = {"image_size": (12, 16), "patch_size": 4, "width": 24, "depth": 3, "heads": 3} | encoder
     own = {"masks": masks, "layers": layers, "class_token_weight": class_token_weight, "masked": masked}
-    model = Latent(encoder=ViT(**encoder), decoder=decoder, **own)
+    model = Latent(latent_options.Latent(decoder=decoder, **own), encoder=ViT(vit_options.ViT(**encoder)))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)
@@ -248,7 +251,11 @@ def test_a_run_interrupted_anywhere_ends_with_the_same_bits(tmp_path):
 
 
 def panel(images: torch.Tensor, **options) -> LatentPrediction:
-    return LatentPrediction(source=Memory(images), transform=CenterCrop(size=(12, 16)), batch_size=3, **options)
+    return LatentPrediction(
+        evaluation_options.LatentPrediction(batch_size=3, **options),
+        source=Memory(images),
+        transform=CenterCrop(size=(12, 16)),
+    )
 
 
 @torch.no_grad()
@@ -384,5 +391,5 @@ def test_from_the_command_line_the_students_encoder_is_what_is_kept(tool, tmp_pa
     assert [row["step"] for row in found if "held_out/target_std" in row] == [0, 3, 6]
     assert {"train/patch_loss", "train/teacher_momentum"} <= found[1].keys()
     states = storage.load(Checkpoint.open(run))
-    for name, value in loading.load_encoder(run).state_dict().items():
+    for name, value in loading.load_encoder(loading_options.LoadEncoder(path=run)).state_dict().items():
         assert value.equal(states["model"][f"encoder.{name}"])

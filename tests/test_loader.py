@@ -18,6 +18,7 @@ from PIL import Image
 from torch import Tensor
 
 from ssvit.data import sampler
+from ssvit.data.augment import views_options
 from ssvit.data.augment.crop import CenterCrop, InceptionCrop, ShiftCrop
 from ssvit.data.augment.views import MultiCrop
 from ssvit.data.files import Files
@@ -144,7 +145,7 @@ def test_views_are_the_same_from_files_and_memory_and_by_any_number_of_workers(t
     for path, image in zip(paths, images, strict=True):
         Image.fromarray(image.permute(1, 2, 0).numpy()).save(path)
     labels = torch.arange(40) % 2
-    views = MultiCrop(size=8, local_size=6, local_views=3, sigma=(0.1, 1.0))
+    views = MultiCrop(views_options.MultiCrop(size=8, local_size=6, local_views=3, sigma=(0.1, 1.0)))
 
     def load(source: Source, first: int = 0, workers: int = 0) -> list[Batch]:
         options = {"seed": 3, "batch_size": 16, "accumulate": 2, "workers": workers}
@@ -262,7 +263,7 @@ class _Status(NamedTuple):
 def test_batches_put_together_of_parts_are_those_read_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where images cannot be read: these are replaced in training and left out of an evaluation."""
     source, transform = folder(tmp_path, 330, damaged=(5, 130, 300)), InceptionCrop(size=6)
-    views = MultiCrop(size=[8, 16], local_size=[8, 8], local_views=2, sigma=[0.1, 1.0])
+    views = MultiCrop(views_options.MultiCrop(size=[8, 16], local_size=[8, 8], local_views=2, sigma=[0.1, 1.0]))
 
     def read(workers: int, sent: int) -> list[Batch]:
         monkeypatch.setattr("ssvit.data.loader._SENT", sent)
@@ -298,7 +299,9 @@ def test_the_room_in_shared_memory_is_checked_at_the_start(tmp_path: Path, monke
         start(pages - 1)
     with pytest.raises(OptionError, match=r"^workers=2: read 0 MB ahead"):
         evaluation_batches(source, transform, batch_size=20, workers=2)
-    transform = MultiCrop(size=[8, 16], local_size=[8, 8], local_views=4, sigma=[0.1, 1.0])  # four times as much
+    transform = MultiCrop(
+        views_options.MultiCrop(size=[8, 16], local_size=[8, 8], local_views=4, sigma=[0.1, 1.0])
+    )  # four times as much
     start(4 * pages)
     with pytest.raises(OptionError, match=r"^workers=2: read 0 MB ahead"):
         start(4 * pages - 1)

@@ -12,14 +12,17 @@ from command import TINY, one_line
 from PIL import Image
 from transformers import ViTMAEConfig, ViTMAEForPreTraining
 
-from ssvit.checkpoints import loading, manifest, storage
+from ssvit.checkpoints import loading, loading_options, manifest, storage
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.batch import Batch
 from ssvit.data.memory import Memory
+from ssvit.evaluation import autoencoding_options
 from ssvit.evaluation.autoencoding import BASELINES, Autoencoding, describe
 from ssvit.kernels.accelerate import accelerate
+from ssvit.models import vit_options
 from ssvit.models.vit import ViT
+from ssvit.objectives import mae_options
 from ssvit.objectives.mae import MAE, Masks
 from ssvit.options import OptionError
 
@@ -31,8 +34,8 @@ def build(*, decoder=DECODER, masked: float = 0.75, norm_pixels: bool = True, **
     """A small objective with every weight random."""
     torch.manual_seed(0)
     options = {"image_size": (12, 16), "patch_size": 4, "width": 24, "depth": 2, "heads": 3} | options
-    encoder = ViT(**{"mean": MEAN, "std": STD, "positions": "sine_cosine_2d"} | options)
-    model = MAE(encoder=encoder, decoder=decoder, masked=masked, norm_pixels=norm_pixels)
+    encoder = ViT(vit_options.ViT(**{"mean": MEAN, "std": STD, "positions": "sine_cosine_2d"} | options))
+    model = MAE(mae_options.MAE(decoder=decoder, masked=masked, norm_pixels=norm_pixels), encoder=encoder)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)
@@ -340,7 +343,7 @@ def test_the_checkpoint_keeps_the_decoder_and_an_encoder_leaves_it_behind(tmp_pa
     _, objective = tiny.train(tmp_path, objective=tiny.mae(), ema=0.0, steps=4)
     states = storage.load(Checkpoint.open(tmp_path / "step_00000004"))
     assert {"decoder.mask_token", "decoder.head.weight"} <= states["model"].keys()
-    encoder = loading.load_encoder(tmp_path / "step_00000004")
+    encoder = loading.load_encoder(loading_options.LoadEncoder(path=tmp_path / "step_00000004"))
     images = tiny.pictures(3)
     assert not any("decoder" in name for name in encoder.state_dict())
     assert objective.backbone() is objective.encoder
@@ -348,7 +351,11 @@ def test_the_checkpoint_keeps_the_decoder_and_an_encoder_leaves_it_behind(tmp_pa
 
 
 def panel(images: torch.Tensor, **options) -> Autoencoding:
-    return Autoencoding(source=Memory(images), transform=CenterCrop(size=(12, 16)), batch_size=3, **options)
+    return Autoencoding(
+        autoencoding_options.Autoencoding(batch_size=3, **options),
+        source=Memory(images),
+        transform=CenterCrop(size=(12, 16)),
+    )
 
 
 @torch.no_grad()
@@ -414,9 +421,11 @@ def test_a_tiny_model_learns_to_use_the_context():
     torch.manual_seed(0)
     colours = torch.randint(0, 256, (64, 3, 1, 2), generator=torch.Generator().manual_seed(2))
     images = colours.repeat(1, 1, 4, 2).repeat_interleave(4, 2).repeat_interleave(4, 3).to(torch.uint8)
-    encoder = ViT(image_size=16, patch_size=4, width=32, depth=2, heads=2, positions="sine_cosine_2d", std=0.25)
-    model = MAE(encoder=encoder, decoder={"depth": 1, "width": 32, "heads": 2}, norm_pixels=False)
-    evaluator = Autoencoding(source=Memory(images), transform=CenterCrop(size=16))
+    encoder = ViT(
+        vit_options.ViT(image_size=16, patch_size=4, width=32, depth=2, heads=2, positions="sine_cosine_2d", std=0.25)
+    )
+    model = MAE(mae_options.MAE(decoder={"depth": 1, "width": 32, "heads": 2}, norm_pixels=False), encoder=encoder)
+    evaluator = Autoencoding(autoencoding_options.Autoencoding(), source=Memory(images), transform=CenterCrop(size=16))
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     for step in range(200):
         loss = model(Batch.of(images), model.sample(torch.arange(64) + 64 * step, seed=1))["loss"]
@@ -485,5 +494,5 @@ def test_the_tool_trains_and_its_encoder_is_loaded_without_the_decoder(tool, tmp
     for picture in ("mosaic.png", "learning.png", "probes.png"):
         with Image.open(run / picture) as image:
             assert min(image.size) > 300
-    assert loading.load_encoder(run, announce=True).width == 16
+    assert loading.load_encoder(loading_options.LoadEncoder(path=run, announce=True)).width == 16
     assert "left behind: decoder" in capsys.readouterr().out

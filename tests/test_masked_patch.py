@@ -9,7 +9,9 @@ import torch.nn.functional as F
 
 from ssvit.data.batch import Batch
 from ssvit.evaluation.reconstruction import nearest_uncorrupted
+from ssvit.models import vit_options
 from ssvit.models.vit import ViT
+from ssvit.objectives import masked_patch_options
 from ssvit.objectives.masked_patch import MaskedPatch
 from ssvit.objectives.masking import MASKED, REPLACED, UNCHANGED, Masking, corrupt
 from ssvit.objectives.parameter_groups import parameter_groups
@@ -23,7 +25,11 @@ def build(target=None, masking=None, *, trained: bool = True, **options) -> Mask
     """A small objective; `trained` makes every weight random, so that the head is not zero."""
     torch.manual_seed(0)
     options = {"image_size": 16, "patch_size": 4, "width": 24, "depth": 3, "heads": 3} | options
-    model = MaskedPatch(encoder=ViT(**options), masking=masking or Masking(), target=target or MeanColor(patch_size=4))
+    model = MaskedPatch(
+        masked_patch_options.MaskedPatch(masking=masking or Masking()),
+        encoder=ViT(vit_options.ViT(**options)),
+        target=target or MeanColor(patch_size=4),
+    )
     if trained:
         with torch.no_grad():
             for parameter in model.parameters():

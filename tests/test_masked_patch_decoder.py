@@ -9,12 +9,15 @@ import torch
 import torch.nn.functional as F
 from command import TINY, one_line
 
-from ssvit.checkpoints import loading, manifest
+from ssvit.checkpoints import loading, loading_options, manifest
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.batch import Batch
 from ssvit.data.memory import Memory
+from ssvit.evaluation import prediction_options
 from ssvit.evaluation.prediction import Prediction
+from ssvit.models import vit_options
 from ssvit.models.vit import ViT
+from ssvit.objectives import mae_options, masked_patch_options
 from ssvit.objectives.mae import MAE, Masks
 from ssvit.objectives.masked_patch import MaskedPatch
 from ssvit.objectives.masking import Masking, uncorrupted
@@ -34,7 +37,11 @@ def build(target=None, *, hidden=None, decoder=DECODER, dropout: float = 0.0, **
     torch.manual_seed(0)
     options = {"image_size": (12, 16), "patch_size": 4, "width": 24, "depth": 2, "heads": 3} | options
     target = target or MeanColor(patch_size=4)
-    model = MaskedPatch(encoder=ViT(**options), masking=hidden or masking(), target=target, decoder=decoder)
+    model = MaskedPatch(
+        masked_patch_options.MaskedPatch(masking=hidden or masking(), decoder=decoder),
+        encoder=ViT(vit_options.ViT(**options)),
+        target=target,
+    )
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)
@@ -57,7 +64,9 @@ def test_uncorrupted_patches_are_the_others_in_order(patches, fraction):
 def test_loss_and_gradients_on_pixels_are_those_of_a_masked_autoencoder_in_float64():
     """With pixels in [-1, 1] and the same masks; `MAE` is compared with loops and with transformers in test_mae."""
     model, images = build(Pixels(patch_size=4), positions="sine_cosine_2d").double(), pictures()
-    peer = MAE(encoder=ViT(**model.encoder.arguments), decoder=DECODER, norm_pixels=False).double()
+    peer = MAE(
+        mae_options.MAE(decoder=DECODER, norm_pixels=False), encoder=ViT(vit_options.ViT(**model.encoder.arguments))
+    ).double()
     peer.load_state_dict(model.state_dict())
     noise = model.sample(torch.arange(5), seed=3)
     losses = (
@@ -134,7 +143,9 @@ def small(seed: int = 0) -> MaskedPatch:
     torch.manual_seed(seed)
     decoder = {"depth": 1, "width": 8, "heads": 2}
     target = MeanColor(patch_size=4, bits=1)
-    return MaskedPatch(encoder=tiny.encoder(0.2), masking=masking(), target=target, decoder=decoder)
+    return MaskedPatch(
+        masked_patch_options.MaskedPatch(masking=masking(), decoder=decoder), encoder=tiny.encoder(0.2), target=target
+    )
 
 
 def test_a_run_goes_on_with_the_same_bits(tmp_path):
@@ -150,7 +161,7 @@ def test_a_run_goes_on_with_the_same_bits(tmp_path):
 @torch.no_grad()
 def test_the_mosaic_hides_what_the_encoder_does_not_see_and_names_no_other_corruption():
     model, images = build().eval(), pictures()
-    panel = Prediction(source=Memory(images), transform=CenterCrop(size=(12, 16)))
+    panel = Prediction(prediction_options.Prediction(), source=Memory(images), transform=CenterCrop(size=(12, 16)))
     found = panel(model, [{"step": 0}])
     assert found.metrics["loss"] == found.metrics["loss_masked"]
     assert {"accuracy_copying", "accuracy_constant"} <= found.metrics.keys()
@@ -198,5 +209,5 @@ def test_the_tool_trains_and_its_encoder_is_loaded_without_the_decoder(tool, tmp
     run = Path(tmp_path / "outputs" / "masked_patch_decoder_synthetic")
     assert "copying the nearest uncorrupted patch" in done.stdout
     assert {path.name for path in run.glob("*.png")} == {"mosaic.png", "learning.png", "probes.png", "label_free.png"}
-    assert loading.load_encoder(run, announce=True).width == 16
+    assert loading.load_encoder(loading_options.LoadEncoder(path=run, announce=True)).width == 16
     assert "left behind: decoder" in capsys.readouterr().out

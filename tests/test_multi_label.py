@@ -13,7 +13,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import average_precision_score, f1_score
 from torch import Tensor
 
-from ssvit.data import datasets
+from ssvit.data import datasets, datasets_options
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.batch import Batch
 from ssvit.data.loader import Loader
@@ -21,7 +21,7 @@ from ssvit.data.memory import Memory
 from ssvit.data.packing import pack
 from ssvit.data.packing_options import Pack
 from ssvit.data.source import Joined, class_text, subset
-from ssvit.evaluation import multi_label
+from ssvit.evaluation import classification_options, multi_label
 from ssvit.evaluation.classification import Classification
 from ssvit.evaluation.features import Features
 from ssvit.evaluation.neighbours import search
@@ -38,7 +38,9 @@ from ssvit.evaluation.probes.segmentation import Segmentation
 from ssvit.evaluation.probes.sgd import Sgd
 from ssvit.exchange import huggingface
 from ssvit.inference import Prediction
+from ssvit.models import vit_options
 from ssvit.models.vit import ViT
+from ssvit.objectives import classify_options
 from ssvit.objectives.classify import Classify, balanced
 from ssvit.options import OptionError, UserError
 
@@ -70,12 +72,12 @@ def expected(*places: int) -> Tensor:
 
 def test_tables_have_several_classes_in_a_cell_or_in_columns(tmp_path: Path) -> None:
     path = str(table(tmp_path))
-    data = datasets.csv(table=path, label="tags", separator="|")
+    data = datasets.csv(datasets_options.Csv(table=path, label="tags", separator="|"))
     assert data.classes == CLASSES
     assert data.train.labels.equal(expected(0, 1, 2, 3, 5, 6, 8, 9))
     assert data.test.labels.equal(expected(4, 7))
     assert class_text(data.train.labels[3], CLASSES) == "cat|dog|owl"
-    columns = datasets.csv(table=path, label=list(CLASSES[::-1]))
+    columns = datasets.csv(datasets_options.Csv(table=path, label=list(CLASSES[::-1])))
     assert columns.classes == CLASSES[::-1]
     assert columns.train.labels.flip(1).equal(data.train.labels)
     assert columns.train.fingerprint != data.train.fingerprint  # of other numbers of the classes
@@ -93,14 +95,16 @@ def test_wrong_tables_are_refused_in_one_line(tmp_path: Path) -> None:
         ({"label": None, "separator": "|"}, "in the one column that data.label names"),
     ):
         with pytest.raises(UserError, match=words.replace("|", r"\|") if "data.label" not in words else words):
-            datasets.csv(table=path, **options)
+            datasets.csv(datasets_options.Csv(table=path, **options))
     Path(path).write_text("path,label,split\n0.png,a|b,train\n1.png,a,train\n2.png,c,test\n")
     with pytest.raises(UserError, match="the class c is not among the 2"):
-        datasets.csv(table=path, separator="|")
+        datasets.csv(datasets_options.Csv(table=path, separator="|"))
 
 
 def test_parts_sets_and_batches_keep_the_rows(tmp_path: Path) -> None:
-    source = datasets.csv(table=str(table(tmp_path)), label="tags", separator="|", split=None, held_out=0.1).train
+    source = datasets.csv(
+        datasets_options.Csv(table=str(table(tmp_path)), label="tags", separator="|", split=None, held_out=0.1)
+    ).train
     order = torch.tensor([3, 0, 2])
     assert source.take(order).labels.equal(source.labels[order])
     joined = Joined([Memory(torch.zeros(2, 3, 4, 4, dtype=torch.uint8), marks(2)[:, :2], ("b", "a")), source])
@@ -131,11 +135,11 @@ def test_a_balanced_subset_takes_the_classes_by_turns() -> None:
 
 
 def test_shards_keep_several_classes(tmp_path: Path) -> None:
-    data = datasets.csv(table=str(table(tmp_path)), label="tags", separator="|")
+    data = datasets.csv(datasets_options.Csv(table=str(table(tmp_path)), label="tags", separator="|"))
     output = str(tmp_path / "shards")
     own = Pack(output=output, size=None, quality=90, shard_size=1, workers=1, verify=False, overwrite=False)
     pack(data, tmp_path / "shards", own, lambda done, total: None)
-    read = datasets.shards(root=str(tmp_path / "shards"))
+    read = datasets.shards(datasets_options.Shards(root=str(tmp_path / "shards")))
     assert read.classes == CLASSES
     assert read.train.labels.equal(data.train.labels)
     assert read.test.labels.equal(data.test.labels)
@@ -191,12 +195,12 @@ def test_figures_of_a_classifier_are_those_of_scikit_learn() -> None:
 
 def vit(pooling: str = "patch_mean") -> ViT:
     torch.manual_seed(0)
-    return ViT(image_size=8, patch_size=4, width=16, depth=2, heads=2, mlp_width=32, pooling=pooling)
+    return ViT(vit_options.ViT(image_size=8, patch_size=4, width=16, depth=2, heads=2, mlp_width=32, pooling=pooling))
 
 
 def classifier(**options: object) -> Classify:
     torch.manual_seed(0)
-    objective = Classify(encoder=vit(), classes=CLASSES, loss="multi_label", **options)
+    objective = Classify(classify_options.Classify(classes=CLASSES, loss="multi_label", **options), encoder=vit())
     torch.nn.init.normal_(objective.head.weight)
     return objective
 
@@ -244,19 +248,23 @@ def test_what_has_no_meaning_is_refused() -> None:
     with pytest.raises(OptionError, match="distillation"):
         classifier(distillation={})
     source = Memory(batch().images, marks(6), CLASSES)
-    softmax = Classify(encoder=vit(), classes=CLASSES)
+    softmax = Classify(classify_options.Classify(classes=CLASSES), encoder=vit())
     with pytest.raises(UserError, match="the test images may have several classes, the images that the model was"):
-        Classification(source=source, transform=CenterCrop(size=8))(softmax)
+        Classification(classification_options.Classification(), source=source, transform=CenterCrop(size=8))(softmax)
     single = Memory(batch().images, [0] * 6, CLASSES)
     with pytest.raises(UserError, match="was trained on may have several classes, the test images have one each"):
-        Classification(source=single, transform=CenterCrop(size=8))(classifier())
+        Classification(classification_options.Classification(), source=single, transform=CenterCrop(size=8))(
+            classifier()
+        )
 
 
 def test_an_evaluation_has_words_figures_and_a_table() -> None:
     source = Memory(batch(40).images, marks(40), CLASSES)
     objective = classifier().eval()
     with torch.no_grad():
-        found = Classification(source=source, transform=CenterCrop(size=8))(objective, [{"step": 1}])
+        found = Classification(classification_options.Classification(), source=source, transform=CenterCrop(size=8))(
+            objective, [{"step": 1}]
+        )
         logits = objective.logits(source.in_memory)
     assert found.metrics["map"] == pytest.approx(mean_average_precision(logits, source.labels))
     assert set(found.figures) == {"precisions", "mistakes", "learning"}

@@ -75,7 +75,7 @@ TOGETHER = {
     "layer": (["target=codebook", "target.layer=4"], "target.layer=4: needs the checkpoint of an earlier run"),
     "no layer": (["target=codebook", f"target.checkpoint={CLASSIFIER}"], "target.layer=null: must be given with"),
     "deep layer": (["target=codebook", f"target.checkpoint={CLASSIFIER}", "target.layer=9"],
-                   "target.encoder.layer=9: must be at most 2, the layers of the checkpoint's encoder"),
+                   "target.layer=9: must be at most 2, the layers of the checkpoint's encoder"),
     "patches": (["target=codebook", f"target.checkpoint={CLASSIFIER}", "target.layer=1", "encoder.patch_size=8"],
                 "target.encoder.path="),
     "fractions": (["objective.masking.mask=0.5"], "objective.masking.mask + replace + keep=0.7: the three fractions"),
@@ -110,7 +110,7 @@ TOGETHER = {
     "validation": (["development=validation"], "development=validation: there are no validation images"),
     "teacher": ([*CHOICES["taught"][:-1], "data.image_size=32"], "objective.distillation.teacher.path="),
     "no teacher": (["objective=supervised", "distillation=deit", "teacher=/no/where"],
-                   "objective.distillation.teacher.path=/no/where: no such"),
+                   "teacher=/no/where: no such"),
     "reduction": ([*CHOICES["taught"], "objective.distillation.reduction=elements"],
                   "objective.distillation.reduction=elements: must be batch with kind=hard"),
     "lr_end": (["recipe.lr_end=1e-4"], "recipe.lr_end=0.0001: must be 0 with decay=cosine"),
@@ -166,13 +166,12 @@ class Trap:
         if name.split(".")[0] in ("torch", "numpy", "torchvision"):
             raise SystemExit(f"{name} was imported")
 sys.meta_path.insert(0, Trap())
+from ssvit.config.declaration import Run, select
 from ssvit.options import OptionError, UserError
-from ssvit.config.declaration import select
-from ssvit.training.options import Training
+from ssvit.training.options import Pretrain
 for line in sys.stdin:
     try:
-        values = json.loads(line)
-        select(Training, values).check_parts(values)
+        Run(select(Pretrain, json.loads(line))).check()
         print("null")
     except UserError as error:
         print(json.dumps([getattr(error, "name", None), str(error)]))
@@ -203,7 +202,7 @@ def told(folder):
         options = [
             f"{name}.{key}"
             for name, node in nodes(plain)
-            if (known := find(node["_target_"])) and not name.startswith("objective.encoder")
+            if (known := find(node["_target_"]))
             for key in own(known, node)
         ]
         options += [f"{group}.{key}" for group in ("recipe", "subset") for key in plain[group]]

@@ -18,7 +18,7 @@ from test_pretrain import kill_after, sums
 from test_shards import in_memory, picture, pixels
 
 from ssvit.cli.pack import command as pack_tool
-from ssvit.data import datasets, decode, packing, remote, shards
+from ssvit.data import datasets, datasets_options, decode, packing, remote, shards
 from ssvit.data.augment.crop import InceptionCrop
 from ssvit.data.loader import Loader
 from ssvit.data.memory import Memory
@@ -58,13 +58,13 @@ def files(root: Path) -> dict[str, bytes]:
 
 
 def test_a_folder_and_its_shards_are_the_same_data(tmp_path: Path) -> None:
-    data = datasets.folder(root=str(folder(tmp_path / "images")))
+    data = datasets.folder(datasets_options.Folder(root=str(folder(tmp_path / "images"))))
     lines = packed(data, tmp_path / "shards")
     number = len(list((tmp_path / "shards/train").glob("*.tar")))
     assert number > 3
     assert lines[0].startswith(f"{tmp_path}/shards/train: 30 images in {number} shards, ")
     assert packed(data, tmp_path / "shards")[0].endswith(", there already")
-    found = datasets.shards(root=str(tmp_path / "shards"))
+    found = datasets.shards(datasets_options.Shards(root=str(tmp_path / "shards")))
     assert data.validation is not None
     assert found.validation is not None
     assert found.classes == data.classes
@@ -87,7 +87,7 @@ def test_names_of_any_kind_become_samples_of_their_own(tmp_path: Path) -> None:
         kind = {"jpg": "JPEG"}.get(path.suffix[1:].lower(), path.suffix[1:].upper())
         path.write_bytes(picture(place, kind))
     (tmp_path / "images/b/lost.jpg").touch()
-    data = datasets.folder(root=str(tmp_path / "images"), held_out=0.1)
+    data = datasets.folder(datasets_options.Folder(root=str(tmp_path / "images"), held_out=0.1))
     (tmp_path / "images/b/lost.jpg").unlink()
     packed(data, tmp_path / "shards", shard_size=10)
     for part, source in (("train", data.train), ("test", data.test)):
@@ -111,7 +111,7 @@ def test_names_of_any_kind_become_samples_of_their_own(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("after", [1, 7, 17, 29])
 def test_an_interrupted_command_goes_on(tmp_path: Path, after: int) -> None:
-    data = datasets.folder(root=str(folder(tmp_path / "images")))
+    data = datasets.folder(datasets_options.Folder(root=str(folder(tmp_path / "images"))))
     packed(data, tmp_path / "whole")
 
     def interrupt(done: int, total: int) -> None:
@@ -131,7 +131,7 @@ def test_an_interrupted_command_goes_on(tmp_path: Path, after: int) -> None:
 
 
 def test_other_images_or_options_do_not_mix_with_what_is_there(tmp_path: Path) -> None:
-    data = datasets.folder(root=str(folder(tmp_path / "images", 10)))
+    data = datasets.folder(datasets_options.Folder(root=str(folder(tmp_path / "images", 10))))
     packed(data, tmp_path / "shards")
     with pytest.raises(
         OptionError, match=r"output=.*train holds shards of other images or by other options: overwrite"
@@ -149,10 +149,10 @@ def test_other_images_or_options_do_not_mix_with_what_is_there(tmp_path: Path) -
 
 @pytest.mark.parametrize("part", ["", "train"])
 def test_shards_are_not_replaced_by_what_is_made_of_them(tmp_path: Path, part: str) -> None:
-    packed(datasets.folder(root=str(folder(tmp_path / "images", 10))), tmp_path / "shards")
+    packed(datasets.folder(datasets_options.Folder(root=str(folder(tmp_path / "images", 10)))), tmp_path / "shards")
     before = files(tmp_path / "shards")
     (tmp_path / "link").symlink_to(tmp_path / "shards")
-    data = datasets.shards(root=str(tmp_path / "shards" / part))
+    data = datasets.shards(datasets_options.Shards(root=str(tmp_path / "shards" / part)))
     for output in ("shards", "link"):
         with pytest.raises(OptionError, match=rf"output=.*{output}: is the folder that the images are read from"):
             packed(data, tmp_path / output, size=5, overwrite=True)
@@ -160,9 +160,9 @@ def test_shards_are_not_replaced_by_what_is_made_of_them(tmp_path: Path, part: s
 
 
 def test_no_shards_are_made_where_no_image_of_a_split_can_be_read(tmp_path: Path) -> None:
-    packed(datasets.folder(root=str(folder(tmp_path / "images", 10))), tmp_path / "shards")
+    packed(datasets.folder(datasets_options.Folder(root=str(folder(tmp_path / "images", 10)))), tmp_path / "shards")
     before = files(tmp_path / "shards")
-    data = datasets.folder(root=str(tmp_path / "images"))
+    data = datasets.folder(datasets_options.Folder(root=str(tmp_path / "images")))
     for path in (tmp_path / "images/val").rglob("*.png"):
         path.unlink()
     for output, overwrite in (("shards", True), ("other", False)):
@@ -178,9 +178,9 @@ def test_larger_images_are_made_smaller_and_others_stay_as_they_are(tmp_path: Pa
     for name, (height, width) in sizes.items():
         ramp = np.linspace(0, 255, width).astype(np.uint8)
         Image.fromarray(np.repeat(np.repeat(ramp[None, :, None], height, 0), 3, 2)).save(tmp_path / "images" / name)
-    data = datasets.folder(root=str(tmp_path / "images"), held_out=0.3)
+    data = datasets.folder(datasets_options.Folder(root=str(tmp_path / "images"), held_out=0.3))
     packed(data, tmp_path / "shards", size=24)
-    found = datasets.shards(root=str(tmp_path / "shards"))
+    found = datasets.shards(datasets_options.Shards(root=str(tmp_path / "shards")))
     for source in (found.train, found.test):
         assert isinstance(source, shards.Shards)
         for i in range(len(source)):
@@ -200,7 +200,7 @@ def test_images_in_memory_become_png(tmp_path: Path) -> None:
     images = torch.randint(0, 256, (12, 3, 5, 4), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     source = Memory(images, [2, 0] * 6, ("z", "y", "x"))
     packed(Data(source, None, source.take(torch.tensor([3, 5])), source.classes), tmp_path / "shards")
-    found = datasets.shards(root=str(tmp_path / "shards"))
+    found = datasets.shards(datasets_options.Shards(root=str(tmp_path / "shards")))
     assert found.classes == ("z", "y", "x")
     assert found.train.labels is not None
     assert found.train.labels.tolist() == [2, 0] * 6
@@ -211,7 +211,7 @@ def test_images_in_memory_become_png(tmp_path: Path) -> None:
 
 def test_webdataset_reads_these_shards_and_its_own_are_read(tmp_path: Path) -> None:
     webdataset = pytest.importorskip("webdataset")
-    data = datasets.folder(root=str(folder(tmp_path / "images")))
+    data = datasets.folder(datasets_options.Folder(root=str(folder(tmp_path / "images"))))
     packed(data, tmp_path / "shards")
     paths = sorted(map(str, (tmp_path / "shards/train").glob("*.tar")))
     theirs = list(webdataset.WebDataset(paths, shardshuffle=False))
@@ -231,7 +231,7 @@ def test_webdataset_reads_these_shards_and_its_own_are_read(tmp_path: Path) -> N
 
 
 def test_verify_names_what_differs(tmp_path: Path) -> None:
-    packed(datasets.folder(root=str(folder(tmp_path / "images"))), tmp_path / "shards")
+    packed(datasets.folder(datasets_options.Folder(root=str(folder(tmp_path / "images")))), tmp_path / "shards")
 
     def line() -> str:
         return packing.verify(tmp_path / "shards", lambda done, total: None)
@@ -252,7 +252,7 @@ def test_verify_names_what_differs(tmp_path: Path) -> None:
         line()
     victim.write_bytes(content[:-512])
     with pytest.raises(UserError, match=r"000002\.tar: has \d+ bytes, and its index says \d+: copy it again"):
-        datasets.shards(root=str(tmp_path / "shards"))
+        datasets.shards(datasets_options.Shards(root=str(tmp_path / "shards")))
     with pytest.raises(OptionError, match=r"holds no index\.safetensors"):
         packing.verify(tmp_path / "images", lambda done, total: None)
 
@@ -262,10 +262,10 @@ def test_an_object_store_is_read_image_by_image_and_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
 ) -> None:
     """workers have a file system of their own: here one that reads this machine's files, as if they were far."""
-    packed(datasets.folder(root=str(folder(tmp_path / "images"))), tmp_path / "shards")
-    local = datasets.shards(root=str(tmp_path / "shards"))
+    packed(datasets.folder(datasets_options.Folder(root=str(folder(tmp_path / "images")))), tmp_path / "shards")
+    local = datasets.shards(datasets_options.Shards(root=str(tmp_path / "shards")))
     address = f"file://{tmp_path}/shards" if workers else in_memory(tmp_path / "shards", "memory://bucket/packed")
-    far = datasets.shards(root=address, cache=str(tmp_path / "copies"))
+    far = datasets.shards(datasets_options.Shards(root=address, cache=str(tmp_path / "copies")))
     assert far.train.fingerprint == local.train.fingerprint
     assert not list((tmp_path / "copies").rglob("*.tar"))
     asked: list[int] = []
@@ -286,16 +286,16 @@ def test_an_object_store_is_read_image_by_image_and_once(
 
     assert all(map(torch.equal, batches(far), batches(local)))
     assert asked == ([] if workers else [10, 10, 10])  # one request for a batch, none in the second epoch
-    again = datasets.shards(root=address, cache=str(tmp_path / "copies"))
+    again = datasets.shards(datasets_options.Shards(root=address, cache=str(tmp_path / "copies")))
     asked.clear()
     assert all(map(torch.equal, batches(again), batches(local)))
     assert asked == []
 
 
 def test_a_store_that_fails_is_asked_again_and_then_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    packed(datasets.folder(root=str(folder(tmp_path / "images"))), tmp_path / "shards")
+    packed(datasets.folder(datasets_options.Folder(root=str(folder(tmp_path / "images")))), tmp_path / "shards")
     address = in_memory(tmp_path / "shards", "memory://bucket/failing")
-    far = datasets.shards(root=address, cache=str(tmp_path / "copies"))
+    far = datasets.shards(datasets_options.Shards(root=address, cache=str(tmp_path / "copies")))
     assert isinstance(far.train, shards.Shards)
     monkeypatch.setattr(remote.time, "sleep", lambda seconds: None)  # type: ignore[attr-defined]
     left = [2]

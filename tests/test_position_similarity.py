@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from ssvit.analysis import positions
+from ssvit.models import vit_options
 from ssvit.models.vit import ViT
 from ssvit.options import UserError
 
@@ -14,7 +15,7 @@ from ssvit.options import UserError
 def encoder(kind: str, **options) -> ViT:
     torch.manual_seed(0)
     shape = {"image_size": [4, 6], "patch_size": 2, "width": 8, "depth": 2, "heads": 2}
-    return ViT(**shape | options, positions=kind)
+    return ViT(vit_options.ViT(**shape | options, positions=kind))
 
 
 @pytest.mark.parametrize("options", [{}, {"distillation_token": True}, {"positions_at": "every_layer"}], ids=str)

@@ -10,9 +10,12 @@ import torch
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.batch import Batch
 from ssvit.data.memory import Memory
+from ssvit.evaluation import prediction_options
 from ssvit.evaluation.prediction import Prediction, describe
 from ssvit.evaluation.reconstruction import nearest_uncorrupted
+from ssvit.models import vit_options
 from ssvit.models.vit import ViT
+from ssvit.objectives import masked_patch_options
 from ssvit.objectives.masked_patch import MaskedPatch
 from ssvit.objectives.masking import KINDS, Masking
 from ssvit.objectives.targets import ColorGrid, MeanColor, Pixels
@@ -32,16 +35,20 @@ def smooth_images(count: int = 40, channels: int = 3) -> torch.Tensor:
 
 def build(target=None, masking=None, channels: int = 3) -> MaskedPatch:
     torch.manual_seed(0)
-    encoder = ViT(image_size=SIZE, patch_size=4, width=24, depth=2, heads=3, channels=channels)
+    encoder = ViT(vit_options.ViT(image_size=SIZE, patch_size=4, width=24, depth=2, heads=3, channels=channels))
     target = target or MeanColor(patch_size=4, channels=channels)
-    model = MaskedPatch(encoder=encoder, masking=masking or Masking(), target=target)
+    model = MaskedPatch(masked_patch_options.MaskedPatch(masking=masking or Masking()), encoder=encoder, target=target)
     torch.nn.init.normal_(model.head.weight)
     return model.eval()
 
 
 def panel(pictures: torch.Tensor | None = None, **options) -> Prediction:
     source = Memory(smooth_images() if pictures is None else pictures)
-    return Prediction(source=source, transform=CenterCrop(size=SIZE), **{"images": 40, "batch_size": 16} | options)
+    return Prediction(
+        prediction_options.Prediction(**{"images": 40, "batch_size": 16} | options),
+        source=source,
+        transform=CenterCrop(size=SIZE),
+    )
 
 
 @pytest.mark.parametrize("grid", [(4, 4), (3, 7), (1, 9), (8, 8)])

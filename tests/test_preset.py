@@ -20,7 +20,7 @@ from ssvit.cli.pretrain import command as pretrain
 from ssvit.cli.retrieve import command as retrieve
 from ssvit.config.command_line import CommandLine
 from ssvit.config.declaration import make
-from ssvit.data import datasets
+from ssvit.data import datasets, datasets_options
 from ssvit.data.arguments import data_set
 from ssvit.data.decode import load
 from ssvit.data.decode_options import GREY
@@ -225,7 +225,9 @@ def test_grey_images_have_one_channel_with_the_moments_of_the_sample(tmp_path, k
     added = dict(option.split("=", 1) for option in by_preset(typed))
     assert added["data.channels"] == "1"
     assert ("data.range" in added) == (kind == "png-16")
-    source = datasets.folder(root=str(root), channels=1, range=json.loads(added.get("data.range", "null"))).train
+    source = datasets.folder(
+        datasets_options.Folder(root=str(root), channels=1, range=json.loads(added.get("data.range", "null")))
+    ).train
     images = torch.stack([source.read(place).double() for place in range(len(source))])
     images /= 1 if "data.range" in added else 255
     assert json.loads(added["data.mean"]) == pytest.approx([images.mean().item()], abs=0.03)

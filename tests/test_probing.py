@@ -12,17 +12,17 @@ import numpy as np
 import pytest
 import tiny
 import torch
-from composing import checked, composed
+from composing import composed
 from PIL import Image
 from ranks import own_rank, start
 
-from ssvit.checkpoints import loading
+from ssvit.checkpoints import loading, loading_options
 from ssvit.checkpoints.checkpoint import PRETRAIN
 from ssvit.checkpoints.configuration import Configuration
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.files import Files
 from ssvit.data.memory import Memory
-from ssvit.evaluation import base, features_options
+from ssvit.evaluation import base, features_options, online_options
 from ssvit.evaluation.base import Evaluation, Evaluator
 from ssvit.evaluation.features import Frozen, Pixels, extract
 from ssvit.evaluation.online import Probing, describe, start_of
@@ -58,7 +58,7 @@ TRAIN, TEST = labelled(60, 1), labelled(45, 2)
 def probing(probes=None, train=TRAIN, test=TEST, **options) -> Probing:
     own = {name: KINDS[name](**chosen) for name, chosen in PROBES.items()} if probes is None else probes
     numbers = {"every": 4, "train_images": 30, "test_images": 45, "batch_size": 16} | options
-    return Probing(probes=own, train=train, test=test, transform=VIEW, **numbers)
+    return Probing(online_options.Probing(**numbers), probes=own, train=train, test=test, transform=VIEW)
 
 
 def rows(folder: Path, evaluator: str = "probe") -> dict[int, dict]:
@@ -134,13 +134,13 @@ def test_by_default_a_run_is_measured_on_its_way_too(options, evaluations):
 )
 def test_a_mistake_names_its_option_before_torch_loads(option, told):
     with pytest.raises(UserError, match=f"^{told}"):
-        checked(composed(option))
+        composed(option).check()
 
 
 @pytest.mark.parametrize(("choice", "names"), [("[]", []), ("knn", ["knn"]), ("[few_shot]", ["few_shot"])])
 def test_probes_are_chosen_by_name(choice, names):
     config = composed(f"probe={choice}")
-    checked(config)
+    config.check()
     assert list(config.probe) == names
 
 
@@ -245,7 +245,7 @@ def test_the_features_are_those_of_the_checkpoint(tmp_path, precision, pooling):
     assert [row.get("probe/class_token") for row in rows(tmp_path).values()] == 4 * [
         1 if pooling == "class_token" else None
     ]
-    encoder = loading.load_encoder(tmp_path / "step_00000012")
+    encoder = loading.load_encoder(loading_options.LoadEncoder(path=tmp_path / "step_00000012"))
     function = Frozen(encoder, features_options.Features(layer="all").readings(encoder.arguments), identity="")
     evaluator = probing({})
     with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16-mixed"):

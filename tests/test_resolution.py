@@ -6,8 +6,10 @@ import timm.layers
 import tiny
 import torch
 
+from ssvit.data.augment import views_options
 from ssvit.data.augment.views import MultiCrop
 from ssvit.data.batch import Batch
+from ssvit.models import vit_options
 from ssvit.models.positions import Learned1D, Learned2D, Relative, SineCosine2D
 from ssvit.models.vit import ViT
 from ssvit.options import OptionError
@@ -22,7 +24,7 @@ GRIDS = [((4, 4), (7, 7)), ((7, 7), (4, 4)), ((3, 5), (8, 6)), ((6, 2), (3, 5)),
 def build(seed: int = 0, **options) -> ViT:
     """A small encoder in which no weight is zero or one."""
     torch.manual_seed(seed)
-    vit = ViT(**SMALL | options)
+    vit = ViT(vit_options.ViT(**SMALL | options))
     with torch.no_grad():
         for parameter in vit.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)
@@ -239,7 +241,7 @@ def test_an_encoder_of_one_size_computes_what_one_taken_to_another_does(position
     vit.resize = how
     for size in SIZES:
         images = torch.rand(2, 3, *size, generator=torch.Generator().manual_seed(1)).double()
-        other = ViT(**vit.arguments | {"image_size": size}).eval().double()
+        other = ViT(vit_options.ViT(**vit.arguments | {"image_size": size})).eval().double()
         other.take(vit, how=how)
         assert vit.grid_of(images) == other.grid
         torch.testing.assert_close(vit(images), other(images), atol=1e-12, rtol=1e-10)
@@ -255,7 +257,7 @@ def test_an_encoder_of_one_size_computes_what_one_taken_to_another_does(position
 def test_some_patches_of_another_grid_stand_where_they_do_in_it(positions, at):
     vit = build(positions=positions, positions_at=at)
     images = torch.rand(2, 3, 12, 20)
-    other = ViT(**vit.arguments | {"image_size": (12, 20)}).eval()
+    other = ViT(vit_options.ViT(**vit.arguments | {"image_size": (12, 20)})).eval()
     other.take(vit)
     visible_ids, output_ids = torch.tensor([[14, 3, 7], [0, 8, 2]]), torch.tensor([[2, 0], [1, 1]])
     found = {"grid": vit.grid_of(images), "output_ids": output_ids}
@@ -312,7 +314,9 @@ def test_an_objective_that_samples_patches_refuses_images_of_another_size(method
     scheduled = {name: torch.tensor(1.0) for name in objective.schedules}
     batch = Batch.of(images)
     if method in ("ibot", "simclr"):
-        views = MultiCrop(size=size, local_size=8, local_views=0, sigma=(0.1, 0.5))(images, slots, 0)
+        views = MultiCrop(views_options.MultiCrop(size=size, local_size=8, local_views=0, sigma=(0.1, 0.5)))(
+            images, slots, 0
+        )
         batch = Batch(views, None, slots)
     with pytest.raises(OptionError, match=rf"^images={size}x{size}: must be 16x16 pixels"):
         objective(batch, objective.sample(slots, seed=0), scheduled)

@@ -13,7 +13,7 @@ from command import TINY, one_line
 from composing import composed
 from PIL import Image
 
-from ssvit.checkpoints import loading, manifest, storage
+from ssvit.checkpoints import loading, loading_options, manifest, storage
 from ssvit.checkpoints.finding import open_checkpoint
 from ssvit.cli import retrieve as retrieve_tool
 from ssvit.config.command_line import CommandLine
@@ -21,6 +21,7 @@ from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.decode import load
 from ssvit.data.memory import Memory
 from ssvit.data.source import Data
+from ssvit.models import vit_options
 from ssvit.models.vit import ViT
 from ssvit.options import OptionError, UserError
 from ssvit.retrieval import describer, gallery, index, options
@@ -66,7 +67,9 @@ def work(made, tmp_path):
 
 def described(folder: Path, paths: list[str], *, unit: bool = True) -> np.ndarray:
     """The features as one would write them down, a picture at a time, in float64."""
-    encoder = loading.load_encoder(folder / "outputs" / RUN / "step_00000006").double()
+    encoder = loading.load_encoder(
+        loading_options.LoadEncoder(path=folder / "outputs" / RUN / "step_00000006")
+    ).double()
     rows = []
     for path in paths:
         image = CenterCrop(size=16)([load(path)])
@@ -181,7 +184,7 @@ def test_a_query_is_answered_in_words_as_json_and_as_a_sheet(made, work, tool):
 
 
 def test_a_store_is_pooled_as_the_checkpoint_was_trained_and_asked_as_it_was_made(tmp_path, capsys):
-    encoder = ViT(image_size=16, patch_size=4, width=16, depth=2, heads=2)
+    encoder = ViT(vit_options.ViT(image_size=16, patch_size=4, width=16, depth=2, heads=2))
     state = {f"encoder.{name}": tensor for name, tensor in encoder.state_dict().items()}
     path = storage.save(tmp_path, 3, {"model": state}, {"encoder": encoder.arguments})
     pictures = album(tmp_path / "album", first=0, count=4)

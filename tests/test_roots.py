@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from ssvit.data import datasets
+from ssvit.data import datasets, datasets_options
 from ssvit.data.source import Source
 from ssvit.options import OptionError
 
@@ -37,7 +37,7 @@ def test_classes_are_united_by_name(place: Path) -> None:
     put(place / "A/dog", 3, 4)
     put(place / "B/ant", 5, 6)
     put(place / "B/dog", 7, 8)
-    data = datasets.folder(root=["A", "B"], held_out=0.25)
+    data = datasets.folder(datasets_options.Folder(root=["A", "B"], held_out=0.25))
     assert data.classes == ("ant", "cat", "dog")
     assert data.told == "A/, B/ 6 images to train on, 2 others to measure on (data.held_out=0.25)"
     expected = {1: "cat", 2: "cat", 3: "dog", 4: "dog", 5: "ant", 6: "ant", 7: "dog", 8: "dog"}
@@ -53,7 +53,7 @@ def test_held_out_parts_of_each_folder_serve(place: Path) -> None:
     put(place / "B/train/ant", 4)
     put(place / "B/valid/ant", 5)
     put(place / "C/ant", 6)
-    data = datasets.folder(root=["A", "B", "C"])
+    data = datasets.folder(datasets_options.Folder(root=["A", "B", "C"]))
     assert content(data.train) == {1: "cat", 2: "cat", 4: "ant", 6: "ant"}
     assert content(data.validation) == {3: "cat", 5: "ant"}
     assert data.validation is not None
@@ -64,7 +64,7 @@ def test_held_out_parts_of_each_folder_serve(place: Path) -> None:
 def test_a_folder_without_classes_makes_all_unlabelled(place: Path) -> None:
     put(place / "A/cat", 1, 2)
     put(place / "B", 3)
-    data = datasets.folder(root=["A", "B"])
+    data = datasets.folder(datasets_options.Folder(root=["A", "B"]))
     assert (data.classes, data.train.labels) == ((), None)
 
 
@@ -74,11 +74,11 @@ def test_the_fingerprint_is_that_of_the_folders(place: Path) -> None:
     put(place / "C/cat", 3, 4)
 
     def fingerprint(*roots: str) -> str:
-        return datasets.folder(root=list(roots)).train.whole.fingerprint
+        return datasets.folder(datasets_options.Folder(root=list(roots))).train.whole.fingerprint
 
     assert len({fingerprint("A", "B"), fingerprint("B", "A"), fingerprint("A", "C"), fingerprint("A", "B", "C")}) == 4
-    one = datasets.folder(root=["A"], held_out=0.5)
-    assert one.train.fingerprint == datasets.folder(root="A", held_out=0.5).train.fingerprint
+    one = datasets.folder(datasets_options.Folder(root=["A"], held_out=0.5))
+    assert one.train.fingerprint == datasets.folder(datasets_options.Folder(root="A", held_out=0.5)).train.fingerprint
     (place / "elsewhere").mkdir()
     before = fingerprint("A", "B")
     (place / "B").rename(place / "elsewhere/B")
@@ -99,4 +99,4 @@ def test_what_is_wrong_is_one_line(place: Path, given: dict[str, object], line: 
     put(place / "A/cat", 1, 2)
     put(place / "B/cat", 3)
     with pytest.raises(OptionError, match=f"^{line}"):
-        datasets.folder(**given)
+        datasets.folder(datasets_options.Folder(**given))

@@ -11,10 +11,11 @@ import torch.nn.functional as F
 from command import TINY
 from PIL import Image
 
-from ssvit.data import datasets
+from ssvit.data import datasets, datasets_options
 from ssvit.evaluation.features import Features, Frozen, PatchPixels
 from ssvit.evaluation.features_options import Reading
 from ssvit.evaluation.probes.segmentation import Segmentation, class_shares, label, mean_iou
+from ssvit.models import vit_options
 from ssvit.models.vit import ViT
 from ssvit.options import OptionError, UserError
 
@@ -198,7 +199,9 @@ def test_no_test_mask_chooses():
 
 def test_patch_features_lie_where_the_patches_do():
     torch.manual_seed(0)
-    encoder = ViT(image_size=[8, 12], patch_size=4, width=16, depth=2, heads=2, class_token=True).eval()
+    encoder = ViT(
+        vit_options.ViT(image_size=[8, 12], patch_size=4, width=16, depth=2, heads=2, class_token=True)
+    ).eval()
     images = torch.randint(256, (3, 3, 8, 12), dtype=torch.uint8)
     function = Frozen(encoder, [Reading(2, "patches")], identity="x")
     found = function(images)["layer2_patches"]
@@ -299,7 +302,12 @@ def test_the_layout_of_ade20k_is_a_folder_with_masks(tmp_path):
                 (tmp_path / folder / part).mkdir(parents=True, exist_ok=True)
                 Image.fromarray(picture.numpy()).save(tmp_path / folder / part / f"ADE_{number}.{ending}")
     data = datasets.folder(
-        root=str(tmp_path / "images"), train="training", validation="validation", masks=str(tmp_path / "annotations")
+        datasets_options.Folder(
+            root=str(tmp_path / "images"),
+            train="training",
+            validation="validation",
+            masks=str(tmp_path / "annotations"),
+        )
     )
     assert (data.train.labels, data.test) == (None, None)
     for part, source in (("training", data.train), ("validation", data.validation)):
@@ -324,7 +332,7 @@ def test_the_layout_of_pascal_voc_has_lists_and_palettes(tmp_path):
             assert mask.mode == "P"
             mask.save(tmp_path / "SegmentationClass" / f"{name}.png")
     Image.new("RGB", SIZE).save(tmp_path / "JPEGImages" / "2008_000001.jpg")
-    data = datasets.voc(root=str(tmp_path))
+    data = datasets.voc(datasets_options.Voc(root=str(tmp_path)))
     assert any((mask == 255).any() for mask in expected.values())
     for listed, source in ((names["train"], data.train), (names["val"], data.watched)):
         assert len(source) == len(listed)
@@ -334,10 +342,10 @@ def test_the_layout_of_pascal_voc_has_lists_and_palettes(tmp_path):
             assert source.read(index).float().mean().round() == int(name[-2:])
     (tmp_path / "SegmentationClass" / "2007_000042.png").unlink()
     with pytest.raises(UserError, match=r"val.txt: there is no file .*2007_000042.png"):
-        datasets.voc(root=str(tmp_path))
+        datasets.voc(datasets_options.Voc(root=str(tmp_path)))
     (tmp_path / "ImageSets" / "Segmentation" / "val.txt").unlink()
     with pytest.raises(UserError, match=r"holds no ImageSets/Segmentation/val.txt"):
-        datasets.voc(root=str(tmp_path))
+        datasets.voc(datasets_options.Voc(root=str(tmp_path)))
 
 
 def test_patches_that_do_not_divide_a_mask_share_its_pixels():

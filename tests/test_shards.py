@@ -14,7 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
-from ssvit.data import datasets, remote, shards
+from ssvit.data import datasets, datasets_options, remote, shards
 from ssvit.data.augment.crop import InceptionCrop
 from ssvit.data.files import Files
 from ssvit.data.loader import Loader
@@ -76,7 +76,7 @@ def test_the_first_dot_of_a_name_parts_key_and_ending(name: str, parted: tuple[s
 
 def test_images_and_classes_are_those_of_the_tar_files(tmp_path: Path) -> None:
     images = several(tmp_path)
-    data = datasets.shards(root=str(tmp_path))
+    data = datasets.shards(datasets_options.Shards(root=str(tmp_path)))
     assert (len(data.train), data.test and len(data.test), data.classes) == (36, 4, ("0", "1", "2"))
     found = shards.find(str(tmp_path), splits(str(tmp_path)).train)
     assert all(torch.equal(found.read(i), pixels(image)) for i, image in enumerate(images))
@@ -150,22 +150,22 @@ def test_the_names_of_shards_say_what_they_are_for(tmp_path: Path) -> None:
     for place, name in enumerate(("train/0.tar", "train/1.tar", "valid/0.tar")):
         tar(root / name, {"1.png": picture(place)})
     assert splits(str(root)) == (("train/0.tar", "train/1.tar"), ("valid/0.tar",), ())
-    data = datasets.shards(root=str(root))
+    data = datasets.shards(datasets_options.Shards(root=str(root)))
     assert (len(data.train), data.validation and len(data.validation), data.test) == (2, 1, None)
     assert data.told == "2 shards: 2 images to train on; 1 shards: 1 to measure on"
     for wrong, right in ((tmp_path / "absent", "no such folder"), (tmp_path / "words/x", "no such"), (7, "no such")):
         with pytest.raises(OptionError, match=right):
-            datasets.shards(root=str(wrong) if isinstance(wrong, Path) else wrong)
+            datasets.shards(datasets_options.Shards(root=str(wrong) if isinstance(wrong, Path) else wrong))
     (tmp_path / "empty").mkdir()
     with pytest.raises(OptionError, match=r"holds no shard \(a file ending in .tar\)"):
-        datasets.shards(root=str(tmp_path / "empty"))
+        datasets.shards(datasets_options.Shards(root=str(tmp_path / "empty")))
 
 
 def test_a_folder_of_shards_says_how_it_is_read(tmp_path: Path) -> None:
     for name in ("0.tar", "train/0.tar"):
         tar(tmp_path / name.partition(".")[0] / name, {"1.png": picture(0)})
         with pytest.raises(OptionError, match=r"holds shards, which data=shards data.root=PATH reads"):
-            datasets.folder(root=str(tmp_path / name.partition(".")[0]))
+            datasets.folder(datasets_options.Folder(root=str(tmp_path / name.partition(".")[0])))
 
 
 def test_what_is_wrong_with_a_shard_is_one_line(tmp_path: Path) -> None:
@@ -177,11 +177,11 @@ def test_what_is_wrong_with_a_shard_is_one_line(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         (tmp_path / name / "a.tar").write_bytes(data)
         with pytest.raises(UserError, match=r"a\.tar: is no uncompressed tar file, or a damaged one") as caught:
-            datasets.shards(root=str(tmp_path / name))
+            datasets.shards(datasets_options.Shards(root=str(tmp_path / name)))
         assert "\n" not in str(caught.value)
     tar(tmp_path / "none/a.tar", {"1.txt": b"x"})
     with pytest.raises(UserError, match="its shards hold no image"):
-        datasets.shards(root=str(tmp_path / "none"))
+        datasets.shards(datasets_options.Shards(root=str(tmp_path / "none")))
     found = shards.find(str(tmp_path / "good"), ["0000.tar"])
     os.truncate(tmp_path / "good/0000.tar", 100)
     with pytest.raises(Unreadable, match=r"0000\.tar/00001\.png: .*0000\.tar ends before it"):
@@ -241,14 +241,14 @@ def test_an_object_store_is_copied_whole_where_it_has_no_index(tmp_path: Path) -
     several(tmp_path / "set")
     address = in_memory(tmp_path / "set", "memory://bucket/set")
     for _ in range(2):
-        found = datasets.shards(root=address, cache=str(tmp_path / "copies"))
-        assert equal(found, datasets.shards(root=str(tmp_path / "set")))
+        found = datasets.shards(datasets_options.Shards(root=address, cache=str(tmp_path / "copies")))
+        assert equal(found, datasets.shards(datasets_options.Shards(root=str(tmp_path / "set"))))
     assert sorted(path.name for path in (tmp_path / "copies").rglob("*.tar")) == ["0000.tar", "0001.tar", "0002.tar"]
 
 
 def test_an_address_that_nothing_serves_is_one_line() -> None:
     with pytest.raises(OptionError, match=r"^root=nosuch://a/b: Protocol not known: nosuch"):
-        datasets.shards(root="nosuch://a/b")
+        datasets.shards(datasets_options.Shards(root="nosuch://a/b"))
     with pytest.raises(OptionError, match=r"^root=memory://nothing/here: holds no shard"):
-        datasets.shards(root="memory://nothing/here")
+        datasets.shards(datasets_options.Shards(root="memory://nothing/here"))
     assert remote._TRIES > 1

@@ -15,10 +15,10 @@ from PIL import Image
 from ranks import child, together
 from test_training import final, rows
 
-from ssvit.checkpoints import loading
+from ssvit.checkpoints import loading, loading_options
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.batch import Batch
-from ssvit.evaluation import contrast
+from ssvit.evaluation import contrast, contrast_options
 from ssvit.evaluation.contrast import Contrast
 from ssvit.objectives import simclr_options
 from ssvit.objectives.contrast import similarities, unit
@@ -177,7 +177,12 @@ def test_other_views_are_refused_in_one_line(views):
 
 def panel(objective, **given) -> Contrast:
     given = {"images": 20, "batch_size": 8, **given}
-    return Contrast(source=tiny.source(), transform=CenterCrop(size=16), augment=tiny.transform(objective), **given)
+    return Contrast(
+        contrast_options.Contrast(**given),
+        source=tiny.source(),
+        transform=CenterCrop(size=16),
+        augment=tiny.transform(objective),
+    )
 
 
 @torch.no_grad()
@@ -295,7 +300,7 @@ def test_from_the_command_line(tool, tmp_path):
     found = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in found if "held_out/top1" in row] == [0, 3, 6]
     assert "train/accuracy" in found[1]
-    assert loading.load_encoder(run).pooling == "patch_mean"
+    assert loading.load_encoder(loading_options.LoadEncoder(path=run)).pooling == "patch_mean"
     assert "is finished" in tool("pretrain", *TINY_SIMCLR).stdout
     tuned = [option for option in TINY if option.startswith(("recipe", "fabric"))]
     assert "accuracy" in tool("finetune", *tuned).stdout

@@ -7,7 +7,9 @@ import torch
 from command import TINY
 
 from ssvit.data.batch import Batch
+from ssvit.models import vit_options
 from ssvit.models.vit import ViT
+from ssvit.objectives import masked_patch_options
 from ssvit.objectives.masked_patch import MaskedPatch
 from ssvit.objectives.masking import MASKED, Masking
 from ssvit.objectives.targets import Pixels
@@ -16,8 +18,8 @@ from ssvit.objectives.targets import Pixels
 def build() -> MaskedPatch:
     torch.manual_seed(0)
     model = MaskedPatch(
-        encoder=ViT(image_size=16, patch_size=4, width=24, depth=2, heads=3),
-        masking=Masking(corrupted=0.6, mask=1, replace=0, keep=0, unit=2),
+        masked_patch_options.MaskedPatch(masking=Masking(corrupted=0.6, mask=1, replace=0, keep=0, unit=2)),
+        encoder=ViT(vit_options.ViT(image_size=16, patch_size=4, width=24, depth=2, heads=3)),
         target=Pixels(patch_size=4, loss="l1"),
     )
     with torch.no_grad():

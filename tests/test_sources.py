@@ -13,7 +13,7 @@ import torch
 import torchvision.datasets
 from PIL import Image
 
-from ssvit.data import datasets, synthetic
+from ssvit.data import datasets, datasets_options, synthetic, synthetic_options
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.files import Files
 from ssvit.data.loader import Loader, evaluation_batches
@@ -145,7 +145,7 @@ def test_folder_of_classes(tmp_path: Path) -> None:
     for name in ("cat", "ant"):
         for i in range(10):
             paint(tmp_path / name / f"{i}.png")
-    data = datasets.folder(root=str(tmp_path), held_out=0.2, seed=0)
+    data = datasets.folder(datasets_options.Folder(root=str(tmp_path), held_out=0.2, seed=0))
     assert data.classes == ("ant", "cat")
     assert (len(data.train), data.validation, len(data.test)) == (16, None, 4)
     assert data.told == f"{tmp_path.name}/ 16 images to train on, 4 others to measure on (data.held_out=0.2)"
@@ -156,20 +156,20 @@ def test_folder_of_classes(tmp_path: Path) -> None:
 def test_folder_with_its_own_split(tmp_path: Path) -> None:
     for name in ("train/ant/1", "train/cat/1", "train/cat/2", "val/cat/3"):
         paint(tmp_path / f"{name}.png")
-    data = datasets.folder(root=str(tmp_path))
+    data = datasets.folder(datasets_options.Folder(root=str(tmp_path)))
     assert (len(data.train), len(data.validation), data.test) == (3, 1, None)
     assert data.validation.labels.tolist() == [1]
     assert data.told == "train/ 3 images to train on; val/ 1 to measure on"
     paint(tmp_path / "val" / "eel" / "4.png")
     with pytest.raises(UserError, match="the class eel is not among the 2 that are trained on"):
-        datasets.folder(root=str(tmp_path))
+        datasets.folder(datasets_options.Folder(root=str(tmp_path)))
 
 
 def test_each_folder_serves_what_it_is_named_for(tmp_path: Path) -> None:
     for name in ("train/ant/1", "train/cat/1", "train/cat/2", "validation/cat/3", "test/ant/4", "test/cat/5"):
         paint(tmp_path / f"{name}.png")
     root = str(tmp_path)
-    data = datasets.folder(root=root)
+    data = datasets.folder(datasets_options.Folder(root=root))
     assert [len(part) for part in (data.train, data.validation, data.test)] == [3, 1, 2]
     assert data.told == "train/ 3 images to train on; validation/ 1 for choices; test/ 2 for the reported figure"
     assert data.watched is data.validation
@@ -179,13 +179,13 @@ def test_each_folder_serves_what_it_is_named_for(tmp_path: Path) -> None:
         chosen = data.without_test(development)
         assert (chosen.train, chosen.validation, chosen.test) == (data.train, data.validation, None)
     # With one of the two alone it serves for both, and a choice takes a part of the training images.
-    alone = datasets.folder(root=root, test=None)
+    alone = datasets.folder(datasets_options.Folder(root=root, test=None))
     assert alone.watched is alone.validation
     assert alone.reported == ("validation", alone.validation)
     chosen = alone.without_test(0.3)
     assert (len(chosen.train), len(chosen.validation), chosen.test) == (2, 1, None)
     assert set(chosen.train.paths) | set(chosen.validation.paths) == set(data.train.paths)
-    tested = datasets.folder(root=root, validation=None)
+    tested = datasets.folder(datasets_options.Folder(root=root, validation=None))
     assert tested.watched is tested.test
     with pytest.raises(OptionError, match="development=validation: there are no validation images"):
         tested.without_test("validation")
@@ -195,20 +195,20 @@ def test_each_folder_serves_what_it_is_named_for(tmp_path: Path) -> None:
 def test_test_images_without_labels_are_passed_over_unless_asked_for(tmp_path: Path, name: str, reason: str) -> None:
     for one in ("train/ant/1", "train/cat/1", "val/cat/3", name):
         paint(tmp_path / f"{one}.png")
-    data = datasets.folder(root=str(tmp_path))
+    data = datasets.folder(datasets_options.Folder(root=str(tmp_path)))
     assert data.reported == ("validation", data.validation)
     assert f"val/ 1 to measure on; test/ is not used: {reason}" in data.told.replace(f"{tmp_path}/test: ", "")
     if "eel" in name:
         with pytest.raises(UserError, match=reason):
-            datasets.folder(root=str(tmp_path), test="test")
+            datasets.folder(datasets_options.Folder(root=str(tmp_path), test="test"))
     else:
-        assert datasets.folder(root=str(tmp_path), test="test").test.labels is None
+        assert datasets.folder(datasets_options.Folder(root=str(tmp_path), test="test")).test.labels is None
 
 
 def test_flat_folder_is_unlabelled(tmp_path: Path) -> None:
     for i in range(5):
         paint(tmp_path / f"{i}.png")
-    data = datasets.folder(root=str(tmp_path))
+    data = datasets.folder(datasets_options.Folder(root=str(tmp_path)))
     assert data.classes == ()
     assert data.train.labels is None
     assert (len(data.train), len(data.test)) == (4, 1)
@@ -217,21 +217,21 @@ def test_flat_folder_is_unlabelled(tmp_path: Path) -> None:
 def test_imagenet_layout(tmp_path: Path) -> None:
     for name in ("train/n01/1", "train/n02/2", "val/n02/3"):
         paint(tmp_path / f"{name}.png")
-    data = datasets.imagenet(root=str(tmp_path))
+    data = datasets.imagenet(datasets_options.Imagenet(root=str(tmp_path)))
     assert data.classes == ("n01", "n02")
     assert data.validation.labels.tolist() == [1]
     assert data.reported == ("validation", data.validation)
     assert len(data.without_test(0.5).train) == 1  # what is reported on is not chosen on
     (tmp_path / "val/n02/3.png").rename(tmp_path / "val/3.png")
     with pytest.raises(OptionError, match="images lie in val/ itself"):
-        datasets.imagenet(root=str(tmp_path))
+        datasets.imagenet(datasets_options.Imagenet(root=str(tmp_path)))
     (tmp_path / "val").rename(tmp_path / "other")
     with pytest.raises(OptionError, match="holds no folder val"):
-        datasets.imagenet(root=str(tmp_path))
+        datasets.imagenet(datasets_options.Imagenet(root=str(tmp_path)))
 
 
 def test_synthetic_parts_share_no_image() -> None:
-    data = synthetic.synthetic(size=(16, 24), images=20, held_out_images=12, seed=3)
+    data = synthetic.synthetic(synthetic_options.Synthetic(size=(16, 24), images=20, held_out_images=12, seed=3))
     assert data.train.in_memory.shape == (20, 3, 16, 24)
     assert data.test.in_memory.shape == (12, 3, 16, 24)
     every = torch.cat((data.train.in_memory, data.test.in_memory)).flatten(1)
@@ -242,7 +242,7 @@ def test_synthetic_parts_share_no_image() -> None:
 @pytest.mark.parametrize("name", ["cifar10", "cifar100", "stl10", "flowers102", "oxford_pets"])
 def test_absent_sets_are_told_in_one_line(tmp_path: Path, name: str) -> None:
     with pytest.raises(UserError) as caught:
-        datasets.torchvision_set(name=name, root=str(tmp_path))
+        datasets.torchvision_set(datasets_options.TorchvisionSet(name=name, root=str(tmp_path)))
     message = str(caught.value)
     assert f"data.root={tmp_path}: holds no whole {name}" in message
     assert "data.download=true" in message
@@ -251,9 +251,9 @@ def test_absent_sets_are_told_in_one_line(tmp_path: Path, name: str) -> None:
 
 def test_wrong_names_of_sets_are_named(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match=r"name=mnist: must be one of cifar10, .*oxford_pets"):
-        datasets.torchvision_set(name="mnist", root=str(tmp_path))
+        datasets.torchvision_set(datasets_options.TorchvisionSet(name="mnist", root=str(tmp_path)))
     with pytest.raises(OptionError, match="split=unlabeled"):
-        datasets.torchvision_set(name="cifar10", root=str(tmp_path), split="unlabeled")
+        datasets.torchvision_set(datasets_options.TorchvisionSet(name="cifar10", root=str(tmp_path), split="unlabeled"))
 
 
 def test_a_subset_is_balanced_and_parts_are_disjoint() -> None:
@@ -306,7 +306,7 @@ def fake_cifar(root: Path) -> dict[str, tuple[np.ndarray, list[int]]]:
 def test_cifar_bytes_become_the_right_pixels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     parts = fake_cifar(tmp_path)
     monkeypatch.setattr("torchvision.datasets.cifar.check_integrity", lambda *args: True)
-    data = datasets.torchvision_set(name="cifar10", root=str(tmp_path))
+    data = datasets.torchvision_set(datasets_options.TorchvisionSet(name="cifar10", root=str(tmp_path)))
     assert (len(data.train), len(data.test)) == (20, 4)
     assert data.classes[3] == "class 3"
     for source, name, first in ((data.train, "data_batch_3", 8), (data.test, "test_batch", 0)):
@@ -333,7 +333,7 @@ def test_file_sets_train_on_all_but_the_test_images(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(torchvision.datasets, "Flowers102", _Stub)
     monkeypatch.setattr(torchvision.datasets, "OxfordIIITPet", _Stub)
     for name, trained in (("flowers102", {"train", "val"}), ("oxford_pets", {"trainval"})):
-        data = datasets.torchvision_set(name=name, root=str(tmp_path))
+        data = datasets.torchvision_set(datasets_options.TorchvisionSet(name=name, root=str(tmp_path)))
         assert {Path(path).parent.name for path in data.train.paths} == trained
         assert {Path(path).parent.name for path in data.test.paths} == {"test"}
         assert data.test.labels.tolist() == [0, 1, 0]
@@ -341,19 +341,24 @@ def test_file_sets_train_on_all_but_the_test_images(tmp_path: Path, monkeypatch:
 
 def test_stl10_unlabelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torchvision.datasets, "STL10", _Stub)
-    data = datasets.torchvision_set(name="stl10", root=str(tmp_path), split="unlabeled")
+    data = datasets.torchvision_set(
+        datasets_options.TorchvisionSet(name="stl10", root=str(tmp_path), split="unlabeled")
+    )
     assert data.classes == ()
     assert data.train.labels is None
     assert (data.train.in_memory == len("unlabeled")).all()
     assert data.test.labels.tolist() == [0, 1, 1]
-    assert datasets.torchvision_set(name="stl10", root=str(tmp_path)).classes == ("a", "b")
+    assert datasets.torchvision_set(datasets_options.TorchvisionSet(name="stl10", root=str(tmp_path))).classes == (
+        "a",
+        "b",
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not (SHARED / "unpack.py").exists(), reason="the shared data sets are not here")
 def test_real_cifar10(tmp_path: Path) -> None:
     subprocess.run([sys.executable, str(SHARED / "unpack.py"), str(tmp_path)], check=True, capture_output=True)
-    data = datasets.torchvision_set(name="cifar10", root=str(tmp_path))
+    data = datasets.torchvision_set(datasets_options.TorchvisionSet(name="cifar10", root=str(tmp_path)))
     assert (len(data.train), len(data.test)) == (50_000, 10_000)
     assert data.train.labels.bincount().tolist() == [5000] * 10
     assert data.classes[0] == "airplane"
@@ -369,7 +374,7 @@ def test_masks_go_with_their_images(tmp_path: Path) -> None:
         of.parent.mkdir(parents=True, exist_ok=True)
         Image.new("L", (8, 6), int(name[-1]) if name[-1] != "b" else 255).save(of)
     root = str(tmp_path / "images")
-    data = datasets.folder(root=root, masks=str(tmp_path / "masks"))
+    data = datasets.folder(datasets_options.Folder(root=root, masks=str(tmp_path / "masks")))
     assert [data.train.mask(i).unique().tolist() for i in (0, 1)] == [[1], [255]]
     for part in (data.train.take(torch.tensor([1, 0])), Part(data.train, torch.tensor([1, 0]))):
         assert [part.mask(i)[0, 0].item() for i in (0, 1)] == [255, 1]
@@ -377,7 +382,7 @@ def test_masks_go_with_their_images(tmp_path: Path) -> None:
     assert masks(data.train, CenterCrop(size=5), torch.tensor([1, 0, 1])).flatten(1).unique(dim=1).tolist() == [
         [255], [1], [255],
     ]  # fmt: skip
-    plain = datasets.folder(root=root)
+    plain = datasets.folder(datasets_options.Folder(root=root))
     assert plain.train.mask(0) is None
     assert plain.train.fingerprint == data.train.fingerprint
     with pytest.raises(UserError, match=r"1\.jpg has no mask, which segmentation needs"):
@@ -386,11 +391,11 @@ def test_masks_go_with_their_images(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"3\.png: No such file"):
         masks(data.validation, CenterCrop(size=5), torch.tensor([0]))
     with pytest.raises(OptionError, match="masks=nowhere: no such folder"):
-        datasets.folder(root=root, masks="nowhere")
+        datasets.folder(datasets_options.Folder(root=root, masks="nowhere"))
 
 
 def test_the_embedded_set_has_masks() -> None:
-    data = synthetic.synthetic(size=16, images=20, held_out_images=12, seed=3, version=1)
+    data = synthetic.synthetic(synthetic_options.Synthetic(size=16, images=20, held_out_images=12, seed=3, version=1))
     for source in (data.train, data.test, data.train.take(torch.tensor([7, 3]))):
         found = masks(source, CenterCrop(size=16), torch.arange(len(source)))
         assert (found.flatten(1).amax(1) == source.labels + 1).all()

@@ -10,7 +10,7 @@ import yaml
 from command import TINY, one_line, start
 from peers import HEADS, timm_plain
 
-from ssvit.checkpoints import loading, manifest, storage
+from ssvit.checkpoints import loading, loading_options, manifest, storage
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.checkpoints.finding import open_checkpoint
 
@@ -71,7 +71,9 @@ def test_a_foreign_file_at_another_image_size(tool, tmp_path):
     assert "positions resized from" in done.stdout
     run = tmp_path / "outputs" / f"masked_patch_synthetic_from_{peer.path.stem}"
     given = {"heads": HEADS, "trained_size": list(peer.size), "image_size": size}
-    assert_same(loading.load_encoder(peer.path, **given).state_dict(), encoder_of(state(run)))
+    assert_same(
+        loading.load_encoder(loading_options.LoadEncoder(path=peer.path, **given)).state_dict(), encoder_of(state(run))
+    )
 
 
 def test_killed_it_ends_with_the_same_bits_and_keeps_to_its_checkpoint(outputs, tool, tmp_path):

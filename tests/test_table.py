@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from ssvit.data import datasets, index
+from ssvit.data import datasets, datasets_options, index
 from ssvit.data.augment.crop import InceptionCrop
 from ssvit.data.files import Files
 from ssvit.data.loader import Loader
@@ -47,16 +47,16 @@ def test_rows_have_labels_and_splits_in_their_order(folder: Path) -> None:
     kinds = ["train"] * 7 + ["valid"] * 2 + ["test"] * 3
     order = torch.randperm(12, generator=torch.Generator().manual_seed(0)).tolist()
     path = table(folder / "t.csv", "path,label,split", *(f"{NAMES[i]},c{i % 2},{kinds[i]}" for i in order))
-    data = datasets.csv(table=path)
+    data = datasets.csv(datasets_options.Csv(table=path))
     for source, kind in ((data.train, "train"), (data.validation, "valid"), (data.test, "test")):
         own = [i for i in order if kinds[i] == kind]
         assert greys(source) == own
         assert labels(source) == [f"c{i % 2}" for i in own]
     told = "train: 7 images to train on; valid: 2 for choices; test: 3 for the reported figure"
     assert (data.classes, data.told) == (("c0", "c1"), told)
-    swapped = datasets.csv(table=path, train="valid", validation="train", test=None)
+    swapped = datasets.csv(datasets_options.Csv(table=path, train="valid", validation="train", test=None))
     assert (len(swapped.train), len(swapped.watched), swapped.test) == (2, 7, None)
-    every = datasets.csv(table=path, train=None, validation=None)
+    every = datasets.csv(datasets_options.Csv(table=path, train=None, validation=None))
     assert (len(every.train), every.validation, len(every.watched)) == (9, None, 3)
 
 
@@ -66,17 +66,17 @@ def test_columns_have_names_of_their_own(folder: Path) -> None:
     text = f'\ufeffid\tspecies\t"file name"\tfold\r\n1\t10\t{folder / NAMES[4]}\t0\r\n\r\n2\t9\t "{NAMES[5]}"\t0\r\n'
     (folder / "elsewhere/t.tsv").write_text(f"{text}3\t9\t{NAMES[6]}\t1\r\n", newline="")
     given = {"table": str(folder / "elsewhere/t.tsv"), "root": str(folder), "path": "file name", "split": "fold"}
-    data = datasets.csv(**given, label="species", train=0, test=1)
+    data = datasets.csv(datasets_options.Csv(**given, label="species", train=0, test=1))
     assert (greys(data.train), labels(data.train), greys(data.test)) == ([4, 5], ["10", "9"], [6])
     assert data.classes == ("9", "10")
-    plain = datasets.csv(**given, train=0, test=1)
+    plain = datasets.csv(datasets_options.Csv(**given, train=0, test=1))
     assert (plain.train.labels, plain.classes) == (None, ())
 
 
 def test_without_splits_a_tenth_is_held_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table(folder / "t.csv", "path", *NAMES)
     monkeypatch.chdir(folder)
-    data = datasets.csv(table="t.csv", held_out=0.25)
+    data = datasets.csv(datasets_options.Csv(table="t.csv", held_out=0.25))
     assert sorted(greys(data.train) + greys(data.test)) == list(range(12))
     assert data.told == "t.csv: 9 images to train on, 3 others to measure on (data.held_out=0.25)"
 
@@ -85,7 +85,9 @@ def test_the_fingerprint_covers_names_labels_and_sizes_or_contents(folder: Path)
     rows = [f"{name},c{i % 2}" for i, name in enumerate(NAMES)]
 
     def fingerprint(rows: list[str] = rows, **given: object) -> str:
-        return datasets.csv(table=table(folder / "t.csv", "path,label", *rows), **given).train.fingerprint
+        return datasets.csv(
+            datasets_options.Csv(table=table(folder / "t.csv", "path,label", *rows), **given)
+        ).train.fingerprint
 
     first, content = fingerprint(), fingerprint(verify="content")
     assert len({first, content, fingerprint(rows[::-1]), fingerprint([row[:-1] + "c" for row in rows])}) == 4
@@ -112,17 +114,19 @@ def test_a_large_table_is_listed_once_until_it_changes(folder: Path, monkeypatch
     made = []
     of = index.Index.of.__func__
     monkeypatch.setattr(index.Index, "of", classmethod(lambda *given, **more: made.append(1) or of(*given, **more)))
-    first, again = (datasets.csv(table=path) for _ in range(2))
+    first, again = (datasets.csv(datasets_options.Csv(table=path)) for _ in range(2))
     assert (len(made), first.train.fingerprint) == (1, again.train.fingerprint)
     assert (greys(first.train), labels(first.test)) == (greys(again.train), labels(again.test))
     table(folder / "t.csv", "path,label", *(f"{name},{i % 2}" for i, name in enumerate(NAMES[:6])))
-    assert len(datasets.csv(table=path, held_out=0.5).train) == 3
+    assert len(datasets.csv(datasets_options.Csv(table=path, held_out=0.5)).train) == 3
     assert len(made) == 2
 
 
 def test_a_batch_is_that_of_the_same_files(folder: Path) -> None:
     data = datasets.csv(
-        table=table(folder / "t.csv", "path,split", *(f"{name},train" for name in NAMES), f"{NAMES[0]},test")
+        datasets_options.Csv(
+            table=table(folder / "t.csv", "path,split", *(f"{name},train" for name in NAMES), f"{NAMES[0]},test")
+        )
     )
     files = Files([str(folder / name) for name in NAMES])
 
@@ -169,7 +173,7 @@ def test_what_is_wrong_is_one_line(folder: Path, text: str, given: dict[str, obj
     path = folder / "t.csv"
     path.write_text(text, errors="surrogateescape")
     with pytest.raises(UserError) as caught:
-        datasets.csv(table=str(path), **given)
+        datasets.csv(datasets_options.Csv(table=str(path), **given))
     assert str(caught.value) == line.replace("TABLE", str(path)).replace("FOLDER", str(folder))
 
 
@@ -178,4 +182,4 @@ def test_what_is_wrong_is_one_line(folder: Path, text: str, given: dict[str, obj
 )
 def test_a_table_must_be_a_file(folder: Path, name: object, right: str) -> None:
     with pytest.raises(OptionError, match=right):
-        datasets.csv(table=str(folder / name) if isinstance(name, str) else name)
+        datasets.csv(datasets_options.Csv(table=str(folder / name) if isinstance(name, str) else name))

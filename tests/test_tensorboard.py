@@ -9,6 +9,7 @@ from tensorboard.plugins.hparams import api_pb2, backend_context, list_session_g
 from tensorboard.summary.writer import event_file_writer
 from tensorboard.util import tensor_util
 
+from ssvit.training.loggers import tensorboard_options
 from ssvit.training.loggers.tensorboard import TensorBoard, lines
 from ssvit.training.metrics_log import MetricsLog
 from ssvit.training.recipe import Recipe
@@ -59,7 +60,7 @@ def board(tmp_path, monkeypatch):
     run.mkdir()
     for first, last in ((0, 5), (3, 9)):
         options = {"recipe.lr": 0.1, "objective": "mae", "encoder.class_token": True}
-        logger = TensorBoard(folder=run, name="run", options=options)
+        logger = TensorBoard(tensorboard_options.TensorBoard(), folder=run, name="run", hyperparameters=options)
         log = MetricsLog(run, Recipe(steps=9, warmup=0), first_step=first, loggers=[logger])
         for step in range(first if first == 0 else first + 1, last + 1):
             if step:

@@ -13,14 +13,16 @@ from timm.optim import param_groups_layer_decay
 from torch import nn
 
 import ssvit
-from ssvit.checkpoints import loading, storage
+from ssvit.checkpoints import loading, loading_options, storage
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.checkpoints.finding import open_checkpoint
 from ssvit.data.loader import Loader
 from ssvit.kernels.accelerate import accelerate
+from ssvit.models import timm_options
 from ssvit.models.encoder_options import PATCHES
 from ssvit.models.timm import Timm
 from ssvit.models.timm_options import timm_models
+from ssvit.objectives import classify_options
 from ssvit.objectives.classify import Classify
 from ssvit.options import OptionError, UserError
 from ssvit.training import loop, runtime
@@ -42,7 +44,7 @@ SHORT = {**DATA, "batch_size": 8, "steps": 4, "warmup": 1, "save_every": 2, "eva
 
 def build(**arguments) -> Timm:
     torch.manual_seed(0)
-    return Timm(**{"model": "resnet10t", "image_size": 32, "arguments": {}} | arguments).eval()
+    return Timm(timm_options.Timm(**{"model": "resnet10t", "image_size": 32, "arguments": {}} | arguments)).eval()
 
 
 @pytest.mark.parametrize("arguments", MODELS, ids=lambda one: one["model"])
@@ -74,7 +76,9 @@ def test_its_names_are_those_of_timm():
 @pytest.mark.parametrize("arguments", MODELS, ids=lambda one: one["model"])
 def test_layers_decay_as_timms(arguments):
     encoder = build(**arguments)
-    groups = Classify(encoder=encoder, classes=tiny.CLASSES).parameter_groups(weight_decay=0.1, layer_decay=0.5)
+    groups = Classify(classify_options.Classify(classes=tiny.CLASSES), encoder=encoder).parameter_groups(
+        weight_decay=0.1, layer_decay=0.5
+    )
     size = {"img_size": encoder.image_size} if arguments["model"] != "resnet10t" else {}
     model = timm.create_model(arguments["model"], num_classes=3, **size, **arguments.get("arguments", {}))
     theirs = param_groups_layer_decay(
@@ -98,8 +102,8 @@ def test_layers_decay_as_timms(arguments):
 
 def classify(**arguments) -> Classify:
     torch.manual_seed(0)
-    encoder = Timm(model="resnet10t", image_size=16, arguments={"drop_path_rate": 0.2}, **arguments)
-    return Classify(encoder=encoder, classes=tiny.CLASSES)
+    encoder = Timm(timm_options.Timm(model="resnet10t", image_size=16, arguments={"drop_path_rate": 0.2}, **arguments))
+    return Classify(classify_options.Classify(classes=tiny.CLASSES), encoder=encoder)
 
 
 def test_a_run_that_was_interrupted_ends_with_the_same_bits(tmp_path):
@@ -166,7 +170,7 @@ def file(tmp_path):
 @torch.no_grad()
 def test_a_file_of_timms_gives_timms_features(file, name):
     model, folder = file
-    encoder = loading.load_encoder(folder / name, model="resnet10t", image_size=48)
+    encoder = loading.load_encoder(loading_options.LoadEncoder(path=folder / name, model="resnet10t", image_size=48))
     images = torch.rand(2, 3, 48, 48)
     mean, std = (torch.tensor(values)[:, None, None] for values in ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]))
     expected = model.eval().forward_head(model.forward_features((images - mean) / std), pre_logits=True)
@@ -190,7 +194,7 @@ def test_what_stands_beside_a_file_is_heeded(file):
 def test_a_wrong_file_is_told_by_its_tensors(file, tmp_path):
     model, folder = file
     with pytest.raises(UserError) as refused:
-        loading.load_encoder(folder / "weights.pth", model="resnet18d", image_size=32)
+        loading.load_encoder(loading_options.LoadEncoder(path=folder / "weights.pth", model="resnet18d", image_size=32))
     line = str(refused.value)
     assert "weights.pth: is not timm's resnet18d for images of 224x224: missing: layer1.1.conv1.weight" in line
     assert "\n" not in line
@@ -198,10 +202,12 @@ def test_a_wrong_file_is_told_by_its_tensors(file, tmp_path):
     state = {name: one for name, one in model.state_dict().items() if name != "layer1.0.bn1.weight"}
     save_file({**state, "other": torch.zeros(2)}, tmp_path / "damaged.safetensors")
     with pytest.raises(UserError, match=r"missing: layer1\.0\.bn1\.weight; unexpected: other$"):
-        loading.load_encoder(tmp_path / "damaged.safetensors", model="resnet10t", image_size=32)
+        loading.load_encoder(
+            loading_options.LoadEncoder(path=tmp_path / "damaged.safetensors", model="resnet10t", image_size=32)
+        )
     torch.save({"model": model.state_dict()["fc.weight"].to(torch.complex64)}, tmp_path / "odd.pth")
     with pytest.raises(UserError):
-        loading.load_encoder(tmp_path / "odd.pth", model="resnet10t", image_size=32)
+        loading.load_encoder(loading_options.LoadEncoder(path=tmp_path / "odd.pth", model="resnet10t", image_size=32))
 
 
 def test_a_file_is_fine_tuned_and_every_command_reads_what_it_left(file):

@@ -10,11 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ssvit.checkpoints import loading, storage
+from ssvit.checkpoints import loading, loading_options, storage
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.data.batch import Batch
 from ssvit.kernels.accelerate import Linear, accelerate
+from ssvit.models import vit_options
 from ssvit.models.vit import ViT
+from ssvit.objectives import classify_options
 from ssvit.objectives.classify import Classify
 
 LORA = {"trained": "head", "lora": {"rank": 2, "alpha": 3.0}}
@@ -67,8 +69,8 @@ def test_the_parts_that_are_trained():
 
 def test_the_norms_of_a_stem_are_trained_with_the_others():
     stem = {"width": 32, "layers": [1], "epsilons": "authors"}
-    vit = ViT(image_size=16, patch_size=8, width=16, depth=1, heads=2, stem=stem)
-    names = trained(Classify(encoder=vit, classes=tiny.CLASSES, trained="norms_and_biases"))
+    vit = ViT(vit_options.ViT(image_size=16, patch_size=8, width=16, depth=1, heads=2, stem=stem))
+    names = trained(Classify(classify_options.Classify(classes=tiny.CLASSES, trained="norms_and_biases"), encoder=vit))
     norms = {name for name, module in vit.named_modules() if isinstance(module, nn.GroupNorm)}
     assert norms
     assert {f"encoder.{name}.{part}" for name in norms for part in ("weight", "bias")} <= names
@@ -188,7 +190,7 @@ def test_lora_can_be_put_on_an_encoder_with_kernels(faster):
     torch.manual_seed(0)
     vit = tiny.encoder(0.0)
     accelerate(vit, faster)
-    model = moved(Classify(encoder=vit, classes=tiny.CLASSES, **LORA))
+    model = moved(Classify(classify_options.Classify(classes=tiny.CLASSES, **LORA), encoder=vit))
     logits = model.logits(images())
     accelerate(model, not faster)
     torch.testing.assert_close(model.logits(images()), logits, rtol=1e-4, atol=1e-5)
@@ -203,7 +205,10 @@ def test_a_checkpoint_is_loaded_with_lora_merged(tmp_path, ema):
     assert "encoder.blocks.0.attention.qkv.parametrizations.weight.0.b" in weights
     again = tiny.classify(seed=5, **LORA).eval()
     again.load_state_dict(weights)
-    classifier, encoder = loading.load_classifier(tmp_path), loading.load_encoder(tmp_path)
+    classifier, encoder = (
+        loading.load_classifier(loading_options.LoadEncoder(path=tmp_path)),
+        loading.load_encoder(loading_options.LoadEncoder(path=tmp_path)),
+    )
     for loaded in (classifier.encoder, encoder):
         accelerate(loaded, False)
         names = {name for name, _ in loaded.named_parameters()}
@@ -211,7 +216,7 @@ def test_a_checkpoint_is_loaded_with_lora_merged(tmp_path, ema):
         assert torch.equal(loaded.represent(images()), again.encoder.represent(images()))
     assert torch.equal(classifier.logits(images()), again.logits(images()))
     assert torch.equal(encoder.blocks[1].attention.out.weight, again.encoder.blocks[1].attention.out.weight)
-    larger = loading.load_encoder(tmp_path, image_size=32)
+    larger = loading.load_encoder(loading_options.LoadEncoder(path=tmp_path, image_size=32))
     assert larger(images().repeat(1, 1, 2, 2)).shape == (6, 1 + 64, 16)
 
 

@@ -17,10 +17,11 @@ from lightly.utils.scheduler import cosine_schedule
 from ranks import child, own_rank, start
 from torchvision.io import write_png
 
-from ssvit.checkpoints import loading, storage
+from ssvit.checkpoints import loading, loading_options, storage
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.data.augment.crop import CenterCrop, InceptionCrop
 from ssvit.data.loader import Loader
+from ssvit.evaluation import prediction_options
 from ssvit.evaluation.prediction import Prediction
 from ssvit.kernels.accelerate import accelerate
 from ssvit.objectives.parameter_groups import parameter_groups
@@ -231,7 +232,9 @@ def test_a_run_interrupted_anywhere_ends_with_the_same_bits(tmp_path, files):
 
 
 def test_each_evaluation_stands_once_in_the_metrics_of_an_interrupted_run(tmp_path):
-    evaluators = {"held_out": Prediction(source=tiny.source(), transform=CenterCrop(size=16))}
+    evaluators = {
+        "held_out": Prediction(prediction_options.Prediction(), source=tiny.source(), transform=CenterCrop(size=16))
+    }
     for calls in (2, 5):  # before the first checkpoint, and after it
         with pytest.raises(tiny.Interrupted):
             tiny.train(tmp_path, evaluators=evaluators, objective=tiny.interrupted(tiny.model(), calls))
@@ -275,7 +278,7 @@ def test_compiled_a_run_trains_alike_and_goes_on_exactly(tmp_path):
     shutil.rmtree(tmp_path / "compiled" / "step_00000012")
     tiny.train(tmp_path / "compiled", ema=0.0, backend="compile")
     assert final(tmp_path / "compiled") == before
-    assert loading.load_encoder(tmp_path / "compiled" / "step_00000012").width == 16
+    assert loading.load_encoder(loading_options.LoadEncoder(path=tmp_path / "compiled" / "step_00000012")).width == 16
 
 
 def killed_at_random(tmp_path: Path, files: Path, kills: int, seed: int) -> None:
@@ -381,7 +384,9 @@ def test_two_processes_train_another_method_as_one_does(tmp_path, method, option
 
 def test_two_processes_with_a_shard_each_train_as_one_does(tmp_path):
     """And a run that was sharded goes on in one process: a checkpoint is whole, whatever wrote it."""
-    evaluators = {"held_out": Prediction(source=tiny.source(), transform=CenterCrop(size=16))}
+    evaluators = {
+        "held_out": Prediction(prediction_options.Prediction(), source=tiny.source(), transform=CenterCrop(size=16))
+    }
     options = {"steps": 6, "evaluators": evaluators, "ema": 0.5, "accumulate": 2, "precision": "64-true"}
     tiny.train(tmp_path / "one", **options)
     assert spread(tmp_path / "two", 2, strategy="fsdp", **options) == [0, 0]

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 
+from ssvit.data.augment import views_options
 from ssvit.data.augment.color import ColorJitter, GaussianBlur, Grayscale, Solarize
 from ssvit.data.augment.crop import CenterCrop, InceptionCrop, ResizeCrop, ShiftCrop
 from ssvit.data.augment.views import MultiCrop, Views
@@ -20,7 +21,7 @@ def images(count: int, side: int = 20) -> torch.Tensor:
 
 def test_dinos_views_are_its_steps_one_after_the_other() -> None:
     pictures, slots = images(40), torch.arange(40) + 7
-    found = MultiCrop(**SMALL)(pictures, slots, 5)
+    found = MultiCrop(views_options.MultiCrop(**SMALL))(pictures, slots, 5)
     assert {name: views.shape for name, views in found.items()} == {
         "global": (40, 2, 3, 16, 16),
         "local": (40, 3, 3, 8, 10),
@@ -40,7 +41,7 @@ def test_dinos_views_are_its_steps_one_after_the_other() -> None:
 
 
 def test_views_do_not_depend_on_the_batch_or_on_how_images_come() -> None:
-    pictures, slots, augment = images(30), torch.arange(30), MultiCrop(**SMALL)
+    pictures, slots, augment = images(30), torch.arange(30), MultiCrop(views_options.MultiCrop(**SMALL))
     whole = augment(pictures, slots, 0)
     for part in (torch.tensor([7]), torch.arange(3, 20), torch.arange(29, -1, -1)):
         for given in (pictures[part], list(pictures[part])):
@@ -50,8 +51,8 @@ def test_views_do_not_depend_on_the_batch_or_on_how_images_come() -> None:
 
 def test_views_of_an_image_differ() -> None:
     pictures, slots = images(20), torch.arange(20)
-    first, second = MultiCrop(**SMALL)(pictures, slots, 0)["global"].unbind(1)
-    other = MultiCrop(**SMALL)(pictures, slots, 1)["global"][:, 0]
+    first, second = MultiCrop(views_options.MultiCrop(**SMALL))(pictures, slots, 0)["global"].unbind(1)
+    other = MultiCrop(views_options.MultiCrop(**SMALL))(pictures, slots, 1)["global"][:, 0]
     assert (first != second).flatten(1).any(1).all()
     assert (first != other).flatten(1).any(1).all()
 
@@ -76,15 +77,17 @@ def test_groups_are_the_users_own() -> None:
 
 
 def test_several_views_are_not_taken_for_one() -> None:
-    batch = Batch(MultiCrop(**SMALL)(images(2), torch.arange(2), 0), None, torch.arange(2))
+    batch = Batch(MultiCrop(views_options.MultiCrop(**SMALL))(images(2), torch.arange(2), 0), None, torch.arange(2))
     with pytest.raises(UserError, match="gives the views global and local, and what is trained takes one view"):
         _ = batch.images
 
 
 def test_the_bytes_of_all_views_are_counted() -> None:
-    augment = MultiCrop(**SMALL)
+    augment = MultiCrop(views_options.MultiCrop(**SMALL))
     assert augment.bytes_per_image == sum(view[0].numel() for view in augment(images(1), torch.arange(1), 0).values())
-    assert set(MultiCrop(**{**SMALL, "local_views": 0})(images(2), torch.arange(2), 0)) == {"global"}
+    assert set(MultiCrop(views_options.MultiCrop(**{**SMALL, "local_views": 0}))(images(2), torch.arange(2), 0)) == {
+        "global"
+    }
 
 
 @pytest.mark.parametrize(
@@ -105,4 +108,4 @@ def test_the_bytes_of_all_views_are_counted() -> None:
 )
 def test_wrong_options_are_named(given: dict[str, Any], words: str) -> None:
     with pytest.raises(OptionError, match=words):
-        MultiCrop(**{**SMALL, **given})
+        MultiCrop(views_options.MultiCrop(**{**SMALL, **given}))

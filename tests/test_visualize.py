@@ -15,7 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from ssvit import atomic_io
 from ssvit.analysis import attention, inside, similarity
 from ssvit.analysis.options import plotted
-from ssvit.checkpoints import loading, storage
+from ssvit.checkpoints import loading, loading_options, storage
 from ssvit.checkpoints.configuration import Configuration
 from ssvit.cli import visualize
 from ssvit.data.augment.crop import CenterCrop
@@ -35,7 +35,7 @@ def make_run(folder: Path, *, seed: int = 0, stage: str = "pretrain", options: t
     config = composed(*TINY, *options, "name=test")
     arguments = {name: value for name, value in config.encoder.items() if name != "_target_"}
     torch.manual_seed(seed)
-    weights = {f"encoder.{name}": value for name, value in ViT(**arguments).state_dict().items()}
+    weights = {f"encoder.{name}": value for name, value in ViT(vit_options.ViT(**arguments)).state_dict().items()}
     folder.mkdir(parents=True)
     choices = {"data": "synthetic", "augment@data.augment": "inception_crop"}
     written = Configuration.of(config.config.written, choices)
@@ -84,7 +84,10 @@ def seen(encoder, images):
 def test_numbers_are_those_of_the_pictures_whatever_the_batch(look, run, pictures):
     other = make_run(run.parent.parent / "other", seed=1, stage="finetune", options=("encoder.depth=3",))
     numbers, out = look(f"checkpoint={run}", f"other={other}", "batch_size=8", "shown=2", "layer=1", images=[pictures])
-    encoder, second = loading.load_encoder(run), loading.load_encoder(other)
+    encoder, second = (
+        loading.load_encoder(loading_options.LoadEncoder(path=run)),
+        loading.load_encoder(loading_options.LoadEncoder(path=other)),
+    )
     images = CenterCrop(size=16)([load(str(pictures / f"{number}.png")) for number in range(6)])
     weights, tokens = seen(encoder, images)
     apart = attention.between_patches(encoder)
@@ -108,7 +111,7 @@ def test_numbers_are_those_of_the_pictures_whatever_the_batch(look, run, picture
 
 
 def test_statistics_do_not_depend_on_how_images_are_parted(run):
-    encoder = loading.load_encoder(run)
+    encoder = loading.load_encoder(loading_options.LoadEncoder(path=run))
     images = torch.rand(33, 3, 16, 16, generator=torch.Generator().manual_seed(0))
     whole, _ = inside.measure([encoder], images, 64)
     told = []
@@ -139,7 +142,7 @@ def test_held_out_images_are_looked_at_and_everything_is_written(look, run):
     assert len(numbers["positions"]["cosine"]) == 16
     assert "16 held-out images of 16x16 pixels" in out
     torch.manual_seed(key(0, "weights"))
-    encoder = ViT(**loading.load_encoder(run).arguments).eval()
+    encoder = ViT(vit_options.ViT(**loading.load_encoder(loading_options.LoadEncoder(path=run)).arguments)).eval()
     random = numbers["attention_distance"]["layers_by_heads"]["random weights"]
     assert random != numbers["attention_distance"]["layers_by_heads"]["the encoder"]
     assert len(random) == len(encoder.blocks)
@@ -154,7 +157,7 @@ def test_newest_is_the_newest_fine_tuning(run, look, tmp_path):
     options = visualize.Visualize(other="newest", outputs=str(tmp_path / "outputs"))
     found = visualize.find_other(options, sizes, 3, print)
     assert found.path == tuned
-    second = loading.load_encoder(found.path, **sizes)
+    second = loading.load_encoder(loading_options.LoadEncoder(path=found.path, **sizes))
     assert (found.name, second.image_size, second.training) == ("tuned", (16, 32), False)
     for other, path, named in (("newest", str(tuned), ["the encoder", "tuned"]), ("null", None, ["the encoder"])):
         numbers, _ = look(f"checkpoint={run}", f"other={other}", "count=8", "batch_size=8", "shown=1")
@@ -163,8 +166,8 @@ def test_newest_is_the_newest_fine_tuning(run, look, tmp_path):
 
 
 def test_what_an_encoder_lacks_is_told_and_the_rest_is_drawn(pictures):
-    bare = ViT(image_size=16, patch_size=4, width=16, depth=2, heads=2, positions="relative", class_token=False,
-               pooling="patch_mean").eval()  # fmt: skip
+    small = vit_options.ViT(image_size=16, patch_size=4, width=16, depth=2, heads=2)
+    bare = ViT(small.changed(positions="relative", class_token=False, pooling="patch_mean")).eval()
     (pictures / "bad.png").write_text("no image")
     told = []
     paths = [str(pictures / "1.png"), str(pictures / "bad.png")]
@@ -182,7 +185,7 @@ def test_what_an_encoder_lacks_is_told_and_the_rest_is_drawn(pictures):
 def test_a_hybrid_is_looked_into_but_for_its_filters():
     torch.manual_seed(0)
     stem = {"layers": [1], "width": 32}
-    hybrid = ViT(image_size=[16, 24], patch_size=8, width=16, depth=2, heads=2, stem=stem).eval()
+    hybrid = ViT(vit_options.ViT(image_size=[16, 24], patch_size=8, width=16, depth=2, heads=2, stem=stem)).eval()
     images = torch.randint(256, (5, 3, 16, 24), dtype=torch.uint8)
     found = inside.look(hybrid, inside.Pictures(images, ("",) * 5, "5 images"),
                         layer=2, pooling="class_token", shown=5, batch_size=8, display=PLAIN)  # fmt: skip

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from composing import composed
 from timm.models.deit import VisionTransformerDistilled
 
-from ssvit.config.composed import build as built
+from ssvit.models import vit_options
 from ssvit.models.vit import StochasticDepth, ViT
 from ssvit.options import OptionError
 
@@ -29,7 +29,7 @@ SPECIAL = [{"class_token": False}, {"class_token": True}, {"distillation_token":
 def build(**options) -> ViT:
     """A small encoder in which no weight is zero or one, so that each of them shows in the output."""
     torch.manual_seed(0)
-    vit = ViT(**SMALL | {"pooling": "patch_mean"} | options)
+    vit = ViT(vit_options.ViT(**SMALL | {"pooling": "patch_mean"} | options))
     with torch.no_grad():
         for parameter in vit.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)
@@ -113,7 +113,7 @@ def from_config(name: str, image_size: int, **changes) -> tuple[ViT, str]:
     """An encoder of configs/encoder, without memory for its weights, and the text of its file."""
     config = composed(f"encoder={name}", f"data.image_size={image_size}")
     with torch.device("meta"):
-        encoder = built(config.encoder, **changes)
+        encoder = config.config.options.encoder.changed(**changes).build()
     assert type(encoder) is ViT
     return encoder, (CONFIGS / f"{name}.yaml").read_text()
 
@@ -352,7 +352,7 @@ def test_an_image_is_represented_by_its_pooled_outputs(pooling, special, positio
 def test_eval_is_without_chance():
     images = random_images()
     vit = build(dropout=0.5, stochastic_depth=0.5)
-    without = ViT(**SMALL, pooling="patch_mean").eval()
+    without = ViT(vit_options.ViT(**SMALL, pooling="patch_mean")).eval()
     without.load_state_dict(vit.state_dict())
     assert torch.equal(vit(images), without(images))
     vit.train()
@@ -406,13 +406,13 @@ def test_stochastic_depth_keeps_whole_images_and_the_expectation():
 
 
 def test_stochastic_depth_grows_linearly():
-    rates = [block.drop.rate for block in ViT(**SMALL | {"depth": 5}, stochastic_depth=0.2).blocks]
+    rates = [block.drop.rate for block in ViT(vit_options.ViT(**SMALL | {"depth": 5}, stochastic_depth=0.2)).blocks]
     assert rates == pytest.approx([0, 0.05, 0.1, 0.15, 0.2])
 
 
 def test_initialisation_is_the_authors():
     torch.manual_seed(0)
-    vit = ViT(image_size=64, patch_size=8, width=192, depth=2, heads=3, distillation_token=True)
+    vit = ViT(vit_options.ViT(image_size=64, patch_size=8, width=192, depth=2, heads=3, distillation_token=True))
     patch = vit.patch.weight
     assert patch.std().item() == pytest.approx(192**-0.5, rel=0.02)
     assert patch.abs().max().item() <= 2 * 192**-0.5 / 0.8796 + 1e-6
@@ -445,8 +445,8 @@ def test_initialisation_is_the_authors():
     [("learned_1d", "stem", 1), ("learned_1d", "every_layer", 3), ("learned_1d", "every_layer_shared", 1)],
 )
 def test_positions_of_each_layer_are_its_own_unless_shared(positions, at, copies):
-    without = millions(ViT(**SMALL, positions="none"))
-    found = (millions(ViT(**SMALL, positions=positions, positions_at=at)) - without) * 1e6
+    without = millions(ViT(vit_options.ViT(**SMALL, positions="none")))
+    found = (millions(ViT(vit_options.ViT(**SMALL, positions=positions, positions_at=at))) - without) * 1e6
     assert round(found) == copies * 17 * 24
 
 
@@ -459,7 +459,9 @@ def test_positions_of_each_layer_are_its_own_unless_shared(positions, at, copies
     ],
 )
 def test_parameters_of_the_other_positions(positions, expected):
-    found = millions(ViT(**SMALL, positions=positions)) - millions(ViT(**SMALL, positions="none"))
+    found = millions(ViT(vit_options.ViT(**SMALL, positions=positions))) - millions(
+        ViT(vit_options.ViT(**SMALL, positions="none"))
+    )
     assert round(found * 1e6) == expected
 
 
@@ -468,7 +470,7 @@ def test_weights_and_normalisation_travel_in_a_file(positions, at):
     vit = build(positions=positions, positions_at=at, mean=[0.1, 0.2, 0.3], std=0.3, distillation_token=True)
     file = safetensors.torch.save(vit.state_dict())
     torch.manual_seed(5)
-    other = ViT(**vit.arguments | {"mean": 0.5, "std": 0.5}).eval()
+    other = ViT(vit_options.ViT(**vit.arguments | {"mean": 0.5, "std": 0.5})).eval()
     other.load_state_dict(safetensors.torch.load(file))
     assert torch.equal(other(random_images()), vit(random_images()))
     assert {"mean", "std", "class_token", "distillation_token", "patch.weight", "norm.bias"} <= vit.state_dict().keys()
@@ -492,7 +494,7 @@ def test_bfloat16_is_near_float32(positions, uint8):
 
 def test_bfloat16_does_not_shift_the_colours():
     # Half a grey level is what a mean rounded to half precision would be off by, in every patch alike.
-    vit = ViT(image_size=32, patch_size=16, width=256, depth=1, heads=1, mean=130.49 / 255, std=0.229)
+    vit = ViT(vit_options.ViT(image_size=32, patch_size=16, width=256, depth=1, heads=1, mean=130.49 / 255, std=0.229))
     torch.nn.init.normal_(vit.patch.weight, std=768**-0.5, generator=torch.Generator().manual_seed(0))
     images = torch.full((1, 3, 32, 32), 130, dtype=torch.uint8)
     with torch.autocast("cpu", torch.bfloat16):
@@ -554,7 +556,7 @@ WRONG = [
 @pytest.mark.parametrize(("name", "options"), WRONG)
 def test_options_that_cannot_be_are_named(name, options):
     with pytest.raises(OptionError) as raised:
-        ViT(**SMALL | options)
+        ViT(vit_options.ViT(**SMALL | options))
     assert raised.value.name == name
     assert str(raised.value).startswith(f"{name}=")
     assert "\n" not in str(raised.value)

@@ -11,7 +11,7 @@ from PIL import Image
 from ssvit.atomic_io import seal
 from ssvit.checkpoints import manifest
 from ssvit.cli.vtab import command
-from ssvit.data import datasets, vtab
+from ssvit.data import datasets, datasets_options, vtab
 from ssvit.options import OptionError, UserError
 
 SIZES = {"train800": 8, "val200": 4, "test": 5}
@@ -34,22 +34,22 @@ def root(tmp_path):
 
 
 def test_each_list_is_a_part_with_its_labels(root):
-    data = datasets.vtab(root=str(root), task="svhn")
+    data = datasets.vtab(datasets_options.Vtab(root=str(root), task="svhn"))
     assert data.classes == ("0", "1", "2")
     for source, size in ((data.train, 8), (data.validation, 4), (data.test, 5)):
         assert source.labels.tolist() == [number % 3 for number in range(size)]
         assert [source.read(number).unique().tolist() for number in range(size)] == [
             [10 * size + number] for number in range(size)
         ]
-    everything = datasets.vtab(root=str(root), task="svhn", all_images=True)
+    everything = datasets.vtab(datasets_options.Vtab(root=str(root), task="svhn", all_images=True))
     assert (len(everything.train), everything.validation, len(everything.test)) == (12, None, 5)
 
 
 def test_the_fingerprint_covers_the_labels(root):
-    before = datasets.vtab(root=str(root), task="svhn").train.fingerprint
+    before = datasets.vtab(datasets_options.Vtab(root=str(root), task="svhn")).train.fingerprint
     path = root / "svhn" / "train800.txt"
     path.write_text(path.read_text().replace("png 1", "png 2", 1))
-    assert datasets.vtab(root=str(root), task="svhn").train.fingerprint != before
+    assert datasets.vtab(datasets_options.Vtab(root=str(root), task="svhn")).train.fingerprint != before
 
 
 def test_there_are_19_tasks_in_three_groups():
@@ -65,7 +65,7 @@ def test_there_are_19_tasks_in_three_groups():
 ])  # fmt: skip
 def test_what_is_not_there_is_named(root, options, message):
     with pytest.raises(OptionError, match=message):
-        datasets.vtab(**{"root": str(root), "task": "svhn", **options})
+        datasets.vtab(datasets_options.Vtab(**{"root": str(root), "task": "svhn", **options}))
 
 
 @pytest.mark.parametrize(("line", "message"), [
@@ -77,13 +77,13 @@ def test_what_is_not_there_is_named(root, options, message):
 def test_a_damaged_list_is_refused(root, line, message):
     (root / "svhn" / "train800.txt").write_text(line)
     with pytest.raises(UserError, match=message):
-        datasets.vtab(root=str(root), task="svhn")
+        datasets.vtab(datasets_options.Vtab(root=str(root), task="svhn"))
 
 
 def test_a_list_that_is_absent_is_named(root):
     (root / "svhn" / "val200.txt").unlink()
     with pytest.raises(OptionError, match=r"svhn has no list val200.txt"):
-        datasets.vtab(root=str(root), task="svhn")
+        datasets.vtab(datasets_options.Vtab(root=str(root), task="svhn"))
 
 
 def finished(folder, task, accuracy, *, path="outputs/run", all_images=True, images=100, steps=2):

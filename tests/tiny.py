@@ -8,13 +8,26 @@ from pathlib import Path
 import pytest
 import torch
 
+from ssvit.data.augment import views_options
 from ssvit.data.augment.crop import InceptionCrop
 from ssvit.data.augment.views import Augmentation, MultiCrop
 from ssvit.data.batch import Batch
 from ssvit.data.files import Files
 from ssvit.data.loader import Loader
 from ssvit.data.memory import Memory
+from ssvit.models import vit_options
 from ssvit.models.vit import ViT
+from ssvit.objectives import (
+    classify_options,
+    codebook_options,
+    contrastive_tuning_options,
+    dino_options,
+    ibot_options,
+    latent_options,
+    mae_options,
+    masked_patch_options,
+    simclr_options,
+)
 from ssvit.objectives.base import Objective
 from ssvit.objectives.classify import Classify
 from ssvit.objectives.codebook import Codebook
@@ -32,6 +45,7 @@ from ssvit.objectives.targets import MeanColor, Pixels
 from ssvit.randomness import uniform
 from ssvit.schedule import Schedule
 from ssvit.training import loop, runtime
+from ssvit.training.loggers import tensorboard_options
 from ssvit.training.loggers.tensorboard import TensorBoard
 from ssvit.training.recipe import Recipe
 
@@ -67,13 +81,21 @@ def source(folder: Path | None = None) -> Files | Memory:
 
 def encoder(dropout: float) -> ViT:
     """A Transformer of two narrow layers."""
-    return ViT(image_size=16, patch_size=4, width=16, depth=2, heads=2, dropout=dropout, stochastic_depth=dropout)
+    return ViT(
+        vit_options.ViT(
+            image_size=16, patch_size=4, width=16, depth=2, heads=2, dropout=dropout, stochastic_depth=dropout
+        )
+    )
 
 
 def model(dropout: float = 0.0, seed: int = 0) -> MaskedPatch:
     """A masked patch objective."""
     torch.manual_seed(seed)
-    return MaskedPatch(encoder=encoder(dropout), masking=Masking(), target=MeanColor(patch_size=4, bits=1))
+    return MaskedPatch(
+        masked_patch_options.MaskedPatch(masking=Masking()),
+        encoder=encoder(dropout),
+        target=MeanColor(patch_size=4, bits=1),
+    )
 
 
 def masked_patch_decoder(dropout: float = 0.0, seed: int = 0) -> MaskedPatch:
@@ -94,7 +116,9 @@ def hog(dropout: float = 0.0, seed: int = 0) -> MaskedPatch:
 def _of_masked(dropout: float, seed: int, target, *, unit: int = 1, decoder=None) -> MaskedPatch:
     torch.manual_seed(seed)
     masking = Masking(mask=1.0, replace=0.0, keep=0.0, unit=unit)
-    return MaskedPatch(encoder=encoder(dropout), masking=masking, target=target, decoder=decoder)
+    return MaskedPatch(
+        masked_patch_options.MaskedPatch(masking=masking, decoder=decoder), encoder=encoder(dropout), target=target
+    )
 
 
 def codebook(dropout: float = 0.0, seed: int = 0, *, features: bool = False) -> MaskedPatch:
@@ -104,28 +128,28 @@ def codebook(dropout: float = 0.0, seed: int = 0, *, features: bool = False) -> 
     if frozen is not None:
         frozen.blocks = frozen.blocks[:1]
     stage = {"encoder": frozen, "checkpoint": str(Path(__file__)), "layer": 1} if features else {}
-    target = Codebook(patch_size=4, clusters=6, images=20, components=8, **stage)
+    target = Codebook(codebook_options.Codebook(patch_size=4, clusters=6, images=20, components=8, **stage))
     torch.manual_seed(seed)
-    return MaskedPatch(encoder=encoder(dropout), masking=Masking(), target=target)
+    return MaskedPatch(masked_patch_options.MaskedPatch(masking=Masking()), encoder=encoder(dropout), target=target)
 
 
 def mae(dropout: float = 0.0, seed: int = 0) -> MAE:
     """A masked autoencoder."""
     torch.manual_seed(seed)
-    return MAE(encoder=encoder(dropout), decoder={"depth": 1, "width": 8, "heads": 2})
+    return MAE(mae_options.MAE(decoder={"depth": 1, "width": 8, "heads": 2}), encoder=encoder(dropout))
 
 
 def dino(dropout: float = 0.0, seed: int = 0) -> Dino:
     """Self-distillation, in which all that is scheduled changes within a few steps."""
     torch.manual_seed(seed)
-    return Dino(encoder=encoder(dropout), **DINO)
+    return Dino(dino_options.Dino(**DINO), encoder=encoder(dropout))
 
 
 def ibot(dropout: float = 0.0, seed: int = 0, own_head: bool = False) -> IBot:
     """The same with masked patches."""
     torch.manual_seed(seed)
     temperature = Schedule(start=0.05, end=0.08, shape="linear", over=0.5)
-    return IBot(encoder=encoder(dropout), own_head=own_head, patch_temperature=temperature, **DINO)
+    return IBot(ibot_options.IBot(own_head=own_head, patch_temperature=temperature, **DINO), encoder=encoder(dropout))
 
 
 def latent(dropout: float = 0.0, seed: int = 0) -> Latent:
@@ -133,35 +157,37 @@ def latent(dropout: float = 0.0, seed: int = 0) -> Latent:
     torch.manual_seed(seed)
     decoder = {"depth": 2, "width": 8, "groups": 4}
     momentum = Schedule(start=0.9, end=0.95)
-    return Latent(encoder=encoder(dropout), decoder=decoder, masks=2, layers=2, teacher_momentum=momentum)
+    return Latent(
+        latent_options.Latent(decoder=decoder, masks=2, layers=2, teacher_momentum=momentum), encoder=encoder(dropout)
+    )
 
 
 def simclr(dropout: float = 0.0, seed: int = 0, **options) -> SimCLR:
     """Contrastive learning of two views, each with half of its patches."""
     torch.manual_seed(seed)
     own = {"temperature": 0.2, "hidden": 16, "projection": 8, "keep": 0.5, **options}
-    return SimCLR(encoder=encoder(dropout), **own)
+    return SimCLR(simclr_options.SimCLR(**own), encoder=encoder(dropout))
 
 
 def contrastive_tuning(dropout: float = 0.0, seed: int = 0, **options) -> ContrastiveTuning:
     """Contrastive tuning of the last of two layers, which a few steps of the heads alone precede."""
     torch.manual_seed(seed)
     own = {"hidden": 16, "projection": 8, "queue": 20, "heads_only": 0.2, **options}
-    return ContrastiveTuning(encoder=encoder(dropout), **own)
+    return ContrastiveTuning(contrastive_tuning_options.ContrastiveTuning(**own), encoder=encoder(dropout))
 
 
 def classify(dropout: float = 0.0, seed: int = 0, **options) -> Classify:
     """A classifier of the three classes."""
     torch.manual_seed(seed)
-    return Classify(encoder=encoder(dropout), classes=CLASSES, **options)
+    return Classify(classify_options.Classify(classes=CLASSES, **options), encoder=encoder(dropout))
 
 
 def transform(objective: Objective) -> Augmentation:
     """One crop of an image, or of several sizes for an objective of several views."""
     if isinstance(objective, Dino):
-        return MultiCrop(size=16, local_size=8, local_views=2, sigma=(0.1, 0.5))
+        return MultiCrop(views_options.MultiCrop(size=16, local_size=8, local_views=2, sigma=(0.1, 0.5)))
     if isinstance(objective, Contrastive):
-        return MultiCrop(size=16, local_size=16, local_views=0, sigma=(0.1, 0.5))
+        return MultiCrop(views_options.MultiCrop(size=16, local_size=16, local_views=0, sigma=(0.1, 0.5)))
     return InceptionCrop(size=16, scale=(0.5, 1.0))
 
 
@@ -241,6 +267,13 @@ def train(
         folder,
         evaluators=evaluators or {},
         run_identity=facts or {"encoder": objective.encoder.arguments},
-        loggers=[TensorBoard(folder=folder, name=folder.name, options={"steps": numbers.steps})],
+        loggers=[
+            TensorBoard(
+                tensorboard_options.TensorBoard(),
+                folder=folder,
+                name=folder.name,
+                hyperparameters={"steps": numbers.steps},
+            )
+        ],
     )
     return worked, objective

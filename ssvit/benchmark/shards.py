@@ -22,7 +22,7 @@ from torchvision.transforms import v2
 
 from ssvit.benchmark.data import SCALE, scenes
 from ssvit.benchmark.timing import Rate, compare, threads
-from ssvit.data import datasets, decode, packing
+from ssvit.data import datasets, datasets_options, decode, packing
 from ssvit.data.augment.crop import InceptionCrop
 from ssvit.data.loader import Loader
 from ssvit.data.packing_options import Pack
@@ -42,11 +42,14 @@ def run(*, rounds: int = 7) -> dict[str, list[Rate]]:
         for place, image in enumerate(scenes(_IMAGES, _SIZE, seed=0)):
             file = folder / "images" / f"{place:05d}.jpg"
             Image.fromarray(image.permute(1, 2, 0).numpy()).save(file, quality=90)
-        data = datasets.folder(root=str(folder / "images"), held_out=_HELD_OUT)
+        data = datasets.folder(datasets_options.Folder(root=str(folder / "images"), held_out=_HELD_OUT))
         for output, size in (("shards", None), ("smaller", _SMALLER)):
             own = Pack(output=name, size=size, quality=90, shard_size=8, workers=2, verify=False, overwrite=False)
             packing.pack(data, folder / output, own, lambda done, total: None)
-        shards, smaller = (datasets.shards(root=str(folder / output)).train for output in ("shards", "smaller"))
+        shards, smaller = (
+            datasets.shards(datasets_options.Shards(root=str(folder / output))).train
+            for output in ("shards", "smaller")
+        )
         assert isinstance(shards, Shards)
         peers = dict(_peers(folder, shards))
         return {

@@ -1,13 +1,12 @@
 """Encoders and classifiers that are built from a checkpoint, or from a file of another project's weights."""
 
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
 
 from torch import Tensor, nn
 
-from ssvit.checkpoints import loading_options, storage
+from ssvit.checkpoints import storage
 from ssvit.checkpoints.checkpoint import Checkpoint
+from ssvit.checkpoints.loading_options import LoadEncoder, LoadLayers
 from ssvit.checkpoints.manifest import CheckpointError
 from ssvit.config.declaration import make
 from ssvit.kernels.accelerate import accelerate
@@ -16,35 +15,33 @@ from ssvit.models.build import build
 from ssvit.models.encoder import Encoder
 from ssvit.models.vit import ViT
 from ssvit.objectives.classify import Classify
+from ssvit.objectives.classify_options import Classify as ClassifyOptions
 from ssvit.options import UserError, print_lines
 from ssvit.processes import is_main_process
 
 
-def load_encoder(path: str | Path, **given: Any) -> Encoder:
+def load_encoder(options: LoadEncoder) -> Encoder:
     """The encoder of a checkpoint (with averaged weights, if there are any) in eval mode.
 
-    path: the folder of a checkpoint, or of its run for the newest in it, or a file of another framework's weights. The
-    options are those of `loading_options.LoadEncoder`. CheckpointError unless the tensors are exactly those of the
-    encoder.
+    CheckpointError unless the tensors are exactly those of the encoder.
     """
-    loading = make(loading_options.LoadEncoder, {"path": path, **given})
-    checkpoint = loading.checkpoint()
+    checkpoint = options.checkpoint()
     states = storage.load(checkpoint, without="optimizer")
     try:
         weights = _trained(checkpoint, states)
         trained = build(checkpoint.encoder)
         loaded = _load(trained, weights, prefix=f"{checkpoint.backbone}.")
-        encoder = _changed(trained, loading)
+        encoder = _changed(trained, options)
     except (KeyError, TypeError, UserError, RuntimeError) as error:
         reason = " ".join(str(error).split())
         raise CheckpointError(f"{checkpoint.path}: its encoder cannot be built: {reason}") from None
-    if loading.announce and is_main_process():
+    if options.announce and is_main_process():
         averaged = ", averaged weights" if "ema" in states else ""
         notes = [f"{checkpoint.path}: loaded {len(loaded)} of {len(loaded)} tensors of the encoder{averaged}"]
         if isinstance(trained, ViT) and isinstance(encoder, ViT) and trained.rotary is None:
             before, after = ("x".join(map(str, vit.grid)) for vit in (trained, encoder))
             if before != after:
-                notes.append(f"positions resized from {before} to {after} patches ({loading.resize})")
+                notes.append(f"positions resized from {before} to {after} patches ({options.resize})")
         if left := sorted({name.split(".")[0] for name in weights.keys() - loaded}):
             notes.append(f"left behind: {', '.join(left)}")
         print_lines("; ".join([*notes, *checkpoint.facts.get("notes", ())]))
@@ -53,32 +50,30 @@ def load_encoder(path: str | Path, **given: Any) -> Encoder:
     return encoder.eval()
 
 
-def load_layers(path: str | Path | None, layer: int | None) -> ViT | None:
+def load_layers(options: LoadLayers) -> ViT | None:
     """The encoder of a checkpoint up to a layer, and its last norm; None without a path. Errors: see `load_encoder`."""
-    loading = loading_options.LoadLayers(path=path, layer=layer)
-    if loading.path is None:
+    if options.path is None:
         return None
-    encoder = load_encoder(loading.path, announce=True)
+    encoder = load_encoder(LoadEncoder(path=options.path, announce=True))
     assert isinstance(encoder, ViT)  # as `LoadLayers` has checked
-    encoder.blocks = encoder.blocks[: loading.layer]
+    encoder.blocks = encoder.blocks[: options.layer]
     return encoder
 
 
-def load_classifier(path: str | Path, **given: Any) -> Classify:
+def load_classifier(options: LoadEncoder) -> Classify:
     """The classifier of a fine-tuning or supervised checkpoint in eval mode; CheckpointError if it has none.
 
-    The options are those of `load_encoder`. Called on images (b, c, h, w) it gives logits (b, k).
+    Called on images (b, c, h, w) it gives logits (b, k).
     """
-    loading = make(loading_options.LoadEncoder, {"path": path, **given})
-    checkpoint = loading.checkpoint()
+    checkpoint = options.checkpoint()
     states = storage.load(checkpoint, without="optimizer")
     if not checkpoint.has_classifier:
         right = "holds no classifier, only an encoder: the command finetune trains one"
         raise CheckpointError(f"{checkpoint.path}: {right}")
     try:
-        classifier = Classify(encoder=build(checkpoint.encoder), **checkpoint.facts["classifier"])
+        classifier = Classify(make(ClassifyOptions, checkpoint.facts["classifier"]), encoder=build(checkpoint.encoder))
         _load(classifier, _trained(checkpoint, states), prefix="")
-        classifier.encoder = _changed(classifier.encoder, loading)
+        classifier.encoder = _changed(classifier.encoder, options)
     except (KeyError, TypeError, UserError, RuntimeError) as error:
         reason = " ".join(str(error).split())
         raise CheckpointError(f"{checkpoint.path}: its classifier cannot be built: {reason}") from None
@@ -92,12 +87,12 @@ def _trained(checkpoint: Checkpoint, states: Mapping[str, Mapping[str, Tensor]])
     return lora.merged(weights, **checkpoint.facts["lora"]) if "lora" in checkpoint.facts else weights
 
 
-def _changed(trained: Encoder, loading: loading_options.LoadEncoder) -> Encoder:
+def _changed(trained: Encoder, options: LoadEncoder) -> Encoder:
     """An encoder with the same weights and other options, itself if none differs."""
-    if all(trained.arguments.get(name) == value for name, value in loading.changes.items()):
+    if all(trained.arguments.get(name) == value for name, value in options.changes.items()):
         return trained
-    encoder = build(trained.arguments | loading.changes)
-    encoder.take(trained, how=loading.resize)
+    encoder = build(trained.arguments | options.changes)
+    encoder.take(trained, how=options.resize)
     return encoder
 
 

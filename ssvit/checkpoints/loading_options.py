@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from pydantic import model_validator
 
@@ -14,7 +14,7 @@ from ssvit.config.declaration import Count, Options, Run, make
 from ssvit.data.augment.crop_options import CenterCrop
 from ssvit.data.decode_options import PixelFormat
 from ssvit.exchange.reading_options import ForeignEncoder
-from ssvit.models.build_options import kind, vit
+from ssvit.models.build_options import of, vit
 from ssvit.models.timm_options import Timm
 from ssvit.models.vit_options import CHANGEABLE, Resize, ViT
 from ssvit.options import OptionError, pair
@@ -22,6 +22,8 @@ from ssvit.options import OptionError, pair
 
 class LoadEncoder(ForeignEncoder):
     """The encoder of a checkpoint; options that do not change its weights may have other values. None: its own."""
+
+    is_stored: ClassVar[bool] = True
 
     path: str | Path
     """The folder of the checkpoint, or a file of foreign weights."""
@@ -67,7 +69,7 @@ class LoadEncoder(ForeignEncoder):
         for name in ("patch_size", "width", "channels"):
             if (value := getattr(self, name)) not in (None, trained.get(name, value)):
                 raise OptionError(name, value, f"must be {trained[name]}, as in the checkpoint")
-        return make(kind(trained), trained | self.changes)
+        return of(trained | self.changes)
 
 
 class LoadLayers(Options):
@@ -105,32 +107,27 @@ class LoadLayers(Options):
             raise OptionError("path", self.path, f"has patches of {theirs}, and the encoder has patches of {patch}")
 
 
-class LoadClassifier(Options):
+class LoadClassifier(LoadEncoder):
     """The classifier of a checkpoint."""
-
-    path: str | Path
-    """The folder of the checkpoint, or of its run for the newest in it."""
 
     @model_validator(mode="after")
     def _check_head(self) -> Self:
-        if not self.checkpoint.has_classifier:
+        try:
+            checkpoint = self.checkpoint()
+        except OptionError as error:
+            name = error.name if error.name in type(self).model_fields else "path"
+            raise OptionError(name, getattr(self, name), error.right) from None
+        if not checkpoint.has_classifier:
             right = "holds no classifier, only an encoder: the command finetune trains one"
             raise OptionError("path", self.path, right)
+        self.loaded()
         return self
-
-    @cached_property
-    def checkpoint(self) -> Checkpoint:
-        """The checkpoint."""
-        try:
-            return open_checkpoint(self.path)
-        except OptionError as error:
-            raise OptionError("path", self.path, error.right) from None
 
     def check(self, run: Run) -> None:
         """Check that it takes the images of the encoder, as a teacher must."""
         if not isinstance(run.encoder, ViT | Timm):
             return
-        vits = run.encoder, make(kind(self.checkpoint.encoder), self.checkpoint.encoder)
+        vits = run.encoder, of(self.checkpoint().encoder)
         size, teachers = ("x".join(map(str, (one.channels, *pair("image_size", one.image_size)))) for one in vits)
         if size != teachers:
             raise OptionError("path", self.path, f"takes images of {teachers}, and the encoder takes {size}")

@@ -53,7 +53,7 @@ class Compare(Study):
 def run(config: Config) -> Path:
     """Make the rows that are not there yet, then the table and the figure. Returns their folder."""
     options: Compare = config.options
-    Run.of({"encoder": options.encoder, "data": options.data}).check()
+    Run(options).check()
     check_images(config)
     chosen = {name: stages(name, config.line) for name in options.objectives}
     comparison = Comparison(config, {"budget": options.budget})

@@ -7,13 +7,14 @@ from pathlib import Path
 from ssvit.checkpoints.checkpoint import PRETRAIN
 from ssvit.cli import pretrain
 from ssvit.config.composed import Config
+from ssvit.config.declaration import Run
 from ssvit.training.options import Pretrain
 
 
 def run(config: Config) -> None:
     """Print a line of JSON: see `ssvit.training.cost.Cost`, and the augmentation that makes the views."""
     options: Pretrain = config.options
-    options.check_parts(config.values)
+    Run(options).check()
 
     from ssvit.training import runtime
     from ssvit.training.cost import measure
@@ -23,7 +24,7 @@ def run(config: Config) -> None:
     with runtime.together():
         recipe, _, objective, loader = session.build(config)
         cost = measure(session.fabric, objective, loader, recipe)
-    print(json.dumps(asdict(cost) | {"augmentation": options.data["augment"]}))
+    print(json.dumps(asdict(cost) | {"augmentation": config.value("data.augment")}))
 
 
 command = replace(pretrain.command, name="cost", run=run, dry_run=None, results=None)

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from ssvit.config.command import Command
 from ssvit.config.composed import Config
-from ssvit.config.declaration import Run
 from ssvit.data import folder
 from ssvit.data.datasets_options import Csv, Folder
 from ssvit.data.source_options import SHORT_FORMS
@@ -20,7 +19,7 @@ from ssvit.retrieval.options import pictures as named_pictures
 def run(config: Config) -> Path:
     """Read each picture once and write names, classes and vectors; the same command continues where it stopped."""
     options: Embed = config.options
-    chosen = Run.of({"data": options.data}).source
+    chosen = options.data and options.data.source
     # Images of test/ may have classes that those of train/ lack, or none, so a folder is read by names alone.
     by_name = chosen if isinstance(chosen, Folder) and options.split == ALL else None
     splits: dict[str, dict[str, str | None]] = {}

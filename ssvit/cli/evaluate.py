@@ -7,7 +7,6 @@ from pathlib import Path
 
 from ssvit import atomic_io
 from ssvit.checkpoints.checkpoint import Checkpoint
-from ssvit.checkpoints.finding import open_checkpoint
 from ssvit.checkpoints.pretrained import offer, stand_in
 from ssvit.config import composition
 from ssvit.config.command import Command
@@ -139,8 +138,8 @@ def check(options: Evaluate) -> tuple[Checkpoint, list[features_options.Reading]
         OptionError: The encoder, the images and the features do not fit each other.
         UserError: A checkpoint cannot be read.
     """
-    Run.of({name: getattr(options, name) for name in ("encoder", "data", "probes")}).check()
-    checkpoint = open_checkpoint(options.encoder["path"], options.encoder)
+    Run(options).check()
+    checkpoint = options.encoder.checkpoint()
     with within("features"):
         readings = options.features.readings(checkpoint.encoder)
     return checkpoint, readings, against.others(options, checkpoint)

@@ -5,6 +5,7 @@ from pathlib import Path
 from ssvit.checkpoints.checkpoint import PRETRAIN
 from ssvit.checkpoints.finding import find
 from ssvit.checkpoints.finding_options import Pretrained
+from ssvit.checkpoints.loading_options import LoadEncoder
 from ssvit.config.command import Command
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Name
@@ -44,10 +45,10 @@ def run(config: Config) -> None:
 
     model: vit.ViT | Classify
     if checkpoint.has_classifier:
-        model = load_classifier(checkpoint.path, image_size=size, resize=options.resize)
+        model = load_classifier(LoadEncoder(path=checkpoint.path, image_size=size, resize=options.resize))
     else:
         changes = {"image_size": size, "resize": options.resize, **encoder}
-        loaded = load_encoder(checkpoint.path, announce=True, **changes)
+        loaded = load_encoder(LoadEncoder(path=checkpoint.path, announce=True, **changes))
         assert isinstance(loaded, vit.ViT)
         model = loaded
     remarks = export(model, folder, options, facts=checkpoint.facts, run=run)

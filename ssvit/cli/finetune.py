@@ -19,6 +19,7 @@ from ssvit.checkpoints.run_folder import RunFolder
 from ssvit.config.command import Command, named
 from ssvit.config.command_line import CommandLine
 from ssvit.config.composed import Config
+from ssvit.config.declaration import Run
 from ssvit.data.source_options import SHORT_FORMS
 from ssvit.options import print_lines
 from ssvit.processes import is_main_process
@@ -32,7 +33,7 @@ def complete(config: Config) -> Config:
     """Check and complete the configuration."""
     options: Finetune = config.options
     options.check_study()
-    options.check_parts(config.values)
+    Run(options).check()
     config = named(config, _default_name(config) if options.name is None else options.name)
     return from_scratch(config) if options.checkpoint == SCRATCH else config
 
@@ -42,10 +43,10 @@ def _default_name(config: Config) -> str:
     options: Finetune = config.options
     kind = "scratch" if options.checkpoint == SCRATCH else "finetune"
     kind = "compare" if options.compare else options.sweep or kind
-    if "path" in options.encoder:
-        start = name_of(Path(options.encoder["path"]))
+    if hasattr(options.encoder, "path"):
+        start = name_of(Path(options.encoder.path))
     else:
-        start = options.encoder.get("model", Path(config.choices["encoder"]).name)
+        start = getattr(options.encoder, "model", Path(config.choices["encoder"]).name)
     data = config.choices["data"]
     return "_".join([kind, start] if data == "pretrained" else [kind, start, data])
 

@@ -8,7 +8,6 @@ from typing import Any
 from ssvit.atomic_io import replace
 from ssvit.config.command import Command
 from ssvit.config.composed import Config
-from ssvit.config.declaration import Run
 from ssvit.data.decode_options import RGB
 from ssvit.data.files_options import ImageFiles
 from ssvit.data.normalization_options import MEASURED, Normalization
@@ -20,7 +19,7 @@ from ssvit.progress import progress
 def run(config: Config) -> dict[str, Any]:
     """Measure, print the options that say it, and write them where that is asked for. Returns them by name."""
     options: Normalization = config.options
-    chosen = Run.of({"data": {"source": options.data["source"]}}).source
+    chosen = options.data.source
     config.line.announce()
 
     from ssvit.data import normalization

@@ -4,7 +4,6 @@ from pathlib import Path
 
 from ssvit.config.command import Command
 from ssvit.config.composed import Config
-from ssvit.config.declaration import Run
 from ssvit.data.decode_options import RGB
 from ssvit.data.files_options import ImageFiles
 from ssvit.data.packing_options import Pack
@@ -18,7 +17,7 @@ def run(config: Config) -> Path:
     options: Pack = config.options
     if not options.verify and options.data is None:
         raise OptionError("data", None, "must name a data set, or the path of a folder")
-    source = Run.of({"data": options.data}).source
+    source = options.data and options.data.source
     if options.size is not None and isinstance(source, ImageFiles) and source.pixels != RGB:
         right = "must be null for images of other channels or numbers than photographs: their files stay unchanged"
         raise OptionError("size", options.size, right)

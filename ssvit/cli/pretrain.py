@@ -12,6 +12,7 @@ from ssvit.checkpoints.run_folder import RunFolder
 from ssvit.config.command import Command, named
 from ssvit.config.command_line import CONFIGS
 from ssvit.config.composed import Config
+from ssvit.config.declaration import Run
 from ssvit.data.source_options import SHORT_FORMS
 from ssvit.options import print_lines
 from ssvit.processes import is_main_process
@@ -21,7 +22,7 @@ from ssvit.training.options import ALIASES, EMBEDDED, Pretrain
 def complete(config: Config) -> Config:
     """Check and complete the configuration."""
     options: Pretrain = config.options
-    options.check_parts(config.values)
+    Run(options).check()
     config.line.announce()
     return named(config, options.name)
 

@@ -4,7 +4,6 @@ from functools import partial
 
 from ssvit.config.command import Command
 from ssvit.config.composed import Config
-from ssvit.config.declaration import Run
 from ssvit.data.source_options import SHORT_FORMS
 from ssvit.evaluation.online_options import AUTO
 from ssvit.options import print_lines
@@ -16,7 +15,6 @@ from ssvit.retrieval.options import pictures as named_pictures
 def run(config: Config) -> None:
     """Make a store of pictures, add to it, or query it; files that cannot be read are named and left out."""
     options: Retrieve = config.options
-    Run.of({"data": options.data, "index": options.index})
     of_a_set = options.data is not None
     pictures = named_pictures(options.images) if options.images or not of_a_set else {}
     checkpoint, of_checkpoint, pixels = describer.check(

@@ -100,9 +100,14 @@ def check(config: Config) -> list[dict[str, Any]]:
         for values in itertools.product(*(getattr(options, name) for name in _GRID))
     ]
     for point in points:
-        own = {"depth": point["depth"], "width": point["width"], "patch_size": point["patch"]}
-        changed = options.encoder | own | {"heads": heads(point["width"]), "mlp_width": None}
-        Run.of({"encoder": changed, "data": options.data}).check()
+        encoder = options.encoder.changed(
+            depth=point["depth"],
+            width=point["width"],
+            patch_size=point["patch"],
+            heads=heads(point["width"]),
+            mlp_width=None,
+        )
+        Run(options.changed(encoder=encoder)).check()
     return points
 
 

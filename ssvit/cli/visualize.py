@@ -6,7 +6,7 @@ from typing import Any
 
 from ssvit.analysis.options import Visualize, plotted
 from ssvit.checkpoints.checkpoint import FINETUNE, SCRATCH, Checkpoint
-from ssvit.checkpoints.finding import find, open_checkpoint
+from ssvit.checkpoints.finding import find
 from ssvit.checkpoints.loading_options import LoadEncoder, pixel_format
 from ssvit.checkpoints.pretrained import from_scratch, offer, stand_in
 from ssvit.config.command import Command
@@ -23,11 +23,10 @@ def run(config: Config) -> None:
     """Plot the figures and print the numbers; pictures that cannot be read are named and left out."""
     options: Visualize = config.options
     paths = [path for image in options.images for path in folder.pictures(image)]
-    seen = {"view": options.data["view"]} if paths else options.data
-    Run.of({"encoder": options.encoder, "data": seen}).check()
-    checkpoint = open_checkpoint(options.encoder["path"], options.encoder)
+    Run(options.changed(data=None) if paths else options).check()
+    checkpoint = options.encoder.checkpoint()
     layer, pooling = plotted(vit(checkpoint.encoder), layer=options.layer, pooling=options.pooling)
-    sizes = {name: options.encoder[name] for name in ("resize", "image_size")}
+    sizes = {"resize": options.encoder.resize, "image_size": options.encoder.image_size}
     other = None
     if options.other not in (None, SCRATCH):
         other = find_other(options, sizes, checkpoint.encoder["channels"], config.line.say)
@@ -55,7 +54,7 @@ def run(config: Config) -> None:
         torch.manual_seed(key(0, "weights"))
         second = "random weights", from_scratch(config).build("encoder").eval().to(device)
     elif other is not None:
-        second = other.name, load_encoder(other.path, announce=True, **sizes).to(device)
+        second = other.name, load_encoder(LoadEncoder(path=other.path, announce=True, **sizes)).to(device)
     found = inside.look(
         encoder, pictures, other=second, layer=layer, pooling=pooling, shown=options.shown, batch_size=batch,
         display=Display.of(options.data), progress=progress("images", " images"),

@@ -125,7 +125,7 @@ class Command:
             return composition.compose(self.name, line, self.options, incomplete=incomplete)
 
     def _sweep(self, line: CommandLine) -> None:
-        results: Results | None = self.results and locate(self.results)()
+        results: Results | None = locate(self.results)() if self.results else None
 
         def job(config: Config) -> float | None:
             with in_one_line():  # Hydra would print a failure in its own way

@@ -150,7 +150,7 @@ class CommandLine:
             bases = [base for base in content.get("defaults", []) if isinstance(base, str) and base != "_self_"]
             return options.get("_target_") or next((self.part(group, base) for base in bases), None)
         choice = lookup(group, name)
-        return choice and choice.part
+        return None if choice is None else choice.part
 
     def with_bases(self, name: str) -> Iterator[Path]:
         """A file of configurations, after those beside it that its list of defaults names."""

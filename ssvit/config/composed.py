@@ -2,7 +2,6 @@
 
 import copy
 import importlib
-import inspect
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +10,7 @@ from typing import Any
 
 from ssvit.config.command_line import CommandLine, Plain
 from ssvit.config.declaration import Options, select
-from ssvit.options import UserError, within
+from ssvit.options import within
 
 _REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 
@@ -97,9 +96,18 @@ class Config:
         return name
 
     def build(self, name: str, /, **objects: object) -> Any:
-        """Build the part that a group of options describes; see `build`."""
+        """Build a part.
+
+        Args:
+            name: Its name among the options, such as data.augment.
+            objects: What it takes besides its options. Parts that it is built from (`Options.built_from`) are built.
+        """
+        part: Any = self.options
+        for key in name.split("."):
+            part = part[key] if isinstance(part, Mapping) else getattr(part, key)
+        built = {key: self.build(group) for key, group in part.built_from.items() if key not in objects}
         with within(name):
-            return build(self.value(name), **objects)
+            return part.build(**built, **objects)
 
     def _resolved(self, node: object) -> Any:
         if isinstance(node, Mapping):
@@ -119,38 +127,7 @@ class Config:
         return node
 
 
-def build(node: object, /, **objects: object) -> Any:
-    """Build what a group of options describes: its `_target_` is called with the others as keyword arguments.
-
-    Args:
-        node: Options as plain data. Groups within it that have a `_target_` are built first.
-        objects: Further keyword arguments, which no option can hold.
-
-    Raises:
-        OptionError: The part has no such value of an option; its name begins at this node.
-        UserError: The part takes no such option, or needs one that is missing.
-    """
-    if isinstance(node, list):
-        return [build(value) for value in node]
-    if not isinstance(node, Mapping):
-        return node
-    given: dict[str, Any] = {}
-    for name, value in node.items():
-        if name != "_target_":
-            with within(name):
-                given[name] = build(value)
-    if "_target_" not in node:
-        return given
-    part = locate(node["_target_"])
-    given |= objects
-    try:
-        inspect.signature(part).bind(**given)
-    except TypeError as error:
-        raise UserError(f"{node['_target_']}: {error}") from None
-    return part(**given)
-
-
 def locate(name: str) -> Any:
-    """Import what a dotted name stands for, such as ssvit.objectives.mae.MAE."""
+    """Import what a dotted name stands for, such as ssvit.training.sweep.Sweep."""
     module, _, attribute = name.rpartition(".")
     return getattr(importlib.import_module(module), attribute)

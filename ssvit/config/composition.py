@@ -76,7 +76,10 @@ def compose(name: str, line: CommandLine, kind: type[Options] = Options, *, inco
         config = Config(_settled(options, tree), files, line.overrides, line, kind=kind)
         if incomplete:
             return config
-        _ = config.options
+        try:
+            _ = config.options
+        except OptionError as error:
+            raise OptionError(config.option(error.name), error.value, error.right) from None
         return line.finish(config) if line.finish else config
 
 

@@ -12,7 +12,7 @@ import inspect
 import re
 import textwrap
 import types
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -62,6 +62,17 @@ class Options(BaseModel):
         """Return a copy with other values, which are checked."""
         return type(self)(**{**{name: getattr(self, name) for name in type(self).model_fields}, **changes})
 
+    def build(self, **objects: object) -> Any:
+        """Build the part that these options describe: call it with them, or make one that inherits from their class.
+
+        Args:
+            objects: What the part takes besides its options, such as an encoder.
+        """
+        part = _part(type(self))
+        if isinstance(part, type) and issubclass(part, type(self)):
+            return part.model_construct(self.model_fields_set, **dict(self))
+        return part(self, **objects)
+
     def loaded(self) -> "Options | None":
         """Return the options of the part that a checkpoint holds, if these load one; None otherwise."""
         return None
@@ -79,104 +90,88 @@ class Options(BaseModel):
         """
 
 
-@dataclass(frozen=True)
 class Run:
-    """The options of the parts of a run, by which each part checks what it requires of the others.
+    """The options of a run, by which each part checks what it requires of the other parts.
 
-    Attributes:
-        parts: The options of parts and groups by name, such as data.source or recipe. A part of a user's own whose
-            options are not declared is missing.
-        development: The part of the data that takes the place of the test images; None: they are used.
+    Args:
+        options: The options of a command. A part that they lack is None here, and nothing is required of it.
     """
 
-    parts: Mapping[str, Options]
-    development: float | str | None = None
-
-    @classmethod
-    def of(cls, values: Mapping[str, Any], options: Options | None = None) -> Self:
-        """Check the options of each part by itself.
-
-        Args:
-            values: All options of a command, as plain data.
-            options: Those that the command itself declares, among them groups such as recipe.
-        """
-        own = {} if options is None else vars(options)
-        groups = {name: value for name, value in own.items() if isinstance(value, Options)}
-        return cls(_parts(values) | groups, own.get("development"))
+    def __init__(self, options: Options) -> None:
+        self.options = options
 
     def check(self) -> None:
         """Check what the parts require of each other. OptionError or UserError if they do not fit."""
         _ = self.encoder
-        for name, part in self.parts.items():
+        self.options.check(self)
+        # Evaluators last: they refer to options of other parts, under whose names these were typed.
+        for name, part in sorted(parts(self.options), key=lambda item: item[0].startswith("evaluators.")):
             with within(name):
                 part.check(self)
+
+    def _part(self, name: str) -> Any:
+        part: object = self.options
+        for key in name.split("."):
+            part = getattr(part, key, None)
+        return part
 
     @cached_property
     def encoder(self) -> Options | None:
         """The encoder; that of the checkpoint, if it is loaded from one."""
-        options = self.parts.get("encoder")
+        options = self._part("encoder")
         with within("encoder"):
             return options and (options.loaded() or options)
 
     @property
     def from_checkpoint(self) -> bool:
         """Whether training starts from the weights of a checkpoint."""
-        return self.encoder is not self.parts.get("encoder")
+        return self.encoder is not self._part("encoder")
 
     @property
     def objective(self) -> Options | None:
         """What is trained."""
-        return self.parts.get("objective")
+        return self._part("objective")
 
     @property
     def source(self) -> Options | None:
         """The images."""
-        return self.parts.get("data.source")
+        return self._part("data.source")
 
     @property
     def augment(self) -> Options | None:
         """The augmentation of training images."""
-        return self.parts.get("data.augment")
+        return self._part("data.augment")
 
     @property
     def recipe(self) -> Any:
         """The numbers of training, a `ssvit.training.recipe.Recipe`."""
-        return self.parts.get("recipe")
+        return self._part("recipe")
 
     @property
     def subset(self) -> Options | None:
         """Which of the images are used."""
-        return self.parts.get("subset")
+        return self._part("subset")
 
     @property
     def fabric(self) -> Options | None:
-        """Where it runs."""
-        return self.parts.get("fabric")
+        """The devices and processes."""
+        return self._part("fabric")
+
+    @property
+    def development(self) -> float | str | None:
+        """The part of the data that takes the place of the test images; None: they are used."""
+        return self._part("development")
 
 
-def _parts(node: object, name: str = "") -> dict[str, Options]:
-    """Make the options of every part of nested dictionaries and lists, by their names.
-
-    A part within a part is checked by itself, and is an option only where the class has it.
-    """
-    parts: dict[str, Options] = {}
-    if isinstance(node, Mapping):
-        # Evaluators last: they refer to options of other parts, under whose names these were typed.
-        for key, value in sorted(node.items(), key=lambda item: item[0] == "evaluators"):
-            parts |= _parts(value, f"{name}.{key}" if name else str(key))
-        if options := find(node.get("_target_", "")):
-            values = {
-                key: value
-                for key, value in node.items()
-                if key in options.model_fields
-                or not (key.startswith("_") or (isinstance(value, Mapping) and "_target_" in value))
-            }
-            with within(name):
-                parts[name] = make(options, values)
-    elif isinstance(node, list):
-        for place, value in enumerate(node):
-            parts |= _parts(value, f"{name}[{place}]")
-    return parts
+def parts(options: Options, name: str = "") -> Iterator[tuple[str, Options]]:
+    """Yield the options within options, at any depth, by their dotted names."""
+    for key, value in options:
+        nested = {f".{inner}": part for inner, part in value.items()} if isinstance(value, Mapping) else {"": value}
+        for inner, part in nested.items():
+            if isinstance(part, Options):
+                full = f"{name}.{key}{inner}" if name else f"{key}{inner}"
+                yield full, part
+                yield from parts(part, full)
 
 
 T = TypeVar("T", bound=Options)
@@ -229,6 +224,35 @@ def find(builder: str) -> type[Options] | None:
     return getattr(importlib.import_module(f"{module}_options"), known, None)
 
 
+def _part(options: type[Options]) -> Any:
+    """Import what a class of options describes, by the names that `find` explains."""
+    module = importlib.import_module(options.__module__.removesuffix("_options"))
+    function = re.sub(r"(?<!^)(?=[A-Z])", "_", options.__name__).lower()
+    part = getattr(module, options.__name__, None)
+    # A function's module may import its options by their own name.
+    return (
+        part
+        if part is not None and (part is not options or part.__module__ == module.__name__)
+        else getattr(module, function)
+    )
+
+
+def _read_part(value: object) -> object:
+    """Make the options of a part from plain data, which names what they describe, or from a group around a part."""
+    if value is None or isinstance(value, Options):
+        return value
+    if not isinstance(value, Mapping):
+        raise ValueError
+    builder = value.get("_target_")
+    options = group_of(value) if builder is None else find(str(builder))
+    if options is None and builder is not None:
+        module, _, name = str(builder).rpartition(".")
+        raise OptionError("", builder, f"has no declared options: declare them as {module}_options.{name}")
+    if options is None:
+        return value
+    return select(options, value) if builder is None else options(**value)
+
+
 def make(options: type[T], values: Mapping[str, Any]) -> T:
     """Return options from their values. OptionError if one is unknown, is missing, or has a wrong value."""
     return options(**values)
@@ -259,7 +283,6 @@ def completed(node: Mapping[str, Any], groups: Mapping[str, type[Options]], name
             full = {**{option: _default(kind.model_fields[option]) for option in shared}, **full}
     options = find(node.get("_target_", "")) or groups.get(name) or group_of(node)
     fields = options.model_fields if options else {}
-    full = {**({part: f"${{{group}}}" for part, group in options.built_from.items()} if options else {}), **full}
     for key, field in fields.items():
         if source := next((item for item in field.metadata if isinstance(item, From)), None):
             full.setdefault(key, f"${{{source.option}}}")
@@ -316,7 +339,8 @@ def _option_error(options: type[Options], error: ValidationError, values: Mappin
     causes = ((one, one.get("ctx", {}).get("error")) for one in errors)
     for one, cause in causes:
         if isinstance(cause, OptionError):  # of options within these, or of a check of several
-            name = ".".join([*map(str, one["loc"][:1]), *([cause.name] if cause.name else [])])
+            of_several = len(one["loc"]) > 1 and isinstance(values.get(str(one["loc"][0])), Mapping)
+            name = ".".join([*map(str, one["loc"][: 1 + of_several]), *([cause.name] if cause.name else [])])
             given = values.get(name, cause.value)
             of_a_list = isinstance(given, list | tuple) and not isinstance(cause.value, list | tuple)
             return OptionError(name, cause.value if of_a_list else given, cause.right)
@@ -447,9 +471,9 @@ Share = Annotated[float, Gt(0), Le(1)]  # a fraction that is not 0
 Name = Annotated[str, BeforeValidator(lambda value: str(value) if type(value) is int else value)]
 """A name or a path, which may consist of digits: YAML reads those as a number."""
 Runs = Annotated[str, Expect("the folder of all runs")]
-Part = Any
+Part = Annotated[Any, BeforeValidator(_read_part), Expect("a group of options")]
 """The options of a part, which its own class declares."""
-Parts = Mapping[str, Any]
+Parts = Mapping[str, Part]
 """The options of several parts, by name."""
 Text = Annotated[str, MinLen(1), Expect("a text")]
 Size = Annotated[

@@ -12,7 +12,6 @@ from functools import partial
 import torch
 from tqdm import tqdm
 
-from ssvit.config.declaration import make
 from ssvit.data import datasets_options
 from ssvit.data import folder as folders
 from ssvit.data.files import Files, Listing, listing
@@ -23,13 +22,13 @@ from ssvit.data.source import Data, Source, joined, parted
 from ssvit.options import OptionError, UserError, printable
 
 
-def folder(**given: object) -> Data:
+def folder(options: datasets_options.Folder) -> Data:
     """Image files in a folder, or in several.
 
     Beside validation images, test=auto skips test images that have no labels of the training set's classes. UserError
     if validation or test images have a class that training lacks.
     """
-    chosen = make(datasets_options.Folder, given)
+    chosen = options
     splits = [[path for path in paths if path] for paths in zip(*chosen.splits, strict=True)]
     of_masks = (chosen.roots[0], chosen.masks) if chosen.masks else None
 
@@ -58,12 +57,12 @@ def _short(path: str) -> str:
     return f"{os.path.basename(os.path.abspath(path))}/"
 
 
-def shards(**given: object) -> Data:
+def shards(options: datasets_options.Shards) -> Data:
     """Uncompressed tar files in the layout of WebDataset.
 
     UserError if a shard cannot be read, or if validation or test images have a class that training lacks.
     """
-    chosen = make(datasets_options.Shards, given)
+    chosen = options
     splits = chosen.splits
     read = partial(find, chosen.root, cache=chosen.cache, pixels=chosen.pixels)
     train = read(splits.train)
@@ -72,12 +71,12 @@ def shards(**given: object) -> Data:
     return parted(called, train, *others, held_out=chosen.held_out, seed=chosen.seed)
 
 
-def csv(**given: object) -> Data:
+def csv(options: datasets_options.Csv) -> Data:
     """Image files that a table names.
 
     UserError if a file is not there, or if validation or test images have a class that training lacks.
     """
-    chosen = make(datasets_options.Csv, given)
+    chosen = options
     splits = chosen.splits
     train = _of_table(chosen, "train")
     others = (
@@ -118,11 +117,11 @@ def _of_table(chosen: datasets_options.Csv, part: str, classes: Sequence[str] = 
     return Files(paths, labels, own, named=False, verify=chosen.verify, pixels=chosen.pixels)
 
 
-def imagenet(**given: object) -> Data:
+def imagenet(options: datasets_options.Imagenet) -> Data:
     """ImageNet in its usual layout."""
-    chosen = make(datasets_options.Imagenet, given)
-    root = chosen.root
-    data = folder(root=root, train="train", validation="val", test=None, verify=chosen.verify)
+    root = options.root
+    layout = datasets_options.Folder(root=root, train="train", validation="val", test=None, verify=options.verify)
+    data = folder(layout)
     if not data.classes:
         raise OptionError("root", root, "images lie in train/ itself, not in a folder for each class")
     if data.watched.labels is None:
@@ -130,11 +129,11 @@ def imagenet(**given: object) -> Data:
     return replace(data, told="")
 
 
-def vtab(**given: object) -> Data:
+def vtab(options: datasets_options.Vtab) -> Data:
     """A task of VTAB-1k; its classes are called by their numbers. UserError for a damaged list."""
     from ssvit.data.vtab import read
 
-    chosen = make(datasets_options.Vtab, given)
+    chosen = options
     lists = [read(os.path.join(chosen.top, name)) if name else None for name in chosen.lists]
     classes = [str(number) for number in range(1 + max(max(one[1]) for one in lists if one))]
     train, validation, test = (one and Files(*one, classes, named=False, verify=chosen.verify) for one in lists)
@@ -143,9 +142,9 @@ def vtab(**given: object) -> Data:
     return parted(called, train, validation, test, held_out=0.1, seed=0)
 
 
-def voc(**given: object) -> Data:
+def voc(options: datasets_options.Voc) -> Data:
     """Pascal VOC's images with masks; border pixels are 255. UserError for a file that is not there."""
-    chosen = make(datasets_options.Voc, given)
+    chosen = options
 
     def read(part: str) -> Files:
         with open(chosen.names(part), encoding="utf-8", errors="replace") as file:
@@ -164,9 +163,9 @@ def voc(**given: object) -> Data:
     return parted(("train.txt:", "val.txt:", ""), read("train"), read("val"), held_out=0.1, seed=0)
 
 
-def torchvision_set(**given: object) -> Data:
+def torchvision_set(options: datasets_options.TorchvisionSet) -> Data:
     """A public data set, tested on its test images. UserError for absent or damaged files."""
-    chosen = make(datasets_options.TorchvisionSet, given)
+    chosen = options
     name, root, download = chosen.name, chosen.root, chosen.download
     parts = (chosen.split,) if chosen.split else _TORCHVISION[name][1]
     try:

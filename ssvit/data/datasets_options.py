@@ -208,7 +208,11 @@ class Shards(ImageFiles):
 
 
 def _sample(files: Sequence[str], most: int) -> Sample:
-    return Sample(len(files), files[0], [partial(open, file, "rb") for file in files[:: max(1, len(files) // most)]])
+    return Sample(len(files), files[0], [partial(_file, path) for path in files[:: max(1, len(files) // most)]])
+
+
+def _file(path: str) -> IO[bytes]:
+    return open(path, "rb")
 
 
 def _member(shard: str, member: tarfile.TarInfo) -> IO[bytes]:

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ssvit.config.declaration import make
 from ssvit.data import decode, huggingface_options
 from ssvit.data.decode_options import RGB, PixelFormat
 from ssvit.data.folder import AUTO
@@ -24,7 +23,7 @@ from ssvit.data.source import Data, Labels, Reduce, Source, Unreadable, checked_
 from ssvit.options import UserError, printable
 
 
-class HuggingFace(Source):
+class HubImages(Source):
     """The images of a column of a `datasets.Dataset`, and labels as of a source; called: its name in messages.
 
     verify: what the fingerprint covers besides the labels, the "size" of each image's file or its "content". UserError
@@ -96,17 +95,17 @@ class HuggingFace(Source):
                 yield length if length is not None else os.path.getsize(path) if os.path.isfile(path or "") else -1
 
 
-def hugging_face(**given: object) -> Data:
+def hugging_face(options: huggingface_options.HuggingFace) -> Data:
     """A data set of the library `datasets`, `huggingface_options.HuggingFace`.
 
     UserError if it cannot be read, or if validation or test images have a class that training lacks. As in a folder,
     test=auto skips test images without labels where there are validation images.
     """
-    chosen = make(huggingface_options.HuggingFace, given)
+    chosen = options
     found = _loaded(chosen)
     names = chosen.splits_of(found)
     image, label = chosen.columns_of(found[names.train].features.to_dict())
-    sources: list[HuggingFace | None] = []
+    sources: list[HubImages | None] = []
     for name in names:
         if name is None:
             sources.append(None)
@@ -116,7 +115,7 @@ def hugging_face(**given: object) -> Data:
         if missing := {image, label} - {None, *found[name].column_names}:
             raise UserError(f"{called}: has no column {min(map(str, missing))}, and {names.train} has")
         labels, own = _labels(found[name], label, classes, called)
-        read = partial(HuggingFace, called=called, verify=chosen.verify, pixels=chosen.pixels)
+        read = partial(HubImages, called=called, verify=chosen.verify, pixels=chosen.pixels)
         sources.append(read(found[name], image, labels, own))
     train, validation, test = sources
     assert train is not None

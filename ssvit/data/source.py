@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ssvit.config.declaration import make
 from ssvit.data import source_options
 from ssvit.data.batch import EvalTransform
 from ssvit.options import OptionError, UserError, number, printable
@@ -270,13 +269,12 @@ def parted(
     return Data(train, validation, test, train.classes, "; ".join(lines))
 
 
-def subset(source: Source, *, seed: int = 0, **given: object) -> Source:
+def subset(source: Source, *, part: Sequence[float] = (0, 1), images: int | None = None, seed: int = 0) -> Source:
     """Fewer images of a source, in its order: see `source_options.Subset`.
 
     OptionError if there are not so many, or none.
     """
-    subset = make(source_options.Subset, given)
-    (low, high), images = subset.part, subset.images
+    low, high = part
     if (low, high) == (0, 1) and images is None:
         return source
     hashes = uniform(seed, "subset", torch.arange(len(source)), 1)[:, 0]

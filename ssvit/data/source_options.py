@@ -1,12 +1,12 @@
 """The options that every data set has, and those of a part of one."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import IO, Annotated, Any, ClassVar, NamedTuple, Self
+from collections.abc import Callable, Sequence
+from typing import IO, Annotated, ClassVar, NamedTuple, Self
 
 from annotated_types import Gt, Le, Len
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
-from ssvit.config.declaration import Count, Expect, Fraction, From, OneOf, Options, Pair, Run, Size, Whole
+from ssvit.config.declaration import Count, Expect, Fraction, From, OneOf, Options, Pair, Part, Run, Size, Whole
 from ssvit.models.encoder_options import Normalized
 from ssvit.options import OptionError, RootOptionError
 
@@ -31,7 +31,11 @@ class Images(Options):
     """Mean of the channels, in [0, 1]: one number, or one for each; the default is that of ImageNet."""
     std: float | Sequence[float] = (0.229, 0.224, 0.225)
     """Standard deviation of the channels, in [0, 1]: one number, or one for each; the default is that of ImageNet."""
-    view: Mapping[str, Any] = {"_target_": "ssvit.data.augment.crop.CenterCrop", "size": "${data.image_size}"}
+    source: Part = None
+    """The data set."""
+    augment: Part = None
+    """The augmentation of the training images."""
+    view: Part = Field({"_target_": "ssvit.data.augment.crop.CenterCrop", "size": "${data.image_size}"})
     """The transform of the images that are evaluated."""
 
 

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ssvit.config.declaration import make
 from ssvit.data import synthetic_options
 from ssvit.data.memory import Memory
 from ssvit.data.source import Data
@@ -106,9 +105,9 @@ _POSES = {
 }
 
 
-def synthetic(**given: object) -> Data:
+def synthetic(options: synthetic_options.Synthetic) -> Data:
     """Render the embedded set, as at each start: nothing is downloaded. The options are those of `Synthetic`."""
-    chosen = make(synthetic_options.Synthetic, given)
+    chosen = options
     seed, size, version = chosen.seed, chosen.size, chosen.version
     counts = chosen.images, chosen.held_out_images
     train, test = (

@@ -18,7 +18,6 @@ import torch.nn.functional as F
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from ssvit.config.declaration import make
 from ssvit.data.batch import Batch, EvalTransform
 from ssvit.data.loader import TOLERATED, evaluation_batches
 from ssvit.data.robustness import are_imagenets
@@ -156,8 +155,15 @@ def allowed(source: Source, real: str) -> list[set[int]]:
 class Classification(Evaluator):
     """Accuracy of a classifier on every image of a source; part: test or validation, in words and figures."""
 
-    def __init__(self, *, source: Source, transform: EvalTransform, part: str = "test", **given: object) -> None:
-        self.options = make(classification_options.Classification, given)
+    def __init__(
+        self,
+        options: classification_options.Classification,
+        *,
+        source: Source,
+        transform: EvalTransform,
+        part: str = "test",
+    ) -> None:
+        self.options = options
         self.source, self.transform, self.part = source, transform, part
         self.images = len(source)
         if self.options.real is not None and source.labels is not None and is_multi_label(source.labels):

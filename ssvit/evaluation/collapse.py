@@ -17,10 +17,6 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor
 
-from ssvit.config.declaration import make
-from ssvit.data.batch import EvalTransform
-from ssvit.data.source import Source
-from ssvit.evaluation import collapse_options
 from ssvit.evaluation.base import Evaluation, History, with_metrics
 from ssvit.evaluation.held_out import HeldOut
 from ssvit.evaluation.spread import describe_spread, one_way, spread_of
@@ -49,9 +45,6 @@ class Collapse(HeldOut):
     """The evaluation of a `Dino` model, with one view of each image and the teacher's last temperature."""
 
     fewest = 2
-
-    def __init__(self, *, source: Source, transform: EvalTransform, **given: object) -> None:
-        super().__init__(source, transform, make(collapse_options.Collapse, given))
 
     def __call__(self, objective: Dino, history: History | None = None) -> Evaluation:
         """Entropies of the assignments in nats, spread of the features, agreement of student and teacher.

@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ssvit.config.declaration import make
 from ssvit.data.augment.views import Views
 from ssvit.data.batch import EvalTransform
 from ssvit.data.source import Source
@@ -31,10 +30,11 @@ class Contrast(HeldOut):
 
     fewest = 2
 
-    def __init__(self, *, source: Source, transform: EvalTransform, augment: Views, **given: object) -> None:
-        own = make(contrast_options.Contrast, given)
-        super().__init__(source, transform, own)
-        self.augment, self.seed = augment, own.seed
+    def __init__(
+        self, options: contrast_options.Contrast, *, source: Source, transform: EvalTransform, augment: Views
+    ) -> None:
+        super().__init__(options, source=source, transform=transform)
+        self.augment, self.seed = augment, options.seed
 
     def __call__(self, objective: Contrastive, history: History | None = None) -> Evaluation:
         """Loss, share of views that find their other, alignment, uniformity and spread of the features.

@@ -22,13 +22,11 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor
 
-from ssvit.config.declaration import make
 from ssvit.data.batch import Transform
 from ssvit.data.loader import Loading, evaluation_batches
 from ssvit.data.source import Source, is_multi_label
 from ssvit.evaluation.features_options import Reading
 from ssvit.evaluation.processes import gather, rank_and_world
-from ssvit.models.build_options import kind
 from ssvit.models.encoder import Encoder
 from ssvit.options import UserError
 
@@ -104,7 +102,7 @@ class Frozen:
 
     def __init__(self, encoder: Encoder, readings: Sequence[Reading], *, identity: str) -> None:
         for reading in readings:
-            reading.check(make(kind(encoder.arguments), encoder.arguments))
+            reading.check(encoder.options)
         self.encoder, self.readings, self.weights = encoder, tuple(readings), identity
         self.identity = f"{identity} {' '.join(reading.name for reading in readings)}"
         self.identities = {reading.name: f"{identity} {reading.name}" for reading in readings}

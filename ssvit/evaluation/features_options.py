@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator
 
-from ssvit.config.declaration import Count, Expect, OneOf, Options, make
+from ssvit.config.declaration import Count, Expect, OneOf, Options
 from ssvit.evaluation.online_options import AUTO
-from ssvit.models.build_options import kind
+from ssvit.models.build_options import of
 from ssvit.models.encoder_options import PATCHES, TOKENS
 from ssvit.models.timm_options import Timm
 from ssvit.models.vit_options import ViT
@@ -97,7 +97,7 @@ class Features(Outputs):
 
     def readings(self, encoder: Mapping[str, Any]) -> list[Reading]:
         """Return the readings of an encoder (its arguments). OptionError for one that it does not have."""
-        options = make(kind(encoder), encoder)
+        options = of(encoder)
         last = options.depth
         if isinstance(self.layer, str):
             numbers = [last] if self.layer == "last" else list(range(1, last + 1))

@@ -15,8 +15,8 @@ from lightning_fabric import Fabric
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.checkpoints.loading import load_encoder
 from ssvit.checkpoints.pretrained import from_scratch
-from ssvit.config.command_line import Plain
-from ssvit.config.composed import Config, build
+from ssvit.config.composed import Config
+from ssvit.data.augment.crop_options import CenterCrop
 from ssvit.data.batch import EvalTransform
 from ssvit.data.source import Data, Source, masks, subset
 from ssvit.evaluation.against import Other
@@ -31,7 +31,7 @@ from ssvit.figures.display import Display
 from ssvit.kernels.accelerate import accelerate
 from ssvit.models.encoder import Encoder
 from ssvit.models.encoder_options import PATCHES
-from ssvit.options import UserError, pair, within
+from ssvit.options import UserError, within
 from ssvit.progress import progress
 from ssvit.randomness import key
 
@@ -46,7 +46,7 @@ class EncoderViews(NamedTuple):
     prefix: str
     function: Extractor
     eval_transform: EvalTransform
-    view: Plain
+    view: CenterCrop
     seen_alike: bool = True
 
 
@@ -134,9 +134,9 @@ def encoders_of(
         return encoder
 
     options: Evaluate = config.options
-    view = options.data["view"]
+    view = options.data.view
     transform = config.build("data.view")
-    weights = f"{checkpoint.checksum}, resized as {options.encoder['resize']}"
+    weights = f"{checkpoint.checksum}, resized as {options.encoder.resize}"
     found = [EncoderViews(OWN, "", frozen(built(config), readings, weights), transform, view)]
     if options.baselines:
         weights = f"random weights of torch {torch.__version__}"
@@ -144,11 +144,11 @@ def encoders_of(
         found.append(EncoderViews(RANDOM, RANDOM_PREFIX, untrained, transform, view))
         found.append(EncoderViews(PIXELS, PIXELS, Pixels(), transform, view))
     for other in others:
-        encoder = load_encoder(**vars(other.loading) | {"announce": True})
+        encoder = load_encoder(other.loading.changed(announce=True))
         weights = f"{other.loading.checkpoint().checksum}, resized as {other.loading.resize}"
         own = _resized(view, other.image_size)
         function = frozen(encoder, other.readings, weights)
-        seen = transform if own == view else build(own)
+        seen = transform if own == view else own.build()
         found.append(EncoderViews(other.name, f"{other.name} ", function, seen, own, own == view))
     return found
 
@@ -168,13 +168,12 @@ def _of_patches(function: Extractor, own: EncoderViews, *, half: bool) -> Extrac
     return Half(of_patches) if half else of_patches
 
 
-def _resized(view: Plain, size: tuple[int, int]) -> Plain:
+def _resized(view: CenterCrop, size: tuple[int, int]) -> CenterCrop:
     """The options of a transform that shows the same part of an image in another (height, width)."""
-    shown = pair("data.view.size", view.get("size"))
-    if size == shown:
+    if size == view.size:
         return view
-    scaled = {} if view.get("resize") is None else {"resize": round(view["resize"] * min(size) / min(shown))}
-    return view | {"size": list(size)} | scaled
+    resize = None if view.resize is None else round(view.resize * min(size) / min(view.size))
+    return view.changed(size=size, resize=resize)
 
 
 def _split(
@@ -196,17 +195,18 @@ def _split(
         "timeout": options.loader_timeout,
         "device": fabric.device,
     }
-    read_as = {name: options.data.get(name) for name in ("channels", "range")}
+    read_as = {name: getattr(options.data.source, name, None) for name in ("channels", "range")}
 
     def extracted(
-        function: Extractor, source: Source, transform: EvalTransform, view: Plain, what: str, *, anew: bool
+        function: Extractor, source: Source, transform: EvalTransform, view: CenterCrop, what: str, *, anew: bool
     ) -> FeatureSets:
         if fabric.is_global_zero:
             loading["progress"] = progress(what, " images")
         with fabric.autocast():
             if options.cache is None:
                 return extract(function, source, transform, **loading)
-            cache, made_of = Cache(Path(options.cache)), view | read_as
+            cache = Cache(Path(options.cache))
+            made_of = {"kind": type(view).__name__, **view.values(), **read_as}
             return cache.extract(function, source, transform, transform_options=made_of, anew=anew, **loading)
 
     own, *others = encoders

@@ -20,7 +20,7 @@ class HeldOut(Evaluator):
 
     fewest = 1  # images on which it can be measured
 
-    def __init__(self, source: Source, transform: EvalTransform, options: held_out_options.HeldOut) -> None:
+    def __init__(self, options: held_out_options.HeldOut, *, source: Source, transform: EvalTransform) -> None:
         self.source, self.transform, self.options = source, transform, options
         self.images = min(options.images, len(source))
 

@@ -19,7 +19,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ssvit.config.declaration import make
 from ssvit.data.augment.crop import InceptionCrop
 from ssvit.data.batch import EvalTransform
 from ssvit.data.source import Source
@@ -47,11 +46,14 @@ _FEWEST = 5  # evaluations by which a measure is compared with a probe
 class LabelFree(HeldOut):
     """The evaluation of any objective's backbone, pooled as it pools, after each layer and the last norm."""
 
-    def __init__(self, *, source: Source, transform: EvalTransform, **given: object) -> None:
-        self.own = own = make(label_free_options.LabelFree, given)
-        super().__init__(source, transform, own)
-        self.every, self.automatic = (None, True) if own.every == online_options.AUTO else (int(own.every), False)
-        self.images *= 1 + own.views
+    options: label_free_options.LabelFree
+
+    def __init__(self, options: label_free_options.LabelFree, *, source: Source, transform: EvalTransform) -> None:
+        super().__init__(options, source=source, transform=transform)
+        self.every, self.automatic = (
+            (None, True) if options.every == online_options.AUTO else (int(options.every), False)
+        )
+        self.images *= 1 + options.views
 
     def __call__(self, objective: Objective, history: History | None = None) -> Evaluation:
         """Each measure at the last layer, and at layer 3 as "rankme_layer3".
@@ -68,8 +70,8 @@ class LabelFree(HeldOut):
         found: dict[str, list[Tensor]] = {reading.name: [] for reading in readings}
         for images, slots in self.batches:
             size = (images.shape[2], images.shape[3])
-            crops = crops or InceptionCrop(size=size, scale=self.own.scale, ratio=(3 / 4, 4 / 3))
-            views = [images, *(crops(images, slots, self.own.seed, view) for view in range(self.own.views))]
+            crops = crops or InceptionCrop(size=size, scale=self.options.scale, ratio=(3 / 4, 4 / 3))
+            views = [images, *(crops(images, slots, self.options.seed, view) for view in range(self.options.views))]
             for name, values in frozen(torch.cat(views).to(device)).items():
                 found[name].append(values.cpu().unflatten(0, (len(views), -1)))
         metrics: dict[str, float] = {}

@@ -1,10 +1,11 @@
 """What an evaluation measured: as plain data for files, and as text for a terminal."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any
 
 from ssvit.checkpoints.checkpoint import Checkpoint
+from ssvit.config.declaration import Options
 from ssvit.evaluation import baselines
 from ssvit.evaluation.against import Other
 from ssvit.evaluation.duplicates import without
@@ -12,7 +13,6 @@ from ssvit.evaluation.features import copies
 from ssvit.evaluation.options import Evaluate
 from ssvit.evaluation.scores import Scores, Split
 from ssvit.evaluation.significance import NOTHING_YET
-from ssvit.options import pair
 
 _PAIRS = 1000  # of near-duplicates that are named in a file
 _EXAMPLES = 3  # images in both sets that are named
@@ -31,9 +31,9 @@ def facts(
     found = copies(train, test)
     examples = [{"test": test.picture(one), "train": train.picture(other)} for one, other in found[:_EXAMPLES]]
     return {
-        "checkpoint": options.encoder["path"],
+        "checkpoint": str(options.encoder.path),
         "checksum": checkpoint.checksum,
-        "data": _named(options.data),
+        "data": _named(options.data.source),
         "train_images": len(train),
         "test_images": len(test),
         "measured_on": split.part,
@@ -42,7 +42,7 @@ def facts(
         **({"multi_label": True} if split.is_multi_label else {}),
         "features": {**options.features.values(), "pooling": pooling},
         "precision": options.precision,
-        "image_size": list(pair("data.view.size", options.data["view"].get("size"))),
+        "image_size": list(options.data.view.size),
         "against": {other.name: other.facts for other in others},
         "versions": {name: version(name) for name in ("ssvit", "torch")},
         "copies": {"test_images_in_train": len(found), "examples": examples},
@@ -62,11 +62,11 @@ def _near_duplicates(split: Split, scores: Sequence[Scores]) -> dict[str, Any]:
     return {"test_images": len(pairs), "without": kept if pairs else {}, "pairs": named}
 
 
-def _named(data: Mapping[str, Any]) -> str:
+def _named(source: Options) -> str:
     """Name a data set and its folder: cifar10 in /data, synthetic."""
-    source = data["source"]
-    name = str(source.get("name", source["_target_"].rpartition(".")[2]))
-    return f"{name} in {data['root']}" if data.get("root") else name
+    name = getattr(source, "name", type(source).__name__.lower())
+    root = getattr(source, "root", None)
+    return f"{name} in {root}" if root else str(name)
 
 
 def describe(found: Scores, split: Split) -> str:

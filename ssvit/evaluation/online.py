@@ -11,7 +11,6 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from ssvit.config.declaration import make
 from ssvit.data.batch import EvalTransform
 from ssvit.data.loader import evaluation_batches
 from ssvit.data.memory import Memory
@@ -42,16 +41,16 @@ class Probing(Evaluator):
 
     def __init__(
         self,
+        options: online_options.Probing,
         *,
         probes: Mapping[str, Probe],
         train: Source,
         test: Source,
         transform: EvalTransform,
         pretrained: bool = False,
-        **given: object,
     ) -> None:
         self.start = GIVEN if pretrained else RANDOM
-        self.options = own = make(online_options.Probing, given)
+        self.options = own = options
         self.every, self.automatic = (None, True) if own.every == online_options.AUTO else (int(own.every), False)
         self.probes: list[Probe] = []
         self.refused: list[str] = []

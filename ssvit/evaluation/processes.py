@@ -92,5 +92,5 @@ def _delayed_signals() -> Iterator[None]:
     finally:
         for signum, handler in handlers.items():
             signal.signal(signum, handler)
-    for signum in received:
-        signal.raise_signal(signum)
+    for number in received:
+        signal.raise_signal(number)

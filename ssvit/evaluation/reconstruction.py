@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ssvit.config.declaration import make
 from ssvit.data.batch import EvalTransform
 from ssvit.data.source import Source
 from ssvit.evaluation import reconstruction_options
@@ -35,10 +34,11 @@ def nearest_uncorrupted(at: Tensor, grid: tuple[int, int]) -> Tensor:
 class Reconstruction(HeldOut):
     """The evaluation of an objective that predicts patches, with the same random choices each time."""
 
-    def __init__(self, *, source: Source, transform: EvalTransform, **given: object) -> None:
-        own = make(reconstruction_options.Reconstruction, given)
-        super().__init__(source, transform, own)
-        self.seed = own.seed
+    def __init__(
+        self, options: reconstruction_options.Reconstruction, *, source: Source, transform: EvalTransform
+    ) -> None:
+        super().__init__(options, source=source, transform=transform)
+        self.seed = options.seed
 
     @property
     def shown(self) -> tuple[Tensor, Tensor]:

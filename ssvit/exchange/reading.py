@@ -70,7 +70,7 @@ class Foreign:
         for name in ("mean", "std"):
             state[name] = torch.tensor(self.arguments[name], dtype=torch.float32).flatten().expand(channels).clone()
         with torch.device("meta"):  # no memory is allocated before the shapes are known to be the file's
-            expected = ViT(**self.arguments).state_dict()
+            expected = ViT(make(vit_options.ViT, self.arguments)).state_dict()
         for layer in range(self.arguments["depth"]):
             bias = state.setdefault(QKV_BIAS.format(i=layer), torch.zeros(3 * self.arguments["width"]))
             if self.masks_keys:
@@ -108,7 +108,7 @@ class Own(Foreign):
 
         tensors = files.tensors(self.path, self.names.values())
         with torch.device("meta"):
-            expected = ViT(**self.arguments).state_dict()
+            expected = ViT(make(vit_options.ViT, self.arguments)).state_dict()
         for name, tensor in expected.items():
             if name not in self.names or tensors[self.names[name]].shape != tensor.shape:
                 raise ForeignError(f"{self.path}: {name} is not that of the encoder in its config.json")

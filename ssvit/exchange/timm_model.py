@@ -30,7 +30,7 @@ class TimmFile(Foreign):
         """The state of the encoder. ForeignError that names missing, unexpected and misshapen tensors."""
         from ssvit.models.timm import Timm
 
-        encoder = Timm(**self.arguments)
+        encoder = Timm(make(timm_options.Timm, self.arguments))
         state = encoder.model.state_dict()
         wanted = {name: tensor for name, tensor in state.items() if not _COMPUTED.search(name)}
         shapes = files.shapes(self.path)

@@ -3,11 +3,16 @@
 Letters: c channels, h, w pixels.
 """
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from ssvit.data.decode_options import RGB, PixelFormat
+from ssvit.data.source_options import Images
+
+_Numbers = float | Sequence[float]  # one for all channels, or one for each
 
 
 class Display(NamedTuple):
@@ -23,18 +28,24 @@ class Display(NamedTuple):
     high: tuple[float, ...] = ()
 
     @classmethod
-    def of(cls, data: Mapping[str, Any]) -> "Display":
-        """Return the display of a data set with these options: channels, range, shown, mean and std.
+    def of(cls, data: Images) -> "Display":
+        """Return the display of the images of a data set."""
+        pixels = data.source if isinstance(data.source, PixelFormat) else RGB
+        return cls.of_pixels(pixels, mean=data.mean, std=data.std, shown=getattr(data, "shown", ()))
+
+    @classmethod
+    def of_pixels(cls, pixels: PixelFormat, *, mean: _Numbers, std: _Numbers, shown: Sequence[int]) -> "Display":
+        """Return the display of images of a pixel format.
 
         Of more than three channels the three `shown` are red, green and blue. These, and images of one or two channels
         that have a range, are scaled so that mean - 2 std is black and mean + 2 std is white, the same in all pictures.
         """
-        channels = data.get("channels", 3)
-        if channels == 3 or (channels < 3 and data.get("range") is None):
+        channels = pixels.channels
+        if channels == 3 or (channels < 3 and pixels.range is None):
             return cls()
-        mean, std = (torch.tensor(data[name]).float().expand(channels) for name in ("mean", "std"))
-        shown = data["shown"] if channels > 3 else range(channels)
-        return cls(tuple(shown), tuple((mean - 2 * std).tolist()), tuple((mean + 2 * std).tolist()))
+        center, spread = (torch.tensor(value).float().expand(channels) for value in (mean, std))
+        low, high = (center - 2 * spread).tolist(), (center + 2 * spread).tolist()
+        return cls(tuple(shown) if channels > 3 else tuple(range(channels)), tuple(low), tuple(high))
 
     def __call__(self, images: Tensor) -> Tensor:
         """(…, c, h, w), in [0, 1] or uint8, -> (…, 3, h, w) in [0, 1], on the CPU."""

@@ -13,6 +13,11 @@ def kind(arguments: Mapping[str, object]) -> type[ViT] | type[Timm]:
     return Timm if "model" in arguments else ViT
 
 
+def of(arguments: Mapping[str, object]) -> ViT | Timm:
+    """The options of an encoder. OptionError if one is wrong."""
+    return make(kind(arguments), arguments)
+
+
 def vit(arguments: Mapping[str, object]) -> ViT:
     """The options of an encoder that must be a ViT. UserError if it is a model of timm."""
     if kind(arguments) is Timm:

@@ -6,7 +6,6 @@ Letters: b images, n patches, m masked patches an image, s prefix tokens of the 
 import torch
 from torch import Tensor, nn
 
-from ssvit.config.declaration import make
 from ssvit.models import decoder_options
 from ssvit.models.positions import Grid, SineCosine2D
 from ssvit.models.vit import Block, Layers
@@ -21,17 +20,22 @@ class Decoder(nn.Module):
     """
 
     def __init__(
-        self, *, grid: Grid, num_prefix_tokens: int, input_width: int, output_width: int, **given: object
+        self,
+        options: decoder_options.Decoder,
+        *,
+        grid: Grid,
+        num_prefix_tokens: int,
+        input_width: int,
+        output_width: int,
     ) -> None:
-        own = make(decoder_options.Decoder, given)
-        width = own.width
+        width = options.width
         super().__init__()
         self.embed = nn.Linear(input_width, width)
         self.mask_token = nn.Parameter(torch.randn(width) * 0.02)
         self.positions = SineCosine2D(grid, num_prefix_tokens, width)
         self.blocks = Layers(
-            Block(width=width, heads=own.heads, mlp_width=4 * width, dropout=0.0, drop=0.0, relative=None)
-            for _ in range(own.depth)
+            Block(width=width, heads=options.heads, mlp_width=4 * width, dropout=0.0, drop=0.0, relative=None)
+            for _ in range(options.depth)
         )
         self.norm = nn.LayerNorm(width, eps=1e-6)
         self.head = nn.Linear(width, output_width)

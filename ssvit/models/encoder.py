@@ -17,13 +17,13 @@ _BEYOND = 0.25  # how far outside of [0, 1] cubic filters reach in resizing
 
 
 class Encoder(nn.Module):
-    """The base of the encoders. arguments: those that build it again. pooling: what an image's vector is.
+    """The base of the encoders. options: those that build it again. pooling: what an image's vector is.
 
     undecayed: parts of the names of its matrices without weight decay. origin: the checksum of the checkpoint whose
     weights it began with, "scratch" for random ones.
     """
 
-    arguments: dict[str, Any]
+    options: Any
     image_size: tuple[int, int]
     patch_size: tuple[int, int]
     channels: int
@@ -36,6 +36,11 @@ class Encoder(nn.Module):
     norm: nn.Module
     mean: Tensor
     std: Tensor
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The options as plain data, as a checkpoint stores them."""
+        return self.options.values()
 
     @property
     def depth(self) -> int:

@@ -33,9 +33,11 @@ class Normalized(Options):
 
     Attributes:
         has_patches: Whether it has outputs of patches and layers of its own, as a ViT of ssvit has.
+        is_stored: Whether checkpoints store what builds it again.
     """
 
     has_patches: ClassVar[bool] = True
+    is_stored: ClassVar[bool] = False
 
     channels: Count = 3
     """Channels of the images."""

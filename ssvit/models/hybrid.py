@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ssvit.config.declaration import make
 from ssvit.models import hybrid_options
 
 
@@ -72,15 +71,14 @@ class Bottleneck(nn.Module):
 class ResNet(nn.Module):
     """Normalised images (b, c, h, w) -> a feature map (b, f, h / stride, w / stride), by the options of `Stem`."""
 
-    def __init__(self, *, channels: int, **given: object) -> None:
+    def __init__(self, options: hybrid_options.Stem, *, channels: int) -> None:
         super().__init__()
-        own = make(hybrid_options.Stem, given)
-        width, epsilons = own.width, own.epsilons
-        self.layers = own.layers
-        self.stride, self.epsilons = hybrid_options.stride(own.layers), epsilons
+        width, epsilons = options.width, options.epsilons
+        self.layers = options.layers
+        self.stride, self.epsilons = hybrid_options.stride(options.layers), epsilons
         self.root, self.norm = normed(channels, width, 7, 2, epsilons=epsilons)
         self.stages, self.outputs = nn.Sequential(), width
-        for stage, units in enumerate(own.layers):
+        for stage, units in enumerate(options.layers):
             units_of_stage = nn.Sequential()
             self.stages.append(units_of_stage)
             for place in range(units):

@@ -16,7 +16,6 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from ssvit.config.declaration import make
 from ssvit.models import encoder_options, timm_options
 from ssvit.models.encoder import Encoder
 from ssvit.options import OptionError, UserError, pair, typed
@@ -27,10 +26,9 @@ _HEAD = "ssvit's classifier"  # a parameter's name that no layer of a model has
 class Timm(Encoder):
     """The options are those of `timm_options.Timm`. OptionError if timm refuses them."""
 
-    def __init__(self, **arguments: object) -> None:
-        own = make(timm_options.Timm, arguments)
+    def __init__(self, options: timm_options.Timm) -> None:
         super().__init__()
-        self.arguments = dict(vars(own))
+        self.options = own = options
         self.image_size = pair("image_size", own.image_size)
         self.channels, self.pooling = own.channels, own.pooling
         self.class_token = self.distillation_token = None
@@ -51,13 +49,13 @@ class Timm(Encoder):
     def _created(self) -> Any:
         from timm import create_model
 
-        given = {"num_classes": 0, "in_chans": self.channels, **self.arguments["arguments"]}
+        given = {"num_classes": 0, "in_chans": self.channels, **self.options.arguments}
         try:
-            return create_model(self.arguments["model"], pretrained=False, img_size=self.image_size, **given)
+            return create_model(self.options.model, pretrained=False, img_size=self.image_size, **given)
         except TypeError as error:
             if "img_size" not in str(error):
                 raise
-            return create_model(self.arguments["model"], pretrained=False, **given)  # takes images of any size
+            return create_model(self.options.model, pretrained=False, **given)  # takes images of any size
 
     @torch.no_grad()
     def _of_one_image(self, pooling: str) -> Tensor:
@@ -101,7 +99,7 @@ class Timm(Encoder):
         patches = outputs[:, getattr(self.model, "num_prefix_tokens", 0) :]
         rows = round(math.sqrt(patches.shape[1] * images.shape[2] / images.shape[3])) if patches.ndim == 3 else 0
         if not rows or patches.shape[1] % rows:
-            raise UserError(f"timm's {self.arguments['model']} has no features of patches")
+            raise UserError(f"timm's {self.options.model} has no features of patches")
         return patches.unflatten(1, (rows, -1))
 
     def layers_above(self, name: str) -> int:
@@ -114,7 +112,7 @@ class Timm(Encoder):
         from timm.models._manipulate import group_with_matcher
 
         if not hasattr(self.model, "group_matcher"):
-            model = self.arguments["model"]
+            model = self.options.model
             right = f"must be 1: timm does not tell the layers of {model}"
             raise OptionError("recipe.layer_decay", "below 1", right)
         named = iter([*self.model.named_parameters(), (_HEAD, None)])
@@ -131,7 +129,7 @@ class Timm(Encoder):
             right = f"must be {typed(their['image_size'])}: weights of timm's {own['model']} are not resized"
             raise OptionError("image_size", own["image_size"], right)
         self.load_state_dict(theirs)
-        self.arguments |= {name: other.arguments[name] for name in ("mean", "std")}
+        self.options = self.options.changed(mean=other.options.mean, std=other.options.std)
 
 
 def _failed_statement(error: Exception) -> str:

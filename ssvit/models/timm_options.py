@@ -27,6 +27,7 @@ class Timm(Normalized):
     """Further keyword arguments of the model, such as {drop_path_rate: 0.1}."""
 
     has_patches: ClassVar[bool] = False
+    is_stored: ClassVar[bool] = True
     patch_size: ClassVar[tuple[int, int]] = (1, 1)  # the model itself refuses an image size
     depth: ClassVar[int] = 1
     pooling: ClassVar[str] = "pooled"

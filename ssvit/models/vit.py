@@ -19,7 +19,6 @@ from einops import rearrange
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from ssvit.config.declaration import make
 from ssvit.models import encoder_options, positions, vit_options
 from ssvit.models.encoder import Encoder
 from ssvit.models.hybrid import Convolution, ResNet
@@ -237,10 +236,9 @@ class ViT(Encoder):
 
     resize = "paper"
 
-    def __init__(self, **arguments: object) -> None:
-        own = make(vit_options.ViT, arguments)
+    def __init__(self, options: vit_options.ViT) -> None:
         super().__init__()
-        self.arguments = own.values()
+        self.options = own = options
         self.image_size = pair("image_size", own.image_size)
         self.patch_size = pair("patch_size", own.patch_size)
         self.grid, self.patches = own.grid, math.prod(own.grid)
@@ -248,7 +246,7 @@ class ViT(Encoder):
         placed = int(own.class_token) + int(own.distillation_token)  # prefix tokens with positions
         self.num_prefix_tokens = placed + own.registers
 
-        self.stem = None if own.stem is None else ResNet(channels=own.channels, **own.stem.values())
+        self.stem = None if own.stem is None else ResNet(own.stem, channels=own.channels)
         stride, mapped = (1, own.channels) if self.stem is None else (self.stem.stride, self.stem.outputs)
         self.cut = self.patch_size[0] // stride, self.patch_size[1] // stride
         self.patch = nn.Linear(mapped * math.prod(self.cut), own.width)
@@ -475,4 +473,4 @@ class ViT(Encoder):
                     resized = module.resampled(self.grid, how)
                     state |= {f"{name}.{key}": value for key, value in resized.items()}
         self.load_state_dict(state)
-        self.arguments |= {name: other.arguments[name] for name in ("mean", "std")}
+        self.options = self.options.changed(mean=other.options.mean, std=other.options.std)

@@ -1,6 +1,6 @@
 """The options of a Vision Transformer."""
 
-from typing import Annotated, Literal, Self, get_args
+from typing import Annotated, ClassVar, Literal, Self, get_args
 
 from annotated_types import Ge, Le
 from pydantic import model_validator
@@ -23,6 +23,8 @@ CHANGEABLE = (
 
 class ViT(Normalized):
     """A Vision Transformer without a head."""
+
+    is_stored: ClassVar[bool] = True
 
     image_size: Size
     """Pixels of an image's side, or [height, width]."""

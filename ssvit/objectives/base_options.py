@@ -18,6 +18,7 @@ class Objective(Options):
         takes_local: Whether it also takes local views, of which there may be any number.
         samples_patches: Whether it samples patches by their numbers, so that training images must have the size of the
             encoder's images.
+        needs_labels: Whether it is built with the classes and the labels of the training images.
         needs_patches: Whether it needs the outputs of patches, which a model of timm does not have.
     """
 
@@ -26,6 +27,7 @@ class Objective(Options):
     takes_local: ClassVar[bool] = False
     samples_patches: ClassVar[bool] = False
     needs_patches: ClassVar[bool] = True
+    needs_labels: ClassVar[bool] = False
 
     def fits(self, encoder: ViT) -> None:
         """Check these options against those of the encoder, for `check` and for the constructor of the objective.

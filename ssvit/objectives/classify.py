@@ -6,7 +6,7 @@ Letters: b images, c channels, d width, k classes.
 """
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, overload
 
 import torch
@@ -14,15 +14,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.transforms import v2
 
-from ssvit.config.declaration import make
 from ssvit.data.batch import Batch
 from ssvit.data.source import is_multi_label
 from ssvit.models import lora
-from ssvit.models.build_options import kind
 from ssvit.models.encoder import Encoder
 from ssvit.models.vit import ViT, lecun_normal_
 from ssvit.objectives import classify_options
 from ssvit.objectives.base import NOTHING, Objective, at_least_float32
+from ssvit.objectives.distillation import Distillation
 from ssvit.options import OptionError, UserError
 
 
@@ -58,20 +57,32 @@ class Classify(Objective):
     The options are those of `classify_options.Classify`; classes must be given. The head's last layer starts at zero,
     as in the authors' code. UserError for a teacher that cannot teach this.
 
-    labels: of the training images, as a `Source` has them; they determine class_weights=balanced, and the loss where
-    an image may have several classes. None for a classifier that is not trained.
+    classes: in place of those of the options. labels: of the training images, as a `Source` has them; they determine
+    class_weights=balanced, and the loss where
+    an image may have several classes. None for a classifier that is not trained. teacher: in place of that of the
+    options.
     """
 
     class_weights: Tensor | None
 
-    def __init__(self, *, encoder: Encoder, labels: Tensor | None = None, **given: object) -> None:
+    def __init__(
+        self,
+        options: classify_options.Classify,
+        *,
+        encoder: Encoder,
+        classes: Sequence[str] | None = None,
+        labels: Tensor | None = None,
+        teacher: "Classify | None" = None,
+    ) -> None:
         super().__init__()
-        self.options = own = _for_labels(make(classify_options.Classify, given), labels)
+        self.options = own = _for_labels(options if classes is None else options.changed(classes=classes), labels)
         assert own.classes is not None
         self.encoder, self.classes = encoder, tuple(own.classes)
+        self.distillation: Distillation | None = None
         if own.distillation is not None:
-            own.distillation.check(encoder, self.classes)
-        own.fits(make(kind(encoder.arguments), encoder.arguments))
+            self.distillation = Distillation(own.distillation, teacher or own.distillation.teacher.build())
+            self.distillation.check(encoder, self.classes)
+        own.fits(encoder.options)
         if own.class_weights == classify_options.BALANCED:
             raise OptionError("class_weights", own.class_weights, "needs the labels of the training images")
         weights = None if own.class_weights is None else torch.tensor(own.class_weights, dtype=torch.float64)
@@ -136,7 +147,7 @@ class Classify(Objective):
         if self.training and self.mixing is not None:
             images, labels = self._mix(images, labels)
         logits = self.head_logits(images)
-        teacher = self.options.distillation
+        teacher = self.distillation
         if teacher is None:
             loss = torch.stack([self._loss(x, labels) for x in logits]).mean()
         else:

@@ -1,13 +1,13 @@
 """The options of classification."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar, Final, Literal, Self
+from typing import Annotated, ClassVar, Final, Literal, Self
 
 from annotated_types import Ge, Le, MinLen
 from pydantic import model_validator
 
 from ssvit.config.choices import choice
-from ssvit.config.declaration import Count, Expect, NotNegative, Run
+from ssvit.config.declaration import Count, Expect, NotNegative, Part, Run
 from ssvit.data.source_options import NO_LABELS, DataSet
 from ssvit.models.lora_options import Lora
 from ssvit.models.timm_options import Timm
@@ -42,6 +42,7 @@ class Classify(Objective):
     """A classification head and its loss."""
 
     needs_patches: ClassVar[bool] = False
+    needs_labels: ClassVar[bool] = True
 
     classes: Annotated[Sequence[str], MinLen(2), Expect("a list of two or more")] | None = None
     """Names of the classes, in the order of the labels; None: those of the data set."""
@@ -60,8 +61,8 @@ class Classify(Objective):
     them at random."""
     cutmix: NotNegative = 0.0
     """alpha of CutMix (Yun et al. 2019), 1.0 is common; 0: no CutMix."""
-    distillation: Any = None
-    """The options of `Distillation`; None: labels only."""
+    distillation: Part = None
+    """Learning from a teacher; None: labels only."""
     trained: Literal["all", "head", "norms_and_biases"] | Annotated[Count, Expect("a number of last layers")] = "all"
     """Which weights are trained besides the head. all; head: none; a number: the last norm and this number of last
     layers; norms_and_biases: those of the encoder (BitFit, Zaken et al. 2022). The other weights stay as in the

@@ -19,7 +19,6 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from ssvit.config.declaration import make
 from ssvit.data.batch import Batch
 from ssvit.models.vit import ViT, gather
 from ssvit.objectives import codebook_options
@@ -104,20 +103,18 @@ class Features(nn.Module):
 
 
 class Codebook(nn.Module, Classes):
-    """The clusters of patches as classes; the options are those of `codebook_options.Codebook`.
-
-    encoder: of the second stage, up to the layer; None in the first.
-    """
+    """The clusters of patches as classes; the options are those of `codebook_options.Codebook`."""
 
     centroids: Tensor
     colors: Tensor
 
-    def __init__(self, *, encoder: ViT | None = None, **given: object) -> None:
+    def __init__(self, options: codebook_options.Codebook) -> None:
         super().__init__()
-        self.options = own = make(codebook_options.Codebook, given)
+        self.options = own = options
         self.patch_size = own.patch_size
         self.classes = self.width = own.clusters
         self.vectors: Windows | Features
+        encoder: ViT | None = options.encoder and options.encoder.build()
         self.facts: dict[str, object] = {}
         if encoder is None:
             self.vectors = Windows(

@@ -7,7 +7,7 @@ from typing import Annotated, Self
 from annotated_types import Ge
 from pydantic import model_validator
 
-from ssvit.config.declaration import Count, Name, Run, Size
+from ssvit.config.declaration import Count, Name, Part, Run, Size
 from ssvit.models.vit_options import ViT
 from ssvit.objectives.targets_options import Patches
 from ssvit.options import OptionError, pair
@@ -31,6 +31,9 @@ class Codebook(Patches):
     """The run or checkpoint whose encoder's features are clustered, as a second stage; None: pixels are clustered."""
     layer: Count | None = None
     """The layer of that encoder whose features are taken; 1 for the first."""
+
+    encoder: Part = None
+    """The layers of that encoder, which checkpoint and layer determine."""
 
     @property
     def window_size(self) -> tuple[int, int]:

@@ -15,10 +15,8 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from ssvit.config.declaration import make
 from ssvit.data.batch import Batch
 from ssvit.models.vit import ViT
-from ssvit.models.vit_options import ViT as ViTOptions
 from ssvit.objectives import contrastive_tuning_options
 from ssvit.objectives.base import NOTHING
 from ssvit.objectives.contrast import VIEWS, Contrastive, cosines, gathered, two_views, unit
@@ -35,18 +33,18 @@ class ContrastiveTuning(Contrastive):
     encoder: ViT
     queue: Tensor
 
-    def __init__(self, *, encoder: ViT, **given: object) -> None:
+    def __init__(self, options: contrastive_tuning_options.ContrastiveTuning, *, encoder: ViT) -> None:
         super().__init__()
-        self.options = own = make(contrastive_tuning_options.ContrastiveTuning, given)
-        own.fits(make(ViTOptions, encoder.arguments))
-        self.schedules = own.schedules
+        self.options = options
+        options.fits(encoder.options)
+        self.schedules = options.schedules
         self.encoder = encoder.requires_grad_(False)
-        upper = own.trained or math.ceil(len(encoder.blocks) / 2)
+        upper = options.trained or math.ceil(len(encoder.blocks) / 2)
         for part in (*list(encoder.blocks)[-upper:], encoder.norm):
             part.requires_grad_(True)
-        self.projector = perceptron(encoder.width, own.hidden, own.hidden, own.projection)
-        self.predictor = perceptron(own.projection, own.hidden, own.projection)
-        self.register_buffer("queue", unit(torch.randn(own.queue, own.projection)))
+        self.projector = perceptron(encoder.width, options.hidden, options.hidden, options.projection)
+        self.predictor = perceptron(options.projection, options.hidden, options.projection)
+        self.register_buffer("queue", unit(torch.randn(options.queue, options.projection)))
 
     def project(self, views: Tensor, gradient: Tensor | float = 1.0) -> Tensor:
         """(b, v, c, h, w) -> (v b, e). gradient: factor of the encoder's gradient, which changes nothing else."""

@@ -15,7 +15,6 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from ssvit.config.declaration import make
 from ssvit.data.batch import Batch
 from ssvit.models.vit import ViT
 from ssvit.objectives import dino_options
@@ -76,14 +75,16 @@ class Dino(Objective):
     backbone_name = "teacher.module.encoder"
     center: Tensor
 
-    def __init__(self, *, encoder: ViT, **given: object) -> None:
+    def __init__(self, options: dino_options.Dino, *, encoder: ViT) -> None:
         super().__init__()
-        self.options = own = make(dino_options.Dino, given)
-        self.schedules = own.schedules
+        self.options: dino_options.Dino = options
+        self.schedules = options.schedules
         self.encoder = encoder
-        self.head = Head(width=encoder.width, hidden=own.hidden, bottleneck=own.bottleneck, prototypes=own.prototypes)
+        self.head = Head(
+            width=encoder.width, hidden=options.hidden, bottleneck=options.bottleneck, prototypes=options.prototypes
+        )
         self.teacher = Teacher(self.student)
-        self.register_buffer("center", torch.zeros(own.prototypes))
+        self.register_buffer("center", torch.zeros(options.prototypes))
 
     @property
     def student(self) -> Student:

@@ -7,24 +7,25 @@ Letters: b images, k classes.
 
 from collections.abc import Sequence
 from itertools import zip_longest
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ssvit.config.declaration import make
 from ssvit.models.encoder import Encoder
 from ssvit.objectives import classify_options, distillation_options
-from ssvit.objectives.classify import Classify
 from ssvit.options import OptionError, UserError
+
+if TYPE_CHECKING:
+    from ssvit.objectives.classify import Classify
 
 
 class Distillation:
     """The options of `distillation_options.Distillation` and the teacher, a trained `Classify`."""
 
-    def __init__(self, *, teacher: Classify, **given: Any) -> None:
-        self.options = make(distillation_options.Distillation, given)
+    def __init__(self, options: distillation_options.Distillation, teacher: "Classify") -> None:
+        self.options = options
         self.teacher = teacher.eval()
 
     def check(self, encoder: Encoder, classes: Sequence[str]) -> None:

@@ -4,13 +4,15 @@ from typing import Literal, Self
 
 from pydantic import model_validator
 
-from ssvit.config.declaration import Fraction, Options, Positive
+from ssvit.config.declaration import Fraction, Options, Part, Positive
 from ssvit.options import OptionError
 
 
 class Distillation(Options):
     """The loss of a classifier against its teacher."""
 
+    teacher: Part = None
+    """The teacher, a classifier of an earlier run."""
     kind: Literal["hard", "soft"] = "hard"
     """hard: the teacher's most probable class is the label (Touvron et al. 2021, section 4); soft: its probabilities
     are the target."""

@@ -14,10 +14,9 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 
-from ssvit.config.declaration import make, select
 from ssvit.data.batch import Batch
 from ssvit.models.vit import ViT, gather
-from ssvit.objectives import dino_options, ibot_options
+from ssvit.objectives import ibot_options
 from ssvit.objectives.base import NOTHING
 from ssvit.objectives.dino import Dino, Head, Student, entropy, follow, groups, logits
 from ssvit.objectives.masking import rectangle_order
@@ -47,17 +46,16 @@ class IBot(Dino):
 
     patch_center: Tensor
 
-    def __init__(self, *, encoder: ViT, **given: object) -> None:
-        own = make(ibot_options.IBot, given)
-        super().__init__(encoder=encoder, **vars(select(dino_options.Dino, vars(own))))
-        self.masking, self.schedules = own, own.schedules
+    def __init__(self, options: ibot_options.IBot, *, encoder: ViT) -> None:
+        super().__init__(options, encoder=encoder)
+        self.options: ibot_options.IBot = options
         self.patch_head: Head | None = None
-        if own.own_head:
-            sizes = {"hidden": own.hidden, "bottleneck": own.bottleneck, "prototypes": own.prototypes}
+        if options.own_head:
+            sizes = {"hidden": options.hidden, "bottleneck": options.bottleneck, "prototypes": options.prototypes}
             self.patch_head = Head(width=encoder.width, **sizes)
         self.mask_token = nn.Parameter(torch.zeros(encoder.width))
         self.teacher = Teacher(self.student)  # with the head of patches
-        self.register_buffer("patch_center", torch.zeros(own.prototypes))
+        self.register_buffer("patch_center", torch.zeros(options.prototypes))
 
     @property
     def student(self) -> Student:
@@ -66,7 +64,7 @@ class IBot(Dino):
 
     def sample(self, slots: Tensor, *, seed: int) -> Masks:
         """Which patches of the global views of the images of slots (b,) are hidden: a function of (seed, slot)."""
-        own, n = self.masking, self.encoder.patches
+        own, n = self.options, self.encoder.patches
         ids, counts = [], []
         for view in range(VIEWS):
             order = uniform(seed, "masked patches", slots, n, view)
@@ -128,7 +126,7 @@ class IBot(Dino):
             patch_loss = patch_cross_entropy(targets.exp(), student_patches.log_softmax(-1), counts)
             return {
                 **result,
-                "loss": result["loss"] + self.masking.patch_weight * patch_loss,
+                "loss": result["loss"] + self.options.patch_weight * patch_loss,
                 "view_loss": result["loss"].detach(),
                 "patch_loss": patch_loss.detach(),
                 "patch_target_entropy": entropy(targets).mean(),

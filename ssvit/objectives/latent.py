@@ -17,11 +17,9 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from ssvit.config.declaration import make
 from ssvit.data.batch import Batch
 from ssvit.models.positions import Grid
 from ssvit.models.vit import ViT, gather
-from ssvit.models.vit_options import ViT as ViTOptions
 from ssvit.objectives import latent_options
 from ssvit.objectives.base import NOTHING, Objective, at_least_float32
 from ssvit.objectives.masking import visible_blocks
@@ -44,15 +42,15 @@ class Convolutions(nn.Module):
     data2vec/models/modalities/modules.py).
     """
 
-    def __init__(self, *, grid: Grid, input_width: int, **given: object) -> None:
+    def __init__(self, options: latent_options.Convolutions, *, grid: Grid, input_width: int) -> None:
         super().__init__()
-        own = make(latent_options.Convolutions, given)
         self.grid = grid
+        width = options.width
         self.layers = nn.ModuleList(
-            nn.Conv2d(own.width if layer else input_width, own.width, own.kernel, padding="same", groups=own.groups)
-            for layer in range(own.depth)
+            nn.Conv2d(width if layer else input_width, width, options.kernel, padding="same", groups=options.groups)
+            for layer in range(options.depth)
         )
-        self.head = nn.Linear(own.width, input_width)
+        self.head = nn.Linear(width, input_width)
 
     def forward(self, x: Tensor, masked_ids: Tensor) -> Tensor:
         """All patches, the masked ones 0, -> what the masked are: (b, n, d), (b, m) -> (b, m, d)."""
@@ -76,13 +74,13 @@ class Latent(Objective):
 
     encoder: ViT
 
-    def __init__(self, *, encoder: ViT, **given: object) -> None:
+    def __init__(self, options: latent_options.Latent, *, encoder: ViT) -> None:
         super().__init__()
-        self.options = own = make(latent_options.Latent, given)
-        own.fits(make(ViTOptions, encoder.arguments))
-        self.schedules = {"teacher_momentum": own.teacher_momentum}
+        self.options = options
+        options.fits(encoder.options)
+        self.schedules = {"teacher_momentum": options.teacher_momentum}
         self.encoder = encoder
-        self.decoder = Convolutions(grid=encoder.grid, input_width=encoder.width, **own.decoder.values())
+        self.decoder = Convolutions(options.decoder, grid=encoder.grid, input_width=encoder.width)
         self.teacher = Teacher(encoder)
 
     def sample(self, slots: Tensor, *, seed: int) -> Masks:

@@ -15,11 +15,9 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor
 
-from ssvit.config.declaration import make
 from ssvit.data.batch import Batch
 from ssvit.models.decoder import Decoder
 from ssvit.models.vit import ViT
-from ssvit.models.vit_options import ViT as ViTOptions
 from ssvit.objectives import mae_options
 from ssvit.objectives.base import NOTHING, Objective
 from ssvit.randomness import uniform
@@ -42,17 +40,17 @@ class MAE(Objective):
 
     encoder: ViT
 
-    def __init__(self, *, encoder: ViT, **given: object) -> None:
+    def __init__(self, options: mae_options.MAE, *, encoder: ViT) -> None:
         super().__init__()
-        self.options = make(mae_options.MAE, given)
-        self.options.fits(make(ViTOptions, encoder.arguments))
+        self.options = options
+        options.fits(encoder.options)
         self.encoder = encoder
         self.decoder = Decoder(
+            options.decoder,
             grid=encoder.grid,
             num_prefix_tokens=encoder.num_prefix_tokens,
             input_width=encoder.width,
             output_width=encoder.channels * math.prod(encoder.patch_size),
-            **self.options.decoder.values(),
         )
 
     def sample(self, slots: Tensor, *, seed: int) -> Masks:

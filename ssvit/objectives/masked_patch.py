@@ -11,11 +11,9 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
-from ssvit.config.declaration import make
 from ssvit.data.batch import Batch
 from ssvit.models.decoder import Decoder
 from ssvit.models.vit import ViT, gather
-from ssvit.models.vit_options import ViT as ViTOptions
 from ssvit.objectives import masked_patch_options
 from ssvit.objectives.base import NOTHING, Objective
 from ssvit.objectives.masking import Corruption, Masking, corrupt, uncorrupted
@@ -25,26 +23,24 @@ from ssvit.objectives.targets import Target
 class MaskedPatch(Objective):
     """The paper's self-supervised objective: a [mask] embedding and a linear head beside the encoder, or a decoder.
 
-    The head starts at zero, as all the authors' output layers do. decoder: see `masked_patch_options.MaskedPatch`.
+    The head starts at zero, as all the authors' output layers do.
     """
 
     encoder: ViT
 
-    def __init__(
-        self, *, encoder: ViT, masking: Masking, target: Target, decoder: Mapping[str, object] | None = None
-    ) -> None:
+    def __init__(self, options: masked_patch_options.MaskedPatch, *, encoder: ViT, target: Target) -> None:
         super().__init__()
-        own = make(masked_patch_options.MaskedPatch, {"masking": masking, "decoder": decoder})
-        self.encoder, self.masking, self.target = encoder, masking, target
+        self.options, self.encoder, self.target = options, encoder, target
+        self.masking: Masking = options.masking.build()
         self.decoder: Decoder | None = None
-        if own.decoder is not None:
-            own.fits(make(ViTOptions, encoder.arguments))
+        if options.decoder is not None:
+            options.fits(encoder.options)
             self.decoder = Decoder(
+                options.decoder,
                 grid=encoder.grid,
                 num_prefix_tokens=encoder.num_prefix_tokens,
                 input_width=encoder.width,
                 output_width=target.width,
-                **own.decoder.values(),
             )
             return
         self.mask_token = nn.Parameter(torch.randn(encoder.width) * 0.02)

@@ -20,7 +20,6 @@ from ssvit.options import OptionError
     also={"/target": "mean_color"},
     sets={
         "encoder": {"pooling": "patch_mean"},  # the class token's output is not trained
-        "objective": {"masking": {"_target_": "ssvit.objectives.masking.Masking"}},
         "evaluators": {"held_out": {"_target_": "ssvit.evaluation.prediction.Prediction"}},
     },
 )
@@ -31,7 +30,7 @@ class MaskedPatch(Objective):
     samples_patches: ClassVar[bool] = True
     needs_standardizing: ClassVar[bool] = True  # before cosines: a few features outweigh all others
 
-    masking: Masking
+    masking: Masking = Masking()
     """Which patches are corrupted, and how."""
     decoder: Decoder | None = None
     """The decoder that predicts the corrupted patches; the encoder then sees only the others. None: the encoder sees

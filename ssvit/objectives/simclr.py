@@ -13,10 +13,8 @@ from einops import rearrange
 from lightly.models.modules.heads import SimCLRProjectionHead
 from torch import Tensor
 
-from ssvit.config.declaration import make
 from ssvit.data.batch import Batch
 from ssvit.models.vit import ViT
-from ssvit.models.vit_options import ViT as ViTOptions
 from ssvit.objectives import simclr_options
 from ssvit.objectives.base import NOTHING
 from ssvit.objectives.contrast import VIEWS, Contrastive, gathered, similarities, two_views, unit
@@ -37,12 +35,14 @@ class SimCLR(Contrastive):
 
     encoder: ViT
 
-    def __init__(self, *, encoder: ViT, **given: object) -> None:
+    def __init__(self, options: simclr_options.SimCLR, *, encoder: ViT) -> None:
         super().__init__()
-        self.options = own = make(simclr_options.SimCLR, given)
-        own.fits(make(ViTOptions, encoder.arguments))
+        self.options = options
+        options.fits(encoder.options)
         self.encoder = encoder
-        self.head = SimCLRProjectionHead(encoder.width, own.hidden, own.projection, own.layers, batch_norm=False)
+        self.head = SimCLRProjectionHead(
+            encoder.width, options.hidden, options.projection, options.layers, batch_norm=False
+        )
 
     def sample(self, slots: Tensor, *, seed: int) -> Kept | tuple[()]:
         """Which patches of each view of the images of slots (b,) are kept; nothing where all are."""

@@ -1,6 +1,6 @@
 """The features of pictures, for the commands that store them. Loads torch only when they are computed."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -8,11 +8,12 @@ from ssvit.atomic_io import read_json
 from ssvit.checkpoints.checkpoint import PRETRAIN, Checkpoint
 from ssvit.checkpoints.configuration import Configuration, ConfigurationError
 from ssvit.checkpoints.finding import find
-from ssvit.checkpoints.loading_options import eval_transform, pixel_format
+from ssvit.checkpoints.loading_options import LoadEncoder, eval_transform, pixel_format
 from ssvit.config.command_line import CommandLine
 from ssvit.config.composed import Config
 from ssvit.config.declaration import find as find_options
 from ssvit.data.decode_options import PixelFormat, bands
+from ssvit.data.source_options import Images
 from ssvit.evaluation.features_options import FOLDER, Features, Reading, reading_of
 from ssvit.evaluation.online_options import AUTO
 from ssvit.options import within
@@ -21,6 +22,8 @@ from ssvit.retrieval.options import Pictures, encoder_of
 if TYPE_CHECKING:
     from ssvit.data.source import Data
     from ssvit.retrieval.gallery import Describer
+
+_FIRST = (0, 1, 2)  # channels
 
 
 def check(config: Config, *, store: str | None = None) -> "tuple[Checkpoint, Callable[..., Describer], PixelFormat]":
@@ -44,14 +47,15 @@ def check(config: Config, *, store: str | None = None) -> "tuple[Checkpoint, Cal
 
     def make(**describing: Any) -> "Describer":
         from ssvit.checkpoints.loading import load_encoder
-        from ssvit.data.augment.crop import CenterCrop
         from ssvit.evaluation.features import Frozen
         from ssvit.figures.display import Display
         from ssvit.retrieval.gallery import Describer
 
-        display = Display.of({**checkpoint.encoder, "range": pixels.range, "shown": shown})
-        frozen = Frozen(load_encoder(checkpoint.path, **encoder), found, identity=checkpoint.checksum[:16])
-        return Describer(frozen, CenterCrop(**vars(transform)), display=display, **describing)
+        mean, std = checkpoint.encoder["mean"], checkpoint.encoder["std"]
+        display = Display.of_pixels(pixels, mean=mean, std=std, shown=shown)
+        loaded = load_encoder(LoadEncoder(path=checkpoint.path, **encoder))
+        frozen = Frozen(loaded, found, identity=checkpoint.checksum[:16])
+        return Describer(frozen, transform.build(), display=display, **describing)
 
     return checkpoint, make, pixels
 
@@ -106,13 +110,15 @@ def needs_standardizing(checkpoint: Checkpoint, line: CommandLine) -> bool:
 
 def data_set(config: Config, pixels: PixelFormat) -> "Data":
     """Build a data set whose images are read as an encoder takes them."""
-    options = vars(pixels) if "channels" in config.options.data["source"] else {}
-    return config.build("data.source", **options)
+    source = config.options.data.source
+    return (source.changed(**dict(pixels)) if isinstance(source, PixelFormat) else source).build()
 
 
-def _shown(data: Mapping[str, Any] | None, checkpoint: Checkpoint) -> Any:
+def _shown(data: Images | None, checkpoint: Checkpoint) -> Sequence[int]:
     """The channels that pictures show: those of the data set that is named, or else of the run's own."""
-    if data is None:
-        with suppress(FileNotFoundError):  # weights without their run
-            data = Configuration.read(checkpoint.path.parent / "config.yaml").values.get("data")
-    return (data or {}).get("shown", [0, 1, 2])
+    if data is not None:
+        return getattr(data, "shown", _FIRST)
+    with suppress(FileNotFoundError):  # weights without their run
+        values = Configuration.read(checkpoint.path.parent / "config.yaml").values
+        return (values.get("data") or {}).get("shown", _FIRST)
+    return _FIRST

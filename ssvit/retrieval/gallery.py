@@ -307,13 +307,13 @@ def query(folder: str, pictures: Mapping[str, str | None], describe: Describer, 
     store = Store.open(folder, encoder=describe.extractor.identity)
     check_k(k, len(store), own=len(store.absent(list(pictures))) < len(pictures))
     with within("index"):
-        built = kind.build(store.vectors)
+        built = kind.over(store.vectors)
     names, vectors = describe(list(pictures))
     vectors, places = store.directions(vectors, names), store.places(names)
     own = places if (places >= 0).any() else None
     neighbours, exactness = indexes.search(built, vectors, k, own=own), None
     if not isinstance(kind, indexes.Flat):
-        exact = indexes.search(indexes.Flat().build(store.vectors), vectors, k, own=own)
+        exact = indexes.search(indexes.Flat().over(store.vectors), vectors, k, own=own)
         exactness = indexes.found(neighbours, exact)
     classes = [pictures[name] for name in names]
     return Answer(store, names, classes, vectors, own, neighbours, exactness, describe.load, describe.display)

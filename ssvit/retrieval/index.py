@@ -25,7 +25,7 @@ _TIE = 1e-6  # of similarities: what float32 sums in another order differ by, at
 class Flat(index_options.Flat):
     """Exact: every image of the store is compared."""
 
-    def build(self, vectors: Tensor) -> faiss.Index:
+    def over(self, vectors: Tensor) -> faiss.Index:
         index = faiss.IndexFlatIP(vectors.shape[1])
         index.add(_of_length_one(vectors).numpy())
         return index
@@ -34,7 +34,7 @@ class Flat(index_options.Flat):
 class IVF(index_options.IVF):
     """Compare with the images of the `nprobe` nearest of `nlist` cells: see `index_options.IVF`."""
 
-    def build(self, vectors: Tensor) -> faiss.Index:
+    def over(self, vectors: Tensor) -> faiss.Index:
         n, d = vectors.shape
         nlist = self.nlist or min(n, round(4 * math.sqrt(n)))
         if nlist > n:
@@ -57,7 +57,7 @@ class HNSW(index_options.HNSW):
     Built on one thread: with more, faiss 1.9 makes another graph each time.
     """
 
-    def build(self, vectors: Tensor) -> faiss.Index:
+    def over(self, vectors: Tensor) -> faiss.Index:
         index = faiss.IndexHNSWFlat(vectors.shape[1], self.links, faiss.METRIC_INNER_PRODUCT)
         index.hnsw.efConstruction = self.ef_construction
         with threadpool_limits(1, user_api="openmp"):

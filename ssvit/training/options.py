@@ -17,8 +17,6 @@ from ssvit.config.declaration import (
     Run,
     Runs,
     Whole,
-    group_of,
-    select,
 )
 from ssvit.data.source_options import Subset
 from ssvit.devices import Fabric
@@ -30,8 +28,6 @@ from ssvit.training.recipe import Recipe
 # Short forms of options.
 ALIASES = {"evaluator=": "evaluator@evaluators=", **encoder_options.ALIASES}
 EMBEDDED = "shapes"  # the data set of the first run
-# What may build an encoder: a checkpoint holds its options and not its class.
-ENCODERS = ("ssvit.models.vit.ViT", "ssvit.models.timm.Timm", "ssvit.checkpoints.loading.load_encoder")
 HeldOut = Annotated[float, Gt(0), Le(0.9)]
 
 
@@ -62,26 +58,6 @@ class RunOptions(Options):
     fabric: Fabric = Fabric()
     """Where the run is trained."""
 
-    def check_parts(self, values: Mapping[str, Any]) -> None:
-        """Check the options of each part by its class, and the parts against each other, before torch is loaded.
-
-        A part without a class of options checks itself when it is built, a few seconds later.
-
-        Args:
-            values: All options of the command, as plain data.
-
-        Raises:
-            OptionError or another UserError: A part has a wrong value, or does not fit the others.
-        """
-        if (builder := values["encoder"]["_target_"]) not in ENCODERS:
-            right = "must be ssvit's ViT or a model of timm: a checkpoint keeps the encoder's options, not its class"
-            raise OptionError("encoder", builder, right)
-        run = Run.of(values, self)
-        run.check()
-        if images := group_of(values["data"]):
-            with within("data"):
-                select(images, values["data"]).check(run)
-
 
 class Training(RunOptions):
     """A training run."""
@@ -90,6 +66,14 @@ class Training(RunOptions):
     """The method. It may set options of other groups."""
     recipe: Recipe = Recipe()
     """The hyperparameters of the optimisation."""
+    target: Part = None
+    """What is predicted of a patch, if the objective takes a target."""
+
+    def check(self, run: Run) -> None:
+        """Check that checkpoints store what builds the encoder again."""
+        if not getattr(self.encoder, "is_stored", False):
+            right = "must be ssvit's ViT or a model of timm: the commands that load a checkpoint build no other class"
+            raise OptionError("encoder", type(self.encoder).__name__, right)
 
 
 class Pretrain(Training):

@@ -16,7 +16,6 @@ from ssvit import processes
 from ssvit.checkpoints.configuration import Configuration
 from ssvit.config import composition
 from ssvit.config.command_line import CommandLine
-from ssvit.config.declaration import Run
 from ssvit.data import arguments
 from ssvit.data.source_options import DataSet
 from ssvit.options import OptionError, UserError
@@ -162,7 +161,7 @@ def _summary(line: CommandLine) -> _Summary:
 
     data = [option for option in line.options if option.partition("=")[0].partition(".")[0] == "data"]
     config = composition.compose("pretrain", line.changed(data), Pretrain)
-    source = Run.of({"data": config.value("data")}).source
+    source = config.options.data.source
     sample = source.sample(_SAMPLED) if isinstance(source, DataSet) else None
     if sample is None:
         raise OptionError("preset", AUTO, _NEEDED)

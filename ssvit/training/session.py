@@ -14,6 +14,7 @@ from ssvit.checkpoints.configuration import Configuration, flatten, is_free
 from ssvit.checkpoints.manifest import CheckpointError
 from ssvit.checkpoints.run_folder import RunFolder, rows
 from ssvit.config.composed import Config
+from ssvit.config.declaration import parts
 from ssvit.data.batch import EvalTransform
 from ssvit.data.loader import Loader
 from ssvit.data.source import Data, subset
@@ -113,7 +114,7 @@ class Session:
     def _loggers(self, config: Config, folder: Path) -> list[Logger]:
         """The loggers of a run, which has the name of its folder, with that of the comparison if it is part of one."""
         name = str(folder.relative_to(self.folder.parent))
-        given = {"folder": folder, "name": name, "options": _hyperparameters(config)}
+        given = {"folder": folder, "name": name, "hyperparameters": _hyperparameters(config)}
         return [config.build(f"logger.{name}", **given) for name in config.options.logger]
 
     def build(self, config: Config, folder: Path | None = None) -> tuple[Recipe, Data, Objective, Loader]:
@@ -123,20 +124,20 @@ class Session:
         """
         options: Training = config.options
         images, recipe = options.data, options.recipe
-        data = replace(self._data, train=subset(self._data.train, **options.subset.values()))
+        data = replace(self._data, train=subset(self._data.train, **dict(options.subset)))
         if options.development is not None:
             data = data.without_test(options.development)
         torch.manual_seed(key(recipe.seed, "weights"))
-        given: dict[str, object] = {}
-        if "classes" in options.objective:
+        objects: dict[str, object] = {}
+        if options.objective.needs_labels:
             if any(part is not None and part.labels is None for part in (data.train, data.validation, data.test)):
                 raise UserError(NO_LABELS)
-            given = {"classes": list(data.classes), "labels": data.train.labels}
+            objects = {"classes": list(data.classes), "labels": data.train.labels}
         # What is read from a checkpoint is needed at once.
-        leaves = flatten(options.objective, "objective")
-        reads = any(value is not None for name, value in leaves if name.endswith((".checkpoint", ".path")))
+        built = [options.encoder, options.target, *(part for _, part in parts(options.objective))]
+        reads = any(getattr(part, name, None) is not None for part in built for name in ("checkpoint", "path"))
         with nullcontext() if reads else sharding.building(self.fabric):
-            objective = config.build("objective", **given)
+            objective = config.build("objective", **objects)
         before = None if folder is None else _micro_batch(folder)
         if before is not None and not objective.compares_images:
             recipe = recipe.shared(self.fabric.world_size, before)
@@ -148,8 +149,8 @@ class Session:
             accumulate=recipe.accumulate,
             rank=self.fabric.global_rank,
             world=self.fabric.world_size,
-            order=images.get("order", PERMUTATION),
-            decoding=images.get("decoding", FULL),
+            order=getattr(images, "order", PERMUTATION),
+            decoding=getattr(images, "decoding", FULL),
             workers=options.workers,
             timeout=options.loader_timeout,
             device=self.fabric.device,
@@ -230,7 +231,7 @@ def _probes(config: Config, data: Data, eval_transform: EvalTransform) -> dict[s
         train=data.train,
         test=data.watched,
         transform=eval_transform,
-        pretrained="path" in options.encoder,
+        pretrained=hasattr(options.encoder, "path"),
     )
     if is_main_process():
         for line in probing.refused:

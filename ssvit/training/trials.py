@@ -18,7 +18,7 @@ from ssvit import atomic_io
 from ssvit.checkpoints.run_folder import rows
 from ssvit.config.command_line import CommandLine
 from ssvit.config.composed import Config
-from ssvit.config.declaration import Count, Distinct, Expect, Name, Run, Whole
+from ssvit.config.declaration import Count, Distinct, Expect, Name, Whole
 from ssvit.data.source_options import NO_LABELS, DataSet
 from ssvit.evaluation import methods
 from ssvit.options import Failure, OptionError, UserError
@@ -92,7 +92,7 @@ def check_images(config: Config, *, most: int = 0) -> None:
     most: images of a pre-training, as the option "images" says; those of fine-tuning are in its own options.
     """
     options: Study = config.options
-    source = Run.of({"data": options.data}).source
+    source = options.data.source
     known = source if isinstance(source, DataSet) else DataSet()
     option = next((option for option in reversed(options.finetune) if option.startswith(_SUBSET)), _SUBSET)
     tuned = option.removeprefix(_SUBSET)

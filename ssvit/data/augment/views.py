@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ssvit.config.declaration import make, select
+from ssvit.config.declaration import select
 from ssvit.data.augment import views_options
 from ssvit.data.augment.crop import InceptionCrop
 
@@ -56,8 +56,8 @@ class MultiCrop(Views):
     The options are those of `views_options.MultiCrop`.
     """
 
-    def __init__(self, **given: object) -> None:
-        self.options = chosen = make(views_options.MultiCrop, given)
+    def __init__(self, options: views_options.MultiCrop) -> None:
+        self.options = chosen = options
         values = vars(chosen)
         local = {"size": chosen.local_size, "scale": chosen.local_scale}
         first, second, small = (

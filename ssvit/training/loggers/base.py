@@ -5,6 +5,8 @@ from pathlib import Path
 
 from PIL.Image import Image
 
+from ssvit.config.declaration import Options
+
 # The rows of metrics.jsonl, each with its "step"; None stands for a number that is not finite.
 Rows = Sequence[Mapping[str, float | None]]
 
@@ -16,14 +18,14 @@ class Unreachable(Exception):
 class Logger:
     """One place for the metrics of a run. The main process alone has one.
 
-    folder: the run's. name: the run's among others. options: its hyperparameters. `file` names what it writes, for an
+    folder: the run's. name: the run's among others. hyperparameters: by name. `file` names what it writes, for an
     error of the disk.
     """
 
     file: str
 
-    def __init__(self, *, folder: Path, name: str, options: Mapping[str, object]) -> None:
-        self.folder, self.name, self.options = folder, name, options
+    def __init__(self, options: Options, *, folder: Path, name: str, hyperparameters: Mapping[str, object]) -> None:
+        self.options, self.folder, self.name, self.hyperparameters = options, folder, name, hyperparameters
 
     def open(self, first_step: int, history: Rows) -> None:
         """Begin after step `first_step`. history: the rows up to there, to which the log appends each new one."""

@@ -23,22 +23,22 @@ class Mlflow(Follower):
 
     file = "mlflow.json"
 
-    def __init__(self, *, folder: Path, name: str, options: Mapping[str, object], **given: str) -> None:
-        super().__init__(folder=folder, name=name, options=options)
-        self._given = Options(**given)
+    def __init__(self, options: Options, *, folder: Path, name: str, hyperparameters: Mapping[str, object]) -> None:
+        super().__init__(options, folder=folder, name=name, hyperparameters=hyperparameters)
+        self._options = options
 
     def start(self, identity: str | None) -> str:
         try:
-            self._client = MlflowClient(tracking_uri=self._given.tracking_uri)
+            self._client = MlflowClient(tracking_uri=self._options.tracking_uri)
             if identity is not None:
                 self._client.update_run(identity, status="RUNNING")
                 return identity
-            known = self._client.get_experiment_by_name(self._given.experiment)
+            known = self._client.get_experiment_by_name(self._options.experiment)
             experiment = (
-                self._client.create_experiment(self._given.experiment) if known is None else known.experiment_id
+                self._client.create_experiment(self._options.experiment) if known is None else known.experiment_id
             )
             identity = self._client.create_run(experiment, run_name=self.name).info.run_id
-            options = [Param(name, str(value)) for name, value in self.options.items()]
+            options = [Param(name, str(value)) for name, value in self.hyperparameters.items()]
             for first in range(0, len(options), _MOST):
                 self._client.log_batch(identity, params=options[first : first + _MOST])
         except MlflowException as error:

@@ -80,7 +80,7 @@ class TensorBoard(Logger):
         Without a description of the experiment, of which the tab reads only one run's, it has the metrics of all runs,
         and the options in which they differ come first.
         """
-        _, begin, end = hparams(dict(self.options), {})
+        _, begin, end = hparams(dict(self.hyperparameters), {})
         for summary in (begin, end):
             self._boards[""]._get_file_writer().add_summary(summary)
 

@@ -16,20 +16,20 @@ class Wandb(Follower):
 
     file = "wandb.json"
 
-    def __init__(self, *, folder: Path, name: str, options: Mapping[str, object], **given: str) -> None:
-        super().__init__(folder=folder, name=name, options=options)
-        self._given = Options(**given)
+    def __init__(self, options: Options, *, folder: Path, name: str, hyperparameters: Mapping[str, object]) -> None:
+        super().__init__(options, folder=folder, name=name, hyperparameters=hyperparameters)
+        self._options = options
 
     def start(self, identity: str | None) -> str:
         try:
             self._run = wandb.init(
-                project=self._given.project,
-                entity=self._given.entity,
+                project=self._options.project,
+                entity=self._options.entity,
                 dir=str(self.folder),
                 id=identity,
                 resume="allow" if identity else None,
                 name=self.name,
-                config=dict(self.options),
+                config=dict(self.hyperparameters),
                 # It captures the terminal otherwise, which breaks the live bar, and plots curves there at the end.
                 settings=wandb.Settings(console="off", quiet=True),
             )
