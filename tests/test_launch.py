@@ -71,9 +71,10 @@ def test_a_mistake_is_told_in_one_line_before_torch_loads(tool, no_torch, name, 
 COMPOSED = """
 import sys
 from ssvit.cli import find
+from ssvit.config.declaration import Run
 command = find("pretrain")
 config = command.compose(command.line(["objective=mae"]))
-config.options.check_parts(config.values)
+Run(config.options).check()
 print(*(name for name in sys.modules if name.startswith("ssvit.")))
 """
 

@@ -24,6 +24,7 @@ class LoadEncoder(ForeignEncoder):
     """The encoder of a checkpoint; options that do not change its weights may have other values. None: its own."""
 
     is_stored: ClassVar[bool] = True
+    is_function: ClassVar[bool] = True
 
     path: str | Path
     """The folder of the checkpoint, or a file of foreign weights."""
@@ -74,6 +75,8 @@ class LoadEncoder(ForeignEncoder):
 
 class LoadLayers(Options):
     """The first layers of a checkpoint's encoder."""
+
+    is_function: ClassVar[bool] = True
 
     path: str | Path | None
     """As of `LoadEncoder`; None for no encoder."""

@@ -77,7 +77,7 @@ def run(config: Config) -> Path:
         if is_main_process():
             folder.open(Configuration.of_run(config), overwrite=options.overwrite)
             config.line.announce()
-            print_lines(f"{options.name}: starts from {options.encoder.get('path', 'random weights')}")
+            print_lines(f"{options.name}: starts from {getattr(options.encoder, 'path', 'random weights')}")
 
         from ssvit.training.session import Session
 

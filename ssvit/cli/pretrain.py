@@ -64,7 +64,7 @@ def _next(config: Config, *, labelled: bool) -> str:
         return command("finetune")
     experiment = f"finetune_{choices.get('experiment')}"
     if (CONFIGS / "experiment" / f"{experiment}.yaml").is_file():
-        root = config.options.data.get("root")
+        root = getattr(config.options.data.source, "root", None)
         root = "" if root is None else f" data.root={shlex.quote(str(root))}"
         return f"{command('finetune')} experiment={experiment}{root}"
     if labelled:

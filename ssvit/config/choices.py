@@ -6,7 +6,6 @@ that the class cannot declare: other values of the same class, or values of many
 
 import importlib
 import pkgutil
-import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -45,14 +44,8 @@ class Choice:
 
     @property
     def part(self) -> str:
-        """The part that is built, by its dotted name: a.b.C for the class C of a.b_options.
-
-        A data set is a function, a.b.my_images for MyImages.
-        """
-        name = self.options.__name__
-        if self.group == "data":
-            name = re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
-        return f"{self.options.__module__.removesuffix('_options')}.{name}"
+        """The dotted name of the part that is built."""
+        return self.options.part_name()
 
     @property
     def node(self) -> dict[str, Any]:

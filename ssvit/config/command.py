@@ -15,8 +15,8 @@ from typing import Any, NoReturn, Protocol
 
 from ssvit.config import composition
 from ssvit.config.command_line import PYTHON, CommandLine
-from ssvit.config.composed import Config, locate
-from ssvit.config.declaration import Options
+from ssvit.config.composed import Config
+from ssvit.config.declaration import Options, locate
 from ssvit.options import Failure, OptionError, UserError, print_lines, printable, typed
 from ssvit.processes import end_with_launcher, is_main_process
 

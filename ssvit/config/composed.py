@@ -1,7 +1,6 @@
 """A composed configuration: the values of all options of a command, and the parts that they describe. No Hydra."""
 
 import copy
-import importlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -125,9 +124,3 @@ class Config:
         for key in name.split("."):
             node = self._resolved(node)[key] if isinstance(node, str) else node[key]
         return node
-
-
-def locate(name: str) -> Any:
-    """Import what a dotted name stands for, such as ssvit.training.sweep.Sweep."""
-    module, _, attribute = name.rpartition(".")
-    return getattr(importlib.import_module(module), attribute)

@@ -50,6 +50,8 @@ class Options(BaseModel):
 
     built_from: ClassVar[Mapping[str, str]] = {}
     """Parts that the constructor takes besides the options, each with the group that describes it."""
+    is_function: ClassVar[bool] = False
+    """Whether these are the options of a function, a.b.my_part for the class MyPart of a.b_options."""
     around: ClassVar[type["Options"] | None] = None
     """The class of the group in which a part lies, such as data for data.source, if the part's options are options of
     that group: data.root, to which data.source.root refers."""
@@ -68,10 +70,18 @@ class Options(BaseModel):
         Args:
             objects: What the part takes besides its options, such as an encoder.
         """
-        part = _part(type(self))
+        part = locate(self.part_name())
         if isinstance(part, type) and issubclass(part, type(self)):
             return part.model_construct(self.model_fields_set, **dict(self))
         return part(self, **objects)
+
+    @classmethod
+    def part_name(cls) -> str:
+        """Return the dotted name of what these options describe: a.b.C for the class C of a.b_options."""
+        name = cls.__name__
+        if cls.is_function:
+            name = re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
+        return f"{cls.__module__.removesuffix('_options')}.{name}"
 
     def loaded(self) -> "Options | None":
         """Return the options of the part that a checkpoint holds, if these load one; None otherwise."""
@@ -224,17 +234,10 @@ def find(builder: str) -> type[Options] | None:
     return getattr(importlib.import_module(f"{module}_options"), known, None)
 
 
-def _part(options: type[Options]) -> Any:
-    """Import what a class of options describes, by the names that `find` explains."""
-    module = importlib.import_module(options.__module__.removesuffix("_options"))
-    function = re.sub(r"(?<!^)(?=[A-Z])", "_", options.__name__).lower()
-    part = getattr(module, options.__name__, None)
-    # A function's module may import its options by their own name.
-    return (
-        part
-        if part is not None and (part is not options or part.__module__ == module.__name__)
-        else getattr(module, function)
-    )
+def locate(name: str) -> Any:
+    """Import what a dotted name stands for, such as ssvit.objectives.mae.MAE."""
+    module, _, attribute = name.rpartition(".")
+    return getattr(importlib.import_module(module), attribute)
 
 
 def _read_part(value: object) -> object:
@@ -247,7 +250,7 @@ def _read_part(value: object) -> object:
     options = group_of(value) if builder is None else find(str(builder))
     if options is None and builder is not None:
         module, _, name = str(builder).rpartition(".")
-        raise OptionError("", builder, f"has no declared options: declare them as {module}_options.{name}")
+        raise OptionError("", builder, f"must be a part whose options are declared, as {module}_options.{name}")
     if options is None:
         return value
     return select(options, value) if builder is None else options(**value)
@@ -341,7 +344,7 @@ def _option_error(options: type[Options], error: ValidationError, values: Mappin
         if isinstance(cause, OptionError):  # of options within these, or of a check of several
             of_several = len(one["loc"]) > 1 and isinstance(values.get(str(one["loc"][0])), Mapping)
             name = ".".join([*map(str, one["loc"][: 1 + of_several]), *([cause.name] if cause.name else [])])
-            given = values.get(name, cause.value)
+            given = values.get(name, cause.value) if cause.name else cause.value
             of_a_list = isinstance(given, list | tuple) and not isinstance(cause.value, list | tuple)
             return OptionError(name, cause.value if of_a_list else given, cause.right)
     return _first(options, errors[0], values)

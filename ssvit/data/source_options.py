@@ -85,6 +85,7 @@ class Sample(NamedTuple):
 class DataSet(Options):
     """A data set, and what is known of it before its images are read; None for what is not."""
 
+    is_function: ClassVar[bool] = True
     around: ClassVar[type[Options] | None] = Images
 
     @property

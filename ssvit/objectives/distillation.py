@@ -7,7 +7,7 @@ Letters: b images, k classes.
 
 from collections.abc import Sequence
 from itertools import zip_longest
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,14 +17,11 @@ from ssvit.models.encoder import Encoder
 from ssvit.objectives import classify_options, distillation_options
 from ssvit.options import OptionError, UserError
 
-if TYPE_CHECKING:
-    from ssvit.objectives.classify import Classify
-
 
 class Distillation:
     """The options of `distillation_options.Distillation` and the teacher, a trained `Classify`."""
 
-    def __init__(self, options: distillation_options.Distillation, teacher: "Classify") -> None:
+    def __init__(self, options: distillation_options.Distillation, teacher: Any) -> None:
         self.options = options
         self.teacher = teacher.eval()
 

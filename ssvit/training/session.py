@@ -94,8 +94,8 @@ class Session:
             "data": data.train.fingerprint,
             **({} if loader.order == PERMUTATION else {"order": loader.order}),
             **({} if loader.decoding == FULL else {"decoding": loader.decoding}),
-            **({} if images.get("range") is None else {"range": images["range"]}),
-            "view": {name: value for name, value in images["view"].items() if name != "_target_"},
+            **({} if (pixels := getattr(images.source, "range", None)) is None else {"range": pixels}),
+            "view": {name: value for name, value in config.value("data.view").items() if name != "_target_"},
             "precision": runtime.precision(recipe, self.fabric.device),
         }
         loop.train(
