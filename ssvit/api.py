@@ -72,7 +72,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A report on frozen features: `folder` holds report.html, report.md, report.json and figures."""
+    """A report on frozen features: `folder` holds report.html, report.json and figures."""
 
     folder: Path
 

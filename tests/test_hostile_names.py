@@ -83,7 +83,7 @@ def test_figures_show_names_without_mathematics(name):
 @named
 def test_pages_show_names_as_text(name, tmp_path):
     facts = {"checkpoint": name, "classes": [name], name: name}
-    page, text, numbers = report.write(
+    page, numbers = report.write(
         tmp_path,
         facts=facts,
         scores=[],
@@ -94,8 +94,7 @@ def test_pages_show_names_as_text(name, tmp_path):
     )
     assert not {"script", "a"}.intersection(Tags(page.read_text()).found)
     assert Tags(page.read_text()).found.count("img") == 1
-    for file in (page, text):
-        assert all(line.isprintable() for line in file.read_text().split("\n"))
+    assert all(line.isprintable() for line in page.read_text().split("\n"))
     assert json.loads(numbers.read_text())["facts"]["classes"] == [name]
     (tmp_path / "config.yaml").write_text(json.dumps({"choices": {"objective": name}}))
     encoder = ViT(vit_options.ViT(image_size=8, patch_size=4, width=8, depth=1, heads=1)).arguments

@@ -90,8 +90,8 @@ def write(folder, facts=None, scores=BOTH, own=OWN, figures=None):
         folder, facts=facts or {"checkpoint": "a/b"}, scores=scores, own=own, figures=figures or {},
         compared=SideBySide(scores, GROUPS), conclusion=concluded(*scores),
     )  # fmt: skip
-    page, markdown, numbers = (path.read_text(encoding="utf-8") for path in files)
-    return Page(page), markdown, json.loads(numbers, parse_constant=pytest.fail), page
+    page, numbers = (path.read_text(encoding="utf-8") for path in files)
+    return Page(page), json.loads(numbers, parse_constant=pytest.fail), page
 
 
 def expected(found: Scores) -> list[list[str]]:
@@ -104,19 +104,16 @@ def expected(found: Scores) -> list[list[str]]:
 
 
 def test_every_number_is_in_every_form(tmp_path):
-    page, markdown, numbers, _ = write(tmp_path / "new" / "folder")
+    page, numbers, _ = write(tmp_path / "new" / "folder")
     for place, found in enumerate(BOTH):
         heading = ["%", *found.columns]
         at = page.rows.index(heading)
         assert page.rows[at + 1 : at + 1 + len(NAMES)] == expected(found)
         assert {key: tuple(row) for key, row in numbers["measured"][place]["values"].items()} == found.values
-        for name, *cells in expected(found):
-            mark = "**" if name == found.best else ""
-            assert f"| {' | '.join(f'{mark}{cell}{mark}' for cell in (name, *cells))} |" in markdown.splitlines()
     assert numbers["measured"][0]["numbers"] == {"seen": [None, 1]}
     assert numbers["own"] == list(OWN)
     assert sorted(path.name for path in (tmp_path / "new" / "folder").iterdir()) == [
-        "report.html", "report.json", "report.md",
+        "report.html", "report.json",
     ]  # fmt: skip
 
 
@@ -158,8 +155,8 @@ def test_reports_have_the_title_that_the_probe_has_in_training(probe):
 
 
 def test_a_single_reading_was_not_chosen(tmp_path):
-    page, markdown, *_ = write(tmp_path, own=OWN[1:2])
-    assert "Chosen" not in page.text + markdown
+    page, *_ = write(tmp_path, own=OWN[1:2])
+    assert "Chosen" not in page.text
 
 
 def concluded(*probes: Scores, side: int = 64) -> list[str]:
@@ -214,7 +211,7 @@ def test_a_baseline_that_wins_comes_first(probes, baseline, tmp_path):
     assert first.lower().startswith(baseline)
     assert f"{probes[-1].title} \N{MINUS SIGN}40.0" in first
     assert last == ADVICE
-    page, _, numbers, _ = write(tmp_path, scores=probes)
+    page, numbers, _ = write(tmp_path, scores=probes)
     assert numbers["headline"] == " ".join(concluded(*probes))
     assert numbers["headline"] in page.text
 
@@ -263,21 +260,20 @@ def test_data_and_counts_stand_before_what_was_found(tmp_path):
         "measured_on": "validation", "chance": 0.123, "classes": ["a", "b"],
         "copies": {"test_images_in_train": 3, "examples": [{"test": "1.jpg", "train": "2.jpg"}]},
     }  # fmt: skip
-    page, markdown, *_ = write(tmp_path, facts)
+    page, *_ = write(tmp_path, facts)
     told = (
         "3,781 training and 420 validation images, 2 classes (chance 12.3 %); data: cifar10 in /data",
         "3 of the validation images stand among the training images too, pixel for pixel: 1.jpg is 2.jpg, …",
     )
     assert report.data(facts) == list(told)
     assert 0 < page.text.index(told[0]) < page.text.index(told[1]) < page.text.index(concluded(*BOTH)[0])
-    assert markdown.index("cifar10 in /data") < markdown.index("Not tested for significance")
     unlabelled = facts | {"chance": None, "copies": {"test_images_in_train": 0, "examples": []}}
     assert report.data(unlabelled) == ["3,781 training and 420 validation images, no labels; data: cifar10 in /data"]
 
 
 def test_what_is_not_finite_is_a_dash(tmp_path):
     broken = scored("knn", ["1-NN"], [0.5, math.nan, 0.2, math.nan, math.inf, 0.1, math.nan], best=OWN[0])
-    page, _, numbers, _ = write(tmp_path, scores=[broken])
+    page, numbers, _ = write(tmp_path, scores=[broken])
     assert [OWN[1], "\N{EN DASH}"] in page.rows
     assert numbers["measured"][0]["values"][OWN[1]] == [None]
     assert "1-NN +40.0 percentage points" in numbers["headline"]
@@ -285,7 +281,7 @@ def test_what_is_not_finite_is_a_dash(tmp_path):
 
 def test_no_name_breaks_the_report(tmp_path):
     facts = {"checkpoint": EVIL, "classes": [EVIL, "b"], EVIL: {"a": tmp_path}, "seconds": math.inf, "odd": [{"a": 1}]}
-    page, markdown, numbers, text = write(tmp_path, facts, figures={EVIL: Figure()})
+    page, numbers, text = write(tmp_path, facts, figures={EVIL: Figure()})
     assert not page.all("script")
     assert "<script" not in text
     one_line = " ".join(EVIL.encode(errors="backslashreplace").decode().split())
@@ -293,17 +289,11 @@ def test_no_name_breaks_the_report(tmp_path):
     assert page.all("img")[0]["alt"] == one_line.replace("_", " ")
     assert numbers["facts"]["classes"][0] == EVIL
     assert numbers["facts"]["seconds"] is None
-    for sign in "<|[":
-        assert not re.search(rf"(?<!\\)\{sign}", "\n".join(line for line in markdown.splitlines() if line[:1] == "-"))
-    widths = {
-        row.count("|") - row.count(r"\|") for row in markdown.splitlines() if "_patch_mean" in row and row[0] == "|"
-    }
-    assert widths == {8, 5}
 
 
 def test_the_page_needs_nothing_from_elsewhere(tmp_path):
     figures = {"by_layer": by_layer(BOTH, OWN), "anything": Figure(figsize=(2, 1))}
-    page, _, _, text = write(tmp_path, figures=figures)
+    page, _, text = write(tmp_path, figures=figures)
     assert {tag for tag, _ in page.tags}.isdisjoint(
         {"script", "link", "iframe", "object", "embed", "base", "form", "a"}
     )

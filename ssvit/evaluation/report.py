@@ -1,4 +1,4 @@
-"""The report of probes of frozen features: one self-contained HTML page, Markdown, and JSON.
+"""The report of probes of frozen features: one self-contained HTML page, and JSON.
 
 The last column of a probe is its reported figure. Names and paths may hold anything, so all text is escaped.
 """
@@ -6,7 +6,7 @@ The last column of a probe is its reported figure. Names and paths may hold anyt
 import base64
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from ssvit.figures.intervals import intervals
 from ssvit.figures.png import png
 from ssvit.figures.probes import by_column, by_layer
 from ssvit.figures.segmentation import patches, segmentation
-from ssvit.options import UserError, markdown, one_line
+from ssvit.options import UserError, one_line
 
 _CAPTIONS = {
     "side_by_side": "Every encoder by every probe; a line is the 95 % interval over the test images",
@@ -68,7 +68,7 @@ def write(
     conclusion: Sequence[str],
     commands: Sequence[str] = (),
 ) -> list[Path]:
-    """Write report.html, report.md and report.json, each whole or not at all: their paths.
+    """Write report.html and report.json, each whole or not at all: their paths.
 
     facts: what was measured, how, by which versions, as plain data; checkpoint stands on top. own: the feature sets of
     the encoder. compared: the encoder beside others. conclusion: its sentences. commands: those that use the
@@ -109,8 +109,7 @@ def write(
         "standings": [asdict(one) for one in standings],
     }
     texts = {
-        "report.html": _rendered("report.html.j2", one_line, values),
-        "report.md": _rendered("report.md.j2", markdown, values) + "\n",
+        "report.html": _page(values),
         "report.json": json.dumps(_plain(numbers), indent=1) + "\n",
     }
     try:
@@ -283,14 +282,14 @@ def _text(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _rendered(template: str, write: Callable[[str], str], values: Mapping[str, object]) -> str:
-    """A template with all text written by a function; what a macro makes is Markup, and stays as it is."""
+def _page(values: Mapping[str, object]) -> str:
+    """The page with each text in one line; what a macro makes is Markup, and stays as it is."""
     environment = Environment(
         loader=PackageLoader("ssvit.evaluation"),
-        autoescape=template.endswith(".html.j2"),
-        finalize=lambda value: write(value) if type(value) is str else value,
+        autoescape=True,
+        finalize=lambda value: one_line(value) if type(value) is str else value,
     )
-    return environment.get_template(template).render(values)
+    return environment.get_template("report.html.j2").render(values)
 
 
 def _inlined(name: str, figure: Figure) -> dict[str, Any]:
