@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, TypeVar
 
 import torch
 from lightning_fabric import Fabric
@@ -24,7 +24,6 @@ from lightning_fabric.utilities.exceptions import MisconfigurationException
 from torch.distributed import (  # type: ignore[attr-defined]  # the two stores are documented, but not exported
     DistStoreError,
     PrefixStore,
-    ProcessGroup,
     Store,
     TCPStore,
 )
@@ -42,9 +41,6 @@ TIMEOUT = 600.0  # seconds that a process waits for another
 _CONNECTION_LOST = re.compile(
     r"connection (closed|reset|refused)|broken pipe|time(d )?out|timing out|remote process|aborted", re.IGNORECASE
 )
-_gloo: ProcessGroup | None = None
-
-
 T = TypeVar("T")
 Precision = Literal["bf16-mixed", "32-true", "64-true"]
 
@@ -237,10 +233,8 @@ def together() -> Iterator[None]:
 
 def part() -> None:
     """Leave the process group: each process goes on alone."""
-    global _gloo
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
-    _gloo = None
 
 
 def _end() -> None:
@@ -250,14 +244,6 @@ def _end() -> None:
     """
     part()
     gc.collect()
-
-
-def gloo() -> ProcessGroup:
-    """All processes once more, for what a thread exchanges in the host's memory beside the training."""
-    global _gloo
-    if _gloo is None:
-        _gloo = cast(ProcessGroup, torch.distributed.new_group(backend="gloo"))
-    return _gloo
 
 
 def agree(fabric: Fabric, values: list[float]) -> list[float]:

@@ -16,6 +16,7 @@ import torch
 from lightning_fabric import Fabric
 from lightning_fabric.wrappers import _FabricOptimizer
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 from torch.distributed.checkpoint.state_dict import (
     OptimizerStateType,
     StateDictOptions,
@@ -133,7 +134,10 @@ class State:
         if shares:  # the main process alone need have had the weights, see `sharding.building`
             options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=False)
             set_model_state_dict(self._spread, {**first}, options=options)
-        self._saves = runtime.gloo() if sharding.is_sharded(fabric) else None
+        # A second group, by which the thread that writes a checkpoint exchanges data during the training.
+        self._saves: ProcessGroup | None = None
+        if sharding.is_sharded(fabric):
+            self._saves = cast(ProcessGroup, torch.distributed.new_group(backend="gloo"))
         self._saving: parts.Saving | None = None
         self.average = Average(objective, recipe.ema) if recipe.ema else None
         self._statistics = RunningStatistics(objective)
