@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from ssvit.checkpoints.finding_options import Pretrained
-from ssvit.config.declaration import Count, Counts, Expect, Name, NotNegative, Part, Parts, Whole
+from ssvit.config.declaration import Count, Counts, Expect, Name, NotNegative, Options, Part, Parts, Whole
 from ssvit.devices import Fabric
 from ssvit.evaluation.features_options import Features
 from ssvit.evaluation.probes import knn_options, linear_options, ridge_options
@@ -60,7 +60,7 @@ class Evaluate(Pretrained):
     @property
     def chosen(self) -> list[str]:
         """The names of the probes to evaluate; there may be options of others."""
-        return [name for name, node in self.probes.items() if node and "_target_" in node]
+        return [name for name, part in self.probes.items() if isinstance(part, Options)]
 
     @model_validator(mode="after")
     def _check_evaluation(self) -> Self:
