@@ -3,12 +3,16 @@
 import importlib
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import yaml
+
+from ssvit.cli import COMMANDS, find
+from ssvit.config.choices import declared
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -57,6 +61,21 @@ def test_the_reference_names_what_there_is():
         except AttributeError:
             found = importlib.import_module(name)
         assert found.__doc__, name
+
+
+def test_the_page_of_options_has_every_option():
+    """Of every command, and of every choice that is declared in Python."""
+    reference = runpy.run_path(str(DOCS / "reference.py"))
+    tables = reference["tables"]()
+    for name in COMMANDS:
+        options = find(name).options
+        part = re.search(rf"### ssvit {name}\n(.*?)(?=\n##|\Z)", tables, re.DOTALL)
+        assert part, name
+        assert {f"| `{option}` |" in part[1] for option in options.model_fields} <= {True}, name
+    for group, prefix in reference["GROUPS"].items():
+        for choice in declared(group):
+            for option in choice.options.model_fields:
+                assert f"| `{prefix}{option}` |" in tables, (choice, option)
 
 
 def test_the_site_builds_without_network(tmp_path):

@@ -402,7 +402,7 @@ def expected(annotation: Any, metadata: Sequence[object] = ()) -> str:
     if get_origin(annotation) is Literal:
         choices = list(map(typed, get_args(annotation)))
         return f"one of {', '.join(choices)}" if len(choices) > 1 else choices[0]
-    if nested := nested_options(annotation):
+    if nested := nested_options(annotation, metadata):
         needed = [f"{name}: …" for name, field in nested.model_fields.items() if field.is_required()]
         return f"{{{', '.join(needed or list(nested.model_fields)[:1])}}}"
     if annotation in (int, float):
