@@ -10,7 +10,6 @@ from conftest import ROOT
 
 from ssvit.benchmark.options import Benchmark
 from ssvit.benchmark.timing import compare
-from ssvit.config.declaration import make
 from ssvit.options import OptionError
 
 
@@ -29,11 +28,11 @@ def test_every_contender_works_once_a_round_in_turning_order():
 
 
 def test_the_benchmark_of_the_probe_needs_its_peer(monkeypatch):
-    assert make(Benchmark, {"part": "probe"}).part == "probe"
+    assert Benchmark(part="probe").part == "probe"
     monkeypatch.setattr("ssvit.benchmark.options.find_spec", lambda name: None)
-    assert make(Benchmark, {"part": "data"}).part == "data"
+    assert Benchmark(part="data").part == "data"
     with pytest.raises(OptionError, match="part=probe: needs scikit-learn"):
-        make(Benchmark, {"part": "probe"})
+        Benchmark(part="probe")
 
 
 @pytest.mark.slow

@@ -19,6 +19,7 @@ from ssvit.data.augment.turn import QuarterTurns, Rotation, VerticalFlip, rotate
 from ssvit.data.augment.views import MultiCrop
 from ssvit.models.vit_options import ViT
 from ssvit.options import OptionError
+from ssvit.training.options import Training
 
 COUNT = 4000
 SLOTS = torch.arange(COUNT)
@@ -211,10 +212,10 @@ def test_wrong_options_are_named(given: dict[str, Any], words: str) -> None:
 def test_colours_of_other_channels_are_not_changed(change: dict[str, float]) -> None:
     name, value = next(iter(change.items()))
     crop = InceptionCrop(size=32, **change)
-    crop.check(Run({"encoder": ViT(image_size=32, patch_size=4, width=64, depth=1, heads=1)}))
+    crop.check(Run(Training(encoder=ViT(image_size=32, patch_size=4, width=64, depth=1, heads=1))))
     words = f"^{name}={value}: must be 0 for images of 5 channels: it changes red, green and blue$"
     with pytest.raises(OptionError, match=words):
-        crop.check(Run({"encoder": ViT(image_size=32, patch_size=4, width=64, depth=1, heads=1, channels=5)}))
+        crop.check(Run(Training(encoder=ViT(image_size=32, patch_size=4, width=64, depth=1, heads=1, channels=5))))
 
 
 @pytest.mark.parametrize("crop", [InceptionCrop, ShiftCrop])

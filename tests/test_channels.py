@@ -37,10 +37,12 @@ from ssvit.data.decode import load
 from ssvit.data.decode_options import RGB, PixelFormat
 from ssvit.data.memory import Memory
 from ssvit.data.source import Unreadable
+from ssvit.data.source_options import Images
 from ssvit.figures.display import PLAIN, Display
 from ssvit.options import Failure, OptionError, UserError
 from ssvit.retrieval import gallery
 from ssvit.training import preset
+from ssvit.training.options import Training
 
 SIDE = 16
 RUN = (
@@ -369,7 +371,7 @@ def test_what_changes_images_does_the_same_to_floats(channels: int) -> None:
 
 
 def test_changes_of_bytes_are_refused_for_floats() -> None:
-    run = Run({"data.source": PixelFormat(range=[0, 1])})
+    run = Run(Training(data=Images(source=PixelFormat(range=[0, 1]))))
     InceptionCropOptions(size=16, blur=0.5, solarize=0.2).check(run)
     for change in ({"jitter": 0.5}, {"grayscale": 0.5}, {"randaugment": 2}):
         with pytest.raises(OptionError, match=r"must be 0 with data.range: it changes bytes"):

@@ -13,7 +13,7 @@ from PIL import Image
 from ssvit.checkpoints import storage
 from ssvit.checkpoints.configuration import Configuration
 from ssvit.config.command_line import CommandLine
-from ssvit.config.declaration import completed, make
+from ssvit.config.declaration import completed
 from ssvit.data.augment.crop_options import ResizeCrop
 from ssvit.data.source import Data
 from ssvit.options import Failure, OptionError
@@ -259,7 +259,7 @@ def test_table_4(images, pretrained_run, name, steps, rates, development):
     }  # fmt: skip
     assert (config.encoder.dropout, config.encoder.attention_dropout) == (0, 0)
     if name == "vtab":
-        crop = make(ResizeCrop, {k: v for k, v in config["data"]["augment"].items() if k != "_target_"})
+        crop = ResizeCrop(**({k: v for k, v in config["data"]["augment"].items() if k != "_target_"}))
         assert crop == ResizeCrop(size=384, resize=448, flip=0.5, sigma=[0.1, 2.0])
         assert (config.data.mean, config.data.std) == (0.5, 0.5)
     else:

@@ -15,7 +15,7 @@ from PIL import Image
 from ssvit.checkpoints import manifest
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.checkpoints.loading_options import eval_transform
-from ssvit.config.declaration import find, make, select
+from ssvit.config.declaration import find, select
 from ssvit.data.augment.crop_options import CenterCrop
 from ssvit.options import Failure, OptionError, file_to_write, folder_to_write
 
@@ -298,14 +298,14 @@ def test_a_part_of_a_users_own_is_found_by_its_name(tmp_path, monkeypatch):
     (tmp_path / "single.py").write_text("class Edges:\n    pass\n")
     monkeypatch.syspath_prepend(tmp_path)
     kind = find("own.targets.Edges")
-    assert make(kind, {"count": 3}).count == 3
+    assert kind(count=3).count == 3
     for values, line in (
         ({"count": 0}, "count=0: must be a whole number, 1 or more"),
         ({}, "count: has no default and must be given, a whole number, 1 or more"),
         ({"count": 1, "colour": "red"}, "colour=red: there is no such option; there are count"),
     ):
         with pytest.raises(OptionError, match=f"^{line}$"):
-            make(kind, values)
+            kind(**values)
     assert select(kind, {"count": 3, "colour": "red"}) == kind(count=3)
     assert find("own.datasets.a_set").__name__ == "ASet"
     for name in (

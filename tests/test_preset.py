@@ -19,7 +19,6 @@ from ssvit.cli.pack import command as pack
 from ssvit.cli.pretrain import command as pretrain
 from ssvit.cli.retrieve import command as retrieve
 from ssvit.config.command_line import CommandLine
-from ssvit.config.declaration import make
 from ssvit.data import datasets, datasets_options
 from ssvit.data.arguments import data_set
 from ssvit.data.decode import load
@@ -56,9 +55,9 @@ def photographs(tmp_path):
 def test_what_it_chooses_can_be_trained(images, side):
     chosen = choose(images, side, cores=8)
     recipe = {name.partition(".")[2]: value for name, value in chosen.items() if name.startswith("recipe.")}
-    assert make(Recipe, recipe).batch_size <= images
+    assert Recipe(**recipe).batch_size <= images
     size = {"image_size": chosen["data.image_size"], "patch_size": chosen["encoder.patch_size"]}
-    assert make(ViT, {**size, "width": 192, "depth": 2, "heads": 3}).grid == (8, 8)
+    assert ViT(**size, width=192, depth=2, heads=3).grid == (8, 8)
     assert recipe["steps"] * recipe["batch_size"] >= 250_000
     assert 0 <= chosen["workers"] <= 16
 

@@ -16,6 +16,7 @@ from functools import partial
 from importlib.util import find_spec
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -23,7 +24,6 @@ from ssvit.benchmark.methods import batch_of, ours
 from ssvit.benchmark.peers import PEERS
 from ssvit.benchmark.step_options import LIBRARIES, SIZES, Size, Step
 from ssvit.benchmark.timing import Rate, compare, threads
-from ssvit.config.declaration import make
 from ssvit.kernels import fused
 from ssvit.options import OptionError
 from ssvit.training import runtime
@@ -97,8 +97,8 @@ class Steps:
         strategy: str = "auto",
     ) -> None:
         backend = "eager" if name != OURS else "compile" if compile else "kernels"
-        numbers = {"precision": precision, "backend": backend, "batch_size": batch}
-        self.recipe = make(Recipe, {"steps": 1_000_000, "warmup": 0, "decay": "constant", **numbers})
+        numbers: dict[str, Any] = {"precision": precision, "backend": backend, "batch_size": batch}
+        self.recipe = Recipe(steps=1_000_000, warmup=0, decay="constant", **numbers)
         self.fabric = runtime.start(self.recipe, accelerator=device, devices=1, strategy=strategy)
         self.objective = ours(size, objective) if name == OURS else PEERS[objective][name](size)
         if compile and name != OURS:

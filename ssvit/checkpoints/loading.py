@@ -8,7 +8,6 @@ from ssvit.checkpoints import storage
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.checkpoints.loading_options import LoadEncoder, LoadLayers
 from ssvit.checkpoints.manifest import CheckpointError
-from ssvit.config.declaration import make
 from ssvit.kernels.accelerate import accelerate
 from ssvit.models import lora
 from ssvit.models.build import build
@@ -71,7 +70,7 @@ def load_classifier(options: LoadEncoder) -> Classify:
         right = "holds no classifier, only an encoder: the command finetune trains one"
         raise CheckpointError(f"{checkpoint.path}: {right}")
     try:
-        classifier = Classify(make(ClassifyOptions, checkpoint.facts["classifier"]), encoder=build(checkpoint.encoder))
+        classifier = Classify(ClassifyOptions(**checkpoint.facts["classifier"]), encoder=build(checkpoint.encoder))
         _load(classifier, _trained(checkpoint, states), prefix="")
         classifier.encoder = _changed(classifier.encoder, options)
     except (KeyError, TypeError, UserError, RuntimeError) as error:

@@ -10,7 +10,7 @@ from pydantic import model_validator
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.checkpoints.finding import open_checkpoint
 from ssvit.checkpoints.manifest import CheckpointError
-from ssvit.config.declaration import Count, Options, Run, make
+from ssvit.config.declaration import Count, Options, Run
 from ssvit.data.augment.crop_options import CenterCrop
 from ssvit.data.decode_options import PixelFormat
 from ssvit.exchange.reading_options import ForeignEncoder
@@ -139,7 +139,7 @@ class LoadClassifier(LoadEncoder):
 def eval_transform(checkpoint: Checkpoint) -> CenterCrop:
     """The options of a checkpoint's evaluation transform. CheckpointError if its manifest has others."""
     try:
-        return make(CenterCrop, checkpoint.facts.get("view") or {"size": checkpoint.encoder["image_size"]})
+        return CenterCrop(**(checkpoint.facts.get("view") or {"size": checkpoint.encoder["image_size"]}))
     except OptionError as error:
         raise CheckpointError(f"{checkpoint.path}: view.{error}") from None
 

@@ -256,11 +256,6 @@ def _read_part(value: object) -> object:
     return select(options, value) if builder is None else options(**value)
 
 
-def make(options: type[T], values: Mapping[str, Any]) -> T:
-    """Return options from their values. OptionError if one is unknown, is missing, or has a wrong value."""
-    return options(**values)
-
-
 def select(options: type[T], values: Mapping[str, Any]) -> T:
     """Return options from their values among others."""
     return options(**{name: value for name, value in values.items() if name in options.model_fields})

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ssvit.config.declaration import make
 from ssvit.exchange import files, hub
 from ssvit.exchange.dinov3 import DINOV3
 from ssvit.exchange.files import ForeignError
@@ -70,7 +69,7 @@ class Foreign:
         for name in ("mean", "std"):
             state[name] = torch.tensor(self.arguments[name], dtype=torch.float32).flatten().expand(channels).clone()
         with torch.device("meta"):  # no memory is allocated before the shapes are known to be the file's
-            expected = ViT(make(vit_options.ViT, self.arguments)).state_dict()
+            expected = ViT(vit_options.ViT(**self.arguments)).state_dict()
         for layer in range(self.arguments["depth"]):
             bias = state.setdefault(QKV_BIAS.format(i=layer), torch.zeros(3 * self.arguments["width"]))
             if self.masks_keys:
@@ -108,7 +107,7 @@ class Own(Foreign):
 
         tensors = files.tensors(self.path, self.names.values())
         with torch.device("meta"):
-            expected = ViT(make(vit_options.ViT, self.arguments)).state_dict()
+            expected = ViT(vit_options.ViT(**self.arguments)).state_dict()
         for name, tensor in expected.items():
             if name not in self.names or tensors[self.names[name]].shape != tensor.shape:
                 raise ForeignError(f"{self.path}: {name} is not that of the encoder in its config.json")
@@ -122,7 +121,7 @@ def _own(path: Path, shapes: Shapes, given: Mapping[str, Any]) -> Own | None:
     if "norm.weight" not in names or not isinstance(arguments, Mapping):
         return None
     try:
-        encoder = make(vit_options.ViT, arguments)
+        encoder = vit_options.ViT(**arguments)
     except (TypeError, ValueError) as error:
         raise UserError(f"{path.parent / 'config.json'}: describes no encoder ({error})") from None
     if encoder.depth > len(names):  # nothing is built of what the file cannot hold

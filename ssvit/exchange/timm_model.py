@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ssvit.config.declaration import make
 from ssvit.exchange import files
 from ssvit.exchange.files import ForeignError
 from ssvit.exchange.layout import IMAGENET, described
@@ -30,7 +29,7 @@ class TimmFile(Foreign):
         """The state of the encoder. ForeignError that names missing, unexpected and misshapen tensors."""
         from ssvit.models.timm import Timm
 
-        encoder = Timm(make(timm_options.Timm, self.arguments))
+        encoder = Timm(timm_options.Timm(**self.arguments))
         state = encoder.model.state_dict()
         wanted = {name: tensor for name, tensor in state.items() if not _COMPUTED.search(name)}
         shapes = files.shapes(self.path)
@@ -87,6 +86,6 @@ def read(path: Path, given: Mapping[str, Any]) -> TimmFile:
         "mean": chosen["mean"],
         "std": chosen["std"],
     }
-    make(timm_options.Timm, arguments)
+    timm_options.Timm(**arguments)
     notes.insert(0, f"timm's {given['model']}, {len(shapes)} tensors")
     return TimmFile(path, {}, (), arguments, tuple(notes), masks_keys=False)
