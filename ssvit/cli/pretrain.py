@@ -45,8 +45,8 @@ def run(config: Config) -> Path:
     with RunFolder(options.outputs, options.name) as folder:
         if is_main_process():
             folder.open(Configuration.of_run(config), overwrite=options.overwrite)
-            if "path" in options.encoder:
-                print_lines(f"{options.name}: starts from {options.encoder['path']}")
+            if hasattr(options.encoder, "path"):
+                print_lines(f"{options.name}: starts from {options.encoder.path}")
 
         from ssvit.training.session import Session
 
