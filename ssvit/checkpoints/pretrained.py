@@ -111,10 +111,10 @@ def _keep_weights(config: Config) -> Config:
 
     OptionError if the file adds a distillation token and the checkpoint has none.
     """
-    given = config.options.encoder
+    given = config.values["encoder"]
     if given.get("distillation_token") and not open_checkpoint(given["path"], given).encoder.get("distillation_token"):
         right = "has no distillation token, which distillation=… needs: give one that has, or null for random weights"
-        raise OptionError("checkpoint", config.options.checkpoint, right)
+        raise OptionError("checkpoint", config.value("checkpoint"), right)
     return config.without(*(f"encoder.{name}" for name in _FIXED.intersection(given) - {*_REFERRED}))
 
 
@@ -258,7 +258,7 @@ def _foreign_options(arguments: Mapping[str, str]) -> dict[str, Any]:
 
 def from_scratch(config: Config) -> Config:
     """The same configuration with random weights in place of those of the checkpoint."""
-    given = config.options.encoder
+    given = config.values["encoder"]
     if "path" not in given:
         return config
     trained = open_checkpoint(given["path"], given).encoder

@@ -119,7 +119,7 @@ def commands_of(reading: features_options.Reading, checkpoint: Checkpoint, confi
 
 def data_options(config: Config) -> list[str]:
     """Return the options of the data set as typed, or else those that choose the images of the checkpoint's run."""
-    line, values = config.line, config.options.data
+    line, values = config.line, config.values["data"]
     if "data" in line.typed or "data" not in line.brought:
         return [option for option in line.options if re.match(r"\+*data[.=]", option)]
     defaults = composition.group(line, "data", {"data": line.brought["data"]})
