@@ -14,9 +14,9 @@ from ssvit.data.batch import Batch
 from ssvit.models import vit_options
 from ssvit.models.vit import ViT
 from ssvit.objectives import classify_options, distillation_options
+from ssvit.objectives.base import parameter_groups
 from ssvit.objectives.classify import Classify, balanced
 from ssvit.objectives.distillation import Distillation
-from ssvit.objectives.parameter_groups import parameter_groups
 from ssvit.options import OptionError, UserError
 
 CLASSES = ("ant", "bee", "cat", "dog", "elk")

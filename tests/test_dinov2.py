@@ -16,7 +16,7 @@ from ssvit.kernels import accelerate, operators
 from ssvit.kernels.fused import branches
 from ssvit.models import vit_options
 from ssvit.models.vit import LayerScale, ViT
-from ssvit.objectives.parameter_groups import parameter_groups
+from ssvit.objectives.base import parameter_groups
 from ssvit.options import OptionError
 
 BOTH = {"layer_scale": 0.3, "registers": 3}

@@ -19,8 +19,8 @@ from ssvit.exchange import files, reading, writing
 from ssvit.exchange.files import ForeignError
 from ssvit.exchange.timm import TIMM
 from ssvit.models import vit_options
-from ssvit.models.hybrid_options import EPSILONS
 from ssvit.models.vit import ViT
+from ssvit.models.vit_options import EPSILONS
 from ssvit.options import OptionError, UserError
 
 LIMIT = 1e-5  # float32, tokens after the last norm

@@ -15,14 +15,14 @@ from timm.models.resnetv2 import ResNetV2
 from ssvit.checkpoints import loading, loading_options, storage
 from ssvit.data.batch import Batch
 from ssvit.kernels.accelerate import accelerate
-from ssvit.models import hybrid_options, vit_options
+from ssvit.models import vit_options
 from ssvit.models.hybrid import Bottleneck, Convolution, ResNet
-from ssvit.models.hybrid_options import EPSILONS
 from ssvit.models.vit import ViT
+from ssvit.models.vit_options import EPSILONS
 from ssvit.objectives import masked_patch_options
+from ssvit.objectives.base import parameter_groups
 from ssvit.objectives.masked_patch import MaskedPatch
 from ssvit.objectives.masking import Masking
-from ssvit.objectives.parameter_groups import parameter_groups
 from ssvit.objectives.targets import MeanColor
 from ssvit.options import OptionError
 
@@ -139,7 +139,7 @@ def test_equals_the_equations_of_the_authors(layers, options):
 
 
 def test_equals_timm():
-    stem = shaken(ResNet(hybrid_options.Stem(layers=(1, 2, 1), width=32, epsilons="timm"), channels=3))
+    stem = shaken(ResNet(vit_options.Stem(layers=(1, 2, 1), width=32, epsilons="timm"), channels=3))
     peer = ResNetV2(
         layers=(1, 2, 1), channels=(128, 256, 512), stem_chs=32, num_classes=0, global_pool="", preact=False,
         stem_type="same", conv_layer=partial(StdConv2dSame, eps=1e-8),

@@ -24,7 +24,7 @@ from ssvit.data.loader import Loader
 from ssvit.evaluation import prediction_options
 from ssvit.evaluation.prediction import Prediction
 from ssvit.kernels.accelerate import accelerate
-from ssvit.objectives.parameter_groups import parameter_groups
+from ssvit.objectives.base import parameter_groups
 from ssvit.options import OptionError, UserError
 from ssvit.training import loop, runtime
 from ssvit.training.muon import RMS, orthogonalize

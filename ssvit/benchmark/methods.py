@@ -13,8 +13,8 @@ from ssvit.benchmark.step_options import Size
 from ssvit.data.batch import Batch
 from ssvit.models import vit_options
 from ssvit.models.decoder_options import Decoder
-from ssvit.models.hybrid_options import Stem
 from ssvit.models.vit import ViT
+from ssvit.models.vit_options import Stem
 from ssvit.objectives import (
     dino_options,
     ibot_options,

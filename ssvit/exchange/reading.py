@@ -22,7 +22,7 @@ from ssvit.exchange.layout import IMAGENET, LAYER_SCALE, OPTIONAL, QKV_BIAS, Lay
 from ssvit.exchange.reading_options import ForeignEncoder
 from ssvit.exchange.timm import FACEBOOK, TIMM
 from ssvit.exchange.torchvision import TORCHVISION
-from ssvit.models import encoder_options, hybrid_options, vit_options
+from ssvit.models import encoder_options, vit_options
 from ssvit.options import OptionError, UserError, pair
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ def read(path: Path, given: Mapping[str, Any]) -> Foreign:
         raise OptionError("heads", None, f"an encoder of width {letters['d']} may have any; how many has {path.name}?")
     if letters.get("h") not in (None, chosen["heads"]):
         raise OptionError("heads", chosen["heads"], f"{path.name} has {letters['h']}")
-    step = 1 if units is None else hybrid_options.stride(units)
+    step = 1 if units is None else vit_options.stride(units)
     patch = letters["p"] * step, letters["q"] * step
     registers, tokens = letters.get("registers", 0), sum(special.values())
     if layout.rotary:

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ssvit.models import hybrid_options
+from ssvit.models import vit_options
 
 
 class Convolution(nn.Conv2d):
@@ -42,7 +42,7 @@ class Convolution(nn.Conv2d):
 
 def normed(inputs: int, outputs: int, size: int, stride: int = 1, *, epsilons: str) -> tuple[Convolution, nn.GroupNorm]:
     """A convolution, and the normalisation of an image's channels in groups that follows it (Wu and He 2018)."""
-    norm = nn.GroupNorm(hybrid_options.GROUPS, outputs, eps=1e-6 if epsilons == "authors" else 1e-5)
+    norm = nn.GroupNorm(vit_options.GROUPS, outputs, eps=1e-6 if epsilons == "authors" else 1e-5)
     return Convolution(inputs, outputs, size, stride, epsilons=epsilons), norm
 
 
@@ -71,11 +71,11 @@ class Bottleneck(nn.Module):
 class ResNet(nn.Module):
     """Normalised images (b, c, h, w) -> a feature map (b, f, h / stride, w / stride), by the options of `Stem`."""
 
-    def __init__(self, options: hybrid_options.Stem, *, channels: int) -> None:
+    def __init__(self, options: vit_options.Stem, *, channels: int) -> None:
         super().__init__()
         width, epsilons = options.width, options.epsilons
         self.layers = options.layers
-        self.stride, self.epsilons = hybrid_options.stride(options.layers), epsilons
+        self.stride, self.epsilons = vit_options.stride(options.layers), epsilons
         self.root, self.norm = normed(channels, width, 7, 2, epsilons=epsilons)
         self.stages, self.outputs = nn.Sequential(), width
         for stage, units in enumerate(options.layers):

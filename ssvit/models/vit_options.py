@@ -1,13 +1,13 @@
-"""The options of a Vision Transformer."""
+"""The options of a Vision Transformer, and of the stem of a hybrid."""
 
+from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal, Self, get_args
 
 from annotated_types import Ge, Le
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
-from ssvit.config.declaration import Count, Positive, Size, Whole
+from ssvit.config.declaration import Count, Expect, Options, Positive, Size, Whole
 from ssvit.models.encoder_options import TOKENS, Normalized, grid
-from ssvit.models.hybrid_options import Stem, stride
 from ssvit.options import OptionError, pair
 
 Resize = Literal["paper", "timm"]
@@ -19,6 +19,25 @@ Rate = Annotated[float, Ge(0), Le(0.99)]  # the probability of dropout
 CHANGEABLE = (
     "image_size", "pooling", "dropout", "attention_dropout", "stochastic_depth", "activation_checkpointing",
 )  # fmt: skip
+Epsilons = Literal["authors", "timm"]
+EPSILONS = get_args(Epsilons)  # whose epsilons a hybrid's stem has
+GROUPS = 32  # of channels that a hybrid's stem normalises
+
+
+def stride(layers: Sequence[int]) -> int:
+    """The stride of a hybrid's stem with these stages: 4 after the first, doubled by each further one."""
+    return 2 ** (1 + max(len(layers), 1))
+
+
+class Stem(Options):
+    """The ResNet of a hybrid (section 3.1)."""
+
+    layers: Annotated[Sequence[Count], Expect("a list, the units of each stage, as [3, 4, 9]")]
+    """Units of each stage: [3, 4, 6, 3] for a ResNet-50, [] for the root alone."""
+    width: Annotated[int, Ge(1), Field(multiple_of=GROUPS), Expect(f"a multiple of {GROUPS}, the groups of channels")]
+    """Channels of the root; each stage doubles them."""
+    epsilons: Epsilons = "authors"
+    """authors: the epsilons of the authors' code; timm: those of timm, for the weights of its hybrids."""
 
 
 class ViT(Normalized):
