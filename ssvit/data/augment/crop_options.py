@@ -13,7 +13,6 @@ from ssvit.data.augment.turn_options import Angle
 from ssvit.data.decode_options import PixelFormat
 from ssvit.data.source_options import Augmentation
 from ssvit.models.encoder_options import Normalized, grid
-from ssvit.models.timm_options import Timm
 from ssvit.models.vit_options import ViT
 from ssvit.options import OptionError
 
@@ -30,7 +29,7 @@ class Crop(Augmentation):
 
     def check_patches(self, run: Run, name: str) -> None:
         """Check that the encoder's patches divide an image whose size is the option `name`."""
-        if isinstance(run.encoder, ViT | Timm):
+        if isinstance(run.encoder, ViT):
             size, patch_size = getattr(self, name), run.encoder.patch_size
             try:
                 grid(size, patch_size)
