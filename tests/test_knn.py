@@ -11,6 +11,7 @@ from sklearn.preprocessing import StandardScaler
 
 from ssvit.evaluation.features import Features
 from ssvit.evaluation.neighbours import Neighbours
+from ssvit.evaluation.neighbours_options import HNSW, IVF
 from ssvit.evaluation.probes import knn as module
 from ssvit.evaluation.probes.knn import Knn, vote
 from ssvit.evaluation.probes.knn_options import KNN_PROTOCOLS
@@ -153,6 +154,17 @@ def test_the_image_itself_is_left_out():
 
 
 IMAGES, LABELS = features(30, 4, 3, seed=0)
+
+
+def test_an_approximate_index_votes_as_the_exact_one_where_it_finds_all():
+    both = 2 * [Features(IMAGES, LABELS, "abc")]
+    exact = Knn(k=[1, 5])(*both).scores
+    for index in (HNSW(), IVF(nlist=4, nprobe=4)):
+        probe = Knn(k=[1, 5], index=index)
+        assert probe(*both).scores == exact
+        assert probe.name == f"knn5_{type(index).__name__.lower()}"
+    with pytest.raises(OptionError, match="k=20: the index finds fewer"):
+        Knn(k=[20], index=IVF(nlist=4, nprobe=1))(*both)
 
 
 @pytest.mark.parametrize(

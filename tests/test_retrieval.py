@@ -9,12 +9,11 @@ import torch
 from PIL import Image
 
 from ssvit.data.synthetic import render
-from ssvit.evaluation.neighbours import relative_distances
+from ssvit.evaluation.neighbours import HNSW, IVF, Flat, Neighbours, nearest, recall, relative_distances
 from ssvit.evaluation.probes.retrieval import average_precisions, measure
 from ssvit.figures.contact_sheet import Neighbour, Row, contact_sheet
 from ssvit.figures.display import PLAIN
 from ssvit.options import OptionError, UserError
-from ssvit.retrieval.index import HNSW, IVF, Flat, Neighbours, found, search
 from ssvit.retrieval.store import unit
 
 
@@ -35,7 +34,7 @@ def clustered(count: int, *, seed: int, width: int = 16, clusters: int = 40) -> 
 
 
 def build(bank: torch.Tensor, kind: str = "flat", **options) -> faiss.Index:
-    return {"flat": Flat, "ivf": IVF, "hnsw": HNSW}[kind](**options).build(bank)
+    return {"flat": Flat, "ivf": IVF, "hnsw": HNSW}[kind](**options).over(bank)
 
 
 BANK, QUERIES = clustered(3000, seed=1), clustered(100, seed=2)
@@ -49,42 +48,42 @@ def plain_order(query: list[float], bank: list[list[float]], own: int = -1) -> l
 @pytest.mark.parametrize("count", [1, 25])
 def test_flat_finds_what_a_plain_search_finds(count):
     bank, queries = clustered(200, seed=3), clustered(count, seed=4)
-    nearest = search(build(bank), queries, 7)
+    answer = nearest(build(bank), queries, 7)
     for row, query in enumerate(queries.tolist()):
-        assert nearest.indices[row].tolist() == plain_order(query, bank.tolist())[:7]
-    wanted = (queries.double() @ bank.double().T).gather(1, nearest.indices)
-    assert torch.allclose(nearest.similarities.double(), wanted, atol=1e-6)
-    assert nearest.similarities.dtype == torch.float32
-    assert nearest.indices.dtype == torch.int64
+        assert answer.indices[row].tolist() == plain_order(query, bank.tolist())[:7]
+    wanted = (queries.double() @ bank.double().T).gather(1, answer.indices)
+    assert torch.allclose(answer.similarities.double(), wanted, atol=1e-6)
+    assert answer.similarities.dtype == torch.float32
+    assert answer.indices.dtype == torch.int64
 
 
 def test_the_query_itself_is_left_out_but_not_its_double():
     bank = clustered(50, seed=3)
     bank[30] = bank[4]
     own = torch.tensor([4, 9, -1])
-    nearest = search(build(bank), bank[[4, 9, 4]], 49, own=own)
-    assert nearest.indices[0, 0] == 30
-    assert 4 not in nearest.indices[0]
-    assert nearest.indices[1].tolist() == plain_order(bank[9].tolist(), bank.tolist(), own=9)
-    assert nearest.indices[2, :2].tolist() == [4, 30]
-    assert (nearest.indices >= 0).all()
+    answer = nearest(build(bank), bank[[4, 9, 4]], 49, own=own)
+    assert answer.indices[0, 0] == 30
+    assert 4 not in answer.indices[0]
+    assert answer.indices[1].tolist() == plain_order(bank[9].tolist(), bank.tolist(), own=9)
+    assert answer.indices[2, :2].tolist() == [4, 30]
+    assert (answer.indices >= 0).all()
 
 
 @pytest.mark.parametrize("kind", ["ivf", "hnsw"])
 def test_approximate_indexes_find_most(kind):
-    exact = search(build(BANK), QUERIES, 10)
-    quick = search(build(BANK, kind), QUERIES, 10)
+    exact = nearest(build(BANK), QUERIES, 10)
+    quick = nearest(build(BANK, kind), QUERIES, 10)
     shared = [len(set(a) & set(b)) / 10 for a, b in zip(quick.indices.tolist(), exact.indices.tolist(), strict=True)]
     assert sum(shared) / len(shared) > 0.9
-    assert found(quick, exact) == pytest.approx(sum(shared) / len(shared))
+    assert recall(quick, exact) == pytest.approx(sum(shared) / len(shared))
 
 
 def test_looking_harder_finds_more_and_everywhere_all():
-    exact = search(build(BANK), QUERIES, 10)
-    recalls = [found(search(build(BANK, "ivf", nlist=60, nprobe=n), QUERIES, 10), exact) for n in (1, 4, 60)]
+    exact = nearest(build(BANK), QUERIES, 10)
+    recalls = [recall(nearest(build(BANK, "ivf", nlist=60, nprobe=n), QUERIES, 10), exact) for n in (1, 4, 60)]
     assert recalls[0] < recalls[1] <= recalls[2] == 1
     recalls = [
-        found(search(build(BANK, "hnsw", links=4, ef_construction=8, ef_search=n), QUERIES, 10), exact)
+        recall(nearest(build(BANK, "hnsw", links=4, ef_construction=8, ef_search=n), QUERIES, 10), exact)
         for n in (10, 400)
     ]
     assert recalls[0] < recalls[1]
@@ -92,7 +91,7 @@ def test_looking_harder_finds_more_and_everywhere_all():
 
 @pytest.mark.parametrize(("kind", "options"), [("flat", {}), ("ivf", {"nlist": 60, "nprobe": 3}), ("hnsw", {})])
 def test_the_same_answers_again(kind, options):
-    first, again = (search(build(BANK, kind, **options), QUERIES, 10) for _ in range(2))
+    first, again = (nearest(build(BANK, kind, **options), QUERIES, 10) for _ in range(2))
     assert torch.equal(first.indices, again.indices)
     assert torch.equal(first.similarities, again.similarities)
 
@@ -102,7 +101,7 @@ def test_the_graph_is_the_same_for_any_number_of_threads():
         faiss.omp_set_num_threads(threads)
         index = build(BANK, "hnsw", links=4, ef_construction=8, ef_search=10)
         assert faiss.omp_get_max_threads() == threads
-        return search(index, QUERIES, 10).indices
+        return nearest(index, QUERIES, 10).indices
 
     assert torch.equal(answers(1), answers(4))
 
@@ -113,18 +112,18 @@ def test_another_seed_makes_other_cells():
 
 
 def test_a_cell_with_too_few_images_leaves_places_empty():
-    nearest = search(build(BANK[:40], "ivf", nlist=20, nprobe=1), QUERIES[:9], 30)
-    empty = nearest.indices < 0
+    answer = nearest(build(BANK[:40], "ivf", nlist=20, nprobe=1), QUERIES[:9], 30)
+    empty = answer.indices < 0
     assert empty.any()
-    assert (nearest.similarities[empty] == -torch.inf).all()
-    assert nearest.similarities[~empty].isfinite().all()
-    assert found(nearest, search(build(BANK[:40]), QUERIES[:9], 30)) == pytest.approx(1 - empty.double().mean().item())
+    assert (answer.similarities[empty] == -torch.inf).all()
+    assert answer.similarities[~empty].isfinite().all()
+    assert recall(answer, nearest(build(BANK[:40]), QUERIES[:9], 30)) == pytest.approx(1 - empty.double().mean().item())
 
 
 def test_equals_count_as_found_whichever_is_returned():
     exact = Neighbours(torch.tensor([[0.9, 0.5]]), torch.tensor([[3, 1]]))
-    assert found(Neighbours(torch.tensor([[0.9, 0.5]]), torch.tensor([[3, 8]])), exact) == 1
-    assert found(Neighbours(torch.tensor([[0.9, 0.4]]), torch.tensor([[3, 1]])), exact) == 0.5
+    assert recall(Neighbours(torch.tensor([[0.9, 0.5]]), torch.tensor([[3, 8]])), exact) == 1
+    assert recall(Neighbours(torch.tensor([[0.9, 0.4]]), torch.tensor([[3, 1]])), exact) == 0.5
 
 
 @pytest.mark.parametrize(
@@ -147,16 +146,9 @@ def test_an_index_that_cannot_be_is_refused(kind, options, message):
 def test_more_neighbours_than_images_are_refused():
     index = build(BANK[:40])
     with pytest.raises(OptionError, match="k=41: must be at most 40"):
-        search(index, QUERIES, 41)
+        nearest(index, QUERIES, 41)
     with pytest.raises(OptionError, match="k=40: must be at most 39, the images to search besides the query"):
-        search(index, BANK[:2], 40, own=torch.arange(2))
-
-
-def test_vectors_of_another_length_are_noticed():
-    with pytest.raises(ValueError, match="length one"):
-        build(2 * BANK)
-    with pytest.raises(ValueError, match="length one"):
-        search(build(BANK), QUERIES * 0.9, 1)
+        nearest(index, BANK[:2], 40, own=torch.arange(2))
 
 
 def plain_measures(ranking, query_labels, labels, own, ks):
@@ -200,53 +192,53 @@ def test_measures_are_those_of_a_plain_loop(inside, monkeypatch):
     ks = (1, 3, 20, 40)
     wanted = plain_measures(orders, query_labels.tolist(), labels.tolist(), left_out, ks)
     assert wanted["queries"] < 10
-    nearest = search(build(bank), queries, 40, own=own)
-    got = measure(nearest, query_labels, labels, own=own, ks=ks)
+    answer = nearest(build(bank), queries, 40, own=own)
+    got = measure(answer, query_labels, labels, own=own, ks=ks)
     got["map"] = average_precisions(queries, query_labels, bank, labels, own=own).mean().item()
     assert got == pytest.approx(wanted, rel=1e-12)
 
 
 def test_places_left_empty_are_not_right():
-    nearest = Neighbours(torch.tensor([[0.9, -torch.inf]]), torch.tensor([[1, -1]]))
-    got = measure(nearest, torch.tensor([0]), torch.tensor([0, 0, 0]), ks=(2,))
+    answer = Neighbours(torch.tensor([[0.9, -torch.inf]]), torch.tensor([[1, -1]]))
+    got = measure(answer, torch.tensor([0]), torch.tensor([0, 0, 0]), ks=(2,))
     assert got == {"recall@2": 1, "precision@2": 0.5, "map@2": 0.5, "queries": 1}
 
 
 def test_nothing_to_measure_is_said():
-    nearest = search(build(BANK[:5]), QUERIES[:2], 3)
+    answer = nearest(build(BANK[:5]), QUERIES[:2], 3)
     with pytest.raises(UserError, match="nothing to measure"):
-        measure(nearest, torch.tensor([-1, -1]), torch.full((5,), -1), ks=(1,))
+        measure(answer, torch.tensor([-1, -1]), torch.full((5,), -1), ks=(1,))
     with pytest.raises(UserError, match="nothing to measure"):
-        measure(nearest, torch.tensor([3, 4]), torch.zeros(5, dtype=torch.int64), ks=(1,))
+        measure(answer, torch.tensor([3, 4]), torch.zeros(5, dtype=torch.int64), ks=(1,))
     with pytest.raises(OptionError, match="k=4: must be at most 3"):
-        measure(nearest, torch.tensor([0, 0]), torch.zeros(5, dtype=torch.int64), ks=(4,))
+        measure(answer, torch.tensor([0, 0]), torch.zeros(5, dtype=torch.int64), ks=(4,))
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, 5000])
 def test_distances_are_relative_to_the_median_of_the_gallery(count):
     queries, bank = clustered(5, seed=8), clustered(count, seed=9)
-    nearest = search(build(bank), queries, min(count, 3))
+    answer = nearest(build(bank), queries, min(count, 3))
     distances = 1 - queries.double() @ bank[:: -(-count // 4096)].double().T  # of 5,000 every second
     typical = distances.sort(1, descending=True).values[:, (distances.shape[1] - 1) // 2]
-    expected = (1 - nearest.similarities.double()) / typical[:, None]
-    assert np.allclose(relative_distances(nearest, 3 * queries, 2 * bank), expected, atol=1e-4)
+    expected = (1 - answer.similarities.double()) / typical[:, None]
+    assert np.allclose(relative_distances(answer, 3 * queries, 2 * bank), expected, atol=1e-4)
 
 
 def test_copies_in_a_gallery_of_copies_have_no_distance():
-    nearest = search(build(BANK[[4, 4, 4]]), BANK[[4]], 3)
-    assert relative_distances(nearest, BANK[[4]], BANK[[4, 4, 4]]).abs().max() < 1e-6
+    answer = nearest(build(BANK[[4, 4, 4]]), BANK[[4]], 3)
+    assert relative_distances(answer, BANK[[4]], BANK[[4, 4, 4]]).abs().max() < 1e-6
 
 
 def test_captions_tell_neighbours_apart_whose_cosines_are_all_the_same_to_three_digits():
     shared = torch.zeros(16)
     shared[0] = 60.0
     bank, queries = BANK[:200] + shared, QUERIES[:2] + shared
-    nearest = search(build(unit(bank)), unit(queries), 5)
-    assert len({f"{cosine:.3f}" for cosine in nearest.similarities.flatten().tolist()}) == 1
+    answer = nearest(build(unit(bank)), unit(queries), 5)
+    assert len({f"{cosine:.3f}" for cosine in answer.similarities.flatten().tolist()}) == 1
     image = torch.zeros(3, 8, 8, dtype=torch.uint8)
     rows = [
         Row(image, "query", [Neighbour(image, distance) for distance in row])
-        for row in relative_distances(nearest, queries, bank).tolist()
+        for row in relative_distances(answer, queries, bank).tolist()
     ]
     (axis,) = contact_sheet(rows).axes
     captions = [text.get_text() for text in axis.texts if text.get_text().endswith(" %")]

@@ -21,10 +21,11 @@ from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.decode import load
 from ssvit.data.memory import Memory
 from ssvit.data.source import Data
+from ssvit.evaluation import neighbours
 from ssvit.models import vit_options
 from ssvit.models.vit import ViT
 from ssvit.options import OptionError, UserError
-from ssvit.retrieval import describer, gallery, index, options
+from ssvit.retrieval import describer, gallery, options
 from ssvit.retrieval.store import Store
 
 TOOLS = Path(__file__).parent.parent / "tools"
@@ -390,15 +391,15 @@ def test_nothing_is_read_for_a_store_that_cannot_be_made_or_asked(tmp_path):
     with pytest.raises(UserError, match="holds something already"):
         gallery.index(store, pictures, idle)
     with pytest.raises(UserError, match=r"album: no readable manifest\.json .* so it is no store"):
-        gallery.query(str(tmp_path / "album"), pictures, idle, index.Flat(), 1)
+        gallery.query(str(tmp_path / "album"), pictures, idle, neighbours.Flat(), 1)
     with pytest.raises(OptionError, match="at most 3"):
-        gallery.query(store, pictures, idle, index.Flat(), 4)
+        gallery.query(store, pictures, idle, neighbours.Flat(), 4)
     with pytest.raises(OptionError, match=r"index\.nlist=5: must be at most 4"):
-        gallery.query(store, pictures, idle, index.IVF(nlist=5), 3)
+        gallery.query(store, pictures, idle, neighbours.IVF(nlist=5), 3)
     assert "0 pictures added, 4 were there already" in gallery.add(store, pictures, idle)
     assert idle.opened == 0
     with pytest.raises(UserError, match="none of the 1 pictures can be read"):
-        gallery.query(store, {str(tmp_path): None}, idle, index.Flat(), 1)
+        gallery.query(store, {str(tmp_path): None}, idle, neighbours.Flat(), 1)
 
 
 def test_broken_files_do_not_stop_what_is_added_again(tmp_path):
@@ -426,7 +427,7 @@ def test_a_picture_that_is_gone_is_still_a_neighbour(tmp_path):
     first, *others = pictures
     for path in others:
         Path(path).unlink()
-    answer = gallery.query(str(tmp_path / "store"), {first: "ant"}, describe, index.Flat(), 3)
+    answer = gallery.query(str(tmp_path / "store"), {first: "ant"}, describe, neighbours.Flat(), 3)
     assert sorted(one["image"] for one in answer.records()[0]["neighbours"]) == sorted(others)
     answer.sheet().savefig(tmp_path / "sheet.png")
     assert (tmp_path / "sheet.png").stat().st_size > 0
@@ -436,5 +437,5 @@ def test_classes_of_one_picture_each_leave_nothing_to_measure(tmp_path):
     pictures = options.pictures([album(tmp_path / "album", first=0, count=2)])
     describe = gallery.Describer(Mean(), CenterCrop(size=16))
     gallery.index(str(tmp_path / "store"), pictures, describe)
-    answer = gallery.query(str(tmp_path / "store"), pictures, describe, index.Flat(), 1)
+    answer = gallery.query(str(tmp_path / "store"), pictures, describe, neighbours.Flat(), 1)
     assert "nothing to measure" in answer.report(ranking=True)

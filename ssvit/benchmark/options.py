@@ -14,7 +14,7 @@ from ssvit.options import OptionError
 class Benchmark(Options):
     """The part of ssvit whose speed is compared with other libraries."""
 
-    part: Literal["step", "data", "shards", "probe", "knn", "gpu"] = "data"
+    part: Literal["step", "data", "shards", "probe", "gpu"] = "data"
     """The part that is measured; a module in ssvit/benchmark."""
     rounds: Count = 7
     """Number of rounds; each contender runs once in each round."""

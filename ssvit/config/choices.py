@@ -17,7 +17,7 @@ from ssvit.config.declaration import Options
 _PACKAGES = {
     "augment": "ssvit.data.augment",
     "evaluator": "ssvit.evaluation",
-    "index": "ssvit.retrieval",
+    "index": "ssvit.evaluation",
     "logger": "ssvit.training.loggers",
     "objective": "ssvit.objectives",
     "probe": "ssvit.evaluation.probes",

@@ -30,17 +30,15 @@ from ssvit.data.batch import EvalTransform
 from ssvit.data.decode import load
 from ssvit.data.source import Data, Unreadable, class_text
 from ssvit.evaluation.features import Extractor
-from ssvit.evaluation.neighbours import Neighbours, check_k, relative_distances
+from ssvit.evaluation.neighbours import Flat, Kind, Neighbours, check_k, nearest, recall, relative_distances
 from ssvit.evaluation.probes.retrieval import average_precisions, measure
 from ssvit.figures.contact_sheet import QUERIES, Neighbour, Row, contact_sheet
 from ssvit.figures.display import PLAIN, Display
 from ssvit.figures.png import png
 from ssvit.figures.style import evenly_spaced
 from ssvit.options import UserError, one_of, printable, whole, within
-from ssvit.retrieval import index as indexes
 from ssvit.retrieval.store import UNKNOWN, Store, check_vacant
 
-Kind = indexes.Flat | indexes.IVF | indexes.HNSW
 Load = Callable[[str], Tensor]  # a picture's name -> (c, h, w) uint8
 
 _LINES = 20  # of queries reported on the console
@@ -311,10 +309,10 @@ def query(folder: str, pictures: Mapping[str, str | None], describe: Describer, 
     names, vectors = describe(list(pictures))
     vectors, places = store.directions(vectors, names), store.places(names)
     own = places if (places >= 0).any() else None
-    neighbours, exactness = indexes.search(built, vectors, k, own=own), None
-    if not isinstance(kind, indexes.Flat):
-        exact = indexes.search(indexes.Flat().over(store.vectors), vectors, k, own=own)
-        exactness = indexes.found(neighbours, exact)
+    neighbours, exactness = nearest(built, vectors, k, own=own), None
+    if not isinstance(kind, Flat):
+        exact = nearest(Flat().over(store.vectors), vectors, k, own=own)
+        exactness = recall(neighbours, exact)
     classes = [pictures[name] for name in names]
     return Answer(store, names, classes, vectors, own, neighbours, exactness, describe.load, describe.display)
 

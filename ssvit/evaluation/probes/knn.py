@@ -12,10 +12,12 @@ from torch import Tensor
 from ssvit.data.source import is_multi_label
 from ssvit.evaluation.features import Features, check
 from ssvit.evaluation.neighbours import Neighbours, search_together
+from ssvit.evaluation.neighbours_options import Flat
 from ssvit.evaluation.precision import mean_average_precision
 from ssvit.evaluation.probes import knn_options
 from ssvit.evaluation.probes.base import Probe, Result, check_others
 from ssvit.evaluation.probes.standard import standardized
+from ssvit.options import OptionError
 
 _VOTES = 1 << 22  # votes held at a time
 _NEVER = 1 << 30  # the rank of a class without a vote
@@ -32,8 +34,10 @@ class Knn(knn_options.Knn, Probe):
 
     @property
     def name(self) -> str:
-        """knn20; with the protocol's name where it is not DINO's."""
+        """knn20; with the protocol's name where it is not DINO's, and the index's where it is not exact."""
         parts = (f"knn{self.k[-1]}", self.protocol * (self.protocol != "dino"), "standardized" * self.standardize)
+        if not isinstance(self.index, Flat | None):
+            parts += (type(self.index).__name__.lower(),)
         return "_".join(filter(None, parts))
 
     def check_classes(self, train_labels: Tensor, test_labels: Tensor, classes: Sequence[str]) -> None:
@@ -71,7 +75,11 @@ class Knn(knn_options.Knn, Probe):
         queries, keys = test.values, train.values
         if self.standardize:
             queries, keys = standardized(queries, keys)
-        return search_together(queries, keys, self.k[-1], own=own)
+        kind = None if self.index is None else self.index.build()
+        nearest = search_together(queries, keys, self.k[-1], own=own, kind=kind)
+        if (nearest.indices < 0).any():
+            raise OptionError("k", self.k[-1], "the index finds fewer neighbours of an image; index=flat finds all")
+        return nearest
 
     def _scores(self, train: Features, test: Features, own: Tensor | None = None) -> dict[int, "Score"]:
         """The score of each k."""

@@ -6,7 +6,7 @@ from typing import Annotated
 from pydantic import Field
 
 from ssvit.config.choices import choice
-from ssvit.config.declaration import Counts, OneOf, Options
+from ssvit.config.declaration import Counts, OneOf, Options, Part
 
 
 @dataclass(frozen=True)
@@ -38,3 +38,5 @@ class Knn(Options):
     """Number of neighbours that vote, or a list of numbers."""
     standardize: bool = False
     """Give every feature mean 0 and deviation 1 over the training images, so that none outweighs the others."""
+    index: Part = None
+    """Index of faiss that finds the neighbours: flat is exact, ivf and hnsw are approximate; null: flat."""
