@@ -13,7 +13,7 @@ from ssvit.cli import COMMANDS
 
 ROOT = Path(__file__).resolve().parent.parent
 LEVELS = (
-    ("options", "randomness", "atomic_io", "processes"),
+    ("options", "randomness", "atomic_io", "processes", "private"),
     ("config",),
     ("schedule",),
     ("models",),

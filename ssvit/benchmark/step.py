@@ -26,6 +26,7 @@ from ssvit.benchmark.step_options import LIBRARIES, SIZES, Size, Step
 from ssvit.benchmark.timing import Rate, compare, threads
 from ssvit.kernels import fused
 from ssvit.options import OptionError
+from ssvit.private import HAS_ONEDNN
 from ssvit.training import runtime
 from ssvit.training.cost import flops
 from ssvit.training.loop import update
@@ -135,7 +136,7 @@ def _products(precision: str, device: str) -> dict[str, Callable[[], float]]:
     matrix = torch.randn(side, side, generator=torch.Generator().manual_seed(0)).to(device, dtype)
     giga = 2 * side**3 / 1e9
     products = {f"torch product of {side}": lambda: (matrix @ matrix, giga)[1]}
-    if device == "cpu" and dtype == torch.float32 and fused.AVAILABLE:
+    if device == "cpu" and dtype == torch.float32 and HAS_ONEDNN:
         products[f"oneDNN product of {side}"] = lambda: (fused.product(matrix, matrix), giga)[1]
     return products
 

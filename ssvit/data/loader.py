@@ -36,6 +36,7 @@ from ssvit.data.source import Source, Unreadable
 from ssvit.data.source_options import DECODINGS, FULL, PERMUTATION, SCALED
 from ssvit.data.stream import streamed
 from ssvit.options import OptionError, UserError, number, one_of, printable, whole
+from ssvit.private import end_workers
 from ssvit.randomness import permutation, uniform
 
 TOLERATED = 0.01  # share of unreadable files above which a run stops
@@ -459,7 +460,7 @@ def _running(loader: DataLoader[Read]) -> Iterator[tuple[Iterator[Read], Collect
 
     def stop() -> None:
         if workers:
-            results._shutdown_workers()  # type: ignore[attr-defined]  # of the iterator over processes
+            end_workers(results)
         for worker in workers:
             worker.kill()  # only one that hangs is left by now
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from ssvit import private
 from ssvit.atomic_io import write
 from ssvit.exchange.export_options import FLOAT, Export
 from ssvit.models.vit import ViT
@@ -72,7 +73,7 @@ def trace(program: Program) -> ExportedProgram:
         # By its formula, attention gives the same strides on every machine, and when ONNX takes it apart.
         with sdpa_kernel(SDPBackend.MATH):
             exported = torch.export.export(program.eval(), (images,), dynamic_shapes=(shape,))
-    except (torch._dynamo.exc.UserError, torch.fx.experimental.symbolic_shapes.GuardOnDataDependentSymNode) as error:
+    except private.tracing_errors() as error:
         raise UserError(f"the encoder cannot be traced: {str(error).splitlines()[0]}") from None
     for node in exported.graph.nodes:
         for source in ("stack_trace", "nn_module_stack", "source_fn_stack", "from_node"):

@@ -19,6 +19,7 @@ from ssvit.kernels.fused import Branch, branches, layer_norm, linear
 from ssvit.models import vit
 from ssvit.models.positions import rotate
 from ssvit.models.vit import Ids
+from ssvit.private import has_hooks
 
 
 class Linear(nn.Linear):
@@ -153,8 +154,7 @@ def accelerate(module: nn.Module, enabled: bool = True) -> None:
 
 def unhooked(module: nn.Module, kind: type[nn.Module]) -> bool:
     """Whether a module is exactly of this class and has no hooks, so that it need not be called."""
-    hooks = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
-    return type(module) is kind and not any(hooks)
+    return type(module) is kind and not has_hooks(module)
 
 
 def _branch(norm: nn.LayerNorm, first: nn.Linear, second: nn.Linear, heads: int) -> Branch | None:

@@ -1,8 +1,8 @@
 """Linear layers, layer norms and branches of a Transformer by faster kernels than torch's on a CPU.
 
 torch multiplies float32 matrices on a CPU by MKL, which uses half of the vector width of some processors; oneDNN's
-`mkldnn::_linear_pointwise`, which torch.compile's CPU code calls, uses all of it. In bfloat16 with float32 weights, as
-under autocast, `ssvit.kernels.operators` computes whole layers. docs/performance.md has the figures.
+kernel, which torch.compile's CPU code calls, uses all of it. In bfloat16 with float32 weights, as under autocast,
+`ssvit.kernels.operators` computes whole layers. docs/performance.md has the figures.
 
 Letters: b images, t tokens, r rows (the tokens of all images), i inputs, o outputs, d width.
 """
@@ -15,21 +15,14 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from ssvit.kernels import operators
+from ssvit.private import HAS_ONEDNN, ONEDNN_HAS_BFLOAT16, onednn_linear
 
-# A build without oneDNN, as on some ARM machines, has no such kernel.
-AVAILABLE = torch._C._has_mkldnn and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-# oneDNN multiplies bfloat16 matrices on some processors only.
-TYPES = {torch.float32} | ({torch.bfloat16} if AVAILABLE and torch.ops.mkldnn._is_mkldnn_bf16_supported() else set())
-
-
-def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x (r, i), weight (o, i), bias (o,) -> (r, o)."""
-    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+TYPES = {torch.float32} | ({torch.bfloat16} if ONEDNN_HAS_BFLOAT16 else set())
 
 
 def product(left: Tensor, right: Tensor) -> Tensor:
     """The product of two matrices of any strides: (r, i) and (i, o) -> (r, o)."""
-    return _onednn(left, right.t()) if left.dtype == torch.float32 else left @ right
+    return onednn_linear(left, right.t()) if left.dtype == torch.float32 else left @ right
 
 
 class Context(Protocol):
@@ -47,7 +40,7 @@ class _OneDNN(torch.autograd.Function):
     def forward(ctx: Context, x: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype) -> Tensor:
         rows, weight = x.reshape(-1, x.shape[-1]).to(dtype), weight.to(dtype)
         ctx.save_for_backward(rows, weight)
-        return _onednn(rows, weight, bias.to(dtype)).view(*x.shape[:-1], -1)
+        return onednn_linear(rows, weight, bias.to(dtype)).view(*x.shape[:-1], -1)
 
     @staticmethod
     @once_differentiable
@@ -124,7 +117,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     if _by_kernels(x, dtype, weight, bias):
         return _Linear.apply(x, weight, bias)
     # torch.compile cannot take oneDNN's kernel, and an exported graph is for any machine.
-    here = AVAILABLE and x.device.type == "cpu" and not torch.compiler.is_compiling()
+    here = HAS_ONEDNN and x.device.type == "cpu" and not torch.compiler.is_compiling()
     if here and dtype in TYPES and x.numel() > 0:
         return _OneDNN.apply(x, weight, bias, dtype)
     return F.linear(x, weight, bias)

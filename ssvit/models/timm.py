@@ -109,7 +109,7 @@ class Timm(Encoder):
     @cached_property
     def _layers(self) -> dict[str, int]:
         """The number of each parameter's layer, from 0, and the head's."""
-        from timm.models._manipulate import group_with_matcher
+        from timm.models._manipulate import group_with_matcher  # private; as in timm 1.0.31
 
         if not hasattr(self.model, "group_matcher"):
             model = self.options.model

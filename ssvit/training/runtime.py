@@ -29,7 +29,7 @@ from torch.distributed import (  # type: ignore[attr-defined]  # the two stores 
 )
 from torch.nn.parallel import DistributedDataParallel
 
-from ssvit import devices
+from ssvit import devices, private
 from ssvit.kernels import operators
 from ssvit.options import UserError
 from ssvit.randomness import key
@@ -50,7 +50,7 @@ def precision(recipe: Recipe, device: torch.device) -> Precision:
     if recipe.precision != "auto":
         return recipe.precision
     if device.type == "cpu":
-        native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+        native = private.multiplies_bfloat16()
     else:
         native = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
     return "bf16-mixed" if native else "32-true"
@@ -86,8 +86,7 @@ def start(recipe: Recipe, *, timeout: float = TIMEOUT, **options: Any) -> Fabric
         if recipe.precision == "64-true":  # which Fabric denies to a sharded model
             numbers = {"plugins": [DoublePrecision()]}
         fabric = Fabric(**numbers, **options)
-        if hasattr(fabric.strategy, "_timeout"):  # one of several processes
-            fabric.strategy._timeout = timedelta(seconds=timeout)
+        private.set_timeout(fabric.strategy, timedelta(seconds=timeout))
         with _own_store(timeout):
             fabric.launch()
     except (ValueError, RuntimeError, TypeError, OSError, MisconfigurationException) as error:
@@ -152,7 +151,7 @@ def spread(fabric: Fabric, model: torch.nn.Module, recipe: Recipe) -> Any:
         # Each step uses the same weights. A graph that is taken for static fails where gradients are accumulated
         # (torch's issue 143580), and torch.compile changes it.
         static = recipe.accumulate == 1 and backend(recipe, fabric.device) != "compile"
-        fabric.strategy._ddp_kwargs["static_graph"] = static
+        private.set_static_graph(fabric.strategy, static)
     return fabric.setup_module(model)
 
 

@@ -129,11 +129,9 @@ class State:
         else:
             optimizer = torch.optim.AdamW(trained, lr=recipe.lr, betas=(beta1, beta2), fused=True)
         self.optimizer = cast(_FabricOptimizer, fabric.setup_optimizers(optimizer))
-        # Without Fabric's wrapper: torch's functions take the module as the strategy shards it.
-        self._spread: nn.Module = self.model._forward_module
         if shares:  # the main process alone need have had the weights, see `sharding.building`
             options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=False)
-            set_model_state_dict(self._spread, {**first}, options=options)
+            set_model_state_dict(self.objective, {**first}, options=options)
         # A second group, by which the thread that writes a checkpoint exchanges data during the training.
         self._saves: ProcessGroup | None = None
         if sharding.is_sharded(fabric):
@@ -299,8 +297,8 @@ class State:
 
     def _states(self) -> dict[str, dict[str, Tensor]]:
         """All that changes as the run goes, by kind and name: the tensors themselves, sharded or whole."""
-        weights = cast(dict[str, Tensor], get_model_state_dict(self._spread))
-        own = get_optimizer_state_dict(self._spread, self.optimizer.optimizer)
+        weights = cast(dict[str, Tensor], get_model_state_dict(self.objective))
+        own = get_optimizer_state_dict(self.objective, self.optimizer.optimizer)
         moments = cast(Moments, own.get("state", {}))
         states = {
             "model": weights,
@@ -328,21 +326,21 @@ class State:
                 )
         states = found[1] if found else {}
         options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=self.fabric.world_size > 1)
-        set_model_state_dict(self._spread, {**states.get("model", {})}, options=options)
+        set_model_state_dict(self.objective, {**states.get("model", {})}, options=options)
         self._statistics = RunningStatistics(self.objective)
         if self.average is not None:
             with self.average.in_place():
-                set_model_state_dict(self._spread, {**states.get("ema", {})}, options=options)
+                set_model_state_dict(self.objective, {**states.get("ema", {})}, options=options)
         optimizer = self.optimizer.optimizer
         # The optimiser's hyperparameters stay those of the recipe.
-        groups = get_optimizer_state_dict(self._spread, optimizer)["param_groups"]
+        groups = get_optimizer_state_dict(self.objective, optimizer)["param_groups"]
         moments: Moments = {}
         for name, value in states.get("optimizer", {}).items():
             parameter, key = name.rsplit("/", 1)
             moments.setdefault(parameter, {})[key] = value
         state = cast(OptimizerStateType, {"state": moments, "param_groups": groups} if found else {})
         try:
-            set_optimizer_state_dict(self._spread, optimizer, state, options=options)
+            set_optimizer_state_dict(self.objective, optimizer, state, options=options)
         except KeyError:
             name = self.recipe.optimizer
             right = "the checkpoints are of another optimiser; overwrite=true starts anew"

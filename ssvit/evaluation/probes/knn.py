@@ -35,9 +35,9 @@ class Knn(knn_options.Knn, Probe):
     @property
     def name(self) -> str:
         """knn20; with the protocol's name where it is not DINO's, and the index's where it is not exact."""
-        parts = (f"knn{self.k[-1]}", self.protocol * (self.protocol != "dino"), "standardized" * self.standardize)
+        parts = [f"knn{self.k[-1]}", self.protocol * (self.protocol != "dino"), "standardized" * self.standardize]
         if not isinstance(self.index, Flat | None):
-            parts += (type(self.index).__name__.lower(),)
+            parts.append(type(self.index).__name__.lower())
         return "_".join(filter(None, parts))
 
     def check_classes(self, train_labels: Tensor, test_labels: Tensor, classes: Sequence[str]) -> None:

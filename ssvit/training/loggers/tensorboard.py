@@ -82,7 +82,7 @@ class TensorBoard(Logger):
         """
         _, begin, end = hparams(dict(self.hyperparameters), {})
         for summary in (begin, end):
-            self._boards[""]._get_file_writer().add_summary(summary)
+            self._boards[""].file_writer.add_summary(summary)  # type: ignore[attr-defined]  # typed as None
 
     def close(self) -> None:
         threading.excepthook = self._former_hook
