@@ -121,6 +121,12 @@ def test_the_options_of_hydra_are_no_suggestion():
     assert "hydra" not in line
 
 
+def test_a_missing_option_has_no_value():
+    line = failure("finetune", f"checkpoint={RUN}", "objective.trained=head", "objective.lora={rank:4}")
+    assert line.startswith("objective.lora.alpha: ")
+    assert "above 0" in line
+
+
 def test_a_missing_choice_names_the_choices():
     line = failure("retrieve")
     assert line.startswith("action: ")

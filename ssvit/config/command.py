@@ -17,7 +17,7 @@ from ssvit.config import composition
 from ssvit.config.command_line import PYTHON, CommandLine
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Options, locate
-from ssvit.options import Failure, OptionError, UserError, print_lines, printable, typed
+from ssvit.options import Failure, OptionError, UserError, print_lines, printable
 from ssvit.processes import end_with_launcher, is_main_process
 
 _NOT_IN_NAMES = re.compile(r"[^\w.=,+-]+")
@@ -142,7 +142,7 @@ class Command:
         try:
             return self.run(config)
         except OptionError as error:
-            raise Failure(f"{config.option(error.name)}={typed(error.value)}: {error.right}", 2) from None
+            raise Failure(str(OptionError(config.option(error.name), error.value, error.right)), 2) from None
         except UserError as error:
             raise Failure(str(error), getattr(error, "status", 1)) from None
         except OSError as error:
