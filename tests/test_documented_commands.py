@@ -17,6 +17,7 @@ from safetensors.numpy import load_file
 from ssvit.cli import COMMANDS, find
 from ssvit.data.normalization_options import MEASURED
 from ssvit.exchange import hub
+from ssvit.options import Failure
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -102,7 +103,12 @@ def test_a_command_of_the_pages_is_taken(command, folder, monkeypatch):
     if "checkpoint=FILE" in arguments:  # weights of a model of timm, which only the composition sees
         composed.append(tool.compose(tool.line(given), incomplete=True))
     else:
-        tool.call(given)
+        try:
+            tool.call(given)
+        except Failure as failure:  # of files that the pages name, only some exist here
+            if not re.match(r"(data\.(root|table)|teacher|target\.layer)=", str(failure)):
+                raise
+            composed.append(tool.compose(tool.line(given), incomplete=True))
     assert composed
 
 
