@@ -264,4 +264,4 @@ def from_scratch(config: Config) -> Config:
     trained = open_checkpoint(given["path"], given).encoder
     changes = {name: config.written["encoder"][name] for name in CHANGEABLE if name in given}
     encoder = {"_target_": _TARGETS[kind(trained)], **trained, **changes}
-    return config.changed({"encoder": encoder, "checkpoint": SCRATCH})
+    return config.changed({"encoder": encoder})

@@ -8,7 +8,7 @@ from ssvit.analysis.options import Visualize, plotted
 from ssvit.checkpoints.checkpoint import FINETUNE, SCRATCH, Checkpoint
 from ssvit.checkpoints.finding import find
 from ssvit.checkpoints.loading_options import LoadEncoder, pixel_format
-from ssvit.checkpoints.pretrained import from_scratch, offer, stand_in
+from ssvit.checkpoints.pretrained import offer, stand_in
 from ssvit.config.command import Command
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Run
@@ -52,7 +52,7 @@ def run(config: Config) -> None:
     second = None
     if options.other == SCRATCH:
         torch.manual_seed(key(0, "weights"))
-        second = "random weights", from_scratch(config).build("encoder").eval().to(device)
+        second = "random weights", options.encoder.loaded().build().eval().to(device)
     elif other is not None:
         second = other.name, load_encoder(LoadEncoder(path=other.path, announce=True, **sizes)).to(device)
     found = inside.look(

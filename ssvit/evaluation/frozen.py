@@ -14,8 +14,8 @@ from lightning_fabric import Fabric
 
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.checkpoints.loading import load_encoder
-from ssvit.checkpoints.pretrained import from_scratch
 from ssvit.config.composed import Config
+from ssvit.config.declaration import Options
 from ssvit.data.augment.crop_options import CenterCrop
 from ssvit.data.batch import EvalTransform
 from ssvit.data.source import Data, Source, masks, subset
@@ -128,19 +128,20 @@ def encoders_of(
         accelerate(encoder)
         return Frozen(encoder, readings, identity=json.dumps([weights, encoder.arguments]))
 
-    def built(config: Config) -> Encoder:
+    def built(options: Options) -> Encoder:
         torch.manual_seed(key(0, "weights"))
-        encoder: Encoder = config.build("encoder")
+        with within("encoder"):
+            encoder: Encoder = options.build()
         return encoder
 
     options: Evaluate = config.options
     view = options.data.view
     transform = config.build("data.view")
     weights = f"{checkpoint.checksum}, resized as {options.encoder.resize}"
-    found = [EncoderViews(OWN, "", frozen(built(config), readings, weights), transform, view)]
+    found = [EncoderViews(OWN, "", frozen(built(options.encoder), readings, weights), transform, view)]
     if options.baselines:
         weights = f"random weights of torch {torch.__version__}"
-        untrained = frozen(built(from_scratch(config)), readings, weights)
+        untrained = frozen(built(options.encoder.loaded()), readings, weights)
         found.append(EncoderViews(RANDOM, RANDOM_PREFIX, untrained, transform, view))
         found.append(EncoderViews(PIXELS, PIXELS, Pixels(), transform, view))
     for other in others:
