@@ -3,19 +3,21 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator
 
 from ssvit.config.declaration import Count, Expect, OneOf, Options
 from ssvit.evaluation.online_options import AUTO
 from ssvit.models.build_options import of
-from ssvit.models.encoder_options import PATCHES, TOKENS
-from ssvit.models.timm_options import Timm
+from ssvit.models.encoder_options import PATCHES, POOLED, TOKENS
 from ssvit.models.vit_options import ViT
 from ssvit.options import OptionError, one_of, whole
 
-POOLINGS = (*TOKENS, Timm.pooling)
+if TYPE_CHECKING:
+    from ssvit.models.timm_options import Timm
+
+POOLINGS = (*TOKENS, POOLED)
 FOLDER = "evaluation"  # of the report that names the chosen features, in the run's folder
 
 
@@ -41,15 +43,15 @@ class Reading:
         """The name for tables and files: layer6_patch_mean."""
         return f"layer{self.layer}_{self.pooling}" + ("_before_norm" if self.norm == "before" else "")
 
-    def check(self, encoder: ViT | Timm) -> None:
+    def check(self, encoder: "ViT | Timm") -> None:
         """OptionError unless an encoder with these options has it."""
         if self.layer > encoder.depth:
             raise OptionError("layer", self.layer, f"must be at most {encoder.depth}, the encoder's layers")
         if self.pooling == PATCHES or self.pooling in encoder.poolings:
             return
-        if isinstance(encoder, Timm):
-            right = f"must be {Timm.pooling}: timm's {encoder.model} has no tokens to choose from"
-        elif self.pooling == Timm.pooling:
+        if not encoder.has_patches:
+            right = f"must be {POOLED}: timm's {encoder.label} has no tokens to choose from"
+        elif self.pooling == POOLED:
             right = f"is of timm's models alone; there are {', '.join(encoder.poolings)}"
         else:
             right = "must be patch_mean: the encoder has no class token"

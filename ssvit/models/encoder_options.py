@@ -9,6 +9,7 @@ from ssvit.config.declaration import Count, Options
 from ssvit.options import OptionError, number, pair
 
 TOKENS = ("patch_mean", "class_token", "both")  # ways to make one vector of tokens
+POOLED = "pooled"  # the only way of a model of timm, which pools by itself
 PATCHES = "patches"  # no pooling: the features of each patch
 # Short forms of options: a model of timm may have any arguments.
 ALIASES = {f"encoder.arguments{mark}": f"++encoder.arguments{mark}" for mark in ".="}

@@ -12,7 +12,7 @@ from pydantic import model_validator
 
 from ssvit.config.command_line import CommandLine
 from ssvit.config.declaration import Expect, Size, find
-from ssvit.models.encoder_options import Normalized
+from ssvit.models.encoder_options import POOLED, Normalized
 from ssvit.options import OptionError, UserError
 
 
@@ -30,8 +30,8 @@ class Timm(Normalized):
     is_stored: ClassVar[bool] = True
     patch_size: ClassVar[tuple[int, int]] = (1, 1)  # the model itself refuses an image size
     depth: ClassVar[int] = 1
-    pooling: ClassVar[str] = "pooled"
-    poolings: ClassVar[tuple[str, ...]] = ("pooled",)
+    pooling: ClassVar[str] = POOLED
+    poolings: ClassVar[tuple[str, ...]] = (POOLED,)
 
     @property
     def label(self) -> str:
