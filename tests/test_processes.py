@@ -55,7 +55,7 @@ def ends(way: str) -> None:
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
     if way.startswith("sleeps"):
         time.sleep(float(way.removeprefix("sleeps")))
-    if way == "SIGTERM under torchrun":  # which passes it on to all its processes
+    elif way == "SIGTERM under torchrun":  # which passes it on to all its processes
         os.kill(os.getppid(), signal.SIGTERM)
         while signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:  # until the loop has heard it
             time.sleep(0.01)
