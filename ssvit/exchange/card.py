@@ -31,9 +31,10 @@ model = torch.export.load("model.pt2", extra_files=facts).module()
 {outputs} = model(images)  # (b, {shape}), {input}""",
     "safetensors": """import json
 from safetensors.torch import load_file
+from ssvit.models import vit_options
 from ssvit.models.vit import ViT
 
-encoder = ViT(**json.load(open("config.json"))["encoder"])
+encoder = ViT(vit_options.ViT(**json.load(open("config.json"))["encoder"]))
 encoder.load_state_dict({{k[8:]: v for k, v in load_file("model.safetensors").items()}})
 tokens = encoder.eval()(images)  # (b, {shape}), in [0, 1] or uint8""",
     "timm": """import timm
@@ -49,11 +50,14 @@ inputs = AutoImageProcessor.from_pretrained("{place}")(pictures, return_tensors=
 _OPEN_CLASSIFIER = _OPEN | {
     "safetensors": """import json
 from safetensors.torch import load_file
+from ssvit.models import vit_options
 from ssvit.models.vit import ViT
+from ssvit.objectives import classify_options
 from ssvit.objectives.classify import Classify
 
 facts = json.load(open("config.json"))
-model = Classify(encoder=ViT(**facts["encoder"]), **facts["classifier"])
+encoder = ViT(vit_options.ViT(**facts["encoder"]))
+model = Classify(classify_options.Classify(**facts["classifier"]), encoder=encoder)
 model.load_state_dict(load_file("model.safetensors"))
 logits = model.eval()(images)  # (b, {shape}), in [0, 1] or uint8""",
 }
