@@ -264,11 +264,12 @@ def test_values_are_written_as_the_command_line_has_them(value, written):
     assert _written(value) == written
 
 
-def test_a_dictionary_in_a_group_changes_a_part_or_is_the_whole_value(run, outputs):
+def test_a_dictionary_in_a_group_changes_a_part_or_is_the_whole_value(run, outputs, monkeypatch):
     def composed(name: str, **options) -> dict:
         found = []
-        tool = replace(find(name), run=lambda config: found.append(config.values) or outputs)
-        api._call(tool, options, verbose=False, config_dir=None)
+        command = replace(find(name), run=lambda config: found.append(config.values) or outputs)
+        monkeypatch.setattr("ssvit.cli.find", {name: command}.get)
+        api._call(name, options, verbose=False, config_dir=None)
         return found[0]
 
     lora = {"rank": 8, "alpha": np.float64(16)}

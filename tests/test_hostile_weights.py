@@ -251,11 +251,11 @@ def test_nothing_larger_than_the_file_is_built(tmp_path):
     save_file(wide, tmp_path / "wide.safetensors")
     code = """import resource, sys
 from pathlib import Path
-from ssvit.checkpoints import loading, storage
+from ssvit.checkpoints import loading, loading_options, storage
 from ssvit.options import UserError
 resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
 try:
-    loading.load_encoder(sys.argv[1], heads=4)
+    loading.load_encoder(loading_options.LoadEncoder(path=sys.argv[1], heads=4))
 except UserError as error:
     print(error)"""
     child = [sys.executable, "-c", code, str(tmp_path / "wide.safetensors")]
