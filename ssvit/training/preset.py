@@ -159,7 +159,8 @@ def _summary(line: CommandLine) -> _Summary:
     """
     from ssvit.data import rasters
 
-    data = [option for option in line.options if option.partition("=")[0].partition(".")[0] == "data"]
+    named = ((option.partition("=")[0], option) for option in line.options)
+    data = [option for name, option in named if name.partition(".")[0] == "data" and name not in _PIXELS]
     config = composition.compose("pretrain", line.changed(data), Pretrain)
     source = config.options.data.source
     sample = source.sample(_SAMPLED) if isinstance(source, DataSet) else None
