@@ -30,7 +30,7 @@ from ssvit.cli.pack import command as pack
 from ssvit.cli.pretrain import command as pretrain
 from ssvit.cli.retrieve import command as retrieve
 from ssvit.config.declaration import Run
-from ssvit.data import datasets, datasets_options, decode, folder, normalization
+from ssvit.data import datasets, datasets_options, decode, folder, normalization, rasters
 from ssvit.data.augment import color, crop, turn
 from ssvit.data.augment.crop_options import InceptionCrop as InceptionCropOptions
 from ssvit.data.decode import load
@@ -41,7 +41,6 @@ from ssvit.data.source_options import Images
 from ssvit.figures.display import PLAIN, Display
 from ssvit.options import Failure, OptionError, UserError
 from ssvit.retrieval import gallery
-from ssvit.training import preset
 from ssvit.training.options import Training
 
 SIDE = 16
@@ -222,11 +221,12 @@ def test_their_sizes_are_known_to_preset_auto(tmp_path: Path, suffix: str) -> No
     """Of a folder and of shards, by the headers alone."""
     root = labelled_set(tmp_path / "set", 3, "uint16", suffix, 6)
     pack.call([f"data={root}", f"output={tmp_path}/packed", "data.held_out=0.01"])
-    for data in (root, tmp_path / "packed"):
-        kind = {"preset": "auto", "data": "folder" if data == root else "shards", "data.root": str(data)}
-        found = preset._SETS[kind["data"]](kind)
-        assert found[1] == SIDE
-        assert abs(found[0] - 6) <= 1
+    for options in (datasets_options.Folder(root=str(root)), datasets_options.Shards(root=f"{tmp_path}/packed")):
+        sample = options.sample(6)
+        assert abs(sample.images - 6) <= 1
+        for opened in sample.files:
+            with opened() as file:
+                assert min(rasters.size(file)) == SIDE
 
 
 def test_a_library_that_is_not_installed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -381,7 +381,7 @@ def test_changes_of_bytes_are_refused_for_floats() -> None:
 def test_pictures_show_three_of_many_channels() -> None:
     images = torch.rand(2, 6, 4, 5)
     mean, std = [0.1 * i for i in range(1, 7)], [0.05] * 6
-    display = Display.of({"channels": 6, "range": [0, 1], "shown": [3, 2, 5], "mean": mean, "std": std})
+    display = Display.of_pixels(PixelFormat(channels=6, range=[0, 1]), mean=mean, std=std, shown=[3, 2, 5])
     shown = display(images)
     for place, band in enumerate((3, 2, 5)):
         expected = ((images[:, band] - (mean[band] - 0.1)) / 0.2).clamp(0, 1)
@@ -389,13 +389,13 @@ def test_pictures_show_three_of_many_channels() -> None:
     assert torch.equal(display.rgb(images), images[:, [3, 2, 5]])
     colors = torch.rand(2, 3, 4, 5)
     assert torch.equal(display(colors), colors)  # painted, or a photograph
-    bytes_alone = Display.of({"channels": 1, "range": None, "mean": 0.5, "std": 0.1})
+    bytes_alone = Display.of_pixels(PixelFormat(channels=1, range=None), mean=0.5, std=0.1, shown=())
     grey = torch.randint(256, (1, 4, 5), dtype=torch.uint8)
     assert torch.allclose(bytes_alone(grey), (grey / 255).expand(3, 4, 5))
-    one = Display.of({"channels": 1, "range": [0, 9], "mean": 0.5, "std": 0.1})
+    one = Display.of_pixels(PixelFormat(channels=1, range=[0, 9]), mean=0.5, std=0.1, shown=())
     assert torch.allclose(one(torch.full((1, 2, 2), 0.6)), torch.tensor(0.75))
     # None of them changes how another shows the same images.
-    other = Display.of({"channels": 6, "range": [0, 1], "shown": [0, 1, 4], "mean": mean, "std": std})
+    other = Display.of_pixels(PixelFormat(channels=6, range=[0, 1]), mean=mean, std=std, shown=[0, 1, 4])
     assert torch.equal(display(images), shown)
     assert torch.equal(other(images)[:, 0], ((images[:, 0] / 0.2).clamp(0, 1)))
     assert torch.allclose(PLAIN(images), images.mean(1, keepdim=True).expand(-1, 3, -1, -1))

@@ -20,6 +20,7 @@ from ssvit.data.loader import Loader
 from ssvit.data.memory import Memory
 from ssvit.evaluation import prediction_options
 from ssvit.evaluation.prediction import Prediction
+from ssvit.models import vit_options
 from ssvit.models.vit import gather
 from ssvit.objectives import codebook, codebook_options, masked_patch_options
 from ssvit.objectives.codebook import Codebook, Windows, k_means
@@ -274,7 +275,7 @@ def test_the_panel_measures_copying_and_the_entropy_of_the_clusters():
     source = Memory(images_of(40, seed=4))
     torch.manual_seed(0)
     objective = tiny.codebook()
-    objective.encoder = tiny.ViT(image_size=SIZE, patch_size=4, width=16, depth=1, heads=2)
+    objective.encoder = tiny.ViT(vit_options.ViT(image_size=SIZE, patch_size=4, width=16, depth=1, heads=2))
     objective.prepare(endless(source.in_memory))
     panel = Prediction(
         prediction_options.Prediction(images=40, batch_size=16), source=source, transform=CenterCrop(size=SIZE)

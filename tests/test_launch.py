@@ -133,7 +133,7 @@ def test_a_missing_choice_names_the_choices():
     assert all(choice in line for choice in ("index", "add", "query"))
 
 
-@pytest.mark.parametrize(("command", "choices"), [("knn", {"data"}), ("pretrain", {"data", "encoder", "objective"})])
+@pytest.mark.parametrize(("command", "choices"), [("embed", {"data"}), ("pretrain", {"data", "encoder", "objective"})])
 def test_a_group_of_another_command_names_those_of_this_one(command, choices):
     line = failure(command, f"checkpoint={RUN}", *(["data=synthetic"] * (command == "pretrain")), "index=hnsw")
     assert line.startswith("index=hnsw: ")

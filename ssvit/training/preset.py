@@ -160,7 +160,8 @@ def _summary(line: CommandLine) -> _Summary:
     from ssvit.data import rasters
 
     named = ((option.partition("=")[0], option) for option in line.options)
-    data = [option for name, option in named if name.partition(".")[0] == "data" and name not in _PIXELS]
+    source = ((name, option) for name, option in named if name.split(".")[0] == "data")
+    data = [option for name, option in source if name not in _PIXELS and name.split(".")[1:2] != ["augment"]]
     config = composition.compose("pretrain", line.changed(data), Pretrain)
     source = config.options.data.source
     sample = source.sample(_SAMPLED) if isinstance(source, DataSet) else None
