@@ -24,14 +24,12 @@ from ssvit.config.declaration import find as find_options
 from ssvit.data.decode_options import RGB
 from ssvit.exchange.reading_options import FOREIGN_OPTIONS
 from ssvit.models.build_options import kind
-from ssvit.models.timm_options import Timm
 from ssvit.models.vit_options import CHANGEABLE, ViT
 from ssvit.options import Failure, OptionError, UserError
 
 # Options of an encoder that its weights decide, and those of them that other options refer to.
 _FIXED = set(ViT.model_fields) - {*CHANGEABLE, *FOREIGN_OPTIONS}
 _REFERRED = ("patch_size", "width", "channels")
-_TARGETS = {ViT: "ssvit.models.vit.ViT", Timm: "ssvit.models.timm.Timm"}
 
 
 def offer(line: CommandLine, own: str | None = None) -> None:
@@ -263,5 +261,5 @@ def from_scratch(config: Config) -> Config:
         return config
     trained = open_checkpoint(given["path"], given).encoder
     changes = {name: config.written["encoder"][name] for name in CHANGEABLE if name in given}
-    encoder = {"_target_": _TARGETS[kind(trained)], **trained, **changes}
+    encoder = {"_target_": kind(trained).part_name(), **trained, **changes}
     return config.changed({"encoder": encoder})
