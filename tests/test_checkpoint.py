@@ -363,7 +363,7 @@ def test_a_run_stands_for_its_newest_checkpoint(tmp_path):
         path = tmp_path / name
         for load in (loading.load_encoder, loading.load_classifier):
             with pytest.raises(OptionError, match=said):
-                load(path)
+                load(loading_options.LoadEncoder(path=path))
 
 
 @torch.no_grad()

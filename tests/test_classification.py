@@ -71,12 +71,9 @@ def case(count: int, k: int, seed: int = 0) -> tuple[Table, Memory]:
     return Table(logits, names(k)), Memory(tagged(count), labels, names(k))
 
 
-def evaluation(source, side: int = 4, **options) -> Classification:
-    return Classification(
-        classification_options.Classification(**{"batch_size": 16} | options),
-        source=source,
-        transform=CenterCrop(size=side),
-    )
+def evaluation(source, side: int = 4, part: str = "test", **options) -> Classification:
+    chosen = classification_options.Classification(**{"batch_size": 16} | options)
+    return Classification(chosen, source=source, transform=CenterCrop(size=side), part=part)
 
 
 def f1_of(matrix: list[list[int]]) -> dict[int, float]:
