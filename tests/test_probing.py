@@ -239,7 +239,8 @@ def test_what_chooses_is_an_accuracy_with_its_standard_error():
 def test_the_features_are_those_of_the_checkpoint(tmp_path, precision, pooling):
     """As the tools that measure a checkpoint extract them."""
     recorder, objective = Recorder(), tiny.model(0.2)
-    objective.encoder.pooling = objective.encoder.arguments["pooling"] = pooling
+    objective.encoder.pooling = pooling
+    objective.encoder.options = objective.encoder.options.changed(pooling=pooling)
     probes = {"probe": probing({"recorder": recorder})}
     tiny.train(tmp_path, objective=objective, evaluators=probes, precision=precision)
     assert [row.get("probe/class_token") for row in rows(tmp_path).values()] == 4 * [

@@ -127,8 +127,9 @@ def codebook(dropout: float = 0.0, seed: int = 0, *, features: bool = False) -> 
     frozen = encoder(0.5).eval() if features else None
     if frozen is not None:
         frozen.blocks = frozen.blocks[:1]
-    stage = {"encoder": frozen, "checkpoint": str(Path(__file__)), "layer": 1} if features else {}
-    target = Codebook(codebook_options.Codebook(patch_size=4, clusters=6, images=20, components=8, **stage))
+    stage = {"checkpoint": str(Path(__file__)), "layer": 1} if features else {}
+    options = codebook_options.Codebook(patch_size=4, clusters=6, images=20, components=8, **stage)
+    target = Codebook(options, encoder=frozen)
     torch.manual_seed(seed)
     return MaskedPatch(masked_patch_options.MaskedPatch(masking=Masking()), encoder=encoder(dropout), target=target)
 

@@ -103,18 +103,21 @@ class Features(nn.Module):
 
 
 class Codebook(nn.Module, Classes):
-    """The clusters of patches as classes; the options are those of `codebook_options.Codebook`."""
+    """The clusters of patches as classes; the options are those of `codebook_options.Codebook`.
+
+    encoder: of the second stage, up to the layer; None: that of the options, if there is one.
+    """
 
     centroids: Tensor
     colors: Tensor
 
-    def __init__(self, options: codebook_options.Codebook) -> None:
+    def __init__(self, options: codebook_options.Codebook, *, encoder: ViT | None = None) -> None:
         super().__init__()
         self.options = own = options
         self.patch_size = own.patch_size
         self.classes = self.width = own.clusters
         self.vectors: Windows | Features
-        encoder: ViT | None = options.encoder and options.encoder.build()
+        encoder = encoder or (options.encoder and options.encoder.build())
         self.facts: dict[str, object] = {}
         if encoder is None:
             self.vectors = Windows(
