@@ -13,7 +13,7 @@ import torch
 import torchvision.datasets
 from PIL import Image
 
-from ssvit.data import datasets, datasets_options, synthetic, synthetic_options
+from ssvit.data import datasets, datasets_options, source_options, synthetic, synthetic_options
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.files import Files
 from ssvit.data.loader import Loader, evaluation_batches
@@ -284,12 +284,16 @@ def test_a_subset_that_cannot_be_is_refused() -> None:
     assert len(subset(source, images=5)) == 5
     for options, told in (
         ({"images": 10}, "images=10: there are 9 images"),
-        ({"part": (0.5, 0.2)}, "part=.*from, to"),
         ({"part": (0.1, 0.1000001)}, "part=.*there are 0 images"),
-        ({"images": 0}, "images=0: must be a whole number"),
     ):
         with pytest.raises(OptionError, match=told):
             subset(source, **options)
+    for options, told in (
+        ({"part": (0.5, 0.2)}, "part=.*from, to"),
+        ({"images": 0}, "images=0: must be a whole number"),
+    ):
+        with pytest.raises(OptionError, match=told):
+            source_options.Subset(**options)
 
 
 def fake_cifar(root: Path) -> dict[str, tuple[np.ndarray, list[int]]]:

@@ -18,7 +18,7 @@ from ssvit.config.declaration import Count, Distinct, Expect, Name, Run
 from ssvit.data.source_options import SHORT_FORMS
 from ssvit.evaluation import methods, scaling
 from ssvit.models.timm_options import Timm
-from ssvit.options import OptionError, print_lines, typed
+from ssvit.options import OptionError, print_lines, within
 from ssvit.training.trials import Names, Study, Trials, Typed, check_images, schedule, stages
 
 _HEAD = 64  # numbers of a token for each head of attention, as in the paper's models
@@ -84,11 +84,7 @@ def check(config: Config) -> list[dict[str, Any]]:
     for name in options.objectives:
         if len(stages(name, config.line)) > 1:
             raise OptionError("objectives", name, "has two stages, and a point of the grid has one run")
-    for option in [*config.overrides, *options.pretrain]:
-        name, _, value = option.lstrip("+").partition("=")
-        if axis := _SET_BY.get(name):
-            right = f"follows from the grid, whose option is {axis}={typed(getattr(options, axis, None))}"
-            raise OptionError(name, value, right)
+    check_grid(options.pretrain)
     for name in options.encoders:
         if name not in config.line.names("encoder"):
             try:
@@ -100,15 +96,24 @@ def check(config: Config) -> list[dict[str, Any]]:
         for values in itertools.product(*(getattr(options, name) for name in _GRID))
     ]
     for point in points:
-        encoder = options.encoder.changed(
-            depth=point["depth"],
-            width=point["width"],
-            patch_size=point["patch"],
-            heads=heads(point["width"]),
-            mlp_width=None,
-        )
+        with within("encoder"):
+            encoder = options.encoder.changed(
+                depth=point["depth"],
+                width=point["width"],
+                patch_size=point["patch"],
+                heads=heads(point["width"]),
+                mlp_width=None,
+            )
         Run(options.changed(encoder=encoder)).check()
     return points
+
+
+def check_grid(options: Sequence[str]) -> None:
+    """Check that no option as it is typed sets what an axis of the grid sets. OptionError if one does."""
+    for option in options:
+        name, _, value = option.lstrip("+").partition("=")
+        if axis := _SET_BY.get(name):
+            raise OptionError(name, value, f"follows from the grid, whose option is {axis}=…")
 
 
 def heads(width: int) -> int:
@@ -158,6 +163,7 @@ command = Command(
     "scaling",
     run,
     expansions=SHORT_FORMS,
+    before=lambda line: check_grid(line.options),
     options=Scaling,
     common=(
         "objectives", *_GRID, "encoders", "seeds", "name", "table", "data.root", "pretrain", "evaluate", "finetune",
