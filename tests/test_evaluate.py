@@ -309,8 +309,8 @@ class Centroid(Probe):
 
     name = "centroid"
 
-    def __init__(self, *, power):
-        self.power = power
+    def __init__(self, options):
+        self.power = options.power
 
     def __call__(self, train, test, *, choose=False):
         means = torch.stack([train.values[train.labels == label].mean(0) for label in range(len(train.classes))])
@@ -320,11 +320,22 @@ class Centroid(Probe):
 
         return Result(scores={"centroid": right(test)}, choice=(right(train),))
 """
+CENTROID_OPTIONS = """
+from ssvit.config.declaration import Count, Options
 
 
-def test_a_probe_of_ones_own_is_a_module_and_a_file(run, tool, tmp_path):
+class Centroid(Options):
+    \"\"\"The class whose mean is the nearest.\"\"\"
+
+    power: Count = 1
+    \"\"\"The order of the norm.\"\"\"
+"""
+
+
+def test_a_probe_of_ones_own_is_two_modules_and_a_file(run, tool, tmp_path):
     (tmp_path / "my_probes").mkdir()
     (tmp_path / "my_probes" / "centroid.py").write_text(CENTROID)
+    (tmp_path / "my_probes" / "centroid_options.py").write_text(CENTROID_OPTIONS)
     (tmp_path / "configs" / "probe").mkdir(parents=True)
     (tmp_path / "configs" / "probe" / "mine.yaml").write_text(MINE)
     own = ("--config-dir", str(tmp_path / "configs"))

@@ -11,8 +11,9 @@ from command import TINY, one_line
 from PIL import Image
 
 from ssvit.checkpoints.run_folder import rows
+from ssvit.config.declaration import Options
 from ssvit.options import OptionError, UserError
-from ssvit.training.loggers import base_options, mlflow_options, wandb_options
+from ssvit.training.loggers import base_options, csv_options, mlflow_options, wandb_options
 from ssvit.training.loggers.base import Unreachable
 from ssvit.training.loggers.csv import Csv
 from ssvit.training.loggers.follower import Follower
@@ -20,7 +21,7 @@ from ssvit.training.metrics_log import MetricsLog
 from ssvit.training.recipe import Recipe
 
 PICTURE = Image.new("RGB", (8, 8))
-RUN = {"name": "group/run", "options": {"recipe.lr": 0.1, "objective": "mae"}}
+RUN = {"name": "group/run", "hyperparameters": {"recipe.lr": 0.1, "objective": "mae"}}
 
 
 def loss(step: int) -> float:
@@ -52,7 +53,7 @@ def resumed(folder, make, way) -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_csv_is_the_rows_of_the_metrics(tmp_path, way):
-    resumed(tmp_path, lambda: Csv(folder=tmp_path, **RUN), way)
+    resumed(tmp_path, lambda: Csv(csv_options.Csv(), folder=tmp_path, **RUN), way)
     with open(tmp_path / "metrics.csv", newline="") as file:
         found = [{name: float(cell) for name, cell in row.items() if cell} for row in csv.DictReader(file)]
     assert found == [{name: x for name, x in row.items() if x is not None} for row in rows(tmp_path)]
@@ -65,7 +66,7 @@ class Service(Follower):
     file = "service.json"
 
     def __init__(self, kept: dict, **given) -> None:
-        super().__init__(**given)
+        super().__init__(Options(), **given)
         self.kept, self.away = kept, False
 
     def start(self, identity):
@@ -116,7 +117,7 @@ def test_a_run_that_goes_on_with_fewer_or_more_rows_of_a_step_loses_and_repeats_
 
 def test_a_service_that_comes_later_gets_the_rows_before(tmp_path):
     kept: dict = {}
-    run(tmp_path, Csv(folder=tmp_path, **RUN), 0, 4)
+    run(tmp_path, Csv(csv_options.Csv(), folder=tmp_path, **RUN), 0, 4)
     run(tmp_path, Service(kept, folder=tmp_path, **RUN), 3, 9)
     assert sorted(one for one in kept["run0"] if one[1] != "mosaic") == EXPECTED
 
@@ -160,7 +161,7 @@ def test_wandb_offline_has_each_point_once(tmp_path, monkeypatch):
     from ssvit.training.loggers.wandb import Wandb
 
     monkeypatch.setenv("WANDB_MODE", "offline")
-    resumed(tmp_path, lambda: Wandb(folder=tmp_path, **RUN, project="mine"), WAYS[0])
+    resumed(tmp_path, lambda: Wandb(wandb_options.Wandb(project="mine"), folder=tmp_path, **RUN), WAYS[0])
     wandb.teardown()  # ends its process, which may still be writing
     files = sorted(tmp_path.glob("wandb/offline-run-*/*.wandb"))
     assert len(files) == 2
@@ -178,7 +179,11 @@ def test_mlflow_has_each_point_once(tmp_path, monkeypatch):
 
     monkeypatch.chdir(tmp_path)  # which gets the pictures
     store = f"sqlite:///{tmp_path}/mlflow.db"
-    resumed(tmp_path, lambda: Mlflow(folder=tmp_path, **RUN, experiment="mine", tracking_uri=store), WAYS[0])
+    resumed(
+        tmp_path,
+        lambda: Mlflow(mlflow_options.Mlflow(experiment="mine", tracking_uri=store), folder=tmp_path, **RUN),
+        WAYS[0],
+    )
     client = mlflow.MlflowClient(tracking_uri=store)
     (found,) = client.search_runs([client.get_experiment_by_name("mine").experiment_id])
     assert (found.info.run_name, found.info.status) == ("group/run", "FINISHED")

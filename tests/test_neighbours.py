@@ -6,7 +6,7 @@ import pytest
 import torch
 from ranks import child, together
 
-from ssvit.evaluation.neighbours import Neighbours, search, search_together
+from ssvit.evaluation.neighbours import HNSW, Neighbours, nearest, search, search_together
 from ssvit.options import OptionError, UserError
 
 
@@ -192,3 +192,10 @@ def test_processes_together_find_what_one_does(tmp_path, world):
     for rank in range(world):
         for found, alone in zip(torch.load(tmp_path / f"{rank}.pt"), expected, strict=True):
             assert same(Neighbours(*found), alone)
+
+
+def test_a_graph_finds_more_neighbours_than_the_candidates_that_it_keeps():
+    """Of features that share a large mean, of which a walk of k candidates misses some."""
+    vectors = torch.nn.functional.normalize(20 + normal(2000, 32), dim=1)
+    index = HNSW(links=4, ef_construction=10, ef_search=1).over(vectors)
+    assert (nearest(index, vectors[:200], 200).indices >= 0).all()

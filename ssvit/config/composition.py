@@ -76,11 +76,13 @@ def compose(name: str, line: CommandLine, kind: type[Options] = Options, *, inco
         config = Config(_settled(options, tree), files, line.overrides, line, kind=kind)
         if incomplete:
             return config
+        if line.finish:
+            config = line.finish(config)
         try:
             _ = config.options
         except OptionError as error:
             raise OptionError(config.option(error.name), error.value, error.right) from None
-        return line.finish(config) if line.finish else config
+        return config
 
 
 def _file(name: str, line: CommandLine) -> str | None:

@@ -123,6 +123,8 @@ def nearest(index: faiss.Index, queries: Tensor, k: int, *, own: Tensor | None =
     An image with the same vector as the query's own is a neighbour. OptionError if the index has fewer than k others.
     """
     check_k(k, index.ntotal, own=own is not None)
+    if isinstance(index, faiss.IndexHNSW):
+        index.hnsw.efSearch = max(index.hnsw.efSearch, 2 * k)  # with k candidates some neighbours are missed
     similarities, indices = index.search(queries.numpy(), k + (own is not None))
     if own is not None:
         indices[indices == own[:, None].numpy()] = -1
