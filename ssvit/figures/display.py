@@ -4,13 +4,15 @@ Letters: c channels, h, w pixels.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ssvit.data.decode_options import RGB, PixelFormat
 from ssvit.data.source_options import Images
+
+if TYPE_CHECKING:
+    from ssvit.data.decode_options import PixelFormat
 
 _Numbers = float | Sequence[float]  # one for all channels, or one for each
 
@@ -30,11 +32,13 @@ class Display(NamedTuple):
     @classmethod
     def of(cls, data: Images) -> "Display":
         """Return the display of the images of a data set."""
-        pixels = data.source if isinstance(data.source, PixelFormat) else RGB
+        pixels = getattr(data.source, "pixels", None)
+        if pixels is None:  # a data set of photographs
+            return cls()
         return cls.of_pixels(pixels, mean=data.mean, std=data.std, shown=getattr(data, "shown", ()))
 
     @classmethod
-    def of_pixels(cls, pixels: PixelFormat, *, mean: _Numbers, std: _Numbers, shown: Sequence[int]) -> "Display":
+    def of_pixels(cls, pixels: "PixelFormat", *, mean: _Numbers, std: _Numbers, shown: Sequence[int]) -> "Display":
         """Return the display of images of a pixel format.
 
         Of more than three channels the three `shown` are red, green and blue. These, and images of one or two channels
