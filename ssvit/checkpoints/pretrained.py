@@ -16,7 +16,7 @@ from ssvit.checkpoints import manifest
 from ssvit.checkpoints.checkpoint import PRETRAIN, SCRATCH, Checkpoint
 from ssvit.checkpoints.configuration import Configuration, ConfigurationError
 from ssvit.checkpoints.finding import NEWEST, find, open_checkpoint
-from ssvit.checkpoints.loading_options import pixel_format
+from ssvit.checkpoints.loading_options import LoadEncoder, pixel_format
 from ssvit.config import composition
 from ssvit.config.command_line import CommandLine
 from ssvit.config.composed import Config
@@ -125,7 +125,7 @@ def _offer(wanted: str, line: CommandLine, arguments: Mapping[str, str], refer: 
     found = find(wanted, outputs=arguments.get("outputs", "outputs"), stage=PRETRAIN, say=line.say, options=foreign)
     trained = found.encoder
     line.nodes["encoder", "pretrained"] = {
-        "_target_": "ssvit.checkpoints.loading.load_encoder",
+        "_target_": LoadEncoder.part_name(),
         "path": str(found.path),
         "resize": "paper",
         "announce": True,
@@ -157,7 +157,7 @@ def _offer(wanted: str, line: CommandLine, arguments: Mapping[str, str], refer: 
 def stand_in(line: CommandLine) -> None:
     """Add choices in the place of a checkpoint's, for who asks about options and has no checkpoint yet."""
     free = {**dict.fromkeys(CHANGEABLE), "image_size": "${data.image_size}"}
-    node = {"_target_": "ssvit.checkpoints.loading.load_encoder", "path": "???", "resize": "paper", **free}
+    node = {"_target_": LoadEncoder.part_name(), "path": "???", "resize": "paper", **free}
     line.nodes["encoder", "pretrained"] = node
     line.brought = {"data": "synthetic"}
     line.nodes["data", "pretrained"] = {"defaults": ["synthetic"]}
