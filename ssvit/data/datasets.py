@@ -28,17 +28,16 @@ def folder(options: datasets_options.Folder) -> Data:
     Beside validation images, test=auto skips test images that have no labels of the training set's classes. UserError
     if validation or test images have a class that training lacks.
     """
-    chosen = options
-    splits = [[path for path in paths if path] for paths in zip(*chosen.splits, strict=True)]
-    of_masks = (chosen.roots[0], chosen.masks) if chosen.masks else None
+    splits = [[path for path in paths if path] for paths in zip(*options.splits, strict=True)]
+    of_masks = (options.roots[0], options.masks) if options.masks else None
 
     def read(paths: Sequence[str], classes: Sequence[str] = ()) -> Source:
-        return joined([_files(path, classes, chosen, of_masks) for path in paths])
+        return joined([_files(path, classes, options, of_masks) for path in paths])
 
     train = read(splits[0])
     validation = read(splits[1], train.classes) if splits[1] else None
     test, reason = None, ""
-    optional = chosen.test == folders.AUTO and validation
+    optional = options.test == folders.AUTO and validation
     try:
         test = read(splits[2], train.classes) if splits[2] else None
         if optional and test and train.classes and test.labels is None:
@@ -48,7 +47,7 @@ def folder(options: datasets_options.Folder) -> Data:
             raise
         reason = str(error)
     names = [", ".join(dict.fromkeys(map(_short, paths))) for paths in splits]
-    data = parted(names, train, validation, test, held_out=chosen.held_out, seed=chosen.seed)
+    data = parted(names, train, validation, test, held_out=options.held_out, seed=options.seed)
     skipped = f"; {names[2]} is not used: {reason}" if reason else ""
     return replace(data, told=data.told + skipped)
 
@@ -62,13 +61,12 @@ def shards(options: datasets_options.Shards) -> Data:
 
     UserError if a shard cannot be read, or if validation or test images have a class that training lacks.
     """
-    chosen = options
-    splits = chosen.splits
-    read = partial(find, chosen.root, cache=chosen.cache, pixels=chosen.pixels)
+    splits = options.splits
+    read = partial(find, options.root, cache=options.cache, pixels=options.pixels)
     train = read(splits.train)
     others = (read(names, train.classes) if names else None for names in splits[1:])
     called = [f"{len(names)} shards:" for names in splits]
-    return parted(called, train, *others, held_out=chosen.held_out, seed=chosen.seed)
+    return parted(called, train, *others, held_out=options.held_out, seed=options.seed)
 
 
 def csv(options: datasets_options.Csv) -> Data:
@@ -76,15 +74,14 @@ def csv(options: datasets_options.Csv) -> Data:
 
     UserError if a file is not there, or if validation or test images have a class that training lacks.
     """
-    chosen = options
-    splits = chosen.splits
-    train = _of_table(chosen, "train")
+    splits = options.splits
+    train = _of_table(options, "train")
     others = (
-        None if getattr(splits, part) is None else _of_table(chosen, part, train.classes)
+        None if getattr(splits, part) is None else _of_table(options, part, train.classes)
         for part in ("validation", "test")
     )
-    called = [f"{name or os.path.basename(chosen.table)}:" for name in splits]
-    return parted(called, train, *others, held_out=chosen.held_out, seed=chosen.seed)
+    called = [f"{name or os.path.basename(options.table)}:" for name in splits]
+    return parted(called, train, *others, held_out=options.held_out, seed=options.seed)
 
 
 def _of_table(chosen: datasets_options.Csv, part: str, classes: Sequence[str] = ()) -> Files:
@@ -133,41 +130,38 @@ def vtab(options: datasets_options.Vtab) -> Data:
     """A task of VTAB-1k; its classes are called by their numbers. UserError for a damaged list."""
     from ssvit.data.vtab import read
 
-    chosen = options
-    lists = [read(os.path.join(chosen.top, name)) if name else None for name in chosen.lists]
+    lists = [read(os.path.join(options.top, name)) if name else None for name in options.lists]
     classes = [str(number) for number in range(1 + max(max(one[1]) for one in lists if one))]
-    train, validation, test = (one and Files(*one, classes, named=False, verify=chosen.verify) for one in lists)
+    train, validation, test = (one and Files(*one, classes, named=False, verify=options.verify) for one in lists)
     assert train
-    called = [f"{chosen.task}, {name}:" for name in chosen.lists]
+    called = [f"{options.task}, {name}:" for name in options.lists]
     return parted(called, train, validation, test, held_out=0.1, seed=0)
 
 
 def voc(options: datasets_options.Voc) -> Data:
     """Pascal VOC's images with masks; border pixels are 255. UserError for a file that is not there."""
-    chosen = options
 
     def read(part: str) -> Files:
-        with open(chosen.names(part), encoding="utf-8", errors="replace") as file:
+        with open(options.names(part), encoding="utf-8", errors="replace") as file:
             names = file.read().split()
         if not names:
-            raise UserError(f"{chosen.names(part)}: names no image")
+            raise UserError(f"{options.names(part)}: names no image")
         paths, masks = (
-            [os.path.join(chosen.root, folder, name + ending) for name in names]
+            [os.path.join(options.root, folder, name + ending) for name in names]
             for folder, ending in (("JPEGImages", ".jpg"), ("SegmentationClass", ".png"))
         )
         for path in [*paths, *masks]:
             if not os.path.isfile(path):
-                raise UserError(f"{chosen.names(part)}: there is no file {printable(path)}")
-        return Files(paths, masks=masks, verify=chosen.verify)
+                raise UserError(f"{options.names(part)}: there is no file {printable(path)}")
+        return Files(paths, masks=masks, verify=options.verify)
 
     return parted(("train.txt:", "val.txt:", ""), read("train"), read("val"), held_out=0.1, seed=0)
 
 
 def torchvision_set(options: datasets_options.TorchvisionSet) -> Data:
     """A public data set, tested on its test images. UserError for absent or damaged files."""
-    chosen = options
-    name, root, download = chosen.name, chosen.root, chosen.download
-    parts = (chosen.split,) if chosen.split else _TORCHVISION[name][1]
+    name, root, download = options.name, options.root, options.download
+    parts = (options.split,) if options.split else _TORCHVISION[name][1]
     try:
         train, test = (_torchvision(name, root, which, download) for which in (parts, ("test",)))
     except ModuleNotFoundError as error:

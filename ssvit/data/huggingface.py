@@ -101,28 +101,27 @@ def hugging_face(options: huggingface_options.HuggingFace) -> Data:
     UserError if it cannot be read, or if validation or test images have a class that training lacks. As in a folder,
     test=auto skips test images without labels where there are validation images.
     """
-    chosen = options
-    found = _loaded(chosen)
-    names = chosen.splits_of(found)
-    image, label = chosen.columns_of(found[names.train].features.to_dict())
+    found = _loaded(options)
+    names = options.splits_of(found)
+    image, label = options.columns_of(found[names.train].features.to_dict())
     sources: list[HubImages | None] = []
     for name in names:
         if name is None:
             sources.append(None)
             continue
-        called = f"{chosen.root}/{name}".rstrip("/")
+        called = f"{options.root}/{name}".rstrip("/")
         classes = sources[0].classes if sources and sources[0] is not None else ()
         if missing := {image, label} - {None, *found[name].column_names}:
             raise UserError(f"{called}: has no column {min(map(str, missing))}, and {names.train} has")
         labels, own = _labels(found[name], label, classes, called)
-        read = partial(HubImages, called=called, verify=chosen.verify, pixels=chosen.pixels)
+        read = partial(HubImages, called=called, verify=options.verify, pixels=options.pixels)
         sources.append(read(found[name], image, labels, own))
     train, validation, test = sources
     assert train is not None
-    if chosen.test == AUTO and validation is not None and train.labels is not None and test and test.labels is None:
+    if options.test == AUTO and validation is not None and train.labels is not None and test and test.labels is None:
         test = None
-    shown = [f"{name or os.path.basename(os.path.normpath(chosen.root))}:" for name in names]
-    return parted(shown, train, validation, test, held_out=chosen.held_out, seed=chosen.seed)
+    shown = [f"{name or os.path.basename(os.path.normpath(options.root))}:" for name in names]
+    return parted(shown, train, validation, test, held_out=options.held_out, seed=options.seed)
 
 
 def _loaded(chosen: huggingface_options.HuggingFace) -> dict[str, Any]:

@@ -107,9 +107,8 @@ _POSES = {
 
 def synthetic(options: synthetic_options.Synthetic) -> Data:
     """Render the embedded set, as at each start: nothing is downloaded. The options are those of `Synthetic`."""
-    chosen = options
-    seed, size, version = chosen.seed, chosen.size, chosen.version
-    counts = chosen.images, chosen.held_out_images
+    seed, size, version = options.seed, options.size, options.version
+    counts = options.images, options.held_out_images
     train, test = (
         Memory(
             *render(part, seed=seed, size=size, version=version),

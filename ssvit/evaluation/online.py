@@ -50,15 +50,17 @@ class Probing(Evaluator):
         pretrained: bool = False,
     ) -> None:
         self.start = GIVEN if pretrained else RANDOM
-        self.options = own = options
-        self.every, self.automatic = (None, True) if own.every == online_options.AUTO else (int(own.every), False)
+        self.options = options
+        self.every, self.automatic = (
+            (None, True) if options.every == online_options.AUTO else (int(options.every), False)
+        )
         self.probes: list[Probe] = []
         self.refused: list[str] = []
         if train.labels is None or test.labels is None:
             self.refused = ["no probes: the images have no labels"]
             return
-        self._train = self._read(subset(train, images=min(own.train_images, len(train))), transform)
-        self._test = self._read(subset(test, images=min(own.test_images, len(test))), transform)
+        self._train = self._read(subset(train, images=min(options.train_images, len(train))), transform)
+        self._test = self._read(subset(test, images=min(options.test_images, len(test))), transform)
         train_labels, test_labels = self._train.labels, self._test.labels
         assert train_labels is not None
         assert test_labels is not None
@@ -74,7 +76,7 @@ class Probing(Evaluator):
                 check_labels(probe, train_labels, test_labels, train.classes)
                 self.probes.append(probe)
             except UserError as error:
-                more = " (probing.train_images takes more)" if own.train_images < len(train) else ""
+                more = " (probing.train_images takes more)" if options.train_images < len(train) else ""
                 self.refused.append(f"{probe.title}: not measured by {len(self._train)} training images{more}: {error}")
 
     def _read(self, source: Source, transform: EvalTransform) -> Memory:

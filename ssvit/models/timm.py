@@ -28,20 +28,20 @@ class Timm(Encoder):
 
     def __init__(self, options: timm_options.Timm) -> None:
         super().__init__()
-        self.options = own = options
-        self.image_size = pair("image_size", own.image_size)
-        self.channels, self.pooling = own.channels, own.pooling
+        self.options = options
+        self.image_size = pair("image_size", options.image_size)
+        self.channels, self.pooling = options.channels, options.pooling
         self.class_token = self.distillation_token = None
         self.norm = nn.Identity()  # the model's own stands in it
         try:
             self.model = self._created()
-            self.register_normalisation(own.mean, own.std)
+            self.register_normalisation(options.mean, options.std)
             self.width = self._of_one_image(self.pooling).shape[1]
         except (TypeError, ValueError, AssertionError, RuntimeError) as error:
             reason = " ".join(str(error).split())[:200] or _failed_statement(error)
-            given = "x".join(map(str, (own.channels, *self.image_size)))
-            right = f"timm refuses it for images of {given} and arguments={dict(own.arguments)}: {reason}"
-            raise OptionError("model", own.model, right) from None
+            given = "x".join(map(str, (options.channels, *self.image_size)))
+            right = f"timm refuses it for images of {given} and arguments={dict(options.arguments)}: {reason}"
+            raise OptionError("model", options.model, right) from None
         patterns = self.model.no_weight_decay() if hasattr(self.model, "no_weight_decay") else ()
         names = [name for name, _ in self.model.named_parameters()]
         self.undecayed = [name for name in names if any(fnmatch(name, pattern) for pattern in patterns)]

@@ -238,51 +238,53 @@ class ViT(Encoder):
 
     def __init__(self, options: vit_options.ViT) -> None:
         super().__init__()
-        self.options = own = options
-        self.image_size = pair("image_size", own.image_size)
-        self.patch_size = pair("patch_size", own.patch_size)
-        self.grid, self.patches = own.grid, math.prod(own.grid)
-        self.width, self.channels, self.pooling = own.width, own.channels, own.pooling
-        placed = int(own.class_token) + int(own.distillation_token)  # prefix tokens with positions
-        self.num_prefix_tokens = placed + own.registers
+        self.options = options
+        self.image_size = pair("image_size", options.image_size)
+        self.patch_size = pair("patch_size", options.patch_size)
+        self.grid, self.patches = options.grid, math.prod(options.grid)
+        self.width, self.channels, self.pooling = options.width, options.channels, options.pooling
+        placed = int(options.class_token) + int(options.distillation_token)  # prefix tokens with positions
+        self.num_prefix_tokens = placed + options.registers
 
-        self.stem = None if own.stem is None else ResNet(own.stem, channels=own.channels)
-        stride, mapped = (1, own.channels) if self.stem is None else (self.stem.stride, self.stem.outputs)
+        self.stem = None if options.stem is None else ResNet(options.stem, channels=options.channels)
+        stride, mapped = (1, options.channels) if self.stem is None else (self.stem.stride, self.stem.outputs)
         self.cut = self.patch_size[0] // stride, self.patch_size[1] // stride
-        self.patch = nn.Linear(mapped * math.prod(self.cut), own.width)
-        self.class_token = nn.Parameter(torch.zeros(1, 1, own.width)) if own.class_token else None
-        self.distillation_token = nn.Parameter(torch.zeros(1, 1, own.width)) if own.distillation_token else None
-        self.register_tokens = nn.Parameter(torch.zeros(1, own.registers, own.width)) if own.registers else None
+        self.patch = nn.Linear(mapped * math.prod(self.cut), options.width)
+        self.class_token = nn.Parameter(torch.zeros(1, 1, options.width)) if options.class_token else None
+        self.distillation_token = nn.Parameter(torch.zeros(1, 1, options.width)) if options.distillation_token else None
+        self.register_tokens = (
+            nn.Parameter(torch.zeros(1, options.registers, options.width)) if options.registers else None
+        )
         self.positions = nn.ModuleList()
         self.layers_with_positions = 0  # so many of the first layers have them added to their input
-        if kind := positions.ADDITIVE.get(own.positions):
-            self.layers_with_positions = 1 if own.positions_at == "stem" else own.depth
-            count = own.depth if own.positions_at == "every_layer" else 1
-            self.positions.extend(kind(own.grid, placed, own.width) for _ in range(count))
-        self.rotary = positions.Rotary(own.width // own.heads) if own.positions == "rotary" else None
-        mlp_width = 4 * own.width
-        if own.mlp == "swiglu":  # which has a third matrix
+        if kind := positions.ADDITIVE.get(options.positions):
+            self.layers_with_positions = 1 if options.positions_at == "stem" else options.depth
+            count = options.depth if options.positions_at == "every_layer" else 1
+            self.positions.extend(kind(options.grid, placed, options.width) for _ in range(count))
+        self.rotary = positions.Rotary(options.width // options.heads) if options.positions == "rotary" else None
+        mlp_width = 4 * options.width
+        if options.mlp == "swiglu":  # which has a third matrix
             mlp_width = 8 * math.ceil(mlp_width * 2 // 3 / 8)
-        self.dropout = nn.Dropout(own.dropout)
+        self.dropout = nn.Dropout(options.dropout)
         blocks = (
             Block(
-                width=own.width,
-                heads=own.heads,
-                mlp_width=own.mlp_width or mlp_width,
-                dropout=own.dropout,
-                attention_dropout=own.attention_dropout,
-                drop=own.stochastic_depth * layer / max(own.depth - 1, 1),
-                relative=(own.grid, self.num_prefix_tokens) if own.positions == "relative" else None,
-                mlp=own.mlp,
-                gelu=own.gelu,
-                layer_scale=own.layer_scale,
-                norm_epsilon=own.norm_epsilon,
+                width=options.width,
+                heads=options.heads,
+                mlp_width=options.mlp_width or mlp_width,
+                dropout=options.dropout,
+                attention_dropout=options.attention_dropout,
+                drop=options.stochastic_depth * layer / max(options.depth - 1, 1),
+                relative=(options.grid, self.num_prefix_tokens) if options.positions == "relative" else None,
+                mlp=options.mlp,
+                gelu=options.gelu,
+                layer_scale=options.layer_scale,
+                norm_epsilon=options.norm_epsilon,
             )
-            for layer in range(own.depth)
+            for layer in range(options.depth)
         )
-        self.blocks = Layers(blocks, activation_checkpointing=own.activation_checkpointing)
-        self.norm = nn.LayerNorm(own.width, eps=own.norm_epsilon)
-        self.register_normalisation(own.mean, own.std)
+        self.blocks = Layers(blocks, activation_checkpointing=options.activation_checkpointing)
+        self.norm = nn.LayerNorm(options.width, eps=options.norm_epsilon)
+        self.register_normalisation(options.mean, options.std)
         self._initialise()
 
     def _initialise(self) -> None:

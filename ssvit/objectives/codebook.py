@@ -113,21 +113,24 @@ class Codebook(nn.Module, Classes):
 
     def __init__(self, options: codebook_options.Codebook, *, encoder: ViT | None = None) -> None:
         super().__init__()
-        self.options = own = options
-        self.patch_size = own.patch_size
-        self.classes = self.width = own.clusters
+        self.options = options
+        self.patch_size = options.patch_size
+        self.classes = self.width = options.clusters
         self.vectors: Windows | Features
         encoder = encoder or (options.encoder and options.encoder.build())
         self.facts: dict[str, object] = {}
         if encoder is None:
             self.vectors = Windows(
-                patch_size=self.patch_size, window=own.window_size, channels=own.channels, components=own.components
+                patch_size=self.patch_size,
+                window=options.window_size,
+                channels=options.channels,
+                components=options.components,
             )
         else:
-            self.vectors = Features(encoder, f"features after layer {own.layer}")
+            self.vectors = Features(encoder, f"features after layer {options.layer}")
             self.facts = {"target_weights": checksum(encoder)}
-        self.register_buffer("centroids", torch.zeros(own.clusters, self.vectors.width))
-        self.register_buffer("colors", torch.zeros(own.clusters, own.channels, *self.patch_size))
+        self.register_buffer("centroids", torch.zeros(options.clusters, self.vectors.width))
+        self.register_buffer("colors", torch.zeros(options.clusters, options.channels, *self.patch_size))
 
     @torch.no_grad()
     def labels(self, images: Tensor) -> Tensor:

@@ -57,12 +57,12 @@ class MultiCrop(Views):
     """
 
     def __init__(self, options: views_options.MultiCrop) -> None:
-        self.options = chosen = options
-        values = vars(chosen)
-        local = {"size": chosen.local_size, "scale": chosen.local_scale}
+        self.options = options
+        values = vars(options)
+        local = {"size": options.local_size, "scale": options.local_scale}
         first, second, small = (
             select(InceptionCrop, values | box | {"blur": blur, "solarize": solarize})
-            for box, blur, solarize in zip(({}, {}, local), chosen.blur, chosen.solarize, strict=True)
+            for box, blur, solarize in zip(({}, {}, local), options.blur, options.solarize, strict=True)
         )
-        groups = {"global": [first, second], "local": [small] * chosen.local_views}
+        groups = {"global": [first, second], "local": [small] * options.local_views}
         super().__init__({name: views for name, views in groups.items() if views})
