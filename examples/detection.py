@@ -11,10 +11,10 @@ from torchvision.models.detection import FasterRCNN
 from torchvision.models.detection.rpn import AnchorGenerator
 from torchvision.ops import masks_to_boxes
 
-from ssvit.checkpoints import loading_options
-from ssvit.checkpoints.loading import load_encoder
-from ssvit.data import synthetic_options
-from ssvit.data.synthetic import synthetic
+from ssvit.data.sources import synthetic_options
+from ssvit.data.sources.synthetic import synthetic
+from ssvit.loading import encoder_options as loading_options
+from ssvit.loading.encoder import load_encoder
 from ssvit.models.backbone import FeaturePyramid
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])

@@ -144,7 +144,7 @@ def load(checkpoint: "str | Path | Run" = "newest", *, outputs: str | Path = "ou
     """
     from ssvit import inference
     from ssvit.checkpoints.checkpoint import PRETRAIN
-    from ssvit.checkpoints.finding import find
+    from ssvit.loading.finding import find
 
     asked = _checkpoint(checkpoint, outputs)
     return inference.encoder(find(asked, outputs=str(outputs), stage=PRETRAIN, say=_quiet), **options)
@@ -156,7 +156,7 @@ def load_classifier(
     """A fine-tuned classifier that takes pictures; arguments as in `load`."""
     from ssvit import inference
     from ssvit.checkpoints.checkpoint import FINETUNE
-    from ssvit.checkpoints.finding import find
+    from ssvit.loading.finding import find
 
     asked = _checkpoint(checkpoint, outputs)
     return inference.classifier(find(asked, outputs=str(outputs), stage=FINETUNE, say=_quiet), **options)

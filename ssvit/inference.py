@@ -13,14 +13,15 @@ from PIL import Image as PILImage
 from torch import Tensor
 
 from ssvit.checkpoints.checkpoint import Checkpoint
-from ssvit.checkpoints.loading import load_classifier, load_encoder
-from ssvit.checkpoints.loading_options import LoadEncoder, eval_transform, pixel_format
-from ssvit.data import decode, folder, rasters
+from ssvit.data import decode
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.decode_options import RGB, PixelFormat
-from ssvit.data.source import Unreadable
+from ssvit.data.sources import folder, rasters
+from ssvit.data.sources.base import Unreadable
 from ssvit.evaluation.features import Frozen
 from ssvit.evaluation.features_options import Reading
+from ssvit.loading.encoder import load_classifier, load_encoder
+from ssvit.loading.encoder_options import LoadEncoder, eval_transform, pixel_format
 from ssvit.models import encoder as encoders
 from ssvit.models.encoder_options import PATCHES
 from ssvit.objectives.classify import Classify

@@ -21,7 +21,7 @@ from ssvit.checkpoints import manifest
 from ssvit.cli import COMMANDS, find, normalization
 from ssvit.config import help
 from ssvit.config.command_line import unquoted
-from ssvit.data.source import Unreadable
+from ssvit.data.sources.base import Unreadable
 from ssvit.inference import pictures
 from ssvit.options import OptionError, UserError
 

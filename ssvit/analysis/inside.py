@@ -27,7 +27,7 @@ from ssvit.data.batch import EvalTransform
 from ssvit.data.decode import load
 from ssvit.data.decode_options import RGB, PixelFormat
 from ssvit.data.loader import Loading, evaluation_batches
-from ssvit.data.source import Source, Unreadable, class_text
+from ssvit.data.sources.base import Source, Unreadable, class_text
 from ssvit.figures import maps
 from ssvit.figures.display import Display
 from ssvit.figures.png import png

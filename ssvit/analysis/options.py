@@ -6,8 +6,8 @@ from typing import Annotated, Literal, Self
 from annotated_types import Ge
 from pydantic import model_validator
 
-from ssvit.checkpoints.finding_options import Pretrained
 from ssvit.config.declaration import Count, Name, NotNegative, Part, Whole
+from ssvit.loading.finding_options import Pretrained
 from ssvit.models.vit_options import ViT
 from ssvit.options import OptionError, folder_to_write, one_of, whole
 

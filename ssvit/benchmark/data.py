@@ -20,9 +20,9 @@ from torchvision.transforms import v2
 
 from ssvit.benchmark.timing import Rate, compare, threads
 from ssvit.data.augment.crop import InceptionCrop
-from ssvit.data.files import Files
 from ssvit.data.loader import Loader
-from ssvit.data.memory import Memory
+from ssvit.data.sources.files import Files
+from ssvit.data.sources.memory import Memory
 
 SCALE = (0.08, 1.0)  # of the crops, as is usual for ImageNet and torchvision's default
 _FILES, _FILE_SIZE, _CROP = 64, (375, 500), 224

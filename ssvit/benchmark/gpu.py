@@ -40,8 +40,8 @@ from ssvit.benchmark.step_options import OBJECTIVES, SIZES, Size, Step
 from ssvit.checkpoints import manifest
 from ssvit.checkpoints.run_folder import rows
 from ssvit.data.augment.crop import InceptionCrop
-from ssvit.data.files import Files
 from ssvit.data.loader import Loader
+from ssvit.data.sources.files import Files
 from ssvit.figures.speed import speed
 from ssvit.options import OptionError
 

@@ -22,12 +22,13 @@ from torchvision.transforms import v2
 
 from ssvit.benchmark.data import SCALE, scenes
 from ssvit.benchmark.timing import Rate, compare, threads
-from ssvit.data import datasets, datasets_options, decode, packing
+from ssvit.data import decode
 from ssvit.data.augment.crop import InceptionCrop
 from ssvit.data.loader import Loader
-from ssvit.data.packing_options import Pack
-from ssvit.data.shards import Shards
-from ssvit.data.source import Source
+from ssvit.data.sources import datasets, datasets_options, packing
+from ssvit.data.sources.base import Source
+from ssvit.data.sources.packing_options import Pack
+from ssvit.data.sources.shards import Shards
 
 _IMAGES, _SIZE, _SMALLER, _CROP = 512, (375, 500), 256, 224
 _HELD_OUT = 0.002  # a data set has some images to measure on

@@ -1,6 +1,6 @@
 """A checkpoint, described without reading its weights. No torch.
 
-A run's folder holds config.yaml and its checkpoints, step_*/, each with a manifest. `ssvit.checkpoints.finding` finds
+A run's folder holds config.yaml and its checkpoints, step_*/, each with a manifest. `ssvit.loading.finding` finds
 the same facts in a file of another project's weights.
 """
 

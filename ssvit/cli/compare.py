@@ -16,10 +16,10 @@ from ssvit import atomic_io
 from ssvit.config.command import Command
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Expect, Positive, Run
-from ssvit.data.source_options import SHORT_FORMS
-from ssvit.evaluation import methods
+from ssvit.data.sources.base_options import SHORT_FORMS
 from ssvit.options import print_lines
-from ssvit.training.trials import Names, Stage, Study, Trials, Typed, check_images, schedule, stages
+from ssvit.studies import methods
+from ssvit.studies.trials import Names, Stage, Study, Trials, Typed, check_images, schedule, stages
 
 _UNITS = {"": 1, "s": 1, "min": 60, "h": 3600}
 _BEFORE = "{before}"  # in a stage's options: the run of the stage before

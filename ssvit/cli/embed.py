@@ -6,9 +6,9 @@ from pathlib import Path
 
 from ssvit.config.command import Command
 from ssvit.config.composed import Config
-from ssvit.data import folder
-from ssvit.data.datasets_options import Csv, Folder
-from ssvit.data.source_options import SHORT_FORMS
+from ssvit.data.sources import folder
+from ssvit.data.sources.base_options import SHORT_FORMS
+from ssvit.data.sources.datasets_options import Csv, Folder
 from ssvit.options import print_lines
 from ssvit.progress import progress
 from ssvit.retrieval import describer

@@ -7,16 +7,16 @@ from pathlib import Path
 
 from ssvit import atomic_io
 from ssvit.checkpoints.checkpoint import Checkpoint
-from ssvit.checkpoints.pretrained import offer, stand_in
 from ssvit.config import composition
 from ssvit.config.command import Command
 from ssvit.config.command_line import quoted
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Run
-from ssvit.data.source_options import SHORT_FORMS
+from ssvit.data.sources.base_options import SHORT_FORMS
 from ssvit.evaluation import against, features_options
 from ssvit.evaluation.against import Other
 from ssvit.evaluation.options import Evaluate
+from ssvit.loading.pretrained import offer, stand_in
 from ssvit.models.encoder_options import ALIASES as TIMM_ALIASES
 from ssvit.options import folder_to_write, print_lines, within
 from ssvit.progress import progress
@@ -38,12 +38,13 @@ def run(config: Config) -> Path | None:
         folder_to_write("output", folder)
     config.line.announce()
 
-    from ssvit.data.source import median_side
-    from ssvit.evaluation import frozen, report
-    from ssvit.evaluation.conclusion import conclude
-    from ssvit.evaluation.measured import describe, facts, table
-    from ssvit.evaluation.scores import score
-    from ssvit.evaluation.side_by_side import SideBySide
+    from ssvit.data.sources.base import median_side
+    from ssvit.evaluation import frozen
+    from ssvit.evaluation.report import page as report
+    from ssvit.evaluation.report.conclusion import conclude
+    from ssvit.evaluation.report.measured import describe, facts, table
+    from ssvit.evaluation.report.scores import score
+    from ssvit.evaluation.report.side_by_side import SideBySide
     from ssvit.training import runtime
     from ssvit.training.recipe import Recipe
 

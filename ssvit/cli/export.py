@@ -3,14 +3,14 @@
 from pathlib import Path
 
 from ssvit.checkpoints.checkpoint import PRETRAIN
-from ssvit.checkpoints.finding import find
-from ssvit.checkpoints.finding_options import Pretrained
-from ssvit.checkpoints.loading_options import LoadEncoder
 from ssvit.config.command import Command
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Name
 from ssvit.exchange import export_options, hub
 from ssvit.exchange.reading_options import ForeignEncoder
+from ssvit.loading.encoder_options import LoadEncoder
+from ssvit.loading.finding import find
+from ssvit.loading.finding_options import Pretrained
 from ssvit.models import build_options
 from ssvit.options import print_lines
 
@@ -38,8 +38,8 @@ def run(config: Config) -> None:
     options.check_folder(folder, checkpoint=checkpoint.path)
     config.line.announce()
 
-    from ssvit.checkpoints.loading import load_classifier, load_encoder
     from ssvit.exchange.export import export
+    from ssvit.loading.encoder import load_classifier, load_encoder
     from ssvit.models import vit
     from ssvit.objectives.classify import Classify
 

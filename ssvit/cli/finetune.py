@@ -9,21 +9,17 @@ from typing import Any
 
 from ssvit.checkpoints.checkpoint import FINETUNE, SCRATCH
 from ssvit.checkpoints.configuration import Configuration
-from ssvit.checkpoints.finding import name_of
-from ssvit.checkpoints.pretrained import (
-    from_scratch,
-    offer_again,
-    stand_in,
-)
 from ssvit.checkpoints.run_folder import RunFolder
 from ssvit.config.command import Command, named
 from ssvit.config.command_line import CommandLine
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Run
-from ssvit.data.source_options import SHORT_FORMS
+from ssvit.data.sources.base_options import SHORT_FORMS
+from ssvit.loading.finding import name_of
+from ssvit.loading.pretrained import from_scratch, offer_again, stand_in
 from ssvit.options import print_lines
 from ssvit.processes import is_main_process
-from ssvit.training import comparison
+from ssvit.studies import comparison
 from ssvit.training.options import ALIASES, EMBEDDED, Finetune
 
 FIRST = "finetune_shapes"  # the experiment that follows a pre-training on the embedded images
@@ -116,7 +112,7 @@ command = Command(
     aliases=ALIASES,
     options=Finetune,
     dry_run=dry_run,
-    results="ssvit.training.sweep.Sweep",
+    results="ssvit.studies.sweep.Sweep",
     common=(
         "checkpoint", "name", "overwrite", "compare", "seeds", "sweep", "data.root", "data.image_size",
         "objective.trained", "objective.lora", "objective.mixup", "recipe.steps", "recipe.batch_size", "recipe.lr",

@@ -3,11 +3,11 @@
 from pathlib import Path
 
 from ssvit.checkpoints.checkpoint import PRETRAIN
-from ssvit.checkpoints.finding import find
-from ssvit.checkpoints.finding_options import Pretrained
 from ssvit.config.command import Command
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Name
+from ssvit.loading.finding import find
+from ssvit.loading.finding_options import Pretrained
 from ssvit.options import OptionError, print_lines
 
 

@@ -9,9 +9,9 @@ from ssvit.atomic_io import replace
 from ssvit.config.command import Command
 from ssvit.config.composed import Config
 from ssvit.data.decode_options import RGB
-from ssvit.data.files_options import ImageFiles
 from ssvit.data.normalization_options import MEASURED, Normalization
-from ssvit.data.source_options import SHORT_FORMS
+from ssvit.data.sources.base_options import SHORT_FORMS
+from ssvit.data.sources.files_options import ImageFiles
 from ssvit.options import print_lines
 from ssvit.progress import progress
 

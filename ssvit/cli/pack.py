@@ -5,9 +5,9 @@ from pathlib import Path
 from ssvit.config.command import Command
 from ssvit.config.composed import Config
 from ssvit.data.decode_options import RGB
-from ssvit.data.files_options import ImageFiles
-from ssvit.data.packing_options import Pack
-from ssvit.data.source_options import SHORT_FORMS
+from ssvit.data.sources.base_options import SHORT_FORMS
+from ssvit.data.sources.files_options import ImageFiles
+from ssvit.data.sources.packing_options import Pack
 from ssvit.options import OptionError, print_lines
 from ssvit.progress import progress
 
@@ -23,7 +23,7 @@ def run(config: Config) -> Path:
         raise OptionError("size", options.size, right)
     config.line.announce()
 
-    from ssvit.data import packing
+    from ssvit.data.sources import packing
 
     output = Path(options.output)
     if options.verify:

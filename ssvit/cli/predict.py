@@ -9,13 +9,13 @@ from pydantic import model_validator
 
 from ssvit.atomic_io import replace
 from ssvit.checkpoints.checkpoint import FINETUNE
-from ssvit.checkpoints.finding import find
-from ssvit.checkpoints.finding_options import Finetuned
 from ssvit.config.command import Command
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Count, Fraction, Name
-from ssvit.data import folder, pseudo_labels
-from ssvit.data.pseudo_labels import PseudoLabel
+from ssvit.data.sources import folder, pseudo_labels
+from ssvit.data.sources.pseudo_labels import PseudoLabel
+from ssvit.loading.finding import find
+from ssvit.loading.finding_options import Finetuned
 from ssvit.options import OptionError, UserError, file_to_write, print_lines
 
 _ANSWERS = ('[\n {\n  "image": ', "[]\n")  # how their JSON begins

@@ -13,7 +13,7 @@ from ssvit.config.command import Command, named
 from ssvit.config.command_line import CONFIGS
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Run
-from ssvit.data.source_options import SHORT_FORMS
+from ssvit.data.sources.base_options import SHORT_FORMS
 from ssvit.options import print_lines
 from ssvit.processes import is_main_process
 from ssvit.training.options import ALIASES, EMBEDDED, Pretrain
@@ -80,12 +80,12 @@ command = Command(
         "data": "ssvit.training.preset.expand_images",
         "preset": "ssvit.training.preset.expand",
         "encoder": "ssvit.models.timm_options.check_objective",
-        "checkpoint": "ssvit.checkpoints.pretrained.offer_start",
+        "checkpoint": "ssvit.loading.pretrained.offer_start",
     },
     aliases=ALIASES,
     options=Pretrain,
     dry_run=dry_run,
-    results="ssvit.training.sweep.Sweep",
+    results="ssvit.studies.sweep.Sweep",
     common=(
         "name", "checkpoint", "preset", "overwrite", "objective", "data.root", "data.download", "data.images",
         "data.image_size", "encoder.patch_size", "recipe.steps", "recipe.batch_size", "recipe.lr", "recipe.warmup",

@@ -10,18 +10,18 @@ from pydantic import Field, model_validator
 
 from ssvit import atomic_io
 from ssvit.checkpoints.checkpoint import FINETUNE
-from ssvit.checkpoints.finding import find
-from ssvit.checkpoints.finding_options import Finetuned
 from ssvit.config.command import Command
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Count, Expect, Name, Whole
-from ssvit.data import robustness as layouts
+from ssvit.data.sources import robustness as layouts
+from ssvit.loading.finding import find
+from ssvit.loading.finding_options import Finetuned
 from ssvit.options import OptionError, print_lines
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from ssvit.evaluation.robustness import Row
+    from ssvit.studies.robustness import Row
 
 CLEAN = "clean"
 
@@ -63,8 +63,8 @@ def run(config: Config) -> Path:
     config.line.announce()
 
     from ssvit import inference
-    from ssvit.evaluation import robustness
     from ssvit.figures.png import png
+    from ssvit.studies import robustness
 
     model = inference.classifier(checkpoint)
     if model.is_multi_label:

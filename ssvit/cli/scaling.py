@@ -15,11 +15,11 @@ from ssvit import atomic_io
 from ssvit.config.command import Command
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Count, Distinct, Expect, Name, Run
-from ssvit.data.source_options import SHORT_FORMS
-from ssvit.evaluation import methods, scaling
+from ssvit.data.sources.base_options import SHORT_FORMS
 from ssvit.models.timm_options import Timm
 from ssvit.options import OptionError, print_lines, within
-from ssvit.training.trials import Names, Study, Trials, Typed, check_images, schedule, stages
+from ssvit.studies import methods, scaling
+from ssvit.studies.trials import Names, Study, Trials, Typed, check_images, schedule, stages
 
 _HEAD = 64  # numbers of a token for each head of attention, as in the paper's models
 _GRID = ("images", "depth", "width", "patch", "steps")

@@ -6,14 +6,14 @@ from typing import Any
 
 from ssvit.analysis.options import Visualize, plotted
 from ssvit.checkpoints.checkpoint import FINETUNE, SCRATCH, Checkpoint
-from ssvit.checkpoints.finding import find
-from ssvit.checkpoints.loading_options import LoadEncoder, pixel_format
-from ssvit.checkpoints.pretrained import offer, stand_in
 from ssvit.config.command import Command
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Run
-from ssvit.data import folder
-from ssvit.data.source_options import SHORT_FORMS
+from ssvit.data.sources import folder
+from ssvit.data.sources.base_options import SHORT_FORMS
+from ssvit.loading.encoder_options import LoadEncoder, pixel_format
+from ssvit.loading.finding import find
+from ssvit.loading.pretrained import offer, stand_in
 from ssvit.models.build_options import vit
 from ssvit.options import OptionError, print_lines
 from ssvit.progress import progress
@@ -35,8 +35,8 @@ def run(config: Config) -> None:
     import torch
 
     from ssvit.analysis import inside
-    from ssvit.checkpoints.loading import load_encoder
     from ssvit.figures.display import Display
+    from ssvit.loading.encoder import load_encoder
     from ssvit.randomness import key
 
     device = "cuda" if options.device == "auto" and torch.cuda.is_available() else "cpu"

@@ -15,10 +15,10 @@ from ssvit.checkpoints.run_folder import rows
 from ssvit.config.command import Command
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Name, Options, Runs
-from ssvit.data.vtab import NAMES
-from ssvit.evaluation import vtab
-from ssvit.evaluation.vtab import Run
+from ssvit.data.sources.vtab import NAMES
 from ssvit.options import OptionError, UserError, file_to_write, print_lines
+from ssvit.studies import vtab
+from ssvit.studies.vtab import Run
 
 _TEST = "test/accuracy"
 _MEASURED = (_TEST, "validation/accuracy")

@@ -16,7 +16,7 @@ from ssvit.config.declaration import Options
 # Where the choices of a group are declared, in modules named *_options.
 _PACKAGES = {
     "augment": "ssvit.data.augment",
-    "evaluator": "ssvit.evaluation",
+    "evaluator": "ssvit.evaluation.panels",
     "index": "ssvit.evaluation",
     "logger": "ssvit.training.loggers",
     "objective": "ssvit.objectives",

@@ -8,7 +8,7 @@ from pathlib import Path
 import yaml
 
 from ssvit.config.command_line import CommandLine, unquoted
-from ssvit.data import shard_folder
+from ssvit.data.sources import shard_folder
 from ssvit.options import Failure
 
 

@@ -2,7 +2,7 @@
 
 JPEG goes to libjpeg by way of torchvision, once its header has passed the size limit; every other format goes to
 Pillow, held to a short list of decoders, since torchvision's PNG decoder can crash on damaged files. Images of other
-channels or numbers in .npy, TIFF and PNG files are read by `ssvit.data.rasters`.
+channels or numbers in .npy, TIFF and PNG files are read by `ssvit.data.sources.rasters`.
 
 Choices, where files leave one open: what is transparent shows black behind it in RGB; of an animation the first frame
 counts; 16 bits of grey become 8 by v / 257, rounded, in RGB; an EXIF orientation is ignored, as torchvision's own data
@@ -28,9 +28,9 @@ from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 from torchvision.io import ImageReadMode, decode_jpeg
 
-from ssvit.data import rasters
 from ssvit.data.decode_options import GREY, RGB, PixelFormat
-from ssvit.data.source import Reduce, Unreadable
+from ssvit.data.sources import rasters
+from ssvit.data.sources.base import Reduce, Unreadable
 from ssvit.options import UserError, printable
 
 PIXEL_LIMIT = 1 << 27  # 134 million pixels: 400 MB decoded

@@ -32,8 +32,8 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from ssvit.data import sampler
 from ssvit.data.batch import Batch, Transform, named
-from ssvit.data.source import Source, Unreadable
-from ssvit.data.source_options import DECODINGS, FULL, PERMUTATION, SCALED
+from ssvit.data.sources.base import Source, Unreadable
+from ssvit.data.sources.base_options import DECODINGS, FULL, PERMUTATION, SCALED
 from ssvit.data.stream import streamed
 from ssvit.options import OptionError, UserError, number, one_of, printable, whole
 from ssvit.private import end_workers

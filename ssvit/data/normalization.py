@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from ssvit.data import rasters
 from ssvit.data.decode_options import GREY, PixelFormat
-from ssvit.data.rasters import Moments
-from ssvit.data.source import Source, Unreadable
+from ssvit.data.sources import rasters
+from ssvit.data.sources.base import Source, Unreadable
+from ssvit.data.sources.rasters import Moments
 from ssvit.options import UserError
 
 _SAMPLED = 64  # images by which the kind of all is told

@@ -12,7 +12,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from ssvit.data.source_options import BIJECTION, ORDERS, PERMUTATION, check_shares
+from ssvit.data.sources.base_options import BIJECTION, ORDERS, PERMUTATION, check_shares
 from ssvit.options import OptionError, one_of, whole
 from ssvit.randomness import bijection, permutation
 

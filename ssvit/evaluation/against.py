@@ -9,11 +9,11 @@ from typing import Any
 
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.checkpoints.configuration import Configuration, flatten, is_free
-from ssvit.checkpoints.loading_options import LoadEncoder
 from ssvit.evaluation.baselines import OWN, PIXELS, RANDOM
 from ssvit.evaluation.features_options import Reading
 from ssvit.evaluation.options import Evaluate
 from ssvit.exchange.reading_options import FOREIGN_OPTIONS
+from ssvit.loading.encoder_options import LoadEncoder
 from ssvit.options import OptionError, UserError, pair, within
 
 _OPTIONS = ("path", "image_size", "resize", "pooling", *FOREIGN_OPTIONS)

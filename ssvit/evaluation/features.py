@@ -24,7 +24,7 @@ from torch import Tensor
 
 from ssvit.data.batch import Transform
 from ssvit.data.loader import Loading, evaluation_batches
-from ssvit.data.source import Source, is_multi_label
+from ssvit.data.sources.base import Source, is_multi_label
 from ssvit.evaluation.features_options import Reading
 from ssvit.evaluation.processes import gather, rank_and_world
 from ssvit.models.encoder import Encoder

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import AfterValidator
 
 from ssvit.config.declaration import Count, Expect, OneOf, Options
-from ssvit.evaluation.online_options import AUTO
+from ssvit.evaluation.panels.online_options import AUTO
 from ssvit.models.build_options import of
 from ssvit.models.encoder_options import PATCHES, POOLED, TOKENS
 from ssvit.models.vit_options import ViT

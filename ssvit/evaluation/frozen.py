@@ -13,12 +13,11 @@ import torch
 from lightning_fabric import Fabric
 
 from ssvit.checkpoints.checkpoint import Checkpoint
-from ssvit.checkpoints.loading import load_encoder
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Options
 from ssvit.data.augment.crop_options import CenterCrop
 from ssvit.data.batch import EvalTransform
-from ssvit.data.source import Data, Source, masks, subset
+from ssvit.data.sources.base import Data, Source, masks, subset
 from ssvit.evaluation.against import Other
 from ssvit.evaluation.baselines import OWN, PIXELS, RANDOM, RANDOM_PREFIX
 from ssvit.evaluation.duplicates import Thumbnails, duplicates
@@ -26,9 +25,10 @@ from ssvit.evaluation.features import Cache, Extractor, FeatureSets, Frozen, Hal
 from ssvit.evaluation.features_options import Reading
 from ssvit.evaluation.options import Evaluate
 from ssvit.evaluation.probes.base import Probe, check_labels
-from ssvit.evaluation.scores import Split
+from ssvit.evaluation.report.scores import Split
 from ssvit.figures.display import Display
 from ssvit.kernels.accelerate import accelerate
+from ssvit.loading.encoder import load_encoder
 from ssvit.models.encoder import Encoder
 from ssvit.models.encoder_options import PATCHES
 from ssvit.options import UserError, within

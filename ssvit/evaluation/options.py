@@ -6,11 +6,11 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from ssvit.checkpoints.finding_options import Pretrained
 from ssvit.config.declaration import Count, Counts, Expect, Name, NotNegative, Options, Part, Parts, Whole
 from ssvit.devices import Fabric
 from ssvit.evaluation.features_options import Features
 from ssvit.evaluation.probes import knn_options, linear_options, ridge_options
+from ssvit.loading.finding_options import Pretrained
 from ssvit.options import OptionError, file_to_write
 
 

@@ -6,7 +6,7 @@ Letters: n images, k classes.
 import torch
 from torch import Tensor
 
-from ssvit.data.source import is_multi_label
+from ssvit.data.sources.base import is_multi_label
 from ssvit.evaluation.significance import chance
 
 _HELD = 1 << 24  # numbers sorted at a time

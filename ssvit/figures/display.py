@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from ssvit.data.source_options import Images
+from ssvit.data.sources.base_options import Images
 
 if TYPE_CHECKING:
     from ssvit.data.decode_options import PixelFormat

@@ -16,7 +16,7 @@ _NAME, _SIZE = 330, 8  # dots that a name may take, and points of its letters
 
 
 class Standing(Protocol):
-    """What is plotted of an encoder by a probe, in [0, 1]: see `ssvit.evaluation.side_by_side.Standing`."""
+    """What is plotted of an encoder by a probe, in [0, 1]: see `ssvit.evaluation.report.side_by_side.Standing`."""
 
     @property
     def probe(self) -> str: ...

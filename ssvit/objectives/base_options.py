@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from ssvit.config.declaration import Options, Run
-from ssvit.data.source_options import Augmentation
+from ssvit.data.sources.base_options import Augmentation
 from ssvit.models.encoder_options import Normalized
 from ssvit.models.vit_options import ViT
 from ssvit.options import RootOptionError, pair, typed

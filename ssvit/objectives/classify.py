@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torchvision.transforms import v2
 
 from ssvit.data.batch import Batch
-from ssvit.data.source import is_multi_label
+from ssvit.data.sources.base import is_multi_label
 from ssvit.models import lora
 from ssvit.models.encoder import Encoder
 from ssvit.models.vit import ViT, lecun_normal_

@@ -8,7 +8,7 @@ from pydantic import model_validator
 
 from ssvit.config.choices import choice
 from ssvit.config.declaration import Count, Expect, NotNegative, Part, Run
-from ssvit.data.source_options import NO_LABELS, DataSet
+from ssvit.data.sources.base_options import NO_LABELS, DataSet
 from ssvit.models.lora_options import Lora
 from ssvit.models.timm_options import Timm
 from ssvit.models.vit_options import ViT
@@ -31,7 +31,7 @@ MULTI_LABEL: Final = "multi_label"
     sets={
         "evaluators": {
             "test": {
-                "_target_": "ssvit.evaluation.classification.Classification",
+                "_target_": "ssvit.evaluation.panels.classification.Classification",
                 "workers": "${workers}",
                 "timeout": "${loader_timeout}",
             }

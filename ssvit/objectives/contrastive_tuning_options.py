@@ -18,7 +18,7 @@ from ssvit.schedule import Schedule, ScheduleFunction
         "data": {"augment": {"jitter": 0.0, "grayscale": 0.0}},  # only crops and flips
         "recipe": {"optimizer": "adamw", "lr": 2e-3},  # muon has not been measured with this objective
         # The other images of a micro-batch are the negatives: recipe.accumulate above 1 leaves fewer of them.
-        "evaluators": {"held_out": {"_target_": "ssvit.evaluation.contrast.Contrast"}},
+        "evaluators": {"held_out": {"_target_": "ssvit.evaluation.panels.contrast.Contrast"}},
     },
 )
 class ContrastiveTuning(Objective):

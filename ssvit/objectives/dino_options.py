@@ -17,7 +17,7 @@ from ssvit.schedule import Between, Schedule, ScheduleFunction
     also={"override /augment@data.augment": "multi_crop_small"},  # two global views and smaller local ones
     sets={
         "recipe": {"optimizer": "adamw", "lr": 2e-3},  # muon has not been measured with this objective
-        "evaluators": {"held_out": {"_target_": "ssvit.evaluation.collapse.Collapse"}},
+        "evaluators": {"held_out": {"_target_": "ssvit.evaluation.panels.collapse.Collapse"}},
     },
 )
 class Dino(Objective):

@@ -18,7 +18,7 @@ from ssvit.schedule import Between, Schedule, ScheduleFunction
     also={"override /augment@data.augment": "multi_crop_small"},
     sets={
         "recipe": {"optimizer": "adamw", "lr": 2e-3},  # muon has not been measured with this objective
-        "evaluators": {"held_out": {"_target_": "ssvit.evaluation.collapse.PatchCollapse"}},
+        "evaluators": {"held_out": {"_target_": "ssvit.evaluation.panels.collapse.PatchCollapse"}},
     },
 )
 class IBot(Dino):

@@ -37,7 +37,7 @@ class Convolutions(Options):
     sets={
         "encoder": {"pooling": "patch_mean"},  # the student's encoder is probed and exported, as by the authors
         "recipe": {"optimizer": "adamw", "lr": 2e-3},  # muon has not been measured with this objective
-        "evaluators": {"held_out": {"_target_": "ssvit.evaluation.latent.LatentPrediction"}},
+        "evaluators": {"held_out": {"_target_": "ssvit.evaluation.panels.latent.LatentPrediction"}},
     },
 )
 class Latent(Masked):

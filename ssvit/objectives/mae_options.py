@@ -16,7 +16,7 @@ from ssvit.options import OptionError, pair
     sets={
         # The class token is trained only through the decoder, which reads it (Appendix A.1).
         "encoder": {"pooling": "patch_mean"},
-        "evaluators": {"held_out": {"_target_": "ssvit.evaluation.autoencoding.Autoencoding"}},
+        "evaluators": {"held_out": {"_target_": "ssvit.evaluation.panels.autoencoding.Autoencoding"}},
     },
 )
 class MAE(Masked):

@@ -20,7 +20,7 @@ from ssvit.options import OptionError
     also={"/target": "mean_color"},
     sets={
         "encoder": {"pooling": "patch_mean"},  # the class token's output is not trained
-        "evaluators": {"held_out": {"_target_": "ssvit.evaluation.prediction.Prediction"}},
+        "evaluators": {"held_out": {"_target_": "ssvit.evaluation.panels.prediction.Prediction"}},
     },
 )
 class MaskedPatch(Objective):

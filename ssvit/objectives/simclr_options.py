@@ -20,7 +20,7 @@ from ssvit.options import OptionError
         "encoder": {"pooling": "patch_mean"},
         "recipe": {"optimizer": "adamw", "lr": 2e-3},  # muon has not been measured with this objective
         # The other views of a micro-batch are the negatives: recipe.accumulate above 1 leaves fewer of them.
-        "evaluators": {"held_out": {"_target_": "ssvit.evaluation.contrast.Contrast"}},
+        "evaluators": {"held_out": {"_target_": "ssvit.evaluation.panels.contrast.Contrast"}},
     },
 )
 class SimCLR(Objective):

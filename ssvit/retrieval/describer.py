@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING, Any
 from ssvit.atomic_io import read_json
 from ssvit.checkpoints.checkpoint import PRETRAIN, Checkpoint
 from ssvit.checkpoints.configuration import Configuration, ConfigurationError
-from ssvit.checkpoints.finding import find
-from ssvit.checkpoints.loading_options import LoadEncoder, eval_transform, pixel_format
 from ssvit.config.command_line import CommandLine
 from ssvit.config.composed import Config
 from ssvit.config.declaration import find as find_options
 from ssvit.data.decode_options import PixelFormat, bands
-from ssvit.data.source_options import Images
+from ssvit.data.sources.base_options import Images
 from ssvit.evaluation.features_options import FOLDER, Features, Reading, reading_of
-from ssvit.evaluation.online_options import AUTO
+from ssvit.evaluation.panels.online_options import AUTO
+from ssvit.loading.encoder_options import LoadEncoder, eval_transform, pixel_format
+from ssvit.loading.finding import find
 from ssvit.options import within
 from ssvit.retrieval.options import Pictures, encoder_of
 
 if TYPE_CHECKING:
-    from ssvit.data.source import Data
+    from ssvit.data.sources.base import Data
     from ssvit.retrieval.gallery import Describer
 
 _FIRST = (0, 1, 2)  # channels
@@ -46,9 +46,9 @@ def check(config: Config, *, store: str | None = None) -> "tuple[Checkpoint, Cal
     bands("data.shown", shown, pixels.channels)
 
     def make(**describing: Any) -> "Describer":
-        from ssvit.checkpoints.loading import load_encoder
         from ssvit.evaluation.features import Frozen
         from ssvit.figures.display import Display
+        from ssvit.loading.encoder import load_encoder
         from ssvit.retrieval.gallery import Describer
 
         mean, std = checkpoint.encoder["mean"], checkpoint.encoder["std"]

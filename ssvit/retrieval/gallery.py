@@ -28,7 +28,7 @@ from tqdm import tqdm
 from ssvit import atomic_io
 from ssvit.data.batch import EvalTransform
 from ssvit.data.decode import load
-from ssvit.data.source import Data, Unreadable, class_text
+from ssvit.data.sources.base import Data, Unreadable, class_text
 from ssvit.evaluation.features import Extractor
 from ssvit.evaluation.neighbours import Flat, Kind, Neighbours, check_k, nearest, recall, relative_distances
 from ssvit.evaluation.probes.retrieval import average_precisions, measure

@@ -9,11 +9,11 @@ from typing import Literal, Self, get_args
 
 from pydantic import model_validator
 
-from ssvit.checkpoints.finding_options import Pretrained
 from ssvit.config.declaration import Count, Name, Part
-from ssvit.data import folder
+from ssvit.data.sources import folder
 from ssvit.evaluation.features_options import OneLayer
 from ssvit.exchange.reading_options import ForeignEncoder
+from ssvit.loading.finding_options import Pretrained
 from ssvit.options import OptionError, file_to_write
 
 PARTS, ALL = ("train", "validation", "test"), "all"

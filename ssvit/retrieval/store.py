@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from ssvit.atomic_io import check_regular, locked, read_json, sealed, synchronise, write
-from ssvit.data.source import Labels
+from ssvit.data.sources.base import Labels
 from ssvit.evaluation.probes.standard import Standard
 from ssvit.options import UserError
 

@@ -14,7 +14,7 @@ from lightning_fabric import Fabric
 from torch import Tensor
 
 from ssvit.data.loader import Loader
-from ssvit.evaluation.base import COST, Evaluator
+from ssvit.evaluation.panels.base import COST, Evaluator
 from ssvit.objectives.base import Objective
 from ssvit.objectives.teacher import local
 from ssvit.training import runtime, sharding

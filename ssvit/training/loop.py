@@ -22,7 +22,7 @@ from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.checkpoints.run_folder import rows
 from ssvit.data.batch import Batch
 from ssvit.data.loader import Loader
-from ssvit.evaluation.base import Evaluation, Evaluator, with_metrics
+from ssvit.evaluation.panels.base import Evaluation, Evaluator, with_metrics
 from ssvit.evaluation.processes import Interrupted, settle
 from ssvit.objectives.base import Objective
 from ssvit.options import UserError, print_lines

@@ -6,21 +6,10 @@ from typing import Annotated, Any, Literal, Self
 from annotated_types import Gt, Le, MinLen
 from pydantic import Field, model_validator
 
-from ssvit.config.declaration import (
-    Count,
-    Name,
-    NotNegative,
-    Options,
-    Part,
-    Parts,
-    Positive,
-    Run,
-    Runs,
-    Whole,
-)
-from ssvit.data.source_options import Subset
+from ssvit.config.declaration import Count, Name, NotNegative, Options, Part, Parts, Positive, Run, Runs, Whole
+from ssvit.data.sources.base_options import Subset
 from ssvit.devices import Fabric
-from ssvit.evaluation.online_options import Probing
+from ssvit.evaluation.panels.online_options import Probing
 from ssvit.models import encoder_options
 from ssvit.options import OptionError, within
 from ssvit.training.recipe import Recipe

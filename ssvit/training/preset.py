@@ -17,7 +17,7 @@ from ssvit.checkpoints.configuration import Configuration
 from ssvit.config import composition
 from ssvit.config.command_line import CommandLine
 from ssvit.data import arguments
-from ssvit.data.source_options import DataSet
+from ssvit.data.sources.base_options import DataSet
 from ssvit.options import OptionError, UserError
 from ssvit.training.options import Pretrain
 
@@ -157,7 +157,7 @@ def _summary(line: CommandLine) -> _Summary:
 
     OptionError if the data set cannot be sampled, UserError if no image can be read.
     """
-    from ssvit.data import rasters
+    from ssvit.data.sources import rasters
 
     named = ((option.partition("=")[0], option) for option in line.options)
     source = ((name, option) for name, option in named if name.split(".")[0] == "data")

@@ -12,7 +12,7 @@ from annotated_types import Ge, Le, Len
 from pydantic import model_validator
 
 from ssvit.config.declaration import Count, Expect, NotNegative, Options, Positive, Run, Share, Whole
-from ssvit.data.source_options import DataSet, Subset, check_shares
+from ssvit.data.sources.base_options import DataSet, Subset, check_shares
 from ssvit.devices import Fabric
 from ssvit.models.encoder_options import Normalized
 from ssvit.options import OptionError

@@ -17,9 +17,9 @@ from ssvit.config.composed import Config
 from ssvit.config.declaration import parts
 from ssvit.data.batch import EvalTransform
 from ssvit.data.loader import Loader
-from ssvit.data.source import Data, subset
-from ssvit.data.source_options import FULL, NO_LABELS, PERMUTATION
-from ssvit.evaluation.base import Evaluator, interval
+from ssvit.data.sources.base import Data, subset
+from ssvit.data.sources.base_options import FULL, NO_LABELS, PERMUTATION
+from ssvit.evaluation.panels.base import Evaluator, interval
 from ssvit.figures.display import Display
 from ssvit.objectives.base import Objective
 from ssvit.options import UserError, print_lines

@@ -11,7 +11,7 @@ from ssvit.data.augment.color_options import SIGMA, ColorChange, GaussianBlur
 from ssvit.data.augment.randaugment_options import MAGNITUDE, Magnitude
 from ssvit.data.augment.turn_options import Angle
 from ssvit.data.decode_options import PixelFormat
-from ssvit.data.source_options import Augmentation
+from ssvit.data.sources.base_options import Augmentation
 from ssvit.models.encoder_options import Normalized, grid
 from ssvit.models.vit_options import ViT
 from ssvit.options import OptionError

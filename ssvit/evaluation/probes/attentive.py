@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from ssvit.data.source import is_multi_label
+from ssvit.data.sources.base import is_multi_label
 from ssvit.evaluation.features import Features
 from ssvit.evaluation.probes import attentive_options
 from ssvit.evaluation.probes.base import Result

@@ -9,9 +9,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from ssvit.data.source import is_multi_label
+from ssvit.data.sources.base import is_multi_label
 from ssvit.evaluation.features import Features
-from ssvit.evaluation.titles import title
+from ssvit.evaluation.report.titles import title
 from ssvit.options import OptionError, UserError
 
 

@@ -9,7 +9,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from ssvit.data.source import is_multi_label
+from ssvit.data.sources.base import is_multi_label
 from ssvit.evaluation.features import Features, check
 from ssvit.evaluation.neighbours import Neighbours, search_together
 from ssvit.evaluation.neighbours_options import Flat

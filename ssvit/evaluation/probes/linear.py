@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ssvit.data.source import is_multi_label
+from ssvit.data.sources.base import is_multi_label
 from ssvit.evaluation.features import Features, check
 from ssvit.evaluation.precision import mean_average_precision
 from ssvit.evaluation.probes import linear_options

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ssvit.data.source import is_multi_label
+from ssvit.data.sources.base import is_multi_label
 from ssvit.evaluation.features import Features
 from ssvit.evaluation.probes import logistic_options
 from ssvit.evaluation.probes.base import Result

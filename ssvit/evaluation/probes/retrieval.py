@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ssvit.data.source import is_multi_label
+from ssvit.data.sources.base import is_multi_label
 from ssvit.evaluation.features import Features, check
 from ssvit.evaluation.neighbours import Neighbours, search
 from ssvit.evaluation.probes import retrieval_options

@@ -15,12 +15,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ssvit.data.source import is_multi_label
+from ssvit.data.sources.base import is_multi_label
 from ssvit.evaluation.features import Features, check
 from ssvit.evaluation.precision import mean_average_precision
 from ssvit.evaluation.probes import ridge_options
 from ssvit.evaluation.probes.base import Probe, Result
-from ssvit.evaluation.titles import labels
+from ssvit.evaluation.report.titles import labels
 from ssvit.options import OptionError
 from ssvit.randomness import permutation
 

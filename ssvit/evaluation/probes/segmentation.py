@@ -15,7 +15,7 @@ from einops import rearrange
 from torch import Tensor
 from torchmetrics.classification import MulticlassJaccardIndex
 
-from ssvit.data.source import IGNORED
+from ssvit.data.sources.base import IGNORED
 from ssvit.evaluation.features import Features
 from ssvit.evaluation.neighbours import search
 from ssvit.evaluation.probes import segmentation_options

@@ -1,0 +1,340 @@
+"""The options of the data sets, which are checked as far as names and numbers tell."""
+
+import io
+import os
+import tarfile
+from collections.abc import Iterator, Sequence
+from functools import cached_property, partial
+from itertools import combinations, islice
+from typing import IO, Annotated, ClassVar, Literal, Self
+
+from pydantic import model_validator
+
+from ssvit.config.declaration import Name, OneOf, Options
+from ssvit.data.sources import folder, shard_folder, vtab
+from ssvit.data.sources import table as tables
+from ssvit.data.sources.base_options import DataSet, FileImages, Sample
+from ssvit.data.sources.files_options import ImageFiles, Verify
+from ssvit.data.sources.folder import IMAGE_SUFFIXES, NPY
+from ssvit.options import OptionError, UserError
+
+
+class Folder(ImageFiles):
+    """A folder of images, flat or with a subfolder for each class, or subfolders of those: see `folder.splits`."""
+
+    root: Name | Sequence[Name]
+    """The folder, or several, whose classes of one name are one."""
+    train: Name | None = folder.AUTO
+    """The subfolder to train on; auto: train/ where there is one; None: the whole folder."""
+    validation: Name | None = folder.AUTO
+    """The subfolder for choices and curves; auto: val/, validation/ or valid/; None: none."""
+    test: Name | None = folder.AUTO
+    """The subfolder for the reported figure; auto: test/; None: none. If there is only one of validation and test, it
+    is used for both."""
+    verify: Verify = "size"
+    """What a run is bound to: its images' names and sizes (size), or their bytes too, read at each start (content)."""
+    masks: Name | None = None
+    """For segmentation, a folder that holds for each image root/a/b.jpg its mask, masks/a/b.png, of which pixels of 255
+    are ignored."""
+
+    @model_validator(mode="after")
+    def _check_folders(self) -> Self:
+        if not self.roots:
+            raise OptionError("root", self.root, "must name a folder of images")
+        for root in self.roots:
+            folder.check(root)
+        for one, other in combinations(map(os.path.realpath, self.roots), 2):
+            if os.path.commonpath([one, other]) in (one, other):
+                raise OptionError("root", self.root, f"{one} and {other} share images")
+        _ = self.splits
+        if self.masks is not None and not os.path.isdir(str(self.masks)):
+            raise OptionError("masks", self.masks, "no such folder; null for none")
+        if self.masks is not None and len(self.roots) > 1:
+            raise OptionError("masks", self.masks, "must be null with several folders in data.root")
+        return self
+
+    @property
+    def roots(self) -> tuple[str, ...]:
+        """The folders."""
+        return tuple(self.root) if isinstance(self.root, list | tuple) else (self.root,)  # type: ignore[return-value]
+
+    @cached_property
+    def splits(self) -> list[folder.Splits]:
+        """The subfolders of each folder by what their images are for."""
+        names = {"train": self.train, "validation": self.validation, "test": self.test}
+        return [folder.splits(root, **names) for root in self.roots]
+
+    @property
+    def validated(self) -> bool:
+        return any(split.validation for split in self.splits)
+
+    def count(self, at_most: int) -> int:
+        return min(at_most, sum(folder.count(split.train, at_most=at_most) for split in self.splits))
+
+    def sample(self, most: int) -> Sample:
+        return _sample([path for split in self.splits for path in folder.pictures(split.train)], most)
+
+
+class Csv(ImageFiles):
+    """Image files that a table names: see `ssvit.data.sources.table`."""
+
+    table: Name
+    """The CSV file, or a TSV file (.tsv), whose first line names the columns."""
+    root: Name | None = None
+    """The folder that paths begin at; None: that of the table."""
+    path: Name = "path"
+    """The name of the column of paths."""
+    label: Name | Sequence[Name] | None = folder.AUTO
+    """The name of the column of labels; auto: label where there is one; None: none. A list: of columns of 0 and 1, one
+    for each class, of which an image may have several or none."""
+    separator: Name | None = None
+    """What stands between the classes of an image in its cell, as | in cat|dog; None: each image has one class."""
+    split: Name | None = folder.AUTO
+    """The name of the column of splits; auto: split where there is one; None: none."""
+    train: Name | None = folder.AUTO
+    """The split to train on; auto: train; None: all but those of validation and test."""
+    validation: Name | None = folder.AUTO
+    """The split for choices and curves; auto: val, validation or valid; None: none."""
+    test: Name | None = folder.AUTO
+    """The split for the reported figure; auto: test; None: none. If there is only one of validation and test, it is
+    used for both."""
+    verify: Verify = "size"
+    """What a run is bound to: its images' names, labels and sizes (size), or their bytes too (content)."""
+
+    @model_validator(mode="after")
+    def _check_table(self) -> Self:
+        _ = self.splits
+        if self.root is not None and not os.path.isdir(str(self.root)):
+            raise OptionError("root", self.root, "no such folder; null for that of the table")
+        first = next(self.rows("train"))
+        if not os.path.isfile(os.path.join(self.top, first.path)):
+            right = f"{self.top} has no file {first.path}, which line {first.line} of {self.table} names"
+            raise OptionError("root", self.root, right)
+        rows = tables.rows(self.table, self.columns) if self.separator is not None else ()
+        if rows and all(len(row.label or ()) < 2 for row in rows):
+            right = f"stands in no cell of the column {self.columns.label}; null for one class each"
+            raise OptionError("separator", self.separator, right)
+        return self
+
+    @property
+    def top(self) -> str:
+        """The folder that paths begin at."""
+        return os.path.dirname(self.table) or os.curdir if self.root is None else self.root
+
+    @cached_property
+    def columns(self) -> tables.Columns:
+        """The names of the columns."""
+        label = tuple(self.label) if isinstance(self.label, list | tuple) else self.label
+        given = tables.Columns(self.path, label, self.split, self.separator)  # type: ignore[arg-type]  # no other sequence
+        return tables.columns(self.table, given)
+
+    @cached_property
+    def splits(self) -> tables.Splits:
+        """The splits by what their images are for."""
+        names = {"train": self.train, "validation": self.validation, "test": self.test}
+        return tables.splits(self.table, self.columns, **names)
+
+    def rows(self, part: str | None) -> Iterator[tables.Row]:
+        """The rows of a part: train, validation or test; None: those of none."""
+        return (row for row in tables.rows(self.table, self.columns) if self.splits.part(row) == part)
+
+    @property
+    def labelled(self) -> bool:
+        return self.columns.label is not None
+
+    @property
+    def multi_label(self) -> bool:
+        return self.columns.is_multi_label and self.labelled
+
+    @property
+    def validated(self) -> bool:
+        return self.splits.validation is not None
+
+    def count(self, at_most: int) -> int:
+        return sum(1 for _ in islice(self.rows("train"), at_most))
+
+    def sample(self, most: int) -> Sample:
+        return _sample([os.path.join(self.top, row.path) for row in self.rows("train")], most)
+
+
+class Shards(ImageFiles):
+    """Uncompressed tar files in the layout of WebDataset, in a folder or an object store: see `shard_folder.splits`."""
+
+    root: Name
+    """The folder, or an address such as s3://BUCKET/FOLDER, which needs a package of fsspec (s3fs, gcsfs, …)."""
+    train: Name | None = folder.AUTO
+    """The shards to train on, a subfolder or a pattern such as imagenet-train-*; auto: those of train/, or with train
+    in their names, or all."""
+    validation: Name | None = folder.AUTO
+    """The shards for choices and curves; auto: of val/, or with val in their names; None: none."""
+    test: Name | None = folder.AUTO
+    """The shards for the reported figure; auto: of test/, or with test in their names; None: none. If there are only
+    those of validation or of test, they are used for both."""
+    cache: Name | None = None
+    """The folder for copies of what an address has; None: ~/.cache/ssvit."""
+
+    @model_validator(mode="after")
+    def _check_shards(self) -> Self:
+        if not self.root:
+            raise OptionError("root", self.root, "must name a folder of shards, or an address")
+        _ = self.splits
+        if self.cache is not None and os.path.isfile(str(self.cache)):
+            raise OptionError("cache", self.cache, "must be a folder, and this is a file")
+        return self
+
+    @cached_property
+    def splits(self) -> shard_folder.Splits:
+        """The shards by what their images are for."""
+        return shard_folder.splits(self.root, train=self.train, validation=self.validation, test=self.test)
+
+    @property
+    def validated(self) -> bool:
+        return bool(self.splits.validation)
+
+    def sample(self, most: int) -> Sample | None:
+        """Return images of the first shard. Their number in all is estimated from the sizes of the shards."""
+        if shard_folder.is_remote(self.root):
+            return None
+        first, *_ = paths = [os.path.join(self.root, name) for name in self.splits.train]
+        try:
+            with tarfile.open(first, "r:") as shard:
+                members = [member for member in shard if member.isreg()]
+        except (OSError, tarfile.TarError) as error:
+            raise UserError(f"{first}: cannot be read: {error}") from None
+        kinds = ([member for member in members if member.name.lower().endswith(kind)] for kind in (IMAGE_SUFFIXES, NPY))
+        images = next(filter(None, kinds), [])
+        count = round(len(images) * sum(map(os.path.getsize, paths)) / os.path.getsize(first))
+        return Sample(count, first, [partial(_member, first, member) for member in images[:most]])
+
+
+def _sample(files: Sequence[str], most: int) -> Sample:
+    return Sample(len(files), files[0], [partial(_file, path) for path in files[:: max(1, len(files) // most)]])
+
+
+def _file(path: str) -> IO[bytes]:
+    return open(path, "rb")
+
+
+def _member(shard: str, member: tarfile.TarInfo) -> IO[bytes]:
+    with open(shard, "rb") as file:
+        file.seek(member.offset_data)
+        return io.BytesIO(file.read(member.size))
+
+
+class Imagenet(DataSet):
+    """ImageNet in its usual layout: train/ and val/, in each a folder for every class, named by its wnid."""
+
+    around: ClassVar[type[Options] | None] = FileImages
+    image_channels: ClassVar[int] = 3
+    labelled: ClassVar[bool] = True
+    validated: ClassVar[bool] = True
+
+    root: Name
+    """The folder that holds train/ and val/."""
+    verify: Verify = "size"
+    """What a run is bound to: its images' names and sizes (size), or their bytes too (content)."""
+
+    @model_validator(mode="after")
+    def _check_folders(self) -> Self:
+        folder.check(self.root)
+        for name in ("train", "val"):
+            if not os.path.isdir(os.path.join(self.root, name)):
+                right = f"holds no folder {name}: ImageNet's usual layout is train/ and val/"
+                raise OptionError("root", self.root, right)
+        return self
+
+
+class Vtab(DataSet):
+    """A task of VTAB-1k (Zhai et al. 2019) as lists of image files: see `ssvit.data.sources.vtab`."""
+
+    around: ClassVar[type[Options] | None] = FileImages
+    image_channels: ClassVar[int] = 3
+    labelled: ClassVar[bool] = True
+
+    root: Name
+    """The folder that holds a folder for each task."""
+    task: Annotated[str, OneOf(vtab.NAMES)]
+    """The task's folder, as cifar or dsprites_loc."""
+    all_images: bool = False
+    """Whether all 1,000 images are trained on, as for the reported figure, with none left for choices."""
+    verify: Verify = "size"
+    """What a run is bound to: its images' names, labels and sizes (size), or their bytes too (content)."""
+
+    @model_validator(mode="after")
+    def _check_lists(self) -> Self:
+        if not os.path.isdir(self.top):
+            raise OptionError("root", self.root, f"holds no folder {self.task}")
+        for name in self.lists:
+            if name and not os.path.isfile(os.path.join(self.top, name)):
+                raise OptionError("root", self.root, f"{self.task} has no list {name}, of lines `path label`")
+        return self
+
+    @property
+    def top(self) -> str:
+        """The folder of the task, where its lists lie, and to which their paths are relative."""
+        return os.path.join(self.root, self.task)
+
+    @property
+    def lists(self) -> tuple[str, str | None, str]:
+        """The lists of the images to train on, to choose by, and of the reported figure."""
+        return (vtab.ALL, None, vtab.TEST) if self.all_images else (vtab.TRAIN, vtab.VALIDATION, vtab.TEST)
+
+    @property
+    def validated(self) -> bool:
+        return not self.all_images
+
+
+class Voc(DataSet):
+    """Pascal VOC's images with a mask for segmentation, in its usual layout."""
+
+    around: ClassVar[type[Options] | None] = FileImages
+    image_channels: ClassVar[int] = 3
+    labelled: ClassVar[bool] = False
+    validated: ClassVar[bool] = True
+
+    root: Name
+    """The folder that holds JPEGImages/, SegmentationClass/ and ImageSets/Segmentation/, as VOCdevkit/VOC2012."""
+    verify: Verify = "size"
+    """What a run is bound to: its images' names and sizes (size), or their bytes too (content)."""
+
+    @model_validator(mode="after")
+    def _check_folders(self) -> Self:
+        if not os.path.isdir(self.root):
+            raise OptionError("root", self.root, "no such folder")
+        for part in ("train", "val"):
+            if not os.path.isfile(self.names(part)):
+                raise OptionError("root", self.root, f"holds no ImageSets/Segmentation/{part}.txt")
+        return self
+
+    def names(self, part: str) -> str:
+        """The file that names the images of a part, train or val."""
+        return os.path.join(self.root, "ImageSets", "Segmentation", f"{part}.txt")
+
+
+class TorchvisionSet(DataSet):
+    """A public data set as torchvision reads it."""
+
+    image_channels: ClassVar[int] = 3
+    validated: ClassVar[bool] = False
+
+    name: Literal["cifar10", "cifar100", "stl10", "flowers102", "oxford_pets"]
+    """The name of the data set."""
+    root: Name
+    """The folder that holds it."""
+    download: bool = False
+    """Whether to fetch it into that folder."""
+    split: Name | None = None
+    """unlabeled: STL-10's unlabelled images; None: all labelled ones that are not the set's test images."""
+
+    @model_validator(mode="after")
+    def _check_set(self) -> Self:
+        if self.split is not None and (self.name, self.split) != ("stl10", "unlabeled"):
+            raise OptionError("split", self.split, "must be left out, or unlabeled for stl10")
+        if not self.download and not os.path.isdir(str(self.root)):
+            right = f"no such folder; give the one that holds {self.name}, or data.download=true"
+            raise OptionError("root", self.root, right)
+        return self
+
+    @property
+    def labelled(self) -> bool:
+        return self.split is None

@@ -1,0 +1,204 @@
+"""Image files, decoded as they are needed. Letters: n images."""
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property, partial
+from typing import Any, get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from ssvit.data import decode
+from ssvit.data.decode_options import RGB, PixelFormat
+from ssvit.data.sources import folder
+from ssvit.data.sources.base import Labels, Reduce, Source, checked_labels
+from ssvit.data.sources.files_options import Verify
+from ssvit.data.sources.index import KEPT_FROM, Index, Row, kept
+from ssvit.options import UserError, one_of, printable
+
+_COARSE = 2 * 10**9  # nanoseconds: a folder that was changed since may change again without another time
+
+
+class Listing(Sequence[str]):
+    """The paths of images of a folder: those at `rows` of an index of their names below it, by default all."""
+
+    def __init__(self, root: str, entries: Index, rows: Tensor | None = None) -> None:
+        self.root, self.entries, self.rows = root, entries, rows
+
+    def __len__(self) -> int:
+        return len(self.entries) if self.rows is None else len(self.rows)
+
+    def __getitem__(self, place: Any) -> Any:
+        if isinstance(place, slice):
+            return [self[i] for i in range(len(self))[place]]
+        if not -len(self) <= place < len(self):
+            raise IndexError(place)
+        return os.path.join(self.root, self.entries.name(self._row(place)))
+
+    def _row(self, place: int) -> int:
+        return range(len(self.entries))[place] if self.rows is None else int(self.rows[place])
+
+    def take(self, places: Tensor) -> "Listing":
+        """The paths at some places."""
+        return Listing(self.root, self.entries, places if self.rows is None else self.rows[places])
+
+    def fingerprint(self) -> str:
+        """sha256 of the names below the common folder and the sizes."""
+        if not _top([self.entries.name(self._row(place)) for place in (0, -1)]):
+            return self.entries.fingerprint(self.rows)
+        rows = [self._row(place) for place in range(len(self))]
+        names = [self.entries.name(row) for row in rows]
+        top = _top([min(names), max(names)])
+        digest = hashlib.sha256()
+        for row, name in zip(rows, names, strict=True):
+            digest.update(_text(os.path.relpath(name, top or "."), self.entries.size(row)))
+        return digest.hexdigest()
+
+
+def listing(root: str, *, fresh: bool = False) -> Listing:
+    """The images of a folder, sorted by class and path. UserError if there is none.
+
+    The index of many images is kept for the next start, until a folder of theirs has changed. A file that is written
+    anew in its place does not change its folder; fresh: look at every file again.
+    """
+    if fresh or folder.count(root, at_most=KEPT_FROM) < KEPT_FROM:
+        return Listing(root, _index(root))
+    key = f"folder {os.path.realpath(root)}"
+    return Listing(root, kept(key, lambda index: _is_unchanged(root, index), lambda: _index(root)))
+
+
+def _index(root: str) -> Index:
+    """With the folders and when each was last changed, as far as that was clearly before they were looked into."""
+    began, folders, above = time.time_ns(), dict[str, int](), len(os.path.join(root, ""))
+
+    def rows() -> Iterator[Row]:
+        for image, name in tqdm(folder.scan(root, folders), f"list {root}", unit=" images", delay=2, leave=False):
+            try:
+                size = image.stat().st_size
+            except OSError:
+                size = -1
+            yield image.path[above:], size, name, ()
+
+    index = Index.of(rows())
+    if max(folders.values()) < began - _COARSE:
+        names = "\0".join(path[above:] for path in folders).encode(errors="surrogateescape")
+        index.columns["folders"] = torch.from_numpy(np.frombuffer(names, np.uint8).copy())
+        index.columns["changed"] = torch.tensor(list(folders.values()))
+    return index
+
+
+def _is_unchanged(root: str, index: Index) -> bool:
+    """Whether each folder of an index was last changed when that says."""
+    if "changed" not in index.columns:
+        return False
+    names = index.columns["folders"].numpy().tobytes().decode(errors="surrogateescape").split("\0")
+    before = index.columns["changed"].tolist()
+    try:
+        return all(os.stat(os.path.join(root, name)).st_mtime_ns == at for name, at in zip(names, before, strict=True))
+    except OSError:
+        return False
+
+
+def _top(paths: Sequence[str]) -> str:
+    """The folder that holds two paths."""
+    return os.path.commonpath([os.path.dirname(path) for path in paths])
+
+
+def _text(name: str, content: object) -> bytes:
+    return f"{name}\0{content}\0".encode(errors="surrogateescape")
+
+
+class Files(Source):
+    """Image files of any size, decoded as `pixels` says; labels (n,). UserError for an out-of-range label.
+
+    masks: the path of the mask of each image, a PNG. named: whether names tell the labels; if not, the fingerprint
+    covers the labels too. verify: what it covers besides the names, the "size" of each file or its "content".
+    """
+
+    def __init__(
+        self,
+        paths: Sequence[str],
+        labels: Labels = None,
+        classes: Sequence[str] = (),
+        *,
+        masks: Sequence[str] | None = None,
+        named: bool = True,
+        verify: str = "size",
+        pixels: PixelFormat = RGB,
+    ) -> None:
+        one_of("verify", verify, get_args(Verify))
+        self.named, self.verify, self.pixels, self.bytes_per_pixel = named, verify, pixels, pixels.bytes_per_pixel
+        self.paths: Sequence[str] = paths if isinstance(paths, Listing) else [os.fspath(path) for path in paths]
+        self.labels = checked_labels(labels, len(self.paths), classes)
+        self.classes, self.masks = tuple(classes), masks
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def read(self, index: int) -> Tensor:
+        return decode.load(self.paths[index], None, self.pixels)
+
+    def read_smaller(self, index: int, reduce: Reduce) -> Tensor:
+        return decode.load(self.paths[index], reduce, self.pixels)
+
+    def values(self, index: int) -> np.ndarray:
+        return decode.values(self.paths[index])
+
+    def name(self, index: int) -> str:
+        return self.paths[index]
+
+    def mask(self, index: int) -> Tensor | None:
+        return None if self.masks is None else decode.load_mask(self.masks[index])
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """sha256 of the names below the common folder and the sizes or contents. UserError for what is unreadable."""
+        if self.named or self.labels is None:
+            return self._of_files()
+        digest = hashlib.sha256(json.dumps([self._of_files(), self.classes]).encode())
+        digest.update(self.labels.contiguous().numpy().data)
+        return digest.hexdigest()
+
+    def _of_files(self) -> str:
+        if isinstance(self.paths, Listing) and self.verify == "size":
+            return self.paths.fingerprint()
+        digest = hashlib.sha256()
+        # What the first and the last of the sorted paths share, all share.
+        top = _top([min(self.paths), max(self.paths)])
+        sizes = (os.path.getsize(path) if os.path.isfile(path) else -1 for path in self.paths)
+        for path, content in zip(self.paths, self._digests() if self.verify == "content" else sizes, strict=True):
+            digest.update(_text(os.path.relpath(path, top), content))
+        return digest.hexdigest()
+
+    def _digests(self) -> Iterator[str]:
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            digests = pool.map(_digest, self.paths)
+            yield from tqdm(digests, "data.verify=content", len(self.paths), unit=" files", delay=2, leave=False)
+
+    def take(self, indices: Tensor) -> "Files":
+        """The set of the files at `indices`, in that order."""
+        labels = None if self.labels is None else self.labels[indices]
+        masks = None if self.masks is None else [self.masks[i] for i in indices.tolist()]
+        if isinstance(self.paths, Listing):
+            paths: Sequence[str] = self.paths.take(indices)
+        else:
+            paths = [self.paths[i] for i in indices.tolist()]
+        same = partial(Files, named=self.named, verify=self.verify, pixels=self.pixels)
+        return same(paths, labels, self.classes, masks=masks)
+
+
+def _digest(path: str) -> str:
+    """sha256 of a file, "" if there is none: training replaces such an image."""
+    if not os.path.isfile(path):
+        return ""
+    try:
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise UserError(f"{printable(path)}: data.verify=content cannot read it: {error.strerror}") from None

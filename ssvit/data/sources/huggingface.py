@@ -1,0 +1,169 @@
+"""Images in data sets of the library `datasets` (Hugging Face), from disk or from its cache.
+
+Its tables lie in files that processes map, so an image is read from its row, and a batch is a function of the step.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Sequence
+from functools import cached_property, partial
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ssvit.data import decode
+from ssvit.data.decode_options import RGB, PixelFormat
+from ssvit.data.sources import huggingface_options
+from ssvit.data.sources.base import Data, Labels, Reduce, Source, Unreadable, checked_labels, class_numbers, parted
+from ssvit.data.sources.folder import AUTO
+from ssvit.data.sources.saved_set import element
+from ssvit.options import UserError, printable
+
+
+class HubImages(Source):
+    """The images of a column of a `datasets.Dataset`, and labels as of a source; called: its name in messages.
+
+    verify: what the fingerprint covers besides the labels, the "size" of each image's file or its "content". UserError
+    for an out-of-range label.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        image: str,
+        labels: Labels = None,
+        classes: Sequence[str] = (),
+        *,
+        called: str,
+        verify: str,
+        pixels: PixelFormat = RGB,
+    ) -> None:
+        import datasets
+
+        self.dataset = dataset.select_columns([image]).cast_column(image, datasets.Image(decode=False))
+        self.image, self.called, self.verify = image, called, verify
+        self.pixels, self.bytes_per_pixel = pixels, pixels.bytes_per_pixel
+        self.labels = checked_labels(labels, len(dataset), classes)
+        self.classes = tuple(classes)
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def read(self, index: int) -> Tensor:
+        return decode.load_bytes(self._file(index), self.name(index), None, self.pixels)
+
+    def read_smaller(self, index: int, reduce: Reduce) -> Tensor:
+        return decode.load_bytes(self._file(index), self.name(index), reduce, self.pixels)
+
+    def values(self, index: int) -> np.ndarray:
+        return decode.values_of_bytes(self._file(index), self.name(index))
+
+    def _file(self, index: int) -> decode.Bytes:
+        """The file of an image, (bytes,) uint8, from the table or where the table says that it is."""
+        image = self.dataset[index][self.image] or {"bytes": None, "path": None}
+        if image["bytes"] is not None:
+            return np.frombuffer(bytearray(image["bytes"]), np.uint8)
+        path = image["path"]
+        if not os.path.isfile(path or ""):
+            raise Unreadable(self.name(index), f"there is no file {path}" if path else "the row has no image")
+        return decode.read_part(path, 0, os.path.getsize(path), path)
+
+    def name(self, index: int) -> str:
+        return f"{self.called}/{index}"
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """sha256 of the labels and of the sizes or contents of the images."""
+        labels = None if self.labels is None else self.labels.tolist()
+        digest = hashlib.sha256(json.dumps([len(self), self.classes, labels]).encode())
+        for index, size in enumerate(self._sizes()):
+            digest.update(b"%d " % size)
+            if self.verify == "content" and size >= 0:
+                digest.update(self._file(index).data)
+        return digest.hexdigest()
+
+    def _sizes(self) -> Iterator[int]:
+        """The bytes of each image's file, -1 if there is none. Images themselves are not read for it."""
+        import pyarrow.compute as arrow
+
+        for chunk in self.dataset.data.column(self.image).chunks:
+            lengths = arrow.binary_length(arrow.struct_field(chunk, "bytes")).to_pylist()
+            for length, path in zip(lengths, arrow.struct_field(chunk, "path").to_pylist(), strict=True):
+                yield length if length is not None else os.path.getsize(path) if os.path.isfile(path or "") else -1
+
+
+def hugging_face(options: huggingface_options.HuggingFace) -> Data:
+    """A data set of the library `datasets`, `huggingface_options.HuggingFace`.
+
+    UserError if it cannot be read, or if validation or test images have a class that training lacks. As in a folder,
+    test=auto skips test images without labels where there are validation images.
+    """
+    found = _loaded(options)
+    names = options.splits_of(found)
+    image, label = options.columns_of(found[names.train].features.to_dict())
+    sources: list[HubImages | None] = []
+    for name in names:
+        if name is None:
+            sources.append(None)
+            continue
+        called = f"{options.root}/{name}".rstrip("/")
+        classes = sources[0].classes if sources and sources[0] is not None else ()
+        if missing := {image, label} - {None, *found[name].column_names}:
+            raise UserError(f"{called}: has no column {min(map(str, missing))}, and {names.train} has")
+        labels, own = _labels(found[name], label, classes, called)
+        read = partial(HubImages, called=called, verify=options.verify, pixels=options.pixels)
+        sources.append(read(found[name], image, labels, own))
+    train, validation, test = sources
+    assert train is not None
+    if options.test == AUTO and validation is not None and train.labels is not None and test and test.labels is None:
+        test = None
+    shown = [f"{name or os.path.basename(os.path.normpath(options.root))}:" for name in names]
+    return parted(shown, train, validation, test, held_out=options.held_out, seed=options.seed)
+
+
+def _loaded(chosen: huggingface_options.HuggingFace) -> dict[str, Any]:
+    """The sets by their splits. UserError if there are none."""
+    import datasets
+
+    offline = datasets.config.HF_HUB_OFFLINE
+    datasets.config.HF_HUB_OFFLINE = offline or not chosen.download
+    try:
+        if chosen.described is None:
+            found = datasets.load_dataset(chosen.root, chosen.config)
+        else:
+            found = datasets.load_from_disk(chosen.root)
+    except Exception as error:  # pyarrow, the hub and the library have errors of their own
+        reason = printable((str(error).splitlines() or [type(error).__name__])[0])
+        raise UserError(f"data.root={chosen.root}: the data set cannot be read: {reason}") from None
+    finally:
+        datasets.config.HF_HUB_OFFLINE = offline
+    return dict(found) if isinstance(found, datasets.DatasetDict) else {"": found}
+
+
+def _labels(dataset: Any, label: str | None, classes: Sequence[str], called: str) -> tuple[Labels, tuple[str, ...]]:
+    """Labels into `classes`, by default into the set's own, and these; none if a row has no label.
+
+    (n,), or of lists of classes (n, k) bool; an empty list is a label, an image of no class.
+    """
+    if label is None:
+        return None, ()
+    feature, values = dataset.features.to_dict()[label], dataset.data.column(label).to_pylist()
+    of_list = element(feature)
+    names = (of_list or feature).get("names")
+    rows = values if of_list else [(value,) for value in values]
+    if any(row is None or any(one is None or (names and one < 0) for one in row) for row in rows):
+        return None, ()
+    own = tuple(classes or names or map(str, sorted(set(chain(*rows)))))
+    text = names.__getitem__ if names else str
+    number = class_numbers(map(text, chain(*rows)), own, called=called)
+    places = [[number[text(one)] for one in row] for row in rows]
+    if not of_list:
+        return [place for (place,) in places], own
+    found = torch.zeros(len(rows), len(own), dtype=torch.bool)
+    for row, of_row in zip(found, places, strict=True):
+        row[of_row] = True
+    return (found if own else None), own

@@ -1,0 +1,207 @@
+"""The rows of a set of images in one file, which processes map instead of each holding a list of its own.
+
+A row has the image's name, its size in bytes, its class, and more numbers where a set needs them. The text of all rows,
+`name\\0size\\0` one after the other, is stored as it is, because its sha256 is the fingerprint of the set.
+
+Letters: n images, t bytes of text.
+"""
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from ssvit import atomic_io
+from ssvit.data.sources.base import class_numbers, renumbered
+
+KEPT_FROM = 20_000  # images from which a folder's index is kept for the next start
+_CHUNK = 1 << 16  # rows that are gathered together
+Row = tuple[str, int, str | tuple[str, ...] | None, tuple[int, ...]]  # name, bytes, class or classes, further numbers
+
+
+class Index:
+    """Columns: "text" (t,) uint8, "ends" (n,) int64 of each row's text, perhaps "labels" of a source, and others (n,).
+
+    facts: what belongs to the set as a whole, as JSON holds it; `classes` are the names that labels count.
+    """
+
+    def __init__(self, columns: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+        self.columns, self.facts = dict(columns), dict(facts)
+        self.classes: tuple[str, ...] = tuple(facts.get("classes", ()))
+        self._text, self._ends = columns["text"].numpy(), columns["ends"].numpy()
+
+    @classmethod
+    def of(
+        cls,
+        rows: Iterable[Row],
+        further: Sequence[str] = (),
+        *,
+        numbered: bool = False,
+        classes: Sequence[str] = (),
+        **facts: Any,
+    ) -> "Index":
+        """Made of rows, in their order; without labels if a row has no class. further: names of their numbers.
+
+        Classes are numbered as given, by default by their sorted names; numbered: by their numbers, if all names are
+        numbers. Rows with tuples of classes have labels (n, k) bool.
+        """
+        text, ends, labels, columns = bytearray(), array("q"), array("q"), [array("q") for _ in further]
+        numbers: dict[str | tuple[str, ...] | None, int] = {}
+        for name, size, label, more in rows:
+            text += f"{name}\0{size}\0".encode(errors="surrogateescape")
+            ends.append(len(text))
+            labels.append(numbers.setdefault(label, len(numbers)))
+            for column, value in zip(columns, more, strict=True):
+                column.append(value)
+        made = {"text": _tensor(text, torch.uint8), "ends": _tensor(ends)}
+        made |= {name: _tensor(column) for name, column in zip(further, columns, strict=True)}
+        if not numbers or None in numbers:
+            return cls(made, {"classes": [], **facts})
+        named = [key if isinstance(key, tuple) else (str(key),) for key in numbers]
+        names = set(chain(*named))
+        are_numbers = numbered and all(name.isdecimal() for name in names)
+        classes = list(classes) or sorted(names, key=int if are_numbers else str)
+        place = {name: number for number, name in enumerate(classes)}
+        if any(isinstance(key, tuple) for key in numbers):
+            every = torch.zeros(len(named), len(classes), dtype=torch.bool)
+            for row, own in enumerate(named):
+                every[row, [place[name] for name in own]] = True
+        else:
+            every = torch.tensor([place[name] for (name,) in named])
+        made["labels"] = every[_tensor(labels)]
+        return cls(made, {"classes": classes, **facts})
+
+    @classmethod
+    def read(cls, path: Path) -> "Index":
+        """Mapped from a file: its pages are shared by all processes, and read when needed. OSError, ValueError."""
+        atomic_io.check_regular(path)
+        try:
+            with safe_open(path, "pt") as file:
+                columns = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no dictionary)
+                facts = json.loads((file.metadata() or {})["facts"])
+        except (SafetensorError, KeyError) as error:
+            raise ValueError(f"no index of images: {error}") from None
+        if not {"text", "ends"} <= columns.keys() or not isinstance(facts, dict):
+            raise ValueError("no index of images")
+        return cls(columns, facts)
+
+    def write(self, path: Path) -> None:
+        """Write it whole or not at all. OSError if it cannot be."""
+        beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+        try:
+            save_file(self.columns, beside, {"facts": json.dumps(self.facts)})
+            atomic_io.synchronise(beside)
+            beside.replace(path)
+        except (OSError, SafetensorError) as error:  # safetensors' own where the disk is full
+            beside.unlink(missing_ok=True)
+            raise error if isinstance(error, OSError) else OSError(errno.EIO, str(error), str(path)) from None
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def _row(self, index: int) -> list[str]:
+        start = int(self._ends[index - 1]) if index else 0
+        return self._text[start : int(self._ends[index])].tobytes().decode(errors="surrogateescape").split("\0")
+
+    def name(self, index: int) -> str:
+        """An image's name."""
+        return self._row(index)[0]
+
+    def size(self, index: int) -> int:
+        """An image's bytes, -1 where they were not known."""
+        return int(self._row(index)[1])
+
+    def labels(self, classes: Sequence[str] = (), *, root: str) -> Tensor | None:
+        """Labels, as of a source, into `classes`, by default the index's own; None without. UserError, with the root's
+        name, for a class that is not among them.
+        """
+        own = self.columns.get("labels")
+        if own is None or not classes or tuple(classes) == self.classes:
+            return own
+        place = class_numbers(self.classes, classes, called=root)
+        return renumbered(own, [place[name] for name in self.classes], len(classes))
+
+    def texts(self, rows: Tensor | None = None) -> Iterator[np.ndarray]:
+        """The text of some rows, by default of all, in parts (t,) uint8."""
+        if rows is None:
+            yield self._text
+            return
+        for part in rows.split(_CHUNK):
+            numbers = part.numpy()
+            ends = self._ends[numbers]
+            lengths = ends - np.where(numbers > 0, self._ends[numbers - 1], 0)
+            after = lengths.cumsum()
+            yield self._text[np.arange(after[-1]) + np.repeat(ends - after, lengths)]
+
+    def fingerprint(self, rows: Tensor | None = None) -> str:
+        """sha256 of the text of some rows, by default of all."""
+        digest = hashlib.sha256()
+        for part in self.texts(rows):
+            digest.update(np.ascontiguousarray(part).data)
+        return digest.hexdigest()
+
+
+def _tensor(values: "bytearray | array[int]", dtype: torch.dtype = torch.int64) -> Tensor:
+    return torch.frombuffer(values, dtype=dtype) if len(values) else torch.empty(0, dtype=dtype)
+
+
+def kept(key: str, is_valid: Callable[[Index], bool], make: Callable[[], Index]) -> Index:
+    """The index that is kept under a key, if it is valid; else it is made, and kept if it is valid then.
+
+    Of several processes the first makes it, and the others wait for its file.
+    """
+    path = caches("indices") / f"{hashlib.sha256(key.encode(errors='surrogateescape')).hexdigest()[:32]}.safetensors"
+
+    def found() -> Index | None:
+        try:
+            index = Index.read(path)
+            return index if is_valid(index) else None
+        except (OSError, ValueError):
+            return None
+
+    if index := found():
+        return index
+    with locked(path):
+        if index := found():
+            return index
+        index = make()
+        if is_valid(index):
+            with suppress(OSError):  # on a full disk, or without a home, each start makes it anew
+                index.write(path)
+                return Index.read(path)
+        return index
+
+
+def caches(name: str) -> Path:
+    """ssvit's folder of a name in the user's folder for caches."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache"), "ssvit", name)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """While the block runs, no other process is in one of the same path, as far as the file system has locks."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError:
+        yield
+        return
+    try:
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,51 @@
+"""Images of one size, held in memory as one tensor. Letters: n images, c channels, h, w pixels."""
+
+import hashlib
+from collections.abc import Sequence
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from ssvit.data.sources.base import Labels, Source, checked_labels
+
+
+class Memory(Source):
+    """images (n, c, h, w), uint8 or float32 in [0, 1], labels (n,), masks (n, h, w) uint8.
+
+    UserError for an out-of-range label.
+    """
+
+    in_memory: Tensor
+
+    def __init__(
+        self, images: Tensor, labels: Labels = None, classes: Sequence[str] = (), *, masks: Tensor | None = None
+    ) -> None:
+        if images.ndim != 4 or images.dtype not in (torch.uint8, torch.float32):
+            right = "images must be (n, c, h, w), uint8 or float32"
+            raise ValueError(f"{right}, not {tuple(images.shape)} {images.dtype}")
+        self.in_memory = images.contiguous()
+        self.bytes_per_pixel = images.shape[1] * images.itemsize
+        self.labels = checked_labels(labels, len(images), classes)
+        self.classes, self.masks = tuple(classes), masks
+
+    def __len__(self) -> int:
+        return len(self.in_memory)
+
+    def read(self, index: int) -> Tensor:
+        return self.in_memory[index]
+
+    def mask(self, index: int) -> Tensor | None:
+        return None if self.masks is None else self.masks[index]
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """sha256 of the shape and the pixels."""
+        digest = hashlib.sha256(str(tuple(self.in_memory.shape)).encode())
+        digest.update(self.in_memory.numpy().data)
+        return digest.hexdigest()
+
+    def take(self, indices: Tensor) -> "Memory":
+        """The set of the images at `indices`, in that order."""
+        labels, masks = (None if of is None else of[indices] for of in (self.labels, self.masks))
+        return Memory(self.in_memory[indices], labels, self.classes, masks=masks)

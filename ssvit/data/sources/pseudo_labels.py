@@ -1,0 +1,70 @@
+"""A table for data=csv of labelled images and of others with the classes that a model predicts (pseudo-labels).
+
+Standard library only.
+"""
+
+import csv
+import io
+import os
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from ssvit.data.sources import table
+from ssvit.data.sources.folder import AUTO, KNOWN
+from ssvit.options import OptionError, UserError
+
+_COLUMNS = ("path", "label", "split", "probability")
+HEADING = ",".join(_COLUMNS)
+_TRAIN = KNOWN["train"][0]
+
+
+class PseudoLabel(NamedTuple):
+    """The most probable class of an image, and its probability."""
+
+    path: str
+    label: str
+    probability: float
+
+
+def chosen(labels: Iterable[PseudoLabel], *, confidence: float, per_class: int | None) -> list[PseudoLabel]:
+    """Those of at least this probability, and of each class at most so many, the most probable ones; in their order."""
+    sure = [one for one in labels if one.probability >= confidence]
+    by_class = defaultdict(list)
+    for place, one in enumerate(sure):
+        by_class[one.label].append((-one.probability, place))
+    kept = {place for members in by_class.values() for _, place in sorted(members)[:per_class]}
+    return [one for place, one in enumerate(sure) if place in kept]
+
+
+def written(labels: Iterable[PseudoLabel], labelled: str | None) -> bytes:
+    """The table: the rows of `labelled`, another table, with their splits, and then pseudo-labels to train on.
+
+    Paths are absolute, so the table may lie anywhere. OptionError or UserError if `labelled` is no table of labels.
+    """
+    text = io.StringIO(newline="")
+    rows = csv.writer(text)
+    rows.writerow(_COLUMNS)
+    if labelled is not None:
+        columns = check(labelled)
+        root = os.path.dirname(os.path.abspath(labelled))
+        for row in table.rows(labelled, columns):
+            rows.writerow((os.path.join(root, row.path), row.label, row.split or _TRAIN, ""))
+    for one in labels:
+        rows.writerow((os.path.abspath(one.path), one.label, _TRAIN, f"{one.probability:.4f}"))
+    try:
+        return text.getvalue().encode()
+    except UnicodeEncodeError as error:
+        name = error.object[: error.end].rpartition("\n")[2]
+        raise UserError(f"{name}: is not UTF-8, as names in a table must be; output=NAME.json takes any") from None
+
+
+def check(labelled: str) -> table.Columns:
+    """The columns of a table of labelled images. OptionError unless it has paths and labels."""
+    try:
+        columns = table.columns(labelled, table.Columns("path", AUTO, AUTO))
+    except OptionError as error:
+        raise OptionError("labelled", labelled, error.right) from None
+    if columns.label is None:
+        raise OptionError("labelled", labelled, "must have a column `label`")
+    return columns

@@ -1,0 +1,346 @@
+"""The embedded data set: scenes of overlapping leaves behind one labelled shape, functions of (seed, index) alone.
+
+The dead-leaves model gives the scale-free statistics of natural images: opaque leaves with radii distributed as
+r^-3, painted over one another (Lee, Mumford, Huang 2001). Light, texture and a small palette of each scene make hidden
+patches predictable from visible ones. The shape is the class; its pose, colour and texture are independent of it.
+Version 1 has small shapes at any angle; version 2 has large ones, nearly upright, as objects stand in photographs.
+
+Every number comes from sums, products, minima, square roots and tables, which torch rounds alike wherever they stand
+in a batch, unlike its powers and angles: an image has the same bits in any batch and for any number of threads.
+
+Letters: b images, k leaves, p pixels = h * w. Lengths are in units of sqrt(h * w).
+"""
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ssvit.data.sources import synthetic_options
+from ssvit.data.sources.base import Data
+from ssvit.data.sources.memory import Memory
+from ssvit.options import one_of, pair, whole
+from ssvit.randomness import uniform
+
+_LEAVES = 16
+_RADII = (0.15, 0.7)  # least and most
+_OCTAVES = ((3, 1.0), (6, 0.6), (12, 0.35))  # cells of the noise along each side, and its weight
+_CHUNK = 1 << 17  # pixels drawn at a time: enough to pay for the calls, few enough for the cache
+_TURN = 1 << 12  # entries of the table of cosines
+_COSINE = torch.tensor([math.cos(2 * math.pi * i / _TURN) for i in range(_TURN)])
+
+
+def _disc(x: Tensor, y: Tensor) -> Tensor:
+    return (x * x + y * y).sqrt() - 1
+
+
+def _square(x: Tensor, y: Tensor) -> Tensor:
+    return torch.maximum(x.abs(), y.abs()) - 0.886
+
+
+def _triangle(x: Tensor, y: Tensor) -> Tensor:
+    return torch.maximum(x.abs() * 0.866 - y * 0.5, y) - 0.778
+
+
+def _star(x: Tensor, y: Tensor) -> Tensor:
+    # Two reflections fold the five points onto one edge, which runs from the tip (0, -1.54) to a notch.
+    x = x.abs()
+    for nx, ny in ((0.809, -0.588), (-0.809, -0.588)):
+        fold = (x * nx + y * -ny).clamp(min=0) * 2
+        x, y = x - fold * nx, y + fold * ny
+    return x.abs() * 0.923 - y * 0.384 - 0.592
+
+
+def _ring(x: Tensor, y: Tensor) -> Tensor:
+    return ((x * x + y * y).sqrt() - 1).abs() - 0.25
+
+
+def _cross(x: Tensor, y: Tensor) -> Tensor:
+    x, y = x.abs(), y.abs()
+    return torch.maximum(torch.maximum(x, y) - 1.154, torch.minimum(x, y) - 0.415)
+
+
+def _crescent(x: Tensor, y: Tensor) -> Tensor:
+    x = x - 0.47
+    bite = (x - 0.935) * (x - 0.935) + y * y
+    return torch.maximum((x * x + y * y).sqrt() - 1.35, 1.14 - bite.sqrt())
+
+
+def _heart(x: Tensor, y: Tensor) -> Tensor:
+    x, y = x.abs(), y - 0.29
+    lobe = (x - 0.469) * (x - 0.469) + (y + 0.469) * (y + 0.469)
+    return torch.minimum((x + y.abs()) * 0.707 - 0.663, lobe.sqrt() - 0.663)
+
+
+def _arrow(x: Tensor, y: Tensor) -> Tensor:
+    x = x.abs()
+    head = torch.maximum(y + 0.05, x * 0.75 - y * 0.66 - 0.97)
+    return torch.minimum(head, torch.maximum(x - 0.45, (y - 0.6).abs() - 0.84))
+
+
+def _hourglass(x: Tensor, y: Tensor) -> Tensor:
+    x, y = x.abs(), y.abs()
+    return torch.maximum(y - 1.19, x * 0.75 - y * 0.66 - 0.1)
+
+
+_FUNCTIONS = (_disc, _square, _triangle, _star, _ring, _cross, _crescent, _heart, _arrow, _hourglass)
+SHAPES = {function.__name__[1:]: function for function in _FUNCTIONS}
+CLASSES = tuple(SHAPES)
+
+
+@dataclass(frozen=True)
+class _Pose:
+    """How the labelled shape lies in its image."""
+
+    radius: tuple[float, float]  # at least, and the range above that, of the shorter side
+    turn: tuple[float, float]  # the first angle and the range above that, in turns
+    shift: float  # how far it may lie from where it is seen whole, of the shorter side
+
+
+_POSES = {
+    1: _Pose(radius=(0.17, 0.07), turn=(0.0, 1.0), shift=0.0),
+    2: _Pose(radius=(0.26, 0.12), turn=(-0.075, 0.15), shift=0.2),
+}
+
+
+def synthetic(options: synthetic_options.Synthetic) -> Data:
+    """Render the embedded set, as at each start: nothing is downloaded. The options are those of `Synthetic`."""
+    seed, size, version = options.seed, options.size, options.version
+    counts = options.images, options.held_out_images
+    train, test = (
+        Memory(
+            *render(part, seed=seed, size=size, version=version),
+            CLASSES,
+            masks=masks(part, seed=seed, size=size, version=version),
+        )
+        for part in torch.arange(sum(counts)).split(counts)
+    )
+    return Data(train, None, test, CLASSES)
+
+
+def render(indices: Tensor, *, seed: int, size: int | tuple[int, int], version: int = 1) -> tuple[Tensor, Tensor]:
+    """Images and their classes: image i is a pure function of (seed, i, size, version), its label of (seed, i).
+
+    indices (b,) int64, size a side or (height, width) in pixels -> images (b, 3, h, w) uint8, labels (b,) int64 into
+    `CLASSES`. Each aligned run of ten indices holds every class once. Sizes of one aspect show one scene. OptionError
+    for a wrong size, seed or version.
+    """
+    return _in_chunks(lambda *chunk: _canvas(*chunk).clamp_(0, 1).mul_(255).add_(0.5), 3, indices, seed, size, version)
+
+
+def masks(indices: Tensor, *, seed: int, size: int | tuple[int, int], version: int = 1) -> Tensor:
+    """Where the labelled shapes lie in the images that `render` makes of the same arguments.
+
+    indices (b,) int64 -> (b, h, w) uint8: 1 + label for a pixel whose centre lies in the shape, 0 for the background.
+    """
+    return _in_chunks(_draw_mask, 1, indices, seed, size, version)[0][:, 0]
+
+
+def _in_chunks(
+    draw: Callable[..., Tensor], channels: int, indices: Tensor, seed: int, size: int | tuple[int, int], version: int
+) -> tuple[Tensor, Tensor]:
+    """Images (b, channels, h, w) uint8, drawn a chunk at a time, and their labels (b,)."""
+    height, width = pair("size", size)
+    whole("seed", seed, 0)
+    one_of("version", version, _POSES)
+    grid, labels = _Grid(height, width, indices.device), _label(indices, seed)
+    images = torch.empty(len(indices), channels, height, width, dtype=torch.uint8, device=indices.device)
+    rows = max(1, _CHUNK // (height * width))
+    for start in range(0, len(indices), rows):
+        part = slice(start, start + rows)
+        images[part] = draw(indices[part], labels[part], seed, grid, _POSES[version]).view(-1, channels, height, width)
+    return images, labels
+
+
+def _label(indices: Tensor, seed: int) -> Tensor:
+    """The class of each image, from a random order of all classes for every aligned run: (b,) -> (b,) int64."""
+    count = len(CLASSES)
+    order = uniform(seed, "synthetic label", indices.div(count, rounding_mode="floor"), count).argsort(dim=1)
+    return order.gather(1, indices.remainder(count)[:, None])[:, 0]
+
+
+class _Grid:
+    """Pixel centres x, y (p,) with the origin in the middle of the image; density: pixels in a unit of length."""
+
+    def __init__(self, height: int, width: int, device: torch.device) -> None:
+        self.rows, self.columns, self.density = height, width, math.sqrt(height * width)
+        self.extent = width / self.density, height / self.density
+        x = (torch.arange(width, device=device) - (width - 1) / 2) / self.density
+        y = (torch.arange(height, device=device) - (height - 1) / 2) / self.density
+        self.x, self.y = x.repeat(height), y.repeat_interleave(width)
+
+
+def _canvas(indices: Tensor, labels: Tensor, seed: int, grid: _Grid, pose: _Pose) -> Tensor:
+    """One chunk of images before they are rounded: (b, 3, p)."""
+    turn, tints, bands, shape, leaves, *lattices = _numbers(indices, seed)
+    light = _direction(turn * 0.4 + 0.55)
+    # Four tints that the leaves of a scene share: (b, 4, 3) of brightness, warmth and greenness.
+    palette = (tints.view(-1, 4, 3) - 0.5) * torch.tensor([0.5, 0.6, 0.45], device=tints.device)
+    grain, clouds = _noise(lattices, grid).unbind(1)
+    x, y = grid.x + grain * 0.04, grid.y + clouds * 0.04
+    # Bands of one direction and period.
+    cos, sin = _direction(bands[:, :1])
+    period = 0.1 + bands[:, 1:2] * 0.15
+    stripes = _wave(x * (cos / period) + y * (sin / period) + bands[:, 2:])
+    canvas = _background(grid, clouds, palette)
+    _paint_leaves(canvas, x, y, (stripes, grain), _leaves(leaves, palette, light, grid))
+    _paint_shape(canvas, labels, shape, light, grid, pose)
+    return canvas
+
+
+def _draw_mask(indices: Tensor, labels: Tensor, seed: int, grid: _Grid, pose: _Pose) -> Tensor:
+    """One chunk of masks: (b,) indices and labels -> (b, p)."""
+    depth = _place(labels, _numbers(indices, seed)[3], grid, pose)[0]
+    return (depth > 0) * (labels[:, None] + 1)
+
+
+def _numbers(indices: Tensor, seed: int) -> tuple[Tensor, ...]:
+    """Uniform in [0, 1), (b, count) each: for light, tints, bands, shape, leaves, and each octave of noise."""
+    counts = [1, 12, 3, 11, 10 * _LEAVES, *(2 * (cells + 1) ** 2 for cells, _ in _OCTAVES)]
+    # Each number of 53 bits makes two of the 24 that a float32 holds.
+    wide = uniform(seed, "synthetic", indices, (sum(counts) + 1) // 2) * 2.0**24
+    high = wide.floor()
+    low = ((wide - high) * 2.0**24).floor()
+    return (torch.cat([high, low], dim=1) * 2.0**-24).float()[:, : sum(counts)].split(counts, dim=1)
+
+
+def _direction(turn: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosine and sine of an angle in turns, from a table."""
+    place = (turn * _TURN).long()
+    table = _COSINE.to(turn.device)
+    return table[place.remainder(_TURN)], table[(place - _TURN // 4).remainder(_TURN)]
+
+
+def _wave(t: Tensor) -> Tensor:
+    """Nearly sin(2 pi t), from two parabolas."""
+    t = t - t.round()
+    return (1 - t.abs() * 2) * t * 8
+
+
+def _noise(lattices: list[Tensor], grid: _Grid) -> Tensor:
+    """Two fields of smooth noise around 0 from lattices, one an octave: (b, 2 (cells + 1)^2) uniform -> (b, 2, p)."""
+    noise = None
+    for (cells, weight), lattice in zip(_OCTAVES, lattices, strict=True):
+        values = ((lattice - 0.5) * (2 * weight)).view(-1, 2, cells + 1, cells + 1)
+        # Columns before rows: the lattice is small while single numbers are picked, and whole rows are picked fast.
+        for axis, pixels in ((3, grid.columns), (2, grid.rows)):
+            place = (torch.arange(pixels, device=lattice.device) + 0.5) * (cells / pixels)
+            cell = place.floor().long()
+            part = place - cell
+            ease = part * part * (3 - part * 2)
+            low, high = values.index_select(axis, cell), values.index_select(axis, cell + 1)
+            values = high.sub_(low).mul_(ease if axis == 3 else ease[:, None]).add_(low)
+        noise = values if noise is None else noise.add_(values)
+    assert noise is not None
+    return noise.flatten(2)
+
+
+def _color(bright: Tensor, warm: Tensor, green: Tensor) -> Tensor:
+    """Colours from brightness and two opponent axes: three (...,) -> (..., 3)."""
+    return torch.stack(
+        [bright + warm * 0.6, bright + warm * 0.15 + green * 0.5, bright - warm * 0.75 - green * 0.2], -1
+    )
+
+
+def _background(grid: _Grid, clouds: Tensor, palette: Tensor) -> Tensor:
+    """A sky that darkens downwards, with clouds: (b, 3, p)."""
+    bright, warm, green = palette[:, 0].unbind(1)
+    top = _color(bright * 0.4 + 0.75, warm, green)[:, :, None]
+    low = _color(bright * 0.4 + 0.35, warm, green)[:, :, None]
+    return ((grid.y + 0.5) + clouds * 0.2)[:, None] * (low - top) + top
+
+
+def _leaves(
+    numbers: Tensor, palette: Tensor, light: tuple[Tensor, Tensor], grid: _Grid
+) -> Iterable[tuple[Tensor, ...]]:
+    """The leaves of each scene from the farthest to the nearest, of (b, 10 k) uniform numbers.
+
+    Each has, (b, 1): ux, uy, u0, vx, vy, v0 of its own coordinates u = ux * x + uy * y + u0 and v alike, in which its
+    edge lies where the norm is 1; the gain of brightness along u and v; the contrast of its texture; slope and offset
+    over the squared norm of its edge, then of the shadow that it casts around itself. Last its colour (b, 3, 1).
+    """
+    size, aspect, x, y, turn, bright, warm, green, texture, tint = numbers.view(-1, 10, _LEAVES).permute(1, 2, 0)
+    least, most = (r**-2 for r in _RADII)
+    radius = 1 / (least - size * (least - most)).sqrt()
+    stretch = (1 + aspect * aspect * 2).sqrt()
+    u_radius, v_radius = radius * stretch, radius / stretch
+    cos, sin = _direction(turn)
+    ux, uy, vx, vy = cos / u_radius, sin / u_radius, -sin / v_radius, cos / v_radius
+    x, y = ((place - 0.5) * (side * 1.1) for place, side in zip((x, y), grid.extent, strict=True))
+    lx, ly = (part[:, 0] * 0.22 for part in light)
+    bases = palette.gather(1, (tint.T * 4).long()[:, :, None].expand(-1, -1, 3)).permute(2, 1, 0)
+    color = _color(
+        bases[0] + bright * 0.45 + 0.25, bases[1] + (warm - 0.5) * 0.2, bases[2] + (green - 0.5) * 0.2
+    ).clamp_(0.03, 1)
+    edge, shadow = radius * (grid.density * 0.65), (v_radius * 4).clamp_(max=0.6)
+    fields = (
+        *(ux, uy, -(ux * x + uy * y), vx, vy, -(vx * x + vy * y)),
+        *(lx * cos + ly * sin, ly * cos - lx * sin),
+        *((texture * 0.5 - 0.2).clamp_(min=0), edge, 0.5 - edge, shadow, 0.6 - shadow),
+    )
+    return zip(*(field[:, :, None].contiguous() for field in fields), color[..., None], strict=True)
+
+
+def _paint_leaves(
+    canvas: Tensor, x: Tensor, y: Tensor, textures: tuple[Tensor, ...], leaves: Iterable[tuple[Tensor, ...]]
+) -> None:
+    """Paint ellipses, and boxes for every fourth, over one another: canvas (b, 3, p), x, y and textures (b, p)."""
+    # Written into the same few buffers leaf after leaf: fresh ones would cost more in page faults than the arithmetic.
+    one, roundness, ambient = torch.tensor([1.0, 0.15, 1.05], device=x.device)
+    u, v, shade, spare = torch.empty(4, *x.shape, device=x.device)
+    layer = torch.empty_like(canvas)
+    for k, leaf in enumerate(leaves):
+        ux, uy, u0, vx, vy, v0, light_u, light_v, contrast, edge, edge_0, shadow, shadow_0, color = leaf
+        torch.mul(x, ux, out=u).add_(torch.mul(y, uy, out=spare)).add_(u0)
+        torch.mul(x, vx, out=v).add_(torch.mul(y, vy, out=spare)).add_(v0)
+        torch.mul(u, light_u, out=shade).add_(torch.mul(v, light_v, out=spare))
+        shade.add_(torch.mul(textures[k % len(textures)], contrast, out=spare))
+        # The squared norm is 1 at the edge of the leaf and grows there by 2 over the shorter radius.
+        u.mul_(u), v.mul_(v)
+        norm = torch.maximum(u, v, out=u) if k % 4 == 0 else u.add_(v)
+        outside = torch.mul(norm, edge, out=v).add_(edge_0).clamp_(0, 1)
+        shade.sub_(torch.mul(norm, roundness, out=spare)).add_(ambient).mul_(torch.sub(one, outside, out=spare))
+        lit = torch.mul(norm, shadow, out=u).add_(shadow_0).clamp_(max=1)
+        canvas.mul_(lit.mul_(outside)[:, None])
+        canvas.add_(torch.mul(color, shade[:, None], out=layer))
+
+
+def _place(labels: Tensor, numbers: Tensor, grid: _Grid, pose: _Pose) -> tuple[Tensor, ...]:
+    """The shapes of some labels (b,) at the size and pose that the first of (b, 11) uniform numbers give.
+
+    Returns their depth (b, p), above 0 inside and 0 at the edge; dx, dy (b, p) from their middle; u (b, p) along their
+    first axis, in radii; and their radius (b, 1).
+    """
+    size, x, y, turn, aspect = numbers[:, :5, None].unbind(1)
+    side = min(grid.extent)
+    radius = (pose.radius[0] + size * pose.radius[1]) * side
+    room = (side - radius * 3.2).clamp_(min=0) + pose.shift * side
+    dx, dy = grid.x - (x - 0.5) * room, grid.y - (y - 0.5) * room
+    cos, sin = _direction(turn * pose.turn[1] + pose.turn[0])
+    stretch = (aspect * 0.7 + 0.7).sqrt()
+    u = (dx * cos + dy * sin) * (stretch / radius)
+    v = (dy * cos - dx * sin) / (stretch * radius)
+    depth = torch.empty_like(u)
+    for label, shape in enumerate(SHAPES.values()):
+        rows = (labels == label).nonzero()[:, 0]
+        depth[rows] = -shape(u[rows], v[rows])
+    return depth, dx, dy, u, radius
+
+
+def _paint_shape(
+    canvas: Tensor, labels: Tensor, numbers: Tensor, light: tuple[Tensor, Tensor], grid: _Grid, pose: _Pose
+) -> None:
+    """Paint the labelled shape over everything else: canvas (b, 3, p), (b, 11) uniform numbers."""
+    period, phase, contrast, hue, bright, chroma = numbers[:, 5:, None].unbind(1)
+    depth, dx, dy, u, radius = _place(labels, numbers, grid, pose)
+    lx, ly = light
+    stripes = _wave(u * (period + 0.8) + phase) * (contrast * 0.5 - 0.25).clamp_(min=0)
+    shade = (dx * lx + dy * ly) * (0.25 / radius) + stripes + (depth * 3).clamp_(0, 1) * 0.25 + 0.85
+    cover = (depth * (radius * grid.density) + 0.5).clamp_(0, 1)
+    lit = (0.4 - depth * (radius * 8)).clamp_(0.4, 1)
+    rainbow = torch.cat([_direction(hue + third / 3)[0] for third in range(3)], dim=1)
+    color = (rainbow * (chroma * 0.3 + 0.1) + (bright * 0.5 + 0.25)).clamp_(0.03, 1)
+    canvas *= ((1 - cover) * lit)[:, None]
+    canvas += color[:, :, None] * (shade * cover)[:, None]

@@ -1,0 +1,188 @@
+"""Which images a table names, and what each is for. Standard library only.
+
+A table is a CSV file in UTF-8, or a TSV file (.tsv), whose first line names the columns. A row names an image, and
+perhaps its class, or its classes, and its split. Several classes stand in one cell, between separators (cat|dog), or
+each has a column of 0 and 1.
+"""
+
+import csv
+import os
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from ssvit.data.sources.folder import AUTO, KNOWN
+from ssvit.options import OptionError, UserError, printable
+
+_MARKS = {"0": False, "0.0": False, "False": False, "1": True, "1.0": True, "True": True}  # as pandas writes them too
+
+
+class Columns(NamedTuple):
+    """The names of the columns that are read."""
+
+    path: str
+    label: str | tuple[str, ...] | None  # several: of 0 and 1, for a class each
+    split: str | None
+    separator: str | None = None  # of several classes in a cell
+
+    @property
+    def is_multi_label(self) -> bool:
+        """Whether an image may have several classes, or none."""
+        return self.separator is not None or isinstance(self.label, tuple)
+
+
+class Row(NamedTuple):
+    """A row, with its number in the file; an empty split where there is no column of splits."""
+
+    line: int
+    path: str
+    label: str | tuple[str, ...] | None  # several classes where the columns may name several
+    split: str
+
+
+class Splits(NamedTuple):
+    """The values of the column of splits by what their rows are for; train: None for all other rows."""
+
+    train: str | None
+    validation: str | None
+    test: str | None
+
+    def part(self, row: Row) -> str | None:
+        """What a row is for: train, validation, test, or None for nothing."""
+        if self.validation is not None and row.split == self.validation:
+            return "validation"
+        if self.test is not None and row.split == self.test:
+            return "test"
+        return "train" if self.train in (None, row.split) else None
+
+
+def columns(table: object, given: Columns) -> Columns:
+    """The columns of a table by the names that are given; auto: `label` and `split` where there are such, None: none.
+
+    OptionError if the table is no file that can be read, or lacks a column.
+    """
+    if not isinstance(table, str | os.PathLike) or not os.fspath(table):
+        raise OptionError("table", table, "must name a CSV file")
+    if os.path.isdir(table):
+        raise OptionError("table", table, "must be a CSV file, and this is a folder")
+    if not os.path.exists(table):
+        raise OptionError("table", table, "no such file")
+    first = next(_lines(os.fspath(table)), (1, []))[1]
+
+    def found(option: str, name: object) -> str | None:
+        if name == AUTO and option != "path":
+            return option if option in first else None
+        if name is None and option != "path":
+            return None
+        if str(name) not in first:
+            there = printable(", ".join(first) or "none")
+            raise OptionError(option, name, f"must be a column of {table}, which has {there}")
+        return str(name)
+
+    path, split = found("path", given.path), found("split", given.split)
+    label: str | tuple[str, ...] | None
+    if isinstance(given.label, list | tuple):
+        label = tuple(str(found("label", str(name))) for name in given.label)
+        if len(set(label)) < max(2, len(label)):
+            right = "must be one column, or a list of two or more different ones of 0 and 1"
+            raise OptionError("label", list(label), right)
+    else:
+        label = found("label", given.label)
+    if given.separator is not None and not (given.separator and isinstance(label, str)):
+        right = "stands between the classes in the one column that data.label names; null for one class each"
+        raise OptionError("separator", given.separator, right)
+    return Columns(str(path), label, split, None if given.separator is None else str(given.separator))
+
+
+def rows(table: str, of: Columns) -> Iterator[Row]:
+    """The rows of a table in their order. UserError for a row that lacks a column, a path or a label."""
+    lines = _lines(table)
+    _, first = next(lines)
+    path, split = first.index(of.path), None if of.split is None else first.index(of.split)
+    label = first.index(of.label) if isinstance(of.label, str) else None
+    marks = [(name, first.index(name)) for name in of.label] if isinstance(of.label, tuple) else []
+    for line, cells in lines:
+        if len(cells) != len(first):
+            raise UserError(f"{table}, line {line}: has {len(cells)} columns, and the first line {len(first)}")
+        if not cells[path]:
+            raise UserError(f"{table}, line {line}: has no path")
+        found: str | tuple[str, ...] | None = None
+        if marks:
+            found = tuple(name for name, place in marks if _is_marked(table, line, name, cells[place]))
+        elif label is not None and of.separator is not None:
+            found = tuple(filter(None, map(str.strip, cells[label].split(of.separator))))
+        elif label is not None:
+            found = cells[label]
+            if not found:
+                raise UserError(f"{table}, line {line}: has no label: give each row one, or set data.label=null")
+        yield Row(line, cells[path], found, "" if split is None else cells[split])
+
+
+def _is_marked(table: str, line: int, name: str, cell: str) -> bool:
+    if cell not in _MARKS:
+        raise UserError(f"{table}, line {line}: {printable(name)}={printable(cell)}: must be 0 or 1")
+    return _MARKS[cell]
+
+
+def splits(table: str, of: Columns, *, train: str | None, validation: str | None, test: str | None) -> Splits:
+    """Which split of a table is trained on, which is for choices, which for the reported figure.
+
+    Each is named, or None, or auto: the first of the KNOWN names that a row has. Without a column of splits all rows
+    are trained on. OptionError if no row has a split that is named, or two have one name; UserError for a row of a
+    split that is neither known nor named.
+    """
+    asked = _texts(train=train, validation=validation, test=test)
+    lines: dict[str, int] = {}  # of the first row of each split
+    for row in rows(table, of):
+        lines.setdefault(row.split, row.line)
+    if not lines:
+        raise OptionError("table", table, "names no image")
+    there = ", ".join(map(printable, lines))
+    found: dict[str, str | None] = {}
+    for part, name in asked.items():
+        if name == AUTO:
+            found[part] = next((known for known in KNOWN[part] if known in lines), None)
+        elif name is None or (of.split is not None and name in lines):
+            found[part] = name
+        else:
+            right = f"a split in {table}: {there}" if of.split else "data.split must name the column of splits"
+            raise OptionError(part, name, f"must be {AUTO}, null, or {right}" if of.split else right)
+    chosen = Splits(**found)
+    _check(table, chosen, asked, lines if of.split else {})
+    return chosen
+
+
+def _check(table: str, chosen: Splits, asked: Mapping[str, str | None], lines: Mapping[str, int]) -> None:
+    for part, other in (("validation", "train"), ("test", "train"), ("test", "validation")):
+        name = getattr(chosen, part)
+        if name is not None and name == getattr(chosen, other):
+            raise OptionError(part, asked[part], f"must be another split than data.{other}; null for none")
+    known = [name for names in KNOWN.values() for name in names]
+    for name, line in lines.items():
+        if asked["train"] is not None and name not in (*known, *chosen):
+            right = f"must be one of {', '.join(known)}, or the value of data.train, data.validation or data.test"
+            raise UserError(f"{table}, line {line}: split={printable(name)}: {right}")
+    if lines and chosen.train is None and (asked["train"] or not lines.keys() - {chosen.validation, chosen.test}):
+        right = f"must name the split to train on: {table} has {', '.join(map(printable, lines))}"
+        raise OptionError("train", asked["train"], right)
+
+
+def _texts(**names: object) -> dict[str, str | None]:
+    """Names as a table has them, as text: a user's 0 is a number."""
+    return {option: None if name is None else str(name) for option, name in names.items()}
+
+
+def _lines(table: str) -> Iterator[tuple[int, list[str]]]:
+    """The cells of each line that is not empty, without spaces around them, and its number. UserError."""
+    try:
+        with open(table, encoding="utf-8-sig", newline="") as file:
+            delimiter = "\t" if table.lower().endswith(".tsv") else ","
+            reader = csv.reader(file, delimiter=delimiter, skipinitialspace=True, strict=True)
+            for cells in reader:
+                if cells:
+                    yield reader.line_num, [cell.strip() for cell in cells]
+    except OSError as error:
+        raise UserError(f"{table}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{table}: is no text in UTF-8") from None
+    except csv.Error as error:
+        raise UserError(f"{table}, line {reader.line_num}: is no line of CSV: {error}") from None

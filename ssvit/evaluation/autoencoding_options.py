@@ -1,7 +1,0 @@
-"""The options of the evaluation of masked autoencoders."""
-
-from ssvit.evaluation.reconstruction_options import Reconstruction
-
-
-class Autoencoding(Reconstruction):
-    """The evaluation of masked autoencoders."""

@@ -1,7 +1,0 @@
-"""The options of the evaluation of latent prediction."""
-
-from ssvit.evaluation.reconstruction_options import Reconstruction
-
-
-class LatentPrediction(Reconstruction):
-    """The evaluation of latent prediction."""

@@ -1,0 +1,75 @@
+"""Is a masked autoencoder learning? Its loss on held-out images, compared with trivial baselines.
+
+The masks are fixed, so all evaluations of a run can be compared. Two baselines predict a masked patch from the visible
+ones of its image, normalised like the model's targets: the mean colour, and the nearest visible patch.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from ssvit.evaluation.panels.base import Evaluation, History, with_metrics
+from ssvit.evaluation.panels.reconstruction import Reconstruction, conclude, nearest_uncorrupted
+from ssvit.figures import reconstruction
+from ssvit.models.vit import gather
+from ssvit.objectives.mae import MAE
+
+BASELINES = {
+    "loss_mean": "the mean of the image's visible pixels",
+    "loss_copying": "copying the nearest visible patch",
+}
+
+
+class Autoencoding(Reconstruction):
+    """The evaluation of an `MAE` model."""
+
+    def __call__(self, objective: MAE, history: History | None = None) -> Evaluation:
+        """Loss on all masked patches, and that of the baselines. Figures: `mosaic`, of some images, and `learning`."""
+        metrics = self._metrics(objective)
+        if history is None:
+            return Evaluation(metrics=metrics)
+        name = f"squared error of {'normalised patches' if objective.options.norm_pixels else 'pixels'}"
+        learning = reconstruction.learning_of_loss(with_metrics(history, metrics), BASELINES, name)
+        figures = {"mosaic": self._mosaic(objective), "learning": learning}
+        return Evaluation(metrics=metrics, lines=describe(metrics), figures=figures)
+
+    def _metrics(self, objective: MAE) -> dict[str, float]:
+        errors: dict[str, list[Tensor]] = {name: [] for name in ("loss", *BASELINES)}
+        for images, noise in (self.sampled(objective, *batch) for batch in self.batches):
+            labels = objective.labels(images)
+            truth = gather(labels, noise.masked_ids)
+            colors = gather(labels, noise.visible_ids).unflatten(-1, (objective.encoder.channels, -1)).mean((1, 3))
+            mean = colors.repeat_interleave(labels.shape[-1] // colors.shape[1], dim=1)
+            nearest = gather(labels, nearest_uncorrupted(noise.masked_ids, objective.encoder.grid))
+            guesses = (objective.predict(images, noise).to(truth.dtype), mean[:, None], nearest)
+            for parts, guess in zip(errors.values(), guesses, strict=True):
+                parts.append((guess - truth).square().mean(-1).double().cpu())
+        return {name: torch.cat(parts).mean().item() for name, parts in errors.items()}
+
+    def _mosaic(self, objective: MAE) -> Figure:
+        images, noise = self.sampled(objective, *self.shown)
+        labels, grid = objective.labels(images), objective.encoder.grid
+
+        def painted(guess: Tensor) -> Tensor:
+            at = noise.masked_ids[:, :, None].expand_as(guess)
+            return self.display(objective.paint(labels.scatter(1, at, guess.to(labels.dtype)), images))
+
+        panels = {
+            "nearest copied": painted(gather(labels, nearest_uncorrupted(noise.masked_ids, grid))),
+            "reconstructed": painted(objective.predict(images, noise)),
+            "true": self.display(objective.paint(labels, images)),
+        }
+        how = "with the true patch's mean and contrast" if objective.options.norm_pixels else "as they are"
+        note = f"masked; in the other columns the guesses, {how}"
+        return reconstruction.masked_mosaic(panels, masked_ids=noise.masked_ids, grid=grid, note=note)
+
+
+def describe(metrics: Mapping[str, float]) -> list[str]:
+    """Above or below each baseline, in words."""
+    loss, lines = metrics["loss"], []
+    for name, words in BASELINES.items():
+        side = "below, better than" if loss < metrics[name] else "not below, NO better than"
+        lines.append(f"loss on masked patches {loss:.4f}: {side} {words}, {metrics[name]:.4f}")
+    return [*lines, conclude(sum(loss < metrics[name] for name in BASELINES), len(BASELINES))]

@@ -1,0 +1,192 @@
+"""Does self-distillation collapse? The spread of prototype assignments and of features on held-out images.
+
+A collapsed model gives every image the same assignment, either to one prototype or uniformly to all. Both show in the
+mutual information of assignment and image: the entropy of the mean assignment (low if one prototype serves all images)
+minus the mean entropy of the single assignments (equally high if they are uniform). It is at most the log of the number
+of prototypes, or of images.
+
+Letters: b, n images, d width, k prototypes.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from torch import Tensor
+
+from ssvit.evaluation.panels.base import Evaluation, History, with_metrics
+from ssvit.evaluation.panels.held_out import HeldOut
+from ssvit.evaluation.panels.spread import describe_spread, one_way, spread_of
+from ssvit.figures import collapse as figures
+from ssvit.models.vit import gather
+from ssvit.objectives.dino import Dino, entropy
+from ssvit.objectives.ibot import IBot
+from ssvit.schedule import Progress
+
+_LEAST_TOLD = 0.05  # of what assignments could tell of their images: less is a collapse
+
+
+class Answers(NamedTuple):
+    """The outputs of teacher and student for n images."""
+
+    features: Tensor  # (n, d) of length 1
+    choices: Tensor  # the teacher's first choice, (n,)
+    confidence: Tensor  # its probability, (n,)
+    student_choices: Tensor  # (n,)
+    mean: Tensor  # the teacher's mean probabilities, (k,)
+    student_mean: Tensor  # (k,)
+    single: Tensor  # the mean entropy of the teacher's probabilities, ()
+
+
+class Collapse(HeldOut):
+    """The evaluation of a `Dino` model, with one view of each image and the teacher's last temperature."""
+
+    fewest = 2
+
+    def __call__(self, objective: Dino, history: History | None = None) -> Evaluation:
+        """Entropies of the assignments in nats, spread of the features, agreement of student and teacher.
+
+        Figures: `collapse`, these over the steps; `prototypes`, the images most surely assigned to the most chosen.
+        """
+        answers = self._answers(objective)
+        metrics = measure(answers)
+        if history is None:
+            return Evaluation(metrics=metrics)
+        images = torch.cat([images for images, _ in self.batches])
+        pictures = {
+            "collapse": figures.learning(with_metrics(history, metrics)),
+            "prototypes": figures.prototypes(images, answers.choices, answers.confidence, self.display),
+        }
+        return Evaluation(metrics=metrics, lines=describe(metrics), figures=pictures)
+
+    def _answers(self, objective: Dino) -> Answers:
+        device, temperature = objective.center.device, objective.schedules["teacher_temperature"](Progress(1, 2))
+
+        def said(images: Tensor) -> tuple[Tensor, ...]:
+            with torch.autocast(device.type, enabled=False):
+                teacher = objective.targets(objective.teacher_logits([images[:, None]])[0], temperature)
+                student = objective.student_logits([images[:, None]])[0] / objective.options.student_temperature
+            return objective.backbone().represent(images), teacher, student
+
+        return collect(said(images.to(device)) for images, _ in self.batches)
+
+
+class PatchCollapse(Collapse):
+    """The evaluation of an `IBot` model: also of masked patches, in each image as many as training masks at most.
+
+    The teacher sees them and the student does not, so their agreement is what the student has learned from the context.
+    """
+
+    def __call__(self, objective: IBot, history: History | None = None) -> Evaluation:  # type: ignore[override]
+        """As `Collapse`, and the metrics of patches as "patch_…". Figures: `patch_collapse`, `patch_prototypes`."""
+        found = super().__call__(objective, history)
+        answers, windows, places = self._patch_answers(objective)
+        own = {**measure(answers), "agreement_by_place": agreement_by_place(answers.choices, places)}
+        metrics = {**found.metrics, **{f"patch_{name}": value for name, value in own.items()}}
+        if history is None:
+            return Evaluation(metrics=metrics)
+        of_patches = [
+            {name.removeprefix("patch_"): value for name, value in row.items() if name.startswith(("patch_", "step"))}
+            for row in history
+        ]
+        pictures = {
+            **found.figures,
+            "patch_collapse": figures.learning(with_metrics(of_patches, own), "masked patch"),
+            "patch_prototypes": figures.prototypes(
+                windows, answers.choices, answers.confidence, self.display, "masked patch"
+            ),
+        }
+        return Evaluation(metrics=metrics, lines=[*found.lines, *describe(own, "masked patch")], figures=pictures)
+
+    def _patch_answers(self, objective: IBot) -> tuple[Answers, Tensor, Tensor]:
+        """And the window around each patch, (n, c, 3 p, 3 q) bytes, and the patch's place in the image, (n,)."""
+        device, temperature = objective.center.device, objective.schedules["patch_temperature"](Progress(1, 2))
+        windows, places, own = [], [], objective.options
+
+        def said(images: Tensor, slots: Tensor) -> tuple[Tensor, ...]:
+            ids = objective.sample(slots, seed=0).ids[:, 0].to(device)
+            counts = torch.full((len(ids),), ids.shape[1], device=device)
+            with torch.autocast(device.type, enabled=False):
+                _, teacher, _ = objective.teacher_answers(images, ids)
+                _, student = objective.student_answers(images, ids, counts)
+                targets = objective.patch_targets(teacher, temperature)
+            features = gather(objective.backbone()(images), ids + objective.encoder.num_prefix_tokens)
+            places.append(ids.flatten().cpu())
+            windows.append(gather(around(images, objective.encoder.patch_size).flatten(2), ids))
+            return tuple(one.flatten(0, 1) for one in (features, targets, student / own.student_temperature))
+
+        answers = collect(said(images.to(device), slots) for images, slots in self.batches)
+        p, q = objective.encoder.patch_size
+        shown = rearrange(torch.cat(windows).cpu(), "b m (c p q) -> (b m) c p q", p=3 * p, q=3 * q)
+        return answers, shown, torch.cat(places)
+
+
+def agreement_by_place(choices: Tensor, places: Tensor) -> float:
+    """The share of patches, both (n,), that have the most frequent choice of their place: what positions alone give."""
+    best = [choices[places == place].unique(return_counts=True)[1].max() for place in places.unique()]
+    return torch.stack(best).sum().item() / len(choices)
+
+
+def around(images: Tensor, patch: tuple[int, int]) -> Tensor:
+    """Each patch and its eight neighbours, beyond the border the nearest pixel: (b, c, h, w) -> (b, n, c, 3 p, 3 q)."""
+    p, q = patch
+    padded = F.pad(images.float(), (q, q, p, p), mode="replicate").to(images.dtype)
+    return rearrange(padded.unfold(2, 3 * p, p).unfold(3, 3 * q, q), "b c y x p q -> b (y x) c p q")
+
+
+def collect(said: Iterable[tuple[Tensor, ...]]) -> Answers:
+    """From batches of features (b, d), the teacher's log-probabilities (b, k) and the student's logits (b, k)."""
+    batches = []
+    for features, teacher, student in said:
+        confidence, choices = teacher.exp().max(-1)
+        logs = teacher, student.log_softmax(-1)
+        sums = (one.exp().double().sum(0, keepdim=True) for one in logs)
+        found = F.normalize(features.float(), dim=-1), choices, confidence, student.argmax(-1)
+        batches.append((*found, *sums, entropy(teacher.double())))
+    columns = (torch.cat([part.cpu() for part in parts]) for parts in zip(*batches, strict=True))
+    features, choices, confidence, guesses, teacher, student, single = columns
+    of_each = features, choices, confidence, guesses
+    return Answers(*of_each, teacher.sum(0) / len(single), student.sum(0) / len(single), single.mean())
+
+
+def measure(answers: Answers) -> dict[str, float]:
+    """Numbers of a collapse, and what they would be at most or by chance."""
+    n = len(answers.features)
+    spread = entropy(answers.mean.clamp(min=1e-300).log())
+    return {
+        "entropy_of_mean": spread.item(),
+        "entropy": answers.single.item(),
+        "entropy_uniform": math.log(len(answers.mean)),
+        "told": (spread - answers.single).item(),
+        "told_at_most": math.log(min(n, len(answers.mean))),
+        "prototypes_chosen": len(answers.choices.unique()),
+        **spread_of(answers.features),
+        "agreement": (answers.choices == answers.student_choices).float().mean().item(),
+        "agreement_by_chance": (answers.mean * answers.student_mean).sum().item(),
+    }
+
+
+def describe(metrics: Mapping[str, float], what: str = "image") -> list[str]:
+    """Whether it has collapsed, and how, in words. what: is assigned to prototypes."""
+    told, most = metrics["told"], metrics["told_at_most"]
+    single, spread, uniform = metrics["entropy"], metrics["entropy_of_mean"], metrics["entropy_uniform"]
+    lines = [
+        f"entropy of the mean assignment {spread:.2f}, mean entropy of the single ones {single:.2f}, uniform "
+        f"{uniform:.2f} nats; {metrics['prototypes_chosen']:.0f} prototypes are a first choice",
+        f"an assignment tells {told:.2f} nats of its {what}, of {most:.2f} at most",
+        describe_spread(metrics, what),
+        f"student and teacher have the same first choice of {100 * metrics['agreement']:.1f} % of the "
+        f"{figures.plural(what)}, by chance of {100 * metrics['agreement_by_chance']:.1f} %",
+    ]
+    if (place := metrics.get("agreement_by_place")) is not None:
+        lines.append(f"the most frequent choice of each place in the image would be right of {100 * place:.1f} %")
+    signs = []
+    if told < _LEAST_TOLD * most:
+        how = "all prototypes alike" if single > uniform / 2 else "the same few prototypes"
+        signs.append(f"every {what} has {how} (less than {100 * _LEAST_TOLD:.0f} % of what assignments could tell)")
+    signs += one_way(metrics)
+    fine = f"not collapsed: assignments and features differ from {what} to {what}"
+    return [*lines, f"COLLAPSED, or hardly begun: {'; '.join(signs)}" if signs else fine]

@@ -1,0 +1,18 @@
+"""The options of the evaluation of contrastive methods."""
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from ssvit.config.declaration import AtLeastTwo, Whole
+from ssvit.evaluation.panels.held_out_options import HeldOut
+
+
+class Contrast(HeldOut):
+    """The evaluation of contrastive methods."""
+
+    built_from: ClassVar[Mapping[str, str]] = {"augment": "data.augment"}
+
+    images: AtLeastTwo = 1024
+    """The most held-out images."""
+    seed: Whole = 0
+    """Seed of the views."""

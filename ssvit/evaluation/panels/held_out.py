@@ -1,0 +1,37 @@
+"""Evaluators that read the same held-out images at each evaluation.
+
+Letters: b images of a batch, c channels, h, w pixels.
+"""
+
+from functools import cached_property
+
+from torch import Tensor
+
+from ssvit.data.batch import EvalTransform
+from ssvit.data.loader import evaluation_batches
+from ssvit.data.sources.base import Source
+from ssvit.evaluation.panels import held_out_options
+from ssvit.evaluation.panels.base import Evaluator
+from ssvit.options import UserError
+
+
+class HeldOut(Evaluator):
+    """An evaluator of some held-out images of a source."""
+
+    fewest = 1  # images on which it can be measured
+
+    def __init__(self, options: held_out_options.HeldOut, *, source: Source, transform: EvalTransform) -> None:
+        self.source, self.transform, self.options = source, transform, options
+        self.images = min(options.images, len(source))
+
+    @cached_property
+    def batches(self) -> list[tuple[Tensor, Tensor]]:
+        """The images as bytes, (b, c, h, w), and their slots (b,), read once."""
+        read = evaluation_batches(
+            self.source, self.transform, batch_size=self.options.batch_size, limit=self.options.images
+        )
+        batches = [(batch.images, batch.slots) for batch in read]
+        if sum(len(slots) for _, slots in batches) < self.fewest:
+            few = "none" if self.fewest == 1 else "fewer than two"
+            raise UserError(f"{few} of the held-out images can be read, so there is nothing to evaluate on")
+        return batches

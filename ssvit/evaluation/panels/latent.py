@@ -1,0 +1,116 @@
+"""Is latent prediction learning, or does it collapse? The loss on held-out images, compared with trivial baselines.
+
+Targets change with the teacher, so a loss alone means little: every evaluation measures the baselines on the same
+targets. Two baselines ignore the image, and two know the targets of its visible patches, which the model does not.
+Targets that hardly differ between images are easy to predict; this is the sign of a collapse.
+
+Letters: b images, k masks an image, m masked patches, n patches, d numbers of a target.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from ssvit.evaluation.panels.base import Evaluation, History, with_metrics
+from ssvit.evaluation.panels.reconstruction import Reconstruction, conclude, nearest_uncorrupted
+from ssvit.figures import latent as figures
+from ssvit.figures.reconstruction import masked_mosaic
+from ssvit.models.vit import gather
+from ssvit.objectives.latent import Latent
+
+BASELINES = {
+    "loss_constant": "the mean target",
+    "loss_place": "the mean target at the patch's place",
+    "loss_mean": "the mean target of the image's visible patches",
+    "loss_copying": "copying the nearest visible patch's target",
+}
+# Below these the authors' code stops (data2vec2.py: min_target_var, min_pred_var, which are deviations).
+LEAST_TARGET, LEAST_PREDICTION = 0.1, 0.01
+
+
+class LatentPrediction(Reconstruction):
+    """The evaluation of a `Latent` model, with the first of each image's masks."""
+
+    def __call__(self, objective: Latent, history: History | None = None) -> Evaluation:
+        """Loss on masked patches and that of the baselines, deviations of targets and predictions.
+
+        Figures: `learning`, these over the steps; `features`, targets and predictions of some images as colours.
+        """
+        metrics = self._metrics(objective)
+        if history is None:
+            return Evaluation(metrics=metrics)
+        learning = figures.learning(with_metrics(history, metrics), BASELINES)
+        pictures = {"learning": learning, "features": self._features(objective)}
+        return Evaluation(metrics=metrics, lines=describe(metrics), figures=pictures)
+
+    def _answers(self, objective: Latent, images: Tensor, slots: Tensor) -> tuple[Tensor, ...]:
+        """Targets (b, n, d), predictions (b, m, d), visible and masked ids of the first mask; images on the device."""
+        images, noise = self.sampled(objective, images, slots)
+        prediction, _ = objective.predict(images, noise)
+        return (
+            images,
+            objective.targets(images),
+            prediction[:, 0].float(),
+            noise.visible_ids[:, 0],
+            noise.masked_ids[:, 0],
+        )
+
+    def _metrics(self, objective: Latent) -> dict[str, float]:
+        columns = []
+        for batch in self.batches:
+            _, targets, prediction, visible_ids, masked_ids = self._answers(objective, *batch)
+            mean = gather(targets, visible_ids).mean(1, keepdim=True)
+            nearest = gather(targets, nearest_uncorrupted(masked_ids, objective.encoder.grid))
+            columns.append([part.cpu() for part in (targets, masked_ids, prediction, mean, nearest)])
+        targets, masked_ids, prediction, mean, nearest = map(torch.cat, zip(*columns, strict=True))
+        place = targets.mean(0)
+        guesses = {
+            "loss": prediction,
+            "loss_constant": place.mean(0),
+            "loss_place": place[masked_ids],
+            "loss_mean": mean,
+            "loss_copying": nearest,
+        }
+        truth = gather(targets, masked_ids)
+        return {name: objective.loss(guess, truth).item() for name, guess in guesses.items()} | {
+            "target_std": _deviation(targets.flatten(0, 1)),
+            "target_std_images": (targets - place).square().mean(0).sqrt().mean().item(),
+            "prediction_std": _deviation(prediction.flatten(0, 1)),
+        }
+
+    def _features(self, objective: Latent) -> Figure:
+        images, targets, prediction, _, masked_ids = self._answers(objective, *self.shown)
+        encoder = objective.encoder
+        at = masked_ids[:, :, None].expand_as(prediction)
+        painted = figures.colors(targets, targets.scatter(1, at, prediction), encoder.grid, encoder.patch_size)
+        panels = dict(zip(("targets", "predicted"), painted, strict=True)) | {"image": images}
+        panels = {title: self.display(panel) for title, panel in panels.items()}
+        note = "masked; the colours are the targets' first three principal components, at visible places the true ones"
+        return masked_mosaic(panels, masked_ids=masked_ids, grid=encoder.grid, note=note)
+
+
+def _deviation(vectors: Tensor) -> float:
+    """The standard deviation of a number over all vectors (n, d), the mean over the numbers."""
+    return vectors.double().std(0).mean().item()
+
+
+def describe(metrics: Mapping[str, float]) -> list[str]:
+    """Above or below each baseline, and whether the targets differ, in words."""
+    loss, lines = metrics["loss"], []
+    for name, words in BASELINES.items():
+        side = "below, better than" if loss < metrics[name] else "not below, NO better than"
+        lines.append(f"loss on masked patches {loss:.3f}: {side} {words}, {metrics[name]:.3f}")
+    lines.append(
+        f"standard deviation of the targets {metrics['target_std']:.2f}, from image to image at one place "
+        f"{metrics['target_std_images']:.2f}, of the predictions {metrics['prediction_std']:.2f}"
+    )
+    signs = []
+    if min(metrics["target_std"], metrics["target_std_images"]) < LEAST_TARGET:
+        signs.append(f"targets hardly differ (standard deviation below {LEAST_TARGET})")
+    if metrics["prediction_std"] < LEAST_PREDICTION:
+        signs.append(f"predictions hardly differ (standard deviation below {LEAST_PREDICTION})")
+    if signs:
+        return [*lines, f"COLLAPSED, or hardly begun: {'; '.join(signs)}"]
+    return [*lines, conclude(sum(loss < metrics[name] for name in BASELINES), len(BASELINES))]

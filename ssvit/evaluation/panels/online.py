@@ -1,0 +1,230 @@
+"""Do the features get better? Probes of the frozen encoder during training, compared with baselines and chance.
+
+Each evaluation extracts the features of all layers once, for all probes: of labelled training images and of held-out
+images, the same each time. The baselines are the weights that the run began with, random ones by default, and pixels.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from ssvit.data.batch import EvalTransform
+from ssvit.data.loader import evaluation_batches
+from ssvit.data.sources.base import Source, is_multi_label, subset
+from ssvit.data.sources.memory import Memory
+from ssvit.evaluation import features_options
+from ssvit.evaluation.features import Extractor, Features, FeatureSets, Frozen, Pixels, extract
+from ssvit.evaluation.panels import online_options
+from ssvit.evaluation.panels.base import Evaluation, Evaluator, History, with_metrics
+from ssvit.evaluation.precision import chance_of
+from ssvit.evaluation.probes.base import Probe, check_labels
+from ssvit.evaluation.significance import NOTHING_YET, above_chance, last_rise, standard_error
+from ssvit.figures import probes as figures
+from ssvit.models.encoder_options import PATCHES
+from ssvit.objectives.base import Objective
+from ssvit.options import UserError
+
+RANDOM, GIVEN = "random weights", "the weights that it began with"
+_PERHAPS = "perhaps: by less than two standard errors"
+_OF_IMAGES = ("train_images", "test_images", "class_token", "multi_label")  # equal where metrics can be compared
+
+
+class Probing(Evaluator):
+    """Probes of the features after each layer and the encoder's last norm, pooled as the encoder pools.
+
+    Images are sampled from train and test, as many of each class, and read here, once. The attribute `probes` has those
+    that they suffice for; `refused` has a line on each other one. pretrained: whether training begins with trained
+    weights. The options are those of `online_options.Probing`.
+    """
+
+    def __init__(
+        self,
+        options: online_options.Probing,
+        *,
+        probes: Mapping[str, Probe],
+        train: Source,
+        test: Source,
+        transform: EvalTransform,
+        pretrained: bool = False,
+    ) -> None:
+        self.start = GIVEN if pretrained else RANDOM
+        self.options = options
+        self.every, self.automatic = (
+            (None, True) if options.every == online_options.AUTO else (int(options.every), False)
+        )
+        self.probes: list[Probe] = []
+        self.refused: list[str] = []
+        if train.labels is None or test.labels is None:
+            self.refused = ["no probes: the images have no labels"]
+            return
+        self._train = self._read(subset(train, images=min(options.train_images, len(train))), transform)
+        self._test = self._read(subset(test, images=min(options.test_images, len(test))), transform)
+        train_labels, test_labels = self._train.labels, self._test.labels
+        assert train_labels is not None
+        assert test_labels is not None
+        self._chance = chance_of(test_labels)
+        self._several = is_multi_label(test_labels)
+        self.images = len(self._train) + len(self._test)
+        for name, probe in probes.items():
+            if probe.features == PATCHES:
+                later = f"by the command evaluate with probes=[{name}]"
+                self.refused.append(f"{probe.title}: not in training, but afterwards {later}")
+                continue
+            try:
+                check_labels(probe, train_labels, test_labels, train.classes)
+                self.probes.append(probe)
+            except UserError as error:
+                more = " (probing.train_images takes more)" if options.train_images < len(train) else ""
+                self.refused.append(f"{probe.title}: not measured by {len(self._train)} training images{more}: {error}")
+
+    def _read(self, source: Source, transform: EvalTransform) -> Memory:
+        """The images as the encoder sees them, as bytes. Each process has them all."""
+        batches = list(evaluation_batches(source, transform, batch_size=self.options.batch_size))
+        if not batches:
+            raise UserError("none of the images for the probes can be read")
+        images, labels = (torch.cat(parts) for parts in zip(*((b.images, b.labels) for b in batches), strict=True))
+        return Memory(images, labels, source.classes)
+
+    def _features(self, function: Extractor, device: torch.device | str) -> list[FeatureSets]:
+        """Of the training and of the test images, which are transformed already."""
+        size, both = self.options.batch_size, (self._train, self._test)
+        return [extract(function, source, _as_they_are, batch_size=size, device=device) for source in both]
+
+    def _scored(self, probe: Probe, train: Features, test: Features) -> tuple[float, tuple[float, ...], int | None]:
+        """The accuracy, and `choice` and `choice_images` of the result."""
+        # The fits and the neighbours are exact, in whatever numbers the encoder computes.
+        with torch.autocast("cpu", enabled=False):
+            result = probe(train, test, choose=True)
+        return list(result.scores.values())[-1], result.choice or (), result.choice_images
+
+    def __call__(self, objective: Objective, history: History | None = None) -> Evaluation:
+        """Of each probe the accuracy at the chosen layer, which that is, at every layer, the last one, and of pixels.
+
+        Where an image may have several classes, accuracies are mAPs, and chance is the mAP of a random order.
+        "…_choice" is what chose the layer, of the training images alone (see `Result.choice`), and "…_choice_error" the
+        standard error of such an accuracy.
+
+        NaN if features are not finite. Lines: each probe beside its baselines. Figures: `probes`, over the steps.
+        """
+        metrics = self._metrics(objective)
+        if history is None:
+            return Evaluation(metrics=metrics)
+        history = with_metrics(history, metrics)
+        start = start_of(history, metrics)
+        titles = {probe.name: probe.title for probe in self.probes}
+        panels = figures.probes(
+            history, titles, start=start, chance=metrics["chance"], words=self.start, several=self._several
+        )
+        lines = [*describe(metrics, self.probes, start, self.start), *rises(history, self.probes)]
+        return Evaluation(metrics=metrics, lines=lines, figures={"probes": panels})
+
+    def _metrics(self, objective: Objective) -> dict[str, float]:
+        encoder = objective.backbone()
+        layers = features_options.Features(layer="all").readings(encoder.arguments)
+        metrics: dict[str, float] = {"train_images": len(self._train), "test_images": len(self._test)}
+        if encoder.pooling == "class_token":  # numbers of other features are not to be compared with these
+            metrics["class_token"] = 1
+        if self._several:  # mAPs are not to be compared with accuracies
+            metrics["multi_label"] = 1
+        metrics |= {"chance": self._chance, **self._pixels}
+        metrics |= {f"{probe.name}_chance": self._chance for probe in self.probes if probe.is_accuracy}
+        try:
+            train, test = self._features(Frozen(encoder, layers, identity=""), next(encoder.parameters()).device)
+        except UserError:
+            return metrics | {probe.name: math.nan for probe in self.probes}
+        for probe in self.probes:
+            scored = [self._scored(probe, train[layer.name], test[layer.name]) for layer in layers]
+            accuracies, choices, counts = zip(*scored, strict=True)
+            best = choices.index(max(choices)) if any(choices) else len(layers) - 1
+            metrics[probe.name] = accuracies[best]
+            metrics[f"{probe.name}_chosen"] = layers[best].layer
+            if choices[best]:
+                metrics[f"{probe.name}_choice"] = choices[best][0]
+                if counts[best]:
+                    metrics[f"{probe.name}_choice_error"] = standard_error(choices[best][0], counts[best])
+            metrics[f"{probe.name}_last"] = accuracies[-1]
+            for layer, accuracy in zip(layers, accuracies, strict=True):
+                metrics[f"{probe.name}_layer{layer.layer}"] = accuracy
+        return metrics
+
+    @cached_property
+    def _pixels(self) -> dict[str, float]:
+        """Of each probe the accuracy on raw pixels, which needs no model."""
+        with torch.autocast("cpu", enabled=False):
+            train, test = (sets["pixels"] for sets in self._features(Pixels(), "cpu"))
+        return {f"{probe.name}_pixels": self._scored(probe, train, test)[0] for probe in self.probes}
+
+
+def start_of(history: History, metrics: Mapping[str, float]) -> Mapping[str, float | None]:
+    """The metrics of step 0 if they are of the same images and features; else empty."""
+    same = {name: metrics[name] for name in _OF_IMAGES if name in metrics}
+    return next((row for row in history if row["step"] == 0 and same.items() <= row.items()), {})
+
+
+def describe(
+    metrics: Mapping[str, float], probes: Sequence[Probe], start: Mapping[str, float | None], words: str = RANDOM
+) -> list[str]:
+    """Each probe beside its baselines; start: the metrics of step 0. words: which weights those were."""
+    return [
+        *(_line(probe, metrics, start.get(probe.name), words) for probe in probes),
+        f"by {metrics['train_images']} training images, on {metrics['test_images']} held-out ones; "
+        + ("differences of mAPs have no known error" if "multi_label" in metrics else _PERHAPS),
+    ]
+
+
+def rises(history: History, probes: Sequence[Probe]) -> list[str]:
+    """Whether each probe still rises at the end, or since when it does not, as far as its evaluations can tell."""
+    told = []
+    for probe in probes:
+        points = [(row["step"], value) for row in history if (value := row.get(probe.name)) is not None]
+        steps, values = zip(*points, strict=True) if points else ((), ())
+        if (last := last_rise(steps, values)) is None:
+            continue
+        end = steps[-1] == last
+        what = "still rising: more steps would help" if end else f"nothing gained since step {last:.0f}"
+        told.append(f"{probe.title}: {what} ({len(points)} evaluations, Mann-Kendall test, 5 %)")
+    return told
+
+
+def _line(probe: Probe, metrics: Mapping[str, float], start: float | None, start_words: str) -> str:
+    """A probe's accuracies beside chance, that of the start and that of the pixels."""
+    name, images, chance = probe.name, metrics["test_images"], metrics["chance"]
+    value = metrics[name]
+    if math.isnan(value):
+        return f"{probe.title}: not measured, the features are not finite"
+    several = "multi_label" in metrics
+    tells = not probe.is_accuracy or (value > chance if several else above_chance(value, chance, images))
+    beside = [] if tells else [f"not {NOTHING_YET}"]
+    for baseline, words in ((start, start_words), (metrics[f"{name}_pixels"], "the pixels")):
+        if baseline is None:
+            beside.append(f"{words} were not measured on these images, as step 0 would have been")
+        elif tells:
+            beside.append(
+                f"{_verdict(value, baseline, math.inf if several else images)} than {words}, {100 * baseline:.1f} %"
+            )
+        else:
+            beside.append(f"{words} {100 * baseline:.1f} %")
+    layers = sum(key.startswith(f"{name}_layer") for key in metrics)
+    least = f", chance {100 * chance:.1f} %" if probe.is_accuracy else ""
+    title = f"{probe.title} mAP" if several and probe.is_accuracy else probe.title
+    return (
+        f"{title} {100 * value:.1f} % at layer {metrics[f'{name}_chosen']:.0f} of {layers} (chosen without test "
+        f"images), last layer {100 * metrics[f'{name}_last']:.1f} %{least}: {'; '.join(beside)}"
+    )
+
+
+def _verdict(value: float, baseline: float, images: float) -> str:
+    """Two accuracies on as many images, taken for independent: on the same ones a difference has less error."""
+    if value <= baseline:
+        return "NO better"
+    error = math.hypot(standard_error(value, images), standard_error(baseline, images))
+    return "better" if value - baseline >= 2 * error else "perhaps better"
+
+
+def _as_they_are(images: Tensor | Sequence[Tensor], slots: Tensor, seed: int) -> Tensor:
+    """The transform of images in memory that are transformed already."""
+    assert isinstance(images, Tensor)
+    return images

@@ -1,0 +1,61 @@
+"""The common part of evaluations of predicted patches: held-out images with fixed corruption, and baselines.
+
+Letters: b images, n patches, m corrupted patches an image.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ssvit.data.batch import EvalTransform
+from ssvit.data.sources.base import Source
+from ssvit.evaluation.panels import reconstruction_options
+from ssvit.evaluation.panels.held_out import HeldOut
+from ssvit.objectives.base import Objective
+
+_SHOWN = 12  # images in a mosaic
+
+
+def nearest_uncorrupted(at: Tensor, grid: tuple[int, int]) -> Tensor:
+    """For each corrupted patch the nearest (Euclidean) one that is not: at (b, m) -> (b, m). ValueError without one."""
+    n = grid[0] * grid[1]
+    if at.shape[1] >= n:
+        raise ValueError("every patch is corrupted, so there is none to copy")
+    place = torch.arange(n, device=at.device)
+    rows, columns = place // grid[1], place % grid[1]
+    distance = (rows[:, None] - rows).square() + (columns[:, None] - columns).square()
+    corrupted = torch.zeros(len(at), n, dtype=torch.bool, device=at.device).scatter(1, at, True)
+    # Distances of equals are told apart by the place itself, so that the answer is the same on every device.
+    cost = distance[at] * n + place
+    return cost.masked_fill(corrupted[:, None, :], torch.iinfo(torch.int64).max).argmin(-1)
+
+
+class Reconstruction(HeldOut):
+    """The evaluation of an objective that predicts patches, with the same random choices each time."""
+
+    def __init__(
+        self, options: reconstruction_options.Reconstruction, *, source: Source, transform: EvalTransform
+    ) -> None:
+        super().__init__(options, source=source, transform=transform)
+        self.seed = options.seed
+
+    @property
+    def shown(self) -> tuple[Tensor, Tensor]:
+        """Images and slots of a few of them, spread over all, since files come sorted by class."""
+        images, slots = (torch.cat(parts) for parts in zip(*self.batches, strict=True))
+        chosen = torch.linspace(0, len(images) - 1, min(_SHOWN, len(images))).long()
+        return images[chosen], slots[chosen]
+
+    def sampled(self, objective: Objective, images: Tensor, slots: Tensor) -> tuple[Tensor, Any]:
+        """Images and the objective's random choices about them, on the model's device."""
+        device = objective.encoder.mean.device
+        noise = objective.sample(slots, seed=self.seed)
+        return images.to(device), type(noise)(*(choice.to(device) for choice in noise))
+
+
+def conclude(passed: int, baselines: int) -> str:
+    """In words, by how many of the baselines are beaten."""
+    if passed == baselines:
+        return "the model has learned to use the context"
+    return f"the model beats {passed} of {baselines} baselines: it has not learned to use the context yet"

@@ -1,7 +1,0 @@
-"""The options of the evaluation of masked patch prediction."""
-
-from ssvit.evaluation.reconstruction_options import Reconstruction
-
-
-class Prediction(Reconstruction):
-    """The evaluation of masked patch prediction."""

@@ -1,0 +1,312 @@
+"""The report of probes of frozen features: one self-contained HTML page, and JSON.
+
+The last column of a probe is its reported figure. Names and paths may hold anything, so all text is escaped.
+"""
+
+import base64
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from jinja2 import Environment, PackageLoader
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from ssvit import atomic_io
+from ssvit.data.sources.base import class_text
+from ssvit.evaluation.duplicates import Pair
+from ssvit.evaluation.neighbours import relative_distances, search
+from ssvit.evaluation.report import side_by_side
+from ssvit.evaluation.report.components import components
+from ssvit.evaluation.report.conclusion import higher_baseline
+from ssvit.evaluation.report.scores import Scores, Split
+from ssvit.evaluation.report.side_by_side import SideBySide
+from ssvit.evaluation.significance import standard_error
+from ssvit.figures import classes
+from ssvit.figures.contact_sheet import NEIGHBOURS, PAIRS, QUERIES, Neighbour, Row, contact_sheet, pair_sheet
+from ssvit.figures.intervals import intervals
+from ssvit.figures.png import png
+from ssvit.figures.probes import by_column, by_layer
+from ssvit.figures.segmentation import patches, segmentation
+from ssvit.options import UserError, one_line
+
+_CAPTIONS = {
+    "side_by_side": "Every encoder by every probe; a line is the 95 % interval over the test images",
+    "by_layer": "The last column of each table, over the encoder's layers",
+    "by_column": "The chosen features and their baselines, in every column of each table",
+    "confusion": "Which class is taken for which by one classifier; the title names it",
+    "contact_sheet": "Images measured on, and the training images that are most like them; the cosine distance in "
+    "percent of its median over the training images",
+    "duplicates": "Images measured on (left) that are nearly the same as a training image (right); the cosine of both",
+    "patches": "Images measured on, and the first three principal components of their patches' features as colours",
+    "segmentation": "Images measured on, components of patches, masks, and the class that each pixel is taken for",
+}
+_BASELINES = (
+    "Baselines: the same encoder with random weights, its layer chosen alike, and raw pixels. The table names "
+    "the one with the higher score. Chance: the share of the most frequent class. After ± in this table: one standard "
+    "error of an accuracy on so many images."
+)
+_SAMPLED = "After ± in these tables: the deviation over samples of labelled images."
+_NONE = "\u2013"  # a dash for what there is not
+_UNWRITTEN = ("probe", "predictions", "per_image")  # of the scores
+_SEGMENTED = 6  # images in a picture
+_DOTS_AN_INCH = 100  # of CSS, for pictures
+
+
+def write(
+    folder: Path,
+    *,
+    facts: Mapping[str, object],
+    scores: Sequence[Scores],
+    own: Sequence[str],
+    figures: Mapping[str, Figure],
+    compared: SideBySide,
+    conclusion: Sequence[str],
+    commands: Sequence[str] = (),
+) -> list[Path]:
+    """Write report.html and report.json, each whole or not at all: their paths.
+
+    facts: what was measured, how, by which versions, as plain data; checkpoint stands on top. own: the feature sets of
+    the encoder. compared: the encoder beside others. conclusion: its sentences. commands: those that use the
+    chosen features. UserError if the disk refuses.
+    """
+    standings = compared.standings
+    facts = _plain(facts)
+    values = {
+        "checkpoint": str(facts.get("checkpoint", "")),
+        "data": data(facts),
+        "headline": " ".join(conclusion),
+        "summary": summary(scores),
+        "baselines": _BASELINES,
+        "sentences": compared.sentences(),
+        "standings": side_by_side.table(standings) if standings else [],
+        "method": side_by_side.METHOD,
+        "sampled": _SAMPLED if any(any(row) for one in scores for row in one.deviations.values()) else "",
+        "figures": [_inlined(name, figure) for name, figure in figures.items()],
+        "probes": [
+            {"title": one.title, "chosen": _chosen(one, own), "rows": _rows(one, own), "best": one.best}
+            for one in scores
+        ],
+        "own": own,
+        "commands": [one_line(one) for one in commands],
+        # All that is known of how the numbers came about.
+        "facts": list(_flat({**facts, "near_duplicates": None} | _plain({one.probe: one.options for one in scores}))),
+    }
+    measured = [
+        {"measure": one.probe} | {key: value for key, value in vars(one).items() if key not in _UNWRITTEN}
+        for one in scores
+    ]
+    numbers = {"headline": values["headline"], "facts": facts, "own": own, "measured": measured}
+    numbers["commands"] = values["commands"]
+    numbers["side_by_side"] = {
+        "entries": compared.groups,
+        "sentences": values["sentences"],
+        "method": side_by_side.METHOD,
+        "standings": [asdict(one) for one in standings],
+    }
+    texts = {
+        "report.html": _page(values),
+        "report.json": json.dumps(_plain(numbers), indent=1) + "\n",
+    }
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in texts.items():
+            atomic_io.replace(folder / name, text.encode())
+        atomic_io.synchronise(folder)
+    except OSError as error:
+        raise UserError(f"{error.filename or folder}: cannot be written ({error.strerror or error})") from None
+    return [folder / name for name in texts]
+
+
+def figures(splits: Mapping[str, Split], scores: Sequence[Scores], compared: SideBySide) -> dict[str, Figure]:
+    """By name. Images are shown by the features that k-NN has chosen, or else the first probe of whole images."""
+    of_images = [one for one in scores if splits[one.probe].test.values[one.best].ndim == 2]
+    made = {"by_column": by_column(scores)}
+    if len(compared.groups) > 1 and compared.standings:
+        made = {"side_by_side": intervals(compared.standings)} | made
+    if of_images:
+        split = splits[of_images[0].probe]
+        chosen = next((one for one in of_images if one.probe == "knn"), of_images[0]).best
+        if len(split.own) > 1:
+            made = {"by_layer": by_layer(of_images, split.own)} | made
+        for one in of_images:
+            if one.predictions is not None and not split.is_multi_label:
+                made["confusion"] = confusion(split, one.predictions, f"{one.title} on {one.best}")
+        made["contact_sheet"] = neighbours(split, chosen)
+    first = next(iter(splits.values()))
+    if first.duplicates:
+        made["duplicates"] = near_duplicates(first, first.duplicates)
+    for one in scores:
+        split, test = splits[one.probe], splits[one.probe].test
+        if (values := test.values[one.best]).ndim == 4:
+            rows = _spaced(len(test), _SEGMENTED)
+            shown = split.pictures(test, rows), components(values)[rows]
+            if test.masks is not None and one.predictions is not None:
+                images, colors = shown
+                made["segmentation"] = segmentation(images, test.masks[rows], one.predictions[rows], colors)
+            else:
+                made["patches"] = patches(*shown)
+    return made
+
+
+def _spaced(images: int, count: int) -> Tensor:
+    """At most `count` evenly spaced places among the images."""
+    count = min(count, images)
+    return torch.arange(count) * images // count
+
+
+def confusion(split: Split, predictions: Tensor, by: str) -> Figure:
+    """The confusion matrix; by: the classifier."""
+    truth, k = split.test.known_labels, len(split.classes)
+    counts = torch.bincount(truth * k + predictions.cpu(), minlength=k * k).view(k, k)
+    accuracy = counts.trace().item() / len(truth)
+    return classes.confusion(counts, split.classes, accuracy=accuracy, part=split.part, by=by)
+
+
+def neighbours(split: Split, name: str) -> Figure:
+    """Test images, evenly from all classes, and the training images whose features of a name are most like theirs."""
+    train, test = split.train, split.test
+    several, rows = split.is_multi_label, _spaced(len(test), QUERIES)
+    if not several:
+        rows = test.known_labels.argsort(stable=True)[rows]
+    features = test.values[name][rows], train.values[name]
+    nearest = search(*features, min(NEIGHBOURS, len(train)))
+    sheet = []
+    queries = (split.pictures(test, rows), test.known_labels[rows])
+    distances = relative_distances(nearest, *features).tolist()
+    for image, label, from_query, places in zip(*queries, distances, nearest.indices, strict=True):
+        columns = (split.pictures(train, places), from_query, train.known_labels[places])
+        alike = [
+            Neighbour(
+                picture,
+                distance,
+                class_text(other, split.classes),
+                bool((other & label).any() if several else other == label),
+            )
+            for picture, distance, other in zip(*columns, strict=True)
+        ]
+        sheet.append(Row(image, class_text(label, split.classes), alike))
+    return contact_sheet(sheet)
+
+
+def near_duplicates(split: Split, pairs: Sequence[Pair]) -> Figure:
+    """Test images beside the training images that they are nearly the same as, evenly from all pairs."""
+    shown = [pairs[place] for place in _spaced(len(pairs), PAIRS).tolist()]
+    rows = torch.tensor([[pair.test, pair.train] for pair in shown]).T
+    ours, theirs = split.pictures(split.test, rows[0]), split.pictures(split.train, rows[1])
+    return pair_sheet([(one, other, pair.cosine) for one, other, pair in zip(ours, theirs, shown, strict=True)])
+
+
+def data(facts: Mapping[str, Any]) -> list[str]:
+    """What was measured, in sentences: which images, how many, of which classes, and how many stand in both sets."""
+    if "train_images" not in facts:
+        return []
+    copies, part, chance = facts["copies"]["test_images_in_train"], facts["measured_on"], facts["chance"]
+    several = "any of " if facts.get("multi_label") else ""
+    least = f"mAP of a random order {_score(chance)} %" if several else f"chance {_score(chance)} %"
+    labels = "no labels" if chance is None else f"{several}{len(facts['classes'])} classes ({least})"
+    counts = f"{facts['train_images']:,} training and {facts['test_images']:,} {part} images, {labels}"
+    sentences = [f"{counts}; data: {facts['data']}"]
+    if copies:
+        examples = [f"{one['test']} is {one['train']}" for one in facts["copies"]["examples"]]
+        more = ["…"] if copies > len(examples) else []
+        sentences.append(
+            f"{copies} of the {part} images stand among the training images too, pixel for pixel: "
+            + ", ".join(examples + more)
+        )
+    if near := facts.get("near_duplicates"):
+        count = near["test_images"]
+        share = 100 * count / facts["test_images"]
+        rest = "".join(f"; without them {name} {_score(value)} %" for name, value in near["without"].items())
+        sentences.append(
+            f"{count:,} of the {part} images ({share:.1f} %) are nearly the same as a training image{rest}"
+        )
+    for name, other in facts.get("against", {}).items():
+        size, own = ("x".join(map(str, one["image_size"])) for one in (other, facts))
+        if size != own:
+            sentences.append(f"{name} sees the images in {size} pixels; the checkpoint sees them in {own}")
+    return sentences
+
+
+def summary(scores: Sequence[Scores]) -> list[list[str]]:
+    """The results as a table: headings, and a row for each probe."""
+    rows = [["probe", "% ± error", "chance %", "baseline %", "points", "chosen features", "baseline"]]
+    for one in scores:
+        baseline, gain = higher_baseline(one)
+        value = one.values[one.best][-1]
+        error = standard_error(value, one.images) if one.images and math.isfinite(value) else None
+        numbers = (
+            _score(value, error),
+            _score(one.chance),
+            _score(one.values[baseline][-1]) if baseline else _NONE,
+            _NONE if gain is None else side_by_side.points(gain),
+        )
+        rows.append([one.title, *numbers, one.best, baseline or _NONE])
+    return rows
+
+
+def _rows(one: Scores, own: Sequence[str]) -> list[list[str]]:
+    """A table of headings, and of a row for each feature set, the baselines last."""
+    names = sorted(one.values, key=lambda name: own.index(name) if name in own else len(own))
+    return [["%", *one.columns], *([name, *map(_score, one.values[name], one.deviations[name])] for name in names)]
+
+
+def _score(share: float | None, deviation: float | None = None) -> str:
+    """0.523 -> 52.3, of a hundred."""
+    if share is None or not math.isfinite(share):
+        return _NONE
+    return f"{100 * share:.1f}" + ("" if deviation is None else f" ± {100 * deviation:.1f}")
+
+
+def _plain(value: object) -> Any:
+    """As JSON has it: no tuples, no paths, no numbers that are not finite."""
+    return json.loads(json.dumps(value, default=str), parse_constant=lambda _: None)
+
+
+def _flat(value: object, name: str = "") -> Iterator[tuple[str, str]]:
+    """Plain data as named lines: {"a": {"b": [1, 2]}} -> a.b, "1, 2"."""
+    if isinstance(value, dict):
+        for key, part in value.items():
+            yield from _flat(part, f"{name}.{key}" if name else key)
+    else:
+        yield name, _text(value)
+
+
+def _text(value: object) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(_text, value))
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _page(values: Mapping[str, object]) -> str:
+    """The page with each text in one line; what a macro makes is Markup, and stays as it is."""
+    environment = Environment(
+        loader=PackageLoader("ssvit.evaluation.report"),
+        autoescape=True,
+        finalize=lambda value: one_line(value) if type(value) is str else value,
+    )
+    return environment.get_template("report.html.j2").render(values)
+
+
+def _inlined(name: str, figure: Figure) -> dict[str, Any]:
+    """A figure as PNG in base64, its size and caption, and what is to be seen, by its axes' titles."""
+    caption = _CAPTIONS.get(name, name.replace("_", " "))
+    titles = [" ".join(axis.get_title(loc="left").split()) for axis in figure.axes]
+    width, height = (round(_DOTS_AN_INCH * side) for side in figure.get_size_inches())
+    return {
+        "data": base64.b64encode(png(figure)).decode(),
+        "width": width,
+        "height": height,
+        "caption": caption,
+        "alternative": "; ".join([caption, *filter(None, titles)]),
+    }
+
+
+def _chosen(one: Scores, own: Sequence[str]) -> str:
+    if sum(name in own for name in one.values) == 1:
+        return f"Of {one.best} alone."
+    return f"Chosen: {one.best}, by {one.chosen_by}, without test labels."

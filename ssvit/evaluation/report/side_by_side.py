@@ -1,0 +1,188 @@
+"""An encoder beside others on the same images by the same probes: how far apart, how surely, in numbers and words.
+
+Runs that differ in their seed alone are one entry: the mean over the seeds. Shares and differences are in [0, 1].
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from ssvit.evaluation import paired
+from ssvit.evaluation.baselines import RANDOM
+from ssvit.evaluation.paired import Interval
+from ssvit.evaluation.report.scores import Scores
+
+_LEVEL = f"{100 * paired.LEVEL:.0f} %"
+METHOD = (
+    f"Intervals hold {_LEVEL} of resampled sets of test images (percentile bootstrap; the same for all encoders, so "
+    "that differences are paired), and for several seeds also Student's t. A difference is told where no interval of "
+    "it holds zero. p: McNemar's exact test, of single classifiers. Detectable: the least difference that so many test "
+    f"images show in {100 * paired.POWER:.0f} % of cases. Nothing is corrected for the number of comparisons."
+)
+_MINUS = "\u2212"
+_ROUNDING = 1e-9  # what means over seeds, that are equal, may differ by
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What the encoder in question has more than another: the mean, and how sure it is.
+
+    images: the interval over test images; seeds: over seeds, where there are several. p: of McNemar's test, for single
+    classifiers. detectable: the least difference that so many images show; needed: how many would show this one.
+    """
+
+    mean: float
+    images: Interval
+    seeds: Interval | None
+    p: float | None
+    detectable: float
+    needed: float
+
+    @property
+    def sign(self) -> int:
+        """1 if it is surely better, -1 if surely worse, 0 if that cannot be told."""
+        return self.images.sign if self.seeds is None or self.seeds.sign == self.images.sign else 0
+
+
+@dataclass(frozen=True)
+class Standing:
+    """An encoder by the last column of a probe.
+
+    features: the feature set chosen, of each seed; values: of each seed; interval: of their mean, over test images.
+    difference: None for the encoder in question itself. chance: of the column, None where it is no accuracy.
+    """
+
+    probe: str
+    encoder: str
+    images: int
+    features: tuple[str, ...]
+    values: tuple[float, ...]
+    interval: Interval
+    chance: float | None
+    difference: Difference | None
+
+    @property
+    def value(self) -> float:
+        """The mean over seeds."""
+        return sum(self.values) / len(self.values)
+
+
+@dataclass(frozen=True)
+class SideBySide:
+    """All probes of all encoders.
+
+    groups: the encoders of each entry, by its name: the encoder in question first, then those that it is compared with.
+    Probes without values of single images are left out.
+    """
+
+    scores: Sequence[Scores]
+    groups: Mapping[str, Sequence[str]]
+
+    @cached_property
+    def standings(self) -> list[Standing]:
+        """Probe by probe, each with all entries."""
+        return [standing for one in self.scores if one.per_image for standing in _standings(one, self.groups)]
+
+    def sentences(self) -> list[str]:
+        """For each entry whether the encoder in question is better, by its first probe, and by which others."""
+        _, *others = self.groups
+        found = {name: [standing for standing in self.standings if standing.encoder == name] for name in others}
+        return [_sentence(name, standings) for name, standings in found.items() if standings]
+
+
+def _standings(one: Scores, groups: Mapping[str, Sequence[str]]) -> list[Standing]:
+    by_seed = {name: np.stack([one.per_image[encoder].numpy() for encoder in of]) for name, of in groups.items()}
+    rows = np.stack([values.mean(0) for values in by_seed.values()])
+    intervals = paired.bootstrap(np.concatenate([rows, rows[0] - rows]))
+    own, *_ = by_seed.values()
+    standings = []
+    for place, (name, values) in enumerate(by_seed.items()):
+        difference, ours = rows[0] - rows[place], tuple(values.mean(1).tolist())
+        standings.append(
+            Standing(
+                probe=one.title,
+                encoder=name,
+                images=rows.shape[1],
+                features=tuple(one.chosen[encoder] for encoder in groups[name]),
+                values=ours,
+                interval=intervals[place],
+                chance=one.chance,
+                difference=Difference(
+                    mean=float(difference.mean()),
+                    images=intervals[len(rows) + place],
+                    seeds=paired.of_seeds(own.mean(1), values.mean(1)),
+                    p=paired.mcnemar(rows[0], rows[place]),
+                    detectable=paired.detectable(difference),
+                    needed=paired.needed(difference),
+                )
+                if place
+                else None,
+            )
+        )
+    return standings
+
+
+def _sentence(name: str, standings: Sequence[Standing]) -> str:
+    """Against one entry: the first probe in numbers, the others by name."""
+    first, *others = standings
+    difference = first.difference
+    assert difference is not None
+    intervals = [f"{between(difference.images)} over the images"]
+    if difference.seeds is not None:
+        intervals.append(f"{between(difference.seeds)} over the seeds")
+    figures = f"{points(difference.mean)} percentage points ({_LEVEL} interval {', '.join(intervals)})"
+    seen = f"{first.images:,} test images show differences of {100 * difference.detectable:.1f} points and more"
+    if difference.sign:
+        helped, harmed = ("pre-training helped", "pre-training did harm") if name == RANDOM else ("better", "worse")
+        verdict, sizes = helped if difference.sign > 0 else harmed, ""
+    elif difference.images.sign:
+        verdict, sizes = "no difference can be told", " The images would tell it, but the seeds differ too much."
+    elif not difference.detectable:
+        verdict, sizes = "no difference", " Both have the same value on every image."
+    elif abs(difference.mean) < _ROUNDING:
+        verdict, sizes = "no difference can be told", f" The measured difference is 0; {seen}."
+    else:
+        verdict, count = "no difference can be told", f"about {rounded(difference.needed):,}"
+        sizes = f" The test set is too small to tell: {seen}; {count} images like these would show this one."
+    by_sign: dict[int, list[str]] = {1: [], -1: [], 0: []}
+    for one in others:
+        assert one.difference is not None
+        by_sign[one.difference.sign].append(f"{one.probe} {points(one.difference.mean)}")
+    words = {1: "Also better by", -1: "Worse by", 0: "Not told by"}
+    rest = "".join(f" {words[sign]} {', '.join(named)}." for sign, named in by_sign.items() if named)
+    return f"Against {name}, by {first.probe}: {verdict}, {figures}.{sizes}{rest}"
+
+
+def points(share: float) -> str:
+    """0.0123 -> +1.2."""
+    return f"{100 * share:+.1f}".replace("-", _MINUS)
+
+
+def between(interval: Interval) -> str:
+    """(0.01, 0.02) -> +1.0 to +2.0."""
+    return f"{points(interval.low)} to {points(interval.high)}"
+
+
+def rounded(count: float) -> int:
+    """To two digits: 61,234 -> 61,000."""
+    return int(round(count, 1 - math.floor(math.log10(count)))) if count >= 1 else 1
+
+
+def table(standings: Sequence[Standing]) -> list[list[str]]:
+    """A heading, and a row for each entry of each probe."""
+    rows = [["probe", "encoder", "%", "interval", "difference", "interval of it", "over seeds", "p", "detectable"]]
+    for one in standings:
+        values = f"{100 * one.interval.low:.1f} to {100 * one.interval.high:.1f}"
+        seeds = f" ({len(one.values)} seeds)" if len(one.values) > 1 else ""
+        row = [one.probe, f"{one.encoder}{seeds}", f"{100 * one.value:.1f}", values]
+        if (found := one.difference) is None:
+            rows.append([*row, *["\u2013"] * 5])
+            continue
+        p = "\u2013" if found.p is None else f"{found.p:.2g}" if found.p >= 1e-4 else "< 0.0001"
+        over_seeds = "\u2013" if found.seeds is None else between(found.seeds)
+        told = [points(found.mean), between(found.images), over_seeds, p, f"{100 * found.detectable:.1f}"]
+        rows.append([*row, *told])
+    return rows

@@ -1,0 +1,102 @@
+"""Encoders and classifiers that are built from a checkpoint, or from a file of another project's weights."""
+
+from collections.abc import Mapping
+
+from torch import Tensor, nn
+
+from ssvit.checkpoints import storage
+from ssvit.checkpoints.checkpoint import Checkpoint
+from ssvit.checkpoints.manifest import CheckpointError
+from ssvit.kernels.accelerate import accelerate
+from ssvit.loading.encoder_options import LoadEncoder, LoadLayers
+from ssvit.models import lora
+from ssvit.models.build import build
+from ssvit.models.encoder import Encoder
+from ssvit.models.vit import ViT
+from ssvit.objectives.classify import Classify
+from ssvit.objectives.classify_options import Classify as ClassifyOptions
+from ssvit.options import UserError, print_lines
+from ssvit.processes import is_main_process
+
+
+def load_encoder(options: LoadEncoder) -> Encoder:
+    """The encoder of a checkpoint (with averaged weights, if there are any) in eval mode.
+
+    CheckpointError unless the tensors are exactly those of the encoder.
+    """
+    checkpoint = options.checkpoint()
+    states = storage.load(checkpoint, without="optimizer")
+    try:
+        weights = _trained(checkpoint, states)
+        trained = build(checkpoint.encoder)
+        loaded = _load(trained, weights, prefix=f"{checkpoint.backbone}.")
+        encoder = _changed(trained, options)
+    except (KeyError, TypeError, UserError, RuntimeError) as error:
+        reason = " ".join(str(error).split())
+        raise CheckpointError(f"{checkpoint.path}: its encoder cannot be built: {reason}") from None
+    if options.announce and is_main_process():
+        averaged = ", averaged weights" if "ema" in states else ""
+        notes = [f"{checkpoint.path}: loaded {len(loaded)} of {len(loaded)} tensors of the encoder{averaged}"]
+        if isinstance(trained, ViT) and isinstance(encoder, ViT) and trained.rotary is None:
+            before, after = ("x".join(map(str, vit.grid)) for vit in (trained, encoder))
+            if before != after:
+                notes.append(f"positions resized from {before} to {after} patches ({options.resize})")
+        if left := sorted({name.split(".")[0] for name in weights.keys() - loaded}):
+            notes.append(f"left behind: {', '.join(left)}")
+        print_lines("; ".join([*notes, *checkpoint.facts.get("notes", ())]))
+    accelerate(encoder)
+    encoder.origin = checkpoint.checksum
+    return encoder.eval()
+
+
+def load_layers(options: LoadLayers) -> ViT | None:
+    """The encoder of a checkpoint up to a layer, and its last norm; None without a path. Errors: see `load_encoder`."""
+    if options.path is None:
+        return None
+    encoder = load_encoder(LoadEncoder(path=options.path, announce=True))
+    assert isinstance(encoder, ViT)  # as `LoadLayers` has checked
+    encoder.blocks = encoder.blocks[: options.layer]
+    return encoder
+
+
+def load_classifier(options: LoadEncoder) -> Classify:
+    """The classifier of a fine-tuning or supervised checkpoint in eval mode; CheckpointError if it has none.
+
+    Called on images (b, c, h, w) it gives logits (b, k).
+    """
+    checkpoint = options.checkpoint()
+    states = storage.load(checkpoint, without="optimizer")
+    if not checkpoint.has_classifier:
+        right = "holds no classifier, only an encoder: the command finetune trains one"
+        raise CheckpointError(f"{checkpoint.path}: {right}")
+    try:
+        classifier = Classify(ClassifyOptions(**checkpoint.facts["classifier"]), encoder=build(checkpoint.encoder))
+        _load(classifier, _trained(checkpoint, states), prefix="")
+        classifier.encoder = _changed(classifier.encoder, options)
+    except (KeyError, TypeError, UserError, RuntimeError) as error:
+        reason = " ".join(str(error).split())
+        raise CheckpointError(f"{checkpoint.path}: its classifier cannot be built: {reason}") from None
+    accelerate(classifier)
+    return classifier.eval()
+
+
+def _trained(checkpoint: Checkpoint, states: Mapping[str, Mapping[str, Tensor]]) -> Mapping[str, Tensor]:
+    """The averaged weights, if there are any, else the weights; LoRA's matrices merged into those that they change."""
+    weights = states.get("ema", states["model"])
+    return lora.merged(weights, **checkpoint.facts["lora"]) if "lora" in checkpoint.facts else weights
+
+
+def _changed(trained: Encoder, options: LoadEncoder) -> Encoder:
+    """An encoder with the same weights and other options, itself if none differs."""
+    if all(trained.arguments.get(name) == value for name, value in options.changes.items()):
+        return trained
+    encoder = build(trained.arguments | options.changes)
+    encoder.take(trained, how=options.resize)
+    return encoder
+
+
+def _load(module: nn.Module, weights: Mapping[str, Tensor], prefix: str) -> set[str]:
+    """Load the tensors with a prefix, strictly; returns their names."""
+    names = {name for name in weights if name.startswith(prefix)}
+    module.load_state_dict({name.removeprefix(prefix): weights[name] for name in names})
+    return names

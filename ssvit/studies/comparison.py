@@ -1,0 +1,200 @@
+"""Several runs that belong together: pre-trained against scratch over seeds, the choice of a learning rate. No torch.
+
+A run is a function of its folder's name and of the options that it changes; it returns the rows of metrics written.
+Each run goes on from where it was stopped, and so does the comparison.
+"""
+
+import json
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ssvit import atomic_io
+from ssvit.evaluation.significance import NOTHING_YET, above_chance, standard_error
+from ssvit.processes import is_main_process
+
+Rows = list[dict[str, Any]]
+Run = Callable[[str, Mapping[str, Any]], Rows]
+# The images of the reported figure and of the curve, in order of preference: see `ssvit.data.sources.base.Data`.
+REPORTED, WATCHED = ("test", "validation"), ("validation", "test")
+_MEASURES = {"accuracy": "top-1", "map": "mAP"}
+PRETRAINED, SCRATCH = "pretrained", "scratch"
+SIDES = {PRETRAINED: "pre-trained", SCRATCH: "from scratch"}
+Sides = Mapping[str, Mapping[str, Any]]  # the options that each side of a comparison changes
+
+
+def sides(scratch: Mapping[str, Any]) -> Sides:
+    """Return the options that each side of compare=scratch changes, by its name.
+
+    Args:
+        scratch: The options of the recipe that training from random weights changes.
+    """
+    recipe = {f"recipe.{name}": value for name, value in scratch.items()}
+    return {PRETRAINED: {}, SCRATCH: {"checkpoint": "scratch", **recipe}}
+
+
+def compare(run: Run, sides: Sides, *, seed: int, seeds: int, folder: Path) -> None:
+    """Train all sides with `seeds` seeds from `seed` on; print, store (comparison.json) and plot (.png) the result."""
+    runs: dict[str, list[Rows]] = {side: [] for side in sides}
+    for run_seed in range(seed, seed + seeds):
+        for side, changes in sides.items():
+            runs[side].append(run(f"{side}_seed{run_seed}", {**changes, "recipe.seed": run_seed}))
+    if not is_main_process():
+        return
+    curves = {side: _curve([_scored(rows, WATCHED) for rows in of_side]) for side, of_side in runs.items()}
+    finals = {side: [_scored(rows, REPORTED)[-1].accuracy for rows in of_side] for side, of_side in runs.items()}
+    summary = {side: _spread(values) for side, values in finals.items()}
+    gain = summary[PRETRAINED]["mean"] - summary[SCRATCH]["mean"]
+    last, watched = (_scored(runs[PRETRAINED][-1], parts)[-1] for parts in (REPORTED, WATCHED))
+    error, noise = _error(summary, last)
+    verdict = _verdict(summary, last, error, noise)
+    steps = {side: max(row["step"] for row in of_side[-1]) for side, of_side in runs.items()}
+    report = {
+        "seeds": list(range(seed, seed + seeds)), "measured_on": last.part, "images": last.images, "steps": steps,
+        "chance": last.chance, "accuracy": summary, "gain": gain, "error": error, "verdict": verdict, "curves": curves,
+    }  # fmt: skip
+    atomic_io.replace(folder / "comparison.json", (json.dumps(report, indent=1) + "\n").encode())
+
+    from ssvit.figures.comparison import comparison
+    from ssvit.figures.png import png
+
+    parts = watched.part, last.part
+    names = {side: SIDES[side] for side in sides}
+    figure = comparison(curves, names, finals=summary, parts=parts, chance=last.chance, measure=last.measure)
+    atomic_io.replace(folder / "comparison.png", png(figure))
+    each_side = f"{seeds} seeds each, mean ± deviation" if seeds > 1 else "one seed each"
+    print(f"\n{last.measure} on the {last.part} images, {each_side}")
+    for side, words in names.items():
+        mean, deviation, values = summary[side].values()
+        spread = f" ± {100 * deviation:.2f}" if seeds > 1 else ""
+        each = f"  ({'  '.join(f'{100 * value:.2f}' for value in values)})" if seeds > 1 else ""
+        print(f"  {words:<21}{100 * mean:6.2f}{spread} %  {steps[side]:6} steps{each}")
+    if last.chance is not None:
+        constant = "always the most frequent class" if last.images is not None else "a random order"
+        print(f"  {'chance':<21}{100 * last.chance:6.2f} %  ({constant})")
+    print(f"stored: {folder / 'comparison.json'}, {folder / 'comparison.png'}")
+    print(_conclusion(summary, last.measure, error, verdict))
+
+
+def _conclusion(summary: Mapping[str, Mapping[str, Any]], measure: str, error: float | None, verdict: str) -> str:
+    """The result of a comparison in one sentence."""
+    before, after = (summary[side]["mean"] for side in (SCRATCH, PRETRAINED))
+    interval = "" if error is None else f" (95 % interval {100 * (after - before - error):+.1f} to "
+    interval += "" if error is None else f"{100 * (after - before + error):+.1f})"
+    change = f"{100 * (after - before):+.1f} percentage points{interval}"
+    if verdict:
+        return f"The difference between pre-trained and from scratch, {change}, is not significant: {verdict}."
+    word = "raised" if after > before else "lowered"
+    return f"Pre-training {word} {measure} from {100 * before:.1f} to {100 * after:.1f} %: {change}."
+
+
+def _error(summary: Mapping[str, Mapping[str, Any]], measured: "Score") -> tuple[float | None, str]:
+    """Half of the 95 % interval of the gain, and where it comes from: the seeds (Student's t) and the images."""
+    from ssvit.evaluation.paired import of_seeds  # which loads scipy
+
+    compared = [summary[side] for side in (PRETRAINED, SCRATCH)]
+    errors = {}
+    if (interval := of_seeds(*(side["values"] for side in compared))) is not None:
+        errors["the seeds"] = (interval.high - interval.low) / 2
+    if measured.images is not None:
+        errors["the images"] = 2 * math.hypot(*(standard_error(side["mean"], measured.images) for side in compared))
+    return math.hypot(*errors.values()) if errors else None, " and ".join(errors)
+
+
+def _verdict(summary: Mapping[str, Mapping[str, Any]], measured: "Score", error: float | None, noise: str) -> str:
+    """Why a gain is not significant; "" if it is, or if its error is not known."""
+    means = [summary[side]["mean"] for side in (PRETRAINED, SCRATCH)]
+    chance, images = measured.chance, measured.images
+    if chance is not None and images is not None and not any(above_chance(mean, chance, images) for mean in means):
+        return f"neither side is {NOTHING_YET}"
+    if error is not None and abs(means[0] - means[1]) <= error:
+        return f"it lies within the 95 % interval of {noise} (± {100 * error:.2f})"
+    return ""
+
+
+def choose(run: Run, *, learning_rates: Sequence[float], development: float, folder: Path) -> float:
+    """Train with each learning rate, choose the best on the validation images, and train with it on all images.
+
+    Where a data set has no validation images, the fraction `development` of the training images serves. Only the last
+    run, in the subfolder `chosen`, is measured on the test images. Of equal rates the lowest is chosen. Writes
+    sweep.json into the folder; returns the rate.
+    """
+    scores = {}
+    for rate in sorted(learning_rates):
+        rows = run(f"lr_{rate:g}", {"recipe.lr": rate, "development": development})
+        scores[rate] = _scored(rows, WATCHED)[-1]
+    best = max(scores, key=lambda rate: scores[rate].accuracy)
+    if is_main_process():
+        print(f"\n{scores[best].measure} on the validation images")
+        for rate, score in scores.items():
+            print(f"  recipe.lr={rate:<8g}{100 * score.accuracy:6.2f} %{'   chosen' if rate == best else ''}")
+        chance = scores[best].chance
+        if chance is not None and not scores[best].tells:
+            print(f"  chance {100 * chance:.2f} %: no rate is {NOTHING_YET}")
+        print(f"now on all training images with recipe.lr={best:g}", flush=True)
+    rows = run("chosen", {"recipe.lr": best})
+    if is_main_process():
+        test = _scored(rows, REPORTED)[-1]
+        tried = {str(rate): score.accuracy for rate, score in scores.items()}
+        report = {"development": tried, "chosen": best, "test": test.accuracy, "measured_on": test.part}
+        atomic_io.replace(folder / "sweep.json", (json.dumps(report, indent=1) + "\n").encode())
+        result = f"{test.measure} on the {test.part} images with recipe.lr={best:g}: {100 * test.accuracy:.2f} %"
+        print(f"\n{result}{'' if test.tells else f', not {NOTHING_YET}'}; see {folder / 'sweep.json'}")
+    return best
+
+
+class Score(NamedTuple):
+    """An accuracy, or the mAP of images of several classes, on the test or validation images (`part`) after a step.
+
+    chance, images: None if not known, and images for the mAP, whose error they do not tell.
+    """
+
+    step: int
+    accuracy: float
+    part: str
+    chance: float | None
+    images: int | None
+    measure: str = "top-1"
+
+    @property
+    def tells(self) -> bool:
+        """Whether it is above chance, as far as that is known."""
+        if self.chance is None or self.images is None:
+            return True
+        return above_chance(self.accuracy, self.chance, self.images)
+
+
+def _scored(rows: Rows, parts: Sequence[str]) -> list[Score]:
+    """The scores of a run by step; each step's is on the first of the parts that it has."""
+    steps: dict[int, dict[str, Any]] = {}
+    for row in rows:  # what is measured at the end alone may have a row of its own
+        steps.setdefault(row["step"], {}).update(row)
+    scores = []
+    for step, row in steps.items():
+        known = ((part, name) for part in parts for name in _MEASURES if row.get(f"{part}/{name}") is not None)
+        for part, name in islice(known, 1):
+            value, chance = row[f"{part}/{name}"], row.get(f"{part}/{name}_constant")
+            images = row.get(f"{part}/images") if name == "accuracy" else None
+            scores.append(Score(step, value, part, chance, images, _MEASURES[name]))
+    return scores
+
+
+def _curve(runs: Sequence[Sequence[Score]]) -> dict[str, list[float]]:
+    """The mean and deviation of the accuracy at the steps that all runs have: one may have ended early."""
+    by_step = [{score.step: score.accuracy for score in run} for run in runs]
+    steps = [step for step in by_step[0] if all(step in run for run in by_step)]
+    spreads = [_spread([run[step] for run in by_step]) for step in steps]
+    return {
+        "step": steps,
+        "mean": [spread["mean"] for spread in spreads],
+        "deviation": [spread["deviation"] for spread in spreads],
+    }
+
+
+def _spread(values: Sequence[float]) -> dict[str, Any]:
+    """Mean and sample standard deviation (0 of a single value)."""
+    deviation = statistics.stdev(values) if len(values) > 1 else 0.0
+    return {"mean": statistics.fmean(values), "deviation": deviation, "values": list(values)}

@@ -1,0 +1,211 @@
+"""Results of a comparison of objectives: rows of plain data, and the table made of them.
+
+A row is one objective with one seed, in a separate file. Accuracies are shares in [0, 1].
+"""
+
+import json
+import re
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from ssvit.evaluation.baselines import PIXELS, RANDOM, RANDOM_PREFIX
+from ssvit.evaluation.report.titles import title
+
+Row = Mapping[str, Any]
+_NONE = "\u2013"  # a dash for what there is not
+BASELINES = "baselines"  # the row of what needs no pre-training
+_CHANGES = (  # of augmentations; 0 is without
+    "flip", "vertical_flip", "quarter_turns", "rotation", "randaugment", "jitter", "grayscale", "blur", "solarize",
+)  # fmt: skip
+AMOUNTS = {"cpu_seconds": "CPU time", "flops": "operations", "images": "images"}
+
+
+def read(folder: Path) -> dict[str, Row]:
+    """The rows of a folder by name, in alphabetical order."""
+    return {file.stem: json.loads(file.read_text()) for file in sorted(folder.glob("*.json"))}
+
+
+def curve(
+    history: Iterable[Mapping[str, Any]], cost: Mapping[str, float], before: Sequence[Mapping[str, Any]]
+) -> list[dict[str, float]]:
+    """The probes of a stage as it trained, by what was spent up to there. before: the stages that ended."""
+    points = []
+    for row in history:
+        names = [name for name in row if name.startswith("probe/") and f"{name}_chosen" in row]
+        found = {name.removeprefix("probe/"): row[name] for name in names}
+        if found:
+            spent = {amount: row["step"] * cost[amount] for amount in AMOUNTS}
+            spent["cpu_seconds"] += cost["preparation"]
+            for one in before:
+                spent = {amount: value + one["steps"] * one[amount] for amount, value in spent.items()}
+                spent["cpu_seconds"] += one["preparation"]
+            known = {"chance": row["probe/chance"]} if "probe/chance" in row else {}
+            points.append({"step": row["step"], **spent, **known, **found})
+    return points
+
+
+def probes(report: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Of the report of an evaluation: each probe at the layer that was chosen without test labels, and at the last."""
+    return {
+        one["measure"]: {"column": one["columns"][-1], **_at_layers(one["values"], _own(one, report), one["best"])}
+        for one in report["measured"]
+    }
+
+
+def baselines(report: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Random weights at their best layer and at the last, and raw pixels: each as `probes` has it."""
+    found: dict[str, dict[str, Any]] = {}
+    for one in report["measured"]:
+        values, column = one["values"], one["columns"][-1]
+        random = [f"{RANDOM_PREFIX}{name}" for name in _own(one, report)]
+        best = max(random, key=lambda name: values[name][-1])
+        found.setdefault(RANDOM, {})[one["measure"]] = {"column": column, **_at_layers(values, random, best)}
+        pixels = values[PIXELS][-1]
+        found.setdefault(PIXELS, {})[one["measure"]] = {"column": column, "chosen": pixels, "last": pixels}
+    return found
+
+
+def _own(one: Mapping[str, Any], report: Mapping[str, Any]) -> list[str]:
+    """The encoder's feature sets that one probe has measured, by layers; probes of patches have their own."""
+    return [name for name in report["own"] if name in one["values"]]
+
+
+def _at_layers(values: Mapping[str, Sequence[float]], names: Sequence[str], chosen: str) -> dict[str, Any]:
+    """A probe's figure at the chosen feature set, the number of its layer, and the figure at the last of `names`."""
+    layer = int(re.findall(r"layer(\d+)", chosen)[0])
+    return {"chosen": values[chosen][-1], "layer": layer, "last": values[names[-1]][-1]}
+
+
+def table(rows: Mapping[str, Row]) -> str:
+    """Markdown: the accuracies, what was spent for them, and the order of the objectives at equal amounts of it."""
+    by_objective = defaultdict(list)
+    for name, row in rows.items():
+        if name != BASELINES:
+            by_objective[row["objective"]].append(row)
+    probes = [row["probes"] for found in by_objective.values() for row in found]
+    columns = {name: title(name, one["column"]) for found in probes for name, one in found.items()}
+    common = [name for name in columns if all(name in found for found in probes)]
+    order = list(by_objective)
+    if common:
+        order.sort(key=lambda name: -statistics.fmean(row["probes"][common[0]]["chosen"] for row in by_objective[name]))
+    accuracies = [["objective", "seeds", *columns.values(), "fine-tuned"]]
+    for name in order:
+        found = by_objective[name]
+        cells = [_measured(probe, found) for probe in columns]
+        tuned = [one["finetuned"] for one in found if "finetuned" in one]
+        accuracies.append([name, str(len(found)), *cells, spread(tuned) if tuned else _NONE])
+    if base := rows.get(BASELINES):
+        for name, found in base["baselines"].items():
+            cells = [_cell([found[probe]]) if probe in found else _NONE for probe in columns]
+            accuracies.append([name, "1", *cells, _NONE])
+        if "finetuned" in base:
+            accuracies.append(["no pre-training", "1", *[_NONE] * len(columns), spread([base["finetuned"]])])
+    spent = [
+        ["objective", "steps x images", "CPU min", "images", "images/CPU s", "TFLOP", "GFLOP/CPU s", "backend", "views"]
+    ]
+    spent += [[name, *_spent(by_objective[name][0]["stages"])] for name in order]
+    parts = [markdown(accuracies), markdown(spent)]
+    for amount, words in AMOUNTS.items():
+        if ranked := ranking(rows, amount):
+            parts.append(f"Order at equal {words}: {ranked}.")
+    return "\n\n".join(parts) + "\n"
+
+
+def ranking(rows: Mapping[str, Row], amount: str) -> str:
+    """The objectives in the order of their first probe in training, at as much of an amount as the least of all spent.
+
+    Between two measurements the accuracy is interpolated.
+    """
+    found = curves(rows)
+    if len(found) < 2:
+        return ""
+    least = min(points[-1][amount] for runs in found.values() for points in runs)
+    probe, words = next(iter(probes_in(found).items()))
+    reached = {
+        name: statistics.fmean(_at(points, amount, least, probe) for points in runs) for name, runs in found.items()
+    }
+    ordered = sorted(reached, key=lambda name: -reached[name])
+    return f"{', '.join(f'{name} {100 * reached[name]:.1f}' for name in ordered)} ({words} in training, %)"
+
+
+def curves(rows: Mapping[str, Row]) -> dict[str, list[list[dict[str, float]]]]:
+    """The curves of each objective, one for each seed."""
+    found = defaultdict(list)
+    for name, row in rows.items():
+        if name != BASELINES and row["curve"]:
+            found[row["objective"]].append(row["curve"])
+    return dict(found)
+
+
+def probes_in(found: Mapping[str, list[list[dict[str, float]]]]) -> dict[str, str]:
+    """Return the titles of the probes of curves, by their names."""
+    first = next(iter(found.values()))[0][0]
+    return {name: title(name) for name in first if name not in (*AMOUNTS, "step", "chance")}
+
+
+def _at(points: Sequence[Mapping[str, float]], amount: str, least: float, probe: str) -> float:
+    """The probe at so much of an amount, on the straight line between two measurements."""
+    for first, second in pairwise(points):
+        if least <= second[amount]:
+            part = (least - first[amount]) / max(second[amount] - first[amount], 1e-12)
+            return first[probe] + part * (second[probe] - first[probe])
+    return points[-1][probe]
+
+
+def _spent(stages: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What pre-training cost, for the table."""
+    seconds, images, flops = (
+        sum(one["steps"] * one[name] for one in stages) for name in ("cpu_seconds", "images", "flops")
+    )
+    seconds += sum(one["preparation"] for one in stages)
+    return [
+        " + ".join(f"{one['steps']} x {one['images']}" for one in stages),
+        f"{seconds / 60:.1f}",
+        f"{images:,}",
+        f"{images / seconds:.0f}",
+        f"{flops / 1e12:.1f}",
+        f"{flops / seconds / 1e9:.0f}",
+        ", ".join(dict.fromkeys(one["backend"] for one in stages)),
+        " + ".join(dict.fromkeys(_views(one["augmentation"]) for one in stages)),
+    ]
+
+
+def _views(augmentation: Mapping[str, Any]) -> str:
+    """How many views of an image there are, and what changes them."""
+    count = 2 + augmentation["local_views"] if "local_views" in augmentation else 1
+    values = {name: augmentation.get(name, 0) for name in _CHANGES}
+    changes = [name for name, value in values.items() if max(value if isinstance(value, Sequence) else [value]) > 0]
+    return ", ".join([f"{count}: crop", *changes])
+
+
+def _measured(probe: str, rows: Sequence[Row]) -> str:
+    """The cell of a probe, which rows that were made before it lack."""
+    having = [row["probes"][probe] for row in rows if probe in row["probes"]]
+    if not having:
+        return _NONE
+    return _cell(having) + (f", {len(having)} of {len(rows)} seeds" if len(having) < len(rows) else "")
+
+
+def _cell(found: Sequence[Mapping[str, Any]]) -> str:
+    """The accuracy at the chosen layer, which layer that is, and the accuracy at the last one if it is another."""
+    chosen, last = ([one[name] for one in found] for name in ("chosen", "last"))
+    layers = "/".join(str(one["layer"]) for one in found if "layer" in one)
+    if not layers:
+        return spread(chosen)
+    return f"{spread(chosen)} (layer {layers}" + (")" if chosen == last else f"; last {spread(last)})")
+
+
+def spread(values: Sequence[float]) -> str:
+    """Mean and sample deviation in per cent."""
+    mean = f"{100 * statistics.fmean(values):.1f}"
+    return f"{mean} ± {100 * statistics.stdev(values):.1f}" if len(values) > 1 else mean
+
+
+def markdown(rows: Sequence[Sequence[str]]) -> str:
+    """A table of cells in Markdown, the first row its head."""
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    return "\n".join([lines[0], f"|{'---|' * len(rows[0])}", *lines[1:]])

@@ -1,0 +1,225 @@
+"""The commands that a study of many runs calls, each in a process of its own, and the rows that it makes of them."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, Any
+
+import yaml
+from annotated_types import MinLen
+
+from ssvit import atomic_io
+from ssvit.checkpoints.run_folder import rows
+from ssvit.config.command_line import CommandLine
+from ssvit.config.composed import Config
+from ssvit.config.declaration import Count, Distinct, Expect, Name, Whole
+from ssvit.data.sources.base_options import NO_LABELS, DataSet
+from ssvit.options import Failure, OptionError, UserError
+from ssvit.studies import methods
+from ssvit.training.options import RunOptions
+
+_ELSEWHERE = ("data.root", "workers", "loader_timeout", "fabric")  # options that change no figure
+_SUBSET = "subset.images="
+_PROBES = "probes="  # which of them there are: none changes another's figures
+_REPORTED = ("test/accuracy", "validation/accuracy", "test/map", "validation/map")
+
+
+Names = Annotated[Sequence[Name], Distinct, MinLen(1), Expect("a list of one or more different names")]
+Typed = Annotated[Sequence[Name], Expect("a list of options")]
+
+
+class Study(RunOptions):
+    """A study of many runs. The images, the model and the options of a run are the same in all of them."""
+
+    objectives: Names
+    """Names of files in configs/comparison/ (settings for small images) or configs/objective/."""
+    seeds: Count = 1
+    """Runs of each point of the study, which differ only in the seed."""
+    seed: Whole = 0
+    """The first seed."""
+    threads: Count = 1
+    """Threads of each run."""
+    name: Name
+    """The study's folder in outputs, which holds the runs."""
+    table: Name | None = None
+    """The folder for the rows, the table and the figures; null: table/ in the study's folder."""
+    pretrain: Typed = ()
+    """Options of ssvit pretrain, as on the command line."""
+    evaluate: Typed = (
+        "probes=[few_shot_paper,few_shot,knn]",
+        "probes.few_shot.shots=5",
+        "probes.knn.k=20",
+        "train_images=20000",
+        "test_images=null",
+    )
+    """Options of ssvit evaluate."""
+    finetune: Typed = ("subset.images=5000", "recipe.steps=600", "recipe.evaluate_every=600")
+    """Options of ssvit finetune; []: no fine-tuning."""
+
+    @property
+    def own(self) -> set[str]:
+        """The names of the options of the study itself; every other one is an option of its runs."""
+        return type(self).model_fields.keys() - RunOptions.model_fields.keys() | {"outputs"}
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A part of a method: its share of the budget, and the options of its pre-training."""
+
+    options: Sequence[str]
+    share: float = 1.0
+
+
+def stages(name: str, line: CommandLine) -> list[Stage]:
+    """The stages of a method: those of its file in configs/comparison/, or else one, of the objective of that name."""
+    for file in line.files("comparison", name):
+        return [Stage(**stage) for stage in yaml.safe_load(file.read_text())["stages"]]
+    if name in line.names("objective"):
+        return [Stage([f"objective={name}"])]
+    known = {*line.names("comparison"), *line.names("objective")}
+    raise OptionError("objectives", name, f"must be of {', '.join(sorted(known))}")
+
+
+def check_images(config: Config, *, most: int = 0) -> None:
+    """UserError unless there are labels, and as many images to train on as a run of the study is to have.
+
+    most: images of a pre-training, as the option "images" says; those of fine-tuning are in its own options.
+    """
+    options: Study = config.options
+    source = options.data.source
+    known = source if isinstance(source, DataSet) else DataSet()
+    option = next((option for option in reversed(options.finetune) if option.startswith(_SUBSET)), _SUBSET)
+    tuned = option.removeprefix(_SUBSET)
+    wanted = {("images", most): most, ("finetune", option): int(tuned) if tuned.isdigit() else 0}
+    labelled, there = known.labelled, known.count(at_most=max(wanted.values()))
+    if labelled is None or (there is None and any(wanted.values())):  # the images themselves tell
+        train = config.build("data.source").train
+        labelled, there = train.labels is not None, len(train)
+    if not labelled:
+        raise UserError(NO_LABELS)
+    for (name, value), images in wanted.items():
+        if there is not None and images > there:
+            raise OptionError(name, value, f"there are {there} images to choose from")
+
+
+class Trials:
+    """The runs of a study and its table. Typed options that are not the study's own are those of pre-training.
+
+    protocol: what is alike in all rows. OptionError if the table has rows of another one; they may have other probes.
+    """
+
+    def __init__(self, config: Config, protocol: Mapping[str, Any]) -> None:
+        self.options: Study = config.options
+        self.line = config.line
+        self.folder = Path(self.options.outputs, self.options.name)
+        self.table = Path(self.options.table or self.folder / "table")
+        own = self.options.own
+        forwarded = [option for option in config.overrides if re.split(r"[=.@]", option.lstrip("+"))[0] not in own]
+        self.pretraining = [*self.options.pretrain, *forwarded]
+        self.protocol = {
+            "data": config.choices["data"],
+            **protocol,
+            "options": _of_figures(self.pretraining),
+            "evaluate": [*self.options.evaluate],
+            "finetune": [*self.options.finetune],
+            "threads": self.options.threads,
+        }
+        for name, row in methods.read(self.table).items():
+            theirs, ours = _without_probes(row["protocol"]), _without_probes(self.protocol)
+            if different := next((key for key in ours if theirs.get(key) != ours[key]), None):
+                found = row["protocol"].get(different)
+                raise OptionError("table", str(self.table), f"has {name}.json of another protocol: {different} {found}")
+        for folder in (self.folder, self.table):
+            folder.mkdir(parents=True, exist_ok=True)
+
+    def cost(self, name: str, options: Sequence[str], alike: Sequence[str] | None = None) -> dict[str, Any]:
+        """What a step of a pre-training costs: measured once, then read, until options or threads change.
+
+        name: of its file. alike: the options that all runs of it share, if they are not `options`.
+        """
+        file = self.table / "costs" / f"{name}.json"
+        of = {"options": _of_figures(options if alike is None else alike), "threads": self.options.threads}
+        found = json.loads(file.read_text()) if file.is_file() else None
+        if found is None or found.get("measured_with") != of:
+            print(f"measuring a step of {' '.join(options)}", flush=True)
+            found = json.loads(self.call("cost", options, capture=True).splitlines()[-1]) | {"measured_with": of}
+            file.parent.mkdir(exist_ok=True)
+            atomic_io.replace(file, (json.dumps(found) + "\n").encode())
+        return {key: value for key, value in found.items() if key != "measured_with"}
+
+    def evaluated(self, run: str, name: str, *, baselines: bool) -> dict[str, Any]:
+        """The report of an evaluation of a run."""
+        output = self.folder / f"{name}_evaluation"
+        own = [f"checkpoint={run}", f"output={output}", f"baselines={str(baselines).lower()}", "cache=null"]
+        self.call("evaluate", [*self.options.evaluate, *own])
+        return json.loads((output / "report.json").read_text())
+
+    def finetuned(self, checkpoint: str, name: str, seed: int) -> dict[str, float]:
+        """The accuracy after fine-tuning, unless there is to be none."""
+        if not self.options.finetune:
+            return {}
+        name = f"{name}_finetuned"
+        own = [f"checkpoint={checkpoint}", f"name={name}", f"recipe.seed={seed}"]
+        self.call("finetune", [*self.options.finetune, *own])
+        return {"finetuned": self.tested(name)}
+
+    def tested(self, name: str) -> float:
+        """The accuracy at the end of a run that learned from labels."""
+        return [row[key] for row in self.history(name) for key in row if key in _REPORTED][-1]
+
+    def history(self, name: str) -> list[dict[str, Any]]:
+        """The rows of metrics of a run."""
+        return rows(self.folder / name)
+
+    def write(self, name: str, row: Mapping[str, Any]) -> None:
+        """Write a row of the table, with the protocol and the versions."""
+        shared = {"protocol": self.protocol, "versions": {one: version(one) for one in ("ssvit", "torch")}}
+        atomic_io.replace(self.table / f"{name}.json", (json.dumps({**row, **shared}, indent=1) + "\n").encode())
+
+    def call(self, command: str, options: Sequence[str], *, capture: bool = False) -> str:
+        """Run a command in a process of its own; Failure with its status if it fails, after its own line.
+
+        Ctrl-C reaches it too, and it may take its time to save.
+        """
+        threads = {"OMP_NUM_THREADS": str(self.options.threads), "OMP_WAIT_POLICY": "PASSIVE"}
+        process = subprocess.Popen(
+            [sys.executable, "-m", "ssvit", command, *self.line.flags, *options, f"outputs={self.folder}"],
+            env={**os.environ, **threads},
+            stdout=subprocess.PIPE if capture else None,
+            text=True,
+        )
+        try:
+            output, _ = process.communicate()
+        except KeyboardInterrupt:
+            process.wait()
+            raise
+        if process.returncode:
+            raise Failure(f"{command} {' '.join(options)}: did not end; the same command goes on", process.returncode)
+        return output or ""
+
+
+def _of_figures(options: Sequence[str]) -> list[str]:
+    """Those options that change a figure."""
+    return [option for option in options if not option.startswith(_ELSEWHERE)]
+
+
+def _without_probes(protocol: Mapping[str, Any]) -> dict[str, Any]:
+    """A protocol without its list of probes."""
+    options = protocol.get("evaluate", [])
+    return {**protocol, "evaluate": [option for option in options if not option.startswith(_PROBES)]}
+
+
+def schedule(steps: int, seed: int) -> list[str]:
+    """The options of a pre-training of so many steps: a twentieth of them as warm-up, ten evaluations."""
+    tenth = max(1, steps // 10)
+    numbers = {
+        "steps": steps, "warmup": steps // 20, "evaluate_every": tenth, "save_every": tenth,
+        "log_every": max(1, steps // 100), "seed": seed,
+    }  # fmt: skip
+    return [*(f"recipe.{key}={value}" for key, value in numbers.items()), f"probing.every={tenth}"]

@@ -1,0 +1,373 @@
+"""tools/evaluate.py: all probes in one report, the same by one process or two; mistakes are told at once."""
+
+import html
+import json
+import os
+import re
+import shlex
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import prefork
+import pytest
+import torch
+from command import TINY
+from composing import composed
+from PIL import Image
+from safetensors.torch import load_file
+
+from ssvit.checkpoints import storage
+from ssvit.checkpoints.checkpoint import PRETRAIN
+from ssvit.checkpoints.configuration import Configuration
+from ssvit.cli import evaluate
+from ssvit.cli.pretrain import command as pretrain
+from ssvit.data.augment.crop import CenterCrop
+from ssvit.data.sources.memory import Memory
+from ssvit.evaluation.features import Pixels, copies, extract
+from ssvit.evaluation.probes.base import Probe, Result
+from ssvit.evaluation.probes.knn import Knn
+from ssvit.evaluation.probes.logistic import Logistic
+from ssvit.evaluation.probes.retrieval import Retrieval
+from ssvit.evaluation.probes.sgd import Sgd
+from ssvit.evaluation.report import page as report
+from ssvit.evaluation.report.scores import Split, score
+from ssvit.options import OptionError, UserError
+
+ROOT = Path(__file__).resolve().parents[2]
+FEW = (
+    "features.layer=[1,2]", "probes.few_shot_paper.l2=[1,1024]", "probes.few_shot_big_vision.shots=[1,2]",
+    "probes.sgd=null", "probes.logistic.l2s=[0.1]", "probes.logistic.iterations=30", "probes.knn.k=[1,5]",
+    "probes.retrieval.k=[1,5]", "probes.retrieval.queries=20",
+)  # fmt: skip
+OWN = ["layer1_patch_mean", "layer2_patch_mean"]
+CROP = CenterCrop(size=4, resize=None)
+
+
+def quiet(done, total):
+    pass
+
+
+def pixels(images, labels):
+    return extract(Pixels(), Memory(images, labels, ("a", "b")), CROP, batch_size=7)
+
+
+@pytest.fixture
+def split():
+    """Pixels of two noisy classes; three of the test images are training images."""
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(60) % 2
+    images = torch.randint(0, 156, (60, 3, 4, 4), generator=generator) + 60 * labels[:, None, None, None]
+    images[47:50] = images[[0, 5, 5]]
+    images[11] = 0  # of no direction
+    images = images.to(torch.uint8)
+    return Split(("pixels",), pixels(images[:40], labels[:40]), pixels(images[40:], labels[40:]), CROP)
+
+
+def test_copies_are_found_by_their_pixels(split):
+    train, test = split.train, split.test
+    assert copies(train, test) == [(7, 0), (8, 5), (9, 5)]
+    assert (test.picture(7), train.picture(5)) == ("image 7", "image 5")
+    assert torch.equal(test.images(torch.tensor([9, 0]), CROP), test.source.in_memory[[9, 0]])
+    assert train.beside(train).values.keys() == train.values.keys()
+    assert train.shows(train)
+    assert not train.shows(test)
+
+
+@pytest.mark.parametrize("standardize", [False, True])
+def test_retrieval_is_that_of_a_plain_ranking(split, standardize):
+    found = score("retrieval", Retrieval(k=[3, 1], standardize=standardize), split, quiet)
+    searched, queries = split.train.values["pixels"].double(), split.test.values["pixels"].double()
+    if standardize:
+        mean, deviation = searched.mean(0), searched.std(0, correction=0)
+        searched, queries = (searched - mean) / deviation, (queries - mean) / deviation
+    near = torch.nn.functional.normalize(searched, dim=1)
+    precisions, recalls = [], []
+    for query, label in zip(queries, split.test.labels, strict=True):
+        right = split.train.labels[(near @ query).argsort(descending=True)] == label
+        hits = right.nonzero()[:, 0] + 1
+        precisions.append((torch.arange(1, len(hits) + 1) / hits).mean())
+        recalls.append(right[:3].any().double())
+    values = dict(zip(found.columns, found.values["pixels"], strict=True))
+    assert list(values) == ["recall@1", "recall@3", "precision@1", "precision@3", "mAP"]
+    assert values["mAP"] == pytest.approx(torch.stack(precisions).mean().item())
+    assert values["recall@3"] == pytest.approx(torch.stack(recalls).mean().item())
+    assert Retrieval(k=[1], queries=6)(split.train["pixels"], split.test["pixels"]).numbers["queries"] == 6
+    assert (found.chance, found.images) == (None, None)
+
+
+def test_predictions_are_what_the_accuracy_is_of(split):
+    found = score("logistic", Logistic(l2s=[0.01, 1.0]), split, quiet)
+    guesses = found.predictions
+    right = (guesses == split.test.labels).double().mean().item()
+    assert found.values["pixels"][-1] == right
+    figure = report.confusion(split, guesses, "logistic on pixels")
+    assert figure.axes[0].get_title(loc="left").splitlines() == [
+        "logistic on pixels", f"accuracy {100 * right:.1f} % on the test images",
+    ]  # fmt: skip
+    shares = figure.axes[0].images[0].get_array()
+    expected = [((guesses == j) & (split.test.labels == i)).sum() / 10 for i in (0, 1) for j in (0, 1)]
+    assert shares.flatten().tolist() == pytest.approx([share.item() for share in expected])
+    sheet = report.neighbours(split, "pixels")
+    assert len(sheet.axes[0].images) == 8 * (1 + 10)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Knn(protocol="dino", k=[40]), "k=40: must be below 40, the training images"),
+        (lambda: Retrieval(k=[40]), "k=40: must be below 40, the training images"),
+        (lambda: Retrieval(k=[]), r"k=\[\]: must be a whole number, 1 or more, or a list"),
+        (lambda: Retrieval(k=[1], queries=0), "queries=0: must be a whole number, 1 or more"),
+        (lambda: Sgd(epochs=0), "epochs=0: must be a whole number, 1 or more"),
+    ],
+)
+def test_says_in_a_line_what_cannot_be(split, make, message):
+    with pytest.raises(OptionError, match=message):
+        make().check_classes(split.train.labels, split.test.labels, split.classes)
+
+
+class Fixed(Probe):
+    """Finds what it is told of each feature set in turn."""
+
+    name = "fixed"
+
+    def __init__(self, *results):
+        self.results, self.choose = list(results), []
+
+    def __call__(self, train, test, *, choose=False):
+        self.choose.append(choose)
+        accuracy, choice = self.results.pop(0)
+        return Result(scores={"test": accuracy}, choice=choice)
+
+
+def test_layers_are_chosen_without_test_labels_or_else_the_last(split):
+    values = dict.fromkeys(("layer1", "layer2", "layer3", "pixels"), split.train.values["pixels"])
+    layers = replace(split, own=("layer1", "layer2", "layer3"), train=replace(split.train, values=values),
+                     test=replace(split.test, values=dict(values)))  # fmt: skip
+    probe = Fixed((0.5, (3, -1.0)), (0.4, (3, -0.5)), (0.9, (2, -0.1)), (0.2, None))
+    found = score("mine", probe, layers, quiet)
+    assert (found.best, found.values["layer3"]) == ("layer2", (0.9,))
+    assert probe.choose == [True, True, True, False]
+    found = score("mine", Fixed(*((0.5, None) for _ in range(4))), replace(layers, part="validation"), quiet)
+    assert (found.best, found.columns) == ("layer3", ("validation",))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """What a run of a tiny model leaves, without its training."""
+    config = composed(*TINY, "name=run")
+    folder = tmp_path_factory.mktemp("outputs") / "run"
+    folder.mkdir()
+    encoder = config.build("encoder")
+    weights = {f"encoder.{name}": value for name, value in encoder.state_dict().items()}
+    storage.save(folder, 6, {"model": weights}, {"encoder": encoder.arguments, "stage": PRETRAIN})
+    choices = {"data": "synthetic", "augment@data.augment": "inception_crop"}
+    written = Configuration.of(config.config.written, choices)
+    (folder / "config.yaml").write_bytes(written.write())
+    return folder
+
+
+def measured(run, *options, tool="evaluate"):
+    options = (f"outputs={run.parent}", f"checkpoint={run}", "fabric.accelerator=cpu", *options)
+    evaluate.run(composed(*options, tool=tool).config)
+
+
+class Page(HTMLParser):
+    """The pictures of a page."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.pictures = 0
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.pictures += tag == "img" and dict(attrs)["src"].startswith("data:image/png")
+
+
+def test_one_report_of_all(run, capsys):
+    measured(run, *FEW)
+    folder = run / "evaluation"
+    written = json.loads((folder / "report.json").read_text())
+    assert [found["measure"] for found in written["measured"]] == [
+        "few_shot_paper", "few_shot_big_vision", "logistic", "knn", "retrieval",
+    ]  # fmt: skip
+    for found in written["measured"]:
+        assert list(found["values"]) == [*OWN, *(f"random_{name}" for name in OWN), "pixels"]
+        assert found["best"] in OWN
+    assert (written["facts"]["train_images"], written["facts"]["test_images"]) == (64, 32)
+    assert Page((folder / "report.html").read_text()).pictures == 5
+    printed = capsys.readouterr().out
+    assert f"report: {folder / 'report.html'}" in printed
+    assert written["headline"] in printed.replace("\n", " ")
+    number, pooling = re.fullmatch(r"layer(\d+)_(\w+)", written["measured"][0]["best"]).groups()
+    embed, retrieve, finetune = written["commands"]
+    for command in (embed, retrieve):
+        assert f"features.layer={number} features.pooling={pooling}" in command
+    for command in (embed, retrieve, finetune):
+        assert f"checkpoint={written['facts']['checkpoint']}" in command
+        assert command in printed
+        assert command in html.unescape((folder / "report.html").read_text())
+
+
+def test_the_commands_of_a_report_are_complete(tmp_path, tool):
+    """They write, store and fine-tune the chosen features of the images measured on, of the run or as typed."""
+    for name, side in (("it's {a}, b", 20), ("other", 16)):
+        for place in range(24):
+            path = tmp_path / name / "ab"[place % 2] / f"{place}.ppm"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("L", (side, side), 10 * place).save(path)
+    small = [option for option in TINY if not option.startswith(("data=", "data.images", "data.held", "target"))]
+    images = f"data='{tmp_path}/it\\'s {{a}}, b'"
+    tool("pretrain", images, *small, "name=run", "probe=[]")
+    probes = ["probes=[knn]", "probes.knn.k=[1]", "duplicates=false", "features.layer=1"]
+    for number, own in enumerate(((), ("data=other",))):
+        tool("evaluate", "checkpoint=outputs/run", *own, *probes)
+        written = json.loads((tmp_path / "outputs" / "run" / "evaluation" / "report.json").read_text())
+        for name, command in zip(("embed", "retrieve", "finetune"), written["commands"], strict=True):
+            options = [option for option in shlex.split(command) if "=" in option]
+            more = [f"{'name' if name == 'finetune' else 'output'}={number}.npz"] * (name != "retrieve")
+            more += [option for option in TINY if option.startswith("recipe")] * (name == "finetune")
+            printed = tool(name, *options, *more, *["store=again"] * (name == "retrieve" and number)).stdout
+            assert name == "finetune" or "layer 1 of 2" in printed
+        names = np.load(tmp_path / f"{number}.npz")["names"]
+        assert len(names) == 24
+        assert all(f"/{('it' + chr(39) + 's {a}, b', 'other')[number]}/" in name for name in names.tolist())
+        root = Configuration.read(tmp_path / "outputs" / f"{number}.npz" / "config.yaml").values["data"]["root"]
+        assert Path(tmp_path, root).name in names[0]
+
+
+def test_two_processes_measure_what_one_does(run, tmp_path, capsys):
+    options = ["features.layer=all", "k=[1,3]", "batch_size=24"]
+
+    def own(name):
+        return [*options, f"cache={tmp_path}/{name}", f"output={tmp_path}/{name}.json"]
+
+    measured(run, *own("one"), tool="knn")
+    two = (f"outputs={run.parent}", f"checkpoint={run}", *own("two"), "fabric.accelerator=cpu", "fabric.devices=2")
+    done = prefork.run("knn", *two, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == capsys.readouterr().out
+    assert (tmp_path / "two.json").read_text() == (tmp_path / "one.json").read_text()
+    one, two = ({path.name: load_file(path) for path in (tmp_path / name).iterdir()} for name in ("one", "two"))
+    assert len(one) == 10
+    torch.testing.assert_close(one, two, rtol=0, atol=0)
+
+
+def test_features_kept_of_other_pixels_are_left_aside(tmp_path):
+    """Those of the same files with other channels, and those of files that were replaced by others of the same size."""
+    for place in range(24):
+        path = tmp_path / "set" / "ab"[place % 2] / f"{place}.ppm"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (20, 20), (10 * place,) * 3).save(path)
+    places = [f"data={tmp_path}/set", f"outputs={tmp_path}/outputs", "fabric.accelerator=cpu"]
+    small = [
+        option for option in TINY if not option.startswith(("data=", "data.images", "data.held", "fabric", "target"))
+    ]
+    runs = [
+        pretrain.call([*places, *small, f"data.channels={channels}", f"name={channels}", "probe=[]"])
+        for channels in (3, 1)
+    ]
+
+    def reported(run, *options):
+        folder = tmp_path / "report"
+        probe = ["probes=[knn]", "probes.knn.k=[1]", "duplicates=false", "features.layer=last"]
+        evaluate.command.call([f"checkpoint={run}", *places, *probe, f"output={folder}", *options])
+        return json.loads((folder / "report.json").read_text())["measured"]
+
+    reported(runs[0])
+    alone = reported(runs[1], "cache=null")
+    assert reported(runs[1]) == alone
+    for path in (tmp_path / "set").rglob("*.ppm"):
+        Image.new("RGB", (20, 20), (255 - 7 * int(path.stem), 0, 0)).save(path)
+    assert reported(runs[1], "features.norm=before") == reported(runs[1], "features.norm=before", "cache=null")
+
+
+def test_mistakes_name_the_option_of_the_probe(run):
+    with pytest.raises(OptionError, match=r"probes\.knn\.k=64: must be below 64, the training images"):
+        measured(run, "probes.knn.k=[64]", "probes.few_shot_big_vision=null")
+    with pytest.raises(OptionError, match=r"probes\.few_shot_big_vision\.shots=10: class 0 \(disc\) has 6 training"):
+        measured(run)
+    names = ("few_shot_paper", "few_shot_big_vision", "sgd", "logistic", "knn", "retrieval")
+    with pytest.raises(UserError, match="name at least one"):
+        measured(run, *(f"probes.{name}=null" for name in names))
+
+
+MINE = """# A probe of my own.
+mine:
+  _target_: my_probes.centroid.Centroid
+  power: 2
+"""
+CENTROID = """
+import torch
+from ssvit.evaluation.probes.base import Probe, Result
+
+
+class Centroid(Probe):
+    \"\"\"The class whose mean is the nearest.\"\"\"
+
+    name = "centroid"
+
+    def __init__(self, options):
+        self.power = options.power
+
+    def __call__(self, train, test, *, choose=False):
+        means = torch.stack([train.values[train.labels == label].mean(0) for label in range(len(train.classes))])
+
+        def right(features):
+            return (torch.cdist(features.values, means, self.power).argmin(1) == features.labels).double().mean().item()
+
+        return Result(scores={"centroid": right(test)}, choice=(right(train),))
+"""
+CENTROID_OPTIONS = """
+from ssvit.config.declaration import Count, Options
+
+
+class Centroid(Options):
+    \"\"\"The class whose mean is the nearest.\"\"\"
+
+    power: Count = 1
+    \"\"\"The order of the norm.\"\"\"
+"""
+
+
+def test_a_probe_of_ones_own_is_two_modules_and_a_file(run, tool, tmp_path):
+    (tmp_path / "my_probes").mkdir()
+    (tmp_path / "my_probes" / "centroid.py").write_text(CENTROID)
+    (tmp_path / "my_probes" / "centroid_options.py").write_text(CENTROID_OPTIONS)
+    (tmp_path / "configs" / "probe").mkdir(parents=True)
+    (tmp_path / "configs" / "probe" / "mine.yaml").write_text(MINE)
+    own = ("--config-dir", str(tmp_path / "configs"))
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    options = (f"checkpoint={run}", "fabric.accelerator=cpu", f"output={tmp_path}/report")
+    done = tool("evaluate", *own, *options, "probes=[mine,knn]", "probes.knn.k=[3]", "baselines=false", PYTHONPATH=path)
+    written = json.loads((tmp_path / "report" / "report.json").read_text())
+    assert [found["measure"] for found in written["measured"]] == ["mine", "knn"]
+    assert written["measured"][0]["best"] in OWN
+    assert "mine" in done.stdout
+    tool("pretrain", *own, *TINY, "probe=[mine]", "name=mine", PYTHONPATH=path)
+    rows = [json.loads(line) for line in (tmp_path / "outputs" / "mine" / "metrics.jsonl").read_text().splitlines()]
+    last = {key: value for row in rows for key, value in row.items()}
+    assert last["probe/centroid"] in (last["probe/centroid_layer1"], last["probe/centroid_layer2"])
+
+
+def test_one_probe_has_its_table(run, tool, tmp_path):
+    done = tool("evaluate", f"checkpoint={run}", "probes=[knn]", "probes.knn.k=[3]", f"output={tmp_path}/report")
+    assert "3-NN" in done.stdout
+    assert "best: layer" in done.stdout
+    assert (tmp_path / "report" / "report.html").is_file()
+
+
+def test_a_refused_evaluation_leaves_nothing_behind(run, tmp_path):
+    (tmp_path / "text.txt").write_text("mine")
+    (tmp_path / "folder").mkdir()
+    for output, options, said in (
+        ("text.txt", [], "must be a folder, and this is a file"),
+        ("folder", ["report=false"], "must be a file, and this is a folder"),
+        ("report", ["probes.knn.k=[100000]"], "k=100000"),
+    ):
+        with pytest.raises(UserError, match=said) as refused:
+            measured(run, "probe@probes=[knn]", f"output={tmp_path}/{output}", *options)
+        assert output == "report" or str(refused.value).startswith(f"output={tmp_path}/{output}: ")
+    assert {path.name: path.is_dir() for path in tmp_path.iterdir()} == {"text.txt": False, "folder": True}

@@ -1,0 +1,425 @@
+"""tools/finetune.py as a user runs it: what it starts from, what it leaves, studies, and mistakes in one line."""
+
+import csv
+import json
+import shutil
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from command import TINY, one_line, start
+from composing import composed
+from PIL import Image
+from torchvision.io import write_png
+from torchvision.transforms.v2 import functional as tvf
+
+from ssvit.checkpoints import manifest, storage
+from ssvit.checkpoints.checkpoint import Checkpoint
+from ssvit.loading import encoder as loading
+from ssvit.loading import encoder_options as loading_options
+
+RUN = "masked_patch_synthetic"
+# Of the images and the model of TINY, what a fine-tuning may say again.
+SHORT = (
+    "recipe.batch_size=8", "recipe.steps=6", "recipe.warmup=2", "recipe.save_every=2", "recipe.evaluate_every=3",
+    "recipe.log_every=1", "recipe.precision=32-true", "fabric.accelerator=cpu",
+)  # fmt: skip
+
+
+def state(path: Path) -> dict[str, torch.Tensor]:
+    return storage.load(Checkpoint.open(path))["model"]
+
+
+def test_without_arguments_it_takes_the_newest_run_and_its_images(outputs, tool):
+    done = tool("finetune", *SHORT, "evaluators.test.batch_size=7")
+    run = outputs / f"finetune_{RUN}"
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith(f"{outputs / RUN / 'step_00000006'}: of the pre-training run that was finished last")
+    assert lines[1].startswith(f"finetune_{RUN}: starts from {outputs / RUN / 'step_00000006'}")
+    names = {name for name in state(outputs / RUN / "step_00000006") if name.startswith("encoder.")}
+    loaded = next(line for line in lines if "loaded" in line)
+    assert f"loaded {len(names)} of {len(names)} tensors of the encoder; left behind: head, mask_token" in loaded
+    assert sum(line.startswith("step ") for line in lines) == 6
+    assert any("top-1" in line for line in lines)
+    for picture in ("confusion.png", "mistakes.png", "learning.png"):
+        with Image.open(run / picture) as image:
+            assert min(image.size) > 300
+    with open(run / "classes.csv", newline="") as file:
+        table = list(csv.DictReader(file))
+    assert sum(int(row["images"]) for row in table) == 32
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    tested = [row for row in rows if "test/accuracy" in row]
+    assert [row["step"] for row in tested] == [0, 3, 6]
+    assert sum(int(row["correct"]) for row in table) == round(32 * tested[-1]["test/accuracy"])
+    found = manifest.read(run / "step_00000006")
+    assert found["stage"] == "finetune"
+    assert found["classifier"]["classes"] == [row["class"] for row in table]
+    assert "is finished (6 steps)" in tool("finetune", *SHORT, "evaluators.test.batch_size=7").stdout
+
+
+def test_the_first_step_starts_from_the_pretrained_weights(outputs, tool):
+    """At a learning rate of almost 0 the weights after a step are those of the checkpoint, and the head is new."""
+    options = (*SHORT, "recipe.steps=1", "recipe.warmup=0", "recipe.lr=1e-30")
+    tool("finetune", *options)
+    tool("finetune", *options, "checkpoint=scratch")
+    before = state(outputs / RUN / "step_00000006")
+    after = state(outputs / f"finetune_{RUN}" / "step_00000001")
+    scratch = state(outputs / f"scratch_{RUN}" / "step_00000001")
+    assert after.keys() == scratch.keys()
+    assert {name for name in after if not name.startswith("encoder.")} == {"head.weight", "head.bias"}
+    for name in before.keys() & after.keys():
+        if name.startswith("encoder."):
+            assert torch.equal(before[name], after[name])
+    assert not torch.equal(before["encoder.patch.weight"], scratch["encoder.patch.weight"])
+    assert torch.equal(before["encoder.mean"], scratch["encoder.mean"])
+
+
+def test_a_higher_resolution_resizes_the_positions_and_says_so(outputs, tool):
+    done = tool("finetune", *SHORT, "data.image_size=[24,32]")
+    assert "positions resized from 4x4 to 6x8 patches (paper)" in done.stdout
+    final = outputs / f"finetune_{RUN}" / "step_00000006"
+    assert state(final)["encoder.positions.0.embedding"].shape == (1 + 6 * 8, 16)
+    assert loading.load_classifier(loading_options.LoadEncoder(path=final)).encoder.image_size == (24, 32)
+
+
+@pytest.mark.parametrize(
+    ("signum", "step"),
+    [
+        (signal.SIGKILL, 3),
+        pytest.param(signal.SIGKILL, 5, marks=pytest.mark.slow),
+        pytest.param(signal.SIGTERM, 1, marks=pytest.mark.slow),
+    ],
+)
+def test_killed_at_any_step_it_ends_with_the_same_bits(outputs, tool, tmp_path, signum, step):
+    options = (*SHORT, "objective.mixup=0.8", "objective.cutmix=1.0", "encoder.dropout=0.1", "recipe.ema=0.9",
+               "recipe.optimizer=adamw", "recipe.layer_decay=0.7")  # fmt: skip
+    tool("finetune", *options, "name=whole")
+    process = start(tmp_path, "finetune", *options, "name=killed", "overwrite=false")
+    for line in process.stdout:
+        if line.startswith(f"step {step}/6"):
+            break
+    process.send_signal(signum)
+    process.communicate()
+    done = tool("finetune", *options, "name=killed")
+    assert "goes on after step" in done.stdout or "is finished" in done.stdout
+    found, whole = (manifest.read(outputs / name / "step_00000006")["sha256"] for name in ("killed", "whole"))
+    assert found == whole
+
+
+def test_comparison_runs_both_sides_alike_and_tells_them_apart(outputs, tool):
+    done = tool("finetune", *SHORT, "compare=scratch", "seeds=2")
+    folder = outputs / f"compare_{RUN}"
+    report = json.loads((folder / "comparison.json").read_text())
+    for side in ("pretrained", "scratch"):
+        finals = []
+        for seed in (0, 1):
+            run = folder / f"{side}_seed{seed}"
+            rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+            finals.append([row["test/accuracy"] for row in rows if "test/accuracy" in row][-1])
+            config = yaml.safe_load((run / "config.yaml").read_text())
+            assert config["recipe"]["seed"] == seed
+            assert config["recipe"]["steps"] == 6
+        assert report["accuracy"][side]["values"] == finals
+        assert report["accuracy"][side]["mean"] == pytest.approx(sum(finals) / 2)
+        assert report["accuracy"][side]["deviation"] == pytest.approx(abs(finals[0] - finals[1]) / 2**0.5)
+        assert report["curves"][side]["step"] == [0, 3, 6]
+    starts = [manifest.read(folder / f"{side}_seed0" / "step_00000006")["start"] for side in ("pretrained", "scratch")]
+    assert starts == [manifest.read(outputs / RUN / "step_00000006")["seal"], "scratch"]
+    seeds = [state(folder / f"scratch_seed{seed}" / "step_00000006")["encoder.patch.weight"] for seed in (0, 1)]
+    assert not torch.equal(*seeds)
+    with Image.open(folder / "comparison.png") as image:
+        assert min(image.size) > 300
+    assert done.stdout.count("tensors of the encoder") == 2
+
+
+def test_on_the_embedded_images_it_compares_with_random_weights(tool, tmp_path):
+    own = [option for option in TINY if not option.startswith("data=")]
+    tool("pretrain", *own, "data=shapes", "probe=[]")
+    short = [
+        *SHORT,
+        "subset.images=20",
+        "scratch={steps: 4, batch_size: 8, warmup: 2, evaluate_every: 2, save_every: 2}",
+    ]
+    tool("finetune", *short)
+    folder = tmp_path / "outputs" / "compare_masked_patch_shapes"
+    report = json.loads((folder / "comparison.json").read_text())
+    assert report["seeds"] == [0]
+    assert report["steps"] == {"pretrained": 6, "scratch": 4}
+    labels = [yaml.safe_load((folder / f"{side}_seed0" / "config.yaml").read_text())["subset"]["images"]
+              for side in report["steps"]]  # fmt: skip
+    assert labels == [20] * 2
+    tool("finetune", *SHORT, "compare=null")
+    assert (tmp_path / "outputs" / "finetune_masked_patch_shapes" / "step_00000006").is_dir()
+
+
+@pytest.mark.slow
+def test_a_study_can_be_extended_by_seeds_but_not_turned_into_another(outputs, tool):
+    options = (*SHORT, "recipe.steps=3", "compare=scratch")
+    tool("finetune", *options, "seeds=1")
+    done = tool("finetune", *options, "seeds=2")
+    assert done.stdout.count("is finished (3 steps)") == 2
+    assert len(json.loads((outputs / f"compare_{RUN}" / "comparison.json").read_text())["seeds"]) == 2
+    done = tool("finetune", *SHORT, f"name=compare_{RUN}", "recipe.steps=3", status=1)
+    assert "compare=None: the run in" in done.stderr
+
+
+def test_torchrun_gives_the_losses_and_the_accuracy_of_one_process(outputs, tool):
+    tool("finetune", *SHORT, "name=one")
+    tool(
+        "finetune", *SHORT, "name=two",
+        prefix=(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", "--no-python"),
+    )  # fmt: skip
+    one, two = (
+        [json.loads(line) for line in (outputs / name / "metrics.jsonl").read_text().splitlines()]
+        for name in ("one", "two")
+    )
+    for key in ("train/loss", "test/loss", "test/accuracy", "test/accuracy_top5"):
+        assert [row[key] for row in one if key in row] == pytest.approx(
+            [row[key] for row in two if key in row], rel=1e-4
+        )
+
+
+def test_the_sweep_chooses_on_the_development_split_alone(outputs, tool):
+    done = tool("finetune", *SHORT, "sweep=table4", "table4.learning_rates=[0.1,1e-9]", "table4.development=0.25")
+    folder = outputs / f"table4_{RUN}"
+    report = json.loads((folder / "sweep.json").read_text())
+    assert set(report["development"]) == {"0.1", "1e-09"}
+    assert report["chosen"] == min(
+        (float(rate) for rate in report["development"]),
+        key=lambda rate: (-report["development"][f"{rate}"], rate),
+    )
+    counts = {}
+    for run in ("lr_0.1", "lr_1e-09", "chosen"):
+        with open(folder / run / "classes.csv", newline="") as file:
+            counts[run] = sum(int(row["images"]) for row in csv.DictReader(file))
+    assert counts == {"lr_0.1": 16, "lr_1e-09": 16, "chosen": 32}  # of 64 training and 32 test images
+    assert "64 images" in done.stdout.split("now on all training images")[1]
+    assert "48 images" in done.stdout.split("now on all training images")[0]
+
+
+@pytest.mark.parametrize(
+    ("command", "given", "size"),
+    [("finetune", (), 16), ("evaluate", (), 16), ("finetune", ("data.image_size=24",), 24)],
+)
+def test_other_images_have_the_size_that_the_run_was_trained_at(outputs, tmp_path, command, given, size):
+    data = composed(f"outputs={outputs}", f"data={tmp_path}", *given, tool=command)["data"]
+    assert data["image_size"] == data["view"]["size"] == size
+
+
+def test_choices_are_on_the_validation_folder_and_the_figure_is_on_the_test_folder(outputs, tool, tmp_path):
+    parts = {"train": 12, "validation": 4, "test": 7}
+    for part, count in parts.items():
+        for shade, name in enumerate(("dark", "pale")):
+            (tmp_path / "set" / part / name).mkdir(parents=True)
+            for number in range(count):
+                image = Image.new("RGB", (16, 16), (90 * shade + number, 0, len(part)))
+                image.save(tmp_path / "set" / part / name / f"{number}.png")
+    own = (*SHORT, "data=folder", "data.root=set", "data.image_size=16", "recipe.steps=3", "recipe.evaluate_every=2")
+    done = tool("finetune", *own, "sweep=table4", "table4.learning_rates=[0.1,1e-9]", "name=swept")
+    assert done.stdout.splitlines()[2] == (
+        "train/ 24 images to train on; validation/ 8 for choices; test/ 14 for the reported figure"
+    )
+    assert done.stdout.count(" 24 images, 1 x cpu") == 3
+    for run, measured in (("lr_0.1", "validation"), ("lr_1e-09", "validation"), ("chosen", "test")):
+        folder = outputs / "swept" / run
+        rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        steps = {part: [row["step"] for row in rows if f"{part}/accuracy" in row] for part in ("validation", "test")}
+        assert steps == {"validation": [0, 2, 3], "test": [3] if measured == "test" else []}
+        with open(folder / "classes.csv", newline="") as file:
+            assert sum(int(row["images"]) for row in csv.DictReader(file)) == 2 * parts[measured]
+    assert "top-1 on the validation images" in done.stdout
+    assert json.loads((outputs / "swept" / "sweep.json").read_text())["measured_on"] == "test"
+
+    # With a validation folder alone it is reported on, and called so in every line.
+    shutil.rmtree(tmp_path / "set" / "test")
+    told = tool("finetune", *own, "recipe.evaluate_every=3", "name=alone").stdout
+    assert "train/ 24 images to train on; validation/ 8 to measure on" in told
+    assert "validation: top-1 " in told
+    assert "test" not in told.replace(str(tmp_path), "")
+    assert '"test/' not in (outputs / "alone" / "metrics.jsonl").read_text()
+
+
+@pytest.mark.slow
+def test_supervised_pretraining_is_fine_tuned_like_any_other(tool, tmp_path):
+    tool(
+        "pretrain",
+        *(option for option in TINY if "target" not in option),
+        "objective=supervised",
+        "subset.part=[0,0.5]",
+    )
+    done = tool("finetune", *SHORT, "subset.part=[0.5,1]")
+    assert "supervised_synthetic" in done.stdout.splitlines()[0]
+    assert "left behind: head" in done.stdout
+    teacher = tmp_path / "outputs" / "supervised_synthetic"
+    done = tool("pretrain", *(option for option in TINY if "target" not in option), "objective=supervised",
+                "distillation=deit", f"teacher={teacher / 'step_00000006'}", "name=student")  # fmt: skip
+    student = manifest.read(tmp_path / "outputs" / "student" / "step_00000006")
+    assert student["encoder"]["distillation_token"] is True
+    assert not any("teacher" in name for name in state(tmp_path / "outputs" / "student" / "step_00000006"))
+    done = tool("finetune", *SHORT, f"checkpoint={tmp_path}/outputs/student", "name=of_student")
+    assert "left behind: distilled_head, head" in done.stdout
+    tool("pretrain", *SHORT, f"checkpoint={tmp_path}/outputs/student", "objective=supervised", "distillation=deit",
+         f"teacher={teacher}", "name=longer")  # fmt: skip
+    longer = tmp_path / "outputs" / "longer" / "step_00000006"
+    assert manifest.read(longer)["encoder"]["distillation_token"] is True
+    assert any(name.startswith("distilled_head.") for name in state(longer))
+
+
+def test_predict_names_the_classes_of_pictures(outputs, tool, tmp_path):
+    tool("finetune", *SHORT)
+    (tmp_path / "album" / "deep").mkdir(parents=True)
+    Image.new("RGB", (40, 20), (200, 30, 30)).save(tmp_path / "album" / "deep" / "red.png")
+    Image.new("L", (16, 16)).save(tmp_path / "one = 1.png")
+    done = tool("predict", "album", "one = 1.png", "output=answers.json", "top=2")
+    answers = json.loads((tmp_path / "answers.json").read_text())
+    assert [Path(answer["image"]).name for answer in answers] == ["red.png", "one = 1.png"]
+    classifier = loading.load_classifier(
+        loading_options.LoadEncoder(path=outputs / f"finetune_{RUN}" / "step_00000006")
+    )
+    for answer in answers:
+        assert len(answer["classes"]) == 2
+        assert answer["classes"][0]["class"] in classifier.classes
+    probabilities = classifier.logits(torch.zeros(1, 3, 16, 16, dtype=torch.uint8)).softmax(-1)[0]
+    assert answers[1]["classes"][0]["probability"] == pytest.approx(probabilities.max().item(), abs=1e-5)
+    (tmp_path / "bad.jpg").write_text("no image")
+    done = tool("predict", "one = 1.png", "bad.jpg", status=1)
+    assert "one = 1.png: " in done.stdout
+    assert "bad.jpg: no image" in done.stdout
+    assert done.stderr == "predict.py: 1 of 2 pictures could not be read\n"
+
+
+def test_how_evaluation_fits_images_travels_with_the_checkpoint(outputs, tool, tmp_path):
+    tool("finetune", *SHORT, "data.view.fit=squash")
+    path = outputs / f"finetune_{RUN}" / "step_00000006"
+    assert manifest.read(path)["view"] == {"size": 16, "resize": None, "fit": "squash"}
+    wide = torch.zeros(3, 20, 60, dtype=torch.uint8)
+    wide[0, :, :20], wide[2, :, 40:] = 255, 255  # what a crop of the middle would not show
+    write_png(wide, str(tmp_path / "wide.png"))
+    tool("predict", "wide.png", "output=answers.json", "top=10")
+    (answer,) = json.loads((tmp_path / "answers.json").read_text())
+    classifier = loading.load_classifier(loading_options.LoadEncoder(path=path))
+    with torch.no_grad():
+        whole = classifier.logits(tvf.resize(wide, [16, 16], antialias=True)[None]).softmax(-1)[0]
+        middle = classifier.logits(tvf.center_crop(wide, [16, 16])[None]).softmax(-1)[0]
+    found = torch.tensor([one["probability"] for one in answer["classes"]])
+    expected = whole.topk(len(found)).values
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
+    assert (found - middle.topk(len(found)).values).abs().max() > 1e-4
+
+
+def test_parts_are_trained_and_every_tool_reads_what_they_left(outputs, tool, tmp_path):
+    """LoRA with balanced weights: the checkpoint has the small matrices, and all that loads it has them merged."""
+    options = ("objective.trained=head", "objective.lora={rank: 2, alpha: 4}", "objective.class_weights=balanced",
+               "recipe.lr=0.01", "name=adapted")  # fmt: skip
+    done = tool("finetune", *SHORT, *options)
+    run = outputs / "adapted"
+    small = 4 * 2 * (16 + 48 + 16 + 16) // 2  # two layers, A and B of qkv and out, of rank 2 and width 16
+    assert f"{small + 16 * 10 + 10:,} weights are trained" in done.stdout
+    before, after = state(outputs / RUN / "step_00000006"), state(run / "step_00000006")
+    part = ".parametrizations.weight."
+    assert sum(part in name for name in after) == 2 * 2 * 3
+    for name, value in before.items():
+        if name.startswith("encoder."):
+            frozen = name if name in after else f"{name.removesuffix('.weight')}{part}original"
+            assert torch.equal(after[frozen], value)
+    metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert 0 <= metrics[-1]["test/macro_f1"] <= metrics[-1]["test/accuracy_per_class"] * 2
+    assert "is finished (6 steps)" in tool("finetune", *SHORT, *options).stdout
+    line = one_line(tool("finetune", *SHORT, *options[3:], status=1))
+    assert "objective." in line
+    assert "the run in" in line
+
+    merged, plain = (
+        loading.load_encoder(loading_options.LoadEncoder(path=run)),
+        loading.load_encoder(loading_options.LoadEncoder(path=outputs / RUN)),
+    )
+    weights = [encoder.blocks[0].attention.qkv.weight for encoder in (merged, plain)]
+    assert not torch.equal(*weights)
+    assert torch.linalg.matrix_rank((weights[0] - weights[1]).double(), rtol=1e-3) == 2
+    tool("export", f"checkpoint={run}", "format=timm", "output=exported")
+    exported = loading.load_encoder(
+        loading_options.LoadEncoder(path=tmp_path / "exported" / "model.safetensors", heads=2)
+    )
+    torch.testing.assert_close(exported.blocks[0].attention.qkv.weight, weights[0])
+    write_png(torch.zeros(3, 20, 20, dtype=torch.uint8), str(tmp_path / "black.png"))
+    tool("predict", "black.png", "output=answers.json", f"checkpoint={run}", "top=10")
+    (answer,) = json.loads((tmp_path / "answers.json").read_text())
+    with torch.no_grad():
+        expected = (
+            loading.load_classifier(loading_options.LoadEncoder(path=run))
+            .logits(torch.zeros(1, 3, 16, 16, dtype=torch.uint8))
+            .softmax(-1)[0]
+        )
+    found = torch.tensor([one["probability"] for one in answer["classes"]])
+    torch.testing.assert_close(found, expected.topk(len(found)).values, atol=1e-6, rtol=0)
+    tool("evaluate", f"checkpoint={run}", "probes=[knn]", "probes.knn.k=3", "features.layer=last", "baselines=false")
+
+
+@pytest.mark.parametrize(
+    ("tool_name", "options", "told", "status"),
+    [
+        ("finetune", ["checkpoint=/no/where"], "checkpoint=/no/where: no such folder", 2),
+        ("finetune", ["encoder=ti"], "encoder=ti: a checkpoint brings its own", 2),
+        ("finetune", ["encoder.path=a"], "encoder.path=a: must be checkpoint=a", 2),
+        ("finetune", ["encoder.width=64"], "encoder.width=64: must be 16, as in the checkpoint", 2),
+        ("finetune", ["data.image_size=18"], "encoder.patch_size=4: must divide the image's height of 18", 2),
+        ("finetune", ["data.view.fit=squash", "data.view.resize=20"], "data.view.resize=20: must be null", 2),
+        ("finetune", ["objective.loss=sigmoid", "objective.label_smoothing=0.1"],
+         "objective.label_smoothing=0.1: must be 0 with loss=sigmoid", 2),
+        ("finetune", ["recipe.lr_end=1e-5"], "recipe.lr_end=1e-05: must be 0 with decay=cosine", 2),
+        ("finetune", ["encoder.attention_dropout=1"], "encoder.attention_dropout=1.0: must be a number", 2),
+        ("finetune", ["experiment=table4_vtab"], "You must specify 'data'", 2),
+        ("finetune", ["encoder.resize=zoom"], "encoder.resize=zoom: must be one of paper, timm", 2),
+        ("finetune", ["compare=nothing"], "compare=nothing: must be scratch", 2),
+        ("finetune", ["compare=scratch", "seeds=0"], "seeds=0: must be a whole number", 2),
+        ("finetune", ["compare=scratch", "sweep=table4"], "sweep=table4: goes without compare", 2),
+        ("finetune", ["table4.learning_rates=[0.1,-1]"], "table4.learning_rates=[0.1,-1]: must be a list", 2),
+        ("finetune", ["subset.part=[0.5,0.2]"], "subset.part=[0.5,0.2]: must be [from, to]", 2),
+        ("finetune", ["subset.images=4"], "recipe.batch_size=8: must be no more than the 4 images", 2),
+        ("finetune", ["development=1.5"], "development=1.5: must be a number", 2),
+        ("finetune", ["recipe=lion"], "recipe=lion: must be one of adamw, sgd", 2),
+        ("finetune", ["recipe.optimizer=lion"], "recipe.optimizer=lion: must be one of adamw, sgd, muon", 2),
+        ("finetune", ["recipe.layer_decay=0"], "recipe.layer_decay=0: must be a number, above 0", 2),
+        ("finetune", ["objective.label_smoothing=1"], "objective.label_smoothing=1: must be", 2),
+        ("finetune", ["objective.trained=3"], "objective.trained=3: must be at most 2, the layers of the encoder", 2),
+        ("finetune", ["objective.trained=tail"], "objective.trained=tail: must be one of all, head, norms", 2),
+        ("finetune", ["objective.lora={rank: 2, alpha: 2}"], "objective.trained=all: must be head with lora", 2),
+        ("finetune", ["objective.trained=head", "objective.lora={rank: 99, alpha: 2}"],
+         "objective.lora.rank=99: must be at most 16, the width of the encoder", 2),
+        ("finetune", ["objective.class_weights=fair"], "objective.class_weights=fair: must be balanced, or", 2),
+        ("predict", ["nothing.png"], "images=nothing.png: no such file or folder", 2),
+        ("predict", [], "images=: name pictures", 2),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_told_in_one_line_before_torch_loads(outputs, tool, no_torch, tool_name, options, told, status):
+    few = ["recipe.batch_size=8"] if tool_name == "finetune" else []
+    line = one_line(tool(tool_name, *few, *options, status=status, PYTHONPATH=no_torch))
+    assert line.startswith(f"{tool_name}.py: {told}")
+
+
+def test_without_a_finished_run_it_says_what_to_do(tool, no_torch, tmp_path):
+    line = one_line(tool("finetune", status=2, PYTHONPATH=no_torch))
+    assert "there is no pre-training run under" in line
+    assert "run the command pretrain first" in line
+    process = start(tmp_path, "pretrain", *TINY, "recipe.steps=10000")
+    for told in process.stdout:
+        if told.startswith("step 3/"):
+            break
+    process.kill()
+    process.communicate()
+    line = one_line(tool("finetune", status=2, PYTHONPATH=no_torch))
+    assert "is finished" in line
+    assert "is at step 2 of 10000" in line
+
+
+def test_images_without_labels_are_told_in_one_line(outputs, tool, tmp_path):
+    (tmp_path / "flat").mkdir()
+    for number in range(20):
+        Image.new("RGB", (16, 16), (number, 0, 0)).save(tmp_path / "flat" / f"{number}.png")
+    done = tool("finetune", *SHORT, "data=folder", "data.root=flat", "data.image_size=16", status=1)
+    (line,) = done.stderr.splitlines()
+    assert "the images have no labels" in line
+    assert [path.name for path in outputs.iterdir()] == ["masked_patch_synthetic"]

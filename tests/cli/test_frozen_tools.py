@@ -1,0 +1,260 @@
+"""tools/few_shot.py, linear_probe.py, knn.py: their numbers are those of the checkpoint's features and of baselines."""
+
+import json
+import shutil
+from pathlib import Path
+
+import prefork
+import pytest
+import torch
+from command import TINY, one_line
+from PIL import Image
+
+from ssvit.checkpoints import manifest, storage
+from ssvit.cli import find
+from ssvit.data.augment.crop import CenterCrop
+from ssvit.data.sources import synthetic_options
+from ssvit.data.sources.synthetic import synthetic
+from ssvit.evaluation.features import Features, Frozen, Pixels, extract
+from ssvit.evaluation.features_options import Reading
+from ssvit.evaluation.probes.knn import Knn
+from ssvit.evaluation.probes.ridge import FewShot
+from ssvit.evaluation.probes.sgd import Sgd
+from ssvit.loading import encoder as loading
+from ssvit.loading import encoder_options as loading_options
+from ssvit.models import vit_options
+from ssvit.models.vit import ViT
+from ssvit.options import UserError
+from ssvit.randomness import key
+
+ROOT = Path(__file__).parents[2]
+ROWS = ["layer1_patch_mean", "layer2_patch_mean", "random_layer1_patch_mean", "random_layer2_patch_mean", "pixels"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A tiny pre-training run that has finished."""
+    folder = tmp_path_factory.mktemp("run")
+    done = prefork.run("pretrain", "outputs=outputs", *TINY, "encoder.dropout=0.1", folder=folder)
+    assert done.returncode == 0, done.stderr
+    return folder / "outputs" / "masked_patch_synthetic"
+
+
+@pytest.fixture
+def measured(run, tmp_path):
+    """Run a tool's main function in this process: measured("knn", "k=[1]") -> its numbers as JSON."""
+
+    def measure(tool, *options):
+        options = (f"outputs={run.parent}", f"cache={tmp_path}/features", f"output={tmp_path}/numbers.json", *options)
+        find(tool.replace("_", "-")).call(options)
+        return json.loads((tmp_path / "numbers.json").read_text())
+
+    return measure
+
+
+@pytest.fixture(scope="module")
+def expected(run):
+    """The features that the tools must measure, read in one go: (train, test), each with labels."""
+    path = run / "step_00000006"
+    trained = loading.load_encoder(loading_options.LoadEncoder(path=path)).train()  # as training has it
+    torch.manual_seed(key(0, "weights"))
+    untrained = ViT(vit_options.ViT(**manifest.read(path)["encoder"]))
+    assert not torch.equal(trained.patch.weight, untrained.patch.weight)
+    data = synthetic(synthetic_options.Synthetic(size=16, images=64, held_out_images=32, version=1))
+    asked = [Reading(1), Reading(2)]
+    found = []
+    for source in (data.train, data.test):
+        values = {}
+        for prefix, encoder in (("", trained), ("random_", untrained)):
+            features = extract(Frozen(encoder, asked, identity="x"), source, CenterCrop(size=16, resize=None))
+            values |= {f"{prefix}{name}": value for name, value in features.values.items()}
+        values |= extract(Pixels(), source, CenterCrop(size=16, resize=None)).values
+        found.append((values, source.labels))
+    assert list(found[0][0]) == ROWS
+    return found
+
+
+def both(expected, name):
+    """The training and the test features of that name."""
+    return (Features(values[name], labels, tuple(map(str, range(10)))) for values, labels in expected)
+
+
+def test_few_shot_measures_the_features_and_the_baselines(measured, expected, capsys):
+    report = measured("few_shot", "features.layer=all", "shots=[1,3,all]", "seeds=2", "l2=[1,1024]")
+    train, labels = expected[0]
+    assert list(report["numbers"]) == ROWS
+    for name, scores in report["numbers"].items():
+        right = FewShot(protocol="paper", shots=[1, 3, "all"], seeds=2, l2=[1, 1024]).fit(*both(expected, name))
+        assert [score["mean"] for score in scores] == [score.mean for score in right]
+        assert [score["shots"] for score in scores] == [1, 3, "all"]
+    # Leave-one-out, by a fit to all images but one, each whitened as the whole set is.
+    left_out = {}
+    for name in ROWS[:2]:
+        x = train[name].double()
+        white = torch.cat([(x - x.mean(0)) / (x.std(0, correction=0) + 1e-5), torch.full((64, 1), 100.0)], 1)
+        signs = 2 * torch.nn.functional.one_hot(labels, 10).double() - 1
+        l2 = report["numbers"][name][-1]["fits"][0]["l2"]
+        right = 0
+        for row in range(64):
+            others = torch.arange(64) != row
+            a, b = white[others], signs[others]
+            weights = torch.linalg.solve(a.T @ a + l2 * torch.eye(17), a.T @ b)
+            right += ((white[row] @ weights).argmax() == labels[row]).item()
+        left_out[name] = right
+    assert left_out[report["best"]] == max(left_out.values())
+    printed = capsys.readouterr().out
+    for name, scores in report["numbers"].items():
+        (line,) = [line for line in printed.splitlines() if line.startswith(f"{name} ")]
+        assert f"{100 * scores[-1]['mean']:.1f} %" in line
+    assert f"best: {report['best']}, chosen by leave-one-out" in printed
+    assert "step_00000006: 64 training and 32 test images, 10 classes" in printed
+    assert (report["checkpoint"][-13:], report["train_images"], report["test_images"]) == ("step_00000006", 64, 32)
+
+
+def test_knn_measures_the_features_and_chooses_by_the_training_images(measured, expected):
+    report = measured("knn", "features.layer=all", "k=[5,1]", "protocol=uniform")
+    train, labels = expected[0]
+    for name, numbers in report["numbers"].items():
+        right = Knn(protocol="uniform", k=[1, 5])(*both(expected, name)).numbers
+        for share in ("top1", "top5"):
+            assert numbers[share] == {str(k): value for k, value in right[share].items()}
+        if name == "pixels":  # alone, it is not chosen
+            assert "leave_one_out" not in numbers
+            continue
+        near = torch.nn.functional.normalize(train[name].double(), dim=1)
+        near = near @ near.T
+        near.fill_diagonal_(-2)
+        assert numbers["leave_one_out"]["1"] == (labels[near.argmax(1)] == labels).double().mean().item()
+    left_out = {name: max(report["numbers"][name]["leave_one_out"].values()) for name in ROWS[:2]}
+    assert left_out[report["best"]] == max(left_out.values())
+
+
+def test_linear_probe_by_either_method(measured, expected, tmp_path):
+    report = measured("linear_probe", "features.layer=all", "sgd.epochs=2", "sgd.learning_rates=[0.01,0.1]")
+    probe = Sgd(epochs=2, learning_rates=[0.01, 0.1])
+    for name, numbers in report["numbers"].items():
+        right = probe(*both(expected, name)).numbers
+        assert numbers["test"] == right["test"]
+        assert tuple(numbers["validation_grid"]) == right["validation_grid"]
+    validation = {name: report["numbers"][name]["validation"] for name in ROWS[:2]}
+    assert validation[report["best"]] == max(validation.values())
+    report = measured("linear_probe", "method=logistic", "logistic.l2s=[0.1]", "baselines=false", "features.layer=1",
+                      "train_images=40", "test_images=20")  # fmt: skip
+    assert list(report["numbers"]) == ROWS[:1]
+    assert (report["train_images"], report["test_images"]) == (40, 20)
+
+
+def test_features_are_pooled_as_the_checkpoint_was_trained(measured, tmp_path):
+    encoder = ViT(vit_options.ViT(image_size=16, patch_size=4, width=16, depth=2, heads=2))
+    state = {f"encoder.{name}": tensor for name, tensor in encoder.state_dict().items()}
+    path = storage.save(tmp_path, 3, {"model": state}, {"encoder": encoder.arguments})
+    images = ("data=synthetic", "data.image_size=16", "data.images=32", "data.held_out_images=32")
+    for asked, read in (("null", "class_token"), ("patch_mean", "patch_mean")):
+        options = (f"checkpoint={path}", *images, "k=[1]", "baselines=false", f"features.pooling={asked}")
+        report = measured("knn", *options)
+        assert list(report["numbers"]) == [f"layer2_{read}"]
+        assert report["features"]["pooling"] == read
+
+
+def test_features_are_computed_once_for_all_tools(measured, tmp_path, monkeypatch):
+    first = measured("knn", "k=[1]", "precision=bf16-mixed")
+    assert len(list((tmp_path / "features").iterdir())) == 6
+    monkeypatch.setattr(Frozen, "__call__", lambda *call: pytest.fail("computed again"))
+    assert measured("knn", "k=[1]", "precision=bf16-mixed") == first
+    measured("few_shot", "shots=[1]", "precision=bf16-mixed")
+    monkeypatch.undo()
+    measured("few_shot", "shots=[1]", "baselines=false")
+    assert len(list((tmp_path / "features").iterdir())) == 8  # other numbers in float32
+    measured("few_shot", "shots=[1]", "baselines=false", "cache=null", "features.pooling=both", "features.norm=before")
+    assert len(list((tmp_path / "features").iterdir())) == 8
+
+
+def folder_of(path, count=3, **classes):
+    for part in ("train", "val"):
+        for name in classes[part]:
+            (path / part / name).mkdir(parents=True)
+            for number in range(count):
+                Image.new("RGB", (16, 16), (80 * number, 0, 0)).save(path / part / name / f"{number}.png")
+    return ("data=folder", f"data.root={path}", "data.image_size=16", "workers=0")
+
+
+def test_images_that_cannot_be_measured_are_told_before_features_are_read(measured, tmp_path, monkeypatch):
+    monkeypatch.setattr(Frozen, "__call__", lambda *call: pytest.fail("read"))
+    with pytest.raises(UserError, match="the class c is not among the 2"):
+        measured("knn", *folder_of(tmp_path / "other", train="ab", val="ac"))
+    with pytest.raises(UserError, match="the images have no labels"):
+        measured("knn", *folder_of(tmp_path / "none", train=[""], val=[""]))
+    same = folder_of(tmp_path / "same", train="ab", val="ab")
+    with pytest.raises(UserError, match=r"shots=4: class 0 \(a\) has 3 training images, and at least 4 are needed"):
+        measured("few_shot", *same, "shots=[4]")
+    with pytest.raises(UserError, match="k=6: must be below 6, the training images"):
+        measured("knn", *same, "k=[6]")
+    one = folder_of(tmp_path / "one", count=1, train="ab", val="ab")
+    with pytest.raises(UserError, match=r"held_out=0\.1: no class has two training images, so none can be held out"):
+        measured("linear_probe", *one)
+    with pytest.raises(UserError, match=r"sgd\.epochs=0: must be a whole number"):
+        measured("linear_probe", "sgd.epochs=0")
+
+
+def test_images_in_both_sets_are_told(measured, tmp_path, capsys):
+    same = folder_of(tmp_path / "same", train="ab", val="bc")
+    (tmp_path / "same" / "val" / "c").rename(tmp_path / "same" / "val" / "a")
+    Image.new("RGB", (16, 16), (0, 9, 0)).save(tmp_path / "same" / "val" / "a" / "1.png")
+    copies = measured("knn", *same, "k=[5]", "baselines=false")["copies"]
+    assert copies["test_images_in_train"] == 5
+    for pair in copies["examples"]:
+        train, test = (Image.open(pair[name]) for name in ("train", "test"))
+        assert train.tobytes() == test.tobytes()
+    assert (
+        "5 of the validation images stand among the training images too, pixel for pixel: " in capsys.readouterr().out
+    )
+    report = measured("few_shot", "shots=[1]", "baselines=false")
+    assert report["copies"] == {"test_images_in_train": 0, "examples": []}
+    assert "pixel for pixel" not in capsys.readouterr().out
+    assert measured("knn", *same, "k=[5]", "baselines=false", "train_images=9", "test_images=3")["train_images"] == 6
+
+
+def test_test_images_are_measured_on_where_there_are_any(measured, tmp_path, capsys):
+    own = folder_of(tmp_path / "set", train="ab", val="ab")
+    report = measured("knn", *own, "k=[5]", "baselines=false")
+    assert (report["measured_on"], report["test_images"], report["chance"]) == ("validation", 6, 0.5)
+    shutil.copytree(tmp_path / "set" / "val", tmp_path / "set" / "test")
+    (tmp_path / "set" / "test" / "a" / "0.png").unlink()
+    capsys.readouterr()
+    report = measured("knn", *own, "k=[5]", "baselines=false")
+    assert (report["measured_on"], report["test_images"], report["chance"]) == ("test", 5, 0.6)
+    told = capsys.readouterr().out
+    assert "6 training and 5 test images, 2 classes (chance 60.0 %)" in told
+    assert "not above chance by two standard errors, so this tells nothing yet" in told  # of 5 images nothing can be
+
+
+def test_as_a_command(run, tool, tmp_path):
+    done = tool("knn", f"checkpoint={run}", "k=[1,3]", "baselines=true", f"output={tmp_path}/knn.json")
+    assert done.stderr == ""
+    assert str(run / "step_00000006") in done.stdout
+    assert list(json.loads((tmp_path / "knn.json").read_text())["numbers"]) == [ROWS[1], ROWS[3], ROWS[4]]
+    assert (tmp_path / "outputs" / "features").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("tool_name", "options", "told"),
+    [
+        ("knn", ["checkpoint=/no/where"], "checkpoint=/no/where: no such folder"),
+        ("knn", ["checkpoint=scratch"], "checkpoint=scratch: "),
+        ("knn", ["features.layer=3"], "features.layer=3: must be at most 2"),
+        ("knn", ["k=[0]"], "k=[0]: must be a whole number"),
+        ("knn", ["protocol=best"], "protocol=best: must be one of"),
+        ("few_shot", ["features.pooling=max"], "features.pooling=max: must be one of"),
+        ("few_shot", ["protocol=mine"], "protocol=mine: must be one of paper, big_vision"),
+        ("few_shot", ["output=/no/where/a.json"], "output=/no/where/a.json: there is no such folder"),
+        ("few_shot", ["data.image_size=18"], "encoder.patch_size=4: must divide the image's height of 18"),
+        ("linear_probe", ["sgd.epochs=0"], "sgd.epochs=0: must be a whole number"),
+        ("linear_probe", ["method=logistic", "held_out=1"], "held_out=1: must be a number"),
+        ("linear_probe", ["method=svm"], "method=svm: must be one of sgd, logistic"),
+        ("linear_probe", ["precision=8"], "precision=8: must be one of"),
+        ("linear_probe", ["train_images=0"], "train_images=0: must be a whole number"),
+    ],
+)
+def test_a_mistake_is_told_in_one_line_before_torch_loads(run, tool, no_torch, tool_name, options, told):
+    line = one_line(tool(tool_name, f"outputs={run.parent}", *options, status=2, PYTHONPATH=no_torch))
+    assert line.startswith(f"{tool_name}.py: {told}")

@@ -1,0 +1,319 @@
+"""tools/pretrain.py as a user runs it: mistakes told in one line before torch loads, runs that end as they should."""
+
+import fcntl
+import json
+import os
+import re
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import prefork
+import pytest
+import yaml
+from command import LIMIT, TINY, one_line, start
+from PIL import Image
+from runs import final, kill_after
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["recipe.lrr=1"], "recipe.lrr: there is no such option; did you mean recipe.lr?"),
+        (["recipe.steps=abc"], "recipe.steps=abc: must be a whole number"),
+        (["recipe.steps=12345678901234567890123"], "recipe.steps=12345678901234567890123: must be less than 2^63 / "),
+        (["probe=5"], "probe=5: must be one of attentive, few_shot, few_shot_big_vision, few_shot_paper, knn, "),
+        (["encoder=null"], "encoder=null: must be one of b, h, l, "),
+        (["data=null"], "data=null: must be one of cifar10, "),
+        (["recipe=null"], "recipe=null: must be one of adamw, sgd"),
+        (["fabric=null"], "fabric=null: is a group of options: give one of them, as fabric.accelerator=…"),
+        (["data.view=5"], "data.view=5: is a group of options: give one of them, as data.view.size=…"),
+        (["data.source=null"], "data.source=null: is a group of options: give one of them, as data.source.size=…"),
+        (["name=null"], "name=null: must be the name of a folder"),
+        (["outputs=null"], "outputs=null: must be the folder of all runs"),
+        (["recipe.lr=-0.1"], "recipe.lr=-0.1: must be a number, above 0"),
+        (["objective=telepathy"], "objective=telepathy: must be one of classify, "),
+        (["experiment=telepathy"], "experiment=telepathy: must be one of"),
+        (["encoder.patch_size=5"], "encoder.patch_size=5: must divide the image's height of 32"),
+        (["encoder.patch_size=64"], "encoder.patch_size=64: must be at most the image's height of 32 pixels"),
+        (["data.image_size=[32,30]"], "encoder.patch_size=4: must divide the image's width of 30"),
+        (["encoder.heads=5"], "encoder.heads=5: must divide width=192"),
+        (["objective.masking.mask=0.7"], "objective.masking.mask + replace + keep=0.9: the three fractions"),
+        (["objective.masking.corrupted=1.5"], "objective.masking.corrupted=1.5: must be a number"),
+        (["target.bits=9"], "target.bits=9: must be at most 5 for 3 channels"),
+        (["target=color_grid", "target.grid=3"], "target.grid=3: must divide the patch of 4x4 pixels"),
+        (["recipe.batch_size=9000"], "recipe.batch_size=9000: must be no more than the 8192 images"),
+        (["recipe.batch_size=9", "recipe.accumulate=2"], "recipe.accumulate=2: must divide batch_size=9"),
+        (["data=folder"], "data.root: has no default and must be given"),
+        (["data=folder", "data.root=/no/such/place"], "data.root=/no/such/place: no such folder"),
+        (["data=cifar10", "data.root=/no/such/place"], "data.root=/no/such/place: no such folder; give"),
+        (["workers=-1"], "workers=-1: must be a whole number, 0 or more"),
+        ([f"name={'a' * 300}"], f"name={'a' * 200}…: must be the name of a folder"),
+        (["name=a/b"], "name=a/b: must be the name of a folder"),
+        (["steps"], "steps: must be written option=value"),
+        (["name=a(b)"], "name=a(b): texts with = or brackets need quotes, as \"name='a(b)'\""),
+        (["probe=[a=b]"], "probe=[a=b]: texts with = or brackets need quotes, as \"probe=['option=value']\""),
+        (["~recipe"], "~recipe: an option can be changed, as option=value, but not taken away"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_told_in_one_line_before_torch_loads(tool, no_torch, options, told):
+    assert one_line(tool("pretrain", *options, status=2, PYTHONPATH=no_torch)).startswith(f"pretrain.py: {told}")
+
+
+def test_a_folder_without_images_is_told_before_torch_loads(tool, no_torch, tmp_path):
+    (tmp_path / "empty").mkdir()
+    line = one_line(tool("pretrain", "data=folder", "data.root=empty", status=2, PYTHONPATH=no_torch))
+    assert line.startswith("pretrain.py: data.root=empty: holds no image")
+    (tmp_path / "empty" / "notes.txt").write_text("no image")
+    assert "holds no image" in one_line(
+        tool("pretrain", "data=folder", "data.root=empty", status=2, PYTHONPATH=no_torch)
+    )
+
+
+def pictures(folder: Path, count: int) -> Path:
+    folder.mkdir()
+    noise = np.random.default_rng(0)
+    for number in range(count):
+        Image.fromarray(noise.integers(0, 255, (20, 24, 3), dtype=np.uint8)).save(folder / f"{number}.png")
+    return folder
+
+
+def test_a_batch_larger_than_the_folder_is_told_before_torch_loads(tool, no_torch, tmp_path):
+    root = pictures(tmp_path / "few", 5)
+    done = tool("pretrain", "data=folder", f"data.root={root}", "encoder.patch_size=16", status=2, PYTHONPATH=no_torch)
+    assert "recipe.batch_size=64: must be no more than the 5 images" in one_line(done)
+
+
+def test_a_folder_of_files_that_are_no_images_stops_the_run(tool, tmp_path):
+    (tmp_path / "texts").mkdir()
+    for number in range(20):
+        (tmp_path / "texts" / f"{number}.jpg").write_text("no image")
+    done = tool("pretrain", *TINY[3:], "data=folder", "data.root=texts", "workers=2", status=1)
+    (line,) = done.stderr.splitlines()
+    assert "texts" in line
+    assert "no image" in line
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A tiny run that has ended well, with its output."""
+    folder = tmp_path_factory.mktemp("run")
+    done = prefork.run("pretrain", "outputs=outputs", *TINY, folder=folder)
+    assert done.returncode == 0, done.stderr
+    return folder, done.stdout
+
+
+def test_a_run_tells_and_leaves_what_it_should(run):
+    folder, told = run
+    left = folder / "outputs" / "masked_patch_synthetic"
+    lines = told.splitlines()
+    assert sum(line.startswith("step ") for line in lines) == 6
+    assert lines[0].endswith("starts; 0.01 million weights in the encoder, 64 images, 1 x cpu")
+    assert lines[1].startswith("estimated: ")
+    assert lines[2].startswith("step 1/6 ")
+    assert lines[-2].endswith("probes.png")
+    assert lines[-1].startswith("next: ")
+    assert any("the entropy of the labels" in line for line in lines)
+    assert any("copying the nearest uncorrupted patch" in line for line in lines)
+    assert any("the most frequent class" in line for line in lines)
+    for picture in ("mosaic.png", "learning.png", "probes.png"):
+        with Image.open(left / picture) as image:
+            assert min(image.size) > 300
+    assert yaml.safe_load((left / "config.yaml").read_text())["recipe"]["steps"] == 6
+    assert sorted(path.name for path in left.glob("step_*")) == [f"step_{step:08d}" for step in (2, 4, 6)]
+    rows = [json.loads(line) for line in (left / "metrics.jsonl").read_text().splitlines()]
+    held_out = [row for row in rows if "held_out/loss" in row]
+    assert [row["step"] for row in held_out] == [0, 3, 6]
+    expected = {"accuracy_masked", "accuracy_replaced", "accuracy_unchanged", "accuracy_copying", "accuracy_constant",
+                "loss_constant"}  # fmt: skip
+    assert expected <= {key.removeprefix("held_out/") for key in held_out[-1]}
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    board = EventAccumulator(str(left)).Reload()
+    scalars = {"train/loss", "held_out/accuracy_masked", "probe/knn20", "probe/few_shotall_last"}
+    assert scalars <= set(board.Tags()["scalars"])
+    assert "mosaic" in board.Tags()["images"]
+
+
+@pytest.fixture
+def again(run, tmp_path, tool):
+    shutil.copytree(run[0] / "outputs", tmp_path / "outputs")
+    return tmp_path / "outputs" / "masked_patch_synthetic"
+
+
+def test_the_same_command_again_says_that_it_is_finished(again, tool):
+    done = tool("pretrain", *TINY)
+    assert "is finished (6 steps)" in done.stdout
+    assert "step 1/6" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    "option", ["recipe.lr=0.1", "data.images=32", "recipe.batch_size=4", "target.bits=2", "data.augment.flip=0"]
+)
+def test_another_configuration_is_refused(again, tool, no_torch, option):
+    line = one_line(tool("pretrain", *TINY, option, status=1, PYTHONPATH=no_torch))
+    assert "was started with" in line
+    assert option.partition("=")[0].rpartition(".")[2] in line
+
+
+def test_a_run_that_never_trained_may_be_configured_anew(tool, no_torch):
+    for lr in (0.1, 0.2):
+        done = tool("pretrain", *TINY, f"recipe.lr={lr}", status=1, PYTHONPATH=no_torch)
+        assert done.stderr == "torch was imported\n"
+
+
+def test_a_folder_in_use_is_refused(again, tool, no_torch):
+    with open(again / "lock") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert "another process" in one_line(tool("pretrain", *TINY, status=1, PYTHONPATH=no_torch))
+
+
+def test_overwrite_clears_a_run_but_nothing_else(again, tool, no_torch, tmp_path):
+    (again / "step_00000002" / "note").write_text("old")
+    tool("pretrain", *TINY, "overwrite=true", "recipe.steps=4")
+    assert not (again / "step_00000006").exists()
+    (tmp_path / "outputs" / "mine").mkdir()
+    (tmp_path / "outputs" / "mine" / "thesis.tex").write_text("precious")
+    line = one_line(tool("pretrain", *TINY, "name=mine", "overwrite=true", status=1, PYTHONPATH=no_torch))
+    assert "holds no run" in line
+    assert (tmp_path / "outputs" / "mine" / "thesis.tex").read_text() == "precious"
+
+
+@pytest.mark.parametrize(("signum", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_ends_the_run_saved_with_the_shells_status(tmp_path, signum, status):
+    process = start(
+        tmp_path, "pretrain", *TINY, "recipe.steps=100000", "recipe.save_every=100000", "recipe.evaluate_every=100000"
+    )
+    for line in process.stdout:
+        if line.startswith("step 3/"):
+            break
+    process.send_signal(signum)
+    _, errors = process.communicate()
+    assert process.returncode == status
+    assert len(errors.splitlines()) == 1
+    assert f"stopped by {signum.name}" in errors
+    assert len(list((tmp_path / "outputs/masked_patch_synthetic").glob("step_*"))) == 1
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the worker in /proc")
+def test_a_signal_acts_at_once_amid_the_wait_for_a_stopped_worker(tmp_path):
+    (tmp_path / "images").mkdir()
+    for i in range(16):
+        Image.new("RGB", (20, 20), (i, 2 * i, 3 * i)).save(tmp_path / "images" / f"{i}.png")
+    options = (*TINY[3:], "data=folder", "data.root=images", "workers=1", "loader_timeout=0", "probe=[]",
+               "recipe.steps=100000", "recipe.save_every=100000", "recipe.evaluate_every=100000")  # fmt: skip
+    process = start(tmp_path, "pretrain", *options)
+    for line in process.stdout:
+        if line.startswith("step 3/"):
+            break
+    (worker,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    os.kill(int(worker), signal.SIGSTOP)
+    reader = threading.Thread(target=process.stdout.read)  # the pipe must not fill up
+    reader.start()
+    time.sleep(1)  # what was read ahead is used up
+    process.send_signal(signal.SIGTERM)
+    process.wait(timeout=LIMIT)
+    reader.join()
+    (line,) = process.stderr.read().splitlines()
+    assert process.returncode == 143
+    assert re.search(r"stopped by SIGTERM after step (\d+); saved", line)
+    step = int(re.search(r"after step (\d+)", line)[1])
+    (checkpoint,) = (tmp_path / "outputs/masked_patch_folder").glob("step_*")
+    assert int(checkpoint.name.removeprefix("step_")) == step
+    assert not Path(f"/proc/{worker}").exists()
+
+
+@pytest.mark.slow
+def test_a_file_size_limit_keeps_the_last_good_checkpoint(tool, tmp_path):
+    options = (*TINY, "encoder.width=64", "recipe.evaluate_every=100")
+    tool("pretrain", *options, "name=whole")
+    size = max(path.stat().st_size for path in (tmp_path / "outputs/whole").rglob("*.safetensors"))
+    kill_after(tmp_path, "step 3/6", *options, "name=full")
+    full = tmp_path / "outputs/full"
+    limit = f"resource.setrlimit(resource.RLIMIT_FSIZE, ({size - 1}, {size - 1}))"
+    limited = (sys.executable, "-c", f"import os, resource, sys; {limit}; os.execv(sys.argv[1], sys.argv[1:])")
+    done = tool("pretrain", *options, "name=full", status=1, prefix=limited)
+    (line,) = done.stderr.splitlines()
+    assert "step_00000004/optimizer.safetensors: cannot be written (File too large)" in line
+    assert [path.name for path in full.glob("*step*")] == ["step_00000002"]
+    tool("pretrain", *options, "name=full")
+    assert final(full) == final(tmp_path / "outputs/whole")
+
+
+def test_killed_with_workers_the_same_command_goes_on_at_once(tool, tmp_path):
+    root = pictures(tmp_path / "many", 40)
+    options = (*TINY[4:], "data=folder", f"data.root={root}", "data.image_size=16", "encoder.patch_size=4")
+    tool("pretrain", *options, "name=whole")
+    kill_after(tmp_path, "step 3/6", *options, "name=killed", "workers=2")
+    done = tool("pretrain", *options, "name=killed", "workers=1")
+    assert "goes on after step 2" in done.stdout
+    assert final(tmp_path / "outputs/killed") == final(tmp_path / "outputs/whole")
+
+
+def test_a_fault_that_only_the_data_show_is_told_in_one_line(tool, tmp_path):
+    (tmp_path / "cifar").mkdir()
+    done = tool("pretrain", *TINY[4:], "data=cifar10", "data.root=cifar", status=1)
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("pretrain.py: data.root=cifar: holds no whole cifar10")
+    done = tool("pretrain", *TINY, "evaluators.held_out.images=-1", status=2)
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("pretrain.py: evaluators.held_out.images=-1: must be a whole number")
+
+
+def test_on_a_terminal_there_is_a_live_bar(tmp_path):
+    ours, theirs = os.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 200, 0, 0))
+    command = [sys.executable, str(Path(__file__).parents[2] / "tools/pretrain.py"), "outputs=outputs", *TINY]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    shown = b""
+    while True:
+        try:
+            shown += os.read(ours, 4096)
+        except OSError:  # the other side is closed
+            break
+    assert process.wait() == 0
+    text = shown.decode()
+    assert "step 1/6  loss" not in text  # a line of its own, as where there is no terminal
+    for word in ("step 6/6", "images/s", "loss ", "the entropy of the labels"):
+        assert word in text
+
+
+def test_torchrun_gives_the_losses_of_one_process(tool, run, tmp_path):
+    done = tool(
+        "pretrain", *TINY,
+        prefix=(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", "--no-python"),
+    )  # fmt: skip
+    one, two = ([line.split("loss ")[1].split(",")[0] for line in text.splitlines() if line.startswith("step ")]
+                for text in (run[1], done.stdout))  # fmt: skip
+    assert one == two
+
+
+# Runs a tool; told last of all, after every other handler: the threads that remain.
+THREADS_AT_THE_END = """
+import atexit, pathlib, runpy, sys
+tell = lambda: print("threads:", *(path.read_text() for path in pathlib.Path("/proc/self/task").glob("*/comm")))
+atexit.register(tell)
+del sys.argv[:2]  # this file, and the interpreter that the tool would have been given to
+sys.path.insert(0, str(pathlib.Path(sys.argv[0]).parent))
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are listed by Linux alone")
+def test_no_thread_outlives_a_run_of_several_processes(tool, tmp_path):
+    """One that lets go of a tensor while the interpreter ends aborts the process, seldom enough to be missed."""
+    (tmp_path / "threads.py").write_text(THREADS_AT_THE_END)
+    done = tool("pretrain", *TINY, "fabric.strategy=ddp", "fabric.devices=1",
+                prefix=(sys.executable, str(tmp_path / "threads.py")))  # fmt: skip
+    threads = done.stdout.split("threads:")[1].split()
+    assert "pictures:" in done.stdout
+    assert threads
+    assert not [name for name in threads if "gloo" in name]

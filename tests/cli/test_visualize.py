@@ -1,0 +1,302 @@
+"""tools/visualize.py: what it writes and says is what a plain computation on the same images gives."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from command import TINY, one_line
+from composing import composed
+from matplotlib.figure import Figure
+from PIL import Image
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from ssvit import atomic_io
+from ssvit.analysis import attention, inside, similarity
+from ssvit.analysis.options import plotted
+from ssvit.checkpoints import storage
+from ssvit.checkpoints.configuration import Configuration
+from ssvit.cli import visualize
+from ssvit.data.augment.crop import CenterCrop
+from ssvit.data.decode import load
+from ssvit.figures.display import PLAIN
+from ssvit.loading import encoder as loading
+from ssvit.loading import encoder_options as loading_options
+from ssvit.models import vit_options
+from ssvit.models.vit import ViT
+from ssvit.options import OptionError, UserError
+from ssvit.randomness import key
+
+ROOT = Path(__file__).parents[2]
+FIGURES = {"filters", "positions", "attention_distance", "similarity", "rollout", "heads"}
+
+
+def make_run(folder: Path, *, seed: int = 0, stage: str = "pretrain", options: tuple[str, ...] = ()) -> Path:
+    """A finished run whose encoder has random weights: the folder of its checkpoint."""
+    config = composed(*TINY, *options, "name=test")
+    arguments = {name: value for name, value in config.encoder.items() if name != "_target_"}
+    torch.manual_seed(seed)
+    weights = {f"encoder.{name}": value for name, value in ViT(vit_options.ViT(**arguments)).state_dict().items()}
+    folder.mkdir(parents=True)
+    choices = {"data": "synthetic", "augment@data.augment": "inception_crop"}
+    written = Configuration.of(config.config.written, choices)
+    (folder / "config.yaml").write_bytes(written.write())
+    return storage.save(folder, 6, {"model": weights}, {"encoder": arguments, "stage": stage})
+
+
+@pytest.fixture
+def run(tmp_path):
+    return make_run(tmp_path / "outputs" / "run")
+
+
+@pytest.fixture
+def look(run, tmp_path, capsys):
+    """Run the tool's main function in this process: look("count=4") -> its numbers as JSON, and what it printed."""
+
+    def look(*options, images=()):
+        options = (f"outputs={tmp_path}/outputs", "device=cpu", *options, *map(str, images))
+        config = composed(*options, tool="visualize")
+        capsys.readouterr()
+        visualize.run(config.config)
+        folder = Path(config.output or run.parent / "visualize")
+        return json.loads((folder / "numbers.json").read_text()), capsys.readouterr().out
+
+    return look
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    """Six pictures of their own, wider than high."""
+    (tmp_path / "pictures").mkdir()
+    for number in range(6):
+        image = Image.effect_noise((40, 30), 60 + number).convert("RGB")
+        image.save(tmp_path / "pictures" / f"{number}.png")
+    return tmp_path / "pictures"
+
+
+def seen(encoder, images):
+    """Attention weights of each layer (b, h, t, t), and its tokens (b, t, d)."""
+    weights, tokens = {}, []
+    with torch.no_grad(), attention.watched(encoder, weights.__setitem__):
+        tokens = list(encoder.layers(images))
+    return [weights[layer] for layer in range(len(tokens))], tokens
+
+
+def test_numbers_are_those_of_the_pictures_whatever_the_batch(look, run, pictures):
+    other = make_run(run.parent.parent / "other", seed=1, stage="finetune", options=("encoder.depth=3",))
+    numbers, out = look(f"checkpoint={run}", f"other={other}", "batch_size=8", "shown=2", "layer=1", images=[pictures])
+    encoder, second = (
+        loading.load_encoder(loading_options.LoadEncoder(path=run)),
+        loading.load_encoder(loading_options.LoadEncoder(path=other)),
+    )
+    images = CenterCrop(size=16)([load(str(pictures / f"{number}.png")) for number in range(6)])
+    weights, tokens = seen(encoder, images)
+    apart = attention.between_patches(encoder)
+    found = numbers["attention_distance"]["layers_by_heads"]["the encoder"]
+    assert found == [pytest.approx(attention.mean_distance(one, apart).mean(0).tolist(), abs=1e-4) for one in weights]
+    assert numbers["attention_distance"]["all_patches_alike"] == pytest.approx(apart.mean().item())
+    rollout = attention.rolled(attention.rolled(None, weights[0]), weights[1])
+    assert numbers["rollout"]["images"] == numbers["heads"]["images"] == ["0.png", "3.png"]
+    assert numbers["rollout"]["attention"] == [pytest.approx(rollout[i, 0, 1:].tolist(), abs=1e-4) for i in (0, 3)]
+    for place, i in enumerate((0, 3)):
+        heads = numbers["heads"]["attention"][place]
+        assert heads == [pytest.approx(weights[0][i, head, 0, 1:].tolist(), abs=1e-4) for head in range(2)]
+    grams = torch.stack([similarity.gram(one) for one in (*tokens, *seen(second, images)[1])])
+    cka = similarity.cka(similarity.hsic(grams))
+    assert numbers["cka"]["layers"] == [pytest.approx(row.tolist(), abs=1e-4) for row in cka[:2, :2]]
+    assert numbers["cka"]["layers_by_layers_of_other"] == [pytest.approx(row.tolist(), abs=1e-4) for row in cka[:2, 2:]]
+    assert "same_layer" not in numbers["cka"]
+    assert "similarity with other: it has another depth" in out
+    assert f"mean attention distance of the encoder: layer 1 {sum(found[0]) / 2:.2f} pixels" in out
+    assert "mean attention distance of other: layer 1 " in out
+
+
+def test_statistics_do_not_depend_on_how_images_are_parted(run):
+    encoder = loading.load_encoder(loading_options.LoadEncoder(path=run))
+    images = torch.rand(33, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    whole, _ = inside.measure([encoder], images, 64)
+    told = []
+    parts, alignment = inside.measure([encoder, encoder], images, 8, lambda *done: told.append(done))
+    torch.testing.assert_close(parts[0], whole[0])
+    torch.testing.assert_close(parts[1], whole[0])
+    torch.testing.assert_close(alignment[:2, 2:], alignment[:2, :2])
+    assert told == [(7, 33), (14, 33), (21, 33), (27, 33), (33, 33)]
+
+
+def test_held_out_images_are_looked_at_and_everything_is_written(look, run):
+    numbers, out = look("other=scratch", "count=16", "shown=3")
+    folder = run.parent / "visualize"
+    assert {path.stem for path in folder.glob("*.png")} == FIGURES
+    board = EventAccumulator(str(folder))
+    board.Reload()
+    assert set(board.Tags()["images"]) == FIGURES
+    assert {event.step for name in FIGURES for event in board.Images(name)} == {6}
+    with Image.open(folder / "heads.png") as picture:
+        (shown,) = board.Images("heads")
+        assert (shown.width, shown.height) == picture.size
+    assert not list(folder.glob(".*"))
+    for name in FIGURES:
+        assert f"written: {folder / name}.png" in out
+    assert (numbers["images"], numbers["step"], numbers["checkpoint"]) == (16, 6, str(run))
+    assert (numbers["image_size"], numbers["grid"]) == ([16, 16], [4, 4])
+    assert numbers["filters"]["components"] == 15  # of 16 filters around their mean
+    assert len(numbers["positions"]["cosine"]) == 16
+    assert "16 held-out images of 16x16 pixels" in out
+    torch.manual_seed(key(0, "weights"))
+    encoder = ViT(vit_options.ViT(**loading.load_encoder(loading_options.LoadEncoder(path=run)).arguments)).eval()
+    random = numbers["attention_distance"]["layers_by_heads"]["random weights"]
+    assert random != numbers["attention_distance"]["layers_by_heads"]["the encoder"]
+    assert len(random) == len(encoder.blocks)
+    told = " ".join(f"{value:.3f}" for value in numbers["cka"]["same_layer"])
+    least = 1 + min(range(2), key=lambda layer: numbers["cka"]["same_layer"][layer])
+    assert f"similarity with random weights, layer by layer: {told}; layer {least} differs most" in out
+
+
+def test_newest_is_the_newest_fine_tuning(run, look, tmp_path):
+    tuned = make_run(tmp_path / "outputs" / "tuned", stage="finetune")
+    sizes = {"resize": "paper", "image_size": [16, 32]}
+    options = visualize.Visualize(other="newest", outputs=str(tmp_path / "outputs"))
+    found = visualize.find_other(options, sizes, 3, print)
+    assert found.path == tuned
+    second = loading.load_encoder(loading_options.LoadEncoder(path=found.path, **sizes))
+    assert (found.name, second.image_size, second.training) == ("tuned", (16, 32), False)
+    for other, path, named in (("newest", str(tuned), ["the encoder", "tuned"]), ("null", None, ["the encoder"])):
+        numbers, _ = look(f"checkpoint={run}", f"other={other}", "count=8", "batch_size=8", "shown=1")
+        assert numbers["other"] == path
+        assert list(numbers["attention_distance"]["layers_by_heads"]) == named
+
+
+def test_what_an_encoder_lacks_is_told_and_the_rest_is_drawn(pictures):
+    small = vit_options.ViT(image_size=16, patch_size=4, width=16, depth=2, heads=2)
+    bare = ViT(small.changed(positions="relative", class_token=False, pooling="patch_mean")).eval()
+    (pictures / "bad.png").write_text("no image")
+    told = []
+    paths = [str(pictures / "1.png"), str(pictures / "bad.png")]
+    seen = inside.from_files(paths, CenterCrop(size=16), 5, told.append)
+    assert told == [f"{pictures / 'bad.png'}: no image of a known format; left out"]
+    found = inside.look(bare, seen, layer=1, pooling="patch_mean", shown=8, batch_size=8, display=PLAIN)
+    assert set(found.figures) == FIGURES - {"positions", "similarity"}
+    assert any(line.startswith("positions: not available, since positions=relative") for line in found.lines)
+    assert "similarity: not available of fewer than 4 images" in found.lines
+    assert (found.numbers["positions"], found.numbers["cka"], found.numbers["images"]) == (None, None, 1)
+    with pytest.raises(UserError, match="none of the 1 pictures can be read"):
+        inside.from_files([paths[1]], CenterCrop(size=16), 5, told.append)
+
+
+def test_a_hybrid_is_looked_into_but_for_its_filters():
+    torch.manual_seed(0)
+    stem = {"layers": [1], "width": 32}
+    hybrid = ViT(vit_options.ViT(image_size=[16, 24], patch_size=8, width=16, depth=2, heads=2, stem=stem)).eval()
+    images = torch.randint(256, (5, 3, 16, 24), dtype=torch.uint8)
+    found = inside.look(hybrid, inside.Pictures(images, ("",) * 5, "5 images"),
+                        layer=2, pooling="class_token", shown=5, batch_size=8, display=PLAIN)  # fmt: skip
+    assert set(found.figures) == FIGURES - {"filters"}
+    assert "filters: not available, since a hybrid embeds its patches by convolutions" in found.lines
+    centres = [(8 * row, 8 * column) for row in range(2) for column in range(3)]
+    mean = sum(math.dist(a, b) for a in centres for b in centres) / 36
+    assert found.numbers["attention_distance"]["all_patches_alike"] == pytest.approx(mean)
+
+
+def test_more_pictures_than_are_counted_are_taken_evenly(pictures):
+    paths = sorted(map(str, pictures.iterdir()))
+    found = inside.from_files(paths, CenterCrop(size=[16, 24]), 4, pytest.fail)
+    assert found.names == ("0.png", "1.png", "3.png", "4.png")
+    assert found.description == "4 of 6 pictures"
+    assert torch.equal(found.some(2).images, torch.cat([CenterCrop(size=[16, 24])([load(paths[i])]) for i in (0, 3)]))
+
+
+def test_others_take_the_place_of_pictures_that_cannot_be_read(pictures):
+    for name in ("1.png", "4.png"):
+        (pictures / name).write_text("no image")
+    paths, told = sorted(map(str, pictures.iterdir())), []
+    found = inside.from_files(paths, CenterCrop(size=16), 4, told.append)
+    assert (found.names, found.description) == (("0.png", "2.png", "3.png", "5.png"), "4 of 6 pictures")
+    assert told == [f"{pictures / name}: no image of a known format; left out" for name in ("1.png", "4.png")]
+    for image, name in zip(found.images, found.names, strict=True):
+        assert torch.equal(image, CenterCrop(size=16)([load(str(pictures / name))])[0])
+    assert inside.from_files(paths, CenterCrop(size=16), 5, told.append).names == found.names
+
+
+def test_a_file_is_there_whole_or_not_at_all(tmp_path, monkeypatch):
+    inside.Report({"one": Figure(), "two": Figure()}, {"a": 1}).save(tmp_path / "new" / "folder", 0)
+    before = {path.name: path.read_bytes() for path in (tmp_path / "new" / "folder").glob("*.*g")}
+    assert set(before) == {"one.png", "two.png"}
+    write = atomic_io.write
+
+    def full(path, data):
+        write(path, data if path.name.startswith(".one") else data[:100])
+        if not path.name.startswith(".one"):
+            raise OSError(28, "No space left on device", str(path))
+
+    monkeypatch.setattr(atomic_io, "write", full)
+    changed = inside.Report({"one": Figure(figsize=(1, 1)), "two": Figure(figsize=(1, 1))}, {"a": 2})
+    with pytest.raises(UserError, match=r"two\.png: cannot be written \(No space left on device\)"):
+        changed.save(tmp_path / "new" / "folder", 0)
+    after = {path.name: path.read_bytes() for path in (tmp_path / "new" / "folder").glob("*.*g")}
+    assert after["one.png"] != before["one.png"]
+    assert after["two.png"] == before["two.png"]
+    assert json.loads((tmp_path / "new" / "folder" / "numbers.json").read_text()) == {"a": 1}
+    assert not list((tmp_path / "new" / "folder").glob(".*"))
+
+
+def test_whose_attention_and_which_layer():
+    encoder = vit_options.ViT(image_size=16, patch_size=4, width=16, depth=3, heads=2)
+    assert plotted(encoder, layer="last", pooling=None) == (3, "class_token")
+    assert plotted(encoder, layer=2, pooling="patch_mean") == (2, "patch_mean")
+    without = encoder.changed(class_token=False, pooling="patch_mean")
+    assert plotted(without, layer="last", pooling=None) == (3, "patch_mean")
+    with pytest.raises(OptionError, match="pooling=class_token: must be patch_mean: the encoder has no class token"):
+        plotted(without, layer="last", pooling="class_token")
+
+
+def test_as_a_command_on_rectangles_of_another_resolution(run, tool, pictures):
+    done = tool("visualize", "data.image_size=[16,32]", f"{pictures}/1.png", f"{pictures}/2.png")
+    assert done.stderr == ""
+    assert "positions resized from 4x4 to 4x8" in done.stdout
+    assert "2 pictures of 16x32 pixels, 4x8 patches" in done.stdout
+    numbers = json.loads((run.parent / "visualize" / "numbers.json").read_text())
+    assert (numbers["image_size"], numbers["grid"]) == ([16, 32], [4, 8])
+    assert [len(row) for row in numbers["rollout"]["attention"]] == [32, 32]
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["other=/no/where"], "other=/no/where: no such folder"),
+        (["other=GREY"], "other=GREY: must take images of 3 channels, as the checkpoint does, not of 1"),
+        (["other=COARSE", "data.image_size=12"], "other=COARSE: patch_size=8: must divide"),
+        (["layer=first"], "layer=first: must be a whole number"),
+        (["pooling=max"], "pooling=max: must be one of class_token, patch_mean"),
+        (["count=0"], "count=0: must be a whole number"),
+        (["batch_size=4"], "batch_size=4: must be a whole number, 8 or more"),
+        (["device=tpu"], "device=tpu: must be one of auto, cpu"),
+        (["output=CONFIG"], "output=CONFIG: must be a folder, and this is a file"),
+        (["data.image_size=18"], "encoder.patch_size=4: must divide the image's height of 18"),
+    ],
+)
+def test_a_mistake_names_the_option_and_what_is_right(run, look, options, told):
+    places = {name: str(run.parent.parent / name.lower()) for name in ("GREY", "COARSE")}
+    if "GREY" in options[0]:
+        make_run(Path(places["GREY"]), options=("encoder.channels=1", "encoder.mean=0.5", "encoder.std=0.5"))
+    if "COARSE" in options[0]:
+        make_run(Path(places["COARSE"]), options=("encoder.patch_size=8",))
+    for name, place in (places | {"CONFIG": str(run.parent / "config.yaml")}).items():
+        options, told = [option.replace(name, place) for option in options], told.replace(name, place)
+    with pytest.raises(UserError) as raised:
+        look(f"checkpoint={run}", *options)
+    assert str(raised.value).startswith(told)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["checkpoint=scratch", "encoder=small", "data=synthetic"], "checkpoint=scratch: looked at beside"),
+        (["layer=3", "other=RUN"], "layer=3: must be at most 2"),
+        (["/no/picture.png"], "images=/no/picture.png: no such file or folder"),
+    ],
+)
+def test_a_mistake_is_told_in_one_line_before_torch_loads(run, tool, no_torch, options, told):
+    options = [option.replace("RUN", str(run)) for option in options]
+    line = one_line(tool("visualize", *options, status=2, PYTHONPATH=no_torch))
+    assert line.startswith(f"visualize.py: {told}")

@@ -1,0 +1,298 @@
+"""Every configuration file composes, passes the checks, and builds; each experiment has its command on top."""
+
+import re
+import tarfile
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from composing import composed
+from PIL import Image
+
+from ssvit.checkpoints import storage
+from ssvit.checkpoints.configuration import Configuration
+from ssvit.config.command_line import CommandLine
+from ssvit.config.declaration import completed
+from ssvit.data.augment.crop_options import ResizeCrop
+from ssvit.data.sources.base import Data
+from ssvit.options import Failure, OptionError
+from ssvit.studies import trials
+
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+EMBEDDED = ("synthetic", "shapes")  # data sets that need no files
+
+
+def names(group: str) -> list[str]:
+    return CommandLine([]).names(group)
+
+
+@pytest.fixture
+def pretrained_run(tmp_path, monkeypatch):
+    """A finished run of a small model, the newest in the folder outputs/."""
+    config = composed()
+    arguments = {**config.encoder, "_target_": None}
+    del arguments["_target_"]
+    run = tmp_path / "outputs" / "run"
+    run.mkdir(parents=True)
+    storage.save(run, config.recipe.steps, {"model": {}}, {"encoder": arguments, "stage": "pretrain"})
+    choices = {"data": "synthetic", "augment@data.augment": "inception_crop"}
+    kept = Configuration.of(config.config.written, choices)
+    (run / "config.yaml").write_bytes(kept.write())
+    monkeypatch.chdir(tmp_path)
+    return run
+
+
+@pytest.fixture
+def images(tmp_path):
+    """A small set in ImageNet's layout, in shards and in a table, one of which every data set of files accepts."""
+    (tmp_path / "table.csv").write_text("path,label,split\n")
+    for part in ("train", "val"):
+        for wnid in ("n01", "n02"):
+            (tmp_path / part / wnid).mkdir(parents=True)
+            for number in range(4):
+                Image.new("RGB", (30, 20), (number, 0, 0)).save(tmp_path / part / wnid / f"{number}.png")
+                with open(tmp_path / "table.csv", "a") as table:
+                    table.write(f"{part}/{wnid}/{number}.png,{wnid},{part}\n")
+        (tmp_path / "cifar").mkdir(exist_ok=True)
+        lines = [f"../{part}/n0{1 + label}/{number}.png {label}\n" for label in (0, 1) for number in range(4)]
+        for name in ("train800.txt",) if part == "train" else ("val200.txt", "test.txt"):
+            (tmp_path / "cifar" / name).write_text("".join(lines))
+        for folder in ("JPEGImages", "SegmentationClass", "ImageSets/Segmentation"):
+            (tmp_path / "voc" / folder).mkdir(parents=True, exist_ok=True)
+        for number in range(8):
+            Image.new("RGB", (30, 20)).save(tmp_path / "voc" / "JPEGImages" / f"{part}{number}.jpg")
+            Image.new("P", (30, 20)).save(tmp_path / "voc" / "SegmentationClass" / f"{part}{number}.png")
+        listed = "".join(f"{part}{number}\n" for number in range(8))
+        (tmp_path / "voc" / "ImageSets" / "Segmentation" / f"{part}.txt").write_text(listed)
+        with tarfile.open(tmp_path / part / "0.tar", "w") as shard:
+            shard.add(tmp_path / part, "", filter=lambda member: None if member.name.endswith(".tar") else member)
+    return tmp_path
+
+
+def build(config) -> None:
+    """Everything but the data, on the meta device: a ViT-H has its shapes and takes no memory."""
+    with torch.device("meta"):
+        own = {"classes": ["a", "b"]} if "classes" in config.objective else {}
+        objective = config.build("objective", **own)
+        outputs = objective.encoder.encode(torch.zeros(1, objective.encoder.patches, objective.encoder.width))
+    assert outputs.shape == (
+        1,
+        objective.encoder.num_prefix_tokens + objective.encoder.patches,
+        objective.encoder.width,
+    )
+    for transform in ("data.augment", "data.view"):
+        made = config.build(transform)
+        assert getattr(made, "options", made).size == objective.encoder.image_size
+    for name in config.evaluators:
+        config.build(f"evaluators.{name}", source=[], transform=None)
+
+
+@pytest.mark.parametrize("group", ["encoder", "target", "objective"])
+def test_every_choice_builds(group):
+    for name in names(group):
+        if (group, name) == ("encoder", "timm"):
+            continue  # goes with labels and with the name of a model: see tests/models/test_timm.py
+        size = ["data.image_size=224"] if group == "encoder" and name != "small" else []
+        config = composed(f"{group}={name}", *size)
+        if name == "contrastive_tuning":
+            with pytest.raises(OptionError, match=r"^checkpoint=null: the objective goes on from trained weights"):
+                config.check()
+            build(config)
+            continue
+        config.check()
+        build(config)
+
+
+@pytest.mark.parametrize("name", names("augment"))
+def test_every_augmentation_builds(name, images):
+    objective = "dino" if name.startswith(("multi_crop", "two_crops")) else "masked_patch"
+    options = ["data=folder", f"data.root={images}", "recipe.batch_size=8", f"objective={objective}"]
+    options.append(f"augment@data.augment={name}")
+    config = composed(*options)
+    config.check()
+    config.build("data.augment")
+    with pytest.raises(Failure, match=r"^data\.augment\.flip=2: must be a number"):
+        composed(*options, "data.augment.flip=2")
+
+
+@pytest.mark.parametrize("data", names("data"))
+def test_a_data_set_adds_nothing_to_the_augmentation_that_is_chosen(data):
+    config = composed(f"data={data}", "augment@data.augment=shift_crop", incomplete=True)
+    own = completed({"_target_": "ssvit.data.augment.crop.ShiftCrop"}, {})
+    assert config.config.written["data"]["augment"] == own
+
+
+@pytest.mark.parametrize("name", names("data"))
+def test_every_data_set_composes_and_those_of_files_build(name, images):
+    root = [] if name in EMBEDDED else [f"data.root={images / 'voc' if name == 'voc' else images}"]
+    root += [f"data.table={images}/table.csv"] if name == "csv" else []
+    root += ["data.task=cifar"] if name == "vtab" else []
+    rectangle = composed(
+        f"data={name}", *root, "data.image_size=[64,96]", "encoder.patch_size=16", "recipe.batch_size=8"
+    )
+    rectangle.check()
+    build(rectangle)
+    small = ["data.images=16", "data.held_out_images=8"] if name in EMBEDDED else []
+    config = composed(f"data={name}", *root, *small, "encoder.patch_size=16", "recipe.batch_size=8")
+    config.check()
+    build(config)
+    if name in (*EMBEDDED, "csv", "folder", "imagenet", "shards", "voc", "vtab"):
+        data = config.build("data.source")
+        assert isinstance(data, Data)
+        assert (len(data.train), len(data.watched)) == ((16, 8) if name in EMBEDDED else (8, 8))
+
+
+@pytest.mark.parametrize("name", names("experiment"))
+def test_every_experiment_composes_and_has_its_command_on_top(name, images, monkeypatch, pretrained_run):
+    monkeypatch.setattr("ssvit.data.sources.folder.count", lambda root, at_most: at_most)
+    head = [line for line in (CONFIGS / "experiment" / f"{name}.yaml").read_text().splitlines() if line.startswith("#")]
+    command = rf"(?:tools/|ssvit )(\w+)(?:\.py)? experiment={name}\b(.*)$"
+    (tool, rest), *others = re.findall(command, "\n".join(head), re.MULTILINE)
+    assert not others
+    options = [option.replace("PATH", str(images)) for option in rest.split()]
+    config = composed(f"experiment={name}", *options, tool=tool)
+    config.check()
+    if tool == "pretrain":
+        build(config)
+
+
+def is_the_authors_way(config) -> None:
+    """What the authors' input pipeline does with training images, whatever is trained: vit_jax: input_pipeline.py."""
+    assert (config.data.mean, config.data.std) == (0.5, 0.5)
+    assert config.data.augment._target_ == "ssvit.data.augment.crop.InceptionCrop"
+    assert (list(config.data.augment.scale), config.data.augment.flip) == ([0.05, 1.0], 0.5)
+
+
+def test_the_papers_run_has_the_papers_numbers(images, monkeypatch):
+    monkeypatch.setattr("ssvit.data.sources.folder.count", lambda root, at_most: at_most)
+    config = composed("experiment=paper_jft", f"data.root={images}")
+    recipe = config.check()
+    assert (recipe.steps, recipe.batch_size, recipe.lr, recipe.warmup) == (1_000_000, 4096, 2e-4, 10_000)
+    assert (config.encoder.width, config.encoder.depth, config.encoder.patch_size) == (768, 12, 16)
+    masking = config.objective.masking
+    assert (masking.corrupted, masking.mask, masking.replace, masking.keep) == (0.5, 0.8, 0.1, 0.1)
+    shorter = composed("experiment=paper_imagenet_100k", f"data.root={images}")
+    assert shorter.recipe.steps == 100_000
+    for one in (config, shorter):
+        is_the_authors_way(one)
+        assert (one.encoder.mean, one.encoder.std) == (0.5, 0.5)
+        assert (one.encoder.dropout, one.encoder.attention_dropout) == (0, 0)
+
+
+def test_dino_brings_its_views_and_imagenet_has_the_authors_numbers(images, monkeypatch):
+    monkeypatch.setattr("ssvit.data.sources.folder.count", lambda root, at_most: at_most)
+    small = composed("objective=dino").data.augment
+    assert (small._target_, small.local_size) == ("ssvit.data.augment.views.MultiCrop", 16)
+    assert composed("objective=dino", "augment@data.augment=shift_crop").data.augment.padding == 4
+    config = composed("experiment=dino_imagenet", f"data.root={images}")
+    recipe = config.check()
+    augment, objective = config.data.augment, config["objective"]
+    assert (augment.size, list(augment.scale), augment.local_size, augment.local_views) == (224, [0.4, 1.0], 96, 8)
+    assert (list(augment.local_scale), list(augment.blur)) == ([0.05, 0.4], [1.0, 0.1, 0.5])
+    assert (objective["prototypes"], objective["hidden"], objective["bottleneck"]) == (65536, 2048, 256)
+    assert objective["teacher_momentum"] == {"start": 0.996, "end": 1.0, "shape": "cosine", "over": 1.0}
+    assert objective["teacher_temperature"] == {"start": 0.04, "end": 0.04, "shape": "linear", "over": 0.3}
+    assert objective["last_layer"] == {"start": 0.0, "end": 1.0, "shape": "step", "over": 0.01}
+    assert (recipe.weight_decay, recipe.weight_decay_end, recipe.clip) == (0.04, 0.4, 3.0)
+    assert recipe.lr == pytest.approx(5e-4 * recipe.batch_size / 256)
+    assert abs(recipe.steps - 100 * 1_281_167 / 1024) < 100
+    assert (config.encoder.width, config.encoder.patch_size, config.encoder.stochastic_depth) == (384, 16, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("name", "encoder", "epochs", "images_", "lr", "decay", "weight_decay", "dropout", "clip"),
+    [
+        ("jft_b", (768, 16), 7, 303e6, 8e-4, "linear", 0.1, 0, 0),
+        ("jft_l32", (1024, 32), 7, 303e6, 6e-4, "linear", 0.1, 0, 0),
+        ("jft_l16", (1024, 16), 14, 303e6, 4e-4, "linear", 0.1, 0, 0),
+        ("jft_h14", (1280, 14), 14, 303e6, 3e-4, "linear", 0.1, 0, 0),
+        ("jft_r50_b16", (768, 16), 7, 303e6, 8e-4, "linear", 0.1, 0, 0),
+        ("jft_r50_l32", (1024, 32), 7, 303e6, 2e-4, "linear", 0.1, 0, 0),
+        ("jft_r50_l16", (1024, 16), 14, 303e6, 4e-4, "linear", 0.1, 0, 0),
+        ("imagenet21k_b", (768, 16), 90, 14_197_122, 1e-3, "linear", 0.03, 0.1, 0),
+        ("imagenet21k_l", (1024, 16), 90, 14_197_122, 1e-3, "linear", 0.03, 0.1, 0),
+        ("imagenet", (768, 16), 300, 1_281_167, 3e-3, "cosine", 0.3, 0.1, 1),
+    ],
+)  # fmt: skip
+def test_table_3(images, monkeypatch, name, encoder, epochs, images_, lr, decay, weight_decay, dropout, clip):
+    monkeypatch.setattr("ssvit.data.sources.folder.count", lambda root, at_most: at_most)
+    config = composed(f"experiment=table3_{name}", f"data.root={images}")
+    recipe = config.check()
+    assert (config.encoder.width, config.encoder.patch_size) == encoder
+    layers = {16: [3, 4, 9], 32: [3, 4, 6, 3]}[encoder[1]] if "r50" in name else None
+    assert config.encoder["stem"] == (layers and {"layers": layers, "width": 64, "epsilons": "authors"})
+    assert abs(recipe.steps - epochs * images_ / 4096) < 1
+    assert (recipe.batch_size, recipe.warmup, tuple(recipe.betas)) == (4096, 10_000, (0.9, 0.999))
+    assert (recipe.lr, recipe.decay, recipe.weight_decay, recipe.clip) == (lr, decay, weight_decay, clip)
+    assert recipe.lr_end == (1e-5 if decay == "linear" else 0)
+    assert recipe.learning_rate(recipe.steps) == pytest.approx(recipe.lr_end)
+    is_the_authors_way(config)
+    assert (config.encoder.mean, config.encoder.std, config.encoder.attention_dropout) == (0.5, 0.5, 0)
+    assert (config.objective.loss, config.objective.head_bias) == ("softmax", 0)
+    assert (config.encoder.dropout, config.objective.hidden) == (dropout, encoder[0])
+    assert config.encoder.pooling == "class_token"
+
+
+@pytest.mark.parametrize(
+    ("name", "steps", "rates", "development"),
+    [
+        ("imagenet", 20_000, [0.003, 0.01, 0.03, 0.06], 0.01),
+        ("cifar100", 10_000, [0.001, 0.003, 0.01, 0.03], 0.02),
+        ("cifar10", 10_000, [0.001, 0.003, 0.01, 0.03], 0.02),
+        ("pets", 500, [0.001, 0.003, 0.01, 0.03], 0.1),
+        ("flowers", 500, [0.001, 0.003, 0.01, 0.03], 0.1),
+        ("vtab", 2500, [0.01], 0.2),
+    ],
+)
+def test_table_4(images, pretrained_run, name, steps, rates, development):
+    task = ["data=flowers102"] if name == "vtab" else []
+    config = composed(f"experiment=table4_{name}", f"data.root={images}", *task, tool="finetune")
+    recipe = config.check()
+    assert (recipe.steps, recipe.batch_size, recipe.optimizer, recipe.decay_of_momentum) == (steps, 512, "sgd", 0.9)
+    assert (recipe.decay, recipe.weight_decay, recipe.clip, recipe.layer_decay) == ("cosine", 0, 1, 1)
+    assert config.table4 == {"learning_rates": rates, "development": development}
+    assert config.data.image_size == 384
+    assert config["encoder"]["image_size"] == 384
+    assert config["data"]["view"] == {
+        "_target_": "ssvit.data.augment.crop.CenterCrop", "size": 384, "resize": None, "fit": "squash"
+    }  # fmt: skip
+    assert (config.encoder.dropout, config.encoder.attention_dropout) == (0, 0)
+    if name == "vtab":
+        crop = ResizeCrop(**({k: v for k, v in config["data"]["augment"].items() if k != "_target_"}))
+        assert crop == ResizeCrop(size=384, resize=448, flip=0.5, sigma=[0.1, 2.0])
+        assert (config.data.mean, config.data.std) == (0.5, 0.5)
+    else:
+        is_the_authors_way(config)
+
+
+def test_dropout_of_the_larger_models_and_big_visions_evaluation_can_be_said(images, pretrained_run):
+    ways = ["encoder.dropout=0.1", "data.view.fit=cover", "data.view.resize=448"]
+    for name in ("cifar10", "imagenet", "pets"):
+        config = composed(f"experiment=table4_{name}", f"data.root={images}", *ways, tool="finetune")
+        config.check()
+        view = config.build("data.view")
+        assert (view.size, view.resize, view.fit, config.encoder.dropout) == ((384, 384), 448, "cover", 0.1)
+
+
+def test_a_task_of_vtab_has_to_be_named(pretrained_run):
+    with pytest.raises(Failure, match="You must specify 'data'"):
+        composed("experiment=table4_vtab", tool="finetune")
+
+
+def test_every_file_opens_with_a_comment_that_says_what_it_is():
+    for path in CONFIGS.rglob("*.yaml"):
+        text = path.read_text()
+        assert text.startswith("# "), path
+        yaml.safe_load(text)
+
+
+@pytest.mark.parametrize("name", names("comparison"))
+def test_every_stage_of_a_method_composes(name):
+    stages = trials.stages(name, CommandLine([]))
+    assert sum(stage.share for stage in stages) == pytest.approx(1)
+    for stage in stages:
+        if not any("{before}" in option for option in stage.options):
+            config = composed("encoder=small", *stage.options, "recipe.steps=200", "recipe.warmup=10")
+            config.check()
+            build(config)

@@ -1,0 +1,152 @@
+"""--help explains every option in the options' own words, before torch is loaded; completion answers in a shell."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ssvit.cli import COMMANDS, find
+from ssvit.config import help
+from ssvit.config.command_line import CommandLine
+from ssvit.config.declaration import Options, meanings
+from ssvit.objectives.mae_options import MAE
+
+ROOT = Path(__file__).parents[2]
+GROUPS = ("objective", "data", "target", "encoder", "augment@data.augment")
+FILES = {group: CommandLine([]).names(group.partition("@")[0]) for group in GROUPS}
+PROBES = CommandLine([]).names("probe")
+
+
+def options(command: str, *given: str) -> dict[str, help.Option]:
+    """All options of a command by name; where its `before` finds no checkpoint, a stand-in is described."""
+    tool = find(command)
+    files, groups = help.describe(tool, tool.described(given))
+    return {one.name: one for group in (files, *groups) for one in group.options}
+
+
+@pytest.mark.parametrize(
+    ("command", "given"),
+    [
+        *((command, ()) for command in COMMANDS),
+        *(("pretrain", (f"{group}={file}",)) for group, files in FILES.items() for file in files),
+        ("pretrain", (f"probe=[{','.join(PROBES)}]",)),
+        ("pretrain", ("objective=supervised", "distillation=deit", "teacher=x")),
+        ("finetune", ("recipe=sgd",)),
+        *(("retrieve", (f"index={index}",)) for index in ("flat", "ivf", "hnsw")),
+    ],
+)
+def test_every_option_has_a_meaning(command, given, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found = options(command, *given)
+    assert found
+    assert [name for name, one in found.items() if not one.meaning] == []
+    assert [name for name, one in found.items() if "${" in one.default] == []
+
+
+def test_meanings_defaults_and_choices_are_those_of_the_dataclass_and_the_file():
+    found = options("pretrain", "objective=mae", "recipe.steps=77")
+    assert found["objective.masked"].meaning.startswith("Fraction of an image's patches that the encoder does not see")
+    assert found["objective.masked"].default == str(MAE.model_fields["masked"].default)
+    assert found["objective.masked"].right == "a number, above 0 and at most 1"
+    assert found["objective.norm_pixels"].right == "true or false"
+    assert found["objective.decoder.depth"].meaning == "Layers."
+    assert found["recipe.steps"].default == "77"
+    assert found["data.image_size"].meaning == "Pixels of an image's side, or [height, width]."  # of what refers to it
+    assert found["workers"].meaning.startswith("Processes that decode image files")
+    assert set(found["objective"].right.removeprefix("one of ").split(", ")) == set(FILES["objective"])
+    assert found["encoder.gelu"].right == "one of exact, tanh"
+    assert "objective.masking.corrupted" not in found
+    assert not any(part.startswith("_") for name in found for part in name.split("."))
+
+
+def test_fields_have_the_strings_under_them_and_those_they_inherit():
+    class Base(Options):
+        one: int = 1
+        """The first;
+        None for none."""
+        two: int = 2
+
+    class Derived(Base):
+        one: int = 5
+        three: int = 3
+        """The third."""
+
+    assert meanings(Derived) == {"one": "The first; null for none.", "three": "The third."}
+
+
+@pytest.mark.parametrize("width", [48, 80])
+def test_help_fits_the_terminal_and_needs_neither_torch_nor_a_run(tool, no_torch, width):
+    for name, arguments in (("pretrain", ["--help-all"]), ("finetune", ["--help"]), ("predict", ["-h"])):
+        printed = tool(name, *arguments, PYTHONPATH=no_torch, COLUMNS=str(width)).stdout
+        assert max(map(len, printed.splitlines()[1:])) <= width
+
+
+def test_most_needed_options_come_first_and_all_on_demand(tool, no_torch):
+    short, everything = (
+        tool("pretrain", flag, "objective=dino", PYTHONPATH=no_torch).stdout.splitlines()
+        for flag in ("--help", "--help-all")
+    )
+    entries = [{line for line in lines if line.startswith("  ") and line[2] != " "} for lines in (short, everything)]
+    assert {"  recipe.lr=0.002", "  objective=dino", "  data.images=8192"} <= entries[0]
+    assert "  encoder.norm_epsilon=1e-06" in entries[1] - entries[0]
+    assert entries[0] <= entries[1]
+    assert len(entries[0]) < len(entries[1])
+
+
+def test_files_of_one_s_own_are_explained(tool, no_torch, tmp_path):
+    (tmp_path / "mine" / "encoder").mkdir(parents=True)
+    (tmp_path / "mine" / "encoder" / "two.yaml").write_text(
+        "# Two layers: ssvit pretrain encoder=two\ndefaults:\n  - small\n  - _self_\ndepth: 2\n"
+    )
+    printed = tool("pretrain", "--config-dir", "mine", "encoder=two", "--help-all", PYTHONPATH=no_torch).stdout
+    assert "encoder=two: Two layers\n" in printed
+    assert "small, small_hybrid, ti, timm, two]" in " ".join(printed.split())
+    assert "  encoder.depth=2\n" in printed
+
+
+def test_a_mistake_in_what_is_asked_about_is_one_line(tool, no_torch):
+    done = tool("pretrain", "--help", "objective=no", status=2, PYTHONPATH=no_torch)
+    assert done.stdout == ""
+    assert done.stderr.startswith("pretrain.py: objective=no: must be one of classify, ")
+
+
+@pytest.mark.skipif(not shutil.which("bash"), reason="needs bash")
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("ssvit pre", {"pretrain", "predict"}),
+        ("ssvit pretrain target=", {f"target={name}" for name in FILES["target"]}),
+        ("ssvit pretrain objective=dino objective.stu", {"objective.student_temperature="}),
+        ("ssvit finetune recipe.lr", {"recipe.lr=", "recipe.lr_end="}),
+        ("ssvit predict th", {"threshold="}),
+        ("ssvit evaluate probes=kn", {"probes=knn", "probes=knn_standardized"}),
+    ],
+)
+def test_bash_completes_commands_files_and_options(tmp_path, no_torch, line, expected):
+    program = tmp_path / "bin" / "ssvit"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m ssvit "$@"\n')
+    program.chmod(0o755)
+    script = (
+        'eval "$(ssvit -sc install=bash)"; COMP_LINE=$1; words=($1); COMP_CWORD=$((${#words[@]} - 1)); '
+        "COMP_POINT=${#1}; hydra_bash_completion; echo ${COMPREPLY[@]}"
+    )
+    done = subprocess.run(
+        ["bash", "-c", script, "bash", line],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PATH": f"{program.parent}:{os.environ['PATH']}", "PYTHONPATH": no_torch},
+    )
+    assert set(done.stdout.split()) == expected, done.stderr
+
+
+def test_other_shells_get_hydra_s_scripts(tmp_path):
+    for shell in ("zsh", "fish"):
+        command = [sys.executable, "-m", "ssvit", "-sc", f"install={shell}"]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env={**os.environ})
+        assert "hydra" in done.stdout, done.stderr
+        assert "ssvit" in done.stdout

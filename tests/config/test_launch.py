@@ -1,0 +1,348 @@
+"""Every tool tells a wrong option in one line before torch is loaded, and gives each job of a sweep a folder."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from contextlib import suppress
+from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import pytest
+from command import TINY, one_line
+
+from ssvit.cli import find
+from ssvit.config.command_line import CommandLine
+from ssvit.config.composed import Config
+from ssvit.devices import Fabric
+from ssvit.options import Failure, UserError
+from ssvit.studies import sweep
+
+ROOT = Path(__file__).parents[2]
+RUN = ROOT / "tests" / "fixtures" / "outputs" / "masked_patch_synthetic"
+LONG = "a" * 5000
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "told"),
+    [
+        ("finetune", [f"checkpoint={LONG}"], f"checkpoint={LONG[:200]}…: cannot be read (File name too long)"),
+        (
+            "predict",
+            [f"checkpoint={LONG}", str(ROOT)],
+            f"checkpoint={LONG[:200]}…: cannot be read (File name too long)",
+        ),
+        ("visualize", [f"checkpoint={RUN}", "images=null"], "images=null: must be a list"),
+        ("predict", ["images=null"], "images=null: must be a list"),
+        (
+            "pretrain",
+            ["objective=mae", "target=hog"],
+            "target=hog: is for objective=masked_patch, masked_patch_decoder",
+        ),
+        (
+            "pretrain",
+            ["objective.masking={_target_: builtins.print}"],
+            "objective.masking={_target_: builtins.print}:",
+        ),
+        ("pretrain", ["recipe=sgd"], "recipe=sgd: is no choice of this command; recipe.NAME=VALUE sets one option"),
+        (
+            "pretrain",
+            ["encoder.stem.width=8"],
+            "encoder.stem.width=8: encoder.stem is empty, so it must be given whole",
+        ),
+        ("pretrain", ["data=~/no such"], f"data={Path.home() / 'no such'}: no such folder"),
+        ("evaluate", [f"checkpoint={RUN}", "features=null"], "features=null: is a group of options: give one of them"),
+        ("evaluate", [f"checkpoint={RUN}", "probes=null"], "probes=null: must be one of attentive, "),
+        ("evaluate", [f"checkpoint={RUN}", "probes.knn.k=[0]"], "probes.knn.k=[0]: must be a whole number"),
+        ("finetune", [f"checkpoint={RUN}", "recipe=null"], "recipe=null: must be one of adamw, sgd"),
+        ("predict", ["images=[]", "checkpoint=\x1b[31mred\x07", str(ROOT)], r"checkpoint=\x1b[31mred\x07: "),
+        ("predict", ["output=/no/where/a.json", str(ROOT)], "output=/no/where/a.json: there is no such folder"),
+        ("finetune", ["outputs=null"], "outputs=null: must be the folder of all runs"),
+        ("knn", ["encoder=null"], "encoder=null: a checkpoint brings its own"),
+    ],
+)
+def test_a_mistake_is_told_in_one_line_before_torch_loads(tool, no_torch, name, options, told):
+    assert one_line(tool(name, *options, status=2, PYTHONPATH=no_torch)).startswith(f"{name}.py: {told}")
+
+
+COMPOSED = """
+import sys
+from ssvit.cli import find
+from ssvit.config.declaration import Run
+command = find("pretrain")
+config = command.compose(command.line(["objective=mae"]))
+Run(config.options).check()
+print(*(name for name in sys.modules if name.startswith("ssvit.")))
+"""
+
+
+def test_a_run_from_random_weights_imports_only_what_it_chose(no_torch):
+    done = subprocess.run(
+        [sys.executable, "-c", COMPOSED], capture_output=True, text=True, check=True,
+        env={**os.environ, "PYTHONPATH": no_torch},
+    )  # fmt: skip
+    modules = set(done.stdout.split())
+    assert {"ssvit.objectives.mae_options", "ssvit.evaluation.probes.knn_options"} <= modules
+    assert not [name for name in modules if name.startswith("ssvit.exchange")]
+    others = ("checkpoints.pretrained", "checkpoints.finding", "training.preset", "data.datasets_options",
+              "objectives.dino_options", "evaluation.probes.sgd_options", "retrieval.options")  # fmt: skip
+    assert modules.isdisjoint(f"ssvit.{name}" for name in others)
+
+
+def failure(command, *options):
+    """The line that ends a command in this process."""
+    with pytest.raises(Failure) as caught:
+        find(command).call(options)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("command", "option", "suggestion"),
+    [
+        ("pretrain", "steps=3", "recipe.steps"),
+        ("pretrain", "lr=3", "recipe.lr"),
+        ("pretrain", "image_size=16", "data.image_size"),
+        ("pretrain", "recipe.image_size=16", "data.image_size"),
+        ("finetune", "lora={rank:4}", "objective.lora"),
+    ],
+)
+def test_an_option_without_its_group_is_suggested_with_it(command, option, suggestion):
+    line = failure(command, f"checkpoint={RUN if command == 'finetune' else 'null'}", option)
+    assert line.startswith(f"{option.partition('=')[0]}: ")
+    assert line.endswith(f" {suggestion}?")
+
+
+def test_the_options_of_hydra_are_no_suggestion():
+    line = failure("pretrain", "zzz=3")
+    assert "recipe" in line
+    assert "hydra" not in line
+
+
+def test_a_missing_option_has_no_value():
+    line = failure("finetune", f"checkpoint={RUN}", "objective.trained=head", "objective.lora={rank:4}")
+    assert line.startswith("objective.lora.alpha: ")
+    assert "above 0" in line
+
+
+def test_a_missing_choice_names_the_choices():
+    line = failure("retrieve")
+    assert line.startswith("action: ")
+    assert all(choice in line for choice in ("index", "add", "query"))
+
+
+@pytest.mark.parametrize(("command", "choices"), [("embed", {"data"}), ("pretrain", {"data", "encoder", "objective"})])
+def test_a_group_of_another_command_names_those_of_this_one(command, choices):
+    line = failure(command, f"checkpoint={RUN}", *(["data=synthetic"] * (command == "pretrain")), "index=hnsw")
+    assert line.startswith("index=hnsw: ")
+    assert choices <= set(re.findall(r"\w+", line))
+    assert "index." not in line  # the command has no such options
+
+
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [
+        ("embed", "features=[last]"),
+        ("knn", "features=[last]"),
+        ("evaluate", "probes=[1]"),
+        ("evaluate", "probes=[[knn]]"),
+        ("pretrain", "evaluators=[1]"),
+        ("pretrain", "subset=[0,1]"),
+        ("pretrain", "++subset=[0,1]"),
+        ("pretrain", "fabric=[cpu]"),
+        ("pretrain", "probing=[x]"),
+        ("pretrain", "objective.masking=[0.5]"),
+        ("pretrain", "encoder=[1]"),
+        ("pretrain", "encoder=1e3"),
+        ("pretrain", "data=[{a: 1}]"),
+        ("pretrain", "logger=[[a]]"),
+    ],
+)
+def test_a_value_in_place_of_a_group_is_named(command, option):
+    checkpoint = "checkpoint=null" if command == "pretrain" else f"checkpoint={RUN}"
+    line = failure(command, checkpoint, option)
+    assert line.startswith(f"{option.lstrip('+')}: ")
+    assert "Config" not in line  # the classes of OmegaConf
+
+
+@pytest.mark.parametrize("group", ["data", "mine"])
+def test_a_choice_of_the_users_own_files_is_named(tmp_path, group):
+    (tmp_path / group).mkdir()
+    (tmp_path / group / "own.yaml").write_text("a: 1\n")
+    with pytest.raises(Failure, match=rf"^{group}=1: .*\bown\b"):
+        find("pretrain").call([f"{group}=1"], config_dir=tmp_path)
+
+
+def test_an_error_of_the_program_stays_as_it_is(monkeypatch):
+    def broken(arguments):
+        raise TypeError("of the program")
+
+    tool = replace(find("pretrain"), before=broken)
+    with pytest.raises(TypeError, match="of the program"):
+        tool.call(["encoder=[ti]", "objective=mae,simmim", "recipe.steps=[1]"])
+
+
+@pytest.mark.parametrize("devices", ["-3", "0", "1.5", "null", "true", "[]", "[-1]", "[a]", "some"])
+@pytest.mark.parametrize("command", ["pretrain", "evaluate"])
+def test_devices_that_do_not_exist_are_named_before_torch_loads(command, devices):
+    checkpoint = f"checkpoint={RUN}" if command == "evaluate" else "checkpoint=null"
+    line = failure(command, checkpoint, f"fabric.devices={devices}")
+    assert line.startswith("fabric.devices=")
+    assert "-1" in line
+    assert "auto" in line
+
+
+@pytest.mark.parametrize("devices", ["auto", -1, 1, 12, [0], [0, 3], "0,3"])
+def test_devices_of_lightning_are_permitted(devices):
+    assert Fabric(timeout=30, devices=devices).devices == devices
+
+
+@pytest.mark.parametrize(
+    ("arguments", "suggestion"),
+    [
+        (["pretrian"], "pretrain"),
+        (["pretrain", "FOLDER"], "data=FOLDER"),
+        (["pretrain", "no/such"], "data=no/such"),
+        (["pretrain", "--data", "FOLDER"], "data=FOLDER"),
+        (["pretrain", "--data=FOLDER"], "data=FOLDER"),
+        (["pretrain", "--recipe.batch-size", "8"], "recipe.batch_size=8"),
+        (["predict", "--checkpoint", "FOLDER", "a.png"], "checkpoint=FOLDER"),
+    ],
+)
+def test_a_command_that_is_nearly_right_is_suggested(no_torch, tmp_path, arguments, suggestion):
+    (tmp_path / "FOLDER").mkdir()
+    done = subprocess.run(
+        [sys.executable, "-m", "ssvit", *arguments], capture_output=True, text=True, cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": no_torch},
+    )  # fmt: skip
+    assert done.returncode == 2
+    hint = one_line(done).partition(": ")[2].partition(": ")[2]
+    assert suggestion in hint
+    assert "benchmark" not in hint  # the commands are not all listed
+
+
+def test_a_command_without_arguments_names_what_it_needs(no_torch, tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "ssvit", "pack"], capture_output=True, text=True, cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": no_torch},
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "output" in one_line(done)
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("setpriv"), reason="only root can run a tool as another user")
+def test_a_folder_without_permission_is_one_line(tmp_path):
+    locked = tmp_path / "locked"
+    locked.mkdir(mode=0o700)
+    script = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "from ssvit.options import OptionError\n"
+        "from ssvit.checkpoints import finding\n"
+        "import os; os.setuid(65534)\n"
+        "try: finding.find(sys.argv[2], outputs='outputs', stage='pretrain', say=print)\n"
+        "except OptionError as error: print(error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(ROOT), str(locked / "run")], capture_output=True, text=True
+    )
+    assert done.stdout == f"checkpoint={locked / 'run'}: cannot be read (Permission denied)\n", done.stderr
+
+
+def test_each_job_of_a_sweep_has_a_folder_of_its_own(tool, tmp_path):
+    done = tool("pretrain", *TINY, "-m", "probe=[]", "recipe.lr=1e-3,2e-3", "recipe.steps=3", "recipe.evaluate_every=3")
+    assert "HYDRA" not in done.stderr
+    left = sorted(path.name for path in (tmp_path / "outputs").iterdir())
+    runs = [f"masked_patch_synthetic_recipe.lr={lr}" for lr in ("0.001", "0.002")]
+    assert left == [*runs, "multirun.yaml"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["outputs"]
+    head, *rows, best = done.stdout.splitlines()[-4:]
+    assert head.split() == ["recipe.lr", "held_out/loss"]
+    losses = {lr: float(loss) for lr, loss in map(str.split, rows)}
+    lowest = min(losses, key=losses.get)
+    assert best.startswith(f"best: recipe.lr={lowest}, lowest held_out/loss {losses[lowest]:.4g}: ")
+    assert best.endswith(f"outputs/masked_patch_synthetic_recipe.lr={lowest}")
+    weights = {(tmp_path / "outputs" / run / "step_00000003" / "model.safetensors").read_bytes() for run in runs}
+    assert len(weights) == 2
+
+
+@pytest.mark.parametrize(
+    ("option", "package"),
+    [
+        ("hydra/launcher=submitit_slurm", "hydra-submitit-launcher"),
+        ("hydra/sweeper=optuna", "hydra-optuna-sweeper"),
+    ],
+)
+def test_a_plug_in_that_is_missing_is_named(tool, no_torch, option, package):
+    with suppress(PackageNotFoundError):
+        version(package)
+        pytest.skip("it is installed")
+    line = one_line(tool("pretrain", "-m", option, "recipe.lr=1e-3,2e-3", status=2, PYTHONPATH=no_torch))
+    assert line == f"pretrain.py: {option}: needs {package}: pip install {package}"
+
+
+def jobs_of(folder, **columns):
+    """Jobs of a sweep, each with a value of each metric."""
+    jobs = []
+    for place, values in enumerate(zip(*columns.values(), strict=True)):
+        own = folder / str(place)
+        own.mkdir()
+        row = {"step": 1, **dict(zip(columns, values, strict=True))}
+        (own / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+        jobs.append(sweep.Job({"a": str(place), "b.c": "x"}, own))
+    return jobs
+
+
+TESTED = {"test/accuracy": (0.5, 0.7, 0.6)}
+LOSSES = {"held_out/loss": (3.0, 2.0, 1.0)}
+PROBED = {"probe/knn20": (0.2, 0.9, 0.3), "probe/knn20_chosen": (2, 2, 2), "probe/knn20_choice": (0.8, 0.1, 0.3)}
+VALIDATED = {"validation/accuracy": (0.3, 0.2, 0.4)}
+
+
+@pytest.mark.parametrize(
+    ("metrics", "head", "best"),
+    [
+        (VALIDATED | PROBED | TESTED | LOSSES, "validation/accuracy  test/accuracy", 2),
+        (PROBED | TESTED | LOSSES, "probe/knn20_choice  test/accuracy  probe/knn20", 0),
+        (PROBED | LOSSES, "probe/knn20_choice  probe/knn20", 0),
+        (TESTED | LOSSES, "held_out/loss  test/accuracy", 2),
+        ({"train/loss": (2.0, 1.0, 3.0)} | LOSSES, "held_out/loss", 2),
+        ({"train/loss": (2.0, 1.0, 3.0)}, "train/loss", 1),
+    ],
+)
+def test_jobs_are_compared_by_what_is_no_figure_of_test_images(tmp_path, metrics, head, best):
+    jobs = jobs_of(tmp_path, **metrics)
+    names, *rows, last = sweep.table(jobs).splitlines()
+    assert names == f"a  b.c  {head}"
+    name, value = head.split()[0], metrics[head.split()[0]][best]
+    word = "lowest" if name.endswith("/loss") else "highest"
+    assert last == f"best: a={best} b.c=x, {word} {name} {value:.4g}: {tmp_path / str(best)}"
+    assert [row.split()[2:] for row in rows] == [
+        [f"{metrics[column][place]:.4g}" for column in head.split()] for place in range(3)
+    ]
+    assert sweep.value(tmp_path / str(best), Config({}, {}, [], CommandLine([]))) == value
+
+
+def test_jobs_with_nothing_but_test_images_have_no_best_one(tmp_path, monkeypatch):
+    jobs = jobs_of(tmp_path, **TESTED, **{"train/loss": (1.0, 2.0, 3.0)})
+    assert sweep.table(jobs).splitlines() == [
+        "a  b.c  test/accuracy", "0  x    0.5", "1  x    0.7", "2  x    0.6",
+        "best: not told by test images: development=0.1 keeps images to choose by",
+    ]  # fmt: skip
+    single, searched = (Config({}, {}, [], CommandLine(typed)) for typed in ([], ["hydra/sweeper=optuna"]))
+    assert sweep.value(tmp_path / "0", single) is None
+    with pytest.raises(
+        UserError, match=r"hydra/sweeper=optuna: .*/0 has no metric to search by: development=0.1 keeps images"
+    ):
+        sweep.value(tmp_path / "0", searched)
+
+
+def test_a_command_without_a_file_has_the_options_of_its_class(tmp_path):
+    predict = find("predict")
+    line = predict.line([str(tmp_path), "top=2"])
+    one, job = (predict.compose(each).options for each in (line, line.changed(["top=3"])))
+    assert (one.top, job.top, one.threshold) == (2, 3, 0.5)
+    assert [*one.images] == [*job.images] == [str(tmp_path)]
+    with pytest.raises(Failure, match=r"sets: .*must be given"):
+        find("robustness").compose(find("robustness").line([]))

@@ -1,0 +1,383 @@
+"""Options are checked before torch is loaded, and each stands in one class and in the YAML files alone."""
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import composing
+import pytest
+from command import LIMIT, TINY, one_line
+from PIL import Image
+
+from ssvit.checkpoints import manifest
+from ssvit.checkpoints.checkpoint import Checkpoint
+from ssvit.config.declaration import find, select
+from ssvit.data.augment.crop_options import CenterCrop
+from ssvit.loading.encoder_options import eval_transform
+from ssvit.options import Failure, OptionError, file_to_write, folder_to_write
+
+ROOT = Path(__file__).resolve().parents[2]
+CONFIGS = ROOT / "configs"
+MODULES = sorted((ROOT / "ssvit").rglob("*_options.py"))
+CLASSIFIER = ROOT / "tests" / "fixtures" / "outputs" / "finetune_masked_patch_synthetic"
+WRONG = "wrong"  # what no option can be
+# Choices that between them have every part that pre-training can be made of.
+CHOICES = {
+    "ti": ["encoder=ti", "data.image_size=224"],
+    "hybrid": ["encoder=r50_vit_b16", "data.image_size=224"],
+    "mae": ["objective=mae"],
+    "masked_patch_decoder": ["objective=masked_patch_decoder"],
+    "simmim": ["objective=simmim"],
+    "latent": ["objective=latent"],
+    "ibot": ["objective=ibot"],
+    "color_grid": ["target=color_grid"],
+    "pixels": ["target=pixels"],
+    "hog": ["target=hog"],
+    "codebook": ["target=codebook"],
+    "codebook_of_features": [
+        "target=codebook",
+        f"target.checkpoint={CLASSIFIER}",
+        "target.layer=1",
+        "data.image_size=16",
+    ],
+    "taught": ["objective=supervised", "distillation=deit", f"teacher={CLASSIFIER}", "data.image_size=16"],
+    "inception_crop": ["augment@data.augment=inception_crop"],
+    "multi_crop": ["objective=dino", "augment@data.augment=multi_crop_small"],
+    "folder": ["data=folder", "data.root=FOLDER", "data.image_size=16", "recipe.batch_size=4"],
+    "csv": ["data=csv", "data.table=FOLDER/table.csv", "data.image_size=16", "recipe.batch_size=4"],
+    "huggingface": ["data=huggingface", "data.root=FOLDER", "data.image_size=16", "recipe.batch_size=4"],
+    "imagenet": ["data=imagenet", "data.root=FOLDER", "data.image_size=16", "recipe.batch_size=4"],
+    "shift_crop": ["data=cifar10", "data.root=FOLDER"],
+    "resize_crop": ["data=cifar10", "data.root=FOLDER", "augment@data.augment=resize_crop"],
+    "stl10": ["data=stl10", "data.root=FOLDER"],
+}
+# What is wrong only together with another option, and how it is told.
+TOGETHER = {
+    "batch_size": (["recipe.batch_size=9000"], "recipe.batch_size=9000: must be no more than the 8192 images"),
+    "folder": ([*CHOICES["folder"][:-1], "recipe.batch_size=5"], "recipe.batch_size=5: must be no more than the 4"),
+    "subset": (["subset.images=9000"], "subset.images=9000: there are 8192 images to choose from"),
+    "batch_of_subset": (["subset.images=32"], "recipe.batch_size=64: must be no more than the 32 images"),
+    "accumulate": (["recipe.accumulate=5"], "recipe.accumulate=5: must divide batch_size=64"),
+    "warmup": (["recipe.steps=10"], "recipe.warmup=30: must be less than steps=10"),
+    "pooling": (["encoder.pooling=class_token", "encoder.class_token=false"], "encoder.pooling=class_token: needs"),
+    "heads": (["encoder.heads=5"], "encoder.heads=5: must divide width=192"),
+    "patch_size": (["encoder.patch_size=5"], "encoder.patch_size=5: must divide the image's height of 32"),
+    "stem": ([*CHOICES["hybrid"], "encoder.patch_size=8"], "encoder.patch_size=8: must be a multiple of 16"),
+    "channels": (["encoder.channels=1"], "encoder.channels=1: must be 3, as of the images"),
+    "grid": (["target=color_grid", "target.grid=3"], "target.grid=3: must divide the patch of 4x4 pixels"),
+    "target": (["target.patch_size=8"], "target.patch_size=[8,8]: must be [4,4], as of the encoder"),
+    "window": (["target=codebook", "target.window=98"], "target.window=98: reaches too far beyond the borders"),
+    "small window": (["target=codebook", "target.window=3"], "target.window=3: must be at least the patch"),
+    "clusters": (["target=codebook", "target.clusters=8192"], "target.images=2048: must be at least 4992, which have"),
+    "layer": (["target=codebook", "target.layer=4"], "target.layer=4: needs the checkpoint of an earlier run"),
+    "no layer": (["target=codebook", f"target.checkpoint={CLASSIFIER}"], "target.layer=null: must be given with"),
+    "deep layer": (["target=codebook", f"target.checkpoint={CLASSIFIER}", "target.layer=9"],
+                   "target.layer=9: must be at most 2, the layers of the checkpoint's encoder"),
+    "patches": (["target=codebook", f"target.checkpoint={CLASSIFIER}", "target.layer=1", "encoder.patch_size=8"],
+                "target.encoder.path="),
+    "fractions": (["objective.masking.mask=0.5"], "objective.masking.mask + replace + keep=0.7: the three fractions"),
+    "unit": (["objective.masking.unit=3"], "objective.masking.unit=3: must divide the grid of 8x8 patches"),
+    "one patch": (["encoder.patch_size=32"], "objective.masking.replace=0.1: needs images of at least two patches"),
+    "crop": (["data.augment.size=30"], "data.augment.size=[30,30]: must be divided by encoder.patch_size=4"),
+    "size": (["data.augment.size=48"], "data.augment.size=[48,48]: must be encoder.image_size=[32,32]"),
+    "decoder size": (["objective=masked_patch_decoder", "data.augment.size=[32,48]"], "data.augment.size=[32,48]: mu"),
+    "MAE size": (["objective=mae", "data.augment.size=16"], "data.augment.size=[16,16]: must be encoder.image_size="),
+    "iBOT size": (["objective=ibot", "data.augment.size=48"], "data.augment.size=[48,48]: must be encoder.image"),
+    "SimCLR size": (["objective=simclr", "objective.keep=0.5", "data.augment.size=48"],
+                    "data.augment.size=[48,48]: must be encoder.image_size=[32,32]"),
+    "average": (["objective=dino", "recipe.ema=0.99"], "recipe.ema=0.99: must be 0: the teacher, which is probed"),
+    "iBOT average": (["objective=ibot", "recipe.ema=0.99"], "recipe.ema=0.99: must be 0: the teacher, which is"),
+    "crop of an evaluator": (["objective=simclr", "data.augment.size=30"], "data.augment.size=[30,30]: must be div"),
+    "flip of an evaluator": (["objective=simclr", "data.augment.flip=2"], "data.augment.flip=2: must be a number"),
+    "unseen views": (["objective=simclr", "augment@data.augment=multi_crop_small"],
+                     "data.augment.local_views=4: must be 0: the objective takes global views alone"),
+    "local crop": ([*CHOICES["multi_crop"], "data.augment.local_size=18"], "data.augment.local_size=[18,18]: must be"),
+    "squash": (["data.view.fit=squash", "data.view.resize=40"], "data.view.resize=40: must be null with fit=squash"),
+    "smoothing": (["objective=supervised", "objective.loss=sigmoid", "objective.label_smoothing=0.1"],
+                  "objective.label_smoothing=0.1: must be 0 with loss=sigmoid"),
+    "trained": (["objective=supervised", "objective.trained=9"],
+                "objective.trained=9: must be at most 3, the layers of the encoder"),
+    "lora": (["objective=supervised", "objective.lora={rank: 4, alpha: 8}"],
+             "objective.trained=all: must be head with lora"),
+    "rank": (["objective=supervised", "objective.trained=head", "objective.lora={rank: 1000, alpha: 8}"],
+             "objective.lora.rank=1000: must be at most 192, the width of the encoder"),
+    "class_weights": (["objective=supervised", "objective.loss=sigmoid", "objective.class_weights=balanced"],
+                      "objective.class_weights=balanced: must be null with loss=sigmoid"),
+    "labels": (["objective=supervised", *CHOICES["stl10"]], "the images have no labels to learn"),
+    "validation": (["development=validation"], "development=validation: there are no validation images"),
+    "teacher": ([*CHOICES["taught"][:-1], "data.image_size=32"], "objective.distillation.teacher.path="),
+    "no teacher": (["objective=supervised", "distillation=deit", "teacher=/no/where"],
+                   "teacher=/no/where: no such"),
+    "reduction": ([*CHOICES["taught"], "objective.distillation.reduction=elements"],
+                  "objective.distillation.reduction=elements: must be batch with kind=hard"),
+    "lr_end": (["recipe.lr_end=1e-4"], "recipe.lr_end=0.0001: must be 0 with decay=cosine"),
+    "unknown": (["++objective.masking.depth=3"], "objective.masking.depth=3: there is no such option; there are corr"),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Images in ImageNet's layout, in a table, and described as a saved set: every data set of files accepts one."""
+    root = tmp_path_factory.mktemp("images")
+    (root / "dataset_dict.json").write_text('{"splits": ["train", "val"]}')
+    (root / "table.csv").write_text("path,label,split\n")
+    for part in ("train", "val"):
+        for wnid in ("n01", "n02"):
+            (root / part / wnid).mkdir(parents=True)
+            for number in range(2):
+                Image.new("RGB", (30, 20), (number, 0, 0)).save(root / part / wnid / f"{number}.png")
+                with open(root / "table.csv", "a") as table:
+                    table.write(f"{part}/{wnid}/{number}.png,{wnid},{part}\n")
+        features = {"image": {"_type": "Image"}, "label": {"_type": "ClassLabel", "names": ["n01", "n02"]}}
+        (root / part / "dataset_info.json").write_text(json.dumps({"features": features}))
+    return root
+
+
+def composed(overrides, folder, tool="pretrain"):
+    return composing.composed(*(option.replace("FOLDER", str(folder)) for option in overrides), tool=tool)
+
+
+def nodes(config, name=""):
+    """Every part of a configuration: (its name, its options)."""
+    if isinstance(config, dict):
+        if "_target_" in config:
+            yield name, config
+        for key, value in config.items():
+            yield from nodes(value, f"{name}.{key}" if name else key)
+
+
+def is_part(value) -> bool:
+    return isinstance(value, dict) and "_target_" in value
+
+
+def own(known, node) -> dict:
+    """The options of a node that are values, or that its class has."""
+    names = known.model_fields.keys()
+    return {key: value for key, value in node.items() if key != "_target_" and (key in names or not is_part(value))}
+
+
+CHECK = """
+import json, sys
+class Trap:
+    def find_spec(self, name, *_):
+        if name.split(".")[0] in ("torch", "numpy", "torchvision"):
+            raise SystemExit(f"{name} was imported")
+sys.meta_path.insert(0, Trap())
+from ssvit.config.declaration import Run, select
+from ssvit.options import OptionError, UserError
+from ssvit.training.options import Pretrain
+for line in sys.stdin:
+    try:
+        Run(select(Pretrain, json.loads(line))).check()
+        print("null")
+    except UserError as error:
+        print(json.dumps([getattr(error, "name", None), str(error)]))
+"""
+
+
+def refusals(configs) -> list[tuple[str, str] | None]:
+    """Which option is refused of each configuration, and in which line, by one process without torch; None for none."""
+    lines = "\n".join(map(json.dumps, configs))
+    command = [sys.executable, "-c", CHECK]
+    done = subprocess.run(command, input=lines, capture_output=True, text=True, timeout=LIMIT, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def changed(config, option, value) -> dict:
+    """A configuration with another value of one option."""
+    key, _, rest = option.partition(".")
+    return config | {key: changed(config[key], rest, value) if rest else value}
+
+
+@pytest.fixture(scope="module")
+def told(folder):
+    """What is said of a wrong value of every option, as {choice: {option: refusal}}; of none, by the option ""."""
+    configs = {}
+    for choice, overrides in CHOICES.items():
+        plain = composed(overrides, folder)
+        options = [
+            f"{name}.{key}"
+            for name, node in nodes(plain)
+            if (known := find(node["_target_"]))
+            for key in own(known, node)
+        ]
+        options += [f"{group}.{key}" for group in ("recipe", "subset") for key in plain[group]]
+        for option in [*options, "workers", "loader_timeout", "development"]:
+            configs[choice, option] = changed(plain, option, WRONG)
+        configs[choice, ""] = plain
+    found = {choice: {} for choice in CHOICES}
+    for (choice, option), refusal in zip(configs, refusals(configs.values()), strict=True):
+        found[choice][option] = refusal
+    return found
+
+
+@pytest.fixture(scope="module")
+def told_together(folder):
+    """The line by which each case of TOGETHER is refused; None if it is not."""
+    lines, plain = {}, {}
+    for case, (overrides, _) in TOGETHER.items():
+        try:
+            plain[case] = composed(overrides, folder)
+        except Failure as failure:
+            lines[case] = str(failure)
+    found = refusals(plain.values())
+    return lines | {case: refusal and refusal[1] for case, refusal in zip(plain, found, strict=True)}
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_every_option_of_every_part_is_checked_without_torch(told, choice):
+    assert told[choice].pop("") is None
+    for option, found in told[choice].items():
+        assert found is not None, f"{option}={WRONG} is accepted"
+        name, line = found
+        assert name == option
+        assert line.startswith(f"{option}=")
+        assert "\n" not in line
+
+
+def test_options_load_no_torch():
+    names = [".".join(module.relative_to(ROOT).with_suffix("").parts) for module in MODULES]
+    check = (
+        "import importlib, sys\n"
+        f"for name in {names}:\n"
+        "    importlib.import_module(name)\n"
+        "    for heavy in ('torch', 'numpy', 'hydra', 'lightning_fabric'):\n"
+        "        assert heavy not in sys.modules, f'{name} loads {heavy}'\n"
+    )
+    done = subprocess.run([sys.executable, "-c", check], cwd=ROOT, timeout=LIMIT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_options_lie_next_to_the_part_that_uses_them():
+    for module in MODULES:
+        part = module.with_name(module.name.replace("_options", ""))
+        assert part.is_file(), f"{module} belongs to no {part.name}"
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_a_parts_class_has_the_options_of_its_file_and_no_others(choice, folder):
+    for name, node in nodes(composed(CHOICES[choice], folder)):
+        known = find(node["_target_"])
+        if known is None:
+            assert all(is_part(value) for key, value in node.items() if key != "_target_"), f"{name} has options"
+        else:
+            assert known.model_fields.keys() == own(known, node).keys(), name
+
+
+@pytest.mark.parametrize("case", TOGETHER)
+def test_what_is_wrong_with_another_option_is_told_without_torch(told_together, case):
+    line = told_together[case]
+    assert line is not None
+    assert line.startswith(TOGETHER[case][1])
+    assert "\n" not in line
+
+
+def test_an_average_is_kept_where_the_student_is_probed(folder):
+    choices = ["objective=latent"], ["objective=mae"]
+    assert refusals(composed([*one, "recipe.ema=0.99"], folder) for one in choices) == [None] * 2
+
+
+def test_views_of_another_size_are_taken_where_no_patches_are_sampled(folder):
+    choices = [["objective=dino", "data.augment.local_views=0"], ["objective=simclr"], ["objective=supervised"]]
+    assert refusals(composed([*one, "data.augment.size=48"], folder) for one in choices) == [None] * 3
+
+
+def test_a_part_of_a_users_own_is_found_by_its_name(tmp_path, monkeypatch):
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "__init__.py").write_text("")
+    (tmp_path / "own" / "targets_options.py").write_text(
+        "from ssvit.config.declaration import Count, Options\nclass Edges(Options):\n    count: Count\n"
+    )
+    (tmp_path / "own" / "datasets_options.py").write_text(
+        "from ssvit.config.declaration import Options\nclass ASet(Options):\n    pass\n"
+    )
+    (tmp_path / "single.py").write_text("class Edges:\n    pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    kind = find("own.targets.Edges")
+    assert kind(count=3).count == 3
+    for values, line in (
+        ({"count": 0}, "count=0: must be a whole number, 1 or more"),
+        ({}, "count: has no default and must be given, a whole number, 1 or more"),
+        ({"count": 1, "colour": "red"}, "colour=red: there is no such option; there are count"),
+    ):
+        with pytest.raises(OptionError, match=f"^{line}$"):
+            kind(**values)
+    assert select(kind, {"count": 3, "colour": "red"}) == kind(count=3)
+    assert find("own.datasets.a_set").__name__ == "ASet"
+    for name in (
+        "own.targets.Corners",
+        "own.others.Edges",
+        "single.Edges",
+        "nowhere.targets.Edges",
+        ".targets.Edges",
+        "single.Edges.Inner",
+        "print",
+        "",
+    ):
+        assert find(name) is None
+
+
+def test_a_manifest_tells_options_of_a_transform_that_there_are():
+    path, encoder = Path("run/step_1"), {"image_size": [16, 24]}
+    assert eval_transform(Checkpoint(path, {"encoder": encoder})) == CenterCrop(size=(16, 24))
+    assert eval_transform(Checkpoint(path, {"view": {"size": 8, "fit": "squash"}})) == CenterCrop(size=8, fit="squash")
+    with pytest.raises(
+        manifest.CheckpointError, match=r"^run/step_1: view\.depth=3: there is no such option; there are"
+    ):
+        eval_transform(Checkpoint(path, {"view": {"size": 8, "depth": 3}}))
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        (["target.patch_size=2"], "target.patch_size=[2,2]: must be [4,4], as of the encoder"),
+        (["data.seed=-1"], "data.seed=-1: must be a whole number"),
+        (["recipe.batch_size=65"], "recipe.batch_size=65: must be no more than the 64 images to train on"),
+        (["objective=supervised", "distillation=deit", "teacher=/no/where"], "teacher=/no/where: no such folder"),
+    ],
+)
+def test_the_tool_names_the_option_that_was_typed(tool, no_torch, options, line):
+    tiny = [option for option in TINY if "target" not in option]
+    assert one_line(tool("pretrain", *tiny, *options, status=2, PYTHONPATH=no_torch)).startswith(f"pretrain.py: {line}")
+
+
+def test_an_error_reaches_another_process_as_it_is():
+    error = OptionError("recipe.lr", None, "must be a number")
+    other = pickle.loads(pickle.dumps(error))
+    assert (type(other), vars(other), str(other)) == (type(error), vars(error), str(error))
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("folder").mkdir()
+    Path("text.txt").write_text("mine")
+    os.mkfifo("pipe")
+    for check, value, right in (
+        (file_to_write, "folder", "must be a file, and this is a folder"),
+        (file_to_write, "pipe", "must be a file, and this is none"),
+        (file_to_write, "no/where.json", "there is no such folder to write it into"),
+        (file_to_write, "text.txt/a.json", "there is no such folder to write it into"),
+        (folder_to_write, "text.txt", "must be a folder, and this is a file"),
+        (folder_to_write, "text.txt/deep/er", f"{tmp_path}/text.txt cannot be written into"),
+    ):
+        with pytest.raises(OptionError) as refused:
+            check("output", value)
+        assert str(refused.value) == f"output={value}: {right}"
+    file_to_write("output", "text.txt")
+    file_to_write("output", "text.txt", begins=["yours", "mi"])
+    file_to_write("output", "new.txt", begins=["yours"])
+    folder_to_write("output", "folder/deep/er")
+    with pytest.raises(OptionError, match=r"output=text\.txt: is there, and is no file that this command has written"):
+        file_to_write("output", "text.txt", begins=["yours", "mine and more"])
+    monkeypatch.setattr("os.access", lambda *_: False)  # the superuser, as whom tests may run, can write anywhere
+    for check, right in (
+        (file_to_write, "its folder cannot be written into"),
+        (folder_to_write, f"{tmp_path} cannot be written into"),
+    ):
+        with pytest.raises(OptionError) as refused:
+            check("output", "new")
+        assert str(refused.value) == f"output=new: {right}"

@@ -1,0 +1,120 @@
+"""A method of one's own, as docs/extending.md writes it: two modules for each part, and no edit in ssvit/."""
+
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from command import TINY, one_line, start
+
+from ssvit.checkpoints import storage
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCUMENT = ROOT / "docs" / "extending.md"
+OWN = ("--plugin", "mine")
+FILES = ("--config-dir", "configs")
+SIZES = tuple(option for option in TINY if not option.startswith("target."))  # those of any target
+METHOD = (*OWN, *SIZES, "objective=mine", "target=mine", "data=mine")
+MEASURED = (*METHOD, "evaluator=[spread]", "probe=[mine]")
+SHORT = ("recipe.steps=1", "recipe.batch_size=8", "recipe.warmup=0", "fabric.accelerator=cpu")
+
+
+@pytest.fixture
+def path(tmp_path):
+    """Write the document's modules and files into a folder; what PYTHONPATH is with it."""
+    blocks = re.findall(r"^```(?:python|yaml)\n(.*?)^```", DOCUMENT.read_text(), re.MULTILINE | re.DOTALL)
+    for block in blocks:
+        file = tmp_path / re.search(r"^# (\S+\.(?:py|yaml))$", block, re.MULTILINE)[1]
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(block)
+    assert len(blocks) == 6 * 2  # the options and the code of each
+    return os.pathsep.join((str(tmp_path), str(ROOT)))
+
+
+def test_trains_resumes_fine_tunes_and_is_evaluated(path, tool, tmp_path):
+    process = start(tmp_path, "pretrain", *MEASURED, "name=killed", PYTHONPATH=path)
+    for line in process.stdout:
+        if line.startswith("step 3/6"):
+            break
+    process.kill()
+    process.communicate()
+    done = tool("pretrain", *MEASURED, "name=killed", PYTHONPATH=path)
+    assert "goes on after step 2" in done.stdout
+    assert "spread: the features of different images have a standard deviation of " in done.stdout
+    assert "probe: nearest mean " in done.stdout
+    run, whole = (tmp_path / "outputs" / name for name in ("killed", "whole"))
+    assert (run / "spread.png").is_file()
+    assert len((run / "spread.csv").read_text().splitlines()) == 16
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows if "spread/deviation" in row] == [0, 3, 6]
+    assert {"train/loss", "train/rate"} <= {key for row in rows for key in row}
+
+    tool("pretrain", *METHOD, "name=whole", "probe=[]", PYTHONPATH=path)  # an evaluator and a probe only look on
+    (_, states), (_, others) = (storage.newest(folder, print) for folder in (run, whole))
+    torch.testing.assert_close(states, others, rtol=0, atol=0)
+    assert states["model"]["mean"].item() > 0  # what `after_step` changed
+
+    line = one_line(tool("finetune", f"checkpoint={run}", *SHORT, status=2))
+    assert "data=mine, augment@data.augment=mine: " in line
+    assert "--plugin" in line
+    done = tool("finetune", *OWN, f"checkpoint={run}", *SHORT, "evaluator=[spread]", PYTHONPATH=path)
+    assert "64 images" in done.stdout  # the run's own
+    assert "test: " in done.stdout
+    assert "spread: " in done.stdout
+    options = (*OWN, f"checkpoint={run}", "fabric.accelerator=cpu", "features.layer=all", "baselines=false")
+    done = tool("evaluate", *options, "probes=[mine]", "report=false", PYTHONPATH=path)
+    assert "nearest mean" in done.stdout
+    assert "best: layer" in done.stdout
+    assert "3-NN" in tool("knn", *options, "k=[3]", PYTHONPATH=path).stdout
+
+
+def test_a_target_serves_another_objective(path, tool):
+    options = (*OWN, *SIZES, "target=mine", "data=mine", "probe=[]", "evaluators.held_out.images=8")
+    done = tool("pretrain", *options, "recipe.steps=1", "recipe.warmup=0", PYTHONPATH=path)
+    assert "squared error" in done.stdout
+
+
+def test_a_wrong_option_is_told_in_one_line(path, no_torch, tool):
+    trapped = os.pathsep.join((no_torch, path))
+    line = one_line(tool("pretrain", *METHOD, "objective.hidden=2", status=2, PYTHONPATH=trapped))
+    assert line == "pretrain.py: objective.hidden=2: must be a number, above 0 and at most 1"
+    line = one_line(tool("pretrain", *METHOD, "target.contrast=0", status=2, PYTHONPATH=trapped))
+    assert line == "pretrain.py: target.contrast=0: must be a number, above 0"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["objective.hidden=1.0"], "objective.hidden=1.0: must leave patches of an image"),
+        (["augment@data.augment=multi_crop_small"], "data.augment=MultiCrop: gives global and local views"),
+        (["augment@data.augment=shift_crop", "data.augment.size=32"], "data.augment.size=[32,32]: must be encoder.ima"),
+    ],
+)
+def test_what_an_objective_requires_of_other_parts_is_checked_before_torch_is_loaded(
+    path, no_torch, tool, options, words
+):
+    trapped = os.pathsep.join((no_torch, path))
+    line = one_line(tool("pretrain", *METHOD, *options, status=2, PYTHONPATH=trapped))
+    assert line.startswith(f"pretrain.py: {words}")
+
+
+@pytest.mark.parametrize("command", [("pretrain",), ("finetune", "checkpoint=scratch", "data=synthetic")])
+def test_an_encoder_class_of_ones_own_is_refused_before_torch_is_loaded(path, no_torch, tool, tmp_path, command):
+    folder = tmp_path / "configs" / "encoder"
+    folder.mkdir(parents=True)
+    (folder / "mine.yaml").write_text("defaults: [small, _self_]\n_target_: mine.encoder.Own\n")
+    (tmp_path / "mine" / "encoder.py").write_text("from ssvit.models.vit import ViT\n\nclass Own(ViT):\n    pass\n")
+    trapped = os.pathsep.join((no_torch, path))
+    line = one_line(tool(*command, *FILES, "encoder=mine", status=2, PYTHONPATH=trapped))
+    assert "encoder=mine.encoder.Own: must be " in line
+    assert not (tmp_path / "outputs").exists()
+
+
+def test_a_file_of_ones_own_may_give_other_options_to_the_encoders_of_ssvit(path, tool, tmp_path):
+    folder = tmp_path / "configs" / "encoder"
+    folder.mkdir(parents=True)
+    (folder / "mine.yaml").write_text("defaults: [small, _self_]\nactivation_checkpointing: true\n")
+    options = ("encoder=mine", "recipe.steps=1", "recipe.warmup=0", "probe=[]")
+    assert tool("pretrain", "--dry-run", *FILES, *SIZES, *options, PYTHONPATH=path).stdout

@@ -1,0 +1,141 @@
+"""Folders are read by name alone: layouts, order, splits, and one line for a root that is wrong."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ssvit.data.sources.folder import check, list_images, splits
+from ssvit.options import OptionError, UserError, typed
+
+
+def touch(root: Path, *names: str) -> str:
+    for name in names:
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    return str(root)
+
+
+def test_flat_folder_has_no_classes(tmp_path: Path) -> None:
+    root = touch(tmp_path, "b.PNG", "a.jpg", "notes.txt", ".hidden.jpg")
+    assert list_images(root) == [(os.path.join(root, "a.jpg"), None), (os.path.join(root, "b.PNG"), None)]
+
+
+def test_a_subfolder_is_a_class_at_any_depth(tmp_path: Path) -> None:
+    root = touch(tmp_path, "dog/1.jpg", "cat/deep/er/2.jpg", "cat/1.jpg", "readme.md", ".cache/3.jpg")
+    names = [(os.path.relpath(path, root), name) for path, name in list_images(root)]
+    assert names == [("cat/1.jpg", "cat"), ("cat/deep/er/2.jpg", "cat"), ("dog/1.jpg", "dog")]
+
+
+def test_mixed_folder_is_unlabelled(tmp_path: Path) -> None:
+    root = touch(tmp_path, "z.jpg", "cat/1.jpg")
+    assert [name for _, name in list_images(root)] == [None, None]
+
+
+def test_links_are_followed_but_not_in_circles(tmp_path: Path) -> None:
+    root = touch(tmp_path / "root", "cat/1.jpg")
+    touch(tmp_path / "elsewhere", "2.jpg")
+    (tmp_path / "root" / "dog").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "root" / "cat" / "loop").symlink_to(tmp_path / "root")
+    assert [name for _, name in list_images(root)] == ["cat", "dog"]
+
+
+ALL = ("train/a/1.jpg", "val/a/1.jpg", "test/a/1.jpg")
+DEEP = ("photos/train/a/1.jpg", "photos/dev/a/1.jpg", "final/a/1.jpg")
+
+
+@pytest.mark.parametrize(
+    ("names", "options", "expected"),
+    [
+        (ALL, {}, ("train", "val", "test")),
+        (ALL, {"test": None}, ("train", "val", None)),
+        (ALL, {"validation": None}, ("train", None, "test")),
+        (ALL, {"validation": None, "test": None}, ("train", None, None)),
+        (ALL, {"validation": "test", "test": "val"}, ("train", "test", "val")),
+        (ALL, {"train": None}, (".", None, None)),  # classes that are named so
+        (("train/1.jpg", "test/1.jpg"), {}, ("train", None, "test")),
+        (("train/1.jpg", "validation/1.jpg"), {}, ("train", "validation", None)),
+        (("train/1.jpg", "valid/1.jpg", "validation/1.jpg"), {}, ("train", "validation", None)),
+        (("train/1.jpg", "val/notes.txt", "valid/1.jpg"), {}, ("train", "valid", None)),
+        (("train/1.jpg",), {}, ("train", None, None)),
+        (("train/1.jpg", "bus/1.jpg"), {}, (".", None, None)),  # a class that is named train
+        (("train/1.jpg", "bus/1.jpg"), {"train": "train"}, ("train", None, None)),
+        (("a/1.jpg", "b/1.jpg"), {}, (".", None, None)),
+        (DEEP, {"train": "photos/train", "validation": "photos/dev", "test": "final"},
+         ("photos/train", "photos/dev", "final")),
+    ],
+)  # fmt: skip
+def test_splits(tmp_path: Path, names: tuple[str, ...], options: dict, expected: tuple[str | None, ...]) -> None:
+    root = touch(tmp_path, *names)
+    found = splits(root, **options)
+    assert tuple(folder if folder is None else os.path.relpath(folder, root) for folder in found) == expected
+
+
+@pytest.mark.parametrize(
+    ("names", "options", "told"),
+    [
+        (ALL, {"validation": "dev"}, "validation=dev: must be auto, null, or the name of a folder in"),
+        (ALL, {"test": 5}, "test=5: must be auto, null, or the name"),
+        (ALL, {"validation": "train"}, "validation=train: .*train shares images with .*train"),
+        (ALL, {"train": "."}, "validation=auto: .*val shares images with"),
+        (ALL, {"test": "val"}, "test=val: .*val shares images with .*val"),
+        (ALL, {"train": None, "test": "test"}, "train=null: must name the folder in .* to train on"),
+        (("training/a/1.jpg", "validation/a/1.jpg"), {}, "train=auto: must name the folder .*, beside validation/"),
+    ],
+)
+def test_images_measured_on_are_never_trained_on(
+    tmp_path: Path, names: tuple[str, ...], options: dict, told: str
+) -> None:
+    root = touch(tmp_path, *names)
+    with pytest.raises(OptionError, match=told):
+        splits(root, **options)
+
+
+def test_links_to_nowhere_or_themselves_pipes_and_devices_are_passed_over(tmp_path: Path) -> None:
+    root = touch(tmp_path, "a.png")
+    for name, target in (("loop.png", "loop.png"), ("nowhere.png", "absent"), ("null.png", "/dev/null")):
+        (tmp_path / name).symlink_to(target)
+    os.mkfifo(tmp_path / "pipe.png")
+    check(root)
+    assert list_images(root) == [(f"{root}/a.png", None)]
+
+
+def test_folders_may_be_nested_deeper_than_calls(tmp_path: Path) -> None:
+    depth = 1500
+    here = os.open(tmp_path, os.O_RDONLY)
+    for _ in range(depth):
+        os.mkdir("d", dir_fd=here)
+        here, above = os.open("d", os.O_RDONLY, dir_fd=here), here
+        os.close(above)
+    os.close(os.open("a.png", os.O_CREAT | os.O_WRONLY, dir_fd=here))
+    os.close(here)
+    try:
+        check(str(tmp_path))
+        assert list_images(str(tmp_path)) == [(f"{tmp_path}{'/d' * depth}/a.png", "d")]
+    finally:
+        subprocess.run(["rm", "-r", tmp_path / "d"], check=True)  # Python's own rmtree cannot go so deep
+
+
+def test_check_names_what_is_wrong(tmp_path: Path) -> None:
+    check(touch(tmp_path / "good", "a/b/c/1.jpeg"))
+    for root, words in (
+        (str(tmp_path / "absent"), "no such folder"),
+        (os.path.join(touch(tmp_path / "file", "1.jpg"), "1.jpg"), "this is a file"),
+        (touch(tmp_path / "empty", "a/notes.txt"), "holds no image"),
+        (None, "must name a folder"),
+    ):
+        with pytest.raises(OptionError, match=words) as caught:
+            check(root)
+        assert str(caught.value).startswith(f"root={typed(root)}: ")
+        assert "\n" not in str(caught.value)
+    with pytest.raises(UserError, match="holds no image"):
+        list_images(str(tmp_path / "empty"))
+
+
+def test_imports_nothing_slow() -> None:
+    code = "import sys, ssvit.data.sources.folder; print([m for m in ('torch', 'numpy', 'PIL') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

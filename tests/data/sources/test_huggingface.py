@@ -1,0 +1,290 @@
+"""data=huggingface: sets of the library `datasets` from disk and from its cache, made here, without a network."""
+
+import io
+import os
+import pickle
+import sys
+from pathlib import Path
+
+import datasets as hub
+import numpy as np
+import pytest
+import torch
+from command import TINY
+from PIL import Image
+
+from ssvit.data.augment.crop import InceptionCrop
+from ssvit.data.loader import Loader
+from ssvit.data.sources import huggingface_options, saved_set
+from ssvit.data.sources.base import Source, Unreadable
+from ssvit.data.sources.files import Files
+from ssvit.data.sources.huggingface import HubImages, hugging_face
+from ssvit.data.sources.huggingface_options import HuggingFace as HuggingFaceOptions
+from ssvit.options import UserError
+
+CLASSES = hub.ClassLabel(names=["ant", "bee", "cat"])
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The library reads its cache's place when it is imported, and ssvit.data.sources.saved_set when it looks."""
+    hub.disable_progress_bars()
+    cache = tmp_path / "cache"
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(cache))
+    monkeypatch.setattr(hub.config, "HF_DATASETS_CACHE", cache)
+    return cache
+
+
+def picture(number: int) -> bytes:
+    file = io.BytesIO()
+    pixels = np.random.default_rng(number).integers(0, 256, (8 + number % 3, 7, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(file, "PNG")
+    return file.getvalue()
+
+
+def pixels(number: int) -> torch.Tensor:
+    return torch.from_numpy(np.array(Image.open(io.BytesIO(picture(number))))).permute(2, 0, 1)
+
+
+def made(of: range, kind: object = CLASSES, *, images: list | None = None, labels: list | None = None):
+    """Numbered images with the class of their number modulo 3."""
+    images = images or [{"bytes": picture(i), "path": None} for i in of]
+    labels = labels or [str(i % 3) if kind == hub.Value("string") else i % 3 for i in of]
+    features = hub.Features({"image": hub.Image(), "label": kind})
+    return hub.Dataset.from_dict({"image": images, "label": labels}, features=features)
+
+
+def numbers(source: Source | None, of: range) -> bool:
+    """Whether a source has the numbered images, in their order, with their classes."""
+    assert source is not None
+    assert source.labels is not None
+    return all(torch.equal(source.read(place), pixels(i)) for place, i in enumerate(of)) and source.labels.tolist() == [
+        i % 3 for i in of
+    ]
+
+
+def test_splits_are_those_that_were_saved(tmp_path: Path) -> None:
+    kinds = {"train": made(range(9)), "validation": made(range(9, 12)), "test": made(range(12, 17))}
+    hub.DatasetDict(kinds).save_to_disk(tmp_path / "saved", num_shards={"train": 3, "validation": 1, "test": 1})
+    data = hugging_face(huggingface_options.HuggingFace(root=str(tmp_path / "saved")))
+    assert numbers(data.train, range(9))
+    assert numbers(data.validation, range(9, 12))
+    assert numbers(data.test, range(12, 17))
+    assert data.told == "train: 9 images to train on; validation: 3 for choices; test: 5 for the reported figure"
+    assert (data.classes, data.train.name(4)) == (("ant", "bee", "cat"), f"{tmp_path}/saved/train/4")
+    other = hugging_face(
+        huggingface_options.HuggingFace(root=str(tmp_path / "saved"), train="validation", validation=None, label=None)
+    )
+    assert (len(other.train), other.validation, other.train.labels) == (3, None, None)
+    assert other.train.fingerprint != data.train.fingerprint
+
+
+def test_of_one_set_a_part_is_held_out(tmp_path: Path) -> None:
+    made(range(20)).save_to_disk(tmp_path / "one")
+    data = hugging_face(huggingface_options.HuggingFace(root=str(tmp_path / "one"), held_out=0.25))
+    assert (len(data.train), data.validation, len(data.watched)) == (15, None, 5)
+    assert data.told == "one: 15 images to train on, 5 others to measure on (data.held_out=0.25)"
+
+
+def test_sets_of_the_cache_and_folders_of_parquet(tmp_path: Path, own_cache: Path) -> None:
+    (tmp_path / "Pictures").mkdir()
+    for name, of in (("train", range(6)), ("test", range(6, 9))):
+        made(of).to_parquet(tmp_path / "Pictures" / f"{name}-00000-of-00001.parquet")
+    data = hugging_face(huggingface_options.HuggingFace(root=str(tmp_path / "Pictures")))
+    assert numbers(data.train, range(6))
+    os.rename(own_cache / "pictures", own_cache / "somebody___pictures")  # as what came from the Hub lies there
+    cached = hugging_face(huggingface_options.HuggingFace(root="somebody/Pictures"))
+    assert numbers(cached.train, range(6))
+    assert numbers(cached.test, range(6, 9))
+    assert cached.train.fingerprint == data.train.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("label", "classes"),
+    [(hub.Value("string"), ("0", "1", "2")), (hub.Value("int64"), ("0", "1", "2")), (CLASSES, tuple(CLASSES.names))],
+)
+def test_labels_are_classes_names_or_numbers(tmp_path: Path, label: object, classes: tuple[str, ...]) -> None:
+    parts = hub.DatasetDict(train=made(range(7), label), test=made(range(5, 6), label))
+    parts.save_to_disk(tmp_path / "saved")
+    data = hugging_face(huggingface_options.HuggingFace(root=str(tmp_path / "saved")))
+    assert data.classes == classes
+    assert numbers(data.train, range(7))
+    assert numbers(data.test, range(5, 6))
+
+
+def lists(of: range, kind: object) -> list:
+    """Of numbered images: ant where 2 divides the number, bee where 3 does, cat where 4 does."""
+    numbers = [[k for k in range(3) if i % (k + 2) == 0] for i in of]
+    if kind == hub.Value("string"):
+        return [[CLASSES.names[k] for k in row] for row in numbers]
+    return [[k + 8 for k in row] for row in numbers] if kind == hub.Value("int64") else numbers
+
+
+@pytest.mark.parametrize(
+    ("kind", "classes"),
+    [(CLASSES, tuple(CLASSES.names)), (hub.Value("string"), ("ant", "bee", "cat")),
+     (hub.Value("int64"), ("8", "9", "10"))],
+)  # fmt: skip
+def test_lists_are_several_classes_or_none(tmp_path: Path, kind: object, classes: tuple[str, ...]) -> None:
+    def part(of: range, labels: list | None = None):
+        images = [{"bytes": picture(i), "path": None} for i in of]
+        features = hub.Features({"image": hub.Image(), "label": hub.Sequence(kind)})
+        values = {"image": images, "label": labels or lists(of, kind)}
+        return hub.Dataset.from_dict(values, features=features)
+
+    hub.DatasetDict(train=part(range(9)), test=part(range(5, 8))).save_to_disk(tmp_path / "saved")
+    options = HuggingFaceOptions(root=str(tmp_path / "saved"), label="label")
+    assert options.multi_label
+    data = hugging_face(huggingface_options.HuggingFace(root=str(tmp_path / "saved"), label="label"))
+    assert data.classes == classes
+    for source, of in ((data.train, range(9)), (data.test, range(5, 8))):
+        assert source is not None
+        assert source.labels is not None
+        assert source.labels.dtype == torch.bool
+        assert source.labels.tolist() == [[i % 2 == 0, i % 3 == 0, i % 4 == 0] for i in of]
+    assert (
+        hugging_face(huggingface_options.HuggingFace(root=str(tmp_path / "saved"))).train.labels is None
+    )  # a run that did not name it keeps its set
+    assert HuggingFaceOptions(root=str(tmp_path / "saved")).multi_label is False
+    few = [None, *lists(range(1, 3), kind)]
+    hub.DatasetDict(train=part(range(9)), test=part(range(3), few)).save_to_disk(tmp_path / "few")
+    assert (
+        hugging_face(huggingface_options.HuggingFace(root=str(tmp_path / "few"), label="label")).watched.labels is None
+    )
+    if not isinstance(kind, hub.ClassLabel):
+        other = [[7 if kind.dtype == "int64" else "wasp"]]
+        hub.DatasetDict(train=part(range(9)), test=part(range(1), other)).save_to_disk(tmp_path / "other")
+        with pytest.raises(UserError, match=r"other/test: the class (7|wasp) is not among the 3 that are trained on"):
+            hugging_face(huggingface_options.HuggingFace(root=str(tmp_path / "other"), label="label"))
+
+
+def test_lists_as_older_versions_of_the_library_describe_them() -> None:
+    text = {"dtype": "string", "_type": "Value"}
+    for kind in ([text], {"feature": text, "length": -1, "_type": "Sequence"}, {"feature": text, "_type": "LargeList"}):
+        features = {"image": {"_type": "Image"}, "tags": kind}
+        assert saved_set.columns("set", features, image="auto", label="tags") == ("image", "tags")
+        assert saved_set.element(kind) == text
+        assert saved_set.columns("set", features, image="auto", label="auto") == ("image", None)
+
+
+def test_test_images_without_labels_serve_only_where_nothing_else_does(tmp_path: Path) -> None:
+    bare = made(range(3)).remove_columns("label").add_column("label", [-1] * 3).cast_column("label", CLASSES)
+    parts = {"train": made(range(6)), "test": bare, "validation": made(range(6, 9))}
+    hub.DatasetDict(parts).save_to_disk(tmp_path / "saved")
+    data = hugging_face(huggingface_options.HuggingFace(root=str(tmp_path / "saved")))
+    assert (data.test, data.validation and len(data.validation)) == (None, 3)
+    data = hugging_face(huggingface_options.HuggingFace(root=str(tmp_path / "saved"), validation=None))
+    assert (data.test and len(data.test), data.watched.labels) == (3, None)
+
+
+def test_the_fingerprint_covers_labels_and_sizes_or_contents(tmp_path: Path) -> None:
+    """It is the same wherever the set lies, in how many files, and whether images lie in it or beside it."""
+    found = []
+
+    def fingerprint(dataset, verify: str = "size", **given: object) -> str:
+        found.append(tmp_path / str(len(found)))
+        dataset.save_to_disk(found[-1], **given)
+        return hugging_face(
+            huggingface_options.HuggingFace(root=str(found[-1]), held_out=0.5, verify=verify)
+        ).train.whole.fingerprint
+
+    several, beside = made(range(6)), []
+    for i in range(6):
+        (tmp_path / f"{i}.png").write_bytes(picture(i))
+        beside.append({"bytes": None, "path": f"{tmp_path}/{i}.png"})
+    for verify in ("size", "content"):
+        pointing = HubImages(
+            made(range(6), images=beside),
+            "image",
+            [i % 3 for i in range(6)],
+            CLASSES.names,
+            called="set",
+            verify=verify,
+        )
+        assert fingerprint(several, verify) == fingerprint(several, verify, num_shards=3) == pointing.fingerprint
+        assert numbers(pointing, range(6))
+    first, content = fingerprint(several), fingerprint(several, "content")
+    data = bytearray(picture(5))
+    data[-1] ^= 1
+    changed = [*({"bytes": picture(i), "path": None} for i in range(5)), {"bytes": bytes(data), "path": None}]
+    same_size = made(range(6), images=changed)
+    assert fingerprint(same_size) == first
+    assert fingerprint(same_size, "content") != content
+    assert fingerprint(made(range(6), labels=[0] * 6)) != first
+    assert fingerprint(made(range(1, 7))) != first
+
+
+def test_a_batch_is_that_of_the_same_files(tmp_path: Path) -> None:
+    hub.DatasetDict(train=made(range(12)), test=made(range(3))).save_to_disk(tmp_path / "saved")
+    for i in range(12):
+        (tmp_path / f"{i:02d}.png").write_bytes(picture(i))
+    files = Files([str(tmp_path / f"{i:02d}.png") for i in range(12)])
+    found = pickle.loads(
+        pickle.dumps(hugging_face(huggingface_options.HuggingFace(root=str(tmp_path / "saved"))).train)
+    )
+
+    def batches(source: Source, first: int, workers: int = 0) -> list[torch.Tensor]:
+        loader = Loader(source=source, transform=InceptionCrop(size=6), seed=1, batch_size=4, workers=workers)
+        return [batch.images for batch in loader.batches(first, 6)]
+
+    expected = batches(files, 0)
+    assert all(map(torch.equal, expected, batches(found, 0, workers=2)))
+    assert all(map(torch.equal, expected[4:], batches(found, 4)))
+
+
+def test_an_unreadable_row_is_named() -> None:
+    rows = [{"bytes": b"no image", "path": None}, None, {"bytes": None, "path": "/no/where.png"}]
+    source = HubImages(made(range(3), images=rows), "image", called="set", verify="size")
+    for row, reason in enumerate(("no image of a known format", "the row has no image", "there is no file /no/where")):
+        with pytest.raises(Unreadable, match=rf"^set/{row}: {reason}"):
+            source.read(row)
+    assert source.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ({"root": "nobody/nothing"}, "root=nobody/nothing: no such folder, nor a data set in the cache; "
+         "data.download=true fetches one from the Hub"),
+        ({"root": "empty"}, "data.root=empty: the data set cannot be read: The directory at "),
+        ({"root": "broken"}, "data.root=broken: the data set cannot be read: "),
+        ({"image": "picture"}, "image=picture: must be a column of saved, which has image, label"),
+        ({"label": "kind"}, "label=kind: must be a column of saved, which has image, label; null for none"),
+        ({"label": "image"}, "label=image: must be a column of classes, of names or of whole numbers, or of lists of "),
+        ({"train": "some"}, "train=some: must be auto, or a split of saved, which has train, new"),
+        ({"test": "train"}, "test=train: must be a split that serves for nothing else; null for none"),
+        ({"config": "large"}, "config=large: must be null: save_to_disk wrote one configuration"),
+        ({"test": "new"}, "saved/new: the class 7 is not among the 3 that are trained on"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, object], line: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    numbered = hub.Value("int64")
+    parts = hub.DatasetDict(train=made(range(6), numbered), new=made(range(3), numbered, labels=[7, 7, 7]))
+    parts.save_to_disk("saved")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken/dataset_dict.json").write_text("{")
+    with pytest.raises(UserError) as caught:
+        hugging_face(huggingface_options.HuggingFace(**{"root": "saved"} | given))
+    assert str(caught.value).startswith(line)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_package_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(UserError, match=r"^root=.*: needs datasets: pip install 'ssvit\[huggingface\]'$"):
+        hugging_face(huggingface_options.HuggingFace(root=str(tmp_path)))
+
+
+def test_a_finished_run_is_known_again(tmp_path: Path, tool) -> None:
+    """Pre-training on a saved set with a worker; changed labels make it another set."""
+    hub.DatasetDict(train=made(range(16)), test=made(range(8))).save_to_disk(tmp_path / "saved")
+    own = [option for option in TINY if not option.startswith("data.")]
+    own += ["data=huggingface", "data.root=saved", "data.image_size=16", "workers=1", "name=a"]
+    assert "train: 16 images to train on; test: 8 to measure on" in tool("pretrain", *own).stdout
+    hub.DatasetDict(train=made(range(1, 17)), test=made(range(8))).save_to_disk(tmp_path / "other")
+    assert "data" in tool("pretrain", *own, "data.root=other", status=1).stderr
+    tool("pretrain", *own)

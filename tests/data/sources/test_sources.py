@@ -1,0 +1,408 @@
+"""Builders put the right images with the right labels, and say in one line what is wrong with a root."""
+
+import hashlib
+import pickle
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torchvision.datasets
+from PIL import Image
+
+from ssvit.data.augment.crop import CenterCrop
+from ssvit.data.loader import Loader, evaluation_batches
+from ssvit.data.sources import base_options as source_options
+from ssvit.data.sources import datasets, datasets_options, synthetic, synthetic_options
+from ssvit.data.sources.base import Part, Source, Unreadable, hold_out, masks, subset
+from ssvit.data.sources.files import Files
+from ssvit.data.sources.memory import Memory
+from ssvit.evaluation.features import Pixels, extract
+from ssvit.options import OptionError, UserError
+
+SHARED = Path(__file__).resolve().parents[4] / "shared" / "datasets"
+
+
+def paint(path: Path, colour: tuple[int, int, int] = (1, 2, 3)) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (8, 6), colour).save(path)
+
+
+def test_labels_out_of_range_are_named() -> None:
+    images = torch.zeros(3, 3, 4, 4, dtype=torch.uint8)
+    for value in (-1, 2):
+        with pytest.raises(UserError, match=rf"label {value} is outside of \[0, 2\)"):
+            Memory(images, [0, value, 1], ("a", "b"))
+    with pytest.raises(UserError, match="2 labels for 3 images"):
+        Files(["a", "b", "c"], [0, 0], ("a",))
+
+
+def test_memory_fingerprint_tells_pixels_order_and_shape() -> None:
+    images = torch.randint(0, 256, (5, 3, 4, 6), dtype=torch.uint8)
+    changed = images.clone()
+    changed[4, 2, 3, 5] ^= 1
+    sets = (images, changed, images.flip(0), images.view(5, 3, 6, 4))
+    assert len({Memory(one).fingerprint for one in sets}) == 4
+    assert Memory(images).fingerprint == Memory(images.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)).fingerprint
+
+
+def test_files_fingerprint_tells_names_sizes_and_order_but_not_the_place(tmp_path: Path) -> None:
+    def make(root: Path, second: bytes = b"22") -> list[str]:
+        for name, body in (("a/1.jpg", b"1"), ("b/2.jpg", second)):
+            (root / name).parent.mkdir(parents=True)
+            (root / name).write_bytes(body)
+        return [str(root / "a/1.jpg"), str(root / "b/2.jpg")]
+
+    here = make(tmp_path / "here")
+    first = Files(here).fingerprint
+    assert Files(make(tmp_path / "there")).fingerprint == first
+    others = {Files(here[::-1]).fingerprint, Files(here[:1]).fingerprint, Files(make(tmp_path / "x", b"3")).fingerprint}
+    assert len(others | {first}) == 4
+
+
+def test_the_fingerprint_covers_contents_where_asked(tmp_path: Path) -> None:
+    paths = [str(tmp_path / name) for name in ("a.jpg", "b.jpg")]
+    (tmp_path / "a.jpg").write_bytes(b"one")
+    (tmp_path / "b.jpg").write_bytes(b"two")
+
+    def fingerprints() -> tuple[str, str]:
+        return Files(paths).fingerprint, Files(paths, verify="content").take(torch.tensor([0, 1])).fingerprint
+
+    size, content = fingerprints()
+    assert size == hashlib.sha256(b"a.jpg\x003\0b.jpg\x003\0").hexdigest()
+    one, two = (hashlib.sha256(body).hexdigest().encode() for body in (b"one", b"two"))
+    assert content == hashlib.sha256(b"a.jpg\0" + one + b"\0b.jpg\0" + two + b"\0").hexdigest()
+    (tmp_path / "b.jpg").write_bytes(b"TWO")
+    assert fingerprints()[0] == size
+    assert fingerprints()[1] != content
+    with pytest.raises(OptionError, match="verify=names: must be one of size, content"):
+        Files(paths, verify="names")
+
+
+class Own(Source):
+    """A user's own images: no file and no tensor, a length and a way to read one."""
+
+    def __init__(self, count: int = 40, damaged: int | None = None, shift: int = 0) -> None:
+        self.count, self.damaged, self.shift = count, damaged, shift
+
+    def __len__(self) -> int:
+        return self.count
+
+    def read(self, index: int) -> torch.Tensor:
+        if index == self.damaged:
+            raise Unreadable(self.name(index), "lost")
+        return torch.full((3, 4 + index % 3, 5), index + self.shift, dtype=torch.uint8)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_source_needs_a_length_and_a_way_to_read_one_image(workers: int) -> None:
+    transform = CenterCrop(size=2)
+
+    def shown(source: Source) -> tuple[list[int], dict[str, str]]:
+        loader = Loader(source=source, transform=transform, seed=0, batch_size=10, workers=workers)
+        return [tag for batch in loader.batches(0, 12) for tag in batch.images[:, 0, 0, 0].tolist()], loader.unreadable
+
+    images = torch.arange(200, dtype=torch.uint8).view(-1, 1, 1, 1).expand(-1, 3, 4, 5)
+    assert shown(Own(200)) == shown(Memory(images))
+    chosen = torch.tensor([7, 3, 9] * 10)
+    assert shown(Own(200).take(chosen)) == shown(Memory(images).take(chosen))
+    replaced, reasons = shown(Own(120, damaged=5))
+    assert (5 in replaced, reasons) == (False, {"image 5": "lost"})
+    evaluated = evaluation_batches(Own(120, damaged=5), transform, batch_size=7, workers=workers)
+    assert torch.cat([batch.slots for batch in evaluated]).tolist() == [i for i in range(120) if i != 5]
+    features = extract(Pixels(), Own().take(torch.tensor([4, 2])), transform, workers=workers)
+    assert (features.values["pixels"][:, 0] * 255).tolist() == [4, 2]
+
+
+def test_the_fingerprint_of_a_users_source_tells_pixels_and_order() -> None:
+    order = torch.tensor([1, 2])
+    sources = [Own(), Own(shift=1), Own(39), Own(damaged=3), *(Own().take(part) for part in (order, order.flip(0)))]
+    assert len({source.fingerprint for source in sources}) == len(sources)
+    assert Own().fingerprint == Own().fingerprint
+    assert Own().take(order).fingerprint == Own().take(order).fingerprint
+    assert [Own().take(order).name(i) for i in (0, 1)] == ["image 1", "image 2"]
+
+
+def test_hold_out_parts_the_set_the_same_way_each_time() -> None:
+    source = Memory(torch.arange(200, dtype=torch.uint8).view(200, 1, 1, 1))
+    train, kept = hold_out(source, fraction=0.1, seed=0)
+    assert (len(train), len(kept)) == (180, 20)
+    both = torch.cat((train.in_memory, kept.in_memory)).flatten()
+    assert both.sort().values.tolist() == list(range(200))
+    assert torch.equal(hold_out(source, fraction=0.1, seed=0)[1].in_memory, kept.in_memory)
+    assert not torch.equal(hold_out(source, fraction=0.1, seed=1)[1].in_memory, kept.in_memory)
+    assert [len(part) for part in hold_out(source.take(torch.arange(2)), fraction=0.01, seed=0)] == [1, 1]
+    for fraction in (0, 1, -0.5, float("nan")):
+        with pytest.raises(OptionError, match="held_out="):
+            hold_out(source, fraction=fraction, seed=0)
+    with pytest.raises(UserError, match="one image"):
+        hold_out(source.take(torch.arange(1)), fraction=0.5, seed=0)
+
+
+def test_folder_of_classes(tmp_path: Path) -> None:
+    for name in ("cat", "ant"):
+        for i in range(10):
+            paint(tmp_path / name / f"{i}.png")
+    data = datasets.folder(datasets_options.Folder(root=str(tmp_path), held_out=0.2, seed=0))
+    assert data.classes == ("ant", "cat")
+    assert (len(data.train), data.validation, len(data.test)) == (16, None, 4)
+    assert data.told == f"{tmp_path.name}/ 16 images to train on, 4 others to measure on (data.held_out=0.2)"
+    for part in (data.train, data.test):
+        assert [data.classes[label] for label in part.labels] == [Path(path).parent.name for path in part.paths]
+
+
+def test_folder_with_its_own_split(tmp_path: Path) -> None:
+    for name in ("train/ant/1", "train/cat/1", "train/cat/2", "val/cat/3"):
+        paint(tmp_path / f"{name}.png")
+    data = datasets.folder(datasets_options.Folder(root=str(tmp_path)))
+    assert (len(data.train), len(data.validation), data.test) == (3, 1, None)
+    assert data.validation.labels.tolist() == [1]
+    assert data.told == "train/ 3 images to train on; val/ 1 to measure on"
+    paint(tmp_path / "val" / "eel" / "4.png")
+    with pytest.raises(UserError, match="the class eel is not among the 2 that are trained on"):
+        datasets.folder(datasets_options.Folder(root=str(tmp_path)))
+
+
+def test_each_folder_serves_what_it_is_named_for(tmp_path: Path) -> None:
+    for name in ("train/ant/1", "train/cat/1", "train/cat/2", "validation/cat/3", "test/ant/4", "test/cat/5"):
+        paint(tmp_path / f"{name}.png")
+    root = str(tmp_path)
+    data = datasets.folder(datasets_options.Folder(root=root))
+    assert [len(part) for part in (data.train, data.validation, data.test)] == [3, 1, 2]
+    assert data.told == "train/ 3 images to train on; validation/ 1 for choices; test/ 2 for the reported figure"
+    assert data.watched is data.validation
+    assert data.reported == ("test", data.test)
+    # To choose by, the validation images serve, and no test image is there.
+    for development in (0.3, "validation"):
+        chosen = data.without_test(development)
+        assert (chosen.train, chosen.validation, chosen.test) == (data.train, data.validation, None)
+    # With one of the two alone it serves for both, and a choice takes a part of the training images.
+    alone = datasets.folder(datasets_options.Folder(root=root, test=None))
+    assert alone.watched is alone.validation
+    assert alone.reported == ("validation", alone.validation)
+    chosen = alone.without_test(0.3)
+    assert (len(chosen.train), len(chosen.validation), chosen.test) == (2, 1, None)
+    assert set(chosen.train.paths) | set(chosen.validation.paths) == set(data.train.paths)
+    tested = datasets.folder(datasets_options.Folder(root=root, validation=None))
+    assert tested.watched is tested.test
+    with pytest.raises(OptionError, match="development=validation: there are no validation images"):
+        tested.without_test("validation")
+
+
+@pytest.mark.parametrize(("name", "reason"), [("test/6", "its images have no labels"), ("test/eel/6", "the class eel")])
+def test_test_images_without_labels_are_passed_over_unless_asked_for(tmp_path: Path, name: str, reason: str) -> None:
+    for one in ("train/ant/1", "train/cat/1", "val/cat/3", name):
+        paint(tmp_path / f"{one}.png")
+    data = datasets.folder(datasets_options.Folder(root=str(tmp_path)))
+    assert data.reported == ("validation", data.validation)
+    assert f"val/ 1 to measure on; test/ is not used: {reason}" in data.told.replace(f"{tmp_path}/test: ", "")
+    if "eel" in name:
+        with pytest.raises(UserError, match=reason):
+            datasets.folder(datasets_options.Folder(root=str(tmp_path), test="test"))
+    else:
+        assert datasets.folder(datasets_options.Folder(root=str(tmp_path), test="test")).test.labels is None
+
+
+def test_flat_folder_is_unlabelled(tmp_path: Path) -> None:
+    for i in range(5):
+        paint(tmp_path / f"{i}.png")
+    data = datasets.folder(datasets_options.Folder(root=str(tmp_path)))
+    assert data.classes == ()
+    assert data.train.labels is None
+    assert (len(data.train), len(data.test)) == (4, 1)
+
+
+def test_imagenet_layout(tmp_path: Path) -> None:
+    for name in ("train/n01/1", "train/n02/2", "val/n02/3"):
+        paint(tmp_path / f"{name}.png")
+    data = datasets.imagenet(datasets_options.Imagenet(root=str(tmp_path)))
+    assert data.classes == ("n01", "n02")
+    assert data.validation.labels.tolist() == [1]
+    assert data.reported == ("validation", data.validation)
+    assert len(data.without_test(0.5).train) == 1  # what is reported on is not chosen on
+    (tmp_path / "val/n02/3.png").rename(tmp_path / "val/3.png")
+    with pytest.raises(OptionError, match="images lie in val/ itself"):
+        datasets.imagenet(datasets_options.Imagenet(root=str(tmp_path)))
+    (tmp_path / "val").rename(tmp_path / "other")
+    with pytest.raises(OptionError, match="holds no folder val"):
+        datasets.imagenet(datasets_options.Imagenet(root=str(tmp_path)))
+
+
+def test_synthetic_parts_share_no_image() -> None:
+    data = synthetic.synthetic(synthetic_options.Synthetic(size=(16, 24), images=20, held_out_images=12, seed=3))
+    assert data.train.in_memory.shape == (20, 3, 16, 24)
+    assert data.test.in_memory.shape == (12, 3, 16, 24)
+    every = torch.cat((data.train.in_memory, data.test.in_memory)).flatten(1)
+    assert len(every.unique(dim=0)) == 32
+    assert data.train.labels.max() < len(data.classes)
+
+
+@pytest.mark.parametrize("name", ["cifar10", "cifar100", "stl10", "flowers102", "oxford_pets"])
+def test_absent_sets_are_told_in_one_line(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UserError) as caught:
+        datasets.torchvision_set(datasets_options.TorchvisionSet(name=name, root=str(tmp_path)))
+    message = str(caught.value)
+    assert f"data.root={tmp_path}: holds no whole {name}" in message
+    assert "data.download=true" in message
+    assert "\n" not in message
+
+
+def test_wrong_names_of_sets_are_named(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=r"name=mnist: must be one of cifar10, .*oxford_pets"):
+        datasets.torchvision_set(datasets_options.TorchvisionSet(name="mnist", root=str(tmp_path)))
+    with pytest.raises(OptionError, match="split=unlabeled"):
+        datasets.torchvision_set(datasets_options.TorchvisionSet(name="cifar10", root=str(tmp_path), split="unlabeled"))
+
+
+def test_a_subset_is_balanced_and_parts_are_disjoint() -> None:
+    labels = torch.arange(90) % 3
+    source = Memory(torch.arange(90, dtype=torch.uint8)[:, None, None, None], labels, ("a", "b", "c"))
+
+    def shown(**options) -> list[int]:
+        taken = subset(source, **options)
+        shown = taken.in_memory.flatten().tolist()
+        assert taken.labels.tolist() == [labels[i] for i in shown]
+        assert shown == sorted(shown)
+        return shown
+
+    halves = shown(part=(0, 0.5)), shown(part=(0.5, 1))
+    assert sorted(halves[0] + halves[1]) == list(range(90))
+    assert min(map(len, halves)) > 30
+    assert Counter(labels[i].item() for i in shown(images=12)) == {0: 4, 1: 4, 2: 4}
+    assert set(shown(images=12)) < set(shown(images=40))
+    assert shown(images=12) != shown(images=12, seed=1)
+    assert set(shown(images=20, part=(0, 0.5))) <= set(halves[0])
+    assert shown() == list(range(90))
+    unbalanced = source.take(torch.tensor([0, 1, 2, 3, 6, 9]))  # four of the first class, one of each other
+    assert Counter(subset(unbalanced, images=4).labels.tolist()) == {0: 2, 1: 1, 2: 1}
+
+
+def test_a_subset_that_cannot_be_is_refused() -> None:
+    source = Memory(torch.zeros(9, 1, 1, 1, dtype=torch.uint8))
+    assert len(subset(source, images=5)) == 5
+    for options, told in (
+        ({"images": 10}, "images=10: there are 9 images"),
+        ({"part": (0.1, 0.1000001)}, "part=.*there are 0 images"),
+    ):
+        with pytest.raises(OptionError, match=told):
+            subset(source, **options)
+    for options, told in (
+        ({"part": (0.5, 0.2)}, "part=.*from, to"),
+        ({"images": 0}, "images=0: must be a whole number"),
+    ):
+        with pytest.raises(OptionError, match=told):
+            source_options.Subset(**options)
+
+
+def fake_cifar(root: Path) -> dict[str, tuple[np.ndarray, list[int]]]:
+    """CIFAR-10's files, with four images each: planes of red, green and blue, row by row."""
+    rng, folder, parts = np.random.default_rng(0), root / "cifar-10-batches-py", {}
+    folder.mkdir()
+    for name in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"):
+        parts[name] = (rng.integers(0, 256, (4, 3072), dtype=np.uint8), rng.integers(0, 10, 4).tolist())
+        (folder / name).write_bytes(pickle.dumps({"data": parts[name][0], "labels": parts[name][1]}))
+    (folder / "batches.meta").write_bytes(pickle.dumps({"label_names": [f"class {i}" for i in range(10)]}))
+    return parts
+
+
+def test_cifar_bytes_become_the_right_pixels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = fake_cifar(tmp_path)
+    monkeypatch.setattr("torchvision.datasets.cifar.check_integrity", lambda *args: True)
+    data = datasets.torchvision_set(datasets_options.TorchvisionSet(name="cifar10", root=str(tmp_path)))
+    assert (len(data.train), len(data.test)) == (20, 4)
+    assert data.classes[3] == "class 3"
+    for source, name, first in ((data.train, "data_batch_3", 8), (data.test, "test_batch", 0)):
+        for i in range(4):
+            flat = parts[name][0][i]
+            image = source.in_memory[first + i]
+            assert image[1, 5, 9] == flat[1024 + 5 * 32 + 9]
+            np.testing.assert_array_equal(image.numpy().reshape(-1), flat)
+            assert source.labels[first + i] == parts[name][1][i]
+
+
+class _Stub:
+    """A stand-in for torchvision's readers of file sets and of STL-10."""
+
+    def __init__(self, root: str, split: str, download: bool) -> None:
+        self._image_files = self._images = [Path(root) / split / f"{i}.jpg" for i in range(3)]
+        self._labels = [0, 1, 0]
+        self.classes = ["a", "b"]
+        self.data = np.full((3, 3, 96, 96), len(split), dtype=np.uint8)
+        self.labels = np.array([0, 1, 1]) if split != "unlabeled" else np.array([-1, -1, -1])
+
+
+def test_file_sets_train_on_all_but_the_test_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torchvision.datasets, "Flowers102", _Stub)
+    monkeypatch.setattr(torchvision.datasets, "OxfordIIITPet", _Stub)
+    for name, trained in (("flowers102", {"train", "val"}), ("oxford_pets", {"trainval"})):
+        data = datasets.torchvision_set(datasets_options.TorchvisionSet(name=name, root=str(tmp_path)))
+        assert {Path(path).parent.name for path in data.train.paths} == trained
+        assert {Path(path).parent.name for path in data.test.paths} == {"test"}
+        assert data.test.labels.tolist() == [0, 1, 0]
+
+
+def test_stl10_unlabelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torchvision.datasets, "STL10", _Stub)
+    data = datasets.torchvision_set(
+        datasets_options.TorchvisionSet(name="stl10", root=str(tmp_path), split="unlabeled")
+    )
+    assert data.classes == ()
+    assert data.train.labels is None
+    assert (data.train.in_memory == len("unlabeled")).all()
+    assert data.test.labels.tolist() == [0, 1, 1]
+    assert datasets.torchvision_set(datasets_options.TorchvisionSet(name="stl10", root=str(tmp_path))).classes == (
+        "a",
+        "b",
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (SHARED / "unpack.py").exists(), reason="the shared data sets are not here")
+def test_real_cifar10(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, str(SHARED / "unpack.py"), str(tmp_path)], check=True, capture_output=True)
+    data = datasets.torchvision_set(datasets_options.TorchvisionSet(name="cifar10", root=str(tmp_path)))
+    assert (len(data.train), len(data.test)) == (50_000, 10_000)
+    assert data.train.labels.bincount().tolist() == [5000] * 10
+    assert data.classes[0] == "airplane"
+    # Channel means as published for the training images.
+    means = data.train.in_memory.double().mean((0, 2, 3)) / 255
+    torch.testing.assert_close(means, torch.tensor([0.4914, 0.4822, 0.4465], dtype=torch.float64), atol=1e-4, rtol=0)
+
+
+def test_masks_go_with_their_images(tmp_path: Path) -> None:
+    for name in ("train/ant/1", "train/cat/2.b", "val/cat/3"):
+        paint(tmp_path / "images" / f"{name}.jpg")
+        of = tmp_path / "masks" / f"{name}.png"
+        of.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (8, 6), int(name[-1]) if name[-1] != "b" else 255).save(of)
+    root = str(tmp_path / "images")
+    data = datasets.folder(datasets_options.Folder(root=root, masks=str(tmp_path / "masks")))
+    assert [data.train.mask(i).unique().tolist() for i in (0, 1)] == [[1], [255]]
+    for part in (data.train.take(torch.tensor([1, 0])), Part(data.train, torch.tensor([1, 0]))):
+        assert [part.mask(i)[0, 0].item() for i in (0, 1)] == [255, 1]
+    assert (data.validation.mask(0) == 3).all()
+    assert masks(data.train, CenterCrop(size=5), torch.tensor([1, 0, 1])).flatten(1).unique(dim=1).tolist() == [
+        [255], [1], [255],
+    ]  # fmt: skip
+    plain = datasets.folder(datasets_options.Folder(root=root))
+    assert plain.train.mask(0) is None
+    assert plain.train.fingerprint == data.train.fingerprint
+    with pytest.raises(UserError, match=r"1\.jpg has no mask, which segmentation needs"):
+        masks(plain.train, CenterCrop(size=5), torch.tensor([0]))
+    of.unlink()
+    with pytest.raises(UserError, match=r"3\.png: No such file"):
+        masks(data.validation, CenterCrop(size=5), torch.tensor([0]))
+    with pytest.raises(OptionError, match="masks=nowhere: no such folder"):
+        datasets.folder(datasets_options.Folder(root=root, masks="nowhere"))
+
+
+def test_the_embedded_set_has_masks() -> None:
+    data = synthetic.synthetic(synthetic_options.Synthetic(size=16, images=20, held_out_images=12, seed=3, version=1))
+    for source in (data.train, data.test, data.train.take(torch.tensor([7, 3]))):
+        found = masks(source, CenterCrop(size=16), torch.arange(len(source)))
+        assert (found.flatten(1).amax(1) == source.labels + 1).all()
+    assert torch.equal(data.test.mask(2), synthetic.masks(torch.tensor([22]), seed=3, size=16)[0])
+    assert Own().mask(0) is None

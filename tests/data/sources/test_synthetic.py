@@ -1,0 +1,243 @@
+"""The embedded data set: a pure function of (seed, index), fair in labels and colours, natural in its statistics."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from ssvit.data.sources import synthetic
+from ssvit.data.sources.synthetic import CLASSES, SHAPES, masks, render
+from ssvit.options import OptionError
+
+
+def accuracy(features: torch.Tensor, labels: torch.Tensor) -> float:
+    """Share of held-out images that least squares from the other half classifies rightly."""
+    features = features.double()
+    features = torch.cat([(features - features.mean(0)) / features.std(0), torch.ones(len(features), 1)], dim=1)
+    half = len(features) // 2
+    weights = torch.linalg.lstsq(features[:half], F.one_hot(labels[:half], len(CLASSES)).double()).solution
+    return ((features[half:] @ weights).argmax(1) == labels[half:]).double().mean().item()
+
+
+def quadratic(features: torch.Tensor) -> torch.Tensor:
+    """Features and the products of every two of them."""
+    first, second = torch.triu_indices(features.shape[1], features.shape[1])
+    return torch.cat([features, features[:, first] * features[:, second]], dim=1)
+
+
+versions = pytest.mark.parametrize("version", [1, 2])
+
+
+def seen_through(monkeypatch: pytest.MonkeyPatch, indices: torch.Tensor, size: int, version: int = 1) -> torch.Tensor:
+    """How much pixels change when the scene behind the shape turns from black to white: (b, h, w), 0 to 255."""
+    pictures = []
+    for value in (0.0, 1.0):
+        monkeypatch.setattr(synthetic, "_paint_leaves", lambda canvas, *_, value=value: canvas.fill_(value))
+        pictures.append(render(indices, seed=0, size=size, version=version)[0])
+    monkeypatch.undo()
+    return (pictures[1].int() - pictures[0].int()).amax(dim=1)
+
+
+def foreground(monkeypatch: pytest.MonkeyPatch, indices: torch.Tensor, size: int, version: int) -> torch.Tensor:
+    """Where the shape hides the scene wholly: (b, h, w)."""
+    return seen_through(monkeypatch, indices, size, version) == 0
+
+
+def test_form_of_what_is_drawn():
+    images, labels = render(torch.arange(5), seed=0, size=(24, 40))
+    assert images.shape == (5, 3, 24, 40)
+    assert images.dtype == torch.uint8
+    assert labels.shape == (5,)
+    assert labels.dtype == torch.int64
+    assert render(torch.arange(0), seed=0, size=8)[0].shape == (0, 3, 8, 8)
+
+
+@pytest.mark.parametrize("size", [0, [8, 8, 8], 2.5])
+def test_a_size_that_cannot_be_is_refused(size):
+    with pytest.raises(OptionError, match="size"):
+        render(torch.arange(2), seed=0, size=size)
+
+
+@pytest.mark.parametrize("size", [32, 7, 1, (9, 33), (64, 16)])
+def test_an_image_does_not_depend_on_its_batch(size):
+    images, labels = render(torch.arange(64), seed=3, size=size)
+    scattered = torch.tensor([63, 7, 7, 0, 31])
+    for batch in (torch.tensor([7]), torch.arange(5, 22), torch.arange(63, -1, -1), scattered):
+        alone, alone_labels = render(batch, seed=3, size=size)
+        assert torch.equal(alone, images[batch])
+        assert torch.equal(alone_labels, labels[batch])
+
+
+@pytest.mark.parametrize("chunk", [1, 1000, 5000, 1 << 20])
+def test_an_image_does_not_depend_on_threads_or_chunks(monkeypatch, chunk):
+    indices, size, threads = torch.arange(12), (61, 67), torch.get_num_threads()
+    expected = render(indices, seed=3, size=size)[0]
+    monkeypatch.setattr(synthetic, "_CHUNK", chunk)
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            assert torch.equal(render(indices, seed=3, size=size)[0], expected)
+    finally:
+        torch.set_num_threads(threads)
+
+
+@versions
+def test_arithmetic_before_rounding_has_the_same_bits_in_any_batch(version):
+    # Rounding to 8 bits would hide most differences of a float's last bit, so look at the canvas before it.
+    grid, indices, labels = synthetic._Grid(13, 19, torch.device("cpu")), torch.arange(50), torch.arange(50) % 10
+
+    def paint(rows: slice) -> torch.Tensor:
+        return synthetic._canvas(indices[rows], labels[rows], 0, grid, synthetic._POSES[version])
+
+    together = paint(slice(0, 50))
+    for rows in (slice(7, 8), slice(1, 18), slice(20, 50)):
+        assert torch.equal(paint(rows), together[rows])
+
+
+def test_seeds_and_indices_differ():
+    first, first_labels = render(torch.arange(100), seed=0, size=16)
+    second, second_labels = render(torch.arange(100), seed=1, size=16)
+    assert (first.float() - second.float()).abs().mean(dim=(1, 2, 3)).min() > 10
+    assert (first_labels != second_labels).sum() > 70
+    assert len(first.flatten(1).unique(dim=0)) == 100
+
+
+def test_labels_are_balanced_and_unordered():
+    labels = render(torch.arange(1000), seed=5, size=1)[1].view(-1, 10)
+    assert torch.equal(labels.sort(dim=1).values, torch.arange(10).expand(100, 10))
+    assert len(labels.unique(dim=0)) > 95
+
+
+def test_sizes_of_one_aspect_show_one_scene():
+    large = render(torch.arange(20), seed=0, size=128)[0].float()
+    small = render(torch.arange(20), seed=0, size=32)[0].float()
+    shrunk = F.avg_pool2d(large, 4)
+    assert torch.corrcoef(torch.stack([small.flatten(), shrunk.flatten()]))[0, 1] > 0.95
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_shapes_have_one_area_and_their_middle_at_the_origin(name):
+    axis = torch.linspace(-2, 2, 801)
+    y, x = torch.meshgrid(axis, axis, indexing="ij")
+    inside = SHAPES[name](x, y) < 0
+    assert inside.sum().item() * (4 / 800) ** 2 == pytest.approx(math.pi, rel=0.02)
+    assert abs(x[inside].mean()) < 0.03
+    assert abs(y[inside].mean()) < 0.03
+    assert (x[inside] ** 2 + y[inside] ** 2).max() < 1.7**2
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_distances_to_a_shape_have_slope_one_at_its_edge(name):
+    axis = torch.linspace(-2, 2, 801, dtype=torch.float64)
+    y, x = torch.meshgrid(axis, axis, indexing="ij")
+    distance = SHAPES[name](x, y)
+    slope = torch.stack(torch.gradient(distance, spacing=4 / 800)).norm(dim=0)
+    assert slope[distance.abs() < 0.02].median().item() == pytest.approx(1, abs=0.03)
+
+
+@versions
+def test_colour_tells_nothing_of_the_class(monkeypatch, version):
+    indices = torch.arange(4000)
+    images, labels = render(indices, seed=0, size=24, version=version)
+    images = images.double() / 255
+    mask = foreground(monkeypatch, indices, 24, version)[:, None].double()
+    shape_color = (images * mask).sum((2, 3)) / mask.sum((2, 3)).clamp(min=1)
+    # Chance is 0.1 with a standard deviation of 0.007 on the 2000 held-out images.
+    assert accuracy(quadratic(images.mean((2, 3))), labels) < 0.13
+    assert accuracy(quadratic(shape_color), labels) < 0.14
+
+
+@versions
+def test_the_class_is_visible(monkeypatch, version):
+    indices = torch.arange(2000)
+    mask = foreground(monkeypatch, indices, 48, version).double().flatten(1)
+    labels = render(indices, seed=0, size=1)[1]
+    y, x = (place.flatten().double() for place in torch.meshgrid(torch.arange(48), torch.arange(48), indexing="ij"))
+    area = mask.sum(1, keepdim=True)
+    assert area.min() > 0.05 * 48**2
+    dx, dy = x - (mask * x).sum(1, keepdim=True) / area, y - (mask * y).sum(1, keepdim=True) / area
+    distance = (dx**2 + dy**2).sqrt() / (area / math.pi).sqrt()
+    bins = torch.stack([((distance < r) * mask).sum(1) / area[:, 0] for r in torch.arange(0.3, 1.8, 0.1)], dim=1)
+    assert accuracy(quadratic(bins), labels) > 0.6
+
+
+@versions
+def test_neighbouring_pixels_agree(version):
+    images = render(torch.arange(200), seed=0, size=32, version=version)[0].double()
+    for one, other in ((images[..., 1:], images[..., :-1]), (images[..., 1:, :], images[..., :-1, :])):
+        assert torch.corrcoef(torch.stack([one.flatten(), other.flatten()]))[0, 1] > 0.8
+
+
+@versions
+def test_power_falls_with_frequency_as_in_natural_images(version):
+    size = 32
+    images = render(torch.arange(500), seed=0, size=size, version=version)[0].double().mean(1)
+    window = torch.hann_window(size, periodic=False, dtype=torch.float64)
+    images = (images - images.mean((1, 2), keepdim=True)) * window * window[:, None]
+    power = torch.fft.fft2(images).abs().square().mean(0)
+    frequency = torch.fft.fftfreq(size, 1 / size).double()
+    ring = (frequency**2 + frequency[:, None] ** 2).sqrt().round().long()
+    radial = torch.stack([power[ring == r].mean() for r in range(2, 13)]).log()
+    octave = torch.arange(2, 13).double().log()
+    slope = ((octave - octave.mean()) * radial).sum() / (octave - octave.mean()).square().sum()
+    # CIFAR-10 has -2.9 by this measure.
+    assert -3.4 < slope < -1.75
+
+
+@versions
+@pytest.mark.parametrize("patch", [4, 8])
+def test_patch_colours_spread_over_many_classes(patch, version):
+    images = render(torch.arange(500), seed=0, size=32, version=version)[0].double() / 255
+    levels = (F.avg_pool2d(images, patch) * 8).long().clamp(max=7)
+    share = torch.bincount((levels * torch.tensor([64, 8, 1])[:, None, None]).sum(1).flatten(), minlength=512)
+    share = share / share.sum()
+    assert -(share * share.clamp(min=1e-12).log()).sum() > 3.5
+    assert share.max() < 0.12
+
+
+@pytest.mark.parametrize(("version", "most"), [(1, 0.4), (2, 0.7)])
+@pytest.mark.parametrize("size", [32, (24, 40), 7])
+def test_masks_lie_where_the_shapes_are_drawn(monkeypatch, size, version, most):
+    indices = torch.arange(200)
+    labels = render(indices, seed=0, size=size, version=version)[1]
+    found = masks(indices, seed=0, size=size, version=version)
+    assert found.dtype == torch.uint8
+    # At the shape's edge the scene is in its shadow, of 0.4 of the light, and half of that is hidden.
+    change, hidden = seen_through(monkeypatch, indices, size, version), found > 0
+    edge = 0.5 * 0.4 * 255
+    assert (change[hidden] < edge + 1.5).all()
+    assert (change[~hidden] > edge - 1.5).all()
+    for mask, label in zip(found, labels, strict=True):
+        assert set(mask.unique().tolist()) <= {0, label.item() + 1}
+    areas = hidden.double().mean((1, 2))
+    assert areas.min() > 0.02
+    assert areas.max() < most
+
+
+def test_the_second_version_has_large_shapes_that_stand_upright():
+    indices = torch.arange(1000)
+    found = masks(indices, seed=0, size=64, version=2) > 0
+    first = masks(indices, seed=0, size=64, version=1) > 0
+    assert found.double().mean() > 1.8 * first.double().mean()
+    # A triangle's point is up: its upper half is the smaller one, and at any angle it is in half of the images.
+    triangles = found[render(indices, seed=0, size=1)[1] == CLASSES.index("triangle")]
+    rows = torch.arange(64)[:, None]
+    top, bottom = (torch.where(triangles.any(2), edge, fill) for edge, fill in ((rows.T, 64), (rows.T, -1)))
+    middle = (top.amin(1) + bottom.amax(1) + 1) / 2
+    upper = (triangles & (rows < middle[:, None, None])).sum((1, 2)) / triangles.sum((1, 2))
+    assert (upper < 0.5).double().mean() > 0.85
+
+
+def test_an_unknown_version_is_refused():
+    with pytest.raises(OptionError, match="version=3: must be one of 1, 2"):
+        render(torch.arange(2), seed=0, size=8, version=3)
+
+
+def test_a_mask_does_not_depend_on_its_batch():
+    found = masks(torch.arange(64), seed=3, size=(9, 33))
+    scattered = torch.tensor([63, 7, 7, 0, 31])
+    assert torch.equal(masks(scattered, seed=3, size=(9, 33)), found[scattered])
+    assert not torch.equal(masks(torch.arange(64), seed=4, size=(9, 33)), found)
+    with pytest.raises(OptionError, match="size"):
+        masks(scattered, seed=3, size=0)

@@ -1,0 +1,608 @@
+"""Images of any channels and numbers: read exactly, measured exactly, trained on, shown, and refused in one line."""
+
+import io
+import json
+import re
+import shutil
+import struct
+import sys
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tifffile
+import torch
+import yaml
+from command import one_line
+from matplotlib.figure import Figure
+from PIL import Image
+
+import ssvit
+from ssvit.checkpoints import manifest
+from ssvit.cli.embed import command as embed
+from ssvit.cli.evaluate import command as evaluate
+from ssvit.cli.export import command as export
+from ssvit.cli.finetune import command as finetune
+from ssvit.cli.normalization import command as measure
+from ssvit.cli.pack import command as pack
+from ssvit.cli.pretrain import command as pretrain
+from ssvit.cli.retrieve import command as retrieve
+from ssvit.config.declaration import Run
+from ssvit.data import decode, normalization
+from ssvit.data.augment import color, crop, turn
+from ssvit.data.augment.crop_options import InceptionCrop as InceptionCropOptions
+from ssvit.data.decode import load
+from ssvit.data.decode_options import RGB, PixelFormat
+from ssvit.data.sources import datasets, datasets_options, folder, rasters
+from ssvit.data.sources.base import Unreadable
+from ssvit.data.sources.base_options import Images
+from ssvit.data.sources.memory import Memory
+from ssvit.figures.display import PLAIN, Display
+from ssvit.loading import encoder_options as loading_options
+from ssvit.loading.encoder import load_encoder
+from ssvit.options import Failure, OptionError, UserError
+from ssvit.retrieval import gallery
+from ssvit.training.options import Training
+
+SIDE = 16
+RUN = (
+    "preset=null", "target=pixels", "data.image_size=16", "encoder.width=16", "encoder.depth=2", "encoder.heads=2",
+    "recipe.batch_size=8", "recipe.steps=6", "recipe.warmup=2", "recipe.save_every=2", "recipe.evaluate_every=6",
+    "recipe.log_every=1", "recipe.precision=32-true", "fabric.accelerator=cpu",
+)  # fmt: skip
+
+
+def values(channels: int, dtype: str, number: int = 0, size: tuple[int, int] = (SIDE, SIDE + 3)) -> np.ndarray:
+    """(c, h, w): noise over a part of what the type can hold, of each channel another part."""
+    most = {"uint8": 255, "uint16": 4000, "int16": 3000, "float32": 7, "float64": 7}[dtype]
+    noise = np.random.default_rng(number).random((channels, *size)) * np.linspace(0.5, 1, channels)[:, None, None]
+    return ((noise - 0.3 * (dtype[0] in "if")) * most).astype(dtype)
+
+
+def png(array: np.ndarray) -> bytes:
+    """A PNG of (h, w, c) uint16, which Pillow cannot write for several channels."""
+    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in array)
+    header = struct.pack(">IIBBBBB", array.shape[1], array.shape[0], 16, {2: 4, 3: 2, 4: 6}[array.shape[2]], 0, 0, 0)
+    parts = ((b"IHDR", header), (b"IDAT", zlib.compress(rows)), (b"IEND", b""))
+    chunks = (
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in parts
+    )
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
+
+
+def write(path: Path, array: np.ndarray, way: str = "") -> str:
+    """A file of (c, h, w) in one of the ways that there are."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".npy":
+        stored = {"last": np.moveaxis(array, 0, -1), "plane": array[0], "fortran": np.asfortranarray(array)}.get(
+            way, array
+        )
+        np.save(path, stored.astype(stored.dtype.newbyteorder(">")) if way == "big" else stored)
+    elif path.suffix == ".tif":
+        stored, planar = (np.moveaxis(array, 0, -1), "contig") if way in ("last", "lzw") else (array, "separate")
+        options = {"photometric": "minisblack", "metadata": None} | ({"planarconfig": planar} if len(array) > 1 else {})
+        if way == "pages":
+            del options["planarconfig"]
+        compression = {"lzw": "lzw", "deflate": "deflate"}.get(way)
+        tifffile.imwrite(path, stored if len(array) > 1 else array[0], compression=compression, **options)
+    elif len(array) > 1 and array.dtype == np.uint16:
+        path.write_bytes(png(np.moveaxis(array, 0, -1)))
+    else:
+        Image.fromarray(array[0] if len(array) == 1 else np.moveaxis(array, 0, -1)).save(path)
+    return str(path)
+
+
+def labelled_set(root: Path, channels: int, dtype: str, suffix: str, count: int = 30) -> Path:
+    """Images of three classes, told by the brightness of the first channel."""
+    for number in range(count):
+        array = values(channels, dtype, number)
+        array[0] = array[0] // (1 + number % 3)
+        write(root / "abc"[number % 3] / f"{number:03d}{suffix}", array)
+    return root
+
+
+@pytest.mark.parametrize(
+    ("channels", "dtype", "name", "way"),
+    [
+        (1, "uint16", "a.png", ""), (1, "uint8", "a.png", ""), (4, "uint8", "a.png", ""), (2, "uint8", "a.png", ""),
+        (1, "uint16", "a.tif", ""), (1, "float32", "a.tif", ""), (4, "uint16", "a.tif", "last"),
+        (4, "uint16", "a.tif", "lzw"), (13, "uint16", "a.tif", "deflate"), (5, "uint16", "a.tif", "pages"),
+        (3, "uint8", "a.tif", "pages"), (6, "float32", "a.npy", "last"), (6, "float32", "a.npy", ""),
+        (6, "float32", "a.npy", "fortran"), (16, "uint16", "a.npy", "big"), (1, "float64", "a.npy", "plane"),
+        (2, "int16", "a.npy", ""), (5, "uint8", "a.npy", "last"), (3, "uint16", "a.png", ""),
+        (4, "uint16", "a.png", ""), (2, "uint16", "a.png", ""),
+    ],
+)  # fmt: skip
+def test_a_file_is_read_exactly(tmp_path: Path, channels: int, dtype: str, name: str, way: str) -> None:
+    array = values(channels, dtype)
+    path = write(tmp_path / name, array, way)
+    low = np.linspace(-1, 1, channels)
+    high = low + np.linspace(2, 3000 if array.dtype.kind in "ui" else 5, channels)
+    read = load(path, None, PixelFormat(channels=channels, range=[low.tolist(), high.tolist()]))
+    ends = (end[:, None, None] for end in (low, high))
+    start, end = ends
+    expected = ((array.astype(np.float64) - start) / (end - start)).clip(0, 1)
+    assert (read.shape, read.dtype) == (array.shape, torch.float32)
+    assert np.abs(read.numpy() - expected).max() < 1e-5
+    assert (decode.values(path).astype(np.float64) == array).all()
+    whole = PixelFormat(channels=channels)
+    if dtype == "uint8":
+        if whole != RGB:
+            assert load(path, None, whole).equal(torch.from_numpy(array))
+    elif channels != 3:
+        with pytest.raises(Unreadable, match=rf"a\.{name[2:]}: holds .* values, which need data.range=\[least, most\]"):
+            load(path, None, whole)
+    else:  # read as a photograph
+        assert (load(path).int() - torch.from_numpy(array // 257).int()).abs().max() <= 1
+
+
+def test_jpegs_and_palettes_have_the_channels_that_they_show(tmp_path: Path) -> None:
+    smooth = np.tile(np.arange(0, 240, 10, dtype=np.uint8), (20, 1))
+    Image.fromarray(smooth).save(tmp_path / "grey.jpg", quality=100)
+    grey = load(str(tmp_path / "grey.jpg"), None, PixelFormat(channels=1))
+    assert grey.shape == (1, 20, 24)
+    assert (grey[0].int() - torch.from_numpy(smooth).int()).abs().max() <= 2
+    Image.fromarray(smooth).convert("P").save(tmp_path / "palette.png")
+    assert decode.values(str(tmp_path / "palette.png")).shape == (3, 20, 24)
+    Image.fromarray(smooth > 100).save(tmp_path / "bits.png")
+    assert set(load(str(tmp_path / "bits.png"), None, PixelFormat(channels=1)).unique().tolist()) == {0, 255}
+
+
+def hostile(folder: Path) -> dict[str, tuple[bytes, str]]:
+    """Files and what is said of them."""
+
+    def npy(array: np.ndarray) -> bytes:
+        file = io.BytesIO()
+        np.save(file, array, allow_pickle=True)
+        return file.getvalue()
+
+    good, deep = npy(values(4, "float32")), png(values(3, "uint16").transpose(1, 2, 0))
+    tiff = io.BytesIO()
+    tifffile.imwrite(tiff, values(4, "uint16"), photometric="minisblack", planarconfig="separate")
+    stack = io.BytesIO()
+    tifffile.imwrite(
+        stack,
+        np.zeros((2, 3, 8, 8, 4), np.uint16),
+        photometric="minisblack",
+        planarconfig="contig",
+        metadata={"axes": "TZYXS"},
+    )
+    return {
+        "objects.npy": (npy(np.array([{}, {}, {}, {}])), "holds object values, and an image has whole or floating"),
+        "words.npy": (npy(np.array([["a"]])), "holds <U1 values"),
+        "short.npy": (good[:-40], "ends before its"),
+        "volume.npy": (npy(np.zeros((2, 3, 4, 5), np.float32)), "has the shape (2, 3, 4, 5), and an image has"),
+        "empty.npy": (npy(np.zeros((4, 0, 5), np.float32)), "holds no pixel"),
+        "nan.npy": (npy(np.full((4, 5, 5), np.nan, np.float32)), "values that are no numbers (NaN)"),
+        "header.npy": (b"\x93NUMPY\x01\x00v\x00{" + b"(" * 117, ""),
+        "huge.npy": (good[:10] + good[10:128].replace(b"(4, 16, 19)", b"(9,99999999)"[:11]) + good[128:], ""),
+        "version.npy": (b"\x93NUMPY\x09\x00" + good[8:], "9"),
+        "few.npy": (npy(values(3, "float32")), "has 3 channels, and data.channels=4"),
+        "few.png": (deep[:-1], "has 3 channels, and data.channels=4"),
+        "short.png": (deep[:-30], ""),
+        "damaged.png": (deep[:60] + bytes(9) + deep[69:], ""),
+        "huge.png": (deep[:16] + bytes([0, 1, 0, 0] * 2) + deep[24:], "17179869184 values, more than the limit"),
+        "empty.png": (deep[:16] + bytes(8) + deep[24:], "holds no pixel"),
+        "chunks.png": (deep[:33] + b"\0\0\0\0abcdabcd" * 100_001, "more than 100000 chunks"),
+        "short.tif": (tiff.getvalue()[:-700], ""),
+        "stack.tif": (stack.getvalue(), "has the axes"),
+        "none.tif": (b"II*\0" + bytes(40), ""),
+        "grey.jpg": (b"\xff\xd8\xff" + bytes(30), ""),
+    }  # fmt: skip
+
+
+def test_what_cannot_be_read_is_named_in_one_line(tmp_path: Path) -> None:
+    pixels = PixelFormat(channels=4, range=[0, 1])
+    for name, (data, said) in hostile(tmp_path).items():
+        (tmp_path / name).write_bytes(data)
+        with pytest.raises(Unreadable) as caught:
+            load(str(tmp_path / name), None, pixels)
+        assert "\n" not in str(caught.value)
+        assert str(caught.value).startswith(f"{tmp_path / name}: ")
+        assert said in str(caught.value), name
+
+
+def test_runs_on_photographs_say_what_other_images_need(tmp_path: Path) -> None:
+    """Bytes of three channels are read as they are, in whatever file."""
+    for number, (name, way) in enumerate((("a.npy", ""), ("a.npy", "last"), ("a.tif", ""), ("a.tif", "lzw"))):
+        colors = values(3, "uint8")
+        assert load(write(tmp_path / f"3-{number}-{name}", colors, way)).equal(torch.from_numpy(colors))
+        for channels, dtype, said in (
+            (5, "uint8", "has 5 chan"),
+            (3, "uint16", "holds uint16"),
+            (4, "float32", "has 4"),
+        ):
+            path = write(tmp_path / f"{channels}-{dtype}-{number}-{name}", values(channels, dtype), way)
+            with pytest.raises(Unreadable, match=rf"{said}.* \(.*normalization measures "):
+                load(path)
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".tif", ".png"])
+def test_their_sizes_are_known_to_preset_auto(tmp_path: Path, suffix: str) -> None:
+    """Of a folder and of shards, by the headers alone."""
+    root = labelled_set(tmp_path / "set", 3, "uint16", suffix, 6)
+    pack.call([f"data={root}", f"output={tmp_path}/packed", "data.held_out=0.01"])
+    for options in (datasets_options.Folder(root=str(root)), datasets_options.Shards(root=f"{tmp_path}/packed")):
+        sample = options.sample(6)
+        assert abs(sample.images - 6) <= 1
+        for opened in sample.files:
+            with opened() as file:
+                assert min(rasters.size(file)) == SIDE
+
+
+def test_a_library_that_is_not_installed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, library in (("a.png", "imagecodecs"), ("a.tif", "tifffile")):
+        path = write(tmp_path / name, values(4, "uint16"))
+        monkeypatch.setitem(sys.modules, library, None)
+        with pytest.raises(Unreadable, match=rf"needs {library}: pip install 'ssvit\[tiff\]'"):
+            decode.values(path)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"channels": 0}, "channels=0"),
+        ({"channels": 17}, "channels=17: must be a whole number, 1 or more and at most 16"),
+        ({"range": [1]}, "range="), ({"range": [2, 1]}, "not below"), ({"range": [0, "x"]}, "must be a number"),
+        ({"channels": 4, "range": [[0, 0], 1]}, "one for each of the 4 channels"), ({"range": 7}, "range=7"),
+    ],
+)  # fmt: skip
+def test_options_check_themselves(given: dict, said: str) -> None:
+    with pytest.raises(OptionError, match=said):
+        PixelFormat(**given)
+
+
+def test_arrays_are_images_only_where_there_are_no_others(tmp_path: Path) -> None:
+    for name in "ab":
+        write(tmp_path / "photos" / name / "1.png", values(3, "uint8"))
+    before = folder.list_images(str(tmp_path / "photos"))
+    np.save(tmp_path / "photos/labels.npy", np.arange(2))
+    np.save(tmp_path / "photos/a/features.npy", np.arange(2))
+    assert folder.list_images(str(tmp_path / "photos")) == before
+    assert [name for _, name in before] == ["a", "b"]
+    for part in ("train", "val"):
+        write(tmp_path / "arrays" / part / "x" / "1.npy", values(4, "uint8"))
+    data = datasets.folder(datasets_options.Folder(root=str(tmp_path / "arrays"), channels=4))
+    assert (len(data.train), data.classes, len(data.watched)) == (1, ("x",), 1)
+    assert data.train.read(0).equal(torch.from_numpy(values(4, "uint8")))
+
+
+def test_normalization_is_exact(tmp_path: Path) -> None:
+    """Of images of several sizes, with an offset that makes large sums lose their digits."""
+    arrays = [values(3, "float64", i, (5 + i, 7)) + 1e8 for i in range(20)]
+    for i, array in enumerate(arrays):
+        write(tmp_path / f"{i:02d}.npy", array)
+    write(tmp_path / "nan.npy", np.full((3, 4, 4), np.nan))
+    (tmp_path / "broken.npy").write_bytes(b"nothing")
+    done = []
+    source = datasets.folder(datasets_options.Folder(root=str(tmp_path), held_out=0.01)).train
+    names = {Path(source.name(i)).name for i in range(len(source))}
+    kept = [array for i, array in enumerate(arrays) if f"{i:02d}.npy" in names]
+    options, lines = normalization.measure(
+        source, RGB, workers=3, progress=lambda now, total: done.append((now, total))
+    )
+    pixels = np.concatenate([array.reshape(3, -1) for array in kept], 1)
+    least, most = pixels.min(1), pixels.max(1)
+    assert np.allclose(options["range"], [least, most], rtol=1e-8)
+    least, most = (np.array(end) for end in options["range"])
+    assert np.allclose(options["mean"], (pixels.mean(1) - least) / (most - least), atol=1e-8)
+    assert np.allclose(options["std"], pixels.std(1) / (most - least), rtol=1e-7)
+    assert done[-1] == (len(source), len(source))
+    left_out = [name for name in map(source.name, range(len(source))) if name.endswith(("nan.npy", "broken.npy"))]
+    assert lines[1].startswith(f"{len(source) - len(kept)} images could not be read; the first: {left_out[0]}: ")
+    given = PixelFormat(range=[1e8, 1e8 + 2])
+    of_range, _ = normalization.measure(
+        datasets.folder(datasets_options.Folder(root=str(tmp_path), held_out=0.01, range=given.range)).train,
+        given,
+        workers=1,
+        progress=lambda *_: None,
+    )
+    assert np.allclose(of_range["mean"], (pixels - 1e8).clip(0, 2).mean(1) / 2, atol=1e-6)
+
+
+def test_values_that_are_no_numbers_never_reach_a_run(tmp_path: Path) -> None:
+    """The command that measures and the run that trains name the file, and what would be right."""
+    for i in range(12):
+        array = values(4, "float32", i)
+        array[1, 3:5] = np.nan if i % 2 else array[1, 3:5]
+        write(tmp_path / f"set/{i:02d}.tif", array)
+    said = r"set/\d\d\.tif: holds values that are no numbers \(NaN\): store a number in their place"
+    source = datasets.folder(datasets_options.Folder(root=str(tmp_path / "set"), channels=4)).train
+    assert re.search(said, "".join(normalization.measure(source, RGB, workers=1, progress=lambda *_: None)[1]))
+    only = source.take(torch.tensor([i for i in range(len(source)) if int(Path(source.name(i)).stem) % 2]))
+    with pytest.raises(UserError, match=rf"none of the \d images can be read; the first: .*{said}"):
+        normalization.measure(only, RGB, workers=1, progress=lambda *_: None)
+    measured = ("data.channels=4", "data.range=[0,7]", "data.mean=0.3", "data.std=0.2")
+    with pytest.raises(Failure, match=said):
+        pretrain.call([f"data={tmp_path}/set", *measured, f"outputs={tmp_path}", "probe=[]", "workers=0", *RUN])
+
+
+def test_photographs_are_measured_as_they_are_read(tmp_path: Path) -> None:
+    """Some are grey, and become RGB in training; of images of one channel nothing does."""
+    for i in range(6):
+        write(tmp_path / "mixed" / f"{i}.png", values(1 if i % 2 else 3, "uint8", i))
+        write(tmp_path / "grey" / f"{i}.png", values(1, "uint8", i))
+        write(tmp_path / "other" / f"{i}.npy", values(4 + (i == 5), "uint8", i))
+    found = {}
+    for name in ("mixed", "grey"):
+        source = datasets.folder(datasets_options.Folder(root=str(tmp_path / name), held_out=0.1)).train
+        found[name], _ = normalization.measure(source, RGB, workers=2, progress=lambda *_: None)
+        every = [load(source.name(i)).double().flatten(1) for i in range(len(source))]
+        pixels = torch.cat(every, 1) / 255
+        count = len(found[name]["mean"])
+        assert np.allclose(found[name]["mean"], pixels.mean(1)[:count], atol=1e-8)
+        assert np.allclose(found[name]["std"], pixels.std(1, correction=0)[:count], atol=1e-8)
+    assert "channels" not in found["mixed"]
+    assert (found["grey"]["channels"], "range" in found["grey"]) == (1, False)
+    source = datasets.folder(datasets_options.Folder(root=str(tmp_path / "other"), held_out=0.01, seed=3)).train
+    with pytest.raises(UserError, match=r"5\.npy: has 5 channels, and those before it 4"):
+        normalization.measure(source, RGB, workers=1, progress=lambda *_: None)
+
+
+def test_a_constant_channel_is_told(tmp_path: Path) -> None:
+    array = values(3, "uint16")
+    array[1] = 7
+    for i in range(3):
+        write(tmp_path / f"{i}.tif", array)
+    source = datasets.folder(datasets_options.Folder(root=str(tmp_path))).train
+    options, lines = normalization.measure(source, RGB, workers=1, progress=lambda *_: None)
+    assert lines[-1] == "the same value everywhere: channels 2"
+    PixelFormat(channels=3, range=options["range"])
+    assert (options["std"][1], options["mean"][1]) == (1, 0)
+
+
+@pytest.mark.parametrize("channels", [1, 3, 5])
+def test_what_changes_images_does_the_same_to_floats(channels: int) -> None:
+    """Within the half grey level that bytes are rounded by."""
+    images = torch.from_numpy(np.stack([values(channels, "uint8", i, (24, 24)) for i in range(8)]))
+    slots = torch.arange(8)
+    changes = [
+        crop.InceptionCrop(size=16), crop.InceptionCrop(size=16, vertical_flip=0.5, quarter_turns=True),
+        crop.ShiftCrop(size=16), crop.ResizeCrop(size=16, resize=20), crop.CenterCrop(size=16),
+        turn.Rotation(degrees=90.0), color.GaussianBlur(probability=1.0), color.Solarize(probability=0.7),
+    ]  # fmt: skip
+    for change in changes:
+        for given in (images, list(images)) if isinstance(change, crop.CenterCrop | crop.RandomCrop) else (images,):
+            floats = given / 255 if isinstance(given, torch.Tensor) else [image / 255 for image in given]
+            of_bytes, of_floats = change(given, slots, 1), change(floats, slots, 1)
+            assert (of_floats.dtype, of_floats.shape) == (torch.float32, of_bytes.shape)
+            assert (of_floats * 255 - of_bytes).abs().max() < 1.01, type(change)
+    memory = Memory(images / 255, slots % 2, ("a", "b"))
+    assert memory.bytes_per_pixel == 4 * channels
+
+
+def test_changes_of_bytes_are_refused_for_floats() -> None:
+    run = Run(Training(data=Images(source=PixelFormat(range=[0, 1]))))
+    InceptionCropOptions(size=16, blur=0.5, solarize=0.2).check(run)
+    for change in ({"jitter": 0.5}, {"grayscale": 0.5}, {"randaugment": 2}):
+        with pytest.raises(OptionError, match=r"must be 0 with data.range: it changes bytes"):
+            InceptionCropOptions(size=16, **change).check(run)
+
+
+def test_pictures_show_three_of_many_channels() -> None:
+    images = torch.rand(2, 6, 4, 5)
+    mean, std = [0.1 * i for i in range(1, 7)], [0.05] * 6
+    display = Display.of_pixels(PixelFormat(channels=6, range=[0, 1]), mean=mean, std=std, shown=[3, 2, 5])
+    shown = display(images)
+    for place, band in enumerate((3, 2, 5)):
+        expected = ((images[:, band] - (mean[band] - 0.1)) / 0.2).clamp(0, 1)
+        assert torch.allclose(shown[:, place], expected, atol=1e-5)
+    assert torch.equal(display.rgb(images), images[:, [3, 2, 5]])
+    colors = torch.rand(2, 3, 4, 5)
+    assert torch.equal(display(colors), colors)  # painted, or a photograph
+    bytes_alone = Display.of_pixels(PixelFormat(channels=1, range=None), mean=0.5, std=0.1, shown=())
+    grey = torch.randint(256, (1, 4, 5), dtype=torch.uint8)
+    assert torch.allclose(bytes_alone(grey), (grey / 255).expand(3, 4, 5))
+    one = Display.of_pixels(PixelFormat(channels=1, range=[0, 9]), mean=0.5, std=0.1, shown=())
+    assert torch.allclose(one(torch.full((1, 2, 2), 0.6)), torch.tensor(0.75))
+    # None of them changes how another shows the same images.
+    other = Display.of_pixels(PixelFormat(channels=6, range=[0, 1]), mean=mean, std=std, shown=[0, 1, 4])
+    assert torch.equal(display(images), shown)
+    assert torch.equal(other(images)[:, 0], ((images[:, 0] / 0.2).clamp(0, 1)))
+    assert torch.allclose(PLAIN(images), images.mean(1, keepdim=True).expand(-1, 3, -1, -1))
+
+
+def test_wrong_options_are_refused_before_torch_is_loaded(tool, tmp_path: Path, no_torch: str) -> None:
+    root = labelled_set(tmp_path / "set", 4, "uint16", ".npy", 12)
+    lines = {
+        "data.channels=20": "at most 16",
+        "data.range=[3,1]": "not below the most",
+        "encoder.channels=5": "data.channels=4: must be 5",
+        "data.shown=[1,2,4]": "must be three of the 4 channels, from 0 to 3",
+        "data.augment.jitter=0.5": "data.augment.jitter=0.5: must be 0",
+        "target=mean_color target.bits=5": "target.bits=5: must be at most 4 for 4 channels; target=pixels, hog",
+        "data.normalization=none.yaml": "cannot be read",
+        "data.mean=[0.1,0.2]": "one for each of the 4 channels",
+    }
+    for given, said in lines.items():
+        options = {"preset": "null", "recipe.batch_size": "4", "data.channels": "4", "data.range": "[0,9]"}
+        options |= {"data.mean": "0.5", "data.std": "0.5"} | dict(option.split("=", 1) for option in given.split())
+        typed = [f"data={root}", *(f"{name}={value}" for name, value in options.items())]
+        with pytest.raises(Failure) as refused:
+            pretrain.call(typed)
+        assert said in str(refused.value), given
+    assert said in one_line(tool("pretrain", *typed, status=2, PYTHONPATH=no_torch))
+
+
+def test_what_was_measured_is_written_over_former_measurements_alone(tmp_path: Path) -> None:
+    command = [f"data={labelled_set(tmp_path / 'set', 3, 'uint16', '.npy', 12)}", f"output={tmp_path}/bands.yaml"]
+    file = tmp_path / "bands.yaml"
+    file.write_text("channels: 3\n")
+    with pytest.raises(Failure, match=r"output=.*bands\.yaml: is there, and is no file that this command has written"):
+        measure.call(command)
+    assert file.read_text() == "channels: 3\n"
+    file.unlink()
+    measure.call(command)
+    first = file.read_text()
+    measure.call([*command, "data.range=[0,70000]"])
+    assert file.read_text() != first
+    with pytest.raises(Failure, match=r"output=.*: must be a file, and this is a folder"):
+        measure.call([command[0], f"output={tmp_path}"])
+
+
+@pytest.fixture(scope="module")
+def bands(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a set of TIFF files of 5 channels, what was measured of it, and a finished run."""
+    folder = tmp_path_factory.mktemp("bands")
+    root = labelled_set(folder / "set", 5, "uint16", ".tif")
+    measure.call([f"data={root}", f"output={folder}/bands.yaml"])
+    pretrain.call(options(folder))
+    return folder
+
+
+def options(folder: Path) -> list[str]:
+    """Of the run."""
+    data = (f"data={folder}/set", f"data.normalization={folder}/bands.yaml", "data.shown=[3,2,1]")
+    return [*data, f"outputs={folder}/outputs", "name=bands", "probe=[]", "workers=1", *RUN]
+
+
+def newest(folder: Path) -> Path:
+    return manifest.complete(folder / "outputs/bands")[-1]
+
+
+def test_a_run_has_what_was_measured_and_goes_on_with_the_same_bits(
+    bands: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = yaml.safe_load((bands / "bands.yaml").read_text())
+    assert list(found) == ["channels", "range", "mean", "std"]
+    last, facts = newest(bands), manifest.read(newest(bands))
+    assert (facts["encoder"]["channels"], facts["encoder"]["mean"]) == (5, found["mean"])
+    assert facts["range"] == found["range"]
+    weights = {path.name: path.read_bytes() for path in last.glob("*.safetensors")}
+    shutil.rmtree(last)
+    pretrain.call(options(bands))
+    assert weights == {path.name: path.read_bytes() for path in last.glob("*.safetensors")}
+    assert weights
+    mosaic = np.asarray(Image.open(bands / "outputs/bands/mosaic.png").convert("RGB")).astype(int)
+    assert (np.ptp(mosaic, axis=-1) > 20).mean() > 0.1  # coloured by `data.shown`, and not the mean of all channels
+    with pytest.raises(Failure, match=r"data\.range"):
+        pretrain.call([*options(bands), "data.range=[0,4000]"])
+    capsys.readouterr()
+    measure.call([f"data={bands}/set"])
+    assert f"data.std={json.dumps(found['std'], separators=(',', ':'))}" in capsys.readouterr().out
+
+
+def test_files_and_arrays_of_a_run_s_kind_have_the_same_features(bands: Path, tmp_path: Path) -> None:
+    """Of the run, of its weights as exported, and in the file that embed writes; a picture of another kind is named."""
+    files = sorted((bands / "set/a").glob("*.tif"))[:3]
+    arrays = [np.moveaxis(tifffile.imread(file), 0, -1) for file in files]
+    encoder = ssvit.load(newest(bands))
+    features = encoder.features(files)
+    pixels = encoder.prepare(files[0])
+    assert (pixels.dtype, pixels.shape, pixels.amax() <= 1) == (torch.float32, (1, 5, 16, 16), True)
+    assert encoder.features(arrays).equal(features)
+    assert encoder.features([torch.from_numpy(array.astype(np.int32)).movedim(-1, 0) for array in arrays]).equal(
+        features
+    )
+    export.call([f"checkpoint={newest(bands)}", "format=safetensors", f"output={tmp_path}/exported"])
+    assert "become 0" in (tmp_path / "exported/README.md").read_text()
+    weights = load_encoder(loading_options.LoadEncoder(path=tmp_path / "exported/model.safetensors")).eval()
+    with torch.no_grad():
+        assert torch.allclose(weights.represent(encoder.prepare(files)), features, atol=1e-6)
+    embed.call([f"checkpoint={newest(bands)}", f"data={bands}/set/a", f"output={tmp_path}/f.npz"])
+    written = np.load(tmp_path / "f.npz")
+    rows = [list(written["names"]).index(str(file)) for file in files]
+    assert np.allclose(written["features"][rows], features.numpy(), atol=1e-5)
+    other = write(tmp_path / "other.tif", values(4, "uint16"))
+    for given in (other, values(4, "uint16").transpose(1, 2, 0)):
+        with pytest.raises(UserError, match=r"has 4 channels, and data\.channels=5"):
+            encoder.features(given)
+
+
+def test_a_run_is_fine_tuned_and_evaluated(bands: Path) -> None:
+    """With the images and the kind of the pre-training run, which need not be typed again."""
+    small = (
+        "recipe.steps=4",
+        "recipe.batch_size=8",
+        "recipe.warmup=1",
+        "recipe.evaluate_every=4",
+        "recipe.save_every=4",
+    )
+    run = finetune.call([f"checkpoint={newest(bands)}", f"outputs={bands}/outputs", "name=tuned", *small])
+    assert manifest.read(manifest.complete(run)[-1])["range"] == manifest.read(newest(bands))["range"]
+    file = next((bands / "set/b").glob("*.tif"))
+    (from_file,), (from_array,) = (
+        ssvit.load_classifier(run).predict(given) for given in (file, np.moveaxis(tifffile.imread(file), 0, -1))
+    )
+    assert from_file == from_array
+    assert set(from_file.probabilities) == set("abc")
+    evaluate.call([f"checkpoint={newest(bands)}", f"outputs={bands}/outputs", "probes=[knn]", "fabric.accelerator=cpu"])
+    assert (bands / "outputs/bands/evaluation/report.json").is_file()
+
+
+@pytest.mark.parametrize(("given", "shown"), [([], [3, 2, 1]), (["data.shown=[4,0,0]"], [4, 0, 0])])
+def test_sheets_of_similar_pictures_show_the_run_s_channels(
+    bands: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: list[str], shown: list[int]
+) -> None:
+    """Or those of the data set that is named with the query."""
+    facts = manifest.read(newest(bands))["encoder"]
+    seen = []
+    monkeypatch.setattr(gallery, "contact_sheet", lambda rows: seen.append(rows[0].query) or Figure())
+    file = str(next((bands / "set/a").glob("*.tif")))
+    of_set = [f"data={bands}/set", f"data.normalization={bands}/bands.yaml", *given] if given else []
+    common = [f"checkpoint={newest(bands)}", f"store={tmp_path}/store", "workers=1", *of_set]
+    retrieve.call(["action=index", *common, str(bands / "set")])
+    retrieve.call(["action=query", *common, f"sheet={tmp_path}/sheet.png", "k=2", file])
+    pixels = load(file, None, PixelFormat(channels=5, range=manifest.read(newest(bands))["range"]))
+    for place, band in enumerate(shown):
+        mean, std = facts["mean"][band], facts["std"][band]
+        expected = ((pixels[band] - mean) / (4 * std) + 0.5).clamp(0, 1)
+        assert torch.allclose(seen[0][place], expected, atol=1e-5)
+
+
+def test_shards_and_tables_hold_the_same_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files of a folder, .npy and TIFF, packed and listed."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    given = {"channels": 5, "range": [0, 4000]}
+    for suffix in (".npy", ".tif"):
+        root = labelled_set(tmp_path / f"set{suffix}", 5, "uint16", suffix, 6)
+        packed = tmp_path / f"packed{suffix}"
+        pack.call([f"data={root}", f"output={packed}"])
+        names = sorted(str(path.relative_to(root)) for path in root.rglob(f"*{suffix}"))
+        rows = "".join(f"{name},{name[0]}\n" for name in names)
+        (tmp_path / "t.csv").write_text(f"path,label\n{rows}")
+        images = {}
+        for data in (
+            datasets.folder(datasets_options.Folder(root=str(root), **given)),
+            datasets.shards(datasets_options.Shards(root=str(packed), **given)),
+            datasets.csv(datasets_options.Csv(table=str(tmp_path / "t.csv"), root=str(root), **given)),
+        ):
+            assert data.test is not None
+            for source in (data.train, data.test):
+                for index in range(len(source)):
+                    number = Path(source.name(index)).name.removeprefix("sample.")
+                    array = source.values(index)
+                    assert source.read(index).equal(torch.from_numpy((array / np.float32(4000)).astype(np.float32)))
+                    assert images.setdefault(number, array.tobytes()) == array.tobytes()
+                    assert source.bytes_per_pixel == 20
+        assert len(images) == 6
+    with pytest.raises(Failure, match="size=8: must be null for images of other channels or numbers"):
+        pack.call([f"data={root}", f"output={packed}", "size=8", "data.channels=5"])
+
+
+@pytest.mark.parametrize("objective", ["mae", "simmim", "latent", "dino", "simclr"])
+def test_every_kind_of_method_takes_many_channels(bands: Path, tmp_path: Path, objective: str) -> None:
+    """With the shape that preset=auto gives the run, of which nothing was chosen for photographs alone."""
+    small = ["encoder.width=48", "encoder.depth=2", "encoder.heads=2", "recipe.steps=2", "recipe.batch_size=4"]
+    small += [
+        "recipe.warmup=1",
+        "recipe.evaluate_every=2",
+        "recipe.save_every=2",
+        "probe=[]",
+        "recipe.precision=32-true",
+    ]
+    small += {
+        "mae": ["objective.decoder.width=16", "objective.decoder.depth=1"],
+        "latent": ["objective.layers=1", "objective.masks=2"],
+        "dino": ["objective.prototypes=16", "augment@data.augment=multi_crop_small"],
+        "simclr": ["augment@data.augment=two_crops_small"],
+    }.get(objective, [])
+    if objective in ("dino", "simclr"):
+        small += ["data.augment.jitter=0", "data.augment.grayscale=0", "data.augment.blur=[0.5,0.5,0.5]"]
+    data = [f"data={bands}/set", f"data.normalization={bands}/bands.yaml", "workers=0"]
+    run = pretrain.call([*data, f"objective={objective}", f"outputs={tmp_path}", "data.image_size=16", *small])
+    weights = load_encoder(loading_options.LoadEncoder(path=manifest.complete(run)[-1])).state_dict()
+    assert weights["patch.weight"].shape[1] % 5 == 0
+    assert all(weight.isfinite().all() for weight in weights.values())
+    assert Image.open(next(run.glob("*.png"))).size[0] > 100

@@ -1,0 +1,381 @@
+"""Every kind of file decodes to what its pixels say, and no damaged file does worse than an Unreadable."""
+
+import io
+import os
+import pickle
+import resource
+import struct
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from ssvit.data import decode
+from ssvit.data.decode import load, load_mask
+from ssvit.data.sources.base import Unreadable
+from ssvit.options import UserError
+
+RNG = np.random.default_rng(0)
+GREY = RNG.integers(0, 256, (24, 40), dtype=np.uint8)
+RGB = RNG.integers(0, 256, (24, 40, 3), dtype=np.uint8)
+ALPHA = RNG.integers(0, 256, (24, 40, 1), dtype=np.uint8)
+
+
+def smooth(channels: int) -> np.ndarray:
+    """An image that JPEG keeps well: (24, 40, channels)."""
+    y, x = np.mgrid[0:24, 0:40]
+    return np.stack([(40 * c + 3 * x + 2 * y) % 200 for c in range(channels)], axis=2).astype(np.uint8)
+
+
+def loaded(image: Image.Image, path: Path, **options: object) -> np.ndarray:
+    image.save(path, **options)
+    pixels = load(str(path))
+    assert pixels.dtype == torch.uint8
+    assert pixels.shape == (3, image.height, image.width)
+    return pixels.permute(1, 2, 0).numpy()
+
+
+def threefold(grey: np.ndarray) -> np.ndarray:
+    return np.repeat(grey[:, :, None], 3, axis=2)
+
+
+@pytest.mark.parametrize("suffix", ["png", "bmp", "tiff", "webp", "ppm"])
+def test_lossless_rgb(tmp_path: Path, suffix: str) -> None:
+    options = {"lossless": True} if suffix == "webp" else {}
+    np.testing.assert_array_equal(loaded(Image.fromarray(RGB), tmp_path / f"a.{suffix}", **options), RGB)
+
+
+def test_greyscale(tmp_path: Path) -> None:
+    np.testing.assert_array_equal(loaded(Image.fromarray(GREY), tmp_path / "a.png"), threefold(GREY))
+
+
+def test_one_bit(tmp_path: Path) -> None:
+    bits = GREY > 127
+    np.testing.assert_array_equal(loaded(Image.fromarray(bits), tmp_path / "a.png"), threefold(bits * np.uint8(255)))
+
+
+def test_palette(tmp_path: Path) -> None:
+    colours = RNG.integers(0, 256, (256, 3), dtype=np.uint8)
+    image = Image.frombytes("P", (40, 24), GREY.tobytes())
+    image.putpalette(colours.tobytes())
+    np.testing.assert_array_equal(loaded(image, tmp_path / "a.png"), colours[GREY])
+
+
+def test_transparent_palette_entry_is_black(tmp_path: Path) -> None:
+    colours = RNG.integers(1, 256, (256, 3), dtype=np.uint8)
+    image = Image.frombytes("P", (40, 24), GREY.tobytes())
+    image.putpalette(colours.tobytes())
+    expected = np.where((GREY == 7)[:, :, None], 0, colours[GREY])
+    np.testing.assert_array_equal(loaded(image, tmp_path / "a.png", transparency=7), expected)
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA"])
+def test_alpha_is_laid_over_black(tmp_path: Path, mode: str) -> None:
+    colour = RGB if mode == "RGBA" else GREY[:, :, None]
+    got = loaded(Image.fromarray(np.concatenate((colour, ALPHA), axis=2), mode), tmp_path / "a.png")
+    expected = np.broadcast_to(colour, RGB.shape) * (ALPHA / 255.0)
+    assert np.abs(got - expected).max() <= 1
+
+
+@pytest.mark.parametrize("suffix", ["png", "tiff"])
+def test_sixteen_bit_grey_is_scaled(tmp_path: Path, suffix: str) -> None:
+    wide = RNG.integers(0, 65536, (24, 40), dtype=np.uint16)
+    wide[0, :2] = 0, 65535
+    got = loaded(Image.fromarray(wide), tmp_path / f"a.{suffix}")
+    np.testing.assert_array_equal(got, threefold(np.rint(wide / 257.0).astype(np.uint8)))
+
+
+@pytest.mark.parametrize(("mode", "channels"), [("RGB", 3), ("L", 1)])
+@pytest.mark.parametrize("progressive", [False, True])
+def test_jpeg(tmp_path: Path, mode: str, channels: int, progressive: bool) -> None:
+    pixels = smooth(channels)
+    got = loaded(Image.fromarray(pixels.squeeze(), mode), tmp_path / "a.jpg", quality=95, progressive=progressive)
+    assert np.abs(got.astype(int) - np.broadcast_to(pixels, got.shape)).mean() < 4
+    with Image.open(tmp_path / "a.jpg") as image:
+        assert np.abs(got.astype(int) - np.asarray(image.convert("RGB"))).max() <= 2
+
+
+def test_cmyk_jpeg(tmp_path: Path) -> None:
+    inks = smooth(4)
+    got = loaded(Image.fromarray(inks, "CMYK"), tmp_path / "a.jpg", quality=98)
+    expected = (255.0 - inks[:, :, :3]) * (255.0 - inks[:, :, 3:]) / 255.0
+    assert np.abs(got - expected).mean() < 4
+
+
+def test_suffix_does_not_decide(tmp_path: Path) -> None:
+    Image.fromarray(RGB).save(tmp_path / "a.png")
+    (tmp_path / "a.png").rename(tmp_path / "a.jpg")
+    np.testing.assert_array_equal(load(str(tmp_path / "a.jpg")).permute(1, 2, 0).numpy(), RGB)
+
+
+def encoded(kind: str) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(smooth(3)).save(file, kind)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "GIF", "BMP", "WEBP"])
+def test_truncated_files_are_unreadable(tmp_path: Path, kind: str) -> None:
+    data, path = encoded(kind), tmp_path / "a.img"
+    for length in (0, 3, 20, len(data) // 2):
+        path.write_bytes(data[:length])
+        with pytest.raises(Unreadable) as caught:
+            load(str(path))
+        assert caught.value.path == str(path)
+        assert caught.value.reason
+        assert "\n" not in str(caught.value)
+        assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+
+
+def png_of_size(height: int, width: int) -> bytes:
+    def chunk(kind: bytes, body: bytes) -> bytes:
+        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
+    return (
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"\0" * 99)) + chunk(b"IEND", b"")
+    )
+
+
+def jpeg_of_size(height: int, width: int) -> bytes:
+    data = encoded("JPEG")
+    at = data.index(b"\xff\xc0") + 5
+    return data[:at] + struct.pack(">HH", height, width) + data[at + 4 :]
+
+
+@pytest.mark.parametrize("make", [png_of_size, jpeg_of_size])
+def test_a_bomb_is_refused_by_its_header(tmp_path: Path, make: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "bomb").write_bytes(make(60000, 50000))
+
+    def decoded(*args: object, **options: object) -> None:
+        raise AssertionError("the pixels of a bomb were decoded")
+
+    monkeypatch.setattr(decode, "decode_jpeg", decoded)
+    monkeypatch.setattr(Image.Image, "load", decoded)
+    with pytest.raises(Unreadable, match=r"50000x60000 pixels, more than|3000000000 pixels"):
+        load(str(tmp_path / "bomb"))
+
+
+def test_what_is_no_image_is_unreadable(tmp_path: Path) -> None:
+    (tmp_path / "text.jpg").write_text("not an image")
+    os.mkfifo(tmp_path / "pipe")  # nobody writes into it
+    for name, target in (("null", "/dev/null"), ("dangling", "nowhere"), ("loop", "loop")):
+        (tmp_path / name).symlink_to(target)
+    for path, reason in (
+        ("text.jpg", "no image of a known format"),
+        ("absent.jpg", "No such file"),
+        (".", "Is a directory"),
+        ("pipe", "no regular file"),
+        ("null", "no regular file"),
+        ("dangling", "No such file"),
+        ("loop", "Too many levels of symbolic links"),
+        ("x" * 5000, "File name too long"),
+        ("a\0b", "null"),
+    ):
+        with pytest.raises(Unreadable, match=reason):
+            load(str(tmp_path / path))
+
+
+def test_a_name_is_printed_without_what_a_terminal_obeys(tmp_path: Path) -> None:
+    path = tmp_path / "\x1b[2Jred\n.png"
+    path.write_text("")
+    with pytest.raises(Unreadable) as caught:
+        load(str(path))
+    assert caught.value.path == str(path)
+    assert str(caught.value) == rf"{tmp_path}/\x1b[2Jred\n.png: no image of a known format"
+
+
+def progressive(scans: int) -> bytes:
+    """A JPEG with so many more scans: its last one again and again."""
+    file = io.BytesIO()
+    Image.fromarray(smooth(3)).save(file, "JPEG", progressive=True)
+    data = file.getvalue()
+    last = data.rindex(b"\xff\xda")
+    return data[:-2] + scans * data[last:-2] + data[-2:]
+
+
+def test_scans_without_an_end_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.jpg"
+    path.write_bytes(progressive(2000))
+    with pytest.raises(Unreadable, match="2010 scans of 960 pixels"):
+        load(str(path))
+    path.write_bytes(progressive(90))
+    assert load(str(path)).shape == (3, 24, 40)
+
+
+@pytest.mark.parametrize("options", [{}, {"progressive": True}, {"subsampling": 0}, {"restart_marker_blocks": 1}])
+@pytest.mark.parametrize("mode", ["L", "RGB", "CMYK"])
+def test_a_jpeg_of_fewest_bytes_is_read_and_one_that_claims_more_pixels_is_not(
+    tmp_path: Path, mode: str, options: dict[str, object]
+) -> None:
+    file, path = io.BytesIO(), tmp_path / "a.jpg"
+    if mode != "RGB":
+        options = {name: value for name, value in options.items() if name != "subsampling"}
+    Image.new(mode, (1500, 1400)).save(file, "JPEG", optimize=True, quality=1, **options)
+    data = file.getvalue()
+    path.write_bytes(data)
+    assert load(str(path)).shape == (3, 1400, 1500)
+    # Its blocks take 2 to 6 bits, or 0.02 to 2 where one code ends many: forty times as many do not fit.
+    frame = data.index(b"\xff\xc2" if options.get("progressive") else b"\xff\xc0") + 5
+    path.write_bytes(data[:frame] + struct.pack(">HH", 9000, 12000) + data[frame + 4 :])
+    with pytest.raises(Unreadable, match=r"bytes cannot hold 12000x9000 pixels"):
+        load(str(path))
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+def test_parts_without_an_end_are_refused(tmp_path: Path, kind: str) -> None:
+    data, path = encoded(kind), tmp_path / "a"
+    at, part = (2, b"\xff\xed\x00\x02") if kind == "JPEG" else (33, struct.pack(">I4sI", 0, b"abCd", 0x3A1F7F0C))
+    path.write_bytes(data[:at] + 200_000 * part + data[at:])
+    with pytest.raises(Unreadable, match="more than 100000 "):
+        load(str(path))
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "I;16", "I"])
+def test_pixels_do_not_depend_on_the_parts_that_are_converted(
+    tmp_path: Path, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wide = RNG.integers(0, 65536, (24, 40), dtype=np.uint16)
+    image = Image.fromarray(wide.astype(np.int32) if mode == "I" else wide) if "I" in mode else None
+    image = image or Image.fromarray(np.concatenate((RGB, ALPHA), axis=2)).convert(mode)
+    options = {"transparency": 7} if mode == "P" else {}
+    path = tmp_path / ("a.tiff" if mode == "I" else "a.png")
+    whole = loaded(image, path, **options)
+    for strip in (1, 100, 7 * 40):
+        monkeypatch.setattr(decode, "_STRIP", strip)
+        np.testing.assert_array_equal(loaded(image, path, **options), whole)
+
+
+MEMORY = """
+import resource, sys
+from ssvit.data.decode import load
+from ssvit.data.sources.base import Unreadable
+
+def used():  # the most so far, in bytes
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+load(sys.argv[1])
+before = used()
+for path in sys.argv[2:]:
+    try:
+        told = tuple(load(path).shape)
+    except Unreadable as error:
+        told = error.reason
+    print(used() - before, told)
+"""
+
+
+def test_little_more_memory_is_taken_than_the_pixels_need(tmp_path: Path) -> None:
+    small, side = encoded("PNG"), 4000
+    (tmp_path / "small").write_bytes(small)
+    squeezed = zlib.compressobj()
+    bomb = b"".join(squeezed.compress(bytes(1 << 20)) for _ in range(256)) + squeezed.flush()
+    for kind, head in (("iCCP", b"x\0\0"), ("zTXt", b"x\0\0"), ("iTXt", b"x\0\1\0\0\0")):
+        part = kind.encode() + head + bomb
+        chunk = struct.pack(">I", len(part) - 4) + part + struct.pack(">I", zlib.crc32(part))
+        (tmp_path / kind).write_bytes(small[:33] + chunk + small[33:])
+    Image.new("I;16", (side, side)).save(tmp_path / "wide", "PNG")
+    command = [
+        sys.executable,
+        "-c",
+        MEMORY,
+        *(str(tmp_path / name) for name in ("small", "iCCP", "zTXt", "iTXt", "wide")),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    *bombs, wide = (line.partition(" ") for line in done.stdout.splitlines())
+    assert {told for _, _, told in bombs} == {"Decompressed data too large for PngImagePlugin.MAX_TEXT_CHUNK"}
+    assert int(bombs[-1][0]) < 64 << 20  # of 256 MB each
+    assert wide[2] == f"(3, {side}, {side})"
+    assert int(wide[0]) < (2 + 3 + 2) * side * side  # as it is stored, as it becomes, and 2 bytes a pixel under way
+
+
+def test_want_of_open_files_is_not_the_images_fault(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(encoded("PNG"))
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    try:
+        with pytest.raises(UserError, match=r"a\.png: Too many open files; ") as caught:
+            load(str(tmp_path / "a.png"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert not isinstance(caught.value, Unreadable)
+
+
+MUTANTS = """
+import random, sys
+import torch
+from ssvit.data.decode import load
+from ssvit.data.sources.base import Unreadable
+
+torch.set_num_threads(1)
+target, sources = sys.argv[1], [open(path, "rb").read() for path in sys.argv[2:]]
+rng, counts = random.Random(1), [0, 0]
+for i in range(1000):
+    mutant = bytearray(sources[i % 2])
+    for _ in range(rng.choice((1, 2, 8))):
+        bit = rng.randrange(16, 8 * len(mutant))
+        mutant[bit // 8] ^= 1 << bit % 8
+    open(target, "wb").write(mutant)
+    try:
+        image = load(target)
+        assert image.dtype == torch.uint8 and image.ndim == 3 and image.shape[0] == 3
+        counts[0] += 1
+    except Unreadable:
+        counts[1] += 1
+print(*counts)
+"""
+
+
+def test_a_thousand_mutants_do_not_crash_the_process(tmp_path: Path) -> None:
+    for kind in ("JPEG", "PNG"):
+        (tmp_path / kind).write_bytes(encoded(kind))
+    command = [sys.executable, "-c", MUTANTS, *(str(tmp_path / name) for name in ("mutant", "JPEG", "PNG"))]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    fine, unreadable = map(int, done.stdout.split())
+    assert fine + unreadable == 1000
+    assert unreadable > 100
+
+
+@pytest.mark.parametrize("header", [b"P5\n#%s\n3 2\n255\n", b"P5 3 #%s\n2 255\n"])
+def test_the_comments_of_a_ppm_have_a_limit(tmp_path, header):
+    """Pillow reads them byte by byte: 50 MB took 9 seconds."""
+    path, pixels = tmp_path / "picture.pgm", bytes(range(6))
+    path.write_bytes(header % (b"x" * 1000) + pixels)
+    assert load(str(path))[0].flatten().tolist() == list(pixels)
+    path.write_bytes(header % (b"x" * 50_000_000) + pixels)
+    with pytest.raises(Unreadable, match="its size does not stand in its first 65536 bytes"):
+        load(str(path))
+
+
+def test_masks_are_the_numbers_in_the_file(tmp_path):
+    numbers = np.random.default_rng(0).integers(0, 256, (5, 7), dtype=np.uint8)
+    numbers[0, 0] = 255
+    palette = Image.fromarray(numbers, "P")
+    palette.putpalette(list(range(255, -1, -1)) * 3)
+    palette.save(tmp_path / "palette.png")
+    Image.fromarray(numbers).save(tmp_path / "grey.png")
+    for name in ("palette", "grey"):
+        np.testing.assert_array_equal(load_mask(str(tmp_path / f"{name}.png")).numpy(), numbers)
+    few = Image.fromarray(numbers % 4, "P")
+    few.putpalette([0, 0, 0, 9, 9, 9, 8, 8, 8, 7, 7, 7])
+    few.save(tmp_path / "few.png", bits=2)
+    np.testing.assert_array_equal(load_mask(str(tmp_path / "few.png")).numpy(), numbers % 4)
+
+
+def test_what_is_no_mask_is_told(tmp_path):
+    Image.new("RGB", (4, 4)).save(tmp_path / "colours.png")
+    Image.new("I;16", (4, 4)).save(tmp_path / "wide.png")
+    Image.new("L", (4, 4)).save(tmp_path / "grey.jpg")
+    Image.new("1", (4, 4)).save(tmp_path / "bits.png")
+    (tmp_path / "empty.png").touch()
+    for name in ("colours.png", "wide.png", "grey.jpg", "bits.png", "empty.png"):
+        with pytest.raises(Unreadable, match=f"{name}: a mask must be a PNG of 8-bit grey values"):
+            load_mask(str(tmp_path / name))
+    with pytest.raises(Unreadable, match=r"none\.png: No such file"):
+        load_mask(str(tmp_path / "none.png"))

@@ -1,0 +1,485 @@
+"""A batch is a function of the seed and the step alone: of no worker, process, restart, or damaged file."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from itertools import pairwise
+from multiprocessing import active_children
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+from command import LIMIT
+from PIL import Image
+from torch import Tensor
+
+from ssvit.data import sampler
+from ssvit.data.augment import views_options
+from ssvit.data.augment.crop import CenterCrop, InceptionCrop, ShiftCrop
+from ssvit.data.augment.views import MultiCrop
+from ssvit.data.loader import Batch, Loader, _Tally, evaluation_batches
+from ssvit.data.sources.base import Source, Unreadable
+from ssvit.data.sources.files import Files
+from ssvit.data.sources.memory import Memory
+from ssvit.options import OptionError, UserError
+
+TAG = CenterCrop(size=1)  # leaves one pixel, by which each image is known
+
+
+def tagged(count: int) -> Memory:
+    return Memory(torch.arange(count, dtype=torch.uint8).view(-1, 1, 1, 1))
+
+
+def folder(root: Path, count: int, damaged: Iterable[int] = ()) -> Files:
+    """Files of which number i is grey i all over; those damaged hold text."""
+    paths = [root / f"{i:03d}.png" for i in range(count)]
+    for i, path in enumerate(paths):
+        if i in damaged:
+            path.write_text("damaged")
+        else:
+            Image.new("L", (5 + i % 3, 6), i).save(path)
+    return Files(paths, [i % 2 for i in range(count)], ("even", "odd"))
+
+
+def tags(batches: Iterable[Batch]) -> list[int]:
+    return [tag for batch in batches for tag in batch.images[:, 0, 0, 0].tolist()]
+
+
+def same(first: Iterable[Batch], second: Iterable[Batch]) -> bool:
+    return all(
+        a.views.keys() == b.views.keys()
+        and all(torch.equal(view, b.views[name]) for name, view in a.views.items())
+        and torch.equal(a.labels, b.labels)
+        and torch.equal(a.slots, b.slots)
+        for a, b in zip(first, second, strict=True)
+    )
+
+
+def test_each_image_comes_once_an_epoch_though_batches_straddle_epochs() -> None:
+    shown = tags(Loader(source=tagged(50), transform=TAG, seed=0, batch_size=8).batches(0, 25))
+    epochs = [shown[i : i + 50] for i in range(0, 200, 50)]
+    assert all(sorted(epoch) == list(range(50)) for epoch in epochs)
+    assert all(a != b for a, b in pairwise(epochs))
+
+
+def test_indices_are_a_function_of_seed_and_slot() -> None:
+    slots = torch.arange(1000)
+    every = sampler.indices(slots, size=37, seed=5)
+    scattered = torch.randperm(1000, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(sampler.indices(scattered, size=37, seed=5), every[scattered])
+    assert not torch.equal(sampler.indices(slots, size=37, seed=6), every)
+
+
+def test_an_order_that_is_computed_shows_each_image_once_an_epoch() -> None:
+    slots = torch.arange(5 * 37)
+    every = sampler.indices(slots, size=37, seed=5, order="bijection")
+    epochs = every.view(5, 37)
+    assert torch.equal(epochs.sort(1).values, torch.arange(37).expand(5, 37))
+    assert len(epochs.unique(dim=0)) == 5
+    assert torch.equal(sampler.indices(slots.flip(0), size=37, seed=5, order="bijection"), every.flip(0))
+    assert not torch.equal(sampler.indices(slots, size=37, seed=5), every)
+    loader = Loader(source=tagged(37), transform=TAG, seed=5, batch_size=37, order="bijection")
+    assert [tags([batch]) for batch in loader.batches(2, 4)] == epochs[2:4].tolist()
+    with pytest.raises(OptionError, match="order=sorted: must be one of permutation, bijection"):
+        Loader(source=tagged(37), transform=TAG, seed=5, batch_size=37, order="sorted")
+
+
+def test_processes_and_micro_batches_part_the_same_global_batch() -> None:
+    source = Memory(torch.randint(0, 256, (40, 3, 8, 8), dtype=torch.uint8), [0] * 40, ("a",))
+
+    def load(**options: int) -> list[Batch]:
+        loader = Loader(source=source, transform=InceptionCrop(size=6), seed=1, batch_size=24, **options)
+        return list(loader.batches(2, 5))
+
+    whole = load()
+    for world, accumulate in ((4, 1), (1, 3), (2, 2), (4, 6)):
+        parts = [load(rank=rank, world=world, accumulate=accumulate) for rank in range(world)]
+        for step in range(3):
+            ordered = [part[step * accumulate + micro] for part in parts for micro in range(accumulate)]
+            assert {slot // 24 for batch in ordered for slot in batch.slots.tolist()} == {step + 2}
+            assert torch.equal(torch.cat([batch.slots for batch in ordered]), whole[step].slots)
+            assert torch.equal(torch.cat([batch.images for batch in ordered]), whole[step].images)
+
+
+def test_slots_number_the_images_of_training() -> None:
+    assert sampler.slots(3, 0, batch_size=4).tolist() == [12, 13, 14, 15]
+    assert sampler.slots(3, 1, batch_size=8, accumulate=2, rank=1, world=2).tolist() == [30, 31]
+
+
+CHANGED = InceptionCrop(
+    size=6, vertical_flip=0.5, quarter_turns=True, rotation=180, randaugment=2, jitter=0.8, grayscale=0.2, blur=0.5,
+    sigma=(0.1, 1.0), solarize=0.2,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("transform", [InceptionCrop(size=6), ShiftCrop(size=8, padding=2), CHANGED])
+def test_going_on_at_a_step_gives_the_tail(transform: InceptionCrop | ShiftCrop) -> None:
+    source = Memory(torch.randint(0, 256, (40, 3, 8, 8), dtype=torch.uint8), [0] * 40, ("a",))
+
+    def load(first: int) -> list[Batch]:
+        return list(Loader(source=source, transform=transform, seed=1, batch_size=16, accumulate=2).batches(first, 9))
+
+    assert same(load(0)[10:], load(5))
+
+
+@pytest.mark.parametrize("transform", [InceptionCrop(size=4), CHANGED])
+def test_any_number_of_workers_gives_the_same_batches(tmp_path: Path, transform: InceptionCrop) -> None:
+    source = folder(tmp_path, 100, damaged=[17])
+
+    def load(workers: int, first: int) -> list[Batch]:
+        options = {"seed": 3, "batch_size": 20, "accumulate": 2, "workers": workers}
+        return list(Loader(source=source, transform=transform, **options).batches(first, 8))
+
+    alone = load(0, 0)
+    assert same(alone, load(2, 0))
+    assert same(alone[6:], load(3, 3))
+
+
+def test_views_are_the_same_from_files_and_memory_and_by_any_number_of_workers(tmp_path: Path) -> None:
+    images = torch.randint(0, 256, (40, 3, 12, 14), dtype=torch.uint8)
+    paths = [str(tmp_path / f"{i}.png") for i in range(40)]
+    for path, image in zip(paths, images, strict=True):
+        Image.fromarray(image.permute(1, 2, 0).numpy()).save(path)
+    labels = torch.arange(40) % 2
+    views = MultiCrop(views_options.MultiCrop(size=8, local_size=6, local_views=3, sigma=(0.1, 1.0)))
+
+    def load(source: Source, first: int = 0, workers: int = 0) -> list[Batch]:
+        options = {"seed": 3, "batch_size": 16, "accumulate": 2, "workers": workers}
+        return list(Loader(source=source, transform=views, **options).batches(first, 6))
+
+    whole = load(Memory(images, labels, ("a", "b")))
+    shapes = {name: tuple(view.shape) for name, view in whole[0].views.items()}
+    assert shapes == {"global": (8, 2, 3, 8, 8), "local": (8, 3, 3, 6, 6)}
+    files = Files(paths, labels, ("a", "b"))
+    assert same(whole, load(files))
+    assert same(whole[6:], load(files, first=3, workers=2))
+    assert same(whole[6:], load(Memory(images, labels, ("a", "b")), first=3))
+
+
+def test_labels_belong_to_the_images_shown(tmp_path: Path) -> None:
+    source = folder(tmp_path, 100, damaged=[41])
+    for batch in Loader(source=source, transform=TAG, seed=0, batch_size=25).batches(0, 8):
+        assert (batch.images[:, 0, 0, 0] % 2 == batch.labels).all()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_damaged_file_gives_its_place_to_another(tmp_path: Path, workers: int) -> None:
+    source = folder(tmp_path, 120, damaged=[7])
+
+    def load() -> tuple[Loader, list[int]]:
+        loader = Loader(source=source, transform=TAG, seed=0, batch_size=30, workers=workers)
+        return loader, tags(loader.batches(0, 8))
+
+    loader, shown = load()
+    sound = tags(Loader(source=tagged(120), transform=TAG, seed=0, batch_size=30).batches(0, 8))
+    replaced = [(a, b) for a, b in zip(shown, sound, strict=True) if a != b]
+    assert [b for _, b in replaced] == [7, 7]
+    assert load()[1] == shown
+    assert loader.unreadable == {source.paths[7]: "no image of a known format"}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_nothing_readable_stops_at_once(tmp_path: Path, workers: int) -> None:
+    source = folder(tmp_path, 10, damaged=range(10))
+    loader = Loader(source=source, transform=TAG, seed=0, batch_size=5, workers=workers)
+    with pytest.raises(UserError, match=r"can be read; the first: .*\.png: no image of a known format") as caught:
+        next(loader.batches(0, 100))
+    assert "\n" not in str(caught.value)
+
+
+def test_more_than_one_in_a_hundred_stops(tmp_path: Path) -> None:
+    def steps(damaged: int) -> int:
+        root = tmp_path / str(damaged)
+        root.mkdir()
+        loader = Loader(source=folder(root, 250, range(damaged)), transform=TAG, seed=0, batch_size=50)
+        return sum(1 for _ in loader.batches(0, 40))
+
+    assert steps(2) == 40  # 0.8 %
+    line = r"^\d of 250 image files cannot be read, more than 1%; the first: .*\.png: no image of a known format$"
+    with pytest.raises(UserError, match=line):
+        steps(4)  # 1.6 %
+
+
+def test_few_failures_early_in_a_large_set_do_not_stop() -> None:
+    failures = [Unreadable(f"{i}.jpg", "damaged") for i in range(200)]
+    _Tally(100_000).add(299, failures)  # too few seen to judge
+    tally = _Tally(100_000)
+    tally.add(400, failures[:9])  # 2.25 %, by chance perhaps: 4 expected, 6 more allowed
+    for _ in range(5):
+        tally.add(0, failures[:9])  # seen again, they count no more
+    with pytest.raises(UserError, match="11 of 401"):
+        tally.add(1, failures[9:11])
+
+
+class _Exits:
+    """A transform in whose midst the worker is killed, as for want of memory."""
+
+    def __call__(self, images: list[Tensor], slots: Tensor, seed: int) -> Tensor:
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError
+
+
+def test_a_dead_worker_is_told_in_one_line(tmp_path: Path) -> None:
+    loader = Loader(source=folder(tmp_path, 10), transform=_Exits(), seed=0, batch_size=5, workers=1)
+    with pytest.raises(UserError, match="a data worker died") as caught:
+        list(loader.batches(0, 2))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_worker_killed_with_batches_on_the_way_is_told_alike(tmp_path: Path) -> None:
+    loader = Loader(source=folder(tmp_path, 10), transform=TAG, seed=0, batch_size=5, workers=1)
+    batches = loader.batches(0, 100)
+    next(batches)
+    time.sleep(0.5)  # it has read ahead by now, and the main process would ask it for what it has read
+    (worker,) = active_children()
+    worker.kill()
+    with pytest.raises(UserError, match=r"^a data worker died"):
+        list(batches)
+
+
+def test_a_stopped_worker_is_told_after_the_timeout(tmp_path: Path) -> None:
+    loader = Loader(source=folder(tmp_path, 10), transform=TAG, seed=0, batch_size=5, workers=1, timeout=0.5)
+    batches = loader.batches(0, 100)
+    next(batches)
+    (worker,) = active_children()
+    os.kill(worker.pid, signal.SIGSTOP)
+    with pytest.raises(UserError, match=r"^no images came from the data workers for 0\.5 seconds") as caught:
+        list(batches)
+    assert "\n" not in str(caught.value)
+    assert not active_children()
+
+
+class _Status(NamedTuple):
+    """What statvfs tells of a file system."""
+
+    f_bavail: int
+    f_frsize: int
+
+
+def test_batches_put_together_of_parts_are_those_read_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where images cannot be read: these are replaced in training and left out of an evaluation."""
+    source, transform = folder(tmp_path, 330, damaged=(5, 130, 300)), InceptionCrop(size=6)
+    views = MultiCrop(views_options.MultiCrop(size=[8, 16], local_size=[8, 8], local_views=2, sigma=[0.1, 1.0]))
+
+    def read(workers: int, sent: int) -> list[Batch]:
+        monkeypatch.setattr("ssvit.data.loader._SENT", sent)
+        loader = Loader(source=source, transform=transform, seed=0, batch_size=150, workers=workers)
+        both = Loader(source=source, transform=views, seed=0, batch_size=150, workers=workers)
+        evaluated = evaluation_batches(source, CenterCrop(size=4), batch_size=140, workers=workers)
+        return [*loader.batches(1, 4), *both.batches(0, 1), *evaluated]
+
+    at_once = read(0, 1 << 20)
+    assert [len(batch.slots) for batch in at_once] == [150, 150, 150, 150, 138, 140, 49]
+    for workers, sent in ((0, 64), (2, 64), (1, 32)):
+        for one, other in zip(at_once, read(workers, sent), strict=True):
+            assert list(one.views) == list(other.views)
+            for tensor, same in zip(one.tensors, other.tensors, strict=True):
+                assert tensor.dtype == same.dtype
+                assert tensor.equal(same)
+
+
+def test_the_room_in_shared_memory_is_checked_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, transform = folder(tmp_path, 40), CenterCrop(size=[8, 16])
+    # Two workers have two parts each, here whole micro-batches, and the main process one: 5 x 20 images x 3 channels x
+    # 8 x 16 pixels.
+    pages = 5 * 20 * 3 * 8 * 16 // 256
+
+    def start(pages: int, workers: int = 2) -> None:
+        monkeypatch.setattr(os, "statvfs", lambda path: {"/dev/shm": _Status(pages, 256)}[path])
+        Loader(source=source, transform=transform, seed=0, batch_size=40, accumulate=2, workers=workers)
+        evaluation_batches(source, transform, batch_size=20, workers=workers)
+
+    start(pages)
+    start(0, workers=0)
+    with pytest.raises(OptionError, match=r"^workers=2: read 0 MB ahead, and /dev/shm has 0 MB free: .*--shm-size"):
+        start(pages - 1)
+    with pytest.raises(OptionError, match=r"^workers=2: read 0 MB ahead"):
+        evaluation_batches(source, transform, batch_size=20, workers=2)
+    transform = MultiCrop(
+        views_options.MultiCrop(size=[8, 16], local_size=[8, 8], local_views=4, sigma=[0.1, 1.0])
+    )  # four times as much
+    start(4 * pages)
+    with pytest.raises(OptionError, match=r"^workers=2: read 0 MB ahead"):
+        start(4 * pages - 1)
+
+
+SMALL = """
+import os, sys
+import torch
+from ssvit.data.loader import Loader
+from ssvit.data.sources.files import Files
+from ssvit.data.augment.crop import CenterCrop
+from ssvit.options import UserError
+
+class Large:  # of whose size nobody knows beforehand
+    def __call__(self, images, slots, seed):
+        return torch.zeros(len(images), 3, 500, 500, dtype=torch.uint8)
+
+if __name__ == "__main__":
+    for transform in (CenterCrop(size=224), Large()):
+        try:
+            paths = [sys.argv[1]] * 512
+            loader = Loader(source=Files(paths), transform=transform, seed=0, batch_size=256, workers=2)
+            list(loader.batches(0, 2))
+        except UserError as error:
+            print(error)
+"""
+
+
+def test_too_small_a_shared_memory_is_told_at_once(tmp_path: Path) -> None:
+    Image.new("RGB", (6, 6)).save(tmp_path / "a.png")
+    (tmp_path / "small.py").write_text(SMALL)
+    mounted = "mount -t tmpfs -o size=64m tmpfs /dev/shm"
+    if subprocess.run(["unshare", "-m", "sh", "-c", mounted], capture_output=True, check=False).returncode:
+        pytest.skip("needs the right to mount a small /dev/shm")
+    command = f"{mounted} && exec '{sys.executable}' '{tmp_path}/small.py' '{tmp_path}/a.png'"
+    done = subprocess.run(["unshare", "-m", "sh", "-c", command], capture_output=True, text=True, check=False)
+    known, unknown = done.stdout.splitlines()
+    assert known.startswith("workers=2: read 87 MB ahead, and /dev/shm has 67 MB free: take fewer data workers")
+    assert unknown.startswith("a data worker cannot share its images (No space left on device (28)): take fewer")
+    assert done.stderr == ""
+
+
+FEW = """
+import resource, sys
+from ssvit.data.loader import Loader
+from ssvit.data.sources.files import Files
+from ssvit.data.augment.crop import CenterCrop
+
+resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[2]),) * 2)
+loader = Loader(source=Files([sys.argv[1]] * 64), transform=CenterCrop(size=4), seed=0, batch_size=8, workers=8)
+list(loader.batches(0, 10_000))
+"""
+
+
+@pytest.mark.parametrize("limit", [30, 50])  # too few for the workers themselves, and for what they hand over
+def test_too_few_files_for_the_workers_are_told(tmp_path: Path, limit: int) -> None:
+    Image.new("RGB", (6, 6)).save(tmp_path / "a.png")
+    command = [sys.executable, "-W", "ignore", "-c", FEW, str(tmp_path / "a.png"), str(limit)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    line = "ssvit.options.UserError: too many open files for so many data workers: take fewer, or a higher limit"
+    assert done.stderr.splitlines()[-1].startswith(line)
+    assert done.stderr.count("Traceback") == 1
+
+
+def test_an_error_of_the_transform_reaches_the_user_in_one_line(tmp_path: Path) -> None:
+    loader = Loader(source=folder(tmp_path, 10), transform=ShiftCrop(size=50), seed=0, batch_size=5, workers=1)
+    with pytest.raises(UserError, match=r"^an image of \dx6 pixels is too small") as caught:
+        list(loader.batches(0, 2))
+    assert "\n" not in str(caught.value)
+
+
+ORPHANS = """
+import multiprocessing, sys, time
+from multiprocessing import active_children
+from ssvit.data.loader import Loader
+from ssvit.data.sources.files import Files
+from ssvit.data.augment.crop import CenterCrop
+
+multiprocessing.set_start_method(sys.argv[3])
+paths = [sys.argv[1]] * 64
+loader = Loader(source=Files(paths), transform=CenterCrop(size=4), seed=0, batch_size=8, workers=2)
+batches = loader.batches(0, 10_000)
+next(batches), next(batches)  # one of each worker, which has then taken its signals
+print(*(child.pid for child in active_children()), flush=True)
+if sys.argv[2] == "wait":
+    time.sleep(60)
+raise RuntimeError("a mistake in the loop")
+"""
+
+
+def gone(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return True
+    return state == "Z"
+
+
+def run_orphans(tmp_path: Path, then: str, method: str = "fork") -> tuple[subprocess.Popen, list[int]]:
+    Image.new("RGB", (6, 6)).save(tmp_path / "a.png")
+    command = [sys.executable, "-c", ORPHANS, str(tmp_path / "a.png"), then, method]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    return process, [int(pid) for pid in process.stdout.readline().split()]
+
+
+def wait_until_gone(pids: list[int]) -> bool:
+    until = time.monotonic() + LIMIT
+    while not all(map(gone, pids)) and time.monotonic() < until:
+        time.sleep(0.05)
+    return all(map(gone, pids))
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_workers_ignore_signals_and_die_with_the_main_process(tmp_path: Path, method: str) -> None:
+    process, pids = run_orphans(tmp_path, "wait", method)
+    assert len(pids) == 2
+    for pid in pids:
+        os.kill(pid, signal.SIGINT)
+        os.kill(pid, signal.SIGTERM)
+    time.sleep(0.3)
+    assert not any(map(gone, pids))
+    if method == "fork":
+        os.kill(pids[0], signal.SIGSTOP)
+    process.kill()
+    process.wait()
+    assert wait_until_gone(pids)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
+def test_an_error_amid_the_batches_leaves_no_worker(tmp_path: Path) -> None:
+    process, pids = run_orphans(tmp_path, "raise")
+    assert process.wait(timeout=LIMIT) == 1
+    assert wait_until_gone(pids)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_evaluation_shows_each_image_once_in_order(tmp_path: Path, workers: int) -> None:
+    source = folder(tmp_path, 23)
+    batches = list(evaluation_batches(source, TAG, batch_size=5, workers=workers))
+    assert tags(batches) == list(range(23))
+    assert torch.cat([batch.slots for batch in batches]).tolist() == list(range(23))
+    assert torch.cat([batch.labels for batch in batches]).tolist() == [i % 2 for i in range(23)]
+
+
+@pytest.mark.parametrize("limit", [None, 1, 22, 200])
+def test_evaluation_parts_add_up(limit: int | None) -> None:
+    whole = tags(evaluation_batches(tagged(50), TAG, batch_size=7, limit=limit))
+    assert len(whole) == min(limit or 50, 50)
+    assert whole == sorted(set(whole))
+    parts = [tags(evaluation_batches(tagged(50), TAG, batch_size=7, limit=limit, rank=r, world=4)) for r in range(4)]
+    assert [tag for part in parts for tag in part] == whole
+
+
+def test_evaluation_leaves_damaged_files_out(tmp_path: Path) -> None:
+    batches = list(evaluation_batches(folder(tmp_path, 200, damaged=[3]), TAG, batch_size=1))
+    assert tags(batches) == [i for i in range(200) if i != 3]
+    assert 3 not in torch.cat([batch.slots for batch in batches])
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"batch_size": 12, "world": 5}, r"batch_size=12: must be divisible by processes \* accumulate = 5 \* 1"),
+        ({"batch_size": 12, "accumulate": 8}, "batch_size=12: must be divisible"),
+        ({"batch_size": 51}, "batch_size=51: must be no more than the 50 images"),
+        ({"batch_size": 0}, "batch_size=0: must be a whole number"),
+        ({"batch_size": 5, "workers": -1}, "workers=-1: must be a whole number"),
+    ],
+)
+def test_wrong_options_are_named(options: dict[str, int], words: str) -> None:
+    with pytest.raises(OptionError, match=words):
+        Loader(source=tagged(50), transform=TAG, seed=0, **options)
+
+
+def test_waiting_is_counted(tmp_path: Path) -> None:
+    loader = Loader(source=folder(tmp_path, 20), transform=TAG, seed=0, batch_size=10)
+    assert loader.waited == 0
+    list(loader.batches(0, 2))
+    assert loader.waited > 0

@@ -1,0 +1,555 @@
+"""Accuracy of a classifier: its numbers against plain loops, however they are spread; words, tables and pictures."""
+
+import csv
+import io
+import json
+import math
+import os
+import warnings
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from ranks import child, together
+from sklearn.metrics import f1_score, precision_recall_fscore_support, recall_score
+from tiny import Table
+
+from ssvit.data.augment.crop import CenterCrop
+from ssvit.data.sources.files import Files
+from ssvit.data.sources.memory import Memory
+from ssvit.evaluation.panels import classification_options
+from ssvit.evaluation.panels.base import Evaluation, Evaluator, with_metrics
+from ssvit.evaluation.panels.classification import Classification
+from ssvit.evaluation.panels.prediction import Prediction
+from ssvit.models import vit_options
+from ssvit.models.vit import ViT
+from ssvit.objectives import classify_options
+from ssvit.objectives.classify import Classify
+from ssvit.options import OptionError, UserError
+
+WNIDS = [f"n{number:08d}" for number in range(1000)]
+
+
+def tagged(count: int, side: int = 4) -> torch.Tensor:
+    """Images (count, 3, side, side) whose pixels tell their number."""
+    number = torch.arange(count)
+    return (
+        torch.stack((number % 256, number // 256, number * 0), 1)
+        .to(torch.uint8)[:, :, None, None]
+        .repeat(1, 1, side, side)
+    )
+
+
+def names(k: int) -> list[str]:
+    return [f"class {number}" for number in range(k)]
+
+
+def case(count: int, k: int, seed: int = 0) -> tuple[Table, Memory]:
+    """A model that is right about half of the time, and images of a few classes often, of others never."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = (torch.rand(count, generator=generator).square() * (k - 0.5)).long()
+    logits = torch.randn(count, k, generator=generator)
+    logits[torch.arange(count), labels] += 1.5
+    return Table(logits, names(k)), Memory(tagged(count), labels, names(k))
+
+
+def evaluation(source, side: int = 4, part: str = "test", **options) -> Classification:
+    chosen = classification_options.Classification(**{"batch_size": 16} | options)
+    return Classification(chosen, source=source, transform=CenterCrop(size=side), part=part)
+
+
+def f1_of(matrix: list[list[int]]) -> dict[int, float]:
+    """F1 of each class that has images or is guessed, from its recall and precision."""
+    found = {}
+    for number, line in enumerate(matrix):
+        images, guessed, correct = sum(line), sum(other[number] for other in matrix), line[number]
+        if images or guessed:
+            found[number] = 0.0 if correct == 0 else 2 / (images / correct + guessed / correct)
+    return found
+
+
+def by_hand(logits: torch.Tensor, labels: torch.Tensor) -> tuple[dict[str, float], list[list[int]]]:
+    """The numbers and the confusion matrix by loops over images and classes, in Python's own float64."""
+    k = logits.shape[1]
+    matrix = [[0] * k for _ in range(k)]
+    top5 = loss = 0.0
+    for row, label in zip(logits.tolist(), labels.tolist(), strict=True):
+        order = sorted(range(k), key=lambda number: -row[number])
+        matrix[label][order[0]] += 1
+        top5 += label in order[:5]
+        loss += math.log(math.fsum(math.exp(value) for value in row)) - row[label]
+    own = [line[number] / sum(line) for number, line in enumerate(matrix) if sum(line)]
+    found = f1_of(matrix).values()
+    metrics = {
+        "accuracy": sum(matrix[number][number] for number in range(k)) / len(labels),
+        "loss": loss / len(labels),
+        "accuracy_per_class": sum(own) / len(own),
+        "macro_f1": sum(found) / len(found),
+        "accuracy_constant": max(map(sum, matrix)) / len(labels),
+        "images": len(labels),
+    }
+    return metrics | ({"accuracy_top5": top5 / len(labels)} if k > 5 else {}), matrix
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("count", "k"), [(1, 2), (50, 2), (90, 5), (200, 6), (333, 40)])
+def test_numbers_equal_loops(count, k):
+    model, source = case(count, k)
+    found = evaluation(source)
+    metrics = found(model).metrics
+    assert model.asked == list(range(count))
+    expected, matrix = by_hand(model.table, source.labels)
+    assert metrics == pytest.approx(expected, rel=1e-9)
+    assert found.answers(model).confusion(k).tolist() == matrix
+    assert metrics == evaluation(source, batch_size=7)(model).metrics
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("count", "k"), [(50, 2), (200, 6), (60, 40)])
+def test_unbalanced_classes_are_measured_as_scikit_learn_does(count, k):
+    model, source = case(count, k)
+    found = evaluation(source)
+    evaluated, guess = found(model, [{"step": 0}]), found.answers(model).guess
+    metrics = evaluated.metrics
+    assert metrics["macro_f1"] == pytest.approx(f1_score(source.labels, guess, average="macro"), rel=1e-12)
+    assert metrics["accuracy_per_class"] == pytest.approx(
+        recall_score(source.labels, guess, labels=source.labels.unique(), average="macro"), rel=1e-12
+    )
+    scores = precision_recall_fscore_support(source.labels, guess, labels=range(k), zero_division=0)
+    table = csv.DictReader(io.StringIO(evaluated.tables["classes.csv"]))
+    for row, *expected in zip(table, *scores, strict=True):
+        told = [float(row[name] or 0) for name in ("precision", "recall", "f1", "images")]
+        assert told == pytest.approx(expected, abs=5e-5)
+
+
+@torch.no_grad()
+def test_a_model_trained_with_sigmoid_is_measured_by_it():
+    model, source = case(60, 7)
+    model.options.loss = "sigmoid"
+    found = evaluation(source)
+    metrics = found(model).metrics
+    chances = [[1 / (1 + math.exp(-value)) for value in row] for row in model.table.tolist()]
+    loss = 0.0
+    for row, label in zip(chances, source.labels.tolist(), strict=True):
+        loss -= sum(math.log(chance if k == label else 1 - chance) for k, chance in enumerate(row))
+    expected, _ = by_hand(model.table, source.labels)
+    assert metrics == pytest.approx(expected | {"loss": loss / 60}, rel=1e-9)
+    assert found.answers(model).confidence.tolist() == pytest.approx([max(row) for row in chances], rel=1e-9)
+
+
+@torch.no_grad()
+def test_a_real_model_is_asked_for_its_logits():
+    torch.manual_seed(0)
+    model = Classify(
+        classify_options.Classify(classes=names(7)),
+        encoder=ViT(vit_options.ViT(image_size=8, patch_size=4, width=16, depth=1, heads=2)),
+    ).eval()
+    for parameter in model.head.parameters():  # which start at zero
+        torch.nn.init.normal_(parameter)
+    images = torch.randint(0, 256, (30, 3, 8, 8), dtype=torch.uint8)
+    source = Memory(images, torch.arange(30) % 7, names(7))
+    expected, _ = by_hand(model.logits(images), source.labels)
+    assert evaluation(source, side=8)(model).metrics == pytest.approx(expected, rel=1e-5)
+
+
+@torch.no_grad()
+def test_blocks_of_neighbouring_classes_sum_the_whole_matrix():
+    model, source = case(300, 12)
+    found = evaluation(source)
+    answers = found.answers(model)
+    whole = answers.confusion(12)
+    assert torch.equal(answers.confusion(12, 4), whole.view(4, 3, 4, 3).sum((1, 3)))
+    assert answers.confusion(12, 5).sum() == 300
+
+
+@torch.no_grad()
+def test_of_equals_the_first_is_the_guess():
+    source = Memory(tagged(8), torch.arange(8), names(8))
+    found, model = evaluation(source), Table(torch.zeros(8, 8), names(8))
+    metrics = found(model).metrics
+    assert found.answers(model).guess.tolist() == [0] * 8
+    assert metrics["accuracy"] == 1 / 8
+    assert metrics["accuracy_top5"] == 5 / 8
+    assert metrics["loss"] == pytest.approx(math.log(8), rel=1e-12)
+
+
+@torch.no_grad()
+def test_a_model_that_is_not_finite_is_not_right(tmp_path):
+    source = Memory(tagged(16), torch.arange(16) % 8, names(8))
+    found, model = evaluation(source), Table(torch.full((16, 8), math.nan), names(8))
+    evaluated = found(model, [{"step": 0}])
+    assert math.isnan(evaluated.metrics["loss"])
+    assert evaluated.metrics["accuracy"] == 1 / 8
+    for name, figure in evaluated.figures.items():
+        figure.savefig(tmp_path / f"{name}.png")
+
+
+def join(rank: int, world: int, folder: Path, count: int, k: int, failure: str) -> None:
+    """Measure as one of several processes, and write down what came of it."""
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=world)
+    model, source = case(count, k)
+    if failure == "labels" and rank == world - 1:
+        source.labels = None
+    elif failure == "files":
+        source = Files(sorted(map(str, folder.glob("*.png"))), source.labels, source.classes)
+    found = evaluation(source)
+    with torch.no_grad():
+        try:
+            result = {"metrics": found(model).metrics, "asked": list(model.asked)}
+            result["places"] = found.answers(model).place.tolist()
+        except UserError as error:
+            result = {"error": str(error)}
+    (folder / f"{rank}.json").write_text(json.dumps(result))
+    torch.distributed.destroy_process_group()
+
+
+def spread(folder: Path, world: int, count: int, k: int, failure: str = "") -> list[dict]:
+    """What each of `world` processes has measured."""
+    assert together(child(join, rank, world, folder, count, k, failure) for rank in range(world)) == [0] * world
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(world)]
+
+
+@pytest.mark.parametrize("count", [100, 2])
+def test_three_processes_measure_what_one_does(tmp_path, count):
+    model, source = case(count, 7)
+    with torch.no_grad():
+        alone = evaluation(source)(model).metrics
+    results = spread(tmp_path, 3, count, 7)
+    assert sorted(number for result in results for number in result["asked"]) == list(range(count))
+    for result in results:
+        assert result["metrics"] == alone
+        assert result["places"] == list(range(count))
+
+
+def test_what_fails_in_one_process_is_told_in_all(tmp_path):
+    results = spread(tmp_path, 2, 20, 3, failure="labels")
+    assert ["no labels" in result["error"] for result in results] == [True, True]
+
+
+def files(folder: Path, count: int, name: str = "{:04d}.png", first: int = 0) -> list[str]:
+    """Tagged images as files."""
+    paths = []
+    for number, image in enumerate(tagged(count)):
+        paths.append(str(folder / name.format(number + first)))
+        Image.fromarray(image.permute(1, 2, 0).numpy()).save(paths[-1])
+    return paths
+
+
+def test_too_many_unreadable_files_for_all_processes_together(tmp_path):
+    for path in files(tmp_path, 30)[-2:]:  # in the part of the last one, which has not seen enough to say so
+        Path(path).write_bytes(b"no image")
+    results = spread(tmp_path, 2, 30, 3, failure="files")
+    assert [result["error"] for result in results] == ["2 of 30 image files cannot be read, more than 1%"] * 2
+
+
+@torch.no_grad()
+def test_unreadable_files_are_left_out_and_told(tmp_path):
+    model, whole = case(200, 6)
+    paths = files(tmp_path, 200)
+    Path(paths[150]).write_bytes(b"no image")
+    found = evaluation(Files(paths, whole.labels, whole.classes))
+    evaluated, answers = found(model, [{"step": 0}]), found.answers(model)
+    kept = [place for place in range(200) if place != 150]
+    expected, matrix = by_hand(model.table[kept], whole.labels[kept])
+    assert evaluated.metrics == pytest.approx(expected | {"unreadable": 1}, rel=1e-9)
+    assert answers.confusion(6).tolist() == matrix
+    assert any("unreadable and left out: 1 " in line for line in evaluated.lines)
+    shown = evaluated.figures["mistakes"].axes[0].images
+    assert [number_of(picture) for picture in shown] == answers.place[answers.worst(24)].tolist()
+    for path in paths[:5]:
+        Path(path).write_bytes(b"no image")
+    with pytest.raises(UserError, match="6 of 200 image files cannot be read"):
+        found(model)
+
+
+def number_of(picture) -> int:
+    """The tag of a shown image."""
+    red, green, _ = (picture.get_array()[0, 0] * 255).round().tolist()
+    return int(red) + 256 * int(green)
+
+
+@torch.no_grad()
+def test_the_mistakes_shown_are_the_most_confident_and_the_model_is_asked_once():
+    model, source = case(300, 6)
+    model.table[::2] = model.table[::2].round()  # so that some are equally confident
+    figure = evaluation(source)(model, [{"step": 0}]).figures["mistakes"]
+    assert model.asked == list(range(300))
+    chances = model.table.double().softmax(-1)
+    wrong = [place for place in range(300) if int(chances[place].argmax()) != int(source.labels[place])]
+    wrong.sort(key=lambda place: -chances[place].max().item())
+    assert [number_of(picture) for picture in figure.axes[0].images] == wrong[:24]
+    texts = [text.get_text() for text in figure.axes[0].texts]
+    assert f"the most confident of {len(wrong)} mistakes in 300 test images" in texts
+    for place in wrong[:24]:
+        guess = int(chances[place].argmax())
+        assert f"class {int(source.labels[place])}" in texts
+        assert f"→ class {guess}, {100 * chances[place, guess].item():.0f} %" in texts
+
+
+@torch.no_grad()
+def test_equally_confident_mistakes_come_by_their_place():
+    found = evaluation(Memory(tagged(10), [1] * 10, names(2)))
+    answers = found.answers(Table(torch.tensor([[2.0, 0.0], [3.0, 0.0]]).repeat(5, 1), names(2)))
+    assert answers.worst(7).tolist() == [1, 3, 5, 7, 9, 0, 2]
+
+
+def real_labels(folder: Path, **entries) -> Path:
+    """A file of ReaL labels in which each image has the class 7 alone, but for some."""
+    labels = [[7] for _ in range(50_000)]
+    for number, entry in entries.items():
+        labels[int(number[1:]) - 1] = entry
+    path = folder / "real.json"
+    path.write_text(json.dumps(labels))
+    return path
+
+
+@torch.no_grad()
+def test_real_labels_count_whatever_they_allow_and_leave_out_what_has_none(tmp_path):
+    paths = files(tmp_path, 6, "ILSVRC2012_val_{:08d}.JPEG.png", first=11)[::-1]
+    guesses = [3, 4, 7, 5, 6, 9]  # of the files 16, 15, 14, ...
+    model = Table(torch.nn.functional.one_hot(torch.tensor(guesses[::-1]), 1000).float() * 9, WNIDS)
+    real = real_labels(tmp_path, n16=[1, 3], n15=[], n13=[2, 8], n12=[6], n11=[7, 8])
+    source = Files(paths, [3, 3, 3, 3, 3, 3], WNIDS)
+    found = evaluation(source, real=str(real))
+    evaluated = found(model, [{"step": 0}])
+    assert evaluated.metrics["accuracy"] == 1 / 6
+    assert evaluated.metrics["accuracy_real"] == 3 / 5  # 16, 14 and 12; not 13 and 11
+    assert any("by ReaL labels 60.0 %" in line for line in evaluated.lines)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (None, "no such file"),
+        ("[[1], [2", "is no JSON, or damaged"),
+        ("\xff", "is no JSON, or damaged"),
+        ("[" * 100_000, "is no JSON, or damaged"),
+        ('{"a": 1}', "but is no list"),
+        ("[[1], [2]]", "but is a list of 2"),
+        ("[" + "[1]," * 49_999 + "[1000]]", "the entry of image 50000 is no list of class numbers"),
+        ("[3," + "[1]," * 49_998 + "[1]]", "the entry of image 1 is no list of class numbers"),
+        ("[[true]," + "[1]," * 49_998 + "[1]]", "the entry of image 1 is no list of class numbers"),
+    ],
+)
+def test_real_labels_that_are_none_are_refused(tmp_path, content, reason):
+    path = tmp_path / "real.json"
+    if content is not None:
+        path.write_bytes(content.encode("latin-1"))
+    source = Files(files(tmp_path, 2, "ILSVRC2012_val_{:08d}.png", first=1), [0, 1], WNIDS)
+    with pytest.raises(UserError, match=f"^real={path}: .*{reason}") as raised:
+        evaluation(source, real=str(path))
+    assert "\n" not in str(raised.value)
+
+
+@torch.no_grad()
+def test_real_labels_need_imagenets_images_and_classes(tmp_path):
+    real = str(real_labels(tmp_path))
+
+    def refusal(source) -> str:
+        with pytest.raises(UserError) as raised:
+            evaluation(source, real=real)
+        assert str(raised.value).startswith(f"real={real}: ")
+        return str(raised.value)
+
+    right = files(tmp_path, 2, "ILSVRC2012_val_{:08d}.png", first=1)
+    assert "val0000.png does not fit" in refusal(Files(files(tmp_path, 2, "val{:04d}.png"), [0, 1], WNIDS))
+    beyond = files(tmp_path, 2, "ILSVRC2012_val_{:08d}.png", first=50_000)
+    assert "val_00050001.png does not fit" in refusal(Files(beyond, [0, 1], WNIDS))
+    assert "image 0 does not fit" in refusal(Memory(tagged(2), [0, 1], WNIDS))
+    for classes in (names(1000), WNIDS[::-1], WNIDS[:999], [*WNIDS, "n99999999"]):
+        assert "1000 classes" in refusal(Files(right, [0, 1], classes))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("own", "reason"),
+    [
+        (["cat", "dog", "owl"], None),
+        (["cat", "owl", "dog"], "class 1 is 'dog', the model's is 'owl'"),
+        (["cat", "dog"], r"images \(3\) are not the model's \(2\): class 2 is 'owl', the model's is absent"),
+        (["cat", "dog", "owl", "pig"], "class 3 is absent, the model's is 'pig'"),
+    ],
+)
+def test_classes_of_another_model_are_refused_by_the_first_that_differs(own, reason):
+    source = Memory(tagged(3), [0, 1, 2], ["cat", "dog", "owl"])
+    model = Table(torch.eye(3, len(own)), own)
+    if reason is None:
+        assert evaluation(source)(model).metrics["accuracy"] == 1
+    else:
+        with pytest.raises(UserError, match=reason):
+            evaluation(source)(model)
+
+
+@torch.no_grad()
+def test_images_without_labels_and_no_images_are_refused():
+    model = Table(torch.eye(3), names(3))
+    with pytest.raises(UserError, match="the test images have no labels"):
+        evaluation(Memory(tagged(3)))(model)
+    with pytest.raises(UserError, match="no validation images"):
+        evaluation(Memory(tagged(0), [], names(3)), part="validation")(model)
+
+
+@pytest.mark.parametrize(("name", "value"), [("batch_size", 0), ("workers", -1), ("workers", 1.5)])
+def test_options_that_cannot_be_are_named(name, value):
+    with pytest.raises(OptionError) as raised:
+        evaluation(case(2, 2)[1], **{name: value})
+    assert raised.value.name == name
+
+
+@torch.no_grad()
+def test_the_table_reads_back_as_loops_count():
+    k = 9
+    model, source = case(300, k)
+    odd = ['a, "b"', "c;d", "e\nf", "$g", *names(k)[4:]]
+    model.classes = source.classes = tuple(odd)
+    found = evaluation(source)
+    rows = list(csv.DictReader(io.StringIO(found(model, [{"step": 0}]).tables["classes.csv"])))
+    assert [row["class"] for row in rows] == odd
+    _, matrix = by_hand(model.table, source.labels)
+    f1 = f1_of(matrix)
+    for number, row in enumerate(rows):
+        images, correct = sum(matrix[number]), matrix[number][number]
+        guessed = sum(line[number] for line in matrix)
+        assert (int(row["images"]), int(row["correct"])) == (images, correct)
+        assert row["recall"] == (f"{correct / images:.4f}" if images else "")
+        assert row["precision"] == (f"{correct / guessed:.4f}" if guessed else "")
+        assert row["f1"] == (f"{f1[number]:.4f}" if number in f1 else "")
+        others = [(-times, other) for other, times in enumerate(matrix[number]) if times and other != number]
+        times, other = min(others, default=(0, None))
+        assert (row["most_often_taken_for"], int(row["times"])) == ("" if other is None else odd[other], -times)
+
+
+@torch.no_grad()
+def test_names_of_folders_that_are_no_text_can_be_written(tmp_path):
+    odd = (os.fsdecode(b"caf\xe9"), "line\nbreak", "a$b{", "x" * 300)
+    source = Memory(tagged(8), [0, 1, 2, 3] * 2, odd)
+    found, model = evaluation(source), Table(torch.eye(4).roll(1, 1).repeat(2, 1), odd)
+    evaluated = found(model, [{"step": 0}])
+    for text in (evaluated.tables["classes.csv"], *evaluated.lines):
+        text.encode()
+    assert all("\n" not in line for line in evaluated.lines)
+    for name, figure in evaluated.figures.items():
+        figure.savefig(tmp_path / f"{name}.png")
+
+
+@torch.no_grad()
+def test_words_tell_the_numbers_and_the_worst_classes():
+    labels = torch.tensor([0] * 40 + [1] * 20 + [2] * 20 + [3] * 10 + [4] * 10)
+    guesses = labels.clone()
+    guesses[:10], guesses[40:52], guesses[60:62], guesses[80:89] = 1, 3, 0, 4
+    guesses[52:54] = 2
+    source = Memory(tagged(100), labels, ["ant", "bee", "cat", "dog", "elk", "fox"])
+    evaluator = evaluation(source)
+
+    def said(guesses):
+        return evaluator(Table(torch.eye(6)[guesses] * 5, source.classes), [{"step": 0}]).lines
+
+    lines = said(guesses)
+    share = 100 - 10 - 12 - 2 - 9 - 2
+    assert lines[0].startswith(f"top-1 {share}.0 %, top-5 ")
+    assert lines[0].endswith("of 100 images (chance 40.0 %, always the most frequent class)")
+    assert not any("nothing yet" in line for line in lines)
+    assert lines[-1] == (
+        "lowest: dog 10.0 % (taken for elk 90.0 %), bee 30.0 % (taken for dog 60.0 %), "
+        "ant 75.0 % (taken for bee 25.0 %)"
+    )
+    assert all("\n" not in line for line in lines)
+    assert said(labels)[-1] == "no image is named wrong"
+    assert said(labels * 0)[1] == "not above chance by two standard errors, so this tells nothing yet"
+
+
+HISTORY = [
+    {"step": 0, "loss": 2.3, "accuracy": 0.1, "accuracy_top5": 0.5},
+    {"step": 1, "train/loss": 2.2, "train/accuracy": 0.2},
+    {"step": 2, "train/loss": None, "train/accuracy": 0.3},
+    {"step": 3, "train/loss": 2.0, "train/accuracy": 0.4},
+    {"step": 3, "loss": 1.9, "accuracy": 0.35, "accuracy_top5": 0.8},
+]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("k", [2, 10, 102])
+def test_pictures_are_drawn_without_a_warning(tmp_path, k):
+    model, source = case(250, k)
+    found = evaluation(source)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        evaluated = found(model, [*HISTORY, {"step": 3}])
+        figures = evaluated.figures
+        for name, figure in figures.items():
+            figure.savefig(tmp_path / f"{name}.png")
+    assert {path.name for path in tmp_path.iterdir()} == {"confusion.png", "mistakes.png", "learning.png"}
+    axis = figures["confusion"].axes[0]
+    assert axis.get_title(loc="left") == f"accuracy {100 * evaluated.metrics['accuracy']:.1f} % on the test images"
+    shares = axis.images[0].get_array()
+    _, matrix = by_hand(model.table, source.labels)
+    for number, line in enumerate(matrix):
+        if sum(line):
+            assert shares[number].tolist() == pytest.approx([times / sum(line) for times in line])
+        else:
+            assert shares.mask[number].all()
+    named = [label.get_text() for label in axis.get_yticklabels()]
+    assert (named == names(k)) == (k <= 40)
+    assert Counter(len(axis.lines) for axis in figures["learning"].axes) == Counter([3, 5])
+    shares = sorted((count / 250 for count in Counter(source.labels.tolist()).values()), reverse=True)
+    expected = [-sum(share * math.log(share) for share in shares), 100 * shares[0], 100 * sum(shares[:5])]
+    left, right = figures["learning"].axes
+    assert [line.get_ydata()[0] for line in (left.lines[-1], *right.lines[-2:])] == pytest.approx(expected)
+
+
+@torch.no_grad()
+def test_validation_images_have_the_curve_and_test_images_the_figure_at_the_end():
+    model, source = case(250, 10)
+    found = evaluation(source)
+    watched = [{f"validation/{name}": value for name, value in row.items() if "train" not in name} for row in HISTORY]
+    history = [row | {"step": before["step"]} for row, before in zip(watched, HISTORY, strict=True)]
+    figures = found(model, history).figures
+    for axis in figures["learning"].axes:
+        drawn = {line.get_label(): list(line.get_xdata()) for line in axis.lines}
+        named = {name.split(",")[0]: steps for name, steps in drawn.items() if "alidation" in name or "test" in name}
+        assert named == {"validation": [0, 3], "test": [3]}
+    alone = evaluation(source, part="validation")
+    figures = alone(model, HISTORY).figures
+    assert "validation, top-1" in {line.get_label() for line in figures["learning"].axes[1].lines}
+    assert figures["confusion"].axes[0].get_title(loc="left").endswith("on the validation images")
+    assert not any("test" in text.get_text() for text in figures["mistakes"].axes[0].texts)
+
+
+@torch.no_grad()
+def test_where_nothing_is_wrong_the_picture_says_so():
+    source = Memory(tagged(3), [0, 1, 2], names(3))
+    found, model = evaluation(source), Table(torch.eye(3) * 9, names(3))
+    figure = found(model, [{"step": 0}]).figures["mistakes"]
+    assert not figure.axes[0].images
+    assert [text.get_text() for text in figure.axes[0].texts] == ["no mistake: all 3 test images are named right"]
+
+
+def test_an_evaluation_need_only_have_metrics():
+    found = Evaluation(metrics={"one": 1.0})
+    assert (list(found.lines), dict(found.figures), dict(found.tables)) == ([], {}, {})
+    assert issubclass(Prediction, Evaluator)
+    with pytest.raises(NotImplementedError):
+        Evaluator()(None)
+
+
+@torch.no_grad()
+def test_without_a_history_there_are_metrics_alone_and_no_call_changes_the_next():
+    model, source = case(30, 3)
+    found = evaluation(source)
+    alone, shown = found(model), found(model, [{"step": 0}])
+    assert not any((alone.lines, alone.figures, alone.tables))
+    assert all((shown.lines, shown.figures, shown.tables))
+    assert alone.metrics == shown.metrics == found(model).metrics
+
+
+def test_a_history_has_the_metrics_of_its_last_row_and_none_for_what_is_not_finite():
+    history = [{"step": 0, "a": 1.0}, {"step": 4, "other/a": 2.0}]
+    assert with_metrics(history, {"a": 3.0, "b": math.nan}) == [
+        history[0],
+        {"step": 4, "other/a": 2.0, "a": 3.0, "b": None},
+    ]
+    assert history[1] == {"step": 4, "other/a": 2.0}

@@ -1,0 +1,542 @@
+"""Probes during training: the numbers of plain loops and of the checkpoint, of which training notices nothing."""
+
+import itertools
+import json
+import math
+import os
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny
+import torch
+from composing import composed
+from PIL import Image
+from ranks import own_rank, start
+
+from ssvit.checkpoints.checkpoint import PRETRAIN
+from ssvit.checkpoints.configuration import Configuration
+from ssvit.data.augment.crop import CenterCrop
+from ssvit.data.sources.files import Files
+from ssvit.data.sources.memory import Memory
+from ssvit.evaluation import features_options
+from ssvit.evaluation.features import Frozen, Pixels, extract
+from ssvit.evaluation.panels import base, online_options
+from ssvit.evaluation.panels.base import Evaluation, Evaluator
+from ssvit.evaluation.panels.online import Probing, describe, start_of
+from ssvit.evaluation.probes.base import Probe, Result
+from ssvit.evaluation.probes.knn import Knn
+from ssvit.evaluation.probes.ridge import FewShot, sample, whiten
+from ssvit.evaluation.processes import gather
+from ssvit.figures import probes as figures
+from ssvit.loading import encoder as loading
+from ssvit.loading import encoder_options as loading_options
+from ssvit.options import UserError
+from ssvit.training import loop
+from ssvit.training.session import Session
+
+CONFIGS = Path(__file__).resolve().parents[3] / "configs"
+CLASSES = ("dark", "pale", "red")
+VIEW = CenterCrop(size=16)
+PROBES = {"knn": {"k": 4}, "few_shot": {"shots": 3}}
+KINDS = {"knn": Knn, "few_shot": FewShot}
+
+
+def labelled(count: int, seed: int) -> Memory:
+    """Pictures of three classes that overlap, as many of each."""
+    labels = torch.arange(count) % 3
+    noise = torch.Generator().manual_seed(seed)
+    centres = torch.tensor([[70, 70, 70], [110, 110, 110], [120, 70, 80]])[labels]
+    images = centres[:, :, None, None] + 60 * torch.randn(count, 3, 1, 1, generator=noise)
+    images = images + 30 * torch.randn(count, 3, 16, 16, generator=noise)
+    return Memory(images.clamp(0, 255).to(torch.uint8), labels, CLASSES)
+
+
+TRAIN, TEST = labelled(60, 1), labelled(45, 2)
+
+
+def probing(probes=None, train=TRAIN, test=TEST, **options) -> Probing:
+    own = {name: KINDS[name](**chosen) for name, chosen in PROBES.items()} if probes is None else probes
+    numbers = {"every": 4, "train_images": 30, "test_images": 45, "batch_size": 16} | options
+    return Probing(online_options.Probing(**numbers), probes=own, train=train, test=test, transform=VIEW)
+
+
+def rows(folder: Path, evaluator: str = "probe") -> dict[int, dict]:
+    """What an evaluator has left in the metrics, by step."""
+    found = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    own = {row["step"]: {key: row[key] for key in row if key.startswith(f"{evaluator}/")} for row in found}
+    return {step: row for step, row in own.items() if row}
+
+
+def sums(folder: Path) -> dict[str, str]:
+    return json.loads((max(folder.glob("step_*")) / "manifest.json").read_text())["sha256"]
+
+
+class Recorder(Probe):
+    """Keeps the features that it is asked about."""
+
+    name = "recorder"
+
+    def __init__(self):
+        self.asked = []
+
+    def __call__(self, train, test, *, choose=False):
+        self.asked.append((train, test))
+        return Result(scores={"accuracy": 0.5}, choice=(0,))
+
+
+def asked(recorder: Recorder, layers: int, pooling: str = "class_token") -> dict[str, list]:
+    """Of the last evaluation: by layer, the features of the training and of the test images."""
+    return {f"layer{n}_{pooling}": found for n, found in enumerate(recorder.asked[-layers:], start=1)}
+
+
+def test_the_interval_is_the_smallest_that_stays_below_the_share():
+    for steps, batch_size, evaluate_every, images in itertools.product(
+        (7, 100, 601), (8, 64), (1, 10, 100), (20, 1000)
+    ):
+        numbers = {"images": images, "steps": steps, "batch_size": batch_size, "evaluate_every": evaluate_every}
+        every = base.interval(**numbers)
+
+        def cost(interval, steps=steps, images=images):
+            due = [step for step in range(steps + 1) if step % interval == 0 or step == steps]
+            return len(due) * images * base.COST
+
+        limit = base.SHARE * steps * batch_size
+        affordable = [n for n in range(evaluate_every, steps, evaluate_every) if cost(n) < limit]
+        assert every == min(affordable, default=steps)
+
+
+@pytest.mark.parametrize(
+    ("options", "evaluations"), [((), 2), (("experiment=cifar10_small", f"data.root={CONFIGS}"), 13)]
+)
+def test_by_default_a_run_is_measured_on_its_way_too(options, evaluations):
+    config = composed(*options)
+    recipe, shared = config.recipe, config.probing
+    assert shared.every == "auto"
+    every = base.interval(
+        images=shared.train_images + shared.test_images,
+        **{name: recipe[name] for name in ("steps", "batch_size", "evaluate_every")},
+    )  # fmt: skip
+    assert 1 + math.ceil(recipe.steps / every) == evaluations
+    assert list(config.probe) == ["few_shot_paper", "knn"]
+
+
+@pytest.mark.parametrize(
+    ("option", "told"),
+    [
+        ("probing.every=0", "probing.every=0: must be a whole number of steps, 1 or more, or auto"),
+        ("probing.every=often", "probing.every=often: must be"),
+        ("probing.train_images=0", "probing.train_images=0: must be"),
+        ("probing.test_images=1.5", "probing.test_images=1.5: must be"),
+        ("probe.knn.k=0", "probe.knn.k=0: must be"),
+        ("probe.few_shot_paper.shots=some", "probe.few_shot_paper.shots=some: must be"),
+    ],
+)
+def test_a_mistake_names_its_option_before_torch_loads(option, told):
+    with pytest.raises(UserError, match=f"^{told}"):
+        composed(option).check()
+
+
+@pytest.mark.parametrize(("choice", "names"), [("[]", []), ("knn", ["knn"]), ("[few_shot]", ["few_shot"])])
+def test_probes_are_chosen_by_name(choice, names):
+    config = composed(f"probe={choice}")
+    config.check()
+    assert list(config.probe) == names
+
+
+def test_a_run_continues_with_probes_or_without():
+    new = composed("encoder.depth=2").config.written
+    old = {name: value for name, value in new.items() if name not in ("probe", "probing")}
+    deeper = new | {"encoder": new["encoder"] | {"depth": 3}}
+    before, now, other = (Configuration.of(config, {}) for config in (old, new, deeper))
+    assert now.difference(before) is None
+    assert before.difference(now) is None
+    assert other.difference(before) == ("encoder.depth", 3, 2)
+
+
+def votes(train, train_labels, test, k, own=False):
+    """DINO's vote, an image at a time: the class of each test image."""
+    unit = [x / np.linalg.norm(x, axis=1, keepdims=True) for x in (train.double().numpy(), test.double().numpy())]
+    said = []
+    for place, cosines in enumerate(unit[1] @ unit[0].T):
+        order = [other for other in np.argsort(-cosines, kind="stable") if not (own and other == place)][:k]
+        weights = [math.exp(cosines[other] / 0.07) for other in order]
+        said.append(np.argmax(np.bincount(train_labels[order], weights, minlength=len(CLASSES))))
+    return np.array(said)
+
+
+def fits_to_all_but_one(train, labels, l2):
+    """How many of a support set the fit to the others names right, each fit solved anew."""
+    rows = whiten(train, train).numpy()
+    targets = 2 * np.eye(len(CLASSES))[labels] - 1
+    right = 0
+    for place in range(len(rows)):
+        others = np.arange(len(rows)) != place
+        x, y = rows[others], targets[others]
+        weights = x.T @ np.linalg.solve(x @ x.T + l2 * np.eye(len(x)), y)
+        right += int(np.argmax(rows[place] @ weights) == labels[place])
+    return right
+
+
+@torch.no_grad()
+def test_the_numbers_are_those_of_plain_loops():
+    recorder = Recorder()
+    model = tiny.model().eval()
+    metrics = probing({"knn": Knn(k=4), "few_shot": FewShot(shots=3), "recorder": recorder})(model).metrics
+    assert (metrics["train_images"], metrics["test_images"]) == (30, 45)
+    features = asked(recorder, 2) | {"pixels": recorder.asked[0]}
+    left_out = {"knn4": [], "few_shot3": []}
+    for name, sets in features.items():
+        (train, labels, *_), (test, test_labels, *_) = (vars(one).values() for one in sets)
+        assert torch.bincount(labels).tolist() == [10, 10, 10]
+        end = "pixels" if name == "pixels" else name.split("_")[0]
+        expected = (votes(train, labels.numpy(), test, 4) == test_labels.numpy()).mean()
+        assert metrics[f"knn4_{end}"] == pytest.approx(expected)
+        (found,) = FewShot(shots=3).fit(*sets)
+        assert metrics[f"few_shot3_{end}"] == pytest.approx(found.mean)
+        left_out["knn4"].append((votes(train, labels.numpy(), train, 4, own=True) == labels.numpy()).sum())
+        supports = [torch.cat([of[:3] for of in sample(labels, 3, fit.seed)]) for fit in found.fits]
+        left_out["few_shot3"].append(
+            sum(
+                fits_to_all_but_one(train[support], labels[support].numpy(), fit.l2)
+                for support, fit in zip(supports, found.fits, strict=True)
+            )
+        )
+    for name, (*of_layers, _) in left_out.items():
+        chosen = metrics[f"{name}_chosen"]
+        assert of_layers[chosen - 1] == max(of_layers)
+        assert metrics[name] == metrics[f"{name}_layer{chosen}"]
+        assert metrics[f"{name}_last"] == metrics[f"{name}_layer2"]
+
+
+@torch.no_grad()
+def test_no_test_label_chooses_the_layer():
+    class Best(Probe):
+        """The first layer is the better one on the bank, the second on the test images."""
+
+        name = "best"
+        answers = itertools.chain([(0.2, 0)], itertools.cycle([(0.3, 5), (0.9, 4)]))
+
+        def __call__(self, train, test, *, choose=False):
+            accuracy, left_out = next(self.answers)
+            return Result(scores={"accuracy": accuracy}, choice=(left_out,))
+
+    metrics = probing({"best": Best()})(tiny.model().eval()).metrics
+    assert (metrics["best"], metrics["best_chosen"], metrics["best_last"]) == (0.3, 1, 0.9)
+
+
+@torch.no_grad()
+def test_what_chooses_is_an_accuracy_with_its_standard_error():
+    metrics = probing()(tiny.model().eval()).metrics
+    for name, predictions in (("knn4", 30), ("few_shot3", 3 * 9)):  # few_shot: three samples of 3 images of 3 classes
+        accuracy = metrics[f"{name}_choice"]
+        assert 0 < accuracy < 1
+        assert accuracy * predictions == pytest.approx(round(accuracy * predictions))
+        assert metrics[f"{name}_choice_error"] == pytest.approx((accuracy * (1 - accuracy) / predictions) ** 0.5)
+
+
+@pytest.mark.parametrize(("precision", "pooling"), [("32-true", "patch_mean"), ("bf16-mixed", "class_token")])
+def test_the_features_are_those_of_the_checkpoint(tmp_path, precision, pooling):
+    """As the tools that measure a checkpoint extract them."""
+    recorder, objective = Recorder(), tiny.model(0.2)
+    objective.encoder.pooling = pooling
+    objective.encoder.options = objective.encoder.options.changed(pooling=pooling)
+    probes = {"probe": probing({"recorder": recorder})}
+    tiny.train(tmp_path, objective=objective, evaluators=probes, precision=precision)
+    assert [row.get("probe/class_token") for row in rows(tmp_path).values()] == 4 * [
+        1 if pooling == "class_token" else None
+    ]
+    encoder = loading.load_encoder(loading_options.LoadEncoder(path=tmp_path / "step_00000012"))
+    function = Frozen(encoder, features_options.Features(layer="all").readings(encoder.arguments), identity="")
+    evaluator = probing({})
+    with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16-mixed"):
+        train, test = (extract(function, source, VIEW, batch_size=16) for source in (evaluator._train, evaluator._test))
+    for name, sets in asked(recorder, 2, pooling).items():
+        for found, expected in zip(sets, (train[name], test[name]), strict=True):
+            assert torch.equal(found.values, expected.values)
+            assert torch.equal(found.labels, expected.labels)
+    pixels = extract(Pixels(), evaluator._test, VIEW).values["pixels"]
+    assert torch.equal(recorder.asked[0][1].values, pixels)
+
+
+def test_training_does_not_notice_and_a_run_goes_on_with_its_history(tmp_path, capsys):
+    class Other(Evaluator):
+        def __call__(self, objective, history=None):
+            return Evaluation(metrics={"number": 1.0})
+
+    tiny.train(tmp_path / "without", dropout=0.2)
+    tiny.train(tmp_path / "with", dropout=0.2, evaluators={"probe": probing(), "other": Other()})
+    assert sums(tmp_path / "with") == sums(tmp_path / "without")
+    assert list(rows(tmp_path / "with")) == [0, 4, 8, 12]
+    assert list(rows(tmp_path / "with", "other")) == [0, 6, 12]
+    told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("probe: ")]
+    with Image.open(tmp_path / "with" / "probes.png") as picture:
+        assert min(picture.size) > 300
+
+    objective = tiny.interrupted(tiny.model(0.2), 8)
+    with pytest.raises(tiny.Interrupted):
+        tiny.train(tmp_path / "broken", dropout=0.2, evaluators={"probe": probing()}, objective=objective)
+    tiny.train(tmp_path / "broken", dropout=0.2, evaluators={"probe": probing()})
+    assert sums(tmp_path / "broken") == sums(tmp_path / "without")
+    assert rows(tmp_path / "broken") == rows(tmp_path / "with")
+    assert told == [line for line in capsys.readouterr().out.splitlines() if line.startswith("probe: ")]
+    assert len(told) == 3
+
+
+class Slow(Probe):
+    """A user's probe; its call of number `at` asks the process to stop and would then take long."""
+
+    name = "slow"
+
+    def __init__(self, at=-1):
+        self.calls, self.at = 0, at
+
+    def __call__(self, train, test, *, choose=False):
+        self.calls += 1
+        if self.calls == self.at:
+            os.kill(os.getpid(), signal.SIGTERM)
+            for _ in range(1000):
+                time.sleep(0.01)
+            raise AssertionError("the probe was not interrupted")
+        return Result(scores={"slow": train.values.mean().sigmoid().item()})
+
+
+class SlowFeatures(Frozen):
+    """The built-in evaluation: its batch of number `at` asks the process to stop, and none may follow."""
+
+    at, calls = -1, 0
+
+    def __call__(self, images):
+        SlowFeatures.calls += 1
+        if self.calls == self.at:
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert self.at < 0 or self.calls <= self.at
+        return super().__call__(images)
+
+
+class Exchanging(Evaluator):
+    """Work of several processes; step `at` of this process asks it to stop and would then take long."""
+
+    every = 4
+
+    def __init__(self, at: int | None):
+        self.steps, self.at = 0, at
+
+    def work(self) -> int:
+        if self.steps == self.at:
+            os.kill(os.getpid(), signal.SIGTERM)
+            for _ in range(1000):
+                time.sleep(0.01)
+            raise AssertionError("the evaluation was not interrupted")
+        self.steps += 1
+        return self.steps
+
+    def __call__(self, objective, history=None):
+        for _ in range(3):
+            shared = gather(self.work)  # as batches are
+            assert shared == [self.steps] * 2
+            self.work()  # as a fit is
+        return Evaluation(metrics={"steps": self.steps % 6})
+
+
+def evaluate_together(folder: Path, strategy: str, at: dict[int, int]) -> None:
+    evaluator, status = Exchanging(at.get(own_rank())), 0
+    try:
+        tiny.train(folder, dropout=0.2, strategy=strategy, evaluators={"probe": evaluator}, log_every=5)
+    except loop.Stopped as stopped:
+        status = stopped.status
+    (folder / f"steps.{own_rank()}").write_text(str(evaluator.steps))
+    os._exit(status)
+
+
+# The second of four evaluations has the steps 6 to 11: those of even numbers are shared.
+@pytest.mark.parametrize(
+    ("strategy", "at"),
+    [("ddp", {0: 8, 1: 7}), ("ddp", {0: 7}), ("ddp", {1: 8}), ("fsdp", {1: 8})],
+    ids=str,
+)
+def test_a_signal_interrupts_an_evaluation_of_two_processes_which_end_together(tmp_path, strategy, at):
+    """And with the bits of a run that nothing interrupts, whether one process receives the signal or both."""
+    assert start(evaluate_together, 2, tmp_path / "whole", strategy, {}) == [0, 0]
+    broken = tmp_path / "broken"
+    assert start(evaluate_together, 2, broken, strategy, at) == [143, 143]
+    for rank in range(2):
+        steps = int((broken / f"steps.{rank}").read_text())
+        assert steps == at[rank] if rank in at else steps <= min(at.values()) + 2
+    assert list(rows(broken)) == [0]
+    assert max(path.name for path in broken.glob("step_*")) == "step_00000004"
+    assert start(evaluate_together, 2, broken, strategy, {}) == [0, 0]
+    assert sums(broken) == sums(tmp_path / "whole")
+    assert rows(broken) == rows(tmp_path / "whole")
+
+
+# An evaluation is three calls of the probe (pixels once more in the first) and five batches: 30 and 45 images.
+@pytest.mark.parametrize(("step", "call", "batch"), [(0, 2, 2), (4, 5, 7), (12, 9, 20)])
+@pytest.mark.parametrize("slow", ["probe", "features"])
+def test_a_signal_interrupts_an_evaluation_which_is_repeated_after_the_restart(
+    tmp_path, monkeypatch, slow, step, call, batch
+):
+    class Other(Evaluator):
+        def __call__(self, objective, history=None):
+            return Evaluation(metrics={})
+
+    def train(folder, call=-1, batch=-1):
+        monkeypatch.setattr(SlowFeatures, "at", batch)
+        monkeypatch.setattr(SlowFeatures, "calls", 0)
+        evaluators = {"other": Other(), "probe": probing({"slow": Slow(call)})}
+        return tiny.train(folder, dropout=0.2, evaluators=evaluators, log_every=5)
+
+    monkeypatch.setattr("ssvit.evaluation.panels.online.Frozen", SlowFeatures)
+    train(tmp_path / "whole")
+    broken, at = tmp_path / "broken", {"probe": {"call": call}, "features": {"batch": batch}}[slow]
+    with pytest.raises(loop.Stopped) as stopped:
+        train(broken, **at)
+    assert stopped.value.status == 128 + signal.SIGTERM
+    assert max((path.name for path in broken.glob("step_*")), default="") == (f"step_{step:08d}" if step else "")
+    assert step == 0 or step not in rows(broken)
+    assert train(broken)[0] is True
+    assert sums(broken) == sums(tmp_path / "whole")
+    assert rows(broken) == rows(tmp_path / "whole")
+    assert not list(broken.glob("aside*"))
+    assert train(broken)[0] is False
+
+
+GOOD = {"train_images": 30, "test_images": 45, "chance": 1 / 3} | {
+    f"{name}{key}": value
+    for name in ("knn4", "few_shot3")
+    for key, value in {"": 0.52, "_chosen": 1, "_last": 0.5, "_pixels": 0.48, "_layer1": 0.52, "_layer2": 0.5}.items()
+}
+START = {"step": 0, "train_images": 30, "test_images": 45, "knn4": 0.31, "few_shot3": 0.31}
+
+
+def told(metrics, history):
+    """The lines of these metrics after that history."""
+    return describe(metrics, [Knn(k=4), FewShot(shots=3)], start_of(history, metrics))
+
+
+def plotted(metrics, history):
+    """The picture of the probes, where the last row has these metrics."""
+    history = [*history, {"step": 12, **metrics}]
+    start, titles = start_of(history, metrics), {"knn4": "4-NN", "few_shot3": FewShot(shots=3).title}
+    return figures.probes(history, titles, start=start, chance=metrics["chance"])
+
+
+def test_the_summary_says_whether_the_floors_are_beaten():
+    first, second, last = told(GOOD, [START, {"step": 12, **GOOD}])
+    assert first == (
+        "4-NN 52.0 % at layer 1 of 2 (chosen without test images), last layer 50.0 %, chance 33.3 %: better than "
+        "random weights, 31.0 %; perhaps better than the pixels, 48.0 %"
+    )
+    assert second.startswith(f"{FewShot(shots=3).title} 52.0 %")
+    assert last == "by 30 training images, on 45 held-out ones; perhaps: by less than two standard errors"
+    # Two standard errors of the difference from 31 % on 45 images are 20.3 points; on ten times as many 6.4.
+    near, many = START | {"knn4": 0.32}, {"test_images": 450}
+    assert ": perhaps better than random weights, 32.0 %" in told(GOOD, [near])[0]
+    assert ": better than random weights, 32.0 %" in told(GOOD | many, [near | many])[0]
+    equal = START | {"knn4": 0.52}
+    assert ": NO better than random weights, 52.0 %" in told(GOOD, [equal])[0]
+    assert "NO better than the pixels" in told(GOOD | {"knn4_pixels": 0.6}, [START])[0]
+
+
+def test_a_probe_at_chance_tells_nothing_whatever_the_baselines():
+    # Chance is a third of 45 images, and two standard errors are 14.1 points.
+    metrics = GOOD | {"knn4": 0.47, "knn4_pixels": 0.2}
+    first, second, _ = told(metrics, [START])
+    assert first.endswith(
+        "chance 33.3 %: not above chance by two standard errors, so this tells nothing yet; random weights 31.0 %; "
+        "the pixels 20.0 %"
+    )
+    assert "better than random weights" in second
+    figure = plotted(metrics, [START])
+    for axis in figure.axes:
+        (line,) = [line for line in axis.lines if line.get_label() == "chance (most frequent class): 33.3 %"]
+        assert line.get_ydata() == pytest.approx([100 / 3] * 2)
+
+
+@pytest.mark.parametrize(
+    "history", [[], [{"step": 4, **GOOD}], [START | {"test_images": 40}], [START | {"knn4": None, "few_shot3": None}]]
+)
+def test_a_floor_that_the_history_lacks_is_not_guessed(history):
+    for line in told(GOOD, history)[:2]:
+        assert "random weights were not measured on these images" in line
+        assert "better than the pixels, 48.0 %" in line
+    assert plotted(GOOD, history).axes
+
+
+@torch.no_grad()
+def test_features_that_are_not_finite_do_not_end_a_run():
+    model = tiny.model().eval()
+    model.encoder.norm.bias.fill_(math.inf)
+    found = probing()(model, [{"step": 0}])
+    metrics = found.metrics
+    assert math.isnan(metrics["knn4"])
+    assert math.isnan(metrics["few_shot3"])
+    assert "not measured, the features are not finite" in found.lines[0]
+    assert found.figures["probes"].axes
+
+
+def test_what_the_images_do_not_suffice_for_is_told_at_the_start():
+    assert probing().refused == []
+    some = probing(train_images=8)
+    assert [probe.title for probe in some.probes] == ["4-NN"]
+    (line,) = some.refused
+    assert line == (
+        f"{FewShot(shots=3).title}: not measured by 8 training images (probing.train_images takes more): shots=3: "
+        "class 0 (dark) has 2 training images, and at least 3 are needed"
+    )
+    none = probing(train=TRAIN.take(torch.arange(4)))
+    assert none.probes == []
+    assert none.refused[0] == "4-NN: not measured by 4 training images: k=4: must be below 4, the training images"
+    for sources in ({"train": Memory(TRAIN.in_memory)}, {"test": Memory(TEST.in_memory)}):
+        unlabelled = probing(**sources)
+        assert (unlabelled.probes, unlabelled.refused) == ([], ["no probes: the images have no labels"])
+
+
+def test_files_are_read_once_and_unreadable_ones_left_out(tmp_path):
+    paths = [str(tmp_path / f"{number:03}.png") for number in range(120)]
+    many = labelled(120, 3)
+    for path, image in zip(paths, many.in_memory, strict=True):
+        Image.fromarray(image.permute(1, 2, 0).numpy()).save(path)
+    Path(paths[7]).write_bytes(b"no image")
+    evaluator = probing(train=Files(paths, many.labels, CLASSES), train_images=120)
+    for path in paths:
+        os.remove(path)
+    expected = probing(train=many.take(torch.tensor([n for n in range(120) if n != 7])), train_images=119)
+    with torch.no_grad():
+        model = tiny.model().eval()
+        assert evaluator(model).metrics == expected(model).metrics
+    assert len(evaluator._train) == 119
+
+
+def join(folder: Path) -> None:
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo")
+    with torch.no_grad():
+        metrics = probing()(tiny.model().eval()).metrics
+    (folder / f"{own_rank()}.json").write_text(json.dumps(metrics))
+    torch.distributed.destroy_process_group()
+
+
+def test_two_processes_get_the_numbers_of_one(tmp_path):
+    assert start(join, 2, tmp_path) == [0, 0]
+    with torch.no_grad():
+        alone = probing()(tiny.model().eval()).metrics
+    assert [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)] == [alone, alone]
+
+
+def test_images_without_labels_train_as_before(tmp_path, capsys):
+    for number, picture in enumerate(tiny.pictures()):
+        Image.fromarray(picture.permute(1, 2, 0).numpy()).save(tmp_path / f"{number}.png")
+    config = composed(
+        "data=folder", f"data.root={tmp_path}", "data.image_size=16", "encoder.width=16", "encoder.depth=1",
+        "encoder.patch_size=4", "encoder.heads=2", "recipe.batch_size=4", "recipe.steps=2", "recipe.warmup=1",
+        "recipe.precision=32-true", "fabric.accelerator=cpu", "probe=[knn]",
+    )  # fmt: skip
+    (tmp_path / "run").mkdir()
+    Session(config.config, tmp_path / "run", stage=PRETRAIN).train(config.config, tmp_path / "run")
+    told = capsys.readouterr().out.splitlines()
+    assert told.count("no probes: the images have no labels") == 1
+    assert not any(line.startswith("probe: ") for line in told)
+    assert (tmp_path / "run" / "step_00000002").is_dir()

@@ -1,0 +1,362 @@
+"""The segmentation probe: its numbers are those of plain loops in float64, and what does not count changes nothing."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from command import TINY
+from PIL import Image
+
+from ssvit.data.sources import datasets, datasets_options
+from ssvit.evaluation.features import Features, Frozen, PatchPixels
+from ssvit.evaluation.features_options import Reading
+from ssvit.evaluation.probes.segmentation import Segmentation, class_shares, label, mean_iou
+from ssvit.models import vit_options
+from ssvit.models.vit import ViT
+from ssvit.options import OptionError, UserError
+
+K, GRID, SIZE = 4, (3, 2), (12, 8)
+FEW = {"train_images": 20, "test_images": 20, "k": 5, "l2s": [0.1, 1e-3]}
+
+
+def random(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def random_masks(count: int, seed: int) -> torch.Tensor:
+    """Blobs of the first classes, some pixels of which do not count."""
+    blobs = random(count, K, *GRID, seed=seed)
+    masks = F.interpolate(blobs, size=SIZE, mode="bilinear").argmax(1).to(torch.uint8)
+    return masks.masked_fill(random(count, *SIZE, seed=seed + 1) > 1, 255)
+
+
+def features(count: int, seed: int, noise: float = 0.8) -> Features:
+    masks = random_masks(count, seed)
+    values = F.pad(class_shares(masks, GRID, K), (0, 3)) + noise * random(count, *GRID, K + 3, seed=seed + 2)
+    return Features(values, None, (), masks)
+
+
+def plain_shares(masks: torch.Tensor) -> torch.Tensor:
+    p, q = SIZE[0] // GRID[0], SIZE[1] // GRID[1]
+    shares = torch.zeros(len(masks), *GRID, K, dtype=torch.float64)
+    for i, mask in enumerate(masks.tolist()):
+        for row, pixels in enumerate(mask):
+            for column, number in enumerate(pixels):
+                if number != 255:
+                    shares[i, row // p, column // q, number] += 1
+    return shares / shares.sum(-1, keepdim=True).clamp_min(1)
+
+
+def plain_iou(answers: torch.Tensor, masks: torch.Tensor) -> float:
+    both, either = [0] * 256, [0] * 256
+    for answer, true in zip(answers.flatten().tolist(), masks.flatten().tolist(), strict=True):
+        if true != 255:
+            both[true] += answer == true
+            for number in {answer, true}:
+                either[number] += 1
+    found = [one / all_ for one, all_ in zip(both, either, strict=True) if all_]
+    return sum(found) / len(found)
+
+
+def plain_label(scores: torch.Tensor) -> torch.Tensor:
+    """Bilinear between the centres of patches, in float64, pixel for pixel."""
+    out = torch.zeros(len(scores), *SIZE, dtype=torch.uint8)
+
+    def taps(place: int, pixels: int, cells: int) -> list[tuple[int, float]]:
+        at = min(max((place + 0.5) * cells / pixels - 0.5, 0), cells - 1)
+        low = min(int(at), cells - 1)
+        return [(low, 1 - (at - low)), (min(low + 1, cells - 1), at - low)]
+
+    for i in range(len(scores)):
+        for row in range(SIZE[0]):
+            for column in range(SIZE[1]):
+                score = sum(
+                    a * b * scores[i, y, x].double()
+                    for y, a in taps(row, SIZE[0], GRID[0])
+                    for x, b in taps(column, SIZE[1], GRID[1])
+                )
+                out[i, row, column] = score.argmax()
+    return out
+
+
+def test_mean_iou_is_that_of_a_loop_over_pixels():
+    answers, masks = random_masks(5, 1), random_masks(5, 4)
+    answers[answers == 255] = 0
+    assert mean_iou(answers, masks, K) == pytest.approx(plain_iou(answers, masks))
+    answers[answers == 3], masks[masks == 3] = 0, 1  # a class that neither has
+    assert mean_iou(answers, masks, K) == pytest.approx(plain_iou(answers, masks))
+    assert mean_iou(torch.where(masks == 255, 0, masks), masks, K) == 1
+
+
+def test_shares_and_labels_are_those_of_loops():
+    masks = random_masks(3, 2)
+    masks[0, :4, :4] = 255
+    shares = class_shares(masks, GRID, K)
+    torch.testing.assert_close(shares.double(), plain_shares(masks))
+    assert shares[0, 0, 0].sum() == 0
+    scores = random(3, *GRID, K)
+    assert torch.equal(label(scores, SIZE), plain_label(scores))
+
+
+def test_neighbours_vote_as_in_a_plain_loop():
+    probe = Segmentation(**FEW)
+    train, test = features(6, 10), features(4, 20)
+    train.masks[2, :4, :4] = 255  # a patch that cannot vote
+    shares = class_shares(train.masks, GRID, K)
+    votes = probe.vote(train.values, shares, test.values).flatten(0, 2)
+    unit = F.normalize(train.values.double().flatten(0, 2), dim=1)
+    for vote, query in zip(votes, F.normalize(test.values.double().flatten(0, 2), dim=1), strict=True):
+        cosines = [(float(one @ query), own) for one, own in zip(unit, shares.flatten(0, 2), strict=True) if own.sum()]
+        nearest = sorted(cosines, key=lambda pair: -pair[0])[:5]
+        weights = torch.tensor([cosine / 0.02 for cosine, _ in nearest], dtype=torch.float64).softmax(0)
+        expected = sum(weight * own.double() for weight, (_, own) in zip(weights, nearest, strict=True))
+        torch.testing.assert_close(vote.double(), expected, rtol=1e-3, atol=1e-4)
+
+
+def test_the_layer_is_the_optimum_in_float64():
+    train = features(12, 30)
+    train.masks[1] = 255
+    shares = class_shares(train.masks, GRID, K)
+    layer = Segmentation(**FEW).fit(train.values, shares, 0.01)
+    counts = shares.sum(-1) > 0
+    x, y = train.values[counts].double(), shares[counts].double()
+    x = (x - x.mean(0)) / x.std(0, correction=0)
+    weights = torch.zeros(K, x.shape[1] + 1, dtype=torch.float64, requires_grad=True)
+    descent = torch.optim.LBFGS([weights], max_iter=500, tolerance_grad=1e-12, line_search_fn="strong_wolfe")
+
+    def loss():
+        descent.zero_grad()
+        value = -(y * (x @ weights[:, :-1].T + weights[:, -1]).log_softmax(1)).sum(1).mean()
+        value = value + 0.005 * weights[:, :-1].square().sum()
+        value.backward()
+        return value
+
+    descent.step(loss)
+    expected = (x @ weights[:, :-1].T + weights[:, -1]).softmax(1).detach()
+    torch.testing.assert_close(layer(train.values)[counts].softmax(-1).double(), expected, rtol=1e-3, atol=1e-4)
+
+
+def test_the_columns_are_those_of_plain_answers():
+    train, test = features(20, 40), features(8, 50)
+    probe = Segmentation(**FEW)
+    found = probe(train, test)
+    shares = class_shares(train.masks, GRID, K)
+    most = int(torch.bincount(train.masks[train.masks != 255].long()).argmax())
+    layer = probe.fit(train.values, shares, found.numbers["l2"])
+    expected = {
+        "constant": torch.full_like(test.masks, most),
+        "k-NN": plain_label(probe.vote(train.values, shares, test.values)),
+        "linear": plain_label(layer(test.values)),
+    }
+    assert list(found.scores) == list(expected)
+    for name, answers in expected.items():
+        assert found.scores[name] == pytest.approx(plain_iou(answers, test.masks), abs=0.01)
+    assert found.numbers["l2"] in FEW["l2s"]
+    assert plain_iou(found.predictions, test.masks) == pytest.approx(found.scores["linear"])
+    assert found.scores["constant"] < min(found.scores["linear"], found.scores["k-NN"])
+
+
+def test_perfect_features_give_what_the_patches_can_tell():
+    masks = torch.randint(K, (20, *GRID), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
+    one_hot = F.one_hot(masks.long(), K).float()
+    masks = masks.repeat_interleave(SIZE[0] // GRID[0], 1).repeat_interleave(SIZE[1] // GRID[1], 2)
+    train, test = (Features(one_hot[part], None, (), masks[part]) for part in (slice(12), slice(12, None)))
+    found = Segmentation(**FEW)(train, test)
+    for name in ("k-NN", "linear"):
+        assert found.scores[name] == pytest.approx(plain_iou(plain_label(test.values), test.masks), abs=0.02)
+    # The borders alone are lost, where the scores of two patches mix.
+    assert found.scores["linear"] > 0.8
+
+
+def test_pixels_that_do_not_count_change_nothing():
+    train, test = features(20, 60), features(8, 70)
+    hidden = test.masks == 255
+    answers = Segmentation(**FEW)(train, test).predictions
+    other = torch.where(hidden, (answers + 1) % K, answers)
+    assert mean_iou(answers, test.masks, K) == mean_iou(other, test.masks, K)
+    # A patch of which no pixel counts teaches nothing, whatever its features are.
+    train.masks[:, :4, :4] = 255
+    loud = train.values.clone()
+    loud[:, 0, 0] = 1e3
+    found = [Segmentation(**FEW)(replace(train, values=values), test) for values in (train.values, loud)]
+    assert found[0].scores["k-NN"] == found[1].scores["k-NN"]
+    shares = class_shares(train.masks, GRID, K)
+    fits = [Segmentation(**FEW).fit(values, shares, 0.1).weights for values in (train.values, loud)]
+    assert torch.equal(*fits)
+
+
+def test_no_test_mask_chooses():
+    train, test = features(20, 80), features(8, 90)
+    probe = Segmentation(**FEW)
+    found = [probe(train, replace(test, masks=masks)) for masks in (test.masks, test.masks.flip(0))]
+    assert torch.equal(found[0].predictions, found[1].predictions)
+    assert found[0].numbers["l2"] == found[1].numbers["l2"]
+
+
+def test_patch_features_lie_where_the_patches_do():
+    torch.manual_seed(0)
+    encoder = ViT(
+        vit_options.ViT(image_size=[8, 12], patch_size=4, width=16, depth=2, heads=2, class_token=True)
+    ).eval()
+    images = torch.randint(256, (3, 3, 8, 12), dtype=torch.uint8)
+    function = Frozen(encoder, [Reading(2, "patches")], identity="x")
+    found = function(images)["layer2_patches"]
+    assert found.shape == (3, 2, 3, 16)
+    torch.testing.assert_close(found.flatten(1, 2), encoder(images)[:, 1:])
+    pixels = PatchPixels((4, 4))(images)["pixels"]
+    assert torch.equal(pixels[1, 1, 2], images[1, :, 4:, 8:].flatten() / 255)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"k": 0}, "k=0: must be a whole number, 1 or more"),
+        ({"train_images": 1}, "train_images=1: must be a whole number, 2 or more"),
+        ({"test_images": 0}, "test_images=0: must be a whole number, 1 or more"),
+        ({"temperature": 0}, "temperature=0: must be a number, above 0"),
+    ],
+)
+def test_wrong_options_are_told(options, message):
+    with pytest.raises(OptionError, match=message):
+        Segmentation(**options)
+
+
+def test_masks_of_one_class_are_told():
+    train = features(4, 0)
+    train.masks[:] = 0
+    with pytest.raises(UserError, match="two classes in their masks"):
+        Segmentation(**FEW)(train, train)
+
+
+QUICK = (
+    "probes=[segmentation]", "probes.segmentation.l2s=[0.1]", "probes.segmentation.k=3",
+    "probes.segmentation.train_images=12", "probes.segmentation.test_images=6", "fabric.accelerator=cpu",
+)  # fmt: skip
+
+
+def test_measures_the_embedded_set(tool, tmp_path):
+    trained = tool("pretrain", *TINY, "probe=[segmentation]", "name=run")
+    assert "segmentation: not in training" in trained.stdout + trained.stderr
+    done = tool("evaluate", *QUICK, f"output={tmp_path}/report")
+    table = [line.split() for line in done.stdout.splitlines()]
+    assert ["features", "constant", "k-NN", "linear"] in table
+    written = json.loads((tmp_path / "report" / "report.json").read_text())
+    (found,) = written["measured"]
+    assert list(found["values"]) == ["layer2_patches", "random_layer2_patches", "pixels"]
+    assert (found["best"], found["chance"]) == ("layer2_patches", None)
+    assert "the class that each pixel is taken for" in (tmp_path / "report" / "report.html").read_text()
+    both = tool("evaluate", *QUICK, "probes=[knn,segmentation]", "probes.knn.k=3", f"output={tmp_path}/both")
+    again = json.loads((tmp_path / "both" / "report.json").read_text())["measured"]
+    assert [one["measure"] for one in again] == ["knn", "segmentation"]
+    assert again[1]["values"] == found["values"]
+    assert "segmentation" in both.stdout
+
+
+def picture_folder(folder: Path, *, masks: bool) -> list[str]:
+    """Bright squares on dark ground, without labels."""
+    numbers = np.random.default_rng(0)
+    for name in ("images", "masks"):
+        (folder / name).mkdir()
+    for place in range(20):
+        mask = np.zeros((20, 24), dtype=np.uint8)
+        y, x = numbers.integers(0, 12, 2)
+        mask[y : y + 8, x : x + 8] = 1
+        pixels = numbers.integers(0, 60, (20, 24, 3)) + 150 * mask[:, :, None]
+        Image.fromarray(pixels.astype(np.uint8)).save(folder / "images" / f"{place}.png")
+        mask[0] = 255
+        Image.fromarray(mask).save(folder / "masks" / f"{place}.png")
+    return ["data=folder", f"data.root={folder}/images", "data.image_size=16", "data.held_out=0.3"] + (
+        [f"data.masks={folder}/masks"] if masks else []
+    )
+
+
+def test_measures_a_folder_with_masks(tool, tmp_path):
+    tool("pretrain", *TINY, "probe=[]", "name=run")
+    data = picture_folder(tmp_path, masks=True)
+    done = tool("evaluate", *QUICK, *data, f"output={tmp_path}/report")
+    assert "12 training and 6 test images, no labels" in done.stdout
+    (found,) = json.loads((tmp_path / "report" / "report.json").read_text())["measured"]
+    constant, _, linear = found["values"]["pixels"]
+    assert linear > constant
+    assert found["numbers"]["pixels"]["classes"] == 2
+    failed = tool("evaluate", *QUICK, *data[:-1], status=1)
+    (line,) = failed.stderr.splitlines()
+    assert "has no mask, which segmentation needs: give data.masks=PATH" in line
+
+
+def test_the_layout_of_ade20k_is_a_folder_with_masks(tmp_path):
+    """images/training/a.jpg has its mask in annotations/training/a.png; there is no class of a whole image."""
+    expected = {}
+    for part, count in (("training", 3), ("validation", 2)):
+        for number in range(count):
+            mask = random_masks(1, number)[0]
+            expected[f"{part}{number}"] = mask
+            for folder, picture, ending in (
+                ("images", torch.zeros(*SIZE, 3, dtype=torch.uint8), "jpg"),
+                ("annotations", mask, "png"),
+            ):
+                (tmp_path / folder / part).mkdir(parents=True, exist_ok=True)
+                Image.fromarray(picture.numpy()).save(tmp_path / folder / part / f"ADE_{number}.{ending}")
+    data = datasets.folder(
+        datasets_options.Folder(
+            root=str(tmp_path / "images"),
+            train="training",
+            validation="validation",
+            masks=str(tmp_path / "annotations"),
+        )
+    )
+    assert (data.train.labels, data.test) == (None, None)
+    for part, source in (("training", data.train), ("validation", data.validation)):
+        for index in range(len(source)):
+            assert torch.equal(source.mask(index), expected[f"{part}{index}"])
+
+
+def test_the_layout_of_pascal_voc_has_lists_and_palettes(tmp_path):
+    """Images without a mask are in no list; the border of an object is 255."""
+    expected = {}
+    names = {"train": ["2007_000032", "2007_000039", "2007_000063"], "val": ["2007_000033", "2007_000042"]}
+    for folder in ("JPEGImages", "SegmentationClass", "ImageSets/Segmentation"):
+        (tmp_path / folder).mkdir(parents=True)
+    for part, listed in names.items():
+        (tmp_path / "ImageSets" / "Segmentation" / f"{part}.txt").write_text("".join(f"{one}\n" for one in listed))
+        for name in listed:
+            expected[name] = random_masks(1, int(name[-2:]))[0]
+            image = Image.fromarray(torch.full((*SIZE, 3), int(name[-2:]), dtype=torch.uint8).numpy())
+            image.save(tmp_path / "JPEGImages" / f"{name}.jpg", quality=100)
+            mask = Image.fromarray(expected[name].numpy())
+            mask.putpalette([number * 7 % 256 for number in range(768)])
+            assert mask.mode == "P"
+            mask.save(tmp_path / "SegmentationClass" / f"{name}.png")
+    Image.new("RGB", SIZE).save(tmp_path / "JPEGImages" / "2008_000001.jpg")
+    data = datasets.voc(datasets_options.Voc(root=str(tmp_path)))
+    assert any((mask == 255).any() for mask in expected.values())
+    for listed, source in ((names["train"], data.train), (names["val"], data.watched)):
+        assert len(source) == len(listed)
+        for index, name in enumerate(listed):
+            assert source.name(index).endswith(f"{name}.jpg")
+            assert torch.equal(source.mask(index), expected[name])
+            assert source.read(index).float().mean().round() == int(name[-2:])
+    (tmp_path / "SegmentationClass" / "2007_000042.png").unlink()
+    with pytest.raises(UserError, match=r"val.txt: there is no file .*2007_000042.png"):
+        datasets.voc(datasets_options.Voc(root=str(tmp_path)))
+    (tmp_path / "ImageSets" / "Segmentation" / "val.txt").unlink()
+    with pytest.raises(UserError, match=r"holds no ImageSets/Segmentation/val.txt"):
+        datasets.voc(datasets_options.Voc(root=str(tmp_path)))
+
+
+def test_patches_that_do_not_divide_a_mask_share_its_pixels():
+    masks = random_masks(3, 0)
+    grid = (5, 3)  # of masks of 12 x 8: rows of patches begin at 0, 2, 4, 7, 9 and end before 3, 5, 8, 10, 12
+    found = class_shares(masks, grid, K)
+    rows, columns = ((0, 3), (2, 5), (4, 8), (7, 10), (9, 12)), ((0, 3), (2, 6), (5, 8))
+    for image, mask in enumerate(masks):
+        for y, (top, bottom) in enumerate(rows):
+            for x, (left, right) in enumerate(columns):
+                pixels = mask[top:bottom, left:right].flatten().tolist()
+                counted = [pixel for pixel in pixels if pixel != 255]
+                expected = [counted.count(number) / max(1, len(counted)) for number in range(K)]
+                assert found[image, y, x].tolist() == pytest.approx(expected, abs=1e-6)

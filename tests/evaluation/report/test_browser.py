@@ -1,0 +1,102 @@
+"""The report in a real browser: no error, nothing wider than a phone, and a hint where a table goes on.
+
+It needs Chromium or Chrome, and is skipped where there is none.
+"""
+
+import html
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from test_report import OWN, scored
+
+from ssvit.evaluation.report import page as report
+from ssvit.evaluation.report.side_by_side import SideBySide
+from ssvit.figures import classes
+from ssvit.figures.probes import by_column, by_layer
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+BROWSER = next(filter(None, map(shutil.which, NAMES)), None)
+WIDTHS = (390, 1200)
+# Whether a hint is visible shows in a frame after the layout, which a page that is only loaded may not have: what makes
+# it visible is its animation, along the part that scrolls.
+LOOK = """
+onload = () => {
+  const found = [...document.querySelectorAll("iframe")].map(({contentDocument: page}) => ({
+    content: page.documentElement.scrollWidth,
+    room: page.documentElement.clientWidth,
+    images: [...page.images].map(image => image.naturalWidth),
+    hints: [...page.querySelectorAll(".scroller")].map(part => [
+      part.querySelector(".wide").scrollWidth > part.querySelector(".wide").clientWidth,
+      part.querySelector(".hint").getAnimations().map(({timeline, effect}) => [
+        timeline.source === part.querySelector(".wide"), timeline.axis, effect.getKeyframes()[0].visibility,
+      ]),
+    ]),
+  }));
+  document.body.innerHTML = `<pre>${JSON.stringify(found)}</pre>`;
+};
+"""
+pytestmark = pytest.mark.skipif(BROWSER is None, reason=f"needs a browser, one of {', '.join(NAMES)}")
+
+
+def browse(folder: Path, page: str) -> tuple[str, str]:
+    """A page as the browser has it after loading, and what it said on its console."""
+    (folder / "page.html").write_text(page, encoding="utf-8")
+    assert BROWSER is not None
+    options = [
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--enable-logging=stderr",
+        f"--user-data-dir={folder}/own",
+    ]
+    address = (folder / "page.html").as_uri()
+    done = subprocess.run([BROWSER, *options, "--dump-dom", address], capture_output=True, text=True, check=True)
+    return done.stdout, "\n".join(line for line in done.stderr.splitlines() if ":CONSOLE" in line)
+
+
+def test_the_report_fits_a_phone_and_says_where_it_goes_on(tmp_path: Path) -> None:
+    known = {"chance": 0.1, "images": 420}
+    scores = [
+        scored("few_shot", ["1 label per class", "all labels"], [0.5, 0.7, 0.65, 0.1, 0.2, 0.3, 0.25], 0.0156, **known),
+        scored("knn", [f"{k}-NN" for k in range(1, 30)], [0.5, 0.7, 0.65, 0.1, 0.2, 0.3, 0.25], **known),
+    ]
+    figures = {
+        "by_layer": by_layer(scores, OWN),
+        "by_column": by_column(scores),
+        "confusion": classes.confusion(torch.eye(3), ["a", "b", "c"], accuracy=1, part="test", by="knn"),
+    }
+    facts = {
+        "checkpoint": "a/" * 100, "data": "folder in /" + "b" * 100, "train_images": 3000, "test_images": 420,
+        "measured_on": "test", "chance": 0.1, "classes": ["a"], "copies": {"test_images_in_train": 0, "examples": []},
+    }  # fmt: skip
+    compared = SideBySide(scores, {"mine": [""]})
+    (page, *_) = report.write(
+        tmp_path, facts=facts, scores=scores, own=OWN, figures=figures, compared=compared, conclusion=[]
+    )
+    text = html.escape(page.read_text(encoding="utf-8"))
+    frames = "".join(f'<iframe srcdoc="{text}" width="{width}" height="900"></iframe>' for width in WIDTHS)
+    seen, errors = browse(tmp_path, f"<!DOCTYPE html><body>{frames}<script>{LOOK}</script>")
+    assert errors == ""
+    written = re.search(r"<pre>(.*)</pre>", seen)
+    assert written is not None
+    phone, desk = json.loads(written[1])
+    for width, found in zip(WIDTHS, (phone, desk), strict=True):
+        assert width - 20 <= found["room"] <= width
+        assert found["content"] <= found["room"]
+        assert len(found["images"]) == 3
+        assert all(found["images"])
+        assert all(shown == [[True, "inline", "visible"]] for _, shown in found["hints"])
+    assert sum(goes_on for goes_on, _ in phone["hints"]) >= 3
+    # The table of the probes and the figures fit a desk; 29 columns do not.
+    assert [goes_on for goes_on, _ in desk["hints"]] == [False] * 5 + [True]
+
+
+def test_what_a_page_must_not_do_is_seen(tmp_path: Path) -> None:
+    policy = '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'">'
+    _, errors = browse(tmp_path, f"<!DOCTYPE html>{policy}<script>alert(1)</script>")
+    assert "Content Security Policy" in errors

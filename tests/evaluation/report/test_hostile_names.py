@@ -1,0 +1,173 @@
+"""Names of classes, files and sets are shown as they are: no HTML, Markdown, mathematics, escapes or references."""
+
+import csv
+import json
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+import torch
+from command import TINY
+from matplotlib.figure import Figure
+from PIL import Image
+from pyarrow import parquet
+
+from ssvit.analysis import similarity
+from ssvit.data.sources import pseudo_labels
+from ssvit.data.sources.pseudo_labels import PseudoLabel
+from ssvit.evaluation.report import page as report
+from ssvit.evaluation.report.side_by_side import SideBySide
+from ssvit.exchange import card
+from ssvit.exchange.export_options import Export
+from ssvit.figures import classes, contact_sheet, maps, robustness
+from ssvit.figures.png import png
+from ssvit.figures.style import fitted
+from ssvit.models import vit_options
+from ssvit.models.vit import ViT
+from ssvit.options import UserError, markdown, one_line
+from ssvit.retrieval import embedding
+from ssvit.studies import robustness as sets
+from ssvit.studies import vtab
+
+NAMES = (
+    "<img src=x onerror=alert(1)>", r"$\frac{$", "$x^2$", "red\x1b[31m\x1b]0;title\x07", "right\u202egpj.exe",
+    "\u200f\u2066marks", "two\nlines", "_hidden[a](b)|*", "${oc.env:HOME}", "\udcff\udcfebytes", '=1+1,"q"',
+)  # fmt: skip
+IMAGE = torch.zeros(3, 8, 8)
+named = pytest.mark.parametrize("name", NAMES, ids=ascii)
+
+
+class Tags(HTMLParser):
+    """The tags of a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self.found.append(tag)
+
+
+def figures(name: str) -> list[Figure]:
+    """A figure of each kind that shows names."""
+    pair = [name, "b"]
+    attention, images = torch.full((2, 4), 0.25), torch.stack([IMAGE, IMAGE])
+    neighbour = contact_sheet.Neighbour(IMAGE, 0.5, name)
+    interval = (0.5, 0.1)
+    return [
+        classes.confusion(torch.eye(2), pair, accuracy=1.0, part="test", by=name),
+        classes.mistakes([(IMAGE, name, name, 0.5)], wrong=1, images=2, part="test"),
+        classes.precisions(dict.fromkeys(pair, (0.5, 0.1)), mean=0.5, part="test"),
+        contact_sheet.contact_sheet([contact_sheet.Row(IMAGE, name, [neighbour])]),
+        maps.plot_distances({one: torch.ones(2, 2) for one in pair}, 1.0),
+        maps.plot_rollout(images, attention, (2, 2), pair),
+        robustness.robustness(
+            [robustness.Bar(name, interval, None, 0.1)], {name: {name: {1: 0.5}}}, {name: {name: interval}}
+        ),
+        similarity.plot(torch.ones(4, 4), 2, name),
+    ]
+
+
+@named
+def test_figures_show_names_without_mathematics(name):
+    for figure in figures(name):
+        png(figure)
+        texts = [text for text in figure.findobj(lambda one: hasattr(one, "get_parse_math")) if text.get_text()]
+        assert not any(text.get_parse_math() for text in texts)
+        assert all(line.isprintable() for text in texts for line in text.get_text().split("\n"))
+        assert any(one_line(name)[:3] in text.get_text() for text in texts)
+    assert fitted(name, 8, 1e6) == one_line(name)
+
+
+@named
+def test_pages_show_names_as_text(name, tmp_path):
+    facts = {"checkpoint": name, "classes": [name], name: name}
+    page, numbers = report.write(
+        tmp_path,
+        facts=facts,
+        scores=[],
+        own=[],
+        figures={name: Figure()},
+        compared=SideBySide([], {name: [""]}),
+        conclusion=[name],
+    )
+    assert not {"script", "a"}.intersection(Tags(page.read_text()).found)
+    assert Tags(page.read_text()).found.count("img") == 1
+    assert all(line.isprintable() for line in page.read_text().split("\n"))
+    assert json.loads(numbers.read_text())["facts"]["classes"] == [name]
+    (tmp_path / "config.yaml").write_text(json.dumps({"choices": {"objective": name}}))
+    encoder = ViT(vit_options.ViT(image_size=8, patch_size=4, width=8, depth=1, heads=1)).arguments
+    own = Export(format="safetensors")
+    of_model = card.write(
+        run=tmp_path, step=1, encoder=encoder, options=own, preprocessing="", classes=[name], remarks=[]
+    )
+    shown = of_model.partition("## Classes\n\n")[2].partition("\n")[0]
+    assert shown == markdown(name)
+    assert shown.isprintable()
+    assert not re.search(r"(?<!\\)[<\[|$*]", shown.replace(r"\\", ""))
+
+
+@named
+def test_markdown_tables_show_names_as_text(name):
+    half = sets.Share(0.5, 0.1)
+    row = sets.Row(
+        name=name, layout=sets.CUE_CONFLICT, images=8, classes=2, accuracy=half, chance=0.5, left_out=1, agreeing=1,
+        cells=[sets.Cell(corruption=name, severity=1, images=8, error=half)],
+    )  # fmt: skip
+    for table in (sets.table([row]), vtab.table([vtab.Run(name, vtab.NAMES[0], 0.5, 8, 0.5)])):
+        rows = [line for line in table.split("\n") if markdown(name) in line]
+        assert len(rows) == (6 if table.startswith("| set") else 2)
+        assert all(line.isprintable() for line in table.split("\n"))
+
+
+@named
+def test_tables_of_names_are_read_back_or_refused(name, tmp_path):
+    table = tmp_path / "labels.csv"
+    try:
+        table.write_bytes(pseudo_labels.written([PseudoLabel("a.png", name, 0.5)], None))
+    except UserError:
+        assert "\udcff" in name  # no UTF-8
+    else:
+        with open(table, newline="") as file:
+            assert [row["label"] for row in csv.DictReader(file)] == [name]
+    embedding.write(tmp_path / "f.parquet", [f"{name}.png"], [name], [""], np.zeros((1, 2), np.float32), "encoder")
+    found = parquet.read_table(tmp_path / "f.parquet")["class"].to_pylist()
+    assert found == [name.encode(errors="backslashreplace").decode()]
+
+
+def test_commands_print_names_as_text_and_follow_no_reference(tool, tmp_path):
+    random = np.random.default_rng(0)
+    for part, count in (("train", 3), ("test", 1)):
+        for name in NAMES:
+            folder = tmp_path / "photos" / part / name
+            folder.mkdir(parents=True)
+            for number in range(count):
+                image = Image.fromarray(random.integers(0, 256, (16, 16, 3), dtype=np.uint8))
+                image.save(folder / f"{number}{name}.png")
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / f"{NAMES[3]}.png").write_bytes(b"no image")
+    data = ("data=folder", "data.root=photos", "data.image_size=16")
+    model = [one for one in TINY if not one.startswith(("data", "target"))]
+    printed = [
+        tool("pretrain", "objective=supervised", *data, *model, "probe=[]", "name=run").stdout,
+        tool("predict", "checkpoint=outputs/run", "photos/test", "top=1", "output=answers.json").stdout,
+        tool("predict", "checkpoint=outputs/run", f"photos/test/{NAMES[8]}", "top=11").stdout,
+        tool("evaluate", "checkpoint=outputs/run", *data[:2], "probes=[knn]").stdout,
+        tool("retrieve", "action=index", "store=store", "checkpoint=outputs/run", "photos/train").stdout,
+        tool("retrieve", "action=query", "store=store", "checkpoint=outputs/run", "photos/test", "sheet=s.png").stdout,
+    ]
+    refused = [
+        tool("predict", "checkpoint=outputs/run", "damaged", status=1),
+        tool("predict", f"checkpoint=outputs/{NAMES[3]}", "damaged", status=2),
+        tool("pretrain", "data=folder", f"data.root={NAMES[3]}", status=2),
+    ]
+    printed += [text for done in refused for text in (done.stdout, done.stderr)]
+    assert all(line.isprintable() for text in printed for line in text.split("\n"))
+    assert len(printed[1].strip().split("\n")) == 1 + len(NAMES)
+    assert NAMES[8] in printed[2]
+    answers = json.loads((tmp_path / "answers.json").read_text())
+    assert {one["image"].rpartition("/")[2].removeprefix("0") for one in answers} == {f"{one}.png" for one in NAMES}
+    stored = json.loads((tmp_path / "outputs" / "run" / "evaluation" / "report.json").read_text())
+    assert sorted(stored["facts"]["classes"]) == sorted(NAMES)

@@ -1,0 +1,247 @@
+"""Frozen features: equal to a plain walk through the blocks, whatever mode or batch; the cache gives no others."""
+
+import math
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+from command import LIMIT
+
+from ssvit.data.augment.crop import CenterCrop
+from ssvit.data.sources.memory import Memory
+from ssvit.evaluation import features
+from ssvit.evaluation.features import Cache, Frozen, Pixels, extract
+from ssvit.evaluation.features_options import Features, Reading, reading_of
+from ssvit.models import vit_options
+from ssvit.models.vit import ViT
+from ssvit.options import OptionError, UserError
+
+VIEW = {"size": 8, "resize": None}
+CROP = CenterCrop(**VIEW)
+
+
+def vit(seed=0, **changes):
+    torch.manual_seed(seed)
+    options = {"image_size": 8, "patch_size": 4, "width": 8, "depth": 3, "heads": 2, "dropout": 0.5,
+               "stochastic_depth": 0.5, "mean": [0.1, 0.2, 0.3], "std": 0.25, **changes}  # fmt: skip
+    encoder = ViT(vit_options.ViT(**options))
+    torch.nn.init.normal_(encoder.norm.weight)
+    return encoder
+
+
+def readings(encoder, **options):
+    return Features(**options).readings(encoder.arguments)
+
+
+def images(count=10, seed=0, labels=True):
+    generator = torch.Generator().manual_seed(seed)
+    pixels = torch.randint(0, 256, (count, 3, 8, 8), generator=generator, dtype=torch.uint8)
+    return Memory(pixels, torch.arange(count) % 2 if labels else None, ("a", "b"))
+
+
+def walked(encoder, source, layer):
+    """The tokens after a block, and how they leave the last norm, by hooks on a whole forward pass in eval mode."""
+    kept = []
+    hook = encoder.blocks[layer - 1].register_forward_hook(lambda *call: kept.append(call[2]))
+    encoder.eval()
+    with torch.no_grad():
+        encoder(source.in_memory.float() / 255)
+    hook.remove()
+    (tokens,) = kept
+    norm = encoder.norm
+    return tokens, F.layer_norm(tokens, (encoder.width,), norm.weight, norm.bias, 1e-6).detach()
+
+
+@pytest.mark.parametrize("special", [{}, {"class_token": True, "distillation_token": True}, {"class_token": False}])
+@pytest.mark.parametrize("norm", ["after", "before"])
+def test_features_are_those_of_the_blocks(special, norm):
+    encoder, source = vit(**{"pooling": "patch_mean", **special}), images()
+    poolings = ("patch_mean", "class_token", "both") if encoder.num_prefix_tokens else ("patch_mean",)
+    asked = [Reading(layer, pooling, norm) for layer in (1, 3) for pooling in poolings]
+    found = extract(Frozen(encoder, asked, identity="x"), source, CROP, batch_size=4).values
+    assert list(found) == [reading.name for reading in asked]
+    for reading in asked:
+        tokens = walked(encoder, source, reading.layer)[norm == "after"]
+        patches, first = tokens[:, encoder.num_prefix_tokens :].mean(1), tokens[:, 0]
+        right = {"patch_mean": patches, "class_token": first, "both": torch.cat([first, patches], 1)}[reading.pooling]
+        torch.testing.assert_close(found[reading.name], right, rtol=1e-5, atol=1e-5)
+        assert found[reading.name].dtype == torch.float32
+
+
+def test_layers_beyond_the_last_that_is_read_are_not_computed():
+    encoder = vit()
+    encoder.blocks[2].register_forward_hook(lambda *call: pytest.fail("computed"))
+    extract(Frozen(encoder, [Reading(2)], identity="x"), images(), CROP)
+
+
+@pytest.mark.parametrize("mode", [True, False])
+def test_features_are_read_in_eval_mode_and_the_mode_is_put_back(mode):
+    encoder = vit()
+    function = Frozen(encoder, [Reading(3)], identity="x")
+    right = function(images().in_memory)
+    encoder.train(mode)
+    found = function(images().in_memory)
+    torch.testing.assert_close(found, right, rtol=0, atol=0)
+    assert all(module.training == mode for module in encoder.modules())
+    with pytest.raises(OptionError, match="this encoder takes 3 channels"):
+        function(torch.zeros(1, 3, 5, 4))
+    assert all(module.training == mode for module in encoder.modules())
+
+
+def test_images_come_once_in_order_with_labels_and_places():
+    source = images()
+    told = []
+    found = extract(Pixels(), source, CROP, batch_size=4, progress=lambda *call: told.append(call))
+    torch.testing.assert_close(found.values["pixels"], source.in_memory.flatten(1) / 255)
+    assert (found.labels.tolist(), found.places.tolist()) == (source.labels.tolist(), list(range(10)))
+    assert told == [(4, 10), (8, 10), (10, 10)]
+    source.in_memory[7] = source.in_memory[2]
+    alike = extract(Pixels(), source, CROP, batch_size=4).digests
+    assert (alike[:, None] == alike).all(2).triu(1).nonzero().tolist() == [[2, 7]]
+    assert alike[3].equal(found.digests[3])
+    few = extract(Pixels(), source, CROP, limit=3)
+    assert len(few.places) == 3
+    torch.testing.assert_close(few.values["pixels"], source.in_memory[few.places].flatten(1) / 255)
+    assert few.labels.tolist() == source.labels[few.places].tolist()
+    assert extract(Pixels(), images(labels=False), CROP).labels is None
+
+
+def test_large_images_are_averaged_as_pixels():
+    source = torch.rand(2, 3, 64, 96, generator=torch.Generator().manual_seed(0))
+    right = source.unflatten(2, (32, 2)).unflatten(4, (32, 3)).mean((3, 5))
+    torch.testing.assert_close(Pixels()(source)["pixels"], right.flatten(1))
+
+
+def test_features_that_are_not_finite_are_refused():
+    encoder = vit()
+    encoder.blocks[1].contract.bias.data[0] = math.nan
+    extract(Frozen(encoder, [Reading(1)], identity="x"), images(), CROP)
+    with pytest.raises(UserError, match="layer2_patch_mean: some features are not finite"):
+        extract(Frozen(encoder, [Reading(1), Reading(2)], identity="x"), images(), CROP)
+
+
+def test_what_options_mean():
+    encoder = vit()
+    assert readings(encoder) == [Reading(3, "class_token", "after")]
+    assert readings(vit(pooling="patch_mean")) == [Reading(3, "patch_mean", "after")]
+    assert readings(encoder, pooling="patch_mean") == [Reading(3, "patch_mean", "after")]
+    assert readings(encoder, layer="all", pooling="both") == [Reading(layer, "both") for layer in (1, 2, 3)]
+    assert readings(encoder, layer=[3, 1], norm="before") == [Reading(n, "class_token", "before") for n in (3, 1)]
+    named = [Reading(layer, pooling, norm) for layer in (1, 12) for norm in ("after", "before")
+             for pooling in ("patch_mean", "class_token", "both")]  # fmt: skip
+    assert len({one.name for one in named}) == 12
+    assert [reading_of(f"seal {one.name}") for one in named] == named
+    assert reading_of("pixels") is reading_of("layer2_patches") is reading_of("layer0_both") is None
+    for options, name in (
+        ({"layer": 4}, "layer=4"), ({"layer": 0}, "layer=0"), ({"layer": "first"}, "layer=first"),
+        ({"layer": []}, "layer="), ({"layer": [1, 1]}, "layer="), ({"layer": True}, "layer=true"),
+        ({"pooling": "max"}, "pooling=max"), ({"norm": "no"}, "norm=no"),
+    ):  # fmt: skip
+        with pytest.raises(OptionError, match=name):
+            readings(encoder, **options)
+    with pytest.raises(OptionError, match="pooling=both: must be patch_mean: the encoder has no class token"):
+        readings(vit(class_token=False, pooling="patch_mean"), pooling="both")
+    with pytest.raises(OptionError, match="layer=4: must be at most 3"):
+        Frozen(encoder, [Reading(4)], identity="x")
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """How often features have been computed."""
+    calls = []
+    compute = features.extract
+    monkeypatch.setattr(features, "extract", lambda *a, **k: calls.append(1) or compute(*a, **k))
+    return calls
+
+
+def test_kept_features_are_the_same_and_others_are_computed(tmp_path, counted):
+    encoder, source, cache = vit(), images(), Cache(tmp_path / "deep" / "cache")
+    function = Frozen(encoder, [Reading(1), Reading(3)], identity="seal")
+    first = cache.extract(function, source, CROP, transform_options=VIEW)
+    again = Cache(tmp_path / "deep" / "cache").extract(function, source, CROP, transform_options=VIEW, batch_size=3)
+    assert len(counted) == 1
+    torch.testing.assert_close(again.values, first.values, rtol=0, atol=0)
+    assert again.labels.equal(first.labels)
+    assert again.places.equal(first.places)
+
+    def missed(*, function=function, source=source, crop=CROP, transform_options=VIEW, **options):
+        before = len(counted)
+        found = cache.extract(function, source, crop, transform_options=transform_options, **options)
+        return len(counted) > before, found
+
+    assert missed(function=Frozen(vit(1), [Reading(1), Reading(3)], identity="other"))[0]
+    assert missed(function=Frozen(encoder, [Reading(1), Reading(3, "both")], identity="seal"))[0]
+    for asked in ([Reading(3)], [Reading(3, "both"), Reading(3), Reading(1)]):
+        is_missed, found = missed(function=Frozen(encoder, asked, identity="seal"))
+        assert not is_missed
+        assert list(found.values) == [reading.name for reading in asked]
+        assert found.values[asked[-1].name].equal(first.values[asked[-1].name])
+        assert found.digests.equal(first.digests)
+    assert missed(function=Pixels())[0]
+    assert missed(source=images(seed=1))[0]
+    assert missed(transform_options={"size": 8, "resize": 9}, crop=CenterCrop(size=8, resize=9))[0]
+    assert missed(limit=4)[0]
+    with torch.autocast("cpu", torch.bfloat16):
+        assert missed()[0]
+    assert not missed()[0]
+    renamed = Memory(source.in_memory, 1 - source.labels, ("b", "a"))
+    is_missed, found = missed(source=renamed)
+    assert not is_missed
+    assert found.labels.equal(renamed.labels)
+
+
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "foreign", "empty"])
+def test_a_damaged_file_is_made_anew(tmp_path, counted, damage):
+    cache = Cache(tmp_path)
+    function, source = Frozen(vit(), [Reading(3)], identity="seal"), images()
+    right = cache.extract(function, source, CROP, transform_options=VIEW)
+    (path,) = tmp_path.iterdir()
+    whole = path.read_bytes()
+    flipped = bytearray(whole)
+    flipped[-5] ^= 1
+    cache.extract(Pixels(), source, CROP, transform_options=VIEW)
+    (other,) = set(tmp_path.iterdir()) - {path}
+    path.write_bytes({"truncated": whole[:-9], "flipped": flipped, "foreign": other.read_bytes(), "empty": b""}[damage])
+    found = cache.extract(function, source, CROP, transform_options=VIEW)
+    torch.testing.assert_close(found.values, right.values, rtol=0, atol=0)
+    assert len(counted) == 3
+    cache.extract(function, source, CROP, transform_options=VIEW)
+    assert len(counted) == 3
+
+
+def test_writing_that_ends_early_leaves_nothing_that_is_read(tmp_path, counted, monkeypatch):
+    function, source = Frozen(vit(), [Reading(3)], identity="seal"), images()
+
+    def stopped(tensors, path, **options):
+        path.write_bytes(b"half")
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(features.safetensors.torch, "save_file", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            Cache(tmp_path).extract(function, source, CROP, transform_options=VIEW)
+    assert not list(tmp_path.iterdir())
+    killed = (
+        "import os, signal, test_features as t\n"
+        "def stopped(tensors, path, **options):\n"
+        "    path.write_bytes(b'half')\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "t.features.safetensors.torch.save_file = stopped\n"
+        "t.Cache(t.features.Path('.')).extract(\n"
+        "    t.Frozen(t.vit(), [t.Reading(3)], identity='seal'), t.images(), t.CROP, transform_options=t.VIEW)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", killed], cwd=tmp_path, timeout=LIMIT)
+    assert done.returncode == -signal.SIGKILL
+    assert [path.suffix for path in tmp_path.iterdir()] == [".part"]
+    Cache(tmp_path).extract(function, source, CROP, transform_options=VIEW)
+    assert len(counted) == 2
+    assert [path.suffix for path in tmp_path.iterdir()] == [".safetensors"]
+
+
+def test_a_folder_that_cannot_be_written_is_told(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="features cannot be kept there"):
+        Cache(tmp_path / "file" / "cache").extract(Pixels(), images(), CROP, transform_options=VIEW)

@@ -1,0 +1,342 @@
+"""Hybrids: the stem against the authors' equations written as loops and timm's, and what they share with a ViT."""
+
+import math
+import re
+from functools import partial
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from composing import composed
+from timm.layers import StdConv2dSame
+from timm.models.resnetv2 import ResNetV2
+
+from ssvit.checkpoints import storage
+from ssvit.data.batch import Batch
+from ssvit.kernels.accelerate import accelerate
+from ssvit.loading import encoder as loading
+from ssvit.loading import encoder_options as loading_options
+from ssvit.models import vit_options
+from ssvit.models.hybrid import Bottleneck, Convolution, ResNet
+from ssvit.models.vit import ViT
+from ssvit.models.vit_options import EPSILONS
+from ssvit.objectives import masked_patch_options
+from ssvit.objectives.base import parameter_groups
+from ssvit.objectives.masked_patch import MaskedPatch
+from ssvit.objectives.masking import Masking
+from ssvit.objectives.targets import MeanColor
+from ssvit.options import OptionError
+
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+# The hybrids, their peers of timm, and how many tokens an image of 224 pixels has.
+HYBRIDS = {
+    "r50_vit_b16": ("vit_base_r50_s16_224", 196),
+    "r50_vit_b32": (None, 49),
+    "r50_vit_l16": (None, 196),
+    "r50_vit_l32": ("vit_large_r50_s32_224", 49),
+    "r26_vit_b32": ("vit_base_r26_s32_224", 49),
+    "r26_vit_s32": ("vit_small_r26_s32_224", 49),
+    "r_vit_ti16": ("vit_tiny_r_s16_p8_224", 49),
+}
+SMALL = {"image_size": 16, "patch_size": 8, "width": 24, "depth": 2, "heads": 3}
+
+
+def shaken(module: torch.nn.Module) -> torch.nn.Module:
+    """The module with no weight zero or one, so that each of them shows in the output."""
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    return module.eval()
+
+
+def build(layers=(1, 1), **options) -> ViT:
+    torch.manual_seed(0)
+    return shaken(ViT(vit_options.ViT(**SMALL | {"stem": {"layers": list(layers), "width": 32}} | options)))
+
+
+def random_images(b: int = 2, h: int = 16, w: int = 16, c: int = 3) -> torch.Tensor:
+    return torch.rand(b, c, h, w, generator=torch.Generator().manual_seed(1))
+
+
+def convolved(x: torch.Tensor, weight: torch.Tensor, stride: int) -> torch.Tensor:
+    """(i, h, w) by standardised filters (o, i, k, k), place by place, with the zeros of JAX's "SAME" around x."""
+    filters = torch.stack([f - f.sum() / f.numel() for f in weight])
+    filters = torch.stack([f / (math.sqrt(f.square().sum() / f.numel()) + 1e-5) for f in filters])
+    k, (height, width) = weight.shape[-1], x.shape[1:]
+    rows, columns = math.ceil(height / stride), math.ceil(width / stride)
+    above, left = (max((out - 1) * stride + k - size, 0) // 2 for out, size in ((rows, height), (columns, width)))
+    padded = torch.zeros(len(x), height + 2 * k, width + 2 * k, dtype=x.dtype)
+    padded[:, above : above + height, left : left + width] = x
+    result = torch.zeros(len(weight), rows, columns, dtype=x.dtype)
+    for row in range(rows):
+        for column in range(columns):
+            y, z = row * stride, column * stride
+            result[:, row, column] = (filters * padded[:, y : y + k, z : z + k]).sum((1, 2, 3))
+    return result
+
+
+def normed(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """Each of 32 groups of channels less its mean, over its deviation."""
+    groups = []
+    for group in x.chunk(32):
+        centred = group - group.sum() / group.numel()
+        groups.append(centred / (centred.square().sum() / group.numel() + 1e-6).sqrt())
+    return torch.cat(groups) * weight[:, None, None] + bias[:, None, None]
+
+
+def pooled(x: torch.Tensor) -> torch.Tensor:
+    """The greatest of 3 x 3 places, every other place, from the place itself onward."""
+    rows, columns = x.shape[1] // 2, x.shape[2] // 2
+    result = torch.zeros(len(x), rows, columns, dtype=x.dtype)
+    for row in range(rows):
+        for column in range(columns):
+            result[:, row, column] = x[:, 2 * row : 2 * row + 3, 2 * column : 2 * column + 3].amax((1, 2))
+    return result
+
+
+def plain(vit: ViT, image: torch.Tensor) -> torch.Tensor:
+    """The tokens of one image by the authors' code, models_resnet.py and models_vit.py, in float64."""
+    w = {name: value.double() for name, value in vit.state_dict().items()}
+
+    def through(x, convolution, norm, stride=1):
+        return normed(convolved(x, w[f"{convolution}.weight"], stride), w[f"{norm}.weight"], w[f"{norm}.bias"])
+
+    x = (image.double() - w["mean"][:, None, None]) / w["std"][:, None, None]
+    x = pooled(through(x, "stem.root", "stem.norm", 2).relu())
+    for stage, units in enumerate(vit.arguments["stem"]["layers"]):
+        for unit in range(units):
+            name, stride = f"stem.stages.{stage}.{unit}", 2 if stage and not unit else 1
+            y = through(x, f"{name}.conv1", f"{name}.norm1").relu()
+            y = through(y, f"{name}.conv2", f"{name}.norm2", stride).relu()
+            y = through(y, f"{name}.conv3", f"{name}.norm3")
+            if not unit:
+                x = through(x, f"{name}.shortcut.0", f"{name}.shortcut.1", stride)
+            x = (x + y).relu()
+    rows, columns = vit.grid
+    p, q = x.shape[1] // rows, x.shape[2] // columns
+    patches = [
+        x[:, row * p : row * p + p, column * q : column * q + q].flatten()
+        for row in range(rows)
+        for column in range(columns)
+    ]
+    return torch.stack([w["patch.weight"] @ patch + w["patch.bias"] for patch in patches])
+
+
+@pytest.mark.parametrize(
+    ("layers", "options"),
+    [
+        ((), {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}),
+        ((2,), {"image_size": [8, 16]}),
+        ((1, 2), {"image_size": [16, 24], "mean": 0.3}),
+        ((1, 1), {"image_size": [32, 16], "patch_size": [16, 8], "channels": 2}),
+        ((1, 1, 1), {"image_size": 16, "patch_size": 16}),
+    ],
+)
+def test_equals_the_equations_of_the_authors(layers, options):
+    vit = build(layers, **options).double()
+    images = random_images(1, *vit.image_size, vit.channels).double()
+    torch.testing.assert_close(vit.embed(images)[0], plain(vit, images[0]), atol=1e-10, rtol=1e-10)
+
+
+def test_equals_timm():
+    stem = shaken(ResNet(vit_options.Stem(layers=(1, 2, 1), width=32, epsilons="timm"), channels=3))
+    peer = ResNetV2(
+        layers=(1, 2, 1), channels=(128, 256, 512), stem_chs=32, num_classes=0, global_pool="", preact=False,
+        stem_type="same", conv_layer=partial(StdConv2dSame, eps=1e-8),
+    ).eval()  # fmt: skip
+    names = {"root.": "stem.conv.", "shortcut.0": "downsample.conv", "shortcut.1": "downsample.norm"}
+    state = {}
+    for name, value in stem.state_dict().items():
+        name = re.sub(r"^norm\.", "stem.norm.", re.sub(r"stages\.(\d)\.(\d)", r"stages.\1.blocks.\2", name))
+        for ours, theirs in names.items():
+            name = name.replace(ours, theirs)
+        state[name] = value
+    peer.load_state_dict(state)
+    images = random_images(2, 64, 96) - 0.5
+    found = stem(images)
+    assert found.shape == (2, 512, 4, 6)
+    torch.testing.assert_close(found, peer.forward_features(images), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_configurations_have_the_published_parameters(name):
+    peer, tokens = HYBRIDS[name]
+    config = composed(f"encoder={name}", "data.image_size=224")
+    with torch.device("meta"):
+        vit = config.build("encoder")
+        assert vit(torch.zeros(1, 3, 224, 224)).shape == (1, 1 + tokens, vit.width)
+        count = sum(parameter.numel() for parameter in vit.parameters())
+        if peer:
+            theirs = timm.create_model(peer, num_classes=0)
+            assert count == sum(parameter.numel() for parameter in theirs.parameters())
+            assert tokens == theirs.patch_embed.num_patches
+    said = re.search(r"([\d.]+) million parameters", (CONFIGS / "encoder" / f"{name}.yaml").read_text())[1]
+    assert f"{count / 1e6:.2f}" == said
+
+
+def test_every_configuration_of_a_hybrid_is_counted():
+    assert {path.stem for path in (CONFIGS / "encoder").glob("r*_vit_*.yaml")} == HYBRIDS.keys()
+
+
+@pytest.mark.parametrize("epsilons", EPSILONS)
+def test_filters_may_be_shifted_and_scaled(epsilons):
+    convolution, x = Convolution(4, 6, 3, 2, epsilons=epsilons).double(), torch.randn(1, 4, 8, 8).double()
+    before = convolution(x)
+    with torch.no_grad():
+        convolution.weight.mul_(torch.rand(6, 1, 1, 1) + 10).add_(torch.randn(6, 1, 1, 1))
+    torch.testing.assert_close(convolution(x), before, atol=1e-3, rtol=1e-3)
+
+
+def test_a_unit_starts_as_its_shortcut():
+    unit, x = Bottleneck(inputs=128, width=32, stride=1, epsilons="authors"), torch.randn(1, 128, 4, 4)
+    assert torch.equal(unit(x), x.relu())
+    assert not any(isinstance(module, Convolution) for module in unit.shortcut.modules())
+
+
+def test_initialisation_is_the_authors():
+    stem = ViT(vit_options.ViT(**SMALL | {"patch_size": 16}, stem={"layers": [1, 2, 1], "width": 64})).stem
+    for name, parameter in stem.named_parameters():
+        if parameter.ndim == 4:
+            std = parameter[0].numel() ** -0.5
+            assert parameter.std().item() == pytest.approx(std, rel=0.05), name
+            assert parameter.abs().max().item() <= 2 * std / 0.8796 + 1e-6
+        elif name.endswith("bias") or "norm3" in name:
+            assert not parameter.any(), name
+        else:
+            assert (parameter == 1).all(), name
+
+
+def test_bytes_equal_fractions():
+    vit = build(mean=[0.485, 0.456, 0.406], std=[0.229, 0.224, 0.225])
+    images = (random_images() * 256).to(torch.uint8)
+    torch.testing.assert_close(vit.embed(images), vit.embed(images / 255), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("uint8", [True, False])
+def test_bfloat16_is_near_float32(uint8):
+    vit = build(mean=[0.485, 0.456, 0.406], std=[0.229, 0.224, 0.225])
+    images = (random_images() * 255).to(torch.uint8) if uint8 else random_images()
+    exact = vit(images)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = vit(images)
+    assert (found - exact).norm() < 0.03 * exact.norm()
+
+
+def test_images_of_another_shape_are_refused():
+    with pytest.raises(OptionError, match=r"^images=3x16x20: this encoder takes 3 channels, .* patches of 8x8 divide$"):
+        build()(random_images(1, 16, 20))
+
+
+def test_an_image_is_represented_by_its_class_token():
+    vit = build((1,), image_size=[16, 24])
+    images = random_images(2, 16, 24)
+    torch.testing.assert_close(vit.represent(images), vit(images)[:, 0], atol=1e-5, rtol=1e-5)
+    *_, last = vit.layers(images)
+    torch.testing.assert_close(vit.norm(last), vit(images), atol=1e-5, rtol=1e-5)
+
+
+def objective(**options) -> MaskedPatch:
+    torch.manual_seed(0)
+    encoder = ViT(vit_options.ViT(**SMALL | {"patch_size": 4} | options, stem={"layers": [1], "width": 32}))
+    return MaskedPatch(
+        masked_patch_options.MaskedPatch(masking=Masking()), encoder=encoder, target=MeanColor(patch_size=4, bits=1)
+    )
+
+
+def test_masked_patch_prediction_learns_and_moves_every_parameter():
+    model, images = objective(), random_images(8)
+    before = {name: parameter.clone() for name, parameter in model.named_parameters()}
+    optimizer, losses = torch.optim.AdamW(model.parameters(), lr=3e-3), []
+    for step in range(24):
+        loss = model(Batch.of(images), model.sample(torch.arange(8) + 8 * step, seed=0))["loss"]
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[0] == pytest.approx(math.log(8), rel=1e-5)
+    assert sum(losses[-3:]) / 3 < 0.9 * losses[0]
+    assert all((parameter != before[name]).any() for name, parameter in model.named_parameters())
+
+
+def test_the_stem_lies_at_the_bottom_and_its_filters_decay():
+    model = objective()
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    groups = parameter_groups(model.named_parameters(), 0.1, layer_decay=0.5, encoder=model.encoder)
+    found = {names[id(p)]: (group["share"], group["weight_decay"]) for group in groups for p in group["params"]}
+    stem = {name: value for name, value in found.items() if name.startswith("encoder.stem.")}
+    assert len(stem) == len(list(model.encoder.stem.parameters()))
+    for name, value in stem.items():
+        assert model.encoder.layers_above(name.removeprefix("encoder.")) == 3
+        assert value == (0.125, 0.1 if model.get_parameter(name).ndim == 4 else 0.0)
+
+
+@pytest.mark.parametrize("epsilons", EPSILONS)
+def test_a_checkpoint_brings_the_stem_to_images_of_another_size(epsilons, tmp_path):
+    encoder = build(stem={"layers": [1, 1], "width": 32, "epsilons": epsilons})
+    trained = MaskedPatch(
+        masked_patch_options.MaskedPatch(masking=Masking()), encoder=encoder, target=MeanColor(patch_size=8)
+    )
+    path = storage.save(tmp_path, 1, {"model": trained.state_dict()}, trained.facts)
+    accelerate(trained)
+    assert torch.equal(
+        loading.load_encoder(loading_options.LoadEncoder(path=path))(random_images()), trained.encoder(random_images())
+    )
+    wide = loading.load_encoder(loading_options.LoadEncoder(path=path, image_size=[24, 40]))
+    assert wide.grid == (3, 5)
+    assert wide(random_images(1, 24, 40)).shape == (1, 16, 24)
+    for name, value in trained.encoder.stem.state_dict().items():
+        assert torch.equal(wide.stem.state_dict()[name], value)
+
+
+def test_the_same_stem_may_be_written_in_other_words():
+    build((1, 1)).take(build((1, 1), stem={"layers": (1, 1), "width": 32, "epsilons": "authors"}))
+
+
+@pytest.mark.parametrize(
+    "stem",
+    [
+        None,
+        {"layers": [1, 2], "width": 32},
+        {"layers": [1, 1], "width": 64},
+        {"layers": [1, 1], "width": 32, "epsilons": "timm"},
+    ],
+)
+def test_another_stem_is_refused(stem):
+    with pytest.raises(OptionError, match=r"^stem=.*must be \{layers:\[1,1\],width:32,epsilons:authors"):
+        ViT(vit_options.ViT(**SMALL, stem=stem)).take(build())
+
+
+def test_without_a_stem_nothing_of_it_is_there():
+    assert ViT(vit_options.ViT(**SMALL)).stem is None
+    assert not any(name.startswith("stem") for name in ViT(vit_options.ViT(**SMALL)).state_dict())
+
+
+WRONG = [
+    ("stem", {"stem": "r50"}),
+    ("stem.layers", {"stem": {}}),
+    ("stem.width", {"stem": {"layers": [1]}}),
+    ("stem.depth", {"stem": {"layers": [1], "width": 32, "depth": 3}}),
+    ("stem.layers", {"stem": {"layers": 3, "width": 32}}),
+    ("stem.layers", {"stem": {"layers": [3, 0], "width": 32}}),
+    ("stem.layers", {"stem": {"layers": [3, "4"], "width": 32}}),
+    ("stem.width", {"stem": {"layers": [1], "width": 48}}),
+    ("stem.width", {"stem": {"layers": [1], "width": 0}}),
+    ("stem.width", {"stem": {"layers": [1], "width": 64.0}}),
+    ("stem.epsilons", {"stem": {"layers": [1], "width": 32, "epsilons": "google"}}),
+    ("stem.epsilons", {"stem": {"layers": [1], "width": 32, "epsilons": 1e-5}}),
+    ("stem.epsilons", {"stem": {"layers": [1], "width": 32, "epsilons": None}}),
+    ("patch_size", {"stem": {"layers": [1, 1, 1], "width": 32}}),
+    ("patch_size", {"stem": {"layers": [], "width": 32}, "patch_size": 2}),
+    ("patch_size", {"stem": {"layers": [1, 1], "width": 32}, "patch_size": [8, 4]}),
+]
+
+
+@pytest.mark.parametrize(("name", "options"), WRONG)
+def test_options_that_cannot_be_are_named(name, options):
+    with pytest.raises(OptionError) as raised:
+        ViT(vit_options.ViT(**SMALL | options))
+    assert raised.value.name == name
+    assert str(raised.value).startswith((f"{name}=", f"{name}: "))
+    assert "\n" not in str(raised.value)

@@ -1,0 +1,282 @@
+"""Models of timm as encoders: their outputs, layers and files against timm's own, runs that resume, one-line errors."""
+
+import json
+import os
+import signal
+
+import pytest
+import timm
+import tiny
+import torch
+from safetensors.torch import save_file
+from timm.optim import param_groups_layer_decay
+from torch import nn
+
+import ssvit
+from ssvit.checkpoints import storage
+from ssvit.checkpoints.checkpoint import Checkpoint
+from ssvit.data.loader import Loader
+from ssvit.kernels.accelerate import accelerate
+from ssvit.loading import encoder as loading
+from ssvit.loading import encoder_options as loading_options
+from ssvit.loading.finding import open_checkpoint
+from ssvit.models import timm_options
+from ssvit.models.encoder_options import PATCHES
+from ssvit.models.timm import Timm
+from ssvit.models.timm_options import timm_models
+from ssvit.objectives import classify_options
+from ssvit.objectives.classify import Classify
+from ssvit.options import OptionError, UserError
+from ssvit.training import loop, runtime
+from ssvit.training.statistics import RunningStatistics
+
+SWIN = {"model": "swin_tiny_patch4_window7_224", "image_size": 32, "arguments": {"depths": [1, 1, 1, 1]}}
+MODELS = [
+    {"model": "resnet10t", "image_size": [32, 64]},
+    {"model": "mixer_s32_224", "image_size": 64},
+    SWIN,
+    {"model": "vit_tiny_patch16_224", "image_size": [32, 48], "arguments": {"depth": 1}},
+]
+DATA = {
+    "data": "synthetic", "data.images": 64, "data.held_out_images": 32, "data.image_size": 32, "precision": "32-true",
+    "fabric.accelerator": "cpu",
+}  # fmt: skip
+SHORT = {**DATA, "batch_size": 8, "steps": 4, "warmup": 1, "save_every": 2, "evaluate_every": 4}
+
+
+def build(**arguments) -> Timm:
+    torch.manual_seed(0)
+    return Timm(timm_options.Timm(**{"model": "resnet10t", "image_size": 32, "arguments": {}} | arguments)).eval()
+
+
+@pytest.mark.parametrize("arguments", MODELS, ids=lambda one: one["model"])
+@torch.no_grad()
+def test_features_are_timms_own(arguments):
+    encoder = build(**arguments, mean=[0.5, 0.4, 0.3], std=0.25)
+    images = torch.randint(0, 256, (2, 3, *encoder.image_size), dtype=torch.uint8)
+    seen = (images / 255 - torch.tensor([0.5, 0.4, 0.3])[:, None, None]) / 0.25
+    tokens = encoder.model.forward_features(seen)
+    torch.testing.assert_close(encoder.represent(images), encoder.model(seen))
+    assert encoder.represent(images).shape == (2, encoder.width)
+    patches = encoder.pooled(next(encoder.layers(images)), PATCHES, images)
+    if arguments["model"] == "resnet10t":
+        tokens = tokens.permute(0, 2, 3, 1)
+    elif arguments["model"] == "vit_tiny_patch16_224":  # which has a class token
+        tokens = tokens[:, 1:]
+    torch.testing.assert_close(patches.flatten(), tokens.flatten())
+    assert patches.shape[1:3] == tuple(
+        side // patch for side, patch in zip(encoder.image_size, encoder.patch_size, strict=True)
+    )
+    accelerate(encoder)
+    torch.testing.assert_close(encoder.represent(images), encoder.model(seen), rtol=1e-4, atol=1e-5)
+
+
+def test_its_names_are_those_of_timm():
+    assert timm_models() == {name.partition(".")[0] for name in timm.list_models()}
+
+
+@pytest.mark.parametrize("arguments", MODELS, ids=lambda one: one["model"])
+def test_layers_decay_as_timms(arguments):
+    encoder = build(**arguments)
+    groups = Classify(classify_options.Classify(classes=tiny.CLASSES), encoder=encoder).parameter_groups(
+        weight_decay=0.1, layer_decay=0.5
+    )
+    size = {"img_size": encoder.image_size} if arguments["model"] != "resnet10t" else {}
+    model = timm.create_model(arguments["model"], num_classes=3, **size, **arguments.get("arguments", {}))
+    theirs = param_groups_layer_decay(
+        model, 0.1, no_weight_decay_list=getattr(model, "no_weight_decay", set)(), layer_decay=0.5
+    )
+    expected = {}
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    for group in theirs:
+        expected |= {names[id(one)]: (group["lr_scale"], group["weight_decay"]) for one in group["params"]}
+    names = {id(parameter): name for name, parameter in encoder.model.named_parameters()}
+    found = {
+        names[id(one)]: (group["share"], group["weight_decay"])
+        for group in groups
+        for one in group["params"]
+        if id(one) in names
+    }
+    assert found.keys() == set(names.values())
+    assert len(found) == len(names)
+    assert found == {name: expected[name] for name in found}
+
+
+def classify(**arguments) -> Classify:
+    torch.manual_seed(0)
+    encoder = Timm(timm_options.Timm(model="resnet10t", image_size=16, arguments={"drop_path_rate": 0.2}, **arguments))
+    return Classify(classify_options.Classify(classes=tiny.CLASSES), encoder=encoder)
+
+
+def test_a_run_that_was_interrupted_ends_with_the_same_bits(tmp_path):
+    tiny.train(tmp_path / "whole", objective=classify(), steps=6)
+    with pytest.raises(tiny.Interrupted):
+        tiny.train(tmp_path / "parts", objective=tiny.interrupted(classify(), 6), steps=6)
+    tiny.train(tmp_path / "parts", objective=classify(), steps=6)
+    whole, parts = (storage.load(Checkpoint.open(tmp_path / name)) for name in ("whole", "parts"))
+    assert whole.keys() == parts.keys() == {"model", "optimizer", "ema"}
+    assert all(torch.equal(tensor, parts[kind][name]) for kind in whole for name, tensor in whole[kind].items())
+    first = classify().state_dict()["encoder.model.bn1.running_var"]
+    assert not torch.equal(whole["model"]["encoder.model.bn1.running_var"], first)
+
+
+def test_a_run_that_was_stopped_between_two_micro_batches_ends_with_the_same_bits(tmp_path, monkeypatch):
+    tiny.train(tmp_path / "whole", objective=classify(), steps=6, accumulate=2)
+    read = Loader.batches
+
+    def signalled(self, *steps):
+        for place, batch in enumerate(read(self, *steps)):
+            if place == 4 * 2 + 1:  # the second micro-batch of step 4, after which no checkpoint is due
+                os.kill(os.getpid(), signal.SIGTERM)
+            yield batch
+
+    monkeypatch.setattr(Loader, "batches", signalled)
+    with pytest.raises(loop.Stopped, match="after step 4"):
+        tiny.train(tmp_path / "parts", objective=classify(), steps=6, accumulate=2)
+    monkeypatch.setattr(Loader, "batches", read)
+    tiny.train(tmp_path / "parts", objective=classify(), steps=6, accumulate=2)
+    whole, parts = (storage.load(Checkpoint.open(tmp_path / name)) for name in ("whole", "parts"))
+    assert all(torch.equal(tensor, parts[kind][name]) for kind in whole for name, tensor in whole[kind].items())
+
+
+def test_running_statistics_are_means_over_processes_and_stay_where_an_update_is_skipped(monkeypatch):
+    """Against torch's own after the same images; the other process's are made up."""
+    model, alone = (nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4)) for _ in range(2))
+    alone.load_state_dict(model.state_dict())
+    other = torch.arange(8.0)
+    monkeypatch.setattr(runtime, "mean", lambda fabric, value: (value + other) / 2)
+    statistics, images = RunningStatistics(model), torch.rand(2, 3, 5, 5)
+    model(images)
+    statistics.follow(None, torch.tensor(False))
+    assert model[1].running_mean.equal(torch.zeros(4))
+    assert model[1].running_var.equal(torch.ones(4))
+    model(images)
+    alone(images)
+    statistics.follow(None, torch.tensor(True))
+    assert torch.equal(model[1].running_mean, (alone[1].running_mean + other[:4]) / 2)
+    assert torch.equal(model[1].running_var, (alone[1].running_var + other[4:]) / 2)
+
+
+@pytest.fixture
+def file(tmp_path):
+    """The weights of a model with a classifier."""
+    torch.manual_seed(1)
+    model = timm.create_model("resnet10t", num_classes=7)
+    save_file(model.state_dict(), tmp_path / "weights.safetensors")
+    torch.save(model.state_dict(), tmp_path / "weights.pth")
+    torch.save({"state_dict": model.state_dict(), "epoch": 3}, tmp_path / "training.pth")
+    return model, tmp_path
+
+
+@pytest.mark.parametrize("name", ["weights.safetensors", "weights.pth", "training.pth"])
+@torch.no_grad()
+def test_a_file_of_timms_gives_timms_features(file, name):
+    model, folder = file
+    encoder = loading.load_encoder(loading_options.LoadEncoder(path=folder / name, model="resnet10t", image_size=48))
+    images = torch.rand(2, 3, 48, 48)
+    mean, std = (torch.tensor(values)[:, None, None] for values in ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]))
+    expected = model.eval().forward_head(model.forward_features((images - mean) / std), pre_logits=True)
+    torch.testing.assert_close(encoder.represent(images), expected)
+
+
+def test_what_stands_beside_a_file_is_heeded(file):
+    _, folder = file
+    trained = {"mean": [0.1, 0.2, 0.3], "std": [0.4, 0.5, 0.6], "input_size": [3, 64, 96]}
+    (folder / "config.json").write_text(json.dumps({"architecture": "resnet10t", "pretrained_cfg": trained}))
+    found = open_checkpoint(folder / "weights.pth", {"model": "resnet10t"}).encoder
+    assert found["mean"] == trained["mean"]
+    assert found["std"] == trained["std"]
+    assert found["image_size"] == [64, 96]
+    told = open_checkpoint(folder / "weights.pth", {"model": "resnet10t", "mean": 0.5, "trained_size": 32}).encoder
+    assert told["mean"] == 0.5
+    assert told["std"] == trained["std"]
+    assert told["image_size"] == 32
+
+
+def test_a_wrong_file_is_told_by_its_tensors(file, tmp_path):
+    model, folder = file
+    with pytest.raises(UserError) as refused:
+        loading.load_encoder(loading_options.LoadEncoder(path=folder / "weights.pth", model="resnet18d", image_size=32))
+    line = str(refused.value)
+    assert "weights.pth: is not timm's resnet18d for images of 224x224: missing: layer1.1.conv1.weight" in line
+    assert "\n" not in line
+    assert len(line) < 400
+    state = {name: one for name, one in model.state_dict().items() if name != "layer1.0.bn1.weight"}
+    save_file({**state, "other": torch.zeros(2)}, tmp_path / "damaged.safetensors")
+    with pytest.raises(UserError, match=r"missing: layer1\.0\.bn1\.weight; unexpected: other$"):
+        loading.load_encoder(
+            loading_options.LoadEncoder(path=tmp_path / "damaged.safetensors", model="resnet10t", image_size=32)
+        )
+    torch.save({"model": model.state_dict()["fc.weight"].to(torch.complex64)}, tmp_path / "odd.pth")
+    with pytest.raises(UserError):
+        loading.load_encoder(loading_options.LoadEncoder(path=tmp_path / "odd.pth", model="resnet10t", image_size=32))
+
+
+def test_a_file_is_fine_tuned_and_every_command_reads_what_it_left(file):
+    _, folder = file
+    outputs, model = folder / "outputs", {"encoder": "timm", "encoder.model": "resnet10t"}
+    own = {"outputs": outputs, "verbose": False}
+    run = ssvit.finetune(folder / "weights.pth", **SHORT, **model, **own, ema=0.9)
+    assert run.folder.name == "finetune_weights_synthetic"
+    assert "test/accuracy" in run.metrics
+    assert open_checkpoint(run.folder).encoder["model"] == "resnet10t"
+    pictures = torch.randint(0, 256, (3, 3, 32, 32), dtype=torch.uint8)
+    classifier = run.classifier()
+    assert classifier.probabilities(pictures).shape == (3, 10)
+    encoder = run.encoder()
+    torch.testing.assert_close(encoder.features(pictures), classifier.module.encoder.represent(pictures).detach())
+    assert encoder.patch_features(pictures).shape == (3, 1, 1, 512)
+    again = ssvit.finetune(run, **SHORT, **own, name="again")
+    assert again.history[-1]["step"] == 4
+    with pytest.raises(UserError, match=r"^the encoder is timm's resnet10t, and this command needs a ViT"):
+        run_tool("visualize", f"checkpoint={run.folder}", f"outputs={outputs}")
+
+
+def run_tool(name: str, *options: str) -> object:
+    from ssvit.cli import find
+
+    return find(name).call(list(options))
+
+
+@pytest.mark.parametrize(
+    ("command", "options", "said"),
+    [
+        ("finetune", {"encoder.model": "resnet18dd"},
+         "encoder.model=resnet18dd: is no model of timm; names near it: resnet18d"),
+        ("finetune", {}, "encoder.model: has no default and must be given"),
+        ("finetune", {"encoder.model": "resnet10t", "checkpoint": None}, "checkpoint=newest: must be a file of"),
+        ("finetune", {"encoder.model": "resnet10t", "objective.trained": 1}, "objective.trained=1: must be all"),
+        ("finetune", {"encoder.model": "resnet10t", "encoder.arguments": {"num_classes": 3}},
+         "encoder.arguments.num_classes=3: is set by other options"),
+        ("finetune", {"encoder.model": "resnet10t", "backend": "kernels"}, "recipe.backend=kernels: is for a ViT"),
+        ("finetune", {"encoder.model": "resnet10t", "fabric.strategy": "fsdp"}, "fabric.strategy=fsdp: shares out"),
+        ("pretrain", {"encoder.model": "resnet10t", "checkpoint": None}, "objective=masked_patch: must be supervised"),
+        ("pretrain", {"encoder.model": "resnet10t", "checkpoint": None, "objective": "mae"}, "objective=mae: must be"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_told_in_one_line(command, options, said, tmp_path):
+    with pytest.raises(UserError) as refused:
+        getattr(ssvit, command)(
+            **{"checkpoint": "scratch", "encoder": "timm", **SHORT, **options}, outputs=tmp_path, verbose=False
+        )
+    assert str(refused.value).startswith(said)
+    assert "\n" not in str(refused.value)
+
+
+def test_without_timm_the_extra_is_named(monkeypatch):
+    timm_models.cache_clear()
+    monkeypatch.setattr("ssvit.models.timm_options.find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"^encoder=timm needs timm: pip install 'ssvit\[timm\]'$"):
+        build()
+
+
+def test_timm_says_what_it_refuses():
+    with pytest.raises(OptionError, match=r"^model=resnet10t: timm refuses it .* unexpected keyword argument 'foo'"):
+        build(arguments={"foo": 1})
+
+
+def test_a_refusal_of_timm_without_a_text_shows_the_statement_and_leaves_nothing(tmp_path):
+    given = {**SHORT, "checkpoint": "scratch", "encoder": "timm", "encoder.model": "halonet26t"}
+    with pytest.raises(UserError, match=r"^encoder\.model=halonet26t: .*halo_attn\.py.*assert.*block_size"):
+        ssvit.finetune(**given, outputs=tmp_path / "outputs", name="refused", verbose=False)
+    assert list(tmp_path.iterdir()) == []

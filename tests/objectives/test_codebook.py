@@ -1,0 +1,349 @@
+"""The codebook beside plain loops in float64; what is fitted before the first step, and what a run keeps of it."""
+
+import itertools
+import json
+import math
+
+import numpy as np
+import pytest
+import tiny
+import torch
+from command import TINY, one_line
+from PIL import Image
+from runs import final, rows, spread
+
+from ssvit.checkpoints import storage
+from ssvit.checkpoints.checkpoint import Checkpoint
+from ssvit.data.augment.crop import CenterCrop
+from ssvit.data.batch import Batch
+from ssvit.data.loader import Loader
+from ssvit.data.sources.memory import Memory
+from ssvit.evaluation.panels import prediction_options
+from ssvit.evaluation.panels.prediction import Prediction
+from ssvit.loading import encoder as loading
+from ssvit.loading import encoder_options as loading_options
+from ssvit.models import vit_options
+from ssvit.models.vit import gather
+from ssvit.objectives import codebook, codebook_options, masked_patch_options
+from ssvit.objectives.codebook import Codebook, Windows, k_means
+from ssvit.objectives.masked_patch import MaskedPatch
+from ssvit.objectives.masking import Masking
+from ssvit.options import OptionError, UserError
+
+SIZE = (12, 16)
+STAGES = pytest.mark.parametrize("features", [False, True], ids=["windows", "features"])
+
+
+def images_of(count: int = 24, seed: int = 0) -> torch.Tensor:
+    """(count, 3, 12, 16) uint8: smooth colours and some noise."""
+    generator = torch.Generator().manual_seed(seed)
+    coarse = torch.rand(count, 3, 3, 4, generator=generator)
+    smooth = torch.nn.functional.interpolate(coarse, size=SIZE, mode="bilinear") * 200
+    return (smooth + torch.rand(count, 3, *SIZE, generator=generator) * 55).to(torch.uint8)
+
+
+def endless(images: torch.Tensor, size: int = 5):
+    """Batches of images again and again, as a loader gives them."""
+    for step in itertools.count():
+        ids = torch.arange(step * size, (step + 1) * size)
+        yield Batch.of(images[ids % len(images)], None, ids)
+
+
+def fitted(images: torch.Tensor, **options) -> Codebook:
+    target = Codebook(
+        codebook_options.Codebook(**{"patch_size": 4, "clusters": 7, "images": 24, "components": 10} | options)
+    )
+    target.prepare(endless(images))
+    return target
+
+
+def loop_windows(image: torch.Tensor, patch: tuple[int, int], window: tuple[int, int]) -> list[np.ndarray]:
+    """The window around each patch of an image (c, h, w) in raster order, flat, in [0, 1], float64."""
+    around = [((w - p) // 2, w - p - (w - p) // 2) for w, p in zip(window, patch, strict=True)]
+    padded = np.pad(image.double().numpy() / 255, [(0, 0), *around], mode="reflect")
+    corners = itertools.product(range(0, image.shape[1], patch[0]), range(0, image.shape[2], patch[1]))
+    return [padded[:, y : y + window[0], x : x + window[1]].flatten() for y, x in corners]
+
+
+@pytest.mark.parametrize(
+    ("patch", "window", "used"), [(4, None, (12, 12)), (4, 4, (4, 4)), ((4, 2), [7, 6], (7, 6)), (2, 3, (3, 3))]
+)
+def test_labels_are_those_of_a_plain_loop(patch, window, used):
+    images = images_of()
+    target = fitted(images, patch_size=patch, window=window)
+    axes, offset = target.vectors.projection.flatten(1).double().numpy(), target.vectors.offset.double().numpy()
+    centroids = target.centroids.double().numpy()
+    expected = [
+        [
+            min(range(7), key=lambda k: ((axes @ window + offset - centroids[k]) ** 2).sum())
+            for window in loop_windows(image, target.patch_size, used)
+        ]
+        for image in images
+    ]
+    assert target.labels(images)[..., 0].tolist() == expected
+    assert torch.equal(target.labels(images / 255), target.labels(images))
+    assert len(set(itertools.chain(*expected))) == 7
+
+
+def test_windows_are_whitened_by_their_principal_components():
+    images = images_of(40)
+    windows = Windows(patch_size=(4, 4), window=(12, 12), channels=3, components=9)
+    windows.fit(images)  # by all windows, since there are few
+    flat = np.array([window for image in images for window in loop_windows(image, (4, 4), (12, 12))])
+    lengths, axes = np.linalg.eigh(np.cov(flat.T))
+    exact = axes[:, ::-1][:, :9] / np.sqrt(lengths[::-1][:9])
+    found = windows.projection.flatten(1).T.double().numpy()
+    np.testing.assert_allclose(np.abs((exact * found).sum(0) / (exact**2).sum(0)), 1, atol=1e-3)
+    vectors = windows(images).flatten(0, 1).double()
+    torch.testing.assert_close(vectors.mean(0), torch.zeros(9).double(), atol=1e-4, rtol=0)
+    torch.testing.assert_close(vectors.T.cov(), torch.eye(9).double(), atol=1e-3, rtol=0)
+
+
+def test_components_without_variance_are_not_stretched():
+    target = fitted(torch.full((24, 3, *SIZE), 50, dtype=torch.uint8))
+    assert all(buffer.isfinite().all() for buffer in target.buffers())
+    grey = images_of()[:, :1].expand(-1, 3, -1, -1)
+    assert all(buffer.isfinite().all() for buffer in fitted(grey, components=144 * 3).buffers())
+
+
+def test_k_means_finds_clusters_that_lie_apart_and_the_same_ones_again():
+    centers = torch.randn(5, 6, generator=torch.Generator().manual_seed(0)) * 20
+    near = torch.randn(5, 50, 6, generator=torch.Generator().manual_seed(1))
+    vectors = (centers[:, None] + near).flatten(0, 1)[torch.randperm(250, generator=torch.Generator().manual_seed(2))]
+    state = torch.random.get_rng_state()
+    found = k_means(vectors, 5)
+    nearest = torch.cdist(vectors, found).argmin(1)
+    for cluster in range(5):
+        torch.testing.assert_close(found[cluster], vectors[nearest == cluster].mean(0), atol=1e-4, rtol=1e-4)
+    assert torch.equal(k_means(vectors, 5), found)
+    images = images_of()
+    one, two = (fitted(images).state_dict() for _ in range(2))
+    assert all(torch.equal(value, two[name]) for name, value in one.items())
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_the_fit_takes_the_first_images_and_says_what_it_found():
+    images = images_of()
+    target = Codebook(codebook_options.Codebook(patch_size=4, clusters=7, images=18, components=10))
+    assert not any(buffer.any() for buffer in target.buffers())
+    batches = endless(images)
+    line = target.prepare(batches)
+    assert next(batches).slots[0] == 20  # 4 batches of 5 are enough
+    other = images_of(seed=1)
+    again = Codebook(codebook_options.Codebook(patch_size=4, clusters=7, images=18, components=10))
+    again.prepare(endless(torch.cat([images[:18], other])))
+    assert all(torch.equal(one, two) for one, two in zip(target.buffers(), again.buffers(), strict=True))
+    counts = target.labels(images[:18]).flatten().bincount(minlength=7).double() / (18 * 12)
+    perplexity = math.exp(-torch.xlogy(counts, counts).sum().item())
+    assert line.startswith("codebook: 7 clusters of the 12-px windows of 216 patches, ")
+    assert line.endswith(f"; perplexity {perplexity:.0f}, {(counts == 0).sum()} empty")
+
+
+def test_a_cluster_is_painted_with_the_mean_pixels_of_its_patches():
+    images = images_of()
+    target = fitted(images)
+    sums: dict[int, list[torch.Tensor]] = {}
+    for image, labels in zip(images, target.labels(images), strict=True):
+        for place, label in enumerate(labels.flatten().tolist()):
+            y, x = place // 4 * 4, place % 4 * 4
+            sums.setdefault(label, []).append(image[:, y : y + 4, x : x + 4].double() / 255)
+    for label, patches in sums.items():
+        painted = target.paint(torch.tensor([[label]]))
+        assert painted.shape == (1, 3, 4, 4)
+        torch.testing.assert_close(painted[0].double(), torch.stack(patches).mean(0), atol=1e-5, rtol=0)
+
+
+def test_losses_scores_and_baselines_are_those_of_classes():
+    target, images = fitted(images_of()), images_of(seed=3)
+    labels = target.labels(images)
+    prediction = torch.randn(24, 12, 7, generator=torch.Generator().manual_seed(0))
+    expected = torch.nn.functional.cross_entropy(prediction.mT, labels[..., 0], reduction="none")
+    torch.testing.assert_close(target.losses(prediction.bfloat16(), labels), expected, atol=0.05, rtol=0)
+    torch.testing.assert_close(target.losses(prediction, labels), expected)
+    assert torch.equal(target.guess(prediction), prediction.argmax(-1, keepdim=True))
+    shares = labels.flatten().bincount(minlength=7) / labels.numel()
+    entropy, guess = target.constant(labels)
+    assert entropy == pytest.approx(-torch.xlogy(shares, shares).sum().item(), rel=1e-5)
+    assert guess.tolist() == [shares.argmax().item()]
+    assert target.score(guess.expand_as(labels), labels).mean().item() == pytest.approx(shares.max().item())
+
+
+def test_features_are_those_after_the_layer_of_a_frozen_encoder():
+    objective, images = tiny.codebook(0.3, features=True), tiny.pictures(20)
+    objective.prepare(endless(images))
+    objective.train()  # the frozen encoder stays without dropout
+    target, teacher = objective.target, objective.target.vectors.teacher.module
+    torch.manual_seed(7)
+    whole = tiny.encoder(0.5).eval()
+    features = whole.norm(next(whole.layers(images)))[:, 1:]
+    torch.testing.assert_close(target.vectors(images), features)
+    nearest = torch.cdist(features.double(), target.centroids.double()).argmin(-1)
+    assert torch.equal(target.labels(images)[..., 0], nearest)
+    assert len(teacher.blocks) == 1
+    assert not any(parameter.requires_grad for parameter in target.parameters())
+    noise = objective.sample(torch.arange(20), seed=0)
+    objective(Batch.of(images), noise)["loss"].backward()
+    assert all(parameter.grad is None for parameter in target.parameters())
+    assert set(objective.facts) == {"encoder", "target_weights"}
+    assert set(tiny.codebook().facts) == {"encoder"}
+
+
+def test_a_decoder_predicts_clusters_as_the_head_does():
+    target, images = tiny.codebook().target, tiny.pictures(20)
+    masking = Masking(mask=1.0, replace=0.0, keep=0.0)
+    decoder = {"depth": 1, "width": 8, "heads": 2}
+    objective = MaskedPatch(
+        masked_patch_options.MaskedPatch(masking=masking, decoder=decoder), encoder=tiny.encoder(0.0), target=target
+    )
+    objective.prepare(endless(images))
+    noise = objective.sample(torch.arange(20), seed=0)
+    prediction = objective.predict(images, noise)
+    assert prediction.shape == (20, 8, 6)
+    expected = torch.nn.functional.cross_entropy(prediction.mT, gather(target.labels(images), noise.ids)[..., 0])
+    torch.testing.assert_close(objective(Batch.of(images), noise)["loss"], expected)
+
+
+def test_labels_are_compared_in_float32_under_autocast():
+    objective, images = tiny.codebook(), tiny.pictures(20)
+    objective.prepare(endless(images))
+    expected = objective.target.labels(images)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(objective.target.labels(images), expected)
+
+
+@STAGES
+def test_one_graph_serves_every_step(features):
+    objective, images = tiny.codebook(features=features), tiny.pictures(20)
+    objective.prepare(endless(images))
+    tiny.assert_one_graph(objective, images[:6])
+
+
+@STAGES
+def test_a_run_interrupted_anywhere_ends_with_the_same_bits_and_fits_once(tmp_path, features, monkeypatch):
+    fits = []
+    monkeypatch.setattr(codebook, "k_means", lambda *given: fits.append(given) or k_means(*given))
+    tiny.train(tmp_path / "whole", objective=tiny.codebook(0.2, features=features), accumulate=2)
+    assert len(fits) == 1
+    for calls, count in ((3, 2), (9, 3), (9, 3)):  # before the first checkpoint, and after it
+        objective = tiny.interrupted(tiny.codebook(0.2, features=features), calls)
+        with pytest.raises(tiny.Interrupted):
+            tiny.train(tmp_path / "broken", objective=objective, accumulate=2)
+        assert len(fits) == count
+    _, objective = tiny.train(tmp_path / "broken", objective=tiny.codebook(0.2, 1, features=features), accumulate=2)
+    assert len(fits) == 3
+    assert set(final(tmp_path / "whole")) == {"model.safetensors", "ema.safetensors", "optimizer.safetensors"}
+    assert final(tmp_path / "broken") == final(tmp_path / "whole")
+    assert rows(tmp_path / "broken", "train/loss") == rows(tmp_path / "whole", "train/loss")
+    states = storage.load(Checkpoint.open(tmp_path / "broken" / "step_00000012"))
+    for state in (states["model"], states["ema"]):
+        assert state["target.centroids"].equal(objective.target.centroids)
+        assert state["target.centroids"].any()
+    assert not any("target" in name for name in states["optimizer"])
+    images = tiny.pictures(3)
+    assert loading.load_encoder(loading_options.LoadEncoder(path=tmp_path / "whole"))(images).shape == (3, 17, 16)
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@STAGES
+def test_two_processes_train_as_one_does(tmp_path, strategy, features):
+    """And have the main process's bits, though each alone might find others."""
+    evaluators = {
+        "held_out": Prediction(prediction_options.Prediction(), source=tiny.source(), transform=CenterCrop(size=16))
+    }
+    recipe = {"steps": 5, "ema": 0.5, "double": True, "evaluators": evaluators}
+    tiny.train(tmp_path / "one", **recipe, objective=tiny.codebook(features=features))
+    recipe["objective"] = tiny.codebook(features=features)
+    assert spread(tmp_path / "two", 2, strategy=strategy, accumulate=2, **recipe) == [0, 0]
+    one, two = (storage.load(Checkpoint.open(tmp_path / name / "step_00000005")) for name in ("one", "two"))
+    for kind, state in one.items():
+        assert state.keys() == two[kind].keys()
+        for name, value in state.items():
+            torch.testing.assert_close(value, two[kind][name], rtol=1e-6, atol=1e-8, msg=f"{kind} {name}")
+    for key in ("train/loss", "held_out/loss", "held_out/accuracy_copying"):
+        one_row, two_row = (rows(tmp_path / name, key) for name in ("one", "two"))
+        assert list(one_row.values()) == pytest.approx(list(two_row.values()), rel=1e-6)
+
+
+def test_an_objective_that_fits_nothing_is_given_no_images(tmp_path, monkeypatch):
+    asked = []
+    batches = Loader.batches
+    monkeypatch.setattr(Loader, "batches", lambda loader, *steps: asked.append(steps) or batches(loader, *steps))
+    tiny.train(tmp_path / "mae", objective=tiny.mae(), steps=2, warmup=1)
+    assert asked == [(0, 2)]
+    assert tiny.model().prepare(iter(())) == ""
+
+
+def test_the_panel_measures_copying_and_the_entropy_of_the_clusters():
+    source = Memory(images_of(40, seed=4))
+    torch.manual_seed(0)
+    objective = tiny.codebook()
+    objective.encoder = tiny.ViT(vit_options.ViT(image_size=SIZE, patch_size=4, width=16, depth=1, heads=2))
+    objective.prepare(endless(source.in_memory))
+    panel = Prediction(
+        prediction_options.Prediction(images=40, batch_size=16), source=source, transform=CenterCrop(size=SIZE)
+    )
+    with torch.no_grad():
+        evaluation = panel(objective.eval(), [{"step": 0}])
+    assert set(evaluation.figures) == {"mosaic", "learning"}
+    metrics = evaluation.metrics
+    labels = objective.target.labels(torch.cat([images for images, _ in panel.batches]))
+    noise = objective.sample(torch.cat([slots for _, slots in panel.batches]), seed=0)
+    truth = gather(labels, noise.ids)
+    entropy, guess = objective.target.constant(truth)
+    assert metrics["loss_constant"] == pytest.approx(entropy)
+    assert metrics["loss"] == pytest.approx(math.log(6), rel=1e-5)
+    assert metrics["accuracy_constant"] == pytest.approx((truth == guess).double().mean().item())
+    assert 0 < metrics["accuracy_copying"] < 1
+    assert any("entropy of the labels" in line for line in evaluation.lines)
+
+
+@pytest.mark.slow
+def test_from_the_command_line_a_second_stage_clusters_the_features_of_the_first(tool, tmp_path):
+    own = [option for option in TINY if not option.startswith("target.")]
+    given = [*own, "target=codebook", "target.clusters=12", "target.images=40", "probe=[]"]
+    first = tool("pretrain", *given, "name=first")
+    assert "codebook: 12 clusters of the 12-px windows of 640 patches" in first.stdout
+    stage = ["name=second", "target.checkpoint=outputs/first", "target.layer=1"]
+    done = tool("pretrain", *given, *stage, "recipe.steps=4")
+    assert "codebook: 12 clusters of the features after layer 1 of 640 patches" in done.stdout
+    with Image.open(tmp_path / "outputs" / "second" / "mosaic.png") as image:
+        assert min(image.size) > 200
+    manifest = json.loads((tmp_path / "outputs" / "second" / "step_00000004" / "manifest.json").read_text())
+    kept = storage.load(Checkpoint.open(tmp_path / "outputs" / "second"))["model"]
+    for name, value in (
+        loading.load_encoder(loading_options.LoadEncoder(path=tmp_path / "outputs" / "first")).state_dict().items()
+    ):
+        if not name.startswith("blocks.1."):
+            assert kept[f"target.vectors.teacher.module.{name}"].equal(value)
+    assert len(manifest["target_weights"]) == 64
+    assert "is finished" in tool("pretrain", *given, *stage, "recipe.steps=4").stdout
+    # Another run in the place of the first one, and then none.
+    tool("pretrain", *given, "name=first", "recipe.seed=1", "overwrite=true")
+    refused = tool("pretrain", *given, *stage, "recipe.steps=4", status=1)
+    assert "target_weights: is not what the run in" in refused.stderr
+    stage[1] = "target.checkpoint=outputs/gone"
+    line = one_line(tool("pretrain", *given, *stage, "recipe.steps=4", status=2))
+    assert line.startswith("pretrain.py: target.checkpoint=outputs/gone: no such folder")
+    tuned = [option for option in TINY if option.startswith(("recipe", "fabric"))]
+    assert "accuracy" in tool("finetune", *tuned, "checkpoint=outputs/second").stdout
+    assert "knn" in tool("evaluate", "checkpoint=outputs/second", "probes=[knn]", "train_images=32").stdout.lower()
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"clusters": 1}, "clusters"),
+        ({"images": 0}, "images"),
+        ({"components": 0}, "components"),
+        ({"window": 3}, "window"),
+        ({"window": [12, 2]}, "window"),
+        ({"layer": 2}, "layer"),
+        ({"checkpoint": "/no/where", "layer": 2}, "checkpoint"),
+        ({"checkpoint": "/"}, "layer"),
+    ],
+)
+def test_options_that_cannot_be_are_named(options, name):
+    with pytest.raises(OptionError) as raised:
+        Codebook(codebook_options.Codebook(patch_size=4, **options))
+    assert raised.value.name == name
+    assert isinstance(raised.value, UserError)

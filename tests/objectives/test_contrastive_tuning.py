@@ -1,0 +1,237 @@
+"""Contrastive tuning beside lightly's NNCLR and plain loops; its queue, its two phases, several processes, the tool."""
+
+import itertools
+import json
+import math
+import shutil
+
+import pytest
+import tiny
+import torch
+from command import TINY, one_line
+from lightly.loss import NTXentLoss
+from lightly.models.modules import NNMemoryBankModule
+from runs import final
+from test_simclr import batch, panel, random
+
+from ssvit.checkpoints import storage
+from ssvit.checkpoints.checkpoint import Checkpoint
+from ssvit.data.batch import Batch
+from ssvit.objectives import contrastive_tuning_options
+from ssvit.objectives.contrast import unit
+from ssvit.options import OptionError
+from ssvit.schedule import Progress
+
+TRAINED = ("encoder.blocks.1.", "encoder.norm.", "projector.", "predictor.")
+
+
+def values(gradient: float = 1.0) -> dict[str, torch.Tensor]:
+    return {"encoder_gradient": torch.tensor(gradient, dtype=torch.float64)}
+
+
+def test_the_loss_is_that_of_a_plain_loop_and_made_of_lightlys():
+    objective = tiny.contrastive_tuning(temperature=0.15).double()
+    projections = random(10, 8).requires_grad_()
+    losses = objective.losses(projections)
+    predictions = unit(objective.predictor(projections)).tolist()
+    queue = objective.queue.tolist()
+
+    def cosine(one, other):
+        return sum(a * b for a, b in zip(one, other, strict=True))
+
+    for i, one in enumerate(unit(projections.detach()).tolist()):
+        near = max(queue, key=lambda other: cosine(one, other))
+        others = predictions[5:] if i < 5 else predictions[:5]
+        weights = [math.exp(cosine(near, other) / 0.15) for other in others]
+        assert losses[i].item() == pytest.approx(-math.log(weights[i % 5] / sum(weights)))
+
+    bank = NNMemoryBankModule(size=(20, 8))
+    bank.bank = objective.queue.clone()
+    near = [bank(part.detach()) for part in projections.split(5)]
+    for place in range(2):
+        torch.testing.assert_close(near[place], objective.queue[objective.nearest(projections)[place * 5 :][:5]])
+    # lightly's loss has negatives of both kinds: without neighbours, both views' logits are those of NT-Xent's.
+    logits = objective.logits(projections, unit(objective.predictor(projections)))
+    told = unit(objective.predictor(projections)).split(5)
+    torch.testing.assert_close(logits, torch.cat([near[0] @ told[1].T, near[1] @ told[0].T]) / 0.15)
+    assert NTXentLoss(0.15)(near[0], told[1]) > losses[:5].mean()
+    assert objective.chance(5) == math.log(5)
+
+
+def test_gradients_are_those_of_float64_and_differences_and_lower_layers_have_none():
+    objective, double = tiny.contrastive_tuning(), tiny.contrastive_tuning().double()
+    assert torch.autograd.gradcheck(double.losses, random(4, 8).requires_grad_())
+    for one in (objective, double):
+        one(batch(), (), values())["loss"].backward()
+    for (name, own), exact in zip(objective.named_parameters(), double.parameters(), strict=True):
+        assert (own.grad is not None) == name.startswith(TRAINED), name
+        if own.grad is not None:
+            torch.testing.assert_close(own.grad.double(), exact.grad, rtol=5e-3, atol=5e-4, msg=name)
+    groups = objective.parameter_groups(weight_decay=0.05, layer_decay=0.5)
+    shares = {id(one): group["share"] for group in groups for one in group["params"]}
+    named = dict(objective.named_parameters())
+    assert shares.keys() == {id(one) for name, one in named.items() if name.startswith(TRAINED)}
+    assert shares[id(named["projector.0.weight"])] == 1
+    assert shares[id(named["encoder.blocks.1.expand.weight"])] == 0.5
+
+
+def test_heads_alone_are_trained_first():
+    objective = tiny.contrastive_tuning()
+    schedule = objective.schedules["encoder_gradient"]
+    assert [schedule(Progress(step, 11)) for step in range(11)] == [0, 0] + [1] * 9
+    for fraction in (0, 1):
+        schedule = tiny.contrastive_tuning(heads_only=fraction).schedules["encoder_gradient"]
+        assert {schedule(Progress(step, 11)) for step in range(11)} == {1 - fraction}
+    found = {}
+    for factor in (1.0, 0.0, 0.25):
+        objective.zero_grad()
+        loss = objective(batch(), (), values(factor))["loss"]
+        loss.backward()
+        found[factor] = (
+            loss,
+            {name: one.grad.clone() for name, one in objective.named_parameters() if one.grad is not None},
+        )
+    for factor in (0.0, 0.25):
+        torch.testing.assert_close(found[factor][0], found[1.0][0])
+        for name, gradient in found[factor][1].items():
+            scale = factor if name.startswith("encoder.") else 1
+            torch.testing.assert_close(gradient, scale * found[1.0][1][name], rtol=1e-3, atol=1e-6, msg=name)
+
+
+def test_the_queue_changes_in_after_step_alone_where_it_is_applied():
+    objective = tiny.contrastive_tuning().double()
+    before = {name: value.clone() for name, value in objective.state_dict().items()}
+    slots = torch.arange(18, 22)
+    given = Batch(batch().views, None, slots)
+    found = objective(given, (), values())
+    assert all(value.equal(before[name]) for name, value in objective.state_dict().items())
+    with torch.no_grad():
+        bad = {"newest": found["newest"] * math.nan, "entered": found["entered"]}
+        objective.after_step(bad, values(), torch.tensor(False))
+        assert objective.queue.equal(before["queue"])
+        half = {name: value / 2 for name, value in found.items()}  # as the mean with another process
+        objective.after_step(half, values(), torch.tensor(True))
+        expected = before["queue"].clone()
+        first = unit(objective.project(given.views["global"])[:4])
+        expected[[18, 19, 0, 1]] = first
+    torch.testing.assert_close(objective.queue, expected)
+
+
+class Counted(tiny.ContrastiveTuning):
+    """Notes the queue at each call of forward; some losses are not finite."""
+
+    def forward(self, *inputs):
+        self.seen.append(self.queue.clone())
+        result = super().forward(*inputs)
+        if len(self.seen) - 1 == 4:
+            result["loss"] = result["loss"] * math.nan
+        return result
+
+
+def test_the_queue_changes_once_an_update_and_not_when_it_is_skipped(tmp_path):
+    objective = tiny.contrastive_tuning()
+    objective.__class__, objective.seen = Counted, []
+    tiny.train(tmp_path, objective=objective, steps=4, accumulate=2)  # the third step's first part
+    changed = [(now != then).any(1).nonzero()[:, 0].tolist() for then, now in itertools.pairwise(objective.seen)]
+    assert changed == [[], list(range(8)), [], list(range(8, 16)), [], [], []]
+
+
+def test_a_batch_that_the_queue_cannot_hold_is_refused():
+    with pytest.raises(OptionError, match=r"^objective\.queue=3: must hold the 4 images of a batch"):
+        tiny.contrastive_tuning(queue=3)(batch(), (), values())
+
+
+def test_under_autocast_cosines_are_in_float32():
+    objective = tiny.contrastive_tuning()
+    exact = objective(batch(), (), values())["loss"]
+    with torch.autocast("cpu", torch.bfloat16):
+        found = objective(batch(), (), values())
+    assert {value.dtype for value in found.values()} == {torch.float32}
+    assert found["loss"].item() == pytest.approx(exact.item(), rel=0.1)
+
+
+def test_compiled_there_is_one_graph():
+    objective, graphs = tiny.contrastive_tuning(), []
+
+    def count(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(objective, backend=count, fullgraph=True, dynamic=False)
+    for step in range(3):
+        loss = compiled(batch(seed=step), (), values(step / 2))["loss"]
+        expected = objective(batch(seed=step), (), values(step / 2))["loss"].item()
+        assert loss.item() == pytest.approx(expected, rel=1e-5)
+    assert len(graphs) == 1
+
+
+def test_a_run_interrupted_anywhere_ends_with_the_same_bits(tmp_path):
+    tiny.train(tmp_path / "whole", objective=tiny.contrastive_tuning(0.2), accumulate=2)
+    for calls in (5, 9):
+        objective = tiny.interrupted(tiny.contrastive_tuning(0.2), calls)
+        with pytest.raises(tiny.Interrupted):
+            tiny.train(tmp_path / "broken", objective=objective, accumulate=2)
+    tiny.train(tmp_path / "broken", objective=tiny.contrastive_tuning(0.2), accumulate=2)
+    assert final(tmp_path / "broken") == final(tmp_path / "whole")
+
+
+def test_a_run_interrupted_while_the_heads_alone_are_trained_ends_with_the_same_bits(tmp_path):
+    tiny.train(tmp_path / "whole", objective=tiny.contrastive_tuning())
+    with pytest.raises(tiny.Interrupted):  # in the third step of three
+        tiny.train(tmp_path / "broken", objective=tiny.interrupted(tiny.contrastive_tuning(), 3), save_every=1)
+    first = storage.load(Checkpoint.open(tmp_path / "broken"))
+    assert first["optimizer"]["encoder.norm.weight/step"] == 0
+    assert first["optimizer"]["projector.0.weight/step"] == 2
+    tiny.train(tmp_path / "broken", objective=tiny.contrastive_tuning())
+    assert final(tmp_path / "broken") == final(tmp_path / "whole")
+
+
+@torch.no_grad()
+def test_the_panel_measures_it_too():
+    objective = tiny.contrastive_tuning().double().eval()
+    metrics = panel(objective)(objective).metrics
+    assert metrics["loss_by_chance"] == math.log(20)
+    images, slots = (torch.cat(parts) for parts in zip(*panel(objective).batches, strict=True))
+    views = tiny.transform(objective)(images, slots, 0)["global"]
+    assert metrics["loss"] == pytest.approx(objective.losses(objective.project(views)).mean().item())
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"temperature": 0}, "temperature=0: must be a number, above 0"),
+        ({"trained": 0}, "trained=0: must be a whole number, 1 or more"),
+        ({"heads_only": 2}, "heads_only=2: must be a number, 0 or more and at most 1"),
+        ({"queue": 0}, "queue=0: must be a whole number"),
+    ],
+)
+def test_an_option_that_cannot_be_is_named(given, told):
+    with pytest.raises(OptionError) as error:
+        contrastive_tuning_options.ContrastiveTuning(**given)
+    assert str(error.value).startswith(told)
+
+
+def test_it_goes_on_from_a_run_and_never_from_random_weights(tool, tmp_path, no_torch):
+    given = ["objective=contrastive_tuning", "objective.hidden=16", "objective.projection=8", "objective.queue=16"]
+    line = one_line(tool("pretrain", *given, status=2, PYTHONPATH=no_torch))
+    assert line.startswith("pretrain.py: checkpoint=null: the objective goes on from trained weights")
+    tool("pretrain", *(one for one in TINY if not one.startswith("target")), "objective=mae", "probe=[]",
+         "objective.decoder.width=16", "objective.decoder.heads=2")  # fmt: skip
+    first = tmp_path / "outputs" / "mae_synthetic"
+    short = [one for one in TINY if one.startswith(("recipe", "fabric"))]
+    given += [*short, f"checkpoint={first}", "name=tuned", "probe=[]", "evaluators.held_out.images=16"]
+    line = one_line(tool("pretrain", *given, "objective.trained=3", status=2))
+    assert line.startswith("pretrain.py: objective.trained=3: must be at most 2, the layers of the encoder")
+    line = one_line(tool("pretrain", *given, "objective.queue=7", "recipe.accumulate=2", status=2))
+    assert line.startswith("pretrain.py: objective.queue=7: must hold the images of a step, recipe.batch_size=8")
+    line = one_line(tool("pretrain", *given, "data.augment.local_views=1", status=2))
+    assert line.startswith("pretrain.py: data.augment.local_views=1: must be 0: the objective takes global views alone")
+    tool("pretrain", *given)
+    run = tmp_path / "outputs" / "tuned"
+    found = [json.loads(row) for row in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [row["train/encoder_gradient"] for row in found if "train/encoder_gradient" in row] == [0] + [1] * 5
+    before, after = (storage.load(Checkpoint.open(path))["model"] for path in (first, run))
+    for name in (name for name in after if name.startswith("encoder.") and after[name].is_floating_point()):
+        assert before[name].equal(after[name]) == (not name.startswith(TRAINED) or not after[name].any()), name
+    assert "is finished" in tool("pretrain", *given).stdout
+    shutil.rmtree(run)

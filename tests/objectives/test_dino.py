@@ -1,0 +1,445 @@
+"""DINO beside lightly's and plain loops; what changes once for each update; the panel; from the command line."""
+
+import itertools
+import json
+import math
+import warnings
+
+import pytest
+import tiny
+import torch
+import yaml
+from command import TINY, one_line
+from lightly.loss import DINOLoss
+from lightly.models.modules.heads import DINOProjectionHead
+from PIL import Image
+from runs import final, rows
+
+from ssvit.checkpoints import storage
+from ssvit.checkpoints.checkpoint import Checkpoint
+from ssvit.data.augment.crop import CenterCrop
+from ssvit.data.batch import Batch
+from ssvit.evaluation.panels import collapse, collapse_options
+from ssvit.evaluation.panels.collapse import Collapse
+from ssvit.loading import encoder as loading
+from ssvit.loading import encoder_options as loading_options
+from ssvit.objectives import dino_options
+from ssvit.objectives.dino import Head, cross_entropy
+from ssvit.objectives.teacher import Teacher
+from ssvit.options import OptionError, UserError
+from ssvit.schedule import Progress, Schedule
+
+TINY_DINO = (
+    *(option for option in TINY if not option.startswith("target")), "objective=dino", "data.augment.local_size=8",
+    "objective.prototypes=24", "objective.hidden=16", "objective.bottleneck=8", "probe=[knn]",
+    "evaluators.held_out.images=16",
+)  # fmt: skip
+
+
+def random_logits(views: int, seed: int, dtype=torch.float64) -> torch.Tensor:
+    """(views, 3 images, 11 prototypes)."""
+    return torch.randn(views, 3, 11, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def values(step: int = 6, steps: int = 12) -> dict[str, torch.Tensor]:
+    """The schedules of tiny.dino at a step."""
+    schedules = tiny.dino().schedules.items()
+    return {name: torch.tensor(one(Progress(step, steps)), dtype=torch.float64) for name, one in schedules}
+
+
+def batch(count: int = 4, seed: int = 0) -> Batch:
+    slots = torch.arange(count)
+    return Batch(tiny.transform(tiny.dino())(tiny.pictures(count), slots, seed), None, slots)
+
+
+@pytest.mark.parametrize(("teacher_views", "student_views"), [(2, 2), (2, 6), (1, 3)])
+def test_the_loss_is_lightlys_and_that_of_a_plain_double_loop(teacher_views, student_views):
+    objective = tiny.dino().double()
+    told, said = random_logits(teacher_views, 0), random_logits(student_views, 1).requires_grad_()
+    objective.center = random_logits(1, 2)[0, 0]
+    targets = objective.targets(told, torch.tensor(0.05, dtype=torch.float64)).exp()
+    loss = cross_entropy(targets, (said / 0.1).log_softmax(-1))
+    (gradient,) = torch.autograd.grad(loss, said)
+
+    peer = DINOLoss(output_dim=11, student_temp=0.1).double()
+    peer.center = objective.center.view(1, 1, -1).clone()
+    theirs = peer(list(told), list(said), teacher_temp=0.05)
+    torch.testing.assert_close(loss, theirs, rtol=1e-6, atol=0)  # lightly's temperature is in float32
+    torch.testing.assert_close(gradient, torch.autograd.grad(theirs, said)[0], rtol=1e-5, atol=1e-9)
+
+    total, count = 0.0, 0
+    for t in range(teacher_views):
+        for v in range(student_views):
+            for image in range(3) if t != v else ():
+                sharp = [math.exp((told[t, image, k] - objective.center[k]) / 0.05) for k in range(11)]
+                plain = [math.exp(said.detach()[v, image, k] / 0.1) for k in range(11)]
+                total -= sum(a / sum(sharp) * math.log(b / sum(plain)) for a, b in zip(sharp, plain, strict=True))
+                count += 1
+    assert loss.item() == pytest.approx(total / count, rel=1e-12)
+
+
+def test_one_view_alone_is_refused():
+    with pytest.raises(ValueError, match="one view alone"):
+        cross_entropy(random_logits(1, 0), random_logits(1, 1))
+
+
+def test_the_head_is_lightlys_with_normalised_prototypes():
+    torch.manual_seed(0)
+    own = Head(width=6, hidden=10, bottleneck=5, prototypes=7).double()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        peer = DINOProjectionHead(6, 10, 5, 7).double()
+    peer.layers.load_state_dict(own.layers.state_dict())
+    peer.last_layer.weight_v.data.copy_(own.prototypes)
+    x = torch.randn(4, 6, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(4, 7, dtype=torch.float64)
+    torch.testing.assert_close(own(x), peer(x), rtol=1e-12, atol=1e-12)
+    ours, theirs = (
+        torch.autograd.grad((head(x) * weight).sum(), [x, last])
+        for head, last in ((own, own.prototypes), (peer, peer.last_layer.weight_v))
+    )
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
+
+
+def test_weights_are_those_of_the_seed_and_of_lightlys_distributions():
+    one, same, other = tiny.dino(seed=1).state_dict(), tiny.dino(seed=1).state_dict(), tiny.dino(seed=2).state_dict()
+    assert all(value.equal(same[name]) for name, value in one.items())
+    assert not one["head.prototypes"].equal(other["head.prototypes"])
+    torch.manual_seed(0)
+    head = Head(width=64, hidden=128, bottleneck=64, prototypes=512)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        peer = DINOProjectionHead(64, 128, 64, 512)
+    for name, value in head.layers.state_dict().items():
+        assert value.std().item() == pytest.approx(peer.layers.state_dict()[name].std().item(), rel=0.1)
+    assert head.prototypes.std().item() == pytest.approx(peer.last_layer.weight_v.std().item(), rel=0.1)
+
+
+def test_the_schedule_freezes_the_prototypes_alone():
+    head, x = Head(width=6, hidden=10, bottleneck=5, prototypes=7), torch.randn(4, 6)
+    free = torch.autograd.grad(head(x).square().sum(), list(head.parameters()))
+    for factor in (0.0, 1.0, 0.25):
+        scale = torch.tensor(factor, dtype=torch.float64)
+        assert head(x, scale).equal(head(x)) or factor == 0.25
+        found = torch.autograd.grad(head(x, scale).square().sum(), list(head.parameters()))
+        for (name, _), one, whole in zip(head.named_parameters(), found, free, strict=True):
+            torch.testing.assert_close(one, whole * (factor if name == "prototypes" else 1), rtol=1e-4, atol=1e-7)
+
+
+def test_a_step_of_a_schedule_is_sudden():
+    schedule = Schedule(start=0.0, end=1.0, shape="step", over=0.25)
+    assert [schedule(Progress(step, 9)) for step in range(9)] == [0, 0, 1, 1, 1, 1, 1, 1, 1]
+    assert Schedule(start=0.3, end=1.0, shape="step", over=0.01)(Progress(0, 3)) == 0.3
+
+
+def test_views_of_one_size_go_through_at_once_and_each_as_alone():
+    objective = tiny.dino().eval()
+    calls = []
+    objective.encoder.register_forward_pre_hook(lambda module, inputs: calls.append(inputs[0].shape))
+    views = [batch().views[name] for name in ("global", "local")]
+    with torch.no_grad():
+        found = objective.student_logits(views)
+        assert calls == [(8, 3, 16, 16), (8, 3, 8, 8)]
+        alone = [objective.head(objective.encoder.represent(group[:, view])) for group in views for view in range(2)]
+    torch.testing.assert_close(found, torch.stack(alone), rtol=1e-4, atol=1e-6)
+
+
+def test_logits_and_loss_are_in_float32_under_autocast():
+    objective, told = tiny.dino(), []
+    objective.head.register_forward_hook(lambda module, inputs, output: told.append((inputs[0].dtype, output)))
+    with torch.autocast("cpu", torch.bfloat16):
+        result = objective(batch(), (), values())
+    (_, teacher), (given, student) = [(None, objective.teacher_logits([batch().views["global"]])), told[0]]
+    assert given == torch.bfloat16
+    assert {teacher.dtype, student.dtype, *(value.dtype for value in result.values())} == {torch.float32}
+    assert not student.detach().equal(student.detach().bfloat16().float())
+
+
+def test_gradients_are_those_of_float64_and_the_teacher_has_none():
+    objective = tiny.dino()
+    double = tiny.dino().double()
+    for one in (objective, double):
+        one(batch(), (), values())["loss"].backward()
+    for (name, own), exact in zip(objective.named_parameters(), double.parameters(), strict=True):
+        assert (own.grad is None) == name.startswith("teacher.")
+        if own.grad is not None:
+            torch.testing.assert_close(own.grad.double(), exact.grad, rtol=2e-3, atol=2e-4)
+
+
+def test_the_optimiser_has_the_student_alone():
+    objective = tiny.dino()
+    groups = objective.parameter_groups(weight_decay=0.04, layer_decay=0.5)
+    names = {id(parameter): name for name, parameter in objective.named_parameters()}
+    listed = {names[id(parameter)]: group for group in groups for parameter in group["params"]}
+    assert listed.keys() == {name for name in names.values() if not name.startswith("teacher.")}
+    assert listed["head.prototypes"]["decays"]
+    assert not listed["head.layers.0.bias"]["decays"]
+
+
+def test_forward_changes_nothing_and_after_step_the_centre_and_the_teacher_once():
+    objective = tiny.dino().double()
+    before = {name: value.clone() for name, value in objective.state_dict().items()}
+    found = objective(batch(), (), values())
+    assert all(value.equal(before[name]) for name, value in objective.state_dict().items())
+    peer = DINOLoss(output_dim=24, center_momentum=0.9).double()
+    told = objective.teacher_logits([batch().views["global"]])
+    peer.update_center(told)
+    torch.testing.assert_close(found["teacher_mean"], told.flatten(0, 1).mean(0))
+    with torch.no_grad():
+        objective.head.prototypes += 1
+        objective.after_step({"teacher_mean": found["teacher_mean"] * math.nan}, values(), torch.tensor(False))
+        assert objective.center.equal(before["center"])
+        name = "teacher.module.head.prototypes"
+        assert objective.state_dict()[name].equal(before[name])
+        objective.after_step({"teacher_mean": found["teacher_mean"]}, values(), torch.tensor(True))
+    torch.testing.assert_close(objective.center, peer.center.flatten(), rtol=1e-7, atol=1e-12)
+    momentum = values()["teacher_momentum"]
+    expected = momentum * before[name] + (1 - momentum) * objective.head.prototypes
+    torch.testing.assert_close(objective.state_dict()[name], expected)
+
+
+class Counted(tiny.Dino):
+    """Notes the centre and a weight of the teacher at each call of forward; some losses are not finite."""
+
+    bad: tuple[int, ...] = ()
+
+    def forward(self, *inputs):
+        self.seen.append((self.center.clone(), self.teacher.module.head.layers[0].weight.clone()))
+        result = super().forward(*inputs)
+        if len(self.seen) - 1 in self.bad:
+            result["loss"] = result["loss"] * math.nan
+        return result
+
+
+def counted(*bad: int) -> Counted:
+    objective = tiny.dino()
+    objective.__class__, objective.bad, objective.seen = Counted, bad, []
+    return objective
+
+
+def test_centre_and_teacher_change_once_an_update_and_not_when_it_is_skipped(tmp_path):
+    _, objective = tiny.train(tmp_path, objective=counted(4), steps=4, accumulate=2)  # the third step's first part
+    centers, weights = ([one.tolist() for one in seen] for seen in zip(*objective.seen, strict=True))
+    for changing in (centers, weights):
+        changes = [now != then for then, now in itertools.pairwise(changing)]
+        assert changes == [False, True, False, True, False, False, False]
+
+
+def test_accumulation_gives_the_same_centre_teacher_and_weights(tmp_path):
+    runs = [
+        tiny.train(tmp_path / str(parts), objective=tiny.dino(), steps=4, precision="64-true", accumulate=parts)[1]
+        for parts in (1, 4)
+    ]
+    whole, split = (run.state_dict() for run in runs)
+    assert whole["center"].abs().max() > 0.01
+    for name, value in whole.items():
+        torch.testing.assert_close(value, split[name], rtol=1e-6, atol=1e-8, msg=name)
+
+
+def test_a_run_interrupted_anywhere_ends_with_the_same_bits(tmp_path):
+    tiny.train(tmp_path / "whole", objective=tiny.dino(0.2), accumulate=2)
+    for calls in (5, 9, 2):
+        objective = tiny.interrupted(tiny.dino(0.2), calls)
+        with pytest.raises(tiny.Interrupted):
+            tiny.train(tmp_path / "broken", objective=objective, accumulate=2)
+    _, objective = tiny.train(tmp_path / "broken", objective=tiny.dino(0.2), accumulate=2)
+    assert set(final(tmp_path / "whole")) == {"model.safetensors", "ema.safetensors", "optimizer.safetensors"}
+    assert final(tmp_path / "broken") == final(tmp_path / "whole")
+    assert rows(tmp_path / "broken", "train/loss") == rows(tmp_path / "whole", "train/loss")
+    states = storage.load(Checkpoint.open(tmp_path / "broken" / "step_00000012"))
+    assert states["model"]["center"].equal(objective.center)
+    assert any(name.startswith("teacher.module.encoder.") for name in states["model"])
+    assert not any("teacher" in name for name in states["optimizer"])
+
+
+def test_compiled_there_is_one_graph_for_the_shapes_of_a_batch():
+    objective, graphs = tiny.dino(), []
+
+    def count(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(objective, backend=count, fullgraph=True, dynamic=False)
+    for step in range(3):
+        loss = compiled(batch(seed=step), (), values(step))["loss"]
+        assert loss.item() == pytest.approx(objective(batch(seed=step), (), values(step))["loss"].item(), rel=1e-5)
+        loss.backward()
+    assert len(graphs) == 1
+    compiled(batch(3), (), values())
+    assert len(graphs) == 2
+
+
+def test_single_views_are_refused_in_one_line():
+    with pytest.raises(UserError, match=r"^data\.augment: DINO needs several views .*augment@data\.augment=multi_crop"):
+        tiny.dino()(Batch.of(tiny.pictures(2)), (), values())
+
+
+def panel(**given) -> Collapse:
+    return Collapse(
+        collapse_options.Collapse(**{"images": 20, "batch_size": 8, **given}),
+        source=tiny.source(),
+        transform=CenterCrop(size=16),
+    )
+
+
+@torch.no_grad()
+def test_the_panel_is_what_plain_loops_give():
+    objective = tiny.dino().double().eval()
+    objective.center += torch.randn(24, generator=torch.Generator().manual_seed(3)) * 0.02
+    metrics = panel()(objective).metrics
+    images = torch.cat([images for images, _ in panel().batches])
+    logits = objective.teacher.module.head(objective.backbone().represent(images))
+    told = ((logits - objective.center) / 0.07).softmax(-1).tolist()
+    said = (objective.head(objective.encoder.represent(images)) / 0.1).softmax(-1).tolist()
+
+    def bits(p: list[float]) -> float:
+        return -sum(x * math.log(x) for x in p)
+
+    means = [[sum(column) / 20 for column in zip(*rows_, strict=True)] for rows_ in (told, said)]
+    chosen = [max(range(24), key=row.__getitem__) for row in told]
+    own = [max(range(24), key=row.__getitem__) for row in said]
+    features = torch.nn.functional.normalize(objective.backbone().represent(images).float(), dim=-1).double()
+    cosines = [float(features[i] @ features[j]) for i in range(20) for j in range(20) if i != j]
+    expected = {
+        "entropy_of_mean": bits(means[0]),
+        "entropy": sum(map(bits, told)) / 20,
+        "entropy_uniform": math.log(24),
+        "told": bits(means[0]) - sum(map(bits, told)) / 20,
+        "told_at_most": math.log(20),
+        "prototypes_chosen": len(set(chosen)),
+        "feature_std": math.sqrt(sum(features[:, i].var(correction=0).item() for i in range(16))),
+        "feature_cosine": sum(cosines) / len(cosines),
+        "agreement": sum(a == b for a, b in zip(chosen, own, strict=True)) / 20,
+        "agreement_by_chance": sum(a * b for a, b in zip(*means, strict=True)),
+    }
+    assert metrics == pytest.approx(expected, rel=1e-5, abs=1e-7)
+    assert panel(batch_size=20)(objective).metrics == pytest.approx(metrics, rel=1e-5)
+
+
+def answers(probabilities: torch.Tensor, features: torch.Tensor) -> collapse.Answers:
+    confidence, choices = probabilities.max(-1)
+    mean, single = probabilities.double().mean(0), collapse.entropy(probabilities.double().clamp(min=1e-30).log())
+    return collapse.Answers(features, choices, confidence, choices, mean, mean, single.mean())
+
+
+def test_each_kind_of_collapse_is_told_from_a_model_that_tells_images_apart():
+    n, k = 64, 32
+    apart = torch.nn.functional.normalize(torch.randn(n, 16, generator=torch.Generator().manual_seed(0)), dim=-1)
+    alike = torch.nn.functional.normalize(torch.ones(n, 16) + 0.01 * apart, dim=-1)
+    varied = torch.eye(k).repeat(2, 1) * 0.9 + 0.1 / k
+    cases = {
+        "not collapsed": (varied, apart),
+        "every image has all prototypes alike": (torch.full((n, k), 1 / k), apart),
+        "every image has the same few prototypes": (torch.eye(k)[:1].expand(n, -1) * 0.99 + 0.01 / k, apart),
+        "all features point one way": (varied, alike),
+    }
+    for words, (probabilities, features) in cases.items():
+        metrics = collapse.measure(answers(probabilities, features))
+        verdict = collapse.describe(metrics)[-1]
+        assert words in verdict
+        assert verdict.startswith("not collapsed" if words == "not collapsed" else "COLLAPSED, or hardly begun: ")
+        assert 0 <= metrics["told"] + 1e-9 <= metrics["told_at_most"] + 2e-9
+
+
+@torch.no_grad()
+def test_the_panel_draws_what_it_measured():
+    objective = tiny.dino().eval()
+    first = panel()(objective).metrics
+    found = panel()(objective, [{"step": 0, **first}, {"step": 5}])
+    assert set(found.figures) == {"collapse", "prototypes"}
+    left, middle, right = found.figures["collapse"].axes
+    lines = {line.get_label(): list(line.get_ydata()) for axis in (left, middle, right) for line in axis.get_lines()}
+    assert lines["of the mean assignment"] == [first["entropy_of_mean"]] * 2
+    assert lines[f"uniform: {math.log(24):.3g}"] == [math.log(24)] * 2
+    assert lines["same first choice"] == [100, 100]
+    (axis,) = found.figures["prototypes"].axes
+    counts = [int(text.get_text().split("\n")[1].split()[0]) for text in axis.texts if "\n" in text.get_text()]
+    assert counts == sorted(counts, reverse=True)
+    assert sum(counts) <= 20
+    for figure in found.figures.values():
+        figure.canvas.draw()
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"prototypes": 1}, "prototypes=1: must be a whole number, 2 or more"),
+        ({"student_temperature": 0}, "student_temperature=0: must be a number, above 0"),
+        ({"center_momentum": 1.5}, "center_momentum=1.5: must be a number, 0 or more and at most 1"),
+        ({"teacher_momentum": {"start": 0.9, "end": 1.1}}, "teacher_momentum.end=1.1: must be a number"),
+        ({"teacher_momentum": {"start": 0.9, "form": 1}}, "teacher_momentum.form=1: there is no such option"),
+        ({"teacher_temperature": {"start": 0, "end": 0.1}}, "teacher_temperature.start=0: must be a number, above 0"),
+        ({"last_layer": {"start": 0, "shape": "jump"}}, "last_layer.shape=jump: must be one of constant, linear"),
+        ({"last_layer": 3}, "last_layer=3: must be a schedule: {start: "),
+    ],
+)
+def test_an_option_that_cannot_be_is_named(given, told):
+    with pytest.raises(OptionError) as error:
+        dino_options.Dino(**given)
+    assert str(error.value).startswith(told)
+
+
+def test_a_schedule_may_be_any_function_of_the_progress():
+    own = dino_options.Dino(teacher_momentum=lambda progress: progress.step / progress.steps)
+    assert own.schedules["teacher_momentum"](Progress(1, 4)) == 0.25
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (
+            ["augment@data.augment=inception_crop"],
+            "data.augment=InceptionCrop: gives image views, and the objective takes global ones: add ",
+        ),
+        (["data.augment.local_size=10"], "data.augment.local_size=[10,10]: must be divided by encoder.patch_size=4"),
+        (["objective.last_layer.start=-1"], "objective.last_layer.start=-1: must be a number"),
+        (["objective.prototypes=0"], "objective.prototypes=0: must be a whole number"),
+    ],
+)
+def test_a_mistake_is_told_in_one_line_before_torch_loads(tool, no_torch, given, told):
+    line = one_line(tool("pretrain", "objective=dino", *given, status=2, PYTHONPATH=no_torch))
+    assert line.startswith(f"pretrain.py: {told}")
+
+
+def test_from_the_command_line_the_teachers_encoder_is_what_is_kept(tool, tmp_path):
+    done = tool("pretrain", *TINY_DINO)
+    run = tmp_path / "outputs" / "dino_synthetic"
+    assert any("collapsed" in line.lower() for line in done.stdout.splitlines() if line.startswith("held-out: "))
+    assert done.stdout.splitlines()[-2].startswith("pictures: ")
+    for picture in ("collapse.png", "prototypes.png", "probes.png"):
+        with Image.open(run / picture) as image:
+            assert min(image.size) > 200
+    found = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in found if "held_out/told" in row] == [0, 3, 6]
+    assert {"train/target_entropy", "train/teacher_momentum", "train/last_layer"} <= found[1].keys()
+    kept = Checkpoint.open(run)
+    assert kept.backbone == "teacher.module.encoder"
+    states = storage.load(kept)
+    for name, value in loading.load_encoder(loading_options.LoadEncoder(path=run)).state_dict().items():
+        assert value.equal(states["model"][f"teacher.module.encoder.{name}"])
+    assert "is finished" in tool("pretrain", *TINY_DINO).stdout
+    tuned = [option for option in TINY if option.startswith(("recipe", "fabric"))]
+    assert "accuracy" in tool("finetune", *tuned).stdout
+    kept = yaml.safe_load((tmp_path / "outputs" / "finetune_dino_synthetic" / "config.yaml").read_text())
+    assert "local_size" not in kept["data"]["augment"]  # the data set's own, of a single view
+
+
+def test_a_teacher_is_a_part_of_the_objective_and_its_encoder_the_backbone():
+    objective = tiny.dino()
+    assert isinstance(objective.teacher, Teacher)
+    assert objective.backbone() is objective.teacher.module.encoder
+    assert objective.facts["backbone"] == objective.backbone_name
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="only a GPU waits for the host")
+def test_after_a_step_nothing_is_read_back_from_a_device():
+    objective = tiny.dino().cuda()
+    outputs = {"teacher_mean": torch.zeros(24, device="cuda")}
+    scheduled = {name: value.cuda() for name, value in values().items()}
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        with torch.no_grad():
+            objective.after_step(outputs, scheduled, torch.tensor(True, device="cpu").cuda())
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

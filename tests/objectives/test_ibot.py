@@ -1,0 +1,389 @@
+"""iBOT beside lightly's losses and plain loops; masks; what changes once for each update; the panel of patches."""
+
+import itertools
+import json
+import math
+from collections import Counter
+
+import pytest
+import tiny
+import torch
+import torch.nn.functional as F
+from command import TINY, one_line
+from lightly.loss import DINOLoss, IBOTPatchLoss
+from PIL import Image
+from runs import final, rows
+
+from ssvit.checkpoints import storage
+from ssvit.checkpoints.checkpoint import Checkpoint
+from ssvit.data.augment.crop import CenterCrop
+from ssvit.data.batch import Batch
+from ssvit.evaluation.panels import collapse_options
+from ssvit.evaluation.panels.collapse import PatchCollapse, around
+from ssvit.loading import encoder as loading
+from ssvit.loading import encoder_options as loading_options
+from ssvit.objectives import ibot_options
+from ssvit.objectives.dino import Dino
+from ssvit.objectives.ibot import IBot, Masks, chosen, patch_cross_entropy
+from ssvit.options import OptionError, UserError
+from ssvit.schedule import Progress
+
+TINY_IBOT = (
+    *(option for option in TINY if not option.startswith("target")), "objective=ibot", "data.augment.local_size=8",
+    "objective.prototypes=24", "objective.hidden=16", "objective.bottleneck=8", "probe=[knn]",
+    "evaluators.held_out.images=16",
+)  # fmt: skip
+
+
+def values(step: int = 6, steps: int = 12) -> dict[str, torch.Tensor]:
+    """The schedules of tiny.ibot at a step."""
+    schedules = tiny.ibot().schedules.items()
+    return {name: torch.tensor(one(Progress(step, steps)), dtype=torch.float64) for name, one in schedules}
+
+
+def batch(count: int = 4, seed: int = 0) -> Batch:
+    slots = torch.arange(count)
+    return Batch(tiny.transform(tiny.ibot())(tiny.pictures(count), slots, seed), None, slots)
+
+
+def masks(count: int = 4, seed: int = 0) -> Masks:
+    return tiny.ibot().sample(torch.arange(count), seed=seed)
+
+
+def normal(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def test_the_patch_loss_is_lightlys_and_that_of_a_plain_loop():
+    told, said, center = normal(5, 6, 11), normal(5, 6, 11, seed=1).requires_grad_(), normal(11, seed=2)
+    counts = torch.tensor([0, 6, 1, 3, 0])
+    objective = tiny.ibot().double()
+    objective.patch_center = center
+    targets = objective.patch_targets(told, 0.05).exp()
+    loss = patch_cross_entropy(targets, (said / 0.1).log_softmax(-1), counts)
+    (gradient,) = torch.autograd.grad(loss, said)
+
+    peer = IBOTPatchLoss(output_dim=11, student_temp=0.1).double()
+    peer.center.center.copy_(center)
+    mask = torch.arange(6) < counts[:, None]
+    theirs = peer(told[mask], said[mask], mask.view(5, 2, 3), teacher_temp=0.05)
+    torch.testing.assert_close(loss, theirs, rtol=1e-6, atol=0)  # lightly's temperature is in float32
+    torch.testing.assert_close(gradient, torch.autograd.grad(theirs, said)[0], rtol=1e-5, atol=1e-9)
+
+    total = 0.0
+    for image, count in enumerate(counts.tolist()):
+        for patch in range(count):
+            sharp = [math.exp((told[image, patch, k] - center[k]) / 0.05) for k in range(11)]
+            plain = [math.exp(said.detach()[image, patch, k] / 0.1) for k in range(11)]
+            pairs = zip(sharp, plain, strict=True)
+            total -= sum(a / sum(sharp) * math.log(b / sum(plain)) for a, b in pairs) / count
+    assert loss.item() == pytest.approx(total / 5, rel=1e-12)
+
+
+@pytest.mark.parametrize("own_head", [False, True])
+def test_the_loss_is_lightlys_two(own_head):
+    objective, noise, given = tiny.ibot(own_head=own_head).double(), masks(), batch()
+    with torch.no_grad():
+        for parameter in objective.teacher.parameters():
+            parameter += torch.randn_like(parameter) * 0.1
+    objective.center, objective.patch_center = normal(24) * 0.1, normal(24, seed=1) * 0.1
+    found = objective(given, noise, values())
+    views = [given.views["global"][:, view] for view in range(2)]
+    teacher = objective.teacher.module
+    heads = [(one.head, one.head if one.patch_head is None else one.patch_head) for one in (teacher, objective)]
+    told, said, patches, patch_losses = [], [], [], []
+    for view, images in enumerate(views):
+        mask = torch.zeros(4, 16, dtype=torch.bool)
+        for image, count in enumerate(noise.counts[:, view].tolist()):
+            mask[image, noise.ids[image, view, :count]] = True
+        outputs = teacher.encoder(images)
+        told.append(heads[0][0](teacher.encoder.pool(outputs)))
+        patches.append(heads[0][1](outputs[:, 1:]))
+        tokens = objective.encoder.embed(images)
+        tokens = torch.where(mask[:, :, None], objective.mask_token, tokens)
+        outputs = objective.encoder.encode(tokens)
+        said.append(heads[1][0](objective.encoder.pool(outputs)))
+        peer = IBOTPatchLoss(output_dim=24, student_temp=0.1).double()
+        peer.center.center.copy_(objective.patch_center)
+        args = patches[-1][mask], heads[1][1](outputs[:, 1:])[mask], mask.view(4, 4, 4)
+        patch_losses.append(peer(*args, teacher_temp=values()["patch_temperature"].item()))
+    said += [objective.head(objective.encoder.represent(given.views["local"][:, view])) for view in range(2)]
+    peer = DINOLoss(output_dim=24, student_temp=0.1).double()
+    peer.center = objective.center.view(1, 1, -1).clone()
+    view_loss = peer(told, said, teacher_temp=values()["teacher_temperature"].item())
+    torch.testing.assert_close(found["view_loss"], view_loss, rtol=1e-6, atol=0)
+    torch.testing.assert_close(found["patch_loss"], sum(patch_losses) / 2, rtol=1e-6, atol=0)
+    torch.testing.assert_close(found["loss"], found["view_loss"] + found["patch_loss"])
+    torch.testing.assert_close(found["patch_teacher_mean"], torch.cat(patches).mean((0, 1)))
+
+
+def test_without_masks_it_is_dino():
+    objective, noise = tiny.ibot(), masks()
+    found = objective(batch(), noise._replace(counts=noise.counts * 0), values())
+    dino = tiny.dino()
+    assert found["loss"].item() == pytest.approx(dino(batch(), (), values())["loss"].item(), rel=1e-6)
+    assert found["patch_loss"] == 0
+    assert isinstance(objective, Dino)
+
+
+def test_masks_are_hashed_from_slot_and_view_and_half_of_the_views_have_some():
+    objective, slots = tiny.ibot(), torch.arange(2000)
+    noise = objective.sample(slots, seed=5)
+    assert noise.ids.shape == (2000, 2, 8)
+    assert all(len(set(ids)) == 8 for ids in noise.ids[:100].flatten(0, 1).tolist())
+    assert all(one[70:90].equal(part) for one, part in zip(noise, objective.sample(slots[70:90], seed=5), strict=True))
+    assert not objective.sample(slots, seed=6).ids.equal(noise.ids)
+    assert not noise.ids[:, 0].equal(noise.ids[:, 1])
+    hidden = noise.counts > 0
+    assert abs(hidden.double().mean() - 0.5) < 0.04  # five standard errors
+    fractions = noise.counts[hidden] / 16
+    assert set(noise.counts[hidden].tolist()) == set(range(2, 9))  # 1.6 to 8 of 16
+    assert abs(fractions.mean() - 0.3) < 0.02
+    together = (hidden[:, 0] & hidden[:, 1]).double().mean()
+    assert abs(together - 0.25) < 0.05
+
+
+def test_what_is_hidden_changes_no_answer_of_the_student_and_all_of_the_teachers():
+    objective = tiny.ibot().eval()
+    with torch.no_grad():
+        objective.mask_token += 0.5
+        images, ids = tiny.pictures(1), torch.randperm(16)[None, :6]
+        counts = torch.tensor([4])
+        before, told = objective.student_answers(images, ids, counts), objective.teacher_answers(images, ids)
+        for place in range(16):
+            changed, y, x = images.clone(), place // 4 * 4, place % 4 * 4
+            changed[:, :, y : y + 4, x : x + 4] = 255 - changed[:, :, y : y + 4, x : x + 4]
+            after = objective.student_answers(changed, ids, counts)
+            same = all(one.equal(other) for one, other in zip(before, after, strict=True))
+            assert same == (place in ids[0, :4])
+            assert not objective.teacher_answers(changed, ids)[1].equal(told[1])
+    assert chosen(ids, counts).tolist() == [[True] * 4 + [False] * 2]
+
+
+def test_logits_and_loss_are_in_float32_under_autocast():
+    objective = tiny.ibot()
+    with torch.autocast("cpu", torch.bfloat16):
+        result = objective(batch(), masks(), values())
+        images = batch().views["global"][:, 0]
+        teacher = objective.teacher_answers(images, masks().ids[:, 0])
+    assert {value.dtype for value in (*result.values(), *teacher)} == {torch.float32}
+    assert not teacher[1].equal(teacher[1].bfloat16().float())
+
+
+@pytest.mark.parametrize("own_head", [False, True])
+def test_gradients_are_those_of_float64_and_the_teacher_has_none(own_head):
+    objective, double = tiny.ibot(own_head=own_head), tiny.ibot(own_head=own_head).double()
+    for one in (objective, double):
+        one(batch(), masks(), values())["loss"].backward()
+    names = [name for name, _ in objective.named_parameters()]
+    assert any(name.startswith("patch_head") for name in names) == own_head
+    for (name, own), exact in zip(objective.named_parameters(), double.parameters(), strict=True):
+        assert (own.grad is None) == name.startswith("teacher.")
+        if own.grad is not None:
+            torch.testing.assert_close(own.grad.double(), exact.grad, rtol=2e-3, atol=5e-4)
+    assert double.mask_token.grad.abs().max() > 1e-6
+
+
+def test_the_schedule_freezes_the_prototypes_of_patches_too():
+    objective = tiny.ibot(own_head=True)
+    frozen = values() | {"last_layer": torch.tensor(0.0, dtype=torch.float64)}
+    objective(batch(), masks(), frozen)["loss"].backward()
+    for head in (objective.head, objective.patch_head):
+        assert not head.prototypes.grad.any()
+        assert head.layers[0].weight.grad.any()
+
+
+def test_forward_changes_nothing_and_after_step_both_centres_and_the_teacher():
+    objective = tiny.ibot(own_head=True).double()
+    before = {name: value.clone() for name, value in objective.state_dict().items()}
+    found = objective(batch(), masks(), values())
+    bad = {name: value * math.nan for name, value in found.items()}
+    with torch.no_grad():
+        for weight in (objective.mask_token, objective.patch_head.prototypes):
+            weight += 1
+        after = {name: value.clone() for name, value in objective.state_dict().items()}
+        objective.after_step(bad, values(), torch.tensor(False))
+        assert all(value.equal(after[name]) for name, value in objective.state_dict().items())
+        objective.after_step(found, values(), torch.tensor(True))
+    torch.testing.assert_close(objective.patch_center, 0.1 * found["patch_teacher_mean"])
+    torch.testing.assert_close(objective.center, 0.1 * found["teacher_mean"])
+    assert not before["patch_center"].any()
+    name = "teacher.module.patch_head.prototypes"
+    assert not objective.state_dict()[name].equal(before[name])
+
+
+class Counted(IBot):
+    """Notes the centre of patches at each call of forward; some losses are not finite."""
+
+    def forward(self, *inputs):
+        self.seen.append(self.patch_center.tolist())
+        result = super().forward(*inputs)
+        return result | {"loss": result["loss"] * (math.nan if len(self.seen) == 5 else 1)}
+
+
+def test_the_centre_of_patches_changes_once_an_update_and_not_when_it_is_skipped(tmp_path):
+    objective = tiny.ibot()
+    objective.__class__, objective.seen = Counted, []
+    tiny.train(tmp_path, objective=objective, steps=4, accumulate=2)  # the third step's first part
+    changes = [now != then for then, now in itertools.pairwise(objective.seen)]
+    assert changes == [False, True, False, True, False, False, False]
+
+
+def test_accumulation_gives_the_same_centres_teacher_and_weights(tmp_path):
+    whole, split = (
+        tiny.train(tmp_path / str(n), objective=tiny.ibot(), steps=4, precision="64-true", accumulate=n)[1]
+        for n in (1, 4)
+    )
+    assert whole.patch_center.abs().max() > 0.01
+    torch.testing.assert_close(whole.state_dict(), split.state_dict(), rtol=1e-6, atol=1e-8)
+
+
+def test_a_run_interrupted_anywhere_ends_with_the_same_bits(tmp_path):
+    tiny.train(tmp_path / "whole", objective=tiny.ibot(0.2), accumulate=2)
+    for calls in (5, 9, 2):
+        with pytest.raises(tiny.Interrupted):
+            tiny.train(tmp_path / "broken", objective=tiny.interrupted(tiny.ibot(0.2), calls), accumulate=2)
+    _, objective = tiny.train(tmp_path / "broken", objective=tiny.ibot(0.2, seed=1), accumulate=2)
+    assert final(tmp_path / "broken") == final(tmp_path / "whole")
+    assert rows(tmp_path / "broken", "train/loss") == rows(tmp_path / "whole", "train/loss")
+    states = storage.load(Checkpoint.open(tmp_path / "broken" / "step_00000012"))
+    assert states["model"]["patch_center"].equal(objective.patch_center)
+
+
+def test_compiled_there_is_one_graph():
+    objective, graphs = tiny.ibot(), []
+
+    def count(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(objective, backend=count, fullgraph=True, dynamic=False)
+    for step in range(3):
+        given = batch(seed=step), masks(seed=step), values(step)
+        assert compiled(*given)["loss"].item() == pytest.approx(objective(*given)["loss"].item(), rel=1e-5)
+    assert len(graphs) == 1
+
+
+def test_views_that_do_not_fit_are_refused_in_one_line():
+    with pytest.raises(UserError, match=r"^data\.augment: DINO needs several views"):
+        tiny.ibot()(Batch.of(tiny.pictures(2)), masks(2), values())
+    given = batch()
+    given.views["global"] = given.views["global"][:, :1]
+    with pytest.raises(UserError, match=r"^data\.augment: iBOT needs 2 global views of an image, not 1"):
+        tiny.ibot()(given, masks(), values())
+
+
+def panel(**given) -> PatchCollapse:
+    return PatchCollapse(
+        collapse_options.PatchCollapse(**{"images": 20, "batch_size": 8, **given}),
+        source=tiny.source(),
+        transform=CenterCrop(size=16),
+    )
+
+
+@torch.no_grad()
+def test_the_panel_of_patches_is_what_plain_loops_give():
+    objective = tiny.ibot().double().eval()
+    objective.patch_center += normal(24) * 0.02
+    objective.mask_token += 0.3
+    metrics = panel()(objective).metrics
+    told, said, features, places = [], [], [], []
+    for images, slots in panel().batches:
+        for image, ids in zip(images, objective.sample(slots, seed=0).ids[:, 0], strict=True):
+            tokens = objective.teacher.module.encoder(image[None])[0, 1:]
+            places += ids.tolist()
+            features += [F.normalize(tokens[patch].float(), dim=0).double() for patch in ids]
+            cosines = objective.teacher.module.head(tokens[ids])
+            told += [((one - objective.patch_center) / 0.08).softmax(0) for one in cosines]
+            embedded = objective.encoder.embed(image[None])
+            embedded[0, ids] = objective.mask_token
+            said += [(one / 0.1).softmax(0) for one in objective.head(objective.encoder.encode(embedded)[0, 1:][ids])]
+    told, said, features = map(torch.stack, (told, said, features))
+    assert len(told) == 160
+    single = -(told * told.log()).sum(1).mean().item()
+    mean = -(told.mean(0) * told.mean(0).log()).sum().item()
+    cosine = (features @ features.T).sum() - 160
+    expected = {
+        "entropy_of_mean": mean,
+        "entropy": single,
+        "entropy_uniform": math.log(24),
+        "told": mean - single,
+        "told_at_most": math.log(24),
+        "prototypes_chosen": len(set(told.argmax(1).tolist())),
+        "feature_std": features.var(0, correction=0).sum().sqrt().item(),
+        "feature_cosine": cosine.item() / (160 * 159),
+        "agreement": (told.argmax(1) == said.argmax(1)).double().mean().item(),
+        "agreement_by_chance": (told.mean(0) * said.mean(0)).sum().item(),
+    }
+    pairs = Counter(zip(places, told.argmax(1).tolist(), strict=True))
+    most = [max(count for (at, _), count in pairs.items() if at == place) for place in set(places)]
+    expected["agreement_by_place"] = sum(most) / 160
+    found = {name.removeprefix("patch_"): value for name, value in metrics.items() if name.startswith("patch_")}
+    assert found == pytest.approx(expected, rel=1e-5, abs=1e-6)
+
+
+@torch.no_grad()
+def test_the_panel_draws_images_and_patches():
+    objective = tiny.ibot().eval()
+    first = panel()(objective).metrics
+    found = panel()(objective, [{"step": 0, **first}, {"step": 5}])
+    assert set(found.figures) == {"collapse", "prototypes", "patch_collapse", "patch_prototypes"}
+    for prefix, what in (("", "image"), ("patch_", "masked patch")):
+        lines = {
+            line.get_label(): line for axis in found.figures[f"{prefix}collapse"].axes for line in axis.get_lines()
+        }
+        assert list(lines[f"difference: told of the {what}"].get_ydata()) == [first[f"{prefix}told"]] * 2
+        assert any(f"of its {what}" in line for line in found.lines)
+    assert "masked patches" in found.figures["patch_prototypes"].axes[0].texts[-1].get_text()
+    for figure in found.figures.values():
+        figure.canvas.draw()
+
+
+def test_a_window_shows_a_patch_and_its_neighbours():
+    images = tiny.pictures(2)
+    windows = around(images, (4, 4))
+    assert windows.shape == (2, 16, 3, 12, 12)
+    assert windows.dtype == torch.uint8
+    assert windows[:, 5].equal(images[:, :, :12, :12])
+    assert windows[:, 0, :, 4:, 4:].equal(images[:, :, :8, :8])
+    assert windows[:, 0, :, :5, 4:].eq(images[:, :, :1, :8]).all()
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"masked": 0}, "masked=0: must be a number, above 0 and at most 1"),
+        ({"spread": 0.4}, "spread=0.4: must be a number, 0 or more and at most 0.3"),
+        ({"probability": 2}, "probability=2: must be a number"),
+        ({"patch_weight": -1}, "patch_weight=-1: must be a number, 0 or more"),
+        ({"own_head": 1}, "own_head=1: must be true or false"),
+        ({"patch_temperature": {"start": 0}}, "patch_temperature.start=0: must be a number, above 0"),
+        ({"prototypes": 1}, "prototypes=1: must be a whole number, 2 or more"),
+    ],
+)
+def test_an_option_that_cannot_be_is_named(given, told):
+    with pytest.raises(OptionError) as error:
+        ibot_options.IBot(**given)
+    assert str(error.value).startswith(told)
+
+
+def test_a_mistake_is_told_in_one_line_before_torch_loads(tool, no_torch):
+    line = one_line(tool("pretrain", "objective=ibot", "objective.spread=0.5", status=2, PYTHONPATH=no_torch))
+    assert line.startswith("pretrain.py: objective.spread=0.5: must be a number")
+
+
+def test_from_the_command_line_the_teachers_encoder_is_what_is_kept(tool, tmp_path):
+    done = tool("pretrain", *TINY_IBOT)
+    run = tmp_path / "outputs" / "ibot_synthetic"
+    assert sum("collapsed" in line.lower() for line in done.stdout.splitlines() if line.startswith("held-out: ")) == 2
+    for picture in ("collapse.png", "prototypes.png", "patch_collapse.png", "patch_prototypes.png", "probes.png"):
+        with Image.open(run / picture) as image:
+            assert min(image.size) > 150
+    found = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in found if "held_out/patch_told" in row] == [0, 3, 6]
+    assert {"train/patch_loss", "train/view_loss", "train/patch_temperature"} <= found[1].keys()
+    kept = Checkpoint.open(run)
+    assert kept.backbone == "teacher.module.encoder"
+    states = storage.load(kept)
+    for name, value in loading.load_encoder(loading_options.LoadEncoder(path=run)).state_dict().items():
+        assert value.equal(states["model"][f"teacher.module.encoder.{name}"])

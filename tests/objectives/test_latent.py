@@ -1,0 +1,397 @@
+"""Latent prediction beside plain loops: masks, targets, decoder and loss; the teacher; exact resumption; the panel."""
+
+import itertools
+import json
+import math
+import re
+
+import pytest
+import tiny
+import torch
+import torch.nn.functional as F
+from command import TINY, one_line
+from PIL import Image
+from runs import final, rows
+
+from ssvit.checkpoints import storage
+from ssvit.checkpoints.checkpoint import Checkpoint
+from ssvit.data.augment.crop import CenterCrop
+from ssvit.data.batch import Batch
+from ssvit.data.sources.memory import Memory
+from ssvit.evaluation.panels import latent_options as evaluation_options
+from ssvit.evaluation.panels.latent import BASELINES, LatentPrediction, describe
+from ssvit.kernels.accelerate import accelerate
+from ssvit.loading import encoder as loading
+from ssvit.loading import encoder_options as loading_options
+from ssvit.models import vit_options
+from ssvit.models.vit import ViT
+from ssvit.objectives import latent_options
+from ssvit.objectives.latent import Latent, Masks
+from ssvit.objectives.masking import visible_blocks
+from ssvit.options import OptionError
+from ssvit.randomness import uniform
+
+DECODER = {"depth": 3, "width": 12, "groups": 4}
+MOMENTUM = {"teacher_momentum": torch.tensor(0.75, dtype=torch.float64)}
+
+
+def build(decoder=DECODER, masks=3, layers=2, class_token_weight=0.3, masked=0.75, **encoder) -> Latent:
+    """A small objective with every weight random, the teacher's too."""
+    torch.manual_seed(0)
+    encoder = {"image_size": (12, 16), "patch_size": 4, "width": 24, "depth": 3, "heads": 3} | encoder
+    own = {"masks": masks, "layers": layers, "class_token_weight": class_token_weight, "masked": masked}
+    model = Latent(latent_options.Latent(decoder=decoder, **own), encoder=ViT(vit_options.ViT(**encoder)))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    return model
+
+
+def pictures(count: int = 5) -> torch.Tensor:
+    coarse = torch.rand(count, 3, 3, 4, generator=torch.Generator().manual_seed(1))
+    return (F.interpolate(coarse, size=(12, 16), mode="bilinear") * 255).to(torch.uint8)
+
+
+def test_visible_patches_lie_in_blocks_and_are_hashed_from_slot_and_mask():
+    slots, grid = torch.arange(300), (14, 14)
+    given = {"seed": 3, "grid": grid, "visible": 39, "length": 3, "adjust": 0.07}
+    order = visible_blocks(slots, **given)
+    assert torch.equal(order.sort(1).values, torch.arange(196).expand(300, -1))
+    assert torch.equal(visible_blocks(slots[40:50], **given), order[40:50])
+    others = [visible_blocks(slots, **given | changed) for changed in ({"view": 1}, {"seed": 4})]
+    assert not any(torch.equal(other, order) for other in others)
+    visible = torch.zeros(300, 196).scatter(1, order[:, :39], 1).view(300, 1, 14, 14)
+    whole = F.conv2d(visible, torch.ones(1, 1, 3, 3)).eq(9).any((1, 2, 3)).float().mean()
+    assert whole > 0.95  # blocks that are there from edge to edge
+    alone = order.gather(1, torch.rand(300, 196).argsort(1))  # the same number at random
+    scattered = torch.zeros(300, 196).scatter(1, alone[:, :39], 1).view(300, 1, 14, 14)
+    assert F.conv2d(scattered, torch.ones(1, 1, 3, 3)).eq(9).any((1, 2, 3)).float().mean() < 0.05
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 5])
+def test_blocks_are_those_of_plain_loops(length):
+    """At the border cut off, which is where the authors' clamp leaves them."""
+    slots, (rows_, columns) = torch.arange(50), (6, 7)
+    visible = 8
+    order = visible_blocks(slots, seed=0, grid=(6, 7), visible=visible, length=length, adjust=0.05, view=2)
+    blocks = max(1, int(42 * (visible / 42 + 0.05) / length**2))
+    centers = (uniform(0, "block centres", slots, blocks, 2) * 42).long().tolist()
+    for image, own in enumerate(centers):
+        inside = set()
+        for center in own:
+            for i, j in itertools.product(range(length), repeat=2):
+                y = min(max(center // columns + i - length // 2, 0), rows_ - 1)
+                x = min(max(center % columns + j - length // 2, 0), columns - 1)
+                inside.add(y * columns + x)
+        first = set(order[image, :visible].tolist())
+        assert first <= inside if len(inside) >= visible else inside <= first
+
+
+@pytest.mark.parametrize("masked", [0.8, 0.01, 0.99])
+def test_each_mask_hides_as_many_patches(masked):
+    model = build(masked=masked)
+    noise = model.sample(torch.arange(40), seed=7)
+    assert noise.masked_ids.shape == (40, 3, {0.8: 10, 0.01: 1, 0.99: 11}[masked])
+    assert torch.equal(torch.cat(noise, 2).sort(2).values, torch.arange(12).expand(40, 3, -1))
+    assert not torch.equal(noise.masked_ids[:, 0], noise.masked_ids[:, 1])
+
+
+def convolution(grid: torch.Tensor, layer) -> torch.Tensor:
+    """(y, x, d) -> (y, x, e), tap by tap, with zeros around it."""
+    height, width, d = grid.shape
+    e, own, kernel, _ = layer.weight.shape
+    groups = d // own
+    out = layer.bias.expand(height, width, e).clone()
+    for y, x, i, j in itertools.product(range(height), range(width), range(kernel), range(kernel)):
+        yy, xx = y + i - kernel // 2, x + j - kernel // 2
+        if 0 <= yy < height and 0 <= xx < width:
+            taps = torch.stack(
+                [
+                    layer.weight[o, :, i, j] @ grid[yy, xx, (o // (e // groups)) * own : (o // (e // groups) + 1) * own]
+                    for o in range(e)
+                ]
+            )
+            out = out.index_put((torch.tensor(y), torch.tensor(x)), taps, accumulate=True)
+    return out
+
+
+def normed(x: torch.Tensor, dim: int) -> torch.Tensor:
+    mean = x.mean(dim, keepdim=True)
+    return (x - mean) / ((x - mean).square().mean(dim, keepdim=True) + 1e-5).sqrt()
+
+
+def by_loops(model: Latent, images: torch.Tensor, noise: Masks) -> torch.Tensor:
+    """The loss, image by image and mask by mask."""
+    d, losses, tokens = model.encoder.width, [], []
+    for image, visibles, maskeds in zip(images, *noise, strict=True):
+        with torch.no_grad():
+            layers = list(model.teacher.module.layers(image[None]))[-model.options.layers :]
+            targets = normed(sum(normed(layer[0, 1:], 0) for layer in layers) / len(layers), 1)
+        for visible, masked in zip(visibles, maskeds, strict=True):
+            encoded = model.encoder.encode(model.encoder.embed(image[None]), visible_ids=visible[None])[0]
+            x = torch.zeros(12, d, dtype=encoded.dtype).index_put((visible,), encoded[1:])
+            for layer in model.decoder.layers:
+                changed = F.gelu(normed(convolution(x.view(3, 4, -1), layer).flatten(0, 1), 1))
+                x = changed + x if changed.shape == x.shape else changed
+            for place in masked:
+                guess = model.decoder.head.weight @ x[place] + model.decoder.head.bias
+                losses.append((guess - targets[place]).square().sum() / math.sqrt(d))
+            tokens.append((encoded[0] - targets.mean(0)).square().sum() / math.sqrt(d))
+    return sum(losses) / len(losses) + model.options.class_token_weight * sum(tokens) / len(tokens)
+
+
+def test_loss_and_gradients_equal_loops_in_float64():
+    model, images = build().double(), pictures(2)
+    noise = model.sample(torch.arange(2), seed=4)
+    loss, expected = model(Batch.of(images), noise)["loss"], by_loops(model, images, noise)
+    torch.testing.assert_close(loss, expected, rtol=1e-7, atol=0)
+    named = {name: p for name, p in model.named_parameters() if p.requires_grad and p.numel()}
+    one, two = (torch.autograd.grad(value, list(named.values())) for value in (loss, expected))
+    for name, own, right in zip(named, one, two, strict=True):
+        torch.testing.assert_close(own, right, rtol=1e-5, atol=1e-9, msg=name)
+        assert own.abs().max() > 1e-9, f"{name} learns nothing"
+    assert not any(name.startswith("teacher") for name in named)
+
+
+def test_targets_are_those_of_torchs_norms():
+    model, images = build(layers=3), pictures()
+    layers = [layer[:, 1:].mT for layer in model.teacher.module.layers(images)]
+    expected = sum(F.instance_norm(layer) for layer in layers).mT / 3
+    torch.testing.assert_close(model.targets(images), F.layer_norm(expected, (24,)), rtol=1e-4, atol=1e-5)
+
+
+def test_what_is_masked_changes_no_prediction_but_the_targets():
+    model, images = build().eval(), pictures(1)
+    noise = model.sample(torch.arange(1), seed=0)
+    before, targets = model.predict(images, noise)[0], model.targets(images)
+    for place in range(12):
+        changed, y, x = images.clone(), place // 4 * 4, place % 4 * 4
+        changed[:, :, y : y + 4, x : x + 4] = 255 - changed[:, :, y : y + 4, x : x + 4]
+        differs = (model.predict(changed, noise)[0] != before).flatten(2).any(2)
+        assert torch.equal(differs, (noise.visible_ids == place).any(2))
+        assert not torch.equal(model.targets(changed), targets)
+
+
+def test_one_pass_of_the_teacher_serves_all_masks():
+    model, calls = build(), []
+    for name, encoder in (("teacher", model.teacher.module), ("student", model.encoder)):
+        encoder.blocks[-1].register_forward_hook(lambda m, i, out, name=name: calls.append((name, out.shape[:2])))
+    model(Batch.of(pictures()), model.sample(torch.arange(5), seed=0))
+    assert calls == [("teacher", (5, 13)), ("student", (15, 4))]
+
+
+def test_under_autocast_the_loss_is_near_float32s():
+    model, images = build(), pictures()
+    noise = model.sample(torch.arange(5), seed=0)
+    exact = model(Batch.of(images), noise)["loss"]
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded = model(Batch.of(images), noise)["loss"]
+        assert model.targets(images).dtype == torch.float32
+    assert rounded.dtype == torch.float32
+    assert rounded.item() == pytest.approx(exact.item(), rel=0.01)
+
+
+def test_the_kernels_serve_student_and_teacher():
+    plain, fast = (build(image_size=16, width=32, heads=2) for _ in range(2))
+    accelerate(fast)
+    assert type(fast.teacher.module.blocks[0]) is not type(plain.teacher.module.blocks[0])
+    images = F.interpolate(pictures(), size=(16, 16))
+    noise = plain.sample(torch.arange(5), seed=0)
+    with torch.autocast("cpu", torch.bfloat16):
+        losses = [model(Batch.of(images), noise)["loss"].item() for model in (plain, fast)]
+    assert losses[0] == pytest.approx(losses[1], rel=0.01)
+
+
+def test_one_graph_serves_every_step():
+    tiny.assert_one_graph(build(), pictures())
+
+
+def test_forward_changes_nothing_and_after_step_the_teacher_where_applied():
+    model = build().double()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    model(Batch.of(pictures()), model.sample(torch.arange(5), seed=0))
+    model.after_step({}, MOMENTUM, torch.tensor(False))
+    assert all(value.equal(before[name]) for name, value in model.state_dict().items())
+    model.after_step({}, MOMENTUM, torch.tensor(True))
+    own, name = "encoder.patch.weight", "teacher.module.patch.weight"
+    torch.testing.assert_close(model.state_dict()[name], 0.75 * before[name] + 0.25 * before[own])
+
+
+class Counted(Latent):
+    """Notes a weight of the teacher at each call of forward; some losses are not finite."""
+
+    def forward(self, *inputs):
+        self.seen.append(self.teacher.module.patch.weight.tolist())
+        result = super().forward(*inputs)
+        return result | {"loss": result["loss"] * (math.nan if len(self.seen) == 5 else 1)}
+
+
+def test_the_teacher_changes_once_an_update_and_not_when_it_is_skipped(tmp_path):
+    objective = tiny.latent()
+    objective.__class__, objective.seen = Counted, []
+    tiny.train(tmp_path, objective=objective, steps=4, accumulate=2)  # the third step's first part
+    changes = [now != then for then, now in itertools.pairwise(objective.seen)]
+    assert changes == [False, True, False, True, False, False, False]
+
+
+def test_accumulation_gives_the_same_weights(tmp_path):
+    whole, split = (
+        tiny.train(tmp_path / str(n), objective=tiny.latent(), steps=4, precision="64-true", accumulate=n)[1]
+        for n in (1, 4)
+    )
+    torch.testing.assert_close(whole.state_dict(), split.state_dict(), rtol=1e-6, atol=1e-8)
+
+
+def test_a_run_interrupted_anywhere_ends_with_the_same_bits(tmp_path):
+    tiny.train(tmp_path / "whole", objective=tiny.latent(0.2), accumulate=2)
+    for calls in (5, 9, 2):
+        with pytest.raises(tiny.Interrupted):
+            tiny.train(tmp_path / "broken", objective=tiny.interrupted(tiny.latent(0.2), calls), accumulate=2)
+    tiny.train(tmp_path / "broken", objective=tiny.latent(0.2, seed=1), accumulate=2)
+    assert final(tmp_path / "broken") == final(tmp_path / "whole")
+    assert rows(tmp_path / "broken", "train/loss") == rows(tmp_path / "whole", "train/loss")
+
+
+def panel(images: torch.Tensor, **options) -> LatentPrediction:
+    return LatentPrediction(
+        evaluation_options.LatentPrediction(batch_size=3, **options),
+        source=Memory(images),
+        transform=CenterCrop(size=(12, 16)),
+    )
+
+
+@torch.no_grad()
+def test_the_panel_equals_loops():
+    model, images = build().eval(), pictures(7)
+    noise, targets = model.sample(torch.arange(7), seed=3), model.targets(images).double()
+    prediction = model.predict(images, noise)[0][:, 0].double()
+    losses = {name: [] for name in ("loss", *BASELINES)}
+    for image in range(7):
+        visible, masked = (ids[image, 0].tolist() for ids in noise)
+        for rank, place in enumerate(masked):
+            nearest = min(sorted(visible), key=lambda other: math.dist(divmod(place, 4), divmod(other, 4)))
+            known = targets[image, visible].mean(0), targets[image, nearest]
+            guesses = prediction[image, rank], targets.mean((0, 1)), targets[:, place].mean(0), *known
+            for own, guess in zip(losses.values(), guesses, strict=True):
+                own.append((guess - targets[image, place]).square().sum().item() / math.sqrt(24))
+    expected = {name: sum(own) / len(own) for name, own in losses.items()}
+    expected["target_std"] = torch.stack([targets[..., i].std() for i in range(24)]).mean().item()
+    expected["target_std_images"] = targets.std(0, correction=0).mean().item()
+    expected["prediction_std"] = torch.stack([prediction[..., i].std() for i in range(24)]).mean().item()
+    metrics = panel(images, seed=3)(model).metrics
+    assert metrics == pytest.approx(expected, rel=1e-4)
+    assert panel(images, seed=3)(model).metrics == metrics
+
+
+@torch.no_grad()
+def test_the_panel_draws_what_it_measured():
+    model, images = build().eval(), pictures(7)
+    first = panel(images)(model).metrics
+    found = panel(images)(model, [{"step": 0, **first}, {"step": 5}])
+    assert set(found.figures) == {"learning", "features"}
+    lines = [line for axis in found.figures["learning"].axes for line in axis.get_lines()]
+    drawn = {line.get_label(): list(line.get_ydata()) for line in lines}
+    for name, words in BASELINES.items():
+        assert drawn[words] == [first[name]] * 2
+    assert drawn["held-out"] == [first["loss"]] * 2
+    assert drawn["predictions"] == [first["prediction_std"]] * 2
+    canvas = torch.from_numpy(found.figures["features"].axes[0].images[0].get_array().data).permute(2, 0, 1)
+    noise = model.sample(torch.arange(7), seed=0)
+    visible, targets, predicted, image = (canvas[:, :12, x : x + 16] for x in range(0, 4 * 17, 17))
+    torch.testing.assert_close(image, images[0] / 255, rtol=0, atol=1e-5)
+    for place in range(12):
+        here = (slice(None), slice(place // 4 * 4, place // 4 * 4 + 4), slice(place % 4 * 4, place % 4 * 4 + 4))
+        hidden = place in noise.masked_ids[0, 0].tolist()
+        assert targets[here].flatten(1).unique(dim=1).shape[1] == 1
+        assert torch.equal(predicted[here], targets[here]) != hidden
+        assert torch.allclose(visible[here], image[here]) != hidden
+
+
+def test_words_say_whether_it_learns_or_collapses():
+    fine = dict(zip(BASELINES, (2.0, 1.5, 2.5, 3.0), strict=True))
+    fine |= {"target_std": 1.0, "target_std_images": 0.9, "prediction_std": 0.5}
+    assert "has learned" in describe(fine | {"loss": 1.0})[-1]
+    lines = describe(fine | {"loss": 1.8})
+    assert "3 of 4" in lines[-1]
+    assert ["NO better" in line for line in lines[:4]] == [False, True, False, False]
+    for name, value in (("target_std", 0.05), ("target_std_images", 0.05), ("prediction_std", 0.005)):
+        verdict = describe(fine | {"loss": 1.0, name: value})[-1]
+        assert verdict.startswith(f"COLLAPSED, or hardly begun: {name.split('_')[0]}s hardly differ")
+
+
+@torch.no_grad()
+def test_features_that_ignore_the_image_are_a_collapse():
+    model = build().eval()
+    for block in model.teacher.module.blocks:
+        block.contract.bias.zero_()
+    model.teacher.module.patch.weight.zero_()
+    metrics = panel(pictures(7))(model).metrics
+    assert metrics["target_std"] > 0.5  # from place to place
+    assert metrics["target_std_images"] < 1e-3
+    assert describe(metrics)[-1].startswith("COLLAPSED, or hardly begun: targets hardly differ")
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"masked": 0}, "masked=0: must be a number, above 0 and at most 1"),
+        ({"layers": 4}, "layers=4: must be at most 3, the layers of the encoder"),
+        ({"masks": 0}, "masks=0: must be a whole number, 1 or more"),
+        ({"decoder": 3}, "decoder=3: is a group of options"),
+        ({"decoder": {**DECODER, "groups": 5}}, "decoder.groups=5: must divide width=12"),
+        ({"decoder": {**DECODER, "width": 35, "groups": 5}}, "decoder.groups=5: must divide encoder.width=24"),
+        ({"decoder": {"width": 8}}, "decoder.depth: has no default and must be given"),
+        ({"class_token": False, "pooling": "patch_mean"}, "class_token_weight=0.3: must be 0 without encoder.class_t"),
+        ({"patch_size": (12, 16)}, "masked=0.75: needs images of at least two patches"),
+    ],
+)
+def test_options_that_cannot_be_are_named(options, told):
+    with pytest.raises(OptionError, match=f"^{re.escape(told)}"):
+        build(**options)
+
+
+def test_without_a_class_token_patches_alone_are_predicted():
+    model = build(class_token=False, pooling="patch_mean", class_token_weight=0)
+    found = model(Batch.of(pictures()), model.sample(torch.arange(5), seed=0))
+    assert found["loss"].item() == found["patch_loss"].item()
+
+
+def test_images_of_another_size_than_is_masked_are_refused():
+    model = build()
+    with pytest.raises(OptionError, match=r"^images=16x16: must be 12x16 pixels"):
+        model(Batch.of(F.interpolate(pictures(), size=(16, 16))), model.sample(torch.arange(5), seed=0))
+
+
+OPTIONS = (
+    *(option for option in TINY if not option.startswith("target")), "objective=latent", "objective.layers=2",
+    "objective.masks=2", "objective.decoder.width=16", "objective.decoder.groups=4", "probe=[knn]",
+    "evaluators.held_out.images=16",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("option", "told"),
+    [
+        ("objective.layers=3", "objective.layers=3: must be at most 2, the layers of the encoder"),
+        ("objective.decoder.groups=3", "objective.decoder.groups=3: must divide width=16"),
+        ("objective.teacher_momentum.end=2", "objective.teacher_momentum.end=2: must be a number"),
+    ],
+)
+def test_a_mistake_is_told_before_torch_loads(tool, no_torch, option, told):
+    done = tool("pretrain", *OPTIONS, option, status=2, PYTHONPATH=no_torch)
+    assert one_line(done).startswith(f"pretrain.py: {told}")
+
+
+def test_from_the_command_line_the_students_encoder_is_what_is_kept(tool, tmp_path):
+    done = tool("pretrain", *OPTIONS)
+    run = tmp_path / "outputs" / "latent_synthetic"
+    assert "copying the nearest visible patch's target" in done.stdout
+    for picture in ("features.png", "learning.png", "probes.png"):
+        with Image.open(run / picture) as image:
+            assert min(image.size) > 200
+    found = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in found if "held_out/target_std" in row] == [0, 3, 6]
+    assert {"train/patch_loss", "train/teacher_momentum"} <= found[1].keys()
+    states = storage.load(Checkpoint.open(run))
+    for name, value in loading.load_encoder(loading_options.LoadEncoder(path=run)).state_dict().items():
+        assert value.equal(states["model"][f"encoder.{name}"])

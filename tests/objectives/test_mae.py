@@ -1,0 +1,500 @@
+"""Masked autoencoding: what is reconstructed, from what, what may not leak, exact resumption, and the panel's words."""
+
+import math
+import re
+from pathlib import Path
+
+import pytest
+import tiny
+import torch
+import torch.nn.functional as F
+from command import TINY, one_line
+from PIL import Image
+from transformers import ViTMAEConfig, ViTMAEForPreTraining
+
+from ssvit.checkpoints import manifest, storage
+from ssvit.checkpoints.checkpoint import Checkpoint
+from ssvit.data.augment.crop import CenterCrop
+from ssvit.data.batch import Batch
+from ssvit.data.sources.memory import Memory
+from ssvit.evaluation.panels import autoencoding_options
+from ssvit.evaluation.panels.autoencoding import BASELINES, Autoencoding, describe
+from ssvit.kernels.accelerate import accelerate
+from ssvit.loading import encoder as loading
+from ssvit.loading import encoder_options as loading_options
+from ssvit.models import vit_options
+from ssvit.models.vit import ViT
+from ssvit.objectives import mae_options
+from ssvit.objectives.mae import MAE, Masks
+from ssvit.options import OptionError
+
+MEAN, STD = [0.49, 0.48, 0.45], [0.25, 0.24, 0.26]
+DECODER = {"depth": 2, "width": 16, "heads": 2}
+
+
+def build(*, decoder=DECODER, masked: float = 0.75, norm_pixels: bool = True, **options) -> MAE:
+    """A small objective with every weight random."""
+    torch.manual_seed(0)
+    options = {"image_size": (12, 16), "patch_size": 4, "width": 24, "depth": 2, "heads": 3} | options
+    encoder = ViT(vit_options.ViT(**{"mean": MEAN, "std": STD, "positions": "sine_cosine_2d"} | options))
+    model = MAE(mae_options.MAE(decoder=decoder, masked=masked, norm_pixels=norm_pixels), encoder=encoder)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    return model
+
+
+def pictures(count: int = 5) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(1)
+    coarse = torch.rand(count, 3, 3, 4, generator=generator)
+    return (F.interpolate(coarse, size=(12, 16), mode="bilinear") * 255).to(torch.uint8)
+
+
+def layer_norm(x, module):
+    centred = x - x.mean()
+    return centred / (centred.square().mean() + 1e-6).sqrt() * module.weight + module.bias
+
+
+def transformer(tokens, blocks, norm):
+    """Equations 2 to 4 of the ViT paper on a list of tokens (d,) of one image, head by head."""
+    for block in blocks:
+        heads = block.attention.heads
+        projected = [
+            block.attention.qkv.weight @ layer_norm(token, block.norm1) + block.attention.qkv.bias for token in tokens
+        ]
+        parts = torch.stack(projected).unflatten(1, (3, heads, -1))
+        mixed = []
+        for head in range(heads):
+            query, key, value = parts[:, 0, head], parts[:, 1, head], parts[:, 2, head]
+            weights = (query @ key.T / math.sqrt(key.shape[1])).softmax(1)
+            mixed.append(weights @ value)
+        attended = torch.cat(mixed, 1) @ block.attention.out.weight.T + block.attention.out.bias
+        tokens = [token + one for token, one in zip(tokens, attended, strict=True)]
+        changed = []
+        for token in tokens:
+            hidden = block.expand.weight @ layer_norm(token, block.norm2) + block.expand.bias
+            hidden = hidden * (1 + torch.erf(hidden / math.sqrt(2))) / 2
+            changed.append(token + block.contract.weight @ hidden + block.contract.bias)
+        tokens = changed
+    return [layer_norm(token, norm) for token in tokens]
+
+
+def waves(place: int, columns: int, width: int) -> torch.Tensor:
+    """The position of a patch in sines and cosines of its column and of its row."""
+    y, x = divmod(place, columns)
+    rates = [10_000 ** (-i / (width // 4)) for i in range(width // 4)]
+    rows = [math.sin(x * r) for r in rates], [math.cos(x * r) for r in rates]
+    rows = *rows, [math.sin(y * r) for r in rates], [math.cos(y * r) for r in rates]
+    return torch.tensor(rows, dtype=torch.float64).flatten()
+
+
+def by_loops(model: MAE, images: torch.Tensor, noise: Masks) -> torch.Tensor:
+    """The loss image by image and patch by patch, in raster order, as the authors' code has it; weights of `model`."""
+    encoder, decoder, (p, q) = model.encoder, model.decoder, model.encoder.patch_size
+    columns, losses = images.shape[3] // q, []
+    mean, std = (torch.tensor(value, dtype=torch.float64)[:, None, None] for value in (MEAN, STD))
+    for image, visible, masked in zip(images, noise.visible_ids.tolist(), noise.masked_ids.tolist(), strict=True):
+        patches = {}
+        for place in sorted(visible + masked):
+            y, x = place // columns * p, place % columns * q
+            patches[place] = ((image[:, y : y + p, x : x + q].double() / 255 - mean) / std).flatten()
+        tokens = [encoder.class_token[0, 0]]
+        for place in visible:
+            embedded = encoder.patch.weight @ patches[place] + encoder.patch.bias
+            tokens.append(embedded + waves(place, columns, encoder.width))
+        first, *outputs = transformer(tokens, encoder.blocks, encoder.norm)
+        seen = dict(zip(visible, outputs, strict=True))
+        width = len(decoder.mask_token)
+        tokens = [decoder.embed.weight @ first + decoder.embed.bias]
+        for place in range(len(patches)):
+            token = decoder.mask_token
+            if place in seen:
+                token = decoder.embed.weight @ seen[place] + decoder.embed.bias
+            tokens.append(token + waves(place, columns, width))
+        outputs = transformer(tokens, decoder.blocks, decoder.norm)[1:]
+        for place in masked:
+            truth = patches[place]
+            if model.options.norm_pixels:
+                middle = sum(truth.tolist()) / len(truth)
+                variance = sum((value - middle) ** 2 for value in truth.tolist()) / (len(truth) - 1)
+                truth = (truth - middle) / math.sqrt(variance + 1e-6)
+            prediction = decoder.head.weight @ outputs[place] + decoder.head.bias
+            losses.append(sum((prediction - truth) ** 2) / len(truth))
+    return sum(losses) / len(losses)
+
+
+@pytest.mark.parametrize("norm_pixels", [True, False])
+def test_loss_and_gradients_equal_loops_in_float64(norm_pixels):
+    model, images = build(norm_pixels=norm_pixels).double(), pictures(3)
+    noise = model.sample(torch.arange(3), seed=4)
+    loss = model(Batch.of(images), noise)["loss"]
+    expected = by_loops(model, images, noise)
+    torch.testing.assert_close(loss, expected, rtol=1e-7, atol=0)  # mean and std of the channels are float32
+    named = dict(model.named_parameters())
+    one, two = (torch.autograd.grad(value, list(named.values())) for value in (loss, expected))
+    for name, own, right in zip(named, one, two, strict=True):
+        torch.testing.assert_close(own, right, rtol=1e-5, atol=1e-7, msg=name)
+        assert own.abs().max() > 1e-9, f"{name} learns nothing"
+
+
+@pytest.mark.parametrize("positions", ["learned_1d", "learned_2d", "relative", "none"])
+@pytest.mark.parametrize("tokens", [(False, False), (True, True)], ids=["no-tokens", "two-tokens"])
+def test_every_parameter_of_any_encoder_learns(positions, tokens):
+    own = dict(zip(("class_token", "distillation_token"), tokens, strict=True))
+    model = build(positions=positions, pooling="patch_mean", **own)
+    model(Batch.of(pictures()), model.sample(torch.arange(5), seed=0))["loss"].backward()
+    learns = {name for name, p in model.named_parameters() if p.grad.isfinite().all() and p.grad.abs().sum() > 1e-9}
+    assert learns == {name for name, p in model.named_parameters() if p.numel()}
+
+
+def test_gradients_equal_differences():
+    options = {"image_size": 8, "width": 4, "depth": 1, "heads": 1, "patch_size": 4}
+    model = build(decoder={"depth": 1, "width": 4, "heads": 1}, masked=0.5, **options).double()
+    images, noise = pictures(2)[:, :, :8, :8], model.sample(torch.arange(2), seed=0)
+    names = [name for name, parameter in model.named_parameters() if parameter.numel() <= 16]
+
+    def loss(*values):
+        given = dict(zip(names, values, strict=True))
+        return torch.func.functional_call(model, given, (Batch.of(images), noise))["loss"]
+
+    values = [model.get_parameter(name).detach().requires_grad_() for name in names]
+    assert "decoder.mask_token" in names
+    assert torch.autograd.gradcheck(loss, values)
+
+
+def as_transformers(model: MAE) -> dict[str, torch.Tensor]:
+    """The weights and positions by the names that transformers has for them; of a square image in patches of 4."""
+    encoder, decoder, (_, q) = model.encoder, model.decoder, model.encoder.patch_size
+
+    def table(width):
+        rows = [torch.zeros(width), *(waves(place, q, width).float() for place in range(encoder.patches))]
+        return torch.stack(rows)[None]
+
+    state = {
+        "vit.embeddings.cls_token": encoder.class_token,
+        "vit.embeddings.position_embeddings": table(encoder.width),
+        "vit.embeddings.patch_embeddings.projection.weight": encoder.patch.weight.view(-1, 3, 4, 4),
+        "vit.embeddings.patch_embeddings.projection.bias": encoder.patch.bias,
+        "decoder.mask_token": decoder.mask_token[None, None],
+        "decoder.decoder_pos_embed": table(len(decoder.mask_token)),
+    }
+    modules = {"vit.layernorm": encoder.norm, "decoder.decoder_norm": decoder.norm}
+    modules |= {"decoder.decoder_embed": decoder.embed}
+    for name, blocks in (("vit.layers", encoder.blocks), ("decoder.decoder_layers", decoder.blocks)):
+        for layer, block in enumerate(blocks):
+            own = f"{name}.{layer}"
+            modules |= {f"{own}.attention.o_proj": block.attention.out, f"{own}.mlp.fc1": block.expand}
+            modules |= {f"{own}.mlp.fc2": block.contract, f"{own}.layernorm_before": block.norm1}
+            modules |= {f"{own}.layernorm_after": block.norm2}
+            for kind in ("weight", "bias"):
+                parts = getattr(block.attention.qkv, kind).chunk(3)
+                state |= {f"{own}.attention.{part}_proj.{kind}": x for part, x in zip("qkv", parts, strict=True)}
+    state |= {f"{name}.{kind}": value for name, module in modules.items() for kind, value in module.named_parameters()}
+    # Its pixels of a patch are in the order of rows, columns and channels.
+    for kind, value in decoder.head.named_parameters():
+        state[f"decoder.decoder_pred.{kind}"] = value.unflatten(0, (3, 16)).transpose(0, 1).flatten(0, 1)
+    return state
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("norm_pixels", [True, False])
+def test_predictions_and_loss_are_those_of_transformers(norm_pixels):
+    model = build(image_size=16, norm_pixels=norm_pixels)
+    images = F.interpolate(pictures(), size=(16, 16))
+    noise = model.sample(torch.arange(5), seed=0)
+    peer = ViTMAEForPreTraining(
+        ViTMAEConfig(
+            image_size=16, patch_size=4, hidden_size=24, num_hidden_layers=2, num_attention_heads=3,
+            intermediate_size=96, decoder_hidden_size=16, decoder_num_hidden_layers=2, decoder_num_attention_heads=2,
+            decoder_intermediate_size=64, norm_pix_loss=norm_pixels, layer_norm_eps=1e-6,
+        )
+    )  # fmt: skip
+    peer.load_state_dict(as_transformers(model))
+    mean, std = (torch.tensor(value)[:, None, None] for value in (MEAN, STD))
+    order = torch.cat(noise, 1).argsort(1) / 16  # it masks the patches of the greatest numbers
+    found = peer.eval()((images / 255 - mean) / std, noise=order)
+    assert torch.equal(found.mask.bool(), torch.zeros(5, 16).scatter(1, noise.masked_ids, 1.0).bool())
+    ids = noise.masked_ids[:, :, None].expand(-1, -1, 48)
+    expected = found.logits.gather(1, ids).unflatten(2, (16, 3)).transpose(2, 3).flatten(2)
+    torch.testing.assert_close(model.predict(images, noise), expected, rtol=1e-4, atol=1e-4)
+    assert model(Batch.of(images), noise)["loss"].item() == pytest.approx(found.loss.item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("masked", [0.75, 0.5, 0.01, 0.99])
+def test_masked_and_visible_patches_are_all_patches_and_hashed_from_the_slot(masked):
+    model, slots = build(masked=masked), torch.arange(400)
+    noise = model.sample(slots, seed=7)
+    count = {0.75: 9, 0.5: 6, 0.01: 1, 0.99: 11}[masked]
+    assert noise.masked_ids.shape == (400, count)
+    assert torch.equal(torch.cat(noise, 1).sort(1).values, torch.arange(12).expand(400, -1))
+    some = model.sample(slots[100:150], seed=7)
+    assert all(torch.equal(whole[100:150], part) for whole, part in zip(noise, some, strict=True))
+    assert not torch.equal(model.sample(slots, seed=8).masked_ids, noise.masked_ids)
+    share = torch.bincount(noise.masked_ids.flatten(), minlength=12) / 400
+    # Five standard errors of a share.
+    assert (share - count / 12).abs().max() < 5 * math.sqrt(count / 12 * (1 - count / 12) / 400)
+
+
+def test_what_is_masked_changes_no_prediction_and_what_is_visible_does():
+    model, images = build().eval(), pictures(4)
+    noise = model.sample(torch.arange(4), seed=0)
+    before = model.predict(images, noise)
+    for place in range(12):
+        changed, y, x = images.clone(), place // 4 * 4, place % 4 * 4
+        changed[:, :, y : y + 4, x : x + 4] = 255 - changed[:, :, y : y + 4, x : x + 4]
+        differs = (model.predict(changed, noise) != before).flatten(1).any(1)
+        assert torch.equal(differs, (noise.visible_ids == place).any(1))
+
+
+def test_predictions_follow_their_patches():
+    """Whatever order the patches of either kind are listed in, since their positions tell where they stand."""
+    model, images = build().eval(), pictures()
+    noise = model.sample(torch.arange(5), seed=0)
+    turned = Masks(noise.visible_ids.flip(1), noise.masked_ids.roll(1, 1))
+    one, two = model.predict(images, noise), model.predict(images, turned)
+    torch.testing.assert_close(two, one.roll(1, 1), rtol=1e-4, atol=1e-5)
+    assert (one[:, 1:] - one[:, :1]).abs().amax(-1).min() > 1e-3
+
+
+@pytest.mark.parametrize("norm_pixels", [True, False])
+def test_labels_painted_are_the_image(norm_pixels):
+    model, images = build(norm_pixels=norm_pixels), pictures()
+    labels = model.labels(images)
+    torch.testing.assert_close(model.paint(labels, images), images / 255, rtol=0, atol=1e-5)
+    torch.testing.assert_close(model.labels(images / 255), labels, rtol=1e-4, atol=1e-4)
+    if norm_pixels:
+        torch.testing.assert_close(labels.mean(-1), torch.zeros(5, 12), rtol=0, atol=1e-4)
+        torch.testing.assert_close(labels.var(-1), torch.ones(5, 12), rtol=1e-3, atol=0)
+
+
+def test_a_patch_of_one_colour_has_labels():
+    model = build(mean=0.5, std=0.5)
+    assert not model.labels(torch.full((1, 3, 12, 16), 90, dtype=torch.uint8)).abs().max() > 1e-3
+
+
+def test_bfloat16_is_near_float32():
+    model, images = build(), pictures()
+    noise = model.sample(torch.arange(5), seed=0)
+    exact = model(Batch.of(images), noise)["loss"]
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded = model(Batch.of(images), noise)["loss"]
+    assert rounded.dtype == torch.float32
+    assert rounded.item() == pytest.approx(exact.item(), rel=0.01)
+    parameters = list(model.parameters())
+    for one, two in zip(torch.autograd.grad(rounded, parameters), torch.autograd.grad(exact, parameters), strict=True):
+        assert F.cosine_similarity(one.flatten(), two.flatten(), dim=0) > 0.98
+
+
+def test_the_kernels_train_the_decoder_too():
+    decoder = {"depth": 2, "width": 32, "heads": 2}
+    plain, fast = (build(decoder=decoder, image_size=16, width=32, heads=2, depth=3) for _ in range(2))
+    accelerate(fast)
+    assert type(fast.decoder.blocks[0]) is not type(plain.decoder.blocks[0])
+    images = F.interpolate(pictures(), size=(16, 16))
+    noise = plain.sample(torch.arange(5), seed=0)
+    with torch.autocast("cpu", torch.bfloat16):
+        losses = [model(Batch.of(images), noise)["loss"] for model in (plain, fast)]
+    assert losses[0].item() == pytest.approx(losses[1].item(), rel=0.01)
+    gradients = [torch.autograd.grad(loss, list(m.parameters())) for loss, m in zip(losses, (plain, fast), strict=True)]
+    for one, two in zip(*gradients, strict=True):
+        assert F.cosine_similarity(one.flatten(), two.flatten(), dim=0) > 0.98
+
+
+def test_micro_batches_add_up_to_the_batch():
+    model, images = build().double(), pictures(6)
+    noise = model.sample(torch.arange(6), seed=0)
+    parameters = list(model.parameters())
+    whole = torch.autograd.grad(model(Batch.of(images), noise)["loss"], parameters)
+    parts = [
+        torch.autograd.grad(
+            model(Batch.of(images[i : i + 2]), Masks(*(x[i : i + 2] for x in noise)))["loss"], parameters
+        )
+        for i in (0, 2, 4)
+    ]
+    torch.testing.assert_close(tuple(sum(own) / 3 for own in zip(*parts, strict=True)), whole)
+
+
+def test_one_graph_serves_every_step():
+    tiny.assert_one_graph(build(), pictures()[:5])
+
+
+def test_weights_decay_and_tokens_do_not():
+    model = build()
+    named = {parameter: name for name, parameter in model.named_parameters()}
+    groups = model.parameter_groups(weight_decay=0.05, layer_decay=1.0)
+    decayed = {named[p] for group in groups if group["weight_decay"] for p in group["params"]}
+    assert sum(len(group["params"]) for group in groups) == len(named)
+    assert {"decoder.embed.weight", "decoder.head.weight", "encoder.patch.weight"} <= decayed
+    assert not {name for name in decayed if "token" in name or "norm" in name or "bias" in name}
+
+
+@pytest.mark.parametrize("calls", [8, 9, 16])
+def test_a_run_goes_on_with_the_same_bits(tmp_path, calls):
+    options = {"dropout": 0.2, "accumulate": 2}
+    broken = tiny.interrupted(tiny.mae(0.2), calls)
+    tiny.train(tmp_path / "whole", objective=tiny.mae(0.2), **options)
+    with pytest.raises(tiny.Interrupted):
+        tiny.train(tmp_path / "broken", objective=broken, **options)
+    tiny.train(tmp_path / "broken", objective=tiny.mae(0.2, seed=1), **options)
+    one, two = (manifest.read(tmp_path / name / "step_00000012")["sha256"] for name in ("whole", "broken"))
+    assert one == two
+    assert set(one) == {"model.safetensors", "optimizer.safetensors", "ema.safetensors"}
+
+
+def test_the_checkpoint_keeps_the_decoder_and_an_encoder_leaves_it_behind(tmp_path):
+    _, objective = tiny.train(tmp_path, objective=tiny.mae(), ema=0.0, steps=4)
+    states = storage.load(Checkpoint.open(tmp_path / "step_00000004"))
+    assert {"decoder.mask_token", "decoder.head.weight"} <= states["model"].keys()
+    encoder = loading.load_encoder(loading_options.LoadEncoder(path=tmp_path / "step_00000004"))
+    images = tiny.pictures(3)
+    assert not any("decoder" in name for name in encoder.state_dict())
+    assert objective.backbone() is objective.encoder
+    torch.testing.assert_close(encoder(images), objective.eval().backbone()(images))
+
+
+def panel(images: torch.Tensor, **options) -> Autoencoding:
+    return Autoencoding(
+        autoencoding_options.Autoencoding(batch_size=3, **options),
+        source=Memory(images),
+        transform=CenterCrop(size=(12, 16)),
+    )
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("norm_pixels", [True, False])
+def test_the_panel_equals_loops(norm_pixels):
+    model, images = build(norm_pixels=norm_pixels).eval(), pictures(7)
+    noise, labels = model.sample(torch.arange(7), seed=3), model.labels(images).double()
+    losses = {"loss": [], "loss_mean": [], "loss_copying": []}
+    for image in range(7):
+        prediction = model.predict(images[image : image + 1], Masks(*(ids[image : image + 1] for ids in noise)))[0]
+        visible, masked = (ids[image].tolist() for ids in noise)
+        colour = [torch.cat([labels[image, place].view(3, 16)[c] for place in visible]).mean() for c in range(3)]
+        for rank, place in enumerate(masked):
+            nearest = min(sorted(visible), key=lambda other: math.dist(divmod(place, 4), divmod(other, 4)))
+            truth = labels[image, place]
+            flat = torch.stack(colour).repeat_interleave(16)
+            for name, guess in zip(losses, (prediction[rank], flat, labels[image, nearest]), strict=True):
+                losses[name].append(sum((guess - truth) ** 2).item() / 48)
+    metrics = panel(images, seed=3)(model).metrics
+    assert metrics == pytest.approx({name: sum(own) / len(own) for name, own in losses.items()}, rel=1e-4)
+    assert panel(images, seed=3)(model).metrics == metrics
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("channels", [1, 3])
+def test_the_mosaic_shows_what_is_visible_and_paints_the_rest(channels):
+    mean, std = ([0.5] * channels, [0.25] * channels)
+    model, images = build(channels=channels, mean=mean, std=std).eval(), pictures(3)[:, :channels]
+    found = panel(images)(model, [{"step": 0}])
+    assert set(found.figures) == {"mosaic", "learning"}
+    canvas = torch.from_numpy(found.figures["mosaic"].axes[0].images[0].get_array().data).permute(2, 0, 1)
+    noise = model.sample(torch.arange(3), seed=0)
+    for image in range(3):
+        top, whole = image * 13, images[image].expand(3, -1, -1) / 255
+        visible, copied, painted, true = (canvas[:, top : top + 12, x : x + 16] for x in range(0, 4 * 17, 17))
+        torch.testing.assert_close(true, whole, rtol=0, atol=1e-5)
+        for place in range(12):
+            here = (slice(None), slice(place // 4 * 4, place // 4 * 4 + 4), slice(place % 4 * 4, place % 4 * 4 + 4))
+            if place in noise.masked_ids[image].tolist():
+                assert visible[here].unique().numel() == 1
+                # The mean of the true patch, unless the painted one was cut off at black or white.
+                if copied[here].min() > 0 and copied[here].max() < 1:
+                    assert copied[here].mean().item() == pytest.approx(whole[here].mean().item(), abs=0.02)
+                assert not torch.allclose(painted[here], whole[here], atol=1e-3)
+            else:
+                for part in (visible, copied, painted):
+                    torch.testing.assert_close(part[here], whole[here], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(("loss", "passed"), [(0.5, 2), (0.95, 1), (1.4, 0), (0.9, 1)])
+def test_words_say_whether_it_has_learned(loss, passed):
+    lines = describe({"loss": loss, "loss_mean": 0.9, "loss_copying": 1.2})
+    for line, name, baseline in zip(lines, BASELINES.values(), (0.9, 1.2), strict=False):
+        assert name in line
+        assert f"{baseline:.4f}" in line
+        assert ("NO better" in line) == (loss >= baseline)
+    assert ("has learned" in lines[-1]) == (passed == 2)
+    assert passed == 2 or f"{passed} of 2" in lines[-1]
+
+
+def test_a_tiny_model_learns_to_use_the_context():
+    """Images of two colours in stripes: each patch is known from the others, but not from the nearest alone."""
+    torch.manual_seed(0)
+    colours = torch.randint(0, 256, (64, 3, 1, 2), generator=torch.Generator().manual_seed(2))
+    images = colours.repeat(1, 1, 4, 2).repeat_interleave(4, 2).repeat_interleave(4, 3).to(torch.uint8)
+    encoder = ViT(
+        vit_options.ViT(image_size=16, patch_size=4, width=32, depth=2, heads=2, positions="sine_cosine_2d", std=0.25)
+    )
+    model = MAE(mae_options.MAE(decoder={"depth": 1, "width": 32, "heads": 2}, norm_pixels=False), encoder=encoder)
+    evaluator = Autoencoding(autoencoding_options.Autoencoding(), source=Memory(images), transform=CenterCrop(size=16))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    for step in range(200):
+        loss = model(Batch.of(images), model.sample(torch.arange(64) + 64 * step, seed=1))["loss"]
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    with torch.no_grad():
+        found = evaluator(model.eval(), [{"step": 200}])
+    assert found.metrics["loss"] < min(found.metrics[name] for name in BASELINES) / 2
+    assert "has learned" in found.lines[-1]
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"masked": 0}, "masked=0: must be a number, above 0 and at most 1"),
+        ({"norm_pixels": 1}, "norm_pixels=1: must be true or false"),
+        ({"decoder": {"depth": 2, "width": 18, "heads": 2}}, "decoder.width=18: must be a multiple of 4"),
+        ({"decoder": {"depth": 2, "width": 16, "heads": 3}}, "decoder.heads=3: must divide width=16"),
+        ({"decoder": {"depth": 0, "width": 16, "heads": 2}}, "decoder.depth=0: must be a whole number"),
+        ({"decoder": {"depth": 1, "width": 16}}, "decoder.heads: has no default and must be given"),
+        ({"patch_size": (12, 16)}, "masked=0.75: needs images of at least two patches"),
+        (
+            {"patch_size": 1, "channels": 1, "mean": 0, "std": 1},
+            "norm_pixels=true: must be false for patches of a sing",
+        ),
+    ],
+)
+def test_options_that_cannot_be_are_named(options, told):
+    with pytest.raises(OptionError, match=f"^{re.escape(told)}"):
+        build(**options)
+
+
+def test_images_of_another_size_than_is_masked_are_refused():
+    model = build()
+    with pytest.raises(OptionError, match=r"^images=16x16: must be 12x16 pixels"):
+        model(Batch.of(F.interpolate(pictures(), size=(16, 16))), model.sample(torch.arange(5), seed=0))
+
+
+OPTIONS = (
+    *(option for option in TINY if not option.startswith("target")), "objective=mae", "objective.decoder.width=16",
+    "objective.decoder.heads=2",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("option", "told"),
+    [
+        ("objective.masked=1.5", "objective.masked=1.5: must be a number, above 0 and at most 1"),
+        ("objective.decoder.heads=3", "objective.decoder.heads=3: must divide width=16"),
+        ("encoder.patch_size=16", "objective.masked=0.75: needs images of at least two patches"),
+        ("encoder=r_vit_ti16", "objective.masked=0.75: needs an encoder without a stem"),
+    ],
+)
+def test_a_mistake_is_told_before_torch_loads(tool, no_torch, option, told):
+    given = "encoder.heads=2" if "encoder=" not in option else "data.image_size=64"
+    done = tool("pretrain", *OPTIONS, given, option, status=2, PYTHONPATH=no_torch)
+    assert one_line(done).startswith(f"pretrain.py: {told}")
+
+
+def test_the_tool_trains_and_its_encoder_is_loaded_without_the_decoder(tool, tmp_path, capsys):
+    done = tool("pretrain", *OPTIONS, "recipe.ema=0.5")
+    run = Path(tmp_path / "outputs" / "mae_synthetic")
+    assert "copying the nearest visible patch" in done.stdout
+    assert "the mean of the image's visible pixels" in done.stdout
+    for picture in ("mosaic.png", "learning.png", "probes.png"):
+        with Image.open(run / picture) as image:
+            assert min(image.size) > 300
+    assert loading.load_encoder(loading_options.LoadEncoder(path=run, announce=True)).width == 16
+    assert "left behind: decoder" in capsys.readouterr().out

@@ -1,0 +1,282 @@
+"""Masked patch prediction as the paper has it: what is predicted, from what, and what may not leak."""
+
+import math
+
+import pytest
+import tiny
+import torch
+import torch.nn.functional as F
+
+from ssvit.data.batch import Batch
+from ssvit.evaluation.panels.reconstruction import nearest_uncorrupted
+from ssvit.models import vit_options
+from ssvit.models.vit import ViT
+from ssvit.objectives import masked_patch_options
+from ssvit.objectives.base import parameter_groups
+from ssvit.objectives.masked_patch import MaskedPatch
+from ssvit.objectives.masking import MASKED, REPLACED, UNCHANGED, Masking, corrupt
+from ssvit.objectives.targets import ColorGrid, MeanColor, Pixels
+
+TARGETS = [MeanColor(patch_size=4), ColorGrid(patch_size=4, grid=2), Pixels(patch_size=4)]
+IDS = [type(target).__name__ for target in TARGETS]
+
+
+def build(target=None, masking=None, *, trained: bool = True, **options) -> MaskedPatch:
+    """A small objective; `trained` makes every weight random, so that the head is not zero."""
+    torch.manual_seed(0)
+    options = {"image_size": 16, "patch_size": 4, "width": 24, "depth": 3, "heads": 3} | options
+    model = MaskedPatch(
+        masked_patch_options.MaskedPatch(masking=masking or Masking()),
+        encoder=ViT(vit_options.ViT(**options)),
+        target=target or MeanColor(patch_size=4),
+    )
+    if trained:
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+    return model
+
+
+def random_images(b: int = 6) -> torch.Tensor:
+    return torch.randint(0, 256, (b, 3, 16, 16), generator=torch.Generator().manual_seed(1), dtype=torch.uint8)
+
+
+def spread(at: torch.Tensor, n: int = 16) -> torch.Tensor:
+    """Which patches are corrupted, (b, n)."""
+    return torch.zeros(len(at), n, dtype=torch.bool).scatter(1, at, True)
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=IDS)
+def test_the_loss_is_the_mean_over_corrupted_patches(target):
+    model, images = build(target), random_images()
+    noise = model.sample(torch.arange(6), seed=3)
+    tokens = corrupt(model.encoder.embed(images), model.mask_token, noise)
+    outputs = model.head(model.encoder.encode(tokens))
+    labels = target.labels(images)
+    losses = []
+    for image in range(6):
+        for place in noise.ids[image].tolist():
+            prediction = outputs[image, 1 + place]
+            if isinstance(target, Pixels):
+                losses.append((prediction - labels[image, place]).square().mean())
+            else:
+                logits = prediction.view(-1, 512)
+                losses.append(F.cross_entropy(logits, labels[image, place]))
+    assert len(losses) == 6 * 8
+    result = model(Batch.of(images), noise)
+    assert result["loss"].item() == pytest.approx(sum(losses).item() / len(losses), rel=1e-5)
+    assert result["loss"].ndim == 0
+
+
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("target", TARGETS[:2], ids=IDS[:2])
+def test_the_first_loss_is_that_of_a_uniform_guess(target, precision):
+    model = build(target, trained=False)
+    with torch.autocast("cpu", torch.bfloat16, enabled=precision == torch.bfloat16):
+        result = model(Batch.of(random_images()), model.sample(torch.arange(6), seed=0))
+    assert result["loss"].item() == pytest.approx(math.log(512), abs=1e-5)
+
+
+def test_predictions_are_the_heads_of_each_corrupted_patchs_own_output():
+    model, images = build(), random_images()
+    noise = model.sample(torch.arange(6), seed=0)
+    outputs = model.encoder.encode(corrupt(model.encoder.embed(images), model.mask_token, noise))
+    expected = torch.stack([model.head(outputs[image, 1 + noise.ids[image]]) for image in range(6)])
+    torch.testing.assert_close(model.predict(images, noise), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_gradients_equal_those_of_the_whole_sequence_and_are_zero_where_nothing_was_corrupted():
+    model, images = build(), random_images()
+    noise = model.sample(torch.arange(6), seed=0)
+    model(Batch.of(images), noise)["loss"].backward()
+    short = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+    model.zero_grad()
+    outputs = model.encoder.encode(corrupt(model.encoder.embed(images), model.mask_token, noise))
+    outputs.retain_grad()
+    corrupted = spread(noise.ids)
+    logits = model.head(outputs[:, 1:])[corrupted]
+    F.cross_entropy(logits, model.target.labels(images)[corrupted].flatten()).backward()
+    assert not outputs.grad[:, 0].any()
+    assert torch.equal(outputs.grad[:, 1:].any(-1), corrupted)
+    torch.testing.assert_close(short, {name: p.grad for name, p in model.named_parameters()}, atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("positions", ["learned_1d", "learned_2d", "relative"])
+@pytest.mark.parametrize("target", TARGETS, ids=IDS)
+def test_every_parameter_learns(target, positions):
+    model = build(target, positions=positions)
+    model(Batch.of(random_images()), model.sample(torch.arange(6), seed=0))["loss"].backward()
+    silent = {
+        name for name, p in model.named_parameters() if not (p.grad.isfinite().all() and p.grad.abs().max() > 1e-9)
+    }
+    assert not silent
+
+
+def test_at_the_first_step_the_head_alone_learns_and_at_the_second_all_do():
+    model = build(trained=False)
+    optimizer = torch.optim.AdamW(parameter_groups(model.named_parameters(), 0.05), lr=1e-3)
+    for step in range(2):
+        optimizer.zero_grad()
+        model(Batch.of(random_images()), model.sample(torch.arange(6), seed=step))["loss"].backward()
+        learning = {name for name, p in model.named_parameters() if p.grad.any()}
+        expected = {"head.weight", "head.bias"} if step == 0 else set(dict(model.named_parameters()))
+        assert learning == expected
+        optimizer.step()
+
+
+@pytest.mark.parametrize("masking", [Masking(), Masking(mask=0.4, replace=0.3, keep=0.3)])
+def test_what_is_hidden_does_not_leak_and_what_is_not_is_seen(masking):
+    model, images = build(masking=masking, depth=2), random_images(4)
+    model.eval()
+    noise = model.sample(torch.arange(4), seed=0)
+    before = model.predict(images, noise)
+    for place in range(16):
+        changed = images.clone()
+        top, left = place // 4 * 4, place % 4 * 4
+        changed[:, :, top : top + 4, left : left + 4] = 255 - changed[:, :, top : top + 4, left : left + 4]
+        differs = (model.predict(changed, noise) != before).flatten(1).any(1)
+        for image in range(4):
+            fate = dict(zip(noise.ids[image].tolist(), noise.kind[image].tolist(), strict=True)).get(place, UNCHANGED)
+            copied = noise.replacement[image][noise.kind[image] == REPLACED].tolist()
+            assert bool(differs[image]) == (fate == UNCHANGED or place in copied)
+
+
+def test_a_masked_patch_cannot_be_told_from_its_own_pixels():
+    # All of the image alike but one masked patch: its prediction cannot depend on what it is.
+    model = build()
+    noise = model.sample(torch.arange(4), seed=0)
+    images = torch.full((4, 3, 16, 16), 100, dtype=torch.uint8)
+    changed = images.clone()
+    for image in range(4):
+        place = noise.ids[image][noise.kind[image] == MASKED][0].item()
+        assert place not in noise.replacement[image][noise.kind[image] == REPLACED]
+        changed[image, :, place // 4 * 4 : place // 4 * 4 + 4, place % 4 * 4 : place % 4 * 4 + 4] = 250
+    assert torch.equal(model.predict(images, noise), model.predict(changed, noise))
+    assert not torch.equal(model.corrupted_labels(images, noise), model.corrupted_labels(changed, noise))
+
+
+def test_positions_of_masked_patches_are_seen():
+    # Corruption comes before the positions are added, so masked patches of one image have different outputs.
+    model = build(masking=Masking(mask=1, replace=0, keep=0))
+    prediction = model.predict(random_images(), model.sample(torch.arange(6), seed=0))
+    assert (prediction[:, 1:] - prediction[:, :1]).abs().amax(-1).min() > 1e-3
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=IDS)
+def test_labels_do_not_know_of_the_normalisation(target):
+    images = random_images()
+    plain, other = build(target), build(target, mean=[0.485, 0.456, 0.406], std=[0.229, 0.224, 0.225])
+    noise = plain.sample(torch.arange(6), seed=0)
+    labels = [model.corrupted_labels(images, noise) for model in (plain, other)]
+    assert torch.equal(*labels)
+    expected = torch.stack([target.labels(images)[image, noise.ids[image]] for image in range(6)])
+    assert torch.equal(labels[0], expected)
+
+
+def test_the_score_counts_right_guesses():
+    model, images = build(), random_images()
+    noise = model.sample(torch.arange(6), seed=0)
+    guesses = model.predict(images, noise).argmax(-1)
+    right = (guesses == model.corrupted_labels(images, noise)[..., 0]).double().mean().item()
+    assert model(Batch.of(images), noise)["accuracy"].item() == pytest.approx(right)
+    assert not model(Batch.of(images), noise)["accuracy"].requires_grad
+
+
+def test_bytes_and_fractions_give_the_same_loss():
+    model, images = build(Pixels(patch_size=4)), random_images()
+    noise = model.sample(torch.arange(6), seed=0)
+    loss, as_float = (model(Batch.of(x), noise)["loss"].item() for x in (images, images / 255))
+    assert loss == pytest.approx(as_float, rel=1e-5)
+
+
+def test_bfloat16_is_near_float32():
+    model, images = build(mean=[0.485, 0.456, 0.406], std=[0.229, 0.224, 0.225]), random_images()
+    noise = model.sample(torch.arange(6), seed=0)
+    exact = torch.autograd.grad(model(Batch.of(images), noise)["loss"], list(model.parameters()))
+    with torch.autocast("cpu", torch.bfloat16):
+        result = model(Batch.of(images), noise)
+    assert result["loss"].dtype == torch.float32
+    rounded = torch.autograd.grad(result["loss"], list(model.parameters()))
+    assert result["loss"].item() == pytest.approx(model(Batch.of(images), noise)["loss"].item(), rel=0.01)
+    for gradient, right in zip(rounded, exact, strict=True):
+        assert F.cosine_similarity(gradient.flatten(), right.flatten(), dim=0) > 0.98
+
+
+def test_the_mask_token_is_saved_and_trained_without_decay():
+    model = build()
+    assert "mask_token" in model.state_dict()
+    named = dict(model.named_parameters())
+    decayed, free = parameter_groups(model.named_parameters(), 0.05)
+    decays = {name for name, p in named.items() if any(p is other for other in decayed["params"])}
+    does_not = {name for name, p in named.items() if any(p is other for other in free["params"])}
+    assert decays.isdisjoint(does_not)
+    assert decays | does_not == named.keys()
+    assert (decayed["weight_decay"], free["weight_decay"]) == (0.05, 0)
+    assert {"mask_token", "encoder.class_token", "encoder.positions.0.embedding", "head.bias"} <= does_not
+    assert {"encoder.patch.weight", "head.weight", "encoder.blocks.0.attention.qkv.weight"} <= decays
+    assert {name for name in decays if "norm" in name or "bias" in name} == set()
+
+
+@pytest.mark.parametrize("positions", ["learned_2d", "relative"])
+def test_positions_of_any_kind_do_not_decay(positions):
+    model = build(positions=positions)
+    named = {p: name for name, p in model.named_parameters()}
+    decays = {named[p] for p in parameter_groups(model.named_parameters(), 0.05)[0]["params"]}
+    assert not {name for name in decays if "positions" in name or "relative" in name}
+
+
+def test_a_draw_is_a_function_of_the_slots():
+    model = build()
+    whole, part = model.sample(torch.arange(32), seed=4), model.sample(torch.arange(16, 32), seed=4)
+    assert all(torch.equal(one[16:], other) for one, other in zip(whole, part, strict=True))
+    assert all(len(choice) == 32 for choice in whole)
+
+
+def test_micro_batches_add_up_to_the_batch():
+    model, images = build(), random_images()
+    noise = model.sample(torch.arange(6), seed=0)
+    whole = torch.autograd.grad(model(Batch.of(images), noise)["loss"], list(model.parameters()))
+    parts = [
+        torch.autograd.grad(
+            model(Batch.of(images[part]), type(noise)(*(choice[part] for choice in noise)))["loss"] / 3,
+            list(model.parameters()),
+        )
+        for part in (slice(0, 2), slice(2, 4), slice(4, 6))
+    ]
+    summed = tuple(sum(gradients) for gradients in zip(*parts, strict=True))
+    torch.testing.assert_close(summed, whole, atol=1e-6, rtol=1e-4)
+
+
+def test_one_graph_serves_every_step():
+    tiny.assert_one_graph(build(), random_images())
+
+
+def test_a_tiny_model_learns_to_use_the_context():
+    """Images of two colours that repeat in a pattern: each patch is known from the others, but not from the nearest."""
+    torch.manual_seed(0)
+    colors = torch.randint(0, 8, (64, 3, 1, 2), generator=torch.Generator().manual_seed(2)) * 32 + 16
+    cells = colors.repeat(1, 1, 4, 2)
+    images = cells.repeat_interleave(4, 2).repeat_interleave(4, 3).to(torch.uint8)
+    model = build(trained=False, width=48, depth=2, std=0.25)
+    optimizer = torch.optim.AdamW(parameter_groups(model.named_parameters(), 0.01), lr=3e-3)
+    for step in range(150):
+        result = model(Batch.of(images), model.sample(torch.arange(64) + 64 * step, seed=0))
+        optimizer.zero_grad()
+        result["loss"].backward()
+        optimizer.step()
+    entropy, most_frequent = model.target.constant(model.target.labels(images))
+    model.eval()
+    with torch.no_grad():
+        noise = model.sample(torch.arange(64) + 10**6, seed=0)
+        result = model(Batch.of(images), noise)
+        truth = model.corrupted_labels(images, noise)
+        right = model.target.score(model.target.guess(model.predict(images, noise)), truth)
+        labels = model.target.labels(images)
+        nearest = nearest_uncorrupted(noise.ids, model.encoder.grid)
+        copied = labels.gather(1, nearest[:, :, None]) == truth
+    masked = right[noise.kind == MASKED].mean().item()
+    assert masked > copied[noise.kind == MASKED].double().mean().item() + 0.2
+    assert entropy > 4
+    assert result["loss"].item() < entropy / 4
+    assert masked > 0.9
+    assert (truth == most_frequent).double().mean() < 0.1

@@ -1,0 +1,215 @@
+"""Masked patch prediction whose encoder sees uncorrupted patches alone: a masked autoencoder's maths, any target."""
+
+import re
+from pathlib import Path
+
+import pytest
+import tiny
+import torch
+import torch.nn.functional as F
+from command import TINY, one_line
+
+from ssvit.checkpoints import manifest
+from ssvit.data.augment.crop import CenterCrop
+from ssvit.data.batch import Batch
+from ssvit.data.sources.memory import Memory
+from ssvit.evaluation.panels import prediction_options
+from ssvit.evaluation.panels.prediction import Prediction
+from ssvit.loading import encoder as loading
+from ssvit.loading import encoder_options as loading_options
+from ssvit.models import vit_options
+from ssvit.models.vit import ViT
+from ssvit.objectives import mae_options, masked_patch_options
+from ssvit.objectives.mae import MAE, Masks
+from ssvit.objectives.masked_patch import MaskedPatch
+from ssvit.objectives.masking import Masking, uncorrupted
+from ssvit.objectives.targets import ColorGrid, MeanColor, Pixels
+from ssvit.options import OptionError
+
+DECODER = {"depth": 2, "width": 16, "heads": 2}
+TARGETS = [MeanColor(patch_size=4, bits=2), ColorGrid(patch_size=4, grid=2, bits=1), Pixels(patch_size=4)]
+
+
+def masking(corrupted: float = 0.75, **options) -> Masking:
+    return Masking(**{"corrupted": corrupted, "mask": 1, "replace": 0, "keep": 0} | options)
+
+
+def build(target=None, *, hidden=None, decoder=DECODER, dropout: float = 0.0, **options) -> MaskedPatch:
+    """A small objective with every weight random."""
+    torch.manual_seed(0)
+    options = {"image_size": (12, 16), "patch_size": 4, "width": 24, "depth": 2, "heads": 3} | options
+    target = target or MeanColor(patch_size=4)
+    model = MaskedPatch(
+        masked_patch_options.MaskedPatch(masking=hidden or masking(), decoder=decoder),
+        encoder=ViT(vit_options.ViT(**options)),
+        target=target,
+    )
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    return model
+
+
+def pictures(count: int = 5) -> torch.Tensor:
+    coarse = torch.rand(count, 3, 3, 4, generator=torch.Generator().manual_seed(1))
+    return (F.interpolate(coarse, size=(12, 16), mode="bilinear") * 255).to(torch.uint8)
+
+
+@pytest.mark.parametrize("patches", [4, 12, 64])
+@pytest.mark.parametrize("fraction", [0.1, 0.6, 0.75, 1.0])
+def test_uncorrupted_patches_are_the_others_in_order(patches, fraction):
+    ids = masking(fraction).sample(torch.arange(20), seed=0, grid=(2, patches // 2)).ids
+    expected = [[place for place in range(patches) if place not in own] for own in ids.tolist()]
+    assert uncorrupted(ids, patches).tolist() == expected
+
+
+def test_loss_and_gradients_on_pixels_are_those_of_a_masked_autoencoder_in_float64():
+    """With pixels in [-1, 1] and the same masks; `MAE` is compared with loops and with transformers in test_mae."""
+    model, images = build(Pixels(patch_size=4), positions="sine_cosine_2d").double(), pictures()
+    peer = MAE(
+        mae_options.MAE(decoder=DECODER, norm_pixels=False), encoder=ViT(vit_options.ViT(**model.encoder.arguments))
+    ).double()
+    peer.load_state_dict(model.state_dict())
+    noise = model.sample(torch.arange(5), seed=3)
+    losses = (
+        model(Batch.of(images), noise)["loss"],
+        peer(Batch.of(images), Masks(uncorrupted(noise.ids, 12), noise.ids))["loss"],
+    )
+    torch.testing.assert_close(*losses, rtol=1e-6, atol=0)  # pixels of `Pixels` are float32
+    gradients = [torch.autograd.grad(loss, list(m.parameters())) for loss, m in zip(losses, (model, peer), strict=True)]
+    torch.testing.assert_close(*gradients, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: type(target).__name__)
+def test_any_target_is_predicted_and_every_parameter_learns(target):
+    model, images = build(target, pooling="patch_mean"), pictures()
+    noise = model.sample(torch.arange(5), seed=0)
+    prediction = model.predict(images, noise)
+    assert prediction.shape == (5, 9, target.width)
+    truth = torch.stack([target.labels(images)[image, noise.ids[image]] for image in range(5)])
+    result = model(Batch.of(images), noise)
+    assert result["loss"].item() == pytest.approx(target.losses(prediction, truth).mean().item(), rel=1e-6)
+    result["loss"].backward()
+    named = dict(model.named_parameters())
+    assert not {name for name, p in named.items() if not (p.grad.isfinite().all() and p.grad.abs().max() > 1e-9)}
+    assert "decoder.mask_token" in named
+    assert not {"mask_token", "head.weight", "head.bias"} & named.keys()
+
+
+def test_what_is_corrupted_changes_no_prediction_and_what_is_not_does():
+    model, images = build().eval(), pictures(4)
+    noise = model.sample(torch.arange(4), seed=0)
+    before = model.predict(images, noise)
+    for place in range(12):
+        changed, y, x = images.clone(), place // 4 * 4, place % 4 * 4
+        changed[:, :, y : y + 4, x : x + 4] = 255 - changed[:, :, y : y + 4, x : x + 4]
+        differs = (model.predict(changed, noise) != before).flatten(1).any(1)
+        assert torch.equal(differs, (noise.ids != place).all(1))
+
+
+def test_the_encoders_layers_run_over_visible_patches_alone():
+    model, seen = build(), []
+    model.encoder.blocks[0].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].shape[1]))
+    model.predict(pictures(), model.sample(torch.arange(5), seed=0))
+    assert seen == [1 + 3]
+
+
+def test_micro_batches_add_up_to_the_batch():
+    model, images = build().double(), pictures(6)
+    noise, parameters = model.sample(torch.arange(6), seed=0), list(model.parameters())
+    whole = torch.autograd.grad(model(Batch.of(images), noise)["loss"], parameters)
+    parts = [
+        torch.autograd.grad(
+            model(Batch.of(images[i : i + 2]), type(noise)(*(x[i : i + 2] for x in noise)))["loss"], parameters
+        )
+        for i in (0, 2, 4)
+    ]
+    torch.testing.assert_close(tuple(sum(own) / 3 for own in zip(*parts, strict=True)), whole)
+
+
+def test_one_graph_serves_every_step():
+    tiny.assert_one_graph(build(), pictures())
+
+
+def test_bfloat16_is_near_float32():
+    model, images = build(), pictures()
+    noise = model.sample(torch.arange(5), seed=0)
+    exact = model(Batch.of(images), noise)["loss"]
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded = model(Batch.of(images), noise)["loss"]
+    assert rounded.dtype == torch.float32
+    assert rounded.item() == pytest.approx(exact.item(), rel=0.01)
+
+
+def small(seed: int = 0) -> MaskedPatch:
+    torch.manual_seed(seed)
+    decoder = {"depth": 1, "width": 8, "heads": 2}
+    target = MeanColor(patch_size=4, bits=1)
+    return MaskedPatch(
+        masked_patch_options.MaskedPatch(masking=masking(), decoder=decoder), encoder=tiny.encoder(0.2), target=target
+    )
+
+
+def test_a_run_goes_on_with_the_same_bits(tmp_path):
+    broken = tiny.interrupted(small(), 9)
+    tiny.train(tmp_path / "whole", objective=small(), accumulate=2)
+    with pytest.raises(tiny.Interrupted):
+        tiny.train(tmp_path / "broken", objective=broken, accumulate=2)
+    tiny.train(tmp_path / "broken", objective=small(seed=1), accumulate=2)
+    one, two = (manifest.read(tmp_path / name / "step_00000012")["sha256"] for name in ("whole", "broken"))
+    assert one == two
+
+
+@torch.no_grad()
+def test_the_mosaic_hides_what_the_encoder_does_not_see_and_names_no_other_corruption():
+    model, images = build().eval(), pictures()
+    panel = Prediction(prediction_options.Prediction(), source=Memory(images), transform=CenterCrop(size=(12, 16)))
+    found = panel(model, [{"step": 0}])
+    assert found.metrics["loss"] == found.metrics["loss_masked"]
+    assert {"accuracy_copying", "accuracy_constant"} <= found.metrics.keys()
+    (legend,) = found.figures["mosaic"].legends
+    assert [text.get_text() for text in legend.get_texts()] == ["masked"]
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"hidden": Masking()}, "masking.mask=0.8: must be 1 with a decoder"),
+        ({"hidden": Masking(mask=1, replace=0, keep=0, corrupted=1.0)}, "masking.corrupted=1.0: must leave patches"),
+        ({"patch_size": (12, 16)}, "masking.corrupted=0.75: must leave patches"),
+        ({"decoder": 3}, "decoder=3: must be {depth: …, width: …, heads: …}, or null"),
+        ({"decoder": {"depth": 2, "width": 16, "heads": 3}}, "decoder.heads=3: must divide width=16"),
+        ({"decoder": {"depth": 1, "width": 16}}, "decoder.heads: has no default and must be given"),
+        ({"hidden": 0.5}, "masking=0.5: is a group of options"),
+    ],
+)
+def test_options_that_cannot_be_are_named(options, told):
+    with pytest.raises(OptionError, match=f"^{re.escape(told)}"):
+        build(**options)
+
+
+OPTIONS = (*TINY, "objective=masked_patch_decoder", "objective.decoder.width=16", "objective.decoder.heads=2")
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["objective.masking.mask=0.9", "objective.masking.keep=0.1"], "objective.masking.mask=0.9: must be 1 with"),
+        (["objective.masking.shape=round"], "objective.masking.shape=round: must be one of random, block"),
+        (["objective.decoder.heads=3"], "objective.decoder.heads=3: must divide width=16"),
+        (["encoder=r_vit_ti16", "data.image_size=64"], "objective.decoder={…}: needs an encoder without a stem"),
+    ],
+)
+def test_a_mistake_is_told_before_torch_loads(tool, no_torch, options, told):
+    given = [option for option in OPTIONS if not option.startswith("encoder") or "encoder=" not in options[0]]
+    done = tool("pretrain", *given, *options, status=2, PYTHONPATH=no_torch)
+    assert one_line(done).startswith(f"pretrain.py: {told}")
+
+
+def test_the_tool_trains_and_its_encoder_is_loaded_without_the_decoder(tool, tmp_path, capsys):
+    done = tool("pretrain", *OPTIONS)
+    run = Path(tmp_path / "outputs" / "masked_patch_decoder_synthetic")
+    assert "copying the nearest uncorrupted patch" in done.stdout
+    assert {path.name for path in run.glob("*.png")} == {"mosaic.png", "learning.png", "probes.png", "label_free.png"}
+    assert loading.load_encoder(loading_options.LoadEncoder(path=run, announce=True)).width == 16
+    assert "left behind: decoder" in capsys.readouterr().out

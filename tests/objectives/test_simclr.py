@@ -1,0 +1,307 @@
+"""Contrastive learning beside lightly's loss and plain loops, its views, several processes, and the panel."""
+
+import copy
+import json
+import math
+import os
+
+import pytest
+import tiny
+import torch
+import torch.nn.functional as F
+from command import TINY, one_line
+from lightly.loss import NTXentLoss
+from PIL import Image
+from ranks import child, together
+from runs import final, rows
+
+from ssvit.data.augment.crop import CenterCrop
+from ssvit.data.batch import Batch
+from ssvit.evaluation.panels import contrast, contrast_options
+from ssvit.evaluation.panels.contrast import Contrast
+from ssvit.loading import encoder as loading
+from ssvit.loading import encoder_options as loading_options
+from ssvit.objectives import simclr_options
+from ssvit.objectives.contrast import similarities, unit
+from ssvit.options import OptionError, UserError
+
+TINY_SIMCLR = (
+    *(option for option in TINY if not option.startswith("target")), "objective=simclr", "objective.hidden=16",
+    "objective.projection=8", "probe=[knn]", "evaluators.held_out.images=16",
+)  # fmt: skip
+
+
+def random(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def batch(count: int = 4, seed: int = 0) -> Batch:
+    slots = torch.arange(count)
+    return Batch(tiny.transform(tiny.simclr())(tiny.pictures(count), slots, seed), None, slots)
+
+
+def test_the_loss_is_lightlys_and_that_of_a_plain_double_loop():
+    objective = tiny.simclr()
+    projections = random(10, 8).requires_grad_()
+    losses = objective.losses(projections)
+    (gradient,) = torch.autograd.grad(losses.mean(), projections)
+    theirs = NTXentLoss(temperature=0.2)(*projections.split(5))
+    torch.testing.assert_close(losses.mean(), theirs, rtol=1e-12, atol=0)
+    torch.testing.assert_close(gradient, torch.autograd.grad(theirs, projections)[0], rtol=1e-9, atol=1e-12)
+    vectors = [vector / vector.norm() for vector in projections.detach()]
+    for i, one in enumerate(vectors):
+        weights = [math.exp(one @ other / 0.2) if j != i else 0.0 for j, other in enumerate(vectors)]
+        assert losses[i].item() == pytest.approx(-math.log(weights[(i + 5) % 10] / sum(weights)))
+    alike = torch.ones(10, 8)
+    torch.testing.assert_close(objective.losses(alike), torch.full((10,), math.log(9)))
+    assert objective.chance(5) == math.log(9)
+
+
+def test_gradients_equal_differences_and_those_of_float64():
+    objective, double = tiny.simclr(), tiny.simclr().double()
+    assert torch.autograd.gradcheck(objective.losses, random(6, 3).requires_grad_())
+    noise = objective.sample(torch.arange(4), seed=0)
+    for one in (objective, double):
+        one(batch(), noise)["loss"].backward()
+    for (name, own), exact in zip(objective.named_parameters(), double.named_parameters(), strict=True):
+        if own.grad is not None:
+            torch.testing.assert_close(own.grad.double(), exact[1].grad, rtol=2e-3, atol=2e-4, msg=name)
+            assert own.grad.abs().sum() > 0, f"{name} learns nothing"
+
+
+def test_a_view_has_its_own_kept_patches_hashed_from_the_slot():
+    objective, slots = tiny.simclr(), torch.arange(60)
+    ids = objective.sample(slots, seed=3).visible_ids
+    assert ids.shape == (60, 2, 8)
+    assert all(len(set(row)) == 8 for view in ids.tolist() for row in view)
+    assert not ids[:, 0].equal(ids[:, 1])
+    assert objective.sample(slots[20:30], seed=3).visible_ids.equal(ids[20:30])
+    assert tiny.simclr(keep=1.0).sample(slots, seed=3) == ()
+    assert tiny.simclr(keep=0.01).sample(slots, seed=3).visible_ids.shape[-1] == 1
+
+
+@pytest.mark.parametrize("pooling", ["patch_mean", "class_token"])
+def test_nothing_that_is_left_out_counts_and_no_layer_computes_it(pooling):
+    objective, images, seen = tiny.simclr().eval(), batch().views["global"], []
+    objective.encoder.pooling = pooling
+    noise = objective.sample(torch.arange(4), seed=0)
+    objective.encoder.blocks[0].register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0].shape[1]))
+    projections = objective.project(images, noise)
+    assert seen == [1 + 8]
+    for place in range(16):
+        changed, y, x = images.clone(), place // 4 * 4, place % 4 * 4
+        changed[..., y : y + 4, x : x + 4] = 255 - changed[..., y : y + 4, x : x + 4]
+        differs = (objective.project(changed, noise) != projections).any(1)
+        assert differs.equal((noise.visible_ids.transpose(0, 1).flatten(0, 1) == place).any(1))
+    every = noise._replace(visible_ids=torch.arange(16).expand(4, 2, -1))
+    torch.testing.assert_close(objective.project(images, every), objective.project(images), rtol=1e-4, atol=1e-5)
+
+
+def test_under_autocast_cosines_and_loss_are_in_float32():
+    objective = tiny.simclr()
+    noise = objective.sample(torch.arange(4), seed=0)
+    exact = objective(batch(), noise)["loss"]
+    with torch.autocast("cpu", torch.bfloat16):
+        found = objective(batch(), noise)
+        logits, _ = similarities(unit(random(8, 4).float()), unit(random(8, 4).float()), 0, 0.2)
+    assert {value.dtype for value in found.values()} == {torch.float32} == {logits.dtype}
+    assert not logits.equal(logits.bfloat16().float())
+    assert found["loss"].item() == pytest.approx(exact.item(), rel=0.02)
+
+
+def test_the_objective_can_be_copied_and_forward_changes_nothing():
+    objective = tiny.simclr()
+    before = copy.deepcopy(objective).state_dict()
+    objective(batch(), objective.sample(torch.arange(4), seed=0))
+    assert all(value.equal(before[name]) for name, value in objective.state_dict().items())
+
+
+@pytest.mark.parametrize("keep", [0.5, 1.0])
+def test_compiled_there_is_one_graph(keep):
+    objective, graphs = tiny.simclr(keep=keep), []
+
+    def count(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(objective, backend=count, fullgraph=True, dynamic=False)
+    for step in range(3):
+        noise = objective.sample(torch.arange(4) + 4 * step, seed=0)
+        loss = compiled(batch(seed=step), noise)["loss"]
+        assert loss.item() == pytest.approx(objective(batch(seed=step), noise)["loss"].item(), rel=1e-5)
+    assert len(graphs) == 1
+
+
+def test_a_run_interrupted_anywhere_ends_with_the_same_bits(tmp_path):
+    tiny.train(tmp_path / "whole", objective=tiny.simclr(0.2), accumulate=2)
+    for calls in (5, 9):
+        objective = tiny.interrupted(tiny.simclr(0.2), calls)
+        with pytest.raises(tiny.Interrupted):
+            tiny.train(tmp_path / "broken", objective=objective, accumulate=2)
+    tiny.train(tmp_path / "broken", objective=tiny.simclr(0.2), accumulate=2)
+    assert final(tmp_path / "broken") == final(tmp_path / "whole")
+    assert rows(tmp_path / "broken", "train/loss") == rows(tmp_path / "whole", "train/loss")
+
+
+def compiled_in_a_process(rank: int, file: str, world: int) -> None:
+    torch.distributed.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=world)
+    objective, whole = tiny.simclr().double(), batch()
+    part = slice(2 * rank, 2 * rank + 2)
+    noise = objective.sample(whole.slots[part], seed=0)
+    compiled = torch.compile(objective, backend="aot_eager", fullgraph=True)
+    loss = compiled(Batch({"global": whole.views["global"][part]}, None, whole.slots[part]), noise)["loss"]
+    loss.backward()
+    gradients = {name: one.grad for name, one in objective.named_parameters() if one.grad is not None}
+    torch.save((loss.detach(), gradients), f"{file}.{rank}")
+    os._exit(0)
+
+
+def test_two_processes_have_ones_gradient_when_compiled(tmp_path):
+    file = str(tmp_path / "rendezvous")
+    assert together(child(compiled_in_a_process, rank, file, 2) for rank in range(2)) == [0, 0]
+    objective = tiny.simclr().double()
+    loss = objective(batch(), objective.sample(torch.arange(4), seed=0))["loss"]
+    loss.backward()
+    parts = [torch.load(f"{file}.{rank}") for rank in range(2)]
+    torch.testing.assert_close(sum(part[0] for part in parts) / 2, loss.detach())
+    for name, gradient in parts[0][1].items():
+        own = objective.get_parameter(name).grad
+        torch.testing.assert_close((gradient + parts[1][1][name]) / 2, own, rtol=1e-9, atol=1e-12, msg=name)
+
+
+@pytest.mark.parametrize("views", [{"image": (2, 3, 16, 16)}, {"global": (2, 3, 3, 16, 16)}])
+def test_other_views_are_refused_in_one_line(views):
+    given = {name: torch.zeros(shape, dtype=torch.uint8) for name, shape in views.items()}
+    with pytest.raises(UserError, match=r"^data\.augment: contrastive learning needs two global views"):
+        tiny.simclr()(Batch(given, None, torch.arange(2)), ())
+
+
+def panel(objective, **given) -> Contrast:
+    given = {"images": 20, "batch_size": 8, **given}
+    return Contrast(
+        contrast_options.Contrast(**given),
+        source=tiny.source(),
+        transform=CenterCrop(size=16),
+        augment=tiny.transform(objective),
+    )
+
+
+@torch.no_grad()
+def test_the_panel_is_what_plain_loops_give():
+    objective = tiny.simclr().double().eval()
+    metrics = panel(objective)(objective).metrics
+    images, slots = (torch.cat(parts) for parts in zip(*panel(objective).batches, strict=True))
+    views = tiny.transform(objective)(images, slots, 0)["global"]
+    projections = objective.head(objective.encoder.represent(views.transpose(0, 1).flatten(0, 1)))
+    vectors = [vector / vector.norm() for vector in projections]
+    found = []
+    for i, one in enumerate(vectors):
+        cosine = [-2.0 if i == j else (one @ other).item() for j, other in enumerate(vectors)]
+        found.append(cosine.index(max(cosine)) == (i + 20) % 40)
+    apart = [
+        [((one - other) ** 2).sum().item() for i, one in enumerate(part) for other in part[:i]]
+        for part in (vectors[:20], vectors[20:])
+    ]
+    logs = [math.log(sum(math.exp(-2 * distance) for distance in part) / 190) for part in apart]
+    features = F.normalize(objective.encoder.represent(images), dim=-1)
+    expected = {
+        "loss": NTXentLoss(temperature=0.2)(*projections.split(20)).item(),
+        "loss_by_chance": math.log(39),
+        "top1": sum(found) / 40,
+        "top1_by_chance": 1 / 39,
+        "alignment": sum(((one - two) ** 2).sum().item() for one, two in zip(vectors, vectors[20:], strict=False)) / 20,
+        "distance": sum(map(sum, apart)) / 380,
+        "uniformity": sum(logs) / 2,
+        "feature_std": math.sqrt(sum(features.var(0, correction=0).tolist())),
+        "feature_cosine": ((features @ features.T).sum().item() - 20) / 380,
+    }
+    assert metrics == pytest.approx(expected, rel=1e-5, abs=1e-7)
+    assert panel(objective, batch_size=20)(objective).metrics == pytest.approx(metrics, rel=1e-5)
+    assert panel(objective, seed=1)(objective).metrics["loss"] != metrics["loss"]
+
+
+@torch.no_grad()
+def test_the_panel_draws_what_it_measured():
+    objective = tiny.simclr().eval()
+    first = panel(objective)(objective).metrics
+    found = panel(objective)(objective, [{"step": 0, **first}, {"step": 5}])
+    assert set(found.figures) == {"learning", "neighbours"}
+    lines = {line.get_label(): list(line.get_ydata()) for axis in found.figures["learning"].axes for line in axis.lines}
+    assert lines["by chance"] == pytest.approx([100 / 39] * 2)
+    assert lines["of different images"] == [first["distance"]] * 2
+    assert lines[f"chance, held-out: {math.log(39):.3g}"] == [math.log(39)] * 2
+    (axis,) = found.figures["neighbours"].axes
+    shown = axis.images[0].get_array()
+    images = torch.cat([images for images, _ in panel(objective).batches])
+    for row in range(8):
+        own = images[row * 20 // 8].permute(1, 2, 0) / 255
+        torch.testing.assert_close(torch.tensor(shown[row * 17 : row * 17 + 16, :16]), own, rtol=0, atol=1e-6)
+    for figure in found.figures.values():
+        figure.canvas.draw()
+
+
+def test_words_say_whether_it_has_learned_or_collapsed():
+    apart = F.normalize(random(40, 16, seed=1), dim=-1)
+    alike = F.normalize(1 + apart / 100, dim=-1)
+    pairs, strangers = apart.repeat(2, 1), F.normalize(random(80, 16), dim=-1)
+    cases = {
+        "the model tells images apart, better": (pairs, apart, 1.0, {}),
+        "the model tells": (pairs, apart, 1.0, {"loss": 3.0, "top1": 0.1}),
+        "the loss has fallen, but views find each other NO more often": (pairs, apart, 1.0, {"loss": 3.0, "top1": 1.0}),
+        "the model does NOT tell images apart": (pairs, apart, 1.0, {"loss": 0.5, "top1": 1.0}),
+        "the model does NOT": (strangers, apart, 9.0, {}),
+        "COLLAPSED, or hardly begun: all features": (pairs, alike, 1.0, {}),
+    }
+    for words, (projections, features, loss, start) in cases.items():
+        metrics = contrast.measure(projections) | contrast.spread_of(features)
+        told = contrast.describe({"loss": loss, "loss_by_chance": math.log(79), **metrics}, start)
+        assert told[-1].startswith(words)
+        assert ["at step 0" in line for line in told[:2]] == [bool(start)] * 2
+        assert ("NO better than chance" in told[0]) == (loss == 9)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"temperature": 0}, "temperature=0: must be a number, above 0"),
+        ({"keep": 0}, "keep=0: must be a number, above 0 and at most 1"),
+        ({"keep": 1.5}, "keep=1.5: must be a number, above 0 and at most 1"),
+        ({"layers": 1}, "layers=1: must be a whole number, 2 or more"),
+        ({"projection": 0}, "projection=0: must be a whole number"),
+    ],
+)
+def test_an_option_that_cannot_be_is_named(given, told):
+    with pytest.raises(OptionError) as error:
+        simclr_options.SimCLR(**given)
+    assert str(error.value).startswith(told)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (["augment@data.augment=inception_crop"], "data.augment=InceptionCrop: gives image views, and the objective "),
+        (["data.augment.sigma=[1,90]"], "data.augment.sigma=[1,90]: its filter needs images of more than 180 pixels"),
+        (["encoder=r_vit_ti16", "objective.keep=0.5"], "objective.keep=0.5: must be 1 for an encoder with a stem"),
+        (["evaluators.held_out.seed=-1"], "evaluators.held_out.seed=-1: must be a whole number"),
+    ],
+)
+def test_a_mistake_is_told_in_one_line_before_torch_loads(tool, no_torch, given, told):
+    line = one_line(tool("pretrain", "objective=simclr", *given, status=2, PYTHONPATH=no_torch))
+    assert line.startswith(f"pretrain.py: {told}")
+
+
+def test_from_the_command_line(tool, tmp_path):
+    done = tool("pretrain", *TINY_SIMCLR)
+    run = tmp_path / "outputs" / "simclr_synthetic"
+    held_out = [line for line in done.stdout.splitlines() if line.startswith("held-out: ")]
+    assert "at step 0 for" in held_out[1]
+    for picture in ("learning.png", "neighbours.png", "probes.png"):
+        with Image.open(run / picture) as image:
+            assert min(image.size) > 200
+    found = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in found if "held_out/top1" in row] == [0, 3, 6]
+    assert "train/accuracy" in found[1]
+    assert loading.load_encoder(loading_options.LoadEncoder(path=run)).pooling == "patch_mean"
+    assert "is finished" in tool("pretrain", *TINY_SIMCLR).stdout
+    tuned = [option for option in TINY if option.startswith(("recipe", "fabric"))]
+    assert "accuracy" in tool("finetune", *tuned).stdout

@@ -1,0 +1,209 @@
+"""The house of the package: imports run downward, each level knows what it may, and what must start fast does."""
+
+import ast
+import graphlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from command import LIMIT
+
+from ssvit.cli import COMMANDS
+
+ROOT = Path(__file__).resolve().parents[2]
+LEVELS = (
+    ("options", "randomness", "atomic_io", "processes", "private"),
+    ("config",),
+    ("schedule",),
+    ("models",),
+    ("kernels", "devices"),
+    ("objectives", "data", "exchange", "checkpoints", "progress"),
+    ("loading", "figures"),
+    ("evaluation",),
+    ("retrieval", "analysis", "training"),
+    ("studies",),
+    ("benchmark", "inference"),
+    ("cli",),
+    ("api", "__main__"),
+)
+LEVEL = {package: level for level, packages in enumerate(LEVELS) for package in packages}
+WITHOUT_TORCH = (
+    "api",
+    "options",
+    "atomic_io",
+    "schedule",
+    "training.recipe",
+    "checkpoints.run_folder",
+    "checkpoints.manifest",
+    "loading.pretrained",
+    "config.command",
+    "config.completion",
+    "config.help",
+    "studies.comparison",
+    "training.preset",
+    "studies.sweep",
+    "studies.trials",
+    "retrieval.describer",
+    "retrieval.options",
+    "evaluation.against",
+    "evaluation.options",
+    "evaluation.significance",
+    "data.sources.folder",
+    "data.sources.shard_folder",
+    "data.sources.robustness",
+    "data.sources.vtab",
+    "studies.vtab",
+    "benchmark.options",
+    "exchange.reading",
+    "analysis.options",
+    "checkpoints.checkpoint",
+    "loading.finding",
+)
+MODULES = sorted((ROOT / "ssvit").rglob("*.py"))
+TOOLS = [path for path in sorted((ROOT / "tools").glob("*.py")) if "__main__" in path.read_text()]
+
+
+def imports(source: str, known: frozenset[str] = frozenset()) -> set[str]:
+    """Full names of what a module imports anywhere in it, as modules where `known` has them."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"line {node.lineno}: relative import"
+            for alias in node.names:
+                full = f"{node.module}.{alias.name}"
+                found.add(full if full in known else node.module)
+    return found
+
+
+def name_of(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+KNOWN = frozenset(name_of(path) for path in MODULES)
+IMPORTS = {name_of(path): imports(path.read_text(), KNOWN) for path in MODULES}
+
+
+def package_of(module: str) -> str:
+    return module.split(".")[1] if "." in module else ""
+
+
+def level_of(module: str) -> int:
+    return LEVEL[package_of(module)] if "." in module else len(LEVELS)
+
+
+def outside(module: str) -> set[str]:
+    """Packages that a module imports besides ssvit and the standard library."""
+    return {name.split(".")[0] for name in IMPORTS[module]} - {"ssvit"} - sys.stdlib_module_names
+
+
+def test_reads_every_kind_of_import():
+    source = "import a.b\nfrom c import d\ndef f():\n    if f:\n        from ssvit.training import loop\n"
+    assert imports(source) == {"a.b", "c", "ssvit.training"}
+    assert imports(source, frozenset({"ssvit.training.loop"})) == {"a.b", "c", "ssvit.training.loop"}
+    with pytest.raises(AssertionError, match="relative"):
+        imports("from . import vit")
+
+
+def test_reads_the_package():
+    assert {"ssvit.models.vit", "ssvit.objectives.masking", "ssvit.training.loop"} <= KNOWN
+    assert "ssvit.models.vit" in IMPORTS["ssvit.objectives.masked_patch"]
+
+
+@pytest.mark.parametrize("module", sorted(KNOWN))
+def test_imports_run_downward(module):
+    upward = {name for name in IMPORTS[module] if name.startswith("ssvit") and level_of(name) > level_of(module)}
+    assert not upward, f"{module} imports from a level above it"
+
+
+def test_no_two_modules_need_each_other():
+    graph = {module: names & KNOWN for module, names in IMPORTS.items()}
+    tuple(graphlib.TopologicalSorter(graph).static_order())
+
+
+def test_no_two_packages_need_each_other():
+    graph: dict[str, set[str]] = {}
+    for module, names in IMPORTS.items():
+        own = package_of(module)
+        graph[own] = graph.get(own, set()) | {package_of(name) for name in names & KNOWN} - {own}
+    tuple(graphlib.TopologicalSorter(graph).static_order())
+
+
+@pytest.mark.parametrize("module", sorted(module for module in KNOWN if level_of(module) <= LEVEL["kernels"]))
+def test_the_lowest_levels_know_torch_einops_and_pydantic_alone(module):
+    assert outside(module) - {module.rpartition(".")[2]} <= {
+        "torch",
+        "einops",
+        "pydantic",
+        "pydantic_core",
+        "annotated_types",
+        *(("yaml", "hydra", "omegaconf") if package_of(module) == "config" else ()),
+    }  # models.timm is timm's models
+
+
+@pytest.mark.parametrize("module", sorted(KNOWN))
+def test_frameworks_stay_where_they_belong(module):
+    part = package_of(module)
+    homes = {
+        "lightning_fabric": ("evaluation", "training"),
+        "hydra": ("config",),
+        "omegaconf": ("config",),
+        "pytorch_lightning": (),
+        "onnxruntime": ("exchange",),
+        "timm": ("benchmark", "models"),
+        "transformers": ("benchmark",),
+        "vit_pytorch": ("benchmark",),
+        "wandb": ("training",),
+        "mlflow": ("training",),
+        "sklearn": ("benchmark",),
+    }
+    astray = {package for package in outside(module) if package in homes and part not in homes[package]}
+    assert not astray
+
+
+@pytest.mark.parametrize("module", WITHOUT_TORCH)
+def test_loads_without_torch(module):
+    check = (
+        f"import ssvit.{module}, sys; sys.exit(any(n in sys.modules for n in ('torch', 'numpy', 'lightning_fabric')))"
+    )
+    assert subprocess.run([sys.executable, "-c", check], cwd=ROOT, timeout=LIMIT).returncode == 0
+
+
+def test_cli_holds_a_module_for_each_command_and_nothing_else():
+    commands = {module.rpartition(".")[2] for module in KNOWN if package_of(module) == "cli" and module != "ssvit.cli"}
+    assert commands == {name.replace("-", "_") for name in COMMANDS}
+
+
+def test_the_list_of_commands_imports_no_command():
+    check = (
+        "import sys; from ssvit.__main__ import main; sys.argv[1:] = ['--help']; main(); "
+        "sys.exit(any(name in sys.modules for name in ('hydra', 'pydantic', 'yaml', 'ssvit.cli.pretrain')))"
+    )
+    done = subprocess.run([sys.executable, "-c", check], cwd=ROOT, timeout=LIMIT, capture_output=True, text=True)
+    assert done.returncode == 0
+    assert all(f"  {name} " in done.stdout for name in COMMANDS)
+
+
+def test_there_are_tools():
+    assert "pretrain.py" in {path.name for path in TOOLS}
+
+
+@pytest.mark.parametrize("path", TOOLS, ids=lambda path: path.name)
+def test_a_tool_is_short(path):
+    assert len(path.read_text().splitlines()) < 60
+
+
+WAITING = ("communicate", "join", "run", "wait")
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "tests").rglob("*.py")), ids=lambda path: path.name)
+def test_no_test_waits_for_a_process_by_a_limit_of_its_own(path):
+    """A fixed number of seconds fails on a slow machine: `command.LIMIT` is the limit of all."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in WAITING:
+            limits = [*node.args, *(keyword.value for keyword in node.keywords if keyword.arg == "timeout")]
+            own = [one.value for one in limits if isinstance(one, ast.Constant) and isinstance(one.value, int | float)]
+            assert not own, f"line {node.lineno}: {own}"

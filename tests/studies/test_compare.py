@@ -1,0 +1,305 @@
+"""A comparison gives each objective the same CPU time, and its table says what the commands found."""
+
+import json
+import shutil
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import tiny
+import torch
+from PIL import Image
+
+from ssvit.cli import compare
+from ssvit.data.loader import Loader
+from ssvit.options import UserError
+from ssvit.studies import methods
+from ssvit.training import cost, runtime
+from ssvit.training.recipe import Recipe
+
+COST = {"masked_patch": 0.2, "mae": 0.1, "dino": 0.4, "two": 0.05}
+
+
+class Commands:
+    """Commands that are made up: what was asked for is kept, and files are left as the real ones leave them."""
+
+    def __init__(self):
+        self.asked = []
+
+    def __call__(self, comparison, command, options, *, capture=False):
+        given = dict(option.split("=", 1) for option in options)
+        self.asked.append((command, given))
+        if command == "cost":
+            seconds = COST["two" if "extra" in " ".join(options) else given["objective"]]
+            found = {"images": 64, "cpu_seconds": seconds, "seconds": seconds, "preparation": 0, "flops": 10**9}
+            views = {"size": 8, "flip": 0.5, "local_views": 4, "jitter": 0.0, "blur": [0, 0.1, 0]}
+            found |= {"backend": "kernels", "augmentation": views if seconds > 0.1 else {"size": 8, "flip": 0.5}}
+            if "extra" in " ".join(options):
+                found["preparation"] = 3
+            return f"a line before\n{json.dumps(found)}\n"
+        folder = comparison.folder / given["name"] if "name" in given else None
+        if command == "evaluate":
+            output = comparison.folder / given["output"].rsplit("/", 1)[1]
+            output.mkdir(parents=True)
+            values = {"layer1": [0.1, 0.5], "layer2": [0.2, 0.4]}
+            if given["baselines"] == "true":
+                values |= {"random_layer1": [0.1, 0.2], "random_layer2": [0.1, 0.3], "pixels": [0, 0.25]}
+            measured = [{"measure": "knn", "columns": ["1-NN", "20-NN"], "values": values, "best": "layer1"}]
+            (output / "report.json").write_text(json.dumps({"own": ["layer1", "layer2"], "measured": measured}))
+            return ""
+        folder.mkdir(parents=True)
+        if command == "pretrain":
+            steps = int(given["recipe.steps"])
+            panel = {"held_out/prototypes_chosen": 7}  # of DINO, and no probe's
+            rows = [
+                {"step": step, "probe/knn": step / steps, "probe/knn_chosen": 1, **panel}
+                for step in (0, steps // 2, steps)
+            ]
+            rows.insert(1, {"step": 1, "train/loss": 3.0})
+        else:
+            rows = [{"step": 1, "validation/accuracy": 0.1}, {"step": 2, "test/accuracy": 0.6}]
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return ""
+
+
+@pytest.fixture
+def commands(monkeypatch, tmp_path):
+    made = Commands()
+    monkeypatch.setattr(compare.Comparison, "call", lambda self, *args, **options: made(self, *args, **options))
+    monkeypatch.chdir(tmp_path)
+    return made
+
+
+def test_each_objective_has_as_many_steps_as_the_budget_is_worth(commands, tmp_path):
+    compare.command.call(["objectives=[masked_patch,mae]", "budget=2min", "seeds=2", "name=c", "encoder.depth=2"])
+    trained = [given for command, given in commands.asked if command == "pretrain"]
+    assert [(given["name"], int(given["recipe.steps"])) for given in trained] == [
+        ("masked_patch_seed0", 600), ("mae_seed0", 1200), ("masked_patch_seed1", 600), ("mae_seed1", 1200),
+    ]  # fmt: skip
+    assert [given["recipe.seed"] for given in trained] == ["0", "0", "1", "1"]
+    assert all(given["encoder.depth"] == "2" for given in trained)
+    # A step is measured once for each objective.
+    assert [given["objective"] for command, given in commands.asked if command == "cost"] == ["masked_patch", "mae"]
+    # Once, beside the first run: random weights and pixels, and fine-tuning from random weights.
+    evaluated = [given["baselines"] for command, given in commands.asked if command == "evaluate"]
+    assert evaluated == ["true", "false", "false", "false"]
+    tuned = [given["checkpoint"] for command, given in commands.asked if command == "finetune"]
+    assert [checkpoint.rsplit("/", 1)[-1] for checkpoint in tuned] == [
+        "masked_patch_seed0", "scratch", "mae_seed0", "masked_patch_seed1", "mae_seed1",
+    ]  # fmt: skip
+    table = (tmp_path / "outputs" / "c" / "table" / "table.md").read_text()
+    assert "| mae | 2 | 50.0 ± 0.0 (layer 1/1; last 40.0 ± 0.0) | 60.0 ± 0.0 |" in table
+    assert "| random weights | 1 | 30.0 (layer 2) |" in table
+    assert "| pixels | 1 | 25.0 |" in table
+    assert "| mae | 1200 x 64 | 2.0 | 76,800 | 640 | 1.2 | 10 | kernels | 1: crop, flip |" in table
+    assert "kernels | 6: crop, flip, blur |" in table
+
+
+def test_what_is_there_is_not_made_again(commands, tmp_path):
+    options = ["objectives=[mae]", "budget=60", "name=c"]
+    compare.command.call(options)
+    before = len(commands.asked)
+    compare.command.call(options)
+    assert len(commands.asked) == before
+    compare.command.call(["objectives=[mae,masked_patch]", "budget=1min", "name=c"])
+    assert [command for command, _ in commands.asked[before:]] == ["cost", "pretrain", "evaluate", "finetune"]
+    assert {row["objective"] for row in methods.read(tmp_path / "outputs/c/table").values() if "objective" in row} == {
+        "mae", "masked_patch",
+    }  # fmt: skip
+    with pytest.raises(UserError, match=r"has baselines.json of another protocol: budget 60"):
+        compare.command.call(["objectives=[dino]", "budget=61", "name=c"])
+    assert len(commands.asked) == before + 4
+
+
+@pytest.mark.parametrize("changed", ["encoder.depth=3", "threads=2", "pretrain=['recipe.batch_size=32']"])
+def test_a_step_is_measured_again_where_its_options_have_changed_before_there_is_a_row(commands, monkeypatch, changed):
+    options = ["objectives=[mae]", "budget=60", "name=c", "finetune=[]"]
+    with monkeypatch.context() as stopped:
+        stopped.setattr(compare.Comparison, "row", lambda *args: None)  # after the measurement
+        compare.command.call(options)
+        compare.command.call([*options, "workers=3"])  # which changes no figure
+    assert [command for command, _ in commands.asked] == ["cost"]
+    monkeypatch.setitem(COST, "mae", 0.3)
+    compare.command.call([*options, changed])
+    assert [command for command, _ in commands.asked] == ["cost", "cost", "pretrain", "evaluate"]
+    assert commands.asked[2][1]["recipe.steps"] == "200"
+    (row,) = (row for name, row in methods.read(Path("outputs/c/table")).items() if name != "baselines")
+    assert (row["stages"][0]["cpu_seconds"], row["stages"][0]["options"]) == (0.3, ["objective=mae"])
+
+
+def test_rows_may_have_been_measured_by_other_probes_but_not_by_the_same_ones_otherwise(commands, tmp_path):
+    protocol = "finetune=[]", "budget=60", "name=c"
+    compare.command.call(["objectives=[mae]", "evaluate=['probes=[few_shot,knn]','train_images=5']", *protocol])
+    table = tmp_path / "outputs/c/table"
+    row = json.loads((table / "mae_seed0.json").read_text())
+    row["probes"]["few_shot"] = {"column": "5 shot", "chosen": 0.7, "layer": 2, "last": 0.7}
+    (table / "mae_seed0.json").write_text(json.dumps(row))
+    now = "evaluate=['probes=[knn]','train_images=5']"
+    compare.command.call(["objectives=[mae,dino]", "seeds=2", now, *protocol])
+    text = (table / "table.md").read_text()
+    none, both = "\N{EN DASH}", "50.0 ± 0.0 (layer 1/1; last 40.0 ± 0.0)"
+    assert f"| dino | 2 | {both} | {none} | {none} |" in text
+    assert f"| mae | 2 | {both} | 70.0 (layer 2), 1 of 2 seeds | {none} |" in text
+    # The order is that of the first probe that all rows have, whichever row comes first.
+    row["probes"] = {"few_shot": row["probes"]["few_shot"], "knn": row["probes"]["knn"]}
+    ordered = methods.table({"a": row, "b": json.loads((table / "dino_seed0.json").read_text())})
+    assert (
+        ordered.splitlines()[0] == "| objective | seeds | ridge regression, 5 labels per class | 20-NN | fine-tuned |"
+    )
+    with pytest.raises(UserError, match="of another protocol: evaluate"):
+        compare.command.call(["objectives=[mae]", "evaluate=['probes=[knn]','train_images=6']", *protocol])
+
+
+def test_a_method_of_two_stages_shares_the_budget(commands, tmp_path):
+    (tmp_path / "own" / "comparison").mkdir(parents=True)
+    (tmp_path / "own" / "comparison" / "two.yaml").write_text(
+        "stages:\n- share: 0.25\n  options: [objective=mae]\n"
+        "- share: 0.75\n  options: [objective=mae, 'extra.path={before}']\n"
+    )
+    compare.command.call(["objectives=[two]", "budget=40s", "name=c", "finetune=[]"], config_dir=tmp_path / "own")
+    first, second = (given for command, given in commands.asked if command == "pretrain")
+    assert (first["recipe.steps"], second["recipe.steps"]) == ("100", "540")
+    assert second["extra.path"] == "outputs/c/two_seed0_stage1"
+    assert [command for command, _ in commands.asked] == ["cost", "pretrain", "cost", "pretrain", "evaluate"]
+    compare.command.call(
+        ["objectives=[two]", "budget=40s", "name=c", "finetune=[]", "seeds=2"], config_dir=tmp_path / "own"
+    )
+    assert [command for command, _ in commands.asked[5:]] == ["pretrain", "pretrain", "evaluate"]
+    row = methods.read(tmp_path / "outputs" / "c" / "table")["two_seed0"]
+    # The second stage goes on where the first has ended.
+    assert [point["cpu_seconds"] for point in row["curve"]] == pytest.approx([0, 5, 10, 13, 26.5, 40])
+    assert [point["images"] for point in row["curve"]] == [0, 3200, 6400, 6400, 23680, 40960]
+
+
+@pytest.mark.parametrize(
+    ("option", "told"),
+    [
+        ("budget=soon", "budget=soon: must be a number of seconds above 0, or as 90s, 6min, 1h"),
+        ("budget=0min", "budget=0min: must be a number of seconds above 0"),
+        ("objectives=[]", "objectives=[]: must be a list of one or more different names"),
+        ("objectives=[mae,mae]", "objectives=[mae,mae]: must be a list of one or more different names"),
+        ("objectives=[nothing]", "objectives=nothing: must be of "),
+        ("seeds=0", "seeds=0: must be a whole number"),
+        ("evaluate=knn", "evaluate=knn: must be a list"),
+        ("encoder.heads=5", "encoder.heads=5: must divide width=192"),
+        ("data.source.images=4000", "finetune=subset.images=5000: there are 4000 images to choose from"),
+    ],
+)
+def test_a_mistake_is_told_before_anything_is_run(commands, option, told):
+    with pytest.raises(UserError) as failure:
+        compare.command.call([option])
+    assert str(failure.value).startswith(told)
+    assert not commands.asked
+
+
+def test_images_without_labels_are_refused_before_anything_is_run(commands, tmp_path):
+    (tmp_path / "pictures").mkdir()
+    for number in range(64):
+        Image.new("RGB", (8, 8)).save(tmp_path / "pictures" / f"{number}.png")
+    with pytest.raises(UserError, match="have no labels to learn"):
+        compare.command.call(["data=folder", f"data.root={tmp_path / 'pictures'}", "finetune=[]"])
+    assert not commands.asked
+
+
+def measured(name, *values, best):
+    """A probe in a report, of these feature sets, of the same ones of random weights, and of pixels."""
+    scores = {features: [0.0, value] for features, value in values}
+    scores |= {f"random_{features}": [0.0, value / 2] for features, value in values} | {"pixels": [0.0, 0.25]}
+    return {"measure": name, "columns": ["train", "test"], "best": best, "values": scores}
+
+
+@pytest.mark.parametrize(("layers", "chosen", "layer", "last"), [([4, 6], 0.8, 4, 0.6), ([6], 0.6, 6, 0.6)])
+def test_a_row_has_the_layers_of_each_probe_by_their_own_numbers(layers, chosen, layer, last):
+    of_images = [(f"layer{number}_patch_mean", {4: 0.8, 6: 0.6}[number]) for number in layers]
+    knn = measured("knn", *of_images, best=f"layer{layer}_patch_mean")
+    attentive = measured("attentive", ("layer6_patches", 0.9), best="layer6_patches")
+    # As `ssvit evaluate` writes it: the feature sets of whole images and those of patches in one list.
+    report = {"own": [*(name for name, _ in of_images), "layer6_patches"], "measured": [knn, attentive]}
+    assert methods.probes(report) == {
+        "knn": {"column": "test", "chosen": chosen, "layer": layer, "last": last},
+        "attentive": {"column": "test", "chosen": 0.9, "layer": 6, "last": 0.9},
+    }
+    assert methods.baselines(report)["random weights"] == {
+        "knn": {"column": "test", "chosen": chosen / 2, "layer": layer, "last": last / 2},
+        "attentive": {"column": "test", "chosen": 0.45, "layer": 6, "last": 0.45},
+    }
+    assert methods.baselines(report)["pixels"]["attentive"] == {"column": "test", "chosen": 0.25, "last": 0.25}
+
+
+def test_a_curve_has_the_chance_of_its_probes():
+    cost = {"cpu_seconds": 1.0, "flops": 1.0, "images": 4, "preparation": 0.0}
+    history = [{"step": 0, "probe/knn": 0.2, "probe/knn_chosen": 1, "probe/chance": 0.1}, {"step": 1, "loss": 2.0}]
+    points = methods.curve(history, cost, [])
+    assert points == [{"step": 0, "cpu_seconds": 0, "flops": 0, "images": 0, "chance": 0.1, "knn": 0.2}]
+    assert list(methods.probes_in({"mae": [points]})) == ["knn"]
+
+
+def test_the_order_at_equal_amounts_is_that_of_interpolated_curves():
+    def row(name, images, accuracies):
+        points = zip(images, accuracies, strict=True)
+        curve = [{"step": 0, "cpu_seconds": 9, "flops": 1, "images": x, "knn": y} for x, y in points]
+        return {"objective": name, "curve": curve}
+
+    rows = {"a0": row("a", (0, 10, 40), (0.1, 0.2, 0.8)), "b0": row("b", (0, 20), (0.1, 0.5)), "baselines": {}}
+
+    def at(points, amount):
+        (x0, y0), (x1, y1) = next(pair for pair in pairwise(points) if amount <= pair[1][0])
+        return y0 + (y1 - y0) * (amount - x0) / (x1 - x0)
+
+    expected = 100 * at([(0, 0.1), (10, 0.2), (40, 0.8)], 20)
+    assert methods.ranking(rows, "images") == f"b 50.0, a {expected:.1f} (knn in training, %)"
+
+
+@pytest.mark.parametrize(("sam", "passes"), [(0.0, 1), (0.05, 2)])
+def test_the_cost_of_a_step_counts_its_operations(monkeypatch, sam, passes):
+    monkeypatch.setattr(cost, "_STEPS", 2)
+    recipe = Recipe(**{**tiny.RECIPE, "accumulate": 2, "clip": 0.0, "sam": sam})
+    fabric = runtime.start(recipe, accelerator="cpu", devices=1)
+    objective = tiny.model()
+    loader = Loader(
+        source=tiny.source(),
+        transform=tiny.transform(objective),
+        seed=0,
+        batch_size=recipe.batch_size,
+        accumulate=recipe.accumulate,
+    )
+    found = cost.measure(fabric, objective, loader, recipe)
+    # Multiplications and additions of the products, image by image, as in a plain reading of the model.
+    d, n, t, patch = 16, 16, 17, 48
+    corrupted = objective.masking.count(n)
+    forward = 2 * n * patch * d
+    for layer in range(2):
+        rows = corrupted if layer == 1 else t  # the last layer is computed for the corrupted patches alone
+        forward += 2 * d * d * (rows + 2 * t) + 2 * 2 * rows * t * d + 2 * rows * d * d + 2 * 2 * rows * d * 4 * d
+    forward += 2 * corrupted * d * objective.target.width
+    # Backward, each product has two, but for the first, whose input has no gradient.
+    assert found.flops == passes * recipe.batch_size * (3 * forward - 2 * n * patch * d)
+    assert found.images == recipe.batch_size
+    assert found.cpu_seconds > 0
+    assert all(torch.isfinite(parameter).all() for parameter in objective.parameters())
+
+
+def test_stopped_before_the_baselines_are_there_it_makes_them_when_it_goes_on(commands, tmp_path, monkeypatch):
+    options = ["objectives=[mae]", "budget=60", "name=c"]
+    finetuned = compare.Comparison.finetuned
+
+    def stopped(self, checkpoint, name, seed):
+        if checkpoint == "scratch":
+            raise KeyboardInterrupt
+        return finetuned(self, checkpoint, name, seed)
+
+    monkeypatch.setattr(compare.Comparison, "finetuned", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        compare.command.call(options)
+    monkeypatch.setattr(compare.Comparison, "finetuned", finetuned)
+    shutil.rmtree(tmp_path / "outputs" / "c" / "mae_seed0")  # made-up commands refuse what is there
+    shutil.rmtree(tmp_path / "outputs" / "c" / "mae_seed0_evaluation")
+    shutil.rmtree(tmp_path / "outputs" / "c" / "mae_seed0_finetuned")
+    compare.command.call(options)
+    assert set(methods.read(tmp_path / "outputs" / "c" / "table")) == {"baselines", "mae_seed0"}
+
+
+@pytest.mark.parametrize("table", ["cifar10_6min", "cifar10_29min", "shapes_6min"])
+def test_the_page_has_the_table_of_its_rows(table):
+    docs = Path(__file__).resolve().parents[2] / "docs"
+    assert methods.table(methods.read(docs / "methods" / table)) in (docs / "methods.md").read_text()

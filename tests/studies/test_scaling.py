@@ -1,0 +1,231 @@
+"""A scaling study: its grid and rows with made-up commands, power laws against the laws that made the points."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.stats import linregress
+
+from ssvit.cli import scaling
+from ssvit.data.sources.base_options import DataSet
+from ssvit.data.sources.synthetic_options import Synthetic
+from ssvit.figures.scaling import FINETUNED
+from ssvit.figures.scaling import scaling as picture
+from ssvit.options import UserError
+from ssvit.studies import methods
+from ssvit.studies.scaling import curves, fit, points, series, table
+from ssvit.studies.trials import Trials
+
+
+@pytest.fixture
+def commands(monkeypatch, tmp_path):
+    """Commands that are made up: the error falls with the images of a run and the width of its model."""
+    asked = []
+
+    def call(self, command, options, *, capture=False):
+        given = dict(option.split("=", 1) for option in options)
+        asked.append((command, given))
+        if command == "cost":
+            return json.dumps({"images": 64, "flops": 10**6 * int(given.get("encoder.width", 100)) ** 2}) + "\n"
+        if command == "pretrain":
+            images = 20000 if given["subset.images"] == "null" else int(given["subset.images"])
+            runs[given["name"]] = 2 * images**-0.2 / int(given.get("encoder.width", 100)) ** 0.1
+            if given["objective"] == "supervised":
+                history(self.folder / given["name"], 0.25)
+        if command == "evaluate":
+            error = runs[given["checkpoint"].rsplit("/", 1)[1]]
+            measured = [{"measure": "knn", "columns": ["20-NN"], "values": {"layer1": [1 - error]}, "best": "layer1"}]
+            output = tmp_path / given["output"]
+            output.mkdir(parents=True)
+            (output / "report.json").write_text(json.dumps({"own": ["layer1"], "measured": measured}))
+        if command == "finetune":
+            history(self.folder / given["name"], 0.5)
+        return ""
+
+    def history(folder, accuracy):
+        folder.mkdir(parents=True)
+        (folder / "metrics.jsonl").write_text(json.dumps({"step": 6, "test/accuracy": accuracy}) + "\n")
+
+    runs = {}
+    monkeypatch.setattr(Trials, "call", call)
+    monkeypatch.chdir(tmp_path)
+    return asked
+
+
+GRID = ["objectives=[mae,simmim]", "images=[500,1000,2000]", "width=[64,128]", "steps=[20]", "name=s"]
+
+
+def test_each_point_of_the_grid_is_a_run_and_what_is_there_is_not_made_again(commands, tmp_path):
+    scaling.command.call(GRID)
+    trained = [given for command, given in commands if command == "pretrain"]
+    assert len(trained) == 2 * 3 * 2
+    assert len([command for command, _ in commands if command == "cost"]) == 2 * 2  # of an objective and a model
+    first = trained[0]
+    assert (first["objective"], first["subset.images"], first["recipe.steps"]) == ("mae", "500", "20")
+    assert [one["encoder.heads"] for one in trained[:2]] == ["1", "2"]
+    assert first["name"] == "mae_500_d6_w64_p4_s20_seed0"
+    before = len(commands)
+    scaling.command.call(GRID)
+    assert len(commands) == before
+    scaling.command.call([*GRID, "seeds=2", "images=[500]"])
+    assert [given["recipe.seed"] for command, given in commands[before:] if command == "pretrain"] == ["1"] * 4
+    folder = tmp_path / "outputs" / "s" / "table"
+    text = (folder / "table.md").read_text()
+    assert "| mae | 500 | 6 x 64 / 4 | 20 | 0.1 | 2 | " in text
+    assert "| images | mae, 6 x 64 / 4, 20 | 20-NN | 0.200 ± 0.000 | 0.0 | 3 |" in text
+    assert (folder / "scaling.png").stat().st_size > 10_000
+    with pytest.raises(UserError, match=r"has .* of another protocol: finetune"):
+        scaling.command.call([*GRID, "finetune=[]"])
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("width=[65]", "encoder.width=65: must be"),
+        ("images=[0]", r"images=\[0\]: must be"),
+        ("images=[500,8193,null]", "images=8193: there are 8192 images to choose from"),
+        ("images=[5,5]", r"images=\[5,5\]: must be a list of one or more different"),
+        ("depth=6", "depth=6: must be a list"),
+        ("patch=[5]", "patch_size=5: must"),
+        ("objectives=[codebook]", "objectives=codebook: has two stages"),
+        ("objectives=[nothing]", "objectives=nothing: must be of "),
+        (
+            "encoders=[resnet10tt]",
+            "encoders=resnet10tt: is no file in configs/encoder/, and is no model of timm; names",
+        ),
+        ("encoders=resnet10t", "encoders=resnet10t: must be a list of names"),
+        ("encoder.mlp_width=64", r"encoder\.mlp_width=64: .*width="),
+        ("encoder.width=64", r"encoder\.width=64: .*width="),
+        ("encoder.heads=2", r"encoder\.heads=2: .*width="),
+        ("encoder.depth=2", r"encoder\.depth=2: .*depth="),
+        ("encoder.patch_size=8", r"encoder\.patch_size=8: .*patch="),
+        ("pretrain=['recipe.steps=9']", r"recipe\.steps=9: .*steps="),
+    ],
+)
+def test_wrong_grids_are_refused_before_anything_runs(commands, option, said):
+    with pytest.raises(UserError, match=said):
+        scaling.command.call([*GRID, option])
+    assert not commands
+
+
+def test_images_that_only_the_data_set_itself_can_count_are_counted_first(commands, monkeypatch):
+    monkeypatch.setattr(Synthetic, "count", DataSet.count)
+    with pytest.raises(UserError, match="images=601: there are 600 images to choose from"):
+        scaling.command.call([*GRID, "data.images=600", "images=[500,601]"])
+    assert not commands
+
+
+def test_encoders_to_compare_with_learn_from_labels_on_as_many_images(commands, tmp_path):
+    study = ["objectives=[mae]", "images=[500,1000]", "width=[64]", "steps=[20]", "name=s", "encoder.positions=rotary"]
+    scaling.command.call([*study, "encoders=[resnet10t,small_hybrid]"])
+    trained = {given["name"]: given for command, given in commands if command == "pretrain"}
+    assert len(trained) == 2 * (1 + 2)
+    resnet, hybrid = (trained[f"supervised_1000_{name}_s20_seed0"] for name in ("resnet10t", "small_hybrid"))
+    assert (resnet["encoder"], resnet["encoder.model"], resnet["subset.images"]) == ("timm", "resnet10t", "1000")
+    assert (hybrid["encoder"], hybrid["objective"]) == ("small_hybrid", "supervised")
+    assert not any(name.startswith("encoder.") for name in hybrid)
+    assert trained["mae_1000_d6_w64_p4_s20_seed0"]["encoder.positions"] == "rotary"
+    folder = tmp_path / "outputs" / "s" / "table"
+    rows = methods.read(folder)
+    assert rows["supervised_500_resnet10t_s20_seed0"]["supervised"] == 0.25
+    text = (folder / "table.md").read_text()
+    assert "| supervised | 500 | resnet10t | 20 | " in text
+    assert "| images | supervised, small_hybrid, 20 | " in text
+    lines = series(points(rows), "flops")
+    assert lines.keys() == {("mae",), ("supervised", "resnet10t"), ("supervised", "small_hybrid")}
+    assert (folder / "scaling.png").stat().st_size > 10_000
+
+
+def test_a_power_law_is_found_with_its_error():
+    x = [100.0, 400.0, 1600.0, 6400.0]
+    law = fit(x, [1 - 3 * one**-0.25 for one in x])
+    assert (law.factor, law.power) == (pytest.approx(3), pytest.approx(0.25))
+    assert law.deviation == pytest.approx(0, abs=1e-12)
+    noisy = [0.2, 0.5, 0.6, 0.8]
+    law, reference = fit(x, noisy), linregress(np.log(x), np.log1p(-np.array(noisy)))
+    assert (law.power, law.deviation) == (pytest.approx(-reference.slope), pytest.approx(reference.stderr))
+    missed = [law.accuracy(one) - accuracy for one, accuracy in zip(x, noisy, strict=True)]
+    assert law.residual == pytest.approx(math.sqrt(np.mean(np.square(missed))))
+    assert fit([5.0, 5.0], [0.1, 0.2]) is None
+    assert math.isnan(fit([5.0, 10.0], [0.1, 0.2]).deviation)
+
+
+def row(objective="mae", images=100, width=64, seed=0, accuracy=0.5, **more):
+    found = {"knn": {"column": "20-NN", "chosen": accuracy, "layer": 1, "last": accuracy}}
+    place = {"images": images, "depth": 2, "width": width, "patch": 4, "steps": 10}
+    return {
+        "objective": objective,
+        "seed": seed,
+        **place,
+        "cost": {"flops": width * 10**6, "images": 5},
+        "probes": found,
+    } | more
+
+
+def test_points_are_means_over_seeds():
+    rows = {str(seed): row(seed=seed, accuracy=accuracy) for seed, accuracy in enumerate((0.4, 0.5, 0.6))}
+    (point,) = points(rows)
+    assert (point["seeds"], point["scores"], point["flops"]) == (3, {"20-NN": pytest.approx(0.5)}, 640 * 10**6)
+    assert point["step_flops"] == 64 * 10**6 / 5
+    assert "50.0 ± 10.0" in table(rows)
+    assert FINETUNED in points({"one": row(finetuned=0.7)})[0]["scores"]
+
+
+def test_a_line_over_images_has_one_model_and_leaves_out_what_has_all():
+    rows = {f"{images} {width}": row(images=images, width=width) for images in (100, 200, None) for width in (64, 128)}
+    lines = series(points(rows), "images")
+    assert {key: [point["images"] for point in line] for key, line in lines.items()} == {
+        ("mae", "2 x 64 / 4", "10"): [100, 200], ("mae", "2 x 128 / 4", "10"): [100, 200],
+    }  # fmt: skip
+    assert len(series(points(rows), "flops")[("mae",)]) == 6
+
+
+def drawn(rows):
+    found = points(rows)
+    return picture(found, curves(found, "images"), curves(found, "flops"))
+
+
+def test_the_picture_of_a_single_point_has_a_panel_for_each_score():
+    figure = drawn({"one": row(finetuned=0.6)})
+    assert [axis.get_ylabel() for axis in figure.axes] == ["fine-tuned (%)", "20-NN (%)"]
+    assert [line.get_ydata().tolist() for axis in figure.axes for line in axis.lines] == [[60.0], [50.0]]
+
+
+def test_the_picture_has_a_column_for_each_thing_that_varies():
+    widths = {str(width): row(width=width) for width in (64, 128)}
+    images = {str(count): row(images=count) for count in (100, 200)}
+    compute, model = "operations of pre-training (10¹²)", "operations of an image, relative to the smallest model"
+    assert [axis.get_xlabel() for axis in drawn(widths).axes] == [compute, model]
+    assert [axis.get_xlabel() for axis in drawn(images).axes] == ["images of pre-training", compute]
+    both = {f"{width} {count}": row(width=width, images=count) for width in (64, 128) for count in (100, 200)}
+    assert len(drawn(both).axes) == 3
+    assert len(drawn(both | {"tuned": row("dino", finetuned=0.7)}).axes) == 6
+
+
+def test_a_score_that_one_line_lacks_is_drawn_of_the_others():
+    rows = {str(width): row(width=width) for width in (64, 128)} | {"tuned": row(width=256, finetuned=0.7)}
+    finetuned, *_ = drawn(rows).axes
+    assert finetuned.get_ylabel() == "fine-tuned (%)"
+    assert [line.get_ydata().tolist() for line in finetuned.lines] == [[70.0]]
+
+
+def test_encoders_to_compare_with_stand_beside_vit():
+    rows = {"vit": row("supervised"), "other": row("supervised", depth=None, width=64, patch=None, encoder="resnet10t")}
+    (axis,) = drawn(rows).axes
+    assert {line.get_label() for line in axis.lines} == {"supervised, ViT", "supervised, resnet10t"}
+
+
+def test_rows_are_read_back_as_they_were_written(commands, tmp_path):
+    scaling.command.call([*GRID, "images=[500]", "width=[64]", "objectives=[mae]"])
+    rows = methods.read(tmp_path / "outputs" / "s" / "table")
+    (found,) = points(rows)
+    assert found["scores"]["20-NN"] == pytest.approx(1 - 2 * 500**-0.2 / 64**0.1)
+    assert found["scores"][FINETUNED] == 0.5
+
+
+@pytest.mark.parametrize("study", ["cifar10", "encoders"])
+def test_the_page_has_the_table_of_its_rows(study):
+    docs = Path(__file__).resolve().parents[2] / "docs"
+    assert table(methods.read(docs / "scaling" / study)) in (docs / "scaling.md").read_text()

@@ -1,0 +1,88 @@
+"""On a terminal of 80 columns: the bar counts steps, fits, moves in evaluations, and Ctrl-C is answered at once."""
+
+import fcntl
+import os
+import pty
+import re
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from pathlib import Path
+
+from command import LIMIT, TINY
+
+from ssvit.training import metrics_log
+from ssvit.training.recipe import Recipe
+
+ROOT = Path(__file__).parents[2]
+
+
+class Terminal:
+    """A command in a terminal of its own, 80 columns wide."""
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        self.master, slave = pty.openpty()
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+        command = [sys.executable, str(ROOT / "tools" / "pretrain.py"), *TINY, *options]
+        clean = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+        self.process = subprocess.Popen(command, cwd=folder, stdout=slave, stderr=slave, stdin=slave, env=clean)
+        os.close(slave)
+        self.shown = ""
+
+    def read(self, until: str | None = None) -> str:
+        """What is shown up to a text, or to the end."""
+        began = time.monotonic()
+        while (until is None or until not in self.shown) and time.monotonic() - began < LIMIT:
+            try:
+                part = os.read(self.master, 4096)
+            except OSError:  # the command has ended
+                break
+            self.shown += part.decode()
+        return self.shown
+
+
+def test_the_bar_counts_steps_and_fits_the_terminal(tmp_path):
+    terminal = Terminal(tmp_path, "recipe.steps=12", "probe=[]")
+    shown = terminal.read()
+    assert terminal.process.wait(LIMIT) == 0, shown
+    bars = [part for part in re.split(r"[\r\n]+", shown) if re.match(r"step \d+/12 \|", part)]
+    assert max(map(len, bars)) <= 80
+    assert any(re.search(r"step \d+/12 \|.*\| .*, loss [\d.]+, \d+ images/s", bar) for bar in bars)
+    assert any("evaluating: held out" in bar for bar in bars)
+
+
+def test_ctrl_c_is_answered_before_the_step_ends_and_the_run_is_saved(tmp_path):
+    terminal = Terminal(tmp_path, "recipe.steps=100000", "recipe.save_every=100000", "probe=[]")
+    terminal.read(until="images/s")
+    terminal.process.send_signal(signal.SIGINT)
+    shown = terminal.read()
+    assert terminal.process.wait(LIMIT) == 130, shown
+    answer, end = shown.index("stops after this step and saves"), shown.index("stopped by SIGINT after step ")
+    assert answer < end
+    assert list((tmp_path / "outputs" / "masked_patch_synthetic").glob("step_*"))
+
+
+def test_the_clock_goes_on_while_something_else_works(tmp_path, monkeypatch):
+    looks = []
+    log = metrics_log.MetricsLog(tmp_path, Recipe(steps=5, warmup=1), first_step=0)
+
+    class Bar:
+        disable = False
+        set_postfix_str = looks.append
+
+        def refresh(self):
+            looks.append("refreshed")
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr(log, "_bar", Bar())
+    monkeypatch.setattr(metrics_log, "_TICK", 0.001)
+    with log.moving("evaluating: probe"):
+        while looks.count("refreshed") < 3:
+            time.sleep(0.001)
+    log.close()
+    assert looks[0] == "evaluating: probe"

@@ -1,0 +1,239 @@
+"""Fine-tuning of parts: what is frozen keeps its bits, and LoRA is its formula, merged when it is loaded."""
+
+import copy
+import hashlib
+from pathlib import Path
+
+import pytest
+import tiny
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ssvit.checkpoints import storage
+from ssvit.checkpoints.checkpoint import Checkpoint
+from ssvit.data.batch import Batch
+from ssvit.kernels.accelerate import Linear, accelerate
+from ssvit.loading import encoder as loading
+from ssvit.loading import encoder_options as loading_options
+from ssvit.models import vit_options
+from ssvit.models.vit import ViT
+from ssvit.objectives import classify_options
+from ssvit.objectives.classify import Classify
+
+LORA = {"trained": "head", "lora": {"rank": 2, "alpha": 3.0}}
+LABELS = torch.arange(6) % 3
+HEAD = {"head.weight", "head.bias"}
+KINDS = {
+    "head": {"trained": "head"},
+    "layer": {"trained": 1},
+    "norms_and_biases": {"trained": "norms_and_biases"},
+    "lora": LORA,
+}
+
+
+def trained(model: nn.Module) -> set[str]:
+    return {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+def final(folder: Path) -> dict[str, str]:
+    """The checksum of each file of the last checkpoint."""
+    files = (folder / "step_00000012").glob("*.safetensors")
+    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+
+
+def moved(model: Classify) -> Classify:
+    """The same with every weight changed at random, so that neither the head nor LoRA's B is zero."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += torch.randn_like(parameter) * 0.2
+    return model
+
+
+def images(count: int = 6) -> torch.Tensor:
+    return tiny.pictures(count)
+
+
+def test_the_parts_that_are_trained():
+    everything = {name for name, _ in tiny.classify().named_parameters()}
+    assert trained(tiny.classify()) == everything
+    assert trained(tiny.classify(trained="head")) == HEAD
+    last = {name for name in everything if name.startswith("encoder.blocks.1.")}
+    norm = {"encoder.norm.weight", "encoder.norm.bias"}
+    assert trained(tiny.classify(trained=1)) == HEAD | norm | last
+    blocks = {name for name in everything if name.startswith("encoder.blocks.")}
+    assert trained(tiny.classify(trained=2)) == HEAD | norm | blocks
+    small = {name for name in everything if name.endswith(".bias") or ".norm" in name}
+    assert trained(tiny.classify(trained="norms_and_biases")) == HEAD | small
+    # Of each layer two norms and four biases; the last norm; the biases of the patches and the head.
+    assert len(small) == 2 * (4 + 4) + 2 + 2
+
+
+def test_the_norms_of_a_stem_are_trained_with_the_others():
+    stem = {"width": 32, "layers": [1], "epsilons": "authors"}
+    vit = ViT(vit_options.ViT(image_size=16, patch_size=8, width=16, depth=1, heads=2, stem=stem))
+    names = trained(Classify(classify_options.Classify(classes=tiny.CLASSES, trained="norms_and_biases"), encoder=vit))
+    norms = {name for name, module in vit.named_modules() if isinstance(module, nn.GroupNorm)}
+    assert norms
+    assert {f"encoder.{name}.{part}" for name in norms for part in ("weight", "bias")} <= names
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_frozen_keeps_its_bits_and_an_interrupted_run_ends_with_the_same(tmp_path, kind):
+    start = tiny.classify(**KINDS[kind])
+    names = trained(start)
+    before = copy.deepcopy(start.state_dict())
+    options = {"weight_decay": 0.1, "layer_decay": 0.7, "accumulate": 2}
+    tiny.train(tmp_path / "whole", objective=start, **options)
+    states = storage.load(Checkpoint.open(tmp_path / "whole"))
+    assert states["model"].keys() == before.keys()
+    for state in (states["model"], states["ema"]):
+        for name, value in before.items():
+            assert torch.equal(state[name], value) != (name in names), name
+    assert {name.rpartition("/")[0] for name in states["optimizer"]} == names
+    for calls in (15, 3):
+        broken = tiny.interrupted(tiny.classify(**KINDS[kind]), calls)
+        with pytest.raises(tiny.Interrupted):
+            tiny.train(tmp_path / "broken", objective=broken, **options)
+    tiny.train(tmp_path / "broken", objective=tiny.classify(**KINDS[kind]), **options)
+    assert final(tmp_path / "broken") == final(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_gradients_are_those_of_a_model_without_anything_frozen(kind):
+    model = moved(tiny.classify(**KINDS[kind])).double()
+    free = copy.deepcopy(model).requires_grad_(True)
+    for one in (model, free):
+        one(Batch.of(images(), LABELS))["loss"].backward()
+    expected = dict(free.named_parameters())
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            torch.testing.assert_close(parameter.grad, expected[name].grad, rtol=1e-9, atol=1e-12)
+        else:
+            assert parameter.grad is None
+
+
+def test_lora_starts_as_the_model_it_changes():
+    plain, adapted = moved(tiny.classify()), tiny.classify(**LORA)
+    for block, other in zip(plain.encoder.blocks, adapted.encoder.blocks, strict=True):
+        with torch.no_grad():
+            for name in ("qkv", "out"):
+                layer = getattr(other.attention, name)
+                layer.parametrizations.weight.original.copy_(getattr(block.attention, name).weight)
+    state = plain.state_dict()
+    missing = adapted.load_state_dict({k: v for k, v in state.items() if "attention" not in k or "bias" in k}, False)
+    assert all("parametrizations" in name for name in missing.missing_keys)
+    assert torch.equal(plain.logits(images()), adapted.logits(images()))
+
+
+def test_lora_is_its_formula():
+    """In float64, by a model whose matrices are computed one number at a time."""
+    adapted = moved(tiny.classify(**LORA)).double()
+    state, layers = adapted.state_dict(), []
+    for number in range(2):
+        for layer in ("qkv", "out"):
+            prefix = f"encoder.blocks.{number}.attention.{layer}"
+            original, a, b = (
+                state.pop(f"{prefix}.parametrizations.weight.{part}") for part in ("original", "0.a", "0.b")
+            )
+            rows = original.tolist()
+            for o, row in enumerate(rows):
+                for i in range(len(row)):
+                    row[i] += 3.0 / 2 * sum(b[o, r].item() * a[r, i].item() for r in range(2))
+            state[f"{prefix}.weight"] = torch.tensor(rows, dtype=torch.float64)
+            layers.append((adapted.get_submodule(prefix), state[f"{prefix}.weight"]))
+    for layer, weight in layers:
+        torch.testing.assert_close(layer.weight, weight, rtol=1e-12, atol=1e-12)
+    plain = tiny.classify().double()
+    plain.load_state_dict(state)
+    ids = torch.tensor([[3, 0], [1, 2], [15, 7]])
+    for compute in (
+        lambda model: model.logits(images()),
+        lambda model: model.encoder(images()),
+        lambda model: model.encoder.encode(model.encoder.embed(images(3)), output_ids=ids),
+    ):
+        torch.testing.assert_close(compute(adapted), compute(plain), rtol=1e-9, atol=1e-12)
+    x = torch.randn(4, 16, dtype=torch.float64)
+    layer, weight = layers[0]
+    torch.testing.assert_close(layer(x), F.linear(x, weight, layer.bias))
+
+
+NATIVE = pytest.mark.skipif(
+    not torch.ops.mkldnn._is_mkldnn_bf16_supported(),
+    reason="this CPU has no products in bfloat16, which round otherwise",
+)
+
+
+@pytest.mark.parametrize("precision", [torch.float32, pytest.param(torch.bfloat16, marks=NATIVE)])
+def test_lora_with_kernels_and_without_agree(precision):
+    models = [moved(tiny.classify(seed=3, **LORA)) for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    accelerate(models[1])
+    layers = [block.attention.qkv for model in models for block in model.encoder.blocks]
+    assert [isinstance(layer, Linear) for layer in layers] == [False, False, True, True]
+    found = []
+    for model in models:
+        with torch.autocast("cpu", torch.bfloat16, enabled=precision == torch.bfloat16):
+            loss = model(Batch.of(images(), LABELS))["loss"]
+        loss.backward()
+        found.append({name: parameter.grad for name, parameter in model.named_parameters() if parameter.requires_grad})
+        found[-1]["loss"] = loss.detach()
+    tolerance = 1e-4 if precision == torch.float32 else 5e-2
+    for name, plain in found[0].items():
+        close = (found[1][name] - plain).norm() <= tolerance * (plain.norm() + 1e-3)
+        assert close, (name, ((found[1][name] - plain).norm() / plain.norm()).item(), plain.norm().item())
+    accelerate(models[1], False)
+    assert not any(isinstance(layer, Linear) for layer in layers)
+    assert torch.equal(*(model.logits(images()) for model in models))
+
+
+@pytest.mark.parametrize("faster", [False, True])
+def test_lora_can_be_put_on_an_encoder_with_kernels(faster):
+    torch.manual_seed(0)
+    vit = tiny.encoder(0.0)
+    accelerate(vit, faster)
+    model = moved(Classify(classify_options.Classify(classes=tiny.CLASSES, **LORA), encoder=vit))
+    logits = model.logits(images())
+    accelerate(model, not faster)
+    torch.testing.assert_close(model.logits(images()), logits, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("ema", [0.0, 0.5])
+def test_a_checkpoint_is_loaded_with_lora_merged(tmp_path, ema):
+    model = tiny.classify(**LORA)
+    tiny.train(tmp_path, objective=model, facts=model.facts, ema=ema)
+    states = storage.load(Checkpoint.open(tmp_path))
+    weights = states["ema" if ema else "model"]
+    assert "encoder.blocks.0.attention.qkv.parametrizations.weight.0.b" in weights
+    again = tiny.classify(seed=5, **LORA).eval()
+    again.load_state_dict(weights)
+    classifier, encoder = (
+        loading.load_classifier(loading_options.LoadEncoder(path=tmp_path)),
+        loading.load_encoder(loading_options.LoadEncoder(path=tmp_path)),
+    )
+    for loaded in (classifier.encoder, encoder):
+        accelerate(loaded, False)
+        names = {name for name, _ in loaded.named_parameters()}
+        assert names == {name for name, _ in tiny.encoder(0.0).named_parameters()}
+        assert torch.equal(loaded.represent(images()), again.encoder.represent(images()))
+    assert torch.equal(classifier.logits(images()), again.logits(images()))
+    assert torch.equal(encoder.blocks[1].attention.out.weight, again.encoder.blocks[1].attention.out.weight)
+    larger = loading.load_encoder(loading_options.LoadEncoder(path=tmp_path, image_size=32))
+    assert larger(images().repeat(1, 1, 2, 2)).shape == (6, 1 + 64, 16)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_compiled_it_is_one_graph_with_the_same_loss(kind):
+    model, graphs = moved(tiny.classify(**KINDS[kind])), []
+
+    def count(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()  # other models that this process compiled count towards torch's limit of graphs
+    compiled = torch.compile(model, backend=count, fullgraph=True)
+    for seed in range(3):
+        labels = LABELS.roll(seed)
+        loss = compiled(Batch.of(images(), labels))["loss"]
+        assert loss.item() == pytest.approx(model(Batch.of(images(), labels))["loss"].item(), rel=1e-6)
+    assert len(graphs) == 1
