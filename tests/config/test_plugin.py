@@ -1,8 +1,8 @@
-"""A method of one's own, as docs/extending.md writes it: two modules for each part, and no edit in ssvit/."""
+"""The package examples/mine, which docs/extending.md explains: two modules for each part, and no edit in ssvit/."""
 
 import json
 import os
-import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,6 @@ from command import TINY, one_line, start
 from ssvit.checkpoints import storage
 
 ROOT = Path(__file__).resolve().parents[2]
-DOCUMENT = ROOT / "docs" / "extending.md"
 OWN = ("--plugin", "mine")
 FILES = ("--config-dir", "configs")
 SIZES = tuple(option for option in TINY if not option.startswith("target."))  # those of any target
@@ -23,13 +22,8 @@ SHORT = ("recipe.steps=1", "recipe.batch_size=8", "recipe.warmup=0", "fabric.acc
 
 @pytest.fixture
 def path(tmp_path):
-    """Write the document's modules and files into a folder; what PYTHONPATH is with it."""
-    blocks = re.findall(r"^```(?:python|yaml)\n(.*?)^```", DOCUMENT.read_text(), re.MULTILINE | re.DOTALL)
-    for block in blocks:
-        file = tmp_path / re.search(r"^# (\S+\.(?:py|yaml))$", block, re.MULTILINE)[1]
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(block)
-    assert len(blocks) == 6 * 2  # the options and the code of each
+    """Copy the example into a folder, where tests add to it; what PYTHONPATH is with it."""
+    shutil.copytree(ROOT / "examples" / "mine", tmp_path / "mine")
     return os.pathsep.join((str(tmp_path), str(ROOT)))
 
 

@@ -1,0 +1,22 @@
+"""The options of the data set."""
+
+from ssvit.config.choices import choice
+from ssvit.config.declaration import Count, Size
+from ssvit.data.sources.base_options import DataSet
+
+
+@choice(
+    "data",
+    "mine",
+    also={"/augment@data.augment": "mine"},
+    sets={"data": {"image_size": 32, "mean": 0.5, "std": 0.25}},
+)
+class Stripes(DataSet):
+    """Noise with vertical or horizontal stripes."""
+
+    images: Count = 1000
+    """Training images."""
+    held_out_images: Count = 200
+    """Test images."""
+    image_size: Size
+    """Pixels of an image's side."""

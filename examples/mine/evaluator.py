@@ -1,0 +1,29 @@
+"""An evaluator: the spread of the features of held-out images."""
+
+from matplotlib.figure import Figure
+
+from ssvit.data.loader import evaluation_batches
+from ssvit.evaluation.panels.base import Evaluation, Evaluator
+
+
+class Spread(Evaluator):
+    """The standard deviation of the features over held-out images; near 0, all images have the same features."""
+
+    def __init__(self, options, *, source, transform):
+        images = options.images
+        self.batch = next(evaluation_batches(source, transform, batch_size=images, limit=images))
+
+    def __call__(self, objective, history=None):
+        encoder = objective.backbone()
+        spread = encoder.pool(encoder(self.batch.images.to(encoder.mean.device))).float().std(0)
+        metrics = {"deviation": spread.mean().item()}
+        if history is None:
+            return Evaluation(metrics=metrics)
+        figure = Figure()
+        figure.subplots().bar(range(len(spread)), spread.tolist())
+        return Evaluation(
+            metrics=metrics,
+            lines=[f"the features of different images have a standard deviation of {metrics['deviation']:.3f}"],
+            figures={"spread": figure},
+            tables={"spread.csv": "\n".join(map(str, spread.tolist()))},
+        )

@@ -1,0 +1,39 @@
+"""An objective that predicts the patches that it hides: half of each image, as an offset from a running mean."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ssvit.models.vit import gather
+from ssvit.objectives.base import NOTHING, Objective
+from ssvit.randomness import uniform
+from ssvit.schedule import Schedule
+
+
+class Hidden(NamedTuple):
+    ids: Tensor  # (b, m)
+
+
+class HiddenPatches(Objective):
+    def __init__(self, options, *, encoder, target):
+        super().__init__()
+        self.encoder, self.target = encoder, target
+        self.count = options.count(encoder.patches)
+        self.head = nn.Linear(encoder.width, target.width)
+        self.register_buffer("mean", torch.zeros(target.width))
+        self.schedules = {"rate": Schedule(start=0.5, end=0.05)}
+
+    def sample(self, slots, *, seed):
+        return Hidden(uniform(seed, "hidden patches", slots, self.encoder.patches).argsort(1)[:, : self.count])
+
+    def forward(self, batch, noise, scheduled=NOTHING):
+        tokens = self.encoder.embed(batch.images)
+        tokens = tokens.scatter(1, noise.ids[..., None].expand(-1, -1, tokens.shape[-1]), 0.0)
+        prediction = self.mean + self.head(self.encoder.encode(tokens, output_ids=noise.ids))
+        truth = gather(self.target.labels(batch.images), noise.ids)
+        return {"loss": self.target.losses(prediction, truth).mean(), "mean": truth.mean((0, 1))}
+
+    def after_step(self, outputs, scheduled, applied):
+        mean = torch.lerp(self.mean, outputs["mean"], scheduled["rate"].to(self.mean.dtype))
+        self.mean.copy_(torch.where(applied, mean, self.mean))

@@ -1,0 +1,29 @@
+"""The options of the objective, and what it requires of the other parts of a run."""
+
+from math import prod
+from typing import ClassVar
+
+from ssvit.config.choices import choice
+from ssvit.config.declaration import Share
+from ssvit.models.vit_options import ViT
+from ssvit.objectives.base_options import Objective
+from ssvit.options import OptionError
+
+
+@choice("objective", "mine", also={"/target": "mean_color"}, sets={"encoder": {"pooling": "patch_mean"}})
+class HiddenPatches(Objective):
+    """An objective that predicts the patches that it hides."""
+
+    built_from: ClassVar = {"encoder": "encoder", "target": "target"}
+    samples_patches = True
+
+    hidden: Share = 0.5
+    """Fraction of an image's patches that are hidden and predicted."""
+
+    def count(self, patches):
+        return max(1, round(self.hidden * patches))
+
+    def check(self, run):
+        super().check(run)
+        if isinstance(run.encoder, ViT) and self.count(prod(run.encoder.grid)) == prod(run.encoder.grid):
+            raise OptionError("hidden", self.hidden, "must leave patches of an image to predict the others from")

@@ -1,0 +1,12 @@
+"""The options of the probe."""
+
+from ssvit.config.choices import choice
+from ssvit.config.declaration import Options, Positive
+
+
+@choice("probe", "mine")
+class NearestMean(Options):
+    """The class whose mean is the nearest."""
+
+    norm: Positive = 2.0
+    """The order of the norm that measures distances."""

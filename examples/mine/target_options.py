@@ -1,0 +1,13 @@
+"""The options of the target."""
+
+from ssvit.config.choices import choice
+from ssvit.config.declaration import Positive
+from ssvit.objectives.targets_options import Patches
+
+
+@choice("target", "mine")
+class Grey(Patches):
+    """The mean grey of a patch."""
+
+    contrast: Positive = 2.0
+    """Factor of the labels."""
