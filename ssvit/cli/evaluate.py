@@ -113,9 +113,7 @@ def commands_of(reading: features_options.Reading, checkpoint: Checkpoint, confi
         "retrieve": ["action=index", "store=store", *features],
         "finetune": [*encoder, *(images if "data" in line.typed else [])],
     }
-    return [
-        " ".join([line.command(name), *map(shlex.quote, [*line.flags, *options])]) for name, options in commands.items()
-    ]
+    return [" ".join([line.command(name), *map(shlex.quote, options)]) for name, options in commands.items()]
 
 
 def data_options(config: Config) -> list[str]:

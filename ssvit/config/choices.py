@@ -12,18 +12,7 @@ from functools import cache
 from typing import Any, TypeVar
 
 from ssvit.config.declaration import Options
-
-# Where the choices of a group are declared, in modules named *_options.
-_PACKAGES = {
-    "augment": "ssvit.data.augment",
-    "evaluator": "ssvit.evaluation.panels",
-    "index": "ssvit.evaluation",
-    "logger": "ssvit.training.loggers",
-    "objective": "ssvit.objectives",
-    "probe": "ssvit.evaluation.probes",
-    "target": "ssvit.objectives",
-}
-_NAMED = ("probe", "evaluator", "logger")  # groups of which several are chosen, each with its options under its name
+from ssvit.groups import GROUPS, Group
 
 
 @dataclass(frozen=True)
@@ -51,10 +40,9 @@ class Choice:
     def node(self) -> dict[str, Any]:
         """The node that Hydra composes."""
         options: dict[str, Any] = {"_target_": self.part}
-        if self.group in _NAMED:
-            options = {self.name: options}
-        elif self.group == "data":
-            options = {"source": options}
+        group = _group(self.group)
+        if key := self.name if group.several else group.key:
+            options = {key: options}
         if not (self.sets or self.also):
             return options
         own = {self.group: {**options, **self.sets.get(self.group, {})}}
@@ -90,15 +78,19 @@ def choice(
     return declare
 
 
+def _group(name: str) -> Group:
+    return GROUPS.get(name, Group())
+
+
 def is_group(name: str) -> bool:
     """Whether choices of a group of this name are declared."""
-    return name in _PACKAGES or any(group == name for group, _ in _CHOICES)
+    return _group(name).package is not None or any(group == name for group, _ in _CHOICES)
 
 
 def declared(group: str) -> Iterator[Choice]:
     """The declared choices of a group: those of ssvit, and those in modules that were imported."""
-    if group in _PACKAGES:
-        import_options(_PACKAGES[group])
+    if package := _group(group).package:
+        import_options(package)
     return (choice for choice in _CHOICES.values() if choice.group == group)
 
 
@@ -107,8 +99,8 @@ def lookup(group: str, name: str) -> Choice | None:
 
     Modules that declare options are imported until one declares it, that of the name NAME_options first.
     """
-    if (group, name) not in _CHOICES and group in _PACKAGES:
-        for module in sorted(_modules(_PACKAGES[group]), key=lambda module: not module.endswith(f".{name}_options")):
+    if (group, name) not in _CHOICES and (package := _group(group).package):
+        for module in sorted(_modules(package), key=lambda module: not module.endswith(f".{name}_options")):
             importlib.import_module(module)
             if (group, name) in _CHOICES:
                 break

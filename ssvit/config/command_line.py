@@ -172,8 +172,8 @@ class CommandLine:
         return self.brought.get(group, choice) if choice == "pretrained" else choice
 
     def command(self, name: str) -> str:
-        """What a user types for another command, in the way that started this one: ssvit finetune."""
-        return name.join(self.spelling)
+        """What a user types for another command, in the way that started this one: ssvit finetune --plugin mine."""
+        return " ".join([name.join(self.spelling), *map(shlex.quote, self.flags if self.spelling != PYTHON else [])])
 
     def say(self, line: str) -> None:
         """Keep a line for `announce`: a mistake in the command is reported alone."""

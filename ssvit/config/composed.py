@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from ssvit.config.command_line import CommandLine, Plain
-from ssvit.config.declaration import Options, select
+from ssvit.config.declaration import Options, at, select
 from ssvit.options import within
 
 _REFERENCE = re.compile(r"\$\{([\w.]+)\}")
@@ -53,12 +53,7 @@ class Config:
 
     def value(self, name: str, default: object = None) -> Any:
         """The value of an option such as recipe.lr; the default if there is no such option."""
-        found: Any = self.values
-        for key in name.split("."):
-            if not isinstance(found, Mapping) or key not in found:
-                return default
-            found = found[key]
-        return found
+        return at(self.values, name, default)
 
     def changed(self, changes: Mapping[str, object]) -> "Config":
         """Return a configuration with other values of some options, such as {"recipe.lr": 0.1}."""
@@ -101,9 +96,7 @@ class Config:
             name: Its name among the options, such as data.augment.
             objects: What it takes besides its options. Parts that it is built from (`Options.built_from`) are built.
         """
-        part: Any = self.options
-        for key in name.split("."):
-            part = part[key] if isinstance(part, Mapping) else getattr(part, key)
+        part = at(self.options, name)
         built = {key: self.build(group) for key, group in part.built_from.items() if key not in objects}
         with within(name):
             return part.build(**built, **objects)

@@ -146,13 +146,19 @@ def set_option(options: Plain, name: str, value: object, *, force: bool = False)
             usual[inner] = of
         return
     if isinstance(usual, dict) and usual and not isinstance(value, dict):
-        leaves_out = value is None and groups and (groups[0] in ("probes", "probe") or "_target_" not in usual)
-        if not leaves_out:  # one of several probes, or the stem of an encoder
+        # One of several parts, such as probes, or a group within a part, such as the stem of an encoder.
+        leaves_out = value is None and groups and (_are_parts(node) or "_target_" not in usual)
+        if not leaves_out:
             first = next((option for option in usual if not option.startswith("_")), "option")
             raise OptionError(name, value, f"is a group of options: give one of them, as {name}.{first}=…")
     if isinstance(usual, list) and not isinstance(value, list | str) and not groups:
         raise OptionError(name, value, "must be a list")
     node[key] = value
+
+
+def _are_parts(node: Plain) -> bool:
+    """Whether a group holds parts by their names, and nothing else."""
+    return all(isinstance(part, dict) and "_target_" in part for part in node.values() if part is not None)
 
 
 def _unknown(options: Plain, name: str, missing: str, beside: Plain) -> NoReturn:

@@ -119,58 +119,52 @@ class Run:
             with within(name):
                 part.check(self)
 
-    def _part(self, name: str) -> Any:
-        part: object = self.options
-        for key in name.split("."):
-            part = getattr(part, key, None)
-        return part
-
     @cached_property
     def encoder(self) -> Options | None:
         """The encoder; that of the checkpoint, if it is loaded from one."""
-        options = self._part("encoder")
+        options = at(self.options, "encoder")
         with within("encoder"):
             return options and (options.loaded() or options)
 
     @property
     def from_checkpoint(self) -> bool:
         """Whether training starts from the weights of a checkpoint."""
-        return self.encoder is not self._part("encoder")
+        return self.encoder is not at(self.options, "encoder")
 
     @property
     def objective(self) -> Options | None:
         """What is trained."""
-        return self._part("objective")
+        return at(self.options, "objective")
 
     @property
     def source(self) -> Options | None:
         """The images."""
-        return self._part("data.source")
+        return at(self.options, "data.source")
 
     @property
     def augment(self) -> Options | None:
         """The augmentation of training images."""
-        return self._part("data.augment")
+        return at(self.options, "data.augment")
 
     @property
     def recipe(self) -> Any:
         """The numbers of training, a `ssvit.training.recipe.Recipe`."""
-        return self._part("recipe")
+        return at(self.options, "recipe")
 
     @property
     def subset(self) -> Options | None:
         """Which of the images are used."""
-        return self._part("subset")
+        return at(self.options, "subset")
 
     @property
     def fabric(self) -> Options | None:
         """The devices and processes."""
-        return self._part("fabric")
+        return at(self.options, "fabric")
 
     @property
     def development(self) -> float | str | None:
         """The part of the data that takes the place of the test images; None: they are used."""
-        return self._part("development")
+        return at(self.options, "development")
 
 
 def parts(options: Options, name: str = "") -> Iterator[tuple[str, Options]]:
@@ -182,6 +176,16 @@ def parts(options: Options, name: str = "") -> Iterator[tuple[str, Options]]:
                 full = f"{name}.{key}{inner}" if name else f"{key}{inner}"
                 yield full, part
                 yield from parts(part, full)
+
+
+def at(options: object, name: str, default: object = None) -> Any:
+    """Return what has a dotted name such as data.source within options or plain data; the default if nothing has."""
+    missing = object()
+    for key in name.split("."):
+        options = options.get(key, missing) if isinstance(options, Mapping) else getattr(options, key, missing)
+        if options is missing:
+            return default
+    return options
 
 
 T = TypeVar("T", bound=Options)
@@ -254,6 +258,10 @@ def _read_part(value: object) -> object:
     if options is None:
         return value
     return select(options, value) if builder is None else options(**value)
+
+
+def _without_null(parts: object) -> object:
+    return {name: part for name, part in parts.items() if part is not None} if isinstance(parts, Mapping) else parts
 
 
 def select(options: type[T], values: Mapping[str, Any]) -> T:
@@ -471,8 +479,8 @@ Name = Annotated[str, BeforeValidator(lambda value: str(value) if type(value) is
 Runs = Annotated[str, Expect("the folder of all runs")]
 Part = Annotated[Any, BeforeValidator(_read_part), Expect("a group of options")]
 """The options of a part, which its own class declares."""
-Parts = Mapping[str, Part]
-"""The options of several parts, by name."""
+Parts = Annotated[Mapping[str, Part], BeforeValidator(_without_null)]
+"""The options of several parts, by name. One that is null is left out."""
 Text = Annotated[str, MinLen(1), Expect("a text")]
 Size = Annotated[
     int | Sequence[int], AfterValidator(_pair), Expect("a whole number of pixels, 1 or more, or [height, width]")

@@ -18,6 +18,7 @@ from ssvit.config.command import Command
 from ssvit.config.command_line import CommandLine, Plain
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Options, expected, find, group_of, meanings, nested_options
+from ssvit.groups import GROUPS
 from ssvit.options import MISSING, typed
 
 _REFERENCE = re.compile(r"\$\{([\w.]+)\}")
@@ -118,7 +119,7 @@ def describe(command: Command, config: Config) -> tuple[Group, list[Group]]:
         Option(
             named.get(group, group),
             _typed(file),
-            of_command.get(package) or _GROUPS.get(folder, ""),
+            of_command.get(package) or (GROUPS[folder].meaning if folder in GROUPS else ""),
             f"one of {', '.join(config.line.names(folder))}",
         )
         for group, file in sorted(choices.items(), key=lambda item: _place(item[0].partition("@")[0], tops))
@@ -146,15 +147,6 @@ def describe(command: Command, config: Config) -> tuple[Group, list[Group]]:
     return Group("Files of options, chosen by their names", files), [
         groups[top] for top in sorted(groups, key=lambda top: _place(top, tops))
     ]
-
-
-# Groups whose files set options of other groups, or that are parts of a part.
-_GROUPS = {
-    "experiment": "A complete run in one file.",
-    "augment": "Augmentation of the training images.",
-    "target": "What is predicted of a patch.",
-    "distillation": "Learning from a teacher besides the labels.",
-}
 
 
 def _place(name: str, order: Sequence[str]) -> int:

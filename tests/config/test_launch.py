@@ -239,7 +239,7 @@ def test_a_folder_without_permission_is_one_line(tmp_path):
     script = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
         "from ssvit.options import OptionError\n"
-        "from ssvit.checkpoints import finding\n"
+        "from ssvit.loading import finding\n"
         "import os; os.setuid(65534)\n"
         "try: finding.find(sys.argv[2], outputs='outputs', stage='pretrain', say=print)\n"
         "except OptionError as error: print(error)\n"

@@ -38,6 +38,8 @@ def test_trains_resumes_fine_tunes_and_is_evaluated(path, tool, tmp_path):
     assert "goes on after step 2" in done.stdout
     assert "spread: the features of different images have a standard deviation of " in done.stdout
     assert "probe: nearest mean " in done.stdout
+    assert done.stdout.splitlines()[-1].startswith("next: ")
+    assert " --plugin mine" in done.stdout.splitlines()[-1]
     run, whole = (tmp_path / "outputs" / name for name in ("killed", "whole"))
     assert (run / "spread.png").is_file()
     assert len((run / "spread.csv").read_text().splitlines()) == 16

@@ -13,7 +13,7 @@ from ssvit.cli import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[2]
 LEVELS = (
-    ("options", "randomness", "atomic_io", "processes", "private"),
+    ("options", "groups", "randomness", "atomic_io", "processes", "private"),
     ("config",),
     ("schedule",),
     ("models",),
