@@ -1,10 +1,12 @@
 """Which of a run's processes this is, as its launcher tells in the environment. Standard library only."""
 
+import ctypes
 import functools
 import os
 import signal
 import threading
 import time
+from contextlib import suppress
 
 _GRACE = 30  # seconds for a checkpoint, as many as torchrun gives between SIGTERM and SIGKILL
 
@@ -27,6 +29,17 @@ def count(devices: object, num_nodes: int) -> int | None:
         if mark in os.environ and name in os.environ:
             return int(os.environ[name])
     return devices * num_nodes if isinstance(devices, int) and devices > 0 else None
+
+
+def keep_memory() -> None:
+    """Let glibc keep freed memory for the next allocation, in the process of a command.
+
+    By default it returns large blocks to the kernel, which clears each page again when a tensor next uses it.
+    """
+    with suppress(OSError, AttributeError):
+        libc = ctypes.CDLL("libc.so.6")
+        libc.mallopt(-3, 1 << 30)  # M_MMAP_THRESHOLD of malloc.h
+        libc.mallopt(-1, (1 << 31) - 1)  # M_TRIM_THRESHOLD
 
 
 @functools.cache

@@ -19,7 +19,7 @@ from ssvit import api
 from ssvit.api import _written
 from ssvit.checkpoints import manifest
 from ssvit.cli import COMMANDS, find, normalization
-from ssvit.config import help
+from ssvit.config import command, help
 from ssvit.config.command_line import unquoted
 from ssvit.data.sources.base import Unreadable
 from ssvit.inference import pictures
@@ -122,12 +122,23 @@ ssvit.pretrain(**OPTIONS, outputs=sys.argv[1], name="apart", verbose=False)
 assert torch.equal(state, torch.get_rng_state()) and torch.get_num_threads() == threads and sys.argv == arguments
 after = dict(os.environ), [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)]
 changed = {name for name in before[0].keys() | after[0].keys() if before[0].get(name) != after[0].get(name)}
-# torch sets these itself, as its parts are loaded.
-print([name for name in changed if name not in ("KMP_INIT_AT_FORK", "TORCHINDUCTOR_CACHE_DIR")], before[1] == after[1])
+# torch and threadpoolctl set these as they are imported.
+of_libraries = ("KMP_INIT_AT_FORK", "TORCHINDUCTOR_CACHE_DIR", "KMP_DUPLICATE_LIB_OK")
+print([name for name in changed if name not in of_libraries], before[1] == after[1])
 """
     command = [sys.executable, "-c", f"OPTIONS = {OPTIONS!r}\n{code}", str(outputs)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT)
     assert done.stdout.strip() == "[] True", done.stderr
+
+
+def test_a_command_sets_the_allocator_of_its_process_and_a_function_does_not(outputs, monkeypatch):
+    calls = []
+    monkeypatch.setattr(command, "keep_memory", lambda: calls.append("set"))
+    ssvit.pretrain(**OPTIONS, outputs=outputs, name="allocated", verbose=False)
+    assert calls == []
+    with pytest.raises(SystemExit):
+        find("pretrain").main(["objective=none"])
+    assert calls == ["set"]
 
 
 def test_within_a_hydra_application_each_keeps_its_own(tmp_path, outputs):

@@ -18,7 +18,7 @@ from ssvit.config.command_line import PYTHON, CommandLine
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Options, locate
 from ssvit.options import Failure, OptionError, UserError, print_lines, printable
-from ssvit.processes import end_with_launcher, is_main_process
+from ssvit.processes import end_with_launcher, is_main_process, keep_memory
 
 _NOT_IN_NAMES = re.compile(r"[^\w.=,+-]+")
 
@@ -73,6 +73,7 @@ class Command:
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         # One that sleeps at once is woken late; spinning for some 25 microseconds first costs the others little.
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+        keep_memory()
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="backslashreplace")  # the terminal's encoding may lack a name's characters

@@ -1,7 +1,6 @@
 """On which devices and in which precision a run computes: Lightning Fabric, set up from the options."""
 
 import atexit
-import ctypes
 import gc
 import inspect
 import logging
@@ -11,7 +10,7 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Literal, TypeVar
 
@@ -94,8 +93,6 @@ def start(recipe: Recipe, *, timeout: float = TIMEOUT, **options: Any) -> Fabric
         raise UserError(f"{given}: {' '.join(str(error).split())}") from None
     if torch.distributed.is_initialized():
         atexit.register(_end)
-    if fabric.device.type == "cpu":
-        keep_memory()
     torch.manual_seed(key(recipe.seed, "weights"))
     return fabric
 
@@ -120,17 +117,6 @@ def in_all_processes(recipe: Recipe, options: devices.Fabric, function: Callable
     part()
     torch.set_num_threads(threads)
     return result if fabric.is_global_zero else None
-
-
-def keep_memory() -> None:
-    """Have glibc keep the memory that a step frees for the next step.
-
-    By default it returns large blocks to the kernel, which clears each page again when a tensor next touches it.
-    """
-    with suppress(OSError, AttributeError):
-        libc = ctypes.CDLL("libc.so.6")
-        libc.mallopt(-3, 1 << 30)  # M_MMAP_THRESHOLD of malloc.h
-        libc.mallopt(-1, (1 << 31) - 1)  # M_TRIM_THRESHOLD
 
 
 def strategy(options: Mapping[str, Any], recipe: Recipe, device: torch.device) -> str | Strategy:
