@@ -157,7 +157,6 @@ def test_frameworks_stay_where_they_belong(module):
         "transformers": ("benchmark",),
         "vit_pytorch": ("benchmark",),
         "wandb": ("training",),
-        "mlflow": ("training",),
         "sklearn": ("benchmark",),
     }
     astray = {package for package in outside(module) if package in homes and part not in homes[package]}

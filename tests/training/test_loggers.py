@@ -13,7 +13,7 @@ from PIL import Image
 from ssvit.checkpoints.run_folder import rows
 from ssvit.config.declaration import Options
 from ssvit.options import OptionError, UserError
-from ssvit.training.loggers import base_options, csv_options, mlflow_options, wandb_options
+from ssvit.training.loggers import csv_options, wandb_options
 from ssvit.training.loggers.base import Unreachable
 from ssvit.training.loggers.csv import Csv
 from ssvit.training.loggers.follower import Follower
@@ -172,51 +172,21 @@ def test_wandb_offline_has_each_point_once(tmp_path, monkeypatch):
     assert sorted(row["step"] for row in found if any(name.startswith("mosaic") for name in row)) == [0, 3, 6, 9]
 
 
-def test_mlflow_has_each_point_once(tmp_path, monkeypatch):
-    mlflow = pytest.importorskip("mlflow", reason="mlflow is not installed")
-    pytest.importorskip("sqlalchemy", reason="MLflow's local store needs SQLAlchemy")
-    from ssvit.training.loggers.mlflow import Mlflow
-
-    monkeypatch.chdir(tmp_path)  # which gets the pictures
-    store = f"sqlite:///{tmp_path}/mlflow.db"
-    resumed(
-        tmp_path,
-        lambda: Mlflow(mlflow_options.Mlflow(experiment="mine", tracking_uri=store), folder=tmp_path, **RUN),
-        WAYS[0],
-    )
-    client = mlflow.MlflowClient(tracking_uri=store)
-    (found,) = client.search_runs([client.get_experiment_by_name("mine").experiment_id])
-    assert (found.info.run_name, found.info.status) == ("group/run", "FINISHED")
-    assert found.data.params == {"recipe.lr": "0.1", "objective": "mae"}
-    points = [point for name in found.data.metrics for point in client.get_metric_history(found.info.run_id, name)]
-    assert sorted((point.step, point.key, point.value) for point in points) == EXPECTED
-    pictures = [path.name for path in tmp_path.glob("mlruns/*/*/artifacts/images/mosaic*.png")]
-    assert sorted(int(name.split("step")[1].split("timestamp")[0].strip("+%")) for name in pictures) == [0, 3, 6, 9]
+def test_a_missing_package_is_one_line_that_names_the_extra(monkeypatch):
+    monkeypatch.setattr(wandb_options, "find_spec", lambda package: None)
+    with pytest.raises(UserError, match=r"^logger=wandb needs wandb: pip install ssvit\[wandb\]$"):
+        wandb_options.Wandb()
 
 
-@pytest.mark.parametrize(("name", "wanted"), [("wandb", wandb_options.Wandb), ("mlflow", mlflow_options.Mlflow)])
-def test_a_missing_package_is_one_line_that_names_the_extra(name, wanted, monkeypatch):
-    monkeypatch.setattr(base_options, "find_spec", lambda package: None)
-    with pytest.raises(UserError, match=rf"^logger={name} needs {name}: pip install ssvit\[{name}\]$"):
-        wanted()
-
-
-@pytest.mark.parametrize(
-    ("wanted", "given"),
-    [
-        (wandb_options.Wandb, {"project": 3}),
-        (wandb_options.Wandb, {"entity": ""}),
-        (mlflow_options.Mlflow, {"tracking_uri": 5}),
-    ],
-)
-def test_an_option_that_cannot_be_is_refused(wanted, given):
-    with pytest.raises(OptionError, match=f"^{next(iter(given))}="):
-        wanted(**given)
+@pytest.mark.parametrize("values", [{"project": 3}, {"entity": ""}])
+def test_an_option_that_cannot_be_is_refused(values):
+    with pytest.raises(OptionError, match=f"^{next(iter(values))}="):
+        wandb_options.Wandb(**values)
 
 
 def test_the_command_refuses_before_torch_is_loaded(tool, no_torch):
     line = one_line(tool("pretrain", *TINY, "logger=[csv,abc]", status=2, PYTHONPATH=no_torch))
-    assert line == "pretrain.py: logger=abc: must be one of csv, mlflow, tensorboard, wandb"
+    assert line == "pretrain.py: logger=abc: must be one of csv, tensorboard, wandb"
 
 
 def test_loggers_change_no_bit_and_may_change_in_a_run(tool, pretrained, tmp_path):

@@ -1,4 +1,4 @@
-"""The common part of loggers that fill the run of a service, such as MLflow."""
+"""The common part of loggers that fill the run of a service, such as Weights & Biases."""
 
 import json
 from abc import abstractmethod

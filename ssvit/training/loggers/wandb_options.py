@@ -1,12 +1,13 @@
 """The options of Weights & Biases."""
 
+from importlib.util import find_spec
 from typing import Self
 
 from pydantic import model_validator
 
 from ssvit.config.choices import choice
 from ssvit.config.declaration import Options, Text
-from ssvit.training.loggers.base_options import check_installed
+from ssvit.options import UserError
 
 
 @choice("logger", "wandb")
@@ -20,5 +21,6 @@ class Wandb(Options):
 
     @model_validator(mode="after")
     def _check_library(self) -> Self:
-        check_installed("wandb", "wandb")
+        if find_spec("wandb") is None:
+            raise UserError("logger=wandb needs wandb: pip install ssvit[wandb]")
         return self
